@@ -32,9 +32,9 @@ def lazy_exports(
     """Return `__all__`, `__getattr__` and `__dir__` of a package that imports its public names on
     first use."""
     module_paths = {
-        name: f"{package}.{module}"
-        for module, public_names in names.items()
-        for name in public_names
+        public_name: f"{package}.{module_name}"
+        for module_name, public_names in names.items()
+        for public_name in public_names
     }
 
     namespace = vars(sys.modules[package])

@@ -24,7 +24,7 @@ def main() -> None:
 def exit_with(load_command: Callable[[], Callable[[], int | None]]) -> None:
     """Call `load_command`, run the function that it returns, and exit with the function's exit
     code. After Ctrl-C, exit with code 130 and without a traceback."""
-    code: int | None = exit_codes.INTERRUPTED
+    exit_code: int | None = exit_codes.INTERRUPTED
 
     try:
         import signal
@@ -32,11 +32,11 @@ def exit_with(load_command: Callable[[], Callable[[], int | None]]) -> None:
         # A shell makes its background commands ignore SIGINT, and child processes inherit this
         # setting.
         signal.signal(signal.SIGINT, _exit_at_once)
-        command = load_command()
+        run_command = load_command()
 
         try:
             signal.signal(signal.SIGINT, signal.default_int_handler)
-            code = command()
+            exit_code = run_command()
         finally:
             signal.signal(signal.SIGINT, _exit_at_once)
     except KeyboardInterrupt:
@@ -44,12 +44,12 @@ def exit_with(load_command: Callable[[], Callable[[], int | None]]) -> None:
 
     # The command has already stopped its run, so `_exit` skips Python's shutdown, which takes half
     # a second.
-    if code in SIGNAL_EXIT_CODES:
+    if exit_code in SIGNAL_EXIT_CODES:
         sys.stdout.flush()
         sys.stderr.flush()
-        os._exit(code)
+        os._exit(exit_code)
 
-    sys.exit(code)
+    sys.exit(exit_code)
 
 
 def _exit_at_once(*_: object) -> None:

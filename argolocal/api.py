@@ -98,13 +98,13 @@ class Outcome:
     def artifact(self, node: str, name: str, to: Path) -> Path:
         """Copy an artifact of a node to the path `to`, unpacked as for a later step. Raises
         KeyError, StorageError."""
-        load(dict(self.nodes[node].artifacts[name]), to, lambda s3: self.store)
+        load(dict(self.nodes[node].artifacts[name]), to, lambda s3_location: self.store)
         return to
 
     def _make_node(self, step: summary.Step, node: Mapping[str, Any]) -> Node:
-        outputs = node.get("outputs") or {}
-        result = {"result": outputs["result"]} if "result" in outputs else {}
-        exit_code = outputs.get("exitCode")
+        node_outputs = node.get("outputs") or {}
+        result_output = {"result": node_outputs["result"]} if "result" in node_outputs else {}
+        exit_code = node_outputs.get("exitCode")
 
         # call `last_attempt` for retried steps only, because it searches all nodes, which is slow
         if step.kind == "Retry":
@@ -112,23 +112,25 @@ class Outcome:
         else:
             attempt = node
 
-        pod = summary.pod_of(self.name, attempt)
+        pod_name = summary.pod_of(self.name, attempt)
 
         return Node(
             name=step.name,
             phase=node["phase"],
             message=node.get("message") or "",
-            outputs=summary.outputs(node) | result,
-            artifacts={artifact["name"]: artifact for artifact in outputs.get("artifacts") or []},
+            outputs=summary.outputs(node) | result_output,
+            artifacts={
+                artifact["name"]: artifact for artifact in node_outputs.get("artifacts") or []
+            },
             exit_code=None if exit_code is None else int(exit_code),
-            _log_file=self.home / "runs" / self.name / "logs" / f"{pod}.log",
+            _log_file=self.home / "runs" / self.name / "logs" / f"{pod_name}.log",
         )
 
     def __str__(self) -> str:
         """Return a few lines that name the failed step and the reason."""
         step = summary.failed_step(summary.steps(self.name, self.status))
-        log = self.nodes[step.name].log if step else ""
-        return summary.failure(self.name, self.status, log, None, "")
+        log_text = self.nodes[step.name].log if step else ""
+        return summary.failure(self.name, self.status, log_text, None, "")
 
 
 def run(
@@ -154,10 +156,10 @@ def run(
             " the argument."
         )
 
-    temporary_folder = None
+    temporary_home = None
     if home is None:
-        temporary_folder = TemporaryDirectory(prefix="argolocal-")
-        home = Path(temporary_folder.name) / "home"
+        temporary_home = TemporaryDirectory(prefix="argolocal-")
+        home = Path(temporary_home.name) / "home"
 
     cluster = LocalCluster(home, None if images is None else _convert_images(images), kinds, store)
     manifest, other_objects = split(_read_objects(workflow))
@@ -165,7 +167,7 @@ def run(
     local_run = LocalRun.new(manifest, parameters, cluster)
     status = local_run.run()
 
-    return Outcome(local_run.name, status, cluster.home, cluster.store(), temporary_folder)
+    return Outcome(local_run.name, status, cluster.home, cluster.store(), temporary_home)
 
 
 def _convert_images(images: Mapping[str, Image | Mapping[str, Any]]) -> dict[str, Image]:
@@ -209,11 +211,17 @@ def _check_manifests(objects: Iterable[Manifest]) -> list[dict[str, Any]]:
     """Return the manifests in the argument `objects` as a list. Raises ConfigError."""
     if isinstance(objects, Mapping | str) or not isinstance(objects, Iterable):
         raise ConfigError(f"objects is {show(objects)}: it must be a list of dicts. Pass [OBJECT].")
-    return [_check_manifest("objects", item, "a list of dicts") for item in objects]
+    return [
+        _check_manifest("objects", object_manifest, "a list of dicts")
+        for object_manifest in objects
+    ]
 
 
-def _check_manifest(argument: str, value: object, rule: str) -> dict[str, Any]:
+def _check_manifest(argument_name: str, value: object, type_requirement: str) -> dict[str, Any]:
     """Return a manifest argument as a dict. Raises ConfigError if the manifest is not a mapping."""
     if not isinstance(value, Mapping):
-        raise ConfigError(f"{argument} is {show(value)}: it must be {rule}. Correct the argument.")
+        raise ConfigError(
+            f"{argument_name} is {show(value)}: it must be {type_requirement}. Correct the"
+            " argument."
+        )
     return dict(value)

@@ -69,13 +69,14 @@ def describe(error: BaseException) -> str:
             return f"{error.strerror}: {error.filename}"
         return error.strerror
 
-    trace = error.__traceback__
+    traceback_entry = error.__traceback__
     location = ""
-    while trace:
+    while traceback_entry:
         location = (
-            f" ({os.path.basename(trace.tb_frame.f_code.co_filename)}, line {trace.tb_lineno})"
+            f" ({os.path.basename(traceback_entry.tb_frame.f_code.co_filename)}, line"
+            f" {traceback_entry.tb_lineno})"
         )
-        trace = trace.tb_next
+        traceback_entry = traceback_entry.tb_next
 
     return f"{type(error).__name__}: {error}{location}"
 
@@ -95,9 +96,9 @@ def did_you_mean(word: str, choices: list[str] | set[str]) -> str:
     from difflib import get_close_matches  # imported here to keep `--help` fast
 
     if len(word) < 100:
-        matches = get_close_matches(word, sorted(choices), n=1, cutoff=0.5)
+        similar_words = get_close_matches(word, sorted(choices), n=1, cutoff=0.5)
     else:
-        matches = []
-    if matches:
-        return f' Did you mean "{matches[0]}"?'
+        similar_words = []
+    if similar_words:
+        return f' Did you mean "{similar_words[0]}"?'
     return ""

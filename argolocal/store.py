@@ -78,50 +78,58 @@ class FolderStore:
         if path.is_file():
             self._write(path, key)
             return
-        for file in sorted(path.rglob("*")):
-            if file.is_file() and (links or not file.is_symlink()):
-                self._write(file, f"{key.rstrip('/')}/{file.relative_to(path)}")
+        for source_file in sorted(path.rglob("*")):
+            if source_file.is_file() and (links or not source_file.is_symlink()):
+                self._write(source_file, f"{key.rstrip('/')}/{source_file.relative_to(path)}")
 
     def download(self, key: str, path: Path) -> None:
-        file = self._file(key)
-        if file.is_file() and not key.endswith("/"):
+        object_file = self._file(key)
+        if object_file.is_file() and not key.endswith("/"):
             path.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(file, path)
+            shutil.copyfile(object_file, path)
             return
 
         prefix = f"{key.rstrip('/')}/"
-        root = path.resolve()
+        target_root = path.resolve()
 
-        entries = list(self.list(prefix))
-        if not entries:
+        listed_objects = list(self.list(prefix))
+        if not listed_objects:
             raise NotFound(f"{self.uri(key)} does not exist, neither as an object nor as a prefix.")
 
-        for entry in entries:
-            target = path / entry.key.removeprefix(prefix)
-            if not target.resolve().is_relative_to(root):
+        for listed_object in listed_objects:
+            target_path = path / listed_object.key.removeprefix(prefix)
+            if not target_path.resolve().is_relative_to(target_root):
                 raise StorageError(
-                    f"{self.uri(entry.key)} would leave the folder {path}: its key is not a safe"
-                    " path."
+                    f"{self.uri(listed_object.key)} would leave the folder {path}: its key is not"
+                    " a safe path."
                 )
 
-            target.parent.mkdir(parents=True, exist_ok=True)
-            if not entry.key.endswith("/"):
-                shutil.copyfile(self._file(entry.key), target)
+            target_path.parent.mkdir(parents=True, exist_ok=True)
+            if not listed_object.key.endswith("/"):
+                shutil.copyfile(self._file(listed_object.key), target_path)
 
     def open(self, key: str) -> tuple[BinaryIO, int]:
         """Return the content and the size of an object. Raises NotFound."""
         try:
-            file = self._file(key).open("rb")
+            object_file = self._file(key).open("rb")
         except (OSError, ValueError):
             raise NotFound(f"{self.uri(key)} does not exist.") from None
-        return file, os.fstat(file.fileno()).st_size
+        return object_file, os.fstat(object_file.fileno()).st_size
 
     def list(self, prefix: str) -> Iterator[Entry]:
         folder, _, _ = prefix.rpartition("/")
-        files = (self._folder(folder) if folder else self._bucket()).rglob("*")
-        entries = (Entry(self._key(file), file.stat().st_size) for file in files if file.is_file())
-        matches = (entry for entry in entries if entry.key.startswith(prefix))
-        yield from sorted(matches, key=lambda entry: entry.key.encode())
+        object_files = (self._folder(folder) if folder else self._bucket()).rglob("*")
+        listed_objects = (
+            Entry(self._key(object_file), object_file.stat().st_size)
+            for object_file in object_files
+            if object_file.is_file()
+        )
+        matching_objects = (
+            listed_object
+            for listed_object in listed_objects
+            if listed_object.key.startswith(prefix)
+        )
+        yield from sorted(matching_objects, key=lambda listed_object: listed_object.key.encode())
 
     def delete(self, keys: Sequence[str]) -> None:
         for key in keys:
@@ -139,39 +147,47 @@ class FolderStore:
         return self.root
 
     def _folder(self, key: str) -> Path:
-        names = (
-            ESCAPED_NAMES.get(name) or name.replace("%", "%25").replace("\0", "%00")
-            for name in key.split("/")
+        name_parts = (
+            ESCAPED_NAMES.get(name_part) or name_part.replace("%", "%25").replace("\0", "%00")
+            for name_part in key.split("/")
         )
-        return self._bucket().joinpath(*names)
+        return self._bucket().joinpath(*name_parts)
 
     def _file(self, key: str) -> Path:
-        path = self._folder(key)
-        if path.is_dir():
-            return path / FOLDER_OBJECT
-        return path
+        folder_path = self._folder(key)
+        if folder_path.is_dir():
+            return folder_path / FOLDER_OBJECT
+        return folder_path
 
-    def _key(self, file: Path) -> str:
-        names = [name for name in file.relative_to(self.root).parts if name != FOLDER_OBJECT]
-        return "/".join("" if name == ESCAPED_NAMES[""] else unquote(name) for name in names)
+    def _key(self, object_file: Path) -> str:
+        name_parts = [
+            name_part
+            for name_part in object_file.relative_to(self.root).parts
+            if name_part != FOLDER_OBJECT
+        ]
+        return "/".join(
+            "" if name_part == ESCAPED_NAMES[""] else unquote(name_part) for name_part in name_parts
+        )
 
-    def _write(self, source: Path, key: str) -> None:
+    def _write(self, source_file: Path, key: str) -> None:
         """Copy a file to an object atomically."""
-        draft = self._bucket().with_name(f".{uuid.uuid4().hex}")
+        draft_path = self._bucket().with_name(f".{uuid.uuid4().hex}")
 
         try:
-            shutil.copyfile(source, draft)
+            shutil.copyfile(source_file, draft_path)
             with self.lock:
-                for parent in reversed(self._folder(key).relative_to(self.root).parents[:-1]):
-                    self._make_folder(self.root / parent)
+                for parent_folder in reversed(
+                    self._folder(key).relative_to(self.root).parents[:-1]
+                ):
+                    self._make_folder(self.root / parent_folder)
 
-                os.replace(draft, self._file(key))
+                os.replace(draft_path, self._file(key))
         except OSError as error:
             raise StorageError(
                 f"{self.uri(key)} cannot be written: {error.strerror} ({error.filename})."
             ) from error
         finally:
-            draft.unlink(missing_ok=True)
+            draft_path.unlink(missing_ok=True)
 
     def _make_folder(self, path: Path) -> None:
         # a file, the object with this key, is in the place of the new folder, so move it into the

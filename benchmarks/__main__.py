@@ -22,29 +22,32 @@ from benchmarks.figures.programs import CLUSTER, DATA, PROGRAMS, Program, run
 
 def main() -> int:
     options = _parse_arguments()
-    commit = "" if options.smallest else _clean_commit()
+    commit_hash = "" if options.smallest else _clean_commit()
     failed_names = []
 
-    for program in _selected(options):
-        start = time.monotonic()
-        print(f"{program.name} ...", file=sys.stderr, flush=True)
+    for benchmark_program in _selected(options):
+        start_seconds = time.monotonic()
+        print(f"{benchmark_program.name} ...", file=sys.stderr, flush=True)
 
         try:
-            figures = run(program, _flags(program, options))
+            measured_figures = run(benchmark_program, _flags(benchmark_program, options))
         except RuntimeError as error:
-            failed_names.append(program.name)
+            failed_names.append(benchmark_program.name)
             print(f"error: {error}", file=sys.stderr)
             continue
 
-        missed_names = [figure["name"] for figure in figures if not figure["ok"]]
-        print(f"{program.name}: {len(figures)} figures in {time.monotonic() - start:.0f} s")
+        missed_names = [figure["name"] for figure in measured_figures if not figure["ok"]]
+        print(
+            f"{benchmark_program.name}: {len(measured_figures)} figures in"
+            f" {time.monotonic() - start_seconds:.0f} s"
+        )
         for name in missed_names:
             print(f"  missed: {name}")
 
-        if commit:
-            page.record(commit, program.name, figures)
-            date = datetime.now(UTC).date().isoformat()
-            page.write(commit, page.recorded(commit), date, os.cpu_count() or 1)
+        if commit_hash:
+            page.record(commit_hash, benchmark_program.name, measured_figures)
+            today_iso = datetime.now(UTC).date().isoformat()
+            page.write(commit_hash, page.recorded(commit_hash), today_iso, os.cpu_count() or 1)
 
     if failed_names:
         print(f"failed: {', '.join(failed_names)}", file=sys.stderr)
@@ -65,7 +68,9 @@ def _parse_arguments() -> argparse.Namespace:
     parser.add_argument("--cluster", action="store_true", help="also those that need a cluster")
     options = parser.parse_args()
 
-    known_names = {program.name.removeprefix("benchmarks.") for program in PROGRAMS}
+    known_names = {
+        benchmark_program.name.removeprefix("benchmarks.") for benchmark_program in PROGRAMS
+    }
     options.names = [name.removeprefix("benchmarks.") for name in options.names]
     for name in options.names:
         if name not in known_names:
@@ -77,15 +82,15 @@ def _parse_arguments() -> argparse.Namespace:
 def _clean_commit() -> str:
     """Return the commit of the checkout. Raises SystemExit if files were changed, because the
     figures would not belong to the commit."""
-    changed = _git("status", "--porcelain", "--", ".", ":!docs/figures.md")
-    if changed:
+    changed_files = _git("status", "--porcelain", "--", ".", ":!docs/figures.md")
+    if changed_files:
         sys.exit("error: files were changed since the last commit: commit them, or use --smallest")
 
     return _git("rev-parse", "--short=8", "HEAD")
 
 
-def _git(*arguments: str) -> str:
-    command = ["git", "-C", str(page.ROOT), *arguments]
+def _git(*git_arguments: str) -> str:
+    command = ["git", "-C", str(page.ROOT), *git_arguments]
     return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
 
 
@@ -93,19 +98,27 @@ def _selected(options: argparse.Namespace) -> list[Program]:
     """Return the benchmarks that the options name, or else all benchmarks whose needs are met."""
     if options.names:
         return [
-            program
-            for program in PROGRAMS
-            if program.name.removeprefix("benchmarks.") in options.names
+            benchmark_program
+            for benchmark_program in PROGRAMS
+            if benchmark_program.name.removeprefix("benchmarks.") in options.names
         ]
 
-    met_needs = {"": True, DATA: bool(options.data) or options.smallest, CLUSTER: options.cluster}
-    return [program for program in PROGRAMS if met_needs[program.needs]]
+    met_needs_by_name = {
+        "": True,
+        DATA: bool(options.data) or options.smallest,
+        CLUSTER: options.cluster,
+    }
+    return [
+        benchmark_program
+        for benchmark_program in PROGRAMS
+        if met_needs_by_name[benchmark_program.needs]
+    ]
 
 
-def _flags(program: Program, options: argparse.Namespace) -> tuple[str, ...]:
+def _flags(benchmark_program: Program, options: argparse.Namespace) -> tuple[str, ...]:
     if options.smallest:
-        return program.smallest
-    if program.needs == DATA:
+        return benchmark_program.smallest
+    if benchmark_program.needs == DATA:
         return (f"--source={options.data}",)
 
     return ()

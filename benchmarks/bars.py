@@ -15,76 +15,88 @@ Bar = dict[str, Any]
 
 def bar(
     name: str,
-    figure: float | Sequence[float],
-    unit: str,
-    limit: float | None = None,
-    better: Literal["less", "more"] = "less",
-    text: str = "",
+    measured_figure: float | Sequence[float],
+    unit_name: str,
+    value_limit: float | None = None,
+    better_direction: Literal["less", "more"] = "less",
+    remark_text: str = "",
 ) -> Bar:
     """Return a bar: the record of a figure and its limit. For several values, the bar contains
     their median and range."""
-    values = [figure] if isinstance(figure, (int, float)) else figure
-    value = median(values)
-    ok = limit is None or (value <= limit if better == "less" else value >= limit)
+    measured_values = (
+        [measured_figure] if isinstance(measured_figure, (int, float)) else measured_figure
+    )
+    median_value = median(measured_values)
+    is_within_limit = value_limit is None or (
+        median_value <= value_limit if better_direction == "less" else median_value >= value_limit
+    )
 
-    result = {
+    bar_record = {
         "name": name,
-        "value": _short(value),
-        "unit": unit,
-        "bar": limit,
-        "better": better,
-        "ok": ok,
-        "text": text,
+        "value": _short(median_value),
+        "unit": unit_name,
+        "bar": value_limit,
+        "better": better_direction,
+        "ok": is_within_limit,
+        "text": remark_text,
     }
 
-    if len(values) > 1:
-        result["least"] = _short(min(values))
-        result["most"] = _short(max(values))
-        result["runs"] = len(values)
+    if len(measured_values) > 1:
+        bar_record["least"] = _short(min(measured_values))
+        bar_record["most"] = _short(max(measured_values))
+        bar_record["runs"] = len(measured_values)
 
-    return result
+    return bar_record
 
 
-def parser(doc: str | None) -> argparse.ArgumentParser:
-    """Return the command-line parser of a benchmark with docstring `doc`. Also make SIGTERM end the
-    benchmark and its children."""
+def parser(docstring: str | None) -> argparse.ArgumentParser:
+    """Return the command-line parser of a benchmark with docstring `docstring`. Also make
+    SIGTERM end the benchmark and its children."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    command = argparse.ArgumentParser(
-        description=doc, formatter_class=argparse.RawDescriptionHelpFormatter
+    argument_parser = argparse.ArgumentParser(
+        description=docstring, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    command.add_argument("--json", action="store_true", help="print the figures as one JSON object")
-    return command
+    argument_parser.add_argument(
+        "--json", action="store_true", help="print the figures as one JSON object"
+    )
+    return argument_parser
 
 
-def report(bars: list[Bar], *, as_json: bool, **more: object) -> int:
-    """Print the figures; add the entries of `more` to the JSON output. Returns the exit code of the
-    benchmark."""
+def report(bars: list[Bar], *, as_json: bool, **extra_entries: object) -> int:
+    """Print the figures; add the entries of `extra_entries` to the JSON output. Returns the exit
+    code of the benchmark."""
     if as_json:
-        print(json.dumps({"load": os.getloadavg()[0], "bars": bars} | more))
+        print(json.dumps({"load": os.getloadavg()[0], "bars": bars} | extra_entries))
     else:
-        width = max(len(line["name"]) for line in bars)
-        for line in bars:
-            print(f"{line['name']:{width}} {line['value']:>9g} {line['unit']}{_remarks(line)}")
-    if all(line["ok"] for line in bars):
+        name_width = max(len(bar_record["name"]) for bar_record in bars)
+        for bar_record in bars:
+            print(
+                f"{bar_record['name']:{name_width}} {bar_record['value']:>9g}"
+                f" {bar_record['unit']}{_remarks(bar_record)}"
+            )
+    if all(bar_record["ok"] for bar_record in bars):
         return 0
     return 1
 
 
-def _remarks(line: Bar) -> str:
-    limit = (
-        f"at {'most' if line['better'] == 'less' else 'least'}"
-        f" {line['bar']}{'' if line['ok'] else ': MISSED'}"
+def _remarks(bar_record: Bar) -> str:
+    limit_text = (
+        f"at {'most' if bar_record['better'] == 'less' else 'least'}"
+        f" {bar_record['bar']}{'' if bar_record['ok'] else ': MISSED'}"
     )
-    if "runs" in line:
-        spread = f"{line['least']} to {line['most']} in {line['runs']} runs"
+    if "runs" in bar_record:
+        spread_text = f"{bar_record['least']} to {bar_record['most']} in {bar_record['runs']} runs"
     else:
-        spread = ""
+        spread_text = ""
 
-    remarks = "; ".join(
-        filter(None, (limit if line["bar"] is not None else "", spread, line["text"]))
+    remarks_text = "; ".join(
+        filter(
+            None,
+            (limit_text if bar_record["bar"] is not None else "", spread_text, bar_record["text"]),
+        )
     )
-    if remarks:
-        return f"  ({remarks})"
+    if remarks_text:
+        return f"  ({remarks_text})"
 
     return ""
 

@@ -45,48 +45,59 @@ SMALL = 5  # size of a small state in megabytes, for measuring the overhead of s
 
 
 @contextlib.contextmanager
-def endpoint(root: Path) -> Iterator[Store]:
+def endpoint(root_folder: Path) -> Iterator[Store]:
     """Yield a store with its own local endpoint."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
+    with socket.create_server(("127.0.0.1", 0)) as probe_socket:
+        port = probe_socket.getsockname()[1]
 
-    keys = {"AWS_ACCESS_KEY_ID": "key", "AWS_SECRET_ACCESS_KEY": "secret"}
-    command = [
+    credentials = {"AWS_ACCESS_KEY_ID": "key", "AWS_SECRET_ACCESS_KEY": "secret"}
+    server_command = [
         sys.executable,
         "-m",
         "rekindle.local.services.s3",
         "--root",
-        str(root),
+        str(root_folder),
         "--port",
         str(port),
         "--bucket",
         "rekindle",
     ]
     with subprocess.Popen(
-        command, env=os.environ | keys, stdout=subprocess.PIPE, text=True
-    ) as process:
-        assert process.stdout
-        assert process.stdout.readline()
+        server_command, env=os.environ | credentials, stdout=subprocess.PIPE, text=True
+    ) as server_process:
+        assert server_process.stdout
+        assert server_process.stdout.readline()
         try:
-            yield Store("rekindle", f"http://127.0.0.1:{port}", *keys.values())
+            yield Store("rekindle", f"http://127.0.0.1:{port}", *credentials.values())
         finally:
-            process.kill()
+            server_process.kill()
 
 
-def open_checkpoints(store: Store, megabytes: int, events: list[dict[str, Any]]) -> Checkpoints:
+def open_checkpoints(
+    store: Store, state_megabytes: int, recorded_events: list[dict[str, Any]]
+) -> Checkpoints:
     """Return the Checkpoints object of a worker that has not made a step yet."""
-    width = round((megabytes * 1e6 / 12) ** 0.5)
-    model = torch.nn.Linear(width, width, bias=False)
-    state = State(model, TrainConfig.model_validate({"keep_checkpoints": 2}), torch.device("cpu"))
-    name = f"benchmark-{os.getpid()}-{megabytes}"
+    matrix_width = round((state_megabytes * 1e6 / 12) ** 0.5)
+    linear_model = torch.nn.Linear(matrix_width, matrix_width, bias=False)
+    state = State(
+        linear_model, TrainConfig.model_validate({"keep_checkpoints": 2}), torch.device("cpu")
+    )
+    checkpoint_name = f"benchmark-{os.getpid()}-{state_megabytes}"
 
-    def note(event: str, **fields: object) -> None:
-        events.append({"event": event} | fields)
+    def note(event_name: str, **event_fields: object) -> None:
+        recorded_events.append({"event": event_name} | event_fields)
 
-    loader = LoaderState(None)
-    leaving = threading.Event()
+    loader_state = LoaderState(None)
+    leaving_event = threading.Event()
     checkpoints = Checkpoints(
-        store.short_retries(), name, "00" * 32, {}, state, loader, note, leaving
+        store.short_retries(),
+        checkpoint_name,
+        "00" * 32,
+        {},
+        state,
+        loader_state,
+        note,
+        leaving_event,
     )
     checkpoints.snapshots.ready.wait()
     checkpoints.restore(-1)
@@ -94,10 +105,10 @@ def open_checkpoints(store: Store, megabytes: int, events: list[dict[str, Any]])
     return checkpoints
 
 
-def seconds(call: Callable[[], Any]) -> float:
-    began = time.perf_counter()
-    call()
-    return time.perf_counter() - began
+def seconds(timed_call: Callable[[], Any]) -> float:
+    start_seconds = time.perf_counter()
+    timed_call()
+    return time.perf_counter() - start_seconds
 
 
 class Steps:
@@ -106,8 +117,8 @@ class Steps:
 
     def __init__(self) -> None:
         self.matrix = torch.randn(512, 512)
-        once = min(seconds(self._work) for _ in range(20))
-        self.count = max(1, round(STEP / once))
+        work_seconds = min(seconds(self._work) for _ in range(20))
+        self.count = max(1, round(STEP / work_seconds))
         self.alone = median(seconds(self.step) for _ in range(7))
 
     def _work(self) -> None:
@@ -117,97 +128,113 @@ class Steps:
         for _ in range(self.count):
             self._work()
 
-    def during(self, busy: Callable[[], bool]) -> tuple[float, float]:
+    def during(self, is_busy: Callable[[], bool]) -> tuple[float, float]:
         """Run training steps while `busy()` returns True.
 
         Returns the slow-down of these steps as a factor, and the total delay in seconds.
         """
-        durations = [seconds(self.step)]
-        while busy():
-            durations.append(seconds(self.step))
-        return median(durations) / self.alone, sum(durations) - len(durations) * self.alone
+        step_seconds = [seconds(self.step)]
+        while is_busy():
+            step_seconds.append(seconds(self.step))
+        return median(step_seconds) / self.alone, sum(step_seconds) - len(step_seconds) * self.alone
 
 
-def measure(store: Store, megabytes: int, runs: int, steps: Steps) -> dict[str, float]:
+def measure(
+    store: Store, state_megabytes: int, run_count: int, calibrated_steps: Steps
+) -> dict[str, float]:
     """Measure Rekindle's checkpoints and the references alternately; return their figures."""
-    events: list[dict[str, Any]] = []
-    checkpoints = open_checkpoints(store, megabytes, events)
-    state = checkpoints.state
-    figures = dict[str, list[float]]()
-    target = torch.zeros_like(state.memory)
-    view = tensor_bytes(state.memory)
-    client = store.short_retries()
+    recorded_events: list[dict[str, Any]] = []
+    checkpoints = open_checkpoints(store, state_megabytes, recorded_events)
+    training_state = checkpoints.state
+    figures_by_name = dict[str, list[float]]()
+    memcpy_target = torch.zeros_like(training_state.memory)
+    memory_view = tensor_bytes(training_state.memory)
+    store_client = store.short_retries()
 
-    def record(name: str, value: float) -> None:
-        figures.setdefault(name, []).append(value)
+    def record(figure_name: str, figure_value: float) -> None:
+        figures_by_name.setdefault(figure_name, []).append(figure_value)
 
     def wait_until_idle() -> None:
         while not checkpoints.snapshots.is_idle:
             time.sleep(0.01)
 
-    def bare(number: int) -> None:
-        client.put(f"bare/{number}", view[number * CHUNK_BYTES : (number + 1) * CHUNK_BYTES])
+    def bare(run_number: int) -> None:
+        store_client.put(
+            f"bare/{run_number}",
+            memory_view[run_number * CHUNK_BYTES : (run_number + 1) * CHUNK_BYTES],
+        )
 
-    for _ in range(runs):
-        state.step += 1
-        state.memory.uniform_()
-        record("memcpy", seconds(lambda: target.copy_(state.memory)))
+    for _ in range(run_count):
+        training_state.step += 1
+        training_state.memory.uniform_()
+        record("memcpy", seconds(lambda: memcpy_target.copy_(training_state.memory)))
         wait_until_idle()
         checkpoints._snapshot_due = 0.0
-        record("hot wait", seconds(lambda: checkpoints.save_if_due(RankSize(0, 1), durable=False)))
-        wait_until_idle()
-        record("bare", seconds(lambda: run_parallel(bare, range(-(-len(view) // CHUNK_BYTES)))))
-        state.step += 1
         record(
-            "durable wait", seconds(lambda: checkpoints.save_if_due(RankSize(0, 1), durable=True))
+            "hot wait", seconds(lambda: checkpoints.save_if_due(RankSize(0, 1), is_durable=False))
+        )
+        wait_until_idle()
+        record(
+            "bare", seconds(lambda: run_parallel(bare, range(-(-len(memory_view) // CHUNK_BYTES))))
+        )
+        training_state.step += 1
+        record(
+            "durable wait",
+            seconds(lambda: checkpoints.save_if_due(RankSize(0, 1), is_durable=True)),
         )
 
         while checkpoints._is_uploading:
             time.sleep(0.01)
 
-        record("durable", events[-1]["seconds"])
-        assert events[-1]["uploaded"] == len(view)
+        record("durable", recorded_events[-1]["seconds"])
+        assert recorded_events[-1]["uploaded"] == len(memory_view)
 
-    for _ in range(max(2, runs // 3)):
-        state.step += 1
-        state.memory.uniform_()
+    for _ in range(max(2, run_count // 3)):
+        training_state.step += 1
+        training_state.memory.uniform_()
         wait_until_idle()
-        checkpoints.save_if_due(RankSize(0, 1), durable=True)
-        slower, lost = steps.during(lambda: checkpoints._is_uploading)
-        record("slower", slower)
-        record("lost", lost)
+        checkpoints.save_if_due(RankSize(0, 1), is_durable=True)
+        slowdown_share, lost_seconds = calibrated_steps.during(lambda: checkpoints._is_uploading)
+        record("slower", slowdown_share)
+        record("lost", lost_seconds)
 
     checkpoints.close(remove_snapshots=True)
-    return {name: median(values) for name, values in figures.items()}
+    return {
+        figure_name: median(figure_values) for figure_name, figure_values in figures_by_name.items()
+    }
 
 
-def snapshot_overhead(store: Store, runs: int) -> float:
+def snapshot_overhead(store: Store, run_count: int) -> float:
     """Return the CPU microseconds that snapshots of a state of SMALL megabytes add to a step of
     SHORT seconds."""
     checkpoints = open_checkpoints(store, SMALL, [])
     matrix = torch.randn(64, 64)
-    once = min(seconds(lambda: torch.mm(matrix, matrix)) for _ in range(200))
+    matmul_seconds = min(seconds(lambda: torch.mm(matrix, matrix)) for _ in range(200))
 
     def step() -> None:
-        for _ in range(round(SHORT / once)):
+        for _ in range(round(SHORT / matmul_seconds)):
             torch.mm(matrix, matrix)
 
-    def loop(keep: bool) -> float:
-        began = time.process_time()
-        count = min(4000, 400 * runs)
-        for _ in range(count):
+    def loop(is_snapshotting: bool) -> float:
+        start_cpu_seconds = time.process_time()
+        step_count = min(4000, 400 * run_count)
+        for _ in range(step_count):
             step()
             checkpoints.state.step += 1
-            if keep:
-                checkpoints.save_if_due(RankSize(0, 1), durable=False)
-        return 1e6 * (time.process_time() - began) / count
+            if is_snapshotting:
+                checkpoints.save_if_due(RankSize(0, 1), is_durable=False)
+        return 1e6 * (time.process_time() - start_cpu_seconds) / step_count
 
-    pairs = [(loop(False), loop(True)) for _ in range(min(5, runs))]
+    cpu_time_pairs = [(loop(False), loop(True)) for _ in range(min(5, run_count))]
     checkpoints.close(remove_snapshots=True)
-    return median(with_snapshots - without for without, with_snapshots in pairs)
+    return median(
+        with_snapshots - without_snapshots for without_snapshots, with_snapshots in cpu_time_pairs
+    )
 
 
-def others(folder: Path, megabytes: int, runs: int, steps: Steps) -> dict[str, dict[str, float]]:
+def others(
+    folder: Path, state_megabytes: int, run_count: int, calibrated_steps: Steps
+) -> dict[str, dict[str, float]]:
     """Measure other ways to save the state, for comparison, and return their figures.
 
     The figures are the waiting time, the time until the state is durable, the slow-down of steps
@@ -215,114 +242,143 @@ def others(folder: Path, megabytes: int, runs: int, steps: Steps) -> dict[str, d
     """
     from torch.distributed.checkpoint.state_dict_saver import async_save
 
-    state = {f"part{number}": torch.rand(round(megabytes * 1e6 / 12)) for number in range(3)}
-    temporary = folder / "state.tmp"
-    path = folder / "state.pt"
+    saved_state = {
+        f"part{tensor_number}": torch.rand(round(state_megabytes * 1e6 / 12))
+        for tensor_number in range(3)
+    }
+    temporary_path = folder / "state.tmp"
+    state_path = folder / "state.pt"
 
     def save_durably() -> None:
-        with open(temporary, "wb") as file:
-            torch.save(state, file)
+        with open(temporary_path, "wb") as file:
+            torch.save(saved_state, file)
             file.flush()
             os.fsync(file.fileno())
-        temporary.rename(path)
+        temporary_path.rename(state_path)
 
-    result = {}
-    for name, call in (
-        ("torch.save", lambda: torch.save(state, path)),
+    figures_by_method = {}
+    for method_name, save_call in (
+        ("torch.save", lambda: torch.save(saved_state, state_path)),
         ("torch.save + fsync + rename", save_durably),
     ):
-        wait = median(seconds(call) for _ in range(runs))
-        result[name] = {"wait": wait, "durable": wait, "slower": 1.0, "lost": wait}
+        wait_seconds = median(seconds(save_call) for _ in range(run_count))
+        figures_by_method[method_name] = {
+            "wait": wait_seconds,
+            "durable": wait_seconds,
+            "slower": 1.0,
+            "lost": wait_seconds,
+        }
 
-    rows = []
-    for number in range(max(2, runs // 2)):
-        began = time.perf_counter()
+    figure_rows = []
+    for tensor_number in range(max(2, run_count // 2)):
+        start_seconds = time.perf_counter()
         with warnings.catch_warnings(), contextlib.redirect_stderr(io.StringIO()):
             warnings.simplefilter("ignore")
             future: Any = async_save(
-                state, checkpoint_id=folder / f"dcp-{number % 2}", no_dist=True
+                saved_state, checkpoint_id=folder / f"dcp-{tensor_number % 2}", no_dist=True
             )
 
-        wait = time.perf_counter() - began
-        slower, lost = steps.during(lambda future=future: not future.done())
-        rows.append((wait, time.perf_counter() - began, slower, wait + lost))
+        wait_seconds = time.perf_counter() - start_seconds
+        slowdown_share, lost_seconds = calibrated_steps.during(
+            lambda future=future: not future.done()
+        )
+        figure_rows.append(
+            (
+                wait_seconds,
+                time.perf_counter() - start_seconds,
+                slowdown_share,
+                wait_seconds + lost_seconds,
+            )
+        )
 
-    names = ("wait", "durable", "slower", "lost")
-    result["dcp.async_save"] = {
-        name: median(row[index] for row in rows) for index, name in enumerate(names)
+    figure_names = ("wait", "durable", "slower", "lost")
+    figures_by_method["dcp.async_save"] = {
+        method_name: median(figure_row[figure_index] for figure_row in figure_rows)
+        for figure_index, method_name in enumerate(figure_names)
     }
-    return result
+    return figures_by_method
 
 
 def main() -> int:
-    command = parser(__doc__)
-    command.add_argument("--runs", type=int, default=10, help="number of repetitions (default: 10)")
-    command.add_argument(
+    argument_parser = parser(__doc__)
+    argument_parser.add_argument(
+        "--runs", type=int, default=10, help="number of repetitions (default: 10)"
+    )
+    argument_parser.add_argument(
         "--megabytes", type=int, default=592, help="size of the state in MB (default: 592)"
     )
-    command.add_argument(
+    argument_parser.add_argument(
         "--quick", action="store_true", help="omit the comparison with other ways to save the state"
     )
-    options = command.parse_args()
+    options = argument_parser.parse_args()
     torch.set_num_threads(1)
-    folder = Path(tempfile.mkdtemp(prefix="rekindle-checkpoint-"))
+    temporary_folder = Path(tempfile.mkdtemp(prefix="rekindle-checkpoint-"))
 
     try:
-        with endpoint(folder / "s3") as store:
-            steps = Steps()
-            figures = measure(store, options.megabytes, options.runs, steps)
-            small = snapshot_overhead(store, options.runs)
+        with endpoint(temporary_folder / "s3") as store:
+            calibrated_steps = Steps()
+            figures_by_name = measure(store, options.megabytes, options.runs, calibrated_steps)
+            snapshot_overhead_us = snapshot_overhead(store, options.runs)
 
         if options.quick:
-            peers = {}
+            peer_figures = {}
         else:
-            peers = others(folder, options.megabytes, options.runs, steps)
+            peer_figures = others(
+                temporary_folder, options.megabytes, options.runs, calibrated_steps
+            )
     finally:
-        shutil.rmtree(folder)
+        shutil.rmtree(temporary_folder)
 
     bars = [
         bar(
             "wait for a snapshot in shared memory",
-            figures["hot wait"] / figures["memcpy"],
+            figures_by_name["hot wait"] / figures_by_name["memcpy"],
             "x memcpy",
             1.3,
         ),
         bar(
             "wait for a durable checkpoint",
-            figures["durable wait"] / figures["memcpy"],
+            figures_by_name["durable wait"] / figures_by_name["memcpy"],
             "x memcpy",
             1.3,
         ),
         bar(
             "speed of a durable checkpoint, relative to bare parallel PUTs",
-            figures["bare"] / figures["durable"],
+            figures_by_name["bare"] / figures_by_name["durable"],
             "times",
             0.7,
             "more",
         ),
         bar(
             f"snapshots of {SMALL} MB, added to a step of {1e3 * SHORT:g} ms",
-            small,
+            snapshot_overhead_us,
             "µs CPU a step",
         ),
     ]
 
-    figures.update(
-        {"wait": figures["durable wait"], "lost": figures["durable wait"] + figures["lost"]}
+    figures_by_name.update(
+        {
+            "wait": figures_by_name["durable wait"],
+            "lost": figures_by_name["durable wait"] + figures_by_name["lost"],
+        }
     )
-    rows = {"memcpy alone": {"wait": figures["memcpy"]}, "rekindle": figures, **peers}
+    table_rows = {
+        "memcpy alone": {"wait": figures_by_name["memcpy"]},
+        "rekindle": figures_by_name,
+        **peer_figures,
+    }
 
     if not options.json:
         print(
             f"{options.megabytes} MB of state   {'wait s':>8} {'durable s':>10} {'step x':>7}"
             f" {'lost s':>7}"
         )
-        for name, row in rows.items():
-            figures = (row.get(key) for key in ("wait", "durable", "slower", "lost"))
-            texts = ["" if figure is None else f"{figure:.3f}" for figure in figures]
-            print(f"{name:28}", *(f"{text:>8}" for text in texts))
+        for row_name, table_row in table_rows.items():
+            figures_by_name = (table_row.get(key) for key in ("wait", "durable", "slower", "lost"))
+            cell_texts = ["" if figure is None else f"{figure:.3f}" for figure in figures_by_name]
+            print(f"{row_name:28}", *(f"{cell_text:>8}" for cell_text in cell_texts))
 
-    return report(bars, as_json=options.json, rows=rows)
+    return report(bars, as_json=options.json, rows=table_rows)
 
 
 if __name__ == "__main__":

@@ -51,65 +51,77 @@ class Pod:
 
 
 @contextmanager
-def watch(namespace: Namespace, kind: str, on_event: Any) -> Iterator[None]:
-    """Call `on_event(object, Unix seconds)` for each event about an object of `kind` in the
+def watch(namespace: Namespace, object_kind: str, on_event: Any) -> Iterator[None]:
+    """Call `on_event(object, Unix seconds)` for each event about an object of `object_kind` in the
     namespace."""
-    command = [
+    watch_command = [
         "kubectl",
         "--namespace",
         namespace.kube.namespace,
         "get",
-        kind,
+        object_kind,
         "--watch",
         "-o",
         "json",
     ]
     with subprocess.Popen(
-        [*command, "--output-watch-events"], stdout=subprocess.PIPE, text=True
-    ) as process:
+        [*watch_command, "--output-watch-events"], stdout=subprocess.PIPE, text=True
+    ) as watch_process:
 
         def read() -> None:
-            assert process.stdout
-            for line in process.stdout:
+            assert watch_process.stdout
+            for line in watch_process.stdout:
                 on_event(json.loads(line)["object"], time.time())
 
-        thread = Thread(target=read, daemon=True)
-        thread.start()
+        reader_thread = Thread(target=read, daemon=True)
+        reader_thread.start()
         try:
             yield
         finally:
-            process.terminate()
-            thread.join()
+            watch_process.terminate()
+            reader_thread.join()
 
 
-def update(pods: dict[str, Pod], manifest: dict[str, Any], now: float) -> None:
-    """Update the times of a pod after a watch event with its `manifest`."""
-    pod = pods.setdefault(manifest["metadata"]["uid"], Pod(manifest["metadata"]["name"], now))
-    containers = manifest["spec"]["containers"]
-    statuses = manifest["status"].get("containerStatuses", [])
-    images = {container["name"]: container["image"] for container in containers}
-    relevant = [status for status in statuses if ARGO not in images[status["name"]]]
-    serves = any(containers[0].get(probe) for probe in ("readinessProbe", "startupProbe"))
-
-    if pod.started is None and any("waiting" not in status.get("state", {}) for status in relevant):
-        pod.started = now
-
-    completed = all(
-        status.get("ready") if serves else "terminated" in status.get("state", {})
-        for status in relevant
+def update(pods_by_uid: dict[str, Pod], pod_manifest: dict[str, Any], now_seconds: float) -> None:
+    """Update the times of a pod after a watch event with its `pod_manifest`."""
+    pod_times = pods_by_uid.setdefault(
+        pod_manifest["metadata"]["uid"], Pod(pod_manifest["metadata"]["name"], now_seconds)
     )
-    if pod.completed is None and relevant and completed:
-        pod.completed = now
+    containers = pod_manifest["spec"]["containers"]
+    container_statuses = pod_manifest["status"].get("containerStatuses", [])
+    image_by_container = {container["name"]: container["image"] for container in containers}
+    relevant_statuses = [
+        container_status
+        for container_status in container_statuses
+        if ARGO not in image_by_container[container_status["name"]]
+    ]
+    is_server = any(
+        containers[0].get(probe_name) for probe_name in ("readinessProbe", "startupProbe")
+    )
+
+    if pod_times.started is None and any(
+        "waiting" not in container_status.get("state", {}) for container_status in relevant_statuses
+    ):
+        pod_times.started = now_seconds
+
+    is_completed = all(
+        container_status.get("ready")
+        if is_server
+        else "terminated" in container_status.get("state", {})
+        for container_status in relevant_statuses
+    )
+    if pod_times.completed is None and relevant_statuses and is_completed:
+        pod_times.completed = now_seconds
 
 
 def union(intervals: list[tuple[float, float]]) -> float:
     """Return the length of the union of the intervals, in seconds."""
-    total = 0.0
-    end = float("-inf")
-    for start, stop in sorted(intervals):
-        total += max(stop - max(start, end), 0.0)
-        end = max(end, stop)
-    return total
+    total_seconds = 0.0
+    covered_until = float("-inf")
+    for interval_start, interval_end in sorted(intervals):
+        total_seconds += max(interval_end - max(interval_start, covered_until), 0.0)
+        covered_until = max(covered_until, interval_end)
+    return total_seconds
 
 
 @dataclass
@@ -126,110 +138,135 @@ class Figures:
     local: float  # duration of the same steps on this machine
 
 
-def measure(namespace: Namespace, config: Path, name: str, home: Path) -> tuple[Figures, list[Pod]]:
+def measure(
+    namespace: Namespace, config_path: Path, model_name: str, home_folder: Path
+) -> tuple[Figures, list[Pod]]:
     """Run the pipeline on the cluster, then locally. Raises SystemExit if the run on the cluster
     fails."""
-    pods: dict[str, Pod] = {}
-    workflows: dict[str, float] = {}
+    pods_by_uid: dict[str, Pod] = {}
+    creation_time_by_workflow: dict[str, float] = {}
 
-    def created(workflow: dict[str, Any], now: float) -> None:
-        workflows.setdefault(workflow["metadata"]["name"], now)
+    def created(workflow_manifest: dict[str, Any], now_seconds: float) -> None:
+        creation_time_by_workflow.setdefault(workflow_manifest["metadata"]["name"], now_seconds)
 
     with (
         watch(namespace, "workflows", created),
-        watch(namespace, "pods", lambda *event: update(pods, *event)),
+        watch(namespace, "pods", lambda *event: update(pods_by_uid, *event)),
     ):
         time.sleep(2)  # wait until the watch has reported the objects that already exist
-        existing = set(pods)
-        start = time.time()
-        run = Run.submit(namespace, f"name={name}", config=config)
+        existing_uids = set(pods_by_uid)
+        start_seconds = time.time()
+        submitted_run = Run.submit(namespace, f"name={model_name}", config=config_path)
 
-        phase = run.wait_for_end()
+        phase = submitted_run.wait_for_end()
         if phase != "Succeeded":
             raise SystemExit(phase)
 
-        total = time.time() - start
+        total_seconds = time.time() - start_seconds
         time.sleep(1)
 
     created_pods = sorted(
-        (pod for uid, pod in pods.items() if uid not in existing), key=lambda pod: pod.seen
+        (pod for uid, pod in pods_by_uid.items() if uid not in existing_uids),
+        key=lambda pod: pod.seen,
     )
-    steps = run_locally(home, *namespace.sets([f"name={name}"]), config=config)["steps"]
+    local_steps = run_locally(
+        home_folder, *namespace.sets([f"name={model_name}"]), config=config_path
+    )["steps"]
 
-    alone = union(
+    local_seconds = union(
         [
             (timestamp(step["started"]), timestamp(step["finished"]))
-            for step in steps
+            for step in local_steps
             if step["started"]
         ]
     )
 
-    hera = float(
+    hera_import_seconds = float(
         subprocess.run([sys.executable, "-c", IMPORT], capture_output=True, check=True).stdout
     )
-    submitted = workflows[run.name]
-    working = union(
+    workflow_creation_time = creation_time_by_workflow[submitted_run.name]
+    working_seconds = union(
         [(pod.started, pod.completed) for pod in created_pods if pod.started and pod.completed]
     )
 
     return (
-        Figures(submitted - start, hera, created_pods[0].seen - submitted, total, working, alone),
+        Figures(
+            workflow_creation_time - start_seconds,
+            hera_import_seconds,
+            created_pods[0].seen - workflow_creation_time,
+            total_seconds,
+            working_seconds,
+            local_seconds,
+        ),
         created_pods,
     )
 
 
-def table(pods: list[Pod]) -> str:
+def table(pod_times: list[Pod]) -> str:
     """Format a table of pods. For each pod, it has the seconds until its creation, until its start,
     and until its end (for a server: until it was ready)."""
-    lines = [f"{'pod':44} {'at':>6} {'start':>6} {'ran':>6}  seconds"]
-    for pod in pods:
-        start, ran = (
+    table_lines = [f"{'pod':44} {'at':>6} {'start':>6} {'ran':>6}  seconds"]
+    for pod in pod_times:
+        start_delay_seconds, running_seconds = (
             (pod.started - pod.seen, pod.completed - pod.started)
             if pod.started and pod.completed
             else (0.0, 0.0)
         )
-        lines.append(f"{pod.name[:44]:44} {pod.seen - pods[0].seen:6.1f} {start:6.1f} {ran:6.1f}")
-    return "\n".join(lines)
+        table_lines.append(
+            f"{pod.name[:44]:44} {pod.seen - pod_times[0].seen:6.1f} {start_delay_seconds:6.1f}"
+            f" {running_seconds:6.1f}"
+        )
+    return "\n".join(table_lines)
 
 
 def main() -> int:
-    command = parser(__doc__)
-    command.add_argument("--runs", type=int, default=3, help="number of runs (default: 3)")
-    command.add_argument(
+    argument_parser = parser(__doc__)
+    argument_parser.add_argument("--runs", type=int, default=3, help="number of runs (default: 3)")
+    argument_parser.add_argument(
         "--config", type=Path, default=DEMO, help="config to run (default: configs/demo.yaml)"
     )
-    options = command.parse_args()
-    runs: list[Figures] = []
+    options = argument_parser.parse_args()
+    run_durations: list[Figures] = []
 
-    with create_namespace() as namespace, TemporaryDirectory() as home:
-        for index in range(options.runs):
-            figures, pods = measure(
-                namespace, options.config, f"waits-{index}", Path(home, str(index))
+    with create_namespace() as namespace, TemporaryDirectory() as home_folder:
+        for run_index in range(options.runs):
+            durations_of_run, pods = measure(
+                namespace, options.config, f"waits-{run_index}", Path(home_folder, str(run_index))
             )
-            runs.append(figures)
-            sys.stderr.write(f"{table(pods)}\n{figures}\n")
+            run_durations.append(durations_of_run)
+            sys.stderr.write(f"{table(pods)}\n{durations_of_run}\n")
 
     bars = [
         bar(
             "start of `rekindle submit` to creation of the workflow, without Hera's import",
-            [run.submit - run.hera for run in runs],
+            [run_duration.submit - run_duration.hera for run_duration in run_durations],
             "s",
             1.0,
         ),
-        bar("the import of Hera", [run.hera for run in runs], "s"),
+        bar("the import of Hera", [run_duration.hera for run_duration in run_durations], "s"),
         bar(
-            "creation of the workflow to its first pod (Argo)", [run.first_pod for run in runs], "s"
+            "creation of the workflow to its first pod (Argo)",
+            [run_duration.first_pod for run_duration in run_durations],
+            "s",
         ),
         bar(
             "start of `rekindle submit` to the end of the workflow",
-            [run.total for run in runs],
+            [run_duration.total for run_duration in run_durations],
             "s",
         ),
-        bar("time with a working container of the run", [run.working for run in runs], "s"),
-        bar("time of the same steps on this machine", [run.local for run in runs], "s"),
+        bar(
+            "time with a working container of the run",
+            [run_duration.working for run_duration in run_durations],
+            "s",
+        ),
+        bar(
+            "time of the same steps on this machine",
+            [run_duration.local for run_duration in run_durations],
+            "s",
+        ),
         bar(
             "overhead of Rekindle on the cluster",
-            [run.working - run.local for run in runs],
+            [run_duration.working - run_duration.local for run_duration in run_durations],
             "s",
             5.0,
         ),

@@ -41,170 +41,209 @@ KINDS = ("steady", "single", "pausing", "probe")
 class Clients:
     """Clients of a server, and their measurements."""
 
-    def __init__(self, texts: list[bytes]) -> None:
-        self.texts = texts
+    def __init__(self, request_texts: list[bytes]) -> None:
+        self.texts = request_texts
         self.seconds: list[float] = []
         self.probes = 0
         # number of failed requests by client kind and reason
         self.failures: Counter[str] = Counter()
 
-    async def client(self, kind: str, until: float) -> None:
-        """Send requests until the time `until`."""
-        writer = reader = None
+    async def client(self, client_kind: str, end_seconds: float) -> None:
+        """Send requests until the time `end_seconds`."""
+        connection_writer = connection_reader = None
 
-        while (start := time.perf_counter()) < until:
-            text = PROBE if kind == "probe" else random.choice(self.texts)
+        while (start_seconds := time.perf_counter()) < end_seconds:
+            request_text = PROBE if client_kind == "probe" else random.choice(self.texts)
             try:
                 async with asyncio.timeout(30):
-                    if not (writer and reader) or kind in ("single", "probe") or is_closed(writer):
-                        if writer:
-                            writer.close()
+                    if (
+                        not (connection_writer and connection_reader)
+                        or client_kind in ("single", "probe")
+                        or is_closed(connection_writer)
+                    ):
+                        if connection_writer:
+                            connection_writer.close()
 
-                        reader, writer = await asyncio.open_connection("127.0.0.1", PORT)
+                        connection_reader, connection_writer = await asyncio.open_connection(
+                            "127.0.0.1", PORT
+                        )
 
-                    writer.write(text)
-                    head = (await reader.readuntil(b"\r\n\r\n")).lower()
-                    await reader.readexactly(
-                        int(head.partition(b"content-length: ")[2].partition(b"\r")[0])
+                    connection_writer.write(request_text)
+                    response_head = (await connection_reader.readuntil(b"\r\n\r\n")).lower()
+                    await connection_reader.readexactly(
+                        int(response_head.partition(b"content-length: ")[2].partition(b"\r")[0])
                     )
 
-                if not head.startswith(b"http/1.1 200"):
-                    self.failures[f"{kind}: {head[:12].decode()}"] += 1
+                if not response_head.startswith(b"http/1.1 200"):
+                    self.failures[f"{client_kind}: {response_head[:12].decode()}"] += 1
             except (OSError, EOFError, TimeoutError) as error:
-                self.failures[f"{kind}: {error!r}"] += 1
-                writer = None
+                self.failures[f"{client_kind}: {error!r}"] += 1
+                connection_writer = None
 
-            if kind == "probe":
+            if client_kind == "probe":
                 self.probes += 1
             else:
-                self.seconds.append(time.perf_counter() - start)
+                self.seconds.append(time.perf_counter() - start_seconds)
 
-            await asyncio.sleep({"probe": 0.2, "pausing": random.uniform(0, 1)}.get(kind, 0))
+            await asyncio.sleep({"probe": 0.2, "pausing": random.uniform(0, 1)}.get(client_kind, 0))
 
-    async def run(self, seconds: float) -> None:
-        until = time.perf_counter() + seconds
-        await asyncio.gather(*(self.client(kind, until) for kind in KINDS for _ in range(CLIENTS)))
+    async def run(self, duration_seconds: float) -> None:
+        end_seconds = time.perf_counter() + duration_seconds
+        await asyncio.gather(
+            *(
+                self.client(client_kind, end_seconds)
+                for client_kind in KINDS
+                for _ in range(CLIENTS)
+            )
+        )
 
 
-async def flood(text: bytes) -> None:
+async def flood(request_text: bytes) -> None:
     """Keep connections to the server open forever; reopen a connection that the server closes."""
-    head = text.partition(b"\r\n\r\n")[0] + b"\r\n\r\n"
-    starts = [b"", text[:20], text + text[:20], head + b"{"]
+    request_head = request_text.partition(b"\r\n\r\n")[0] + b"\r\n\r\n"
+    request_beginnings = [
+        b"",
+        request_text[:20],
+        request_text + request_text[:20],
+        request_head + b"{",
+    ]
 
-    async def hold(start: bytes) -> None:
+    async def hold(request_beginning: bytes) -> None:
         while True:
             await asyncio.sleep(random.uniform(0, 2 * PAUSE_S))
             with suppress(OSError):
                 reader, writer = await asyncio.open_connection("127.0.0.1", PORT)
-                writer.write(start)
+                writer.write(request_beginning)
                 while await reader.read(1000):
                     pass
                 writer.close()
 
-    await asyncio.gather(*(hold(starts[number % len(starts)]) for number in range(CONNECTIONS)))
+    await asyncio.gather(
+        *(
+            hold(request_beginnings[connection_number % len(request_beginnings)])
+            for connection_number in range(CONNECTIONS)
+        )
+    )
 
 
 @contextmanager
 def flooding() -> Iterator[None]:
     """Flood the server until the end of the block, from another process."""
-    process = subprocess.Popen([sys.executable, "-m", "benchmarks.flood", "--attack"])
+    flood_process = subprocess.Popen([sys.executable, "-m", "benchmarks.flood", "--attack"])
     try:
         time.sleep(PAUSE_S / 2)  # wait until the server has used all its file descriptors
         yield
     finally:
-        process.kill()
-        process.wait()
+        flood_process.kill()
+        flood_process.wait()
 
 
-def measure(folder: Path, seconds: float) -> list[Bar]:
+def measure(temporary_folder: Path, duration_seconds: float) -> list[Bar]:
     """Measure the clients without and with the flood, and return the figures."""
-    release, instances = write_release("power", folder)
-    messages = requests("/v1/models/power:predict", "instances", instances)
-    prefix, env = upload("power", release, folder / "home")
+    written_release, instances = write_release("power", temporary_folder)
+    request_messages = requests("/v1/models/power:predict", "instances", instances)
+    release_prefix, server_environment = upload("power", written_release, temporary_folder / "home")
 
-    serve = [
+    serve_command = [
         sys.executable,
         "-m",
         "rekindle",
         "step",
         "steps.serve",
-        f"--model={prefix}",
+        f"--model={release_prefix}",
         f"--port={PORT}",
     ]
 
-    command = ["sh", "-c", f'ulimit -n {DESCRIPTORS}; exec "$@"', "sh", *serve]
+    limited_serve_command = [
+        "sh",
+        "-c",
+        f'ulimit -n {DESCRIPTORS}; exec "$@"',
+        "sh",
+        *serve_command,
+    ]
 
     def run() -> Clients:
-        clients = Clients(messages)
-        asyncio.run(clients.run(seconds))
+        clients = Clients(request_messages)
+        asyncio.run(clients.run(duration_seconds))
         return clients
 
-    alone = []
-    flooded = []
-    with running(command, env, f"http://127.0.0.1:{PORT}/health/ready"):
+    unflooded_clients = []
+    flooded_clients = []
+    with running(
+        limited_serve_command, server_environment, f"http://127.0.0.1:{PORT}/health/ready"
+    ):
         run()  # warm-up, because the first requests are slower
         for _ in range(RUNS):
-            alone.append(run())
+            unflooded_clients.append(run())
             with flooding():
-                flooded.append(run())
+                flooded_clients.append(run())
 
-    failures = sum((clients.failures for clients in alone + flooded), Counter[str]())
-    busy = sum(failures[f"{kind}: http/1.1 503"] for kind in KINDS if kind != "probe")
-    print(dict(failures), file=sys.stderr)
-    p99 = [
-        [1000 * quantiles(clients.seconds, n=100)[98] for clients in runs]
-        for runs in (alone, flooded)
+    failure_counts = sum(
+        (clients.failures for clients in unflooded_clients + flooded_clients), Counter[str]()
+    )
+    busy_count = sum(
+        failure_counts[f"{client_kind}: http/1.1 503"]
+        for client_kind in KINDS
+        if client_kind != "probe"
+    )
+    print(dict(failure_counts), file=sys.stderr)
+    p99_latencies_ms = [
+        [1000 * quantiles(clients.seconds, n=100)[98] for clients in client_runs]
+        for client_runs in (unflooded_clients, flooded_clients)
     ]
-    ratios = [during / without for without, during in zip(*p99, strict=True)]
+    latency_ratios = [
+        latency_during_flood / latency_without_flood
+        for latency_without_flood, latency_during_flood in zip(*p99_latencies_ms, strict=True)
+    ]
 
     return [
         bar(
             "requests of clients during the flood",
-            sum(len(clients.seconds) for clients in flooded),
+            sum(len(clients.seconds) for clients in flooded_clients),
             "",
         ),
-        bar("probes during the flood", sum(clients.probes for clients in flooded), ""),
-        bar("requests with the answer 503 and Retry-After", busy, ""),
+        bar("probes during the flood", sum(clients.probes for clients in flooded_clients), ""),
+        bar("requests with the answer 503 and Retry-After", busy_count, ""),
         bar(
             "requests and probes that were reset or got another answer",
-            failures.total() - busy,
+            failure_counts.total() - busy_count,
             "",
             0,
         ),
-        bar("p99 of the clients without the flood", p99[0], "ms"),
-        bar("p99 of the clients during the flood", p99[1], "ms"),
-        bar("p99 during the flood, relative to p99 without the flood", ratios, "times", 2),
+        bar("p99 of the clients without the flood", p99_latencies_ms[0], "ms"),
+        bar("p99 of the clients during the flood", p99_latencies_ms[1], "ms"),
+        bar("p99 during the flood, relative to p99 without the flood", latency_ratios, "times", 2),
     ]
 
 
 def main() -> int:
-    command = parser(__doc__)
-    command.add_argument(
+    argument_parser = parser(__doc__)
+    argument_parser.add_argument(
         "--seconds", type=float, default=10, help="seconds of each run (default: 10)"
     )
-    command.add_argument(
+    argument_parser.add_argument(
         "--attack", action="store_true", help="only flood the server at the port of this benchmark"
     )
-    arguments = command.parse_args()
-    _, limit = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
+    options = argument_parser.parse_args()
+    _, descriptor_limit = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (descriptor_limit, descriptor_limit))
 
-    if arguments.attack:
-        (text,) = requests(
+    if options.attack:
+        (request_text,) = requests(
             "/v1/models/power:predict", "instances", [{"hour": 1, "temperature": 9.0}]
         )
-        asyncio.run(flood(text))
+        asyncio.run(flood(request_text))
 
     with tempfile.TemporaryDirectory() as folder:
         sys.path.insert(0, folder)  # the folder that contains power.py
         try:
-            bars = measure(Path(folder), arguments.seconds)
+            bars = measure(Path(folder), options.seconds)
         finally:
             from rekindle.local.services.services import Services
 
             Services(Path(folder) / "home", {}).down()
 
-    return report(bars, as_json=arguments.json)
+    return report(bars, as_json=options.json)
 
 
 if __name__ == "__main__":

@@ -37,181 +37,190 @@ JOB = """
 """
 
 
-def pipeline(tasks: int) -> Workflow:
-    """Return a workflow of `tasks` tasks, in which about ten tasks share each template."""
+def pipeline(task_count: int) -> Workflow:
+    """Return a workflow of `task_count` tasks, in which about ten tasks share each template."""
     with Workflow(generate_name="large-", entrypoint="main") as workflow:
-        inputs = [Parameter(name=name, default="") for name in ("x", "y")]
-        outputs = [Parameter(name="y", value_from=m.ValueFrom(path="/tmp/y"))]
-        command = ["python", "-c", "print('{{inputs.parameters.x}}')"]
+        input_parameters = [
+            Parameter(name=parameter_name, default="") for parameter_name in ("x", "y")
+        ]
+        output_parameters = [Parameter(name="y", value_from=m.ValueFrom(path="/tmp/y"))]
+        container_command = ["python", "-c", "print('{{inputs.parameters.x}}')"]
 
-        steps = [
+        step_templates = [
             Container(
-                name=f"step-{n}",
+                name=f"step-{task_number}",
                 image="python:3.11",
-                command=command,
-                inputs=inputs,
-                outputs=outputs,
+                command=container_command,
+                inputs=input_parameters,
+                outputs=output_parameters,
             )
-            for n in range(tasks // 10)
+            for task_number in range(task_count // 10)
         ]
 
-        job = Resource(
+        job_template = Resource(
             name="job",
             action="apply",
             manifest=JOB,
-            inputs=inputs,
+            inputs=input_parameters,
             success_condition="status.x > 0",
         )
 
         with DAG(name="main"):
-            for n in range(tasks):
-                if n % 10 == 9:
+            for task_number in range(task_count):
+                if task_number % 10 == 9:
                     Task(
-                        name=f"job-{n}",
-                        template=job,
-                        arguments={"x": str(n)},
-                        depends=f"task-{n - 1}",
+                        name=f"job-{task_number}",
+                        template=job_template,
+                        arguments={"x": str(task_number)},
+                        depends=f"task-{task_number - 1}",
                     )
                 else:
-                    previous = n - (2 if n % 10 == 0 else 1)
-                    if n:
-                        read = {"x": _output(previous), "y": _output(0)}
+                    previous_task_number = task_number - (2 if task_number % 10 == 0 else 1)
+                    if task_number:
+                        task_arguments = {"x": _output(previous_task_number), "y": _output(0)}
                     else:
-                        read = {"x": "{{workflow.name}}"}
+                        task_arguments = {"x": "{{workflow.name}}"}
 
-                    if n:
-                        depends = f"task-{previous}.Succeeded && !task-0.Failed"
+                    if task_number:
+                        depends_expression = (
+                            f"task-{previous_task_number}.Succeeded && !task-0.Failed"
+                        )
                     else:
-                        depends = None
+                        depends_expression = None
 
                     Task(
-                        name=f"task-{n}",
-                        template=steps[n % len(steps)],
-                        arguments=read,
-                        depends=depends,
+                        name=f"task-{task_number}",
+                        template=step_templates[task_number % len(step_templates)],
+                        arguments=task_arguments,
+                        depends=depends_expression,
                     )
 
     return workflow
 
 
-def _output(task: int) -> str:
-    return f"{{{{tasks.task-{task}.outputs.parameters.y}}}}"
+def _output(task_number: int) -> str:
+    return f"{{{{tasks.task-{task_number}.outputs.parameters.y}}}}"
 
 
-def seconds(tasks: int) -> tuple[float, float]:
+def seconds(task_count: int) -> tuple[float, float]:
     """Return the CPU seconds of rendering and the CPU seconds of linting a chain of tasks.
 
     Raises SystemExit if a finding is fatal.
     """
     gc.collect()
-    start = time.process_time()
-    manifest: dict[str, Any] = order_keys(pipeline(tasks).to_dict())
+    start_cpu_seconds = time.process_time()
+    manifest: dict[str, Any] = order_keys(pipeline(task_count).to_dict())
     manifest_sha256(manifest)
     to_yaml(manifest)
-    rendered = time.process_time()
+    rendered_cpu_seconds = time.process_time()
     findings = lint(manifest)
-    linted = time.process_time()
+    linted_cpu_seconds = time.process_time()
 
-    fatal = [str(finding) for finding in findings if finding.fatal]
-    if fatal:
-        raise SystemExit("\n".join(fatal[:5]))
+    fatal_findings = [str(finding) for finding in findings if finding.fatal]
+    if fatal_findings:
+        raise SystemExit("\n".join(fatal_findings[:5]))
 
-    return rendered - start, linted - rendered
+    return rendered_cpu_seconds - start_cpu_seconds, linted_cpu_seconds - rendered_cpu_seconds
 
 
-def block_pipeline(config: Config, tasks: int) -> Any:
+def block_pipeline(config: Config, task_count: int) -> Any:
     """Return the workflow of a pipeline of blocks, every tenth of them in a group."""
     with blocks.pipeline(config) as workflow:
-        data = blocks.prepare()
-        for number in range(tasks - 1):
-            outputs = data.outputs
-            inputs = {
+        prepare_task = blocks.prepare()
+        for task_number in range(task_count - 1):
+            dataset_outputs = prepare_task.outputs
+            train_inputs = {
                 "workload": config.workload,
-                "dataset": outputs.dataset,
-                "model": outputs.dataset,
-                "run_id": outputs.run_id,
+                "dataset": dataset_outputs.dataset,
+                "model": dataset_outputs.dataset,
+                "run_id": dataset_outputs.run_id,
             }
-            if number % 10:
-                blocks.step("steps.evaluate", inputs=inputs)
+            if task_number % 10:
+                blocks.step("steps.evaluate", inputs=train_inputs)
                 continue
 
-            with blocks.group(f"group-{number}", when=outputs.digest != ""):
-                blocks.step("steps.evaluate", inputs=inputs)
+            with blocks.group(f"group-{task_number}", when=dataset_outputs.digest != ""):
+                blocks.step("steps.evaluate", inputs=train_inputs)
 
-            data = blocks.prepare(experiment=outputs.digest)
+            prepare_task = blocks.prepare(experiment=dataset_outputs.digest)
 
     return workflow
 
 
-def block_seconds(config: Config, tasks: int) -> float:
+def block_seconds(config: Config, task_count: int) -> float:
     """Return the CPU seconds of building, rendering and linting a pipeline of blocks.
 
     Raises SystemExit if a finding is fatal.
     """
-    module = ModuleType(PIPELINE)
-    vars(module).update(__file__=__file__, build=lambda config: block_pipeline(config, tasks))
-    sys.modules[PIPELINE] = module
+    pipeline_module = ModuleType(PIPELINE)
+    vars(pipeline_module).update(
+        __file__=__file__, build=lambda config: block_pipeline(config, task_count)
+    )
+    sys.modules[PIPELINE] = pipeline_module
     gc.collect()
-    start = time.process_time()
+    start_cpu_seconds = time.process_time()
     findings = lint(render_manifest(config.model_copy(update={"pipeline": PIPELINE})))
-    duration = time.process_time() - start
+    cpu_seconds = time.process_time() - start_cpu_seconds
 
-    fatal = [finding for finding in findings if finding.fatal]
-    if fatal:
-        raise SystemExit(str(fatal[0]))
+    fatal_findings = [finding for finding in findings if finding.fatal]
+    if fatal_findings:
+        raise SystemExit(str(fatal_findings[0]))
 
-    return duration
+    return cpu_seconds
 
 
 def main() -> int:
-    command = parser(__doc__)
-    command.add_argument(
+    argument_parser = parser(__doc__)
+    argument_parser.add_argument(
         "--runs",
         type=int,
         default=5,
         help="number of measurements per size of pipeline (default: 5)",
     )
 
-    command.add_argument(
+    argument_parser.add_argument(
         "--tasks",
         type=int,
         default=500,
         help="number of tasks of the smallest pipeline (default: 500)",
     )
 
-    options = command.parse_args()
+    options = argument_parser.parse_args()
     # warm-up, because Hera and pydantic initialize themselves in the first call
     seconds(options.tasks)
-    figures: dict[int, list[tuple[float, float]]] = {1: [], 2: [], 4: []}
+    cpu_seconds_by_size: dict[int, list[tuple[float, float]]] = {1: [], 2: [], 4: []}
 
     for _ in range(options.runs):
         # measure the sizes alternately, so that other load on the machine affects all of them
         # equally
-        for times, runs in figures.items():
-            runs.append(seconds(times * options.tasks))
+        for size_factor, cpu_second_pairs in cpu_seconds_by_size.items():
+            cpu_second_pairs.append(seconds(size_factor * options.tasks))
 
     bars = []
-    for times, runs in figures.items():
-        limit = 1.5 if options.tasks * times == 500 else None
-        name = f"render and lint, {options.tasks * times} tasks"
-        lints = min(linted for _, linted in runs)
+    for size_factor, cpu_second_pairs in cpu_seconds_by_size.items():
+        limit_seconds = 1.5 if options.tasks * size_factor == 500 else None
+        figure_name = f"render and lint, {options.tasks * size_factor} tasks"
+        lint_cpu_seconds = min(linted_cpu_seconds for _, linted_cpu_seconds in cpu_second_pairs)
 
         bars.append(
             bar(
-                name,
-                [sum(run) for run in runs],
+                figure_name,
+                [sum(cpu_second_pair) for cpu_second_pair in cpu_second_pairs],
                 "CPU s",
-                limit,
-                text=f"{lints:.3f} CPU s for lint alone",
+                limit_seconds,
+                remark_text=f"{lint_cpu_seconds:.3f} CPU s for lint alone",
             )
         )
 
-    for index, stage in enumerate(("render", "lint")):
-        small, large = (min(run[index] for run in figures[n]) for n in (1, 4))
+    for stage_index, stage_name in enumerate(("render", "lint")):
+        small_seconds, large_seconds = (
+            min(cpu_second_pair[stage_index] for cpu_second_pair in cpu_seconds_by_size[factor])
+            for factor in (1, 4)
+        )
         bars.append(
             bar(
-                f"{stage}: cost per task of the largest pipeline, relative to the smallest",
-                large / 4 / small,
+                f"{stage_name}: cost per task of the largest pipeline, relative to the smallest",
+                large_seconds / 4 / small_seconds,
                 "x",
                 1.5,
             )
@@ -219,15 +228,26 @@ def main() -> int:
 
     config = load_config(CONFIG, environment={}).config
     block_seconds(config, 10)
-    built = {
-        times: [block_seconds(config, times * options.tasks) for _ in range(options.runs)]
-        for times in (1, 4)
+    build_seconds_by_size = {
+        size_factor: [
+            block_seconds(config, size_factor * options.tasks) for _ in range(options.runs)
+        ]
+        for size_factor in (1, 4)
     }
-    limit = 0.5 if options.tasks == 500 else None
-    bars.append(bar(f"build, render and lint, {options.tasks} blocks", built[1], "CPU s", limit))
-    share = min(built[4]) / 4 / min(built[1])
+    limit_seconds = 0.5 if options.tasks == 500 else None
     bars.append(
-        bar("cost per block of the largest pipeline, relative to the smallest", share, "x", 1.5)
+        bar(
+            f"build, render and lint, {options.tasks} blocks",
+            build_seconds_by_size[1],
+            "CPU s",
+            limit_seconds,
+        )
+    )
+    cost_ratio = min(build_seconds_by_size[4]) / 4 / min(build_seconds_by_size[1])
+    bars.append(
+        bar(
+            "cost per block of the largest pipeline, relative to the smallest", cost_ratio, "x", 1.5
+        )
     )
 
     return report(bars, as_json=options.json)

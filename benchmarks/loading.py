@@ -38,10 +38,15 @@ Next = Callable[[], Any]
 class Single(Dataset[tuple[Tensor, ...]]):
     """A dataset that returns one window at a time, as a DataLoader requests by default."""
 
-    def __init__(self, windows: TrainingWindows) -> None:
-        self.windows = windows
+    def __init__(self, training_windows: TrainingWindows) -> None:
+        self.windows = training_windows
         self.place, self.start, self.mask = (
-            each.tolist() for each in (windows.offsets, windows.start, windows.mask)
+            window_tensor.tolist()
+            for window_tensor in (
+                training_windows.offsets,
+                training_windows.start,
+                training_windows.mask,
+            )
         )
 
     def __len__(self) -> int:
@@ -56,29 +61,38 @@ class Single(Dataset[tuple[Tensor, ...]]):
 class Batched(Single):
     """A dataset that returns all windows of a batch at once, which is faster."""
 
-    def __getitems__(self, indices: list[int]) -> tuple[Tensor, ...]:
-        return self.windows.batch(torch.tensor(indices))
+    def __getitems__(self, window_indices: list[int]) -> tuple[Tensor, ...]:
+        return self.windows.batch(torch.tensor(window_indices))
 
 
-def contenders(windows: TrainingWindows) -> dict[str, Next]:
+def contenders(training_windows: TrainingWindows) -> dict[str, Next]:
     """Return a function by name of each loader; every call of the function returns the loader's
     next batch."""
-    sampler = Sampler(len(windows), BATCH, 1, 0)
-    steps = iter(range(10**9))
-    indices = _cycle([sampler.sample_indices(step, 0) for step in range(100)])
-    places = _cycle(
-        [windows.offsets.index_select(0, sampler.sample_indices(step, 0)) for step in range(100)]
+    sampler = Sampler(len(training_windows), BATCH, 1, 0)
+    step_numbers = iter(range(10**9))
+    index_batches = _cycle([sampler.sample_indices(step_number, 0) for step_number in range(100)])
+    place_batches = _cycle(
+        [
+            training_windows.offsets.index_select(0, sampler.sample_indices(step_number, 0))
+            for step_number in range(100)
+        ]
     )
-    settings: dict[str, Any] = {"batch_size": BATCH, "shuffle": True, "drop_last": True}
-    items = _cycle(DataLoader(Single(windows), **settings))
-    lists = _cycle(DataLoader(Batched(windows), collate_fn=_identity, **settings))
+    loader_settings: dict[str, Any] = {"batch_size": BATCH, "shuffle": True, "drop_last": True}
+    single_batches = _cycle(DataLoader(Single(training_windows), **loader_settings))
+    list_batches = _cycle(
+        DataLoader(Batched(training_windows), collate_fn=_identity, **loader_settings)
+    )
 
     return {
-        "Rekindle, with its sampler": lambda: windows.batch(sampler.sample_indices(next(steps), 0)),
-        "Rekindle, with precomputed indices": lambda: windows.batch(next(indices)),
-        "bare gather of the features": lambda: windows.features.index_select(0, next(places)),
-        "DataLoader, __getitems__": lambda: next(lists),
-        "DataLoader": lambda: next(items),
+        "Rekindle, with its sampler": lambda: training_windows.batch(
+            sampler.sample_indices(next(step_numbers), 0)
+        ),
+        "Rekindle, with precomputed indices": lambda: training_windows.batch(next(index_batches)),
+        "bare gather of the features": lambda: training_windows.features.index_select(
+            0, next(place_batches)
+        ),
+        "DataLoader, __getitems__": lambda: next(list_batches),
+        "DataLoader": lambda: next(single_batches),
     }
 
 
@@ -91,9 +105,9 @@ def _cycle(batches: Any) -> Iterator[Any]:
         yield from batches
 
 
-def measure(path: Path, rounds: int, block: int) -> list[Bar]:
-    """Return the figures for the dataset at `path`."""
-    settings: dict[str, Any] = {
+def measure(dataset_path: Path, round_count: int, batches_per_round: int) -> list[Bar]:
+    """Return the figures for the dataset at `dataset_path`."""
+    training_settings: dict[str, Any] = {
         "workload": "",
         "dataset": "",
         "digest": "",
@@ -101,51 +115,58 @@ def measure(path: Path, rounds: int, block: int) -> list[Bar]:
         "checkpoints": "",
     }
 
-    prepare_device(Inputs(**settings))  # this call also configures torch as in training
-    windows = open_dataset(path)
-    if len(windows) < BATCH:
+    prepare_device(Inputs(**training_settings))  # this call also configures torch as in training
+    training_windows = open_dataset(dataset_path)
+    if len(training_windows) < BATCH:
         # with fewer rows, the loaders would yield nothing, because they drop an incomplete batch
         raise SystemExit(
-            f"error: the source has {len(windows):,} windows, and a batch needs {BATCH:,}: give"
-            " --source more cards or days."
+            f"error: the source has {len(training_windows):,} windows, and a batch needs"
+            f" {BATCH:,}: give --source more cards or days."
         )
 
-    loaders = contenders(windows)
-    speeds: dict[str, list[float]] = {name: [] for name in loaders}
+    loaders_by_name = contenders(training_windows)
+    speeds_by_loader: dict[str, list[float]] = {loader_name: [] for loader_name in loaders_by_name}
 
-    for turn in range(rounds + 1):
-        for name, batch in loaders.items():
-            began = time.thread_time()
-            for _ in range(block):
-                batch()
+    for round_index in range(round_count + 1):
+        for loader_name, next_batch in loaders_by_name.items():
+            start_cpu_seconds = time.thread_time()
+            for _ in range(batches_per_round):
+                next_batch()
 
-            if turn:  # the first turn is a warm-up
-                speeds[name].append(block * BATCH / (time.thread_time() - began) / 1000)
+            if round_index:  # the first turn is a warm-up
+                speeds_by_loader[loader_name].append(
+                    batches_per_round * BATCH / (time.thread_time() - start_cpu_seconds) / 1000
+                )
 
-    first, _, limit, *_ = speeds
-    shares = [speed / bare for speed, bare in zip(speeds[first], speeds[limit], strict=True)]
+    first_loader, _, bare_loader, *_ = speeds_by_loader
+    speed_shares = [
+        loader_speed / bare_speed
+        for loader_speed, bare_speed in zip(
+            speeds_by_loader[first_loader], speeds_by_loader[bare_loader], strict=True
+        )
+    ]
     bars = [
-        bar(name, each, "k/s", BAR if name == first else None, "more")
-        for name, each in speeds.items()
+        bar(loader_name, loader_speeds, "k/s", BAR if loader_name == first_loader else None, "more")
+        for loader_name, loader_speeds in speeds_by_loader.items()
     ]
 
-    return [*bars, bar("speed of Rekindle, relative to the bare gather", shares, "times")]
+    return [*bars, bar("speed of Rekindle, relative to the bare gather", speed_shares, "times")]
 
 
 def main() -> int:
-    command = parser(__doc__)
-    command.add_argument(
+    argument_parser = parser(__doc__)
+    argument_parser.add_argument(
         "--source", default=WORLD, help=f"source of the raw transactions (default: {WORLD})"
     )
-    command.add_argument(
+    argument_parser.add_argument(
         "--rounds", type=int, default=40, help="number of blocks per loader (default: 40)"
     )
-    options = command.parse_args()
+    options = argument_parser.parse_args()
 
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "dataset"
-        prepare(fraud, Data(source=options.source), path)
-        bars = measure(path, options.rounds, 100)
+    with tempfile.TemporaryDirectory() as temporary_folder:
+        dataset_path = Path(temporary_folder) / "dataset"
+        prepare(fraud, Data(source=options.source), dataset_path)
+        bars = measure(dataset_path, options.rounds, 100)
 
     return report(bars, as_json=options.json)
 

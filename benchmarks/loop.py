@@ -64,163 +64,227 @@ def environment() -> Iterator[dict[str, str]]:
     from rekindle.storage import Store
 
     with (
-        tempfile.TemporaryDirectory() as folder,
-        ThreadingHTTPServer(("127.0.0.1", 0), Tracker) as tracker,
+        tempfile.TemporaryDirectory() as temporary_folder,
+        ThreadingHTTPServer(("127.0.0.1", 0), Tracker) as mlflow_stub,
     ):
-        threading.Thread(target=tracker.serve_forever, daemon=True).start()
-        services = Services(Path(folder) / "home", {})
+        threading.Thread(target=mlflow_stub.serve_forever, daemon=True).start()
+        services = Services(Path(temporary_folder) / "home", {})
 
         try:
-            keys = services.credentials()
-            url = services.url("s3")
-            store = Store("benchmark", url, *keys.values())
+            credentials = services.credentials()
+            s3_url = services.url("s3")
+            store = Store("benchmark", s3_url, *credentials.values())
             store.client.create_bucket(Bucket=store.bucket)
-            stamped.write(Path(folder) / "dataset")
-            store.upload(Path(folder) / "dataset", "dataset")
+            stamped.write(Path(temporary_folder) / "dataset")
+            store.upload(Path(temporary_folder) / "dataset", "dataset")
 
             yield (
                 os.environ
-                | keys
+                | credentials
                 | {
-                    "S3_ENDPOINT_URL": url,
+                    "S3_ENDPOINT_URL": s3_url,
                     "S3_BUCKET": store.bucket,
-                    "MLFLOW_TRACKING_URI": f"http://127.0.0.1:{tracker.server_port}",
-                    "REKINDLE_CACHE": folder,
+                    "MLFLOW_TRACKING_URI": f"http://127.0.0.1:{mlflow_stub.server_port}",
+                    "REKINDLE_CACHE": temporary_folder,
                     "OMP_NUM_THREADS": "1",
                 }
             )
         finally:
             services.down()
-            tracker.shutdown()
+            mlflow_stub.shutdown()
 
 
 def measure(
-    env: dict[str, str], size: int, settings: dict[str, Any], **turns: object
+    environment_variables: dict[str, str],
+    process_count: int,
+    training_settings: dict[str, Any],
+    **turn_settings: object,
 ) -> list[dict[str, Any]]:
-    """Train in a group of `size` processes. Returns the figures of each process (see
+    """Train in a group of `process_count` processes. Returns the figures of each process (see
     `Turns.result`)."""
-    name = f"run-{os.urandom(4).hex()}"
+    run_name = f"run-{os.urandom(4).hex()}"
 
-    flags = settings | {
-        "out": f"{name}/model",
-        "checkpoints": f"{name}/checkpoints",
-        "workers": size,
+    step_flags = training_settings | {
+        "out": f"{run_name}/model",
+        "checkpoints": f"{run_name}/checkpoints",
+        "workers": process_count,
     }
 
-    ports = [free_port(), free_port()]
-    world = {"WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(ports[0])}
-    command = [sys.executable, "-m", "benchmarks.loop", "--member"]
-    members = []
+    free_ports = [free_port(), free_port()]
+    group_variables = {
+        "WORLD_SIZE": str(process_count),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(free_ports[0]),
+    }
+    member_command = [sys.executable, "-m", "benchmarks.loop", "--member"]
+    member_processes = []
 
-    for rank in range(size):
-        member_turns = turns | {"rank": rank, "size": size, "meeting": f"127.0.0.1:{ports[1]}"}
-        variables = env | (
-            world | {"RANK": str(rank), "TORCHELASTIC_RUN_ID": name} if size > 1 else {}
+    for rank in range(process_count):
+        member_turns = turn_settings | {
+            "rank": rank,
+            "size": process_count,
+            "meeting": f"127.0.0.1:{free_ports[1]}",
+        }
+        member_environment = environment_variables | (
+            group_variables | {"RANK": str(rank), "TORCHELASTIC_RUN_ID": run_name}
+            if process_count > 1
+            else {}
         )
-        text = json.dumps({"parent": os.getpid(), "inputs": flags, "turns": member_turns})
+        arguments_json = json.dumps(
+            {"parent": os.getpid(), "inputs": step_flags, "turns": member_turns}
+        )
         pipe = subprocess.PIPE
-        members.append(subprocess.Popen([*command, text], env=variables, stdout=pipe, stderr=pipe))
+        member_processes.append(
+            subprocess.Popen(
+                [*member_command, arguments_json], env=member_environment, stdout=pipe, stderr=pipe
+            )
+        )
 
     try:
-        outputs = [member.communicate() for member in members]
+        member_outputs = [member_process.communicate() for member_process in member_processes]
     finally:
-        for member in members:
-            member.kill()
+        for member_process in member_processes:
+            member_process.kill()
 
-    for member, (_, error) in zip(members, outputs, strict=True):
-        if member.returncode:
-            raise SystemExit(error.decode())
+    for member_process, (_, error_output) in zip(member_processes, member_outputs, strict=True):
+        if member_process.returncode:
+            raise SystemExit(error_output.decode())
 
-    return [json.loads(out) for out, _ in outputs]
+    return [json.loads(standard_output) for standard_output, _ in member_outputs]
 
 
-def train_as_worker(text: str) -> None:
+def train_as_worker(arguments_json: str) -> None:
     """Train in this process as one worker, and print its figures."""
     from argolocal.common.linux import die_with_parent
     from benchmarks.workloads import mlp
     from rekindle.training.spec import TrainingSpec
     from rekindle.training.worker import run_worker
 
-    settings = json.loads(text)
-    die_with_parent(settings["parent"])
+    worker_settings = json.loads(arguments_json)
+    die_with_parent(worker_settings["parent"])
 
-    inputs = TrainingSpec(
+    training_spec = TrainingSpec(
         workload="benchmarks.workloads.mlp",
         dataset="dataset",
         digest=stamped.digest(),
-        **settings["inputs"],
+        **worker_settings["inputs"],
     )
 
-    mlp.turns = mlp.Turns(inputs, **settings["turns"])
-    run_worker(inputs)
+    mlp.turns = mlp.Turns(training_spec, **worker_settings["turns"])
+    run_worker(training_spec)
     print(json.dumps(mlp.turns.result()))
 
 
-def alone(env: dict[str, str], blocks: int) -> list[Bar]:
+def alone(environment_variables: dict[str, str], block_count: int) -> list[Bar]:
     """Measure the CPU time that each loop adds to a bare step of 0.4 ms, in one process."""
     # the warm-up is long enough to include sending the first curves, after 5 s
-    block = 500
-    warm = 14000
-    settings = SMALL | {"run_id": "1", "checkpoint_seconds": 5, "steps": warm + block * blocks + 1}
-    result = measure(env, 1, settings, block=block, warm=warm)[0]
-    steps = result["steps"]
-    bare = result["steps"]["bare"]
+    steps_per_block = 500
+    warm_up_steps = 14000
+    training_settings = SMALL | {
+        "run_id": "1",
+        "checkpoint_seconds": 5,
+        "steps": warm_up_steps + steps_per_block * block_count + 1,
+    }
+    measured_figures = measure(
+        environment_variables,
+        1,
+        training_settings,
+        batches_per_round=steps_per_block,
+        warm=warm_up_steps,
+    )[0]
+    step_seconds_by_loop = measured_figures["steps"]
+    bare_step_seconds = measured_figures["steps"]["bare"]
     # the background threads also work during the turns of other loops
-    threads = result["threads"] * median(steps["Rekindle"])
-    bars = [bar("a bare step", median(bare) * 1e6, "µs")]
+    thread_seconds = measured_figures["threads"] * median(step_seconds_by_loop["Rekindle"])
+    bars = [bar("a bare step", median(bare_step_seconds) * 1e6, "µs")]
 
-    for name, each in steps.items():
-        if name != "bare":
-            over = median(other - base for base, other in zip(bare, each, strict=True))
-            over += threads if name == "Rekindle" else 0
+    for loop_name, loop_step_seconds in step_seconds_by_loop.items():
+        if loop_name != "bare":
+            overhead_seconds = median(
+                loop_seconds - bare_seconds
+                for bare_seconds, loop_seconds in zip(
+                    bare_step_seconds, loop_step_seconds, strict=True
+                )
+            )
+            overhead_seconds += thread_seconds if loop_name == "Rekindle" else 0
 
             bars.append(
                 bar(
-                    f"{name}: added to the bare step",
-                    over * 1e6,
+                    f"{loop_name}: added to the bare step",
+                    overhead_seconds * 1e6,
                     "µs",
-                    60 if name == "Rekindle" else None,
+                    60 if loop_name == "Rekindle" else None,
                 )
             )
 
     return [
         *bars,
-        bar("share of Rekindle's background threads in this overhead", threads * 1e6, "µs"),
+        bar("share of Rekindle's background threads in this overhead", thread_seconds * 1e6, "µs"),
     ]
 
 
-def together(env: dict[str, str], size: int, blocks: int) -> list[Bar]:
+def together(
+    environment_variables: dict[str, str], worker_count: int, block_count: int
+) -> list[Bar]:
     """Return the step times in a group of processes: of Rekindle's loop, with 8 virtual workers and
     an exact sum of 5 MB of gradients, and of a DDP loop."""
-    block = 10
-    warm = 10
-    settings = LARGE | {"checkpoint_seconds": 3600, "steps": warm + block * blocks + 1}
-    results = measure(env, size, settings, block=block, warm=warm)
-    each = {
-        name: [mean(f["steps"][name][i] for f in results) for i in range(blocks)]
-        for name in results[0]["steps"]
+    steps_per_block = 10
+    warm_up_steps = 10
+    training_settings = LARGE | {
+        "checkpoint_seconds": 3600,
+        "steps": warm_up_steps + steps_per_block * block_count + 1,
+    }
+    figures_by_process = measure(
+        environment_variables,
+        worker_count,
+        training_settings,
+        batches_per_round=steps_per_block,
+        warm=warm_up_steps,
+    )
+    mean_seconds_by_loop = {
+        loop_name: [
+            mean(
+                process_figures["steps"][loop_name][block_index]
+                for process_figures in figures_by_process
+            )
+            for block_index in range(block_count)
+        ]
+        for loop_name in figures_by_process[0]["steps"]
     }
     bars = [
-        bar(f"{size} workers: {name}", median(times) * 1e3, "ms") for name, times in each.items()
+        bar(f"{worker_count} workers: {loop_name}", median(block_seconds) * 1e3, "ms")
+        for loop_name, block_seconds in mean_seconds_by_loop.items()
     ]
-    ratio = median(exact / ddp for exact, ddp in zip(each["Rekindle"], each["DDP"], strict=True))
+    median_ratio = median(
+        exact_seconds / ddp_seconds
+        for exact_seconds, ddp_seconds in zip(
+            mean_seconds_by_loop["Rekindle"], mean_seconds_by_loop["DDP"], strict=True
+        )
+    )
 
     return [
         *bars,
-        bar(f"{size} workers: Rekindle, relative to DDP", ratio, "times", BARS.get(size)),
+        bar(
+            f"{worker_count} workers: Rekindle, relative to DDP",
+            median_ratio,
+            "times",
+            BARS.get(worker_count),
+        ),
     ]
 
 
 def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return server.getsockname()[1]
+    with socket.create_server(("127.0.0.1", 0)) as probe_socket:
+        return probe_socket.getsockname()[1]
 
 
 def main() -> int:
-    command = parser(__doc__)
-    command.add_argument("--quick", action="store_true", help="measure fewer blocks of steps")
+    argument_parser = parser(__doc__)
+    argument_parser.add_argument(
+        "--quick", action="store_true", help="measure fewer blocks of steps"
+    )
 
-    command.add_argument(
+    argument_parser.add_argument(
         "--sizes",
         type=int,
         nargs="*",
@@ -228,20 +292,20 @@ def main() -> int:
         help="numbers of processes (default: 1 2 4)",
     )
 
-    command.add_argument("--member", help=argparse.SUPPRESS)
+    argument_parser.add_argument("--member", help=argparse.SUPPRESS)
 
-    options = command.parse_args()
+    options = argument_parser.parse_args()
     if options.member:
         train_as_worker(options.member)
         return 0
 
     bars: list[Bar] = []
-    with environment() as env:
-        for size in options.sizes:
+    with environment() as environment_variables:
+        for worker_count in options.sizes:
             bars += (
-                alone(env, 20 if options.quick else 60)
-                if size == 1
-                else together(env, size, 10 if options.quick else 30)
+                alone(environment_variables, 20 if options.quick else 60)
+                if worker_count == 1
+                else together(environment_variables, worker_count, 10 if options.quick else 30)
             )
 
     return report(bars, as_json=options.json)

@@ -27,17 +27,17 @@ ONE_THREAD = dict.fromkeys(
 )
 
 
-def simulated(source: Path, target: Path) -> None:
-    """Simulate transactions by the `simulate://` URI in the file `source`, and write them as a
+def simulated(uri_path: Path, parquet_path: Path) -> None:
+    """Simulate transactions by the `simulate://` URI in the file `uri_path`, and write them as a
     parquet file with the column names of the published data."""
     from steps.fraud.data.simulate import simulate
     from steps.fraud.data.simulation_uri import parse
     from steps.fraud.fraud_config import Columns
 
-    simulate(parse(source.read_text())).rename(Columns().model_dump()).write_parquet(target)
+    simulate(parse(uri_path.read_text())).rename(Columns().model_dump()).write_parquet(parquet_path)
 
 
-def polars(source: Path, target: Path) -> None:
+def polars(parquet_path: Path, feature_path: Path) -> None:
     """Read a parquet file with the step's reader and checks, compute the handbook's 15 features,
     and write them to a parquet file."""
     import polars as pl
@@ -47,184 +47,221 @@ def polars(source: Path, target: Path) -> None:
     from steps.fraud.data.source import read
     from steps.fraud.fraud_config import Data
 
-    data = Data(source=str(source))
-    rows = check(read(data, target), data.columns, data.tolerated_rejects).rows
-    pieces = [
-        pl.from_numpy(table, schema=list(HANDBOOK_NAMES)).with_columns(id=piece.id)
-        for piece, table in tables(rows, data.label_delay_days, names=HANDBOOK_NAMES)
+    data_spec = Data(source=str(parquet_path))
+    checked_rows = check(
+        read(data_spec, feature_path), data_spec.columns, data_spec.tolerated_rejects
+    ).rows
+    feature_tables = [
+        pl.from_numpy(feature_table, schema=list(HANDBOOK_NAMES)).with_columns(id=rows_piece.id)
+        for rows_piece, feature_table in tables(
+            checked_rows, data_spec.label_delay_days, feature_names=HANDBOOK_NAMES
+        )
     ]
-    pl.concat(pieces).write_parquet(target)
+    pl.concat(feature_tables).write_parquet(feature_path)
 
 
-def step(source: Path, target: Path) -> None:
+def step(parquet_path: Path, output_folder: Path) -> None:
     """Run the whole step prepare, with all features, shards, statistics, digest and serving
     state."""
     from rekindle.workload import prepare
     from steps import fraud
 
-    prepare(fraud, fraud.Data(source=str(source)), target)
+    prepare(fraud, fraud.Data(source=str(parquet_path)), output_folder)
 
 
-def verify(source: Path, target: Path) -> None:
-    """Verify the dataset `source`, as on a node that reads it for the first time."""
+def verify(dataset_folder: Path, unused_target: Path) -> None:
+    """Verify the dataset `dataset_folder`, as on a node that reads it for the first time."""
     from rekindle.content.dataset import verify_dataset
 
-    verify_dataset(source)
+    verify_dataset(dataset_folder)
 
 
-def pandas(source: Path, target: Path) -> None:
+def pandas(parquet_path: Path, feature_path: Path) -> None:
     """Compute the 15 features of the handbook with idiomatic pandas: groupby().rolling()."""
     import pandas as pd
 
-    frame = pd.read_parquet(source)
-    when = frame["TX_DATETIME"]
+    transactions = pd.read_parquet(parquet_path)
+    transaction_times = transactions["TX_DATETIME"]
 
-    result: dict[str, Any] = {
-        "id": frame["TRANSACTION_ID"],
-        "amount": frame["TX_AMOUNT"].round(2),
-        "weekend": when.dt.dayofweek >= 5,
-        "night": when.dt.hour <= 6,
+    feature_columns: dict[str, Any] = {
+        "id": transactions["TRANSACTION_ID"],
+        "amount": transactions["TX_AMOUNT"].round(2),
+        "weekend": transaction_times.dt.dayofweek >= 5,
+        "night": transaction_times.dt.hour <= 6,
     }
 
-    def rolling(key: str, column: str, days: int) -> Any:
-        ordered = frame.sort_values([key, "TX_DATETIME"], kind="stable")
-        windows = ordered.set_index("TX_DATETIME").groupby(key)[column].rolling(f"{days}D")
+    def rolling(group_column: str, value_column: str, window_days: int) -> Any:
+        ordered_rows = transactions.sort_values([group_column, "TX_DATETIME"], kind="stable")
+        rolling_windows = (
+            ordered_rows.set_index("TX_DATETIME")
+            .groupby(group_column)[value_column]
+            .rolling(f"{window_days}D")
+        )
         return [
-            pd.Series(f().to_numpy(), ordered.index).sort_index()
-            for f in (windows.count, windows.sum)
+            pd.Series(aggregate().to_numpy(), ordered_rows.index).sort_index()
+            for aggregate in (rolling_windows.count, rolling_windows.sum)
         ]
 
-    late_count, late_frauds = rolling("TERMINAL_ID", "TX_FRAUD", 7)
-    for days in (1, 7, 30):
-        count, amounts = rolling("CUSTOMER_ID", "TX_AMOUNT", days)
-        result[f"card_count_{days}d"] = count
-        result[f"card_mean_{days}d"] = amounts / count
-        count, frauds = rolling("TERMINAL_ID", "TX_FRAUD", 7 + days)
-        count -= late_count
-        risk = ((frauds - late_frauds) / count).fillna(0)
-        result[f"terminal_count_{days}d"] = count
-        result[f"terminal_risk_{days}d"] = risk
+    recent_count, recent_fraud_count = rolling("TERMINAL_ID", "TX_FRAUD", 7)
+    for window_days in (1, 7, 30):
+        transaction_count, amount_sum = rolling("CUSTOMER_ID", "TX_AMOUNT", window_days)
+        feature_columns[f"card_count_{window_days}d"] = transaction_count
+        feature_columns[f"card_mean_{window_days}d"] = amount_sum / transaction_count
+        transaction_count, fraud_count = rolling("TERMINAL_ID", "TX_FRAUD", 7 + window_days)
+        transaction_count -= recent_count
+        fraud_risk = ((fraud_count - recent_fraud_count) / transaction_count).fillna(0)
+        feature_columns[f"terminal_count_{window_days}d"] = transaction_count
+        feature_columns[f"terminal_risk_{window_days}d"] = fraud_risk
 
-    pd.DataFrame(result).to_parquet(target)
+    pd.DataFrame(feature_columns).to_parquet(feature_path)
 
 
-def difference(first: Path, second: Path) -> float:
+def difference(first_path: Path, second_path: Path) -> float:
     """Return the share of rows in which two feature files differ by more than rounding errors."""
     import polars as pl
 
-    a, b = (pl.read_parquet(path).sort("id").cast(pl.Float64) for path in (first, second))
-    apart = [(a[name] - b[name]).abs() > 1e-4 * (1 + b[name].abs()) for name in a.columns]
-    return pl.DataFrame(apart).select(pl.any_horizontal(pl.all()).mean()).item()
+    first_features, second_features = (
+        pl.read_parquet(feature_path).sort("id").cast(pl.Float64)
+        for feature_path in (first_path, second_path)
+    )
+    is_different_by_column = [
+        (first_features[column_name] - second_features[column_name]).abs()
+        > 1e-4 * (1 + second_features[column_name].abs())
+        for column_name in first_features.columns
+    ]
+    return pl.DataFrame(is_different_by_column).select(pl.any_horizontal(pl.all()).mean()).item()
 
 
-def measure(work: str, source: Path, target: Path) -> tuple[float, float]:
-    """Run the function `work` of this module in its own process.
+def measure(function_name: str, source_path: Path, target_path: Path) -> tuple[float, float]:
+    """Run the function `function_name` of this module in its own process.
 
     Returns its CPU seconds without imports, and its peak memory in GB.
     """
-    if work == "pandas":
-        modules = "pandas, pyarrow.parquet"
+    if function_name == "pandas":
+        imported_modules = "pandas, pyarrow.parquet"
     else:
-        modules = "steps.fraud.data.shards"
+        imported_modules = "steps.fraud.data.shards"
 
-    program = f"""
+    program_text = f"""
 import resource, sys, time
 from pathlib import Path
 from benchmarks import prepare
-import {modules}
+import {imported_modules}
 began = time.process_time()
-prepare.{work}(*map(Path, sys.argv[1:]))
+prepare.{function_name}(*map(Path, sys.argv[1:]))
 print(time.process_time() - began, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e9)
 """
 
-    command = [sys.executable, "-c", program, str(source), str(target)]
+    command = [sys.executable, "-c", program_text, str(source_path), str(target_path)]
 
-    done = subprocess.run(command, env=os.environ | ONE_THREAD, stdout=subprocess.PIPE, text=True)
-    if done.returncode:
-        raise SystemExit(f"the measurement of {work} failed with exit code {done.returncode}")
+    completed_process = subprocess.run(
+        command, env=os.environ | ONE_THREAD, stdout=subprocess.PIPE, text=True
+    )
+    if completed_process.returncode:
+        raise SystemExit(
+            f"the measurement of {function_name} failed with exit code"
+            f" {completed_process.returncode}"
+        )
 
-    cpu, memory = map(float, done.stdout.split()[-2:])
-    return cpu, memory
+    cpu_seconds, memory_megabytes = map(float, completed_process.stdout.split()[-2:])
+    return cpu_seconds, memory_megabytes
 
 
-def world(folder: Path, cards: int) -> Path:
+def world(folder: Path, card_count: int) -> Path:
     """Write a simulated world as a parquet file."""
-    uri = folder / f"{cards}.txt"
-    uri.write_text(WORLD.format(cards=cards, terminals=2 * cards))
-    measure("simulated", uri, folder / f"{cards}.parquet")
-    return folder / f"{cards}.parquet"
+    uri_path = folder / f"{card_count}.txt"
+    uri_path.write_text(WORLD.format(cards=card_count, terminals=2 * card_count))
+    measure("simulated", uri_path, folder / f"{card_count}.parquet")
+    return folder / f"{card_count}.parquet"
 
 
-def compare(source: Path, folder: Path, repeats: int) -> list[Bar]:
+def compare(parquet_path: Path, folder: Path, repeat_count: int) -> list[Bar]:
     """Compare the CPU seconds of computing features with polars and with pandas. The figures are
-    the minimum of `repeats` runs, scaled to the number of published rows."""
+    the minimum of `repeat_count` runs, scaled to the number of published rows."""
     import polars as pl
 
-    scale = PUBLISHED / pl.scan_parquet(source).select(pl.len()).collect().item()
-    cpu = {
-        work: min(measure(work, source, folder / work)[0] for _ in range(repeats))
-        for work in ("polars", "step", "pandas")
+    row_scale = PUBLISHED / pl.scan_parquet(parquet_path).select(pl.len()).collect().item()
+    cpu_seconds_by_work = {
+        function_name: min(
+            measure(function_name, parquet_path, folder / function_name)[0]
+            for _ in range(repeat_count)
+        )
+        for function_name in ("polars", "step", "pandas")
     }
-    cpu["verify"] = min(measure("verify", folder / "step", folder)[0] for _ in range(repeats))
-    apart = difference(folder / "polars", folder / "pandas")
-    features = cpu["polars"] * scale
-    whole = cpu["step"] * scale
-    ratio = cpu["pandas"] / cpu["polars"]
+    cpu_seconds_by_work["verify"] = min(
+        measure("verify", folder / "step", folder)[0] for _ in range(repeat_count)
+    )
+    different_share = difference(folder / "polars", folder / "pandas")
+    feature_cpu_seconds = cpu_seconds_by_work["polars"] * row_scale
+    step_cpu_seconds = cpu_seconds_by_work["step"] * row_scale
+    pandas_ratio = cpu_seconds_by_work["pandas"] / cpu_seconds_by_work["polars"]
 
     return [
-        bar("15 features of 1.75 M rows, parquet to parquet", features, "CPU s", 3.0),
-        bar("speed relative to pandas", ratio, "x", 5.0, "more"),
-        bar("rows whose features differ from pandas (same-second ties)", apart, "share", 1e-4),
-        bar("the whole step prepare for 1.75 M rows, boosting included", whole, "CPU s", 25.0),
+        bar("15 features of 1.75 M rows, parquet to parquet", feature_cpu_seconds, "CPU s", 3.0),
+        bar("speed relative to pandas", pandas_ratio, "x", 5.0, "more"),
+        bar(
+            "rows whose features differ from pandas (same-second ties)",
+            different_share,
+            "share",
+            1e-4,
+        ),
+        bar(
+            "the whole step prepare for 1.75 M rows, boosting included",
+            step_cpu_seconds,
+            "CPU s",
+            25.0,
+        ),
         bar(
             "verification of the dataset, relative to the step prepare",
-            cpu["verify"] / cpu["step"],
+            cpu_seconds_by_work["verify"] / cpu_seconds_by_work["step"],
             "share",
             0.03,
         ),
     ]
 
 
-def large(folder: Path, cards: int) -> list[Bar]:
+def large(folder: Path, card_count: int) -> list[Bar]:
     """Return the CPU seconds and peak memory for computing the features of ten times as many
     cards."""
-    cpu, memory = measure("polars", world(folder, 10 * cards), folder / "large")
+    cpu_seconds, memory_megabytes = measure(
+        "polars", world(folder, 10 * card_count), folder / "large"
+    )
     return [
-        bar("15 features of ten times the rows", cpu, "CPU s", 45.0),
-        bar("peak memory with ten times the rows", memory, "GB", 6.0),
+        bar("15 features of ten times the rows", cpu_seconds, "CPU s", 45.0),
+        bar("peak memory with ten times the rows", memory_megabytes, "GB", 6.0),
     ]
 
 
 def main() -> int:
-    command = parser(__doc__)
-    command.add_argument(
+    argument_parser = parser(__doc__)
+    argument_parser.add_argument(
         "--source",
         type=Path,
         help="parquet file with the published columns (default: simulated data)",
     )
 
-    command.add_argument(
+    argument_parser.add_argument(
         "--cards",
         type=int,
         default=5000,
         help="number of cards of the simulated world, with 350 rows each",
     )
 
-    command.add_argument(
+    argument_parser.add_argument(
         "--repeats", type=int, default=2, help="number of measurements; the least result counts"
     )
-    command.add_argument(
+    argument_parser.add_argument(
         "--large", action="store_true", help="also measure a world of ten times the cards"
     )
-    options = command.parse_args()
+    options = argument_parser.parse_args()
 
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        source = options.source or world(folder, options.cards)
-        bars = compare(source, folder, options.repeats)
+    with tempfile.TemporaryDirectory() as temporary_folder:
+        working_folder = Path(temporary_folder)
+        source_path = options.source or world(working_folder, options.cards)
+        bars = compare(source_path, working_folder, options.repeats)
 
         if options.large:
-            bars += large(folder, options.cards)
+            bars += large(working_folder, options.cards)
 
     return report(bars, as_json=options.json)
 

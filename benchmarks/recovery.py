@@ -53,11 +53,24 @@ DURABLE = 3.0
 class Run:
     """The processes of one training run, and the steps that they recorded."""
 
-    def __init__(self, crew: Crew, folder: Path, name: str, **settings: float) -> None:
-        self.crew, self.folder, self.first_workers_steps = crew, folder / name, list[stamped.Step]()
+    def __init__(
+        self, crew: Crew, stamps_folder: Path, run_name: str, **training_settings: float
+    ) -> None:
+        self.crew, self.folder, self.first_workers_steps = (
+            crew,
+            stamps_folder / run_name,
+            list[stamped.Step](),
+        )
         self.folder.mkdir()
-        values = FLAGS | {"out": f"{name}/model", "checkpoints": f"{name}/checkpoints"} | settings
-        self.argv = [f"--{key.replace('_', '-')}={value}" for key, value in values.items()]
+        flag_values = (
+            FLAGS
+            | {"out": f"{run_name}/model", "checkpoints": f"{run_name}/checkpoints"}
+            | training_settings
+        )
+        self.argv = [
+            f"--{flag_name.replace('_', '-')}={flag_value}"
+            for flag_name, flag_value in flag_values.items()
+        ]
         self.start()
         self.wait_for_all()
 
@@ -65,330 +78,419 @@ class Run:
         """Start all processes of the run."""
         self.coordinator = self.crew.coordinator(self.argv)
         self.launchers = {
-            name: self.crew.launcher(name, self.argv, STAMPS=str(self.folder)) for name in NAMES
+            worker_name: self.crew.launcher(worker_name, self.argv, STAMPS=str(self.folder))
+            for worker_name in NAMES
         }
 
     def kill(self) -> None:
         """Kill all processes, wait until they have ended, and keep the recorded steps of the first
         worker."""
-        members = [self.coordinator, *self.launchers.values()]
-        workers = [stamped.pid(self.folder, name) for name in NAMES]
-        for member in members:
-            member.send(signal.SIGKILL)
-        for member in members:
-            member.process.join()
-        self.crew.until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in workers))
+        member_processes = [self.coordinator, *self.launchers.values()]
+        worker_pids = [stamped.pid(self.folder, worker_name) for worker_name in NAMES]
+        for member_process in member_processes:
+            member_process.send(signal.SIGKILL)
+        for member_process in member_processes:
+            member_process.process.join()
+        self.crew.until(
+            lambda: not any(Path(f"/proc/{worker_pid}").exists() for worker_pid in worker_pids)
+        )
         self.first_workers_steps += stamped.steps(self.folder, NAMES[0])
 
-    def signal(self, number: signal.Signals, *names: str) -> float:
-        """Send a signal to the workers `names`, but not to their launchers.
+    def signal(self, signal_number: signal.Signals, *worker_names: str) -> float:
+        """Send a signal to the workers `worker_names`, but not to their launchers.
 
         Returns the time immediately before the signals are sent.
         """
-        pids = [stamped.pid(self.folder, name) for name in names]
-        now = time.monotonic()
-        for pid in pids:
-            os.kill(pid, number)
-        return now
+        worker_pids = [stamped.pid(self.folder, worker_name) for worker_name in worker_names]
+        now_seconds = time.monotonic()
+        for worker_pid in worker_pids:
+            os.kill(worker_pid, signal_number)
+        return now_seconds
 
-    def steps(self, name: str, since: float) -> list[stamped.Step]:
-        """Return the steps that a worker finished after the time `since`."""
-        return [step for step in stamped.steps(self.folder, name) if step.finished > since]
+    def steps(self, worker_name: str, since_seconds: float) -> list[stamped.Step]:
+        """Return the steps that a worker finished after the time `since_seconds`."""
+        return [
+            step
+            for step in stamped.steps(self.folder, worker_name)
+            if step.finished > since_seconds
+        ]
 
-    def wait_for_all(self, since: float = 0.0, steps: int = 12) -> float:
+    def wait_for_all(self, since_seconds: float = 0.0, min_step_count: int = 12) -> float:
         """Wait until all workers train together. Returns the time at which the last worker finished
         its first step with all workers in the group."""
-        since = since or time.monotonic()
+        since_seconds = since_seconds or time.monotonic()
         steps_by_name: dict[str, list[stamped.Step]] = {}
 
         def is_complete() -> bool:
-            for name in NAMES:
-                steps_by_name[name] = [
-                    step for step in self.steps(name, since) if step.batches <= MAX_BATCHES
+            for worker_name in NAMES:
+                steps_by_name[worker_name] = [
+                    step
+                    for step in self.steps(worker_name, since_seconds)
+                    if step.batches <= MAX_BATCHES
                 ]
-            return all(len(each) >= steps for each in steps_by_name.values())
+            return all(
+                len(worker_steps) >= min_step_count for worker_steps in steps_by_name.values()
+            )
 
         self.crew.until(is_complete, TIMEOUT_S)
-        return max(each[0].finished for each in steps_by_name.values())
+        return max(worker_steps[0].finished for worker_steps in steps_by_name.values())
 
-    def next_step(self, since: float, victims: set[str]) -> float:
-        """Return the seconds from the time `since` until all survivors have finished a step, minus
-        the duration of a step."""
-        survivors = [name for name in NAMES if name not in victims]
+    def next_step(self, since_seconds: float, victim_names: set[str]) -> float:
+        """Return the seconds from the time `since_seconds` until all survivors have finished a
+        step, minus the duration of a step."""
+        survivor_names = [worker_name for worker_name in NAMES if worker_name not in victim_names]
         steps_by_name: dict[str, list[stamped.Step]] = {}
 
         def is_complete() -> bool:
-            for name in survivors:
-                steps_by_name[name] = [
-                    step for step in self.steps(name, since) if step.batches > MAX_BATCHES
+            for worker_name in survivor_names:
+                steps_by_name[worker_name] = [
+                    step
+                    for step in self.steps(worker_name, since_seconds)
+                    if step.batches > MAX_BATCHES
                 ]
-            return all(each for each in steps_by_name.values())
+            return all(worker_steps for worker_steps in steps_by_name.values())
 
-        earlier = [
-            s for name in survivors for s in stamped.steps(self.folder, name) if s.finished < since
+        earlier_steps = [
+            earlier_step
+            for worker_name in survivor_names
+            for earlier_step in stamped.steps(self.folder, worker_name)
+            if earlier_step.finished < since_seconds
         ][-20:]
-        usual = (
-            (MAX_BATCHES + 1) / MAX_BATCHES * median(step.finished - step.began for step in earlier)
+        usual_step_seconds = (
+            (MAX_BATCHES + 1)
+            / MAX_BATCHES
+            * median(step.finished - step.began for step in earlier_steps)
         )
         self.crew.until(is_complete, TIMEOUT_S)
         time.sleep(0.1)
         is_complete()
-        later = [step for each in steps_by_name.values() for step in each[1:8]]
-        duration = median([step.finished - step.began for step in later] or [usual])
+        later_steps = [
+            step for worker_steps in steps_by_name.values() for step in worker_steps[1:8]
+        ]
+        step_seconds = median(
+            [step.finished - step.began for step in later_steps] or [usual_step_seconds]
+        )
 
-        return max(each[0].finished for each in steps_by_name.values()) - since - duration
+        return (
+            max(worker_steps[0].finished for worker_steps in steps_by_name.values())
+            - since_seconds
+            - step_seconds
+        )
 
     def repeated(self) -> int:
         """Return the number of repeated steps. A process has repeated a step if it starts a second
         step from the same weights."""
-        count = 0
-        for path in self.folder.iterdir():
-            name, _, pid = path.name.rpartition("-")
-            weights = [step.weight for step in stamped.steps(self.folder, name, int(pid))]
-            count += len(weights) - len(set(weights))
-        return count
+        lost_step_count = 0
+        for stamp_path in self.folder.iterdir():
+            worker_name, _, worker_pid = stamp_path.name.rpartition("-")
+            step_weights = [
+                step.weight for step in stamped.steps(self.folder, worker_name, int(worker_pid))
+            ]
+            lost_step_count += len(step_weights) - len(set(step_weights))
+        return lost_step_count
 
 
-def killed(run: Run, runs: int, number: signal.Signals) -> dict[str, list[float]]:
+def killed(
+    measured_run: Run, repetition_count: int, signal_number: signal.Signals
+) -> dict[str, list[float]]:
     """Repeatedly kill a worker, which its launcher restarts; for SIGSTOP, stop a worker and then
     continue it.
 
     Returns two lists of seconds: until the survivors finish a step, and until all workers train
     together again.
     """
-    next_step = []
-    back = []
+    next_step_seconds = []
+    rejoin_seconds = []
 
-    for _ in range(runs):
+    for _ in range(repetition_count):
         time.sleep(random.uniform(0.1, 0.3))
-        victim = random.choice(NAMES)
-        start = run.signal(number, victim)
-        next_step.append(run.next_step(start, {victim}))
+        victim_name = random.choice(NAMES)
+        kill_seconds = measured_run.signal(signal_number, victim_name)
+        next_step_seconds.append(measured_run.next_step(kill_seconds, {victim_name}))
 
-        if number == signal.SIGSTOP:
-            start = run.signal(signal.SIGCONT, victim)
+        if signal_number == signal.SIGSTOP:
+            kill_seconds = measured_run.signal(signal.SIGCONT, victim_name)
 
-        back.append(run.wait_for_all(start) - start)
+        rejoin_seconds.append(measured_run.wait_for_all(kill_seconds) - kill_seconds)
 
-    return {"next step": next_step, "back": back}
+    return {"next step": next_step_seconds, "back": rejoin_seconds}
 
 
-def all_killed(run: Run, runs: int) -> dict[str, list[float]]:
+def all_killed(measured_run: Run, repetition_count: int) -> dict[str, list[float]]:
     """Kill all workers. Returns the seconds until all of them, restored from shared memory, have
     finished a step."""
-    next_step = []
-    for _ in range(runs):
+    next_step_seconds = []
+    for _ in range(repetition_count):
         time.sleep(random.uniform(0.5, 1.0))
-        start = run.signal(signal.SIGKILL, *NAMES)
-        next_step.append(run.wait_for_all(start, 1) - start)
-        run.wait_for_all()
-    return {"next step": next_step}
+        kill_seconds = measured_run.signal(signal.SIGKILL, *NAMES)
+        next_step_seconds.append(measured_run.wait_for_all(kill_seconds, 1) - kill_seconds)
+        measured_run.wait_for_all()
+    return {"next step": next_step_seconds}
 
 
-def all_processes_killed(run: Run, runs: int, *, hot: bool) -> dict[str, list[float]]:
-    """Kill all processes. If `hot` is False, also delete the snapshots in memory, as if the nodes
-    were lost.
+def all_processes_killed(
+    measured_run: Run, repetition_count: int, *, has_snapshots: bool
+) -> dict[str, list[float]]:
+    """Kill all processes. If `has_snapshots` is False, also delete the snapshots in memory, as if
+    the nodes were lost.
 
     Returns three lists of durations in seconds: from the restart until all workers have finished a
     step, the duration of the repeated steps, and the duration of importing torch.
     """
-    next_step = []
-    lost = []
-    imports = []
+    next_step_seconds = []
+    lost_step_counts = []
+    import_seconds = []
 
-    for _ in range(runs):
-        time.sleep(random.uniform(1.0, 1.5) * (1 if hot else DURABLE))
-        run.kill()
-        if not hot:
-            for file in run.crew.logs.glob("rekindle-*"):
-                file.unlink()
+    for _ in range(repetition_count):
+        time.sleep(random.uniform(1.0, 1.5) * (1 if has_snapshots else DURABLE))
+        measured_run.kill()
+        if not has_snapshots:
+            for snapshot_file in measured_run.crew.logs.glob("rekindle-*"):
+                snapshot_file.unlink()
 
-        imports.append(import_torch())
-        start = time.monotonic()
-        run.start()
-        next_step.append(run.wait_for_all(start, 1) - start)
-        first = stamped.steps(run.folder, NAMES[0])[0].weight
-        steps = run.first_workers_steps
+        import_seconds.append(import_torch())
+        kill_seconds = time.monotonic()
+        measured_run.start()
+        next_step_seconds.append(measured_run.wait_for_all(kill_seconds, 1) - kill_seconds)
+        first_weight = stamped.steps(measured_run.folder, NAMES[0])[0].weight
+        recorded_steps = measured_run.first_workers_steps
         # steps of the killed run from the same weights; empty if no step was lost
-        again = [i for i, step in enumerate(steps) if step.weight == first]
-        lost.append(
-            sum(step.finished - step.began for step in steps[again[-1] :]) if again else 0.0
+        restart_indexes = [
+            step_index
+            for step_index, step in enumerate(recorded_steps)
+            if step.weight == first_weight
+        ]
+        lost_step_counts.append(
+            sum(step.finished - step.began for step in recorded_steps[restart_indexes[-1] :])
+            if restart_indexes
+            else 0.0
         )
-        run.wait_for_all()
+        measured_run.wait_for_all()
 
-    return {"next step": next_step, "lost": lost, "import": imports}
+    return {"next step": next_step_seconds, "lost": lost_step_counts, "import": import_seconds}
 
 
 def import_torch() -> float:
     """Return the seconds that `import torch` takes on this machine."""
-    began = time.monotonic()
+    start_seconds = time.monotonic()
     subprocess.run([sys.executable, "-c", "import torch"], check=True)
-    return time.monotonic() - began
+    return time.monotonic() - start_seconds
 
 
-def headless(run: Run, runs: int) -> dict[str, list[float]]:
+def headless(measured_run: Run, repetition_count: int) -> dict[str, list[float]]:
     """Kill and restart the coordinator.
 
     Returns the delay of the slowest step as a multiple of the usual duration of a step, and the
     seconds until all workers have registered again.
     """
-    slowest = []
-    back = []
+    slowest_step_seconds = []
+    rejoin_seconds = []
 
-    for _ in range(runs):
+    for _ in range(repetition_count):
         time.sleep(2)
-        start = time.monotonic()
+        kill_seconds = time.monotonic()
         # the steps that ended in the last two seconds
-        usual = [s.finished - s.began for name in NAMES for s in run.steps(name, start - 2)]
-        run.coordinator.send(signal.SIGKILL)
-        run.coordinator.process.join()
+        usual_step_seconds = [
+            worker_step.finished - worker_step.began
+            for worker_name in NAMES
+            for worker_step in measured_run.steps(worker_name, kill_seconds - 2)
+        ]
+        measured_run.coordinator.send(signal.SIGKILL)
+        measured_run.coordinator.process.join()
         time.sleep(0.5)
-        began = time.monotonic()
-        run.coordinator = run.crew.coordinator(run.argv)
-        run.crew.until(lambda: "all 3 are connected again" in run.coordinator.said())
-        back.append(time.monotonic() - began)
-        time.sleep(max(0.0, start + 2 - time.monotonic()))
-        after = max(s.finished - s.began for name in NAMES for s in run.steps(name, start))
-        slowest.append((after - max(usual)) / median(usual))
+        restart_seconds = time.monotonic()
+        measured_run.coordinator = measured_run.crew.coordinator(measured_run.argv)
+        measured_run.crew.until(
+            lambda: "all 3 are connected again" in measured_run.coordinator.said()
+        )
+        rejoin_seconds.append(time.monotonic() - restart_seconds)
+        time.sleep(max(0.0, kill_seconds + 2 - time.monotonic()))
+        slowest_later_seconds = max(
+            worker_step.finished - worker_step.began
+            for worker_name in NAMES
+            for worker_step in measured_run.steps(worker_name, kill_seconds)
+        )
+        slowest_step_seconds.append(
+            (slowest_later_seconds - max(usual_step_seconds)) / median(usual_step_seconds)
+        )
 
-    return {"slowest step": slowest, "back": back}
+    return {"slowest step": slowest_step_seconds, "back": rejoin_seconds}
 
 
 @contextmanager
 def crews() -> Iterator[tuple[Crew, Path]]:
     """Yield a Crew, which starts coordinators and launchers, and the folder for its files. The
     started processes use an object store with the dataset, and end with this process."""
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        services = Services(folder / "home", {})
+    with tempfile.TemporaryDirectory() as temporary_folder:
+        working_folder = Path(temporary_folder)
+        services = Services(working_folder / "home", {})
         services.start("s3")
         environment = services.credentials() | {
             "S3_ENDPOINT_URL": services.url("s3"),
             "S3_BUCKET": "rekindle",
         }
         os.environ.update(environment)
-        stamped.write(folder / "dataset")
-        Store.from_env().upload(folder / "dataset", FLAGS["dataset"])
-        (folder / "logs").mkdir()
-        crew = Crew(environment, folder / "logs")
+        stamped.write(working_folder / "dataset")
+        Store.from_env().upload(working_folder / "dataset", FLAGS["dataset"])
+        (working_folder / "logs").mkdir()
+        crew = Crew(environment, working_folder / "logs")
 
         try:
-            yield crew, folder
+            yield crew, working_folder
         finally:
             crew.close()
             services.down()
 
 
-def measure(runs: int, repetitions: int, only: set[str]) -> list[Bar]:
+def measure(
+    repetition_count: int, peer_repetition_count: int, scenario_names: set[str]
+) -> list[Bar]:
     """Run `scenarios` (empty: all scenarios), and return their figures."""
     bars: list[Bar] = []
 
-    def is_selected(name: str) -> bool:
-        return not only or name in only
+    def is_selected(scenario_name: str) -> bool:
+        return not scenario_names or scenario_name in scenario_names
 
     with crews() as (crew, folder):
-        run = Run(crew, folder, "run")
+        measured_run = Run(crew, folder, "run")
         if is_selected("killed"):
-            durations = killed(run, runs, signal.SIGKILL)
+            durations_by_figure = killed(measured_run, repetition_count, signal.SIGKILL)
             bars += [
                 bar(
-                    "SIGKILL of one of three workers: next step", durations["next step"], "s", 0.10
+                    "SIGKILL of one of three workers: next step",
+                    durations_by_figure["next step"],
+                    "s",
+                    0.10,
                 ),
                 bar(
                     "SIGKILL of one of three workers: all workers train together",
-                    durations["back"],
+                    durations_by_figure["back"],
                     "s",
                     1.0,
                 ),
             ]
 
         if is_selected("frozen"):
-            durations = killed(run, max(3, runs // 2), signal.SIGSTOP)
+            durations_by_figure = killed(
+                measured_run, max(3, repetition_count // 2), signal.SIGSTOP
+            )
             bars += [
-                bar("SIGSTOP of one of three workers: next step", durations["next step"], "s", 1.5),
-                bar("SIGCONT of this worker: all workers train together", durations["back"], "s"),
+                bar(
+                    "SIGSTOP of one of three workers: next step",
+                    durations_by_figure["next step"],
+                    "s",
+                    1.5,
+                ),
+                bar(
+                    "SIGCONT of this worker: all workers train together",
+                    durations_by_figure["back"],
+                    "s",
+                ),
             ]
 
         if is_selected("headless"):
-            durations = headless(run, max(3, runs // 2))
+            durations_by_figure = headless(measured_run, max(3, repetition_count // 2))
             bars += [
                 bar(
                     "SIGKILL of the coordinator: delay of the slowest step",
-                    durations["slowest step"],
+                    durations_by_figure["slowest step"],
                     "steps",
                     1.0,
                 ),
                 bar(
                     "start of a new coordinator: all workers have registered",
-                    durations["back"],
+                    durations_by_figure["back"],
                     "s",
                     1.0,
                 ),
             ]
 
-        lost = run.repeated()
+        lost_step_count = measured_run.repeated()
         if is_selected("all"):
-            durations = all_killed(run, max(3, runs // 2))
-            bars.append(bar("SIGKILL of all workers: next step", durations["next step"], "s", 1.5))
+            durations_by_figure = all_killed(measured_run, max(3, repetition_count // 2))
+            bars.append(
+                bar("SIGKILL of all workers: next step", durations_by_figure["next step"], "s", 1.5)
+            )
 
         if is_selected("gone"):
-            run.kill()
-            run = Run(crew, folder, "gone", hot_seconds=HOT, checkpoint_seconds=DURABLE)
-            times = max(3, runs // 2)
-            node = all_processes_killed(run, times, hot=True)
-            all_nodes = all_processes_killed(run, times, hot=False)
+            measured_run.kill()
+            measured_run = Run(crew, folder, "gone", hot_seconds=HOT, checkpoint_seconds=DURABLE)
+            node_loss_repetitions = max(3, repetition_count // 2)
+            node_loss_durations = all_processes_killed(
+                measured_run, node_loss_repetitions, has_snapshots=True
+            )
+            all_nodes_loss_durations = all_processes_killed(
+                measured_run, node_loss_repetitions, has_snapshots=False
+            )
 
             bars += [
-                bar("SIGKILL of all workers and launchers: next step", node["next step"], "s", 1.5),
+                bar(
+                    "SIGKILL of all workers and launchers: next step",
+                    node_loss_durations["next step"],
+                    "s",
+                    1.5,
+                ),
                 bar(
                     "time of `import torch` in one process, just before the restart",
-                    node["import"],
+                    node_loss_durations["import"],
                     "s",
                 ),
-                bar("time of repeated steps, with a snapshot every 0.25 s", node["lost"], "s", HOT),
-                bar("loss of all nodes: next step", all_nodes["next step"], "s"),
+                bar(
+                    "time of repeated steps, with a snapshot every 0.25 s",
+                    node_loss_durations["lost"],
+                    "s",
+                    HOT,
+                ),
+                bar("loss of all nodes: next step", all_nodes_loss_durations["next step"], "s"),
                 bar(
                     "time of repeated steps, with a checkpoint every 3 s",
-                    all_nodes["lost"],
+                    all_nodes_loss_durations["lost"],
                     "s",
                     DURABLE,
                 ),
             ]
 
-        bars.append(bar("steps lost in failures that a worker survived", lost, "steps", 0))
+        bars.append(
+            bar("steps lost in failures that a worker survived", lost_step_count, "steps", 0)
+        )
 
-    if repetitions and is_selected("killed"):
-        peer = bar(
+    if peer_repetition_count and is_selected("killed"):
+        torchrun_bar = bar(
             "SIGKILL of one of three nodes under tuned torchrun: next step",
-            torchrun.next_step(repetitions),
+            torchrun.next_step(peer_repetition_count),
             "s",
         )
-        times = peer["value"] / bars[0]["value"]
-        bars += [peer, bar("time of torchrun, relative to Rekindle", times, "times", 50, "more")]
+        node_loss_repetitions = torchrun_bar["value"] / bars[0]["value"]
+        bars += [
+            torchrun_bar,
+            bar(
+                "time of torchrun, relative to Rekindle", node_loss_repetitions, "times", 50, "more"
+            ),
+        ]
 
     return bars
 
 
 def main() -> int:
-    command = parser(__doc__)
-    command.add_argument(
+    argument_parser = parser(__doc__)
+    argument_parser.add_argument(
         "--runs", type=int, default=10, help="number of repetitions of each failure (default: 10)"
     )
 
-    command.add_argument(
+    argument_parser.add_argument(
         "--peers",
         type=int,
         default=10,
         help="number of runs of torchrun, 20 s each (default: 10; 0: omit torchrun)",
     )
 
-    command.add_argument(
+    argument_parser.add_argument(
         "--only",
         default="",
         help="comma-separated scenarios: killed,frozen,headless,all,gone (default: all five)",
     )
 
-    options = command.parse_args()
+    options = argument_parser.parse_args()
     bars = measure(options.runs, options.peers, set(filter(None, options.only.split(","))))
 
     return report(bars, as_json=options.json)

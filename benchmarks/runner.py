@@ -26,170 +26,205 @@ OUT = {"parameters": [{"name": "out", "value": "1"}]}
 STEP = 'open("{{outputs.parameters.out.path}}", "w").write(str(int("{{inputs.parameters.x}}") + 1))'
 
 
-def chain(count: int) -> dict[str, Any]:
-    """Return a workflow of `count` steps, each of which increments a number."""
-    tasks = []
-    for i in range(count):
-        value = f"{{{{tasks.t{i - 1}.outputs.parameters.out}}}}" if i else "0"
-        arguments = {"parameters": [{"name": "x", "value": value}]}
-        tasks.append(
-            {"name": f"t{i}", "template": "add", "arguments": arguments}
-            | ({"depends": f"t{i - 1}"} if i else {})
+def chain(step_count: int) -> dict[str, Any]:
+    """Return a workflow of `step_count` steps, each of which increments a number."""
+    task_documents = []
+    for step_index in range(step_count):
+        input_value = (
+            f"{{{{tasks.t{step_index - 1}.outputs.parameters.out}}}}" if step_index else "0"
+        )
+        task_arguments = {"parameters": [{"name": "x", "value": input_value}]}
+        task_documents.append(
+            {"name": f"t{step_index}", "template": "add", "arguments": task_arguments}
+            | ({"depends": f"t{step_index - 1}"} if step_index else {})
         )
 
-    out = {"parameters": [{"name": "out", "valueFrom": {"path": "/tmp/out"}}]}
-    script = {"image": "python:3.11", "command": ["python", "-I"], "source": STEP}
+    output_parameters = {"parameters": [{"name": "out", "valueFrom": {"path": "/tmp/out"}}]}
+    script_template = {"image": "python:3.11", "command": ["python", "-I"], "source": STEP}
 
-    templates = [
-        {"name": "main", "dag": {"tasks": tasks}},
+    template_documents = [
+        {"name": "main", "dag": {"tasks": task_documents}},
         {
             "name": "add",
             "inputs": {"parameters": [{"name": "x"}]},
-            "outputs": out,
-            "script": script,
+            "outputs": output_parameters,
+            "script": script_template,
         },
     ]
 
-    spec = {"entrypoint": "main", "templates": templates}
+    workflow_spec = {"entrypoint": "main", "templates": template_documents}
 
     return {
         "apiVersion": "argoproj.io/v1alpha1",
         "kind": "Workflow",
         "metadata": {"generateName": "w-"},
-        "spec": spec,
+        "spec": workflow_spec,
     }
 
 
-def cpu(call: Callable[[], Any]) -> float:
-    """Return the CPU seconds of the children that `call` starts and waits for."""
-    start = os.times()
-    call()
-    end = os.times()
-    return end.children_user + end.children_system - start.children_user - start.children_system
+def cpu(measured_call: Callable[[], Any]) -> float:
+    """Return the CPU seconds of the children that `measured_call` starts and waits for."""
+    start_times = os.times()
+    measured_call()
+    end_times = os.times()
+    return (
+        end_times.children_user
+        + end_times.children_system
+        - start_times.children_user
+        - start_times.children_system
+    )
 
 
-def loop(count: int) -> dict[str, Any]:
-    """Return a workflow of `count` containers that do nothing, two at a time."""
-    tasks = [{"name": "t", "template": "nothing", "withSequence": {"count": str(count)}}]
-    nothing = {"name": "nothing", "container": {"image": "busybox", "command": ["true"]}}
-    workflow = chain(1)
-    workflow["spec"] = {
+def loop(container_count: int) -> dict[str, Any]:
+    """Return a workflow of `container_count` containers that do nothing, two at a time."""
+    task_documents = [
+        {"name": "t", "template": "nothing", "withSequence": {"count": str(container_count)}}
+    ]
+    empty_template = {"name": "nothing", "container": {"image": "busybox", "command": ["true"]}}
+    loop_workflow = chain(1)
+    loop_workflow["spec"] = {
         "entrypoint": "main",
         "parallelism": 2,
-        "templates": [{"name": "main", "dag": {"tasks": tasks}}, nothing],
+        "templates": [{"name": "main", "dag": {"tasks": task_documents}}, empty_template],
     }
-    return workflow
+    return loop_workflow
 
 
-def run(folder: Path, workflow: dict[str, Any]) -> None:
+def run(working_folder: Path, workflow_document: dict[str, Any]) -> None:
     """Run a workflow by `rekindle run --manifest`."""
-    manifest = folder / "manifest.json"
-    manifest.write_text(json.dumps(workflow))
+    manifest_path = working_folder / "manifest.json"
+    manifest_path.write_text(json.dumps(workflow_document))
 
-    command = [
+    run_command = [
         str(Path(sys.executable).with_name("rekindle")),
         "run",
         "--manifest",
-        str(manifest),
+        str(manifest_path),
         "-o",
         "json",
     ]
 
-    environment = {**os.environ, "REKINDLE_HOME": str(folder / "home")}
-    result = subprocess.run(command, capture_output=True, text=True, env=environment, check=True)
-    assert json.loads(result.stdout)["phase"] == "Succeeded"
+    environment = {**os.environ, "REKINDLE_HOME": str(working_folder / "home")}
+    completed_process = subprocess.run(
+        run_command, capture_output=True, text=True, env=environment, check=True
+    )
+    assert json.loads(completed_process.stdout)["phase"] == "Succeeded"
 
 
-def bare(folder: Path, count: int) -> None:
-    """Run the programs of `count` steps in sequence, without a runner."""
-    for i in range(count):
-        source = f'open("{folder}/out", "w").write(str(int("{i}") + 1))'
-        subprocess.run([sys.executable, "-I", "-c", source], check=True)
+def bare(working_folder: Path, step_count: int) -> None:
+    """Run the programs of `step_count` steps in sequence, without a runner."""
+    for step_index in range(step_count):
+        program_text = f'open("{working_folder}/out", "w").write(str(int("{step_index}") + 1))'
+        subprocess.run([sys.executable, "-I", "-c", program_text], check=True)
 
 
-def processes(count: int) -> float:
-    """Return the CPU seconds of `count` processes that do nothing."""
-    return cpu(lambda: [subprocess.run(["true"], check=True) for _ in range(count)])
+def processes(process_count: int) -> float:
+    """Return the CPU seconds of `process_count` processes that do nothing."""
+    return cpu(lambda: [subprocess.run(["true"], check=True) for _ in range(process_count)])
 
 
-def transitions(spec: dict[str, Any], count: int) -> float:
-    """Return how many pod phase changes per second the state machine processes, for `count` pods,
-    two at a time."""
+def transitions(workflow_spec: dict[str, Any], pod_count: int) -> float:
+    """Return how many pod phase changes per second the state machine processes, for `pod_count`
+    pods, two at a time."""
     from argolocal.engine.nodes import PodEnded, PodStarted, Start
     from argolocal.engine.scheduler import Scheduler
     from argolocal.manifest.read import workflow
 
-    manifest = {"kind": "Workflow", "metadata": {"name": "w"}, "spec": {**spec, "parallelism": 2}}
+    manifest = {
+        "kind": "Workflow",
+        "metadata": {"name": "w"},
+        "spec": {**workflow_spec, "parallelism": 2},
+    }
     scheduler = Scheduler(workflow(manifest))
-    events = []
-    began = time.process_time()
+    pending_events = []
+    start_cpu_seconds = time.process_time()
 
     while not scheduler.done:
-        starts = [
-            action for action in scheduler.advance(time.time(), events) if isinstance(action, Start)
+        start_actions = [
+            action
+            for action in scheduler.advance(time.time(), pending_events)
+            if isinstance(action, Start)
         ]
-        events = [
-            event
-            for start in starts
-            for event in (PodStarted(start.id), PodEnded(start.id, "Succeeded", "", OUT))
+        pending_events = [
+            pod_event
+            for start_action in start_actions
+            for pod_event in (
+                PodStarted(start_action.id),
+                PodEnded(start_action.id, "Succeeded", "", OUT),
+            )
         ]
 
     assert scheduler.status["phase"] == "Succeeded"
     # each pod has three phases: pending, running, completed
-    return 3 * count / (time.process_time() - began)
+    return 3 * pod_count / (time.process_time() - start_cpu_seconds)
 
 
-def memory(count: int) -> float:
-    """Return the peak memory in MB of a process that schedules a workflow of `count` nodes."""
-    code = (
+def memory(node_count: int) -> float:
+    """Return the peak memory in MB of a process that schedules a workflow of `node_count` nodes."""
+    program_text = (
         "import resource; from benchmarks.runner import loop,"
-        f" transitions\ntransitions(loop({count})['spec'], {count});"
+        f" transitions\ntransitions(loop({node_count})['spec'], {node_count});"
         " print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)"
     )
     return float(
         subprocess.run(
-            [sys.executable, "-c", code], capture_output=True, text=True, check=True
+            [sys.executable, "-c", program_text], capture_output=True, text=True, check=True
         ).stdout
     )
 
 
-def best(workflow: dict[str, Any]) -> float:
+def best(workflow_document: dict[str, Any]) -> float:
     """Return the best rate (see `transitions`) of five runs of the state machine, for a workflow of
     1,000 pods."""
-    return max(transitions(workflow["spec"], 1000) for _ in range(5))
+    return max(transitions(workflow_document["spec"], 1000) for _ in range(5))
 
 
 def measure() -> list[Bar]:
     """Return the CPU seconds of the runner per step, and the rate and memory of its state
     machine."""
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        four = median(cpu(lambda: run(folder, chain(4))) for _ in range(5))
-        hundred = median(cpu(lambda: run(folder, chain(100))) for _ in range(3))
-        trivial = (cpu(lambda: run(folder, loop(1000))) - processes(1000)) / 1000
-        journal = (
-            max(path.stat().st_size for path in folder.glob("home/runs/*/journal.jsonl")) / 1000
+    with tempfile.TemporaryDirectory() as temporary_folder:
+        working_folder = Path(temporary_folder)
+        four_step_cpu_seconds = median(cpu(lambda: run(working_folder, chain(4))) for _ in range(5))
+        hundred_step_cpu_seconds = median(
+            cpu(lambda: run(working_folder, chain(100))) for _ in range(3)
         )
-        floor = median(cpu(lambda: bare(folder, 100)) for _ in range(3)) / 100
+        container_cpu_seconds = (
+            cpu(lambda: run(working_folder, loop(1000))) - processes(1000)
+        ) / 1000
+        journal_bytes = (
+            max(
+                journal_path.stat().st_size
+                for journal_path in working_folder.glob("home/runs/*/journal.jsonl")
+            )
+            / 1000
+        )
+        bare_step_cpu_seconds = (
+            median(cpu(lambda: bare(working_folder, 100)) for _ in range(3)) / 100
+        )
 
-    step = (hundred - four) / 96
+    step_cpu_seconds = (hundred_step_cpu_seconds - four_step_cpu_seconds) / 96
 
     return [
-        bar("workflow of 4 steps", four, "CPU s", 1.0),
-        bar("one additional step", step, "CPU s", 0.1),
+        bar("workflow of 4 steps", four_step_cpu_seconds, "CPU s", 1.0),
+        bar("one additional step", step_cpu_seconds, "CPU s", 0.1),
         bar(
             "one additional step, minus the same process without a runner",
-            step - floor,
+            step_cpu_seconds - bare_step_cpu_seconds,
             "CPU s",
             0.015,
         ),
         bar(
             "one additional step, relative to the same process without a runner",
-            step / floor,
+            step_cpu_seconds / bare_step_cpu_seconds,
             "times",
         ),
-        bar("one of 1,000 containers that do nothing, minus its process", trivial, "CPU s", 0.015),
-        bar("journal per container", journal, "bytes"),
+        bar(
+            "one of 1,000 containers that do nothing, minus its process",
+            container_cpu_seconds,
+            "CPU s",
+            0.015,
+        ),
+        bar("journal per container", journal_bytes, "bytes"),
         bar(
             "state machine alone, for a loop of 1,000 containers",
             best(loop(1000)),

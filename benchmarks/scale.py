@@ -41,8 +41,8 @@ class Member(asyncio.Protocol):
     """A simulated worker, which joins, acknowledges new generations, and records when it received a
     list of members."""
 
-    def __init__(self, number: int) -> None:
-        self.id = f"member-{number}"
+    def __init__(self, member_number: int) -> None:
+        self.id = f"member-{member_number}"
         self.pending = b""
         self.opened = 0
         self.group = 0
@@ -63,7 +63,7 @@ class Member(asyncio.Protocol):
             }
         )
 
-        hello = {
+        hello_message = {
             "protocol": PROTOCOL,
             "id": self.id,
             "name": self.id,
@@ -71,40 +71,45 @@ class Member(asyncio.Protocol):
             "step": 0,
         }
 
-        self.send({"join": hello | {"fingerprint": {}, "generation": 0, "group": 0, "peers": []}})
+        self.send(
+            {"join": hello_message | {"fingerprint": {}, "generation": 0, "group": 0, "peers": []}}
+        )
         self.joined = True
 
     def send(self, message: dict[str, Any]) -> None:
         self.transport.write(json.dumps(message).encode() + b"\n")
 
     def data_received(self, data: bytes) -> None:
-        *lines, self.pending = (self.pending + data).split(b"\n")
-        for line in lines:
-            if line.startswith(b'{"nonce"'):
-                self.introduce(json.loads(line)["nonce"])
-            elif line.startswith(b'{"open"'):
-                self.opened = json.loads(line)["open"]
+        *message_lines, self.pending = (self.pending + data).split(b"\n")
+        for message_line in message_lines:
+            if message_line.startswith(b'{"nonce"'):
+                self.introduce(json.loads(message_line)["nonce"])
+            elif message_line.startswith(b'{"open"'):
+                self.opened = json.loads(message_line)["open"]
                 self.send({"ack": self.opened, "step": 0})
-            elif line.startswith(b'{"members"'):
-                self.group = int(line.rpartition(b":")[2].rstrip(b"}"))
+            elif message_line.startswith(b'{"members"'):
+                self.group = int(message_line.rpartition(b":")[2].rstrip(b"}"))
                 self.list_time = time.monotonic()
 
 
-async def wait_for_group(members: list[Member], after: int) -> float:
-    """Wait until all members are in one generation whose number is above `after`.
+async def wait_for_group(simulated_workers: list[Member], last_group_number: int) -> float:
+    """Wait until all members are in one generation whose number is above `last_group_number`.
 
     Returns the time when the last member received the list of the group.
     """
-    deadline = time.monotonic() + 60
-    while len({member.group for member in members}) != 1 or members[0].group <= after:
-        if time.monotonic() > deadline:
+    deadline_seconds = time.monotonic() + 60
+    while (
+        len({member.group for member in simulated_workers}) != 1
+        or simulated_workers[0].group <= last_group_number
+    ):
+        if time.monotonic() > deadline_seconds:
             raise TimeoutError("the members did not agree within a minute")
         await asyncio.sleep(0.005)
-    return max(member.list_time for member in members)
+    return max(member.list_time for member in simulated_workers)
 
 
 async def measure(
-    port: int, process: psutil.Process, count: int, runs: int
+    coordinator_port: int, coordinator_process: psutil.Process, worker_count: int, loss_count: int
 ) -> tuple[list[float], float, float]:
     """Measure the seconds from each loss to the next generation, and the CPU share and memory of
     the coordinator.
@@ -112,96 +117,118 @@ async def measure(
     The CPU share is the share of a core that the coordinator uses while no member is lost; memory
     is in MB.
     """
-    loop = asyncio.get_running_loop()
-    members = list[Member]()
-    numbers = iter(range(10**6))
+    event_loop = asyncio.get_running_loop()
+    simulated_workers = list[Member]()
+    worker_numbers = iter(range(10**6))
 
     async def add() -> None:
-        while len(members) < count:
-            missing = min(32, count - len(members))
-            batch = [
-                loop.create_connection(lambda: Member(next(numbers)), "127.0.0.1", port)
-                for _ in range(missing)
+        while len(simulated_workers) < worker_count:
+            missing_count = min(32, worker_count - len(simulated_workers))
+            connection_batch = [
+                event_loop.create_connection(
+                    lambda: Member(next(worker_numbers)), "127.0.0.1", coordinator_port
+                )
+                for _ in range(missing_count)
             ]
-            members.extend(protocol for _, protocol in await asyncio.gather(*batch))
+            simulated_workers.extend(
+                connection_and_worker
+                for _, connection_and_worker in await asyncio.gather(*connection_batch)
+            )
 
     async def beat() -> None:
-        for turn in range(10**9):
+        for turn_number in range(10**9):
             await asyncio.sleep(HEARTBEAT_INTERVAL_S / 8)
-            for member in [member for member in members[turn % 8 :: 8] if member.joined]:
-                member.send({"beat": turn // 8, "busy": False})
+            for member in [
+                member for member in simulated_workers[turn_number % 8 :: 8] if member.joined
+            ]:
+                member.send({"beat": turn_number // 8, "busy": False})
 
     await add()
-    beating = asyncio.create_task(beat())
-    await wait_for_group(members, 0)
-    cpu = sum(process.cpu_times()[:2])
-    began = time.monotonic()
+    heartbeat_task = asyncio.create_task(beat())
+    await wait_for_group(simulated_workers, 0)
+    start_cpu_seconds = sum(coordinator_process.cpu_times()[:2])
+    start_seconds = time.monotonic()
     await asyncio.sleep(10)
-    share = (sum(process.cpu_times()[:2]) - cpu) / (time.monotonic() - began)
-    durations = []
+    cpu_share = (sum(coordinator_process.cpu_times()[:2]) - start_cpu_seconds) / (
+        time.monotonic() - start_seconds
+    )
+    regroup_seconds = []
 
-    for number in range(runs):
-        group = members[0].group
-        losses = count // 3 if number == runs - 1 else number % 5 + 1
-        victims = [members.pop(random.randrange(len(members))) for _ in range(losses)]
-        start = time.monotonic()
+    for loss_number in range(loss_count):
+        group_before_loss = simulated_workers[0].group
+        lost_worker_count = (
+            worker_count // 3 if loss_number == loss_count - 1 else loss_number % 5 + 1
+        )
+        lost_workers = [
+            simulated_workers.pop(random.randrange(len(simulated_workers)))
+            for _ in range(lost_worker_count)
+        ]
+        loss_seconds = time.monotonic()
 
-        for victim in victims:
-            victim.transport.abort()
+        for lost_worker in lost_workers:
+            lost_worker.transport.abort()
 
-        durations.append(await wait_for_group(members, group) - start)
-        group = members[0].group
+        regroup_seconds.append(
+            await wait_for_group(simulated_workers, group_before_loss) - loss_seconds
+        )
+        group_before_loss = simulated_workers[0].group
         await add()
-        await wait_for_group(members, group)
+        await wait_for_group(simulated_workers, group_before_loss)
 
-    beating.cancel()
-    return durations, share, process.memory_info().rss / 1e6
+    heartbeat_task.cancel()
+    return regroup_seconds, cpu_share, coordinator_process.memory_info().rss / 1e6
 
 
-def wait_for_coordinator(port: int) -> None:
+def wait_for_coordinator(coordinator_port: int) -> None:
     """Wait until the coordinator accepts connections."""
-    deadline = time.monotonic() + 60
+    deadline_seconds = time.monotonic() + 60
     while True:
-        with socket.socket() as probe:
-            if probe.connect_ex(("127.0.0.1", port)) == 0:
+        with socket.socket() as probe_socket:
+            if probe_socket.connect_ex(("127.0.0.1", coordinator_port)) == 0:
                 return
-        if time.monotonic() > deadline:
+        if time.monotonic() > deadline_seconds:
             raise TimeoutError("the coordinator did not start within a minute")
         time.sleep(0.05)
 
 
-def membership_share(port: int, seconds: float = 10.0) -> float:
+def membership_share(coordinator_port: int, measured_seconds: float = 10.0) -> float:
     """Return the share of a core that an idle worker uses to stay a member of the group."""
-    client = Client("127.0.0.1", port, {}, lambda: False)
-    threading.Thread(target=client.wait_for_group, args=(0, 0, lambda: False), daemon=True).start()
+    membership_client = Client("127.0.0.1", coordinator_port, {}, lambda: False)
+    threading.Thread(
+        target=membership_client.wait_for_group, args=(0, 0, lambda: False), daemon=True
+    ).start()
     time.sleep(1)
-    start = resource.getrusage(resource.RUSAGE_SELF)
-    time.sleep(seconds)
-    end = resource.getrusage(resource.RUSAGE_SELF)
-    return (end.ru_utime + end.ru_stime - start.ru_utime - start.ru_stime) / seconds
+    start_usage = resource.getrusage(resource.RUSAGE_SELF)
+    time.sleep(measured_seconds)
+    end_usage = resource.getrusage(resource.RUSAGE_SELF)
+    return (
+        end_usage.ru_utime + end_usage.ru_stime - start_usage.ru_utime - start_usage.ru_stime
+    ) / measured_seconds
 
 
 def main() -> int:
-    command = parser(__doc__)
-    command.add_argument(
+    coordinator_command = parser(__doc__)
+    coordinator_command.add_argument(
         "--members", type=int, default=512, help="number of simulated workers (default: 512)"
     )
-    command.add_argument("--runs", type=int, default=10, help="number of runs (default: 10)")
-    options = command.parse_args()
-    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
+    coordinator_command.add_argument(
+        "--runs", type=int, default=10, help="number of runs (default: 10)"
+    )
+    options = coordinator_command.parse_args()
+    descriptor_limit = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (descriptor_limit, descriptor_limit))
     os.environ[handshake.REKINDLE_SECRET] = secrets.token_hex(32)
 
-    with tempfile.TemporaryDirectory() as name:
-        services = Services(Path(name) / "home", {})
+    with tempfile.TemporaryDirectory() as temporary_folder:
+        services = Services(Path(temporary_folder) / "home", {})
         services.start("s3")
-        port = 20000 + os.getpid() % 10000
+        coordinator_port = 20000 + os.getpid() % 10000
         environment = services.credentials() | {
             "S3_ENDPOINT_URL": services.url("s3"),
             "S3_BUCKET": "rekindle",
         }
 
-        command = [
+        coordinator_command = [
             sys.executable,
             "-m",
             "rekindle.training.membership.server",
@@ -209,44 +236,46 @@ def main() -> int:
             f"--workers={options.members}",
         ]
 
-        command += [
+        coordinator_command += [
             "--min-workers=1",
             "--silence-seconds=10",
         ]  # long timeout: heartbeats may be late, because a single process sends all of them
-        environment["MASTER_PORT"] = str(port)
+        environment["MASTER_PORT"] = str(coordinator_port)
         environment["POD_IP"] = "127.0.0.1"
 
-        with open(Path(name) / "log", "w") as log:
-            process = subprocess.Popen(command, env=os.environ | environment, stderr=log)
+        with open(Path(temporary_folder) / "log", "w") as log_file:
+            coordinator_process = subprocess.Popen(
+                coordinator_command, env=os.environ | environment, stderr=log_file
+            )
 
         try:
-            wait_for_coordinator(port)
-            server = psutil.Process(process.pid)
-            durations, share, memory = asyncio.run(
-                measure(port, server, options.members, options.runs)
+            wait_for_coordinator(coordinator_port)
+            coordinator = psutil.Process(coordinator_process.pid)
+            regroup_seconds, cpu_share, memory_megabytes = asyncio.run(
+                measure(coordinator_port, coordinator, options.members, options.runs)
             )
-            client = membership_share(port)
+            client_cpu_share = membership_share(coordinator_port)
         finally:
-            process.kill()
-            process.wait()
+            coordinator_process.kill()
+            coordinator_process.wait()
             services.down()
 
     bars = [
         bar(
             f"next generation of {options.members} workers after the loss of 1 to 5",
-            durations[:-1],
+            regroup_seconds[:-1],
             "s",
             0.5,
         ),
         bar(
             f"next generation of {options.members} workers after the loss of a third",
-            durations[-1:],
+            regroup_seconds[-1:],
             "s",
             0.5,
         ),
-        bar("memory of the coordinator", memory, "MB", 300),
-        bar("CPU of the coordinator while no worker is lost", 100 * share, "% of a core", 30),
-        bar("CPU of a worker for its membership", 100 * client, "% of a core", 1),
+        bar("memory of the coordinator", memory_megabytes, "MB", 300),
+        bar("CPU of the coordinator while no worker is lost", 100 * cpu_share, "% of a core", 30),
+        bar("CPU of a worker for its membership", 100 * client_cpu_share, "% of a core", 1),
     ]
     return report(bars, as_json=options.json)
 

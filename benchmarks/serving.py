@@ -49,30 +49,37 @@ RUNS = 3
 PORT = 18_480  # port of the first server; the next servers use the next ports
 
 
-def load_workload(name: str, folder: Path) -> tuple[str, Any]:
+def load_workload(model_name: str, working_folder: Path) -> tuple[str, Any]:
     """Return the module name and the module of a model's workload. For the model `power`, first
-    write the module and its data into `folder`."""
+    write the module and its data into `working_folder`."""
     from rekindle.workload import load
 
-    if name != "power":
-        return f"steps.{name}", load(f"steps.{name}")
+    if model_name != "power":
+        return f"steps.{model_name}", load(f"steps.{model_name}")
 
-    match = re.search(r"```python\n(# power\.py\n.*?)```", PAGE.read_text(), re.DOTALL)
-    assert match, f"{PAGE} does not contain power.py"
-    (folder / "power.py").write_text(match[1])
-    draw = random.Random(1)
-    rows = [
-        (hour % 24, round(draw.gauss(10, 8), 1), round(draw.uniform(1, 9), 2))
+    source_match = re.search(r"```python\n(# power\.py\n.*?)```", PAGE.read_text(), re.DOTALL)
+    assert source_match, f"{PAGE} does not contain power.py"
+    (working_folder / "power.py").write_text(source_match[1])
+    random_generator = random.Random(1)
+    power_rows = [
+        (
+            hour % 24,
+            round(random_generator.gauss(10, 8), 1),
+            round(random_generator.uniform(1, 9), 2),
+        )
         for hour in range(2000)
     ]
-    (folder / "power.csv").write_text(
-        "hour,temperature,kwh\n" + "".join(f"{h},{t},{kwh}\n" for h, t, kwh in rows)
+    (working_folder / "power.csv").write_text(
+        "hour,temperature,kwh\n"
+        + "".join(
+            f"{hour_value},{temperature},{kwh}\n" for hour_value, temperature, kwh in power_rows
+        )
     )
 
-    return name, load(name)
+    return model_name, load(model_name)
 
 
-def write_release(name: str, folder: Path) -> tuple[Path, list[dict[str, Any]]]:
+def write_release(model_name: str, working_folder: Path) -> tuple[Path, list[dict[str, Any]]]:
     """Write the files of a release with untrained weights; return the folder of the files, and
     instances to predict."""
     import torch
@@ -85,69 +92,73 @@ def write_release(name: str, folder: Path) -> tuple[Path, list[dict[str, Any]]]:
     from rekindle.storage import file_sha256
     from rekindle.workload import dataset_facts, prepare
 
-    module, workload = load_workload(name, folder)
-    source = SOURCES[name]
-    release = folder / name
-    source = source if "://" in source else str(folder / source)
-    prepare(workload, workload.Data(source=source), release)
+    workload_module_name, workload_module = load_workload(model_name, working_folder)
+    data_source = SOURCES[model_name]
+    release_folder = working_folder / model_name
+    data_source = data_source if "://" in data_source else str(working_folder / data_source)
+    prepare(workload_module, workload_module.Data(source=data_source), release_folder)
     torch.manual_seed(0)
-    section = workload.Model()
-    family = list(families.get_families(workload))[-1]
-    model = families.build(workload, family, section, dataset_facts(release))
-    save_file(model.state_dict(), release / "model.safetensors")
-    sha256 = file_sha256(release / "model.safetensors")
+    model_section = workload_module.Model()
+    model_family = list(families.get_families(workload_module))[-1]
+    untrained_model = families.build(
+        workload_module, model_family, model_section, dataset_facts(release_folder)
+    )
+    save_file(untrained_model.state_dict(), release_folder / "model.safetensors")
+    weights_sha256 = file_sha256(release_folder / "model.safetensors")
 
-    card = {
-        "sha256": sha256,
-        "workload": module,
-        "family": family,
-        "model": section.model_dump(mode="json"),
+    model_card = {
+        "sha256": weights_sha256,
+        "workload": workload_module_name,
+        "family": model_family,
+        "model": model_section.model_dump(mode="json"),
     }
 
-    (release / "model.json").write_text(json.dumps(card))
+    (release_folder / "model.json").write_text(json.dumps(model_card))
 
-    if name == "fraud":
-        instances = transactions(open_predictor(release).example()["instances"][0]["time"])
+    if model_name == "fraud":
+        instances = transactions(open_predictor(release_folder).example()["instances"][0]["time"])
     else:
-        instances = [example[0] for example in islice(workload.examples(release), 2000)]
-        (release / "example.json").write_text(json.dumps({"instances": instances[:1]}))
+        instances = [
+            example[0] for example in islice(workload_module.examples(release_folder), 2000)
+        ]
+        (release_folder / "example.json").write_text(json.dumps({"instances": instances[:1]}))
 
-    pyfunc.write_mlmodel(release)
-    hashes = {
-        str(path.relative_to(release)): file_sha256(path)
-        for path in release.rglob("*")
+    pyfunc.write_mlmodel(release_folder)
+    file_hashes = {
+        str(path.relative_to(release_folder)): file_sha256(path)
+        for path in release_folder.rglob("*")
         if path.is_file()
     }
 
-    record = {
-        "name": name,
+    release_record = {
+        "name": model_name,
         "version": "1",
-        "workload": module,
-        "model_sha256": sha256,
-        "files": hashes,
+        "workload": workload_module_name,
+        "model_sha256": weights_sha256,
+        "files": file_hashes,
     }
 
     # file for MLflow, which loads the model from this folder
-    (release / RELEASE_RECORD).write_text(json.dumps(record))
+    (release_folder / RELEASE_RECORD).write_text(json.dumps(release_record))
 
-    return release, instances
+    return release_folder, instances
 
 
-def transactions(time: str, count: int = 2000) -> list[dict[str, Any]]:
+def transactions(start_time: str, transaction_count: int = 2000) -> list[dict[str, Any]]:
     """Return random transactions between cards and terminals of the fraud model's serving state."""
-    draw = random.Random(1)
+    random_generator = random.Random(1)
     return [
-        {"transaction_id": number, "time": time}
+        {"transaction_id": transaction_number, "time": start_time}
         | {
-            "card": draw.randrange(5000),
-            "terminal": draw.randrange(10_000),
-            "amount": round(draw.uniform(1, 200), 2),
+            "card": random_generator.randrange(5000),
+            "terminal": random_generator.randrange(10_000),
+            "amount": round(random_generator.uniform(1, 200), 2),
         }
-        for number in range(count)
+        for transaction_number in range(transaction_count)
     ]
 
 
-def upload(name: str, release: Path, home: Path) -> tuple[str, dict[str, str]]:
+def upload(model_name: str, release_folder: Path, home_folder: Path) -> tuple[str, dict[str, str]]:
     """Upload a release to an object store. Return the key prefix of the release, and the
     environment variables for its servers."""
     from rekindle.content.verified_release import content_hash
@@ -155,126 +166,145 @@ def upload(name: str, release: Path, home: Path) -> tuple[str, dict[str, str]]:
     from rekindle.release.release_files import commit
     from rekindle.storage import Store, file_sha256
 
-    services = Services(home, {})
-    keys = services.credentials()
-    url = services.url("s3")
+    services = Services(home_folder, {})
+    credentials = services.credentials()
+    s3_url = services.url("s3")
 
-    store = Store("benchmark", url, *keys.values())
-    with suppress(store.client.exceptions.BucketAlreadyOwnedByYou):
-        store.client.create_bucket(Bucket=store.bucket)
+    object_store = Store("benchmark", s3_url, *credentials.values())
+    with suppress(object_store.client.exceptions.BucketAlreadyOwnedByYou):
+        object_store.client.create_bucket(Bucket=object_store.bucket)
 
-    names = ("model.safetensors", "model.json", "dataset.json", "example.json")
-    paths = [release / file for file in names if (release / file).exists()]
-    paths.extend((release / "state").glob("*"))
-    files = {str(path.relative_to(release)): path for path in paths}
-    hashes = {key: file_sha256(path) for key, path in files.items()}
+    file_names = ("model.safetensors", "model.json", "dataset.json", "example.json")
+    file_paths = [
+        release_folder / file_name
+        for file_name in file_names
+        if (release_folder / file_name).exists()
+    ]
+    file_paths.extend((release_folder / "state").glob("*"))
+    files_by_key = {str(path.relative_to(release_folder)): path for path in file_paths}
+    file_hashes = {key: file_sha256(path) for key, path in files_by_key.items()}
 
-    prefix = f"releases/{name}/{content_hash(hashes)}/"
-    for key, path in files.items():
-        store.upload(path, prefix + key)
+    release_prefix = f"releases/{model_name}/{content_hash(file_hashes)}/"
+    for key, path in files_by_key.items():
+        object_store.upload(path, release_prefix + key)
 
-    workload = json.loads((release / "model.json").read_text())["workload"]
-    about = {
-        "name": name,
+    workload_name = json.loads((release_folder / "model.json").read_text())["workload"]
+    release_record = {
+        "name": model_name,
         "version": "1",
-        "workload": workload,
-        "model_sha256": hashes["model.safetensors"],
+        "workload": workload_name,
+        "model_sha256": file_hashes["model.safetensors"],
     }
 
-    commit(store, prefix, release, about | {"files": hashes})
-    folders = {
-        "PYTHONPATH": f"{os.getcwd()}:{release.parent}",
-        "REKINDLE_PATH": str(release.parent),
+    commit(object_store, release_prefix, release_folder, release_record | {"files": file_hashes})
+    path_variables = {
+        "PYTHONPATH": f"{os.getcwd()}:{release_folder.parent}",
+        "REKINDLE_PATH": str(release_folder.parent),
     }
 
-    return prefix, {
+    return release_prefix, {
         **os.environ,
-        **keys,
-        **folders,
-        "S3_ENDPOINT_URL": url,
-        "S3_BUCKET": store.bucket,
+        **credentials,
+        **path_variables,
+        "S3_ENDPOINT_URL": s3_url,
+        "S3_BUCKET": object_store.bucket,
     }
 
 
 @contextmanager
-def running(command: list[str], env: dict[str, str], ready: str) -> Iterator[psutil.Process]:
-    """Run a server on CORES until the end of the block. The block begins when the URL `ready`
+def running(
+    server_command: list[str], server_environment: dict[str, str], ready_url: str
+) -> Iterator[psutil.Process]:
+    """Run a server on CORES until the end of the block. The block begins when the URL `ready_url`
     returns status 200."""
-    affinity = os.sched_getaffinity(0)
+    cpu_affinity = os.sched_getaffinity(0)
 
-    with tempfile.TemporaryFile("w+") as log:
+    with tempfile.TemporaryFile("w+") as log_file:
         os.sched_setaffinity(0, CORES)
-        server = subprocess.Popen(
-            command, env=env, stdout=subprocess.DEVNULL, stderr=log, process_group=0
+        server_process = subprocess.Popen(
+            server_command,
+            env=server_environment,
+            stdout=subprocess.DEVNULL,
+            stderr=log_file,
+            process_group=0,
         )
-        os.sched_setaffinity(0, affinity)
+        os.sched_setaffinity(0, cpu_affinity)
 
         try:
-            deadline = time.monotonic() + 120
+            deadline_seconds = time.monotonic() + 120
             while True:
-                with suppress(OSError), urllib.request.urlopen(ready, timeout=5):
+                with suppress(OSError), urllib.request.urlopen(ready_url, timeout=5):
                     break
 
-                if server.poll() is not None or time.monotonic() > deadline:
-                    log.seek(0)
-                    raise SystemExit(f"{' '.join(command)} does not serve: {log.read()[-2000:]}")
+                if server_process.poll() is not None or time.monotonic() > deadline_seconds:
+                    log_file.seek(0)
+                    raise SystemExit(
+                        f"{' '.join(server_command)} does not serve: {log_file.read()[-2000:]}"
+                    )
 
                 time.sleep(0.2)
 
-            yield psutil.Process(server.pid)
+            yield psutil.Process(server_process.pid)
         finally:
-            os.killpg(server.pid, 15)
-            server.wait()
+            os.killpg(server_process.pid, 15)
+            server_process.wait()
 
 
-def requests(path: str, key: str, instances: list[dict[str, Any]]) -> list[bytes]:
+def requests(request_path: str, instances_key: str, instances: list[dict[str, Any]]) -> list[bytes]:
     """Return one HTTP request for each instance."""
-    bodies = (json.dumps({key: [instance]}) for instance in instances)
-    return [(HEAD.format(path, len(body.encode())) + body).encode() for body in bodies]
+    request_bodies = (json.dumps({instances_key: [instance]}) for instance in instances)
+    return [
+        (HEAD.format(request_path, len(request_body.encode())) + request_body).encode()
+        for request_body in request_bodies
+    ]
 
 
 class Load:
     """Clients of one server, and their measurements."""
 
-    def __init__(self, port: int, texts: list[bytes]) -> None:
-        self.port = port
-        self.texts = texts
+    def __init__(self, server_port: int, request_texts: list[bytes]) -> None:
+        self.port = server_port
+        self.texts = request_texts
         self.seconds: list[float] = []
         self.failures = 0
 
-    async def client(self, number: int, until: float) -> None:
-        """Send one request after the other until the time `until`."""
+    async def client(self, request_index: int, end_seconds: float) -> None:
+        """Send one request after the other until the time `end_seconds`."""
         reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
-        while (start := time.perf_counter()) < until:
-            number = (number + 7) % len(self.texts)
-            writer.write(self.texts[number])
-            head = (await reader.readuntil(b"\r\n\r\n")).lower()
+        while (start_seconds := time.perf_counter()) < end_seconds:
+            request_index = (request_index + 7) % len(self.texts)
+            writer.write(self.texts[request_index])
+            response_head = (await reader.readuntil(b"\r\n\r\n")).lower()
             await reader.readexactly(
-                int(head.partition(b"content-length: ")[2].partition(b"\r")[0])
+                int(response_head.partition(b"content-length: ")[2].partition(b"\r")[0])
             )
-            self.failures += not head.startswith(b"http/1.1 200")
-            self.seconds.append(time.perf_counter() - start)
+            self.failures += not response_head.startswith(b"http/1.1 200")
+            self.seconds.append(time.perf_counter() - start_seconds)
         writer.close()
 
-    async def slow_client(self, until: float) -> None:
+    async def slow_client(self, end_seconds: float) -> None:
         """Send one byte of a request's body per second; reconnect when the server closes the
         connection."""
-        while time.perf_counter() < until:
+        while time.perf_counter() < end_seconds:
             reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
-            head, _, body = self.texts[0].partition(b"\r\n\r\n")
-            writer.write(head + b"\r\n\r\n")
-            for byte in body:
+            request_head, _, request_body = self.texts[0].partition(b"\r\n\r\n")
+            writer.write(request_head + b"\r\n\r\n")
+            for byte in request_body:
                 writer.write(bytes([byte]))
                 await asyncio.sleep(1)
-                if reader.at_eof() or time.perf_counter() > until:
+                if reader.at_eof() or time.perf_counter() > end_seconds:
                     break
             writer.close()
 
-    async def run(self, clients: int, slow: int, seconds: float) -> None:
-        until = time.perf_counter() + seconds
-        slow_ones = [self.slow_client(until) for _ in range(slow)]
+    async def run(self, client_count: int, slow: int, duration_seconds: float) -> None:
+        end_seconds = time.perf_counter() + duration_seconds
+        slow_clients = [self.slow_client(end_seconds) for _ in range(slow)]
         await asyncio.gather(
-            *(self.client(number * 61, until) for number in range(clients)), *slow_ones
+            *(
+                self.client(client_number * 61, end_seconds)
+                for client_number in range(client_count)
+            ),
+            *slow_clients,
         )
 
 
@@ -297,145 +327,193 @@ class Server:
     port: int
     texts: list[bytes]
 
-    def run(self, clients: int, seconds: float, slow: int = 0) -> Run:
-        """Let the clients run for `seconds`, after a warm-up of one second, and return the
+    def run(self, client_count: int, duration_seconds: float, slow: int = 0) -> Run:
+        """Let the clients run for `duration_seconds`, after a warm-up of one second, and return the
         measurements."""
-        asyncio.run(Load(self.port, self.texts).run(clients, 0, 1.0))
-        load = Load(self.port, self.texts)
-        start = time.perf_counter()
-        used = self.cpu()
-        asyncio.run(load.run(clients, slow, seconds))
-        answers = len(load.seconds)
-        used = self.cpu() - used
-        rate = answers / (time.perf_counter() - start)
+        asyncio.run(Load(self.port, self.texts).run(client_count, 0, 1.0))
+        client_load = Load(self.port, self.texts)
+        start_seconds = time.perf_counter()
+        start_cpu_seconds = self.cpu()
+        asyncio.run(client_load.run(client_count, slow, duration_seconds))
+        answer_count = len(client_load.seconds)
+        start_cpu_seconds = self.cpu() - start_cpu_seconds
+        answers_per_second = answer_count / (time.perf_counter() - start_seconds)
         return Run(
-            rate, 1000 * quantiles(load.seconds, n=100)[98], load.failures, 1000 * used / answers
+            answers_per_second,
+            1000 * quantiles(client_load.seconds, n=100)[98],
+            client_load.failures,
+            1000 * start_cpu_seconds / answer_count,
         )
 
     def cpu(self) -> float:
         """Return the CPU seconds of the server and its child processes."""
-        times = [
+        process_cpu_times = [
             process.cpu_times()
             for process in (self.process, *self.process.children(recursive=True))
         ]
-        return sum(each.user + each.system for each in times)
+        return sum(cpu_times.user + cpu_times.system for cpu_times in process_cpu_times)
 
 
-def start_servers(name: str, folder: Path, processes: int, stack: ExitStack) -> list[Server]:
+def start_servers(
+    model_name: str, working_folder: Path, process_count: int, exit_stack: ExitStack
+) -> list[Server]:
     """Start three servers of a model: one that predicts in batches, one that predicts one by one,
     and one of MLflow."""
-    release, instances = write_release(name, folder)
-    prefix, env = upload(name, release, folder / "home")
-    servers = []
-    texts = requests(f"/v1/models/{name}:predict", "instances", instances)
+    release_folder, instances = write_release(model_name, working_folder)
+    release_prefix, server_environment = upload(model_name, release_folder, working_folder / "home")
+    measured_servers = []
+    request_texts = requests(f"/v1/models/{model_name}:predict", "instances", instances)
 
-    for flags in ([], ["--max-batch=1"]):
-        port = PORT + len(servers)
-        serve = [
+    for extra_flags in ([], ["--max-batch=1"]):
+        server_port = PORT + len(measured_servers)
+        serve_command = [
             sys.executable,
             "-m",
             "rekindle",
             "step",
             "steps.serve",
-            f"--model={prefix}",
-            f"--port={port}",
+            f"--model={release_prefix}",
+            f"--port={server_port}",
         ]
 
-        command = [*serve, f"--processes={processes}", *flags]
-        ready = f"http://127.0.0.1:{port}/health/ready"
-        servers.append(Server(stack.enter_context(running(command, env, ready)), port, texts))
+        server_command = [*serve_command, f"--processes={process_count}", *extra_flags]
+        ready_url = f"http://127.0.0.1:{server_port}/health/ready"
+        measured_servers.append(
+            Server(
+                exit_stack.enter_context(running(server_command, server_environment, ready_url)),
+                server_port,
+                request_texts,
+            )
+        )
 
-    port = PORT + len(servers)
-    flags = ["--env-manager=local", "--workers=2", f"--port={port}", f"--model-uri={release}"]
-    threads = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "POLARS_MAX_THREADS": "1"}
-    paths = {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
-    command = [sys.executable, "-m", "mlflow", "models", "serve", *flags]
-    process = stack.enter_context(
-        running(command, env | threads | paths, f"http://127.0.0.1:{port}/ping")
+    server_port = PORT + len(measured_servers)
+    extra_flags = [
+        "--env-manager=local",
+        "--workers=2",
+        f"--port={server_port}",
+        f"--model-uri={release_folder}",
+    ]
+    thread_variables = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "POLARS_MAX_THREADS": "1"}
+    path_variables = {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    server_command = [sys.executable, "-m", "mlflow", "models", "serve", *extra_flags]
+    server_process = exit_stack.enter_context(
+        running(
+            server_command,
+            server_environment | thread_variables | path_variables,
+            f"http://127.0.0.1:{server_port}/ping",
+        )
     )
 
     return [
-        *servers,
-        Server(process, port, requests("/invocations", "dataframe_records", instances)),
+        *measured_servers,
+        Server(
+            server_process, server_port, requests("/invocations", "dataframe_records", instances)
+        ),
     ]
 
 
-def measure(name: str, folder: Path, seconds: float, processes: int, slow: bool) -> list[Bar]:
-    """Measure the servers of a model; if `slow` is True, also measure with slow clients. Return the
-    figures."""
-    with ExitStack() as stack:
-        servers = start_servers(name, folder, processes, stack)
-        turns = [[server.run(32, seconds) for server in servers] for _ in range(RUNS)]
-        batched, single, mlflow = (
-            [turn[number] for turn in turns] for number in range(len(servers))
+def measure(
+    model_name: str,
+    working_folder: Path,
+    duration_seconds: float,
+    process_count: int,
+    measures_slow_clients: bool,
+) -> list[Bar]:
+    """Measure the servers of a model; if `measures_slow_clients` is True, also measure with slow
+    clients. Return the figures."""
+    with ExitStack() as exit_stack:
+        measured_servers = start_servers(model_name, working_folder, process_count, exit_stack)
+        runs_by_turn = [
+            [server.run(32, duration_seconds) for server in measured_servers] for _ in range(RUNS)
+        ]
+        batched_runs, single_runs, mlflow_runs = (
+            [turn_runs[server_index] for turn_runs in runs_by_turn]
+            for server_index in range(len(measured_servers))
         )
 
         bars = [
             bar(
-                f"{name}: requests of one record, 32 clients",
-                _all(batched, "rate"),
+                f"{model_name}: requests of one record, 32 clients",
+                _all(batched_runs, "rate"),
                 "/s",
-                RATES.get(name),
+                RATES.get(model_name),
                 "more",
             ),
-            bar("  p99 of these requests", _all(batched, "p99"), "ms", 40),
-            bar("  CPU time per request", _all(batched, "cpu"), "ms"),
-            bar("  rate with serve.max_batch 1", _all(single, "rate"), "/s"),
-            bar("  CPU time per request with serve.max_batch 1", _all(single, "cpu"), "ms"),
+            bar("  p99 of these requests", _all(batched_runs, "p99"), "ms", 40),
+            bar("  CPU time per request", _all(batched_runs, "cpu"), "ms"),
+            bar("  rate with serve.max_batch 1", _all(single_runs, "rate"), "/s"),
+            bar("  CPU time per request with serve.max_batch 1", _all(single_runs, "cpu"), "ms"),
             bar(
                 "  rate in batches, relative to serve.max_batch 1",
-                _ratios(batched, single, "rate"),
+                _ratios(batched_runs, single_runs, "rate"),
                 "times",
-                None if name in RATES else 3,
+                None if model_name in RATES else 3,
                 "more",
             ),
-            bar("  rate of mlflow models serve", _all(mlflow, "rate"), "/s"),
-            bar("  p99 of mlflow models serve", _all(mlflow, "p99"), "ms"),
-            bar("  CPU time per request of mlflow models serve", _all(mlflow, "cpu"), "ms"),
+            bar("  rate of mlflow models serve", _all(mlflow_runs, "rate"), "/s"),
+            bar("  p99 of mlflow models serve", _all(mlflow_runs, "p99"), "ms"),
+            bar("  CPU time per request of mlflow models serve", _all(mlflow_runs, "cpu"), "ms"),
             bar(
-                "  requests that failed with mlflow models serve", sum(_all(mlflow, "failures")), ""
+                "  requests that failed with mlflow models serve",
+                sum(_all(mlflow_runs, "failures")),
+                "",
             ),
             bar(
                 "  rate in batches, relative to mlflow models serve",
-                _ratios(batched, mlflow, "rate"),
+                _ratios(batched_runs, mlflow_runs, "rate"),
                 "times",
                 5,
                 "more",
             ),
         ]
 
-        failures = sum(_all(batched + single, "failures"))
+        failure_count = sum(_all(batched_runs + single_runs, "failures"))
 
-        if slow:
-            alone = [servers[0].run(8, seconds) for _ in range(RUNS)]
-            with_slow = [servers[0].run(8, seconds, slow=64) for _ in range(RUNS)]
-            failures += sum(_all(alone + with_slow, "failures"))
+        if measures_slow_clients:
+            runs_without_slow_clients = [
+                measured_servers[0].run(8, duration_seconds) for _ in range(RUNS)
+            ]
+            runs_with_slow_clients = [
+                measured_servers[0].run(8, duration_seconds, slow=64) for _ in range(RUNS)
+            ]
+            failure_count += sum(
+                _all(runs_without_slow_clients + runs_with_slow_clients, "failures")
+            )
 
             bars += [
-                bar("  p99 of 8 clients alone", _all(alone, "p99"), "ms"),
-                bar("  p99 of 8 clients with 64 slow clients", _all(with_slow, "p99"), "ms"),
+                bar("  p99 of 8 clients alone", _all(runs_without_slow_clients, "p99"), "ms"),
+                bar(
+                    "  p99 of 8 clients with 64 slow clients",
+                    _all(runs_with_slow_clients, "p99"),
+                    "ms",
+                ),
                 bar(
                     "  p99 with slow clients, relative to p99 without slow clients",
-                    _ratios(with_slow, alone, "p99"),
+                    _ratios(runs_with_slow_clients, runs_without_slow_clients, "p99"),
                     "times",
                     2,
                 ),
             ]
 
-    return [*bars, bar("  requests that failed with Rekindle", failures, "", 0)]
+    return [*bars, bar("  requests that failed with Rekindle", failure_count, "", 0)]
 
 
-def _all(runs: list[Run], figure: str) -> list[float]:
-    return [getattr(each, figure) for each in runs]
+def _all(measured_runs: list[Run], figure_name: str) -> list[float]:
+    return [getattr(measured_run, figure_name) for measured_run in measured_runs]
 
 
-def _ratios(runs: list[Run], references: list[Run], figure: str) -> list[float]:
-    return [a / b for a, b in zip(_all(runs, figure), _all(references, figure), strict=True)]
+def _ratios(measured_runs: list[Run], reference_runs: list[Run], figure_name: str) -> list[float]:
+    return [
+        figure_value / reference_value
+        for figure_value, reference_value in zip(
+            _all(measured_runs, figure_name), _all(reference_runs, figure_name), strict=True
+        )
+    ]
 
 
 def main() -> int:
-    command = parser(__doc__)
-    command.add_argument(
+    argument_parser = parser(__doc__)
+    argument_parser.add_argument(
         "--models",
         nargs="+",
         choices=list(SOURCES),
@@ -443,36 +521,42 @@ def main() -> int:
         help="models to serve (default: all)",
     )
 
-    command.add_argument(
+    argument_parser.add_argument(
         "--seconds", type=float, default=10, help="seconds of each run (default: 10)"
     )
 
-    command.add_argument(
+    argument_parser.add_argument(
         "--processes",
         type=int,
         default=1,
         help="setting serve.processes of the servers (default: 1)",
     )
 
-    arguments = command.parse_args()
+    options = argument_parser.parse_args()
 
     client_cores = os.sched_getaffinity(0) - CORES
     if client_cores:
         os.sched_setaffinity(0, client_cores)
 
     bars = []
-    with tempfile.TemporaryDirectory() as folder:
-        sys.path.insert(0, folder)  # the folder that contains power.py
+    with tempfile.TemporaryDirectory() as temporary_folder:
+        sys.path.insert(0, temporary_folder)  # the folder that contains power.py
         try:
-            for name in arguments.models:
-                slow = name == arguments.models[-1]
-                bars += measure(name, Path(folder), arguments.seconds, arguments.processes, slow)
+            for model_name in options.models:
+                is_last_model = model_name == options.models[-1]
+                bars += measure(
+                    model_name,
+                    Path(temporary_folder),
+                    options.seconds,
+                    options.processes,
+                    is_last_model,
+                )
         finally:
             from rekindle.local.services.services import Services
 
-            Services(Path(folder) / "home", {}).down()
+            Services(Path(temporary_folder) / "home", {}).down()
 
-    return report(bars, as_json=arguments.json)
+    return report(bars, as_json=options.json)
 
 
 if __name__ == "__main__":

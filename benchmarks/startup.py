@@ -28,17 +28,25 @@ COMMANDS = {
 
 
 def main() -> int:
-    command = parser(__doc__)
-    command.add_argument(
+    argument_parser = parser(__doc__)
+    argument_parser.add_argument(
         "--runs", type=int, default=5, help="number of runs of each command (default: 5)"
     )
-    options = command.parse_args()
+    options = argument_parser.parse_args()
     bars = []
-    for name, (argv, limit) in COMMANDS.items():
-        run = partial(subprocess.run, argv, stdout=subprocess.DEVNULL, check=True)
-        bars.append(bar(name, [cpu(run) for _ in range(options.runs)], "CPU s", limit))
-    for line in bars[1:]:
-        line["text"] = f"{line['value'] / max(bars[0]['value'], 0.001):.1f} times bare python"
+    for figure_name, (program_arguments, limit_seconds) in COMMANDS.items():
+        run_program = partial(
+            subprocess.run, program_arguments, stdout=subprocess.DEVNULL, check=True
+        )
+        bars.append(
+            bar(
+                figure_name, [cpu(run_program) for _ in range(options.runs)], "CPU s", limit_seconds
+            )
+        )
+    for bar_record in bars[1:]:
+        bar_record["text"] = (
+            f"{bar_record['value'] / max(bars[0]['value'], 0.001):.1f} times bare python"
+        )
     return report(bars, as_json=options.json)
 
 

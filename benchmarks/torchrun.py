@@ -24,35 +24,42 @@ CONF = "last_call_timeout=1,keep_alive_interval=1,keep_alive_max_attempt=3"
 ENVIRONMENT = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1", "OMP_NUM_THREADS": "1"}
 
 
-def next_step(runs: int) -> list[float]:
+def next_step(run_count: int) -> list[float]:
     """Return the seconds from the SIGKILL of one of three nodes to the next step of the other two,
     minus the duration of a step."""
-    return [_once(29400 + number) for number in range(runs)]
+    return [_once(29400 + run_number) for run_number in range(run_count)]
 
 
-def _once(port: int) -> float:
-    with tempfile.TemporaryDirectory() as name:
-        agents = [_agent(Path(name), port, node) for node in range(NODES)]
+def _once(rendezvous_port: int) -> float:
+    with tempfile.TemporaryDirectory() as temporary_folder:
+        agent_processes = [
+            _agent(Path(temporary_folder), rendezvous_port, node_number)
+            for node_number in range(NODES)
+        ]
         try:
-            until(lambda: all(len(read_stamps(Path(name), NODES)) >= 10 for _ in agents))
-            earlier = read_stamps(Path(name), NODES)
-            start = time.monotonic()
+            until(
+                lambda: all(
+                    len(read_stamps(Path(temporary_folder), NODES)) >= 10 for _ in agent_processes
+                )
+            )
+            earlier_stamps = read_stamps(Path(temporary_folder), NODES)
+            kill_seconds = time.monotonic()
             # not the first agent: it hosts the rendezvous store, so its loss would end all agents
-            _kill(agents[-1])
-            until(lambda: len(read_stamps(Path(name), NODES - 1)) >= 1)
+            _kill(agent_processes[-1])
+            until(lambda: len(read_stamps(Path(temporary_folder), NODES - 1)) >= 1)
 
             return (
-                read_stamps(Path(name), NODES - 1)[0]
-                - start
-                - (earlier[-1] - earlier[0]) / (len(earlier) - 1)
+                read_stamps(Path(temporary_folder), NODES - 1)[0]
+                - kill_seconds
+                - (earlier_stamps[-1] - earlier_stamps[0]) / (len(earlier_stamps) - 1)
             )
         finally:
-            for agent in agents:
-                _kill(agent)
+            for agent_process in agent_processes:
+                _kill(agent_process)
 
 
-def _agent(folder: Path, port: int, node: int) -> subprocess.Popen:
-    command = [
+def _agent(log_folder: Path, rendezvous_port: int, node_number: int) -> subprocess.Popen:
+    agent_command = [
         *(
             sys.executable,
             "-m",
@@ -62,68 +69,83 @@ def _agent(folder: Path, port: int, node: int) -> subprocess.Popen:
         ),
         *(
             "--rdzv-backend=c10d",
-            f"--rdzv-endpoint=127.0.0.1:{port}",
-            f"--rdzv-conf={CONF},is_host={int(not node)}",
+            f"--rdzv-endpoint=127.0.0.1:{rendezvous_port}",
+            f"--rdzv-conf={CONF},is_host={int(not node_number)}",
         ),
-        *(f"--local-addr=127.0.0.{node + 1}", "-m", "benchmarks.torchrun", str(folder)),
+        *(f"--local-addr=127.0.0.{node_number + 1}", "-m", "benchmarks.torchrun", str(log_folder)),
     ]
-    with open(folder / f"agent{node}.log", "w") as log:
+    with open(log_folder / f"agent{node_number}.log", "w") as log_file:
         return subprocess.Popen(
-            command, env=os.environ | ENVIRONMENT, stdout=log, stderr=log, start_new_session=True
+            agent_command,
+            env=os.environ | ENVIRONMENT,
+            stdout=log_file,
+            stderr=log_file,
+            start_new_session=True,
         )
 
 
-def _kill(agent: subprocess.Popen) -> None:
+def _kill(agent_process: subprocess.Popen) -> None:
     """Kill an agent and its worker, to simulate the loss of a node. The worker is not in the
     agent's process group, so it is killed separately."""
-    children = subprocess.run(
-        ["pgrep", "-P", str(agent.pid)], capture_output=True, text=True
+    child_pids = subprocess.run(
+        ["pgrep", "-P", str(agent_process.pid)], capture_output=True, text=True
     ).stdout.split()
-    for pid in [agent.pid, *map(int, children)]:
+    for killed_pid in [agent_process.pid, *map(int, child_pids)]:
         try:
-            os.kill(pid, signal.SIGKILL)
+            os.kill(killed_pid, signal.SIGKILL)
         except ProcessLookupError:
             continue
-    agent.wait()
+    agent_process.wait()
 
 
-def read_stamps(folder: Path, size: int) -> list[float]:
-    """Return the times when rank 0 of a group of `size` workers finished its steps."""
-    contents = [path.read_bytes() for path in folder.glob(f"{size}-0-*")]
+def read_stamps(stamps_folder: Path, worker_count: int) -> list[float]:
+    """Return the times when rank 0 of a group of `worker_count` workers finished its steps."""
+    stamp_contents = [
+        stamp_path.read_bytes() for stamp_path in stamps_folder.glob(f"{worker_count}-0-*")
+    ]
     return sorted(
-        time for data in contents for time, _ in STAMP.iter_unpack(data[: len(data) // 16 * 16])
+        finish_seconds
+        for stamp_bytes in stamp_contents
+        for finish_seconds, _ in STAMP.iter_unpack(stamp_bytes[: len(stamp_bytes) // 16 * 16])
     )
 
 
-def until(condition, seconds: float = 120) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        if time.monotonic() > deadline:
+def until(is_fulfilled, seconds: float = 120) -> None:
+    deadline_seconds = time.monotonic() + seconds
+    while not is_fulfilled():
+        if time.monotonic() > deadline_seconds:
             raise TimeoutError("torchrun did not make the expected steps within two minutes")
         time.sleep(0.02)
 
 
-def worker(folder: Path) -> None:
+def worker(stamps_folder: Path) -> None:
     """Train as in the tutorial of DDP; the workers share the 8 micro-batches of a step."""
     import torch
     import torch.distributed as dist
     from torch import nn
 
     dist.init_process_group("gloo")
-    size = dist.get_world_size()
+    worker_count = dist.get_world_size()
     rank = dist.get_rank()
     torch.manual_seed(0)
-    net = nn.Sequential(nn.Linear(FEATURES, Model().width), nn.ReLU(), nn.Linear(Model().width, 1))
-    model = nn.parallel.DistributedDataParallel(net)
-    optimizer = torch.optim.AdamW(model.parameters(), fused=True)
-    file = os.open(folder / f"{size}-{rank}-{os.getpid()}", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-    rows = torch.randn(8 * 8 // size, FEATURES)
+    network = nn.Sequential(
+        nn.Linear(FEATURES, Model().width), nn.ReLU(), nn.Linear(Model().width, 1)
+    )
+    ddp_model = nn.parallel.DistributedDataParallel(network)
+    optimizer = torch.optim.AdamW(ddp_model.parameters(), fused=True)
+    stamp_file = os.open(
+        stamps_folder / f"{worker_count}-{rank}-{os.getpid()}",
+        os.O_WRONLY | os.O_CREAT | os.O_APPEND,
+    )
+    batch_rows = torch.randn(8 * 8 // worker_count, FEATURES)
 
     while True:
         optimizer.zero_grad()
-        (model(rows) - rows.square().sum(1, keepdim=True)).square().mean().backward()
+        (
+            ddp_model(batch_rows) - batch_rows.square().sum(1, keepdim=True)
+        ).square().mean().backward()
         optimizer.step()
-        os.write(file, STAMP.pack(time.monotonic(), 0.0))
+        os.write(stamp_file, STAMP.pack(time.monotonic(), 0.0))
 
 
 if __name__ == "__main__":

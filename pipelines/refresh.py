@@ -14,19 +14,19 @@ from rekindle.blocks.manifest.provenance import BACKFILL, parameter_tag
 
 
 def build(config: Config) -> Any:
-    data = config.data.model_dump(mode="json")
+    data_settings = config.data.model_dump(mode="json")
     with blocks.pipeline(config) as workflow, blocks.group("decide", mutex=config.name):
-        refreshed = blocks.step(
+        refresh_step = blocks.step(
             "steps.refresh",
             pod="evaluate",
             workload=config.workload,
             name=config.name,
-            data=data,
+            data=data_settings,
             workflow="{{workflow.name}}",
             experiment=config.name,
             backfill=parameter_tag(BACKFILL),
         )
 
-        blocks.ship(refreshed)
+        blocks.ship(refresh_step)
 
     return workflow

@@ -36,93 +36,111 @@ class Config(rekindle.Config):
     @model_validator(mode="after")
     def _check_sweep(self) -> Self:
         if self.program:
-            sweep = check_sweep(self.sweep, self.program, self.train, self.model)
-            return self.model_copy(update={"sweep": sweep})
+            checked_sweep = check_sweep(self.sweep, self.program, self.train, self.model)
+            return self.model_copy(update={"sweep": checked_sweep})
 
         check_workload(self.sweep, self.workload, self.families)
         self.sweep.check(self.train, self.model)
         return self
 
 
-def budget_in_hours(budget: Budget, pod: PodConfig) -> Budget:
+def budget_in_hours(money_budget: Budget, pod_config: PodConfig) -> Budget:
     """Convert a budget in money to hours of a pod that trains trials. Raises ConfigError if the
     price of the pod is unknown."""
-    if not budget.money:
-        return budget
+    if not money_budget.money:
+        return money_budget
 
-    prices = Prices.load(project.root())
-    spec = pod_spec(pod, "", [{"resources": resources(pod)}])
+    price_list = Prices.load(project.root())
+    pod_spec_document = pod_spec(pod_config, "", [{"resources": resources(pod_config)}])
 
-    price = prices.pod_cost(pod_requests.read_pod(spec), HOUR_S) if prices else 0.0
-    if not price:
-        if prices:
-            reason = f"the price of {pod_requests.read_pod(spec)} is 0"
+    price_per_hour = (
+        price_list.pod_cost(pod_requests.read_pod(pod_spec_document), HOUR_S) if price_list else 0.0
+    )
+    if not price_per_hour:
+        if price_list:
+            error_reason = f"the price of {pod_requests.read_pod(pod_spec_document)} is 0"
         else:
-            reason = f"{FILE} is missing in the project"
+            error_reason = f"{FILE} is missing in the project"
 
         raise ConfigError(
-            f"sweep.budget.money is {budget.money:g}, but {reason}. Add the prices of nodes, or set"
-            " sweep.budget.hours."
+            f"sweep.budget.money is {money_budget.money:g}, but {error_reason}. Add the prices of"
+            " nodes, or set sweep.budget.hours."
         )
 
-    hours = budget.money / price
-    return budget.model_copy(update={"hours": min(hours, budget.hours or hours)})
+    affordable_hours = money_budget.money / price_per_hour
+    return money_budget.model_copy(
+        update={"hours": min(affordable_hours, money_budget.hours or affordable_hours)}
+    )
 
 
-def add_shared_memory(template: Any) -> None:
+def add_shared_memory(pod_template: Any) -> None:
     """Give the pods of a template the same shared memory volume as the pods of a training job."""
-    template.volumes.append(m.Volume.model_validate(SHARED_MEMORY))
-    template.volume_mounts.append(m.VolumeMount.model_validate(SHARED_MOUNT))
+    pod_template.volumes.append(m.Volume.model_validate(SHARED_MEMORY))
+    pod_template.volume_mounts.append(m.VolumeMount.model_validate(SHARED_MOUNT))
 
 
 def build(config: Config) -> Any:
-    sweep = config.sweep.with_integer_steps(config.train, config.model).model_copy(
+    integer_step_sweep = config.sweep.with_integer_steps(config.train, config.model).model_copy(
         update={"budget": budget_in_hours(config.sweep.budget, config.cluster.pod("train"))}
     )
-    study: dict[str, Any] = {
-        "sweep": sweep.model_dump(mode="json"),
+    study_inputs: dict[str, Any] = {
+        "sweep": integer_step_sweep.model_dump(mode="json"),
         "root": "{{workflow.name}}/search",
     }
-    sections: dict[str, Any] = {
-        name: getattr(config, name).model_dump(mode="json") for name in ("train", "model")
+    config_sections: dict[str, Any] = {
+        section_name: getattr(config, section_name).model_dump(mode="json")
+        for section_name in ("train", "model")
     }
     if config.program:
-        sections["program"] = config.program.model_dump(mode="json")
+        config_sections["program"] = config.program.model_dump(mode="json")
     else:
-        sections["family"] = check_workload(sweep, config.workload, config.families)
+        config_sections["family"] = check_workload(
+            integer_step_sweep, config.workload, config.families
+        )
 
-    first: dict[str, Any] = {
-        "default": select_default_settings(sweep, config.train, config.model),
-        "whole": find_integer_settings(sweep, config.train, config.model),
+    default_trial_settings: dict[str, Any] = {
+        "default": select_default_settings(integer_step_sweep, config.train, config.model),
+        "whole": find_integer_settings(integer_step_sweep, config.train, config.model),
     }
     # high limit of retries: a pod trains several trials, each on up to `rungs` rungs, and each
     # training may be interrupted several times
-    limit = (config.cluster.retries + 1) * sweep.rungs * -(-sweep.trial_count // sweep.pod_count)
+    max_trial_pods = (
+        (config.cluster.retries + 1)
+        * integer_step_sweep.rungs
+        * -(-integer_step_sweep.trial_count // integer_step_sweep.pod_count)
+    )
 
     with blocks.pipeline(config) as workflow:
-        data = blocks.prepare()
-        trials = blocks.step(
+        prepare_step = blocks.prepare()
+        trial_steps = blocks.step(
             "steps.search.trial",
             task="trials",
             pod="train",
-            **study,
-            **sections,
-            **first,
+            **study_inputs,
+            **config_sections,
+            **default_trial_settings,
             part="{{item}}",
             workload=config.workload,
-            dataset=data.outputs.dataset.key,
-            digest=data.outputs.digest,
+            dataset=prepare_step.outputs.dataset.key,
+            digest=prepare_step.outputs.digest,
             experiment=config.name,
             run="{{workflow.name}}",
-            with_items=list(range(sweep.pod_count)),
+            with_items=list(range(integer_step_sweep.pod_count)),
         )
 
-        trials.template.retry_strategy = retries(limit, RETRY_CONDITION, factor=1)  # type: ignore[union-attr]
+        trial_steps.template.retry_strategy = retries(max_trial_pods, RETRY_CONDITION, factor=1)  # type: ignore[union-attr]
         if config.program:
             # because the processes of a DataLoader pass batches through shared memory
-            add_shared_memory(trials.template)
-            add_variables(trials.template, secret_variables(config.program.secrets))
-        best = blocks.step("steps.search.best", after=[trials], **study, run_id=data.outputs.run_id)
-        blocks.decide(best, dataset=data.outputs.dataset, run_id=data.outputs.run_id)
+            add_shared_memory(trial_steps.template)
+            add_variables(trial_steps.template, secret_variables(config.program.secrets))
+        best_step = blocks.step(
+            "steps.search.best",
+            after=[trial_steps],
+            **study_inputs,
+            run_id=prepare_step.outputs.run_id,
+        )
+        blocks.decide(
+            best_step, dataset=prepare_step.outputs.dataset, run_id=prepare_step.outputs.run_id
+        )
 
     return workflow

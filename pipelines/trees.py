@@ -21,13 +21,20 @@ class Config(rekindle.Config):
 
 
 def build(config: Config) -> Any:
-    replicas = {"Master": 1, "Worker": config.trees.workers}
-    train = config.train.identity()
+    pod_replicas = {"Master": 1, "Worker": config.trees.workers}
+    train_identity = config.train.identity()
     with blocks.pipeline(config) as workflow:
-        data = blocks.prepare()
-        network = blocks.train(data, family="network", task="train-network")
-        stumps = blocks.job(
-            data, "XGBoostJob", "steps.boosting.boost", replicas, task="train-trees", train=train
+        prepare_step = blocks.prepare()
+        network_step = blocks.train(prepare_step, family="network", task="train-network")
+        boosting_job = blocks.job(
+            prepare_step,
+            "XGBoostJob",
+            "steps.boosting.boost",
+            pod_replicas,
+            task="train-trees",
+            train=train_identity,
         )
-        blocks.decide(blocks.choose(data, {"stumps": stumps, "network": network}))
+        blocks.decide(
+            blocks.choose(prepare_step, {"stumps": boosting_job, "network": network_step})
+        )
     return workflow

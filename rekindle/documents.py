@@ -70,13 +70,13 @@ class Document(BaseModel):
     model_config = ConfigDict(frozen=True, strict=True, extra="ignore", allow_inf_nan=False)
 
 
-def name_field(kind: type[Name], *, optional: bool = False) -> AfterValidator:
-    """Return the pydantic validator of a text field that must be a valid `kind` of name. With
-    `optional`, the field may be empty."""
+def name_field(name_type: type[Name], *, is_optional: bool = False) -> AfterValidator:
+    """Return the pydantic validator of a text field that must be a valid `name_type` of name. With
+    `is_optional`, the field may be empty."""
 
     def check(text: str) -> str:
-        if (text or not optional) and not kind.matches(text):
-            raise ValueError(f"{show(text)} is not {kind.KIND}: {kind.RULE}")
+        if (text or not is_optional) and not name_type.matches(text):
+            raise ValueError(f"{show(text)} is not {name_type.KIND}: {name_type.RULE}")
         return text
 
     return AfterValidator(check)
@@ -105,14 +105,18 @@ class Sealed(Document):
 
     @model_validator(mode="before")
     @classmethod
-    def _verify_checksum(cls, fields: Any) -> Any:
-        recorded = fields.get(CHECKSUM) if isinstance(fields, dict) else None
-        if recorded and recorded != (actual := _checksum(fields)):
+    def _verify_checksum(cls, document_fields: Any) -> Any:
+        recorded_checksum = (
+            document_fields.get(CHECKSUM) if isinstance(document_fields, dict) else None
+        )
+        if recorded_checksum and recorded_checksum != (
+            actual_checksum := _checksum(document_fields)
+        ):
             raise ValueError(
-                f"the sha256 of its fields is {actual}, and {show(recorded)} in {CHECKSUM}: it was"
-                " changed"
+                f"the sha256 of its fields is {actual_checksum}, and {show(recorded_checksum)} in"
+                f" {CHECKSUM}: it was changed"
             )
-        return fields
+        return document_fields
 
 
 class ResultFile(Document):
@@ -162,19 +166,21 @@ class ModelFile(Sealed):
         return self.model_dump(exclude_unset=True)
 
 
-def describe_model(fields: Mapping[str, Any]) -> bytes:
+def describe_model(model_fields: Mapping[str, Any]) -> bytes:
     """Return the content of model.json with these fields and their checksum."""
-    return seal(fields)
+    return seal(model_fields)
 
 
-def seal(fields: Mapping[str, Any]) -> bytes:
-    """Return `fields` and their checksum as JSON, as `Sealed` reads them."""
-    return to_json({**fields, CHECKSUM: _checksum(loads(to_json(fields)))}, indent=1).encode()
+def seal(document_fields: Mapping[str, Any]) -> bytes:
+    """Return `document_fields` and their checksum as JSON, as `Sealed` reads them."""
+    return to_json(
+        {**document_fields, CHECKSUM: _checksum(loads(to_json(document_fields)))}, indent=1
+    ).encode()
 
 
-def _checksum(fields: Mapping[str, Any]) -> str:
-    others = {name: value for name, value in fields.items() if name != CHECKSUM}
-    return hashlib.sha256(to_json(others, sort_keys=True).encode()).hexdigest()
+def _checksum(document_fields: Mapping[str, Any]) -> str:
+    other_fields = {name: value for name, value in document_fields.items() if name != CHECKSUM}
+    return hashlib.sha256(to_json(other_fields, sort_keys=True).encode()).hexdigest()
 
 
 class DatasetFile(Document):
@@ -184,69 +190,71 @@ class DatasetFile(Document):
     digest: str = ""
 
 
-def parse(model: type[D], data: bytes | str, source: str, remedy: str = RESTORE) -> D:
-    """Parse a document. Raises InvalidDocument. `source`: name of the object or file, for the error
-    message; `remedy`: last sentence of the message."""
+def parse(
+    document_type: type[D], json_content: bytes | str, source_name: str, remedy: str = RESTORE
+) -> D:
+    """Parse a document. Raises InvalidDocument. `source_name`: name of the object or file, for
+    the error message; `remedy`: last sentence of the message."""
     try:
-        return validate(model, data)
+        return validate(document_type, json_content)
     except ValueError as error:
-        raise InvalidDocument(f"{source} is malformed: {error}. {remedy}") from None
+        raise InvalidDocument(f"{source_name} is malformed: {error}. {remedy}") from None
 
 
-def validate(model: type[D], data: bytes | str) -> D:
+def validate(document_type: type[D], json_content: bytes | str) -> D:
     """Parse a document. Raises ValueError with the first wrong field and its rule; unlike the error
     of `parse`, this error does not name the source of the document."""
     try:
-        value = loads(data)
+        parsed_value = loads(json_content)
     except ValueError as error:
         raise ValueError(f"it is not valid JSON ({error})") from None
-    return validate_value(model, value)
+    return validate_value(document_type, parsed_value)
 
 
-def validate_value(model: type[D], value: Any) -> D:
+def validate_value(document_type: type[D], parsed_value: Any) -> D:
     """Validate a parsed JSON value, and return it as a document. Raises ValueError like
     `validate`."""
     with suppress(ValidationError):
-        return model.model_validate(value)
+        return document_type.model_validate(parsed_value)
 
     # convert to JSON text first, so that tuples are accepted as arrays, and messages name JSON
     # types
     try:
-        return model.model_validate_json(to_json(value, default=str))
+        return document_type.model_validate_json(to_json(parsed_value, default=str))
     except ValidationError as error:
         raise ValueError(describe_first_error(error)) from None
 
 
-def is_valid(model: type[BaseModel], value: Any) -> bool:
-    """Return True if a parsed JSON value is a valid document of the type `model`."""
+def is_valid(document_type: type[BaseModel], parsed_value: Any) -> bool:
+    """Return True if a parsed JSON value is a valid document of the type `document_type`."""
     try:
-        validate_value(model, value)
+        validate_value(document_type, parsed_value)
     except ValueError:
         return False
     return True
 
 
-def parse_object(data: bytes | str, source: str) -> dict[str, Any]:
+def parse_object(json_content: bytes | str, source_name: str) -> dict[str, Any]:
     """Parse a JSON object with arbitrary fields. Raises InvalidDocument."""
-    return parse(_Object, data, source).model_dump()
+    return parse(_Object, json_content, source_name).model_dump()
 
 
-def read_object(model: type[D], store: "Store", key: str) -> D:
+def read_object(document_type: type[D], store: "Store", key: str) -> D:
     """Read a document in the object store. Raises NotFound or StorageError, and InvalidDocument if
     the document is malformed."""
-    return parse(model, store.get(key), store.uri(key))
+    return parse(document_type, store.get(key), store.uri(key))
 
 
-def read_file(model: type[D], path: Path, remedy: str = RESTORE) -> D:
+def read_file(document_type: type[D], path: Path, remedy: str = RESTORE) -> D:
     """Read a document from a file. Raises InvalidDocument, also for a missing or unreadable
     file."""
     try:
-        data = read_regular(path, MAX_BYTES)
+        file_content = read_regular(path, MAX_BYTES)
     except OSError as error:
         raise InvalidDocument(
             f"{path} cannot be read: {error.strerror or error}. Restore it."
         ) from error
-    return parse(model, data, str(path), remedy)
+    return parse(document_type, file_content, str(path), remedy)
 
 
 def read_json_file(path: Path) -> dict[str, Any]:
@@ -262,9 +270,9 @@ class _Object(Document):
 
 def describe_first_error(error: ValidationError) -> str:
     """Return the first wrong field of a document, and the rule that it violates."""
-    first = error.errors(include_url=False, include_input=False)[0]
-    path = ".".join(map(str, first["loc"]))
-    broken_rule = rule(first["msg"]).removesuffix(".")
+    first_error = error.errors(include_url=False, include_input=False)[0]
+    path = ".".join(map(str, first_error["loc"]))
+    broken_rule = rule(first_error["msg"]).removesuffix(".")
     if path:
         return f"{show(path)}: {broken_rule}"
     return broken_rule

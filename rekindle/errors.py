@@ -64,8 +64,10 @@ class Check:
     required: bool = True
 
     def __str__(self) -> str:
-        mark = "ok  " if self.ok else "FAIL" if self.required else "warn"
-        return f"{mark} {self.name}: {self.found}" + ("" if self.ok else f"\n     {self.remedy}")
+        outcome_mark = "ok  " if self.ok else "FAIL" if self.required else "warn"
+        return f"{outcome_mark} {self.name}: {self.found}" + (
+            "" if self.ok else f"\n     {self.remedy}"
+        )
 
 
 def without_secrets(text: str) -> str:
@@ -79,47 +81,47 @@ def without_secrets(text: str) -> str:
     return HEADER_VALUE.sub(" is not allowed (the value is not shown)", shown_text)
 
 
-def describe_cause(error: BaseException, address: str) -> str:
-    """Return the text of an error of a request to `address`, without secrets.
+def describe_cause(error: BaseException, request_address: str) -> str:
+    """Return the text of an error of a request to `request_address`, without secrets.
 
     For a malformed address, return only the class of the error: clients disagree about which part
     is the password, and may quote it as a host or port.
     """
-    if HIDDEN in format_address(address):
+    if HIDDEN in format_address(request_address):
         return f"{type(error).__name__}; the address must be http(s)://HOST[:PORT]"
     return " ".join(without_secrets(str(error)).split())
 
 
 def innermost(error: BaseException) -> BaseException:
     """Return the first exception in the chain of causes of an error."""
-    while inner := error.__cause__ or error.__context__:
-        error = inner
+    while inner_error := error.__cause__ or error.__context__:
+        error = inner_error
     return error
 
 
-def in_one_line(value: object) -> str:
+def in_one_line(wrong_value: object) -> str:
     """Format a wrong value for a message, on one line of at most 100 characters."""
-    return cut(" ".join(repr(value).split()), MAX_VALUE_CHARS)
+    return cut(" ".join(repr(wrong_value).split()), MAX_VALUE_CHARS)
 
 
-def to_number(value: Any) -> float | None:
+def to_number(numeric_value: Any) -> float | None:
     """Convert a number of Python, NumPy or torch to a float; return None for any other value."""
     try:
-        if isinstance(value, str):
+        if isinstance(numeric_value, str):
             return None
         # detach first, because torch warns about the conversion of a tensor with a gradient
-        detach = getattr(value, "detach", None)
-        return float(detach() if detach else value)
+        detach_method = getattr(numeric_value, "detach", None)
+        return float(detach_method() if detach_method else numeric_value)
     except (TypeError, ValueError, RuntimeError):
         return None
 
 
-def rule(message: str) -> str:
+def rule(validator_message: str) -> str:
     """Format the message of a pydantic validator as the end of a sentence; a regular expression in
     the message is left out."""
-    message = message.removeprefix("Value error, ")
-    if message.startswith("String should match pattern"):
+    validator_message = validator_message.removeprefix("Value error, ")
+    if validator_message.startswith("String should match pattern"):
         return "it has the wrong form."
-    if message.endswith((".", "?")):
-        return message
-    return message + "."
+    if validator_message.endswith((".", "?")):
+        return validator_message
+    return validator_message + "."

@@ -34,41 +34,46 @@ class Fitted:
     fit: Callable[[Any, Any], None]
 
 
-def has_model(workload: Any) -> bool:
+def has_model(workload_module: Any) -> bool:
     """Return True if the workload defines `model` or `families`. A workload for a training program
     defines only `load`, which loads the result."""
-    return hasattr(workload, "model") or hasattr(workload, "families")
+    return hasattr(workload_module, "model") or hasattr(workload_module, "families")
 
 
-def get_families(workload: Any) -> dict[str, Any]:
+def get_families(workload_module: Any) -> dict[str, Any]:
     """Return the families of a workload by name. A workload with `model` has one family with the
     name ""; a workload with only `load` has none."""
-    if hasattr(workload, "families"):
-        return workload.families
-    if hasattr(workload, "model"):
-        return {"": workload.model}
+    if hasattr(workload_module, "families"):
+        return workload_module.families
+    if hasattr(workload_module, "model"):
+        return {"": workload_module.model}
     return {}
 
 
-def select(workload: Any, names: Collection[str]) -> list[str]:
-    """Return the names of the families to train: `names` or, if it is empty, all families.
+def select(workload_module: Any, requested_names: Collection[str]) -> list[str]:
+    """Return the names of the families to train: `requested_names` or, if it is empty, all
+    families.
 
     Raises ConfigError for an unknown name, a name that occurs twice, or a workload with only
     `load`.
     """
-    family_by_name = get_families(workload)
+    family_by_name = get_families(workload_module)
     if not family_by_name:
         raise ConfigError(
-            f"the workload {workload.__name__} has only `load`, so a program must train its model:"
-            " add the section `program` to the config, or define model, dataset and loss in the"
-            " workload."
+            f"the workload {workload_module.__name__} has only `load`, so a program must train its"
+            " model: add the section `program` to the config, or define model, dataset and loss in"
+            " the workload."
         )
 
-    repeated = [name for name, count in Counter(names).items() if count > 1]
-    if repeated:
-        raise ConfigError(f'families contains "{repeated[0]}" twice: each family is trained once.')
+    repeated_names = [
+        name for name, name_count in Counter(requested_names).items() if name_count > 1
+    ]
+    if repeated_names:
+        raise ConfigError(
+            f'families contains "{repeated_names[0]}" twice: each family is trained once.'
+        )
 
-    for name in names:
+    for name in requested_names:
         if name not in family_by_name:
             if any(family_by_name):
                 family_names = ", ".join(family_by_name)
@@ -76,60 +81,70 @@ def select(workload: Any, names: Collection[str]) -> list[str]:
                 family_names = "none, since it defines `model`"
 
             raise ConfigError(
-                f"the workload {workload.__name__} has no family"
+                f"the workload {workload_module.__name__} has no family"
                 f' "{name}".{did_you_mean(name, set(family_by_name))} Its families: {family_names}.'
             )
 
-    return list(names) or list(family_by_name)
+    return list(requested_names) or list(family_by_name)
 
 
-def build(workload: Any, name: str, section: object, facts: dict[str, Any]) -> Any:
+def build(
+    workload_module: Any, name: str, model_section: object, dataset_facts: dict[str, Any]
+) -> Any:
     """Return a new model of the family `name`. Raises ConfigError if this family does not exist."""
-    [name] = select(workload, [name])
-    family = get_families(workload)[name]
-    return (family.model if isinstance(family, Fitted) else family)(section, facts)
+    [name] = select(workload_module, [name])
+    family = get_families(workload_module)[name]
+    return (family.model if isinstance(family, Fitted) else family)(model_section, dataset_facts)
 
 
-def iterate_functions(workload: Any) -> Iterator[tuple[str, Callable[..., Any], tuple[str, ...]]]:
+def iterate_functions(
+    workload_module: Any,
+) -> Iterator[tuple[str, Callable[..., Any], tuple[str, ...]]]:
     """Yield (label, function, names of its parameters) for each function that defines a family."""
-    for name, family in get_families(workload).items():
-        label = f'families["{name}"]' if name else "model"
-        yield label, family.model if isinstance(family, Fitted) else family, ("section", "facts")
+    for name, family in get_families(workload_module).items():
+        family_label = f'families["{name}"]' if name else "model"
+        yield (
+            family_label,
+            family.model if isinstance(family, Fitted) else family,
+            ("section", "facts"),
+        )
         if isinstance(family, Fitted):
-            yield f"{label}.fit", family.fit, ("model", "samples")
+            yield f"{family_label}.fit", family.fit, ("model", "samples")
 
 
-def get_selection_metric(workload: Any) -> Metric:
+def get_selection_metric(workload_module: Any) -> Metric:
     """Return the validation metric by which families are compared: `chosen_by` of the workload or,
     by default, the loss."""
-    return getattr(workload, "chosen_by", LOSS)
+    return getattr(workload_module, "chosen_by", LOSS)
 
 
-def check_validation(selected: Collection[str], validation: float | str) -> None:
+def check_validation(selected_families: Collection[str], validation_setting: float | str) -> None:
     """Raise ConfigError if several families are to be trained, but no samples are held out for
     validation."""
-    if len(selected) > 1 and not validation:
+    if len(selected_families) > 1 and not validation_setting:
         raise ConfigError(
-            f"the workload offers the families {', '.join(selected)}, and validation chooses"
-            " between them: set train.validation, such as 0.1, or train one of them with families:"
-            f" [{min(selected)}]."
+            f"the workload offers the families {', '.join(selected_families)}, and validation"
+            " chooses between them: set train.validation, such as 0.1, or train one of them with"
+            f" families: [{min(selected_families)}]."
         )
 
 
-def check(name: str, workload: Any) -> None:
+def check(name: str, workload_module: Any) -> None:
     """Raise ConfigError unless the workload `name`, which has a model, defines either `model` or
     families with valid names."""
-    if hasattr(workload, "model") and hasattr(workload, "families"):
+    if hasattr(workload_module, "model") and hasattr(workload_module, "families"):
         raise ConfigError(
             f'workload "{name}" defines both model and families: it must define one of them (see'
             " docs/your-own-model.md)."
         )
 
-    family_by_name = get_families(workload)
-    chosen_by = get_selection_metric(workload)
+    family_by_name = get_families(workload_module)
+    chosen_by = get_selection_metric(workload_module)
 
-    names = list(family_by_name) if isinstance(family_by_name, dict) else []
-    if not names or not all(name == "" or NAME.fullmatch(str(name)) for name in names):
+    family_names = list(family_by_name) if isinstance(family_by_name, dict) else []
+    if not family_names or not all(
+        name == "" or NAME.fullmatch(str(name)) for name in family_names
+    ):
         raise ConfigError(
             f'workload "{name}": families is {_describe(family_by_name)}: it must be a dict with'
             ' names of lower-case letters, digits and hyphens, such as {"network": network,'

@@ -138,38 +138,43 @@ class Decision:
         """Return the verdict and its reason. Raises ConfigError if the gate names an unknown
         metric."""
         check_bounds(self.gate, self.metrics)
-        decision, reason = self._decide()
-        rows = self.evaluation.rows
-        notes = [*self._describe_baseline(), *self._describe_choice()]
-        notes += [f"Warning: {warning}" for warning in self.evaluation.warnings]
+        verdict, reason = self._decide()
+        row_count = self.evaluation.rows
+        reason_notes = [*self._describe_baseline(), *self._describe_choice()]
+        reason_notes += [f"Warning: {warning}" for warning in self.evaluation.warnings]
 
-        if 2 * rows < self.champion_rows:
-            notes.append(
-                f"Warning: {rows:,} rows were judged; the champion was released on"
+        if 2 * row_count < self.champion_rows:
+            reason_notes.append(
+                f"Warning: {row_count:,} rows were judged; the champion was released on"
                 f" {self.champion_rows:,}."
             )
 
-        return decision, " ".join([reason, *notes])
+        return verdict, " ".join([reason, *reason_notes])
 
     def record(self, verdict: Verdict, reason: str) -> dict[str, Any]:
         """Return the content of verdict.json: the verdict with its evidence."""
         evaluation = self.evaluation
         champion = self.champion
-        values = evaluation.metrics
+        metric_values = evaluation.metrics
 
         if champion:
             champion_record = {
                 "version": champion[0],
                 "sha256": champion[1],
-                **values.get("champion", {}),
+                **metric_values.get("champion", {}),
             }
         else:
             champion_record = None
 
         metric_definitions = [
-            {"name": m.name, "better": m.better, "unit": m.unit, "digits": m.digits}
-            | ({"description": m.description} if m.description else {})
-            for m in self.metrics
+            {
+                "name": metric.name,
+                "better": metric.better,
+                "unit": metric.unit,
+                "digits": metric.digits,
+            }
+            | ({"description": metric.description} if metric.description else {})
+            for metric in self.metrics
         ]
 
         return {
@@ -177,9 +182,9 @@ class Decision:
             "reason": reason,
             "metrics": metric_definitions,
             "rows": evaluation.rows,
-            "candidate": {"sha256": self.candidate, **values["candidate"]},
+            "candidate": {"sha256": self.candidate, **metric_values["candidate"]},
             "champion": champion_record,
-            "baseline": values.get("baseline"),
+            "baseline": metric_values.get("baseline"),
             "difference": _difference_as_json(evaluation.difference),
             "baseline_difference": _difference_as_json(evaluation.baseline_difference),
             "chosen": evaluation.chosen,
@@ -190,10 +195,10 @@ class Decision:
 
     def _decide(self) -> tuple[Verdict, str]:
         champion = self.champion
-        values = self.evaluation.metrics["candidate"]
+        candidate_values = self.evaluation.metrics["candidate"]
 
-        same_weights = champion and champion[1] == self.candidate
-        if champion and same_weights and not self.changed:
+        has_same_weights = champion and champion[1] == self.candidate
+        if champion and has_same_weights and not self.changed:
             return (
                 "same",
                 (
@@ -203,9 +208,9 @@ class Decision:
             )
 
         broken_bounds, met_bounds = (
-            bounds + margin
-            for bounds, margin in zip(
-                self._check_bounds(values), self._check_baseline_margin(), strict=True
+            bound_texts + margin_texts
+            for bound_texts, margin_texts in zip(
+                self._check_bounds(candidate_values), self._check_baseline_margin(), strict=True
             )
         )
         if broken_bounds:
@@ -213,61 +218,64 @@ class Decision:
         if champion and self.evaluation.difference:
             return self._compare_with_champion(self.evaluation.difference, champion[0])
 
-        if champion and same_weights:
+        if champion and has_same_weights:
             reason = (
                 f"The weights equal the champion's (version {champion[0]}), but {self.changed}"
                 " changed."
             )
-            figures = f" ({', '.join(met_bounds)})" if met_bounds else ""
-            return "release", f"{reason} The candidate meets the gate{figures}."
+            met_bounds_text = f" ({', '.join(met_bounds)})" if met_bounds else ""
+            return "release", f"{reason} The candidate meets the gate{met_bounds_text}."
 
         if champion:
             reason = (
                 f"The champion (version {champion[0]}) cannot score this data:"
                 f" {self.evaluation.incomparable}"
             )
-            result = "So only the bounds of the gate decide, and the candidate meets them"
+            bounds_reason = "So only the bounds of the gate decide, and the candidate meets them"
         else:
             reason = "No champion exists yet."
-            result = "The candidate meets the gate"
+            bounds_reason = "The candidate meets the gate"
 
         if met_bounds:
-            return "release", f"{reason} {result} ({', '.join(met_bounds)})."
+            return "release", f"{reason} {bounds_reason} ({', '.join(met_bounds)})."
 
-        figures = ", ".join(
-            metric.text(values[metric.name]) for metric in self.metrics if metric.name in values
+        met_bounds_text = ", ".join(
+            metric.text(candidate_values[metric.name])
+            for metric in self.metrics
+            if metric.name in candidate_values
         )
 
         return (
             "keep",
-            f"{reason} So the gate needs bounds ({figures}): set gate.minimum or gate.maximum.",
+            f"{reason} So the gate needs bounds ({met_bounds_text}): set gate.minimum or"
+            " gate.maximum.",
         )
 
-    def _check_bounds(self, values: dict[str, float]) -> tuple[list[str], list[str]]:
+    def _check_bounds(self, candidate_values: dict[str, float]) -> tuple[list[str], list[str]]:
         """Return two lists of texts: the first describes the bounds that the candidate breaks, the
         second the bounds that it meets."""
         broken_bounds = []
         met_bounds = []
 
         for metric in self.metrics:
-            value = values.get(metric.name, math.nan)
-            for bounds, met_sign, broken_sign in (
+            metric_value = candidate_values.get(metric.name, math.nan)
+            for gate_bounds, met_sign, broken_sign in (
                 (self.gate.minimum, ">=", "<"),
                 (self.gate.maximum, "<=", ">"),
             ):
-                bound = bounds.get(metric.name)
+                bound = gate_bounds.get(metric.name)
                 if bound is not None:
                     if met_sign == ">=":
-                        is_met = value >= bound
+                        is_met = metric_value >= bound
                     else:
-                        is_met = value <= bound
+                        is_met = metric_value <= bound
 
-                    sign = met_sign if is_met else broken_sign
-                    if math.isnan(value):
-                        sign = f"is not a number, must be {met_sign}"
+                    comparison_sign = met_sign if is_met else broken_sign
+                    if math.isnan(metric_value):
+                        comparison_sign = f"is not a number, must be {met_sign}"
 
                     (met_bounds if is_met else broken_bounds).append(
-                        f"{metric.text(value)} {sign} {bound:g}"
+                        f"{metric.text(metric_value)} {comparison_sign} {bound:g}"
                     )
 
         return broken_bounds, met_bounds
@@ -285,20 +293,23 @@ class Decision:
             return ["gate.beats_baseline is set, but the test rows have no baseline"], []
 
         metric = self.metrics[0]
-        low = min(map(metric.gain, (difference.low, difference.high)))
+        lowest_gain = min(map(metric.gain, (difference.low, difference.high)))
 
-        gain = metric.gain(difference.mean)
-        if gain >= margin and low > 0:
+        mean_gain = metric.gain(difference.mean)
+        if mean_gain >= margin and lowest_gain > 0:
             return [], [
-                f"better than the baseline by {gain:.{metric.digits}f} {metric.name} >= {margin:g}"
+                f"better than the baseline by {mean_gain:.{metric.digits}f} {metric.name} >="
+                f" {margin:g}"
             ]
 
-        if gain >= margin:
-            chance = " may be chance:"
+        if mean_gain >= margin:
+            chance_text = " may be chance:"
         else:
-            chance = f" is less than gate.beats_baseline ({margin:g}):"
+            chance_text = f" is less than gate.beats_baseline ({margin:g}):"
 
-        return [f"its advantage over the baseline{chance} {self._format_interval(difference)}"], []
+        return [
+            f"its advantage over the baseline{chance_text} {self._format_interval(difference)}"
+        ], []
 
     def _format_interval(self, difference: Difference) -> str:
         if not all(map(math.isfinite, (difference.low, difference.high))):
@@ -313,101 +324,115 @@ class Decision:
         )
 
     def _describe_baseline(self) -> list[str]:
-        values = self.evaluation.metrics.get("baseline", {})
+        baseline_values = self.evaluation.metrics.get("baseline", {})
         metric = self.metrics[0]
-        if metric.name not in values:
+        if metric.name not in baseline_values:
             return []
         difference = self.evaluation.baseline_difference
         if difference:
-            interval = f"; the candidate minus the baseline is {self._format_interval(difference)}"
+            interval_text = (
+                f"; the candidate minus the baseline is {self._format_interval(difference)}"
+            )
         else:
-            interval = ""
-        return [f"The baseline has {metric.text(values[metric.name])}{interval}."]
+            interval_text = ""
+        return [f"The baseline has {metric.text(baseline_values[metric.name])}{interval_text}."]
 
     def _describe_choice(self) -> list[str]:
-        chosen = self.evaluation.chosen
-        if not chosen:
+        chosen_family = self.evaluation.chosen
+        if not chosen_family:
             return []
 
-        by = chosen["by"]
-        values = chosen["validation"]
+        selection_metric = chosen_family["by"]
+        validation_values = chosen_family["validation"]
 
         other_values = ", ".join(
-            f"{name}"
-            f" {'not a number' if values[name][by] is None else format(values[name][by], '.5g')}"
-            for name in values
-            if name != chosen["family"]
+            f"{name} {_format_value(validation_values[name][selection_metric])}"
+            for name in validation_values
+            if name != chosen_family["family"]
         )
 
-        value = f"{values[chosen['family']][by]:.5g}"
+        chosen_value = f"{validation_values[chosen_family['family']][selection_metric]:.5g}"
 
-        return [f"Validation chose the family {chosen['family']} by {by} {value} ({other_values})."]
+        return [
+            f"Validation chose the family {chosen_family['family']} by {selection_metric}"
+            f" {chosen_value} ({other_values})."
+        ]
 
-    def _compare_with_champion(self, difference: Difference, version: str) -> tuple[Verdict, str]:
+    def _compare_with_champion(
+        self, difference: Difference, champion_version: str
+    ) -> tuple[Verdict, str]:
         gate = self.gate
-        values = self.evaluation.metrics
+        metric_values = self.evaluation.metrics
         metric = next(metric for metric in self.metrics if metric.name == difference.metric)
-        candidate, champion = (values[model][metric.name] for model in ("candidate", "champion"))
-        digits = metric.digits
-        figures = (
-            f"{metric.text(candidate)} against {champion:.{digits}f} of the champion (version"
-            f" {version}) on the same rows: {self._format_interval(difference)}"
+        candidate, champion = (
+            metric_values[model_role][metric.name] for model_role in ("candidate", "champion")
         )
-        gain = metric.gain(difference.mean)
+        digits = metric.digits
+        comparison_text = (
+            f"{metric.text(candidate)} against {champion:.{digits}f} of the champion (version"
+            f" {champion_version}) on the same rows: {self._format_interval(difference)}"
+        )
+        mean_gain = metric.gain(difference.mean)
 
-        low, high = sorted(map(metric.gain, (difference.low, difference.high)))
-        if not all(map(math.isfinite, (gain, low, high))):
-            return "keep", f"The candidate cannot be compared: {figures}."
-        if high < 0:
-            return "keep", f"The candidate is worse, and not by chance: {figures}."
+        lowest_gain, highest_gain = sorted(map(metric.gain, (difference.low, difference.high)))
+        if not all(map(math.isfinite, (mean_gain, lowest_gain, highest_gain))):
+            return "keep", f"The candidate cannot be compared: {comparison_text}."
+        if highest_gain < 0:
+            return "keep", f"The candidate is worse, and not by chance: {comparison_text}."
 
-        if gain < -gate.tolerance:
+        if mean_gain < -gate.tolerance:
             return (
                 "keep",
                 (
                     f"The candidate is worse by more than gate.tolerance ({gate.tolerance:g}):"
-                    f" {figures}."
+                    f" {comparison_text}."
                 ),
             )
 
-        if low > 0:
-            return "release", f"The candidate is better, and not by chance: {figures}."
+        if lowest_gain > 0:
+            return "release", f"The candidate is better, and not by chance: {comparison_text}."
 
         return (
             "release",
             (
                 f"The candidate is not worse by more than gate.tolerance ({gate.tolerance:g}):"
-                f" {figures}."
+                f" {comparison_text}."
             ),
         )
 
 
-def _difference_as_json(difference: Difference | None) -> dict[str, Any] | None:
+def _difference_as_json(metric_difference: Difference | None) -> dict[str, Any] | None:
     """Return a difference as a JSON object, with null for unknown bounds of its interval."""
-    if difference:
-        return replace_nan(asdict(difference))
+    if metric_difference:
+        return replace_nan(asdict(metric_difference))
     return None
 
 
 def check_bounds(gate: Gate, metrics: Sequence[Metric]) -> None:
     """Raise ConfigError for a bound of an unknown metric, and for bounds that a good model cannot
     meet."""
-    names = [metric.name for metric in metrics]
+    metric_names = [metric.name for metric in metrics]
     for key in ("minimum", "maximum"):
         for name in getattr(gate, key):
-            if name not in names:
+            if name not in metric_names:
                 raise ConfigError(
                     f"gate.{key}.{name}: the workload does not define this"
-                    f" metric.{did_you_mean(name, names)} Metrics: {', '.join(names)}."
+                    f" metric.{did_you_mean(name, metric_names)} Metrics:"
+                    f" {', '.join(metric_names)}."
                 )
 
     for metric in metrics:
-        low = gate.minimum.get(metric.name)
-        high = gate.maximum.get(metric.name)
-        if low is not None and high is not None and low > high:
+        minimum_bound = gate.minimum.get(metric.name)
+        maximum_bound = gate.maximum.get(metric.name)
+        if (
+            minimum_bound is not None
+            and maximum_bound is not None
+            and minimum_bound > maximum_bound
+        ):
             raise ConfigError(
-                f"gate.minimum.{metric.name} is {low:g} and gate.maximum.{metric.name} is {high:g}:"
-                " no value meets both. Lower the minimum, or raise the maximum."
+                f"gate.minimum.{metric.name} is {minimum_bound:g} and gate.maximum.{metric.name}"
+                f" is {maximum_bound:g}: no value meets both. Lower the minimum, or raise the"
+                " maximum."
             )
 
         required_bound, other_bound = (
@@ -421,3 +446,10 @@ def check_bounds(gate: Gate, metrics: Sequence[Metric]) -> None:
                 f" {metric.better} is better for {metric.name}, so this bound alone releases bad"
                 f" models and refuses good ones. Set gate.{required_bound}."
             )
+
+
+def _format_value(value: float | None) -> str:
+    """Return a value with five significant digits. None is a value that is not a number."""
+    if value is None:
+        return "not a number"
+    return format(value, ".5g")

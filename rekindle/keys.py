@@ -26,28 +26,31 @@ FREE_BYTES = "x-rekindle-free-bytes"
 REUSE = "reuse"
 
 
-def key(task: str, artifact: str, workflow: str = "{{workflow.name}}") -> str:
+def key(task_name: str, artifact_name: str, workflow_name: str = "{{workflow.name}}") -> str:
     """Return the key of an artifact. By default, it begins with the template tag for the current
     workflow."""
-    return f"{workflow}/{task}/{artifact}"
+    return f"{workflow_name}/{task_name}/{artifact_name}"
 
 
-def cached_name(task: str) -> str:
+def cached_name(task_name: str) -> str:
     """Convert a task's name to its key in the parameter CACHED, which needs no quotes in a
     JSONPath."""
-    return task.replace("-", "_")
+    return task_name.replace("-", "_")
 
 
-def cached(task: str, field: str = "at") -> str:
+def cached(task_name: str, field_name: str = "at") -> str:
     """Return the Argo expression that reads a field of a task from the parameter CACHED."""
-    return f"jsonpath(workflow.parameters.{CACHED}, '$.{cached_name(task)}.{field}')"
+    return f"jsonpath(workflow.parameters.{CACHED}, '$.{cached_name(task_name)}.{field_name}')"
 
 
-def cached_key(task: str, artifact: str) -> str:
+def cached_key(task_name: str, artifact_name: str) -> str:
     """Return a template tag for the key of an artifact: that of the cached run if the task is
     cached, else that of this run."""
-    location = cached(task)
-    return f"{{{{={location} == '' ? workflow.name + '/{task}' : {location}}}}}/{artifact}"
+    cached_location = cached(task_name)
+    return (
+        f"{{{{={cached_location} == '' ? workflow.name + '/{task_name}' :"
+        f" {cached_location}}}}}/{artifact_name}"
+    )
 
 
 def reuse() -> str:

@@ -62,9 +62,9 @@ class MemberModules(NamedTuple):
     coordinator: str
 
 
-def _join(*names: str) -> str:
+def _join(*name_parts: str) -> str:
     # not written as one text, because the cache key counts a text that names a module as an import
-    return ".".join(("rekindle", *names))
+    return ".".join(("rekindle", *name_parts))
 
 
 WORKLOAD = MemberModules(

@@ -59,63 +59,69 @@ MAX_INT64 = (1 << 63) - 1
 T = TypeVar("T")
 
 
-def _replace_null(default: Callable[[], Any]) -> BeforeValidator:
+def _replace_null(make_default: Callable[[], Any]) -> BeforeValidator:
     """Return the validator of an optional field, which replaces null by the default."""
-    return BeforeValidator(lambda value: default() if value is None else value)
+    return BeforeValidator(
+        lambda field_value: make_default() if field_value is None else field_value
+    )
 
 
-def _parse_integer(value: Any) -> Any:
+def _parse_integer(json_value: Any) -> Any:
     """Convert a 64-bit integer, which may be a text in proto3's JSON format."""
-    if value is None:
+    if json_value is None:
         return 0
-    if isinstance(value, str) and value.removeprefix("-").isdecimal() and len(value) <= 20:
-        return int(value)
-    return value
+    if (
+        isinstance(json_value, str)
+        and json_value.removeprefix("-").isdecimal()
+        and len(json_value) <= 20
+    ):
+        return int(json_value)
+    return json_value
 
 
-def _parse_tags(value: Any) -> dict[str, str]:
+def _parse_tags(json_value: Any) -> dict[str, str]:
     """Convert a list of tags or parameters to a dictionary. Raises ValueError."""
-    tags = {}
-    for name, item in _items(value):
-        text = item.get("value")
+    tags_by_name = {}
+    for name, tag_item in _items(json_value):
+        text = tag_item.get("value")
         if text is None:
             text = ""
         if not isinstance(text, str):
             raise ValueError(f"the value of {show(name)} must be a text")
-        tags[name] = text
-    return tags
+        tags_by_name[name] = text
+    return tags_by_name
 
 
-def _parse_metrics(value: Any) -> dict[str, float]:
+def _parse_metrics(json_value: Any) -> dict[str, float]:
     """Convert a list of metrics to a dictionary, and omit values that are not finite. Raises
     ValueError."""
-    metrics = {}
-    for name, item in _items(value):
-        number = item.get("value", 0.0)
-        is_number = isinstance(number, int | float) and not isinstance(number, bool)
-        if not is_number and number not in NOT_FINITE:
+    metrics_by_name = {}
+    for name, metric_item in _items(json_value):
+        metric_value = metric_item.get("value", 0.0)
+        is_number = isinstance(metric_value, int | float) and not isinstance(metric_value, bool)
+        if not is_number and metric_value not in NOT_FINITE:
             raise ValueError(f"the value of {show(name)} must be a number")
 
         # not the type `float`, because it raises OverflowError for a long integer
-        number = float(str(number))
-        if math.isfinite(number):
-            metrics[name] = number
-    return metrics
+        metric_value = float(str(metric_value))
+        if math.isfinite(metric_value):
+            metrics_by_name[name] = metric_value
+    return metrics_by_name
 
 
-def _items(value: Any) -> list[tuple[str, dict[str, Any]]]:
+def _items(json_value: Any) -> list[tuple[str, dict[str, Any]]]:
     """Return the items of a list of key-value pairs by their key. Raises ValueError."""
-    if value is None:
+    if json_value is None:
         return []
-    if not isinstance(value, list):
+    if not isinstance(json_value, list):
         raise ValueError("it must be a list")
 
-    items = []
-    for number, item in enumerate(value):
-        if not isinstance(item, dict) or not isinstance(item.get("key"), str):
-            raise ValueError(f"the item {number} must be an object with the text `key`")
-        items.append((item["key"], item))
-    return items
+    named_items = []
+    for item_number, json_item in enumerate(json_value):
+        if not isinstance(json_item, dict) or not isinstance(json_item.get("key"), str):
+            raise ValueError(f"the item {item_number} must be an object with the text `key`")
+        named_items.append((json_item["key"], json_item))
+    return named_items
 
 
 Text = Annotated[str, _replace_null(str)]
@@ -268,8 +274,8 @@ def address() -> str:
     return uri
 
 
-def request(method: str, path: str, model: type[A], **content: Any) -> A:
-    """Return MLflow's answer to a request as a document of the type `model`.
+def request(method: str, path: str, answer_type: type[A], **request_options: Any) -> A:
+    """Return MLflow's answer to a request as a document of the type `answer_type`.
 
     Raises RequestRefused, or TrackingError if the answer is malformed or not from MLflow.
     """
@@ -277,90 +283,92 @@ def request(method: str, path: str, model: type[A], **content: Any) -> A:
 
     from rekindle.content.http_answers import UnreadableAnswer, send
 
-    uri = address()
-    url = f"{uri}/api/2.0/{path}"
+    server_uri = address()
+    url = f"{server_uri}/api/2.0/{path}"
 
     try:
         session = _configured_session()
-        answer = send(
-            session, method, url, max_bytes=MAX_ANSWER_BYTES, timeout=TIMEOUT_S, **content
+        http_answer = send(
+            session, method, url, max_bytes=MAX_ANSWER_BYTES, timeout_s=TIMEOUT_S, **request_options
         )
     except UnreadableAnswer as error:
         raise TrackingError(
-            f"MLflow at {format_address(uri)} does not answer {method} {path} as MLflow does:"
-            f" {error}. {SERVER_REMEDY}"
+            f"MLflow at {format_address(server_uri)} does not answer {method} {path} as MLflow"
+            f" does: {error}. {SERVER_REMEDY}"
         ) from None
     except requests.RequestException as error:
-        cause = describe_cause(innermost(error), uri)
-        server = format_address(uri)
+        error_cause = describe_cause(innermost(error), server_uri)
+        server_name = format_address(server_uri)
         raise TrackingError(
-            f"MLflow at {server} does not answer ({cause}). Check MLFLOW_TRACKING_URI and that"
-            f" `curl {server}/health` says OK, then run this step again: nothing is recorded twice."
+            f"MLflow at {server_name} does not answer ({error_cause}). Check MLFLOW_TRACKING_URI"
+            f" and that `curl {server_name}/health` says OK, then run this step again: nothing is"
+            " recorded twice."
         ) from error
 
-    if not answer.ok:
-        _refuse(answer)
+    if not http_answer.ok:
+        _refuse(http_answer)
 
-    if model is ArtifactChanged and not answer.content:
-        return model()
+    if answer_type is ArtifactChanged and not http_answer.content:
+        return answer_type()
 
     try:
-        return model.model_validate_json(answer.content)
+        return answer_type.model_validate_json(http_answer.content)
     except ValidationError as error:
         is_object = bool(error.errors(include_url=False, include_input=False)[0]["loc"])
         if not is_object:
-            _reject(answer)
+            _reject(http_answer)
 
         raise TrackingError(
-            f"MLflow at {format_address(uri)} answered {method} {path} with a malformed document:"
-            f" {describe_first_error(error)}. {SERVER_REMEDY}"
+            f"MLflow at {format_address(server_uri)} answered {method} {path} with a malformed"
+            f" document: {describe_first_error(error)}. {SERVER_REMEDY}"
         ) from None
 
 
-def condition(field: str, value: str) -> str:
-    """Return the filter of an MLflow search for objects whose `field` has `value`.
+def condition(field_name: str, field_value: str) -> str:
+    """Return the filter of an MLflow search for objects whose `field_name` has `field_value`.
 
     MLflow's filters have no escape characters, so the value is put in whichever quotes, single or
     double, it does not contain. If it contains both kinds, or ends with a backslash, these
     characters are replaced by wildcards, and the filter may match other values, too.
     """
-    if not value.endswith("\\"):
-        for quote in ("'", '"'):
-            if quote not in value:
-                return f"{field} = {quote}{value}{quote}"
+    if not field_value.endswith("\\"):
+        for quote_sign in ("'", '"'):
+            if quote_sign not in field_value:
+                return f"{field_name} = {quote_sign}{field_value}{quote_sign}"
 
-    pattern = re.sub(r"['\"\\%]", "_", value)
-    return f"{field} LIKE '{pattern}'"
+    like_pattern = re.sub(r"['\"\\%]", "_", field_value)
+    return f"{field_name} LIKE '{like_pattern}'"
 
 
-def _refuse(answer: "HttpAnswer") -> NoReturn:
+def _refuse(http_answer: "HttpAnswer") -> NoReturn:
     """Raise RequestRefused with MLflow's error, or TrackingError if the answer does not come from
     MLflow."""
     try:
-        refusal = ErrorAnswer.model_validate_json(answer.content)
+        error_answer = ErrorAnswer.model_validate_json(http_answer.content)
     except ValidationError:
-        _reject(answer)
+        _reject(http_answer)
 
-    code = refusal.error_code
-    text = f"{code}: {refusal.message or answer.reason}".strip().splitlines()[0]
+    error_code = error_answer.error_code
+    text = f"{error_code}: {error_answer.message or http_answer.reason}".strip().splitlines()[0]
     message = visible(without_secrets(text))
-    raise RequestRefused(f"MLflow at {format_address(address())} refused: {message}", code)
+    raise RequestRefused(f"MLflow at {format_address(address())} refused: {message}", error_code)
 
 
-def _reject(answer: "HttpAnswer") -> NoReturn:
+def _reject(http_answer: "HttpAnswer") -> NoReturn:
     """Raise TrackingError with the text of an answer that is not MLflow's JSON."""
-    server = format_address(address())
-    host = urlsplit(address()).netloc.rpartition("@")[2]
+    server_name = format_address(address())
+    host_name = urlsplit(address()).netloc.rpartition("@")[2]
 
     answer_text = (
-        " ".join(visible(HTML_TAGS.sub(" ", answer.text)).split())[:MAX_SHOWN_LENGTH] or "nothing"
+        " ".join(visible(HTML_TAGS.sub(" ", http_answer.text)).split())[:MAX_SHOWN_LENGTH]
+        or "nothing"
     )
     if "Host header" in answer_text:
         remedy = (
-            f"Start MLflow with {host} in --allowed-hosts (MLFLOW_SERVER_ALLOWED_HOSTS), or use an"
-            " address that it contains."
+            f"Start MLflow with {host_name} in --allowed-hosts (MLFLOW_SERVER_ALLOWED_HOSTS), or"
+            " use an address that it contains."
         )
-    elif answer.status_code in (401, 403):
+    elif http_answer.status_code in (401, 403):
         remedy = (
             "Set MLFLOW_TRACKING_TOKEN, or MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD,"
             " of a permitted user."
@@ -369,8 +377,8 @@ def _reject(answer: "HttpAnswer") -> NoReturn:
         remedy = "Check MLFLOW_TRACKING_URI: an MLflow server answers in JSON."
 
     raise TrackingError(
-        f"MLflow at {server} answered {answer.status_code} {answer.reason}: {answer_text!r}."
-        f" {remedy}"
+        f"MLflow at {server_name} answered {http_answer.status_code} {http_answer.reason}:"
+        f" {answer_text!r}. {remedy}"
     )
 
 
@@ -378,17 +386,17 @@ def _configured_session() -> "requests.Session":
     """Return a session with the retries and the token that the environment sets. Raises
     TrackingError."""
     try:
-        retries = read_integer(RETRIES, DEFAULT_RETRIES, 0, MAX_RETRIES)
+        retry_count = read_integer(RETRIES, DEFAULT_RETRIES, 0, MAX_RETRIES)
         token = require_header_text(
             os.environ.get(MLFLOW_TRACKING_TOKEN, "").strip(), MLFLOW_TRACKING_TOKEN
         )
     except ConfigError as error:
         raise TrackingError(*error.args) from None
-    return _session(retries, token)
+    return _session(retry_count, token)
 
 
 @cache
-def _session(attempts: int, token: str) -> "requests.Session":
+def _session(max_attempts: int, token: str) -> "requests.Session":
     from requests.adapters import HTTPAdapter
     from urllib3.util import Retry
 
@@ -397,24 +405,24 @@ def _session(attempts: int, token: str) -> "requests.Session":
     session = Session()
     retried_statuses = (408, 429, 500, *UNAVAILABLE_STATUSES)
 
-    retry = Retry(
-        attempts,
+    retry_policy = Retry(
+        max_attempts,
         backoff_factor=1,
         status_forcelist=retried_statuses,
         allowed_methods=None,
         raise_on_status=False,
     )
 
-    for scheme in ("http://", "https://"):
-        session.mount(scheme, HTTPAdapter(max_retries=retry))
+    for url_scheme in ("http://", "https://"):
+        session.mount(url_scheme, HTTPAdapter(max_retries=retry_policy))
 
     if token:
         session.set_token(f"Bearer {token}")
-    elif user := os.environ.get(MLFLOW_TRACKING_USERNAME):
+    elif user_name := os.environ.get(MLFLOW_TRACKING_USERNAME):
         password = os.environ.get(MLFLOW_TRACKING_PASSWORD, "")
         # encode here, because servers expect UTF-8 (RFC 7617), but `requests` would use Latin-1
-        login = [text.encode().decode("latin-1") for text in (user, password)]
-        session.auth = (login[0], login[1])
+        login_parts = [text.encode().decode("latin-1") for text in (user_name, password)]
+        session.auth = (login_parts[0], login_parts[1])
 
     return session
 

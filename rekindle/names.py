@@ -135,8 +135,8 @@ class TaskReference(ArtifactKey):
         """Return True if the value has the form RUN/TASK."""
         if not isinstance(value, str):
             return False
-        run, slash, task = value.partition("/")
-        return bool(slash) and RunName.matches(run) and TaskName.matches(task)
+        run_name, slash, task_name = value.partition("/")
+        return bool(slash) and RunName.matches(run_name) and TaskName.matches(task_name)
 
     @property
     def run(self) -> RunName:

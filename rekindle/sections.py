@@ -39,16 +39,20 @@ class Section(BaseModel):
         return value
 
 
-def resolve(schema: dict[str, Any], definitions: dict[str, Any]) -> dict[str, Any]:
+def resolve(json_schema: dict[str, Any], definitions: dict[str, Any]) -> dict[str, Any]:
     """Follow references (`$ref`) in a schema, and unwrap an optional type to the schema without
     null. Return any other schema unchanged."""
-    options = [option for option in schema.get("anyOf", []) if option.get("type") != "null"]
-    if len(options) == 1:
-        return resolve(options[0], definitions)
-    reference = schema.get("$ref", "").rpartition("/")[2]
-    if reference:
-        return resolve(definitions[reference], definitions)
-    return schema
+    schema_options = [
+        schema_option
+        for schema_option in json_schema.get("anyOf", [])
+        if schema_option.get("type") != "null"
+    ]
+    if len(schema_options) == 1:
+        return resolve(schema_options[0], definitions)
+    schema_name = json_schema.get("$ref", "").rpartition("/")[2]
+    if schema_name:
+        return resolve(definitions[schema_name], definitions)
+    return json_schema
 
 
 class AnyModel(GenerateJsonSchema):
@@ -65,45 +69,45 @@ class AnyModel(GenerateJsonSchema):
 # cached, because computing a schema takes milliseconds, and each of possibly thousands of wrong
 # keys needs it
 @lru_cache(64)
-def _schema(model: type[BaseModel]) -> dict[str, Any]:
-    return model.model_json_schema(schema_generator=AnyModel)
+def _schema(section_type: type[BaseModel]) -> dict[str, Any]:
+    return section_type.model_json_schema(schema_generator=AnyModel)
 
 
-def known_keys(model: type[BaseModel], path: Iterable[str | int]) -> set[str]:
+def known_keys(section_type: type[BaseModel], path: Iterable[str | int]) -> set[str]:
     """Return the keys that are valid at `path` of a model; an empty set if they are unknown."""
-    return set(_schemas_at(model, path)[1].get("properties", ()))
+    return set(_schemas_at(section_type, path)[1].get("properties", ()))
 
 
-def broken_rule(model: type[BaseModel], error: ErrorDetails) -> str:
+def broken_rule(section_type: type[BaseModel], error: ErrorDetails) -> str:
     """Return a sentence with the rule that a value violates according to pydantic. For a pattern,
     which is hard to read, the sentence contains the description of the field instead."""
-    description = _schemas_at(model, error["loc"])[0].get("description")
-    if error["type"] == "string_pattern_mismatch" and description:
-        return f"it has the wrong form for: {description}."
+    key_description = _schemas_at(section_type, error["loc"])[0].get("description")
+    if error["type"] == "string_pattern_mismatch" and key_description:
+        return f"it has the wrong form for: {key_description}."
     return rule(error["msg"])
 
 
 def _schemas_at(
-    model: type[BaseModel], path: Iterable[str | int]
+    section_type: type[BaseModel], path: Iterable[str | int]
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the JSON schema at `path` of a model, once as written and once with its reference
     resolved; {} if `path` is unknown."""
-    schema = _schema(model)
-    definitions = schema.get("$defs", {})
-    inner = schema
+    root_schema = _schema(section_type)
+    definitions = root_schema.get("$defs", {})
+    unresolved_schema = root_schema
     # the schema of a recursive model is a reference
-    node = resolve(schema, definitions)
+    resolved_schema = resolve(root_schema, definitions)
 
     for key in path:
-        inner = (
-            node.get("properties", {}).get(key)
-            or node.get("items")
-            or node.get("additionalProperties")
+        unresolved_schema = (
+            resolved_schema.get("properties", {}).get(key)
+            or resolved_schema.get("items")
+            or resolved_schema.get("additionalProperties")
         )
-        inner = inner if isinstance(inner, dict) else {}
-        node = resolve(inner, definitions)
+        unresolved_schema = unresolved_schema if isinstance(unresolved_schema, dict) else {}
+        resolved_schema = resolve(unresolved_schema, definitions)
 
-    return inner, node
+    return unresolved_schema, resolved_schema
 
 
 class Setting(NamedTuple):
@@ -115,193 +119,233 @@ class Setting(NamedTuple):
     description: str
 
 
-def settings(model: type[BaseModel], key: str = "") -> list[Setting]:
+def settings(section_type: type[BaseModel], key: str = "") -> list[Setting]:
     """Describe `key` (such as "train.workers"), or all keys below `key` if it is a section (such as
     "train"; "": all keys).
 
     Raises ConfigError if `key` is unknown.
     """
     path = list(filter(None, key.split(".")))
-    for depth, part in enumerate(path):
-        node = _schemas_at(model, path[:depth])[1]
-        properties = node.get("properties", {})
-        if part not in properties and not isinstance(node.get("additionalProperties"), dict):
-            if properties:
-                key_list = f" Known: {', '.join(sorted(properties))}."
+    for depth, key_part in enumerate(path):
+        parent_schema = _schemas_at(section_type, path[:depth])[1]
+        section_properties = parent_schema.get("properties", {})
+        if key_part not in section_properties and not isinstance(
+            parent_schema.get("additionalProperties"), dict
+        ):
+            if section_properties:
+                known_keys_text = f" Known: {', '.join(sorted(section_properties))}."
             else:
-                key_list = " This setting has no keys."
+                known_keys_text = " This setting has no keys."
 
-            hint = did_you_mean(part, properties) or key_list
+            hint = did_you_mean(key_part, section_properties) or known_keys_text
             raise ConfigError(f"{'.'.join(path[: depth + 1])} is not a known key.{hint}")
 
     return list(
         _describe(
             ".".join(path),
-            _schemas_at(model, path)[0],
-            _schema(model).get("$defs", {}),
+            _schemas_at(section_type, path)[0],
+            _schema(section_type).get("$defs", {}),
             frozenset(),
         )
     )
 
 
 def _describe(
-    key: str, node: dict[str, Any], definitions: dict[str, Any], above: frozenset[str]
+    key: str,
+    key_schema: dict[str, Any],
+    definitions: dict[str, Any],
+    enclosing_titles: frozenset[str],
 ) -> Iterator[Setting]:
-    target = resolve(node, definitions)
-    title = target.get("title", "")
-    inner = dict(target.get("properties", {}))
+    resolved_schema = resolve(key_schema, definitions)
+    schema_title = resolved_schema.get("title", "")
+    inner_schemas = dict(resolved_schema.get("properties", {}))
 
-    entry_schema = target.get("additionalProperties")
+    entry_schema = resolved_schema.get("additionalProperties")
     if isinstance(entry_schema, dict) and "$ref" in entry_schema:
-        inner["NAME"] = entry_schema
+        inner_schemas["NAME"] = entry_schema
 
-    if not inner or title in above:
+    if not inner_schemas or schema_title in enclosing_titles:
         yield Setting(
             key,
-            _describe_values(node, definitions),
-            node.get("default"),
-            node.get("description", ""),
+            _describe_values(key_schema, definitions),
+            key_schema.get("default"),
+            key_schema.get("description", ""),
         )
         return
 
-    for name, value in inner.items():
-        yield from _describe(f"{key}.{name}".lstrip("."), value, definitions, above | {title})
-
-
-def _describe_values(node: dict[str, Any], definitions: dict[str, Any]) -> str:
-    """Describe the values that a JSON schema allows, such as `integer >= 1`, `linear | cosine`,
-    `list of text`."""
-    options = node.get("anyOf")
-    if options:
-        return " | ".join(
-            dict.fromkeys(_describe_values(option, definitions) for option in options)
+    for name, inner_schema in inner_schemas.items():
+        yield from _describe(
+            f"{key}.{name}".lstrip("."),
+            inner_schema,
+            definitions,
+            enclosing_titles | {schema_title},
         )
 
-    choices = node.get("enum", [node["const"]] if "const" in node else None)
-    if choices:
-        return " | ".join(str(choice) or '""' for choice in choices)
 
-    node = resolve(node, definitions)
-    kind = str(node.get("type", "any value"))
-    if kind == "array":
-        return f"list of {_describe_values(node.get('items', {}), definitions)}"
+def _describe_values(value_schema: dict[str, Any], definitions: dict[str, Any]) -> str:
+    """Describe the values that a JSON schema allows, such as `integer >= 1`, `linear | cosine`,
+    `list of text`."""
+    schema_options = value_schema.get("anyOf")
+    if schema_options:
+        return " | ".join(
+            dict.fromkeys(
+                _describe_values(schema_option, definitions) for schema_option in schema_options
+            )
+        )
 
-    bounds = [f"{sign} {node[bound]}" for bound, sign in BOUNDS.items() if bound in node]
-    return f"{node.get('format') or TYPES.get(kind, kind)} {', '.join(bounds)}".rstrip()
+    allowed_values = value_schema.get(
+        "enum", [value_schema["const"]] if "const" in value_schema else None
+    )
+    if allowed_values:
+        return " | ".join(str(allowed_value) or '""' for allowed_value in allowed_values)
+
+    value_schema = resolve(value_schema, definitions)
+    type_name = str(value_schema.get("type", "any value"))
+    if type_name == "array":
+        return f"list of {_describe_values(value_schema.get('items', {}), definitions)}"
+
+    bound_texts = [
+        f"{bound_sign} {value_schema[bound_name]}"
+        for bound_name, bound_sign in BOUNDS.items()
+        if bound_name in value_schema
+    ]
+    return (
+        f"{value_schema.get('format') or TYPES.get(type_name, type_name)} {', '.join(bound_texts)}"
+    ).rstrip()
 
 
-def leaves(value: object, key: str) -> Iterator[tuple[str, Any]]:
+def leaves(section_value: object, key: str) -> Iterator[tuple[str, Any]]:
     """Yield (dotted key, value) for each value in a section. For models, mappings and lists, the
     values inside are yielded, not the containers."""
-    if isinstance(value, BaseModel):
-        for name in type(value).model_fields:
-            yield from leaves(getattr(value, name), f"{key}.{name}")
-    elif isinstance(value, Mapping):
-        for name, item in value.items():
-            yield from leaves(item, f"{key}.{name}")
-    elif isinstance(value, list | tuple | set | frozenset):
-        for number, item in enumerate(value):
-            yield from leaves(item, f"{key}.{number}")
+    if isinstance(section_value, BaseModel):
+        for name in type(section_value).model_fields:
+            yield from leaves(getattr(section_value, name), f"{key}.{name}")
+    elif isinstance(section_value, Mapping):
+        for name, child_value in section_value.items():
+            yield from leaves(child_value, f"{key}.{name}")
+    elif isinstance(section_value, list | tuple | set | frozenset):
+        for item_number, child_value in enumerate(section_value):
+            yield from leaves(child_value, f"{key}.{item_number}")
     else:
-        yield key, value
+        yield key, section_value
 
 
-def absolute_paths(value: Any, key: str, folder_for_key: Callable[[str], Path]) -> Any:
-    """Return `value` with each relative `Path` in it resolved against the folder that
+def absolute_paths(section_value: Any, key: str, folder_for_key: Callable[[str], Path]) -> Any:
+    """Return `section_value` with each relative `Path` in it resolved against the folder that
     `folder_for_key` returns for its key.
 
     Raises ValueError for a URI in a `Path`, because `Path` collapses the two slashes.
     """
-    if isinstance(value, Path):
-        if COLLAPSED_URI.match(str(value)):
+    if isinstance(section_value, Path):
+        if COLLAPSED_URI.match(str(section_value)):
             raise ValueError(f"{key} is a URI, but the field is a Path: declare it as `str`.")
-        return folder_for_key(key) / value.expanduser()
+        return folder_for_key(key) / section_value.expanduser()
 
-    if isinstance(value, BaseModel):
-        old_values = {name: getattr(value, name) for name in type(value).model_fields}
+    if isinstance(section_value, BaseModel):
+        old_values = {
+            name: getattr(section_value, name) for name in type(section_value).model_fields
+        }
         new_values = {
-            n: absolute_paths(old, f"{key}.{n}", folder_for_key) for n, old in old_values.items()
+            child_name: absolute_paths(old_value, f"{key}.{child_name}", folder_for_key)
+            for child_name, old_value in old_values.items()
         }
 
-        changed = {name: new for name, new in new_values.items() if new is not old_values[name]}
-        if changed:
-            return value.model_copy(update=changed)
-        return value
-
-    if type(value) is dict:
-        entries = {
-            n: absolute_paths(item, f"{key}.{n}", folder_for_key) for n, item in value.items()
+        changed_values = {
+            name: new_value
+            for name, new_value in new_values.items()
+            if new_value is not old_values[name]
         }
-        if any(entries[name] is not item for name, item in value.items()):
-            return entries
-        return value
+        if changed_values:
+            return section_value.model_copy(update=changed_values)
+        return section_value
 
-    if type(value) in (list, tuple, set, frozenset):
-        old_items = list(value)
+    if type(section_value) is dict:
+        new_entries = {
+            child_name: absolute_paths(child_value, f"{key}.{child_name}", folder_for_key)
+            for child_name, child_value in section_value.items()
+        }
+        if any(new_entries[name] is not child_value for name, child_value in section_value.items()):
+            return new_entries
+        return section_value
+
+    if type(section_value) in (list, tuple, set, frozenset):
+        old_items = list(section_value)
         new_items = [
-            absolute_paths(item, f"{key}.{n}", folder_for_key) for n, item in enumerate(old_items)
+            absolute_paths(child_value, f"{key}.{child_name}", folder_for_key)
+            for child_name, child_value in enumerate(old_items)
         ]
 
-        is_changed = any(new is not old for new, old in zip(new_items, old_items, strict=True))
+        is_changed = any(
+            new_value is not old_value
+            for new_value, old_value in zip(new_items, old_items, strict=True)
+        )
         if is_changed:
-            return type(value)(new_items)
-        return value
+            return type(section_value)(new_items)
+        return section_value
 
-    return value
+    return section_value
 
 
 S = TypeVar("S", bound=Section)
 
 
-def parse_section(section: type[S], values: object, name: str) -> S:
-    """Validate `values` as the section `name` ("": all sections). Raises a ConfigError that names
-    each wrong key."""
+def parse_section(section_type: type[S], section_values: object, name: str) -> S:
+    """Validate `section_values` as the section `name` ("": all sections). Raises a ConfigError
+    that names each wrong key."""
     try:
-        return section.model_validate(values)
+        return section_type.model_validate(section_values)
     except ValidationError as error:
-        raise ConfigError(*(_error_sentence(section, name, e) for e in error.errors())) from error
+        raise ConfigError(
+            *(
+                _error_sentence(section_type, name, error_details)
+                for error_details in error.errors()
+            )
+        ) from error
 
 
-def _error_sentence(section: type[Section], name: str, error: ErrorDetails) -> str:
+def _error_sentence(section_type: type[Section], name: str, error: ErrorDetails) -> str:
     key = ".".join(map(str, [name, *error["loc"]])).lstrip(".")
     if error["type"] == "extra_forbidden":
         *path, last_key = error["loc"]
-        return f"{key} is not a known key.{did_you_mean(str(last_key), known_keys(section, path))}"
+        return (
+            f"{key} is not a known"
+            f" key.{did_you_mean(str(last_key), known_keys(section_type, path))}"
+        )
     if isinstance(error["input"], str | int | float | None):
         shown_value = error["input"]
     else:
         shown_value = type(error["input"]).__name__
     if error["type"] == "missing":
         return f"{key} is missing."
-    return f"{key} is {shown_value!r}: {broken_rule(section, error)}"
+    return f"{key} is {shown_value!r}: {broken_rule(section_type, error)}"
 
 
-def copy_first_rows(source: Path, rows: int, folder: Path) -> Path | None:
-    """Copy about `rows` rows of a CSV, JSON lines or parquet file to `folder`.
+def copy_first_rows(source_file: Path, row_count: int, target_folder: Path) -> Path | None:
+    """Copy about `row_count` rows of a CSV, JSON lines or parquet file to `target_folder`.
 
     Return the copy, or None for another format.
     """
-    target = folder / source.name
+    target_file = target_folder / source_file.name
 
-    if source.suffix in LINE_FORMATS and source.is_file():
-        copy_lines(source, target, rows + 1)
-    elif source.suffix == ".parquet" and source.is_file():
+    if source_file.suffix in LINE_FORMATS and source_file.is_file():
+        copy_lines(source_file, target_file, row_count + 1)
+    elif source_file.suffix == ".parquet" and source_file.is_file():
         import polars as pl
 
-        pl.scan_parquet(source).head(rows).collect().write_parquet(target)
+        pl.scan_parquet(source_file).head(row_count).collect().write_parquet(target_file)
     else:
         return None
 
-    return target
+    return target_file
 
 
-def copy_lines(source: Path, target: Path, lines: int) -> None:
-    """Copy the first `lines` lines; if the last one ends inside a quoted field, continue to the end
-    of that field."""
-    quotes = 0
-    with source.open("rb") as read, target.open("wb") as write:
-        for number, line in enumerate(read):
-            if number >= lines and quotes % 2 == 0:
+def copy_lines(source_file: Path, target_file: Path, line_count: int) -> None:
+    """Copy the first `line_count` lines; if the last one ends inside a quoted field, continue to
+    the end of that field."""
+    quote_count = 0
+    with source_file.open("rb") as source_stream, target_file.open("wb") as target_stream:
+        for line_number, line in enumerate(source_stream):
+            if line_number >= line_count and quote_count % 2 == 0:
                 break
-            write.write(line)
-            quotes += line.count(b'"')
+            target_stream.write(line)
+            quote_count += line.count(b'"')

@@ -65,10 +65,11 @@ SHA256_OR_EMPTY = "^([0-9a-f]{64})?$"
 
 
 @cache
-def _create_scratch_directory(parent: str, process: int) -> Path:
-    """Create a directory with an unpredictable name below `parent`, once for each process."""
-    Path(parent).mkdir(parents=True, exist_ok=True)
-    return Path(tempfile.mkdtemp(prefix=f"step-{process}-", dir=parent))
+def _create_scratch_directory(parent_folder: str, process_id: int) -> Path:
+    """Create a directory with an unpredictable name below `parent_folder`, once for each
+    process."""
+    Path(parent_folder).mkdir(parents=True, exist_ok=True)
+    return Path(tempfile.mkdtemp(prefix=f"step-{process_id}-", dir=parent_folder))
 
 
 class StepInputs(BaseModel):
@@ -133,10 +134,10 @@ def short_name(module: str) -> str:
     return module.rpartition(".")[2].replace("_", "-")
 
 
-def is_artifact(field: FieldInfo) -> bool:
+def is_artifact(field_info: FieldInfo) -> bool:
     """Return True if a field of Inputs or Outputs is passed as an artifact, and False if as a
     parameter."""
-    return any(isinstance(mark, ArtifactMark) for mark in field.metadata)
+    return any(isinstance(metadata_mark, ArtifactMark) for metadata_mark in field_info.metadata)
 
 
 def flag(name: str) -> str:
@@ -144,14 +145,14 @@ def flag(name: str) -> str:
     return "--" + name.replace("_", "-")
 
 
-def to_text(value: object) -> str:
+def to_text(parameter_value: object) -> str:
     """Format a value as an Argo parameter: numbers, texts and paths as text, all other values (also
     booleans) as JSON."""
-    if isinstance(value, BaseModel):
-        return value.model_dump_json()
-    if isinstance(value, bool) or not isinstance(value, SCALARS):
-        return to_json(value)
-    return str(value)
+    if isinstance(parameter_value, BaseModel):
+        return parameter_value.model_dump_json()
+    if isinstance(parameter_value, bool) or not isinstance(parameter_value, SCALARS):
+        return to_json(parameter_value)
+    return str(parameter_value)
 
 
 def encode_parameter(text: str) -> str:
@@ -160,22 +161,24 @@ def encode_parameter(text: str) -> str:
     return base64.b64encode(zlib.compress(text.encode(), 9)).decode()
 
 
-def decode_parameter(parameter: str) -> str:
+def decode_parameter(encoded_parameter: str) -> str:
     """Decode a parameter that `encode_parameter` has encoded. Raises ValueError, also for a text
     with more than MAX_PARAMETER_BYTES bytes, which is never decompressed as a whole."""
-    decoder = zlib.decompressobj()
+    zlib_decoder = zlib.decompressobj()
     try:
         # one byte more than the limit, so that data of exactly this size is read up to its end
         # marker
-        data = decoder.decompress(base64.b64decode(parameter), MAX_PARAMETER_BYTES + 1)
+        decoded_bytes = zlib_decoder.decompress(
+            base64.b64decode(encoded_parameter), MAX_PARAMETER_BYTES + 1
+        )
     except zlib.error as error:
         raise ValueError(str(error)) from error
 
-    if len(data) > MAX_PARAMETER_BYTES:
+    if len(decoded_bytes) > MAX_PARAMETER_BYTES:
         raise ValueError(f"it has more than {MAX_PARAMETER_BYTES:,} bytes after decompression")
-    if not decoder.eof:
+    if not zlib_decoder.eof:
         raise ValueError("it is incomplete")
-    return data.decode()
+    return decoded_bytes.decode()
 
 
 def parse_time(text: str) -> datetime:
@@ -183,60 +186,69 @@ def parse_time(text: str) -> datetime:
     return the current time. Raises ConfigError.
     """
     try:
-        time = datetime.fromisoformat(text) if text else datetime.now(UTC)
-        if time.tzinfo:
-            return time.astimezone(UTC)
-        return time.replace(tzinfo=UTC)
+        parsed_time = datetime.fromisoformat(text) if text else datetime.now(UTC)
+        if parsed_time.tzinfo:
+            return parsed_time.astimezone(UTC)
+        return parsed_time.replace(tzinfo=UTC)
     except (ValueError, OverflowError) as error:
         raise ConfigError(
             f"scheduled-time is {text!r}: it must be ISO 8601, such as 2026-11-23T03:00:00Z."
         ) from error
 
 
-def has_zone(time: str) -> bool:
+def has_zone(time_text: str) -> bool:
     """Return True if a text is an ISO 8601 time with a time zone."""
     try:
-        return datetime.fromisoformat(time).tzinfo is not None
+        return datetime.fromisoformat(time_text).tzinfo is not None
     except (TypeError, ValueError):
         return False
 
 
-def parse(inputs: type[StepInputs], texts: dict[str, str]) -> StepInputs:
+def parse(inputs_model: type[StepInputs], flag_texts: dict[str, str]) -> StepInputs:
     """Convert {field: text} to typed inputs. Raises a ConfigError that names each wrong flag, its
     value and the violated rule."""
-    values: dict[str, Any] = {}
-    for name, text in texts.items():
+    input_values: dict[str, Any] = {}
+    for name, text in flag_texts.items():
         try:
-            values[name] = text if _is_scalar(inputs.model_fields[name].annotation) else loads(text)
+            input_values[name] = (
+                text if _is_scalar(inputs_model.model_fields[name].annotation) else loads(text)
+            )
         except (ValueError, RecursionError) as error:
             raise ConfigError(f"{flag(name)} is {text!r}: it must be JSON ({error}).") from error
 
     try:
-        return inputs.model_validate(values)
+        return inputs_model.model_validate(input_values)
     except ValidationError as error:
-        lines = [_describe_error(inputs, e, texts) for e in error.errors()]
-        raise ConfigError(*lines) from error
+        error_lines = [
+            _describe_error(inputs_model, error_details, flag_texts)
+            for error_details in error.errors()
+        ]
+        raise ConfigError(*error_lines) from error
 
 
-def _describe_error(inputs: type[StepInputs], error: ErrorDetails, texts: dict[str, str]) -> str:
+def _describe_error(
+    inputs_model: type[StepInputs], error: ErrorDetails, flag_texts: dict[str, str]
+) -> str:
     name = str(error["loc"][0]) if error["loc"] else ""
-    inner = "".join(f".{key}" for key in error["loc"][1:])
+    inner_path = "".join(f".{key}" for key in error["loc"][1:])
     if error["type"] == "missing":
-        return f"{flag(name)}{inner} is missing: it is required."
+        return f"{flag(name)}{inner_path} is missing: it is required."
     if name:
-        subject = f"{flag(name)}{inner} is {error['input']!r}"
+        value_description = f"{flag(name)}{inner_path} is {error['input']!r}"
     else:
-        subject = "the inputs are wrong"
-    return f"{subject}: {broken_rule(inputs, error)}"
+        value_description = "the inputs are wrong"
+    return f"{value_description}: {broken_rule(inputs_model, error)}"
 
 
 def _is_scalar(annotation: object) -> bool:
     if typing.get_origin(annotation) in (typing.Union, types.UnionType):
-        options = typing.get_args(annotation)
+        member_types = typing.get_args(annotation)
     else:
-        options = ()
-    if options:
-        return all(_is_scalar(o) for o in options if o is not type(None))
+        member_types = ()
+    if member_types:
+        return all(
+            _is_scalar(member_type) for member_type in member_types if member_type is not type(None)
+        )
     if typing.get_origin(annotation) is typing.Literal:
         return True
     return isinstance(annotation, type) and issubclass(annotation, SCALARS)
@@ -250,67 +262,75 @@ class Flags(argparse.ArgumentParser):
         raise ConfigError(f"{message}. See `{self.prog} --help`.")
 
 
-def parser(name: str, inputs: type[StepInputs], description: str = "") -> argparse.ArgumentParser:
+def parser(
+    name: str, inputs_model: type[StepInputs], description: str = ""
+) -> argparse.ArgumentParser:
     """Create the command-line parser of a step from its fields."""
-    result = Flags(
+    flag_parser = Flags(
         prog=f"rekindle step {name}",
         description=description,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
 
-    for field_name, field in inputs.model_fields.items():
-        if field.is_required():
-            default = ""
+    for field_name, field_info in inputs_model.model_fields.items():
+        if field_info.is_required():
+            default_text = ""
         else:
-            default = to_text(field.get_default(call_default_factory=True))
+            default_text = to_text(field_info.get_default(call_default_factory=True))
 
-        rule = "required" if field.is_required() else f"default: {default}"
-        note = f"{field.description or ''} ({rule})".strip().replace("%", "%%")
-        result.add_argument(
-            flag(field_name), metavar="VALUE", dest=field_name, help=note, default=argparse.SUPPRESS
+        required_or_default = "required" if field_info.is_required() else f"default: {default_text}"
+        flag_help = f"{field_info.description or ''} ({required_or_default})".strip().replace(
+            "%", "%%"
+        )
+        flag_parser.add_argument(
+            flag(field_name),
+            metavar="VALUE",
+            dest=field_name,
+            help=flag_help,
+            default=argparse.SUPPRESS,
         )
 
-    return result
+    return flag_parser
 
 
-def write_outputs(outputs: StepOutputs, targets: dict[str, Path]) -> None:
+def write_outputs(outputs: StepOutputs, output_files: dict[str, Path]) -> None:
     """Write each output to its file. Artifacts are moved by a rename, so no file is ever
     incomplete."""
-    for name, field in type(outputs).model_fields.items():
-        if name not in targets:
+    for name, output_field in type(outputs).model_fields.items():
+        if name not in output_files:
             continue
 
-        target = targets[name]
-        value = getattr(outputs, name)
-        target.parent.mkdir(parents=True, exist_ok=True)
+        output_file = output_files[name]
+        output_value = getattr(outputs, name)
+        output_file.parent.mkdir(parents=True, exist_ok=True)
 
-        if is_artifact(field):
-            if target.is_dir():
-                shutil.rmtree(target)
+        if is_artifact(output_field):
+            if output_file.is_dir():
+                shutil.rmtree(output_file)
 
-            shutil.move(value, target)
+            shutil.move(output_value, output_file)
         else:
-            target.write_text(output_text(name, value))
+            output_file.write_text(output_text(name, output_value))
 
 
-def output_text(name: str, value: object) -> str:
+def output_text(name: str, output_value: object) -> str:
     """Format an output for Argo. Raises DataError for a text that Argo would change, and for a
     number that is not finite."""
-    if isinstance(value, BaseModel):
-        plain_value = value.model_dump(mode="json")
+    if isinstance(output_value, BaseModel):
+        plain_value = output_value.model_dump(mode="json")
     else:
-        plain_value = value
+        plain_value = output_value
 
-    problem = describe_not_finite({name: plain_value})
-    if problem:
+    not_finite_problem = describe_not_finite({name: plain_value})
+    if not_finite_problem:
         raise DataError(
-            f"the output {problem}, since conditions and other tasks cannot read it. Return a"
-            " finite number, or raise rekindle.DataError with the reason."
+            f"the output {not_finite_problem}, since conditions and other tasks cannot read it."
+            " Return a finite number, or raise rekindle.DataError with the reason."
         )
 
-    text = to_text(value)
-    if not isinstance(value, SCALARS):
+    text = to_text(output_value)
+    if not isinstance(output_value, SCALARS):
         # valid, because "{{" in JSON occurs only inside strings, where an escape means the same
         text = text.replace("{{", "{\\u007b")
 
@@ -334,59 +354,66 @@ def check_output_text(text: str) -> str:
     return text
 
 
-def check_output_texts(outputs: type[StepOutputs], texts: Mapping[str, str]) -> None:
+def check_output_texts(outputs_model: type[StepOutputs], output_texts: Mapping[str, str]) -> None:
     """Raise ValueError if one of the texts, such as those in a cache entry, is not a valid value of
     its output."""
-    for name, text in texts.items():
-        field = outputs.model_fields.get(name)
-        if field is None or is_artifact(field):
+    for name, text in output_texts.items():
+        output_field = outputs_model.model_fields.get(name)
+        if output_field is None or is_artifact(output_field):
             raise ValueError(f"{show(name)} is not an output of the step")
 
-        value = text if _is_scalar(field.annotation) else loads(text)
-        constrained_type: Any = Annotated[field.annotation, field]  # type: ignore[valid-type]
+        parsed_value = text if _is_scalar(output_field.annotation) else loads(text)
+        constrained_type: Any = Annotated[output_field.annotation, output_field]  # type: ignore[valid-type]
         try:
-            TypeAdapter(constrained_type).validate_python(value)
+            TypeAdapter(constrained_type).validate_python(parsed_value)
         except ValidationError as error:
-            reason = rule(error.errors()[0]["msg"]).removesuffix(".")
-            raise ValueError(f"the output {name} is {show(text)}: {reason}") from None
+            broken_rule = rule(error.errors()[0]["msg"]).removesuffix(".")
+            raise ValueError(f"the output {name} is {show(text)}: {broken_rule}") from None
 
 
-def verify_artifacts(inputs: StepInputs) -> None:
+def verify_artifacts(step_inputs: StepInputs) -> None:
     """Raise DataError if the files of an input, a dataset or a trained model, were changed after
     they had been written."""
     from rekindle.content.verified_artifacts import find_digest_input, verify_artifact
 
-    for name, field in type(inputs).model_fields.items():
-        if is_artifact(field):
-            verify_artifact(name, getattr(inputs, name), find_digest_input(inputs))
+    for name, input_field in type(step_inputs).model_fields.items():
+        if is_artifact(input_field):
+            verify_artifact(name, getattr(step_inputs, name), find_digest_input(step_inputs))
 
 
 Execute = Callable[[str, StepInputs, dict[str, Path], argparse.Namespace], None]
 
 
 def execute(
-    module: str, inputs: StepInputs, targets: dict[str, Path], options: argparse.Namespace
+    step_module: str,
+    step_inputs: StepInputs,
+    output_files: dict[str, Path],
+    cache_options: argparse.Namespace,
 ) -> None:
     """Run a step and write its outputs."""
-    write_outputs(load(module).run(inputs), targets)
+    write_outputs(load(step_module).run(step_inputs), output_files)
 
 
-def main(argv: list[str], execute: Execute = execute) -> int:
+def main(command_arguments: list[str], execute_step: Execute = execute) -> int:
     """Run one step and return its exit code (see rekindle/errors.py)."""
-    if not argv or argv[0] in ("-h", "--help"):
+    if not command_arguments or command_arguments[0] in ("-h", "--help"):
         sys.stdout.write(f"{__doc__}")
-        if argv:
+        if command_arguments:
             return 0
         return 2
 
     try:
-        step = load(argv[0])
-        flags = parser(argv[0], step.Inputs, step.__doc__)
-        note = f"file for one of the outputs: {', '.join(step.Outputs.model_fields) or 'none'}"
-        flags.add_argument("--output", action="append", default=[], metavar="NAME=PATH", help=note)
-        cache_flags = Flags(prog=flags.prog, add_help=False, allow_abbrev=False)
+        step_module = load(command_arguments[0])
+        flag_parser = parser(command_arguments[0], step_module.Inputs, step_module.__doc__)
+        output_help = (
+            f"file for one of the outputs: {', '.join(step_module.Outputs.model_fields) or 'none'}"
+        )
+        flag_parser.add_argument(
+            "--output", action="append", default=[], metavar="NAME=PATH", help=output_help
+        )
+        cache_flags = Flags(prog=flag_parser.prog, add_help=False, allow_abbrev=False)
 
-        if hasattr(step, "REUSE"):
+        if hasattr(step_module, "REUSE"):
             cache_flags.add_argument(
                 "--entry",
                 default="",
@@ -396,33 +423,38 @@ def main(argv: list[str], execute: Execute = execute) -> int:
                 "--reuse", default="no", help="yes: reuse the cached outputs of an earlier run"
             )
 
-        options, rest = cache_flags.parse_known_args(argv[1:])
-        parsed_inputs, unknown = flags.parse_known_args(rest)
-        if unknown:
-            names = {*map(flag, step.Inputs.model_fields), "--output"}
-            name = unknown[0].partition("=")[0]
-            hint = did_you_mean(name, names) or f" Its inputs: {', '.join(sorted(names))}."
-            raise ConfigError(f"{unknown[0]} is not an input of {argv[0]}.{hint}")
+        cache_options, other_arguments = cache_flags.parse_known_args(command_arguments[1:])
+        parsed_inputs, unknown_arguments = flag_parser.parse_known_args(other_arguments)
+        if unknown_arguments:
+            flag_names = {*map(flag, step_module.Inputs.model_fields), "--output"}
+            name = unknown_arguments[0].partition("=")[0]
+            hint = (
+                did_you_mean(name, flag_names) or f" Its inputs: {', '.join(sorted(flag_names))}."
+            )
+            raise ConfigError(
+                f"{unknown_arguments[0]} is not an input of {command_arguments[0]}.{hint}"
+            )
 
-        arguments = vars(parsed_inputs)
-        targets = {}
+        flag_values = vars(parsed_inputs)
+        output_files = {}
 
-        for pair in arguments.pop("output"):
-            name, _, path = pair.partition("=")
-            if name not in step.Outputs.model_fields or not path:
-                hint = did_you_mean(name, set(step.Outputs.model_fields))
+        for output_argument in flag_values.pop("output"):
+            name, _, path = output_argument.partition("=")
+            if name not in step_module.Outputs.model_fields or not path:
+                hint = did_you_mean(name, set(step_module.Outputs.model_fields))
                 raise ConfigError(
-                    f"--output {pair}: it must be NAME=PATH with the name of an output.{hint}"
+                    f"--output {output_argument}: it must be NAME=PATH with the name of an"
+                    f" output.{hint}"
                 )
 
-            targets[name] = Path(path)
+            output_files[name] = Path(path)
 
-        inputs = parse(step.Inputs, arguments)
+        step_inputs = parse(step_module.Inputs, flag_values)
         try:
-            verify_artifacts(inputs)
-            execute(argv[0], inputs, targets, options)
+            verify_artifacts(step_inputs)
+            execute_step(command_arguments[0], step_inputs, output_files, cache_options)
         finally:
-            shutil.rmtree(inputs.workdir, ignore_errors=True)
+            shutil.rmtree(step_inputs.workdir, ignore_errors=True)
     except RekindleError as error:
         return fail(error)
     except Exception as error:
@@ -436,12 +468,12 @@ def fail(error: RekindleError) -> int:
     """Write an error to stderr and to the termination log of the container; return its exit
     code."""
     # Argo copies the termination log to the status of the run, and `report` copies it to MLflow
-    message = without_secrets(str(error))
+    error_message = without_secrets(str(error))
 
     with suppress(OSError):  # keep the exit code even if the disk is full
-        sys.stderr.write(f"error: {message}\n")
+        sys.stderr.write(f"error: {error_message}\n")
     with suppress(OSError):
-        log = Path(os.environ.get(program.TERMINATION_LOG, TERMINATION_LOG))
-        if log.exists() and os.access(log, os.W_OK):
-            log.write_text(message[:4096])
+        termination_log = Path(os.environ.get(program.TERMINATION_LOG, TERMINATION_LOG))
+        if termination_log.exists() and os.access(termination_log, os.W_OK):
+            termination_log.write_text(error_message[:4096])
     return error.exit_code

@@ -95,7 +95,7 @@ class Store:
         self.endpoint = endpoint
         self._keys = access_key, secret_key
 
-        config = Config(
+        client_config = Config(
             retries={
                 "total_max_attempts": 2 if short_retries else 9,
                 "mode": "standard" if short_retries else "adaptive",
@@ -113,40 +113,40 @@ class Store:
             | ({"addressing_style": "path"} if endpoint else {}),
         )
 
-        session = get_session()
-        session.register_component("data_loader", LOADER)
+        botocore_session = get_session()
+        botocore_session.register_component("data_loader", LOADER)
 
         try:
-            self.client: Any = Session(botocore_session=session).client(
+            self.client: Any = Session(botocore_session=botocore_session).client(
                 "s3",
                 endpoint_url=endpoint,
                 region_name=os.environ.get("AWS_REGION") or "us-east-1",
                 aws_access_key_id=access_key,
                 aws_secret_access_key=secret_key,
-                config=config,
+                config=client_config,
             )
         except (BotoCoreError, ValueError) as error:
             if str(error).startswith("Invalid endpoint"):
-                problem = f'the address of the object store is "{self.address}"'
+                address_problem = f'the address of the object store is "{self.address}"'
                 remedy = "it must be http(s)://HOST[:PORT]. Correct S3_ENDPOINT_URL."
             else:
-                cause = describe_cause(error, endpoint or "")
-                problem = f"a setting of the object store is invalid ({cause})"
+                error_cause = describe_cause(error, endpoint or "")
+                address_problem = f"a setting of the object store is invalid ({error_cause})"
                 remedy = "correct the variables AWS_... and the files in ~/.aws."
-            raise ConfigError(f"{problem}: {remedy}") from error
+            raise ConfigError(f"{address_problem}: {remedy}") from error
 
     @classmethod
     def from_env(cls) -> "Store":
         """Return the store of S3_BUCKET and S3_ENDPOINT_URL. Raises ConfigError if S3_BUCKET is not
         set."""
-        bucket = os.environ.get(S3_BUCKET)
-        if not bucket:
+        bucket_name = os.environ.get(S3_BUCKET)
+        if not bucket_name:
             raise ConfigError(
                 "S3_BUCKET is not set: steps keep their artifacts in that bucket. Set it (and"
                 " S3_ENDPOINT_URL for anything but AWS), in a cluster through the ConfigMap"
                 ' "rekindle".'
             )
-        return cls(bucket, os.environ.get(S3_ENDPOINT_URL) or None)
+        return cls(bucket_name, os.environ.get(S3_ENDPOINT_URL) or None)
 
     def short_retries(self) -> "Store":
         """Return a Store of the same bucket that makes at most two attempts within half a
@@ -164,23 +164,23 @@ class Store:
         limit)."""
 
         def call() -> tuple[bytes, str]:
-            answer = self.client.get_object(Bucket=self.bucket, Key=key)
-            size = answer["ContentLength"]
-            if max_bytes is not None and size > max_bytes:
-                answer["Body"].close()
+            get_answer = self.client.get_object(Bucket=self.bucket, Key=key)
+            size_bytes = get_answer["ContentLength"]
+            if max_bytes is not None and size_bytes > max_bytes:
+                get_answer["Body"].close()
                 raise InvalidDocument(
-                    f"{self.uri(key)} has {size:,} bytes, and at most {max_bytes:,} bytes are read"
-                    " at once. Restore it, or remove it."
+                    f"{self.uri(key)} has {size_bytes:,} bytes, and at most {max_bytes:,} bytes"
+                    " are read at once. Restore it, or remove it."
                 )
-            return answer["Body"].read(), answer["ETag"]
+            return get_answer["Body"].read(), get_answer["ETag"]
 
         return self._request(key, call)
 
     def open(self, key: str) -> tuple[Any, int]:
         """Return the content of an object as a stream, and its size. The caller closes the stream.
         Raises NotFound."""
-        answer = self._request(key, lambda: self.client.get_object(Bucket=self.bucket, Key=key))
-        return answer["Body"], answer["ContentLength"]
+        get_answer = self._request(key, lambda: self.client.get_object(Bucket=self.bucket, Key=key))
+        return get_answer["Body"], get_answer["ContentLength"]
 
     def put(
         self,
@@ -193,23 +193,30 @@ class Store:
         """Write an object and return its etag. Raises Conflict if `if_absent` is set and the object
         exists, or if its etag is not `if_match`."""
         if if_absent:
-            condition = {"IfNoneMatch": "*"}
+            write_condition = {"IfNoneMatch": "*"}
         else:
-            condition = {"IfMatch": if_match} if if_match else {}
+            write_condition = {"IfMatch": if_match} if if_match else {}
         return self._request(
             key,
             lambda: self.client.put_object(
-                Bucket=self.bucket, Key=key, Body=_UploadBody(data), **condition
+                Bucket=self.bucket, Key=key, Body=_UploadBody(data), **write_condition
             )["ETag"],
         )
 
     def head(self, key: str) -> Entry | None:
         """Return the object's entry, or None if it does not exist."""
         try:
-            head = self._request(key, lambda: self.client.head_object(Bucket=self.bucket, Key=key))
+            head_answer = self._request(
+                key, lambda: self.client.head_object(Bucket=self.bucket, Key=key)
+            )
         except NotFound:
             return None
-        return Entry(key, head["ContentLength"], head["ETag"], head["LastModified"].timestamp())
+        return Entry(
+            key,
+            head_answer["ContentLength"],
+            head_answer["ETag"],
+            head_answer["LastModified"].timestamp(),
+        )
 
     def delete(self, keys: Sequence[str]) -> None:
         """Delete objects; missing objects are ignored."""
@@ -221,15 +228,19 @@ class Store:
                 )
 
         listable_keys = [key for key in keys if not NOT_IN_XML.search(key)]
-        for start in range(0, len(listable_keys), 1000):
-            objects = [{"Key": key} for key in listable_keys[start : start + 1000]]
-            batch = {"Objects": objects, "Quiet": True}
-            answer = self._request(
-                listable_keys[start],
-                lambda batch=batch: self.client.delete_objects(Bucket=self.bucket, Delete=batch),
+        for batch_start in range(0, len(listable_keys), 1000):
+            batch_objects = [
+                {"Key": key} for key in listable_keys[batch_start : batch_start + 1000]
+            ]
+            delete_request = {"Objects": batch_objects, "Quiet": True}
+            delete_answer = self._request(
+                listable_keys[batch_start],
+                lambda delete_request=delete_request: self.client.delete_objects(
+                    Bucket=self.bucket, Delete=delete_request
+                ),
             )
             for error in (
-                error for error in answer.get("Errors", []) if error["Code"] != "NoSuchKey"
+                error for error in delete_answer.get("Errors", []) if error["Code"] != "NoSuchKey"
             ):
                 raise StorageError(
                     f"{self.uri(error['Key'])} was not deleted: the object store says"
@@ -238,42 +249,50 @@ class Store:
 
     def list(self, prefix: str) -> Iterator[Entry]:
         """Yield all objects whose key starts with `prefix`, in key order."""
-        pages = self.client.get_paginator("list_objects_v2").paginate(
+        list_pages = self.client.get_paginator("list_objects_v2").paginate(
             Bucket=self.bucket, Prefix=prefix
         )
-        iterator = iter(pages)
+        page_iterator = iter(list_pages)
 
         while True:
-            page = self._request(prefix, lambda: next(iterator, None))
-            if page is None:
+            list_page = self._request(prefix, lambda: next(page_iterator, None))
+            if list_page is None:
                 return
 
-            for item in page.get("Contents", []):
+            for listed_object in list_page.get("Contents", []):
                 yield Entry(
-                    item["Key"], item["Size"], item["ETag"], item["LastModified"].timestamp()
+                    listed_object["Key"],
+                    listed_object["Size"],
+                    listed_object["ETag"],
+                    listed_object["LastModified"].timestamp(),
                 )
 
     def free_bytes(self) -> float:
         """Return the free bytes on the disk of the embedded store; infinity for other stores."""
-        answer = self._request("", lambda: self.client.head_bucket(Bucket=self.bucket))
-        return float(answer["ResponseMetadata"]["HTTPHeaders"].get(FREE_BYTES, "inf"))
+        head_answer = self._request("", lambda: self.client.head_bucket(Bucket=self.bucket))
+        return float(head_answer["ResponseMetadata"]["HTTPHeaders"].get(FREE_BYTES, "inf"))
 
     def put_large(self, key: str, data: bytes, part_bytes: int = PART_BYTES) -> None:
         """Write an object of any size. S3 accepts at most 5 GiB in one request, so an object of
         more than `part_bytes` bytes is written in parts."""
-        parts = TransferConfig(multipart_threshold=part_bytes + 1, multipart_chunksize=part_bytes)
+        transfer_config = TransferConfig(
+            multipart_threshold=part_bytes + 1, multipart_chunksize=part_bytes
+        )
 
         def call() -> None:
-            self.client.upload_fileobj(io.BytesIO(data), self.bucket, key, Config=parts)
+            self.client.upload_fileobj(io.BytesIO(data), self.bucket, key, Config=transfer_config)
 
         self._request(key, call)
 
     def copy(self, source: str, target: str) -> None:
         """Copy an object within the bucket; an object of more than 5 GiB in parts, as S3
         requires."""
-        origin = {"Bucket": self.bucket, "Key": source}
-        parts = TransferConfig(multipart_threshold=MAX_COPY_BYTES)
-        self._request(source, lambda: self.client.copy(origin, self.bucket, target, Config=parts))
+        copy_source = {"Bucket": self.bucket, "Key": source}
+        transfer_config = TransferConfig(multipart_threshold=MAX_COPY_BYTES)
+        self._request(
+            source,
+            lambda: self.client.copy(copy_source, self.bucket, target, Config=transfer_config),
+        )
 
     def upload(self, path: Path, key: str, links: bool = True) -> None:
         """Upload a file to `key`, or a directory to the prefix `key` (`links`: follow symbolic
@@ -282,16 +301,16 @@ class Store:
             self._request(key, lambda: self.client.upload_file(str(path), self.bucket, key))
             return
 
-        files = [
+        uploaded_files = [
             file
             for file in sorted(path.rglob("*"))
             if file.is_file() and (links or not file.is_symlink())
         ]
-        with ThreadPoolExecutor(THREADS) as pool:
+        with ThreadPoolExecutor(THREADS) as thread_pool:
             list(
-                pool.map(
+                thread_pool.map(
                     lambda file: self.upload(file, f"{key.rstrip('/')}/{file.relative_to(path)}"),
-                    files,
+                    uploaded_files,
                 )
             )
 
@@ -303,24 +322,24 @@ class Store:
             self._request(key, lambda: self.client.download_file(self.bucket, key, str(path)))
             return
 
-        prefix = key.rstrip("/") + "/"
-        entries = list(self.list(prefix))
-        if not entries:
+        folder_prefix = key.rstrip("/") + "/"
+        listed_objects = list(self.list(folder_prefix))
+        if not listed_objects:
             raise NotFound(
                 f"{self.uri(key)} does not exist: the bucket has neither an object nor a prefix of"
                 " that name."
             )
 
-        root = path.resolve()
-        for entry in entries:
-            if not _is_safe_path(root, entry.key[len(prefix) :]):
+        target_root = path.resolve()
+        for listed_object in listed_objects:
+            if not _is_safe_path(target_root, listed_object.key[len(folder_prefix) :]):
                 raise StorageError(
-                    f"{self.uri(entry.key)} would be written outside {path}: its key is not a safe"
-                    " path."
+                    f"{self.uri(listed_object.key)} would be written outside {path}: its key is"
+                    " not a safe path."
                 )
 
         def fetch(entry: Entry) -> None:
-            file = path / entry.key[len(prefix) :]
+            file = path / entry.key[len(folder_prefix) :]
             # skip an empty object that web consoles of object stores create to represent a folder
             if entry.key.endswith("/"):
                 file.mkdir(parents=True, exist_ok=True)
@@ -331,8 +350,8 @@ class Store:
                 entry.key, lambda: self.client.download_file(self.bucket, entry.key, str(file))
             )
 
-        with ThreadPoolExecutor(THREADS) as pool:
-            list(pool.map(fetch, entries))
+        with ThreadPoolExecutor(THREADS) as thread_pool:
+            list(thread_pool.map(fetch, listed_objects))
 
     @property
     def address(self) -> str:
@@ -343,62 +362,61 @@ class Store:
         """s3://bucket/key"""
         return f"s3://{self.bucket}/{key}"
 
-    def _request(self, key: str, call: Callable[[], T]) -> T:
+    def _request(self, key: str, send_request: Callable[[], T]) -> T:
         try:
-            return call()
+            return send_request()
         except ClientError as error:
-            code = error.response.get("Error", {}).get("Code", "")
-            if code in ("404", "NoSuchKey", "NotFound"):
+            error_code = error.response.get("Error", {}).get("Code", "")
+            if error_code in ("404", "NoSuchKey", "NotFound"):
                 raise NotFound(f"{self.uri(key)} does not exist.") from error
 
-            if code == "NoSuchBucket":
+            if error_code == "NoSuchBucket":
                 raise ConfigError(
                     f'the bucket "{self.bucket}" does not exist at {self.address}: correct the'
                     " name, or create it."
                 ) from error
 
-            if code in REFUSED_CODES:
+            if error_code in REFUSED_CODES:
                 raise ConfigError(
                     f"{self.uri(key)}: the object store at {self.address} refuses our keys"
-                    f" ({code}). Correct "
-                    f"AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or permit them to read, write"
-                    f" and list the bucket "
+                    f" ({error_code}). Correct AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or"
+                    " permit them to read, write and list the bucket "
                     f'"{self.bucket}".'
                 ) from error
 
-            if code in ("412", "PreconditionFailed", "409", "ConditionalRequestConflict"):
+            if error_code in ("412", "PreconditionFailed", "409", "ConditionalRequestConflict"):
                 raise Conflict(
                     f"{self.uri(key)} was changed by another process in the meantime."
                 ) from error
 
             raise StorageError(
-                f"{self.uri(key)}: the object store answered {code} ({error})."
+                f"{self.uri(key)}: the object store answered {error_code} ({error})."
             ) from error
         except (BotoCoreError, Boto3Error, ResponseParserError, HTTPError) as error:
             # urllib3 raises HTTPError for a truncated response
-            reason = describe_cause(error, self.endpoint or "")
+            error_cause = describe_cause(error, self.endpoint or "")
             raise StorageError(
                 f"{self.uri(key)}: the object store at {self.address} cannot be used"
-                f" ({reason}). Check S3_ENDPOINT_URL and the AWS_* credentials."
+                f" ({error_cause}). Check S3_ENDPOINT_URL and the AWS_* credentials."
             ) from error
 
 
-def store_id(store: Store) -> str:
+def store_id(object_store: Store) -> str:
     """Return the id of the object store. Create the id if it does not exist. Raises
     StorageError."""
     with suppress(NotFound):
-        return store.get(STORE_ID_KEY).decode(errors="replace")
+        return object_store.get(STORE_ID_KEY).decode(errors="replace")
     with suppress(Conflict):
-        store.put(STORE_ID_KEY, uuid.uuid4().hex.encode(), if_absent=True)
-    return store.get(STORE_ID_KEY).decode(errors="replace")
+        object_store.put(STORE_ID_KEY, uuid.uuid4().hex.encode(), if_absent=True)
+    return object_store.get(STORE_ID_KEY).decode(errors="replace")
 
 
 class _UploadBody(io.RawIOBase):
     """A file object that returns all its bytes in one read, without a copy. Several reads would be
     slow, since each one waits for the interpreter lock."""
 
-    def __init__(self, data: bytes | bytearray | memoryview) -> None:
-        self._data = memoryview(data)
+    def __init__(self, body_bytes: bytes | bytearray | memoryview) -> None:
+        self._data = memoryview(body_bytes)
         self._offset = 0
 
     def __len__(self) -> int:
@@ -417,32 +435,32 @@ class _UploadBody(io.RawIOBase):
         return remaining_data
 
 
-def retry_until(call: Callable[[], T], stop_event: threading.Event, purpose: str) -> T:
+def retry_until(function: Callable[[], T], stop_event: threading.Event, purpose: str) -> T:
     """Return the result of `call()`, which is repeated while the object store is unavailable.
     Raises SystemExit(143) once `stop_event` is set. `purpose` is part of the log line."""
-    last_message = -math.inf
-    pause = 0.1
+    last_message_time = -math.inf
+    pause_seconds = 0.1
 
     while True:
         try:
-            return call()
+            return function()
         except (NotFound, Conflict, InvalidDocument):
             raise
         except StorageError as error:
-            if time.monotonic() - last_message >= 10:
+            if time.monotonic() - last_message_time >= 10:
                 say(f"waiting for the object store, {purpose}: {error}")
-                last_message = time.monotonic()
+                last_message_time = time.monotonic()
 
-        if stop_event.wait(pause):
+        if stop_event.wait(pause_seconds):
             raise SystemExit(exit_codes.TERMINATED)
 
-        pause = min(2 * pause, 2.0)
+        pause_seconds = min(2 * pause_seconds, 2.0)
 
 
-def _is_safe_path(root: Path, path: str) -> bool:
-    """Return True if `root` joined with a relative path, such as the end of a key, stays below
-    `root`."""
+def _is_safe_path(root_folder: Path, path: str) -> bool:
+    """Return True if `root_folder` joined with a relative path, such as the end of a key, stays
+    below `root_folder`."""
     # file names cannot contain NUL
     if "\0" in path or not {".", ".."}.isdisjoint(path.split("/")):
         return False
-    return (root / path).resolve().is_relative_to(root)
+    return (root_folder / path).resolve().is_relative_to(root_folder)

@@ -116,36 +116,40 @@ class RunData:
     tags: dict[str, str]
 
 
-def start_run(experiment: str, workflow: str, tags: Mapping[str, str] | None = None) -> str:
-    """Return the id of the run of `workflow` in `experiment`. Create the run and the experiment if
-    they do not exist."""
-    run_id = find_run(experiment, workflow)
+def start_run(
+    experiment_name: str, workflow_name: str, run_tags: Mapping[str, str] | None = None
+) -> str:
+    """Return the id of the run of `workflow_name` in `experiment_name`. Create the run and the
+    experiment if they do not exist."""
+    run_id = find_run(experiment_name, workflow_name)
     if run_id:
         return run_id
 
-    own_store = _own_store_id()
-    store_tags = {STORE_TAG: own_store} if own_store else {}
-    tag_pairs = _make_pairs({**(tags or {}), **store_tags, WORKFLOW: workflow})
-    run = {
-        "experiment_id": _experiment_id(experiment),
-        "run_name": workflow,
+    own_store_id = _own_store_id()
+    store_tags = {STORE_TAG: own_store_id} if own_store_id else {}
+    tag_pairs = _make_pairs({**(run_tags or {}), **store_tags, WORKFLOW: workflow_name})
+    run_request = {
+        "experiment_id": _experiment_id(experiment_name),
+        "run_name": workflow_name,
         "start_time": _now_ms(),
         "tags": tag_pairs,
     }
-    return _post("runs/create", run, mlflow_api.RunAnswer).run.info.run_id
+    return _post("runs/create", run_request, mlflow_api.RunAnswer).run.info.run_id
 
 
-def find_run(experiment: str, workflow: str) -> str | None:
-    """Return the id of the oldest run of `workflow`, or None.
+def find_run(experiment_name: str, workflow_name: str) -> str | None:
+    """Return the id of the oldest run of `workflow_name`, or None.
 
     Runs of other object stores are ignored: several stores may share MLflow, and their workflows,
     such as those of a schedule, may have equal names.
     """
-    run_filter = condition(f"tags.`{WORKFLOW}`", workflow)
-    for run in _search_runs(_experiment_ids(experiment), "start_time", run_filter, MAX_SAME_NAMES):
-        recorded_store = run.data.tags.get(STORE_TAG, "")
+    run_filter = condition(f"tags.`{WORKFLOW}`", workflow_name)
+    for found_run in _search_runs(
+        _experiment_ids(experiment_name), "start_time", run_filter, MAX_SAME_NAMES
+    ):
+        recorded_store = found_run.data.tags.get(STORE_TAG, "")
         if not recorded_store or _own_store_id() in ("", recorded_store):
-            return run.info.run_id
+            return found_run.info.run_id
     return None
 
 
@@ -160,92 +164,109 @@ def _own_store_id() -> str:
 
 
 @cache
-def _read_store_id(bucket: str, endpoint: str) -> str:
+def _read_store_id(bucket_name: str, endpoint_url: str) -> str:
     # imported in this function: it needs the client of the object store
     from rekindle.storage import Store, store_id
 
-    return store_id(Store(bucket, endpoint or None, short_retries=True))
+    return store_id(Store(bucket_name, endpoint_url or None, short_retries=True))
 
 
-def find_last_start(experiment: str) -> float:
-    """Return the start time of the newest workflow's run in `experiment`, in Unix seconds, or 0."""
-    runs = _search_runs(_experiment_ids(experiment), "start_time DESC", f"tags.`{WORKFLOW}` != ''")
-    if runs:
-        return runs[0].info.start_time / 1000
+def find_last_start(experiment_name: str) -> float:
+    """Return the start time of the newest workflow's run in `experiment_name`, in Unix seconds, or
+    0."""
+    newest_runs = _search_runs(
+        _experiment_ids(experiment_name), "start_time DESC", f"tags.`{WORKFLOW}` != ''"
+    )
+    if newest_runs:
+        return newest_runs[0].info.start_time / 1000
     return 0.0
 
 
 def find_last_prepared_runs(
-    experiment: str, workload: str, except_run: str, more_filter: str = ""
+    experiment_name: str, workload_name: str, excluded_run_id: str, more_filter: str = ""
 ) -> list[RunData]:
-    """Return the newest runs of `workload` that prepared a dataset, newest first, except the run
-    `except_run`.
+    """Return the newest runs of `workload_name` that prepared a dataset, newest first, except the
+    run `excluded_run_id`.
 
     `more_filter`: a further condition in MLflow's search syntax.
     """
-    run_filter = f"{condition(f'tags.`{WORKLOAD}`', workload)} AND tags.`{DIGEST}` != ''"
+    run_filter = f"{condition(f'tags.`{WORKLOAD}`', workload_name)} AND tags.`{DIGEST}` != ''"
     # exclude runs that reused a dataset: they lack the metric `rows`
     run_filter += " AND metrics.rows > 0"
 
-    if except_run:
-        run_filter += f" AND attributes.run_id != '{ObjectId(except_run)}'"
+    if excluded_run_id:
+        run_filter += f" AND attributes.run_id != '{ObjectId(excluded_run_id)}'"
 
     run_filter += f" AND {more_filter}" if more_filter else ""
-    runs = _search_runs(_experiment_ids(experiment), "start_time DESC", run_filter, LAST_RUNS)
+    matching_runs = _search_runs(
+        _experiment_ids(experiment_name), "start_time DESC", run_filter, LAST_RUNS
+    )
 
-    return [RunData(run.data.metrics, run.data.params, run.data.tags) for run in runs]
+    return [
+        RunData(matching_run.data.metrics, matching_run.data.params, matching_run.data.tags)
+        for matching_run in matching_runs
+    ]
 
 
-def find_page_address(workflow: str = "", mlflow_url: str = "") -> str:
-    """Return the web address of the run of `workflow`. Without a workflow, return that of the
+def find_page_address(workflow_name: str = "", mlflow_url: str = "") -> str:
+    """Return the web address of the run of `workflow_name`. Without a workflow, return that of the
     newest run's experiment or, before the first run, of MLflow.
 
     `mlflow_url`: address of MLflow for browsers (empty: the address that this process uses).
     """
-    answer = _post("experiments/search", {"max_results": 1000}, mlflow_api.ExperimentsPage)
-    experiments = {experiment.experiment_id: experiment for experiment in answer.experiments}
+    search_answer = _post("experiments/search", {"max_results": 1000}, mlflow_api.ExperimentsPage)
+    experiments_by_id = {
+        experiment.experiment_id: experiment for experiment in search_answer.experiments
+    }
 
-    if workflow:
-        run_filter = condition(f"tags.`{WORKFLOW}`", workflow)
+    if workflow_name:
+        run_filter = condition(f"tags.`{WORKFLOW}`", workflow_name)
     else:
         run_filter = f"tags.`{WORKFLOW}` != ''"
 
-    runs = _search_runs(list(experiments), "start_time DESC", run_filter)
-    if not runs:
-        if workflow:
+    newest_runs = _search_runs(list(experiments_by_id), "start_time DESC", run_filter)
+    if not newest_runs:
+        if workflow_name:
             raise TrackingError(
-                f"MLflow at {format_address(address())} lacks the run {workflow}: see `rekindle"
-                " status`."
+                f"MLflow at {format_address(address())} lacks the run {workflow_name}: see"
+                " `rekindle status`."
             )
 
         return format_address(address())
 
-    info = runs[0].info
-    experiment = experiments.get(info.experiment_id)
-    run_path = f"/{info.run_id}" if workflow else ""
+    run_info = newest_runs[0].info
+    experiment = experiments_by_id.get(run_info.experiment_id)
+    run_path = f"/{run_info.run_id}" if workflow_name else ""
 
     has_view = experiment is not None and VIEW_TAG in experiment.tags
-    view_parameter = "&viewStateShareKey=rekindle" if has_view and not workflow else ""
-    parameters = f"workflowType=machine_learning{view_parameter}"
-    server = mlflow_url or format_address(address())
-    return f"{server}/#/experiments/{info.experiment_id}/runs{run_path}?{parameters}"
+    view_parameter = "&viewStateShareKey=rekindle" if has_view and not workflow_name else ""
+    query_parameters = f"workflowType=machine_learning{view_parameter}"
+    server_address = mlflow_url or format_address(address())
+    return (
+        f"{server_address}/#/experiments/{run_info.experiment_id}/runs{run_path}?{query_parameters}"
+    )
 
 
 def log(
     run_id: str,
     *,
-    params: Mapping[str, Any] | None = None,
-    metrics: Mapping[str, float] | None = None,
-    tags: Mapping[str, str] | None = None,
+    run_params: Mapping[str, Any] | None = None,
+    run_metrics: Mapping[str, float] | None = None,
+    run_tags: Mapping[str, str] | None = None,
 ) -> None:
     """Log params (which cannot change later), metrics (at step 0) and tags. Nested mappings in
-    `params` are flattened."""
-    log_metrics(run_id, [(name, value, 0) for name, value in (metrics or {}).items()])
+    `run_params` are flattened."""
+    log_metrics(
+        run_id, [(name, metric_value, 0) for name, metric_value in (run_metrics or {}).items()]
+    )
     param_pairs = _make_pairs(
-        {name: to_text(value)[:MAX_PARAM_LENGTH] for name, value in flatten(params or {}).items()}
+        {
+            name: to_text(metric_value)[:MAX_PARAM_LENGTH]
+            for name, metric_value in flatten(run_params or {}).items()
+        }
     )
 
-    tag_pairs = _make_pairs(tags or {})
+    tag_pairs = _make_pairs(run_tags or {})
     while param_pairs or tag_pairs:
         _post(
             "runs/log-batch",
@@ -255,44 +276,54 @@ def log(
         tag_pairs = tag_pairs[MAX_PARAMS:]
 
 
-def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+def flatten(nested_values: Mapping[str, Any], name_prefix: str = "") -> dict[str, Any]:
     """Flatten nested mappings: `{"train": {"steps": 3}}` → `{"train.steps": 3}`."""
     flat_values: dict[str, Any] = {}
-    for name, value in values.items():
+    for name, value in nested_values.items():
         is_nested = isinstance(value, Mapping) and value
         flat_values.update(
-            flatten(value, f"{prefix}{name}.") if is_nested else {f"{prefix}{name}": value}
+            flatten(value, f"{name_prefix}{name}.")
+            if is_nested
+            else {f"{name_prefix}{name}": value}
         )
     return flat_values
 
 
-def log_metrics(run_id: str, points: Iterable[tuple[str, float, int]]) -> None:
+def log_metrics(run_id: str, metric_points: Iterable[tuple[str, float, int]]) -> None:
     """Log points (name, value, step) of curves, in as few requests as MLflow allows."""
-    now = _now_ms()
+    current_time_ms = _now_ms()
     # NaN and infinities are sent as texts, as proto3's JSON format requires
-    metrics = [
-        {"key": name, "value": _encode_number(value), "timestamp": now, "step": step}
-        for name, value, step in points
+    metric_records = [
+        {
+            "key": name,
+            "value": _encode_number(metric_value),
+            "timestamp": current_time_ms,
+            "step": step,
+        }
+        for name, metric_value, step in metric_points
     ]
-    for start in range(0, len(metrics), MAX_METRICS):
-        _post("runs/log-batch", {"run_id": run_id, "metrics": metrics[start : start + MAX_METRICS]})
+    for batch_start in range(0, len(metric_records), MAX_METRICS):
+        _post(
+            "runs/log-batch",
+            {"run_id": run_id, "metrics": metric_records[batch_start : batch_start + MAX_METRICS]},
+        )
 
 
 def log_dataset(
-    run_id: str, name: str, digest: str, source: str, counts: Mapping[str, int]
+    run_id: str, name: str, dataset_digest: str, data_source: str, row_counts: Mapping[str, int]
 ) -> None:
     """Log the training dataset of a run."""
-    dataset = {
+    dataset_record = {
         "name": name,
-        "digest": digest[:MAX_DIGEST_LENGTH],
-        "source_type": split_address(source).scheme or "local",
-        "source": to_json({"uri": source}),
-        "profile": to_json(counts),
+        "digest": dataset_digest[:MAX_DIGEST_LENGTH],
+        "source_type": split_address(data_source).scheme or "local",
+        "source": to_json({"uri": data_source}),
+        "profile": to_json(row_counts),
     }
 
     dataset_input = {
         "tags": [{"key": "mlflow.data.context", "value": "training"}],
-        "dataset": dataset,
+        "dataset": dataset_record,
     }
     _post("runs/log-inputs", {"run_id": run_id, "datasets": [dataset_input]})
 
@@ -303,25 +334,27 @@ def log_dir(run_id: str, path: Path, name: str) -> None:
         log_artifact(run_id, f"{name}/{file.relative_to(path)}", file.read_bytes())
 
 
-def log_artifact(run_id: str, path: str, content: bytes) -> None:
+def log_artifact(run_id: str, path: str, artifact_content: bytes) -> None:
     """Log an artifact of the run. Raises TrackingError if the server does not store artifacts."""
-    root = split_address(_artifact_root(run_id))
-    if root.scheme != "mlflow-artifacts":
+    artifact_root = split_address(_artifact_root(run_id))
+    if artifact_root.scheme != "mlflow-artifacts":
         raise TrackingError(
-            f"MLflow at {format_address(address())} keeps artifacts in {root.scheme}:, where a step"
-            " cannot write: start it with --serve-artifacts (its default) and"
+            f"MLflow at {format_address(address())} keeps artifacts in {artifact_root.scheme}:,"
+            " where a step cannot write: start it with --serve-artifacts (its default) and"
             " --artifacts-destination, and use a new experiment."
         )
-    target = quote(f"{root.path.strip('/')}/{path}")
-    address_path = f"mlflow-artifacts/artifacts/{target}"
-    _request("PUT", address_path, mlflow_api.ArtifactChanged, data=content)
+    target_path = quote(f"{artifact_root.path.strip('/')}/{path}")
+    address_path = f"mlflow-artifacts/artifacts/{target_path}"
+    _request("PUT", address_path, mlflow_api.ArtifactChanged, data=artifact_content)
 
 
 def artifacts(run_id: str, folder: str) -> list[str]:
     """Return the paths of the run's artifacts directly below `folder`."""
-    search = {"run_id": run_id, "path": folder}
-    page = _request("GET", "mlflow/artifacts/list", mlflow_api.ArtifactsPage, params=search)
-    return [file.path for file in page.files]
+    search_parameters = {"run_id": run_id, "path": folder}
+    artifacts_page = _request(
+        "GET", "mlflow/artifacts/list", mlflow_api.ArtifactsPage, params=search_parameters
+    )
+    return [file.path for file in artifacts_page.files]
 
 
 def read_tags(run_id: str) -> dict[str, str]:
@@ -334,60 +367,70 @@ def read_params(run_id: str) -> dict[str, str]:
     return _read_run(run_id).data.params
 
 
-def show_columns(experiment: str, metrics: Iterable[str]) -> None:
-    """Set the columns of the experiment's table of runs, and the first of `metrics` as its primary
-    metric."""
-    names = list(metrics)
-    view = {"selectedColumns": [*(f"metrics.`{name}`" for name in names), *TABLE_COLUMNS]}
-    for key, value in (
-        (VIEW_TAG, to_json(view)),
-        ("mlflow.experiment.primaryMetric.name", names[0]),
+def show_columns(experiment_name: str, metric_names: Iterable[str]) -> None:
+    """Set the columns of the experiment's table of runs, and the first of `metric_names` as its
+    primary metric."""
+    listed_metrics = list(metric_names)
+    table_view = {
+        "selectedColumns": [*(f"metrics.`{name}`" for name in listed_metrics), *TABLE_COLUMNS]
+    }
+    for key, tag_value in (
+        (VIEW_TAG, to_json(table_view)),
+        ("mlflow.experiment.primaryMetric.name", listed_metrics[0]),
     ):
-        tag = {"experiment_id": _experiment_id(experiment), "key": key, "value": value}
-        _post("experiments/set-experiment-tag", tag)
+        experiment_tag = {
+            "experiment_id": _experiment_id(experiment_name),
+            "key": key,
+            "value": tag_value,
+        }
+        _post("experiments/set-experiment-tag", experiment_tag)
 
 
-def finish(run_id: str, status: str) -> None:
+def finish(run_id: str, run_status: str) -> None:
     """Close the run with the status FINISHED, FAILED or KILLED."""
-    _post("runs/update", {"run_id": run_id, "status": status, "end_time": _now_ms()})
+    _post("runs/update", {"run_id": run_id, "status": run_status, "end_time": _now_ms()})
 
 
 def champion(name: str) -> Release | None:
     """Return the served version of `name` (alias `champion`), or None before the first release."""
-    answer = _get_or_none("registered-models/get", mlflow_api.ModelAnswer, name=name)
-    aliases = answer.registered_model.aliases if answer else []
-    versions = [alias.version for alias in aliases if alias.alias == CHAMPION]
-    if not versions:
+    model_answer = _get_or_none("registered-models/get", mlflow_api.ModelAnswer, name=name)
+    model_aliases = model_answer.registered_model.aliases if model_answer else []
+    champion_versions = [
+        model_alias.version for model_alias in model_aliases if model_alias.alias == CHAMPION
+    ]
+    if not champion_versions:
         return None
 
-    version = {"name": name, "version": versions[0]}
-    answer = _request("GET", "mlflow/model-versions/get", mlflow_api.VersionAnswer, params=version)
-    return _make_release(answer.model_version)
+    version_key = {"name": name, "version": champion_versions[0]}
+    model_answer = _request(
+        "GET", "mlflow/model-versions/get", mlflow_api.VersionAnswer, params=version_key
+    )
+    return _make_release(model_answer.model_version)
 
 
 def find_version(name: str, version: str) -> Release | None:
     """Return a version of a registered model, or None if it does not exist."""
-    found = _get_version(name, version)
-    if found:
-        return _make_release(found)
+    model_version = _get_version(name, version)
+    if model_version:
+        return _make_release(model_version)
     return None
 
 
 def _get_version(name: str, version: str) -> mlflow_api.ModelVersion | None:
     """Return MLflow's record of a version, or None if it does not exist."""
-    answer = _get_or_none(
+    version_answer = _get_or_none(
         "model-versions/get", mlflow_api.VersionAnswer, name=name, version=version
     )
-    if answer:
-        return answer.model_version
+    if version_answer:
+        return version_answer.model_version
     return None
 
 
 def require_champion(name: str) -> Release:
     """Return the champion of a model. Raises ConfigError if the model does not have a champion."""
-    release = champion(name)
-    if release:
-        return release
+    champion_release = champion(name)
+    if champion_release:
+        return champion_release
     raise ConfigError(
         f'the model "{name}" does not have a champion: release a version first, or correct the'
         " name."
@@ -395,67 +438,76 @@ def require_champion(name: str) -> Release:
 
 
 def register(
-    name: str, uri: str, source: str, sha256: str, run_id: str, tags: Mapping[str, str]
+    name: str,
+    model_uri: str,
+    source: str,
+    weights_sha256: str,
+    run_id: str,
+    version_tags: Mapping[str, str],
 ) -> Release:
-    """Return the version of the model `name` whose files are at `uri`, and give it the alias
+    """Return the version of the model `name` whose files are at `model_uri`, and give it the alias
     `candidate`. Create it if it does not exist.
 
     `source`: full address of the files (s3://bucket/prefix).
     """
     _create_if_missing("registered-models/create", {"name": name})
-    content = {
+    version_request = {
         "name": name,
         "source": source,
         "run_id": run_id,
-        "tags": _make_pairs({**tags, URI: uri, SHA256: sha256, UNCONFIRMED: "yes"}),
+        "tags": _make_pairs(
+            {**version_tags, URI: model_uri, SHA256: weights_sha256, UNCONFIRMED: "yes"}
+        ),
     }
 
     while True:
-        for registered in _registered_versions(name, uri, source):
-            number = registered.version
+        for existing_version in _registered_versions(name, model_uri, source):
+            version_number = existing_version.version
             # the alias protects the version from retention
-            _set_alias(name, CANDIDATE, number)
-            found = _get_version(name, number)
-            if not found or REMOVED in found.tags:
+            _set_alias(name, CANDIDATE, version_number)
+            model_version = _get_version(name, version_number)
+            if not model_version or REMOVED in model_version.tags:
                 continue
 
-            if _confirm_first_version(name, number):
-                remove_duplicates(name, uri, source, number)
-                return _make_release(found)
+            if _confirm_first_version(name, version_number):
+                remove_duplicates(name, model_uri, source, version_number)
+                return _make_release(model_version)
 
-        version = _post("model-versions/create", content, mlflow_api.VersionAnswer).model_version
-        number = version.version
+        created_version = _post(
+            "model-versions/create", version_request, mlflow_api.VersionAnswer
+        ).model_version
+        version_number = created_version.version
         # search again: if another process has registered the same files, only the first version is
         # kept
-        first = next(iter(_registered_versions(name, uri, source)), version)
-        if first.version == number and _confirm_first_version(name, number):
-            _set_alias(name, CANDIDATE, number)
-            return _make_release(version)
+        first_version = next(iter(_registered_versions(name, model_uri, source)), created_version)
+        if first_version.version == version_number and _confirm_first_version(name, version_number):
+            _set_alias(name, CANDIDATE, version_number)
+            return _make_release(created_version)
 
-        _delete("model-versions/delete", {"name": name, "version": number})
+        _delete("model-versions/delete", {"name": name, "version": version_number})
 
 
-def remove_duplicates(name: str, uri: str, source: str, number: str) -> None:
-    """Delete later versions with the same files as the version `number`. Normally, the process that
-    registered such a duplicate deletes it, but it may have ended before.
+def remove_duplicates(name: str, model_uri: str, source: str, version_number: str) -> None:
+    """Delete later versions with the same files as the version `version_number`. Normally, the
+    process that registered such a duplicate deletes it, but it may have ended before.
     """
-    for version in _registered_versions(name, uri, source):
-        is_later = int(version.version) > int(number)
-        if is_later and UNCONFIRMED in version.tags:
-            _delete("model-versions/delete", {"name": name, "version": version.version})
+    for registered_version in _registered_versions(name, model_uri, source):
+        is_later = int(registered_version.version) > int(version_number)
+        if is_later and UNCONFIRMED in registered_version.tags:
+            _delete("model-versions/delete", {"name": name, "version": registered_version.version})
 
 
-def _confirm_first_version(name: str, number: str) -> bool:
+def _confirm_first_version(name: str, version_number: str) -> bool:
     """Record that a version is the first with its files. Return False if the version was
     deleted."""
-    version = {"name": name, "version": number, "key": UNCONFIRMED}
-    return _delete("model-versions/delete-tag", version)
+    version_key = {"name": name, "version": version_number, "key": UNCONFIRMED}
+    return _delete("model-versions/delete-tag", version_key)
 
 
-def _delete(path: str, content: Mapping[str, Any]) -> bool:
+def _delete(path: str, request_content: Mapping[str, Any]) -> bool:
     """Delete an object in MLflow. Return False if another process has already deleted it."""
     try:
-        _request("DELETE", f"mlflow/{path}", mlflow_api.Answer, json=content)
+        _request("DELETE", f"mlflow/{path}", mlflow_api.Answer, json=request_content)
     except RequestRefused as error:
         if error.code != "RESOURCE_DOES_NOT_EXIST":
             raise
@@ -463,48 +515,52 @@ def _delete(path: str, content: Mapping[str, Any]) -> bool:
     return True
 
 
-def _registered_versions(name: str, uri: str, source: str) -> list[mlflow_api.ModelVersion]:
-    """Return the versions of `name` whose files are at `uri` in this bucket, oldest first, except
-    versions that are being removed."""
-    search_filter = f"{condition('name', name)} and {condition(f'tags.`{URI}`', uri)}"
-    versions = []
+def _registered_versions(name: str, model_uri: str, source: str) -> list[mlflow_api.ModelVersion]:
+    """Return the versions of `name` whose files are at `model_uri` in this bucket, oldest first,
+    except versions that are being removed."""
+    search_filter = f"{condition('name', name)} and {condition(f'tags.`{URI}`', model_uri)}"
+    matching_versions = []
 
-    for version in _search_versions(search_filter, name):
-        has_files = version.tags.get(URI) == uri and version.source == source
-        if has_files and REMOVED not in version.tags:
-            versions.append(version)
+    for model_version in _search_versions(search_filter, name):
+        has_files = model_version.tags.get(URI) == model_uri and model_version.source == source
+        if has_files and REMOVED not in model_version.tags:
+            matching_versions.append(model_version)
 
-    return sorted(versions, key=lambda version: int(version.version))
+    return sorted(matching_versions, key=lambda model_version: int(model_version.version))
 
 
-def record_champion(name: str, version: str, deployment: str, run_id: str = "") -> None:
+def record_champion(name: str, version: str, deployment_name: str, run_id: str = "") -> None:
     """Give a version of the model `name` the alias `champion`. Record its Deployment, the time, and
     the run that promotes it."""
-    record_deployment(name, version, deployment)
+    record_deployment(name, version, deployment_name)
     _set_alias(name, CHAMPION, version)
     tag_version(name, version, CHAMPION_SINCE, str(_now_ms()))
     if run_id:
         tag_version(name, version, PROMOTED_BY, run_id)
 
 
-def record_deployment(name: str, version: str, deployment: str) -> None:
+def record_deployment(name: str, version: str, deployment_name: str) -> None:
     """Record the Deployment that serves a version."""
-    tag_version(name, version, DEPLOYMENT, deployment)
+    tag_version(name, version, DEPLOYMENT, deployment_name)
 
 
-def tag_version(name: str, version: str, key: str, value: str) -> None:
+def tag_version(name: str, version: str, key: str, tag_value: str) -> None:
     """Set a tag of a version."""
-    _post("model-versions/set-tag", {"name": name, "version": version, "key": key, "value": value})
+    _post(
+        "model-versions/set-tag", {"name": name, "version": version, "key": key, "value": tag_value}
+    )
 
 
 def promoted_releases(name: str) -> list[Release]:
     """Return the versions of `name` that were promoted with a Deployment, oldest first."""
-    versions = _search_versions(f"{condition('name', name)} and tags.`{DEPLOYMENT}` != ''", name)
+    promoted_versions = _search_versions(
+        f"{condition('name', name)} and tags.`{DEPLOYMENT}` != ''", name
+    )
     releases = list[Release]()
 
-    for version in versions:
+    for model_version in promoted_versions:
         try:
-            releases.append(_make_release(version))
+            releases.append(_make_release(model_version))
         except (InvalidName, TrackingError) as error:
             say(f"a version is passed over: {error}")
 
@@ -513,80 +569,86 @@ def promoted_releases(name: str) -> list[Release]:
 
 def _search_versions(search_filter: str, name: str) -> list[mlflow_api.ModelVersion]:
     """Return the versions of the model `name` that match a filter."""
-    search = {"filter": search_filter, "max_results": 10_000}
-    page = _request("GET", "mlflow/model-versions/search", mlflow_api.VersionsPage, params=search)
-    return [version for version in page.model_versions if version.name == name]
+    search_parameters = {"filter": search_filter, "max_results": 10_000}
+    versions_page = _request(
+        "GET", "mlflow/model-versions/search", mlflow_api.VersionsPage, params=search_parameters
+    )
+    return [
+        model_version
+        for model_version in versions_page.model_versions
+        if model_version.name == name
+    ]
 
 
 def _set_alias(name: str, alias: str, version: str) -> None:
-    content = {"name": name, "alias": alias, "version": version}
+    alias_request = {"name": name, "alias": alias, "version": version}
     try:
-        _post("registered-models/alias", content)
+        _post("registered-models/alias", alias_request)
     except RequestRefused as error:
         # retry once: MLflow answers BAD_REQUEST if another process creates the alias at the same
         # time
         if error.code != "BAD_REQUEST":
             raise
-        _post("registered-models/alias", content)
+        _post("registered-models/alias", alias_request)
 
 
-def _make_release(version: mlflow_api.ModelVersion) -> Release:
+def _make_release(model_version: mlflow_api.ModelVersion) -> Release:
     """Convert a version of MLflow, and validate its tags, which every client can write.
 
     Raises TrackingError if a tag is missing, and InvalidName if a tag is invalid.
     """
-    tags = version.tags
+    version_tags = model_version.tags
     try:
-        uri = tags[URI]
-        sha256 = tags[SHA256]
+        model_uri = version_tags[URI]
+        sha256 = version_tags[SHA256]
     except KeyError as error:
         raise TrackingError(
-            f"version {version.version} of the model {show(version.name)} lacks the tag {error}:"
-            " only versions that `steps.release` registered can serve. Remove the alias of this"
-            " version in MLflow, or give the model another name."
+            f"version {model_version.version} of the model {show(model_version.name)} lacks the"
+            f" tag {error}: only versions that `steps.release` registered can serve. Remove the"
+            " alias of this version in MLflow, or give the model another name."
         ) from error
 
-    origin = f"of version {version.version} of {show(version.name)} in MLflow"
-    ArtifactKey(uri.rstrip("/"), f"the tag {URI} {origin}")
+    tag_origin = f"of version {model_version.version} of {show(model_version.name)} in MLflow"
+    ArtifactKey(model_uri.rstrip("/"), f"the tag {URI} {tag_origin}")
 
-    deployment = tags.get(DEPLOYMENT, "")
-    if deployment:
-        ObjectName(deployment, f"the tag {DEPLOYMENT} {origin}")
+    deployment_name = version_tags.get(DEPLOYMENT, "")
+    if deployment_name:
+        ObjectName(deployment_name, f"the tag {DEPLOYMENT} {tag_origin}")
 
-    keep = tags.get(KEEP_RELEASES, "")
+    keep_releases_text = version_tags.get(KEEP_RELEASES, "")
     return Release(
-        version=Version(version.version, "MLflow"),
-        uri=uri,
+        version=Version(model_version.version, "MLflow"),
+        uri=model_uri,
         sha256=sha256,
-        deployment=deployment,
-        run_id=version.run_id,
-        promoted_by=tags.get(PROMOTED_BY, ""),
-        keep_releases=int(keep) if NUMBER.fullmatch(keep) else None,
+        deployment=deployment_name,
+        run_id=model_version.run_id,
+        promoted_by=version_tags.get(PROMOTED_BY, ""),
+        keep_releases=int(keep_releases_text) if NUMBER.fullmatch(keep_releases_text) else None,
     )
 
 
 def _search_runs(
-    experiments: list[str], order: str, run_filter: str, limit: int = 1
+    experiment_ids: list[str], sort_order: str, run_filter: str, max_runs: int = 1
 ) -> list[mlflow_api.Run]:
     """Return the first runs of these experiments that match a filter."""
-    search = {
-        "experiment_ids": experiments,
+    search_parameters = {
+        "experiment_ids": experiment_ids,
         "filter": run_filter,
-        "order_by": [f"attributes.{order}"],
-        "max_results": limit,
+        "order_by": [f"attributes.{sort_order}"],
+        "max_results": max_runs,
     }
-    if experiments:
-        return _post("runs/search", search, mlflow_api.RunsPage).runs
+    if experiment_ids:
+        return _post("runs/search", search_parameters, mlflow_api.RunsPage).runs
     return []
 
 
 def _experiment_ids(name: str) -> list[str]:
     """Return a list with the id of the experiment `name`; an empty list if it does not exist."""
-    answer = _get_or_none(
+    experiment_answer = _get_or_none(
         "experiments/get-by-name", mlflow_api.ExperimentAnswer, experiment_name=name
     )
-    if answer:
-        return [answer.experiment.experiment_id]
+    if experiment_answer:
+        return [experiment_answer.experiment.experiment_id]
     return []
 
 
@@ -599,10 +661,10 @@ def _artifact_root(run_id: str) -> str:
     return _read_run(run_id).info.artifact_uri
 
 
-def _get_or_none(path: str, model: type[A], **names: str) -> A | None:
+def _get_or_none(path: str, answer_type: type[A], **query_parameters: str) -> A | None:
     """Return MLflow's answer, or None if the object does not exist."""
     try:
-        return _request("GET", f"mlflow/{path}", model, params=names)
+        return _request("GET", f"mlflow/{path}", answer_type, params=query_parameters)
     except RequestRefused as error:
         if error.code != "RESOURCE_DOES_NOT_EXIST":
             raise
@@ -612,36 +674,39 @@ def _get_or_none(path: str, model: type[A], **names: str) -> A | None:
 def _experiment_id(name: str) -> str:
     _create_if_missing("experiments/create", {"name": name, "tags": _make_pairs(EXPERIMENT_TAGS)})
     path = "mlflow/experiments/get-by-name"
-    names = {"experiment_name": name}
-    experiment = _request("GET", path, mlflow_api.ExperimentAnswer, params=names).experiment
+    query_parameters = {"experiment_name": name}
+    experiment = _request(
+        "GET", path, mlflow_api.ExperimentAnswer, params=query_parameters
+    ).experiment
     if experiment.lifecycle_stage == "deleted":
         raise TrackingError(
             f'the experiment "{name}" is deleted in MLflow, but keeps its name. Restore it (mlflow'
-            " experiments "
-            f"restore -x {experiment.experiment_id}), or choose another name."
+            f" experiments restore -x {experiment.experiment_id}), or choose another name."
         )
     return experiment.experiment_id
 
 
-def _create_if_missing(path: str, content: Mapping[str, Any]) -> None:
+def _create_if_missing(path: str, request_content: Mapping[str, Any]) -> None:
     try:
-        _post(path, content)
+        _post(path, request_content)
     except RequestRefused as error:
         if error.code != "RESOURCE_ALREADY_EXISTS":
             raise
 
 
-def _make_pairs(values: Mapping[str, Any]) -> list[dict[str, str]]:
-    return [{"key": name, "value": str(value)} for name, value in values.items()]
+def _make_pairs(values_by_name: Mapping[str, Any]) -> list[dict[str, str]]:
+    return [{"key": name, "value": str(value)} for name, value in values_by_name.items()]
 
 
-def _encode_number(value: float) -> float | str:
-    number = float(value)
-    return {"inf": "Infinity", "-inf": "-Infinity", "nan": "NaN"}.get(str(number), number)
+def _encode_number(metric_value: float) -> float | str:
+    float_value = float(metric_value)
+    return {"inf": "Infinity", "-inf": "-Infinity", "nan": "NaN"}.get(str(float_value), float_value)
 
 
-def _post(path: str, content: Mapping[str, Any], model: type[A] = mlflow_api.Answer) -> A:
-    return _request("POST", f"mlflow/{path}", model, json=content)
+def _post(
+    path: str, request_content: Mapping[str, Any], answer_type: type[A] = mlflow_api.Answer
+) -> A:
+    return _request("POST", f"mlflow/{path}", answer_type, json=request_content)
 
 
 @cache
@@ -653,12 +718,12 @@ def resolve_run_id(run_id: str) -> str:
     return run_id
 
 
-def _request(method: str, path: str, model: type[A], **content: Any) -> A:
+def _request(method: str, path: str, answer_type: type[A], **request_options: Any) -> A:
     """Send a request and return MLflow's answer. `run_id` may be EXPERIMENT/WORKFLOW."""
-    values = content.get("json") or content.get("params") or {}
-    if "run_id" in values:
-        values["run_id"] = resolve_run_id(values["run_id"])
-    return request(method, path, model, **content)
+    request_values = request_options.get("json") or request_options.get("params") or {}
+    if "run_id" in request_values:
+        request_values["run_id"] = resolve_run_id(request_values["run_id"])
+    return request(method, path, answer_type, **request_options)
 
 
 def _now_ms() -> int:

@@ -75,12 +75,12 @@ class DataConfig(Section):
         moves. A subclass may override this method, for example to return `self`.
         """
         if self.moves:
-            target = None
+            copied_source = None
         else:
-            target = copy_first_rows(Path(self.source), rows, folder)
+            copied_source = copy_first_rows(Path(self.source), rows, folder)
 
-        if target:
-            return self.model_copy(update={"source": str(target)})
+        if copied_source:
+            return self.model_copy(update={"source": str(copied_source)})
 
         return None
 
@@ -95,10 +95,12 @@ class DataConfig(Section):
         if "://" in self.source or path.exists():
             return
 
-        siblings = {str(path.with_name(sibling.name)) for sibling in path.parent.glob("*")}
+        sibling_paths = {
+            str(path.with_name(sibling_path.name)) for sibling_path in path.parent.glob("*")
+        }
         raise ConfigError(
             f"data.source is {self.source!r}: this file or folder does not"
-            f" exist.{did_you_mean(self.source, siblings)}"
+            f" exist.{did_you_mean(self.source, sibling_paths)}"
         )
 
 
@@ -272,77 +274,95 @@ POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR
 def load(name: str) -> Workload:
     """Import the workload module `name`. Raises ConfigError if the module cannot be imported or
     lacks a required name."""
-    workload = project.load(name, "workload", ())
-    project.load(name, "workload", _list_required_names(name, workload))
-    missing_names = [attribute for attribute in SERVED if not hasattr(workload, attribute)]
-    if missing_names and not hasattr(workload, "predictor"):
+    workload_module = project.load(name, "workload", ())
+    project.load(name, "workload", _list_required_names(name, workload_module))
+    missing_names = [
+        attribute_name for attribute_name in SERVED if not hasattr(workload_module, attribute_name)
+    ]
+    if missing_names and not hasattr(workload_module, "predictor"):
         raise ConfigError(
             f'workload "{name}" lacks {", ".join(missing_names)}: it must define'
             f" {' and '.join(SERVED)} for evaluation and serving, or a predictor of its own (see"
             " docs/your-own-model.md)."
         )
 
-    metrics = workload.metrics
+    metrics = workload_module.metrics
     if not isinstance(metrics, (tuple, list)) or not all(
-        isinstance(metric, Metric) for metric in metrics
+        isinstance(workload_metric, Metric) for workload_metric in metrics
     ):
         raise ConfigError(
             f'workload "{name}": metrics is {metrics!r}: it must be a tuple, such as'
             " (Metric(...),)."
         )
 
-    names = [metric.name for metric in metrics]
-    if not names or len(set(names)) != len(names):
+    metric_names = [workload_metric.name for workload_metric in metrics]
+    if not metric_names or len(set(metric_names)) != len(metric_names):
         raise ConfigError(
-            f'workload "{name}": metrics has the names {names}: define metrics, with unique names.'
+            f'workload "{name}": metrics has the names {metric_names}: define metrics, with unique'
+            " names."
         )
 
-    for attribute, base in (("Data", DataConfig), ("Model", Section), ("Instance", BaseModel)):
-        value = getattr(workload, attribute, base)
-        if not (isinstance(value, type) and issubclass(value, base)):
+    for attribute_name, base_class in (
+        ("Data", DataConfig),
+        ("Model", Section),
+        ("Instance", BaseModel),
+    ):
+        attribute_value = getattr(workload_module, attribute_name, base_class)
+        if not (isinstance(attribute_value, type) and issubclass(attribute_value, base_class)):
             raise ConfigError(
-                f'workload "{name}": {attribute} is {value!r}: it must be a subclass of'
-                f" {base.__name__}."
+                f'workload "{name}": {attribute_name} is {attribute_value!r}: it must be a'
+                f" subclass of {base_class.__name__}."
             )
 
-    facts = getattr(workload, "example_facts", {})
-    if not isinstance(facts, dict):
-        raise ConfigError(f'workload "{name}": example_facts is {facts!r}: it must be a dict.')
+    example_facts = getattr(workload_module, "example_facts", {})
+    if not isinstance(example_facts, dict):
+        raise ConfigError(
+            f'workload "{name}": example_facts is {example_facts!r}: it must be a dict.'
+        )
 
-    for label in (metric.name for metric in metrics if metric.function is None):
+    for label in (
+        workload_metric.name for workload_metric in metrics if workload_metric.function is None
+    ):
         raise ConfigError(
             f'workload "{name}": metric {label} lacks a function: Metric({label!r}, function).'
         )
 
-    if families.has_model(workload):
-        families.check(name, workload)
+    if families.has_model(workload_module):
+        families.check(name, workload_module)
 
-    for label, function, arguments in families.iterate_functions(workload):
-        _check_arguments(name, label, function, arguments)
+    for label, function, argument_names in families.iterate_functions(workload_module):
+        _check_arguments(name, label, function, argument_names)
 
-    for function, names in ARGUMENTS.items():
-        if takes_optional_argument(workload, function):
+    for function, metric_names in ARGUMENTS.items():
+        if takes_optional_argument(workload_module, function):
             optional_arguments = OPTIONAL[function]
         else:
             optional_arguments = ()
 
         _check_arguments(
-            name, function, getattr(workload, function, None), (*names, *optional_arguments)
+            name,
+            function,
+            getattr(workload_module, function, None),
+            (*metric_names, *optional_arguments),
         )
 
-    _check_spelling(name, workload)
-    return cast(Workload, workload)
+    _check_spelling(name, workload_module)
+    return cast(Workload, workload_module)
 
 
-def _list_required_names(name: str, workload: object) -> tuple[str, ...]:
+def _list_required_names(name: str, workload_module: object) -> tuple[str, ...]:
     """Return the names that the workload must define. Raises ConfigError if it defines neither a
     model nor `load`."""
-    others = tuple(attribute for attribute in REQUIRED if attribute not in TRAINED)
-    has_others = all(hasattr(workload, attribute) for attribute in others)
+    other_names = tuple(
+        attribute_name for attribute_name in REQUIRED if attribute_name not in TRAINED
+    )
+    has_other_names = all(
+        hasattr(workload_module, attribute_name) for attribute_name in other_names
+    )
 
-    if hasattr(workload, LOAD) and not families.has_model(workload):
-        return others
-    if has_others and not families.has_model(workload):
+    if hasattr(workload_module, LOAD) and not families.has_model(workload_module):
+        return other_names
+    if has_other_names and not families.has_model(workload_module):
         raise ConfigError(
             f'workload "{name}" defines neither model nor families nor load: it must define model'
             " (or families), dataset and loss if Rekindle trains it, or load(path, facts) if a"
@@ -354,8 +374,8 @@ def _list_required_names(name: str, workload: object) -> tuple[str, ...]:
 def check_program(name: str) -> None:
     """Raise ConfigError unless the workload `name` defines `load`, which loads the result of a
     program."""
-    workload = load(name)
-    if not hasattr(workload, LOAD):
+    workload_module = load(name)
+    if not hasattr(workload_module, LOAD):
         raise ConfigError(
             f'workload "{name}" does not define load(path, facts), but the config has a section'
             " `program`: define load, which returns the model from the result of the program, or"
@@ -363,101 +383,111 @@ def check_program(name: str) -> None:
         )
 
 
-def takes_optional_argument(workload: object, name: str) -> bool:
+def takes_optional_argument(workload_module: object, name: str) -> bool:
     """Return True if the workload's function `name` takes its optional argument (OPTIONAL)."""
-    function = getattr(workload, name, None)
-    if name not in OPTIONAL or not callable(function):
+    optional_function = getattr(workload_module, name, None)
+    if name not in OPTIONAL or not callable(optional_function):
         return False
-    parameters = inspect.signature(function).parameters.values()
-    return sum(parameter.kind in POSITIONAL for parameter in parameters) > len(ARGUMENTS[name])
+    function_parameters = inspect.signature(optional_function).parameters.values()
+    return sum(
+        function_parameter.kind in POSITIONAL for function_parameter in function_parameters
+    ) > len(ARGUMENTS[name])
 
 
-def takes_champion_facts(workload: object) -> bool:
+def takes_champion_facts(workload_module: object) -> bool:
     """Return True if `examples` takes the facts of the dataset that the champion was trained on."""
-    return takes_optional_argument(workload, "examples")
+    return takes_optional_argument(workload_module, "examples")
 
 
-def get_training_function(workload: object, name: str, section: object) -> Any:
+def get_training_function(workload_module: object, name: str, model_section: object) -> Any:
     """Return the workload's function `optimizer` or `schedule`, with its optional argument set to
     the `model` section if it has one; None if the workload does not define it."""
-    function: Any = getattr(workload, name, None)
-    if takes_optional_argument(workload, name):
-        return lambda *arguments: function(*arguments, section)
-    return function
+    training_function: Any = getattr(workload_module, name, None)
+    if takes_optional_argument(workload_module, name):
+        return lambda *arguments: training_function(*arguments, model_section)
+    return training_function
 
 
-def _check_spelling(name: str, workload: object) -> None:
+def _check_spelling(name: str, workload_module: object) -> None:
     """Raise ConfigError if a function looks like a misspelt optional function: a similar name and
     the same arguments as one that is missing."""
     undefined_names = {
-        function
-        for function in ARGUMENTS
-        if function != "model" and not hasattr(workload, function)
+        function_name
+        for function_name in ARGUMENTS
+        if function_name != "model" and not hasattr(workload_module, function_name)
     }
 
-    for attribute, value in vars(workload).items():
-        if not inspect.isfunction(value):
+    for attribute_name, attribute_value in vars(workload_module).items():
+        if not inspect.isfunction(attribute_value):
             continue
 
-        similar_names = get_close_matches(attribute, undefined_names, n=1, cutoff=0.6)
-        arguments = tuple(inspect.signature(value).parameters)
-        if similar_names and arguments == ARGUMENTS[similar_names[0]]:
+        similar_names = get_close_matches(attribute_name, undefined_names, n=1, cutoff=0.6)
+        argument_names = tuple(inspect.signature(attribute_value).parameters)
+        if similar_names and argument_names == ARGUMENTS[similar_names[0]]:
             raise ConfigError(
-                f'workload "{name}" defines {attribute}({", ".join(arguments)}), which the engine'
+                f'workload "{name}" defines {attribute_name}({", ".join(argument_names)}), which'
+                " the engine"
                 f' does not call. Did you mean "{similar_names[0]}"? If not, begin the name of the'
                 " function with an underscore."
             )
 
 
 def _check_arguments(
-    workload: str, name: str, function: object, arguments: tuple[str, ...]
+    workload_name: str, name: str, workload_function: object, argument_names: tuple[str, ...]
 ) -> None:
-    """Raise ConfigError unless `function` can be called with these arguments in this order."""
-    if function is None:
+    """Raise ConfigError unless `workload_function` can be called with these arguments in this
+    order."""
+    if workload_function is None:
         return
 
-    if not callable(function):
+    if not callable(workload_function):
         raise ConfigError(
-            f'workload "{workload}": {name} is {function!r:.100}: it must be a function.'
+            f'workload "{workload_name}": {name} is {workload_function!r:.100}: it must be a'
+            " function."
         )
 
     try:
-        inspect.signature(function).bind(*arguments)
+        inspect.signature(workload_function).bind(*argument_names)
     except TypeError as error:
         raise ConfigError(
-            f'workload "{workload}": {name}{inspect.signature(function)} cannot be called as '
-            f"{name}({', '.join(arguments)}): {error}. Define it with these arguments."
+            f'workload "{workload_name}": {name}{inspect.signature(workload_function)} cannot be'
+            f" called as {name}({', '.join(argument_names)}): {error}. Define it with these"
+            " arguments."
         ) from error
 
 
-def prepare(workload: Any, data: DataConfig, out: Path) -> tuple[Prepared, str]:
-    """Create the dataset directory `out`; return `Prepared` and the digest. If the preparation
-    fails, remove `out`. Raises DataError."""
-    shutil.rmtree(out, ignore_errors=True)
-    out.mkdir(parents=True)
+def prepare(
+    workload_module: Any, data_config: DataConfig, dataset_folder: Path
+) -> tuple[Prepared, str]:
+    """Create the dataset directory `dataset_folder`; return `Prepared` and the digest. If the
+    preparation fails, remove `dataset_folder`. Raises DataError."""
+    shutil.rmtree(dataset_folder, ignore_errors=True)
+    dataset_folder.mkdir(parents=True)
 
     try:
         # check the disk space first: a dataset is about as large as its source
-        if "://" not in data.source:
-            check_space("the dataset", size_of(Path(data.source)), out, SMALL_DISK)
-
-        prepared = workload.prepare(data, out)
-        _check_prepared(prepared)
-
-        total = prepared.rows + prepared.rejected
-        if prepared.rejected > data.tolerated_rejects * total:
-            raise DataError(
-                f"{prepared.rejected:,} of {total:,} rows were rejected: more than"
-                f" data.tolerated_rejects ({data.tolerated_rejects:g} of all rows). Correct the"
-                " data, or raise data.tolerated_rejects."
+        if "://" not in data_config.source:
+            check_space(
+                "the dataset", size_of(Path(data_config.source)), dataset_folder, SMALL_DISK
             )
 
-        digest = record_dataset(out, prepared)
+        prepared_dataset = workload_module.prepare(data_config, dataset_folder)
+        _check_prepared(prepared_dataset)
+
+        total_rows = prepared_dataset.rows + prepared_dataset.rejected
+        if prepared_dataset.rejected > data_config.tolerated_rejects * total_rows:
+            raise DataError(
+                f"{prepared_dataset.rejected:,} of {total_rows:,} rows were rejected: more than"
+                f" data.tolerated_rejects ({data_config.tolerated_rejects:g} of all rows). Correct"
+                " the data, or raise data.tolerated_rejects."
+            )
+
+        dataset_digest = record_dataset(dataset_folder, prepared_dataset)
     except BaseException:
-        shutil.rmtree(out, ignore_errors=True)
+        shutil.rmtree(dataset_folder, ignore_errors=True)
         raise
 
-    return prepared, digest
+    return prepared_dataset, dataset_digest
 
 
 def record_dataset(out: Path, prepared: Prepared, trained_on: str = "") -> str:
@@ -475,15 +505,15 @@ def record_dataset(out: Path, prepared: Prepared, trained_on: str = "") -> str:
             " `examples` read."
         )
 
-    record: dict[str, Any] = {
+    dataset_record: dict[str, Any] = {
         "rows": prepared.rows,
         "rejected": prepared.rejected,
         "facts": prepared.facts,
     }
 
-    record.update({"digest": trained_on} if trained_on else {})
+    dataset_record.update({"digest": trained_on} if trained_on else {})
     try:
-        text = to_json(record, indent=1)
+        text = to_json(dataset_record, indent=1)
     except (TypeError, ValueError) as error:
         raise DataError(
             f"the facts of `prepare` are not JSON ({error}): use numbers, texts and lists."
@@ -493,33 +523,36 @@ def record_dataset(out: Path, prepared: Prepared, trained_on: str = "") -> str:
     return record_files(out)
 
 
-def _check_prepared(prepared: object) -> None:
+def _check_prepared(prepared_dataset: object) -> None:
     """Raise DataError unless the result of `prepare` is a Prepared with numbers of rows."""
-    if not isinstance(prepared, Prepared):
+    if not isinstance(prepared_dataset, Prepared):
         raise DataError(
-            f"`prepare` returned {type(prepared).__name__}: it must return"
+            f"`prepare` returned {type(prepared_dataset).__name__}: it must return"
             " rekindle.Prepared(rows=...)."
         )
 
     for name in ("rows", "rejected"):
-        value = getattr(prepared, name)
-        if not isinstance(value, int) or value < 0:
+        row_count = getattr(prepared_dataset, name)
+        if not isinstance(row_count, int) or row_count < 0:
             raise DataError(
-                f"{name} of `prepare` is {value!r}: it must be a number of rows, such as len(rows)."
+                f"{name} of `prepare` is {row_count!r}: it must be a number of rows, such as"
+                " len(rows)."
             )
 
-    for name, time in (
-        ("newest", prepared.newest),
-        ("the fact data_until", prepared.facts.get("data_until")),
+    for name, time_text in (
+        ("newest", prepared_dataset.newest),
+        ("the fact data_until", prepared_dataset.facts.get("data_until")),
     ):
-        if time and not has_zone(time):
-            rule = "it must be an ISO 8601 text with a time zone, such as 2026-11-23T03:00:00+00:00"
-            raise DataError(f"{name} of `prepare` is {time!r}: {rule}.")
+        if time_text and not has_zone(time_text):
+            time_rule = (
+                "it must be an ISO 8601 text with a time zone, such as 2026-11-23T03:00:00+00:00"
+            )
+            raise DataError(f"{name} of `prepare` is {time_text!r}: {time_rule}.")
 
 
-def digest_files(files: list[Path], folder: Path) -> str:
+def digest_files(hashed_files: list[Path], folder: Path) -> str:
     """Return the sha256 over the names and contents of files."""
-    digest = hashlib.sha256()
-    for path in files:
-        digest.update(f"{path.relative_to(folder)}\0{file_sha256(path)}\n".encode())
-    return digest.hexdigest()
+    sha256_hash = hashlib.sha256()
+    for path in hashed_files:
+        sha256_hash.update(f"{path.relative_to(folder)}\0{file_sha256(path)}\n".encode())
+    return sha256_hash.hexdigest()

@@ -58,25 +58,29 @@ def run(inputs: Inputs) -> Outputs:
     """Compare the models at the canary's current percentage of the traffic, and decide the next
     percentage."""
     has_champion = inputs.former and inputs.champion
-    outcome = watch(inputs) if has_champion and inputs.percent else PASSED
-    if has_champion and outcome == PASSED:
-        percent = inputs.rule.next_share(inputs.percent)
+    canary_outcome = watch(inputs) if has_champion and inputs.percent else PASSED
+    if has_champion and canary_outcome == PASSED:
+        next_percent = inputs.rule.next_share(inputs.percent)
     else:
-        percent = 0
-    count = count_split_pods if inputs.rule.gateway else count_pods
-    return Outputs(canary=outcome, percent=percent, replicas=count(percent, inputs.servers))
+        next_percent = 0
+    count_candidate_pods = count_split_pods if inputs.rule.gateway else count_pods
+    return Outputs(
+        canary=canary_outcome,
+        percent=next_percent,
+        replicas=count_candidate_pods(next_percent, inputs.servers),
+    )
 
 
-def count_pods(percent: int, servers: int) -> int:
-    """Return how many candidate pods get about `percent` of the traffic if a Service spreads it
-    evenly over them and `servers` champion pods."""
-    return max(1, round(servers * percent / (100 - percent)))
+def count_pods(traffic_percent: int, champion_pod_count: int) -> int:
+    """Return how many candidate pods get about `traffic_percent` of the traffic if a Service
+    spreads it evenly over them and `champion_pod_count` champion pods."""
+    return max(1, round(champion_pod_count * traffic_percent / (100 - traffic_percent)))
 
 
-def count_split_pods(percent: int, servers: int) -> int:
-    """Return how many candidate pods `percent` of the traffic needs if `servers` champion pods can
-    serve all of it."""
-    return max(1, ceil(servers * percent / 100))
+def count_split_pods(traffic_percent: int, champion_pod_count: int) -> int:
+    """Return how many candidate pods `traffic_percent` of the traffic needs if
+    `champion_pod_count` champion pods can serve all of it."""
+    return max(1, ceil(champion_pod_count * traffic_percent / 100))
 
 
 def watch(inputs: Inputs) -> str:
@@ -85,30 +89,35 @@ def watch(inputs: Inputs) -> str:
     from rekindle.errors import say
     from rekindle.release.watch.canary import Canary
 
-    canary = Canary(
+    canary_watch = Canary(
         inputs.name, inputs.former, inputs.server, inputs.version, inputs.champion, inputs.rule
     )
-    reason = canary.observe()
-    outcome = PASSED
-    tags = {tracking.CANARY: f"passed with {inputs.percent} % of the requests"}
+    rollback_reason = canary_watch.observe()
+    canary_outcome = PASSED
+    run_tags = {tracking.CANARY: f"passed with {inputs.percent} % of the requests"}
 
-    if reason:
-        reason = (
+    if rollback_reason:
+        rollback_reason = (
             f"version {inputs.version} with {inputs.percent} % of the requests, versus"
-            f" {inputs.champion}: {reason}"
+            f" {inputs.champion}: {rollback_reason}"
         )
-        outcome = f"taken back: {reason}"
-        tags = {tracking.CANARY: "taken back", "verdict": "taken back", "reason": reason}
+        canary_outcome = f"taken back: {rollback_reason}"
+        run_tags = {
+            tracking.CANARY: "taken back",
+            "verdict": "taken back",
+            "reason": rollback_reason,
+        }
 
-    if canary.champion_changed and inputs.can_repeat:
-        outcome = CHAMPION_CHANGED
-        tags = {tracking.CANARY: CHAMPION_CHANGED}
+    if canary_watch.champion_changed and inputs.can_repeat:
+        canary_outcome = CHAMPION_CHANGED
+        run_tags = {tracking.CANARY: CHAMPION_CHANGED}
 
     if inputs.run_id:
-        figures = {
-            f"canary.{inputs.percent}.{name}": value for name, value in canary.figures().items()
+        logged_figures = {
+            f"canary.{inputs.percent}.{figure_name}": figure_value
+            for figure_name, figure_value in canary_watch.figures().items()
         }
-        tracking.log(inputs.run_id, metrics=figures, tags=tags)
+        tracking.log(inputs.run_id, run_metrics=logged_figures, run_tags=run_tags)
 
-    say(reason or tags[tracking.CANARY])
-    return outcome
+    say(rollback_reason or run_tags[tracking.CANARY])
+    return canary_outcome

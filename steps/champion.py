@@ -47,25 +47,29 @@ def run(inputs: Inputs) -> Outputs:
     from rekindle.errors import say
     from rekindle.storage import Store
 
-    champion = tracking.require_champion(inputs.name)
-    if inputs.server and inputs.server != champion.deployment:
+    champion_release = tracking.require_champion(inputs.name)
+    if inputs.server and inputs.server != champion_release.deployment:
         say(
             f"{inputs.server} gets no traffic: the champion of {inputs.name} is now version"
-            f" {champion.version}, served by {champion.deployment or 'nothing'}"
+            f" {champion_release.version}, served by {champion_release.deployment or 'nothing'}"
         )
 
     if not inputs.server:
-        store = Store.from_env()
-        key = champion.uri.rstrip("/")
-        reject_other_folder(key, store.uri(key))
-        claims.claim_tasks(store, [key])
+        object_store = Store.from_env()
+        release_key = champion_release.uri.rstrip("/")
+        reject_other_folder(release_key, object_store.uri(release_key))
+        claims.claim_tasks(object_store, [release_key])
 
-    others = [item for item in inputs.deployments if item["server"] != inputs.server]
+    other_deployments = [
+        deployment for deployment in inputs.deployments if deployment["server"] != inputs.server
+    ]
 
     return Outputs(
-        model_uri=champion.uri,
-        version=champion.version,
-        sha256=champion.sha256,
-        deployment=champion.deployment,
-        replicas=max((int(item["replicas"] or 0) for item in others), default=0),
+        model_uri=champion_release.uri,
+        version=champion_release.version,
+        sha256=champion_release.sha256,
+        deployment=champion_release.deployment,
+        replicas=max(
+            (int(deployment["replicas"] or 0) for deployment in other_deployments), default=0
+        ),
     )

@@ -58,19 +58,25 @@ class Instance(BaseModel):
     pixels: Annotated[list[Row], Field(min_length=8, max_length=8)]
 
 
-def accuracy(predictions: list[Any], truths: Any) -> float:
+def accuracy(predictions: list[Any], true_digits: Any) -> float:
     """Return the accuracy: the fraction of images whose predicted digit is right."""
-    return sum(p["digit"] == truth for p, truth in zip(predictions, truths, strict=True)) / len(
-        predictions
-    )
+    return sum(
+        prediction["digit"] == true_digit
+        for prediction, true_digit in zip(predictions, true_digits, strict=True)
+    ) / len(predictions)
 
 
-def log_loss(predictions: list[Any], truths: Any) -> float:
+def log_loss(predictions: list[Any], true_digits: Any) -> float:
     """Return the mean of -ln(probability of the true digit)."""
     import math
 
-    chances = [p["probabilities"][truth] for p, truth in zip(predictions, truths, strict=True)]
-    return -sum(math.log(max(chance, 1e-12)) for chance in chances) / len(chances)
+    true_probabilities = [
+        prediction["probabilities"][true_digit]
+        for prediction, true_digit in zip(predictions, true_digits, strict=True)
+    ]
+    return -sum(
+        math.log(max(true_probability, 1e-12)) for true_probability in true_probabilities
+    ) / len(true_probabilities)
 
 
 metrics = (
@@ -89,24 +95,32 @@ def prepare(data: Data, out: Path) -> Prepared:
     import numpy as np
     from sklearn.datasets import load_digits
 
-    digits: Any = load_digits()
-    cut = int(len(digits.images) * (1 - data.test_share))
-    for split, rows in (("train", slice(None, cut)), ("test", slice(cut, None))):
-        np.save(out / f"{split}-images.npy", digits.images[rows].astype("float32"))
-        np.save(out / f"{split}-labels.npy", digits.target[rows].astype("int64"))
-    return Prepared(rows=len(digits.images), tags={"train": cut, "test": len(digits.images) - cut})
+    digits_dataset: Any = load_digits()
+    train_image_count = int(len(digits_dataset.images) * (1 - data.test_share))
+    for split_name, split_rows in (
+        ("train", slice(None, train_image_count)),
+        ("test", slice(train_image_count, None)),
+    ):
+        np.save(
+            out / f"{split_name}-images.npy", digits_dataset.images[split_rows].astype("float32")
+        )
+        np.save(out / f"{split_name}-labels.npy", digits_dataset.target[split_rows].astype("int64"))
+    return Prepared(
+        rows=len(digits_dataset.images),
+        tags={"train": train_image_count, "test": len(digits_dataset.images) - train_image_count},
+    )
 
 
 class Images:
     """The images of one split; a batch contains float32 images [B, 1, 8, 8] with values from 0 to
     1, and int64 labels [B]."""
 
-    def __init__(self, path: Path, split: str) -> None:
+    def __init__(self, path: Path, split_name: str) -> None:
         import numpy as np
         import torch
 
-        self.images = torch.from_numpy(np.load(path / f"{split}-images.npy"))[:, None] / 16
-        self.labels = torch.from_numpy(np.load(path / f"{split}-labels.npy"))
+        self.images = torch.from_numpy(np.load(path / f"{split_name}-images.npy"))[:, None] / 16
+        self.labels = torch.from_numpy(np.load(path / f"{split_name}-labels.npy"))
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -122,17 +136,22 @@ def dataset(path: Path, split: str) -> Images:
 def model(section: Model, facts: dict[str, Any]) -> "torch.nn.Module":
     from torch import nn
 
-    width = section.channels
+    channel_count = section.channels
 
     return nn.Sequential(
-        *(nn.Conv2d(1, width, 3, padding=1), nn.BatchNorm2d(width), nn.ReLU(), nn.MaxPool2d(2)),
         *(
-            nn.Conv2d(width, 2 * width, 3, padding=1),
-            nn.BatchNorm2d(2 * width),
+            nn.Conv2d(1, channel_count, 3, padding=1),
+            nn.BatchNorm2d(channel_count),
             nn.ReLU(),
             nn.MaxPool2d(2),
         ),
-        *(nn.Flatten(), nn.Dropout(section.dropout), nn.Linear(8 * width, 10)),
+        *(
+            nn.Conv2d(channel_count, 2 * channel_count, 3, padding=1),
+            nn.BatchNorm2d(2 * channel_count),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+        ),
+        *(nn.Flatten(), nn.Dropout(section.dropout), nn.Linear(8 * channel_count, 10)),
     )
 
 
@@ -144,8 +163,8 @@ def loss(model: "torch.nn.Module", batch: tuple["torch.Tensor", ...]) -> "torch.
 
 
 def examples(path: Path) -> Iterator[tuple[dict[str, Any], int]]:
-    test = Images(path, "test")
-    for image, label in zip(test.images, test.labels, strict=True):
+    test_images = Images(path, "test")
+    for image, label in zip(test_images.images, test_images.labels, strict=True):
         yield {"pixels": (image[0] * 16).tolist()}, int(label)
 
 
@@ -156,4 +175,7 @@ def predict(
 
     images = torch.tensor([instance.pixels for instance in instances])[:, None] / 16
     probabilities = model(images).softmax(1)
-    return [{"digit": int(row.argmax()), "probabilities": row.tolist()} for row in probabilities]
+    return [
+        {"digit": int(image_probabilities.argmax()), "probabilities": image_probabilities.tolist()}
+        for image_probabilities in probabilities
+    ]

@@ -76,8 +76,8 @@ def run(inputs: Inputs) -> Outputs:
     """Evaluate the candidate, decide, and record the verdict. Raises DataError if the candidate
     cannot be evaluated."""
     # libraries read these variables when they are loaded
-    for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
-        os.environ[name] = str(inputs.threads)
+    for variable_name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
+        os.environ[variable_name] = str(inputs.threads)
 
     from rekindle import tracking, workload
     from rekindle.content.verified_release import VERDICT
@@ -90,108 +90,141 @@ def run(inputs: Inputs) -> Outputs:
     )
     from rekindle.storage import Store
 
-    sha256 = read_description(inputs.model).sha256
-    release = tracking.champion(inputs.name) if inputs.name else None
-    champion = None
+    candidate_sha256 = read_description(inputs.model).sha256
+    champion_release = tracking.champion(inputs.name) if inputs.name else None
+    champion_folder = None
 
-    if release and release.sha256 != sha256:
-        champion = download_champion(Store.from_env(), release.uri, inputs.workdir / "champion")
+    if champion_release and champion_release.sha256 != candidate_sha256:
+        champion_folder = download_champion(
+            Store.from_env(), champion_release.uri, inputs.workdir / "champion"
+        )
 
-    report = inputs.workdir / "report"
-    module: Any = workload.load(inputs.workload)
+    report_folder = inputs.workdir / "report"
+    workload_module: Any = workload.load(inputs.workload)
     evaluation = evaluate(
-        module, inputs.model, champion, inputs.dataset, report, inputs, inputs.max_batch
+        workload_module,
+        inputs.model,
+        champion_folder,
+        inputs.dataset,
+        report_folder,
+        inputs,
+        inputs.max_batch,
     )
-    compared = (release.version, release.sha256) if release else None
-    champion_rows = read_evaluated_rows(champion) if champion else 0
+    compared_champion = (
+        (champion_release.version, champion_release.sha256) if champion_release else None
+    )
+    champion_rows = read_evaluated_rows(champion_folder) if champion_folder else 0
 
-    same = release if release and release.sha256 == sha256 else None
-    if same:
-        changed = describe_changes(Store.from_env(), same, module, inputs.servers)
+    identical_champion = (
+        champion_release
+        if champion_release and champion_release.sha256 == candidate_sha256
+        else None
+    )
+    if identical_champion:
+        change_description = describe_changes(
+            Store.from_env(), identical_champion, workload_module, inputs.servers
+        )
     else:
-        changed = ""
+        change_description = ""
 
-    decision = gate.Decision(
-        inputs, module.metrics, evaluation, sha256, compared, champion_rows, changed
+    gate_decision = gate.Decision(
+        inputs,
+        workload_module.metrics,
+        evaluation,
+        candidate_sha256,
+        compared_champion,
+        champion_rows,
+        change_description,
     )
-    verdict, reason = decision.decide()
-    record = decision.record(verdict, reason) | {"max_batch": inputs.max_batch}
-    (report / VERDICT).write_text(to_json(record, indent=1) + "\n")
+    verdict, verdict_reason = gate_decision.decide()
+    verdict_record = gate_decision.record(verdict, verdict_reason) | {"max_batch": inputs.max_batch}
+    (report_folder / VERDICT).write_text(to_json(verdict_record, indent=1) + "\n")
 
     if inputs.run_id:
-        prefix = f"{inputs.part}/" if inputs.part else ""
-        tags = {f"{prefix}verdict": verdict, f"{prefix}reason": reason}
-        tags.update({f"{prefix}family": evaluation.chosen["family"]} if evaluation.chosen else {})
-        tracking.log(inputs.run_id, metrics=metrics_to_log(evaluation, prefix), tags=tags)
-        tracking.log_metrics(inputs.run_id, curves(evaluation, prefix))
-        tracking.log_dir(inputs.run_id, report, f"{prefix}evaluation")
+        name_prefix = f"{inputs.part}/" if inputs.part else ""
+        run_tags = {f"{name_prefix}verdict": verdict, f"{name_prefix}reason": verdict_reason}
+        run_tags.update(
+            {f"{name_prefix}family": evaluation.chosen["family"]} if evaluation.chosen else {}
+        )
+        tracking.log(
+            inputs.run_id, run_metrics=metrics_to_log(evaluation, name_prefix), run_tags=run_tags
+        )
+        tracking.log_metrics(inputs.run_id, curves(evaluation, name_prefix))
+        tracking.log_dir(inputs.run_id, report_folder, f"{name_prefix}evaluation")
 
-    metrics = evaluation.metrics["candidate"]
-    version = release.version if release else ""
-    outputs = {"judged": verdict, "reason": reason, "metrics": metrics, "champion": version}
+    candidate_metrics = evaluation.metrics["candidate"]
+    champion_version = champion_release.version if champion_release else ""
+    step_outputs = {
+        "judged": verdict,
+        "reason": verdict_reason,
+        "metrics": candidate_metrics,
+        "champion": champion_version,
+    }
 
     # "keep" prevents a release, because `steps.release` accepts only the verdict "release"
     if inputs.backfill and verdict == "release":
         verdict = "keep"
-        outputs["reason"] = f"a past week is not released: {reason}"
+        step_outputs["reason"] = f"a past week is not released: {verdict_reason}"
 
-    outputs["verdict"] = verdict
-    return Outputs(**outputs, model_sha256=sha256, report=report)
+    step_outputs["verdict"] = verdict
+    return Outputs(**step_outputs, model_sha256=candidate_sha256, report=report_folder)
 
 
-def metrics_to_log(evaluation: Evaluation, prefix: str) -> dict[str, float]:
+def metrics_to_log(evaluation: Evaluation, name_prefix: str) -> dict[str, float]:
     """Return the values to log to MLflow by name.
 
     These are the metrics of candidate, champion and baseline, the intervals of the candidate's
     differences from champion and baseline, and the validation values of all families. Numbers that
     are not finite are left out.
     """
-    metrics = evaluation.metrics
+    metrics_by_model = evaluation.metrics
 
-    values = {
-        f"{model}_{name}": v
-        for model in metrics
-        if model != "candidate"
-        for name, v in metrics[model].items()
+    logged_values = {
+        f"{model_name}_{metric_name}": metric_value
+        for model_name in metrics_by_model
+        if model_name != "candidate"
+        for metric_name, metric_value in metrics_by_model[model_name].items()
     }
 
-    for other, difference in (
+    for difference_prefix, difference in (
         ("", evaluation.difference),
         ("baseline_", evaluation.baseline_difference),
     ):
         if difference:
-            values.update(
+            logged_values.update(
                 {
-                    f"{difference.metric}_{other}difference_{k}": getattr(difference, k)
-                    for k in INTERVAL
+                    f"{difference.metric}_{difference_prefix}difference_{interval_field}": getattr(
+                        difference, interval_field
+                    )
+                    for interval_field in INTERVAL
                 }
             )
 
-    families = (evaluation.chosen or {"validation": {}})["validation"]
-    values.update(
+    validation_by_family = (evaluation.chosen or {"validation": {}})["validation"]
+    logged_values.update(
         {
-            f"validation/{family}/{name}": v
-            for family in families
-            for name, v in families[family].items()
+            f"validation/{family_name}/{metric_name}": metric_value
+            for family_name in validation_by_family
+            for metric_name, metric_value in validation_by_family[family_name].items()
         }
     )
 
-    values = metrics["candidate"] | values
+    logged_values = metrics_by_model["candidate"] | logged_values
 
     return {
-        f"{prefix}{name}": value
-        for name, value in values.items()
-        if value is not None and math.isfinite(value)
+        f"{name_prefix}{metric_name}": logged_value
+        for metric_name, logged_value in logged_values.items()
+        if logged_value is not None and math.isfinite(logged_value)
     }
 
 
-def curves(evaluation: Evaluation, prefix: str) -> list[tuple[str, float, int]]:
+def curves(evaluation: Evaluation, name_prefix: str) -> list[tuple[str, float, int]]:
     """Return (name, value, part number) for each metric of the candidate and each part of the test
     data, such as a week."""
-    names = evaluation.metrics["candidate"]
-    parts = enumerate(evaluation.parts)
+    metric_names = evaluation.metrics["candidate"]
+    numbered_parts = enumerate(evaluation.parts)
     return [
-        (f"{prefix}part/{name}", row["candidate"][name], number)
-        for number, row in parts
-        for name in names
+        (f"{name_prefix}part/{metric_name}", part_metrics["candidate"][metric_name], part_number)
+        for part_number, part_metrics in numbered_parts
+        for metric_name in metric_names
     ]

@@ -29,20 +29,22 @@ MAX_SHARE_RATIO = 2
 def must_compare(inputs: "Inputs") -> str:
     """Return the reason why the dataset must not come from the cache, or "" if it may come from the
     cache."""
-    compares = inputs.skip and inputs.scheduled and not inputs.backfill
-    if compares:
+    is_compared = inputs.skip and inputs.scheduled and not inputs.backfill
+    if is_compared:
         return "a scheduled run compares its data with the data of the last run"
     return ""
 
 
 def other_files(inputs: "Inputs") -> list[str]:
-    """Return the existing files that the section `data` names, except its source."""
+    """Return the existing files that the section `data_settings` names, except its source."""
     from rekindle.sections import leaves, parse_section
     from rekindle.workload import load
 
-    data = parse_section(load(inputs.workload).Data, inputs.data, "data")
+    data_settings = parse_section(load(inputs.workload).Data, inputs.data, "data")
     return [
-        str(file) for _, file in leaves(data, "data") if isinstance(file, Path) and file.exists()
+        str(setting_path)
+        for _, setting_path in leaves(data_settings, "data")
+        if isinstance(setting_path, Path) and setting_path.exists()
     ]
 
 
@@ -120,73 +122,91 @@ def run(inputs: Inputs) -> Outputs:
     from rekindle.workload import load
     from steps.monitoring import moving_window
 
-    time = parse_time(inputs.scheduled or inputs.created)
-    workload = load(inputs.workload)
+    run_time = parse_time(inputs.scheduled or inputs.created)
+    workload_module = load(inputs.workload)
 
     # needed for runs without `rekindle run`, whose own check makes this one cheap
     if inputs.config.get("workload") == inputs.workload:
         check_trainable(inputs.config | {"data": inputs.data}, inputs.scheduled)
 
-    data = parse_section(workload.Data, inputs.data, "data")
-    data = data.at(time)
+    data_settings = parse_section(workload_module.Data, inputs.data, "data")
+    data_settings = data_settings.at(run_time)
     run_id = tracking.start_run(
         inputs.experiment, inputs.workflow, {tracking.WORKLOAD: inputs.workload}
     )
-    tracking.show_columns(inputs.experiment, (metric.name for metric in workload.metrics))
-    record(run_id, inputs.config or {"data": data.model_dump(mode="json")}, inputs.manifest)
+    tracking.show_columns(
+        inputs.experiment, (workload_metric.name for workload_metric in workload_module.metrics)
+    )
+    record(
+        run_id, inputs.config or {"data": data_settings.model_dump(mode="json")}, inputs.manifest
+    )
     mark_run(inputs)
 
-    dataset = inputs.workdir / "dataset"
-    digest_before = data_digest_or_empty(data.source)
-    prepared, digest = moving_window.prepare(workload, data, dataset, time)
-    tags = f"; {to_json(prepared.tags, default=str)}" if prepared.tags else ""
-    sys.stderr.write(f"prepared {prepared.rows:,} rows, {prepared.rejected:,} rejected{tags}\n")
-
-    last = tracking.find_last_prepared_runs(inputs.experiment, inputs.workload, run_id)
-    if last:
-        shares = warn_of_changed_shares(prepared.shares, last[0].metrics)
-    else:
-        shares = []
-
-    stale = moving_window.warn_of_stale_data(
-        prepared, data, time, last, is_past=bool(inputs.backfill)
+    dataset_folder = inputs.workdir / "dataset"
+    digest_before = data_digest_or_empty(data_settings.source)
+    prepared, dataset_digest = moving_window.prepare(
+        workload_module, data_settings, dataset_folder, run_time
     )
-    facts, unchanged, changed = _compare(inputs, run_id, prepared, time)
-    source_digest, mixed = digest_of_unchanged(data.source, digest_before)
-    warnings = [*prepared.warnings, *shares, *stale, *changed, *mixed]
+    tags_text = f"; {to_json(prepared.tags, default=str)}" if prepared.tags else ""
+    sys.stderr.write(
+        f"prepared {prepared.rows:,} rows, {prepared.rejected:,} rejected{tags_text}\n"
+    )
+
+    last_runs = tracking.find_last_prepared_runs(inputs.experiment, inputs.workload, run_id)
+    if last_runs:
+        share_warnings = warn_of_changed_shares(prepared.shares, last_runs[0].metrics)
+    else:
+        share_warnings = []
+
+    stale_data_warnings = moving_window.warn_of_stale_data(
+        prepared, data_settings, run_time, last_runs, is_past=bool(inputs.backfill)
+    )
+    compared_tags, unchanged_reason, change_warnings = _compare(inputs, run_id, prepared, run_time)
+    source_digest, mixed_source_warnings = digest_of_unchanged(data_settings.source, digest_before)
+    warnings = [
+        *prepared.warnings,
+        *share_warnings,
+        *stale_data_warnings,
+        *change_warnings,
+        *mixed_source_warnings,
+    ]
     sys.stderr.writelines(f"warning: {warning}\n" for warning in warnings)
-    facts.update({f"data.{name}": str(value) for name, value in prepared.tags.items()})
-    counts = {"rows": prepared.rows, "rejected": prepared.rejected}
-    facts.update({tracking.SCHEDULED: time.isoformat()} if inputs.scheduled else {})
-    facts.update({tracking.BACKFILL: "yes"} if inputs.backfill else {})
-    facts.update({"data.warnings": " ".join(warnings)} if warnings else {})
-    facts.update({moving_window.NEWEST_TAG: prepared.newest} if prepared.newest else {})
-    facts.update({tracking.WINDOW_END: time.isoformat()} if data.moves else {})
-    figures = counts | prepared.shares
+    compared_tags.update(
+        {f"data.{tag_name}": str(tag_value) for tag_name, tag_value in prepared.tags.items()}
+    )
+    row_counts = {"rows": prepared.rows, "rejected": prepared.rejected}
+    compared_tags.update({tracking.SCHEDULED: run_time.isoformat()} if inputs.scheduled else {})
+    compared_tags.update({tracking.BACKFILL: "yes"} if inputs.backfill else {})
+    compared_tags.update({"data.warnings": " ".join(warnings)} if warnings else {})
+    compared_tags.update({moving_window.NEWEST_TAG: prepared.newest} if prepared.newest else {})
+    compared_tags.update({tracking.WINDOW_END: run_time.isoformat()} if data_settings.moves else {})
+    logged_figures = row_counts | prepared.shares
 
     tracking.log(
         run_id,
-        params={"data.digest": digest},
-        metrics=figures,
-        tags={tracking.DIGEST: digest} | facts,
+        run_params={"data.digest": dataset_digest},
+        run_metrics=logged_figures,
+        run_tags={tracking.DIGEST: dataset_digest} | compared_tags,
     )
 
-    tracking.log_dataset(run_id, inputs.experiment, digest, data.source, counts)
+    tracking.log_dataset(
+        run_id, inputs.experiment, dataset_digest, data_settings.source, row_counts
+    )
 
-    outputs = {
-        "dataset": dataset,
-        "digest": digest,
+    step_outputs = {
+        "dataset": dataset_folder,
+        "digest": dataset_digest,
         "rows": prepared.rows,
         "run_id": run_id,
         "warnings": warnings,
         "reused_models": inputs.cached,
     }
 
-    return Outputs(**outputs, source_digest=source_digest, unchanged=unchanged)
+    return Outputs(**step_outputs, source_digest=source_digest, unchanged=unchanged_reason)
 
 
 def _compare(
-    inputs: Inputs, run_id: str, prepared: Prepared, time: datetime
+    inputs: Inputs, run_id: str, prepared: Prepared, run_time: datetime
 ) -> tuple[dict[str, str], str, list[str]]:
     """Compare a scheduled run with the last scheduled run. Return the tags of the run, the reason
     to skip the training ("" if the run trains), and warnings.
@@ -200,56 +220,72 @@ def _compare(
     if not must_compare(inputs) or not inputs.manifest:
         return {}, "", []
 
-    manifest = unpack_manifest(inputs.manifest)
-    modules = {inputs.workload, str(inputs.config.get("pipeline", inputs.workload))}
-    identity = run_identity.find(manifest, modules)
-    tags = moving_window.identity_tags(manifest, identity.code)
-    tags.update({run_identity.UNCOVERED_TAG: identity.uncovered} if identity.uncovered else {})
+    run_manifest = unpack_manifest(inputs.manifest)
+    module_names = {inputs.workload, str(inputs.config.get("pipeline", inputs.workload))}
+    code_identity = run_identity.find(run_manifest, module_names)
+    identity_tags = moving_window.identity_tags(run_manifest, code_identity.code)
+    identity_tags.update(
+        {run_identity.UNCOVERED_TAG: code_identity.uncovered} if code_identity.uncovered else {}
+    )
 
-    last = moving_window.last_scheduled(inputs.experiment, inputs.workload, run_id, time)
-    if not last or not moving_window.has_no_newer_rows(prepared.newest, last):
-        return tags, "", []
+    last_run = moving_window.last_scheduled(inputs.experiment, inputs.workload, run_id, run_time)
+    if not last_run or not moving_window.has_no_newer_rows(prepared.newest, last_run):
+        return identity_tags, "", []
 
-    source = f"{inputs.data['source']} does not contain rows after {prepared.newest}"
-    reference = f"{last.tags[tracking.WORKFLOW]}, the run for {last.tags[tracking.SCHEDULED]:.10}"
+    unchanged_sentence = f"{inputs.data['source']} does not contain rows after {prepared.newest}"
+    reference_text = (
+        f"{last_run.tags[tracking.WORKFLOW]}, the run for {last_run.tags[tracking.SCHEDULED]:.10}"
+    )
 
-    changes = moving_window.describe_changes(tags, inputs.config, last)
-    if changes:
+    change_texts = moving_window.describe_changes(identity_tags, inputs.config, last_run)
+    if change_texts:
         return (
-            tags,
+            identity_tags,
             "",
-            [f"{source}, but since {reference}, {' and '.join(changes)} changed: this run trains."],
+            [
+                f"{unchanged_sentence}, but since {reference_text}, {' and '.join(change_texts)}"
+                " changed: this run trains."
+            ],
         )
 
-    uncovered = identity.uncovered or run_identity.why_uncovered(last, manifest)
-    if uncovered:
-        return tags, "", [f"{source}, but this run trains, because {uncovered}"]
+    uncovered_reason = code_identity.uncovered or run_identity.why_uncovered(last_run, run_manifest)
+    if uncovered_reason:
+        return (
+            identity_tags,
+            "",
+            [f"{unchanged_sentence}, but this run trains, because {uncovered_reason}"],
+        )
 
-    reason = (
-        f"{source}, and code and config have not changed since {reference}: this run trains"
-        " nothing."
+    unchanged_reason = (
+        f"{unchanged_sentence}, and code and config have not changed since {reference_text}: this"
+        " run trains nothing."
     )
 
     return (
-        tags
+        identity_tags
         | {
             "verdict": "same",
-            "reason": reason,
-            moving_window.SAME_TAG: last.tags[tracking.WORKFLOW],
+            "reason": unchanged_reason,
+            moving_window.SAME_TAG: last_run.tags[tracking.WORKFLOW],
         },
-        reason,
+        unchanged_reason,
         [],
     )
 
 
-def warn_of_changed_shares(shares: dict[str, float], last: dict[str, float]) -> list[str]:
-    """Return a warning for each fraction in `shares` that is less than half or more than twice the
-    fraction in the last run."""
+def warn_of_changed_shares(
+    current_shares: dict[str, float], last_shares: dict[str, float]
+) -> list[str]:
+    """Return a warning for each fraction in `current_shares` that is less than half or more than
+    twice the fraction in the last run."""
     return [
-        f"{name} is {share:.3%}; it was {last[name]:.3%} in the last run."
-        for name, share in shares.items()
-        if name in last
-        and not last[name] / MAX_SHARE_RATIO <= share <= last[name] * MAX_SHARE_RATIO
+        f"{share_name} is {current_share:.3%}; it was {last_shares[share_name]:.3%} in the last"
+        " run."
+        for share_name, current_share in current_shares.items()
+        if share_name in last_shares
+        and not last_shares[share_name] / MAX_SHARE_RATIO
+        <= current_share
+        <= last_shares[share_name] * MAX_SHARE_RATIO
     ]
 
 
@@ -261,19 +297,23 @@ def mark_run(inputs: Inputs) -> None:
 
     if KUBERNETES_SERVICE_HOST not in os.environ or not os.environ.get(S3_BUCKET):
         return
-    manifest = unpack_manifest(inputs.manifest)
-    metadata = (manifest.get("metadata") or {}) | {"name": inputs.workflow}
-    workflow = {**manifest, "metadata": metadata}
-    store = Store.from_env().short_retries()
-    counted = not inputs.backfill
-    ownership.begin(store, workflow, inputs.experiment, is_first=False, counted=counted)
+    run_manifest = unpack_manifest(inputs.manifest)
+    workflow_metadata = (run_manifest.get("metadata") or {}) | {"name": inputs.workflow}
+    workflow_document = {**run_manifest, "metadata": workflow_metadata}
+    object_store = Store.from_env().short_retries()
+    is_counted = not inputs.backfill
+    ownership.begin(
+        object_store, workflow_document, inputs.experiment, is_first=False, is_counted=is_counted
+    )
 
 
-def record(run_id: str, config: dict[str, Any], manifest: str) -> None:
+def record(run_id: str, config_document: dict[str, Any], packed_manifest: str) -> None:
     """Log the config as parameters of the run, and the config and the manifest as artifacts."""
     from rekindle import tracking
 
-    tracking.log(run_id, params=config)
-    tracking.log_artifact(run_id, "config.yaml", yaml.safe_dump(config, sort_keys=False).encode())
-    if manifest:
-        tracking.log_artifact(run_id, "manifest.yaml", decode_parameter(manifest).encode())
+    tracking.log(run_id, run_params=config_document)
+    tracking.log_artifact(
+        run_id, "config.yaml", yaml.safe_dump(config_document, sort_keys=False).encode()
+    )
+    if packed_manifest:
+        tracking.log_artifact(run_id, "manifest.yaml", decode_parameter(packed_manifest).encode())

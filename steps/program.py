@@ -33,7 +33,7 @@ def run(inputs: Inputs) -> Outputs:
     code 143 after a SIGTERM."""
     from rekindle.program.agent import run_agent
 
-    code = run_agent(inputs)
-    if code:
-        raise SystemExit(code)
+    exit_code = run_agent(inputs)
+    if exit_code:
+        raise SystemExit(exit_code)
     return Outputs()

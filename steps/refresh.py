@@ -73,98 +73,123 @@ def run(inputs: Inputs) -> Outputs:
     from rekindle.sections import parse_section
     from rekindle.storage import Store
 
-    module: Any = workload.load(inputs.workload)
+    workload_module: Any = workload.load(inputs.workload)
 
-    if not hasattr(module, "refresh"):
+    if not hasattr(workload_module, "refresh"):
         raise ConfigError(
             f"{inputs.workload} does not define refresh(release, data, out), so its models cannot"
             " be updated. Train a new model, or define refresh."
         )
 
-    champion = tracking.require_champion(inputs.name)
-    data = parse_section(module.Data, inputs.data, "data")
+    champion_release = tracking.require_champion(inputs.name)
+    data_settings = parse_section(workload_module.Data, inputs.data, "data")
     run_id = tracking.start_run(
         inputs.experiment, inputs.workflow, {tracking.WORKLOAD: inputs.workload}
     )
-    current, dataset, model, report = (
-        inputs.workdir / name for name in ("current", "dataset", "model", "report")
+    current_folder, dataset_folder, model_folder, report_folder = (
+        inputs.workdir / folder_name for folder_name in ("current", "dataset", "model", "report")
     )
-    record = release.download(Store.from_env(), champion.uri, current)
-    reject_changed(current, record.described, [release.REFERENCE], champion.uri)
+    release_record = release.download(Store.from_env(), champion_release.uri, current_folder)
+    reject_changed(
+        current_folder, release_record.described, [release.REFERENCE], champion_release.uri
+    )
 
-    for folder in (dataset, model, report):
-        folder.mkdir()
+    for output_folder in (dataset_folder, model_folder, report_folder):
+        output_folder.mkdir()
 
-    data_end = workload.read_data_until(current) or "an unknown time"
-    digest_before = data_digest_or_empty(data.source)
+    data_end = workload.read_data_until(current_folder) or "an unknown time"
+    digest_before = data_digest_or_empty(data_settings.source)
 
-    refreshed = module.refresh(current, data, dataset)
-    if refreshed:
+    refresh_result = workload_module.refresh(current_folder, data_settings, dataset_folder)
+    if refresh_result:
         verdict = "release"
-        reason = (
-            f"version {champion.version} with {refreshed.rows:,} rows of data since {data_end}."
+        verdict_reason = (
+            f"version {champion_release.version} with {refresh_result.rows:,} rows of data since"
+            f" {data_end}."
         )
-        prepared = workload.Prepared(refreshed.rows, facts=refreshed.facts)
-        workload.record_dataset(dataset, prepared, trained_on=workload.read_dataset_digest(current))
-        shutil.rmtree(current / "state", ignore_errors=True)
-        shutil.copytree(dataset, current, dirs_exist_ok=True)
-        release.record_predictions(report, predict(current, refreshed.instances))
+        prepared_dataset = workload.Prepared(refresh_result.rows, facts=refresh_result.facts)
+        workload.record_dataset(
+            dataset_folder,
+            prepared_dataset,
+            trained_on=workload.read_dataset_digest(current_folder),
+        )
+        shutil.rmtree(current_folder / "state", ignore_errors=True)
+        shutil.copytree(dataset_folder, current_folder, dirs_exist_ok=True)
+        release.record_predictions(report_folder, predict(current_folder, refresh_result.instances))
     else:
         verdict = "same"
-        reason = (
-            f"{data.source} does not reach beyond {data_end}, where the data of version"
-            f" {champion.version} ends."
+        verdict_reason = (
+            f"{data_settings.source} does not reach beyond {data_end}, where the data of version"
+            f" {champion_release.version} ends."
         )
 
-    evaluation = [name for name in (VERDICT, release.REFERENCE) if (current / name).exists()]
-    model_files = list_model_files(read_description(current))
-    for folder, names in ((model, model_files), (report, evaluation)):
-        for name in names:
-            (folder / name).parent.mkdir(parents=True, exist_ok=True)
-            (current / name).rename(folder / name)
+    evaluation_files = [
+        folder_name
+        for folder_name in (VERDICT, release.REFERENCE)
+        if (current_folder / folder_name).exists()
+    ]
+    model_files = list_model_files(read_description(current_folder))
+    for output_folder, file_names in (
+        (model_folder, model_files),
+        (report_folder, evaluation_files),
+    ):
+        for folder_name in file_names:
+            (output_folder / folder_name).parent.mkdir(parents=True, exist_ok=True)
+            (current_folder / folder_name).rename(output_folder / folder_name)
 
-    source_digest, warnings = digest_of_unchanged(data.source, digest_before)
+    source_digest, warnings = digest_of_unchanged(data_settings.source, digest_before)
     sys.stderr.writelines(f"warning: {warning}\n" for warning in warnings)
-    sys.stderr.write(f"{verdict}: {reason}\n")
-    rows = refreshed.rows if refreshed else 0
-    tracking.log(run_id, metrics={"rows": rows}, tags={"verdict": verdict, "reason": reason})
+    sys.stderr.write(f"{verdict}: {verdict_reason}\n")
+    newer_row_count = refresh_result.rows if refresh_result else 0
+    tracking.log(
+        run_id,
+        run_metrics={"rows": newer_row_count},
+        run_tags={"verdict": verdict, "reason": verdict_reason},
+    )
 
     if inputs.backfill and verdict == "release":
         verdict = "keep"
-        reason = f"a past week is not released: {reason}"
+        verdict_reason = f"a past week is not released: {verdict_reason}"
 
-    outputs: dict[str, Any] = {
+    step_outputs: dict[str, Any] = {
         "verdict": verdict,
-        "reason": reason,
+        "reason": verdict_reason,
         "source_digest": source_digest,
-        "champion": champion.version,
-        "model_sha256": champion.sha256,
+        "champion": champion_release.version,
+        "model_sha256": champion_release.sha256,
     }
 
-    return Outputs(**outputs, run_id=run_id, rows=rows, dataset=dataset, model=model, report=report)
+    return Outputs(
+        **step_outputs,
+        run_id=run_id,
+        rows=newer_row_count,
+        dataset=dataset_folder,
+        model=model_folder,
+        report=report_folder,
+    )
 
 
 def predict(
-    folder: Path, instances: list[dict[str, Any]]
+    release_folder: Path, instances: list[dict[str, Any]]
 ) -> Iterator[tuple[dict[str, Any], list[Any]]]:
     """Yield requests with `instances` (if empty, with the release's example), and the predictions
-    that servers of the release in `folder` must return."""
+    that servers of the release in `release_folder` must return."""
     from rekindle.release import device
     from rekindle.release.examples import split_into_batches
     from rekindle.release.predictor import check_json, open_predictor
 
-    predictor = open_predictor(folder)
+    predictor = open_predictor(release_folder)
     device.use_one_thread()
-    for batch in split_into_batches(instances or predictor.example()["instances"]):
-        request = {"instances": batch}
-        predictions = predictor.predict([predictor.Request.model_validate_json(to_json(request))])[
-            0
-        ]
+    for instance_batch in split_into_batches(instances or predictor.example()["instances"]):
+        prediction_request = {"instances": instance_batch}
+        predictions = predictor.predict(
+            [predictor.Request.model_validate_json(to_json(prediction_request))]
+        )[0]
 
         yield (
-            request,
+            prediction_request,
             [
-                check_json(prediction, f"instance {row}")
-                for row, prediction in enumerate(predictions)
+                check_json(prediction, f"instance {row_index}")
+                for row_index, prediction in enumerate(predictions)
             ],
         )

@@ -73,64 +73,71 @@ def run(inputs: Inputs) -> Outputs:
     If `thorough`, repeat with all rows after an error that the small number of rows may cause, and
     report only the error of the repetition.
     """
-    report = find(inputs, inputs.workdir / "first")
-    if inputs.thorough and report.get("may_need_more_rows"):
-        first_error = report["error"]
-        report = find(inputs.model_copy(update={"rows": 0}), inputs.workdir / "all")
-        if "error" not in report:
-            report["first_rows_error"] = first_error
+    rehearsal_report = find(inputs, inputs.workdir / "first")
+    if inputs.thorough and rehearsal_report.get("may_need_more_rows"):
+        first_error = rehearsal_report["error"]
+        rehearsal_report = find(inputs.model_copy(update={"rows": 0}), inputs.workdir / "all")
+        if "error" not in rehearsal_report:
+            rehearsal_report["first_rows_error"] = first_error
 
     # replace NaN: after a single step, an undefined loss or metric is no error of the workload
-    return Outputs(report=replace_nan(report))
+    return Outputs(report=replace_nan(rehearsal_report))
 
 
-def find(inputs: Inputs, folder: Path) -> dict[str, Any]:
-    """Try the workload once, with files in `folder`; return the findings."""
+def find(inputs: Inputs, rehearsal_folder: Path) -> dict[str, Any]:
+    """Try the workload once, with files in `rehearsal_folder`; return the findings."""
     from rekindle.project import user_exceptions
 
-    report: dict[str, Any] = {"stage": "device", "rows": 0}
+    rehearsal_report: dict[str, Any] = {"stage": "device", "rows": 0}
 
     try:
-        rehearse(inputs, folder, report)
+        rehearse(inputs, rehearsal_folder, rehearsal_report)
     except ModuleNotFoundError as error:
-        report["stage"] = "imports"
-        report["error"] = str(user_exceptions.as_error(error))
-        report["exit_code"] = 1
+        rehearsal_report["stage"] = "imports"
+        rehearsal_report["error"] = str(user_exceptions.as_error(error))
+        rehearsal_report["exit_code"] = 1
     except Exception as error:
-        if report.get("family"):
-            family = f" of the family {report['family']}"
+        if rehearsal_report.get("family"):
+            family_phrase = f" of the family {rehearsal_report['family']}"
         else:
-            family = ""
+            family_phrase = ""
 
-        is_partial = bool(report.get("first_rows"))
-        where = f"`{report['stage']}`{family} failed{' on a few rows' if is_partial else ''}"
+        is_partial = bool(rehearsal_report.get("first_rows"))
+        failure_location = (
+            f"`{rehearsal_report['stage']}`{family_phrase}"
+            f" failed{' on a few rows' if is_partial else ''}"
+        )
         if isinstance(error, RekindleError):
-            reported = error
+            reported_error = error
         else:
-            reported = user_exceptions.as_error(error, where)
+            reported_error = user_exceptions.as_error(error, failure_location)
 
         traceback.print_exc()
-        report.update({"error": str(reported), "exit_code": reported.exit_code})
-        report["may_need_more_rows"] = is_partial and may_need_more_rows(error, report["stage"])
+        rehearsal_report.update(
+            {"error": str(reported_error), "exit_code": reported_error.exit_code}
+        )
+        rehearsal_report["may_need_more_rows"] = is_partial and may_need_more_rows(
+            error, rehearsal_report["stage"]
+        )
     else:
-        report["stage"] = ""
+        rehearsal_report["stage"] = ""
 
-    return report
+    return rehearsal_report
 
 
-def may_need_more_rows(error: Exception, stage: str) -> bool:
+def may_need_more_rows(error: Exception, stage_name: str) -> bool:
     """Return True for an error that more rows may prevent, such as an index beyond the end of a
     short dataset."""
-    cause = innermost(error)
+    innermost_error = innermost(error)
     if isinstance(error, ConfigError):
         return False
-    if stage == "model" and isinstance(cause, KeyError):
+    if stage_name == "model" and isinstance(innermost_error, KeyError):
         # a missing key of the facts: `prepare` does not return it, however many rows there are
         return False
-    return isinstance(cause, (LookupError, ValueError, ArithmeticError, DataError))
+    return isinstance(innermost_error, (LookupError, ValueError, ArithmeticError, DataError))
 
 
-def rehearse(inputs: Inputs, folder: Path, report: dict[str, Any]) -> None:
+def rehearse(inputs: Inputs, rehearsal_folder: Path, rehearsal_report: dict[str, Any]) -> None:
     """Run all stages of the rehearsal; without data, only build the model and its optimizer.
 
     Several families are reported in `families`.
@@ -138,41 +145,48 @@ def rehearse(inputs: Inputs, folder: Path, report: dict[str, Any]) -> None:
     from rekindle import families
     from rekindle import workload as workloads
 
-    workload: Any = workloads.load(inputs.workload)
-    is_program = bool(inputs.program) or not families.has_model(workload)
-    names = [] if is_program else families.select(workload, inputs.families)
-    report["stage"] = "prepare"
-    dataset = prepare_rows(workload, inputs, folder, report)
+    workload_module: Any = workloads.load(inputs.workload)
+    is_program = bool(inputs.program) or not families.has_model(workload_module)
+    family_names = [] if is_program else families.select(workload_module, inputs.families)
+    rehearsal_report["stage"] = "prepare"
+    dataset_folder = prepare_rows(workload_module, inputs, rehearsal_folder, rehearsal_report)
 
-    if is_program and dataset:
-        read_test_rows(workload, dataset, report)
+    if is_program and dataset_folder:
+        read_test_rows(workload_module, dataset_folder, rehearsal_report)
         if inputs.program and inputs.thorough:
-            try_program(inputs, dataset, folder / "program", report)
+            try_program(inputs, dataset_folder, rehearsal_folder / "program", rehearsal_report)
 
-    for name in names:
-        found: dict[str, Any] = {"rows": 0, "family": name}
+    for family_name in family_names:
+        family_report: dict[str, Any] = {"rows": 0, "family": family_name}
         try:
-            rehearse_family(inputs, workload, name, dataset, folder / f"model-{name}", found)
+            rehearse_family(
+                inputs,
+                workload_module,
+                family_name,
+                dataset_folder,
+                rehearsal_folder / f"model-{family_name}",
+                family_report,
+            )
         except Exception as error:
-            report.update(found | {"rows": report["rows"]})
-            if name and isinstance(error, RekindleError):
-                raise type(error)(f"family {name}: {' '.join(error.lines)}") from error
+            rehearsal_report.update(family_report | {"rows": rehearsal_report["rows"]})
+            if family_name and isinstance(error, RekindleError):
+                raise type(error)(f"family {family_name}: {' '.join(error.lines)}") from error
 
             raise
 
-        if name:
-            report.setdefault("families", {})[name] = found
+        if family_name:
+            rehearsal_report.setdefault("families", {})[family_name] = family_report
         else:
-            report.update(found | {"rows": report["rows"]})
+            rehearsal_report.update(family_report | {"rows": rehearsal_report["rows"]})
 
 
 def rehearse_family(
     inputs: Inputs,
-    workload: Any,
-    name: str,
-    dataset: Path | None,
-    model: Path,
-    report: dict[str, Any],
+    workload_module: Any,
+    family_name: str,
+    dataset_folder: Path | None,
+    model_folder: Path,
+    rehearsal_report: dict[str, Any],
 ) -> None:
     """Build the model of one family, make a training step or fit the model, and predict."""
     from rekindle import families
@@ -180,115 +194,144 @@ def rehearse_family(
     from rekindle.training import smoke_test
     from rekindle.training.selection import fitting
 
-    spec = smoke_test.make_one_step_spec(inputs.train, inputs.workload, inputs.model, name)
+    one_step_spec = smoke_test.make_one_step_spec(
+        inputs.train, inputs.workload, inputs.model, family_name
+    )
 
-    if dataset:
-        facts = workloads.dataset_facts(dataset)
+    if dataset_folder:
+        dataset_facts = workloads.dataset_facts(dataset_folder)
     else:
-        facts = getattr(workload, "example_facts", NoFacts())
+        dataset_facts = getattr(workload_module, "example_facts", NoFacts())
 
-    state = None
+    training_state = None
     try:
-        if isinstance(families.get_families(workload)[name], families.Fitted):
-            smoke_test.try_fit(spec, workload, facts, dataset, model, report)
+        if isinstance(families.get_families(workload_module)[family_name], families.Fitted):
+            smoke_test.try_fit(
+                one_step_spec,
+                workload_module,
+                dataset_facts,
+                dataset_folder,
+                model_folder,
+                rehearsal_report,
+            )
         else:
-            state = smoke_test.build_state(spec, workload, facts, report, inputs.thorough)
+            training_state = smoke_test.build_state(
+                one_step_spec, workload_module, dataset_facts, rehearsal_report, inputs.thorough
+            )
     except Exception:
-        if isinstance(facts, NoFacts) and facts.used:
-            report["stage"] = "facts"
+        if isinstance(dataset_facts, NoFacts) and dataset_facts.used:
+            rehearsal_report["stage"] = "facts"
 
         raise
 
-    if not dataset or (state and state.device.type == "meta"):
+    if not dataset_folder or (training_state and training_state.device.type == "meta"):
         # the training step, which is skipped here, would fail for sparse layers
-        if state:
-            smoke_test.reject_sparse_layers(state)
+        if training_state:
+            smoke_test.reject_sparse_layers(training_state)
 
         return
 
-    if state:
-        computation = smoke_test.try_step(spec, workload, state, dataset, report)
+    if training_state:
+        step_computation = smoke_test.try_step(
+            one_step_spec, workload_module, training_state, dataset_folder, rehearsal_report
+        )
         if inputs.thorough:
-            shares = int(inputs.train["virtual_workers"])
-            report["flops_per_step"] = shares * smoke_test.count_flops(computation)
+            virtual_worker_count = int(inputs.train["virtual_workers"])
+            rehearsal_report["flops_per_step"] = virtual_worker_count * smoke_test.count_flops(
+                step_computation
+            )
 
-        fitting.write_tensors(model, state.copy_released_tensors(), spec.identity())
+        fitting.write_tensors(
+            model_folder, training_state.copy_released_tensors(), one_step_spec.identity()
+        )
 
-    predict(workload, dataset, model, report)
+    predict(workload_module, dataset_folder, model_folder, rehearsal_report)
 
 
 def prepare_rows(
-    workload: Any, inputs: Inputs, folder: Path, report: dict[str, Any]
+    workload_module: Any, inputs: Inputs, rehearsal_folder: Path, rehearsal_report: dict[str, Any]
 ) -> Path | None:
     """Return a dataset of the first rows; None if it cannot be prepared and `thorough` is false."""
     from rekindle.sections import parse_section
     from rekindle.step import parse_time
     from steps.monitoring import moving_window
 
-    dataset = folder / "dataset"
-    source = folder / "rows"
-    source.mkdir(parents=True)
+    dataset_folder = rehearsal_folder / "dataset"
+    source_folder = rehearsal_folder / "rows"
+    source_folder.mkdir(parents=True)
 
     try:
-        time = parse_time(inputs.scheduled)
-        data = parse_section(workload.Data, inputs.data, "data").at(time)
+        scheduled_time = parse_time(inputs.scheduled)
+        data_settings = parse_section(workload_module.Data, inputs.data, "data").at(scheduled_time)
 
-        few = data.first_rows(inputs.rows, source) if inputs.rows else data
-        if not few and not inputs.thorough:
+        few_rows_settings = (
+            data_settings.first_rows(inputs.rows, source_folder) if inputs.rows else data_settings
+        )
+        if not few_rows_settings and not inputs.thorough:
             return None
 
-        report["first_rows"] = bool(few and inputs.rows)
-        prepared, _ = moving_window.prepare(workload, few or data, dataset, time)
+        rehearsal_report["first_rows"] = bool(few_rows_settings and inputs.rows)
+        prepared_dataset, _ = moving_window.prepare(
+            workload_module, few_rows_settings or data_settings, dataset_folder, scheduled_time
+        )
     except Exception as error:
         if inputs.thorough:
             raise
 
-        report["unprepared"] = str(error)
+        rehearsal_report["unprepared"] = str(error)
         return None
 
-    report["rows"] = prepared.rows
-    return dataset
+    rehearsal_report["rows"] = prepared_dataset.rows
+    return dataset_folder
 
 
-def read_test_rows(workload: Any, dataset: Path, report: dict[str, Any]) -> None:
+def read_test_rows(
+    workload_module: Any, dataset_folder: Path, rehearsal_report: dict[str, Any]
+) -> None:
     """Read some test rows, and check their instances, unless the workload has a predictor or a
     `score` of its own."""
     from rekindle.release import evaluation
     from rekindle.release.examples import Examples, parse_instances
     from rekindle.release.predictor import make_request_model
 
-    report["stage"] = "examples"
-    examples = evaluation.read_examples(workload, dataset, max_rows=MAX_EXAMPLES)
-    if not hasattr(workload, "predictor") and type(examples).score is Examples.score:
-        parse_instances(examples, make_request_model(workload))
-    if len(examples.instances):
-        report["instance"] = examples.instances[0]
+    rehearsal_report["stage"] = "examples"
+    test_examples = evaluation.read_examples(workload_module, dataset_folder, max_rows=MAX_EXAMPLES)
+    if not hasattr(workload_module, "predictor") and type(test_examples).score is Examples.score:
+        parse_instances(test_examples, make_request_model(workload_module))
+    if len(test_examples.instances):
+        rehearsal_report["instance"] = test_examples.instances[0]
 
 
-def try_program(inputs: Inputs, dataset: Path, folder: Path, report: dict[str, Any]) -> None:
+def try_program(
+    inputs: Inputs, dataset_folder: Path, rehearsal_folder: Path, rehearsal_report: dict[str, Any]
+) -> None:
     """Start the program, kill it after its first checkpoint, and start it again."""
     from rekindle.program.config import ProgramConfig
     from rekindle.program.resume_check import ResumeCheck
 
-    report["stage"] = "program"
-    program = ProgramConfig.model_validate(inputs.program)
-    report["program"] = ResumeCheck(program, inputs.model, dataset, folder).run()
+    rehearsal_report["stage"] = "program"
+    program_config = ProgramConfig.model_validate(inputs.program)
+    rehearsal_report["program"] = ResumeCheck(
+        program_config, inputs.model, dataset_folder, rehearsal_folder
+    ).run()
 
 
-def predict(workload: Any, dataset: Path, model: Path, report: dict[str, Any]) -> None:
+def predict(
+    workload_module: Any, dataset_folder: Path, model_folder: Path, rehearsal_report: dict[str, Any]
+) -> None:
     """Predict some test rows, and compute the metrics."""
     from rekindle.release import evaluation
 
-    report["stage"] = "examples"
-    examples = evaluation.read_examples(workload, dataset, max_rows=MAX_EXAMPLES)
-    report["stage"] = "predict"
-    predictions = evaluation.score(examples, model, dataset)
+    rehearsal_report["stage"] = "examples"
+    test_examples = evaluation.read_examples(workload_module, dataset_folder, max_rows=MAX_EXAMPLES)
+    rehearsal_report["stage"] = "predict"
+    predictions = evaluation.score(test_examples, model_folder, dataset_folder)
 
-    if len(examples.instances):
-        report["instance"] = examples.instances[0]
-        report["prediction"] = predictions[0]
+    if len(test_examples.instances):
+        rehearsal_report["instance"] = test_examples.instances[0]
+        rehearsal_report["prediction"] = predictions[0]
 
-    report["stage"] = "metrics"
-    report["metrics"] = evaluation.average_parts(
-        evaluation.compute_metrics(workload.metrics, predictions, examples)
+    rehearsal_report["stage"] = "metrics"
+    rehearsal_report["metrics"] = evaluation.average_parts(
+        evaluation.compute_metrics(workload_module.metrics, predictions, test_examples)
     )

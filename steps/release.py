@@ -81,42 +81,54 @@ def run(inputs: Inputs) -> Outputs:
             " released. See verdict.json for the reason; gate.* in the config sets the rule."
         )
 
-    store = Store.from_env()
+    object_store = Store.from_env()
     run_id = tracking.resolve_run_id(inputs.run_id)
-    description = read_description(inputs.model)
-    folder = inputs.workdir / "release"
-    hashes = collect_files(folder, inputs.model, inputs.dataset, inputs.report)
-    (folder / origin.FILE).write_text(to_json(describe_origin(inputs), indent=1))
-    hashes.update(pyfunc.write_mlmodel(folder))
-    prefix = upload(store, inputs.name, folder, hashes)
-    facts = provenance(inputs, description)
-    release = tracking.register(
-        inputs.name, prefix, store.uri(prefix), description.sha256, run_id, facts
+    model_description = read_description(inputs.model)
+    release_folder = inputs.workdir / "release"
+    file_hashes = collect_files(release_folder, inputs.model, inputs.dataset, inputs.report)
+    (release_folder / origin.FILE).write_text(to_json(describe_origin(inputs), indent=1))
+    file_hashes.update(pyfunc.write_mlmodel(release_folder))
+    release_prefix = upload(object_store, inputs.name, release_folder, file_hashes)
+    provenance_facts = provenance(inputs, model_description)
+    registered_release = tracking.register(
+        inputs.name,
+        release_prefix,
+        object_store.uri(release_prefix),
+        model_description.sha256,
+        run_id,
+        provenance_facts,
     )
 
-    record = {
+    release_record = {
         "name": inputs.name,
-        "version": release.version,
-        "workload": description.workload,
-        "model_sha256": description.sha256,
+        "version": registered_release.version,
+        "workload": model_description.workload,
+        "model_sha256": model_description.sha256,
         "run_id": run_id,
-        "provenance": facts,
-        "files": hashes,
-        "described": hash_describing_files(folder),
+        "provenance": provenance_facts,
+        "files": file_hashes,
+        "described": hash_describing_files(release_folder),
     }
 
-    commit(store, prefix, folder, record)
+    commit(object_store, release_prefix, release_folder, release_record)
 
-    tags = {
-        tracking.MODEL_URI: prefix,
-        tracking.VERSION: release.version,
-        tracking.MODEL_SHA256: description.sha256,
+    run_tags = {
+        tracking.MODEL_URI: release_prefix,
+        tracking.VERSION: registered_release.version,
+        tracking.MODEL_SHA256: model_description.sha256,
     }
 
-    fact_tags = {f"{tracking.PREFIX}{name}": value for name, value in facts.items()}
-    tracking.log(run_id, tags=tags | fact_tags)
+    fact_tags = {
+        f"{tracking.PREFIX}{fact_name}": fact_value
+        for fact_name, fact_value in provenance_facts.items()
+    }
+    tracking.log(run_id, run_tags=run_tags | fact_tags)
 
-    return Outputs(model_uri=prefix, version=release.version, content=content_hash(hashes)[:12])
+    return Outputs(
+        model_uri=release_prefix,
+        version=registered_release.version,
+        content=content_hash(file_hashes)[:12],
+    )
 
 
 def describe_origin(inputs: Inputs) -> dict[str, Any]:
@@ -125,45 +137,53 @@ def describe_origin(inputs: Inputs) -> dict[str, Any]:
     from rekindle.cache import code, run_code
     from rekindle.content.recorded_manifest import unpack_manifest
 
-    parameters = {parameter["name"]: parameter.get("value", "") for parameter in inputs.parameters}
-    manifest = unpack_manifest(parameters.pop("manifest", ""))
-    folders = project.search_path()
-    modules = run_code.modules_in(manifest, folders) if manifest else []
+    workflow_parameters = {
+        parameter["name"]: parameter.get("value", "") for parameter in inputs.parameters
+    }
+    run_manifest = unpack_manifest(workflow_parameters.pop("manifest", ""))
+    search_folders = project.search_path()
+    module_names = run_code.modules_in(run_manifest, search_folders) if run_manifest else []
 
-    environment = {
+    python_environment = {
         "python": platform.python_version(),
         "packages": code.list_packages(),
-        "modules": modules,
+        "modules": module_names,
     }
 
     inputs_of_run = {
-        name: getattr(inputs, name) for name in ("created", "source_digest", "champion")
+        input_name: getattr(inputs, input_name)
+        for input_name in ("created", "source_digest", "champion")
     }
-    code_digests = code.module_digests(modules, folders) if modules else {}
+    code_digests = code.module_digests(module_names, search_folders) if module_names else {}
 
     return {
-        "parameters": parameters,
-        "manifest": manifest,
+        "parameters": workflow_parameters,
+        "manifest": run_manifest,
         **inputs_of_run,
-        **environment,
+        **python_environment,
         "code": code_digests,
     }
 
 
-def provenance(inputs: Inputs, description: "ModelFile") -> dict[str, str]:
+def provenance(inputs: Inputs, model_description: "ModelFile") -> dict[str, str]:
     """Return what determines the weights (data, code, settings), where they were trained, and how
     recent their data is."""
     from rekindle.workload import read_data_until
 
-    facts = {name: getattr(inputs, name) for name in Origin.model_fields}
+    provenance_facts = {fact_name: getattr(inputs, fact_name) for fact_name in Origin.model_fields}
 
     # a local run executes steps on this machine, without the image in the manifest
     if KUBERNETES_SERVICE_HOST not in os.environ:
-        facts["image"] = "host"
-        facts["image_digest"] = "host"
+        provenance_facts["image"] = "host"
+        provenance_facts["image_digest"] = "host"
 
-    facts.update({"source_digest": inputs.source_digest} if inputs.source_digest else {})
-    facts["data_digest"] = description.digest or "unknown"
-    facts.update({"data_until": until} if (until := read_data_until(inputs.dataset)) else {})
+    provenance_facts.update({"source_digest": inputs.source_digest} if inputs.source_digest else {})
+    provenance_facts["data_digest"] = model_description.digest or "unknown"
+    provenance_facts.update(
+        {"data_until": data_until} if (data_until := read_data_until(inputs.dataset)) else {}
+    )
 
-    return facts | {name: str(value) for name, value in description.fingerprint.items()}
+    return provenance_facts | {
+        fact_name: str(fingerprint_value)
+        for fact_name, fingerprint_value in model_description.fingerprint.items()
+    }

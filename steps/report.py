@@ -97,21 +97,21 @@ class Problems:
         self.texts: list[str] = []
 
     @contextmanager
-    def noted(self, effect: str) -> Iterator[None]:
-        """Record an error that the body raises; `effect`: the consequence of the error, as the
-        start of the warning."""
+    def noted(self, effect_phrase: str) -> Iterator[None]:
+        """Record an error that the body raises; `effect_phrase`: the consequence of the error,
+        as the start of the warning."""
         try:
             yield
         except RekindleError as error:
-            self._record(f"{effect}: {error}")
+            self._record(f"{effect_phrase}: {error}")
         # catch any exception, since the run must be closed
         except Exception as error:
             traceback.print_exc()
-            self._record(f"{effect}: {error!r}")
+            self._record(f"{effect_phrase}: {error!r}")
 
-    def _record(self, text: str) -> None:
-        self.texts.append(text)
-        sys.stderr.write(f"warning: {text}\n")
+    def _record(self, problem_sentence: str) -> None:
+        self.texts.append(problem_sentence)
+        sys.stderr.write(f"warning: {problem_sentence}\n")
 
 
 def run(inputs: Inputs) -> Outputs:
@@ -119,86 +119,99 @@ def run(inputs: Inputs) -> Outputs:
     is unavailable."""
     from rekindle import tracking
 
-    problems = Problems()
+    problem_recorder = Problems()
 
-    limits = inputs.config.get("cache")
-    if limits:
-        with problems.noted("the cache is not trimmed"):
-            trim_cache(limits)
+    cache_limits = inputs.config.get("cache")
+    if cache_limits:
+        with problem_recorder.noted("the cache is not trimmed"):
+            trim_cache(cache_limits)
 
     run_id = tracking.find_run(inputs.experiment, inputs.workflow)
     if not run_id:
         sys.stderr.write(f"no MLflow run found for {inputs.workflow}: nothing to close\n")
-        return Outputs(run_id="", training_costs={}, warnings=problems.texts)
+        return Outputs(run_id="", training_costs={}, warnings=problem_recorder.texts)
 
     if inputs.cached:
         record_cached(run_id, inputs)
 
-    lines = describe_failures(inputs.failures)
+    failure_lines = describe_failures(inputs.failures)
     is_single_training = len(inputs.ledgers) == 1
-    prefixes = list[str]()
-    costs = dict[str, float]()
+    metric_prefixes = list[str]()
+    cost_by_training = dict[str, float]()
     # WORKFLOW/TASK/checkpoints/ledger
-    tasks = {ledger.split("/")[1]: ledger for ledger in inputs.ledgers}
-    recorded = dict[str, Any]()
-    tariffs = dict[str, "Tariff"]()
+    ledger_by_task = {ledger.split("/")[1]: ledger for ledger in inputs.ledgers}
+    recorded_manifest = dict[str, Any]()
+    tariff_by_task = dict[str, "Tariff"]()
 
-    with problems.noted("the costs of the training are not recorded"):
-        recorded = unpack_manifest(inputs.manifest)
-        tariffs = training_tariffs(recorded, tasks)
+    with problem_recorder.noted("the costs of the training are not recorded"):
+        recorded_manifest = unpack_manifest(inputs.manifest)
+        tariff_by_task = training_tariffs(recorded_manifest, ledger_by_task)
 
-    for task, ledger in tasks.items():
+    for task_name, ledger in ledger_by_task.items():
         # an error here must not prevent the end of the workflow
-        with problems.noted("the summary of the training is not recorded"):
-            summary = training_summary(ledger)
-            if not summary:
+        with problem_recorder.noted("the summary of the training is not recorded"):
+            ledger_summary = training_summary(ledger)
+            if not ledger_summary:
                 continue
 
-            prefix = "" if is_single_training else f"{task}/"
-            prefixes.append(prefix)
+            metric_prefix = "" if is_single_training else f"{task_name}/"
+            metric_prefixes.append(metric_prefix)
 
-            if lines and summary.state == "failed":
-                label = "training" if is_single_training else task
-                lines.insert(0, f"{label}: {without_secrets(summary.message)}")
+            if failure_lines and ledger_summary.state == "failed":
+                training_label = "training" if is_single_training else task_name
+                failure_lines.insert(
+                    0, f"{training_label}: {without_secrets(ledger_summary.message)}"
+                )
 
-            cost = log(run_id, summary, inputs.workdir / task, prefix, tariffs.get(task))
-            if cost is not None:
-                costs[task] = cost
+            training_cost = log(
+                run_id,
+                ledger_summary,
+                inputs.workdir / task_name,
+                metric_prefix,
+                tariff_by_task.get(task_name),
+            )
+            if training_cost is not None:
+                cost_by_training[task_name] = training_cost
 
-    sweep = inputs.config.get("sweep")
-    if sweep:
-        with problems.noted("the costs of the trials are not recorded"):
-            log_trial_costs(run_id, inputs.workflow, sweep, recorded)
+    sweep_section = inputs.config.get("sweep")
+    if sweep_section:
+        with problem_recorder.noted("the costs of the trials are not recorded"):
+            log_trial_costs(run_id, inputs.workflow, sweep_section, recorded_manifest)
 
-    if lines:
-        failures = "\n".join(line[:FAILURE_LENGTH] for line in lines[:MAX_FAILURES])
-        tracking.log(run_id, tags={tracking.FAILURES: failures})
+    if failure_lines:
+        failures_text = "\n".join(line[:FAILURE_LENGTH] for line in failure_lines[:MAX_FAILURES])
+        tracking.log(run_id, run_tags={tracking.FAILURES: failures_text})
 
-    tracking.log(run_id, tags={tracking.NOTE: description(run_id, lines, prefixes)})
-    tracking.finish(run_id, convert_phase(inputs.status, lines))
-    with problems.noted("the end of the run is not recorded"):
-        record_end(inputs, recorded, run_id)
+    tracking.log(
+        run_id, run_tags={tracking.NOTE: description(run_id, failure_lines, metric_prefixes)}
+    )
+    tracking.finish(run_id, convert_phase(inputs.status, failure_lines))
+    with problem_recorder.noted("the end of the run is not recorded"):
+        record_end(inputs, recorded_manifest, run_id)
 
-    with problems.noted("old runs are not removed"):
+    with problem_recorder.noted("old runs are not removed"):
         apply_retention(inputs, run_id)
 
-    return Outputs(run_id=run_id, training_costs=costs, warnings=problems.texts)
+    return Outputs(run_id=run_id, training_costs=cost_by_training, warnings=problem_recorder.texts)
 
 
-def trim_cache(limits: dict[str, Any]) -> None:
+def trim_cache(cache_limits: dict[str, Any]) -> None:
     """Remove entries of the cache until it is within its limits."""
     from rekindle.cache import entries
     from rekindle.cache.difference import remove_unused_code
     from rekindle.storage import Store
 
-    store = Store.from_env().short_retries()
-    removed = entries.trim_cache(
-        store, limits["keep_days"], limits["keep_entries"], limits["keep_size"]
+    object_store = Store.from_env().short_retries()
+    removed_entries = entries.trim_cache(
+        object_store,
+        cache_limits["keep_days"],
+        cache_limits["keep_entries"],
+        cache_limits["keep_size"],
     )
-    if removed:
-        remove_unused_code(store)
+    if removed_entries:
+        remove_unused_code(object_store)
         sys.stderr.write(
-            f"removed {len(removed):,} of the oldest cache entries (config section cache)\n"
+            f"removed {len(removed_entries):,} of the oldest cache entries (config section cache)\n"
         )
 
 
@@ -208,19 +221,21 @@ def apply_retention(inputs: Inputs, run_id: str) -> None:
     from rekindle.release.retention import cluster_retention, listing
     from rekindle.storage import Store
 
-    store = Store.from_env().short_retries()
-    tracking.log(run_id, tags={listing.STORE_TAG: listing.store_id(store)})
+    object_store = Store.from_env().short_retries()
+    tracking.log(run_id, run_tags={listing.STORE_TAG: listing.store_id(object_store)})
 
     if KUBERNETES_SERVICE_HOST not in os.environ or not inputs.config.get("retention"):
         return
 
-    promoted = find_promoted(store, inputs, run_id)
-    names = cluster_retention.apply(store, inputs.workflow, inputs.config, promoted)
-    if names:
-        sys.stderr.write(f"removed {len(names):,} runs (config section retention)\n")
+    promoted_model = find_promoted(object_store, inputs, run_id)
+    removed_names = cluster_retention.apply(
+        object_store, inputs.workflow, inputs.config, promoted_model
+    )
+    if removed_names:
+        sys.stderr.write(f"removed {len(removed_names):,} runs (config section retention)\n")
 
 
-def find_promoted(store: "Store", inputs: Inputs, run_id: str) -> str:
+def find_promoted(object_store: "Store", inputs: Inputs, run_id: str) -> str:
     """Return the model whose release the run has promoted, if the run has succeeded, else "".
 
     The tag in MLflow only names the model: everybody can set it.
@@ -229,41 +244,46 @@ def find_promoted(store: "Store", inputs: Inputs, run_id: str) -> str:
     from rekindle.names import ModelName
     from rekindle.release import promotion
 
-    tag = tracking.read_tags(run_id).get(tracking.PROMOTED, "")
-    model = ModelName.or_none(tag.rpartition(" ")[0])
-    if inputs.status != "Succeeded" or not model:
+    promoted_tag = tracking.read_tags(run_id).get(tracking.PROMOTED, "")
+    model_name = ModelName.or_none(promoted_tag.rpartition(" ")[0])
+    if inputs.status != "Succeeded" or not model_name:
         return ""
 
     own_names = run_id, f"{inputs.experiment}/{inputs.workflow}"
-    return model if promotion.was_promoted_by(store, model, own_names) else ""
+    return model_name if promotion.was_promoted_by(object_store, model_name, own_names) else ""
 
 
-def record_end(inputs: Inputs, manifest: dict[str, Any], run_id: str) -> None:
+def record_end(inputs: Inputs, run_manifest: dict[str, Any], run_id: str) -> None:
     """Record in the object store that the run has ended."""
     from rekindle.release.retention import ownership
     from rekindle.storage import Store
 
-    metadata = (manifest.get("metadata") or {}) | {"name": inputs.workflow}
-    store = Store.from_env().short_retries()
-    succeeded = inputs.status == "Succeeded"
-    counted = not inputs.backfill
+    workflow_metadata = (run_manifest.get("metadata") or {}) | {"name": inputs.workflow}
+    object_store = Store.from_env().short_retries()
+    has_succeeded = inputs.status == "Succeeded"
+    is_counted = not inputs.backfill
     ownership.end(
-        store, {"metadata": metadata}, inputs.experiment, succeeded, run_id, counted=counted
+        object_store,
+        {"metadata": workflow_metadata},
+        inputs.experiment,
+        has_succeeded,
+        run_id,
+        is_counted=is_counted,
     )
 
 
-def _recorded_source(store: "Store", key: str) -> str:
-    """Read the object `key`, and return the RUN/TASK whose outputs a task has reused; "" if the
-    object is missing or invalid."""
+def _recorded_source(object_store: "Store", object_key: str) -> str:
+    """Read the object `object_key`, and return the RUN/TASK whose outputs a task has reused; ""
+    if the object is missing or invalid."""
     from rekindle.errors import NotFound
     from rekindle.names import TaskReference
 
     try:
-        text = store.get(key).decode(errors="replace")
+        source_text = object_store.get(object_key).decode(errors="replace")
     except NotFound:
         return ""
 
-    return TaskReference.or_none(text) or ""
+    return TaskReference.or_none(source_text) or ""
 
 
 def record_cached(run_id: str, inputs: Inputs) -> None:
@@ -273,62 +293,79 @@ def record_cached(run_id: str, inputs: Inputs) -> None:
     from rekindle.storage import Store
     from steps.prepare import record
 
-    rows = [
-        parse(CachedTask, to_json(row), f"the entry {name} of the input cached")
-        for name, row in inputs.cached.items()
-        if isinstance(row, dict)
+    cached_tasks = [
+        parse(CachedTask, to_json(cached_task), f"the entry {task_name} of the input cached")
+        for task_name, cached_task in inputs.cached.items()
+        if isinstance(cached_task, dict)
     ]
-    store = Store.from_env() if rows else None
-    sources: dict[str, str] = {}  # task → RUN/TASK whose outputs this task has reused
+    object_store = Store.from_env() if cached_tasks else None
+    source_by_task: dict[str, str] = {}  # task → RUN/TASK whose outputs this task has reused
 
-    for row in rows:
-        source = row.source
-        if store and not source:
-            source = _recorded_source(store, f"{inputs.workflow}/{row.task}/cached")
-        if source:
-            sources[row.task] = source
+    for cached_task in cached_tasks:
+        source_task = cached_task.source
+        if object_store and not source_task:
+            source_task = _recorded_source(
+                object_store, f"{inputs.workflow}/{cached_task.task}/cached"
+            )
+        if source_task:
+            source_by_task[cached_task.task] = source_task
 
-    if not sources:
+    if not source_by_task:
         return
 
-    params = tracking.read_params(run_id)
-    if "name" not in params:
+    run_params = tracking.read_params(run_id)
+    if "name" not in run_params:
         record(run_id, inputs.config, inputs.manifest)
 
-    digests = [row.digest for row in rows if row.digest]
-    if digests and "data.digest" not in params:
-        tracking.log(run_id, params={"data.digest": digests[0]}, tags={tracking.DIGEST: digests[0]})
+    dataset_digests = [cached_task.digest for cached_task in cached_tasks if cached_task.digest]
+    if dataset_digests and "data.digest" not in run_params:
+        tracking.log(
+            run_id,
+            run_params={"data.digest": dataset_digests[0]},
+            run_tags={tracking.DIGEST: dataset_digests[0]},
+        )
 
-    tags = {f"{tracking.CACHED}{task}": source for task, source in sources.items()}
+    cached_tags = {
+        f"{tracking.CACHED}{cached_task_name}": source_task
+        for cached_task_name, source_task in source_by_task.items()
+    }
     tracking.log(
-        run_id, tags=tags | ({tracking.REFERS: "yes"} if any(row.source for row in rows) else {})
+        run_id,
+        run_tags=cached_tags
+        | (
+            {tracking.REFERS: "yes"}
+            if any(cached_task.source for cached_task in cached_tasks)
+            else {}
+        ),
     )
 
 
-def training_summary(ledger: str) -> "Summary | None":
+def training_summary(ledger_prefix: str) -> "Summary | None":
     """Return the summary of a training; None if its ledger is missing or empty."""
     from rekindle.storage import Store
     from rekindle.training.ledger.accounting import summarize
     from rekindle.training.ledger.events import read_events
 
-    summary = summarize(read_events(Store.from_env(), ledger))
-    if summary.intervals:
-        return summary
+    ledger_summary = summarize(read_events(Store.from_env(), ledger_prefix))
+    if ledger_summary.intervals:
+        return ledger_summary
     return None
 
 
-def training_tariffs(manifest: dict[str, Any], tasks: Iterable[str]) -> "dict[str, Tariff]":
+def training_tariffs(
+    run_manifest: dict[str, Any], task_names: Iterable[str]
+) -> "dict[str, Tariff]":
     """Return the prices and pods of the trainings, from the recorded manifest; {} if the manifest
     has no prices."""
     from rekindle.training.cost import tariff
 
-    if manifest:
-        return tariff.build_tariffs(manifest, tariff.read_prices(manifest), tasks)
+    if run_manifest:
+        return tariff.build_tariffs(run_manifest, tariff.read_prices(run_manifest), task_names)
     return {}
 
 
 def log_trial_costs(
-    run_id: str, workflow: str, sweep: dict[str, Any], manifest: dict[str, Any]
+    run_id: str, workflow_name: str, sweep_section: dict[str, Any], run_manifest: dict[str, Any]
 ) -> None:
     """Log the total cost of the trials of a sweep as metrics `cost/`."""
     from rekindle import tracking
@@ -338,22 +375,32 @@ def log_trial_costs(
     from rekindle.training.sweep.study import FOLDER, Study
     from rekindle.training.sweep.sweep_config import Sweep
 
-    prices = tariff.build_trial_tariff(manifest, tariff.read_prices(manifest))
-    if not prices:
+    trial_tariff = tariff.build_trial_tariff(run_manifest, tariff.read_prices(run_manifest))
+    if not trial_tariff:
         return
 
-    study = Study(Store.from_env(), f"{workflow}/{FOLDER}", Sweep.model_validate(sweep))
-    study.read()
-    amounts = sum_amounts(compute_trial_bills(study, prices).values())
-    metrics = {f"cost/{name}": value for name, value in amounts.items()}
-    tracking.log(run_id, metrics=metrics, tags={tracking.CURRENCY: prices.prices.currency})
+    sweep_study = Study(
+        Store.from_env(), f"{workflow_name}/{FOLDER}", Sweep.model_validate(sweep_section)
+    )
+    sweep_study.read()
+    cost_amounts = sum_amounts(compute_trial_bills(sweep_study, trial_tariff).values())
+    cost_metrics = {
+        f"cost/{cost_name}": cost_amount for cost_name, cost_amount in cost_amounts.items()
+    }
+    tracking.log(
+        run_id, run_metrics=cost_metrics, run_tags={tracking.CURRENCY: trial_tariff.prices.currency}
+    )
 
 
 def log(
-    run_id: str, summary: "Summary", folder: Path, prefix: str, tariff: "Tariff | None"
+    run_id: str,
+    ledger_summary: "Summary",
+    plot_folder: Path,
+    metric_prefix: str,
+    tariff: "Tariff | None",
 ) -> float | None:
     """Log the summary as metrics below `workers/` and `cost/`, as tags, and as artifacts below
-    `ledger/`; all names begin with `prefix`.
+    `ledger/`; all names begin with `metric_prefix`.
 
     Return the cost of the training; None without prices.
     """
@@ -361,39 +408,57 @@ def log(
     from rekindle.training.cost import bill
     from rekindle.training.ledger import publish
 
-    report = bill.build_report(summary, tariff)
-    cost = report.get("cost") or {}
-    tags = {f"{prefix}{name}": value for name, value in publish.compute_tags(summary).items()}
-    tags.update({tracking.CURRENCY: cost["currency"]} if cost else {})
-    metrics = publish.compute_metrics(summary, f"{prefix}workers")
-    metrics.update(
-        {f"{prefix}cost/{name}": value for name, value in cost.items() if isinstance(value, float)}
+    cost_report = bill.build_report(ledger_summary, tariff)
+    cost_section = cost_report.get("cost") or {}
+    summary_tags = {
+        f"{metric_prefix}{tag_name}": tag_value
+        for tag_name, tag_value in publish.compute_tags(ledger_summary).items()
+    }
+    summary_tags.update({tracking.CURRENCY: cost_section["currency"]} if cost_section else {})
+    summary_metrics = publish.compute_metrics(ledger_summary, f"{metric_prefix}workers")
+    summary_metrics.update(
+        {
+            f"{metric_prefix}cost/{tag_name}": tag_value
+            for tag_name, tag_value in cost_section.items()
+            if isinstance(tag_value, float)
+        }
     )
-    tracking.log(run_id, metrics=metrics, tags=tags)
-    publish.write_files(summary, folder, report)
-    tracking.log_dir(run_id, folder, f"{prefix}ledger")
+    tracking.log(run_id, run_metrics=summary_metrics, run_tags=summary_tags)
+    publish.write_files(ledger_summary, plot_folder, cost_report)
+    tracking.log_dir(run_id, plot_folder, f"{metric_prefix}ledger")
 
-    return cost.get("total")
+    return cost_section.get("total")
 
 
-def description(run_id: str, failures: list[str], prefixes: list[str]) -> str:
+def description(run_id: str, failure_lines: list[str], metric_prefixes: list[str]) -> str:
     """Return the note of the MLflow run: Markdown with verdicts, failures, and plots of evaluations
     and trainings."""
     from rekindle import tracking
 
     evaluations = parse_verdicts(tracking.read_tags(run_id))
-    lines = [f"**{prefix}{verdict}**: {reason}" for prefix, verdict, reason in evaluations]
-    lines += [f"**failed**: {failure[:FAILURE_LENGTH]}" for failure in failures[:MAX_FAILURES]]
-    folders = [f"{prefix}evaluation" for prefix, *_ in evaluations or [("",)]]
-    folders += [f"{prefix}ledger" for prefix in prefixes]
+    markdown_lines = [
+        f"**{evaluation_prefix}{evaluation_verdict}**: {verdict_reason}"
+        for evaluation_prefix, evaluation_verdict, verdict_reason in evaluations
+    ]
+    markdown_lines += [
+        f"**failed**: {failure_line[:FAILURE_LENGTH]}"
+        for failure_line in failure_lines[:MAX_FAILURES]
+    ]
+    plot_folders = [
+        f"{evaluation_prefix}evaluation" for evaluation_prefix, *_ in evaluations or [("",)]
+    ]
+    plot_folders += [f"{evaluation_prefix}ledger" for evaluation_prefix in metric_prefixes]
 
-    paths = [
-        path
-        for folder in folders
-        for path in tracking.artifacts(run_id, folder)
-        if path.endswith(".png")
+    plot_paths = [
+        plot_path
+        for plot_folder in plot_folders
+        for plot_path in tracking.artifacts(run_id, plot_folder)
+        if plot_path.endswith(".png")
     ]
 
-    lines += [f"![{path}](get-artifact?path={quote(path)}&run_uuid={run_id})" for path in paths]
+    markdown_lines += [
+        f"![{plot_path}](get-artifact?path={quote(plot_path)}&run_uuid={run_id})"
+        for plot_path in plot_paths
+    ]
 
-    return "\n\n".join(lines)
+    return "\n\n".join(markdown_lines)

@@ -30,8 +30,8 @@ def run(inputs: Inputs) -> Outputs:
     """Serve until SIGTERM. Raises ConfigError (address in use), StorageError or DataError (model
     not found)."""
     # the processes that run the model inherit these environment variables
-    for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "POLARS_MAX_THREADS"):
-        os.environ[name] = str(inputs.threads)
+    for variable_name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "POLARS_MAX_THREADS"):
+        os.environ[variable_name] = str(inputs.threads)
 
     from rekindle.serving.model_server import serve
 

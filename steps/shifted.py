@@ -24,11 +24,16 @@ def run(inputs: Inputs) -> Outputs:
 
     import numpy as np
 
-    out = inputs.workdir / "larger"
-    shutil.copytree(inputs.dataset, out)
-    images = np.load(out / "train-images.npy")
-    labels = np.load(out / "train-labels.npy")
-    shifted_images = [np.roll(images, step, axis) for axis in (1, 2) for step in (-1, 1)]
-    np.save(out / "train-images.npy", np.concatenate([images, *shifted_images]))
-    np.save(out / "train-labels.npy", np.tile(labels, 5))
-    return Outputs(dataset=out, digest=record_dataset(out, Prepared(rows=5 * len(images))))
+    dataset_folder = inputs.workdir / "larger"
+    shutil.copytree(inputs.dataset, dataset_folder)
+    images = np.load(dataset_folder / "train-images.npy")
+    labels = np.load(dataset_folder / "train-labels.npy")
+    shifted_images = [
+        np.roll(images, shift_step, image_axis) for image_axis in (1, 2) for shift_step in (-1, 1)
+    ]
+    np.save(dataset_folder / "train-images.npy", np.concatenate([images, *shifted_images]))
+    np.save(dataset_folder / "train-labels.npy", np.tile(labels, 5))
+    return Outputs(
+        dataset=dataset_folder,
+        digest=record_dataset(dataset_folder, Prepared(rows=5 * len(images))),
+    )

@@ -132,77 +132,90 @@ def run(inputs: Inputs) -> Outputs:
     from rekindle.release.release_files import PREDICTIONS
     from rekindle.release.watch import drift
 
-    endpoint = resolve(inputs.endpoint or f"http://{inputs.name}:8080")
+    service_endpoint = resolve(inputs.endpoint or f"http://{inputs.name}:8080")
 
-    target = inputs.name, inputs.version, inputs.champion, inputs.deployment, inputs.run_id
+    promotion_target = (
+        inputs.name,
+        inputs.version,
+        inputs.champion,
+        inputs.deployment,
+        inputs.run_id,
+    )
     # skip a version that a later one has replaced, because its servers may have been deleted
-    if inputs.promote and promotion.is_superseded(*target):
+    if inputs.promote and promotion.is_superseded(*promotion_target):
         say(
             f"version {inputs.version} of {inputs.name} was promoted before, and a later version"
             " has replaced it"
         )
         if inputs.run_id:
-            tracking.log(inputs.run_id, tags=promotion_tags(inputs))
+            tracking.log(inputs.run_id, run_tags=promotion_tags(inputs))
 
         return Outputs(
             max_difference=0,
             replayed=0,
             compared="",
-            endpoint=endpoint,
+            endpoint=service_endpoint,
             promoted=True,
             former="",
             running=[inputs.deployment],
             expired=[],
         )
 
-    client = ModelClient(
-        endpoint, inputs.name, inputs.model_sha256, time.monotonic() + inputs.wait_seconds
+    model_client = ModelClient(
+        service_endpoint, inputs.name, inputs.model_sha256, time.monotonic() + inputs.wait_seconds
     )
-    server = client.wait()
-    client.predict(client.example())
-    comparison = Comparison(inputs.tolerance)
-    compared = "the example only"
+    server_metadata = model_client.wait()
+    model_client.predict(model_client.example())
+    prediction_comparison = Comparison(inputs.tolerance)
+    comparison_text = "the example only"
 
     if (inputs.report / PREDICTIONS).exists():
-        requests = read_predictions(inputs.report, inputs.sample)
-        numerics = server.get("numerics")
-        exact = (
-            server.get("max_batch") == 1 and numerics and numerics == read_numerics(inputs.report)
+        replay_requests = read_predictions(inputs.report, inputs.sample)
+        server_numerics = server_metadata.get("numerics")
+        is_exact = (
+            server_metadata.get("max_batch") == 1
+            and server_numerics
+            and server_numerics == read_numerics(inputs.report)
         )
-        comparison = compare(
-            client, requests, 0.0 if exact else inputs.tolerance, independent=bool(numerics)
+        prediction_comparison = compare(
+            model_client,
+            replay_requests,
+            0.0 if is_exact else inputs.tolerance,
+            are_independent=bool(server_numerics),
         )
-        reject_differences(comparison, inputs, endpoint)
+        reject_differences(prediction_comparison, inputs, service_endpoint)
 
-        if comparison.tolerance:
-            precision = f"within {comparison.tolerance:g}"
+        if prediction_comparison.tolerance:
+            precision_text = f"within {prediction_comparison.tolerance:g}"
         else:
-            precision = "to the bit"
+            precision_text = "to the bit"
 
-        compared = f"{precision}, in batches of up to {server.get('max_batch', 1)}"
+        comparison_text = (
+            f"{precision_text}, in batches of up to {server_metadata.get('max_batch', 1)}"
+        )
         say(
-            f"{comparison.replayed} test rows have the same served and offline predictions,"
-            f" {compared}"
+            f"{prediction_comparison.replayed} test rows have the same served and offline"
+            f" predictions, {comparison_text}"
         )
     else:
         say(f"the report does not contain {PREDICTIONS}: only the example was tested")
 
     # retry, because a service may become unavailable between the two changes of a promotion
-    result = promotion.retry_while_unavailable(
-        lambda: conclude(inputs, comparison), client.deadline
+    promotion_result = promotion.retry_while_unavailable(
+        lambda: conclude(inputs, prediction_comparison), model_client.deadline
     )
-    if result["promoted"]:
+    if promotion_result["promoted"]:
         drift.reset_counts(Store.from_env(), inputs.name, inputs.version)
 
-    outputs = {
-        "max_difference": comparison.max_difference,
-        "replayed": comparison.replayed,
-        "endpoint": endpoint,
+    step_outputs = {
+        "max_difference": prediction_comparison.max_difference,
+        "replayed": prediction_comparison.replayed,
+        "endpoint": service_endpoint,
     }
-    return Outputs(**outputs, compared=compared, **result)
+    return Outputs(**step_outputs, compared=comparison_text, **promotion_result)
 
 
-def conclude(inputs: Inputs, comparison: "Comparison") -> dict[str, Any]:
+def conclude(inputs: Inputs, prediction_comparison: "Comparison") -> dict[str, Any]:
     """Promote the version if `inputs.promote` is True. Log and return the result, which names the
     Deployments that are previous, running and expired.
 
@@ -212,50 +225,55 @@ def conclude(inputs: Inputs, comparison: "Comparison") -> dict[str, Any]:
     from rekindle.errors import say
     from rekindle.release import promotion
 
-    promoted = inputs.promote
-    former = ""
-    tags = {}
+    is_promoted = inputs.promote
+    former_deployment = ""
+    run_tags = {}
 
     try:
-        if promoted:
-            former = promote_candidate(Store.from_env(), inputs)
+        if is_promoted:
+            former_deployment = promote_candidate(Store.from_env(), inputs)
             tracking.tag_version(
                 inputs.name, inputs.version, tracking.KEEP_RELEASES, str(inputs.keep_releases)
             )
-            tags = promotion_tags(inputs)
+            run_tags = promotion_tags(inputs)
     except promotion.ChampionChanged as error:
         if not inputs.repetitions:
             raise
 
-        promoted = False
+        is_promoted = False
         say(f"{error}")
 
     if (
-        not promoted
-        and (champion := tracking.champion(inputs.name))
-        and champion.deployment != inputs.deployment
+        not is_promoted
+        and (current_champion := tracking.champion(inputs.name))
+        and current_champion.deployment != inputs.deployment
     ):
-        former = champion.deployment
+        former_deployment = current_champion.deployment
 
     if inputs.run_id:
-        metrics = {
-            "verify.max_difference": comparison.max_difference,
-            "verify.replayed": comparison.replayed,
+        verification_metrics = {
+            "verify.max_difference": prediction_comparison.max_difference,
+            "verify.replayed": prediction_comparison.replayed,
         }
-        tracking.log(inputs.run_id, metrics=metrics, tags=tags)
+        tracking.log(inputs.run_id, run_metrics=verification_metrics, run_tags=run_tags)
 
-    running = [inputs.deployment]
-    expired = list[str]()
-    if promoted:
-        arguments = inputs.name, inputs.version, inputs.keep_releases, former
-        running = promotion.select_own_servers(
-            inputs.name, promotion.list_running_deployments(*arguments), inputs.deployment
+    running_deployments = [inputs.deployment]
+    expired_deployments = list[str]()
+    if is_promoted:
+        retention_arguments = inputs.name, inputs.version, inputs.keep_releases, former_deployment
+        running_deployments = promotion.select_own_servers(
+            inputs.name, promotion.list_running_deployments(*retention_arguments), inputs.deployment
         )
-        expired = promotion.select_own_servers(
-            inputs.name, promotion.list_expired_deployments(*arguments)
+        expired_deployments = promotion.select_own_servers(
+            inputs.name, promotion.list_expired_deployments(*retention_arguments)
         )
 
-    return {"promoted": promoted, "former": former, "running": running, "expired": expired}
+    return {
+        "promoted": is_promoted,
+        "former": former_deployment,
+        "running": running_deployments,
+        "expired": expired_deployments,
+    }
 
 
 def promotion_tags(inputs: Inputs) -> dict[str, str]:
@@ -265,7 +283,7 @@ def promotion_tags(inputs: Inputs) -> dict[str, str]:
     return {tracking.PROMOTED: f"{inputs.name} {inputs.version}"}
 
 
-def promote_candidate(store: "Store", inputs: Inputs) -> str:
+def promote_candidate(object_store: "Store", inputs: Inputs) -> str:
     """Promote the version, and store the verdict of its last evaluation; return the name of the
     previous champion's Deployment. Raises ChampionChanged."""
     from rekindle.content.verified_release import VERDICT
@@ -277,43 +295,56 @@ def promote_candidate(store: "Store", inputs: Inputs) -> str:
             " which is not promoted. Run the pipeline again."
         )
 
-    if inputs.model_uri and (verdict := inputs.report / VERDICT).exists():
-        store.put(f"{inputs.model_uri.rstrip('/')}/{VERDICT}", verdict.read_bytes())
+    if inputs.model_uri and (verdict_path := inputs.report / VERDICT).exists():
+        object_store.put(f"{inputs.model_uri.rstrip('/')}/{VERDICT}", verdict_path.read_bytes())
 
-    target = inputs.name, inputs.version, inputs.champion, inputs.deployment, inputs.run_id
-    return promotion.promote(store, *target)
+    promotion_target = (
+        inputs.name,
+        inputs.version,
+        inputs.champion,
+        inputs.deployment,
+        inputs.run_id,
+    )
+    return promotion.promote(object_store, *promotion_target)
 
 
-def reject_differences(comparison: "Comparison", inputs: Inputs, endpoint: str) -> None:
+def reject_differences(
+    prediction_comparison: "Comparison", inputs: Inputs, service_endpoint: str
+) -> None:
     """Raise DataError unless test rows were replayed and all predictions agree."""
-    if not comparison.replayed:
+    if not prediction_comparison.replayed:
         raise DataError(
-            f"no test row could be replayed: the requests of {comparison.too_large} were too large"
-            " for the server. Raise serve.max_bytes or serve.max_instances. Version"
+            f"no test row could be replayed: the requests of {prediction_comparison.too_large}"
+            " were too large for the server. Raise serve.max_bytes or serve.max_instances. Version"
             f" {inputs.version} is not promoted; the current version keeps serving."
         )
 
-    outcome = f"Version {inputs.version} is not promoted; the current version keeps serving."
-    rows = f"of {comparison.replayed} replayed test rows"
-    limit = f"(by more than {comparison.tolerance:g})"
+    outcome_sentence = (
+        f"Version {inputs.version} is not promoted; the current version keeps serving."
+    )
+    replayed_rows_text = f"of {prediction_comparison.replayed} replayed test rows"
+    tolerance_text = f"(by more than {prediction_comparison.tolerance:g})"
 
-    if comparison.random:
+    if prediction_comparison.random:
         raise DataError(
-            f"{comparison.unstable} {rows} get another prediction at each request {limit}, such as"
-            f" {comparison.example}. The model is in train mode (dropout), or `predict` uses random"
-            f" numbers: call model.eval(), and draw no random numbers. {outcome}"
+            f"{prediction_comparison.unstable} {replayed_rows_text} get another prediction at each"
+            f" request {tolerance_text}, such as {prediction_comparison.example}. The model is in"
+            " train mode (dropout), or `predict` uses random numbers: call model.eval(), and draw"
+            f" no random numbers. {outcome_sentence}"
         )
 
-    if comparison.unstable:
+    if prediction_comparison.unstable:
         raise DataError(
-            f"{comparison.unstable} {rows} get another prediction with other rows in the batch than"
-            f" alone {limit}, such as {comparison.example}. The model is in train mode, a BatchNorm"
-            " normalizes with the batch, or `predict` mixes instances: call model.eval(), and"
-            f" compute each prediction from its own instance. {outcome}"
+            f"{prediction_comparison.unstable} {replayed_rows_text} get another prediction with"
+            f" other rows in the batch than alone {tolerance_text}, such as"
+            f" {prediction_comparison.example}. The model is in train mode, a BatchNorm normalizes"
+            " with the batch, or `predict` mixes instances: call model.eval(), and compute each"
+            f" prediction from its own instance. {outcome_sentence}"
         )
 
-    if comparison.differing:
+    if prediction_comparison.differing:
         raise DataError(
-            f"{comparison.differing} {rows} have other predictions at {endpoint} than offline"
-            f" {limit}; the worst is {comparison.worst}. {outcome}"
+            f"{prediction_comparison.differing} {replayed_rows_text} have other predictions at"
+            f" {service_endpoint} than offline"
+            f" {tolerance_text}; the worst is {prediction_comparison.worst}. {outcome_sentence}"
         )

@@ -167,11 +167,11 @@ def print_findings(
     Return the exit code of the command."""
     from argolocal import validate
 
-    findings = [
+    all_findings = [
         validate.Finding(file, "manifest", "yaml", problem, True)
         for file, problem in documents.broken_files.items()
     ]
-    findings += [
+    all_findings += [
         finding
         for finding in validate.lint_all(documents.objects)
         if finding.fatal or is_shown(finding)
@@ -181,14 +181,14 @@ def print_findings(
         say(f"note: no manifests, not checked: {shorten(', '.join(documents.other_files))}")
 
     if as_json:
-        click.echo(to_json([asdict(finding) for finding in findings], indent=2))
+        click.echo(to_json([asdict(finding) for finding in all_findings], indent=2))
 
-    for finding in findings if not as_json else []:
+    for finding in all_findings if not as_json else []:
         click.echo(f"{'error' if finding.fatal else 'warning'}: {shorten(str(finding))}", err=True)
 
-    if not (findings or as_json):
+    if not (all_findings or as_json):
         click.echo("no problems found")
-    if any(finding.fatal for finding in findings):
+    if any(finding.fatal for finding in all_findings):
         return 1
 
     return 0
@@ -271,9 +271,9 @@ def logs(name: str | None, step: str, follow: bool, as_json: bool) -> None:
     """
     from argolocal.view import runs
 
-    reason = runs.copy_logs(home(), name, step, follow, sys.stdout, as_json)
-    if reason:
-        click.echo(reason, err=True)
+    hint = runs.copy_logs(home(), name, step, follow, sys.stdout, as_json)
+    if hint:
+        click.echo(hint, err=True)
 
 
 @commands.command
@@ -284,10 +284,12 @@ def down(as_json: bool) -> None:
     Example:
       argolocal down
     """
-    stopped = make_cluster().down()
-    if stopped or as_json:
+    stopped_deployments = make_cluster().down()
+    if stopped_deployments or as_json:
         print_result(
-            as_json, {"stopped": stopped}, "\n".join(f"stopped {name}" for name in stopped)
+            as_json,
+            {"stopped": stopped_deployments},
+            "\n".join(f"stopped {deployment_name}" for deployment_name in stopped_deployments),
         )
 
 
@@ -372,5 +374,5 @@ def server(
 def make_cluster() -> Any:
     """Create the cluster object of the current program: argolocal, or rekindle, which reuses these
     commands."""
-    module, _, class_name = program.cluster.partition(":")
-    return getattr(import_module(module), class_name)(home())
+    module_name, _, class_name = program.cluster.partition(":")
+    return getattr(import_module(module_name), class_name)(home())

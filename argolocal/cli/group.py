@@ -35,13 +35,18 @@ class Commands(click.Group):
         return list(self.commands)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        width = max(map(len, self.commands))
-        for title, names in (self.sections or {"Commands": [*self.commands]}).items():
-            with formatter.section(title):
+        name_width = max(map(len, self.commands))
+        for section_title, command_names in (
+            self.sections or {"Commands": [*self.commands]}
+        ).items():
+            with formatter.section(section_title):
                 formatter.write_dl(
                     [
-                        (f"{name:{width}}", self.commands[name].get_short_help_str(80))
-                        for name in names
+                        (
+                            f"{command_name:{name_width}}",
+                            self.commands[command_name].get_short_help_str(80),
+                        )
+                        for command_name in command_names
                     ]
                 )
 

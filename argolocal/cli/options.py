@@ -104,16 +104,16 @@ def output_option(*formats: str) -> Any:
         default=formats[0],
         show_default=True,
         help=help_text,
-        callback=lambda ctx, param, value: value == "json",
+        callback=lambda context, parameter, value: value == "json",
     )
 
 
-def parse_pairs(items: tuple[str, ...]) -> dict[str, str]:
+def parse_pairs(assignments: tuple[str, ...]) -> dict[str, str]:
     """Return the values of the options `--parameter NAME=VALUE` by name."""
-    pairs = {}
-    for item in items:
-        name, equals, value = item.partition("=")
-        if not equals or not name:
-            raise click.UsageError(f"-p {item}: it must be NAME=VALUE.")
-        pairs[name] = value
-    return pairs
+    values_by_name = {}
+    for assignment in assignments:
+        name, equals_sign, value = assignment.partition("=")
+        if not equals_sign or not name:
+            raise click.UsageError(f"-p {assignment}: it must be NAME=VALUE.")
+        values_by_name[name] = value
+    return values_by_name

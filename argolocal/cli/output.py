@@ -46,12 +46,12 @@ def run_output(as_json: bool) -> Iterator[None]:
 
 def long_options(context: click.Context) -> list[str]:
     """Return the names of a command's long options, such as `--output`."""
-    options = [
+    click_options = [
         parameter
         for parameter in context.command.get_params(context)
         if isinstance(parameter, click.Option)
     ]
-    return sorted(name for option in options for name in option.opts if name.startswith("--"))
+    return sorted(flag for option in click_options for flag in option.opts if flag.startswith("--"))
 
 
 def usage_message(error: click.ClickException) -> str:
@@ -62,11 +62,14 @@ def usage_message(error: click.ClickException) -> str:
     if context is None:
         return message
     if isinstance(error, click.NoSuchOption):
-        names = long_options(context)
-        hint = did_you_mean(error.option_name, names) or f" Its options: {', '.join(names)}."
+        option_names = long_options(context)
+        hint = (
+            did_you_mean(error.option_name, option_names)
+            or f" Its options: {', '.join(option_names)}."
+        )
         message = f"{error.option_name} is not an option of `{context.command_path}`.{hint}"
-    end = "" if message.endswith((".", "?", "!")) else "."
-    return f"{message}{end} See `{context.command_path} --help`."
+    final_punctuation = "" if message.endswith((".", "?", "!")) else "."
+    return f"{message}{final_punctuation} See `{context.command_path} --help`."
 
 
 def run_command(command: Callable[[], object]) -> int:
@@ -74,18 +77,18 @@ def run_command(command: Callable[[], object]) -> int:
     standard_streams.prepare()
 
     try:
-        code = command()
+        exit_code = command()
     except click.exceptions.NoArgsIsHelpError as error:
         error.show()
-        code = 2
+        exit_code = 2
     except click.ClickException as error:
         _print_error(one_line(usage_message(error)))
-        code = 2
+        exit_code = 2
     except click.Abort:
-        code = exit_codes.INTERRUPTED
+        exit_code = exit_codes.INTERRUPTED
     except ArgolocalError as error:
         _print_error(str(error))
-        code = 2 if isinstance(error, ConfigError) else 1
+        exit_code = 2 if isinstance(error, ConfigError) else 1
     except OSError as error:
         home = str(homes.path().resolve())
         if error.errno not in (errno.ENOSPC, errno.EDQUOT) and not str(error.filename).startswith(
@@ -100,13 +103,13 @@ def run_command(command: Callable[[], object]) -> int:
         )
         path = error.filename or home
         _print_error(one_line(f"{path}: {error.strerror}. State is kept in {home}: {remedy}."))
-        code = 1
+        exit_code = 1
     except RecursionError as error:
         _print_error(one_line(f"a value is nested too deep: {describe(error)}"))
-        code = 1
+        exit_code = 1
 
-    if isinstance(code, int):
-        return code
+    if isinstance(exit_code, int):
+        return exit_code
 
     return 0
 

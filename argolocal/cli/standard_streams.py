@@ -23,8 +23,8 @@ class Descriptor(io.FileIO):
     """A file descriptor that raises an error only for the first failed write. After that, all
     output goes to /dev/null, even at exit."""
 
-    def __init__(self, number: int, ignore_errors: bool) -> None:
-        super().__init__(number, "wb", closefd=False)
+    def __init__(self, descriptor_number: int, ignore_errors: bool) -> None:
+        super().__init__(descriptor_number, "wb", closefd=False)
         self.ignore_errors = ignore_errors
 
     def write(self, data: Any, /) -> int:
@@ -49,11 +49,11 @@ def prepare() -> None:
     From then on, stdout and stderr escape control characters and characters that their encoding
     lacks.
     """
-    for number in range(3):
+    for descriptor_number in range(3):
         try:
-            os.fstat(number)
+            os.fstat(descriptor_number)
         except OSError:
-            _open_devnull(number)
+            _open_devnull(descriptor_number)
 
     sys.stdin = sys.stdin or open(0, closefd=False)  # noqa: SIM115
     sys.stdout = _open_stream(1, sys.stdout, ignore_errors=False)
@@ -62,25 +62,28 @@ def prepare() -> None:
 
 def ignore_stdout_errors() -> None:
     """Ignore all later errors of writes to stdout."""
-    raw = getattr(getattr(sys.stdout, "buffer", None), "raw", None)
-    if isinstance(raw, Descriptor):
-        raw.ignore_errors = True
+    raw_stream = getattr(getattr(sys.stdout, "buffer", None), "raw", None)
+    if isinstance(raw_stream, Descriptor):
+        raw_stream.ignore_errors = True
 
 
-def _open_stream(number: int, old_stream: TextIO | None, ignore_errors: bool) -> TextIO:
-    options: dict[str, Any] = {"line_buffering": number == 2}
+def _open_stream(descriptor_number: int, old_stream: TextIO | None, ignore_errors: bool) -> TextIO:
+    stream_options: dict[str, Any] = {"line_buffering": descriptor_number == 2}
     if isinstance(old_stream, io.TextIOWrapper):
-        options = {
-            key: getattr(old_stream, key) for key in ("encoding", "line_buffering", "write_through")
+        stream_options = {
+            attribute_name: getattr(old_stream, attribute_name)
+            for attribute_name in ("encoding", "line_buffering", "write_through")
         }
     return EscapedStream(
-        io.BufferedWriter(Descriptor(number, ignore_errors)), errors="backslashreplace", **options
+        io.BufferedWriter(Descriptor(descriptor_number, ignore_errors)),
+        errors="backslashreplace",
+        **stream_options,
     )
 
 
-def _open_devnull(number: int) -> None:
-    devnull = os.open(os.devnull, os.O_RDWR)
-    if devnull != number:
-        os.dup2(devnull, number)
-        os.close(devnull)
-    os.set_inheritable(number, True)
+def _open_devnull(descriptor_number: int) -> None:
+    devnull_descriptor = os.open(os.devnull, os.O_RDWR)
+    if devnull_descriptor != descriptor_number:
+        os.dup2(devnull_descriptor, descriptor_number)
+        os.close(devnull_descriptor)
+    os.set_inheritable(descriptor_number, True)

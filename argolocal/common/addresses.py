@@ -102,21 +102,22 @@ def hide_values(text: str) -> str:
     return _map_lines(_hide_values_in_line, text)
 
 
-def _map_lines(hide: Callable[[str], str], text: str) -> str:
-    """Apply `hide` to each line; return at most MAX_TEXT_CHARS characters of the text, and at most
-    MAX_LINE_CHARS of each line."""
+def _map_lines(hide_in_line: Callable[[str], str], text: str) -> str:
+    """Apply `hide_in_line` to each line; return at most MAX_TEXT_CHARS characters of the text,
+    and at most MAX_LINE_CHARS of each line."""
     is_cut = len(text) > MAX_TEXT_CHARS
     *lines, last_line = text[:MAX_TEXT_CHARS].split("\n")
-    shown_lines = [_hide_in_part(hide, line, is_cut=False) for line in lines]
-    shown_lines.append(_hide_in_part(hide, last_line, is_cut=is_cut))
+    shown_lines = [_hide_in_part(hide_in_line, line, is_cut=False) for line in lines]
+    shown_lines.append(_hide_in_part(hide_in_line, last_line, is_cut=is_cut))
     return "\n".join(shown_lines)
 
 
-def _hide_in_part(hide: Callable[[str], str], line: str, *, is_cut: bool) -> str:
-    """Apply `hide` to a line. Of a longer line, keep only the first MAX_LINE_CHARS characters."""
+def _hide_in_part(hide_in_line: Callable[[str], str], line: str, *, is_cut: bool) -> str:
+    """Apply `hide_in_line` to a line. Of a longer line, keep only the first MAX_LINE_CHARS
+    characters."""
     if len(line) <= MAX_LINE_CHARS and not is_cut:
-        return hide(line)
-    return hide(line[:MAX_LINE_CHARS] + CUT).removesuffix(CUT).removesuffix("...") + "..."
+        return hide_in_line(line)
+    return hide_in_line(line[:MAX_LINE_CHARS] + CUT).removesuffix(CUT).removesuffix("...") + "..."
 
 
 def _hide_in_line(line: str) -> str:

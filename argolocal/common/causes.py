@@ -45,12 +45,19 @@ def is_secondary(message: str) -> bool:
     return not message or SECONDARY.fullmatch(message) is not None
 
 
-def find_root_message(message: str, attempts: Sequence[str]) -> str:
+def find_root_message(message: str, attempt_messages: Sequence[str]) -> str:
     """Return the reason why a step failed: the step's `message`, or the last message of its
-    `attempts` if the step's message is secondary."""
+    `attempt_messages` if the step's message is secondary."""
     if not is_secondary(message):
         return message
-    return next((text for text in reversed(attempts) if not is_secondary(text)), message)
+    return next(
+        (
+            attempt_message
+            for attempt_message in reversed(attempt_messages)
+            if not is_secondary(attempt_message)
+        ),
+        message,
+    )
 
 
 def attempt_number(name: str) -> int:
@@ -66,30 +73,36 @@ def failed_steps(nodes: Iterable[Mapping[str, Any]]) -> list[tuple[str, str]]:
 
     Failed attempts are returned only if no step has failed.
     """
-    groups: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
+    node_groups: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
     for node in nodes:
         name = str(node.get("displayName") or "?")
-        groups.setdefault((ATTEMPT.sub("", name), str(node.get("templateName"))), []).append(node)
-
-    steps: list[tuple[str, str]] = []
-    attempts: list[tuple[str, str]] = []
-
-    for (name, _), items in groups.items():
-        items.sort(key=lambda item: attempt_number(str(item.get("displayName"))))
-        messages = [str(item.get("message") or "") for item in items]
-        message = find_root_message(messages[0], messages)
-        is_step = items[0].get("displayName", "?") == name or STOPPED.search(message)
-        (steps if is_step else attempts).append(
-            (name, extract_cause(message) or str(items[0].get("phase", "failed")))
+        node_groups.setdefault((ATTEMPT.sub("", name), str(node.get("templateName"))), []).append(
+            node
         )
 
-    phases = {str(item.get("phase")) for items in groups.values() for item in items} | {"failed"}
+    step_causes: list[tuple[str, str]] = []
+    attempt_causes: list[tuple[str, str]] = []
+
+    for (name, _), node_group in node_groups.items():
+        node_group.sort(key=lambda group_node: attempt_number(str(group_node.get("displayName"))))
+        messages = [str(group_node.get("message") or "") for group_node in node_group]
+        message = find_root_message(messages[0], messages)
+        is_step = node_group[0].get("displayName", "?") == name or STOPPED.search(message)
+        (step_causes if is_step else attempt_causes).append(
+            (name, extract_cause(message) or str(node_group[0].get("phase", "failed")))
+        )
+
+    phases = {
+        str(group_node.get("phase"))
+        for node_group in node_groups.values()
+        for group_node in node_group
+    } | {"failed"}
     steps_with_cause, attempts_with_cause = (
         [
             (name, message)
-            for name, message in failures
+            for name, message in named_causes
             if message not in phases and not is_secondary(message)
         ]
-        for failures in (steps, attempts)
+        for named_causes in (step_causes, attempt_causes)
     )
-    return steps_with_cause or attempts_with_cause or steps + attempts
+    return steps_with_cause or attempts_with_cause or step_causes + attempt_causes

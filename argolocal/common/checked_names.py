@@ -35,12 +35,12 @@ class Name(str):
 
     __slots__ = ()
 
-    def __new__(cls, value: object, source: str = "") -> Self:
-        """Return the name. Raises InvalidName, whose message contains `source`, the origin of the
-        value."""
+    def __new__(cls, value: object, value_source: str = "") -> Self:
+        """Return the name. Raises InvalidName, whose message contains `value_source`, the origin
+        of the value."""
         if cls.matches(value):
             return super().__new__(cls, value)
-        origin = f" ({source})" if source else ""
+        origin = f" ({value_source})" if value_source else ""
         raise InvalidName(f"{show(value)} is not {cls.KIND}{origin}: {cls.RULE}. Correct the name.")
 
     @classmethod
@@ -97,9 +97,9 @@ def show(value: object) -> str:
     """Format an untrusted value for a message: quoted, shortened, and with escaped control
     characters."""
     text = value if isinstance(value, str) else repr(value)
-    start = shorten(text[:MAX_SHOWN_CHARACTERS])
-    quoted = f'"{start}"' if isinstance(value, str) else start
-    visible_text = re.sub(f"[{INVISIBLE}]", lambda match: f"\\u{ord(match[0]):04x}", quoted)
+    shown_start = shorten(text[:MAX_SHOWN_CHARACTERS])
+    quoted_text = f'"{shown_start}"' if isinstance(value, str) else shown_start
+    visible_text = re.sub(f"[{INVISIBLE}]", lambda match: f"\\u{ord(match[0]):04x}", quoted_text)
 
     omitted_count = len(text) - MAX_SHOWN_CHARACTERS
     if omitted_count > 0:

@@ -32,37 +32,39 @@ WHOLE_NUMBER = re.compile("[0-9]{1,9}")
 MAX_PORT = 65535
 
 
-def read_integer(name: str, default: int, lowest: int, highest: int) -> int:
-    """Return the whole number in the environment variable `name`, or `default` if the variable is
-    unset or empty. Raises ConfigError."""
-    text = os.environ.get(name, "").strip()
-    if not text:
-        return default
-    if WHOLE_NUMBER.fullmatch(text) and lowest <= int(text) <= highest:
-        return int(text)
+def read_integer(name: str, default_value: int, min_value: int, max_value: int) -> int:
+    """Return the whole number in the environment variable `name`, or `default_value` if the
+    variable is unset or empty. Raises ConfigError."""
+    variable_text = os.environ.get(name, "").strip()
+    if not variable_text:
+        return default_value
+    if WHOLE_NUMBER.fullmatch(variable_text) and min_value <= int(variable_text) <= max_value:
+        return int(variable_text)
     raise ConfigError(
-        f"{name} is {show(text)}: it must be a whole number from {lowest} to {highest}. Correct the"
-        " environment variable, or unset it."
+        f"{name} is {show(variable_text)}: it must be a whole number from {min_value} to"
+        f" {max_value}. Correct the environment variable, or unset it."
     )
 
 
-def read_seconds(name: str, default: float, remedy: str) -> float:
-    """Return the positive number of seconds in the environment variable `name`, or `default` if the
-    variable is unset or empty. Raises ConfigError, whose message ends with the sentence
-    `remedy`."""
-    text = os.environ.get(name, "").strip()
-    if not text:
-        return default
+def read_seconds(name: str, default_seconds: float, remedy: str) -> float:
+    """Return the positive number of seconds in the environment variable `name`, or
+    `default_seconds` if the variable is unset or empty. Raises ConfigError, whose message ends
+    with the sentence `remedy`."""
+    variable_text = os.environ.get(name, "").strip()
+    if not variable_text:
+        return default_seconds
 
     try:
-        number = float(text)
+        seconds = float(variable_text)
     except ValueError:
-        number = math.nan
+        seconds = math.nan
 
-    if 0 < number < math.inf:
-        return number
+    if 0 < seconds < math.inf:
+        return seconds
 
-    raise ConfigError(f"{name} is {show(text)}: it must be a positive number of seconds. {remedy}")
+    raise ConfigError(
+        f"{name} is {show(variable_text)}: it must be a positive number of seconds. {remedy}"
+    )
 
 
 def is_header_text(text: str) -> bool:
@@ -70,15 +72,15 @@ def is_header_text(text: str) -> bool:
     return text.isascii() and text.isprintable()
 
 
-def require_header_text(text: str, source: str) -> str:
+def require_header_text(text: str, token_source: str) -> str:
     """Return `text`, a token, if it is valid as the value of a header. Otherwise raise a
-    ConfigError that names the `source` of the token. The errors of HTTP clients would show the
-    token itself."""
+    ConfigError that names the `token_source` of the token. The errors of HTTP clients would show
+    the token itself."""
     if is_header_text(text):
         return text
     raise ConfigError(
-        f"{source} must be one line of text of printable ASCII characters, exactly as its server"
-        " has issued it."
+        f"{token_source} must be one line of text of printable ASCII characters, exactly as its"
+        " server has issued it."
     )
 
 
@@ -89,17 +91,17 @@ def names_secret(name: str) -> bool:
     return bool(SECRET_NAME.fullmatch(name)) and not VOCABULARY_TOKEN_NAME.fullmatch(name)
 
 
-def secret_flags(words: Sequence[str]) -> Iterator[tuple[str, str]]:
+def secret_flags(command_words: Sequence[str]) -> Iterator[tuple[str, str]]:
     """Yield name and value of each command-line flag with a secret value, such as `--api-key=VALUE`
     or `--api-key VALUE`."""
-    flags = [flag for text in words for flag in FLAG.findall(text)]
-    flags += [(flag[2:], value) for flag, value in pairwise(words) if flag.startswith("--")]
+    flags = [flag for command_word in command_words for flag in FLAG.findall(command_word)]
+    flags += [(flag[2:], value) for flag, value in pairwise(command_words) if flag.startswith("--")]
     for name, value in flags:
         if not value.startswith("-") and names_secret(name):
             yield name, value
 
 
-def remove_secrets(environ: Mapping[str, str], needs_services: bool = True) -> dict[str, str]:
+def remove_secrets(environment: Mapping[str, str], needs_services: bool = True) -> dict[str, str]:
     """Return the environment without variables that look like secrets.
 
     `needs_services`: True keeps the variables of the object store and MLflow, including
@@ -107,6 +109,6 @@ def remove_secrets(environ: Mapping[str, str], needs_services: bool = True) -> d
     """
     return {
         name: value
-        for name, value in environ.items()
+        for name, value in environment.items()
         if not SECRET.search(name) or (needs_services and SERVICE_VARIABLE.match(name))
     }

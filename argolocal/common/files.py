@@ -14,51 +14,53 @@ from typing import BinaryIO
 from argolocal.errors import ArgolocalError
 
 
-def write_atomically(path: Path, text: str, mode: int = 0o666) -> None:
+def write_atomically(path: Path, text: str, permissions: int = 0o666) -> None:
     """Replace a file atomically: readers see the old or the new text, even if several processes
     write the file."""
-    draft = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
+    draft_path = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
     try:
-        with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "w") as file:
+        with open(
+            os.open(draft_path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, permissions), "w"
+        ) as file:
             file.write(text)
-        draft.replace(path)
+        draft_path.replace(path)
     except BaseException:
-        draft.unlink(missing_ok=True)
+        draft_path.unlink(missing_ok=True)
         raise
 
 
-def write_once(path: Path, text: str, mode: int = 0o666) -> str:
+def write_once(path: Path, text: str, permissions: int = 0o666) -> str:
     """Write a file unless it exists, and return its content. If several processes write the file,
     the first one wins."""
-    draft = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
-    with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "w") as file:
+    draft_path = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
+    with open(os.open(draft_path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, permissions), "w") as file:
         file.write(text)
     try:
-        os.link(draft, path)
+        os.link(draft_path, path)
     except FileExistsError:
         return path.read_text()
     finally:
-        draft.unlink()
+        draft_path.unlink()
     return text
 
 
-def read_regular(path: Path, limit: int) -> bytes:
-    """Return the content of a regular file of at most `limit` bytes. Raises OSError for any other
-    file: a FIFO could block the reader, and /dev/zero has no end."""
-    with open_regular(path, limit) as file:
-        return file.read(limit)
+def read_regular(path: Path, max_bytes: int) -> bytes:
+    """Return the content of a regular file of at most `max_bytes` bytes. Raises OSError for any
+    other file: a FIFO could block the reader, and /dev/zero has no end."""
+    with open_regular(path, max_bytes) as file:
+        return file.read(max_bytes)
 
 
-def open_regular(path: Path, limit: int) -> BinaryIO:
-    """Open a regular file of at most `limit` bytes for reading. Raises OSError for any other
+def open_regular(path: Path, max_bytes: int) -> BinaryIO:
+    """Open a regular file of at most `max_bytes` bytes for reading. Raises OSError for any other
     file."""
     file = _open_without_blocking(path)
     try:
-        status = os.fstat(file.fileno())
-        if not stat.S_ISREG(status.st_mode):
+        file_status = os.fstat(file.fileno())
+        if not stat.S_ISREG(file_status.st_mode):
             raise OSError(errno.EINVAL, "it is not a regular file", str(path))
-        if status.st_size > limit:
-            reason = f"it has {status.st_size:,} bytes, and at most {limit:,} are read"
+        if file_status.st_size > max_bytes:
+            reason = f"it has {file_status.st_size:,} bytes, and at most {max_bytes:,} are read"
             raise OSError(errno.EFBIG, reason, str(path))
         return file
     except BaseException:
@@ -66,19 +68,19 @@ def open_regular(path: Path, limit: int) -> BinaryIO:
         raise
 
 
-def read_input(path: Path, limit: int) -> bytes:
-    """Return at most `limit` bytes of a regular file or a pipe, such as `<(command)`. Raises
+def read_input(path: Path, max_bytes: int) -> bytes:
+    """Return at most `max_bytes` bytes of a regular file or a pipe, such as `<(command)`. Raises
     OSError.
 
     A FIFO without a writing process counts as empty.
     """
     with _open_without_blocking(path) as file:
-        mode = os.fstat(file.fileno()).st_mode
-        if not (stat.S_ISREG(mode) or stat.S_ISFIFO(mode)):
+        file_mode = os.fstat(file.fileno()).st_mode
+        if not (stat.S_ISREG(file_mode) or stat.S_ISFIFO(file_mode)):
             raise OSError(errno.EINVAL, "it is neither a regular file nor a pipe", str(path))
         # make `read` wait for the processes that have opened the pipe for writing
         os.set_blocking(file.fileno(), True)
-        return file.read(limit)
+        return file.read(max_bytes)
 
 
 def _open_without_blocking(path: Path) -> BinaryIO:
@@ -116,29 +118,30 @@ def make_owned(directory: Path) -> None:
 
 def is_owned(directory: Path) -> bool:
     """Return True if the path is a directory that belongs to this user, and not a symbolic link."""
-    status = directory.lstat()
-    return stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid()
+    file_status = directory.lstat()
+    return stat.S_ISDIR(file_status.st_mode) and file_status.st_uid == os.geteuid()
 
 
-def check_space(content: str, size: float, folder: Path, remedy: str) -> None:
-    """Raise ArgolocalError if `size` bytes do not fit on the disk of `folder`. The message names
-    the `content` and the `remedy`."""
+def check_space(content_name: str, size_bytes: float, folder: Path, remedy: str) -> None:
+    """Raise ArgolocalError if `size_bytes` bytes do not fit on the disk of `folder`. The message
+    names the `content_name` and the `remedy`."""
     message = describe_missing_space(
-        content, size, shutil.disk_usage(folder).free, str(folder), remedy
+        content_name, size_bytes, shutil.disk_usage(folder).free, str(folder), remedy
     )
     if message:
         raise ArgolocalError(message)
 
 
 def describe_missing_space(
-    content: str, size: float, free_bytes: float, target: str, remedy: str
+    content_name: str, size_bytes: float, free_bytes: float, target_name: str, remedy: str
 ) -> str:
-    """Return a message with the `remedy` if `target` has less than `size` bytes free, else ""."""
-    if size <= free_bytes:
+    """Return a message with the `remedy` if `target_name` has less than `size_bytes` bytes free,
+    else ""."""
+    if size_bytes <= free_bytes:
         return ""
     return (
-        f"{content} needs about {size / 1e9:.1f} GB and {target} has {free_bytes / 1e9:.1f} GB"
-        f" left: {remedy}"
+        f"{content_name} needs about {size_bytes / 1e9:.1f} GB and {target_name} has"
+        f" {free_bytes / 1e9:.1f} GB left: {remedy}"
     )
 
 
@@ -150,8 +153,8 @@ def size_of(path: Path) -> int:
 
 def sync_folder(folder: Path) -> None:
     """Flush the entries of a folder to the disk (fsync). Raises OSError."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    folder_descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        os.fsync(descriptor)
+        os.fsync(folder_descriptor)
     finally:
-        os.close(descriptor)
+        os.close(folder_descriptor)

@@ -72,38 +72,39 @@ def trust(home: Path) -> None:
     """Mark a home that was made elsewhere as trusted. Raises ConfigError if the home belongs to
     another user."""
     _check_owner(home)
-    (home / _mark(Path(os.path.realpath(home)), make_key=True)).touch(mode=0o600)
+    (home / _mark(Path(os.path.realpath(home)), creates_key=True)).touch(mode=0o600)
 
 
 def _check_owner(home: Path) -> None:
     remedy = f"remove it, or set {program.variable('HOME')} to a directory of your own."
     try:
-        status = os.stat(os.path.realpath(home))
+        file_status = os.stat(os.path.realpath(home))
     except (FileNotFoundError, NotADirectoryError):
         return
     except OSError as error:  # for example, `home` is a symbolic link to itself
-        text = f"{os.path.abspath(home)} cannot be used as the home ({error.strerror}): {remedy}"
-        raise ConfigError(text) from error
+        problem = f"{os.path.abspath(home)} cannot be used as the home ({error.strerror}): {remedy}"
+        raise ConfigError(problem) from error
 
-    if not stat.S_ISDIR(status.st_mode):
+    if not stat.S_ISDIR(file_status.st_mode):
         raise ConfigError(
             f"{os.path.abspath(home)} is not a directory, so it cannot be the home: {remedy}"
         )
 
-    owner: int | str = status.st_uid
-    if owner != os.geteuid():
+    owner_name: int | str = file_status.st_uid
+    if owner_name != os.geteuid():
         with suppress(KeyError):
-            owner = pwd.getpwuid(owner).pw_name
+            owner_name = pwd.getpwuid(owner_name).pw_name
 
         raise ConfigError(
-            f"{home} belongs to {owner}: set {program.variable('HOME')} to a directory of your own."
+            f"{home} belongs to {owner_name}: set {program.variable('HOME')} to a directory of"
+            " your own."
         )
 
 
 def _has_entries(home: Path) -> bool:
     try:
-        with os.scandir(home) as entries:
-            return any(entries)
+        with os.scandir(home) as directory_entries:
+            return any(directory_entries)
     except (FileNotFoundError, NotADirectoryError):
         # `home` is missing or its parent is a file. If its parent is a file, the next write into
         # `home` reports it.
@@ -115,30 +116,30 @@ def _has_entries(home: Path) -> bool:
         ) from error
 
 
-def _mark(real_path: Path, make_key: bool = False) -> str:
+def _mark(real_path: Path, creates_key: bool = False) -> str:
     """Return the name of the file which proves that this user made the home at `real_path`."""
     state_home = os.environ.get(STATE_HOME_VARIABLE, "")
     if not os.path.isabs(state_home):
         state_home = os.path.expanduser(DEFAULT_STATE_HOME)
 
-    file = Path(state_home, program.name, "key")
+    key_file = Path(state_home, program.name, "key")
 
     try:
-        if not file.is_absolute():
+        if not key_file.is_absolute():
             raise FileNotFoundError(errno.ENOENT, "the user's home directory is unknown")
 
-        if make_key:
-            file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            write_once(file, os.urandom(32).hex(), 0o600)
+        if creates_key:
+            key_file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            write_once(key_file, os.urandom(32).hex(), 0o600)
 
-        if file.exists():
-            key = file.read_text()
+        if key_file.exists():
+            key = key_file.read_text()
         else:
             # no key is stored, so use a random key, for which no home has a valid mark
             key = os.urandom(32).hex()
     except OSError as error:
         raise ConfigError(
-            f"{file}: {error.strerror}. This file must contain the key that marks your homes: "
+            f"{key_file}: {error.strerror}. This file must contain the key that marks your homes: "
             f"set {STATE_HOME_VARIABLE} to a directory of your own."
         ) from error
 
@@ -151,7 +152,7 @@ def write_link(home: Path, url: str) -> str:
     """Write a file that redirects to the secret `url`, and return its path. The browser gets the
     path as its argument, because all local users can see the arguments of a process."""
     make(home)
-    path = home / "page.html"
-    link = f'<!doctype html><meta http-equiv="refresh" content="0; url={escape(url)}">'
-    write_atomically(path, link, 0o600)
-    return str(path)
+    page_path = home / "page.html"
+    page_html = f'<!doctype html><meta http-equiv="refresh" content="0; url={escape(url)}">'
+    write_atomically(page_path, page_html, 0o600)
+    return str(page_path)

@@ -43,16 +43,18 @@ class Interrupts:
 
     def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():
-            self.previous_handlers = {number: signal.getsignal(number) for number in SIGNALS}
+            self.previous_handlers = {
+                signal_number: signal.getsignal(signal_number) for signal_number in SIGNALS
+            }
             if self.previous_handlers[signal.SIGHUP] == signal.SIG_IGN:
                 del self.previous_handlers[signal.SIGHUP]
-            for number in self.previous_handlers:
-                signal.signal(number, self._on_signal)
+            for signal_number in self.previous_handlers:
+                signal.signal(signal_number, self._on_signal)
         return self
 
     def __exit__(self, *_: object) -> None:
-        for number, handler in self.previous_handlers.items():
-            signal.signal(number, handler)
+        for signal_number, handler in self.previous_handlers.items():
+            signal.signal(signal_number, handler)
 
     @contextmanager
     def deferred(self) -> Iterator[None]:
@@ -80,17 +82,17 @@ class Interrupts:
         finally:
             self.is_deferring = was_deferring
 
-    def receive(self, number: int, frame: FrameType | None) -> None:
+    def receive(self, signal_number: int, frame: FrameType | None) -> None:
         """Call the previous handler of a signal. Raise KeyboardInterrupt if the signal had none."""
-        handler = self.previous_handlers[number]
+        handler = self.previous_handlers[signal_number]
         if callable(handler):
-            handler(number, frame)
+            handler(signal_number, frame)
         elif handler != signal.SIG_IGN:
             raise KeyboardInterrupt
 
-    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+    def _on_signal(self, signal_number: int, frame: FrameType | None) -> None:
         self.pending_since = self.pending_since if self.pending_signals else time.monotonic()
-        self.pending_signals.append((number, frame))
+        self.pending_signals.append((signal_number, frame))
         if not self.is_deferring or time.monotonic() - self.pending_since > FORCE_AFTER_S:
             self._deliver()
 
@@ -110,29 +112,32 @@ class StopSignals(Interrupts):
     """
 
     def __init__(
-        self, stop_file: Path | None = None, ask: bool = False, exit_after: float = math.inf
+        self,
+        stop_file: Path | None = None,
+        asks_before_stop: bool = False,
+        exit_after_seconds: float = math.inf,
     ) -> None:
         super().__init__()
         self.stop_file = stop_file
-        self.exit_after = exit_after
-        self.ask = ask and sys.stdin is not None and sys.stdin.isatty()
+        self.exit_after = exit_after_seconds
+        self.ask = asks_before_stop and sys.stdin is not None and sys.stdin.isatty()
         self.say: Callable[[str], None] = lambda line: print(
             f"note: {line}", file=sys.stderr, flush=True
         )
         self.caught: int | None = None
         self.caught_at = 0.0
 
-    def receive(self, number: int, frame: FrameType | None) -> None:
+    def receive(self, signal_number: int, frame: FrameType | None) -> None:
         if self.caught:
             if time.monotonic() - self.caught_at > self.exit_after:
-                os._exit(exit_codes.SIGNALLED + number)
+                os._exit(exit_codes.SIGNALLED + signal_number)
 
             return
 
         if self.stop_file and self.stop_file.exists():
             raise KeyboardInterrupt
 
-        if number == signal.SIGINT and self.ask:
+        if signal_number == signal.SIGINT and self.ask:
             self.ask = False
             self.say(
                 "Stop this run? y or another Ctrl-C stops the run, any other answer continues it."
@@ -141,7 +146,7 @@ class StopSignals(Interrupts):
 
             return
 
-        self.caught = number
+        self.caught = signal_number
         self.caught_at = time.monotonic()
         raise KeyboardInterrupt
 

@@ -58,9 +58,9 @@ def replace_nan(value: Any) -> Any:
             return value
         return None
     if isinstance(value, dict):
-        return {key: replace_nan(item) for key, item in value.items()}
+        return {key: replace_nan(child_value) for key, child_value in value.items()}
     if isinstance(value, (list, tuple)):
-        return [replace_nan(item) for item in value]
+        return [replace_nan(child_value) for child_value in value]
     return value
 
 
@@ -68,9 +68,12 @@ def describe_not_finite(value: object) -> str:
     """Return the value and location of the first NaN or infinity in a JSON value; "" if all numbers
     are finite."""
     try:
-        for path, number in numbers(value):
+        for number_path, number in numbers(value):
             if isinstance(number, float) and not math.isfinite(number):
-                return f"{format_path(path) or 'the value'} is {number}: it must be a finite number"
+                return (
+                    f"{format_path(number_path) or 'the value'} is {number}: it must be a finite"
+                    " number"
+                )
     except RecursionError:  # a RecursionError means that the value contains itself
         pass
     return ""
@@ -81,11 +84,11 @@ def numbers(value: object, path: Location = ()) -> Iterator[tuple[Location, int 
     if isinstance(value, (int, float)):
         yield path, value
     elif isinstance(value, dict):
-        for key, inner in value.items():
-            yield from numbers(inner, (*path, key))
+        for key, child_value in value.items():
+            yield from numbers(child_value, (*path, key))
     elif isinstance(value, (list, tuple)):
-        for index, inner in enumerate(value):
-            yield from numbers(inner, (*path, index))
+        for index, child_value in enumerate(value):
+            yield from numbers(child_value, (*path, index))
 
 
 def format_path(path: Location) -> str:
@@ -94,13 +97,13 @@ def format_path(path: Location) -> str:
     return shorten(text.removeprefix("."))
 
 
-def loads(data: bytes | str) -> Any:
+def loads(json_document: bytes | str) -> Any:
     """Parse a JSON text. Raises ValueError for a text that other parsers may reject or read
     differently: duplicate keys, lone surrogates, deep nesting, long integers, NaN and infinity."""
-    text = data.decode() if isinstance(data, bytes) else data
+    text = json_document.decode() if isinstance(json_document, bytes) else json_document
 
     try:
-        value = json.loads(
+        parsed_value = json.loads(
             text,
             object_pairs_hook=_reject_duplicate_keys,
             parse_int=_parse_integer,
@@ -110,19 +113,19 @@ def loads(data: bytes | str) -> Any:
     except RecursionError:
         raise ValueError(f"it has more than {MAX_DEPTH} nested values") from None
 
-    _reject_unsafe_values(value)
-    return value
+    _reject_unsafe_values(parsed_value)
+    return parsed_value
 
 
 def read_object(path: Path) -> dict[str, Any]:
     """Return the JSON object in a file. Raises OSError, InvalidDocument."""
     try:
-        value = loads(read_regular(path, MAX_BYTES))
-        if not isinstance(value, dict):
-            raise ValueError(f"it is a {type(value).__name__}, and must be an object")
+        json_object = loads(read_regular(path, MAX_BYTES))
+        if not isinstance(json_object, dict):
+            raise ValueError(f"it is a {type(json_object).__name__}, and must be an object")
     except ValueError as error:
         raise malformed(path, error) from None
-    return value
+    return json_object
 
 
 def malformed(path: Path, error: Exception) -> InvalidDocument:
@@ -131,13 +134,13 @@ def malformed(path: Path, error: Exception) -> InvalidDocument:
     return InvalidDocument(f"{path} is malformed ({reason}): restore the file, or remove it.")
 
 
-def _reject_duplicate_keys(pairs: list[tuple[str, object]]) -> dict[str, object]:
-    value = dict(pairs)
-    if len(value) < len(pairs):
-        counts = Counter(key for key, _ in pairs)
-        repeated = next(key for key, count in counts.items() if count > 1)
-        raise ValueError(f"the key {show(repeated)} occurs twice")
-    return value
+def _reject_duplicate_keys(key_value_pairs: list[tuple[str, object]]) -> dict[str, object]:
+    object_fields = dict(key_value_pairs)
+    if len(object_fields) < len(key_value_pairs):
+        key_counts = Counter(key for key, _ in key_value_pairs)
+        repeated_key = next(key for key, count in key_counts.items() if count > 1)
+        raise ValueError(f"the key {show(repeated_key)} occurs twice")
+    return object_fields
 
 
 def _parse_integer(text: str) -> int:
@@ -155,21 +158,21 @@ def _parse_float(text: str) -> float:
 
 def _reject_unsafe_values(value: object) -> None:
     """Raise ValueError for deep nesting and for lone surrogates."""
-    unchecked = [(value, 1)]
-    while unchecked:
-        item, depth = unchecked.pop()
-        if isinstance(item, str):
-            item.encode()  # raises ValueError for a lone surrogate
-        elif isinstance(item, list | dict):
+    unchecked_values = [(value, 1)]
+    while unchecked_values:
+        checked_value, depth = unchecked_values.pop()
+        if isinstance(checked_value, str):
+            checked_value.encode()  # raises ValueError for a lone surrogate
+        elif isinstance(checked_value, list | dict):
             if depth > MAX_DEPTH:
                 raise ValueError(f"it has more than {MAX_DEPTH} nested values")
 
-            if isinstance(item, list):
-                children = item
+            if isinstance(checked_value, list):
+                children = checked_value
             else:
-                children = [*item.keys(), *item.values()]
+                children = [*checked_value.keys(), *checked_value.values()]
 
             # numbers are left out, since a list may have millions of them
-            unchecked += [
+            unchecked_values += [
                 (child, depth + 1) for child in children if isinstance(child, str | list | dict)
             ]

@@ -14,24 +14,24 @@ CGROUP_EVENTS = {1: "memory.oom_control", 2: "memory.events"}
 CGROUP_LIMIT = {1: "memory.limit_in_bytes", 2: "memory.max"}
 
 
-def die_with_parent(parent: int) -> None:
-    """Ask the kernel to kill this process when its parent dies. Exit if the process `parent` is
+def die_with_parent(parent_pid: int) -> None:
+    """Ask the kernel to kill this process when its parent dies. Exit if the process `parent_pid` is
     already dead."""
     LIBC.prctl(SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:
+    if os.getppid() != parent_pid:
         os._exit(1)
 
 
 def stop_ignoring_signals() -> None:
     """Restore the default action of ignored signals: a shell's background jobs ignore SIGINT, and
     `nohup` ignores SIGHUP."""
-    for number in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM):
-        if signal.getsignal(number) == signal.SIG_IGN:
-            signal.signal(number, signal.SIG_DFL)
+    for signal_number in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM):
+        if signal.getsignal(signal_number) == signal.SIG_IGN:
+            signal.signal(signal_number, signal.SIG_DFL)
 
 
-def count_oom_kills(events: str) -> int:
+def count_oom_kills(events_text: str) -> int:
     """Return the number of OOM-killed processes in the text of a cgroup's events file, or 0 if the
     counter is missing."""
-    counters = dict(line.split(maxsplit=1) for line in events.splitlines() if " " in line)
+    counters = dict(line.split(maxsplit=1) for line in events_text.splitlines() if " " in line)
     return int(counters.get("oom_kill", 0))

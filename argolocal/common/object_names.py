@@ -37,12 +37,13 @@ class Rule:
             and bool(self.pattern.fullmatch(name))
         )
 
-    def check(self, name: object, where: str) -> None:
-        """Raise ConfigError if `name` breaks the rule. The message starts with `where`."""
+    def check(self, name: object, message_prefix: str) -> None:
+        """Raise ConfigError if `name` breaks the rule. The message starts with `message_prefix`."""
         if not self.allows(name):
             shown_name = f"{name!r:.{MAX_SHOWN_CHARACTERS}}"
             raise ConfigError(
-                f"{where}: Invalid value: {shown_name}: {self.description}. Choose another name."
+                f"{message_prefix}: Invalid value: {shown_name}: {self.description}. Choose"
+                " another name."
             )
 
 
@@ -113,30 +114,32 @@ def check_object(kind: str, name: object) -> None:
     )
 
 
-def check_labels(labels: Mapping[object, object] | None, where: str) -> None:
+def check_labels(labels: Mapping[object, object] | None, message_prefix: str) -> None:
     """Raise ConfigError for a label that the API server rejects."""
-    for key, value in _items(labels, where):
-        QUALIFIED_NAME.check(key, where)
-        LABEL_VALUE.check(value, f"{where}.{key}")
+    for key, value in _items(labels, message_prefix):
+        QUALIFIED_NAME.check(key, message_prefix)
+        LABEL_VALUE.check(value, f"{message_prefix}.{key}")
 
 
-def check_annotations(annotations: Mapping[object, object] | None, where: str) -> None:
+def check_annotations(annotations: Mapping[object, object] | None, message_prefix: str) -> None:
     """Raise ConfigError for an annotation that the API server rejects. Keys of annotations may
     contain upper case letters in their prefix."""
-    for key, value in _items(annotations, where):
-        QUALIFIED_NAME.check(key.lower() if isinstance(key, str) else key, where)
+    for key, value in _items(annotations, message_prefix):
+        QUALIFIED_NAME.check(key.lower() if isinstance(key, str) else key, message_prefix)
         if not isinstance(value, str):
-            raise ConfigError(f"{where}.{key} is {value!r}: it must be a string. Quote it.")
+            raise ConfigError(
+                f"{message_prefix}.{key} is {value!r}: it must be a string. Quote it."
+            )
 
 
-def check_data(obj: Mapping[str, Any], kind: str, name: str) -> None:
+def check_data(kubernetes_object: Mapping[str, Any], kind: str, name: str) -> None:
     """Raise ConfigError for the data of a ConfigMap or Secret that the API server rejects."""
-    for field in DATA_FIELDS:
-        is_encoded = field == "binaryData" or (field == "data" and kind == "Secret")
-        for key, value in _items(obj.get(field), f"{kind} {name}.{field}"):
+    for data_field in DATA_FIELDS:
+        is_encoded = data_field == "binaryData" or (data_field == "data" and kind == "Secret")
+        for key, value in _items(kubernetes_object.get(data_field), f"{kind} {name}.{data_field}"):
             DATA_KEY.check(key, f'{kind} "{name}" is invalid: data')
             if not isinstance(value, str):
-                raise ConfigError(f"{kind} {name}.{field}.{key} is not a string: quote it.")
+                raise ConfigError(f"{kind} {name}.{data_field}.{key} is not a string: quote it.")
 
             try:
                 base64.b64decode(value if is_encoded else "", validate=True)
@@ -144,12 +147,16 @@ def check_data(obj: Mapping[str, Any], kind: str, name: str) -> None:
                 hint = (
                     "Encode the value, or move the plain text to stringData (of a ConfigMap: data)."
                 )
-                raise ConfigError(f"{kind} {name}.{field}.{key} is not base64. {hint}") from None
+                raise ConfigError(
+                    f"{kind} {name}.{data_field}.{key} is not base64. {hint}"
+                ) from None
 
 
-def _items(values: Mapping[object, object] | None, where: str) -> Iterable[tuple[object, object]]:
-    if values and not isinstance(values, Mapping):
+def _items(
+    mapping: Mapping[object, object] | None, message_prefix: str
+) -> Iterable[tuple[object, object]]:
+    if mapping and not isinstance(mapping, Mapping):
         raise ConfigError(
-            f"{where} is {values!r:.{MAX_SHOWN_CHARACTERS}}: it must map names to values."
+            f"{message_prefix} is {mapping!r:.{MAX_SHOWN_CHARACTERS}}: it must map names to values."
         )
-    return (values or {}).items()
+    return (mapping or {}).items()

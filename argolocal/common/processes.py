@@ -26,16 +26,16 @@ def start_time(pid: int) -> int | None:
     """Return the start time of a process in clock ticks since boot, or None if the process has
     ended or is a zombie."""
     try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        stat_fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except (FileNotFoundError, ProcessLookupError):
         return None
 
     # a zombie keeps its sockets open until its last thread has ended
-    threads = int(fields[17])
-    if fields[0] in "ZX" and threads <= 1:
+    thread_count = int(stat_fields[17])
+    if stat_fields[0] in "ZX" and thread_count <= 1:
         return None
 
-    return int(fields[19])
+    return int(stat_fields[19])
 
 
 def is_alive(pid: int, start_ticks: int) -> bool:
@@ -49,15 +49,15 @@ def mentions_home(pid: int, home: Path) -> bool:
         arguments = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
     except OSError:
         return False
-    return any((item + b"/").startswith(os.fsencode(f"{home}/")) for item in arguments)
+    return any((argument + b"/").startswith(os.fsencode(f"{home}/")) for argument in arguments)
 
 
-def confirm_recorded(child: subprocess.Popen[bytes]) -> None:
+def confirm_recorded(child_process: subprocess.Popen[bytes]) -> None:
     """Let a child process return from `wait_until_recorded`. Call this function once the child is
     recorded on disk, so that other commands can stop the child."""
-    assert child.stdin
-    with suppress(BrokenPipeError), child.stdin:  # the child may have exited
-        child.stdin.write(b"\n")
+    assert child_process.stdin
+    with suppress(BrokenPipeError), child_process.stdin:  # the child may have exited
+        child_process.stdin.write(b"\n")
 
 
 def wait_until_recorded() -> None:
@@ -67,16 +67,16 @@ def wait_until_recorded() -> None:
         sys.exit("the parent died before it recorded this process")
 
 
-def end_unless_recorded(record: Path) -> None:
-    """Wait until the parent has written the file `record`. Then watch the file in a thread, and
-    exit if it is deleted or contains another pid."""
+def end_unless_recorded(record_file: Path) -> None:
+    """Wait until the parent has written the file `record_file`. Then watch the file in a thread,
+    and exit if it is deleted or contains another pid."""
     wait_until_recorded()
 
     def watch() -> None:
         while True:
             time.sleep(RECORD_CHECK_INTERVAL_S)
             try:
-                if json.loads(record.read_text())["pid"] == os.getpid():
+                if json.loads(record_file.read_text())["pid"] == os.getpid():
                     continue
             except (OSError, ValueError):
                 pass
@@ -85,13 +85,13 @@ def end_unless_recorded(record: Path) -> None:
     threading.Thread(target=watch, daemon=True).start()
 
 
-def end_group(pid: int, start_ticks: int, grace: float) -> None:
-    """Send SIGTERM to the process group of `pid`, send SIGKILL after `grace` seconds, and wait
-    until `pid` has ended."""
+def end_group(pid: int, start_ticks: int, grace_seconds: float) -> None:
+    """Send SIGTERM to the process group of `pid`, send SIGKILL after `grace_seconds` seconds,
+    and wait until `pid` has ended."""
     if not is_alive(pid, start_ticks):
         return
     signal_group(pid, signal.SIGTERM)
-    deadline = time.monotonic() + grace
+    deadline = time.monotonic() + grace_seconds
     while is_alive(pid, start_ticks) and time.monotonic() < deadline:
         time.sleep(0.02)
     signal_group(pid, signal.SIGKILL)
@@ -99,10 +99,10 @@ def end_group(pid: int, start_ticks: int, grace: float) -> None:
         time.sleep(0.005)
 
 
-def signal_group(pid: int, number: int) -> bool:
+def signal_group(pid: int, signal_number: int) -> bool:
     """Send a signal to a process group. Returns False if the group does not exist."""
     try:
-        os.killpg(pid, number)
+        os.killpg(pid, signal_number)
     except (ProcessLookupError, PermissionError):
         return False
     return True

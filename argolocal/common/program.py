@@ -9,10 +9,10 @@ name = "argolocal"
 cluster = "argolocal.runner.cluster:LocalCluster"
 
 
-def use(program: str, cluster_class: str) -> None:
+def use(program_name: str, cluster_class: str) -> None:
     """Set the name and the cluster class (MODULE:NAME) of a program that is built on argolocal."""
     global name, cluster
-    name = program
+    name = program_name
     cluster = cluster_class
 
 

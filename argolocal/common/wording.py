@@ -25,9 +25,9 @@ def format_duration(seconds: float | None) -> str:
         if seconds < 10:
             return f"{seconds:.2g} s"
         return f"{seconds:.0f} s"
-    minutes, remainder = divmod(round(seconds), 60)
+    minutes, remaining_seconds = divmod(round(seconds), 60)
     if minutes < 60:
-        return f"{minutes} min {remainder:02d} s"
+        return f"{minutes} min {remaining_seconds:02d} s"
     return f"{minutes // 60} h {minutes % 60:02d} min"
 
 
@@ -43,36 +43,36 @@ def one_line(text: str) -> str:
     return visible(text).replace("\n", "\\n").replace("\t", "\\t")
 
 
-def _escape(character: re.Match[str]) -> str:
-    number = ord(character[0])
-    if number < 0x10000:
-        return f"\\u{number:04x}"
-    return f"\\U{number:08x}"
+def _escape(character_match: re.Match[str]) -> str:
+    code_point = ord(character_match[0])
+    if code_point < 0x10000:
+        return f"\\u{code_point:04x}"
+    return f"\\U{code_point:08x}"
 
 
 def shorten(text: str) -> str:
     """Return `visible(text)` cut to MAX_MESSAGE_LENGTH characters, since a message may quote a
     value of any length."""
-    excess = len(text) - MAX_MESSAGE_LENGTH
-    if excess <= 0:
+    excess_length = len(text) - MAX_MESSAGE_LENGTH
+    if excess_length <= 0:
         return visible(text)
-    return f"{visible(text[:MAX_MESSAGE_LENGTH])}... ({excess:,} characters more)"
+    return f"{visible(text[:MAX_MESSAGE_LENGTH])}... ({excess_length:,} characters more)"
 
 
-def cut(text: str, length: int = 60) -> str:
-    """Return `text`; if it has more than `length` characters, its beginning and "..."."""
-    if len(text) <= length:
+def cut(text: str, max_length: int = 60) -> str:
+    """Return `text`; if it has more than `max_length` characters, its beginning and "..."."""
+    if len(text) <= max_length:
         return text
-    return f"{text[: length - 3]}..."
+    return f"{text[: max_length - 3]}..."
 
 
-def first_names(names: list[str], limit: int, separator: str = ", ") -> str:
-    """Return the names as a text. Of more than `limit` names, return the first names and the number
-    of the others."""
-    text = separator.join(names[:limit])
-    if len(names) <= limit:
+def first_names(names: list[str], max_names: int, separator: str = ", ") -> str:
+    """Return the names as a text. Of more than `max_names` names, return the first names and the
+    number of the others."""
+    text = separator.join(names[:max_names])
+    if len(names) <= max_names:
         return text
-    return f"{text} and {len(names) - limit} more"
+    return f"{text} and {len(names) - max_names} more"
 
 
 class EscapedStream(io.TextIOWrapper):

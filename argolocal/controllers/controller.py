@@ -43,29 +43,29 @@ class Controller:
         self.kind = kind or self.kind
         self.folder = cluster.home / "objects" / self.kind
 
-    def check(self, obj: Object) -> None:
+    def check(self, kubernetes_object: Object) -> None:
         """Raise ConfigError for an object that the API server would reject or that this machine
         does not support."""
-        metadata = obj.get("metadata") or {}
+        metadata = kubernetes_object.get("metadata") or {}
         if not metadata.get("name"):
             raise ConfigError(f"metadata.name of a {self.kind} is missing. Set the name.")
 
         object_names.check_object(self.kind, metadata["name"])
-        where = f'{self.kind} "{metadata["name"]}" is invalid: metadata'
-        object_names.check_labels(metadata.get("labels"), f"{where}.labels")
-        object_names.check_annotations(metadata.get("annotations"), f"{where}.annotations")
+        message_prefix = f'{self.kind} "{metadata["name"]}" is invalid: metadata'
+        object_names.check_labels(metadata.get("labels"), f"{message_prefix}.labels")
+        object_names.check_annotations(metadata.get("annotations"), f"{message_prefix}.annotations")
         if self.kind in object_names.DATA_KINDS:
-            object_names.check_data(obj, self.kind, metadata["name"])
+            object_names.check_data(kubernetes_object, self.kind, metadata["name"])
 
-    def apply(self, obj: Object) -> Object:
+    def apply(self, kubernetes_object: Object) -> Object:
         """Create or update the object as `kubectl apply` does. Fields that were not set by `apply`
         are kept.
 
-        Raises ConfigError, and Conflict if `obj` has a resourceVersion that differs from the
-        current object's.
+        Raises ConfigError, and Conflict if `kubernetes_object` has a resourceVersion that differs
+        from the current object's.
         """
-        self.check(obj)
-        applied_object = _without_last_applied(obj)
+        self.check(kubernetes_object)
+        applied_object = _without_last_applied(kubernetes_object)
 
         def merge_current(current_object: Object | None) -> Object:
             if current_object:
@@ -79,7 +79,7 @@ class Controller:
             annotations = {**annotations, LAST_APPLIED: to_json(applied_object)}
             return new_object | {"metadata": new_object["metadata"] | {"annotations": annotations}}
 
-        return self._write(obj["metadata"]["name"], merge_current)
+        return self._write(kubernetes_object["metadata"]["name"], merge_current)
 
     def patch(self, name: str, update: Callable[[Object], Object]) -> Object:
         """Replace an existing object by `update(object)`, as `kubectl patch` does, without changing
@@ -99,23 +99,23 @@ class Controller:
     def _write(self, name: str, update: Callable[[Object | None], Object]) -> Object:
         def add_metadata(current_object: Object | None) -> Object:
             new_object = update(copy.deepcopy(current_object))
-            meta = {
+            metadata = {
                 "namespace": "default",
                 "uid": str(uuid.uuid4()),
                 "creationTimestamp": timestamp(time.time()),
             }
 
-            meta.update({"annotations": {}} | new_object["metadata"])
+            metadata.update({"annotations": {}} | new_object["metadata"])
 
             if current_object:
-                current_meta = current_object["metadata"]
+                current_metadata = current_object["metadata"]
             else:
-                current_meta = {"resourceVersion": "0", "generation": 0}
+                current_metadata = {"resourceVersion": "0", "generation": 0}
 
-            if current_object and meta.get("resourceVersion") not in (
+            if current_object and metadata.get("resourceVersion") not in (
                 None,
                 "",
-                current_meta["resourceVersion"],
+                current_metadata["resourceVersion"],
             ):
                 raise Conflict(
                     f'Operation cannot be fulfilled on {self.kind.lower()}s "{name}": the object'
@@ -123,21 +123,21 @@ class Controller:
                     " again"
                 )
 
-            meta["resourceVersion"] = current_meta["resourceVersion"]
-            meta["generation"] = current_meta["generation"]
+            metadata["resourceVersion"] = current_metadata["resourceVersion"]
+            metadata["generation"] = current_metadata["generation"]
             if not current_object or current_object.get("spec") != new_object.get("spec"):
-                meta["generation"] += 1
+                metadata["generation"] += 1
 
-            return new_object | {"metadata": meta}
+            return new_object | {"metadata": metadata}
 
         stored_object = self.change(name, add_metadata)
         assert stored_object
         return self.on_write(stored_object)
 
-    def on_write(self, stored: Object) -> Object:
+    def on_write(self, stored_object: Object) -> Object:
         """React to an object that was just applied or patched, and return the object's new
         state."""
-        return stored
+        return stored_object
 
     def get(self, name: str) -> Object | None:
         """Return the object with this name, or None."""
@@ -155,14 +155,18 @@ class Controller:
 
     def objects(self) -> dict[str, Object]:
         """Return the objects on disk by name."""
-        return {name: obj for name in self.names() if (obj := self.read(name))}
+        return {
+            name: kubernetes_object
+            for name in self.names()
+            if (kubernetes_object := self.read(name))
+        }
 
     def delete(self, name: str) -> bool:
         """Delete the object. Return False if the object did not exist."""
         with self._locked():
-            existed = self._path(name).exists()
+            has_existed = self._path(name).exists()
             self._path(name).unlink(missing_ok=True)
-        return existed
+        return has_existed
 
     def change(self, name: str, update: Callable[[Object | None], Object | None]) -> Object | None:
         """Replace the object by the result of `update(object)`, unless the result is None. Return
@@ -176,11 +180,11 @@ class Controller:
             new_object["metadata"]["resourceVersion"] = str(
                 int(new_object["metadata"]["resourceVersion"]) + 1
             )
-            draft = self._path(name).with_suffix(".new")
+            draft_path = self._path(name).with_suffix(".new")
             # only the owner may read the file, because the object may be a Secret
-            draft.touch(0o600)
-            draft.write_text(to_json(new_object, indent=1))
-            draft.replace(self._path(name))
+            draft_path.touch(0o600)
+            draft_path.write_text(to_json(new_object, indent=1))
+            draft_path.replace(self._path(name))
 
             return new_object
 
@@ -190,7 +194,7 @@ class Controller:
     def clean_up(self) -> None:
         """Remove files that completed objects of this run have left."""
 
-    def stop(self, grace: float) -> None:
+    def stop(self, grace_seconds: float) -> None:
         """Stop the objects' processes that this process has started, without deleting objects."""
 
     def _path(self, name: str) -> Path:
@@ -202,20 +206,22 @@ class Controller:
     def _locked(self) -> Iterator[None]:
         homes.make(self.cluster.home)
         self.folder.mkdir(parents=True, exist_ok=True)
-        with open(self.folder / ".lock", "w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
+        with open(self.folder / ".lock", "w") as lock_file:
+            fcntl.flock(lock_file, fcntl.LOCK_EX)
             yield
 
 
-def _without_last_applied(obj: Object) -> Object:
+def _without_last_applied(kubernetes_object: Object) -> Object:
     """Return the object without the annotation that contains the last applied object."""
-    meta = obj["metadata"]
+    metadata = kubernetes_object["metadata"]
     annotations = {
-        key: value for key, value in (meta.get("annotations") or {}).items() if key != LAST_APPLIED
+        key: value
+        for key, value in (metadata.get("annotations") or {}).items()
+        if key != LAST_APPLIED
     }
-    if meta.get("annotations"):
-        return obj | {"metadata": meta | {"annotations": annotations}}
-    return obj
+    if metadata.get("annotations"):
+        return kubernetes_object | {"metadata": metadata | {"annotations": annotations}}
+    return kubernetes_object
 
 
 def merge(last_object: object, new_object: object, current_object: object) -> Any:
@@ -224,28 +230,29 @@ def merge(last_object: object, new_object: object, current_object: object) -> An
     if not (isinstance(new_object, dict) and isinstance(current_object, dict)):
         return copy.deepcopy(new_object)
 
-    last_fields = last_object if isinstance(last_object, dict) else {}
+    last_applied_fields = last_object if isinstance(last_object, dict) else {}
     kept_fields = {
         key: value
         for key, value in current_object.items()
-        if key not in last_fields or key in new_object
+        if key not in last_applied_fields or key in new_object
     }
 
     return kept_fields | {
-        key: merge(last_fields.get(key), value, current_object.get(key))
+        key: merge(last_applied_fields.get(key), value, current_object.get(key))
         for key, value in new_object.items()
     }
 
 
-def require_single_container(spec: Object, where: str) -> Object:
+def require_single_container(spec: Object, field_path: str) -> Object:
     """Return the only container of a pod spec. Raises ConfigError if the spec has several
     containers or the container has no image."""
     containers = spec.get("containers") or []
     if len(containers) != 1 or spec.get("initContainers"):
         raise ConfigError(
-            f"{where}: only pods with one container and without initContainers are supported here."
+            f"{field_path}: only pods with one container and without initContainers are supported"
+            " here."
         )
     if not containers[0].get("image"):
-        raise ConfigError(f"{where}: the image of its container is missing. Set the image.")
-    volumes.check_pod(spec, where)
+        raise ConfigError(f"{field_path}: the image of its container is missing. Set the image.")
+    volumes.check_pod(spec, field_path)
     return containers[0]

@@ -37,11 +37,13 @@ class Kinds:
         their previous controllers."""
         self.types.update(dict.fromkeys(kinds or (controller.kind,), controller))
 
-    def controllers(self, cluster: Cluster, run: Path) -> dict[str, Controller]:
-        """Return a controller for each kind; the logs and directories of pods are below `run`."""
+    def controllers(self, cluster: Cluster, run_directory: Path) -> dict[str, Controller]:
+        """Return a controller for each kind; the logs and directories of pods are below
+        `run_directory`."""
         controllers = {
-            kind: controller(cluster, kind=kind, run=run) for kind, controller in self.types.items()
+            kind: controller_class(cluster, kind=kind, run=run_directory)
+            for kind, controller_class in self.types.items()
         }
-        for controller in controllers.values():
-            controller.controllers = controllers
+        for controller_class in controllers.values():
+            controller_class.controllers = controllers
         return controllers

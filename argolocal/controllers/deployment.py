@@ -53,44 +53,46 @@ class Services(Controller):
     kind = "Service"
     hint = ""  # the end of an error message; it says how to choose another port
 
-    def check(self, obj: Object) -> None:
+    def check(self, kubernetes_object: Object) -> None:
         """Raise ConfigError for a Service without selector or ports, and for a port that is invalid
         or in use."""
-        super().check(obj)
-        name = obj["metadata"]["name"]
+        super().check(kubernetes_object)
+        name = kubernetes_object["metadata"]["name"]
 
-        ports = (obj.get("spec") or {}).get("ports") or []
-        if not ports or not (obj["spec"].get("selector")):
+        service_ports = (kubernetes_object.get("spec") or {}).get("ports") or []
+        if not service_ports or not (kubernetes_object["spec"].get("selector")):
             raise ConfigError(f"Service {name} needs a selector and ports: set both.")
 
-        invalid = [port for port in ports if not isinstance(port.get("port"), int)]
-        if invalid:
+        invalid_ports = [port for port in service_ports if not isinstance(port.get("port"), int)]
+        if invalid_ports:
             raise ConfigError(
-                f"Service {name}: port is {invalid[0].get('port')!r}: it must be a number."
+                f"Service {name}: port is {invalid_ports[0].get('port')!r}: it must be a number."
             )
 
-        previous = self.read(name)
-        if previous:
-            own_ports = [port["port"] for port in previous["spec"]["ports"]]
+        previous_service = self.read(name)
+        if previous_service:
+            own_ports = [port["port"] for port in previous_service["spec"]["ports"]]
         else:
             own_ports = []
 
-        for port in [port["port"] for port in ports if not is_headless(obj)]:
+        for port in [port["port"] for port in service_ports if not is_headless(kubernetes_object)]:
             supervisor_listens = port in own_ports and Deployments(self.cluster).running()
             if not supervisor_listens:
                 self._check_port(port, name)
 
     def _check_port(self, port: int, name: str) -> None:
-        for service in self.objects().values() if Deployments(self.cluster).running() else []:
-            if is_headless(service):
-                ports = []
+        for other_service in self.objects().values() if Deployments(self.cluster).running() else []:
+            if is_headless(other_service):
+                used_ports = []
             else:
-                ports = [service_port["port"] for service_port in service["spec"]["ports"]]
-            if port in ports and service["metadata"]["name"] != name:
+                used_ports = [
+                    service_port["port"] for service_port in other_service["spec"]["ports"]
+                ]
+            if port in used_ports and other_service["metadata"]["name"] != name:
                 raise ConfigError(
-                    f"Service {name}: port {port} is used by Service {service['metadata']['name']}"
-                    f" of this home: choose another port{self.hint}, or stop all deployments with"
-                    f" `{program.name} down`."
+                    f"Service {name}: port {port} is used by Service"
+                    f" {other_service['metadata']['name']} of this home: choose another"
+                    f" port{self.hint}, or stop all deployments with `{program.name} down`."
                 )
         _check_port_is_free(port, f"Service {name}", self.hint)
 
@@ -104,47 +106,50 @@ class Deployments(Controller):
         super().__init__(cluster, kind, run)
         self.home = cluster.home / "deployments"
 
-    def check(self, obj: Object) -> None:
+    def check(self, kubernetes_object: Object) -> None:
         """Raise ConfigError for an object that the API server would reject or that is not supported
         here."""
-        super().check(obj)
-        where = f"Deployment {obj['metadata']['name']}"
-        spec = obj.get("spec") or {}
+        super().check(kubernetes_object)
+        field_path = f"Deployment {kubernetes_object['metadata']['name']}"
+        spec = kubernetes_object.get("spec") or {}
         template = spec.get("template") or {}
-        container = require_single_container(template.get("spec") or {}, where)
+        container = require_single_container(template.get("spec") or {}, field_path)
         labels = labels_of(template)
 
-        selector = (spec.get("selector") or {}).get("matchLabels") or {}
-        if not selector or not selector.items() <= labels.items():
+        match_labels = (spec.get("selector") or {}).get("matchLabels") or {}
+        if not match_labels or not match_labels.items() <= labels.items():
             raise ConfigError(
-                f"{where}: spec.selector.matchLabels must be a subset of the labels of its"
+                f"{field_path}: spec.selector.matchLabels must be a subset of the labels of its"
                 " template."
             )
 
         if (spec.get("strategy") or {}).get("type", "RollingUpdate") != "RollingUpdate":
-            raise ConfigError(f"{where}: strategy.type must be RollingUpdate here.")
+            raise ConfigError(f"{field_path}: strategy.type must be RollingUpdate here.")
 
-        for probe in PROBES:
-            if probe in container and "httpGet" not in container[probe]:
-                raise ConfigError(f"{where}: {probe} must be an httpGet here.")
+        for probe_field in PROBES:
+            if probe_field in container and "httpGet" not in container[probe_field]:
+                raise ConfigError(f"{field_path}: {probe_field} must be an httpGet here.")
 
-    def apply(self, obj: Object) -> Object:
-        """Apply the object, and record the Origin of this process unless `obj` already has an
-        Origin. The supervisor needs the Origin because it starts pods of several projects."""
-        meta = obj.get("metadata") or {}
-        process = f"{os.getpid()}/{start_time(os.getpid())}"
-        origin = to_json(asdict(Origin(path=self.cluster.path)) | {"process": process})
-        annotations = {ORIGIN_ANNOTATION: origin} | (meta.get("annotations") or {})
-        return super().apply(obj | {"metadata": meta | {"annotations": annotations}})
+    def apply(self, kubernetes_object: Object) -> Object:
+        """Apply the object, and record the Origin of this process unless `kubernetes_object`
+        already has an Origin. The supervisor needs the Origin because it starts pods of several
+        projects."""
+        metadata = kubernetes_object.get("metadata") or {}
+        process_identity = f"{os.getpid()}/{start_time(os.getpid())}"
+        origin = to_json(asdict(Origin(path=self.cluster.path)) | {"process": process_identity})
+        annotations = {ORIGIN_ANNOTATION: origin} | (metadata.get("annotations") or {})
+        return super().apply(
+            kubernetes_object | {"metadata": metadata | {"annotations": annotations}}
+        )
 
-    def on_write(self, stored: Object) -> Object:
+    def on_write(self, stored_object: Object) -> Object:
         """Wait until the supervisor has observed the change, so that the object's status belongs to
         its new spec."""
-        name = stored["metadata"]["name"]
-        generation = stored["metadata"]["generation"]
+        name = stored_object["metadata"]["name"]
+        generation = stored_object["metadata"]["generation"]
         deadline = time.monotonic() + OBSERVE_TIMEOUT_S
 
-        while (stored.get("status") or {}).get(
+        while (stored_object.get("status") or {}).get(
             "observedGeneration"
         ) != generation or not self.running():
             self.start()
@@ -155,9 +160,9 @@ class Deployments(Controller):
                 )
 
             time.sleep(0.02)
-            stored = self.read(name) or stored
+            stored_object = self.read(name) or stored_object
 
-        return stored
+        return stored_object
 
     def get(self, name: str) -> Object | None:
         self.revive()
@@ -167,14 +172,19 @@ class Deployments(Controller):
         """Delete the Deployment, and wait until its pods have ended."""
         if not self.running():
             return self.remove(name)
-        stamp = {"deletionTimestamp": timestamp(time.time())}
-        existing = self.change(
-            name, lambda obj: obj and obj | {"metadata": obj["metadata"] | stamp}
+        deletion_metadata = {"deletionTimestamp": timestamp(time.time())}
+        deleted_object = self.change(
+            name,
+            lambda kubernetes_object: (
+                kubernetes_object
+                and kubernetes_object
+                | {"metadata": kubernetes_object["metadata"] | deletion_metadata}
+            ),
         )
         while self.read(name) and self.running():
             time.sleep(0.02)
         self.remove(name)
-        return bool(existing)
+        return bool(deleted_object)
 
     def remove(self, name: str) -> bool:
         """Remove the files of a Deployment whose pods have ended, but keep its logs."""
@@ -183,8 +193,10 @@ class Deployments(Controller):
 
     def running(self) -> bool:
         """Return True if the supervisor is alive."""
-        record = self._record()
-        return bool(record and is_alive(record["pid"], record["since"]))
+        supervisor_record = self._record()
+        return bool(
+            supervisor_record and is_alive(supervisor_record["pid"], supervisor_record["since"])
+        )
 
     def revive(self) -> bool:
         """Restart the supervisor if it died, unless `down` had stopped it. Return True if the
@@ -199,59 +211,69 @@ class Deployments(Controller):
 
         Return the names of the Deployments that ran. Their objects are not deleted.
         """
-        record = self._record()
+        supervisor_record = self._record()
         (self.home / RECORD_FILE).unlink(missing_ok=True)
 
-        if not record or not is_alive(record["pid"], record["since"]):
+        if not supervisor_record or not is_alive(
+            supervisor_record["pid"], supervisor_record["since"]
+        ):
             return []
 
-        objects = [obj for obj in self.objects().values() if obj["spec"].get("replicas", 1)]
-        grace_periods = [
-            obj["spec"]["template"]["spec"].get("terminationGracePeriodSeconds", 30)
-            for obj in objects
+        stopped_objects = [
+            kubernetes_object
+            for kubernetes_object in self.objects().values()
+            if kubernetes_object["spec"].get("replicas", 1)
         ]
-        end_group(record["pid"], record["since"], max(grace_periods, default=0) + 5)
+        grace_periods = [
+            kubernetes_object["spec"]["template"]["spec"].get("terminationGracePeriodSeconds", 30)
+            for kubernetes_object in stopped_objects
+        ]
+        end_group(
+            supervisor_record["pid"], supervisor_record["since"], max(grace_periods, default=0) + 5
+        )
 
-        for child in SUPERVISORS:
-            child.poll()
+        for supervisor_process in SUPERVISORS:
+            supervisor_process.poll()
 
-        return [obj["metadata"]["name"] for obj in objects]
+        return [kubernetes_object["metadata"]["name"] for kubernetes_object in stopped_objects]
 
     def overview(self) -> list[Object]:
-        """Return one dict per Deployment with its kind, name, address, `running` and number of
+        """Return one dict per Deployment with its kind, name, address, `is_running` and number of
         ready pods."""
         services = [
-            obj for obj in Services(self.cluster).objects().values() if not is_headless(obj)
+            kubernetes_object
+            for kubernetes_object in Services(self.cluster).objects().values()
+            if not is_headless(kubernetes_object)
         ]
-        entries = []
-        running = self.running()
+        overview_rows = []
+        is_running = self.running()
 
-        for name, obj in self.objects().items():
-            template = obj["spec"]["template"]
-            ports = [
+        for name, kubernetes_object in self.objects().items():
+            template = kubernetes_object["spec"]["template"]
+            service_ports = [
                 service["spec"]["ports"][0]["port"]
                 for service in services
                 if selects(service, template)
             ]
 
-            address = f"http://127.0.0.1:{ports[0]}" if ports else ""
+            address = f"http://127.0.0.1:{service_ports[0]}" if service_ports else ""
 
-            if running:
-                ready = (obj.get("status") or {}).get("readyReplicas", 0)
+            if is_running:
+                ready_count = (kubernetes_object.get("status") or {}).get("readyReplicas", 0)
             else:
-                ready = 0
+                ready_count = 0
 
-            entry = {
+            overview_row = {
                 "kind": "deployment",
                 "name": name,
                 "address": address,
-                "running": running,
-                "ready": ready,
+                "running": is_running,
+                "ready": ready_count,
             }
 
-            entries.append(entry)
+            overview_rows.append(overview_row)
 
-        return entries
+        return overview_rows
 
     def start(self) -> None:
         """Start the supervisor if it is not running, even if `down` has stopped it. This method
@@ -261,45 +283,50 @@ class Deployments(Controller):
                 return
 
             self.home.mkdir(parents=True, exist_ok=True)
-            with open(self.home / LOG_FILE, "ab") as log:
-                child = subprocess.Popen(
+            with open(self.home / LOG_FILE, "ab") as log_file:
+                supervisor_process = subprocess.Popen(
                     self._supervise(),
                     stdin=subprocess.PIPE,
-                    stdout=log,
-                    stderr=log,
+                    stdout=log_file,
+                    stderr=log_file,
                     start_new_session=True,
                     cwd="/",
                     env=remove_secrets(os.environ),
                 )
 
-            SUPERVISORS.append(child)
-            record = {"pid": child.pid, "since": start_time(child.pid) or 0}
-            write_atomically(self.home / RECORD_FILE, to_json(record))
-            confirm_recorded(child)
+            SUPERVISORS.append(supervisor_process)
+            supervisor_record = {
+                "pid": supervisor_process.pid,
+                "since": start_time(supervisor_process.pid) or 0,
+            }
+            write_atomically(self.home / RECORD_FILE, to_json(supervisor_record))
+            confirm_recorded(supervisor_process)
 
     def _supervise(self) -> list[str]:
-        cluster = type(self.cluster)
-        name = f"{cluster.__module__}:{cluster.__qualname__}"
+        cluster_class = type(self.cluster)
+        class_path = f"{cluster_class.__module__}:{cluster_class.__qualname__}"
         return python_command(
             "-m",
             "argolocal.runner.supervise_deployments",
             "--home",
             str(self.cluster.home),
             "--cluster",
-            name,
+            class_path,
         )
 
     def _record(self) -> dict[str, int] | None:
         try:
-            record = read_object(self.home / RECORD_FILE)
+            supervisor_record = read_object(self.home / RECORD_FILE)
         except FileNotFoundError:
             return None
-        if not all(isinstance(record.get(name), int) for name in ("pid", "since")):
+        if not all(
+            isinstance(supervisor_record.get(field_name), int) for field_name in ("pid", "since")
+        ):
             raise InvalidDocument(
                 f"{self.home / RECORD_FILE} is malformed (pid or since is not a number): restore"
                 " the file, or remove it."
             )
-        return record
+        return supervisor_record
 
 
 # supervisors that this process has started; they continue to run when this process exits
@@ -321,7 +348,7 @@ def labels_of(template: Object) -> dict[str, str]:
     return (template.get("metadata") or {}).get("labels") or {}
 
 
-def _check_port_is_free(port: int, where: str, hint: str) -> None:
+def _check_port_is_free(port: int, field_path: str, hint: str) -> None:
     try:
         socket.create_server(("127.0.0.1", port)).close()
     except (OSError, OverflowError) as error:
@@ -330,7 +357,7 @@ def _check_port_is_free(port: int, where: str, hint: str) -> None:
         else:
             reason = str(error)
         raise ConfigError(
-            f"{where}: port {port} on 127.0.0.1 cannot be used ({reason}): another program uses it,"
-            f" or `{program.name}` in another directory. Stop that program, or choose another"
-            f" port{hint}."
+            f"{field_path}: port {port} on 127.0.0.1 cannot be used ({reason}): another program"
+            f" uses it, or `{program.name}` in another directory. Stop that program, or choose"
+            f" another port{hint}."
         ) from error

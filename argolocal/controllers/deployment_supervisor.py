@@ -57,14 +57,18 @@ class Route:
     def choose_backend(self) -> str:
         """Return the Service with the fewest connections relative to its weight, and add 1 to its
         connection count."""
-        shares = {
-            name: (self.connections[name] + 1) / weight
-            for name, weight in self.weights.items()
+        load_shares = {
+            service_name: (self.connections[service_name] + 1) / weight
+            for service_name, weight in self.weights.items()
             if weight
         }
-        name = min(shares, key=lambda name: shares[name], default=next(iter(self.weights)))
-        self.connections[name] += 1
-        return name
+        service_name = min(
+            load_shares,
+            key=lambda service_name: load_shares[service_name],
+            default=next(iter(self.weights)),
+        )
+        self.connections[service_name] += 1
+        return service_name
 
 
 @dataclass(eq=False)
@@ -108,21 +112,21 @@ class Supervisor:
 
     async def run(self) -> None:
         """Run until SIGTERM, or until all Deployments are deleted."""
-        stopped = asyncio.Event()
-        loop = asyncio.get_running_loop()
+        stop_event = asyncio.Event()
+        event_loop = asyncio.get_running_loop()
 
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, stopped.set)
+        for signal_number in (signal.SIGTERM, signal.SIGINT):
+            event_loop.add_signal_handler(signal_number, stop_event.set)
 
-        while not stopped.is_set() and (objects := self.deployments.objects()):
-            await self._listen(objects)
-            for name, obj in objects.items():
-                self._reconcile(name, obj)
+        while not stop_event.is_set() and (deployments := self.deployments.objects()):
+            await self._listen(deployments)
+            for name, kubernetes_object in deployments.items():
+                self._reconcile(name, kubernetes_object)
 
-            busy = any(rollout.busy for rollout in self.rollouts.values())
+            is_busy = any(rollout.busy for rollout in self.rollouts.values())
             with suppress(TimeoutError):
                 await asyncio.wait_for(
-                    stopped.wait(), POLL_INTERVAL_S if busy else 4 * POLL_INTERVAL_S
+                    stop_event.wait(), POLL_INTERVAL_S if is_busy else 4 * POLL_INTERVAL_S
                 )
 
         for listening_port in self.listening_ports.values():
@@ -137,16 +141,16 @@ class Supervisor:
 
             await asyncio.sleep(POLL_INTERVAL_S)
 
-        for name, obj in self.deployments.objects().items():
+        for name, kubernetes_object in self.deployments.objects().items():
             if name in self.rollouts:
-                self.rollouts[name].update_status(obj)
+                self.rollouts[name].update_status(kubernetes_object)
 
-    def _reconcile(self, name: str, obj: Object) -> None:
+    def _reconcile(self, name: str, kubernetes_object: Object) -> None:
         if name not in self.rollouts:
             self.rollouts[name] = Rollout(self.cluster, self.deployments, name)
 
         rollout = self.rollouts[name]
-        if obj["metadata"].get("deletionTimestamp"):
+        if kubernetes_object["metadata"].get("deletionTimestamp"):
             if rollout.end():
                 self.deployments.remove(name)
                 del self.rollouts[name]
@@ -154,48 +158,57 @@ class Supervisor:
             return
 
         try:
-            rollout.reconcile(obj)
+            rollout.reconcile(kubernetes_object)
         except Exception as error:
             # an error, such as a missing Secret, must not affect the other Deployments
             rollout.fail(describe(error))
 
-        rollout.update_status(obj)
+        rollout.update_status(kubernetes_object)
 
-    async def _listen(self, objects: dict[str, Object]) -> None:
+    async def _listen(self, deployments: dict[str, Object]) -> None:
         """Open and close ports so that exactly the ports of Services with a matching Deployment are
         open."""
         self._read_routes()
-        desired: dict[Address, tuple[str, dict[str, str], Any]] = {}
+        desired_listeners: dict[Address, tuple[str, dict[str, str], Any]] = {}
 
         for name, service in self.services.objects().items():
-            if any(selects(service, obj["spec"]["template"]) for obj in objects.values()):
+            if any(
+                selects(service, kubernetes_object["spec"]["template"])
+                for kubernetes_object in deployments.values()
+            ):
                 if is_headless(service):
                     host = self.cluster.address(f"service/{name}")
                 else:
                     host = "127.0.0.1"
 
                 for port in service["spec"]["ports"]:
-                    target = port.get("targetPort", port["port"])
-                    desired[host, port["port"]] = name, service["spec"]["selector"], target
+                    target_port = port.get("targetPort", port["port"])
+                    desired_listeners[host, port["port"]] = (
+                        name,
+                        service["spec"]["selector"],
+                        target_port,
+                    )
 
-        for address in [address for address in self.listening_ports if address not in desired]:
+        for address in [
+            address for address in self.listening_ports if address not in desired_listeners
+        ]:
             self.listening_ports.pop(address).server.close()
 
-        for address, (name, selector, target) in desired.items():
+        for address, (name, selector, target_port) in desired_listeners.items():
             listening_port = self.listening_ports.get(address)
             if listening_port:
                 listening_port.selector = selector
-                listening_port.target = target
+                listening_port.target = target_port
                 continue
 
             try:
                 server = await asyncio.start_server(
-                    lambda r, w, address=address: self._connect(
-                        self.listening_ports[address], r, w
+                    lambda reader, writer, address=address: self._connect(
+                        self.listening_ports[address], reader, writer
                     ),
                     *address,
                 )
-                self.listening_ports[address] = ListeningPort(server, name, selector, target)
+                self.listening_ports[address] = ListeningPort(server, name, selector, target_port)
             except OSError as error:
                 # another program may use the port: the next call of `_listen` tries again
                 print(f"port {address[1]}: {error}", file=sys.stderr, flush=True)
@@ -204,21 +217,24 @@ class Supervisor:
         """Read the HTTPRoutes. An unchanged route keeps its connection counts."""
         routes: dict[str, Route] = {}
 
-        for obj in Controller(self.cluster, "HTTPRoute").objects().values():
-            for rule in obj["spec"].get("rules", ()):
-                weights = {
+        for kubernetes_object in Controller(self.cluster, "HTTPRoute").objects().values():
+            for route_rule in kubernetes_object["spec"].get("rules", ()):
+                backend_weights = {
                     backend["name"]: backend.get("weight", 1)
-                    for backend in rule.get("backendRefs", ())
+                    for backend in route_rule.get("backendRefs", ())
                 }
-                filters = [
-                    item["requestMirror"]
-                    for item in rule.get("filters", ())
-                    if "requestMirror" in item
+                mirror_filters = [
+                    route_filter["requestMirror"]
+                    for route_filter in route_rule.get("filters", ())
+                    if "requestMirror" in route_filter
                 ]
 
-                route = Route(weights, [item["backendRef"]["name"] for item in filters])
+                route = Route(
+                    backend_weights,
+                    [route_filter["backendRef"]["name"] for route_filter in mirror_filters],
+                )
 
-                name = next(iter(weights), "")
+                name = next(iter(backend_weights), "")
                 if name:
                     routes[name] = self.routes[name] if self.routes.get(name) == route else route
 
@@ -228,16 +244,18 @@ class Supervisor:
         """Return the ready pod with the fewest open connections, or None if no pod is ready. Ties
         are broken at random."""
         replicas = [replica for rollout in self.rollouts.values() for replica in rollout.replicas]
-        ready = [
+        ready_replicas = [
             replica
             for replica in replicas
             if replica.ready and selector.items() <= replica.labels.items()
         ]
-        return min(ready, key=lambda replica: (replica.connections, random()), default=None)
+        return min(
+            ready_replicas, key=lambda replica: (replica.connections, random()), default=None
+        )
 
-    def _find_selector(self, service: str) -> dict[str, str] | None:
-        obj = self.services.get(service)
-        return obj and obj["spec"]["selector"]
+    def _find_selector(self, service_name: str) -> dict[str, str] | None:
+        kubernetes_object = self.services.get(service_name)
+        return kubernetes_object and kubernetes_object["spec"]["selector"]
 
     async def _connect(
         self,
@@ -272,16 +290,16 @@ class Supervisor:
             return False
 
         replica.connections += 1
-        mirrors = [
+        mirror_replicas = [
             self._choose_replica(mirror_selector)
-            for name in (route.mirrors if route else ())
-            if (mirror_selector := self._find_selector(name))
+            for service_name in (route.mirrors if route else ())
+            if (mirror_selector := self._find_selector(service_name))
         ]
 
         mirror_writers = [
             writer
-            for mirror in mirrors
-            if mirror and (writer := await self._mirror(listening_port, mirror))
+            for mirror_replica in mirror_replicas
+            if mirror_replica and (writer := await self._mirror(listening_port, mirror_replica))
         ]
 
         downstream = None
@@ -320,14 +338,14 @@ class Supervisor:
         """Open a connection to a pod that gets copies of requests, and discard the pod's responses.
         Return None if the pod cannot be reached."""
         try:
-            responses, writer = await asyncio.open_connection(
+            response_reader, writer = await asyncio.open_connection(
                 replica.pod.ip, _port(replica, listening_port)
             )
         except OSError:
             return None
-        task = asyncio.create_task(_discard_input(responses))
-        self.mirror_tasks.add(task)
-        task.add_done_callback(self.mirror_tasks.discard)
+        discard_task = asyncio.create_task(_discard_input(response_reader))
+        self.mirror_tasks.add(discard_task)
+        discard_task.add_done_callback(self.mirror_tasks.discard)
         return writer
 
 
@@ -335,9 +353,9 @@ def _port(replica: Replica, listening_port: ListeningPort) -> int:
     return port_number(replica.pod.spec["containers"][0], listening_port.target)
 
 
-async def _discard_input(source: asyncio.StreamReader) -> None:
+async def _discard_input(reader: asyncio.StreamReader) -> None:
     with suppress(OSError):
-        while await source.read(CHUNK_BYTES):
+        while await reader.read(CHUNK_BYTES):
             pass
 
 
@@ -347,19 +365,19 @@ async def _copy_requests(
     """Copy bytes from a client to a server until one of them disconnects. Disconnect slow
     `mirror_writers`."""
     try:
-        while data := client.unread_bytes or await client.reader.read(CHUNK_BYTES):
-            client.unread_bytes = data
+        while chunk := client.unread_bytes or await client.reader.read(CHUNK_BYTES):
+            client.unread_bytes = chunk
             if not client.awaits_answer and _has_event(server, select.POLLRDHUP):
                 return  # the server no longer reads requests
 
             client.unread_bytes = b""
             client.awaits_answer = True
             client.last_activity = time.monotonic()
-            server.write(data)
+            server.write(chunk)
 
             for writer in mirror_writers:
                 if writer.transport.get_write_buffer_size() < MAX_MIRROR_BACKLOG_BYTES:
-                    writer.write(data)
+                    writer.write(chunk)
                 else:
                     writer.transport.abort()
 
@@ -376,18 +394,18 @@ async def _copy_requests(
 
 async def _copy_answers(server: asyncio.StreamReader, client: Client) -> None:
     """Copy bytes from a server to a client until the server disconnects."""
-    while data := await server.read(CHUNK_BYTES):
+    while chunk := await server.read(CHUNK_BYTES):
         client.awaits_answer = False
         client.last_activity = time.monotonic()
-        client.writer.write(data)
+        client.writer.write(chunk)
         await client.writer.drain()
 
 
-def _has_event(writer: asyncio.StreamWriter, event: int) -> bool:
-    """Return True if the connection has the poll event `event` or is closed. asyncio would report
-    this later."""
+def _has_event(writer: asyncio.StreamWriter, poll_event: int) -> bool:
+    """Return True if the connection has the poll event `poll_event` or is closed. asyncio would
+    report this later."""
     if writer.is_closing():
         return True
-    poll = select.poll()
-    poll.register(writer.get_extra_info("socket").fileno(), event)
-    return bool(poll.poll(0))
+    poller = select.poll()
+    poller.register(writer.get_extra_info("socket").fileno(), poll_event)
+    return bool(poller.poll(0))

@@ -75,10 +75,10 @@ class WaitingNode:
 class Resources:
     """The resource templates of one run. Controllers are created on first use."""
 
-    def __init__(self, cluster: Cluster, workflow: dict[str, Any], run: Path) -> None:
+    def __init__(self, cluster: Cluster, workflow: dict[str, Any], run_directory: Path) -> None:
         self.cluster = cluster
         self.workflow = workflow
-        self.run = run
+        self.run = run_directory
         self.controllers: dict[str, Any] = {}
         self.waiting: dict[str, WaitingNode] = {}
 
@@ -96,10 +96,10 @@ class Resources:
         if resource["action"] == "delete" and (
             conditions or (action.template.get("outputs") or {}).get("parameters")
         ):
-            message = (
+            unsupported_message = (
                 "successCondition, failureCondition and outputs are not supported for delete action"
             )
-            return [PodStarted(action.id), _failure(action.id, message)]
+            return [PodStarted(action.id), _failure(action.id, unsupported_message)]
 
         try:
             kind, name = self._perform(resource, self.run / "creates" / action.id)
@@ -124,52 +124,55 @@ class Resources:
             except Exception as error:
                 events += self._fail_nodes_of(controller, error)
 
-        for waiting in list(self.waiting.values()):
+        for waiting_node in list(self.waiting.values()):
             try:
-                events += self._check_conditions(waiting)
+                events += self._check_conditions(waiting_node)
             except Exception as error:
-                self.forget(waiting.action.id)
-                events.append(PodEnded(waiting.action.id, "Error", describe(error)))
+                self.forget(waiting_node.action.id)
+                events.append(PodEnded(waiting_node.action.id, "Error", describe(error)))
 
         return events
 
     def _fail_nodes_of(self, controller: Any, error: Exception) -> list[PodStarted | PodEnded]:
         """Return an Error event for each node that waits for an object of `controller`, whose
         `poll` has failed."""
-        ids = [
-            id
-            for id, waiting in self.waiting.items()
-            if self.controllers.get(waiting.kind) is controller
+        waiting_node_ids = [
+            node_id
+            for node_id, waiting_node in self.waiting.items()
+            if self.controllers.get(waiting_node.kind) is controller
         ]
-        for id in ids:
-            self.forget(id)
-        return [PodEnded(id, "Error", f"{controller.kind}: {describe(error)}") for id in ids]
+        for node_id in waiting_node_ids:
+            self.forget(node_id)
+        return [
+            PodEnded(node_id, "Error", f"{controller.kind}: {describe(error)}")
+            for node_id in waiting_node_ids
+        ]
 
     def overdue_nodes(self, now: float) -> list[str]:
         return [
-            id
-            for id, waiting in self.waiting.items()
-            if waiting.action.deadline and now >= waiting.action.deadline
+            node_id
+            for node_id, waiting_node in self.waiting.items()
+            if waiting_node.action.deadline and now >= waiting_node.action.deadline
         ]
 
-    def forget(self, id: str) -> None:
+    def forget(self, node_id: str) -> None:
         """Stop watching the object of a node, without deleting the object."""
-        self.waiting.pop(id, None)
+        self.waiting.pop(node_id, None)
 
     def clean_up(self) -> None:
         """Remove files that completed jobs left because their runner died."""
         # the files of StoredObjects begin with a dot
-        kinds = {folder.name for folder in (self.cluster.home / "objects").glob("[!.]*")}
+        stored_kinds = {folder.name for folder in (self.cluster.home / "objects").glob("[!.]*")}
         # import only the controllers of kinds whose objects have processes, because an import takes
         # time
-        for kind in kinds - {*CORE_KINDS, *PASSIVE_KINDS}:
+        for kind in stored_kinds - {*CORE_KINDS, *PASSIVE_KINDS}:
             self._controller(kind).clean_up()
 
-    def stop(self, grace: float) -> None:
+    def stop(self, grace_seconds: float) -> None:
         """Stop waiting for conditions, and stop the processes of jobs."""
         self.waiting.clear()
         for controller in set(self.controllers.values()):
-            controller.stop(grace)
+            controller.stop(grace_seconds)
 
     def _controller(self, kind: str) -> Any:
         self.controllers = self.controllers or self.cluster.kinds.controllers(
@@ -183,49 +186,64 @@ class Resources:
             )
         return controller
 
-    def _perform(self, resource: dict[str, Any], record: Path) -> tuple[str, str]:
+    def _perform(self, resource: dict[str, Any], record_file: Path) -> tuple[str, str]:
         """Perform the action of a resource template. Return kind and name of the object.
 
-        The file `record` stores the name of the created object or the patched object, so that a
-        restarted runner does not repeat the action. Raises KubectlError, ConfigError.
+        The file `record_file` stores the name of the created object or the patched object, so that
+        a restarted runner does not repeat the action. Raises KubectlError, ConfigError.
         """
-        action = resource["action"]
+        kubectl_action = resource["action"]
         flags = resource.get("flags") or []
 
-        if action == "patch":
-            strategy = resource.get("mergeStrategy") or "strategic"
+        if kubectl_action == "patch":
+            merge_strategy = resource.get("mergeStrategy") or "strategic"
         else:
-            strategy = ""
+            merge_strategy = ""
 
-        obj = self._parse_manifest(resource) if resource.get("manifest") else {}
-        words, selector = parse_flags(flags)
-        if action == "delete" and selector and not obj and len(words) == 1:
-            return self._delete_selected(words[0], selector)
-        if action == "delete" and not obj and len(words) == 2:
-            return self._delete_named(words[0].split(","), words[1])
-        if strategy != "json" and not isinstance(obj, dict):
+        kubernetes_object = self._parse_manifest(resource) if resource.get("manifest") else {}
+        positional_arguments, selector = parse_flags(flags)
+        if (
+            kubectl_action == "delete"
+            and selector
+            and not kubernetes_object
+            and len(positional_arguments) == 1
+        ):
+            return self._delete_selected(positional_arguments[0], selector)
+        if kubectl_action == "delete" and not kubernetes_object and len(positional_arguments) == 2:
+            return self._delete_named(positional_arguments[0].split(","), positional_arguments[1])
+        if merge_strategy != "json" and not isinstance(kubernetes_object, dict):
             raise KubectlError("the manifest does not contain an object")
 
-        if isinstance(obj, dict) and not _has_kind_and_metadata(obj):
+        if isinstance(kubernetes_object, dict) and not _has_kind_and_metadata(kubernetes_object):
             raise KubectlError(
                 "error validating data: kind must be text, and metadata must be a mapping"
             )
 
-        if not obj or (strategy and flags and (strategy == "json" or not obj.get("kind"))):
-            if len(words) != 2:
+        if not kubernetes_object or (
+            merge_strategy
+            and flags
+            and (merge_strategy == "json" or not kubernetes_object.get("kind"))
+        ):
+            if len(positional_arguments) != 2:
                 raise KubectlError(f"flags {flags} must name a kind and an object")
 
-            kind = self._resolve_kind(words[0])
-            name = words[1]
+            kind = self._resolve_kind(positional_arguments[0])
+            name = positional_arguments[1]
         else:
-            meta = obj.get("metadata") or {}
-            if action == "create" and not meta.get("name") and meta.get("generateName"):
-                generated = Identity(suffix=generate_suffix()).name(str(meta["generateName"]))
-                name = record.read_text() if record.exists() else generated
-                obj["metadata"] = {**meta, "name": name}
+            metadata = kubernetes_object.get("metadata") or {}
+            if (
+                kubectl_action == "create"
+                and not metadata.get("name")
+                and metadata.get("generateName")
+            ):
+                generated_name = Identity(suffix=generate_suffix()).name(
+                    str(metadata["generateName"])
+                )
+                name = record_file.read_text() if record_file.exists() else generated_name
+                kubernetes_object["metadata"] = {**metadata, "name": name}
 
-            kind = obj.get("kind", "")
-            name = (obj.get("metadata") or {}).get("name", "")
+            kind = kubernetes_object.get("kind", "")
+            name = (kubernetes_object.get("metadata") or {}).get("name", "")
 
         if not kind or not name:
             raise KubectlError(
@@ -234,67 +252,75 @@ class Resources:
             )
 
         controller = self._controller(kind)
-        existing = controller.get(name)
-        not_found = f'Error from server (NotFound): {kind.lower()}s "{name}" not found'
+        existing_object = controller.get(name)
+        not_found_message = f'Error from server (NotFound): {kind.lower()}s "{name}" not found'
 
-        if action == "delete":
-            if existing is not None:
+        if kubectl_action == "delete":
+            if existing_object is not None:
                 controller.delete(name)
-        elif action == "create" and existing is not None and not record.exists():
+        elif (
+            kubectl_action == "create" and existing_object is not None and not record_file.exists()
+        ):
             raise KubectlError(f'{ALREADY_EXISTS} {kind.lower()}s "{name}" already exists')
         elif (
-            action == "get" and existing is None and "--ignore-not-found" in " ".join(flags).split()
+            kubectl_action == "get"
+            and existing_object is None
+            and "--ignore-not-found" in " ".join(flags).split()
         ):
             return kind, ""
-        elif action in ("get", "patch", "replace") and existing is None:
-            raise KubectlError(not_found)
-        elif action == "patch":
-            self._patch(controller, name, obj, strategy, record)
-        elif action != "get":
-            if action == "create":
-                record.parent.mkdir(exist_ok=True)
-                write_atomically(record, name)
+        elif kubectl_action in ("get", "patch", "replace") and existing_object is None:
+            raise KubectlError(not_found_message)
+        elif kubectl_action == "patch":
+            self._patch(controller, name, kubernetes_object, merge_strategy, record_file)
+        elif kubectl_action != "get":
+            if kubectl_action == "create":
+                record_file.parent.mkdir(exist_ok=True)
+                write_atomically(record_file, name)
 
-            controller.apply(obj)
+            controller.apply(kubernetes_object)
 
         return kind, name
 
-    def _patch(self, controller: Any, name: str, patch: Any, strategy: str, record: Path) -> None:
+    def _patch(
+        self, controller: Any, name: str, patch: Any, merge_strategy: str, record_file: Path
+    ) -> None:
         """Patch an object exactly once, even if the runner dies and restarts. A second patch could
         fail or have another result."""
 
         def update(current_object: Object) -> Object:
             # Kubernetes does not support strategic merge patches of custom resources
-            if strategy == "strategic" and current_object["kind"] not in CORE_KINDS:
+            if merge_strategy == "strategic" and current_object["kind"] not in CORE_KINDS:
                 raise KubectlError(
                     "error from server (UnsupportedMediaType): the body of the request was in an"
                     " unknown format - accepted media types include: application/json-patch+json,"
                     " application/merge-patch+json"
                 )
 
-            if record.exists() and _patchable_fields(current_object) == json.loads(
-                record.read_text()
+            if record_file.exists() and _patchable_fields(current_object) == json.loads(
+                record_file.read_text()
             ):
                 return current_object
 
             try:
-                new_object = apply_patch(current_object, patch, strategy)
+                new_object = apply_patch(current_object, patch, merge_strategy)
             except PatchError as error:
                 raise KubectlError(
                     f"The request is invalid: the server rejected our request: {error}"
                 ) from None
 
-            record.parent.mkdir(exist_ok=True)
-            write_atomically(record, to_json(_patchable_fields(new_object)))
+            record_file.parent.mkdir(exist_ok=True)
+            write_atomically(record_file, to_json(_patchable_fields(new_object)))
             return new_object
 
         controller.patch(name, update)
 
     def _parse_manifest(self, resource: dict[str, Any]) -> Any:
-        text = resource["manifest"]
+        manifest_text = resource["manifest"]
         try:
-            if resource["action"] == "patch" and text.lstrip()[:1] == "{":
-                json.loads(text)  # a patch that starts with { is parsed as JSON, as in kubectl
+            if resource["action"] == "patch" and manifest_text.lstrip()[:1] == "{":
+                json.loads(
+                    manifest_text
+                )  # a patch that starts with { is parsed as JSON, as in kubectl
         except json.JSONDecodeError as error:
             raise KubectlError(
                 f"Error from server (BadRequest): error decoding patch: {error}"
@@ -303,38 +329,42 @@ class Resources:
             pass  # parse_one, called below, reports the limit that the text exceeds
 
         try:
-            obj = parse_one(text, "the manifest")
+            kubernetes_object = parse_one(manifest_text, "the manifest")
         except ConfigError as error:
             raise KubectlError(str(error)) from None
 
         if (
-            isinstance(obj, dict)
-            and _has_kind_and_metadata(obj)
+            isinstance(kubernetes_object, dict)
+            and _has_kind_and_metadata(kubernetes_object)
             and resource.get("setOwnerReference")
         ):
-            meta = self.workflow["metadata"]
-            owner = {
+            metadata = self.workflow["metadata"]
+            owner_reference = {
                 "apiVersion": self.workflow["apiVersion"],
                 "kind": "Workflow",
                 "controller": True,
-                "name": meta["name"],
-                "uid": meta["uid"],
+                "name": metadata["name"],
+                "uid": metadata["uid"],
                 "blockOwnerDeletion": True,
             }
 
-            references = obj.setdefault("metadata", {}).setdefault("ownerReferences", [])
-            references.append(owner)
+            owner_references = kubernetes_object.setdefault("metadata", {}).setdefault(
+                "ownerReferences", []
+            )
+            owner_references.append(owner_reference)
 
-        return obj
+        return kubernetes_object
 
     def _resolve_kind(self, resource_type: str) -> str:
         """Return the kind of a resource type of kubectl, such as `pod`, `pods` or
         `deployments.apps`."""
         self._controller("ConfigMap")
-        kind_of_type = {
-            word: kind for kind in self.controllers for word in (kind.lower(), kind.lower() + "s")
+        kind_by_type_name = {
+            type_name: kind
+            for kind in self.controllers
+            for type_name in (kind.lower(), kind.lower() + "s")
         }
-        return kind_of_type.get(resource_type.lower().split(".")[0], resource_type)
+        return kind_by_type_name.get(resource_type.lower().split(".")[0], resource_type)
 
     def _delete_named(self, kinds: list[str], name: str) -> tuple[str, str]:
         """For each of the kinds, delete the object called `name` if it exists."""
@@ -358,123 +388,142 @@ class Resources:
             raise KubectlError(f"error: unable to parse requirement: {error}") from None
         return kind, ""
 
-    def _check_conditions(self, waiting: WaitingNode) -> list[PodStarted | PodEnded]:
-        resource = waiting.action.template["resource"]
-        id = waiting.action.id
+    def _check_conditions(self, waiting_node: WaitingNode) -> list[PodStarted | PodEnded]:
+        resource = waiting_node.action.template["resource"]
+        node_id = waiting_node.action.id
 
-        obj = self._controller(waiting.kind).get(waiting.name)
-        if obj is None:
-            self.forget(id)
+        kubernetes_object = self._controller(waiting_node.kind).get(waiting_node.name)
+        if kubernetes_object is None:
+            self.forget(node_id)
             message = (
                 "The resource has been deleted while its status was still being checked. Will not"
                 " be retried"
             )
-            return [_failure(id, message)]
+            return [_failure(node_id, message)]
 
         try:
-            succeeded, reason = evaluate_conditions(
-                obj, resource.get("successCondition") or "", resource.get("failureCondition") or ""
+            has_succeeded, reason = evaluate_conditions(
+                kubernetes_object,
+                resource.get("successCondition") or "",
+                resource.get("failureCondition") or "",
             )
         except SelectorError as error:
-            succeeded = False
+            has_succeeded = False
             reason = f"condition failed to parse: {error}"
 
-        if succeeded is None:
+        if has_succeeded is None:
             return []
 
-        self.forget(id)
-        if succeeded:
-            return [self._make_success_event(waiting)]
+        self.forget(node_id)
+        if has_succeeded:
+            return [self._make_success_event(waiting_node)]
 
-        cause = _reported_cause(obj)
-        return [_failure(id, f"{reason}: {cause}" if cause else reason)]
+        cause = _reported_cause(kubernetes_object)
+        return [_failure(node_id, f"{reason}: {cause}" if cause else reason)]
 
-    def _make_success_event(self, waiting: WaitingNode) -> PodEnded:
+    def _make_success_event(self, waiting_node: WaitingNode) -> PodEnded:
         outputs: dict[str, Any] = {"exitCode": "0"}
-        obj = (self._controller(waiting.kind).get(waiting.name) if waiting.name else None) or {}
+        kubernetes_object = (
+            self._controller(waiting_node.kind).get(waiting_node.name)
+            if waiting_node.name
+            else None
+        ) or {}
 
-        for parameter in (waiting.action.template.get("outputs") or {}).get("parameters") or []:
+        for parameter in (waiting_node.action.template.get("outputs") or {}).get(
+            "parameters"
+        ) or []:
             value = parameter.get("value")
-            path = (parameter.get("valueFrom") or {}).get("jsonPath")
+            json_path = (parameter.get("valueFrom") or {}).get("jsonPath")
 
-            if not waiting.name:  # the flag --ignore-not-found allows the object to be missing
+            if not waiting_node.name:  # the flag --ignore-not-found allows the object to be missing
                 value = parameter["valueFrom"].get("default", "")
-            elif path:
+            elif json_path:
                 try:
-                    value = kubectl_path.render(obj, path)
+                    value = kubectl_path.render(kubernetes_object, json_path)
                 except kubectl_path.KubectlPathError as error:
                     return _failure(
-                        waiting.action.id,
-                        f'error executing jsonpath "{path}": Error executing template: {error}',
+                        waiting_node.action.id,
+                        f'error executing jsonpath "{json_path}": Error executing template:'
+                        f" {error}",
                     )
 
             outputs.setdefault("parameters", []).append({**parameter, "value": value})
 
-        return PodEnded(waiting.action.id, "Succeeded", "", outputs)
+        return PodEnded(waiting_node.action.id, "Succeeded", "", outputs)
 
 
-def _reported_cause(obj: Object) -> str:
+def _reported_cause(kubernetes_object: Object) -> str:
     """Return the message of the status condition that reports the failure of an object, or ""."""
-    status = obj.get("status")
+    status = kubernetes_object.get("status")
     conditions = status.get("conditions") if isinstance(status, dict) else None
-    failures = [
+    failed_conditions = [
         condition
         for condition in conditions or []
         if (condition.get("type"), condition.get("status")) in FAILURE_CONDITIONS
         and condition.get("message")
     ]
-    if failures:
-        return str(failures[-1]["message"])
+    if failed_conditions:
+        return str(failed_conditions[-1]["message"])
     return ""
 
 
-def _has_kind_and_metadata(obj: Object) -> bool:
+def _has_kind_and_metadata(kubernetes_object: Object) -> bool:
     """Return True if an object's kind and metadata have the right types or are missing."""
-    return isinstance(obj.get("kind") or "", str) and isinstance(obj.get("metadata") or {}, dict)
+    return isinstance(kubernetes_object.get("kind") or "", str) and isinstance(
+        kubernetes_object.get("metadata") or {}, dict
+    )
 
 
 def parse_flags(flags: list[str]) -> tuple[list[str], str]:
     """Return the positional arguments and the label selector of `flags`. Raises KubectlError for a
     flag that is not supported here."""
-    words = []
+    positional_arguments = []
     selector = ""
 
-    remaining = iter([word for flag in flags for word in flag.split()])
-    for word in remaining:
-        flag, equals, value = word.partition("=")
+    remaining_words = iter([word for flag in flags for word in flag.split()])
+    for word in remaining_words:
+        flag, equals_sign, value = word.partition("=")
         if not word.startswith("-"):
-            words += [name for name in word.split("/") if name]
+            positional_arguments += [name for name in word.split("/") if name]
         elif flag in ("-l", "--selector"):
-            selector = value if equals else next(remaining, "")
+            selector = value if equals_sign else next(remaining_words, "")
         elif flag in FLAGS_WITH_VALUE:
-            value = value if equals else next(remaining, "")
+            value = value if equals_sign else next(remaining_words, "")
         elif flag not in IGNORED_FLAGS:
-            supported = ", ".join(("--selector", *FLAGS_WITH_VALUE, *IGNORED_FLAGS))
+            supported_flags = ", ".join(("--selector", *FLAGS_WITH_VALUE, *IGNORED_FLAGS))
             raise KubectlError(
-                f"the flag {flag} is not supported here: the supported flags are {supported}"
+                f"the flag {flag} is not supported here: the supported flags are {supported_flags}"
             )
 
-    return words, selector
+    return positional_arguments, selector
 
 
-def apply_patch(obj: Object, patch: object, strategy: str) -> Object:
+def apply_patch(kubernetes_object: Object, patch: object, merge_strategy: str) -> Object:
     """Return the object with the patch applied; its status is not changed. Raises PatchError."""
-    status = {"status": obj["status"]} if "status" in obj else {}
+    status = {"status": kubernetes_object["status"]} if "status" in kubernetes_object else {}
     return (
-        PATCHES[strategy]({key: value for key, value in obj.items() if key != "status"}, patch)
+        PATCHES[merge_strategy](
+            {key: value for key, value in kubernetes_object.items() if key != "status"}, patch
+        )
         | status
     )
 
 
-def _patchable_fields(obj: Object) -> Object:
+def _patchable_fields(kubernetes_object: Object) -> Object:
     """Return the object without its status, resourceVersion and generation, which a patch does not
     set."""
-    counters = ("resourceVersion", "generation")
-    meta = {key: value for key, value in obj["metadata"].items() if key not in counters}
-    return {key: value for key, value in obj.items() if key != "status"} | {"metadata": meta}
+    counter_fields = ("resourceVersion", "generation")
+    metadata = {
+        key: value
+        for key, value in kubernetes_object["metadata"].items()
+        if key not in counter_fields
+    }
+    return {key: value for key, value in kubernetes_object.items() if key != "status"} | {
+        "metadata": metadata
+    }
 
 
-def _failure(id: str, reason: str) -> PodEnded:
-    code = exit_codes.EXECUTOR_ERROR
-    message = f"main: Error (exit code {code}): {reason}"
-    return PodEnded(id, "Failed", message, {"exitCode": str(code)})
+def _failure(node_id: str, reason: str) -> PodEnded:
+    exit_code = exit_codes.EXECUTOR_ERROR
+    message = f"main: Error (exit code {exit_code}): {reason}"
+    return PodEnded(node_id, "Failed", message, {"exitCode": str(exit_code)})

@@ -21,7 +21,7 @@ def _parse_objects(resource: dict[str, Any]) -> list[dict[str, Any]]:
         objects = parse(TAG.sub(TAG_PLACEHOLDER, str(resource.get("manifest") or "")))
     except ConfigError:
         return []
-    return [item for item in objects if isinstance(item, dict)]
+    return [object_manifest for object_manifest in objects if isinstance(object_manifest, dict)]
 
 
 def _find_kind(resource: dict[str, Any]) -> str:
@@ -34,86 +34,91 @@ def _find_kind(resource: dict[str, Any]) -> str:
     return ""
 
 
-def check(resource: dict[str, Any], where: str, cluster: Cluster) -> None:
+def check(resource: dict[str, Any], field_path: str, cluster: Cluster) -> None:
     """Raise ConfigError for a resource template that is not supported here."""
     kinds = cluster.kinds.types
-    kind_of_type = {
-        word: kind for kind in kinds for word in (kind, kind.lower(), kind.lower() + "s")
+    kind_by_type_name = {
+        type_name: kind for kind in kinds for type_name in (kind, kind.lower(), kind.lower() + "s")
     }
 
     try:
-        words, selector = parse_flags(resource.get("flags") or [])
+        positional_arguments, selector = parse_flags(resource.get("flags") or [])
     except KubectlError as error:
-        raise ConfigError(f"{where}.flags: {error}.") from None
+        raise ConfigError(f"{field_path}.flags: {error}.") from None
 
     if selector and (resource.get("action") != "delete" or resource.get("manifest")):
         raise ConfigError(
-            f"{where}.flags has a selector: only delete without a manifest supports a selector"
+            f"{field_path}.flags has a selector: only delete without a manifest supports a selector"
             " here. Name the object."
         )
 
-    kind = _find_kind(resource) or "".join(words[:1])
-    field = "manifest" if _find_kind(resource) else "flags"
+    kind = _find_kind(resource) or "".join(positional_arguments[:1])
+    checked_field = "manifest" if _find_kind(resource) else "flags"
 
     if (
         kind
         and "{{" not in kind
-        and not {word.split(".")[0] for word in kind.split(",")} <= kind_of_type.keys()
+        and not {type_name.split(".")[0] for type_name in kind.split(",")}
+        <= kind_by_type_name.keys()
     ):
         raise ConfigError(
-            f"{where}.{field} is a {kind}, which the local runner does not support: use one of"
-            f" {', '.join(kinds)}."
+            f"{field_path}.{checked_field} is a {kind}, which the local runner does not support:"
+            f" use one of {', '.join(kinds)}."
         )
 
-    for item in _parse_objects(resource):
-        name = str(item.get("kind"))
-        version = str(item.get("apiVersion"))
+    for object_manifest in _parse_objects(resource):
+        kind_name = str(object_manifest.get("kind"))
+        api_version = str(object_manifest.get("apiVersion"))
 
-        versions = kinds[name].api_versions if name in kinds else ()
+        known_api_versions = kinds[kind_name].api_versions if kind_name in kinds else ()
         if (
-            versions
-            and "apiVersion" in item
-            and TAG_PLACEHOLDER not in version
-            and version not in versions
+            known_api_versions
+            and "apiVersion" in object_manifest
+            and TAG_PLACEHOLDER not in api_version
+            and api_version not in known_api_versions
         ):
             raise ConfigError(
-                f"{where}.manifest is a {name} with the apiVersion {version}, which the local"
-                f" runner does not support: use {' or '.join(versions)}."
+                f"{field_path}.manifest is a {kind_name} with the apiVersion {api_version}, which"
+                f" the local runner does not support: use {' or '.join(known_api_versions)}."
             )
 
     if resource.get("action") not in ACTIONS:
         raise ConfigError(
-            f"{where}.action is {resource.get('action')!r}: it must be one of {', '.join(ACTIONS)}."
+            f"{field_path}.action is {resource.get('action')!r}: it must be one of"
+            f" {', '.join(ACTIONS)}."
         )
 
-    strategy = resource.get("mergeStrategy") or "strategic"
-    if strategy not in PATCHES:
+    merge_strategy = resource.get("mergeStrategy") or "strategic"
+    if merge_strategy not in PATCHES:
         raise ConfigError(
-            f"{where}.mergeStrategy is {strategy!r}: it must be one of {', '.join(PATCHES)}."
+            f"{field_path}.mergeStrategy is {merge_strategy!r}: it must be one of"
+            f" {', '.join(PATCHES)}."
         )
 
     if resource.get("failureCondition") and not resource.get("successCondition"):
         raise ConfigError(
-            f"{where} has a failureCondition without a successCondition, so Argo would report"
+            f"{field_path} has a failureCondition without a successCondition, so Argo would report"
             " success immediately: set both conditions."
         )
 
 
-def check_outputs(template: dict[str, Any], where: str) -> None:
+def check_outputs(template: dict[str, Any], field_path: str) -> None:
     """Raise ConfigError for an output with a JSONPath that kubectl rejects."""
     for index, parameter in enumerate((template.get("outputs") or {}).get("parameters") or []):
-        source = parameter.get("valueFrom")
-        if not source:
+        value_source = parameter.get("valueFrom")
+        if not value_source:
             continue
 
-        path = source.get("jsonPath")
-        field = f"{where}.outputs.parameters[{index}].valueFrom.jsonPath"
-        if not path:
-            raise ConfigError(f"{field} is missing: set it, for example to {{.status.phase}}.")
+        json_path = value_source.get("jsonPath")
+        json_path_field = f"{field_path}.outputs.parameters[{index}].valueFrom.jsonPath"
+        if not json_path:
+            raise ConfigError(
+                f"{json_path_field} is missing: set it, for example to {{.status.phase}}."
+            )
 
         try:
-            kubectl_path.parse("" if "{{" in path else path)
+            kubectl_path.parse("" if "{{" in json_path else json_path)
         except kubectl_path.KubectlPathError as error:
             raise ConfigError(
-                f"{field} is {path!r}: {error}. A valid path is {{.status.phase}}."
+                f"{json_path_field} is {json_path!r}: {error}. A valid path is {{.status.phase}}."
             ) from None

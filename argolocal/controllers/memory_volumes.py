@@ -21,19 +21,23 @@ OWNER_FILE = "run"  # name of the file with the path of the run that owns a memo
 ABANDONED_AFTER_S = 3600.0
 
 
-def shared_memory(run: Path, job: str) -> Path:
+def shared_memory(run_directory: Path, job_name: str) -> Path:
     """Return the directory for the memory volume of a job's pods.
 
     Its name depends on the workflow's uid, so that no other user can guess the name and create the
     directory first.
     """
     with suppress(FileNotFoundError):
-        job += json.loads((run / MANIFEST_FILE).read_text())["metadata"].get("uid", "")
-    key = f"{run.resolve()}/{job}"
-    return SHARED_MEMORY / f"{DIRECTORY_PREFIX}{hashlib.sha256(key.encode()).hexdigest()[:12]}"
+        job_name += json.loads((run_directory / MANIFEST_FILE).read_text())["metadata"].get(
+            "uid", ""
+        )
+    volume_key = f"{run_directory.resolve()}/{job_name}"
+    return (
+        SHARED_MEMORY / f"{DIRECTORY_PREFIX}{hashlib.sha256(volume_key.encode()).hexdigest()[:12]}"
+    )
 
 
-def memory_volume(run: Path, job: str, spec: Object) -> dict[str, str]:
+def memory_volume(run_directory: Path, job_name: str, spec: Object) -> dict[str, str]:
     """Create the memory volume that a job's pods share. Return the environment variable with its
     path, or {} if no volume is a memory volume."""
     if not any(
@@ -41,10 +45,10 @@ def memory_volume(run: Path, job: str, spec: Object) -> dict[str, str]:
         for volume in spec.get("volumes") or []
     ):
         return {}
-    memory = shared_memory(run, job)
-    make_owned(memory)
-    (memory / OWNER_FILE).write_text(str(run.resolve()))
-    return {program.variable("SHM"): str(memory)}
+    volume_directory = shared_memory(run_directory, job_name)
+    make_owned(volume_directory)
+    (volume_directory / OWNER_FILE).write_text(str(run_directory.resolve()))
+    return {program.variable("SHM"): str(volume_directory)}
 
 
 def clean_up_shared_memory() -> None:
@@ -53,20 +57,20 @@ def clean_up_shared_memory() -> None:
 
     A run that is resumed later continues from its checkpoints in the object store.
     """
-    for memory in SHARED_MEMORY.glob(f"{DIRECTORY_PREFIX}*"):
+    for volume_directory in SHARED_MEMORY.glob(f"{DIRECTORY_PREFIX}*"):
         # another process may remove the directory at the same time
         with suppress(OSError, InvalidName):
             # check the owner first, because another user may have created a pipe with this name,
             # and reading it would block
-            if not is_owned(memory):
+            if not is_owned(volume_directory):
                 continue
 
-            run = Path((memory / OWNER_FILE).read_text())
-            last_use = max(file.stat().st_mtime for file in memory.iterdir())
+            run_directory = Path((volume_directory / OWNER_FILE).read_text())
+            last_use_time = max(file.stat().st_mtime for file in volume_directory.iterdir())
 
             is_abandoned = (
-                time.time() - last_use > ABANDONED_AFTER_S
-                and not RunFiles(run.parents[1], run.name).runner()
+                time.time() - last_use_time > ABANDONED_AFTER_S
+                and not RunFiles(run_directory.parents[1], run_directory.name).runner()
             )
-            if is_abandoned or not run.exists():
-                rmtree(memory, ignore_errors=True)
+            if is_abandoned or not run_directory.exists():
+                rmtree(volume_directory, ignore_errors=True)

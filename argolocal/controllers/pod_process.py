@@ -39,24 +39,26 @@ class Pod:
         cluster: Cluster,
         name: str,
         spec: Mapping[str, Any],
-        folder: Path,
-        env: Mapping[str, str],
+        log_folder: Path,
+        environment: Mapping[str, str],
         directories: Mapping[str, Path] | None = None,
         origin: Origin | None = None,
-        claims: Collection[str] = (),
+        claim_names: Collection[str] = (),
     ) -> None:
-        """`claims`: names of the PersistentVolumeClaims that the pod's workflow creates."""
+        """`claim_names`: names of the PersistentVolumeClaims that the pod's workflow creates."""
         self.cluster = cluster
         self.name = name
         self.spec = spec
-        self.env = env
+        self.env = environment
         self.origin = origin
         self.directories = directories or {}  # name of a shared volume → its directory
-        self.claims = claims
-        self.root = folder / "pods" / name
-        self.log = folder / "logs" / f"{name}.log"
+        self.claims = claim_names
+        self.root = log_folder / "pods" / name
+        self.log = log_folder / "logs" / f"{name}.log"
         self.ip = cluster.address(name)
-        self.pid_record = folder / "pids" / name  # JSON: pid and start time of the newest process
+        self.pid_record = (
+            log_folder / "pids" / name
+        )  # JSON: pid and start time of the newest process
         self.process: Process | None = None
         self.restarts = 0
         self.recent_restarts = 0
@@ -66,7 +68,7 @@ class Pod:
         self.ending = False
         self.log_error: OSError | None = None
         self.volumes: dict[str, VolumeDirectory] = {}
-        self.volumes_folder = folder / "volumes" / name
+        self.volumes_folder = log_folder / "volumes" / name
         self.remove_files()  # remove the files of an earlier pod with this name
 
     @property
@@ -99,9 +101,9 @@ class Pod:
 
         return process.code
 
-    def restart(self, code: int, recreate: bool = False) -> None:
-        """Schedule a restart of the container by `poll` after the restart delay. With `recreate`,
-        the container restarts in a new pod with the same name."""
+    def restart(self, exit_code: int, recreates_pod: bool = False) -> None:
+        """Schedule a restart of the container by `poll` after the restart delay. With
+        `recreates_pod`, the container restarts in a new pod with the same name."""
         if time.monotonic() - self.started < RESET_BACKOFF_AFTER_S:
             self.recent_restarts += 1
         else:
@@ -109,34 +111,40 @@ class Pod:
 
         self.restarts += 1
 
-        if recreate:
+        if recreates_pod:
             self.restarts = 0
             self.remove_files()
 
         backoff_s = BACKOFF_S[min(self.recent_restarts, len(BACKOFF_S)) - 1]
         self.start_at = time.monotonic() + backoff_s
         self.kill_at = float("inf")
-        delay = f" in {backoff_s:g} s" if backoff_s else ""
+        delay_text = f" in {backoff_s:g} s" if backoff_s else ""
 
-        with self.log.open("a") as log:
-            log.write(f"[{self.name}] ended with code {code} and is restarted{delay}\n")
+        with self.log.open("a") as log_file:
+            log_file.write(
+                f"[{self.name}] ended with code {exit_code} and is restarted{delay_text}\n"
+            )
 
-    def give_up(self, code: int) -> None:
+    def give_up(self, exit_code: int) -> None:
         """Mark the container as failed for good: its exit code means that a restart cannot help."""
         self.start_at = float("inf")
-        with self.log.open("a") as log:
-            log.write(f"[{self.name}] ended with code {code}, which a restart cannot fix\n")
+        with self.log.open("a") as log_file:
+            log_file.write(
+                f"[{self.name}] ended with code {exit_code}, which a restart cannot fix\n"
+            )
 
-    def end(self, grace: float | None = None) -> None:
+    def end(self, grace_seconds: float | None = None) -> None:
         """Terminate the pod (see `terminate`) and never restart it."""
         self.ending = True
-        self.terminate(grace)
+        self.terminate(grace_seconds)
 
-    def terminate(self, grace: float | None = None) -> None:
-        """Send SIGTERM now, and SIGKILL after the smaller of `grace` and
+    def terminate(self, grace_seconds: float | None = None) -> None:
+        """Send SIGTERM now, and SIGKILL after the smaller of `grace_seconds` and
         terminationGracePeriodSeconds."""
-        own_grace = float(self.spec.get("terminationGracePeriodSeconds", 30))
-        kill_at = time.monotonic() + (own_grace if grace is None else min(grace, own_grace))
+        own_grace_seconds = float(self.spec.get("terminationGracePeriodSeconds", 30))
+        kill_at = time.monotonic() + (
+            own_grace_seconds if grace_seconds is None else min(grace_seconds, own_grace_seconds)
+        )
         if self.process and kill_at < self.kill_at:
             if self.kill_at == float("inf"):
                 signal_group(self.process.pid, SIGTERM)
@@ -148,18 +156,25 @@ class Pod:
             return f"its log cannot be written: {self.log_error}"
         if not self.log.exists():
             return ""
-        with self.log.open("rb") as log:
-            log.seek(max(0, log.seek(0, os.SEEK_END) - 8192))
-            lines = [line.strip() for line in log.read().decode(errors="replace").splitlines()]
+        with self.log.open("rb") as log_file:
+            log_file.seek(max(0, log_file.seek(0, os.SEEK_END) - 8192))
+            log_lines = [
+                line.strip() for line in log_file.read().decode(errors="replace").splitlines()
+            ]
         return next(
-            (line for line in reversed(lines) if line and not line.startswith(f"[{self.name}]")), ""
+            (
+                line
+                for line in reversed(log_lines)
+                if line and not line.startswith(f"[{self.name}]")
+            ),
+            "",
         )
 
     def _start(self) -> None:
         self.started = time.monotonic()
         container = self.spec["containers"][0]
 
-        run = ContainerRun(
+        container_run = ContainerRun(
             name=self.name,
             container=container,
             root=self.root,
@@ -170,36 +185,39 @@ class Pod:
             origin=self.origin,
         )
 
-        self._create_volumes(run)
-        self.process = start_container(replace(run, volumes=self.volumes), self.cluster)
+        self._create_volumes(container_run)
+        self.process = start_container(replace(container_run, volumes=self.volumes), self.cluster)
 
         # the command `status` reads this record; a full disk must not stop the pod
         with suppress(OSError):
             self.pid_record.parent.mkdir(exist_ok=True)
             self.pid_record.write_text(to_json([self.process.pid, start_time(self.process.pid)]))
 
-    def _create_volumes(self, run: ContainerRun) -> None:
+    def _create_volumes(self, container_run: ContainerRun) -> None:
         """Create the directories of the volumes in the same way as for a workflow's pod. The
         directories of emptyDir volumes outlive the pod's process."""
-        specs = self.spec.get("volumes") or []
+        volume_specs = self.spec.get("volumes") or []
         if not filesystem.available():
-            volumes.check_without_mounts(specs, self.name)
+            volumes.check_without_mounts(volume_specs, self.name)
             return
 
         self.volumes = volumes.create(
-            specs,
+            volume_specs,
             self.volumes_folder,
             self.cluster,
-            lambda path, name: field_value(run, path, name),
+            lambda field_path, variable_name: field_value(container_run, field_path, variable_name),
             self.claims,
         )
-        for mount in run.container.get("volumeMounts") or []:
+        for volume_mount in container_run.container.get("volumeMounts") or []:
             # the pod uses the /dev/shm of this machine, whose files outlive the pod's processes
-            if mount["mountPath"] == SHM:
-                self.volumes[mount["name"]] = VolumeDirectory(Path(SHM))
+            if volume_mount["mountPath"] == SHM:
+                self.volumes[volume_mount["name"]] = VolumeDirectory(Path(SHM))
 
         self.volumes.update(
-            {name: VolumeDirectory(path) for name, path in self.directories.items()}
+            {
+                variable_name: VolumeDirectory(field_path)
+                for variable_name, field_path in self.directories.items()
+            }
         )
 
     def remove_files(self) -> None:
@@ -208,10 +226,10 @@ class Pod:
             rmtree(folder, ignore_errors=True)
 
 
-def terminate_all(pods: list[Pod], grace: float) -> None:
+def terminate_all(pods: list[Pod], grace_seconds: float) -> None:
     """Terminate pods and wait until their processes have exited."""
     for pod in pods:
-        pod.end(grace)
+        pod.end(grace_seconds)
     while any(pod.running for pod in pods):
         for pod in pods:
             pod.poll()

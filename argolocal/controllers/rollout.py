@@ -79,20 +79,22 @@ class Rollout:
         self.reap()
         return not self.terminating
 
-    def reconcile(self, obj: Object) -> None:
-        template = obj["spec"]["template"]
+    def reconcile(self, kubernetes_object: Object) -> None:
+        template = kubernetes_object["spec"]["template"]
         version = hashlib.sha256(to_json(template, sort_keys=True).encode()).hexdigest()[:10]
-        origin = (obj["metadata"].get("annotations") or {}).get(ORIGIN_ANNOTATION, "{}")
+        origin = (kubernetes_object["metadata"].get("annotations") or {}).get(
+            ORIGIN_ANNOTATION, "{}"
+        )
 
-        run = find_owner_run(obj, self.cluster)
-        if run and not run.runner():
-            desired = 0
+        run_files = find_owner_run(kubernetes_object, self.cluster)
+        if run_files and not run_files.runner():
+            desired_count = 0
         else:
-            desired = obj["spec"].get("replicas", 1)
+            desired_count = kubernetes_object["spec"].get("replicas", 1)
 
         # a failed rollout is retried after scaling to 0, or when another command applies the
         # Deployment
-        is_retry = self.progress.failure and (not desired or origin != self.progress.origin)
+        is_retry = self.progress.failure and (not desired_count or origin != self.progress.origin)
         if is_retry or version != self.progress.version:
             self.progress = Progress(version, origin)
 
@@ -104,24 +106,24 @@ class Rollout:
         old_replicas = [replica for replica in self.replicas if replica.version != version]
 
         # maxSurge: 1, maxUnavailable: 0
-        if len(new_replicas) < desired and len(self.replicas) <= desired:
-            self._add(template, version, run, json.loads(origin))
+        if len(new_replicas) < desired_count and len(self.replicas) <= desired_count:
+            self._add(template, version, run_files, json.loads(origin))
 
-        surplus = len(self.replicas) - desired
-        ready = sum(replica.ready for replica in self.replicas)
+        surplus_count = len(self.replicas) - desired_count
+        ready_count = sum(replica.ready for replica in self.replicas)
         if old_replicas:
-            candidates = sorted(old_replicas, key=lambda replica: replica.ready)
+            removable_replicas = sorted(old_replicas, key=lambda replica: replica.ready)
         else:
-            candidates = new_replicas[desired:]
+            removable_replicas = new_replicas[desired_count:]
 
-        for replica in candidates:
+        for replica in removable_replicas:
             # a ready old pod is terminated only when enough other pods are ready
-            if surplus > 0 and (
-                ready - replica.ready >= desired
-                or (not replica.ready and len(new_replicas) >= desired)
+            if surplus_count > 0 and (
+                ready_count - replica.ready >= desired_count
+                or (not replica.ready and len(new_replicas) >= desired_count)
             ):
-                ready -= replica.ready
-                surplus -= 1
+                ready_count -= replica.ready
+                surplus_count -= 1
                 self._terminate(replica)
 
     def fail(self, message: str) -> None:
@@ -131,30 +133,42 @@ class Rollout:
             self.progress.failure = message
 
     def _add(
-        self, template: Object, version: str, run: RunFiles | None, origin: dict[str, str]
+        self, template: Object, version: str, run_files: RunFiles | None, origin: dict[str, str]
     ) -> None:
-        name = f"{self.name}-{version}-{self.next_number}"
+        pod_name = f"{self.name}-{version}-{self.next_number}"
         spec = template["spec"]
         self.next_number += 1
-        env = memory_volume(run.root, self.name, spec) if run else {}
+        environment = memory_volume(run_files.root, self.name, spec) if run_files else {}
 
-        for variable in spec["containers"][0].get("env") or [] if run else []:
+        for env_variable in spec["containers"][0].get("env") or [] if run_files else []:
             # look up the first part of the host name, because the cluster's host names have no
             # domain
-            if variable["name"] == "MASTER_ADDR":
-                env["MASTER_ADDR"] = self.cluster.address(variable["value"].partition(".")[0])
+            if env_variable["name"] == "MASTER_ADDR":
+                environment["MASTER_ADDR"] = self.cluster.address(
+                    env_variable["value"].partition(".")[0]
+                )
 
-        fields = {key: value for key, value in origin.items() if key != "process"}
+        origin_fields = {key: value for key, value in origin.items() if key != "process"}
         folder = self.deployments.home / self.name
-        claims = claims_of_run(run) if run else []
-        pod = Pod(self.cluster, name, spec, folder, env, origin=Origin(**fields), claims=claims)
+        claim_names = claims_of_run(run_files) if run_files else []
+        pod = Pod(
+            self.cluster,
+            pod_name,
+            spec,
+            folder,
+            environment,
+            origin=Origin(**origin_fields),
+            claim_names=claim_names,
+        )
         self.replicas.append(Replica(pod, version, labels_of(template)))
 
     def _terminate(self, replica: Replica) -> None:
         """Send no new connections to a pod, and terminate it within its
         terminationGracePeriodSeconds."""
         self._stop_probes(replica)
-        self.replicas = [item for item in self.replicas if item is not replica]
+        self.replicas = [
+            other_replica for other_replica in self.replicas if other_replica is not replica
+        ]
         replica.pod.end()
         self.terminating.append(replica)
 
@@ -165,16 +179,16 @@ class Rollout:
 
         self.terminating = [replica for replica in self.terminating if replica.pod.running]
         for replica in self.replicas:
-            code = replica.pod.poll()
-            if code is not None:
+            exit_code = replica.pod.poll()
+            if exit_code is not None:
                 self._stop_probes(replica)
-                is_fatal = code in exit_codes.PERMANENT
-                replica.pod.give_up(code) if is_fatal else replica.pod.restart(code)
+                is_fatal = exit_code in exit_codes.PERMANENT
+                replica.pod.give_up(exit_code) if is_fatal else replica.pod.restart(exit_code)
 
                 is_hopeless = is_fatal or replica.pod.recent_restarts >= MAX_RESTARTS
                 if replica.version == self.progress.version and is_hopeless:
                     reason = (
-                        f"{replica.pod.name} ended with code {code} ({replica.pod.log}):"
+                        f"{replica.pod.name} ended with code {exit_code} ({replica.pod.log}):"
                         f" {replica.pod.last_log_line()}"
                     )
                     self.progress.failure = self.progress.failure or reason
@@ -194,14 +208,19 @@ class Rollout:
         container = replica.pod.spec["containers"][0]
         ip = replica.pod.ip
 
-        startup, readiness, liveness = (
-            Probe(container, kind) if kind in container else None for kind in PROBES
+        startup_probe, readiness_probe, liveness_probe = (
+            Probe(container, probe_kind) if probe_kind in container else None
+            for probe_kind in PROBES
         )
-        if startup:
-            deadline = time.monotonic() + startup.delay + startup.period * startup.failure_threshold
-            await asyncio.sleep(startup.delay)
+        if startup_probe:
+            deadline = (
+                time.monotonic()
+                + startup_probe.delay
+                + startup_probe.period * startup_probe.failure_threshold
+            )
+            await asyncio.sleep(startup_probe.delay)
 
-            while not await startup.passes(ip):
+            while not await startup_probe.passes(ip):
                 if time.monotonic() > deadline:
                     print(
                         f"{replica.pod.name}: the start-up probe failed",
@@ -211,25 +230,31 @@ class Rollout:
                     replica.pod.terminate()
                     return
 
-                await asyncio.sleep(min(FAST_PROBE_PERIOD_S, startup.period))
+                await asyncio.sleep(min(FAST_PROBE_PERIOD_S, startup_probe.period))
 
-        replica.ready = not readiness
+        replica.ready = not readiness_probe
 
-        def set_ready(passed: bool) -> None:
-            replica.ready = passed
+        def set_ready(has_passed: bool) -> None:
+            replica.ready = has_passed
 
-        def restart_if_dead(passed: bool) -> None:
-            if not passed:
+        def restart_if_dead(has_passed: bool) -> None:
+            if not has_passed:
                 print(f"{replica.pod.name}: the liveness probe failed", file=sys.stderr, flush=True)
                 replica.pod.terminate()
 
-        reactions = [(readiness, set_ready), (liveness, restart_if_dead)]
+        probe_reactions = [(readiness_probe, set_ready), (liveness_probe, restart_if_dead)]
         await asyncio.gather(
-            *(self._run_probe(probe, ip, report) for probe, report in reactions if probe)
+            *(
+                self._run_probe(probe, ip, report_result)
+                for probe, report_result in probe_reactions
+                if probe
+            )
         )
 
-    async def _run_probe(self, probe: Probe, ip: str, report: Callable[[bool], None]) -> None:
-        """Run a probe forever. Call `report` for each success, and for each failure once the
+    async def _run_probe(
+        self, probe: Probe, ip: str, report_result: Callable[[bool], None]
+    ) -> None:
+        """Run a probe forever. Call `report_result` for each success, and for each failure once the
         failure threshold is reached."""
         await asyncio.sleep(probe.delay)
         failure_count = 0
@@ -239,76 +264,83 @@ class Rollout:
             if await probe.passes(ip):
                 failure_count = 0
                 has_passed = True
-                report(True)
+                report_result(True)
             else:
                 failure_count += 1
                 if failure_count >= probe.failure_threshold:
-                    report(False)
+                    report_result(False)
 
             await asyncio.sleep(
                 probe.period if has_passed else min(FAST_PROBE_PERIOD_S, probe.period)
             )
 
-    def update_status(self, obj: Object) -> None:
+    def update_status(self, kubernetes_object: Object) -> None:
         """Write the status if it changed. Source: Kubernetes deployment controller (sync.go,
         progress.go)."""
-        desired = obj["spec"].get("replicas", 1)
+        desired_count = kubernetes_object["spec"].get("replicas", 1)
         new_replicas = [
             replica for replica in self.replicas if replica.version == self.progress.version
         ]
-        ready = sum(replica.ready for replica in self.replicas)
+        ready_count = sum(replica.ready for replica in self.replicas)
 
-        counts = {
+        replica_counts = {
             "replicas": len(self.replicas),
             "updatedReplicas": len(new_replicas),
-            "readyReplicas": ready,
-            "availableReplicas": ready,
-            "unavailableReplicas": max(len(self.replicas), desired) - ready,
+            "readyReplicas": ready_count,
+            "availableReplicas": ready_count,
+            "unavailableReplicas": max(len(self.replicas), desired_count) - ready_count,
         }
-        if self.progress.counts != tuple(counts.values()):
-            self.progress.counts = tuple(counts.values())
+        if self.progress.counts != tuple(replica_counts.values()):
+            self.progress.counts = tuple(replica_counts.values())
             self.progress.since = time.monotonic()
 
-        is_complete = len(new_replicas) == desired == len(self.replicas) and ready >= desired
-        limit_s = obj["spec"].get("progressDeadlineSeconds", 600)
+        is_complete = (
+            len(new_replicas) == desired_count == len(self.replicas)
+            and ready_count >= desired_count
+        )
+        progress_deadline_s = kubernetes_object["spec"].get("progressDeadlineSeconds", 600)
         if (
             not is_complete
             and not self.progress.failure
-            and time.monotonic() - self.progress.since > limit_s
+            and time.monotonic() - self.progress.since > progress_deadline_s
         ):
-            last_line = next(
+            last_log_line = next(
                 (replica.pod.last_log_line() for replica in new_replicas if not replica.ready), ""
             )
             self.progress.failure = (
-                f"no progress in {limit_s} s. The last line of the log is: {last_line}"
+                f"no progress in {progress_deadline_s} s. The last line of the log is:"
+                f" {last_log_line}"
             )
 
         conditions = [
-            available_condition(ready >= desired),
+            available_condition(ready_count >= desired_count),
             progressing_condition(is_complete, self.progress),
         ]
-        nonzero = {key: value for key, value in counts.items() if value}
-        old_status = obj.get("status") or {}
+        nonzero_counts = {key: value for key, value in replica_counts.items() if value}
+        old_status = kubernetes_object.get("status") or {}
         dated_conditions = _add_times(conditions, old_status)
 
-        status = {
-            "observedGeneration": obj["metadata"]["generation"],
-            **nonzero,
+        new_status = {
+            "observedGeneration": kubernetes_object["metadata"]["generation"],
+            **nonzero_counts,
             "conditions": dated_conditions,
         }
-        if status != old_status:
+        if new_status != old_status:
             self.deployments.change(
-                self.name, lambda current: current and current | {"status": status}
+                self.name,
+                lambda current_object: current_object and current_object | {"status": new_status},
             )
 
 
-def find_owner_run(obj: Object, cluster: Cluster) -> RunFiles | None:
+def find_owner_run(kubernetes_object: Object, cluster: Cluster) -> RunFiles | None:
     """Return the run whose workflow owns the Deployment, or None."""
-    references = obj["metadata"].get("ownerReferences") or []
-    names = (
-        RunName.or_none(item.get("name")) for item in references if item.get("kind") == "Workflow"
+    owner_references = kubernetes_object["metadata"].get("ownerReferences") or []
+    run_names = (
+        RunName.or_none(owner_reference.get("name"))
+        for owner_reference in owner_references
+        if owner_reference.get("kind") == "Workflow"
     )
-    return next((RunFiles(cluster.home, name) for name in names if name), None)
+    return next((RunFiles(cluster.home, run_name) for run_name in run_names if run_name), None)
 
 
 def available_condition(is_available: bool) -> Object:
@@ -336,8 +368,13 @@ def progressing_condition(is_complete: bool, progress: Progress) -> Object:
         reason = "ReplicaSetUpdated"
         message = f'ReplicaSet "{version}" is progressing.'
 
-    failed = reason == "ProgressDeadlineExceeded"
-    return {"type": "Progressing", "status": str(not failed), "reason": reason, "message": message}
+    has_failed = reason == "ProgressDeadlineExceeded"
+    return {
+        "type": "Progressing",
+        "status": str(not has_failed),
+        "reason": reason,
+        "message": message,
+    }
 
 
 def _add_times(conditions: list[Object], old_status: Object) -> list[Object]:
@@ -351,12 +388,12 @@ def _add_times(conditions: list[Object], old_status: Object) -> list[Object]:
     for condition in conditions:
         old_condition = old_conditions.get(condition["type"], {})
         now = timestamp(time.time())
-        is_same = condition.items() <= old_condition.items()
+        is_unchanged = condition.items() <= old_condition.items()
         has_flipped = old_condition.get("status") != condition["status"]
-        times = {
-            "lastUpdateTime": old_condition["lastUpdateTime"] if is_same else now,
+        condition_times = {
+            "lastUpdateTime": old_condition["lastUpdateTime"] if is_unchanged else now,
             "lastTransitionTime": now if has_flipped else old_condition["lastTransitionTime"],
         }
-        dated_conditions.append(condition | times)
+        dated_conditions.append(condition | condition_times)
 
     return dated_conditions

@@ -55,18 +55,27 @@ def synchronize_and_memoize(
 
     has_retries = context.strategy(template) is not None
     if has_retries:
-        type = "Retry"
+        node_type = "Retry"
     else:
-        type = next((type for kind, type in NODE_TYPES.items() if kind in template), "Pod")
+        node_type = next(
+            (
+                node_type
+                for template_type, node_type in NODE_TYPES.items()
+                if template_type in template
+            ),
+            "Pod",
+        )
 
     synchronization = template.get("synchronization")
-    memoize = template.get("memoize")
+    memoization = template.get("memoize")
 
     if synchronization:
         locks = _resolve_locks(context, synchronization)
         unavailable_lock, message = context.locks.acquire(context.table.id(name), locks)
         if unavailable_lock:
-            node = context.table.get_or_create(name, type, "Pending", caller, template, options)
+            node = context.table.get_or_create(
+                name, node_type, "Pending", caller, template, options
+            )
             node["synchronizationStatus"] = {"waiting": unavailable_lock}
             context.table.active_pods.discard(node["id"])
 
@@ -84,22 +93,25 @@ def synchronize_and_memoize(
         if node and node.pop("synchronizationStatus", None):
             context.table.mark(name, node["phase"], "")
 
-    if memoize and (
+    if memoization and (
         not node
         or (synchronization and node["phase"] == "Pending" and node["id"] not in context.started)
     ):
-        status = memoization_status(memoize, hit=False)
+        memo_status = memoization_status(memoization, is_cache_hit=False)
         try:
-            status["hit"], outputs = context.locks.load(
-                status["cacheName"], status["key"], memoize.get("maxAge"), context.table.now
+            memo_status["hit"], outputs = context.locks.load(
+                memo_status["cacheName"],
+                memo_status["key"],
+                memoization.get("maxAge"),
+                context.table.now,
             )
         except Exception:
             context.deferred_releases.add(context.table.id(name))
             raise
 
-        node = context.table.get_or_create(name, type, "Pending", caller, template, options)
-        node["memoizationStatus"] = status
-        if status["hit"]:
+        node = context.table.get_or_create(name, node_type, "Pending", caller, template, options)
+        node["memoizationStatus"] = memo_status
+        if memo_status["hit"]:
             node.update({"outputs": outputs} if outputs is not None else {})
             return context.table.mark(name, "Succeeded")
 
@@ -114,25 +126,33 @@ def timeout_at(node: Node, template: Template) -> float:
 
 def release_locks(context: Context) -> None:
     """Release the locks of completed nodes."""
-    for id in context.lock_holders - context.deferred_releases:
-        node = context.nodes.get(id)
+    for node_id in context.lock_holders - context.deferred_releases:
+        node = context.nodes.get(node_id)
         if not node or node["phase"] not in FULFILLED:
             continue
-        context.lock_holders.discard(id)
-        context.locks.release(id)
+        context.lock_holders.discard(node_id)
+        context.locks.release(node_id)
 
 
-def memoization_status(memoize: dict[str, Any], hit: bool) -> dict[str, Any]:
+def memoization_status(memoization: dict[str, Any], is_cache_hit: bool) -> dict[str, Any]:
     """Return the `memoizationStatus` of a node."""
-    return {"hit": hit, "key": memoize["key"], "cacheName": memoize["cache"]["configMap"]["name"]}
+    return {
+        "hit": is_cache_hit,
+        "key": memoization["key"],
+        "cacheName": memoization["cache"]["configMap"]["name"],
+    }
 
 
 def save_outputs(context: Context, node: Node) -> None:
     """Cache the outputs of a memoized node. Raises NodeError."""
-    memoize = node["memoizationStatus"]
+    memoization = node["memoizationStatus"]
     with as_node_error():
         context.locks.save(
-            memoize["cacheName"], memoize["key"], node["id"], node.get("outputs"), context.table.now
+            memoization["cacheName"],
+            memoization["key"],
+            node["id"],
+            node.get("outputs"),
+            context.table.now,
         )
 
 
@@ -145,58 +165,66 @@ def try_save_outputs(context: Context, node: Node) -> None:
 
 
 def check_parallelism(
-    context: Context, template: Template, node: Node | None, boundary: str
+    context: Context, template: Template, node: Node | None, boundary_id: str
 ) -> None:
     """Raise LimitReached if `parallelism` or `failFast` forbids running the node."""
     if node and context.table.orphaned_pods:
         return
 
-    limit = context.spec.get("parallelism")
-    if limit is not None and len(context.table.active_pods) >= int(limit):
+    max_parallel_pods = context.spec.get("parallelism")
+    if max_parallel_pods is not None and len(context.table.active_pods) >= int(max_parallel_pods):
         raise LimitReached
     if node and ("dag" in template or "steps" in template):
-        _enforce_limits(context, node, template, lambda id: _count_active_pods(context, id))
-
-    if boundary and (not node or node["phase"] not in ("Pending", "Running")):
-        parent = context.nodes[boundary]
-        parent_template = context.template_of(parent["name"]) or {}
         _enforce_limits(
-            context, parent, parent_template, lambda id: context.table.child_counts[id, "active"]
+            context, node, template, lambda node_id: _count_active_pods(context, node_id)
+        )
+
+    if boundary_id and (not node or node["phase"] not in ("Pending", "Running")):
+        parent_node = context.nodes[boundary_id]
+        parent_template = context.template_of(parent_node["name"]) or {}
+        _enforce_limits(
+            context,
+            parent_node,
+            parent_template,
+            lambda node_id: context.table.child_counts[node_id, "active"],
         )
 
 
-def _count_active_pods(context: Context, boundary: str) -> int:
-    return sum(context.nodes[id].get("boundaryID") == boundary for id in context.table.active_pods)
+def _count_active_pods(context: Context, boundary_id: str) -> int:
+    return sum(
+        context.nodes[node_id].get("boundaryID") == boundary_id
+        for node_id in context.table.active_pods
+    )
 
 
 def _enforce_limits(
-    context: Context, parent: Node, template: Template, count_active: Callable[[str], int]
+    context: Context, parent_node: Node, template: Template, count_active: Callable[[str], int]
 ) -> None:
-    """Raise LimitReached if `parallelism` or `failFast` in the template of the node `parent`
+    """Raise LimitReached if `parallelism` or `failFast` in the template of the node `parent_node`
     forbids a new child.
 
-    As in Argo, `count_active` counts only active pods when `parent` itself is checked, and all
+    As in Argo, `count_active` counts only active pods when `parent_node` itself is checked, and all
     active children when a child is checked.
     """
-    boundary = parent["id"]
-    limit = template.get("parallelism")
+    boundary_id = parent_node["id"]
+    max_parallel_pods = template.get("parallelism")
 
-    if template.get("failFast") is True and context.table.child_counts[boundary, "failed"]:
-        if not _count_active_pods(context, boundary):
+    if template.get("failFast") is True and context.table.child_counts[boundary_id, "failed"]:
+        if not _count_active_pods(context, boundary_id):
             message = "template has failed or errored children and failFast enabled"
-            groups = [
+            child_groups = [
                 node
                 for node in context.nodes.values()
-                if node.get("boundaryID") == boundary and node["type"] == "StepGroup"
+                if node.get("boundaryID") == boundary_id and node["type"] == "StepGroup"
             ]
-            if groups:
-                context.table.mark(groups[-1]["name"], "Failed", message)
+            if child_groups:
+                context.table.mark(child_groups[-1]["name"], "Failed", message)
 
-            context.table.mark(parent["name"], "Failed", message)
+            context.table.mark(parent_node["name"], "Failed", message)
 
         raise LimitReached
 
-    if limit is not None and count_active(boundary) >= int(limit):
+    if max_parallel_pods is not None and count_active(boundary_id) >= int(max_parallel_pods):
         raise LimitReached
 
 
@@ -207,31 +235,33 @@ def _resolve_locks(context: Context, synchronization: dict[str, Any]) -> list[tu
 
 
 def resolve_locks(
-    synchronization: dict[str, Any], namespace: str, configmap: Callable[[str], Mapping[str, str]]
+    synchronization: dict[str, Any],
+    namespace: str,
+    read_config_map: Callable[[str], Mapping[str, str]],
 ) -> list[tuple[str, int]]:
     """Return the name and limit of each lock, semaphores first. Raises NodeError."""
     locks: list[tuple[str, int]] = []
 
     for semaphore in synchronization.get("semaphores") or []:
-        reference = semaphore.get("configMapKeyRef") or {}
-        config_map = reference.get("name", "")
-        key = reference.get("key", "")
-        name = f"{semaphore.get('namespace') or namespace}/ConfigMap/{config_map}/{key}"
+        config_map_reference = semaphore.get("configMapKeyRef") or {}
+        config_map_name = config_map_reference.get("name", "")
+        key = config_map_reference.get("key", "")
+        name = f"{semaphore.get('namespace') or namespace}/ConfigMap/{config_map_name}/{key}"
 
         try:
-            limit = int(configmap(config_map)[key])
+            max_holders = int(read_config_map(config_map_name)[key])
             reason = "it is 0"
         except KeyError:
-            limit = 0
-            reason = f"the ConfigMap {config_map} does not contain {key}"
+            max_holders = 0
+            reason = f"the ConfigMap {config_map_name} does not contain {key}"
         except ValueError as error:
-            limit = 0
+            max_holders = 0
             reason = str(error)
 
-        if not limit:
+        if not max_holders:
             raise NodeError(f"failed to initialize semaphore {name} with limit: {reason}")
 
-        locks.append((name, limit))
+        locks.append((name, max_holders))
 
     for mutex in synchronization.get("mutexes") or []:
         locks.append((f"{mutex.get('namespace') or namespace}/Mutex/{mutex.get('name', '')}", 1))

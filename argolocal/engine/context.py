@@ -21,16 +21,16 @@ from argolocal.manifest.types import Node, Task, Template
 class Locks(Protocol):
     """Mutexes, semaphores and memoized outputs shared by the runs of one machine."""
 
-    def acquire(self, caller: str, locks: list[tuple[str, int]]) -> tuple[str, str]: ...
-    def holds_all_slots(self, name: str, limit: int) -> bool: ...
-    def release(self, caller: str) -> None: ...
+    def acquire(self, owner_id: str, locks: list[tuple[str, int]]) -> tuple[str, str]: ...
+    def holds_all_slots(self, lock_name: str, max_holders: int) -> bool: ...
+    def release(self, owner_id: str) -> None: ...
     def close(self) -> None: ...
     def configmap(self, name: str) -> Mapping[str, str]: ...
     def load(
-        self, cache: str, key: str, max_age: str | None, now: float
+        self, cache_name: str, key: str, max_age: str | None, now: float
     ) -> tuple[bool, dict[str, Any] | None]: ...
     def save(
-        self, cache: str, key: str, id: str, outputs: dict[str, Any] | None, now: float
+        self, cache_name: str, key: str, node_id: str, outputs: dict[str, Any] | None, now: float
     ) -> None: ...
 
 
@@ -57,7 +57,7 @@ class Context:
     def __init__(
         self,
         workflow: dict[str, Any],
-        status: dict[str, Any] | None = None,
+        workflow_status: dict[str, Any] | None = None,
         shutdown: str = "",
         locks: Locks | None = None,
     ) -> None:
@@ -67,7 +67,7 @@ class Context:
         self._locks = locks
         self.name: str = workflow["metadata"]["name"]
         # Argo's WorkflowStatus as plain data
-        self.status: dict[str, Any] = status or {"phase": "", "nodes": {}}
+        self.status: dict[str, Any] = workflow_status or {"phase": "", "nodes": {}}
         self.table = NodeTable(self.name, self.status)
         self.nodes = self.table.nodes
         self.inputs = Inputs(workflow, self.status)
@@ -76,7 +76,9 @@ class Context:
         # ids of nodes that hold locks but failed before they ran; the next pass releases their
         # locks
         self.deferred_releases: set[str] = set()
-        self.daemons = {id: None for id, node in self.table.nodes.items() if node.get("daemoned")}
+        self.daemons = {
+            node_id: None for node_id, node in self.table.nodes.items() if node.get("daemoned")
+        }
         self.started: set[str] = set()  # ids of pods that this process started
         self.actions: list[Start | Kill] = []
         self.expansions: dict[str, Expansion] = {}  # name of a node → its expansion
@@ -108,16 +110,16 @@ class Context:
     @property
     def deadline(self) -> float | None:
         """The workflow's deadline in unix seconds."""
-        seconds = self.spec.get("activeDeadlineSeconds")
-        if seconds is not None:
-            return parse_time(self.status["startedAt"]) + int(seconds)
+        deadline_seconds = self.spec.get("activeDeadlineSeconds")
+        if deadline_seconds is not None:
+            return parse_time(self.status["startedAt"]) + int(deadline_seconds)
         return None
 
     def wake_at(self, unix_time: float) -> None:
         self.wake = unix_time if self.wake is None else min(self.wake, unix_time)
 
-    def may_run(self, on_exit: bool) -> bool:
-        return not self.shutdown or (self.shutdown == "Stop" and on_exit)
+    def may_run(self, is_exit_handler: bool) -> bool:
+        return not self.shutdown or (self.shutdown == "Stop" and is_exit_handler)
 
     def in_exit_handler(self, node: Node) -> bool:
         """Return True if the node belongs to an exit handler."""
@@ -139,9 +141,11 @@ class Context:
     def caller(self, node: Node) -> Task:
         """Return the step, task or hook that called a node's template. The node must not have an
         inline template."""
-        scope = node.get("templateScope", "")
-        name = node.get("templateName", "")
-        full_name = name if scope.startswith("local/") else f"{scope}/{name}"
+        scope_text = node.get("templateScope", "")
+        template_name = node.get("templateName", "")
+        full_name = (
+            template_name if scope_text.startswith("local/") else f"{scope_text}/{template_name}"
+        )
         return {
             "name": node["displayName"],
             "template": qualified_name(node["templateRef"]) if "templateRef" in node else full_name,
@@ -155,16 +159,17 @@ class Context:
     def finish(self, phase: str, message: str, is_deadlocked: bool = False) -> None:
         """Set the final phase of the workflow, unless Argo would still wait for the outputs of
         running pods."""
-        table = self.table
+        node_table = self.table
 
-        running_pods = {
-            id
-            for id in {*table.active_pods, *self.daemons}
-            if table.nodes[id]["phase"] == "Running" or id in table.restored_pods
+        running_pod_ids = {
+            node_id
+            for node_id in {*node_table.active_pods, *self.daemons}
+            if node_table.nodes[node_id]["phase"] == "Running"
+            or node_id in node_table.restored_pods
         }
         # Argo waits for the outputs of running pods before it sets the workflow's phase
-        if running_pods and not is_deadlocked:
-            if table.needs_requeue or running_pods - self.daemons.keys():
+        if running_pod_ids and not is_deadlocked:
+            if node_table.needs_requeue or running_pod_ids - self.daemons.keys():
                 return
 
             # only daemons still run: the template that started them can no longer complete, so they
@@ -173,23 +178,23 @@ class Context:
             is_deadlocked = True
             message += " (a daemon still runs: Argo would wait for it for ever)"
 
-        root_node = table.get(self.name)
-        root_runs = root_node is not None and root_node["phase"] == "Running"
-        if phase == "Error" and root_runs and not is_deadlocked:
+        root_node = node_table.get(self.name)
+        is_root_running = root_node is not None and root_node["phase"] == "Running"
+        if phase == "Error" and is_root_running and not is_deadlocked:
             # the entrypoint still runs, so the exit hook of a step has failed
-            table.mark(self.name, "Error", "Workflow operation error")
+            node_table.mark(self.name, "Error", "Workflow operation error")
 
         self.status["phase"] = phase
         self.status["message"] = message
 
-        self.status["finishedAt"] = format_time(table.now)
+        self.status["finishedAt"] = format_time(node_table.now)
         if not volume_claims.keeps_volume_claims(self.spec, phase):
             self.status.pop("persistentVolumeClaims", None)
 
-    def end_daemons(self, boundary: str) -> None:
+    def end_daemons(self, boundary_id: str) -> None:
         """Kill the daemons that a completed DAG or steps template has started."""
-        for node in [self.table.nodes[id] for id in self.daemons]:
-            if node.get("boundaryID") == boundary:
+        for node in [self.table.nodes[node_id] for node_id in self.daemons]:
+            if node.get("boundaryID") == boundary_id:
                 self.daemons.pop(node["id"], None)
                 node.pop("daemoned", None)
                 self.table.mark(node["name"], "Succeeded")

@@ -59,10 +59,14 @@ class Dag:
             self.needs[name], self.conditions[name] = parse_dependencies(task, self.tasks)
 
         needed_tasks = {name for names in self.needs.values() for name in names}
-        target = template["dag"].get("target")
-        self.targets = target.split(" ") if target else sorted(set(self.tasks) - needed_tasks)
+        target_name = template["dag"].get("target")
+        self.targets = (
+            target_name.split(" ") if target_name else sorted(set(self.tasks) - needed_tasks)
+        )
 
-        unknown_targets = [target for target in self.targets if target not in self.tasks]
+        unknown_targets = [
+            target_name for target_name in self.targets if target_name not in self.tasks
+        ]
         if unknown_targets:
             raise NodeError(f"target {unknown_targets[0]} does not exist")
 
@@ -74,20 +78,20 @@ class Dag:
         }
         self.order = Order(self.targets, self.needs, eager_tasks)
 
-    def node(self, task: str) -> Node | None:
-        return self.table.get(f"{self.name}.{task}")
+    def node(self, task_name: str) -> Node | None:
+        return self.table.get(f"{self.name}.{task_name}")
 
     def options(self) -> Options:
         return Options(self.boundary, self.on_exit, "tasks")
 
-    def scope(self, task: str) -> scopes.Scope:
-        """Return the scope of `task`, with tags of its ancestors. Raises ValueError if a loop's
-        result is not JSON."""
+    def scope(self, task_name: str) -> scopes.Scope:
+        """Return the scope of `task_name`, with tags of its ancestors. Raises ValueError if a
+        loop's result is not JSON."""
         scope = scopes.template_scope(self.context.status, self.template)
-        if task not in self.visible_ancestors:
-            self.visible_ancestors[task] = self._visible_ancestors(task)
+        if task_name not in self.visible_ancestors:
+            self.visible_ancestors[task_name] = self._visible_ancestors(task_name)
 
-        for name in self.visible_ancestors[task]:
+        for name in self.visible_ancestors[task_name]:
             node = self.node(name)
             if node is None:
                 raise ValueError(f"Ancestor task node {name} not found")
@@ -98,23 +102,25 @@ class Dag:
 
         return scope
 
-    def _visible_ancestors(self, task: str) -> list[str]:
-        text = to_json(self.tasks[task])
-        ancestors = self.looping_tasks | self.tasks.keys() & set(WORD.findall(text))
-        if "{{=" in text or "xpression" in text:
+    def _visible_ancestors(self, task_name: str) -> list[str]:
+        task_json = to_json(self.tasks[task_name])
+        referenced_names = self.looping_tasks | self.tasks.keys() & set(WORD.findall(task_json))
+        if "{{=" in task_json or "xpression" in task_json:
             # an expression may compute the name of a task, so all tasks must be in scope, so all
             # tasks must be in scope
-            ancestors = self.tasks.keys()
-        ancestors = ancestors - {task}
-        if not ancestors <= set(self.needs[task]):
-            ancestors = ancestors & set(with_ancestors([task], self.needs))
-        return sorted(ancestors)
+            referenced_names = self.tasks.keys()
+        referenced_names = referenced_names - {task_name}
+        if not referenced_names <= set(self.needs[task_name]):
+            referenced_names = referenced_names & set(with_ancestors([task_name], self.needs))
+        return sorted(referenced_names)
 
     def add_to_scope(self, scope: scopes.Scope, name: str, node: Node) -> None:
         """Add the node and the outputs of the task `name` to a scope."""
         if node["type"] == "TaskGroup":
             children = (
-                self.table.nodes[id] for id in node.get("children", []) if id in self.table.nodes
+                self.table.nodes[node_id]
+                for node_id in node.get("children", [])
+                if node_id in self.table.nodes
             )
             scopes.add_loop_outputs(
                 scope,
@@ -125,7 +131,12 @@ class Dag:
 
         scopes.add_node(self.table, scope, "tasks", name, node)
         scopes.add_skipped_outputs(
-            scope, "tasks", name, node, self.inputs.template(self.tasks[name]), artifacts=False
+            scope,
+            "tasks",
+            name,
+            node,
+            self.inputs.template(self.tasks[name]),
+            includes_artifacts=False,
         )
 
     def visit(self, name: str) -> VisitResult:
@@ -134,7 +145,7 @@ class Dag:
         Raises NodeError, which fails the whole DAG, if a target cannot read a loop's outputs or a
         target's hook fails.
         """
-        state = self._visit(name)
+        visit_result = self._visit(name)
 
         task = self.tasks[name]
         if (
@@ -151,7 +162,7 @@ class Dag:
                 self.table.mark(self.name, "Error", str(error))
                 raise NodeError(str(error)) from None
 
-        return state
+        return visit_result
 
     def _visit(self, name: str) -> VisitResult:
         node = self.node(name)
@@ -173,8 +184,8 @@ class Dag:
         if node and node["phase"] in FULFILLED:
             self.context.deferred_releases.discard(node["id"])
             # run the exit hook before `hooks_completed`, which also waits for the exit hook
-            completed = not has_hooks or self._exit_hook_completed(name, node)
-            return self.table.hooks_completed(node), completed
+            is_completed = not has_hooks or self._exit_hook_completed(name, node)
+            return self.table.hooks_completed(node), is_completed
 
         if not (node and node["type"] == "Pod" and node["id"] in self.context.started):
             if not node and self.conditions[name] and not self._may_start(name, task):
@@ -234,52 +245,57 @@ class Dag:
     def evaluate_depends(self, name: str) -> bool | None:
         """Return True if task `name` should run, False if not, and None while one of its
         dependencies is unfinished. Raises ExprError."""
-        scope: dict[str, Any] = {}
+        expression_scope: dict[str, Any] = {}
 
         for dependency in self.needs[name]:
             node = self.node(dependency)
             if not node or not is_fulfilled(node) or not self.table.hooks_completed(node):
                 return None
 
-            results: dict[str, bool] = {
+            result_values: dict[str, bool] = {
                 result: node["phase"] == phase for result, phase in PHASE_OF_RESULT.items()
             }
             if node["type"] == "TaskGroup":
-                items = node.get("children", [])
+                item_ids = node.get("children", [])
             else:
-                items = []
+                item_ids = []
 
             phases = [
-                self.table.nodes[id]["phase"] if id in self.table.nodes else "" for id in items
+                self.table.nodes[node_id]["phase"] if node_id in self.table.nodes else ""
+                for node_id in item_ids
             ]
-            results["Daemoned"] = bool(node.get("daemoned"))
-            results["AnySucceeded"] = "Succeeded" in phases
-            results["AllFailed"] = bool(phases) and all(phase == "Failed" for phase in phases)
-            scope[f"t{len(scope)}"] = results
+            result_values["Daemoned"] = bool(node.get("daemoned"))
+            result_values["AnySucceeded"] = "Succeeded" in phases
+            result_values["AllFailed"] = bool(phases) and all(phase == "Failed" for phase in phases)
+            expression_scope[f"t{len(expression_scope)}"] = result_values
 
-        return evaluate_bool(self.conditions[name], scope)
+        return evaluate_bool(self.conditions[name], expression_scope)
 
-    def connect(self, task: str, name: str, group: str | None = None) -> None:
-        """Make node `name` a child of node `group` or, without a group, of the nodes that `task`
-        depends on."""
-        if group:
-            self.table.link_child(group, name)
-        elif not self.needs[task]:
-            self.table.link_child(self.name, name)
+    def connect(self, task_name: str, node_name: str, group_name: str | None = None) -> None:
+        """Make node `node_name` a child of node `group_name` or, without a group, of the nodes
+        that `task_name` depends on."""
+        if group_name:
+            self.table.link_child(group_name, node_name)
+        elif not self.needs[task_name]:
+            self.table.link_child(self.name, node_name)
         else:
-            for dependency in self.needs[task]:
-                for id in self.table.outbound_nodes(self.table.ids[f"{self.name}.{dependency}"]):
-                    if id not in self.table.nodes:  # an exit hook that could not start has no node
+            for dependency in self.needs[task_name]:
+                for node_id in self.table.outbound_nodes(
+                    self.table.ids[f"{self.name}.{dependency}"]
+                ):
+                    if (
+                        node_id not in self.table.nodes
+                    ):  # an exit hook that could not start has no node
                         return
-                    self.table.link_child(self.table.nodes[id]["name"], name)
+                    self.table.link_child(self.table.nodes[node_id]["name"], node_name)
 
     def _run(self, name: str, task: Task) -> bool:
         """Run a task. Return True if a limit blocks all new tasks."""
         full_name = f"{self.name}.{name}"
         expansion = self.context.expansion(full_name)
 
-        members = expansion.members
-        if members is None:
+        member_tasks = expansion.members
+        if member_tasks is None:
             try:
                 scope = self.scope(name)
                 try:
@@ -288,63 +304,73 @@ class Dag:
                     self.context.blocked_reason = str(error)
                     return False
 
-                members = expand(resolved_task, scope.parameters(self.inputs.globals))
+                member_tasks = expand(resolved_task, scope.parameters(self.inputs.globals))
             except (TemplateError, WhenError, ValueError) as error:
                 self.table.mark_error(full_name, task, self.options(), str(error))
                 self.connect(name, full_name)
                 return False
 
-            expansion.members = members
+            expansion.members = member_tasks
 
-        group = self.node(name) if has_loop(task) else None
-        group = group if group and group["type"] == "TaskGroup" else None
-        if has_loop(task) and not members:
+        group_node = self.node(name) if has_loop(task) else None
+        group_node = group_node if group_node and group_node["type"] == "TaskGroup" else None
+        if has_loop(task) and not member_tasks:
             self.table.create(
                 full_name, "Skipped", "Skipped", task, self.options(), "Skipped, empty params"
             )
             self.connect(name, full_name)
             return False
 
-        if has_loop(task) and not group:
-            group = self.table.create(full_name, "TaskGroup", "Running", task, self.options())
+        if has_loop(task) and not group_node:
+            group_node = self.table.create(full_name, "TaskGroup", "Running", task, self.options())
             self.connect(name, full_name)
 
         if expansion.pending_members is None:
-            pending_members = members
+            pending_members = member_tasks
         else:
             pending_members = expansion.pending_members
 
         unfinished_members = []
         is_complete = None
 
-        for index, member in enumerate(pending_members):
-            is_complete = self._run_member(name, task, member, full_name if group else None)
+        for index, member_task in enumerate(pending_members):
+            is_complete = self._run_member(
+                name, task, member_task, full_name if group_node else None
+            )
             if is_complete is None and not self.table.orphaned_pods:
                 unfinished_members += pending_members[index:]
                 break
 
-            unfinished_members += [] if is_complete else [member]
+            unfinished_members += [] if is_complete else [member_task]
 
         expansion.pending_members = unfinished_members
-        if group and not unfinished_members:
+        if group_node and not unfinished_members:
             self.table.mark(
                 full_name,
-                _loop_phase([node for member in members if (node := self.node(member["name"]))]),
+                _loop_phase(
+                    [
+                        node
+                        for member_task in member_tasks
+                        if (node := self.node(member_task["name"]))
+                    ]
+                ),
             )
 
-        return is_complete is None and not group and not self.node(name)
+        return is_complete is None and not group_node and not self.node(name)
 
-    def _run_member(self, name: str, task: Task, member: Task, group: str | None) -> bool | None:
+    def _run_member(
+        self, name: str, task: Task, member_task: Task, group_name: str | None
+    ) -> bool | None:
         """Run a task, or one item of a loop. Return True if the task or item and its exit hook have
         completed, and None if Argo would stop visiting tasks here.
 
         As in Argo, the parent lists the child's id before the child starts, so the id of a task
         that cannot start belongs to no node.
         """
-        full_name = f"{self.name}.{member['name']}"
+        full_name = f"{self.name}.{member_task['name']}"
         options = self.options()
 
-        node = self.node(member["name"])
+        node = self.node(member_task["name"])
         if (
             node
             and node["type"] == "Pod"
@@ -354,10 +380,10 @@ class Dag:
             return is_fulfilled(node)
 
         if not node:
-            self.connect(name, full_name, group)
+            self.connect(name, full_name, group_name)
             try:
-                may_run = should_execute(member.get("when", ""))
-                reason = f"when '{member.get('when')}' evaluated false"
+                may_run = should_execute(member_task.get("when", ""))
+                reason = f"when '{member_task.get('when')}' evaluated false"
             except WhenError as error:
                 self.table.create(full_name, "Skipped", "Error", task, options, str(error))
                 return True
@@ -367,7 +393,9 @@ class Dag:
                 return True
 
         try:
-            result = self.context.execute(full_name, member, member.get("arguments") or {}, options)
+            member_node = self.context.execute(
+                full_name, member_task, member_task.get("arguments") or {}, options
+            )
         except LimitReached:
             if node:
                 return False
@@ -378,14 +406,14 @@ class Dag:
             self.table.mark(full_name, "Error", f"task '{full_name}' errored: {error}")
             return None
 
-        if result["phase"] in COMPLETED and (task.get("hooks") or task.get("onExit")):
-            return self._exit_hook_completed(name, result) or None
+        if member_node["phase"] in COMPLETED and (task.get("hooks") or task.get("onExit")):
+            return self._exit_hook_completed(name, member_node) or None
 
-        result = self.node(member["name"]) or result
-        if result["type"] == "Retry" and not group:
-            return result["phase"] in FULFILLED
+        member_node = self.node(member_task["name"]) or member_node
+        if member_node["type"] == "Retry" and not group_name:
+            return member_node["phase"] in FULFILLED
 
-        return is_fulfilled(result)
+        return is_fulfilled(member_node)
 
     def _exit_hook_completed(self, name: str, node: Node) -> bool:
         """Run the exit hook of a completed task. Return True if the hook has completed or does not
@@ -405,12 +433,15 @@ class Dag:
         ):
             return "Running"
 
-        targets = {self.table.id(f"{self.name}.{name}"): "" for name in self.targets}
-        queue = [(id, "Succeeded") for id in self.table.nodes[self.boundary].get("children", [])]
-        seen_branches = set(queue)
+        target_phases = {self.table.id(f"{self.name}.{name}"): "" for name in self.targets}
+        node_queue = [
+            (node_id, "Succeeded")
+            for node_id in self.table.nodes[self.boundary].get("children", [])
+        ]
+        seen_branches = set(node_queue)
 
-        for id, branch_phase in queue:
-            node = self.table.nodes.get(id)
+        for node_id, branch_phase in node_queue:
+            node = self.table.nodes.get(node_id)
             if node is None:
                 return "Running"
 
@@ -423,42 +454,42 @@ class Dag:
 
             if node["phase"] in COMPLETED:
                 branch_phase = node["phase"]
-            if id in targets and targets[id] not in FAILED:
-                targets[id] = branch_phase
+            if node_id in target_phases and target_phases[node_id] not in FAILED:
+                target_phases[node_id] = branch_phase
 
             for child in self._next_nodes(node):
                 if (child, branch_phase) not in seen_branches:
                     seen_branches.add((child, branch_phase))
-                    queue.append((child, branch_phase))
+                    node_queue.append((child, branch_phase))
 
-        result = "Succeeded"
-        fail_fast = self.template["dag"].get("failFast") is not False
+        dag_phase = "Succeeded"
+        fails_fast = self.template["dag"].get("failFast") is not False
 
         for name in self.targets:
-            branch_phase = targets[self.table.id(f"{self.name}.{name}")]
+            branch_phase = target_phases[self.table.id(f"{self.name}.{name}")]
             if not branch_phase:
-                result = "Running"
-                if not fail_fast:
+                dag_phase = "Running"
+                if not fails_fast:
                     break
             elif branch_phase in FAILED:
                 continue_on = self.tasks[name].get("continueOn") or {}
                 if continue_on.get("failed" if branch_phase == "Failed" else "error"):
                     continue
 
-                result = branch_phase
-                if fail_fast:
+                dag_phase = branch_phase
+                if fails_fast:
                     break
 
-        return result
+        return dag_phase
 
     def _group_phase(self, node: Node) -> str:
         """Return the phase of a loop whose started items are all fulfilled and whose other items
         will never start, else ""."""
-        items = node.get("children", []) if node["type"] == "TaskGroup" else []
-        nodes = (self.table.nodes.get(id) for id in reversed(items))
-        if not items or any(not item or not is_fulfilled(item) for item in nodes):
+        item_ids = node.get("children", []) if node["type"] == "TaskGroup" else []
+        nodes = (self.table.nodes.get(node_id) for node_id in reversed(item_ids))
+        if not item_ids or any(not item_node or not is_fulfilled(item_node) for item_node in nodes):
             return ""
-        return _loop_phase([self.table.nodes[id] for id in items])
+        return _loop_phase([self.table.nodes[node_id] for node_id in item_ids])
 
     def _next_nodes(self, node: Node) -> list[str]:
         if node["type"] != "Retry":
@@ -466,9 +497,9 @@ class Dag:
 
         next_nodes: list[str] = []
         for child in (
-            self.table.nodes[id]
-            for id in reversed(node.get("children", []))
-            if id in self.table.nodes
+            self.table.nodes[node_id]
+            for node_id in reversed(node.get("children", []))
+            if node_id in self.table.nodes
         ):
             next_nodes += (
                 [child["id"]]
@@ -495,33 +526,35 @@ def resolve_references(
     Raises WhenError, and TemplateError. The message of an error about an artifact starts with
     `message_prefix`.
     """
-    values = scope.parameters(context.inputs.globals)
-    body = {key: value for key, value in task.items() if key != "hooks"}
+    tag_values = scope.parameters(context.inputs.globals)
+    task_fields = {key: value for key, value in task.items() if key != "hooks"}
     hook_fields = {"hooks": task["hooks"]} if "hooks" in task else {}
 
     if task.get("when"):
-        when = substitute(task["when"], values, STEP_OUTPUTS)
+        when_condition = substitute(task["when"], tag_values, STEP_OUTPUTS)
         try:
-            if not should_execute(when):
-                return body | hook_fields | {"when": when}
+            if not should_execute(when_condition):
+                return task_fields | hook_fields | {"when": when_condition}
         except WhenError:
             if not has_loop(task):
                 raise
 
-    body["arguments"] = scopes.mark_absent_arguments(scope, body.get("arguments") or {})
-    body = substitute(body, values, STEP_OUTPUTS)
+    task_fields["arguments"] = scopes.mark_absent_arguments(
+        scope, task_fields.get("arguments") or {}
+    )
+    task_fields = substitute(task_fields, tag_values, STEP_OUTPUTS)
 
     artifacts = [
         scopes.resolve_artifact(scope, artifact, message_prefix)
-        for artifact in body["arguments"].get("artifacts") or []
+        for artifact in task_fields["arguments"].get("artifacts") or []
     ]
     if artifacts:
-        body["arguments"] = {
-            **body["arguments"],
+        task_fields["arguments"] = {
+            **task_fields["arguments"],
             "artifacts": [artifact for artifact in artifacts if artifact],
         }
 
-    return body | hook_fields
+    return task_fields | hook_fields
 
 
 def execute(
@@ -540,8 +573,8 @@ def execute(
     is_stopped = context.shutdown and not options.on_exit
     if is_stopped and all(
         context.table.hooks_completed(target_node)
-        for target in dag.targets
-        if (target_node := dag.node(target))
+        for target_name in dag.targets
+        if (target_node := dag.node(target_name))
     ):
         phase = "Failed"
     else:
@@ -572,9 +605,9 @@ def execute(
 
     # as in Argo, this field is missing if the DAG's outputs cannot be resolved
     node["outboundNodes"] = [
-        out
-        for target in dag.targets
-        if (target_node := dag.node(target))
-        for out in context.table.outbound_nodes(target_node["id"])
+        outbound_id
+        for target_name in dag.targets
+        if (target_node := dag.node(target_name))
+        for outbound_id in context.table.outbound_nodes(target_node["id"])
     ]
     return context.table.mark(name, phase)

@@ -79,11 +79,11 @@ def dump_failures(context: Context) -> str:
         if node["phase"] in FAILED
     ]
     if failed_nodes:
-        text = dump_structs(failed_nodes, failed_nodes[0])
+        failures_json = dump_structs(failed_nodes, failed_nodes[0])
     else:
-        text = "null"
+        failures_json = "null"
 
-    return to_json(text, ensure_ascii=False)
+    return to_json(failures_json, ensure_ascii=False)
 
 
 def run_conditional_hooks(
@@ -95,15 +95,15 @@ def run_conditional_hooks(
     Raises NodeError.
     """
     all_completed = True
-    values = Scope({**scope, f"{options.kind}.{caller['name']}.status": node["phase"]})
+    hook_scope = Scope({**scope, f"{options.kind}.{caller['name']}.status": node["phase"]})
 
     for name, hook in _conditional_hooks(caller, node["name"]):
-        if context.table.get(name) or _is_true(context, hook, values):
+        if context.table.get(name) or _is_true(context, hook, hook_scope):
             outputs = context.table.last_attempt(node).get("outputs")
             arguments = hook.get("arguments") or {}
             if outputs is not None:
                 arguments = _resolve_arguments(
-                    context, arguments, values, options.kind, caller["name"], outputs
+                    context, arguments, hook_scope, options.kind, caller["name"], outputs
                 )
 
             all_completed &= _run(
@@ -127,13 +127,13 @@ def run_exit_hook(
     if not hook or node["phase"] not in COMPLETED or not context.may_run(True):
         return True
 
-    values = Scope({**scope, f"{options.kind}.{caller['name']}.status": node["phase"]})
-    if hook.get("expression") and not _is_true(context, hook, values):
+    hook_scope = Scope({**scope, f"{options.kind}.{caller['name']}.status": node["phase"]})
+    if hook.get("expression") and not _is_true(context, hook, hook_scope):
         return True
 
     outputs = context.table.last_attempt(node).get("outputs") or {}
     arguments = _resolve_arguments(
-        context, hook.get("arguments") or {}, values, options.kind, caller["name"], outputs
+        context, hook.get("arguments") or {}, hook_scope, options.kind, caller["name"], outputs
     )
     name = f"{node['name']}.onExit"
 
@@ -164,20 +164,20 @@ def _run(
 def _conditional_hooks(caller: Task, name: str) -> Iterator[tuple[str, Task]]:
     """Yield the node name and the hook for each hook of a workflow, step or task except the exit
     hook. Raises NodeError."""
-    for key, hook in (caller.get("hooks") or {}).items():
-        if key == EXIT_HOOK:
+    for hook_name, hook in (caller.get("hooks") or {}).items():
+        if hook_name == EXIT_HOOK:
             continue
-        node = f"{name}.hooks.{key}"
+        node_name = f"{name}.hooks.{hook_name}"
         if not hook.get("expression"):
-            raise NodeError(f"Expression required for hook {node}")
-        yield node, hook
+            raise NodeError(f"Expression required for hook {node_name}")
+        yield node_name, hook
 
 
 def _resolve_arguments(
     context: Context,
     arguments: dict[str, Any],
     scope: Scope,
-    kind: str,
+    caller_kind: str,
     name: str,
     outputs: dict[str, Any],
 ) -> dict[str, Any]:
@@ -185,7 +185,7 @@ def _resolve_arguments(
     Raises NodeError."""
     if not arguments:
         return arguments
-    add_outputs(scope, f"{kind}.{name}", outputs, default="")
+    add_outputs(scope, f"{caller_kind}.{name}", outputs, default_value="")
     arguments = mark_absent_arguments(scope, arguments)
     arguments = substitute(arguments, scope.parameters(context.inputs.globals))
     artifacts = [

@@ -57,38 +57,38 @@ class Inputs:
     def arguments(self) -> dict[str, Any]:
         """Return the workflow's arguments, with their resolved values."""
         arguments = self.spec.get("arguments") or {}
-        values = [
+        resolved_parameters = [
             {
                 "name": parameter["name"],
                 "value": self.globals[f"workflow.parameters.{parameter['name']}"],
             }
             for parameter in arguments.get("parameters") or []
         ]
-        return {**arguments, "parameters": values}
+        return {**arguments, "parameters": resolved_parameters}
 
     def _globals(self) -> dict[str, str]:
         metadata = self.workflow["metadata"]
         spec = self.spec
-        created = datetime.fromisoformat(metadata["creationTimestamp"])
+        creation_time = datetime.fromisoformat(metadata["creationTimestamp"])
         parameters = (spec.get("arguments") or {}).get("parameters") or []
 
-        values = {
+        tag_values = {
             "name": metadata["name"],
             "namespace": metadata.get("namespace", "default"),
             "uid": metadata.get("uid", ""),
             "mainEntrypoint": spec.get("entrypoint", ""),
             "serviceAccountName": spec.get("serviceAccountName", ""),
             "creationTimestamp": metadata["creationTimestamp"],
-            "creationTimestamp.s": str(int(created.timestamp())),
+            "creationTimestamp.s": str(int(creation_time.timestamp())),
             "creationTimestamp.RFC3339": metadata["creationTimestamp"],
             # the workflow's phase is empty before the scheduler's first pass
             "status": self.status["phase"],
             "duration": "0.000000",
         }
 
-        values.update(
+        tag_values.update(
             {
-                f"creationTimestamp.{letter}": created.strftime(
+                f"creationTimestamp.{letter}": creation_time.strftime(
                     f"%{letter}" if letter != "L" else "000"
                 )
                 for letter in STRFTIME_LETTERS
@@ -97,12 +97,12 @@ class Inputs:
 
         scheduled_time = (metadata.get("annotations") or {}).get(SCHEDULED_TIME)
         if scheduled_time:
-            values["scheduledTime"] = scheduled_time
+            tag_values["scheduledTime"] = scheduled_time
 
         if spec.get("priority") is not None:
-            values["priority"] = str(spec["priority"])
+            tag_values["priority"] = str(spec["priority"])
 
-        values.update(
+        tag_values.update(
             {
                 f"parameters.{parameter['name']}": parameter["value"]
                 for parameter in parameters
@@ -111,41 +111,50 @@ class Inputs:
         )
 
         parameters_json = gofmt.dump_structs(parameters, PARAMETER_FIELDS)
-        values["parameters"] = parameters_json
-        values["parameters.json"] = parameters_json
+        tag_values["parameters"] = parameters_json
+        tag_values["parameters.json"] = parameters_json
 
-        for key in ("labels", "annotations"):
-            items = metadata.get(key) or {}
-            values[key] = gofmt.dumps(items)
-            values[f"{key}.json"] = values[key]
-            values.update({f"{key}.{name}": text for name, text in items.items()})
+        for metadata_field in ("labels", "annotations"):
+            metadata_values = metadata.get(metadata_field) or {}
+            tag_values[metadata_field] = gofmt.dumps(metadata_values)
+            tag_values[f"{metadata_field}.json"] = tag_values[metadata_field]
+            tag_values.update(
+                {
+                    f"{metadata_field}.{name}": metadata_text
+                    for name, metadata_text in metadata_values.items()
+                }
+            )
 
         outputs = (self.status.get("outputs") or {}).get("parameters") or []
-        values.update(
+        tag_values.update(
             {f"outputs.parameters.{parameter['name']}": parameter["value"] for parameter in outputs}
         )
-        return {f"workflow.{key}": value for key, value in values.items()}
+        return {f"workflow.{metadata_field}": value for metadata_field, value in tag_values.items()}
 
     def export(self, outputs: dict[str, Any]) -> None:
         """Add outputs with a globalName to the workflow's outputs and globals."""
-        for kind in ("parameters", "artifacts"):
-            for output in outputs.get(kind) or []:
+        for output_kind in ("parameters", "artifacts"):
+            for output in outputs.get(output_kind) or []:
                 name = output.get("globalName")
-                if not name or (kind == "parameters" and "value" not in output):
+                if not name or (output_kind == "parameters" and "value" not in output):
                     continue
 
-                global_outputs = self.status.setdefault("outputs", {}).setdefault(kind, [])
-                entry = {
+                global_outputs = self.status.setdefault("outputs", {}).setdefault(output_kind, [])
+                exported_output = {
                     key: value
                     for key, value in output.items()
                     if key not in ("globalName", "valueFrom", "path")
                 }
-                entry["name"] = name
+                exported_output["name"] = name
 
-                other_outputs = [item for item in global_outputs if item["name"] != name]
-                global_outputs[:] = [*other_outputs, entry]
+                other_outputs = [
+                    global_output
+                    for global_output in global_outputs
+                    if global_output["name"] != name
+                ]
+                global_outputs[:] = [*other_outputs, exported_output]
 
-                if kind == "parameters":
+                if output_kind == "parameters":
                     self.globals[f"workflow.outputs.parameters.{name}"] = output["value"]
 
     def template(self, caller: Task) -> Template:
@@ -158,17 +167,19 @@ class Inputs:
         return template
 
     def process_args(
-        self, template: Template, args: dict[str, Any], local_values: dict[str, str]
+        self, template: Template, passed_arguments: dict[str, Any], local_values: dict[str, str]
     ) -> Template:
         """Return the template with its inputs bound and its tags substituted (Argo's ProcessArgs).
         Raises NodeError."""
-        arguments = {parameter["name"]: parameter for parameter in args.get("parameters") or []}
+        arguments_by_name = {
+            parameter["name"]: parameter for parameter in passed_arguments.get("parameters") or []
+        }
         artifact_arguments = {
-            artifact["name"]: artifact for artifact in args.get("artifacts") or []
+            artifact["name"]: artifact for artifact in passed_arguments.get("artifacts") or []
         }
         inputs = template.get("inputs") or {}
         parameters = [
-            self._bind_parameter(parameter, arguments.get(parameter["name"]))
+            self._bind_parameter(parameter, arguments_by_name.get(parameter["name"]))
             for parameter in inputs.get("parameters") or []
         ]
         artifacts = [
@@ -199,53 +210,60 @@ class Inputs:
         if value is None:
             raise NodeError(f"inputs.parameters.{parameter['name']} was not supplied")
 
-        bound_parameter = {key: item for key, item in parameter.items() if key != "valueFrom"}
+        bound_parameter = {
+            key: field_value for key, field_value in parameter.items() if key != "valueFrom"
+        }
         return {**bound_parameter, "value": value}
 
     def substitute_params(self, template: Template, local_values: dict[str, str]) -> Template:
         """Substitute the global and local values first, then the inputs, because values of inputs
         may contain tags. Raises NodeError."""
-        scope: dict[str, str | None] = {**self.globals, **local_values}
+        tag_values: dict[str, str | None] = {**self.globals, **local_values}
         inputs = template["inputs"]
         outputs = template.get("outputs") or {}
-        text = replace(to_json(template), scope)
+        template_json = replace(to_json(template), tag_values)
 
         if "{{" in repr((inputs, outputs)):
-            new_template = parse_result(text)
+            new_template = parse_result(template_json)
             inputs = new_template["inputs"]
             outputs = new_template.get("outputs") or {}
 
-        scope.update(
+        tag_values.update(
             {
                 f"inputs.parameters.{parameter['name']}": parameter["value"]
                 for parameter in inputs["parameters"]
             }
         )
-        if ALL_PARAMETERS.search(text):
-            scope["inputs.parameters"] = gofmt.dump_structs(inputs["parameters"], PARAMETER_FIELDS)
+        if ALL_PARAMETERS.search(template_json):
+            tag_values["inputs.parameters"] = gofmt.dump_structs(
+                inputs["parameters"], PARAMETER_FIELDS
+            )
 
-        for kind, artifacts in (
+        for direction, artifacts in (
             ("inputs", inputs["artifacts"]),
             ("outputs", outputs.get("artifacts") or []),
         ):
-            scope.update(
+            tag_values.update(
                 {
-                    f"{kind}.artifacts.{artifact['name']}.path": POD_PATH_MARK + artifact["path"]
+                    f"{direction}.artifacts.{artifact['name']}.path": POD_PATH_MARK
+                    + artifact["path"]
                     for artifact in artifacts
                     if artifact.get("path")
                 }
             )
 
         for parameter in outputs.get("parameters") or []:
-            path = (parameter.get("valueFrom") or {}).get("path")
-            if path:
-                scope[f"outputs.parameters.{parameter['name']}.path"] = POD_PATH_MARK + path
+            parameter_path = (parameter.get("valueFrom") or {}).get("path")
+            if parameter_path:
+                tag_values[f"outputs.parameters.{parameter['name']}.path"] = (
+                    POD_PATH_MARK + parameter_path
+                )
 
-        text = replace(text, scope)
-        if "{{" in text:
-            return parse_result(text)
+        template_json = replace(template_json, tag_values)
+        if "{{" in template_json:
+            return parse_result(template_json)
 
-        return SubstitutedTemplate(parse_result(text))
+        return SubstitutedTemplate(parse_result(template_json))
 
 
 def add_labels(workflow: dict[str, Any]) -> dict[str, Any]:
@@ -259,22 +277,22 @@ def add_labels(workflow: dict[str, Any]) -> dict[str, Any]:
     if not workflow_metadata.get("labelsFrom"):
         return workflow
 
-    scope = nest_scope(Inputs(workflow, {"phase": "", "nodes": {}}).globals)
+    expression_scope = nest_scope(Inputs(workflow, {"phase": "", "nodes": {}}).globals)
     labels = dict(metadata["labels"])
 
-    for name, source in workflow_metadata["labelsFrom"].items():
-        where = f"spec.workflowMetadata.labelsFrom.{name}.expression"
+    for name, label_source in workflow_metadata["labelsFrom"].items():
+        field_path = f"spec.workflowMetadata.labelsFrom.{name}.expression"
         try:
-            value = evaluate(source["expression"], scope)
+            value = evaluate(label_source["expression"], expression_scope)
         except ExprError as error:
-            raise ConfigError(f"{where} cannot be evaluated: {error}.") from None
+            raise ConfigError(f"{field_path} cannot be evaluated: {error}.") from None
 
         if not isinstance(value, str) or not LABEL_VALUE.fullmatch(value):
-            rule = (
+            label_rule = (
                 "it must be a string of at most 63 letters, digits, -, _ and ., with a letter or"
                 " digit at both ends"
             )
-            raise ConfigError(f"{where} evaluates to {value!r}: {rule}.")
+            raise ConfigError(f"{field_path} evaluates to {value!r}: {label_rule}.")
 
         labels[name] = value
 
@@ -292,10 +310,12 @@ def _bind_artifact(artifact: dict[str, Any], argument: dict[str, Any] | None) ->
         return artifact
     # as in Argo, all fields except these come from the argument, even `archive` and `optional`
     return {**argument} | {
-        key: artifact[key] for key in ("name", "path", "mode", "recurseMode") if key in artifact
+        artifact_field: artifact[artifact_field]
+        for artifact_field in ("name", "path", "mode", "recurseMode")
+        if artifact_field in artifact
     }
 
 
 def has_location(artifact: dict[str, Any]) -> bool:
     """Return True if an artifact specifies a storage location."""
-    return any(artifact.get(kind) for kind in ("s3", "raw", "http"))
+    return any(artifact.get(location_kind) for location_kind in ("s3", "raw", "http"))

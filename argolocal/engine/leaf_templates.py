@@ -35,9 +35,11 @@ def execute(
         )
         record_inputs(node, template)
 
-        memo = template.get("memoize")
-        if memo:
-            node["memoizationStatus"] = admission.memoization_status(memo, hit=False)
+        memoization = template.get("memoize")
+        if memoization:
+            node["memoizationStatus"] = admission.memoization_status(
+                memoization, is_cache_hit=False
+            )
 
     if node["id"] in context.started:
         return node
@@ -52,32 +54,32 @@ def execute(
         return context.table.mark(name, "Failed", "Step exceeded its deadline")
 
     pod_name = context.table.pod_name(name, template["name"])
-    scope = {
+    input_values = {
         f"inputs.parameters.{parameter['name']}": parameter["value"]
         for parameter in template["inputs"]["parameters"]
     }
 
     try:
-        values = {**context.inputs.globals, **scope, "pod.name": pod_name}
+        tag_values = {**context.inputs.globals, **input_values, "pod.name": pod_name}
         if isinstance(template, SubstitutedTemplate):
             resolved_template = template
         else:
-            resolved_template = substitute(template, values)
+            resolved_template = substitute(template, tag_values)
 
-        resolved_template = add_workflow_fields(resolved_template, context.spec, values)
-        patches = (
-            substitute(context.spec.get("podSpecPatch"), values),
+        resolved_template = add_workflow_fields(resolved_template, context.spec, tag_values)
+        pod_spec_patches = (
+            substitute(context.spec.get("podSpecPatch"), tag_values),
             resolved_template.get("podSpecPatch"),
         )
-        resolved_template = pod_patch.apply_patches(resolved_template, patches)
+        resolved_template = pod_patch.apply_patches(resolved_template, pod_spec_patches)
     except (PatchError, ConfigError) as error:
         raise NodeError(f"Error applying PodSpecPatch: {error}") from None
 
     deadlines = [options.deadline] if options.deadline else []
     try:
-        seconds = resolved_template.get("activeDeadlineSeconds")
-        if seconds is not None:
-            deadlines.append(context.table.now + retry.parse_int(seconds))
+        deadline_seconds = resolved_template.get("activeDeadlineSeconds")
+        if deadline_seconds is not None:
+            deadlines.append(context.table.now + retry.parse_int(deadline_seconds))
         if template.get("timeout"):
             deadlines.append(admission.timeout_at(node, template))
     except ValueError as error:
@@ -89,33 +91,37 @@ def execute(
 
     context.table.orphaned_pods.discard(node["id"])
     if "containerSet" in template:
-        containers = _create_container_nodes(context, node, template, caller, options)
+        container_node_ids = _create_container_nodes(context, node, template, caller, options)
     else:
-        containers = {}
+        container_node_ids = {}
 
     deadline = min(deadlines, default=None)
-    capture = _captures_result(context, name, options.boundary)
+    captures_result = _captures_result(context, name, options.boundary)
     context.actions.append(
-        Start(node["id"], pod_name, resolved_template, capture, deadline, containers)
+        Start(
+            node["id"], pod_name, resolved_template, captures_result, deadline, container_node_ids
+        )
     )
 
     return node
 
 
-def _captures_result(context: Context, name: str, boundary: str) -> bool:
+def _captures_result(context: Context, name: str, boundary_id: str) -> bool:
     """Return True if the parent's template references `outputs.result` of step or task `name`."""
-    if not boundary:
+    if not boundary_id:
         return False
 
-    node = context.nodes[boundary]
-    parent = context.template_of(node["name"]) or context.inputs.templates.get(
+    node = context.nodes[boundary_id]
+    parent_template = context.template_of(node["name"]) or context.inputs.templates.get(
         context.caller(node)["template"], {}
     )
-    kind = "tasks" if "dag" in parent else "steps"
+    caller_kind = "tasks" if "dag" in parent_template else "steps"
 
     expansion = context.expansion(node["name"])
     if expansion.results_read is None:
-        references = re.findall(RESULT_REFERENCE.replace("KIND", kind), to_json(parent))
+        references = re.findall(
+            RESULT_REFERENCE.replace("KIND", caller_kind), to_json(parent_template)
+        )
         expansion.results_read = {
             plain_name or quoted_name for plain_name, quoted_name in references
         }
@@ -135,11 +141,11 @@ def _create_container_nodes(
 ) -> dict[str, str]:
     """Create the nodes of a containerSet's containers, or reset them after a crash of the runner.
     Return {name of a container: node id}."""
-    names = {
+    node_names = {
         container["name"]: f"{node['name']}.{container['name']}"
         for container in template["containerSet"]["containers"]
     }
-    for name in names.values():
+    for name in node_names.values():
         container_node = context.table.get(name)
         if container_node:
             container_node["startedAt"] = format_time(context.table.now)
@@ -151,9 +157,9 @@ def _create_container_nodes(
             )
 
     for container in template["containerSet"]["containers"]:
-        for parent in [names[dependency] for dependency in container.get("dependencies") or []] or [
-            node["name"]
-        ]:
-            context.table.link_child(parent, names[container["name"]])
+        for parent_name in [
+            node_names[dependency] for dependency in container.get("dependencies") or []
+        ] or [node["name"]]:
+            context.table.link_child(parent_name, node_names[container["name"]])
 
-    return {name: context.table.ids[full_name] for name, full_name in names.items()}
+    return {name: context.table.ids[full_name] for name, full_name in node_names.items()}

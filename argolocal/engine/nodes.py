@@ -103,8 +103,8 @@ class Resources(Protocol):
     def start(self, action: Start) -> list[PodStarted | PodEnded]: ...
     def poll(self) -> list[PodStarted | PodEnded]: ...
     def overdue_nodes(self, now: float) -> list[str]: ...
-    def forget(self, id: str) -> None: ...
-    def stop(self, grace: float) -> None: ...
+    def forget(self, node_id: str) -> None: ...
+    def stop(self, grace_seconds: float) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -132,17 +132,19 @@ class Options:
 @lru_cache(65536)
 def hash_fnv32a(name: str) -> int:
     """Return the 32-bit FNV-1a hash of a name, which Argo's node ids and pod names contain."""
-    value = 0x811C9DC5
+    hash_value = 0x811C9DC5
     for byte in name.encode():
-        value = ((value ^ byte) * 0x01000193) & 0xFFFFFFFF
-    return value
+        hash_value = ((hash_value ^ byte) * 0x01000193) & 0xFFFFFFFF
+    return hash_value
 
 
-def format_time(now: float) -> str:
+def format_time(unix_seconds: float) -> str:
     """Convert unix seconds to RFC 3339 with milliseconds. Argo stores whole seconds, which would be
     too coarse for short local steps."""
     return (
-        datetime.fromtimestamp(now, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+        datetime.fromtimestamp(unix_seconds, UTC)
+        .isoformat(timespec="milliseconds")
+        .replace("+00:00", "Z")
     )
 
 
@@ -160,11 +162,11 @@ class NodeTable:
         self.name = name
         self.status: dict[str, Any] = status
         self.nodes: dict[str, Node] = status["nodes"]
-        self.ids = {node["name"]: id for id, node in self.nodes.items()}
+        self.ids = {node["name"]: node_id for node_id, node in self.nodes.items()}
 
         self.active_pods = {
-            id
-            for id, node in self.nodes.items()
+            node_id
+            for node_id, node in self.nodes.items()
             if node["type"] == "Pod"
             and node["phase"] not in FULFILLED
             and "synchronizationStatus" not in node
@@ -177,7 +179,9 @@ class NodeTable:
         self.restored_pods = frozenset(self.active_pods)
         self.changed_nodes: dict[str, None] = {}
         self.linked_children = {
-            (node["name"], id) for node in self.nodes.values() for id in node.get("children", [])
+            (node["name"], node_id)
+            for node in self.nodes.values()
+            for node_id in node.get("children", [])
         }
         self.added_children: dict[str, list[str]] = {}  # node id → ids of its new children
         # (id of the boundary node, state of a child) → number of children in this state
@@ -197,12 +201,14 @@ class NodeTable:
         self.changed_nodes = {}
         added_children = self.added_children
         self.added_children = {}
-        nodes = {id: self.nodes[id] for id in changed_nodes}
+        nodes = {node_id: self.nodes[node_id] for node_id in changed_nodes}
 
         return {
             "nodes": nodes,
             "children": {
-                id: children for id, children in added_children.items() if id not in changed_nodes
+                node_id: children
+                for node_id, children in added_children.items()
+                if node_id not in changed_nodes
             },
         }
 
@@ -211,20 +217,26 @@ class NodeTable:
             return name
         return f"{self.name}-{hash_fnv32a(name)}"
 
-    def pod_name(self, name: str, template: str) -> str:
-        prefix = f"{self.name}-{template}" if template else self.name
+    def pod_name(self, name: str, template_name: str) -> str:
+        prefix = f"{self.name}-{template_name}" if template_name else self.name
         if name == self.name:
             return self.name
         return f"{prefix[:242]}-{hash_fnv32a(name)}"
 
     def get(self, name: str) -> Node | None:
-        id = self.ids.get(name)
-        if id is not None:
-            return self.nodes[id]
+        node_id = self.ids.get(name)
+        if node_id is not None:
+            return self.nodes[node_id]
         return None
 
     def create(
-        self, name: str, type: str, phase: str, caller: Task, options: Options, message: str = ""
+        self,
+        name: str,
+        node_type: str,
+        phase: str,
+        caller: Task,
+        options: Options,
+        message: str = "",
     ) -> Node:
         """Create a node that starts now. If `phase` is a final phase, the node also ends now.
         Raises ControllerCrash."""
@@ -238,14 +250,16 @@ class NodeTable:
                 f" possible ({hint})"
             )
 
-        boundary = self.nodes.get(options.boundary)
-        relative_name = name[len(boundary["name"]) :] if boundary else name
+        boundary_node = self.nodes.get(options.boundary)
+        relative_name = name[len(boundary_node["name"]) :] if boundary_node else name
 
         node: Any = {
             "id": self.id(name),
             "name": name,
-            "displayName": re.sub(r"^(\[\d+\])?\.|^\.", "", relative_name) if boundary else name,
-            "type": type,
+            "displayName": re.sub(r"^(\[\d+\])?\.|^\.", "", relative_name)
+            if boundary_node
+            else name,
+            "type": node_type,
             **_template_fields(caller, f"local/{self.name}"),
             "phase": phase,
             "startedAt": format_time(self.now),
@@ -265,18 +279,24 @@ class NodeTable:
         self.changed_nodes[node["id"]] = None
         self.needs_requeue |= phase in FULFILLED
 
-        if type == "Pod":
+        if node_type == "Pod":
             self.active_pods.add(node["id"])
 
         return node
 
     def get_or_create(
-        self, name: str, type: str, phase: str, caller: Task, template: Template, options: Options
+        self,
+        name: str,
+        node_type: str,
+        phase: str,
+        caller: Task,
+        template: Template,
+        options: Options,
     ) -> Node:
         """Return node `name`. A node that does not exist is created with the template's inputs."""
         node = self.get(name)
         if not node:
-            node = self.create(name, type, phase, caller, options)
+            node = self.create(name, node_type, phase, caller, options)
             record_inputs(node, template)
         return node
 
@@ -309,30 +329,30 @@ class NodeTable:
             return self.mark(name, "Error", message)
         return self.create(name, "Skipped", "Error", caller, options, message)
 
-    def link_child(self, parent: str, name: str) -> None:
-        node = self.nodes[self.ids[parent]]
+    def link_child(self, parent_name: str, name: str) -> None:
+        node = self.nodes[self.ids[parent_name]]
         children = node.setdefault("children", [])
-        id = self.ids.get(name) or self.id(name)
-        if (parent, id) not in self.linked_children:
-            self.linked_children.add((parent, id))
-            children.append(id)
-            self.added_children.setdefault(node["id"], []).append(id)
+        node_id = self.ids.get(name) or self.id(name)
+        if (parent_name, node_id) not in self.linked_children:
+            self.linked_children.add((parent_name, node_id))
+            children.append(node_id)
+            self.added_children.setdefault(node["id"], []).append(node_id)
 
-    def outbound_nodes(self, id: str) -> list[str]:
-        """Return the outbound nodes of node `id`: its last descendants, which become the parents of
-        the nodes that follow it. Raises ControllerCrash."""
-        if id not in self.nodes:
+    def outbound_nodes(self, node_id: str) -> list[str]:
+        """Return the outbound nodes of node `node_id`: its last descendants, which become the
+        parents of the nodes that follow it. Raises ControllerCrash."""
+        if node_id not in self.nodes:
             raise ControllerCrash("was unable to obtain node")
 
-        node = self.nodes[id]
-        children = node.get("children", [])
+        node = self.nodes[node_id]
+        child_ids = node.get("children", [])
         # as in Argo, a node with an inline template is not recognized as a containerSet
         has_named_template = node.get("templateName") or node.get("templateRef")
 
         is_container_set = (
-            children
+            child_ids
             and has_named_template
-            and self.nodes.get(children[0], {}).get("type") == "Container"
+            and self.nodes.get(child_ids[0], {}).get("type") == "Container"
         )
 
         is_group = node["type"] in ("Container", "TaskGroup") or (
@@ -345,40 +365,46 @@ class NodeTable:
         if (
             is_cached
             or (node["type"] in LEAF_TYPES and not is_group)
-            or (is_group and not children)
+            or (is_group and not child_ids)
         ):
-            return [id]
+            return [node_id]
 
         if is_group:
-            return [out for child in children for out in self._outbound_nodes_of(node, child)]
-        if node["type"] == "Retry" and children:
-            return children[-1:]
+            return [
+                outbound_id
+                for child_id in child_ids
+                for outbound_id in self._outbound_nodes_of(node, child_id)
+            ]
+        if node["type"] == "Retry" and child_ids:
+            return child_ids[-1:]
 
         return [
-            out for child in node.get("outboundNodes", []) for out in self.outbound_nodes(child)
+            outbound_id
+            for child_id in node.get("outboundNodes", [])
+            for outbound_id in self.outbound_nodes(child_id)
         ]
 
-    def _outbound_nodes_of(self, group: Node, child: str) -> list[str]:
-        if child not in self.nodes:
+    def _outbound_nodes_of(self, group_node: Node, child_id: str) -> list[str]:
+        if child_id not in self.nodes:
             raise ControllerCrash("was unable to obtain child node for child")
-        if group["type"] == "Container" and self.nodes[child].get("boundaryID") != group.get(
+        if group_node["type"] == "Container" and self.nodes[child_id].get(
             "boundaryID"
-        ):
-            return [group["id"]]
-        return self.outbound_nodes(child)
+        ) != group_node.get("boundaryID"):
+            return [group_node["id"]]
+        return self.outbound_nodes(child_id)
 
     def attempts(self, node: Node) -> list[Node]:
         """Return the attempts of a Retry node: its children except hooks.
 
         Raises ControllerCrash.
         """
-        for index, id in enumerate(node.get("children", [])):
-            if id not in self.nodes:
+        for index, node_id in enumerate(node.get("children", [])):
+            if node_id not in self.nodes:
                 raise ControllerCrash(
-                    f'could not find node named "{id}", index {index} in Children of node'
+                    f'could not find node named "{node_id}", index {index} in Children of node'
                     f" {node['name']}"
                 )
-        children = (self.nodes[id] for id in node.get("children", []))
+        children = (self.nodes[node_id] for node_id in node.get("children", []))
         return [child for child in children if child.get("nodeFlag", {}).get("retried")]
 
     def last_attempt(self, node: Node) -> Node:
@@ -390,37 +416,43 @@ class NodeTable:
         return node
 
     def hooks_completed(self, node: Node) -> bool:
-        children = (self.nodes[id] for id in node.get("children", []) if id in self.nodes)
+        children = (
+            self.nodes[node_id] for node_id in node.get("children", []) if node_id in self.nodes
+        )
         return all(
             child["phase"] in FULFILLED
             for child in children
             if child.get("nodeFlag", {}).get("hooked")
         )
 
-    def _adjust_child_count(self, node: Node, change: int) -> None:
-        if node["type"] in ("Pod", "Steps", "DAG") and (boundary := node.get("boundaryID")):
+    def _adjust_child_count(self, node: Node, count_change: int) -> None:
+        if node["type"] in ("Pod", "Steps", "DAG") and (boundary_id := node.get("boundaryID")):
             if node["phase"] in FAILED:
-                state = "failed"
+                counter_name = "failed"
             elif node["phase"] in FULFILLED:
-                state = "completed"
+                counter_name = "completed"
             else:
-                state = "active"
+                counter_name = "active"
 
-            self.child_counts[boundary, state] += change
+            self.child_counts[boundary_id, counter_name] += count_change
 
 
 def _template_fields(caller: Task, local_scope: str) -> dict[str, Any]:
     """Return the fields of a node that name its template, such as `templateRef` for a template of
     another object."""
-    reference = caller.get("templateRef")
-    if reference:
-        return {"templateRef": reference, "templateScope": local_scope}
-    scope, _, name = caller.get("template", "").rpartition("/")
-    return {"templateName": name, "templateScope": scope or local_scope}
+    template_reference = caller.get("templateRef")
+    if template_reference:
+        return {"templateRef": template_reference, "templateScope": local_scope}
+    scope_text, _, name = caller.get("template", "").rpartition("/")
+    return {"templateName": name, "templateScope": scope_text or local_scope}
 
 
 def record_inputs(node: Node, template: Template) -> None:
     """Record the template's inputs on the node."""
-    inputs = {kind: values for kind, values in template["inputs"].items() if values}
+    inputs = {
+        input_kind: bound_inputs
+        for input_kind, bound_inputs in template["inputs"].items()
+        if bound_inputs
+    }
     if inputs:
         node["inputs"] = inputs

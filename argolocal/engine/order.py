@@ -29,19 +29,19 @@ class Order:
     def __init__(
         self,
         targets: Iterable[str],
-        needs: Mapping[str, Collection[str]],
+        dependencies_by_task: Mapping[str, Collection[str]],
         eager_tasks: Collection[str],
     ) -> None:
-        self.names = with_ancestors(targets, needs)
+        self.names = with_ancestors(targets, dependencies_by_task)
         self.index = {name: index for index, name in enumerate(self.names)}
         self.eager_tasks = eager_tasks
         self.passed_tasks = set[str]()  # names of the tasks whose dependents may start
-        self.unfinished_counts = {name: len(needs[name]) for name in self.names}
+        self.unfinished_counts = {name: len(dependencies_by_task[name]) for name in self.names}
         self.dependents: dict[str, list[str]] = {name: [] for name in self.names}
 
         for name in self.names:
-            for need in needs[name]:
-                self.dependents[need].append(name)
+            for dependency in dependencies_by_task[name]:
+                self.dependents[dependency].append(name)
 
         self.live_indexes: list[int] = []
         self.ready_heap: list[int] = []  # heap of the indexes of ready tasks
@@ -65,12 +65,12 @@ class Order:
         is_blocked = False
 
         while True:
-            is_new = (
+            is_newly_ready = (
                 bool(self.ready_heap)
                 and not is_blocked
                 and (position == len(live_indexes) or self.ready_heap[0] < live_indexes[position])
             )
-            if is_new:
+            if is_newly_ready:
                 index = heappop(self.ready_heap)
             elif position < len(live_indexes):
                 index = live_indexes[position]
@@ -82,13 +82,13 @@ class Order:
             try:
                 may_continue, is_complete = visit(name)
             except Exception:  # the next pass visits this task and the following tasks
-                if is_new:
+                if is_newly_ready:
                     heappush(self.ready_heap, index)
 
-                self.live_indexes += live_indexes[position - (not is_new) :]
+                self.live_indexes += live_indexes[position - (not is_newly_ready) :]
                 raise
 
-            if is_new and may_continue is None:
+            if is_newly_ready and may_continue is None:
                 heappush(self.ready_heap, index)
                 is_blocked = True
                 continue
@@ -116,14 +116,16 @@ class Order:
             self.new_indexes.append(self.index[name])
 
 
-def with_ancestors(names: Iterable[str], needs: Mapping[str, Collection[str]]) -> list[str]:
+def with_ancestors(
+    names: Iterable[str], dependencies_by_task: Mapping[str, Collection[str]]
+) -> list[str]:
     """Return `names` and their ancestors in topological order."""
     ordered_names: dict[str, None] = {}
 
-    for target in names:
-        entered_names = {target}
-        if target not in ordered_names:
-            stack = [(target, iter(needs[target]))]
+    for target_name in names:
+        entered_names = {target_name}
+        if target_name not in ordered_names:
+            stack = [(target_name, iter(dependencies_by_task[target_name]))]
         else:
             stack = []
 
@@ -131,9 +133,9 @@ def with_ancestors(names: Iterable[str], needs: Mapping[str, Collection[str]]) -
             unvisited_names = stack[-1][1]
             ancestor = next(
                 (
-                    need
-                    for need in unvisited_names
-                    if need not in ordered_names and need not in entered_names
+                    dependency
+                    for dependency in unvisited_names
+                    if dependency not in ordered_names and dependency not in entered_names
                 ),
                 None,
             )
@@ -141,13 +143,13 @@ def with_ancestors(names: Iterable[str], needs: Mapping[str, Collection[str]]) -
                 ordered_names[stack.pop()[0]] = None
             else:
                 entered_names.add(ancestor)
-                stack.append((ancestor, iter(needs[ancestor])))
+                stack.append((ancestor, iter(dependencies_by_task[ancestor])))
 
     return list(ordered_names)
 
 
 def parse_dependencies(task: Task, tasks: dict[str, dict[str, Any]]) -> tuple[list[str], str]:
-    """Return the dependencies of `task`, and its `depends` as an expression in which the
+    """Return the dependencies of `task`, and its `depends_text` as an expression in which the
     dependencies are t0, t1, ...
 
     With these aliases, many tasks have the same expression, which is parsed only once.
@@ -155,19 +157,19 @@ def parse_dependencies(task: Task, tasks: dict[str, dict[str, Any]]) -> tuple[li
     aliases: dict[str, str] = {}
 
     def to_alias(match: re.Match[str]) -> str:
-        name, _, result = match[0].partition(".")
+        name, _, task_result = match[0].partition(".")
         alias = aliases.setdefault(name, f"t{len(aliases)}")
-        if result:
-            return f"{alias}.{result}"
+        if task_result:
+            return f"{alias}.{task_result}"
         return _default_condition(alias, tasks.get(name, {}).get("continueOn") or {})
 
-    depends = task.get("depends") or " && ".join(task.get("dependencies") or [])
-    expression = NAME_OR_RESULT.sub(to_alias, depends)
+    depends_text = task.get("depends") or " && ".join(task.get("dependencies") or [])
+    expression = NAME_OR_RESULT.sub(to_alias, depends_text)
     return list(aliases), expression
 
 
 def _default_condition(name: str, continue_on: dict[str, Any]) -> str:
-    results = ["Succeeded", "Skipped", "Daemoned"]
-    results += ["Errored"] if continue_on.get("error") else []
-    results += ["Failed"] if continue_on.get("failed") else []
-    return "(" + " || ".join(f"{name}.{result}" for result in results) + ")"
+    accepted_results = ["Succeeded", "Skipped", "Daemoned"]
+    accepted_results += ["Errored"] if continue_on.get("error") else []
+    accepted_results += ["Failed"] if continue_on.get("failed") else []
+    return "(" + " || ".join(f"{name}.{task_result}" for task_result in accepted_results) + ")"

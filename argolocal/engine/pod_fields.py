@@ -25,38 +25,47 @@ def add_workflow_fields(
 ) -> dict[str, Any]:
     """Return the template with the pod fields that the workflow's spec sets for all pods. Raises
     NodeError."""
-    names = {*SPEC_FIELD_OF_TEMPLATE_FIELD.values(), "podMetadata", "hostAliases"} & spec.keys()
-    if not names:
+    spec_field_names = {
+        *SPEC_FIELD_OF_TEMPLATE_FIELD.values(),
+        "podMetadata",
+        "hostAliases",
+    } & spec.keys()
+    if not spec_field_names:
         return template
 
-    pod_fields = substitute({name: spec[name] for name in names}, scope)
-    added = {
-        field: pod_fields[name]
-        for field, name in SPEC_FIELD_OF_TEMPLATE_FIELD.items()
-        if pod_fields.get(name) and not template.get(field)
+    pod_fields = substitute({name: spec[name] for name in spec_field_names}, scope)
+    added_fields = {
+        template_field: pod_fields[name]
+        for template_field, name in SPEC_FIELD_OF_TEMPLATE_FIELD.items()
+        if pod_fields.get(name) and not template.get(template_field)
     }
 
     aliases = pod_fields.get("hostAliases")
     if aliases:
-        added["hostAliases"] = [*aliases, *(template.get("hostAliases") or [])]
+        added_fields["hostAliases"] = [*aliases, *(template.get("hostAliases") or [])]
 
     if "podMetadata" in pod_fields:
-        added["metadata"] = _merge_metadata(
+        added_fields["metadata"] = _merge_metadata(
             pod_fields["podMetadata"] or {}, template.get("metadata") or {}
         )
 
-    return {**template, **added}
+    return {**template, **added_fields}
 
 
-def _merge_metadata(shared: object, metadata: Mapping[str, Any]) -> dict[str, Any]:
+def _merge_metadata(shared_metadata: object, metadata: Mapping[str, Any]) -> dict[str, Any]:
     """Return the metadata of a pod. Values of its template override values of the spec."""
-    if not isinstance(shared, dict) or not all(
-        isinstance(shared.get(key) or {}, dict) for key in METADATA_FIELDS
+    if not isinstance(shared_metadata, dict) or not all(
+        isinstance(shared_metadata.get(metadata_field) or {}, dict)
+        for metadata_field in METADATA_FIELDS
     ):
         raise NodeError("spec.podMetadata must be an object with labels and annotations")
     return {
         **metadata,
         **{
-            key: {**(shared.get(key) or {}), **(metadata.get(key) or {})} for key in METADATA_FIELDS
+            metadata_field: {
+                **(shared_metadata.get(metadata_field) or {}),
+                **(metadata.get(metadata_field) or {}),
+            }
+            for metadata_field in METADATA_FIELDS
         },
     }

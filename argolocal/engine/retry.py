@@ -52,85 +52,89 @@ def execute(
     options: Options,
 ) -> Node:
     """Advance a Retry node. Raises LimitReached, NodeError."""
-    table = context.table
+    node_table = context.table
 
-    parent = table.get(name)
-    if not parent:
-        parent = table.create(name, "Retry", "Running", caller, options)
-        record_inputs(parent, template)
+    retry_node = node_table.get(name)
+    if not retry_node:
+        retry_node = node_table.create(name, "Retry", "Running", caller, options)
+        record_inputs(retry_node, template)
 
     options = replace(options, flag={**options.flag, "retried": True})
     attempt_node = None
 
     # two iterations: if an attempt ends at once, the second iteration starts the next attempt
     for _ in range(2):
-        attempts = table.attempts(parent)
+        attempts = node_table.attempts(retry_node)
         if attempt_node:
             try:
-                admission.check_parallelism(context, template, parent, options.boundary)
+                admission.check_parallelism(context, template, retry_node, options.boundary)
             except LimitReached:
-                table.mark(attempt_node["name"], "Error", "Max parallelism reached")
+                node_table.mark(attempt_node["name"], "Error", "Max parallelism reached")
                 raise
 
         if attempts and attempts[-1]["phase"] in FULFILLED:
-            deadline = _next_attempt(context, parent, attempts, strategy)
+            deadline = _next_attempt(context, retry_node, attempts, strategy)
             if deadline is None:
-                return parent
+                return retry_node
 
             options = replace(options, deadline=deadline or options.deadline)
-            number = len(attempts)
+            attempt_number = len(attempts)
         else:
-            number = max(len(attempts) - 1, 0)
+            attempt_number = max(len(attempts) - 1, 0)
 
-        if number < len(attempts):
-            attempt = attempts[number]["name"]
+        if attempt_number < len(attempts):
+            attempt_name = attempts[attempt_number]["name"]
         else:
-            attempt = f"{name}({number})"
+            attempt_name = f"{name}({attempt_number})"
 
-        if not context.template_of(attempt):
+        if not context.template_of(attempt_name):
             local_values = {
-                "retries": str(number),
-                "pod.name": table.pod_name(attempt, template["name"]),
+                "retries": str(attempt_number),
+                "pod.name": node_table.pod_name(attempt_name, template["name"]),
             }
-            local_values.update(last_retry_variables(attempts[number - 1] if number else None))
+            local_values.update(
+                last_retry_variables(attempts[attempt_number - 1] if attempt_number else None)
+            )
 
             try:
-                context.expansion(attempt).template = context.inputs.substitute_params(
+                context.expansion(attempt_name).template = context.inputs.substitute_params(
                     template, local_values
                 )
             except NodeError as error:
-                table.mark_error(attempt, caller, options, str(error))
-                table.link_child(name, attempt)
+                node_table.mark_error(attempt_name, caller, options, str(error))
+                node_table.link_child(name, attempt_name)
                 raise
 
-        attempt_node = _execute_attempt(context, parent, attempt, caller, policy(strategy), options)
+        attempt_node = _execute_attempt(
+            context, retry_node, attempt_name, caller, policy(strategy), options
+        )
         if not attempt_node or attempt_node["phase"] not in FULFILLED:
-            return parent
+            return retry_node
 
-    return parent
+    return retry_node
 
 
 def _next_attempt(
-    context: Context, parent: Node, attempts: list[Node], strategy: dict[str, Any]
+    context: Context, retry_node: Node, attempt_nodes: list[Node], strategy: dict[str, Any]
 ) -> float | None:
     """Return the deadline of the next attempt (0: unlimited), or None if no attempt may start now.
 
     Raises NodeError.
     """
     try:
-        decision = decide(context, parent, attempts, strategy)
+        decision = decide(context, retry_node, attempt_nodes, strategy)
     except (ExprError, ValueError) as error:
-        context.table.mark(parent["name"], "Error", str(error))
+        context.table.mark(retry_node["name"], "Error", str(error))
         raise NodeError(str(error)) from None
 
     if decision.phase:
-        if attempts[-1].get("outputs") is not None:
-            parent["outputs"] = attempts[-1]["outputs"]
+        if attempt_nodes[-1].get("outputs") is not None:
+            retry_node["outputs"] = attempt_nodes[-1]["outputs"]
 
-        context.table.mark(parent["name"], decision.phase, decision.message or None)
+        context.table.mark(retry_node["name"], decision.phase, decision.message or None)
         return None
 
-    context.table.mark(parent["name"], parent["phase"], decision.message)
+    context.table.mark(retry_node["name"], retry_node["phase"], decision.message)
     if decision.start_at:
         context.wake_at(decision.start_at)
         return None
@@ -139,39 +143,45 @@ def _next_attempt(
 
 
 def _execute_attempt(
-    context: Context, parent: Node, attempt: str, caller: Task, retry_policy: str, options: Options
+    context: Context,
+    retry_node: Node,
+    attempt_name: str,
+    caller: Task,
+    retry_policy: str,
+    options: Options,
 ) -> Node | None:
-    """Execute one attempt, a child of the Retry node `parent`. Raises LimitReached, NodeError."""
-    table = context.table
+    """Execute one attempt, a child of the Retry node `retry_node`. Raises LimitReached,
+    NodeError."""
+    node_table = context.table
 
     try:
-        child = context.execute(attempt, caller, {}, options, is_attempt=True)
+        attempt_node = context.execute(attempt_name, caller, {}, options, is_attempt=True)
     except NodeError:
         if retry_policy == "OnFailure":
             # with this policy, the caller of this function handles the error
-            table.link_child(parent["name"], attempt)
+            node_table.link_child(retry_node["name"], attempt_name)
             raise
 
-        child = table.get(attempt)
+        attempt_node = node_table.get(attempt_name)
 
-    if child:
-        table.link_child(parent["name"], attempt)
+    if attempt_node:
+        node_table.link_child(retry_node["name"], attempt_name)
 
-    if child and child.get("daemoned") and not parent.get("daemoned"):
-        parent["daemoned"] = True
-        table.needs_requeue = True
-        context.daemons[parent["id"]] = None
-        table.changed_nodes[parent["id"]] = None
+    if attempt_node and attempt_node.get("daemoned") and not retry_node.get("daemoned"):
+        retry_node["daemoned"] = True
+        node_table.needs_requeue = True
+        context.daemons[retry_node["id"]] = None
+        node_table.changed_nodes[retry_node["id"]] = None
 
-    return child
+    return attempt_node
 
 
 def decide(
-    context: Context, parent: Node, attempts: list[Node], strategy: dict[str, Any]
+    context: Context, retry_node: Node, attempt_nodes: list[Node], strategy: dict[str, Any]
 ) -> Decision:
     """Decide how the Retry node continues after its last attempt: with another attempt or its final
     phase. Raises ExprError and ValueError for an invalid strategy."""
-    last_attempt = attempts[-1]
+    last_attempt = attempt_nodes[-1]
     now = context.table.now
 
     if last_attempt["phase"] not in FAILED:
@@ -182,44 +192,49 @@ def decide(
         return Decision(last_attempt["phase"], "retry exceeded workflow deadline")
 
     if strategy.get("limit") is not None:
-        limit = parse_int(strategy["limit"])
+        max_retries = parse_int(strategy["limit"])
     else:
-        limit = None
+        max_retries = None
 
     backoff = strategy.get("backoff") or {}
     deadline = None
 
     if backoff:
         if backoff.get("maxDuration"):
-            deadline = parse_time(attempts[0]["startedAt"]) + gofmt.parse_seconds(
+            deadline = parse_time(attempt_nodes[0]["startedAt"]) + gofmt.parse_seconds(
                 str(backoff["maxDuration"])
             )
             if now > deadline:
                 return Decision(last_attempt["phase"], "Max duration limit exceeded")
 
-        wait = backoff_duration(backoff, len(attempts))
-        backoff_end = parse_time(last_attempt["finishedAt"]) + wait
+        wait_seconds = backoff_duration(backoff, len(attempt_nodes))
+        backoff_end = parse_time(last_attempt["finishedAt"]) + wait_seconds
         if deadline and backoff_end > deadline:
             return Decision(last_attempt["phase"], "Backoff would exceed max duration limit")
-        if now < backoff_end and limit is not None and len(attempts) <= limit:
-            return Decision(message=f"Backoff for {gofmt.humanize(wait)}", start_at=backoff_end)
+        if now < backoff_end and max_retries is not None and len(attempt_nodes) <= max_retries:
+            return Decision(
+                message=f"Backoff for {gofmt.humanize(wait_seconds)}", start_at=backoff_end
+            )
 
     retry_policy = policy(strategy)
     if retry_policy == "OnTransientError":
-        is_retryable = any(word in last_attempt.get("message", "") for word in TRANSIENT_MESSAGES)
+        is_retryable = any(
+            transient_message in last_attempt.get("message", "")
+            for transient_message in TRANSIENT_MESSAGES
+        )
     else:
         is_retryable = last_attempt["phase"] in RETRIED_PHASES[retry_policy]
 
     if not is_retryable:
         return Decision(last_attempt["phase"], last_attempt.get("message", ""))
-    if limit is not None and len(attempts) > limit:
+    if max_retries is not None and len(attempt_nodes) > max_retries:
         return Decision(last_attempt["phase"], "No more retries left")
 
     if strategy.get("expression"):
-        scope = last_retry_variables(last_attempt, default_exit_code="-1") | {
-            "retries": str(len(attempts) - 1)
+        expression_scope = last_retry_variables(last_attempt, default_exit_code="-1") | {
+            "retries": str(len(attempt_nodes) - 1)
         }
-        if not evaluate_bool(strategy["expression"], nest_scope(scope)):
+        if not evaluate_bool(strategy["expression"], nest_scope(expression_scope)):
             return Decision(last_attempt["phase"], "retryStrategy.expression evaluated to false")
 
     return Decision(deadline=deadline)
@@ -230,18 +245,18 @@ def policy(strategy: dict[str, Any]) -> str:
     return strategy.get("retryPolicy") or ("Always" if strategy.get("expression") else "OnFailure")
 
 
-def backoff_duration(backoff: dict[str, Any], attempts: int) -> float:
+def backoff_duration(backoff: dict[str, Any], attempt_count: int) -> float:
     """Return the seconds to wait before the next attempt: duration × factor^(attempts-1), limited
     by `cap`."""
     if not backoff.get("duration"):
         raise ValueError("no base duration specified for retryStrategy")
-    wait = gofmt.parse_seconds(str(backoff["duration"]))
+    wait_seconds = gofmt.parse_seconds(str(backoff["duration"]))
     factor = parse_int(backoff.get("factor") or 0)
     if factor > 0:
-        wait = min(wait * float(factor) ** (attempts - 1), 2**63 / 1e9)
+        wait_seconds = min(wait_seconds * float(factor) ** (attempt_count - 1), 2**63 / 1e9)
     if backoff.get("cap"):
-        return min(wait, gofmt.parse_seconds(str(backoff["cap"])))
-    return wait
+        return min(wait_seconds, gofmt.parse_seconds(str(backoff["cap"])))
+    return wait_seconds
 
 
 def parse_int(value: object) -> int:
@@ -264,17 +279,17 @@ def last_retry_variables(last_attempt: Node | None, default_exit_code: str = "0"
         }
 
     # Argo computes the duration from whole seconds
-    times = [
-        parse_time(last_attempt[key][:19] + "Z")
-        for key in ("startedAt", "finishedAt")
-        if last_attempt.get(key)
+    attempt_times = [
+        parse_time(last_attempt[time_field][:19] + "Z")
+        for time_field in ("startedAt", "finishedAt")
+        if last_attempt.get(time_field)
     ]
 
     return {
         "lastRetry.exitCode": (
             (last_attempt.get("outputs") or {}).get("exitCode", default_exit_code)
         ),
-        "lastRetry.duration": gofmt.format_g(times[-1] - times[0]),
+        "lastRetry.duration": gofmt.format_g(attempt_times[-1] - attempt_times[0]),
         "lastRetry.status": last_attempt["phase"],
         "lastRetry.message": last_attempt.get("message", ""),
     }
@@ -285,8 +300,12 @@ def merge_template_defaults(template: Any, defaults: dict[str, Any] | None) -> A
     types."""
     if not defaults:
         return template
-    types = {kind for kind in TEMPLATE_TYPES if kind in template}
+    template_types = {
+        template_type for template_type in TEMPLATE_TYPES if template_type in template
+    }
     applicable_defaults = {
-        key: value for key, value in defaults.items() if key not in TEMPLATE_TYPES or key in types
+        key: value
+        for key, value in defaults.items()
+        if key not in TEMPLATE_TYPES or key in template_types
     }
     return merge_over(applicable_defaults, template)

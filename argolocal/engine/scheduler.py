@@ -70,9 +70,9 @@ class Scheduler(Context):
 
     def _advance(self, now: float, events: Iterable[Event]) -> None:
         if self.status["phase"]:
-            duration = f"{now - parse_time(self.status['startedAt']):.6f}"
+            duration_text = f"{now - parse_time(self.status['startedAt']):.6f}"
             self.inputs.globals["workflow.status"] = self.status["phase"]
-            self.inputs.globals["workflow.duration"] = duration
+            self.inputs.globals["workflow.duration"] = duration_text
         else:
             self.status["phase"] = "Running"
             self.status["startedAt"] = format_time(now)
@@ -109,13 +109,14 @@ class Scheduler(Context):
                 and not self.table.needs_requeue
                 and not self._can_progress(excluded_ids=self.table.orphaned_pods)
             ):
-                for node in [self.nodes[id] for id in self.table.orphaned_pods]:
+                for node in [self.nodes[node_id] for node_id in self.table.orphaned_pods]:
                     self._restart_orphan(node)
 
         if self.status["phase"] == "Running" and not self._can_progress():
-            duration = "until the deadline" if self.deadline else "for ever"
+            duration_text = "until the deadline" if self.deadline else "for ever"
             message = (
-                f"{self.blocked_reason or 'nothing is left to run'}: Argo would wait {duration}"
+                f"{self.blocked_reason or 'nothing is left to run'}: Argo would wait"
+                f" {duration_text}"
             )
             self.finish("Error", message, is_deadlocked=True)
 
@@ -125,24 +126,30 @@ class Scheduler(Context):
     def _restart_orphan(self, node: Node) -> None:
         """Restart a pod that a dead runner left and that its parent node, which has completed,
         would not restart."""
-        retries = (
+        retry_nodes = (
             retry_node for retry_node in self.nodes.values() if retry_node["type"] == "Retry"
         )
-        top_node = next(
-            (retry_node for retry_node in retries if node["id"] in retry_node.get("children", [])),
+        outermost_node = next(
+            (
+                retry_node
+                for retry_node in retry_nodes
+                if node["id"] in retry_node.get("children", [])
+            ),
             node,
         )
 
         options = Options(
-            top_node.get("boundaryID", ""),
-            self.in_exit_handler(top_node),
-            flag=dict(top_node.get("nodeFlag", {})),
+            outermost_node.get("boundaryID", ""),
+            self.in_exit_handler(outermost_node),
+            flag=dict(outermost_node.get("nodeFlag", {})),
         )
 
-        caller = self.caller(top_node)
+        caller = self.caller(outermost_node)
         if caller["template"] in self.inputs.templates:
             with contextlib.suppress(NodeError, LimitReached, ControllerCrash):
-                self.execute(top_node["name"], caller, top_node.get("inputs", {}), options)
+                self.execute(
+                    outermost_node["name"], caller, outermost_node.get("inputs", {}), options
+                )
 
         if node["id"] in self.table.orphaned_pods:
             self.table.mark(node["name"], "Failed", "the runner of the pod died")
@@ -180,8 +187,8 @@ class Scheduler(Context):
             self.table.mark(node["name"], "Running", "")
             return
 
-        for id in node.get("children", []) if node["type"] == "Pod" else ():
-            self._end_containers(id)
+        for node_id in node.get("children", []) if node["type"] == "Pod" else ():
+            self._end_containers(node_id)
 
         if event.outputs is not None:
             node["outputs"] = event.outputs
@@ -206,14 +213,14 @@ class Scheduler(Context):
         self.table.mark(node["name"], phase, message)
         self.expansions.pop(node["name"], None)
 
-    def _end_containers(self, id: str) -> None:
+    def _end_containers(self, node_id: str) -> None:
         """Fail the unfinished containers of a completed pod."""
-        node = self.nodes.get(id)
+        node = self.nodes.get(node_id)
         if node and node["type"] == "Container":
             if node["phase"] not in FULFILLED:
                 self.table.mark(node["name"], "Failed", "Pod Failed whilst container running")
-            for child in node.get("children", []):
-                self._end_containers(child)
+            for container_id in node.get("children", []):
+                self._end_containers(container_id)
 
     def _apply_limits(self) -> None:
         """Kill the nodes that must not run after a shutdown or the workflow's deadline."""
@@ -221,24 +228,24 @@ class Scheduler(Context):
         if not (is_overdue or self.shutdown):
             return
 
-        for id, node in list(self.nodes.items()):
+        for node_id, node in list(self.nodes.items()):
             if node["phase"] in FULFILLED or node["type"] not in ("Pod", "Suspend", "HTTP"):
                 continue
 
             is_exit_handler = self.in_exit_handler(node)
             if self.shutdown and not self.may_run(is_exit_handler):
                 if node["type"] != "Pod":
-                    text = "Stopped with strategy '{}'"
+                    stop_message = "Stopped with strategy '{}'"
                 else:
-                    text = "workflow shutdown with strategy:  {}"
+                    stop_message = "workflow shutdown with strategy:  {}"
 
-                self.table.mark(node["name"], "Failed", text.format(self.shutdown))
+                self.table.mark(node["name"], "Failed", stop_message.format(self.shutdown))
             elif is_overdue and not is_exit_handler:
                 self.table.mark(node["name"], "Failed", "Step exceeded its deadline")
             else:
                 continue
 
-            self.actions.append(Kill(id))
+            self.actions.append(Kill(node_id))
 
     def _reconcile(self) -> None:
         try:
@@ -263,11 +270,13 @@ class Scheduler(Context):
 
         hook = hooks.exit_hook(self, self.spec)
         if hook:
-            name = f"{self.name}.onExit"
-            if self.table.get(name) or self.may_run(True):
+            exit_node_name = f"{self.name}.onExit"
+            if self.table.get(exit_node_name) or self.may_run(True):
                 try:
                     options = Options(on_exit=True, flag=hooks.HOOK_FLAG)
-                    exit_node = self.execute(name, hook, hook.get("arguments") or {}, options)
+                    exit_node = self.execute(
+                        exit_node_name, hook, hook.get("arguments") or {}, options
+                    )
                 except LimitReached:
                     return
                 except NodeError as error:
@@ -382,7 +391,7 @@ class Scheduler(Context):
 
         local_values = {"node.name": name, f"{options.kind}.name": caller.get("name", "")}
         if (
-            any(kind in template for kind in leaf_templates.KINDS)
+            any(template_type in template for template_type in leaf_templates.KINDS)
             and self.strategy(template) is None
         ):
             local_values["pod.name"] = self.table.pod_name(name, template["name"])
@@ -390,10 +399,10 @@ class Scheduler(Context):
         return self.inputs.process_args(template, arguments, local_values)
 
     def _run(self, name: str, caller: Task, template: Template, options: Options) -> Node:
-        for kind, module in (("dag", dag), ("steps", steps)):
-            if kind in template:
+        for template_type, template_module in (("dag", dag), ("steps", steps)):
+            if template_type in template:
                 try:
-                    return module.execute(self, name, caller, template, options)
+                    return template_module.execute(self, name, caller, template, options)
                 finally:
                     # end the daemons of the template, even after an error
                     node = self.table.get(name)
@@ -402,7 +411,7 @@ class Scheduler(Context):
 
         if "suspend" in template:
             return suspend.execute(self, name, caller, template, options)
-        if not any(kind in template for kind in leaf_templates.KINDS):
+        if not any(template_type in template for template_type in leaf_templates.KINDS):
             raise NodeError(f"Template '{template['name']}' missing specification")
 
         return leaf_templates.execute(self, name, caller, template, options)

@@ -26,19 +26,19 @@ POD_PATH_MARK = "\ue000"
 class Scope(dict[str, Any]):
     """Maps tags to values."""
 
-    def parameters(self, globals: Mapping[str, str] | None = None) -> "StringValues":
+    def parameters(self, global_values: Mapping[str, str] | None = None) -> "StringValues":
         """Return a view of this scope's values that are a string or None, and of all values of
-        `globals`."""
-        return StringValues(self, globals or {})
+        `global_values`."""
+        return StringValues(self, global_values or {})
 
 
 class StringValues(Mapping[str, str | None]):
     """A view of the string values of a scope. The view copies no values, because a step may use
     only one or two of a thousand tags."""
 
-    def __init__(self, scope: Scope, globals: Mapping[str, str]) -> None:
+    def __init__(self, scope: Scope, global_values: Mapping[str, str]) -> None:
         self.scope = scope
-        self.globals = globals
+        self.globals = global_values
 
     def __getitem__(self, name: str) -> str | None:
         value = self.scope.get(name, self)
@@ -47,10 +47,10 @@ class StringValues(Mapping[str, str | None]):
         return self.globals[name]
 
     def __iter__(self) -> Iterator[str]:
-        texts = (
+        text_names = (
             name for name, value in self.scope.items() if value is None or isinstance(value, str)
         )
-        return iter(dict.fromkeys((*self.globals, *texts)))
+        return iter(dict.fromkeys((*self.globals, *text_names)))
 
     def __len__(self) -> int:
         return sum(1 for _ in self)
@@ -91,28 +91,28 @@ def template_scope(status: Mapping[str, Any], template: Template) -> Scope:
     return scope
 
 
-def add_node(table: NodeTable, scope: Scope, kind: str, name: str, node: Node) -> None:
-    """Add the tags `KIND.NAME.*` of a node, or of the last attempt of a Retry node. `kind` is tasks
-    or steps."""
+def add_node(table: NodeTable, scope: Scope, caller_kind: str, name: str, node: Node) -> None:
+    """Add the tags `KIND.NAME.*` of a node, or of the last attempt of a Retry node.
+    `caller_kind` is tasks or steps."""
     node = table.last_attempt(node)
-    prefix = f"{kind}.{name}"
-    scope[f"{prefix}.id"] = node["id"]
-    scope[f"{prefix}.status"] = node["phase"]
+    tag_prefix = f"{caller_kind}.{name}"
+    scope[f"{tag_prefix}.id"] = node["id"]
+    scope[f"{tag_prefix}.status"] = node["phase"]
 
-    for key in ("startedAt", "finishedAt"):
-        if node.get(key):
-            scope[f"{prefix}.{key}"] = node[key][:19] + "Z"
+    for time_field in ("startedAt", "finishedAt"):
+        if node.get(time_field):
+            scope[f"{tag_prefix}.{time_field}"] = node[time_field][:19] + "Z"
 
-    for key, tag in (("podIP", "ip"), ("hostNodeName", "hostNodeName")):
-        if node.get(key):
-            scope[f"{prefix}.{tag}"] = node[key]
+    for time_field, tag in (("podIP", "ip"), ("hostNodeName", "hostNodeName")):
+        if node.get(time_field):
+            scope[f"{tag_prefix}.{tag}"] = node[time_field]
 
     outputs = node.get("outputs") or {}
-    for key, tag in (("result", "outputs.result"), ("exitCode", "exitCode")):
-        if outputs.get(key) is not None:
-            scope[f"{prefix}.{tag}"] = outputs[key]
+    for time_field, tag in (("result", "outputs.result"), ("exitCode", "exitCode")):
+        if outputs.get(time_field) is not None:
+            scope[f"{tag_prefix}.{tag}"] = outputs[time_field]
 
-    add_outputs(scope, prefix, outputs)
+    add_outputs(scope, tag_prefix, outputs)
 
 
 def reject_inline_template(caller: Mapping[str, Any]) -> None:
@@ -123,19 +123,24 @@ def reject_inline_template(caller: Mapping[str, Any]) -> None:
 
 
 def add_outputs(
-    scope: Scope, prefix: str, outputs: Mapping[str, Any], default: str | None = None
+    scope: Scope, tag_prefix: str, outputs: Mapping[str, Any], default_value: str | None = None
 ) -> None:
     """Add the tags PREFIX.outputs.parameters.* and PREFIX.outputs.artifacts.*."""
     for parameter in outputs.get("parameters") or []:
-        value = parameter.get("value", default)
+        value = parameter.get("value", default_value)
         if value is not None:
-            scope[f"{prefix}.outputs.parameters.{parameter['name']}"] = value
+            scope[f"{tag_prefix}.outputs.parameters.{parameter['name']}"] = value
     for artifact in outputs.get("artifacts") or []:
-        scope[f"{prefix}.outputs.artifacts.{artifact['name']}"] = artifact
+        scope[f"{tag_prefix}.outputs.artifacts.{artifact['name']}"] = artifact
 
 
 def add_skipped_outputs(
-    scope: Scope, kind: str, name: str, node: Node, template: Template, artifacts: bool
+    scope: Scope,
+    caller_kind: str,
+    name: str,
+    node: Node,
+    template: Template,
+    includes_artifacts: bool,
 ) -> None:
     """Add the declared outputs of a node that was skipped or omitted: their default values, or
     None."""
@@ -143,51 +148,51 @@ def add_skipped_outputs(
         return
     outputs = template.get("outputs") or {}
     for parameter in outputs.get("parameters") or []:
-        tag = f"{kind}.{name}.outputs.parameters.{parameter['name']}"
+        tag = f"{caller_kind}.{name}.outputs.parameters.{parameter['name']}"
         scope[tag] = (parameter.get("valueFrom") or {}).get("default")
-    for artifact in (outputs.get("artifacts") or []) if artifacts else ():
-        scope[f"{kind}.{name}.outputs.artifacts.{artifact['name']}"] = {}
+    for artifact in (outputs.get("artifacts") or []) if includes_artifacts else ():
+        scope[f"{caller_kind}.{name}.outputs.artifacts.{artifact['name']}"] = {}
 
 
-def add_loop_outputs(scope: Scope, kind: str, name: str, nodes: Iterable[Node]) -> None:
+def add_loop_outputs(scope: Scope, caller_kind: str, name: str, nodes: Iterable[Node]) -> None:
     """Add the outputs of a loop as JSON lists, in the order of its items. Raises ValueError if a
     result is not JSON."""
-    items = (node for node in nodes if not node.get("nodeFlag"))
+    item_nodes = (node for node in nodes if not node.get("nodeFlag"))
 
     ordered_nodes = sorted(
-        items, key=lambda node: int(node["name"].rpartition("(")[2].partition(":")[0])
+        item_nodes, key=lambda node: int(node["name"].rpartition("(")[2].partition(":")[0])
     )
     if not ordered_nodes:
         return
 
-    rows = []
-    columns = {}
-    results = []
+    parameter_rows = []
+    parameter_columns = {}
+    item_results = []
 
     for node in ordered_nodes:
         outputs = node.get("outputs")
         if not outputs or node["phase"] != "Succeeded":
             continue
 
-        row = {
+        parameter_row = {
             parameter["name"]: parameter.get("value", "")
             for parameter in outputs.get("parameters") or []
         }
-        if row:
-            rows.append(row)
+        if parameter_row:
+            parameter_rows.append(parameter_row)
 
-        for key, value in row.items():
-            columns.setdefault(key, []).append(value)
+        for key, value in parameter_row.items():
+            parameter_columns.setdefault(key, []).append(value)
 
         if outputs.get("result") is not None:
-            results.append(gofmt.compact(outputs["result"]))
+            item_results.append(gofmt.compact(outputs["result"]))
 
-    prefix = f"{kind}.{name}.outputs"
-    scope[f"{prefix}.result"] = f"[{','.join(results)}]"
-    scope[f"{prefix}.parameters"] = gofmt.dumps(rows)
+    tag_prefix = f"{caller_kind}.{name}.outputs"
+    scope[f"{tag_prefix}.result"] = f"[{','.join(item_results)}]"
+    scope[f"{tag_prefix}.parameters"] = gofmt.dumps(parameter_rows)
 
-    for key, values in columns.items():
-        scope[f"{prefix}.parameters.{key}"] = gofmt.dumps(_parse_if_structured(values))
+    for key, column_values in parameter_columns.items():
+        scope[f"{tag_prefix}.parameters.{key}"] = gofmt.dumps(_parse_if_structured(column_values))
 
 
 def _parse_if_structured(values: list[str]) -> list[Any]:
@@ -228,17 +233,17 @@ def resolve_artifact(
 
     Raises TemplateError, whose message starts with `message_prefix`.
     """
-    source = artifact.get("from") or ""
+    artifact_source = artifact.get("from") or ""
 
     expression = artifact.get("fromExpression")
-    if not source and not expression:
+    if not artifact_source and not expression:
         return artifact
 
     try:
         if expression:
             resolved_artifact = evaluate(expression, nest_scope(scope))
         else:
-            resolved_artifact = _read_tag(scope, source)
+            resolved_artifact = _read_tag(scope, artifact_source)
     except NodeError as error:
         if artifact.get("optional"):
             return None
@@ -246,7 +251,7 @@ def resolve_artifact(
         raise TemplateError(f"{message_prefix}{error}") from None
 
     if not isinstance(resolved_artifact, dict):
-        raise TemplateError(f"Variable {{{{{source or expression}}}}} is not an artifact")
+        raise TemplateError(f"Variable {{{{{artifact_source or expression}}}}} is not an artifact")
 
     resolved_artifact = {**resolved_artifact, "name": artifact["name"]}
     if artifact.get("subPath") and resolved_artifact.get("s3"):
@@ -276,7 +281,9 @@ def resolve_outputs(template: Template, scope: Scope) -> dict[str, Any] | None:
 
     for parameter in declared_outputs.get("parameters") or []:
         value = _output_value(parameter, scope)
-        resolved_parameter = {key: item for key, item in parameter.items() if key != "valueFrom"}
+        resolved_parameter = {
+            key: field_value for key, field_value in parameter.items() if key != "valueFrom"
+        }
         resolved_parameter["value"] = value
         outputs.setdefault("parameters", []).append(resolved_parameter)
 
@@ -302,31 +309,31 @@ def _output_value(parameter: dict[str, Any], scope: Scope) -> str:
     if "valueFrom" not in parameter:
         raise TemplateError("output parameters must have a valueFrom specified")
 
-    source = parameter["valueFrom"] or {}
-    default = source.get("default")
+    value_source = parameter["valueFrom"] or {}
+    default_value = value_source.get("default")
     value = None
 
     try:
-        if source.get("expression"):
-            value = evaluate(source["expression"], nest_scope(scope))
+        if value_source.get("expression"):
+            value = evaluate(value_source["expression"], nest_scope(scope))
             if value is None:
                 raise TemplateError(
-                    f"failed to evaluate expression {to_json(source['expression'])}"
+                    f"failed to evaluate expression {to_json(value_source['expression'])}"
                 )
         else:
-            value = _read_tag(scope, source.get("parameter", ""))
+            value = _read_tag(scope, value_source.get("parameter", ""))
     except NodeError as error:
-        if default is None:
+        if default_value is None:
             raise TemplateError(str(error)) from None
-        return default
+        return default_value
 
     if value is not None:
         return gofmt.format_v(value)
 
-    if default is None:
+    if default_value is None:
         raise TemplateError(
-            f'output parameter "{parameter["name"]}": "{source.get("parameter", "")}" is an absent'
-            " optional (skipped/omitted node output with no default)"
+            f'output parameter "{parameter["name"]}": "{value_source.get("parameter", "")}" is an'
+            " absent optional (skipped/omitted node output with no default)"
         )
 
-    return default
+    return default_value

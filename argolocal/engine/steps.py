@@ -33,47 +33,49 @@ def execute(
     scope.update(scopes.template_scope(context.status, template))
     step_options = Options(node["id"], options.on_exit, "steps")
     complete_groups = expansion.complete_groups
-    group = node
+    group_node = node
 
     if complete_groups:
         previous_group_name = f"{name}[{complete_groups - 1}]"
     else:
         previous_group_name = ""
 
-    for index, steps in enumerate(template["steps"][complete_groups:], complete_groups):
+    for index, group_steps in enumerate(template["steps"][complete_groups:], complete_groups):
         group_name = f"{name}[{index}]"
-        group = context.table.get(group_name)
-        if not group:
-            group = context.table.create(group_name, "StepGroup", "Running", {}, step_options)
+        group_node = context.table.get(group_name)
+        if not group_node:
+            group_node = context.table.create(group_name, "StepGroup", "Running", {}, step_options)
             _connect_group(context, name, previous_group_name, group_name)
 
         previous_group_name = group_name
-        is_done = group["phase"] in FULFILLED and _children_fulfilled(context, group)
-        if not is_done and Group(context, group_name, scope, step_options).run(steps):
-            return group
+        is_group_done = group_node["phase"] in FULFILLED and _children_fulfilled(
+            context, group_node
+        )
+        if not is_group_done and Group(context, group_name, scope, step_options).run(group_steps):
+            return group_node
         if node["phase"] in FULFILLED:  # failFast ended the template
             return node
-        if group["phase"] not in FULFILLED:
+        if group_node["phase"] not in FULFILLED:
             return node
 
-        if group["phase"] in FAILED:
-            node["outboundNodes"] = _outbound_nodes(context, group)
-            return context.table.mark(name, "Failed", group.get("message", ""))
+        if group_node["phase"] in FAILED:
+            node["outboundNodes"] = _outbound_nodes(context, group_node)
+            return context.table.mark(name, "Failed", group_node.get("message", ""))
 
         try:
-            for step in steps:
-                _add_step_outputs(context, scope, group, step, step_options)
+            for step in group_steps:
+                _add_step_outputs(context, scope, group_node, step, step_options)
         except ValueError as error:
             raise NodeError(str(error)) from None
 
         expansion.complete_groups = index + 1
 
     if previous_group_name:
-        group = context.nodes[context.table.ids[previous_group_name]]
+        group_node = context.nodes[context.table.ids[previous_group_name]]
     else:
-        group = node
+        group_node = node
 
-    node["outboundNodes"] = _outbound_nodes(context, group)
+    node["outboundNodes"] = _outbound_nodes(context, group_node)
     outputs = scopes.resolve_outputs(template, scope)
     if outputs:
         node["outputs"] = outputs
@@ -85,57 +87,66 @@ def execute(
 
 def _children_fulfilled(context: Context, node: Node) -> bool:
     """Return True if all leaf descendants of a node are fulfilled (Argo's childrenFulfilled)."""
-    children = node.get("children", [])
+    child_ids = node.get("children", [])
     return all(
-        _children_fulfilled(context, context.nodes[id]) for id in children if id in context.nodes
-    ) and (bool(children) or is_fulfilled(node))
+        _children_fulfilled(context, context.nodes[node_id])
+        for node_id in child_ids
+        if node_id in context.nodes
+    ) and (bool(child_ids) or is_fulfilled(node))
 
 
-def _connect_group(context: Context, name: str, previous_group_name: str, group: str) -> None:
+def _connect_group(context: Context, name: str, previous_group_name: str, group_name: str) -> None:
     if not previous_group_name:
-        context.table.link_child(name, group)
+        context.table.link_child(name, group_name)
         return
     previous_node = context.nodes[context.table.ids[previous_group_name]]
     if not previous_node.get("children"):
-        context.table.link_child(previous_group_name, group)
-    for child in previous_node.get("children", []):
-        for out in context.table.outbound_nodes(child):
-            if out not in context.nodes:
-                raise ControllerCrash(f"could not obtain the out noden name for {out}")
-            context.table.link_child(context.nodes[out]["name"], group)
+        context.table.link_child(previous_group_name, group_name)
+    for child_id in previous_node.get("children", []):
+        for outbound_id in context.table.outbound_nodes(child_id):
+            if outbound_id not in context.nodes:
+                raise ControllerCrash(f"could not obtain the out noden name for {outbound_id}")
+            context.table.link_child(context.nodes[outbound_id]["name"], group_name)
 
 
-def _outbound_nodes(context: Context, group: Node) -> list[str]:
+def _outbound_nodes(context: Context, group_node: Node) -> list[str]:
     return [
-        out for child in group.get("children", []) for out in context.table.outbound_nodes(child)
+        outbound_id
+        for child_id in group_node.get("children", [])
+        for outbound_id in context.table.outbound_nodes(child_id)
     ]
 
 
 def _add_step_outputs(
-    context: Context, scope: scopes.Scope, group: Node, step: Task, options: Options
+    context: Context, scope: scopes.Scope, group_node: Node, step: Task, options: Options
 ) -> None:
     """Add the outputs of a completed step to the scope of later groups."""
-    name = f"{group['name']}.{step['name']}"
+    node_name = f"{group_node['name']}.{step['name']}"
 
-    node = context.table.get(name)
+    node = context.table.get(node_name)
     if node:
         scopes.add_node(context.table, scope, "steps", step["name"], node)
         scopes.add_skipped_outputs(
-            scope, "steps", step["name"], node, context.inputs.template(step), artifacts=True
+            scope,
+            "steps",
+            step["name"],
+            node,
+            context.inputs.template(step),
+            includes_artifacts=True,
         )
         return
 
-    children = (context.nodes[id] for id in group.get("children", []))
-    items = [
+    children = (context.nodes[node_id] for node_id in group_node.get("children", []))
+    item_nodes = [
         child
         for child in children
-        if child["name"].startswith(name + "(") and child["type"] != "Skipped"
+        if child["name"].startswith(node_name + "(") and child["type"] != "Skipped"
     ]
-    if items:
+    if item_nodes:
         scopes.reject_inline_template(step)
 
-    scopes.add_loop_outputs(scope, "steps", step["name"], items)
-    scopes.add_node(context.table, scope, "steps", step["name"], group)
+    scopes.add_loop_outputs(scope, "steps", step["name"], item_nodes)
+    scopes.add_node(context.table, scope, "steps", step["name"], group_node)
 
 
 class Group:
@@ -164,24 +175,26 @@ class Group:
 
         unfinished_steps = []
         for index, step in enumerate(pending_steps):
-            name = f"{self.name}.{step['name']}"
-            node = self.table.get(name)
+            node_name = f"{self.name}.{step['name']}"
+            node = self.table.get(node_name)
             if not node:
                 try:
                     if not should_execute(step.get("when", "")):
                         reason = f"when '{step['when']}' evaluated false"
-                        self.table.create(name, "Skipped", "Skipped", step, self.options, reason)
-                        self.table.link_child(self.name, name)
+                        self.table.create(
+                            node_name, "Skipped", "Skipped", step, self.options, reason
+                        )
+                        self.table.link_child(self.name, node_name)
                         continue
                 except WhenError as error:
-                    self.table.create(name, "Skipped", "Error", step, self.options, str(error))
-                    self.table.link_child(self.name, name)
+                    self.table.create(node_name, "Skipped", "Error", step, self.options, str(error))
+                    self.table.link_child(self.name, node_name)
                     self.table.mark(self.name, "Error", str(error))
 
                     return False
 
             try:
-                self.context.execute(name, step, step.get("arguments") or {}, self.options)
+                self.context.execute(node_name, step, step.get("arguments") or {}, self.options)
             except LimitReached:
                 # a limit is reached, which also blocks the following steps
                 if not node and not self.table.orphaned_pods:
@@ -191,17 +204,17 @@ class Group:
                 self.table.mark(self.name, "Failed", str(error))
                 return False
             except NodeError as error:
-                self.table.link_child(self.name, name)
+                self.table.link_child(self.name, node_name)
                 self.table.mark(
                     self.name,
                     "Error",
-                    f"step group deemed errored due to child {name} error: {error}",
+                    f"step group deemed errored due to child {node_name} error: {error}",
                 )
                 return False
 
-            node = self.table.get(name)
+            node = self.table.get(node_name)
             if node:
-                self.table.link_child(self.name, name)
+                self.table.link_child(self.name, node_name)
 
             unfinished_steps += [] if node and is_fulfilled(node) else [step]
 
@@ -237,15 +250,15 @@ class Group:
                 return None
 
             for step in resolved_steps:
-                items = expand(step, self.scope.parameters(self.inputs.globals))
-                if has_loop(step) and not items:
-                    name = f"{self.name}.{step['name']}"
+                expanded_items = expand(step, self.scope.parameters(self.inputs.globals))
+                if has_loop(step) and not expanded_items:
+                    node_name = f"{self.name}.{step['name']}"
                     self.table.create(
-                        name, "Skipped", "Skipped", step, self.options, "Skipped, empty params"
+                        node_name, "Skipped", "Skipped", step, self.options, "Skipped, empty params"
                     )
-                    self.table.link_child(self.name, name)
+                    self.table.link_child(self.name, node_name)
 
-                expanded_steps += items
+                expanded_steps += expanded_items
         except (TemplateError, WhenError, ValueError) as error:
             self.table.mark(self.name, "Error", str(error))
             return None
@@ -255,9 +268,9 @@ class Group:
 
     def _assess(self, steps: dict[str, Task]) -> bool:
         all_completed = True
-        group = self.table.nodes[self.table.ids[self.name]]
+        group_node = self.table.nodes[self.table.ids[self.name]]
 
-        children = [self.table.nodes[id] for id in group.get("children", [])]
+        children = [self.table.nodes[node_id] for node_id in group_node.get("children", [])]
         for node in children:
             step: Task = steps.get(node["name"], {}) if node["type"] != "Skipped" else {}
             has_hooks = step.get("hooks") or step.get("onExit")

@@ -81,30 +81,30 @@ def suspended(status: Mapping[str, Any]) -> list[Node]:
 
 def resume_hint(name: str, node: Node) -> str:
     """Return a sentence that says how to resume a suspended node of run `name`."""
-    values = "".join(
+    option_text = "".join(
         f" -p {parameter['name']}={parameter['valueFrom'].get('default', 'VALUE')}"
         for parameter in missing_parameters(node)
     )
     return (
-        f"{node['displayName']} waits: `{program.name} resume {name}{values}` in another terminal"
-        " resumes it"
+        f"{node['displayName']} waits: `{program.name} resume {name}{option_text}` in another"
+        " terminal resumes it"
     )
 
 
 def select_resume_values(
-    status: Mapping[str, Any], values: Mapping[str, str]
+    status: Mapping[str, Any], resume_values: Mapping[str, str]
 ) -> dict[str, dict[str, str]]:
-    """Assign `values` to the outputs of the suspended nodes: {node id: {output: value}}. Raises
-    ConfigError for unknown and missing values."""
-    nodes = suspended(status)
+    """Assign `resume_values` to the outputs of the suspended nodes: {node id: {output: value}}.
+    Raises ConfigError for unknown and missing values."""
+    suspended_nodes = suspended(status)
 
     expected_sources = {
         parameter["name"]: parameter["valueFrom"]
-        for node in nodes
+        for node in suspended_nodes
         for parameter in missing_parameters(node)
     }
 
-    for name in values:
+    for name in resume_values:
         if name not in expected_sources:
             if expected_sources:
                 hint = f"The suspended steps wait for {', '.join(expected_sources)}."
@@ -118,8 +118,8 @@ def select_resume_values(
 
     missing_names = [
         name
-        for name, source in expected_sources.items()
-        if name not in values and source.get("default") is None
+        for name, value_source in expected_sources.items()
+        if name not in resume_values and value_source.get("default") is None
     ]
     if missing_names:
         raise ConfigError(
@@ -129,25 +129,27 @@ def select_resume_values(
 
     return {
         node["id"]: {
-            parameter["name"]: values[parameter["name"]]
+            parameter["name"]: resume_values[parameter["name"]]
             for parameter in missing_parameters(node)
-            if parameter["name"] in values
+            if parameter["name"] in resume_values
         }
-        for node in nodes
+        for node in suspended_nodes
     }
 
 
 def _expected_parameters(template: Mapping[str, Any]) -> list[dict[str, Any]]:
-    inputs = template["inputs"]["parameters"]
-    defaults = {
-        parameter["name"]: parameter["default"] for parameter in inputs if "default" in parameter
+    input_parameters = template["inputs"]["parameters"]
+    input_defaults = {
+        parameter["name"]: parameter["default"]
+        for parameter in input_parameters
+        if "default" in parameter
     }
     expected_parameters: list[dict[str, Any]] = []
     for parameter in (template.get("outputs") or {}).get("parameters") or []:
-        source = dict(parameter["valueFrom"])
-        if source.get("default") is None and parameter["name"] in defaults:
-            source["default"] = defaults[parameter["name"]]
-        expected_parameters.append({**parameter, "valueFrom": source})
+        value_source = dict(parameter["valueFrom"])
+        if value_source.get("default") is None and parameter["name"] in input_defaults:
+            value_source["default"] = input_defaults[parameter["name"]]
+        expected_parameters.append({**parameter, "valueFrom": value_source})
     return expected_parameters
 
 
@@ -163,25 +165,27 @@ def missing_parameters(node: Node) -> list[dict[str, Any]]:
 
 def _complete(context: Context, node: Node) -> Node:
     for parameter in missing_parameters(node):
-        source = parameter.pop("valueFrom")
-        if source.get("default") is None:
-            parameter["valueFrom"] = source
+        value_source = parameter.pop("valueFrom")
+        if value_source.get("default") is None:
+            parameter["valueFrom"] = value_source
             raise NodeError(
                 f"raw output parameter '{parameter['name']}' has not been set and does not have a"
                 " default value"
             )
-        parameter["value"] = source["default"]
+        parameter["value"] = value_source["default"]
     return context.table.mark(node["name"], "Succeeded")
 
 
-def check(template: Mapping[str, Any], where: str) -> None:
+def check(template: Mapping[str, Any], field_path: str) -> None:
     """Raise ConfigError if `valueFrom.supplied` is set outside a suspend template, or missing in a
     suspend template."""
     for index, parameter in enumerate((template.get("outputs") or {}).get("parameters") or []):
         is_supplied = (parameter.get("valueFrom") or {}).get("supplied") is not None
         if is_supplied != ("suspend" in template):
             if is_supplied:
-                rule = "is only for suspend templates"
+                supplied_rule = "is only for suspend templates"
             else:
-                rule = "is missing: each output of a suspend template needs this field"
-            raise ConfigError(f"{where}.outputs.parameters[{index}].valueFrom.supplied {rule}.")
+                supplied_rule = "is missing: each output of a suspend template needs this field"
+            raise ConfigError(
+                f"{field_path}.outputs.parameters[{index}].valueFrom.supplied {supplied_rule}."
+            )

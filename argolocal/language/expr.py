@@ -31,13 +31,13 @@ from argolocal.language.syntax import Node, find_calls, identifiers, parse
 __all__ = ["ExprError", "evaluate", "evaluate_bool", "find_calls", "identifiers"]
 
 
-def evaluate(source: str, scope: Mapping[str, Any]) -> Any:
+def evaluate(expression: str, scope: Mapping[str, Any]) -> Any:
     """Evaluate an expression. `scope` maps names to nested plain data or callables. Raises
     ExprError."""
     MEMORY.remaining = MEMORY_BUDGET
 
     try:
-        return _eval(parse(source), scope, ())
+        return _eval(parse(expression), scope, ())
     except (
         TypeError,
         ValueError,
@@ -46,19 +46,19 @@ def evaluate(source: str, scope: Mapping[str, Any]) -> Any:
         RecursionError,
         ArithmeticError,
     ) as error:
-        raise ExprError(f"{error} in {source!r}") from error
+        raise ExprError(f"{error} in {expression!r}") from error
 
 
-def evaluate_bool(source: str, scope: Mapping[str, Any]) -> bool:
+def evaluate_bool(expression: str, scope: Mapping[str, Any]) -> bool:
     """Evaluate an expression whose value must be a bool. Raises ExprError."""
-    value = evaluate(source, scope)
+    value = evaluate(expression, scope)
     if not isinstance(value, bool):
         raise ExprError(f"unable to cast expression result '{value}' to bool")
     return value
 
 
-def _eval(node: Node, scope: Mapping[str, Any], frame: tuple[Any, ...]) -> Any:
-    """Evaluate a node of the syntax tree. Inside a predicate, `frame` is (element, index,
+def _eval(node: Node, scope: Mapping[str, Any], predicate_frame: tuple[Any, ...]) -> Any:
+    """Evaluate a node of the syntax tree. Inside a predicate, `predicate_frame` is (element, index,
     accumulator). Outside, it is an empty tuple."""
     node_type = node[0]
     if node_type == "const":
@@ -75,16 +75,20 @@ def _eval(node: Node, scope: Mapping[str, Any], frame: tuple[Any, ...]) -> Any:
                 f"type string[{'int' if is_number(node[2][1]) else 'string'}] is undefined"
             )
 
-        return _member(_eval(node[1], scope, frame), _eval(node[2], scope, frame), node[3])
+        return _member(
+            _eval(node[1], scope, predicate_frame), _eval(node[2], scope, predicate_frame), node[3]
+        )
 
     if node_type == "binary":
-        return _binary(node, scope, frame)
+        return _binary(node, scope, predicate_frame)
     if node_type == "unary":
-        return _unary(node[1], _eval(node[2], scope, frame))
+        return _unary(node[1], _eval(node[2], scope, predicate_frame))
 
     if node_type == "if":
         return _eval(
-            node[2] if require_bool(_eval(node[1], scope, frame)) else node[3], scope, frame
+            node[2] if require_bool(_eval(node[1], scope, predicate_frame)) else node[3],
+            scope,
+            predicate_frame,
         )
 
     if node_type == "call":
@@ -95,54 +99,58 @@ def _eval(node: Node, scope: Mapping[str, Any], frame: tuple[Any, ...]) -> Any:
 
         if function is None:
             raise ExprError(f"unknown name {node[1]}")
-        return function(*(_eval(operand, scope, frame) for operand in node[2]))
+        return function(*(_eval(operand, scope, predicate_frame) for operand in node[2]))
 
     if node_type == "method":
-        function = _eval(node[1], scope, frame)
+        function = _eval(node[1], scope, predicate_frame)
         if not callable(function):
             raise ExprError("this value is not a function")
 
         inner_scope = {**scope, SKIP_TYPE_CHECK: True}
-        return function(*(_eval(operand, inner_scope, frame) for operand in node[2]))
+        return function(*(_eval(operand, inner_scope, predicate_frame) for operand in node[2]))
 
     if node_type == "predicate":
-        return _make_predicate(node, scope, frame)
+        return _make_predicate(node, scope, predicate_frame)
     if node_type == "pointer":
-        return frame[{"": 0, "index": 1, "acc": 2}[node[1]]]
+        return predicate_frame[{"": 0, "index": 1, "acc": 2}[node[1]]]
     if node_type == "list":
-        return [_eval(operand, scope, frame) for operand in node[1:]]
+        return [_eval(operand, scope, predicate_frame) for operand in node[1:]]
 
     if node_type == "map":
         return {
-            str(_eval(key, scope, frame)): _eval(value, scope, frame) for key, value in node[1:]
+            str(_eval(key, scope, predicate_frame)): _eval(value, scope, predicate_frame)
+            for key, value in node[1:]
         }
 
     if node_type == "let":
-        return _eval(node[3], {**scope, node[1]: _eval(node[2], scope, frame)}, frame)
+        return _eval(
+            node[3], {**scope, node[1]: _eval(node[2], scope, predicate_frame)}, predicate_frame
+        )
 
-    start, end = (
-        None if operand is None else int(_eval(operand, scope, frame)) for operand in node[2:4]
+    start_index, end_index = (
+        None if operand is None else int(_eval(operand, scope, predicate_frame))
+        for operand in node[2:4]
     )
-    value = _eval(node[1], scope, frame)
+    value = _eval(node[1], scope, predicate_frame)
     if isinstance(value, str):
-        return slice_bytes(value, start, end)
+        return slice_bytes(value, start_index, end_index)
 
-    return value[start:end]
+    return value[start_index:end_index]
 
 
-def _member(value: object, key: object, optional: bool) -> Any:
-    if value is None:
-        if optional:
+def _member(container: object, key: object, is_optional: bool) -> Any:
+    if container is None:
+        if is_optional:
             return None
         raise ExprError(f"cannot fetch {key} from <nil>")
-    if isinstance(value, Mapping):
-        return value.get(key)
-    if isinstance(value, (list, str)) and is_number(key):
-        elements = as_indexable(value)
+    if isinstance(container, Mapping):
+        return container.get(key)
+    if isinstance(container, (list, str)) and is_number(key):
+        elements = as_indexable(container)
         if not -len(elements) <= int(key) < len(elements):
             raise ExprError(f"index out of range: {key} (array length is {len(elements)})")
         return elements[int(key)]
-    raise ExprError(f"cannot fetch {key} from {type(value).__name__}")
+    raise ExprError(f"cannot fetch {key} from {type(container).__name__}")
 
 
 # kinds of syntax nodes whose type expr-lang knows before evaluation
@@ -176,18 +184,20 @@ def _unary(operator: str, value: object) -> Any:
     return value
 
 
-def _binary(node: Node, scope: Mapping[str, Any], frame: tuple[Any, ...]) -> Any:
+def _binary(node: Node, scope: Mapping[str, Any], predicate_frame: tuple[Any, ...]) -> Any:
     _, operator, left_node, right_node = node
-    lhs = _eval(left_node, scope, frame)
+    left_operand = _eval(left_node, scope, predicate_frame)
     if operator == "??":
-        if is_nil(lhs):
-            return _eval(right_node, scope, frame)
-        return lhs
+        if is_nil(left_operand):
+            return _eval(right_node, scope, predicate_frame)
+        return left_operand
 
     if operator in ("==", "!=") and SKIP_TYPE_CHECK not in scope:
-        type_names = [_type_name(lhs)] if left_node[0] in TYPED_NODES else []
+        type_names = [_type_name(left_operand)] if left_node[0] in TYPED_NODES else []
         type_names += (
-            [_type_name(_eval(right_node, scope, frame))] if right_node[0] in TYPED_NODES else []
+            [_type_name(_eval(right_node, scope, predicate_frame))]
+            if right_node[0] in TYPED_NODES
+            else []
         )
         if len({*type_names} - {"nil"}) > 1:
             raise ExprError(
@@ -196,17 +206,17 @@ def _binary(node: Node, scope: Mapping[str, Any], frame: tuple[Any, ...]) -> Any
 
     if operator in ("||", "or", "&&", "and"):
         stop_value = operator in ("||", "or")
-        if require_bool(lhs) is stop_value:
+        if require_bool(left_operand) is stop_value:
             return stop_value
-        return require_bool(_eval(right_node, scope, frame))
+        return require_bool(_eval(right_node, scope, predicate_frame))
 
-    return OPERATORS[operator](lhs, _eval(right_node, scope, frame))
+    return OPERATORS[operator](left_operand, _eval(right_node, scope, predicate_frame))
 
 
-def _make_predicate(node: Node, scope: Mapping[str, Any], frame: tuple[Any, ...]) -> Any:
+def _make_predicate(node: Node, scope: Mapping[str, Any], predicate_frame: tuple[Any, ...]) -> Any:
     name = node[1]
     arguments = node[2]
-    collection = _eval(arguments[0], scope, frame)
+    collection = _eval(arguments[0], scope, predicate_frame)
 
     node_type, name_or_child = arguments[0][:2]
     if isinstance(collection, str) and (
@@ -219,27 +229,27 @@ def _make_predicate(node: Node, scope: Mapping[str, Any], frame: tuple[Any, ...]
     if not isinstance(collection, list):
         raise ExprError(f"{name} needs a list, not {collection!r}")
 
-    accumulator = [_eval(argument, scope, frame) for argument in arguments[2:3]]
+    accumulator = [_eval(argument, scope, predicate_frame) for argument in arguments[2:3]]
 
-    def test(element: object, index: int, acc: object = None) -> Any:
+    def test(element: object, index: int, accumulated_value: object = None) -> Any:
         if len(arguments) > 1:
-            return _eval(arguments[1], scope, (element, index, acc))
+            return _eval(arguments[1], scope, (element, index, accumulated_value))
         return element
 
-    result = PREDICATES[name](collection, test, *accumulator)
-    reserve_memory(len(result) if name == "map" else 0)
-    return result
+    predicate_result = PREDICATES[name](collection, test, *accumulator)
+    reserve_memory(len(predicate_result) if name == "map" else 0)
+    return predicate_result
 
 
 def _make_text_operator(
-    operator: str, test: Callable[[str, str], bool]
+    operator: str, compare_texts: Callable[[str, str], bool]
 ) -> Callable[[Any, Any], bool]:
-    def apply(lhs: object, rhs: object) -> bool:
-        if lhs is None or rhs is None:
+    def apply(left_operand: object, right_operand: object) -> bool:
+        if left_operand is None or right_operand is None:
             return False
-        if not (isinstance(lhs, str) and isinstance(rhs, str)):
+        if not (isinstance(left_operand, str) and isinstance(right_operand, str)):
             raise ExprError(f"operator {operator} is only defined on strings")
-        return test(lhs, rhs)
+        return compare_texts(left_operand, right_operand)
 
     return apply
 
@@ -247,33 +257,37 @@ def _make_text_operator(
 def _make_math_operator(
     operator: str, apply: Callable[[Numeric, Numeric], Any]
 ) -> Callable[[Any, Any], Any]:
-    def calculate(lhs: object, rhs: object) -> Any:
-        if operator == "+" and isinstance(lhs, str) and isinstance(rhs, str):
-            return lhs + rhs
-        if is_number(lhs) and is_number(rhs):
-            result = apply(lhs, rhs)
-            if isinstance(result, int):
-                return int64(result)
-            return result
-        raise ExprError(f"invalid operation: {operator} (mismatched types {lhs!r} and {rhs!r})")
+    def calculate(left_operand: object, right_operand: object) -> Any:
+        if operator == "+" and isinstance(left_operand, str) and isinstance(right_operand, str):
+            return left_operand + right_operand
+        if is_number(left_operand) and is_number(right_operand):
+            computed_number = apply(left_operand, right_operand)
+            if isinstance(computed_number, int):
+                return int64(computed_number)
+            return computed_number
+        raise ExprError(
+            f"invalid operation: {operator} (mismatched types {left_operand!r} and"
+            f" {right_operand!r})"
+        )
 
     return calculate
 
 
-def _in(lhs: object, rhs: object) -> bool:
-    if isinstance(rhs, Mapping):
-        return lhs in rhs
-    if isinstance(rhs, list):
-        return any(equal(lhs, member) for member in rhs)
-    raise ExprError(f"operator in is not defined on {rhs!r}")
+def _in(left_operand: object, right_operand: object) -> bool:
+    if isinstance(right_operand, Mapping):
+        return left_operand in right_operand
+    if isinstance(right_operand, list):
+        return any(equal(left_operand, member) for member in right_operand)
+    raise ExprError(f"operator in is not defined on {right_operand!r}")
 
 
-def _modulo(lhs: Numeric, rhs: Numeric) -> int:
-    if not (isinstance(lhs, int) and isinstance(rhs, int)):
+def _modulo(left_operand: Numeric, right_operand: Numeric) -> int:
+    if not (isinstance(left_operand, int) and isinstance(right_operand, int)):
         raise ExprError(
-            f"invalid operation: {lhs!r} % {rhs!r}: both operands must be whole numbers"
+            f"invalid operation: {left_operand!r} % {right_operand!r}: both operands must be whole"
+            " numbers"
         )
-    return remainder(lhs, rhs)
+    return remainder(left_operand, right_operand)
 
 
 OPERATORS: dict[str, Callable[[Any, Any], Any]] = {

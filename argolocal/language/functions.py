@@ -32,10 +32,10 @@ class _Memory(threading.local):
 MEMORY = _Memory()
 
 
-def reserve_memory(size: int) -> None:
-    """Subtract `size` elements or bytes from the memory budget of this evaluation. Raises ExprError
-    if the budget is exceeded."""
-    MEMORY.remaining -= size
+def reserve_memory(element_count: int) -> None:
+    """Subtract `element_count` elements or bytes from the memory budget of this evaluation.
+    Raises ExprError if the budget is exceeded."""
+    MEMORY.remaining -= element_count
     if MEMORY.remaining <= 0:
         raise ExprError("memory budget exceeded")
 
@@ -49,19 +49,22 @@ def series(start: int, stop: int, step: int = 1) -> list[int]:
     return list(numbers)
 
 
-def remainder(lhs: int, rhs: int) -> int:
-    """Return lhs % rhs with the sign of `lhs`, as in Go. Raises ZeroDivisionError."""
-    return abs(lhs) % abs(rhs) * (1 if lhs >= 0 else -1)
+def remainder(left_operand: int, right_operand: int) -> int:
+    """Return lhs % rhs with the sign of `left_operand`, as in Go. Raises ZeroDivisionError."""
+    return abs(left_operand) % abs(right_operand) * (1 if left_operand >= 0 else -1)
 
 
 def upper(text: str) -> str:
     """Convert each code point to upper case, as Go does: ß stays ß."""
-    return "".join(new if len(new := char.upper()) == 1 else char for char in text)
+    return "".join(
+        upper_character if len(upper_character := character.upper()) == 1 else character
+        for character in text
+    )
 
 
 def lower(text: str) -> str:
     """Convert each code point to lower case, as Go does: İ becomes i."""
-    return "".join(char.lower()[0] for char in text)
+    return "".join(character.lower()[0] for character in text)
 
 
 def is_nil(value: object) -> bool:
@@ -93,22 +96,26 @@ def is_number(value: object) -> TypeGuard[Numeric]:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
-def equal(lhs: object, rhs: object) -> bool:
+def equal(left_operand: object, right_operand: object) -> bool:
     """Apply expr-lang's ==, which compares numbers by value, and other values by type and value."""
-    if is_nil(lhs) and is_nil(rhs):
+    if is_nil(left_operand) and is_nil(right_operand):
         return True
-    if is_number(lhs) and is_number(rhs):
-        return lhs == rhs
-    if isinstance(lhs, list) and isinstance(rhs, list):
-        return len(lhs) == len(rhs) and all(map(equal, lhs, rhs))
-    return type(lhs) is type(rhs) and lhs == rhs
+    if is_number(left_operand) and is_number(right_operand):
+        return left_operand == right_operand
+    if isinstance(left_operand, list) and isinstance(right_operand, list):
+        return len(left_operand) == len(right_operand) and all(
+            map(equal, left_operand, right_operand)
+        )
+    return type(left_operand) is type(right_operand) and left_operand == right_operand
 
 
-def compare(lhs: object, rhs: object) -> int:
+def compare(left_operand: object, right_operand: object) -> int:
     """Return -1, 0 or 1 for two numbers or two strings. Raises ExprError."""
-    if (is_number(lhs) and is_number(rhs)) or (isinstance(lhs, str) and isinstance(rhs, str)):
-        return (lhs > rhs) - (lhs < rhs)  # pyright: ignore[reportOperatorIssue]
-    raise ExprError(f"cannot compare {lhs!r} and {rhs!r}")
+    if (is_number(left_operand) and is_number(right_operand)) or (
+        isinstance(left_operand, str) and isinstance(right_operand, str)
+    ):
+        return (left_operand > right_operand) - (left_operand < right_operand)  # pyright: ignore[reportOperatorIssue]
+    raise ExprError(f"cannot compare {left_operand!r} and {right_operand!r}")
 
 
 def to_int(value: object) -> int:
@@ -190,11 +197,11 @@ def _take(values: object, count: int) -> list[Any]:
     return require_list(values)[:count]
 
 
-def _repeat(text: str, times: int) -> str:
-    if times < 0:
-        raise ExprError(f"expected positive integer, got {times}")
-    reserve_memory(len(text.encode()) * times)
-    return text * times
+def _repeat(text: str, repeat_count: int) -> str:
+    if repeat_count < 0:
+        raise ExprError(f"expected positive integer, got {repeat_count}")
+    reserve_memory(len(text.encode()) * repeat_count)
+    return text * repeat_count
 
 
 def _byte_index(text: str, index: int) -> int:
@@ -208,32 +215,33 @@ def _unbase64(text: str) -> str:
     valid_prefix = re.match(r"(?:[\w+/]{4})*(?:[\w+/]{2}==|[\w+/]{3}=)?", text, re.A)
     if valid_prefix and valid_prefix.end() == len(text) and "_" not in text:
         return base64.b64decode(text).decode(errors="replace")
-    end = valid_prefix.end() if valid_prefix else 0
-    illegal_byte = re.search(r"[^A-Za-z0-9+/=]", text[end:])
+    prefix_end = valid_prefix.end() if valid_prefix else 0
+    illegal_byte = re.search(r"[^A-Za-z0-9+/=]", text[prefix_end:])
     raise ExprError(
-        f"illegal base64 data at input byte {end + (illegal_byte.start() if illegal_byte else 0)}"
+        "illegal base64 data at input byte"
+        f" {prefix_end + (illegal_byte.start() if illegal_byte else 0)}"
     )
 
 
-def _is_descending(order: str) -> bool:
-    if order not in ("asc", "desc"):
-        raise ExprError(f"invalid order {order}, expected asc or desc")
-    return order == "desc"
+def _is_descending(sort_order: str) -> bool:
+    if sort_order not in ("asc", "desc"):
+        raise ExprError(f"invalid order {sort_order}, expected asc or desc")
+    return sort_order == "desc"
 
 
 def _flatten(values: list[Any]) -> list[Any]:
     return [
-        inner
+        nested_value
         for value in values
-        for inner in (_flatten(value) if isinstance(value, list) else [value])
+        for nested_value in (_flatten(value) if isinstance(value, list) else [value])
     ]
 
 
 def _unique(values: list[Any]) -> list[Any]:
     return [
         value
-        for i, value in enumerate(values)
-        if not any(equal(value, earlier) for earlier in values[:i])
+        for index, value in enumerate(values)
+        if not any(equal(value, earlier_value) for earlier_value in values[:index])
     ]
 
 
@@ -313,35 +321,44 @@ BUILTINS: dict[str, Callable[..., Any]] = {
 
 
 def _find(
-    elements: list[Any], test: Callable[[Any, int], Any], from_end: bool = False
+    elements: list[Any], predicate: Callable[[Any, int], Any], is_from_end: bool = False
 ) -> tuple[int | None, Any]:
-    order = range(len(elements) - 1, -1, -1) if from_end else range(len(elements))
+    indexes = range(len(elements) - 1, -1, -1) if is_from_end else range(len(elements))
     return next(
-        ((i, elements[i]) for i in order if require_bool(test(elements[i], i))), (None, None)
+        (
+            (index, elements[index])
+            for index in indexes
+            if require_bool(predicate(elements[index], index))
+        ),
+        (None, None),
     )
 
 
 def _group(elements: list[Any], key_function: Callable[[Any, int], Any]) -> dict[str, list[Any]]:
     groups = AnyKeyMap("[]interface {}")
-    for i, element in enumerate(elements):
-        groups.setdefault(key_function(element, i), []).append(element)
+    for index, element in enumerate(elements):
+        groups.setdefault(key_function(element, index), []).append(element)
     return groups
 
 
-def _reduce(elements: list[Any], test: Callable[..., Any], *start: object) -> Any:
+def _reduce(elements: list[Any], predicate: Callable[..., Any], *initial_values: object) -> Any:
     remaining_elements = list(enumerate(elements))
-    accumulator = start[0] if start else remaining_elements.pop(0)[1]
-    for i, element in remaining_elements:
-        accumulator = test(element, i, accumulator)
+    accumulator = initial_values[0] if initial_values else remaining_elements.pop(0)[1]
+    for index, element in remaining_elements:
+        accumulator = predicate(element, index, accumulator)
     return accumulator
 
 
-def _sort_by(elements: list[Any], test: Callable[[Any, int], Any], order: str = "asc") -> list[Any]:
-    keyed_elements = [(test(element, i), element) for i, element in enumerate(elements)]
+def _sort_by(
+    elements: list[Any], compute_key: Callable[[Any, int], Any], sort_order: str = "asc"
+) -> list[Any]:
+    keyed_elements = [
+        (compute_key(element, index), element) for index, element in enumerate(elements)
+    ]
     ordered_elements = sorted(
         keyed_elements,
-        key=cmp_to_key(lambda a, b: compare(a[0], b[0])),
-        reverse=_is_descending(order),
+        key=cmp_to_key(lambda first_pair, second_pair: compare(first_pair[0], second_pair[0])),
+        reverse=_is_descending(sort_order),
     )
     return [value for _, value in ordered_elements]
 

@@ -83,57 +83,63 @@ def parse_duration(text: str) -> float:
             raise ValueError(f'time: missing unit in duration "{text}"')
         return 0.0
 
-    body = text.lstrip("+-") if text[:1] in "+-" else text
-    parts = DURATION_PART.findall(body)
-    if not parts or "".join(a + b for a, b in parts) != body:
+    unsigned_text = text.lstrip("+-") if text[:1] in "+-" else text
+    duration_parts = DURATION_PART.findall(unsigned_text)
+    if (
+        not duration_parts
+        or "".join(number_text + unit_text for number_text, unit_text in duration_parts)
+        != unsigned_text
+    ):
         raise ValueError(f'unable to parse {text} as a duration: time: invalid duration "{text}"')
 
-    total = sum(float(number) * SECONDS_OF_UNIT[unit] for number, unit in parts)
+    total_seconds = sum(float(number) * SECONDS_OF_UNIT[unit] for number, unit in duration_parts)
     if text.startswith("-"):
-        return -total
+        return -total_seconds
 
-    return total
+    return total_seconds
 
 
-def timestamp(now: float) -> str:
+def timestamp(unix_seconds: float) -> str:
     """Format seconds since the epoch as Kubernetes does: 2030-01-02T03:04:05Z."""
-    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(now))
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(unix_seconds))
 
 
-def format_date(layout: str, moment: datetime) -> str:
+def format_date(date_layout: str, moment: datetime) -> str:
     """Apply Go's `time.Format`: replace the tokens of the reference time Mon Jan 2 15:04:05 MST
     2006."""
-    values = {
+    token_values = {
         "2006": f"{moment.year:04}",
         "-0700": moment.strftime("%z"),
         "pm": moment.strftime("%p").lower(),
     }
 
-    values["-07:00"] = f"{values['-0700'][:3]}:{values['-0700'][3:5]}"
-    values["Z07:00"] = "Z" if values["-0700"] == "+0000" else values["-07:00"]
+    token_values["-07:00"] = f"{token_values['-0700'][:3]}:{token_values['-0700'][3:5]}"
+    token_values["Z07:00"] = "Z" if token_values["-0700"] == "+0000" else token_values["-07:00"]
 
     def format_token(match: re.Match[str]) -> str:
         token = match[0]
         if token[0] in ".,":
             return token[0] + f"{moment.microsecond:06}000"[: len(token) - 1]
-        if token in values:
-            return values[token]
+        if token in token_values:
+            return token_values[token]
         return moment.strftime(DATE_TOKENS[token])
 
     return re.sub(
-        "|".join([*map(re.escape, [*values, *DATE_TOKENS]), r"(?<=05)[.,]0+"]), format_token, layout
+        "|".join([*map(re.escape, [*token_values, *DATE_TOKENS]), r"(?<=05)[.,]0+"]),
+        format_token,
+        date_layout,
     )
 
 
 def humanize(seconds: float) -> str:
     """Format seconds as Argo's humanize.Duration: "10 seconds", "2 minutes 5 seconds"."""
     remaining_seconds = int(seconds)
-    words = []
-    for name, size in (("day", 86400), ("hour", 3600), ("minute", 60), ("second", 1)):
-        count, remaining_seconds = divmod(remaining_seconds, size)
-        if count:
-            words.append(f"{count} {name}" + ("s" if count != 1 else ""))
-    return " ".join(words[:2]) or "0 seconds"
+    duration_words = []
+    for unit_name, unit_seconds in (("day", 86400), ("hour", 3600), ("minute", 60), ("second", 1)):
+        unit_count, remaining_seconds = divmod(remaining_seconds, unit_seconds)
+        if unit_count:
+            duration_words.append(f"{unit_count} {unit_name}" + ("s" if unit_count != 1 else ""))
+    return " ".join(duration_words[:2]) or "0 seconds"
 
 
 def format_f(number: float) -> str:
@@ -148,8 +154,8 @@ def format_g(number: float, lower_bound: float = 1e-4, upper_bound: float = 1e6)
     """Format a float as Go's `%v` does. Values below `lower_bound`, and values from `upper_bound`
     upwards, get an exponent."""
     if number and math.isfinite(number) and not lower_bound <= abs(number) < upper_bound:
-        digits, _, exponent = f"{Decimal(repr(number)).normalize():e}".partition("e")
-        return f"{digits}e{exponent[0]}{exponent[1:]:0>2}"
+        mantissa, _, exponent = f"{Decimal(repr(number)).normalize():e}".partition("e")
+        return f"{mantissa}e{exponent[0]}{exponent[1:]:0>2}"
     return format_f(number)
 
 
@@ -214,27 +220,32 @@ class AnyKeyMap(dict[Any, Any]):
         self.value_type = value_type
 
 
-def dumps(value: object, margin: str | None = None) -> str:
+def dumps(value: object, indentation: str | None = None) -> str:
     """Write JSON as Go's encoding/json does: keys are sorted, and `<>&` are escaped.
 
-    With `margin`, each member is on its own line, indented after `margin`; otherwise, all members
-    are on one line without spaces. Raises ValueError for NaN and Inf.
+    With `indentation`, each member is on its own line, indented after `indentation`; otherwise, all
+    members are on one line without spaces. Raises ValueError for NaN and Inf.
     """
-    inner_margin, colon = (None, ":") if margin is None else (margin + "  ", ": ")
+    inner_indentation, key_separator = (
+        (None, ":") if indentation is None else (indentation + "  ", ": ")
+    )
     if isinstance(value, AnyKeyMap):
         raise ValueError(f"json: unsupported type: map[interface {{}}]{value.value_type}")
 
     if isinstance(value, dict):
         return _join_rows(
             "{}",
-            [dumps(str(key)) + colon + dumps(value[key], inner_margin) for key in sorted(value)],
-            margin,
+            [
+                dumps(str(key)) + key_separator + dumps(value[key], inner_indentation)
+                for key in sorted(value)
+            ],
+            indentation,
         )
 
     if isinstance(value, Nil):
         return "null"
     if isinstance(value, (list, tuple)):
-        return _join_rows("[]", [dumps(member, inner_margin) for member in value], margin)
+        return _join_rows("[]", [dumps(member, inner_indentation) for member in value], indentation)
 
     if isinstance(value, float):
         if not math.isfinite(value):
@@ -244,21 +255,21 @@ def dumps(value: object, margin: str | None = None) -> str:
     return to_json(value, ensure_ascii=False).translate(HTML_ESCAPES)
 
 
-def _join_rows(brackets: str, rows: list[str], margin: str | None) -> str:
-    if margin is None or not rows:
-        return brackets[0] + ",".join(rows) + brackets[1]
-    separator = f"\n{margin}  "
-    return f"{brackets[0]}{separator}{f',{separator}'.join(rows)}\n{margin}{brackets[1]}"
+def _join_rows(brackets: str, json_rows: list[str], indentation: str | None) -> str:
+    if indentation is None or not json_rows:
+        return brackets[0] + ",".join(json_rows) + brackets[1]
+    separator = f"\n{indentation}  "
+    return f"{brackets[0]}{separator}{f',{separator}'.join(json_rows)}\n{indentation}{brackets[1]}"
 
 
-def dump_structs(values: Iterable[Mapping[str, Any]], fields: Iterable[str]) -> str:
-    """Write dicts as Go writes a list of structs in JSON. `fields` are the struct's fields in
+def dump_structs(values: Iterable[Mapping[str, Any]], field_names: Iterable[str]) -> str:
+    """Write dicts as Go writes a list of structs in JSON. `field_names` are the struct's fields in
     declaration order."""
-    rows = (
-        ",".join(f"{dumps(key)}:{dumps(value[key])}" for key in fields if key in value)
+    json_rows = (
+        ",".join(f"{dumps(key)}:{dumps(value[key])}" for key in field_names if key in value)
         for value in values
     )
-    return "[" + ",".join(f"{{{row}}}" for row in rows) + "]"
+    return "[" + ",".join(f"{{{json_row}}}" for json_row in json_rows) + "]"
 
 
 def format_v(value: object) -> str:
@@ -284,59 +295,60 @@ def format_v(value: object) -> str:
 def quote(text: str) -> str:
     """Format a string as Go's `%q`."""
 
-    def escape(char: str) -> str:
-        if char in QUOTE_ESCAPES or char.isprintable():
-            return QUOTE_ESCAPES.get(char, char)
-        code = ord(char)
-        if code < 0x80:
-            return f"\\x{code:02x}"
-        if code < 0x10000:
-            return f"\\u{code:04x}"
-        return f"\\U{code:08x}"
+    def escape(character: str) -> str:
+        if character in QUOTE_ESCAPES or character.isprintable():
+            return QUOTE_ESCAPES.get(character, character)
+        code_point = ord(character)
+        if code_point < 0x80:
+            return f"\\x{code_point:02x}"
+        if code_point < 0x10000:
+            return f"\\u{code_point:04x}"
+        return f"\\U{code_point:08x}"
 
     return f'"{"".join(map(escape, text))}"'
 
 
-def sprintf(template: str, number: int) -> str:
+def sprintf(format_text: str, number: int) -> str:
     """Apply Go's `fmt.Sprintf` to one whole number. Raises ValueError for an unsupported verb, flag
     or precision."""
     verb_count = 0
 
     def format_verb(match: re.Match[str]) -> str:
         nonlocal verb_count
-        flags, width, letter = match.groups()
-        if letter == "%":
+        flags, width, verb = match.groups()
+        if verb == "%":
             return "%"
 
-        if letter not in FORMAT_OF_VERB:
+        if verb not in FORMAT_OF_VERB:
             raise ValueError(
-                f'the format "{template}": {match[0]} is not supported; use one of'
+                f'the format "{format_text}": {match[0]} is not supported; use one of'
                 f" %{' %'.join(FORMAT_OF_VERB)}"
             )
 
         verb_count += 1
         is_left_aligned = "-" in flags
-        sign = "+" if "+" in flags else " " if " " in flags else ""
-        zeros = "0" if "0" in flags and not is_left_aligned else ""
+        sign_flag = "+" if "+" in flags else " " if " " in flags else ""
+        zero_flag = "0" if "0" in flags and not is_left_aligned else ""
         text = format(
-            number, ("<" if is_left_aligned else "") + sign + zeros + width + FORMAT_OF_VERB[letter]
+            number,
+            ("<" if is_left_aligned else "") + sign_flag + zero_flag + width + FORMAT_OF_VERB[verb],
         )
 
         if verb_count == 1:
             return text
 
-        return f"%!{letter}(MISSING)"
+        return f"%!{verb}(MISSING)"
 
     cut_position = next(
         (
             match.start()
-            for match in VERB_PATTERN.finditer(template)
+            for match in VERB_PATTERN.finditer(format_text)
             if int(match[2][:-1][:8] or 0) > MAX_WIDTH
         ),
         None,
     )
 
-    text = VERB_PATTERN.sub(format_verb, template[:cut_position]) + (
+    text = VERB_PATTERN.sub(format_verb, format_text[:cut_position]) + (
         "" if cut_position is None else "%!(NOVERB)"
     )
     if verb_count:
@@ -356,19 +368,19 @@ def list_members(text: str) -> list[str]:
     """Return the members of a compact JSON list as JSON texts. For a JSON object, return its keys
     and values alternately; for null, return []."""
     members = []
-    start = 1
-    while start < len(text) - 1 and text != "null":
-        _, end = JSON_DECODER.raw_decode(text, start)
-        members.append(text[start:end])
-        start = end + 1
+    start_index = 1
+    while start_index < len(text) - 1 and text != "null":
+        _, end_index = JSON_DECODER.raw_decode(text, start_index)
+        members.append(text[start_index:end_index])
+        start_index = end_index + 1
     return members
 
 
-def item_text(text: str) -> str:
+def item_text(item_json: str) -> str:
     """Convert a loop item (compact JSON) to the text that Argo uses in names and tags, which has no
     quotes around strings."""
-    text = text[1:-1] if text.startswith('"') else text
-    return text.replace("\\u003c", "<").replace("\\u003e", ">").replace("\\u0026", "&")
+    item_json = item_json[1:-1] if item_json.startswith('"') else item_json
+    return item_json.replace("\\u003c", "<").replace("\\u003e", ">").replace("\\u0026", "&")
 
 
 def parse_json(text: str, convert_int: Callable[[str], Any] = int) -> Any:
@@ -380,36 +392,42 @@ def parse_json(text: str, convert_int: Callable[[str], Any] = int) -> Any:
         raise ValueError("exceeded max depth") from None
     except json.JSONDecodeError as error:
         position = error.pos
-        word = next(
+        literal = next(
             (
-                word
-                for word in ("null", "true", "false")
-                if text[position : position + 1] == word[0]
+                literal
+                for literal in ("null", "true", "false")
+                if text[position : position + 1] == literal[0]
             ),
             "",
         )
 
-        mismatch = next(
-            (i for i, c in enumerate(word) if text[position + i : position + i + 1] != c), 0
+        mismatch_index = next(
+            (
+                character_index
+                for character_index, literal_character in enumerate(literal)
+                if text[position + character_index : position + character_index + 1]
+                != literal_character
+            ),
+            0,
         )
-        if mismatch:
-            position += mismatch
-            where = f"in literal {word} (expecting '{word[mismatch]}')"
+        if mismatch_index:
+            position += mismatch_index
+            error_context = f"in literal {literal} (expecting '{literal[mismatch_index]}')"
         elif error.msg == "Extra data":
-            where = "after top-level value"
+            error_context = "after top-level value"
         else:
-            where = "looking for beginning of value"
+            error_context = "looking for beginning of value"
 
         if position >= len(text):
             raise ValueError("unexpected end of JSON input") from None
 
-        raise ValueError(f"invalid character '{text[position]}' {where}") from None
+        raise ValueError(f"invalid character '{text[position]}' {error_context}") from None
 
 
-def _reject_constant(word: str) -> None:
+def _reject_constant(constant: str) -> None:
     """Raise ValueError for NaN and Infinity, which Python's JSON parser accepts."""
-    if word[0] == "-":
-        where = "in numeric literal"
+    if constant[0] == "-":
+        error_context = "in numeric literal"
     else:
-        where = "looking for beginning of value"
-    raise ValueError(f"invalid character '{word.lstrip('-')[0]}' {where}")
+        error_context = "looking for beginning of value"
+    raise ValueError(f"invalid character '{constant.lstrip('-')[0]}' {error_context}")

@@ -79,39 +79,41 @@ def should_execute(when: str) -> bool:
         raise WhenError(f"Invalid 'when' expression '{when}': {error}{hint}") from None
 
     try:
-        result = _Evaluator(tokens).run()
+        condition_value = _Evaluator(tokens).run()
     except (WhenError, ValueError, ZeroDivisionError, OverflowError, RecursionError) as error:
         raise WhenError(f"Failed to evaluate 'when' expresion '{when}': {error}") from None
 
-    if not isinstance(result, bool):
-        raise WhenError(f"Expected boolean evaluation for '{when}'. Got {format_v(result)}")
+    if not isinstance(condition_value, bool):
+        raise WhenError(
+            f"Expected boolean evaluation for '{when}'. Got {format_v(condition_value)}"
+        )
 
-    return result
+    return condition_value
 
 
 def _tokenize(text: str) -> list[Token]:
     tokens: list[Token] = []
     position = 0
-    state = "UNKNOWN"
+    previous_kind = "UNKNOWN"
 
     while position < len(text):
         if text[position].isspace():
             position += 1
             continue
 
-        token, position = _read_token(text, position, state)
+        token, position = _read_token(text, position, previous_kind)
         tokens.append(token)
-        state = token[0]
+        previous_kind = token[0]
 
-    if sum({"CLAUSE": 1, "CLAUSE_CLOSE": -1}.get(kind, 0) for kind, _ in tokens):
+    if sum({"CLAUSE": 1, "CLAUSE_CLOSE": -1}.get(token_kind, 0) for token_kind, _ in tokens):
         raise WhenError("Unbalanced parenthesis")
 
     return tokens
 
 
-def _read_token(text: str, position: int, state: str) -> tuple[Token, int]:
-    char = text[position]
-    if char.isdigit() or char == ".":
+def _read_token(text: str, position: int, previous_kind: str) -> tuple[Token, int]:
+    character = text[position]
+    if character.isdigit() or character == ".":
         match = re.compile(r"0x([0-9a-fA-F]+)").match(text, position)
         if match:
             number = int(match[1], 16)
@@ -119,47 +121,64 @@ def _read_token(text: str, position: int, state: str) -> tuple[Token, int]:
                 raise WhenError(f"Unable to parse hex value '{match[1]}' to uint64\n")
             return ("NUMERIC", float(number)), match.end()
 
-        digits, position = _read_span(text, position, lambda c: c.isdigit() or c == ".")
+        digits, position = _read_span(
+            text, position, lambda next_character: next_character.isdigit() or next_character == "."
+        )
         try:
             return ("NUMERIC", float(digits)), position
         except ValueError:
             raise WhenError(f"Unable to parse numeric value '{digits}' to float64\n") from None
 
-    if char == ",":
+    if character == ",":
         return ("SEPARATOR", ","), position + 1
 
-    if char == "[":
-        name, end = _read_span(text, position + 1, lambda c: c != "]", allows_spaces=True)
-        if end >= len(text):
+    if character == "[":
+        name, end_index = _read_span(
+            text, position + 1, lambda next_character: next_character != "]", allows_spaces=True
+        )
+        if end_index >= len(text):
             raise WhenError("Unclosed parameter bracket")
-        return ("VARIABLE", name), end + 1
+        return ("VARIABLE", name), end_index + 1
 
-    if char.isalpha():
-        word, position = _read_span(text, position, lambda c: c.isalnum() or c in "_.")
+    if character.isalpha():
+        word, position = _read_span(
+            text,
+            position,
+            lambda next_character: next_character.isalnum() or next_character in "_.",
+        )
         return _word_token(word), position
 
-    if char in "'\"":
-        value, end = _read_span(text, position + 1, lambda c: c not in "'\"", allows_spaces=True)
-        if end >= len(text):
+    if character in "'\"":
+        value, end_index = _read_span(
+            text,
+            position + 1,
+            lambda next_character: next_character not in "'\"",
+            allows_spaces=True,
+        )
+        if end_index >= len(text):
             raise WhenError("Unclosed string literal")
-        return _text_token(value), end + 1
+        return _text_token(value), end_index + 1
 
-    if char in "()":
-        return ("CLAUSE" if char == "(" else "CLAUSE_CLOSE", char), position + 1
+    if character in "()":
+        return ("CLAUSE" if character == "(" else "CLAUSE_CLOSE", character), position + 1
 
-    symbol, position = _read_span(text, position, lambda c: not (c.isalnum() or c in "()[]'\""))
-    if "PREFIX" in NEXT_TOKENS[state] and symbol in ("-", "!", "~"):
+    symbol, position = _read_span(
+        text,
+        position,
+        lambda next_character: not (next_character.isalnum() or next_character in "()[]'\""),
+    )
+    if "PREFIX" in NEXT_TOKENS[previous_kind] and symbol in ("-", "!", "~"):
         return ("PREFIX", symbol), position
 
-    for kind, symbols in SYMBOLS.items():
+    for token_kind, symbols in SYMBOLS.items():
         if symbol in symbols:
-            return (kind, symbol), position
+            return (token_kind, symbol), position
 
     raise WhenError(f"Invalid token: '{symbol}'")
 
 
 def _read_span(
-    text: str, position: int, accept: Callable[[str], bool], allows_spaces: bool = False
+    text: str, position: int, is_accepted: Callable[[str], bool], allows_spaces: bool = False
 ) -> tuple[str, int]:
     characters: list[str] = []
     while position < len(text):
@@ -167,7 +186,7 @@ def _read_span(
             characters.append(text[position + 1 : position + 2])
             position += 2
             continue
-        if (text[position].isspace() and not allows_spaces) or not accept(text[position]):
+        if (text[position].isspace() and not allows_spaces) or not is_accepted(text[position]):
             break
         characters.append(text[position])
         position += 1
@@ -183,9 +202,9 @@ def _word_token(word: str) -> Token:
         return "VARIABLE", word
     if word.endswith("."):
         raise WhenError(f"Hanging accessor on token '{word}'")
-    for field in word.split(".")[1:]:
-        if field[:1].upper() != field[:1]:
-            raise WhenError(f"Unable to access unexported field '{field}' in token '{word}'")
+    for field_name in word.split(".")[1:]:
+        if field_name[:1].upper() != field_name[:1]:
+            raise WhenError(f"Unable to access unexported field '{field_name}' in token '{word}'")
     return "ACCESSOR", word.split(".")
 
 
@@ -199,24 +218,24 @@ def _text_token(value: str) -> Token:
 
 
 def _check_order(tokens: list[Token]) -> None:
-    state = "UNKNOWN"
+    previous_kind = "UNKNOWN"
     last_value = None
 
-    for kind, value in tokens:
-        if kind not in NEXT_TOKENS[state]:
-            if state == "VARIABLE" and kind == "CLAUSE":
+    for token_kind, value in tokens:
+        if token_kind not in NEXT_TOKENS[previous_kind]:
+            if previous_kind == "VARIABLE" and token_kind == "CLAUSE":
                 raise WhenError(f"Undefined function {last_value}")
 
             last_text = "<nil>" if last_value is None else format_v(last_value)
             raise WhenError(
-                f"Cannot transition token types from {state} [{last_text}] to {kind}"
+                f"Cannot transition token types from {previous_kind} [{last_text}] to {token_kind}"
                 f" [{format_v(value)}]"
             )
 
-        state = kind
+        previous_kind = token_kind
         last_value = value
 
-    if state not in END_TOKENS:
+    if previous_kind not in END_TOKENS:
         raise WhenError("Unexpected end of expression")
 
 
@@ -234,11 +253,11 @@ class _Evaluator:
             raise WhenError(f"unexpected {format_v(self.tokens[self.position][1])}")
         return value
 
-    def comma_list(self, skip: bool) -> Any:
-        values = [self.binary(0, skip)]
+    def comma_list(self, is_short_circuited: bool) -> Any:
+        values = [self.binary(0, is_short_circuited)]
         while self.peek() == ("SEPARATOR", ","):
             self.position += 1
-            values.append(self.binary(0, skip))
+            values.append(self.binary(0, is_short_circuited))
         if len(values) == 1:
             return values[0]
         return values
@@ -248,115 +267,131 @@ class _Evaluator:
             return self.tokens[self.position]
         return ("END", None)
 
-    def binary(self, index: int, skip: bool) -> Any:
-        if index == len(PRECEDENCE_LEVELS):
-            return self.operand(skip)
+    def binary(self, precedence_index: int, is_short_circuited: bool) -> Any:
+        if precedence_index == len(PRECEDENCE_LEVELS):
+            return self.operand(is_short_circuited)
 
-        lhs = self.binary(index + 1, skip)
-        while self.peek()[0] in SYMBOLS and self.peek()[1] in PRECEDENCE_LEVELS[index]:
+        left_operand = self.binary(precedence_index + 1, is_short_circuited)
+        while self.peek()[0] in SYMBOLS and self.peek()[1] in PRECEDENCE_LEVELS[precedence_index]:
             symbol = self.peek()[1]
             self.position += 1
 
             short_circuits = {
-                "&&": lhs is False,
-                "||": lhs is True,
-                "?": lhs is False,
-                ":": lhs is not None,
-                "??": lhs is not None,
+                "&&": left_operand is False,
+                "||": left_operand is True,
+                "?": left_operand is False,
+                ":": left_operand is not None,
+                "??": left_operand is not None,
             }
 
-            rhs = self.binary(index + 1, skip or short_circuits.get(symbol, False))
+            right_operand = self.binary(
+                precedence_index + 1, is_short_circuited or short_circuits.get(symbol, False)
+            )
 
-            if not skip:
-                lhs = _apply(symbol, lhs, rhs, short_circuits.get(symbol, False))
+            if not is_short_circuited:
+                left_operand = _apply(
+                    symbol, left_operand, right_operand, short_circuits.get(symbol, False)
+                )
 
-        return lhs
+        return left_operand
 
-    def operand(self, skip: bool) -> Any:
-        kind, value = self.peek()
+    def operand(self, is_short_circuited: bool) -> Any:
+        token_kind, token_value = self.peek()
         self.position += 1
 
-        if kind == "CLAUSE":
+        if token_kind == "CLAUSE":
             if self.peek()[0] == "CLAUSE_CLOSE":
-                inner = None
+                inner_value = None
             else:
-                inner = self.comma_list(skip)
+                inner_value = self.comma_list(is_short_circuited)
 
             self.position += 1
-            return inner
+            return inner_value
 
-        if kind == "PREFIX":
-            operand = self.operand(skip)
-            expected_type = bool if value == "!" else float
-            if skip:
+        if token_kind == "PREFIX":
+            operand = self.operand(is_short_circuited)
+            expected_type = bool if token_value == "!" else float
+            if is_short_circuited:
                 return None
 
             if not isinstance(operand, expected_type):
                 raise WhenError(
-                    f"Value '{format_v(operand)}' cannot be used with the prefix '{value}'"
+                    f"Value '{format_v(operand)}' cannot be used with the prefix '{token_value}'"
                 )
 
-            if value == "!":
+            if token_value == "!":
                 return not operand
-            if value == "-":
+            if token_value == "-":
                 return -operand
 
             return float(~int(operand))
 
-        if kind == "ACCESSOR":
-            raise WhenError(f"No parameter '{value[0]}' found.")
-        if kind in ("MODIFIER", "COMPARATOR", "LOGICALOP", "TERNARY", "CLAUSE_CLOSE", "END"):
+        if token_kind == "ACCESSOR":
+            raise WhenError(f"No parameter '{token_value[0]}' found.")
+        if token_kind in ("MODIFIER", "COMPARATOR", "LOGICALOP", "TERNARY", "CLAUSE_CLOSE", "END"):
             raise WhenError("Unexpected end of expression")
 
-        return value
+        return token_value
 
 
-def _apply(symbol: str, lhs: Any, rhs: Any, short_circuits: bool) -> Any:
+def _apply(symbol: str, left_operand: Any, right_operand: Any, short_circuits: bool) -> Any:
     if symbol in ("&&", "||"):
         if short_circuits:
-            return lhs
-        _require_type(bool, symbol, "logical operator", "bool", lhs, rhs)
-        return rhs
+            return left_operand
+        _require_type(bool, symbol, "logical operator", "bool", left_operand, right_operand)
+        return right_operand
 
     if symbol == "?":
-        _require_type(bool, symbol, "ternary operator", "bool", lhs)
-        if lhs:
-            return rhs
+        _require_type(bool, symbol, "ternary operator", "bool", left_operand)
+        if left_operand:
+            return right_operand
         return None
 
     if symbol in (":", "??"):
         if short_circuits:
-            return lhs
-        return rhs
+            return left_operand
+        return right_operand
 
     if symbol in ("==", "!="):
-        return (type(lhs) is type(rhs) and lhs == rhs) == (symbol == "==")
+        return (type(left_operand) is type(right_operand) and left_operand == right_operand) == (
+            symbol == "=="
+        )
 
     if symbol in ("=~", "!~"):
-        _require_type(str, symbol, "comparator", "string", lhs, rhs)
-        return regexp.matches(rhs, lhs) == (symbol == "=~")
+        _require_type(str, symbol, "comparator", "string", left_operand, right_operand)
+        return regexp.matches(right_operand, left_operand) == (symbol == "=~")
 
     if symbol == "in":
-        if not isinstance(rhs, list):
+        if not isinstance(right_operand, list):
             raise WhenError(
-                f"Value '{format_v(rhs)}' cannot be used with the comparator 'in', it is not an"
-                " array"
+                f"Value '{format_v(right_operand)}' cannot be used with the comparator 'in', it is"
+                " not an array"
             )
 
-        return any(type(lhs) is type(member) and lhs == member for member in rhs)
+        return any(
+            type(left_operand) is type(member) and left_operand == member
+            for member in right_operand
+        )
 
     if symbol in SYMBOLS["COMPARATOR"]:
-        if not (type(lhs) is type(rhs) and isinstance(lhs, (float, str))):
+        if not (
+            type(left_operand) is type(right_operand) and isinstance(left_operand, (float, str))
+        ):
             problem = f"cannot be used with the comparator '{symbol}', it is not a number"
-            raise WhenError(f"Value '{format_v(lhs)}' {problem}")
+            raise WhenError(f"Value '{format_v(left_operand)}' {problem}")
 
-        return {">": lhs > rhs, ">=": lhs >= rhs, "<": lhs < rhs, "<=": lhs <= rhs}[symbol]  # type: ignore[operator]
+        return {
+            ">": left_operand > right_operand,
+            ">=": left_operand >= right_operand,
+            "<": left_operand < right_operand,
+            "<=": left_operand <= right_operand,
+        }[symbol]  # type: ignore[operator]
 
-    if symbol == "+" and (isinstance(lhs, str) or isinstance(rhs, str)):
-        return format_v(lhs) + format_v(rhs)
+    if symbol == "+" and (isinstance(left_operand, str) or isinstance(right_operand, str)):
+        return format_v(left_operand) + format_v(right_operand)
 
-    _require_type(float, symbol, "modifier", "number", lhs, rhs)
-    return MODIFIERS[symbol](lhs, rhs)
+    _require_type(float, symbol, "modifier", "number", left_operand, right_operand)
+    return MODIFIERS[symbol](left_operand, right_operand)
 
 
 MODIFIERS: dict[str, Callable[[float, float], float]] = {
@@ -374,10 +409,12 @@ MODIFIERS: dict[str, Callable[[float, float], float]] = {
 }
 
 
-def _require_type(expected_type: type, symbol: str, role: str, name: str, *values: object) -> None:
+def _require_type(
+    expected_type: type, symbol: str, operand_role: str, name: str, *values: object
+) -> None:
     for value in values:
         if not isinstance(value, expected_type):
             raise WhenError(
-                f"Value '{format_v(value)}' cannot be used with the {role} '{symbol}', it is not a"
-                f" {name}"
+                f"Value '{format_v(value)}' cannot be used with the {operand_role} '{symbol}', it"
+                f" is not a {name}"
             )

@@ -50,15 +50,17 @@ def tokens(path: str) -> list[Token]:
             )
 
         position = token.end()
-        kind, text = next(
-            (name, group) for name, group in token.groupdict().items() if group is not None
+        token_kind, token_text = next(
+            (group_name, group_text)
+            for group_name, group_text in token.groupdict().items()
+            if group_text is not None
         )
-        if kind == "name":
-            text = text[1:] if text[0] == "." else text[2:-2]
-        if kind == "filter":
-            _parse_filter(text)
+        if token_kind == "name":
+            token_text = token_text[1:] if token_text[0] == "." else token_text[2:-2]
+        if token_kind == "filter":
+            _parse_filter(token_text)
 
-        path_tokens.append((kind, text))
+        path_tokens.append((token_kind, token_text))
 
     return path_tokens
 
@@ -67,44 +69,44 @@ def _apply(value: object, path_tokens: list[Token]) -> Any:
     if not path_tokens:
         return value
 
-    kind, text = path_tokens[0]
+    token_kind, token_text = path_tokens[0]
     next_tokens = path_tokens[1:]
 
-    if kind == "name":
-        return _apply(_member(value, text), next_tokens)
+    if token_kind == "name":
+        return _apply(_member(value, token_text), next_tokens)
 
-    if kind == "index":
-        if not isinstance(value, list) or not -len(value) <= int(text) < len(value):
-            raise PathError(f"index: invalid token out of range: [{text}]")
-        return _apply(value[int(text)], next_tokens)
+    if token_kind == "index":
+        if not isinstance(value, list) or not -len(value) <= int(token_text) < len(value):
+            raise PathError(f"index: invalid token out of range: [{token_text}]")
+        return _apply(value[int(token_text)], next_tokens)
 
-    if not isinstance(value, list) and not (kind != "slice" and isinstance(value, dict)):
-        raise PathError(f"{kind}: invalid token target")
+    if not isinstance(value, list) and not (token_kind != "slice" and isinstance(value, dict)):
+        raise PathError(f"{token_kind}: invalid token target")
 
     if isinstance(value, dict):
         elements = [value[key] for key in sorted(value)]
     else:
         elements = value
 
-    if kind == "slice":
-        elements = _slice(elements, text)
-    elif kind == "filter":
-        alternatives = _parse_filter(text)
+    if token_kind == "slice":
+        elements = _slice(elements, token_text)
+    elif token_kind == "filter":
+        alternatives = _parse_filter(token_text)
         elements = [element for element in elements if _matches(element, alternatives)]
 
     if not next_tokens:
         return elements
-    if next_tokens[0][0] == "index" and kind != "all":
+    if next_tokens[0][0] == "index" and token_kind != "all":
         return _apply(elements, next_tokens)
 
-    results: list[Any] = []
+    selected_values: list[Any] = []
     for element in elements:
         try:
-            results.append(_apply(element, next_tokens))
+            selected_values.append(_apply(element, next_tokens))
         except PathError:
             continue
 
-    return [element for element in results if element is not None]
+    return [element for element in selected_values if element is not None]
 
 
 def _member(value: object, name: str) -> Any:
@@ -115,35 +117,42 @@ def _member(value: object, name: str) -> Any:
     raise PathError(f"key: invalid token key '{name}' not found")
 
 
-def _slice(elements: list[Any], text: str) -> list[Any]:
-    start, end, step = (int(bound) if bound else None for bound in [*text.split(":"), ""][:3])
+def _slice(elements: list[Any], slice_text: str) -> list[Any]:
+    start_index, end_index, step = (
+        int(bound) if bound else None for bound in [*slice_text.split(":"), ""][:3]
+    )
     if step == 0:
         raise PathError("range: invalid token out of range")
     if step is None or step > 0:
-        return elements[start:end:step]
-    return elements[start:end][::step]  # the elements from `start` to `end`, in reverse order
+        return elements[start_index:end_index:step]
+    return elements[start_index:end_index][
+        ::step
+    ]  # the elements from `start` to `end`, in reverse order
 
 
-def _parse_filter(text: str) -> list[list[tuple[str, str, str]]]:
+def _parse_filter(filter_text: str) -> list[list[tuple[str, str, str]]]:
     """Parse a filter into the alternatives that `||` separates. An alternative is a list of
     comparisons that must all be true. Raises ValueError."""
-    masked_text = re.sub(QUOTED_TEXT, lambda text: "_" * len(text[0]), text)
+    masked_text = re.sub(QUOTED_TEXT, lambda filter_text: "_" * len(filter_text[0]), filter_text)
     alternatives: list[list[tuple[str, str, str]]] = [[]]
     position = 0
 
-    for end in [*(match.start() for match in re.finditer(r"&&|\|\|", masked_text)), len(text)]:
-        comparison = FILTER_COMPARISON.fullmatch(text, position, end)
+    for comparison_end in [
+        *(match.start() for match in re.finditer(r"&&|\|\|", masked_text)),
+        len(filter_text),
+    ]:
+        comparison = FILTER_COMPARISON.fullmatch(filter_text, position, comparison_end)
         # Argo would read the letters `in` inside a name as an operator
         if not comparison or re.search(r"\.\w*in", re.sub(QUOTED_NAME, "", comparison[1])):
             raise ValueError(
-                f"jsonpath: the filter ({text}) is not supported at {text[position:end]!r}: compare"
-                " @.name or @['name'] with 'text', numbers, true, false and null, with && and ||"
-                " between comparisons"
+                f"jsonpath: the filter ({filter_text}) is not supported at"
+                f" {filter_text[position:comparison_end]!r}: compare @.name or @['name'] with"
+                " 'text', numbers, true, false and null, with && and || between comparisons"
             )
 
         alternatives[-1].append((comparison[1], comparison[2] or "", comparison[3] or ""))
-        alternatives += [[]] if text[end : end + 2] == "||" else []
-        position = end + 2
+        alternatives += [[]] if filter_text[comparison_end : comparison_end + 2] == "||" else []
+        position = comparison_end + 2
 
     return alternatives
 
@@ -151,23 +160,25 @@ def _parse_filter(text: str) -> list[list[tuple[str, str, str]]]:
 def _matches(element: object, alternatives: list[list[tuple[str, str, str]]]) -> bool:
     is_single = len(alternatives) == len(alternatives[0]) == 1
     try:
-        results = [
+        alternative_results = [
             [_is_true(element, *comparison, is_single) for comparison in comparisons]
             for comparisons in alternatives
         ]
     except (PathError, ValueError):
         return False
-    return any(map(all, results))
+    return any(map(all, alternative_results))
 
 
-def _is_true(element: object, lhs: str, operator: str, rhs: str, is_single: bool) -> bool:
-    left_value = _operand(element, lhs)
+def _is_true(
+    element: object, left_operand: str, operator: str, right_operand: str, is_single: bool
+) -> bool:
+    left_value = _operand(element, left_operand)
     if not operator:
         if is_single:
             return bool(left_value)
         return _require_bool(left_value)
 
-    right_value = _operand(element, rhs)
+    right_value = _operand(element, right_operand)
     if all(
         isinstance(operand, (int, float)) and not isinstance(operand, bool)
         for operand in (left_value, right_value)
@@ -197,8 +208,8 @@ def _operand(element: object, text: str) -> Any:
     return float(text)
 
 
-def _text(value: object) -> str:
+def _text(operand_value: object) -> str:
     """Format a value as Go's %v, but with quotes around a string."""
-    if isinstance(value, str):
-        return f"'{value}'"
-    return format_v(value)
+    if isinstance(operand_value, str):
+        return f"'{operand_value}'"
+    return format_v(operand_value)

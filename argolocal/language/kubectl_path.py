@@ -41,7 +41,7 @@ def parse(template: str) -> list[Node]:
     """Parse a template into nodes. Raises KubectlPathError."""
     open_ranges: list[list[Node]] = [[]]
     position = 0
-    words = list[str]()
+    open_keywords = list[str]()
 
     while position < len(template):
         start = template.find("{", position)
@@ -52,16 +52,18 @@ def parse(template: str) -> list[Node]:
             break
 
         nodes, position = _action(template, start + 1)
-        words += [inner for kind, inner in nodes if kind == "word"]
+        open_keywords += [
+            node_argument for node_kind, node_argument in nodes if node_kind == "word"
+        ]
 
         if nodes[:1] == [("word", "range")]:
-            body: list[Node] = []
-            open_ranges[-1].append(("range", (nodes[1:], body)))
-            open_ranges.append(body)
-            words.remove("range")
+            range_body: list[Node] = []
+            open_ranges[-1].append(("range", (nodes[1:], range_body)))
+            open_ranges.append(range_body)
+            open_keywords.remove("range")
         elif nodes == [("word", "end")]:
             open_ranges.pop()
-            words.remove("end")
+            open_keywords.remove("end")
             if not open_ranges:
                 raise KubectlPathError("not in range, nothing to end")
         else:
@@ -73,8 +75,8 @@ def parse(template: str) -> list[Node]:
         unclosed_body = open_ranges.pop()
         open_ranges[-1] += unclosed_body
 
-    if words:
-        raise KubectlPathError(f"unrecognized identifier {words[0]}")
+    if open_keywords:
+        raise KubectlPathError(f"unrecognized identifier {open_keywords[0]}")
 
     return open_ranges[0]
 
@@ -109,8 +111,8 @@ def _action(text: str, position: int) -> tuple[list[Node], int]:
 
 
 def _parse_inner(text: str) -> list[Node]:
-    nodes, end = _action(text + "}", 0)
-    if end != len(text) + 1:
+    nodes, end_position = _action(text + "}", 0)
+    if end_position != len(text) + 1:
         raise KubectlPathError(f"unexpected }} in {text!r}")
     return nodes
 
@@ -135,12 +137,12 @@ def _word(text: str) -> list[Node]:
 
 
 def _quoted(quoted_text: str) -> list[Node]:
-    escapes = gofmt.ESCAPED_CHARACTERS | {quoted_text[0]: quoted_text[0]}
+    characters_by_escape = gofmt.ESCAPED_CHARACTERS | {quoted_text[0]: quoted_text[0]}
 
     def char(match: re.Match[str]) -> str:
         if match[1][1:]:
             return chr(int(match[1][1:], 16))
-        return escapes[match[1]]
+        return characters_by_escape[match[1]]
 
     try:
         return [("quoted", ESCAPED.sub(char, quoted_text[1:-1]))]
@@ -149,36 +151,50 @@ def _quoted(quoted_text: str) -> list[Node]:
 
 
 def _filter(text: str) -> list[Node]:
-    comparison = COMPARISON.fullmatch(text)
-    if not comparison:
+    comparison_match = COMPARISON.fullmatch(text)
+    if not comparison_match:
         return [("filter", (_parse_inner(text), "exists", []))]
-    if comparison[2] not in gofmt.COMPARISONS:
-        raise KubectlPathError(f"unrecognized filter operator {comparison[2]}")
-    return [("filter", (_parse_inner(comparison[1]), comparison[2], _parse_inner(comparison[3])))]
+    if comparison_match[2] not in gofmt.COMPARISONS:
+        raise KubectlPathError(f"unrecognized filter operator {comparison_match[2]}")
+    return [
+        (
+            "filter",
+            (
+                _parse_inner(comparison_match[1]),
+                comparison_match[2],
+                _parse_inner(comparison_match[3]),
+            ),
+        )
+    ]
 
 
 def _array(text: str) -> list[Node]:
     if "," in text:
-        return [("union", [_array(index.strip(" ")) for index in text.split(",")])]
+        return [("union", [_array(index_text.strip(" ")) for index_text in text.split(",")])]
 
     key = KEY.fullmatch(text)
     if key:
         return _parse_inner(f".{key[1]}")
 
-    parts = SLICE.fullmatch(":" if text == "*" else text)
-    if not parts:
+    slice_match = SLICE.fullmatch(":" if text == "*" else text)
+    if not slice_match:
         raise KubectlPathError(f"invalid array index {text}")
 
     try:
-        start, end, step = (
-            int(index.strip(":")) if index and index.strip(":") else None
-            for index in parts.groups()
+        start_index, end_index, step = (
+            int(index_text.strip(":")) if index_text and index_text.strip(":") else None
+            for index_text in slice_match.groups()
         )
     except ValueError:
         raise KubectlPathError(f"array index {text} is not a number") from None
 
-    is_single = parts[2] is None
-    return [("array", (start, (start or 0) + 1 if is_single else end, step, is_single))]
+    is_single = slice_match[2] is None
+    return [
+        (
+            "array",
+            (start_index, (start_index or 0) + 1 if is_single else end_index, step, is_single),
+        )
+    ]
 
 
 NODES: dict[str, Any] = {
@@ -194,47 +210,65 @@ NODES: dict[str, Any] = {
 
 
 def _render(value: object, template_nodes: list[Node]) -> Iterator[str]:
-    for kind, inner in template_nodes:
-        if kind == "plain":
-            yield inner
-        elif kind == "action":
-            yield " ".join(_format(result) for result in _walk([value], inner))
+    for node_kind, node_argument in template_nodes:
+        if node_kind == "plain":
+            yield node_argument
+        elif node_kind == "action":
+            yield " ".join(
+                _format(selected_value) for selected_value in _walk([value], node_argument)
+            )
         else:
-            nodes, body = inner
-            items = _walk([value], nodes)
-            for item in items:
-                yield from _render(item, body)
+            range_nodes, range_body = node_argument
+            range_values = _walk([value], range_nodes)
+            for range_value in range_values:
+                yield from _render(range_value, range_body)
 
-            if not items:
+            if not range_values:
                 # a range without items still reports errors in its body
-                list(_render(NOTHING, body))
+                list(_render(NOTHING, range_body))
 
 
 def _walk(values: list[Any], nodes: list[Node]) -> list[Any]:
-    for kind, inner in nodes:
-        values = _step(values, kind, inner)
+    for node_kind, node_argument in nodes:
+        values = _step(values, node_kind, node_argument)
     return values
 
 
-def _step(values: list[Any], kind: str, inner: Any) -> list[Any]:
-    if kind == "quoted":
-        return [inner]
-    if kind == "constant":
-        return [inner for _ in values]
-    if kind == "union":
-        return [item for nodes in inner for item in _walk(values, nodes)]
-    if kind == "field":
-        return [item[inner] for item in values if isinstance(item, dict) and inner in item]
-    if kind == "filter":
-        return [item for value in values for item in _select_elements(value, *inner)]
+def _step(values: list[Any], node_kind: str, node_argument: Any) -> list[Any]:
+    if node_kind == "quoted":
+        return [node_argument]
+    if node_kind == "constant":
+        return [node_argument for _ in values]
+    if node_kind == "union":
+        return [
+            selected_value for nodes in node_argument for selected_value in _walk(values, nodes)
+        ]
+    if node_kind == "field":
+        return [
+            selected_value[node_argument]
+            for selected_value in values
+            if isinstance(selected_value, dict) and node_argument in selected_value
+        ]
+    if node_kind == "filter":
+        return [
+            selected_value
+            for value in values
+            for selected_value in _select_elements(value, *node_argument)
+        ]
 
-    non_null = [item for item in values if item is not None]
-    if kind == "all":
-        return [item for value in non_null for item in _children(value)]
-    if kind == "recursive":
-        return [item for value in non_null for item in _descendants(value)]
+    non_null_values = [selected_value for selected_value in values if selected_value is not None]
+    if node_kind == "all":
+        return [selected_value for value in non_null_values for selected_value in _children(value)]
+    if node_kind == "recursive":
+        return [
+            selected_value for value in non_null_values for selected_value in _descendants(value)
+        ]
 
-    return [item for value in non_null for item in _slice(value, *inner)]
+    return [
+        selected_value
+        for value in non_null_values
+        for selected_value in _slice(value, *node_argument)
+    ]
 
 
 def _children(value: object) -> list[Any]:
@@ -254,23 +288,27 @@ def _descendants(value: object) -> list[Any]:
 
 
 def _slice(
-    value: object, start: int | None, end: int | None, step: int | None, is_single: bool
+    value: object, start_index: int | None, end_index: int | None, step: int | None, is_single: bool
 ) -> list[Any]:
     if not isinstance(value, list):
         raise KubectlPathError(f"{_type(value)} is not array or slice")
 
-    size = len(value)
-    first_index = start or 0
-    first_index += size if first_index < 0 else 0
-    last_index = size if end is None else end
-    last_index += size if last_index < 0 or (last_index == 0 and is_single) else 0
+    list_length = len(value)
+    first_index = start_index or 0
+    first_index += list_length if first_index < 0 else 0
+    last_index = list_length if end_index is None else end_index
+    last_index += list_length if last_index < 0 or (last_index == 0 and is_single) else 0
 
     if first_index == last_index:
         return []
-    if not 0 <= first_index < size:
-        raise KubectlPathError(f"array index out of bounds: index {first_index}, length {size}")
-    if not 0 <= last_index <= size:
-        raise KubectlPathError(f"array index out of bounds: index {last_index - 1}, length {size}")
+    if not 0 <= first_index < list_length:
+        raise KubectlPathError(
+            f"array index out of bounds: index {first_index}, length {list_length}"
+        )
+    if not 0 <= last_index <= list_length:
+        raise KubectlPathError(
+            f"array index out of bounds: index {last_index - 1}, length {list_length}"
+        )
 
     if first_index > last_index:
         raise KubectlPathError(
@@ -284,7 +322,7 @@ def _slice(
 
 
 def _select_elements(
-    value: object, lhs: list[Node], operator: str, rhs: list[Node]
+    value: object, left_operand: list[Node], operator: str, right_operand: list[Node]
 ) -> Iterator[Any]:
     if not isinstance(value, list):
         raise KubectlPathError(
@@ -294,7 +332,7 @@ def _select_elements(
     for element in value:
         if operator == "exists":
             try:
-                operands = _walk([element], lhs)
+                operands = _walk([element], left_operand)
             except KubectlPathError:
                 continue
 
@@ -303,9 +341,9 @@ def _select_elements(
 
             continue
 
-        compared_values = [_walk([element], lhs)]
-        compared_values += [_walk([element], rhs)] if compared_values[0] else []
-        if any(len(side) > 1 for side in compared_values):
+        compared_values = [_walk([element], left_operand)]
+        compared_values += [_walk([element], right_operand)] if compared_values[0] else []
+        if any(len(operand_values) > 1 for operand_values in compared_values):
             raise KubectlPathError("can only compare one element at a time")
 
         if all(compared_values) and _is_true(
@@ -314,24 +352,24 @@ def _select_elements(
             yield element
 
 
-def _is_true(lhs: object, operator: str, rhs: object) -> bool:
-    types = {type(lhs), type(rhs)}
-    if types - {bool, int, float, str} or (types == {bool} and operator[0] in "<>"):
+def _is_true(left_operand: object, operator: str, right_operand: object) -> bool:
+    operand_types = {type(left_operand), type(right_operand)}
+    if operand_types - {bool, int, float, str} or (operand_types == {bool} and operator[0] in "<>"):
         raise KubectlPathError("invalid type for comparison")
-    if len(types) > 1:
+    if len(operand_types) > 1:
         raise KubectlPathError("incompatible types for comparison")
-    return gofmt.COMPARISONS[operator](lhs, rhs)
+    return gofmt.COMPARISONS[operator](left_operand, right_operand)
 
 
 def _type(value: object) -> str:
-    names = {
+    go_type_names = {
         dict: "map[string]interface {}",
         str: "string",
         bool: "bool",
         int: "int64",
         float: "float64",
     }
-    return names.get(type(value), "nothing")
+    return go_type_names.get(type(value), "nothing")
 
 
 def _format(value: object) -> str:

@@ -39,11 +39,11 @@ def _compile(pattern: str) -> Any:
 
 
 def _skip_adjacent_empty(matches: Iterator[Any]) -> Iterator[Any]:
-    end = -1
+    previous_end = -1
     for match in matches:
-        if match.end() != match.start() or match.start() != end:
+        if match.end() != match.start() or match.start() != previous_end:
             yield match
-        end = match.end()
+        previous_end = match.end()
 
 
 def matches(pattern: str, text: str) -> bool:
@@ -52,34 +52,38 @@ def matches(pattern: str, text: str) -> bool:
 
 def find_all(pattern: str, text: str, max_count: int = -1) -> list[str]:
     """Return the first `max_count` matches; a negative `max_count` means all."""
-    texts = [match.group() for match in find_matches(pattern, text)]
+    matched_texts = [match.group() for match in find_matches(pattern, text)]
     if max_count < 0:
-        return texts
-    return texts[:max_count]
+        return matched_texts
+    return matched_texts[:max_count]
 
 
 def replace_all(pattern: str, text: str, template: str) -> str:
     """Replace each match by `template`, in which $1, ${1} and ${name} refer to groups. A reference
     to an unknown group becomes ""."""
-    parts = []
-    end = 0
+    text_parts = []
+    previous_end = 0
     for match in find_matches(pattern, text):
-        parts.append(text[end : match.start()])
-        parts.append(VARIABLE.sub(lambda name, match=match: _group(match, name), template))
-        end = match.end()
-    return "".join(parts) + text[end:]
+        text_parts.append(text[previous_end : match.start()])
+        text_parts.append(
+            VARIABLE.sub(
+                lambda group_reference, match=match: _group(match, group_reference), template
+            )
+        )
+        previous_end = match.end()
+    return "".join(text_parts) + text[previous_end:]
 
 
-def _group(match: Any, name: re.Match[str]) -> str:
-    if name[1]:
+def _group(match: Any, group_reference: re.Match[str]) -> str:
+    if group_reference[1]:
         return "$"
-    word = name[2] or name[3]
-    if word.isdecimal():
-        index = int(word)
+    group_name = group_reference[2] or group_reference[3]
+    if group_name.isdecimal():
+        group_index = int(group_name)
     else:
-        index = match.re.groupindex.get(word, match.re.groups + 1)
-    if index <= match.re.groups:
-        return match.group(index) or ""
+        group_index = match.re.groupindex.get(group_name, match.re.groups + 1)
+    if group_index <= match.re.groups:
+        return match.group(group_index) or ""
     return ""
 
 
@@ -91,21 +95,21 @@ def split(pattern: str, text: str, max_count: int = -1) -> list[str]:
             return [text]
         return []
 
-    parts = []
-    start = 0
-    end = 0
+    text_parts = []
+    start_index = 0
+    end_index = 0
 
     for match in find_matches(pattern, text):
-        if 0 < max_count <= len(parts) + 1:
+        if 0 < max_count <= len(text_parts) + 1:
             break
 
-        end = match.start()
+        end_index = match.start()
         if match.end():  # an empty match at the start does not split the text
-            parts.append(text[start:end])
+            text_parts.append(text[start_index:end_index])
 
-        start = match.end()
+        start_index = match.end()
 
-    if end != len(text):
-        return [*parts, text[start:]]
+    if end_index != len(text):
+        return [*text_parts, text[start_index:]]
 
-    return parts
+    return text_parts

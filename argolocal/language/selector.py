@@ -44,25 +44,25 @@ class Requirement:
         if value is MISSING:
             return self.operator in ("!=", "notin")
 
-        text = _text(value)
+        value_text = _text(value)
         if self.operator in (">", "<"):
-            if not re.fullmatch("[+-]?[0-9]{1,19}", text):
+            if not re.fullmatch("[+-]?[0-9]{1,19}", value_text):
                 return False
             if self.operator == ">":
-                return int(text) > int(self.values[0])
-            return int(text) < int(self.values[0])
+                return int(value_text) > int(self.values[0])
+            return int(value_text) < int(self.values[0])
 
-        return (text in self.values) == (self.operator in ("=", "==", "in"))
+        return (value_text in self.values) == (self.operator in ("=", "==", "in"))
 
 
-def parse(condition: str) -> list[Requirement]:
+def parse(selector_text: str) -> list[Requirement]:
     """Return the requirements of a condition, sorted by key as in Kubernetes. Raises
     SelectorError."""
     tokens = []
 
     position = 0
-    while condition[position:].strip():
-        match = TOKEN.match(condition, position)
+    while selector_text[position:].strip():
+        match = TOKEN.match(selector_text, position)
         assert match
         tokens.append(match[1])
         position = match.end()
@@ -165,19 +165,24 @@ def selects(selector: str, labels: Mapping[str, str]) -> bool:
     )
 
 
-def evaluate_conditions(document: object, success: str, failure: str) -> tuple[bool | None, str]:
-    """Return (False, reason) if the condition `failure` is true, (True, "") if `success` is true,
-    else (None, "").
+def evaluate_conditions(
+    document: object, success_condition: str, failure_condition: str
+) -> tuple[bool | None, str]:
+    """Return (False, reason) if the condition `failure_condition` is true, (True, "") if
+    `success_condition` is true, else (None, "").
 
     Raises SelectorError.
     """
-    for requirement in parse(failure):
+    for requirement in parse(failure_condition):
         if requirement.matches(lookup(document, requirement.key)):
             # text of the requirement, formatted as by Go's %s
-            text = f"{{{requirement.key} {requirement.operator} [{' '.join(requirement.values)}]}}"
-            return False, f"failure condition '{text}' evaluated true"
+            requirement_text = (
+                f"{{{requirement.key} {requirement.operator} [{' '.join(requirement.values)}]}}"
+            )
+            return False, f"failure condition '{requirement_text}' evaluated true"
 
     has_succeeded = all(
-        requirement.matches(lookup(document, requirement.key)) for requirement in parse(success)
+        requirement.matches(lookup(document, requirement.key))
+        for requirement in parse(success_condition)
     )
     return True if has_succeeded else None, ""

@@ -54,9 +54,9 @@ def _to_int64(value: object) -> int:
         return int64(value)
 
     text = format_v(value) if not isinstance(value, bool) else str(int(value))
-    decimal = re.fullmatch(r"([-+]?\d*)\.\d*", text)
-    if decimal:
-        text = decimal[1] if decimal[1][-1:].isdigit() else "0"
+    decimal_match = re.fullmatch(r"([-+]?\d*)\.\d*", text)
+    if decimal_match:
+        text = decimal_match[1] if decimal_match[1][-1:].isdigit() else "0"
 
     try:
         if text == text.strip():
@@ -81,10 +81,10 @@ def _to_float64(value: Any) -> float:
         return 0.0
 
 
-def _div(lhs: object, rhs: object) -> int:
-    lhs = _to_int64(lhs)
-    rhs = _to_int64(rhs)
-    return int64((lhs - remainder(lhs, rhs)) // rhs)
+def _div(left_operand: object, right_operand: object) -> int:
+    left_operand = _to_int64(left_operand)
+    right_operand = _to_int64(right_operand)
+    return int64((left_operand - remainder(left_operand, right_operand)) // right_operand)
 
 
 def _make_decimal_function(apply: Callable[[Decimal, Decimal], Decimal]) -> Callable[..., float]:
@@ -96,20 +96,22 @@ def _make_decimal_function(apply: Callable[[Decimal, Decimal], Decimal]) -> Call
 
 def _round(value: object, places: int) -> float:
     """Round half up, and negative numbers always down, as sprig does."""
-    shifted = _to_float64(value) * 10**places
-    return (math.ceil if math.fmod(shifted, 1) >= 0.5 else math.floor)(shifted) / 10**places
+    shifted_number = _to_float64(value) * 10**places
+    return (math.ceil if math.fmod(shifted_number, 1) >= 0.5 else math.floor)(
+        shifted_number
+    ) / 10**places
 
 
-def _dig(*path: object) -> Any:
+def _dig(*dig_arguments: object) -> Any:
     """Apply sprig's dig(key, ..., default, dict)."""
-    *keys, default, value = path
+    *keys, default_value, value = dig_arguments
     if not keys:
         raise ExprError("dig needs at least three arguments")
     for key in keys:
         if not isinstance(value, dict):
             raise ExprError(f"expected a map but found {value!r}")
         if key not in value:
-            return default
+            return default_value
         value = value[key]
     return value
 
@@ -118,62 +120,73 @@ def _seq(*numbers: int) -> str:
     """Apply sprig's seq(last), seq(first, last) or seq(first, step, last)."""
     if not 1 <= len(numbers) <= 3:
         return ""
-    first = numbers[0] if numbers[1:] else 1
-    last = numbers[-1]
-    default_step = 1 if first <= last else -1
+    first_number = numbers[0] if numbers[1:] else 1
+    last_number = numbers[-1]
+    default_step = 1 if first_number <= last_number else -1
     return " ".join(
-        map(str, series(first, last + default_step, numbers[1] if numbers[2:] else default_step))
+        map(
+            str,
+            series(
+                first_number,
+                last_number + default_step,
+                numbers[1] if numbers[2:] else default_step,
+            ),
+        )
     )
 
 
-def _deep_equal(lhs: Any, rhs: Any) -> bool:
+def _deep_equal(left_operand: Any, right_operand: Any) -> bool:
     """Apply Go's DeepEqual: the values 1 and 1.0 are not equal."""
-    if type(lhs) is not type(rhs):
+    if type(left_operand) is not type(right_operand):
         return False
-    if isinstance(lhs, list):
-        return len(lhs) == len(rhs) and all(map(_deep_equal, lhs, rhs))
-    if isinstance(lhs, dict):
-        return lhs.keys() == rhs.keys() and all(_deep_equal(lhs[key], rhs[key]) for key in lhs)
-    return lhs == rhs
+    if isinstance(left_operand, list):
+        return len(left_operand) == len(right_operand) and all(
+            map(_deep_equal, left_operand, right_operand)
+        )
+    if isinstance(left_operand, dict):
+        return left_operand.keys() == right_operand.keys() and all(
+            _deep_equal(left_operand[key], right_operand[key]) for key in left_operand
+        )
+    return left_operand == right_operand
 
 
-def _is_among(item: Any, values: Any) -> bool:
-    return any(_deep_equal(item, value) for value in values)
+def _is_among(searched_value: Any, candidate_values: Any) -> bool:
+    return any(_deep_equal(searched_value, value) for value in candidate_values)
 
 
 def _slice(
-    values: list[Any], first: object = 0, last: object = None, *_: object
+    values: list[Any], first_index: object = 0, last_index: object = None, *_: object
 ) -> list[Any] | None:
-    start = _to_int64(first)
-    end = len(values) if last is None else _to_int64(last)
-    if values and not 0 <= start <= end <= len(values):
+    start_number = _to_int64(first_index)
+    end_number = len(values) if last_index is None else _to_int64(last_index)
+    if values and not 0 <= start_number <= end_number <= len(values):
         raise ExprError("slice index out of bounds")
     if values:
-        return values[start:end]
+        return values[start_number:end_number]
     return None
 
 
-def _substr(start: int, end: int, text: str) -> str:
-    size = len(text.encode())
-    if start >= 0 and not 0 <= end <= size:
-        end = size
-    if not max(start, 0) <= end <= size:
-        raise ExprError(f"slice bounds out of range [{start}:{end}]")
-    return slice_bytes(text, max(start, 0), end)
+def _substr(start_byte: int, end_byte: int, text: str) -> str:
+    byte_count = len(text.encode())
+    if start_byte >= 0 and not 0 <= end_byte <= byte_count:
+        end_byte = byte_count
+    if not max(start_byte, 0) <= end_byte <= byte_count:
+        raise ExprError(f"slice bounds out of range [{start_byte}:{end_byte}]")
+    return slice_bytes(text, max(start_byte, 0), end_byte)
 
 
 def _indent(spaces: int, text: str) -> str:
-    pad = BUILTINS["repeat"](" ", spaces)
-    return pad + text.replace("\n", "\n" + pad)
+    padding = BUILTINS["repeat"](" ", spaces)
+    return padding + text.replace("\n", "\n" + padding)
 
 
 def _nospace(text: str) -> str:
     """Remove white space. As in sprig, if the text contains white space, each of its UTF-8 bytes
     becomes a separate character."""
-    letters = text.encode().decode("latin-1")
-    stripped = re.sub(r"[\t-\r \x85\xa0]", "", letters)
-    if stripped != letters:
-        return stripped
+    latin1_text = text.encode().decode("latin-1")
+    text_without_spaces = re.sub(r"[\t-\r \x85\xa0]", "", latin1_text)
+    if text_without_spaces != latin1_text:
+        return text_without_spaces
     return text
 
 
@@ -182,12 +195,12 @@ def _clean(path: str) -> str:
 
 
 def _format_list(value: object) -> list[str]:
-    values = value if isinstance(value, list) else [value]
-    return [format_v(value) for value in values if value is not None]
+    list_values = value if isinstance(value, list) else [value]
+    return [format_v(value) for value in list_values if value is not None]
 
 
-def _index_pieces(pieces: list[str]) -> dict[str, str]:
-    return {f"_{index}": piece for index, piece in enumerate(pieces)}
+def _index_pieces(text_pieces: list[str]) -> dict[str, str]:
+    return {f"_{index}": piece for index, piece in enumerate(text_pieces)}
 
 
 def _matches(pattern: str, text: str) -> bool:
@@ -198,13 +211,13 @@ def _matches(pattern: str, text: str) -> bool:
 
 
 def _catch_errors(
-    function: Callable[[str], Any], on_error: Callable[[Exception], Any]
+    function: Callable[[str], Any], handle_error: Callable[[Exception], Any]
 ) -> Callable[[str], Any]:
     def call(text: str) -> Any:
         try:
             return function(text)
         except (ExprError, ValueError) as error:
-            return on_error(error)
+            return handle_error(error)
 
     return call
 
@@ -214,12 +227,13 @@ def _nil_as_empty(function: Callable[..., Any]) -> Callable[..., Any]:
     return lambda *values: function(*("" if value is None else value for value in values))
 
 
-def _date(layout: str, moment: Any) -> str:
-    """Apply sprig's date: format unix seconds in the local time zone. If `moment` is not an
+def _date(layout: str, unix_seconds: Any) -> str:
+    """Apply sprig's date: format unix seconds in the local time zone. If `unix_seconds` is not an
     integer, format the current time."""
-    is_timestamp = is_number(moment) and isinstance(moment, int)
+    is_timestamp = is_number(unix_seconds) and isinstance(unix_seconds, int)
     return format_date(
-        layout, (datetime.fromtimestamp(moment) if is_timestamp else datetime.now()).astimezone()
+        layout,
+        (datetime.fromtimestamp(unix_seconds) if is_timestamp else datetime.now()).astimezone(),
     )
 
 

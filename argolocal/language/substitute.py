@@ -36,10 +36,10 @@ class TagPattern:
         """Return the text between the braces of each tag."""
         return self.pattern.findall(text[: text.rfind("}}") + 2])
 
-    def sub(self, value: str | Callable[[re.Match[str]], str], text: str) -> str:
+    def sub(self, replacement: str | Callable[[re.Match[str]], str], text: str) -> str:
         """Return the text with each tag replaced."""
-        end = text.rfind("}}") + 2
-        return self.pattern.sub(value, text[:end]) + text[end:]
+        end_index = text.rfind("}}") + 2
+        return self.pattern.sub(replacement, text[:end_index]) + text[end_index:]
 
 
 TAG = TagPattern()
@@ -60,16 +60,20 @@ class Missing(TemplateError):
 
 
 def substitute(
-    value: T, scope: Scope, strict: re.Pattern[str] | None = None, artifacts: bool = True
+    value: T,
+    scope: Scope,
+    required_tags: re.Pattern[str] | None = None,
+    replaces_artifacts: bool = True,
 ) -> T:
     """Replace the tags in `value`. Raises TemplateError.
 
-    `artifacts`: accept tags of output artifacts that have no value, even if they match `strict`.
+    `replaces_artifacts`: accept tags of output artifacts that have no value, even if they match
+    `required_tags`.
     """
-    text = to_json(value)
-    if "{{" not in text:
+    value_json = to_json(value)
+    if "{{" not in value_json:
         return value
-    return parse_result(replace(text, scope, strict, artifacts))
+    return parse_result(replace(value_json, scope, required_tags, replaces_artifacts))
 
 
 def parse_result(text: str) -> Any:
@@ -83,32 +87,35 @@ def parse_result(text: str) -> Any:
 
 
 def replace(
-    text: str, scope: Scope, strict: re.Pattern[str] | None = None, artifacts: bool = True
+    text: str,
+    scope: Scope,
+    required_tags: re.Pattern[str] | None = None,
+    replaces_artifacts: bool = True,
 ) -> str:
     """Replace the tags in a JSON text, as `substitute` does."""
-    pieces = []
+    text_pieces = []
     position = 0
-    env = None
+    expression_scope = None
 
-    while (start := text.find("{{", position)) >= 0:
-        end = text.find("}}", start + 2)
-        if end < 0:
+    while (start_index := text.find("{{", position)) >= 0:
+        end_index = text.find("}}", start_index + 2)
+        if end_index < 0:
             raise TemplateError(
                 f'Cannot find end tag="}}}}" in the template="{text}" starting from'
-                f' "{text[start:]}"'
+                f' "{text[start_index:]}"'
             )
 
-        pieces.append(text[position:start])
-        tag = text[start + 2 : end]
+        text_pieces.append(text[position:start_index])
+        tag = text[start_index + 2 : end_index]
         if tag.startswith("="):
-            env = nest_scope(scope) if env is None else env
-            pieces.append(_replace_expression(tag[1:], env, strict))
+            expression_scope = nest_scope(scope) if expression_scope is None else expression_scope
+            text_pieces.append(_replace_expression(tag[1:], expression_scope, required_tags))
         else:
-            pieces.append(_replace_tag(tag, scope, strict, artifacts))
+            text_pieces.append(_replace_tag(tag, scope, required_tags, replaces_artifacts))
 
-        position = end + 2
+        position = end_index + 2
 
-    return "".join(pieces) + text[position:]
+    return "".join(text_pieces) + text[position:]
 
 
 def escape(value: str) -> str:
@@ -120,7 +127,9 @@ def escape(value: str) -> str:
     return to_json(value)[1:-1]
 
 
-def _replace_tag(tag: str, scope: Scope, strict: re.Pattern[str] | None, artifacts: bool) -> str:
+def _replace_tag(
+    tag: str, scope: Scope, required_tags: re.Pattern[str] | None, replaces_artifacts: bool
+) -> str:
     name = tag.strip()
     if name in scope:
         value = scope[name]
@@ -132,66 +141,77 @@ def _replace_tag(tag: str, scope: Scope, strict: re.Pattern[str] | None, artifac
 
         return escape(value)
 
-    outer, nested, inner = tag.rpartition("{{")
-    if nested and outer and inner in scope:
-        value = scope[inner]
+    outer_text, opening_braces, inner_tag = tag.rpartition("{{")
+    if opening_braces and outer_text and inner_tag in scope:
+        value = scope[inner_tag]
         if value is None:
             raise TemplateError(
-                f'unable to substitute nested tag {{{{{tag}}}}}: "{inner}" is an absent optional'
+                f'unable to substitute nested tag {{{{{tag}}}}}: "{inner_tag}" is an absent'
+                " optional"
             )
 
-        return "{{" + outer + escape(value)
+        return "{{" + outer_text + escape(value)
 
-    if strict and strict.match(name) and not (artifacts and ".outputs.artifacts." in name):
+    if (
+        required_tags
+        and required_tags.match(name)
+        and not (replaces_artifacts and ".outputs.artifacts." in name)
+    ):
         raise Missing(f"failed to resolve {{{{{tag}}}}}")
 
     return "{{" + tag + "}}"
 
 
-def _replace_expression(tag: str, env: Mapping[str, Any], strict: re.Pattern[str] | None) -> str:
-    literal = "{{=" + tag + "}}"
+def _replace_expression(
+    tag: str, expression_scope: Mapping[str, Any], required_tags: re.Pattern[str] | None
+) -> str:
+    original_text = "{{=" + tag + "}}"
     try:
-        source = json.loads(f'"{tag}"')
+        expression_text = json.loads(f'"{tag}"')
     except json.JSONDecodeError as error:
         raise TemplateError(f"failed to unmarshall JSON expression: {error}") from None
 
     try:
-        missing = [name for name in identifiers(source) if not _contains_path(env, name)]
+        missing_names = [
+            name
+            for name in identifiers(expression_text)
+            if not _contains_path(expression_scope, name)
+        ]
     except ExprError as error:
         raise TemplateError(f"failed to evaluate expression: {error}") from None
 
-    for name in missing:
-        if strict and strict.match(name):
+    for name in missing_names:
+        if required_tags and required_tags.match(name):
             raise Missing(f"failed to evaluate expression: {name} is missing")
 
-    is_tolerant = bool(missing) or strict is None
-    if is_tolerant and RESOLVED_LATER.intersection(missing):
-        return literal
+    is_tolerant = bool(missing_names) or required_tags is None
+    if is_tolerant and RESOLVED_LATER.intersection(missing_names):
+        return original_text
 
     failed_action = "evaluate"
     try:
-        result = evaluate(source, env)
-        if result is None and not is_tolerant:
+        expression_value = evaluate(expression_text, expression_scope)
+        if expression_value is None and not is_tolerant:
             raise TemplateError(f"failed to evaluate expression {to_json(tag, ensure_ascii=False)}")
-        if result is None:
-            return literal
+        if expression_value is None:
+            return original_text
 
         failed_action = "marshal evaluated"
-        text = dumps(result)
+        value_json = dumps(expression_value)
     except (ExprError, TypeError, ValueError) as error:
         if is_tolerant:
-            return literal
+            return original_text
 
         raise TemplateError(f"failed to {failed_action} expression: {error}") from None
 
-    if text.startswith('"'):
-        return text[1:-1]
+    if value_json.startswith('"'):
+        return value_json[1:-1]
 
-    return to_json(text)[1:-1]
+    return to_json(value_json)[1:-1]
 
 
-def _contains_path(env: Mapping[str, Any], name: str) -> bool:
-    value: Any = env
+def _contains_path(expression_scope: Mapping[str, Any], name: str) -> bool:
+    value: Any = expression_scope
     for key in name.split("."):
         if not isinstance(value, Mapping) or key not in value:
             return False
@@ -202,22 +222,22 @@ def _contains_path(env: Mapping[str, Any], name: str) -> bool:
 def nest_scope(scope: Mapping[str, Any]) -> dict[str, Any]:
     """Convert dotted keys to nested maps, and add Argo's functions. If the scope contains both `a`
     and `a.b`, the value of `a` is omitted."""
-    env: dict[str, Any] = {}
+    nested_scope: dict[str, Any] = {}
 
-    names = sorted(scope)
-    for name, next_name in zip(names, [*names[1:], ""], strict=True):
+    sorted_names = sorted(scope)
+    for name, next_name in zip(sorted_names, [*sorted_names[1:], ""], strict=True):
         if next_name.startswith(name + "."):
             continue
 
-        *path, last_key = name.split(".")
-        node = env
-        for key in path:
-            inner = node.setdefault(key, {})
-            if isinstance(inner, dict):
-                node = inner
+        *parent_keys, last_key = name.split(".")
+        parent_scope = nested_scope
+        for key in parent_keys:
+            child_scope = parent_scope.setdefault(key, {})
+            if isinstance(child_scope, dict):
+                parent_scope = child_scope
             else:
-                node = node.__setitem__(key, {}) or node[key]
+                parent_scope = parent_scope.__setitem__(key, {}) or parent_scope[key]
 
-        node[last_key] = scope[name]
+        parent_scope[last_key] = scope[name]
 
-    return env | ARGO_FUNCTIONS
+    return nested_scope | ARGO_FUNCTIONS

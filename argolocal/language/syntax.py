@@ -61,39 +61,39 @@ Node = tuple[Any, ...]
 
 
 @contextmanager
-def _limit_nesting(source: str) -> Iterator[None]:
+def _limit_nesting(expression: str) -> Iterator[None]:
     """Raise ExprError if an expression is nested too deeply."""
     try:
         yield
     except RecursionError:
         raise ExprError(
-            f"the expression is nested hundreds of levels deep: {source[:60]!r}..."
+            f"the expression is nested hundreds of levels deep: {expression[:60]!r}..."
         ) from None
 
 
 @lru_cache(4096)
-def parse(source: str) -> Node:
+def parse(expression: str) -> Node:
     """Return the syntax tree of an expression. Raises ExprError."""
     tokens = []
 
     position = 0
-    while position < len(source):
-        match = TOKEN.match(source, position)
+    while position < len(expression):
+        match = TOKEN.match(expression, position)
         if not match:
-            raise ExprError(f"unexpected character {source[position]!r} in {source!r}")
+            raise ExprError(f"unexpected character {expression[position]!r} in {expression!r}")
 
         position = match.end()
         kind = match.lastgroup
         tokens += [(kind, match[kind])] if kind else []
 
-    parser = _Parser(tokens, source)
-    with _limit_nesting(source):
-        tree = parser.expression(0)
+    parser = _Parser(tokens, expression)
+    with _limit_nesting(expression):
+        syntax_tree = parser.expression(0)
 
     if parser.position < len(tokens):
-        raise ExprError(f"unexpected token {parser.value!r} in {source!r}")
+        raise ExprError(f"unexpected token {parser.value!r} in {expression!r}")
 
-    return tree
+    return syntax_tree
 
 
 class _Parser:
@@ -140,11 +140,11 @@ class _Parser:
 
             return "let", name, value, self.expression(0)
 
-        lhs = self.unary()
+        left_operand = self.unary()
         previous_operator = ""
 
         while self.kind in ("symbol", "name"):
-            start = self.position
+            start_position = self.position
             is_negated = bool(self.accept("not"))
             operator = self.value
 
@@ -154,7 +154,7 @@ class _Parser:
                 or self.kind not in ("symbol", "name")
                 or (is_negated and operator not in NEGATABLE_OPERATORS)
             ):
-                self.position = start
+                self.position = start_position
                 break
 
             self.position += 1
@@ -164,39 +164,41 @@ class _Parser:
                 )
 
             if operator == "|":
-                lhs = self.call(self.name(), [lhs])
+                left_operand = self.call(self.name(), [left_operand])
             elif operator in ORDER_OPERATORS:
-                lhs = self.comparison_chain(lhs, operator, precedence + 1)
+                left_operand = self.comparison_chain(left_operand, operator, precedence + 1)
             else:
-                rhs = self.expression(precedence if operator in ("**", "^") else precedence + 1)
-                lhs = ("binary", operator, lhs, rhs)
+                right_operand = self.expression(
+                    precedence if operator in ("**", "^") else precedence + 1
+                )
+                left_operand = ("binary", operator, left_operand, right_operand)
 
-            lhs = ("unary", "not", lhs) if is_negated else lhs
+            left_operand = ("unary", "not", left_operand) if is_negated else left_operand
             previous_operator = operator
 
         if min_precedence == 0:
-            return self.conditional(lhs)
+            return self.conditional(left_operand)
 
-        return lhs
+        return left_operand
 
-    def comparison_chain(self, lhs: Node, operator: str, min_precedence: int) -> Node:
-        rhs = self.expression(min_precedence)
-        node: Node = ("binary", operator, lhs, rhs)
+    def comparison_chain(self, left_operand: Node, operator: str, min_precedence: int) -> Node:
+        right_operand = self.expression(min_precedence)
+        node: Node = ("binary", operator, left_operand, right_operand)
         while next_operator := self.accept(*ORDER_OPERATORS):
-            lhs = rhs
-            rhs = self.expression(min_precedence)
-            node = ("binary", "&&", node, ("binary", next_operator, lhs, rhs))
+            left_operand = right_operand
+            right_operand = self.expression(min_precedence)
+            node = ("binary", "&&", node, ("binary", next_operator, left_operand, right_operand))
         return node
 
-    def conditional(self, test: Node) -> Node:
+    def conditional(self, condition: Node) -> Node:
         while self.accept("?"):
             if self.accept(":"):  # a ?: b means a ? a : b
-                test = ("if", test, test, self.expression(0))
+                condition = ("if", condition, condition, self.expression(0))
                 continue
             then_node = self.expression(0)
             self.expect(":")
-            test = ("if", test, then_node, self.expression(0))
-        return test
+            condition = ("if", condition, then_node, self.expression(0))
+        return condition
 
     def unary(self) -> Node:
         if self.kind in ("symbol", "name") and self.value in UNARY_PRECEDENCE:
@@ -206,85 +208,85 @@ class _Parser:
         return self.postfix(self.primary())
 
     def primary(self) -> Node:
-        kind = self.kind
-        value = self.value
+        token_kind = self.kind
+        token_value = self.value
         self.position += 1
 
-        if kind == "number":
-            return "const", _number(value)
-        if kind == "text":
-            return "const", _unquote(value)
+        if token_kind == "number":
+            return "const", _number(token_value)
+        if token_kind == "text":
+            return "const", _unquote(token_value)
 
-        if kind == "name":
-            if value in ("true", "false", "nil"):
-                return "const", {"true": True, "false": False, "nil": None}[value]
+        if token_kind == "name":
+            if token_value in ("true", "false", "nil"):
+                return "const", {"true": True, "false": False, "nil": None}[token_value]
             if self.value == "(" and self.kind == "symbol":
-                return self.call(value, [])
-            return ("name", value)
+                return self.call(token_value, [])
+            return ("name", token_value)
 
-        if value == "(":
-            inner = self.expression(0)
+        if token_value == "(":
+            inner_node = self.expression(0)
             self.expect(")")
-            return inner
+            return inner_node
 
-        if value == "[":
+        if token_value == "[":
             return "list", *self.items("]")
-        if value == "{":
+        if token_value == "{":
             return "map", *self.pairs()
 
-        if self.depth and value == "#":
+        if self.depth and token_value == "#":
             has_name = self.kind == "name" and self.value in ("acc", "index")
             return "pointer", self.name() if has_name else ""
 
-        if self.depth and value == ".":
+        if self.depth and token_value == ".":
             return "member", ("pointer", ""), ("const", self.name()), False
 
-        raise ExprError(f"unexpected token {value!r} in {self.source!r}")
+        raise ExprError(f"unexpected token {token_value!r} in {self.source!r}")
 
     def postfix(self, node: Node) -> Node:
         while symbol := self.accept(".", "?.", "["):
-            optional = symbol == "?."
-            if symbol == "[" or (optional and self.accept("[")):
-                node = self.index(node, optional)
+            is_optional = symbol == "?."
+            if symbol == "[" or (is_optional and self.accept("[")):
+                node = self.index(node, is_optional)
             else:
-                node = ("member", node, ("const", self.name()), optional)
+                node = ("member", node, ("const", self.name()), is_optional)
             if self.value == "(" and self.kind == "symbol":
                 self.position += 1
                 node = ("method", node, self.items(")"))
         return node
 
-    def index(self, node: Node, optional: bool) -> Node:
-        start = None if self.value == ":" else self.expression(0)
+    def index(self, node: Node, is_optional: bool) -> Node:
+        start_node = None if self.value == ":" else self.expression(0)
         if not self.accept(":"):
             self.expect("]")
-            assert start
-            return "member", node, start, optional
-        end = None if self.value == "]" else self.expression(0)
+            assert start_node
+            return "member", node, start_node, is_optional
+        end_node = None if self.value == "]" else self.expression(0)
         self.expect("]")
-        return "slice", node, start, end
+        return "slice", node, start_node, end_node
 
-    def items(self, end: str) -> list[Node]:
+    def items(self, end_symbol: str) -> list[Node]:
         nodes: list[Node] = []
-        while not self.accept(end):
+        while not self.accept(end_symbol):
             if nodes:
                 self.expect(",")
-                if self.accept(end):
+                if self.accept(end_symbol):
                     break
             nodes.append(self.expression(0))
         return nodes
 
     def pairs(self) -> list[tuple[Node, Node]]:
-        entries: list[tuple[Node, Node]] = []
+        key_value_nodes: list[tuple[Node, Node]] = []
         while not self.accept("}"):
-            if entries:
+            if key_value_nodes:
                 self.expect(",")
             if self.kind == "name":
                 key = ("const", self.name())
             else:
                 key = self.primary()
             self.expect(":")
-            entries.append((key, self.expression(0)))
-        return entries
+            key_value_nodes.append((key, self.expression(0)))
+        return key_value_nodes
 
     def call(self, name: str, first_arguments: list[Node]) -> Node:
         if self.kind == "symbol":
@@ -321,7 +323,7 @@ def _number(text: str) -> int | float:
         )
     if text.startswith(("0x", "0b", "0o")):
         return int(text, 0)
-    if any(char in text for char in ".e"):
+    if any(character in text for character in ".e"):
         return float(text)
     return int(text)
 
@@ -331,49 +333,49 @@ def _unquote(text: str) -> str:
         return text[1:-1]
 
     def escape(match: re.Match[str]) -> str:
-        code = match[1]
-        if len(code) > 1:
-            return chr(int(code, 8) if code.isdecimal() else int(code[1:], 16))
-        if code not in ESCAPES:
+        escape_code = match[1]
+        if len(escape_code) > 1:
+            return chr(int(escape_code, 8) if escape_code.isdecimal() else int(escape_code[1:], 16))
+        if escape_code not in ESCAPES:
             raise ExprError(
-                f"invalid char escape \\{code} in {text}: write a literal backslash as \\\\"
+                f"invalid char escape \\{escape_code} in {text}: write a literal backslash as \\\\"
             )
-        return ESCAPES[code]
+        return ESCAPES[escape_code]
 
-    codes = r"\\(x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|U[0-9a-fA-F]{8}|[0-3][0-7]{2}|.)"
-    return re.sub(codes, escape, text[1:-1], flags=re.S)
+    escape_pattern = r"\\(x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|U[0-9a-fA-F]{8}|[0-3][0-7]{2}|.)"
+    return re.sub(escape_pattern, escape, text[1:-1], flags=re.S)
 
 
 @lru_cache(4096)
-def identifiers(source: str) -> tuple[str, ...]:
-    """Return the dotted names that must exist when `source` is evaluated: the names that it reads
-    without a `??` or `?.`. Raises ExprError."""
-    names: dict[str, None] = {}
-    with _limit_nesting(source):
-        _collect(parse(source), names, False)
-    return tuple(names)
+def identifiers(expression: str) -> tuple[str, ...]:
+    """Return the dotted names that must exist when `expression` is evaluated: the names that it
+    reads without a `??` or `?.`. Raises ExprError."""
+    identifier_names: dict[str, None] = {}
+    with _limit_nesting(expression):
+        _collect(parse(expression), identifier_names, False)
+    return tuple(identifier_names)
 
 
-def find_calls(source: str) -> list[tuple[str, list[Any]]]:
-    """Return the name (such as `sprig.upper`) and the arguments of each call in `source`. None
+def find_calls(expression: str) -> list[tuple[str, list[Any]]]:
+    """Return the name (such as `sprig.upper`) and the arguments of each call in `expression`. None
     stands for an argument that is not a constant."""
-    results: list[tuple[str, list[Any]]] = []
+    found_calls: list[tuple[str, list[Any]]] = []
 
     def visit(node: object) -> None:
         if isinstance(node, tuple) and node and node[0] in ("call", "predicate"):
-            results.append(
+            found_calls.append(
                 (node[1], [child[1] if child[0] == "const" else None for child in node[2]])
             )
         elif isinstance(node, tuple) and node and node[0] == "method":
-            results.append((_path(node[1]) or "", []))
+            found_calls.append((_path(node[1]) or "", []))
         if isinstance(node, (tuple, list)):
             for child in node:
                 visit(child)
 
-    with _limit_nesting(source):
-        visit(parse(source))
+    with _limit_nesting(expression):
+        visit(parse(expression))
 
-    return results
+    return found_calls
 
 
 def _path(node: Node) -> str | None:
@@ -386,9 +388,9 @@ def _path(node: Node) -> str | None:
         and node[2][0] == "const"
         and isinstance(node[2][1], str)
     ):
-        base = _path(node[1])
-        if base:
-            return f"{base}.{node[2][1]}"
+        base_name = _path(node[1])
+        if base_name:
+            return f"{base_name}.{node[2][1]}"
 
     return None
 
@@ -398,23 +400,23 @@ def _collect(node: object, names: dict[str, None], is_guarded: bool) -> None:
         return
 
     if isinstance(node, tuple) and node and isinstance(node[0], str):
-        kind = node[0]
+        node_kind = node[0]
     else:
-        kind = ""
+        node_kind = ""
 
-    if kind == "const":
+    if node_kind == "const":
         return
 
-    if kind == "binary":
+    if node_kind == "binary":
         _collect(node[2], names, is_guarded or node[1] == "??")
         _collect(node[3], names, is_guarded)
         return
 
     # yield the names in inner expressions first, because Argo reports the first missing name
     for child in node:
-        _collect(child, names, is_guarded or (kind == "member" and node[3]))
+        _collect(child, names, is_guarded or (node_kind == "member" and node[3]))
 
     if isinstance(node, tuple) and (
-        kind == "name" or (kind == "member" and not is_guarded and _path(node))
+        node_kind == "name" or (node_kind == "member" and not is_guarded and _path(node))
     ):
         names[_path(node) or ""] = None

@@ -76,20 +76,20 @@ def _mapping(loader: Any, node: Any) -> dict[str, Any]:
     return {
         (
             key
-            if isinstance(key := loader.construct_object(name, deep=True), str)
+            if isinstance(key := loader.construct_object(key_node, deep=True), str)
             else to_argo_string(key)
-        ): loader.construct_object(value, deep=True)
-        for name, value in node.value
+        ): loader.construct_object(value_node, deep=True)
+        for key_node, value_node in node.value
     }
 
 
 def _number(loader: Any, node: Any) -> Any:
     if node.tag.endswith("int"):
-        construct = loader.construct_yaml_int
+        construct_number = loader.construct_yaml_int
     else:
-        construct = loader.construct_yaml_float
+        construct_number = loader.construct_yaml_float
     try:
-        return construct(node)
+        return construct_number(node)
     except (ValueError, LookupError):
         raise ConstructorError(None, None, "a number is expected", node.start_mark) from None
 
@@ -109,36 +109,36 @@ Loader.add_implicit_resolver(f"{TAG_PREFIX}float", FLOAT, NUMBER_START_CHARACTER
 def read_text(file: Path) -> str:
     """Return at most MAX_CHARACTERS + 1 characters of a file or a pipe. Raises OSError,
     UnicodeDecodeError."""
-    data = read_input(file, MAX_CHARACTERS * MAX_CHARACTER_BYTES)
-    return io.TextIOWrapper(io.BytesIO(data), "utf-8").read(MAX_CHARACTERS + 1)
+    file_bytes = read_input(file, MAX_CHARACTERS * MAX_CHARACTER_BYTES)
+    return io.TextIOWrapper(io.BytesIO(file_bytes), "utf-8").read(MAX_CHARACTERS + 1)
 
 
-def parse(text: str, source: str = "the manifest") -> list[Any]:
+def parse(text: str, source_name: str = "the manifest") -> list[Any]:
     """Return the non-empty documents of a YAML or JSON text. Raises ConfigError with a one-line
     message."""
     try:
         documents = [document for document in _read(text) if document is not None]
     except yaml.YAMLError as error:
-        raise ConfigError(f"{source} is not YAML: {_describe(error, text)}") from None
+        raise ConfigError(f"{source_name} is not YAML: {_describe(error, text)}") from None
     except _LimitExceeded as error:
-        raise ConfigError(f"{source} is rejected: {error}") from None
+        raise ConfigError(f"{source_name} is rejected: {error}") from None
     except ValueError as error:
-        raise ConfigError(f"{source} is not YAML: {error}") from None
+        raise ConfigError(f"{source_name} is not YAML: {error}") from None
 
     # reject .nan and .inf, which YAML allows, because the documents are later converted to JSON
     for document in documents:
         problem = describe_not_finite(document)
         if problem:
-            raise ConfigError(f"{source}: {problem}.")
+            raise ConfigError(f"{source_name}: {problem}.")
 
     return documents
 
 
-def parse_one(text: str, source: str) -> Any:
+def parse_one(text: str, source_name: str) -> Any:
     """Return the only document of a text, or None for an empty text. Raises ConfigError."""
-    documents = parse(text, source)
+    documents = parse(text, source_name)
     if len(documents) > 1:
-        raise ConfigError(f"{source} has {len(documents)} documents: it must have one.")
+        raise ConfigError(f"{source_name} has {len(documents)} documents: it must have one.")
     if documents:
         return documents[0]
     return None
@@ -163,41 +163,42 @@ def _read(text: str) -> list[Any]:
             to_json(document, ensure_ascii=False).encode()  # raises ValueError for a lone surrogate
             return [document]
 
-    directives = len(DIRECTIVE.findall(text))
-    if directives > MAX_DIRECTIVES:
+    directive_count = len(DIRECTIVE.findall(text))
+    if directive_count > MAX_DIRECTIVES:
         raise _LimitExceeded(
-            f"it has {directives:,} lines that begin with %: at most {MAX_DIRECTIVES} are allowed."
+            f"it has {directive_count:,} lines that begin with %: at most {MAX_DIRECTIVES} are"
+            " allowed."
         )
 
-    bounds = _LimitChecker()
+    limit_checker = _LimitChecker()
     for event in yaml.parse(text, SafeLoader):
-        bounds.add(event)
+        limit_checker.add(event)
 
     return list(yaml.load_all(text, Loader))
 
 
-def _reject_duplicate_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    mapping = dict(pairs)
-    if len(mapping) < len(pairs):
+def _reject_duplicate_keys(key_value_pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    mapping = dict(key_value_pairs)
+    if len(mapping) < len(key_value_pairs):
         duplicate_key = next(
-            key for key, count in Counter(key for key, _ in pairs).items() if count > 1
+            key for key, count in Counter(key for key, _ in key_value_pairs).items() if count > 1
         )
         raise ValueError(DUPLICATE_KEY.format(duplicate_key))
     return mapping
 
 
-def _reject_constant(word: str) -> Any:
-    raise json.JSONDecodeError("not a JSON number", word, 0)
+def _reject_constant(constant: str) -> Any:
+    raise json.JSONDecodeError("not a JSON number", constant, 0)
 
 
 def _describe(error: yaml.YAMLError, text: str) -> str:
     """Return one line that names the problem and the position of a YAML error."""
-    problem = str(error)
-    mark = None
+    problem_text = str(error)
+    error_position = None
 
     if isinstance(error, yaml.MarkedYAMLError):
-        problem = ", ".join(filter(None, (error.context, error.problem)))
-        mark = error.problem_mark or error.context_mark
+        problem_text = ", ".join(filter(None, (error.context, error.problem)))
+        error_position = error.problem_mark or error.context_mark
     elif isinstance(error, yaml.reader.ReaderError):
         line = text.count("\n", 0, error.position) + 1
         column = error.position - text.rfind("\n", 0, error.position)
@@ -207,15 +208,15 @@ def _describe(error: yaml.YAMLError, text: str) -> str:
             f" {column})"
         )
 
-    problem = " ".join(problem.split())[:300]
-    if mark:
-        return f"{problem} ({_format_mark(mark)})"
+    problem_text = " ".join(problem_text.split())[:300]
+    if error_position:
+        return f"{problem_text} ({_format_mark(error_position)})"
 
-    return problem
+    return problem_text
 
 
-def _format_mark(mark: Any) -> str:
-    return f"line {mark.line + 1}, column {mark.column + 1}"
+def _format_mark(error_position: Any) -> str:
+    return f"line {error_position.line + 1}, column {error_position.column + 1}"
 
 
 class _LimitExceeded(Exception):
@@ -264,9 +265,11 @@ class _LimitChecker:
             case yaml.CollectionStartEvent():
                 self._check_key(event, None)
                 self._count(event, 1, 0)
-                counts = self.values, self.characters
+                value_counts = self.values, self.characters
                 self.open_collections.append(
-                    _Collection(isinstance(event, yaml.MappingStartEvent), event.anchor, *counts)
+                    _Collection(
+                        isinstance(event, yaml.MappingStartEvent), event.anchor, *value_counts
+                    )
                 )
 
                 if len(self.open_collections) > MAX_DEPTH:
@@ -276,72 +279,74 @@ class _LimitChecker:
                         " them",
                     )
             case yaml.CollectionEndEvent() if self.open_collections:
-                closed_item = self.open_collections.pop()
-                if closed_item.anchor:
-                    size = (
-                        self.values - closed_item.values + 1,
-                        self.characters - closed_item.characters,
+                closed_collection = self.open_collections.pop()
+                if closed_collection.anchor:
+                    collection_size = (
+                        self.values - closed_collection.values + 1,
+                        self.characters - closed_collection.characters,
                     )
-                    self.anchors[closed_item.anchor] = *size, None
+                    self.anchors[closed_collection.anchor] = *collection_size, None
 
     def _add_scalar(self, event: Any) -> None:
         text = event.value
-        length = len(event.value)
-        if length > MAX_DIGITS and _is_number(event):
+        text_length = len(event.value)
+        if text_length > MAX_DIGITS and _is_number(event):
             self._reject(
                 event,
-                f"a number has {length:,} characters: at most {MAX_DIGITS} are allowed; quote a"
-                " text",
+                f"a number has {text_length:,} characters: at most {MAX_DIGITS} are allowed; quote"
+                " a text",
             )
         self._check_key(event, text)
-        self._count(event, 1, length)
+        self._count(event, 1, text_length)
         if event.anchor:
-            self.anchors[event.anchor] = 1, length, text
+            self.anchors[event.anchor] = 1, text_length, text
 
     def _add_alias(self, event: Any) -> None:
         if any(collection.anchor == event.anchor for collection in self.open_collections):
             raise ConstructorError(None, None, f"*{event.anchor} contains itself", event.start_mark)
-        values, characters, text = self.anchors.get(event.anchor, (1, 0, ""))
-        self._check_key(event, text)
-        self._count(event, values, characters)
+        value_count, character_count, anchor_text = self.anchors.get(event.anchor, (1, 0, ""))
+        self._check_key(event, anchor_text)
+        self._count(event, value_count, character_count)
 
-    def _check_key(self, event: Any, text: str | None) -> None:
+    def _check_key(self, event: Any, key_text: str | None) -> None:
         """If the next value is a key of a mapping, check it. Raises an error for a key that is not
         a scalar, is too long, or is a duplicate."""
         if not self.open_collections:
             return
 
-        parent = self.open_collections[-1]
-        parent.children += 1
-        if not parent.is_mapping or parent.children % 2 == 0:
+        parent_collection = self.open_collections[-1]
+        parent_collection.children += 1
+        if not parent_collection.is_mapping or parent_collection.children % 2 == 0:
             return
 
-        if text is None:
+        if key_text is None:
             raise ConstructorError(
                 None, None, "a key is a list or a mapping: it must be a text", event.start_mark
             )
 
-        if len(text) > MAX_KEY_LENGTH:
+        if len(key_text) > MAX_KEY_LENGTH:
             self._reject(
-                event, f"a key has {len(text):,} characters: at most {MAX_KEY_LENGTH:,} are allowed"
+                event,
+                f"a key has {len(key_text):,} characters: at most {MAX_KEY_LENGTH:,} are allowed",
             )
 
-        if text in parent.keys and text != "<<":
-            raise ConstructorError(None, None, DUPLICATE_KEY.format(text), event.start_mark)
+        if key_text in parent_collection.keys and key_text != "<<":
+            raise ConstructorError(None, None, DUPLICATE_KEY.format(key_text), event.start_mark)
 
-        parent.keys.add(text)
+        parent_collection.keys.add(key_text)
 
-    def _count(self, event: object, values: int, characters: int) -> None:
-        self.values += values
-        self.characters += characters
-        for total, limit, unit in (
+    def _count(self, event: object, value_count: int, character_count: int) -> None:
+        self.values += value_count
+        self.characters += character_count
+        for total_count, max_count, unit_name in (
             (self.values, MAX_VALUES, "values"),
             (self.characters, MAX_CHARACTERS, "characters"),
         ):
-            if total > limit:
+            if total_count > max_count:
                 self._reject(
                     event,
-                    f"it has more than {limit:,} {unit} with all its aliases: use fewer of them",
+                    f"it has more than {max_count:,} {unit_name} with all its aliases: use fewer"
+                    " of them",
                 )
 
     def _reject(self, event: Any, problem: str) -> None:
@@ -353,16 +358,16 @@ def _is_number(event: Any) -> bool:
     if event.tag:
         return event.tag in (f"{TAG_PREFIX}int", f"{TAG_PREFIX}float")
     return event.implicit[0] and any(
-        pattern.match(event.value) for pattern in (INTEGER, FLOAT, BASE_60)
+        number_pattern.match(event.value) for number_pattern in (INTEGER, FLOAT, BASE_60)
     )
 
 
 def _check_json(text: str) -> None:
     """Raise _LimitExceeded if a JSON text exceeds a limit, such as MAX_DEPTH."""
-    bounds = _LimitChecker()
-    mark = _Mark(text)
-    for event in _events(text, mark):
-        bounds.add(event)
+    limit_checker = _LimitChecker()
+    text_position = _Mark(text)
+    for event in _events(text, text_position):
+        limit_checker.add(event)
 
 
 @dataclass
@@ -382,22 +387,26 @@ class _Mark:
         return self.position - self.text.rfind("\n", 0, self.position) - 1
 
 
-def _events(text: str, mark: _Mark) -> Iterator[Any]:
+def _events(text: str, text_position: _Mark) -> Iterator[Any]:
     """Yield the YAML parser events of a JSON text, up to its first syntax error."""
     for token in TOKEN.finditer(text):
-        mark.position = token.start()
-        word = token[0]
-        if word in "[{":
-            if word == "{":
-                start = yaml.MappingStartEvent
+        text_position.position = token.start()
+        token_text = token[0]
+        if token_text in "[{":
+            if token_text == "{":
+                start_event = yaml.MappingStartEvent
             else:
-                start = yaml.SequenceStartEvent
+                start_event = yaml.SequenceStartEvent
 
-            yield start(None, None, True, mark)
-        elif word in "]}":
+            yield start_event(None, None, True, text_position)
+        elif token_text in "]}":
             yield yaml.MappingEndEvent()
-        elif word != ":":
-            is_plain = word[0] != '"'
+        elif token_text != ":":
+            is_plain = token_text[0] != '"'
             yield yaml.ScalarEvent(
-                None, None, (is_plain, True), word if is_plain else word[1:-1], mark
+                None,
+                None,
+                (is_plain, True),
+                token_text if is_plain else token_text[1:-1],
+                text_position,
             )

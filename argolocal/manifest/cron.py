@@ -46,11 +46,11 @@ NUMBER = re.compile(r"\+?[0-9]{1,9}")
 
 def schedule_error(schedule: str) -> str:
     """Return the reason why Argo rejects a schedule, or ""."""
-    zone, _, expression = schedule.partition(" ")
-    if zone.startswith(("TZ=", "CRON_TZ=")):
-        reason = timezone_error(zone.partition("=")[2])
+    zone_text, _, expression = schedule.partition(" ")
+    if zone_text.startswith(("TZ=", "CRON_TZ=")):
+        reason = timezone_error(zone_text.partition("=")[2])
         if reason:
-            return f'the time zone "{zone.partition("=")[2]}": {reason}'
+            return f'the time zone "{zone_text.partition("=")[2]}": {reason}'
 
         schedule = expression.strip()
 
@@ -65,30 +65,33 @@ def schedule_error(schedule: str) -> str:
             return ""
         return f'"{schedule}" must be one of {", ".join(choices)}'
 
-    fields = schedule.split()
-    if len(fields) != len(FIELDS):
-        names = ", ".join(name for name, _, _ in FIELDS)
-        return f"it must have five fields ({names}), as in 0 3 * * 1, not {len(fields)}"
+    field_texts = schedule.split()
+    if len(field_texts) != len(FIELDS):
+        field_names = ", ".join(field_name for field_name, _, _ in FIELDS)
+        return f"it must have five fields ({field_names}), as in 0 3 * * 1, not {len(field_texts)}"
 
-    for value, (name, low, high) in zip(fields, FIELDS, strict=True):
-        if _parse_field(value, name, low, high) is None:
+    for field_text, (field_name, min_value, max_value) in zip(field_texts, FIELDS, strict=True):
+        if _parse_field(field_text, field_name, min_value, max_value) is None:
             return (
-                f'the {name} is "{value}": it must be * or {low}-{high}, with lists, ranges and'
-                " /steps"
+                f'the {field_name} is "{field_text}": it must be * or {min_value}-{max_value},'
+                " with lists, ranges and /steps"
             )
 
     return ""
 
 
-def timezone_error(name: str) -> str:
+def timezone_error(timezone_name: str) -> str:
     """Return the reason why a time zone is invalid, or "". Without a time zone database, all names
     are valid."""
     try:
-        ZoneInfo(name or "UTC")
+        ZoneInfo(timezone_name or "UTC")
     except (ZoneInfoNotFoundError, ValueError, OSError):
-        names = available_timezones()
-        if names and name != "Local":
-            return f"it must be an IANA time zone, such as Europe/Paris.{did_you_mean(name, names)}"
+        timezone_names = available_timezones()
+        if timezone_names and timezone_name != "Local":
+            return (
+                "it must be an IANA time zone, such as"
+                f" Europe/Paris.{did_you_mean(timezone_name, timezone_names)}"
+            )
     return ""
 
 
@@ -297,30 +300,36 @@ def _has_wildcard(field: str) -> bool:
     )
 
 
-def _parse_field(field: str, name: str, low: int, high: int) -> set[int] | None:
+def _parse_field(
+    field_text: str, field_name: str, min_value: int, max_value: int
+) -> set[int] | None:
     """Return the numbers in a field: a list of numbers, ranges and *, with optional steps. Return
     None for an invalid field."""
     numbers: set[int] = set()
 
-    for term in filter(None, field.split(",")):
-        span, slash, step = term.partition("/")
-        first, dash, last = span.partition("-")
-        start: int | None = low
-        end: int | None = high
+    for term in filter(None, field_text.split(",")):
+        range_text, separator, step_text = term.partition("/")
+        first_text, range_separator, last_text = range_text.partition("-")
+        first_number: int | None = min_value
+        last_number: int | None = max_value
 
-        if first not in ("*", "?"):  # as in Argo, a range that starts with * or ? means *
-            start = _parse_number(first, name)
-            if dash:
-                end = _parse_number(last, name)
+        if first_text not in ("*", "?"):  # as in Argo, a range that starts with * or ? means *
+            first_number = _parse_number(first_text, field_name)
+            if range_separator:
+                last_number = _parse_number(last_text, field_name)
             else:
-                end = high if slash else start
+                last_number = max_value if separator else first_number
 
-        if slash and (not NUMBER.fullmatch(step) or int(step) == 0):
+        if separator and (not NUMBER.fullmatch(step_text) or int(step_text) == 0):
             return None
-        if start is None or end is None or not low <= start <= end <= high:
+        if (
+            first_number is None
+            or last_number is None
+            or not min_value <= first_number <= last_number <= max_value
+        ):
             return None
 
-        numbers.update(range(start, end + 1, int(step or 1)))
+        numbers.update(range(first_number, last_number + 1, int(step_text or 1)))
 
     return numbers
 
@@ -334,8 +343,8 @@ def _is_duration(text: str) -> bool:
     return text == "0" or (text[-1:].isalpha() and text == text.strip())
 
 
-def _parse_number(text: str, name: str) -> int | None:
-    number = VALUE_NAMES.get(name, {}).get(text.lower())
+def _parse_number(text: str, field_name: str) -> int | None:
+    number = VALUE_NAMES.get(field_name, {}).get(text.lower())
     if number is None and NUMBER.fullmatch(text):
         return int(text)
     return number

@@ -21,7 +21,7 @@ MAX_ITEMS = 100_000
 
 def has_loop(step: Mapping[str, Any]) -> bool:
     """Return True if a step or task has a loop."""
-    return any(step.get(key) for key in LOOPS)
+    return any(step.get(loop_field) for loop_field in LOOPS)
 
 
 def expand(step: Task, scope: Mapping[str, str | None]) -> list[Task]:
@@ -31,23 +31,26 @@ def expand(step: Task, scope: Mapping[str, str | None]) -> list[Task]:
         return [step]
 
     try:
-        items = _loop_items(step)
+        loop_items = _loop_items(step)
     except (ValueError, TypeError) as error:
         if not _may_run(step.get("when", "")):
-            items = []
+            loop_items = []
         elif isinstance(error, TemplateError) or not step.get("withParam"):
             raise TemplateError(str(error)) from None
         else:
-            text = step["withParam"].strip()
+            items_json = step["withParam"].strip()
             raise TemplateError(
-                f"withParam value could not be parsed as a JSON list: {text}: {error}"
+                f"withParam value could not be parsed as a JSON list: {items_json}: {error}"
             ) from None
 
-    body = {key: value for key, value in step.items() if key not in LOOPS}
+    step_fields = {key: value for key, value in step.items() if key not in LOOPS}
     # convert the view to a dict, because _expand_item copies the scope for each item, and a dict is
     # faster to copy
-    values = dict(scope)
-    return [_expand_item(body, index, item, values) for index, item in enumerate(items)]
+    tag_values = dict(scope)
+    return [
+        _expand_item(step_fields, index, loop_item, tag_values)
+        for index, loop_item in enumerate(loop_items)
+    ]
 
 
 def _loop_items(step: Task) -> list[str]:
@@ -57,29 +60,34 @@ def _loop_items(step: Task) -> list[str]:
         return gofmt.list_members(gofmt.dumps(step["withItems"]))
 
     if step.get("withParam"):
-        items = gofmt.compact(step["withParam"])
-        if not items.startswith(("[", "null")):
+        items_json = gofmt.compact(step["withParam"])
+        if not items_json.startswith(("[", "null")):
             raise ValueError("json: cannot unmarshal it into a list")
-        return gofmt.list_members(items)
+        return gofmt.list_members(items_json)
 
     sequence = step["withSequence"]
-    start = parse_int(sequence.get("start") or 0)
+    first_number = parse_int(sequence.get("start") or 0)
 
     if sequence.get("end") is not None:
-        end = parse_int(sequence["end"])
+        last_number = parse_int(sequence["end"])
     elif sequence.get("count") is not None:
         if parse_int(sequence["count"]) == 0:
             return []
 
-        end = start + parse_int(sequence["count"]) - 1
+        last_number = first_number + parse_int(sequence["count"]) - 1
     else:
         raise ValueError("neither end nor count was specified in withSequence")
 
     number_format = sequence.get("format") or "%d"
-    numbers = range(start, end + (1 if start <= end else -1), 1 if start <= end else -1)
+    numbers = range(
+        first_number,
+        last_number + (1 if first_number <= last_number else -1),
+        1 if first_number <= last_number else -1,
+    )
     if numbers[MAX_ITEMS:]:
         raise ValueError(
-            f"withSequence from {start} to {end}: a loop may have at most {MAX_ITEMS} items"
+            f"withSequence from {first_number} to {last_number}: a loop may have at most"
+            f" {MAX_ITEMS} items"
         )
 
     return [gofmt.compact(f'"{gofmt.sprintf(number_format, number)}"') for number in numbers]
@@ -93,45 +101,57 @@ def parse_int(value: object) -> int:
     return int(text)
 
 
-def _may_run(when: str) -> bool:
+def _may_run(when_condition: str) -> bool:
     try:
-        return should_execute(when)
+        return should_execute(when_condition)
     except WhenError:
         return True
 
 
 def _expand_item(
-    step: dict[str, Any], index: int, item: str, scope: Mapping[str, str | None]
+    step: dict[str, Any], index: int, item_json: str, scope: Mapping[str, str | None]
 ) -> Any:
-    text = item
-    name = gofmt.item_text(item)
-    values = {**scope}
+    item_text = item_json
+    item_name = gofmt.item_text(item_json)
+    tag_values = {**scope}
 
-    if item.startswith("{"):
-        members = gofmt.list_members(item)
-        fields = dict(zip(map(json.loads, members[::2]), members[1::2], strict=True))
-        text = "{" + ",".join(f"{gofmt.dumps(key)}:{fields[key]}" for key in sorted(fields)) + "}"
-        values.update({f"item.{key}": gofmt.item_text(value) for key, value in fields.items()})
-        name = ",".join(sorted(f"{key}:{gofmt.item_text(value)}" for key, value in fields.items()))
-    elif item.startswith('"'):
-        text = json.loads(item)
-    elif item.startswith(("[", "null")):  # Argo reads null as an empty list
-        name = "[" + " ".join(map(gofmt.item_text, gofmt.list_members(item))) + "]"
+    if item_json.startswith("{"):
+        member_texts = gofmt.list_members(item_json)
+        text_by_member = dict(
+            zip(map(json.loads, member_texts[::2]), member_texts[1::2], strict=True)
+        )
+        item_text = (
+            "{"
+            + ",".join(
+                f"{gofmt.dumps(key)}:{text_by_member[key]}" for key in sorted(text_by_member)
+            )
+            + "}"
+        )
+        tag_values.update(
+            {f"item.{key}": gofmt.item_text(value) for key, value in text_by_member.items()}
+        )
+        item_name = ",".join(
+            sorted(f"{key}:{gofmt.item_text(value)}" for key, value in text_by_member.items())
+        )
+    elif item_json.startswith('"'):
+        item_text = json.loads(item_json)
+    elif item_json.startswith(("[", "null")):  # Argo reads null as an empty list
+        item_name = "[" + " ".join(map(gofmt.item_text, gofmt.list_members(item_json))) + "]"
 
-    values["item"] = text
+    tag_values["item"] = item_text
     try:
         is_skipped = not should_execute(step.get("when", ""))
     except WhenError:
         is_skipped = False
 
     if is_skipped:
-        defined_values = {key: value for key, value in values.items() if value is not None}
+        defined_values = {key: value for key, value in tag_values.items() if value is not None}
         new_step = substitute(step, defined_values)
     else:
-        new_step = substitute(step, values, ALL, artifacts=False)
+        new_step = substitute(step, tag_values, ALL, replaces_artifacts=False)
 
     return {
         **new_step,
-        "name": f"{step['name']}({index}:{re.sub('[()]', '', name)})",
+        "name": f"{step['name']}({index}:{re.sub('[()]', '', item_name)})",
         "template": step.get("template", ""),
     }

@@ -37,88 +37,117 @@ class PatchError(Exception):
     """The patch cannot be applied. The message equals the API server's."""
 
 
-def strategic(base: object, patch: object) -> Any:
+def strategic(base_object: object, patch: object) -> Any:
     """Apply a strategic merge patch without directives such as $patch. Raises PatchError."""
-    return merge(base, patch, MERGE_KEYS)
+    return merge(base_object, patch, MERGE_KEYS)
 
 
 def merge(
-    base: object, patch: object, keys: Mapping[str, tuple[str, ...]] = MappingProxyType({})
+    base_object: object,
+    patch: object,
+    merge_keys: Mapping[str, tuple[str, ...]] = MappingProxyType({}),
 ) -> Any:
-    """Apply a JSON merge patch (RFC 7396). A list whose name is in `keys` is merged by the keys of
-    its items instead of replaced. Raises PatchError."""
+    """Apply a JSON merge patch (RFC 7396). A list whose name is in `merge_keys` is merged by the
+    keys of its items instead of replaced. Raises PatchError."""
     if not isinstance(patch, dict):
         return copy.deepcopy(patch)
 
-    result = dict(base) if isinstance(base, dict) else {}
+    merged_fields = dict(base_object) if isinstance(base_object, dict) else {}
     for name, value in patch.items():
-        if name.startswith("$") and keys:
+        if name.startswith("$") and merge_keys:
             raise PatchError(f"the directive {name} of a strategic merge patch is not supported")
 
         if value is None:
-            result.pop(name, None)
-        elif isinstance(value, list) and isinstance(result.get(name), list) and name in keys:
-            result[name] = _merge_lists(result[name], value, name, keys)
+            merged_fields.pop(name, None)
+        elif (
+            isinstance(value, list)
+            and isinstance(merged_fields.get(name), list)
+            and name in merge_keys
+        ):
+            merged_fields[name] = _merge_lists(merged_fields[name], value, name, merge_keys)
         else:
-            result[name] = merge(result.get(name), value, keys)
+            merged_fields[name] = merge(merged_fields.get(name), value, merge_keys)
 
-    return result
+    return merged_fields
 
 
 def _merge_lists(
-    base: list[Any], patch: list[Any], name: str, keys: Mapping[str, tuple[str, ...]]
+    base_list: list[Any],
+    patch: list[Any],
+    list_name: str,
+    merge_keys: Mapping[str, tuple[str, ...]],
 ) -> list[Any]:
-    key = next((key for key in keys[name] if any(key in item for item in patch)), keys[name][0])
-    base_items = {item.get(key): item for item in base}
-    positions = {name: index for index, name in enumerate(base_items)}
-    result = list[Any]()
-    untouched_names = [name for name in base_items if name not in [item.get(key) for item in patch]]
+    merge_key = next(
+        (
+            merge_key
+            for merge_key in merge_keys[list_name]
+            if any(merge_key in patch_item for patch_item in patch)
+        ),
+        merge_keys[list_name][0],
+    )
+    base_items_by_key = {patch_item.get(merge_key): patch_item for patch_item in base_list}
+    item_positions = {list_name: index for index, list_name in enumerate(base_items_by_key)}
+    merged_items = list[Any]()
+    untouched_names = [
+        list_name
+        for list_name in base_items_by_key
+        if list_name not in [patch_item.get(merge_key) for patch_item in patch]
+    ]
     # as in Kubernetes, insert new items before the items that the patch does not mention
-    for item in patch:
-        if key not in item:
-            raise PatchError(f"map: {item} does not contain declared merge key: {key}")
-        while untouched_names and positions[untouched_names[0]] < positions.get(item[key], 0):
-            result.append(base_items[untouched_names.pop(0)])
-        result.append(merge(base_items.get(item[key]), item, keys))
-    return result + [base_items[name] for name in untouched_names]
+    for patch_item in patch:
+        if merge_key not in patch_item:
+            raise PatchError(f"map: {patch_item} does not contain declared merge key: {merge_key}")
+        while untouched_names and item_positions[untouched_names[0]] < item_positions.get(
+            patch_item[merge_key], 0
+        ):
+            merged_items.append(base_items_by_key[untouched_names.pop(0)])
+        merged_items.append(
+            merge(base_items_by_key.get(patch_item[merge_key]), patch_item, merge_keys)
+        )
+    return merged_items + [base_items_by_key[list_name] for list_name in untouched_names]
 
 
-def merge_over(base: Any, patch: Any, field: str = "") -> Any:
-    """Merge `patch` into `base` as Argo merges templates: maps, and lists that have a merge key,
-    are merged."""
-    if isinstance(base, dict) and isinstance(patch, dict):
-        merged_map = {**base, **patch}
+def merge_over(base_object: Any, patch: Any, field_name: str = "") -> Any:
+    """Merge `patch` into `base_object` as Argo merges templates: maps, and lists that have a
+    merge key, are merged."""
+    if isinstance(base_object, dict) and isinstance(patch, dict):
+        merged_map = {**base_object, **patch}
         return {
-            key: merge_over(base.get(key), value, key) if key in patch else copy.deepcopy(value)
+            key: merge_over(base_object.get(key), value, key)
+            if key in patch
+            else copy.deepcopy(value)
             for key, value in merged_map.items()
         }
 
-    key = ARGO_MERGE_KEYS.get(field)
-    are_lists = isinstance(base, list) and isinstance(patch, list)
+    key = ARGO_MERGE_KEYS.get(field_name)
+    are_lists = isinstance(base_object, list) and isinstance(patch, list)
     if (
         key
         and are_lists
-        and all(isinstance(item, dict) and key in item for item in (*base, *patch))
-    ):
-        base_items = {item[key]: item for item in base}
-        return [merge_over(base_items.pop(item[key], None), item) for item in patch] + list(
-            base_items.values()
+        and all(
+            isinstance(list_item, dict) and key in list_item for list_item in (*base_object, *patch)
         )
+    ):
+        base_items_by_key = {list_item[key]: list_item for list_item in base_object}
+        return [
+            merge_over(base_items_by_key.pop(list_item[key], None), list_item)
+            for list_item in patch
+        ] + list(base_items_by_key.values())
 
     if patch is not None:
         return patch
 
-    return base
+    return base_object
 
 
-def apply_operations(base: object, patch: object) -> Any:
+def apply_operations(base_object: object, patch: object) -> Any:
     """Apply a JSON patch (RFC 6902). Raises PatchError."""
     import jsonpatch  # pyright: ignore[reportMissingImports]
 
     if not isinstance(patch, list) or not all(isinstance(operation, dict) for operation in patch):
         raise PatchError("a JSON patch is a list of operations")
 
-    document = base
+    document = base_object
     for operation in patch:
         try:
             document = jsonpatch.apply_patch(document, [operation])
@@ -132,9 +161,9 @@ def apply_operations(base: object, patch: object) -> Any:
             TypeError,
             ValueError,
         ) as error:
-            where = f"doc is missing path: {operation.get('path')}"
+            missing_path_message = f"doc is missing path: {operation.get('path')}"
             raise PatchError(
-                f"{operation.get('op')} operation does not apply: {where}: {error}"
+                f"{operation.get('op')} operation does not apply: {missing_path_message}: {error}"
             ) from None
 
     return document

@@ -29,71 +29,88 @@ CONTAINER_FIELDS = ("env", "resources")
 ARGO_CONTAINERS = ("wait", "init")
 
 
-def apply_patches(template: Template, texts: Iterable[str | None]) -> Template:
+def apply_patches(template: Template, patch_texts: Iterable[str | None]) -> Template:
     """Return the template with the patches applied. Raises ConfigError, PatchError."""
-    for text in filter(None, texts):
-        patch = _load_patch(text, "podSpecPatch")
+    for patch_text in filter(None, patch_texts):
+        patch = _load_patch(patch_text, "podSpecPatch")
         list(walk(patch, "PodPatch", "podSpecPatch"))
         pod_fields = {key: patch[key] for key in (*DEADLINES, *CHECKED_FIELDS) if key in patch}
         template = strategic(template, pod_fields)
-        for kind in ("containers", "initContainers"):
-            for container in patch.get(kind) or []:
-                template = _patch_container(template, kind, container)
+        for container_list in ("containers", "initContainers"):
+            for container in patch.get(container_list) or []:
+                template = _patch_container(template, container_list, container)
     return template
 
 
-def _patch_container(template: Template, kind: str, patch: dict[str, Any]) -> Template:
-    name = patch["name"]
-    fields = {key: patch[key] for key in CONTAINER_FIELDS if key in patch}
+def _patch_container(template: Template, container_list: str, patch: dict[str, Any]) -> Template:
+    container_name = patch["name"]
+    patched_fields = {
+        field_name: patch[field_name] for field_name in CONTAINER_FIELDS if field_name in patch
+    }
 
-    main = next((key for key in ("container", "script") if key in template), None)
-    if kind == "containers" and main and name == "main":
-        return {**template, main: strategic(template[main], fields)}
+    main_field = next(
+        (field_name for field_name in ("container", "script") if field_name in template), None
+    )
+    if container_list == "containers" and main_field and container_name == "main":
+        return {**template, main_field: strategic(template[main_field], patched_fields)}
 
-    group = template.get("containerSet") or {}
-    list_field = "sidecars" if kind == "containers" else kind
-    for holder, key in (
-        ((group, "containers"), (template, list_field))
-        if kind == "containers"
-        else ((template, kind),)
+    container_set = template.get("containerSet") or {}
+    list_field = "sidecars" if container_list == "containers" else container_list
+    for field_owner, field_name in (
+        ((container_set, "containers"), (template, list_field))
+        if container_list == "containers"
+        else ((template, container_list),)
     ):
-        if any(container["name"] == name for container in holder.get(key) or []):
-            new_list = [
-                strategic(member, fields) if member["name"] == name else member
-                for member in holder[key]
+        if any(
+            container["name"] == container_name for container in field_owner.get(field_name) or []
+        ):
+            patched_containers = [
+                strategic(list_container, patched_fields)
+                if list_container["name"] == container_name
+                else list_container
+                for list_container in field_owner[field_name]
             ]
-            if holder is group:
-                return {**template, "containerSet": {**group, key: new_list}}
-            return {**template, key: new_list}
+            if field_owner is container_set:
+                return {
+                    **template,
+                    "containerSet": {**container_set, field_name: patched_containers},
+                }
+            return {**template, field_name: patched_containers}
 
-    if name not in ARGO_CONTAINERS and (name != "main" or "containerSet" in template):
-        raise PatchError(f"Pod is invalid: spec.{kind}: {name} has no image: Required value")
+    if container_name not in ARGO_CONTAINERS and (
+        container_name != "main" or "containerSet" in template
+    ):
+        raise PatchError(
+            f"Pod is invalid: spec.{container_list}: {container_name} has no image: Required value"
+        )
 
     return template
 
 
-def _load_patch(text: str, where: str) -> dict[str, Any]:
-    patch = parse_one(text, where)
+def _load_patch(patch_text: str, field_path: str) -> dict[str, Any]:
+    patch = parse_one(patch_text, field_path)
     if not isinstance(patch, dict):
-        raise ConfigError(f"{where} is {patch!r:.200}: it must be an object.")
+        raise ConfigError(f"{field_path} is {patch!r:.200}: it must be an object.")
     return patch
 
 
-def check(holder: dict[str, Any], where: str) -> list[str]:
-    """Return the fields of `holder`'s podSpecPatch that have no effect here. Raises ConfigError for
-    an unsupported field."""
-    text = holder.get("podSpecPatch")
-    if not text:
+def check(patch_owner: dict[str, Any], field_path: str) -> list[str]:
+    """Return the fields of `patch_owner`'s podSpecPatch that have no effect here. Raises
+    ConfigError for an unsupported field."""
+    patch_text = patch_owner.get("podSpecPatch")
+    if not patch_text:
         return []
 
-    where = f"{where}.podSpecPatch"
-    errors: list[ConfigError] = []
+    field_path = f"{field_path}.podSpecPatch"
+    parse_errors: list[ConfigError] = []
     # accept the patch if it is valid when one of these placeholders replaces its tags
-    for value in ("0", "text", "{}"):
+    for placeholder in ("0", "text", "{}"):
         try:
-            ignored_fields = walk(_load_patch(TAG.sub(value, text), where), "PodPatch", where)
-            return [f"podSpecPatch.{field}" for field in ignored_fields]
+            ignored_fields = walk(
+                _load_patch(TAG.sub(placeholder, patch_text), field_path), "PodPatch", field_path
+            )
+            return [f"podSpecPatch.{ignored_field}" for ignored_field in ignored_fields]
         except ConfigError as error:
-            errors.append(error)
+            parse_errors.append(error)
 
-    raise errors[0]
+    raise parse_errors[0]

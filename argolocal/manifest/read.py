@@ -56,7 +56,7 @@ def generate_suffix() -> str:
 def documents(text: str) -> list[dict[str, Any]]:
     """Return the objects of a YAML or JSON text, including the items of each List. Raises
     ConfigError."""
-    objects = [item for document in parse(text) if document for item in _items(document)]
+    objects = [list_item for document in parse(text) if document for list_item in _items(document)]
     if not all(isinstance(document, dict) for document in objects):
         raise ConfigError(
             "the manifest contains something that is not an object: each document must be a"
@@ -68,32 +68,41 @@ def documents(text: str) -> list[dict[str, Any]]:
 def _items(document: object) -> list[Any]:
     """Return the items of a List, as kubectl does. Return [document] for any other document."""
     if isinstance(document, dict) and str(document.get("kind")).endswith("List"):
-        items = document.get("items")
-        if isinstance(items, list):
-            return items
+        list_items = document.get("items")
+        if isinstance(list_items, list):
+            return list_items
     return [document]
 
 
 def split(objects: list[dict[str, Any]]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """Return the object to run, and the other objects. Raises ConfigError."""
     for kinds in (("Workflow", "CronWorkflow"), ("WorkflowTemplate",)):
-        main_objects = [item for item in objects if item.get("kind") in kinds]
+        main_objects = [
+            manifest_object for manifest_object in objects if manifest_object.get("kind") in kinds
+        ]
         if len(main_objects) == 1 or len(objects) == 1:
             main_objects = main_objects or objects
-            return main_objects[0], [item for item in objects if item is not main_objects[0]]
+            return main_objects[0], [
+                manifest_object
+                for manifest_object in objects
+                if manifest_object is not main_objects[0]
+            ]
 
         if main_objects:
             break
 
-    pairs = [(item.get("kind"), item.get("metadata")) for item in objects]
-    titles = [
-        f"{kind} {meta.get('name', '') if isinstance(meta, dict) else ''}".strip()
-        for kind, meta in pairs
-    ]
+    object_titles = [_describe_object(manifest_object) for manifest_object in objects]
     raise ConfigError(
-        f"{len(objects)} objects ({', '.join(titles)}) are given: exactly one must be a Workflow to"
-        " run."
+        f"{len(objects)} objects ({', '.join(object_titles)}) are given: exactly one must be a"
+        " Workflow to run."
     )
+
+
+def _describe_object(manifest_object: Mapping[str, Any]) -> str:
+    """Return the kind and the name of an object that may be malformed."""
+    metadata = manifest_object.get("metadata")
+    name = metadata.get("name", "") if isinstance(metadata, dict) else ""
+    return f"{manifest_object.get('kind')} {name}".strip()
 
 
 def list_manifest_files(path: Path) -> list[Path]:
@@ -140,12 +149,12 @@ class Documents:
         """Add a file, or the manifests in a folder. Raises ConfigError for an invalid file and for
         a folder without manifests."""
         if not path.is_dir():
-            self.objects += [(str(path), item) for item in read_objects(path)]
+            self.objects += [(str(path), manifest_object) for manifest_object in read_objects(path)]
             return
-        count = len(self.objects) + len(self.broken_files)
+        previous_count = len(self.objects) + len(self.broken_files)
         for file in list_manifest_files(path):
             self._add_file_of_folder(file)
-        if len(self.objects) + len(self.broken_files) == count:
+        if len(self.objects) + len(self.broken_files) == previous_count:
             raise ConfigError(f"{path} does not contain a manifest: give a folder of manifests.")
 
     def _add_file_of_folder(self, file: Path) -> None:
@@ -153,7 +162,9 @@ class Documents:
         try:
             # reading a file that is not regular, such as a pipe, could wait forever
             text = read_text(file) if file.is_file() else ""
-            parsed = [item for document in parse(text) if document for item in _items(document)]
+            parsed_objects = [
+                list_item for document in parse(text) if document for list_item in _items(document)
+            ]
         except (OSError, UnicodeDecodeError, ConfigError) as error:
             if WORKFLOW_TEXT.search(text) and not GO_TEMPLATE.search(text):
                 self.broken_files[str(file)] = str(error)
@@ -162,7 +173,9 @@ class Documents:
 
             return
 
-        manifests = [(str(file), item) for item in parsed if _is_manifest(item)]
+        manifests = [
+            (str(file), list_item) for list_item in parsed_objects if _is_manifest(list_item)
+        ]
         self.objects += manifests
         if not manifests:
             self.other_files.append(str(file))
@@ -173,11 +186,13 @@ def _is_manifest(document: object) -> bool:
     settings of another program."""
     if not isinstance(document, dict):
         return False
-    version = str(document.get("apiVersion") or "")
-    if version.startswith(("argoproj.io/", "kustomize.config.k8s.io/")):
-        return version.startswith("argoproj.io/")
+    api_version = str(document.get("apiVersion") or "")
+    if api_version.startswith(("argoproj.io/", "kustomize.config.k8s.io/")):
+        return api_version.startswith("argoproj.io/")
     kind = document.get("kind")
-    return bool(kind) and (bool(version) or kind in (*WORKFLOW_KINDS, "ClusterWorkflowTemplate"))
+    return bool(kind) and (
+        bool(api_version) or kind in (*WORKFLOW_KINDS, "ClusterWorkflowTemplate")
+    )
 
 
 def read_files(path: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
@@ -192,18 +207,18 @@ def read_files(path: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
 def workflow(
     manifest: Mapping[str, Any],
     parameters: Mapping[str, str] | None = None,
-    find: Find = lambda kind, name: None,
-    for_this_machine: bool = True,
+    find_object: Find = lambda kind, name: None,
+    is_for_this_machine: bool = True,
     identity: Identity = Identity(),
 ) -> dict[str, Any]:
     """Build the Workflow that a manifest describes, with a name, a uid, and the values of
     `parameters`.
 
-    Raises ConfigError. With `for_this_machine`, fields that only a cluster supports are errors,
+    Raises ConfigError. With `is_for_this_machine`, fields that only a cluster supports are errors,
     too."""
-    kind = _checked_kind(manifest, for_this_machine)
-    created = timestamp(identity.created)
-    reference = None
+    kind = _checked_kind(manifest, is_for_this_machine)
+    creation_time = timestamp(identity.created)
+    template_reference = None
     spec = copy.deepcopy(without_nulls(manifest.get("spec") or {}))
     metadata = copy.deepcopy(manifest.get("metadata") or {})
 
@@ -216,47 +231,50 @@ def workflow(
             **(workflow_metadata.get("labels") or {}),
         }
         metadata["annotations"] = {
-            object_labels.SCHEDULED_TIME: created,
+            object_labels.SCHEDULED_TIME: creation_time,
             **(workflow_metadata.get("annotations") or {}),
         }
         spec = spec.get("workflowSpec") or {}
     elif kind == "WorkflowTemplate":
-        reference = {"name": metadata.get("name") or "workflow"}
-        metadata["name"] = identity.name(f"{reference['name']}-")
+        template_reference = {"name": metadata.get("name") or "workflow"}
+        metadata["name"] = identity.name(f"{template_reference['name']}-")
         metadata["labels"] = {}
         metadata["annotations"] = {}
         check_exit_handler(spec, parameters or {})
     elif not metadata.get("name"):
         metadata["name"] = identity.name(metadata.get("generateName") or "workflow-")
 
-    reference = reference or spec.get("workflowTemplateRef")
-    spec = merge_template_ref(spec, find, parameters or {})
-    if reference:
-        if reference.get("clusterScope"):
-            label = object_labels.CLUSTER_WORKFLOW_TEMPLATE
+    template_reference = template_reference or spec.get("workflowTemplateRef")
+    spec = merge_template_ref(spec, find_object, parameters or {})
+    if template_reference:
+        if template_reference.get("clusterScope"):
+            template_label = object_labels.CLUSTER_WORKFLOW_TEMPLATE
         else:
-            label = object_labels.WORKFLOW_TEMPLATE
+            template_label = object_labels.WORKFLOW_TEMPLATE
 
-        metadata["labels"] = {**(metadata.get("labels") or {}), label: reference["name"]}
+        metadata["labels"] = {
+            **(metadata.get("labels") or {}),
+            template_label: template_reference["name"],
+        }
 
-    for key in ("labels", "annotations"):
-        metadata[key] = {
-            **(metadata.get(key) or {}),
-            **((spec.get("workflowMetadata") or {}).get(key) or {}),
+    for metadata_field in ("labels", "annotations"):
+        metadata[metadata_field] = {
+            **(metadata.get(metadata_field) or {}),
+            **((spec.get("workflowMetadata") or {}).get(metadata_field) or {}),
         }
 
     metadata["uid"] = identity.uid
-    metadata["creationTimestamp"] = created
+    metadata["creationTimestamp"] = creation_time
     metadata.setdefault("namespace", "default")
     stringify_parameters(spec)
     _set_parameters(spec, parameters or {})
-    fill_from_config_maps(spec, find)
+    fill_from_config_maps(spec, find_object)
     _check_choices(spec)
 
     return {"apiVersion": API_VERSION, "kind": "Workflow", "metadata": metadata, "spec": spec}
 
 
-def _checked_kind(manifest: Mapping[str, Any], for_this_machine: bool) -> str:
+def _checked_kind(manifest: Mapping[str, Any], is_for_this_machine: bool) -> str:
     """Return the kind of an object. Raises ConfigError if the object cannot be run as a
     workflow."""
     problem = next(shape_errors(manifest), "")
@@ -268,23 +286,25 @@ def _checked_kind(manifest: Mapping[str, Any], for_this_machine: bool) -> str:
         hint = did_you_mean(str(kind), set(WORKFLOW_KINDS))
         raise ConfigError(f"kind is {kind!r}: it must be one of {', '.join(WORKFLOW_KINDS)}.{hint}")
 
-    version = manifest.get("apiVersion", API_VERSION)
-    if version != API_VERSION:
+    api_version = manifest.get("apiVersion", API_VERSION)
+    if api_version != API_VERSION:
         raise ConfigError(
-            f"apiVersion is {show(version)}: of a {kind} of Argo, it must be {API_VERSION}."
+            f"apiVersion is {show(api_version)}: of a {kind} of Argo, it must be {API_VERSION}."
         )
 
-    if for_this_machine:
+    if is_for_this_machine:
         list(walk(manifest, kind, ""))
 
-    for where, value, table in (
+    for path_prefix, checked_object, type_name in (
         ("", manifest, kind),
         ("metadata.", manifest.get("metadata") or {}, "ObjectMeta"),
     ):
-        for key in value:
-            if key not in TABLES[table]:
-                hint = did_you_mean(str(key), set(TABLES[table]))
-                raise ConfigError(f'"{where}{key}" is not a field of a {kind}.{hint} Remove it.')
+        for key in checked_object:
+            if key not in TABLES[type_name]:
+                hint = did_you_mean(str(key), set(TABLES[type_name]))
+                raise ConfigError(
+                    f'"{path_prefix}{key}" is not a field of a {kind}.{hint} Remove it.'
+                )
 
     return kind
 

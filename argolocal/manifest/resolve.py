@@ -36,7 +36,9 @@ WORKFLOW_TEMPLATES = {
 }
 
 
-def merge_template_ref(spec: Object, find: Find, late_parameters: Iterable[str] = ()) -> Object:
+def merge_template_ref(
+    spec: Object, find_object: Find, late_parameters: Iterable[str] = ()
+) -> Object:
     """Merge the workflow's spec over the spec of its WorkflowTemplate. Raises ConfigError.
 
     `late_parameters`: names of the parameters whose values are set after the merge.
@@ -56,12 +58,12 @@ def merge_template_ref(spec: Object, find: Find, late_parameters: Iterable[str] 
             " them."
         )
 
-    base = _load_template(reference, "spec.workflowTemplateRef", find)
+    base_spec = _load_template(reference, "spec.workflowTemplateRef", find_object)
     override_spec = {key: value for key, value in spec.items() if key != "workflowTemplateRef"}
-    merged_spec = merge_over(base, override_spec)
+    merged_spec = merge_over(base_spec, override_spec)
 
-    if base.get("hooks") and override_spec.get("hooks"):
-        merged_spec["hooks"] = {**base["hooks"], **override_spec["hooks"]}
+    if base_spec.get("hooks") and override_spec.get("hooks"):
+        merged_spec["hooks"] = {**base_spec["hooks"], **override_spec["hooks"]}
 
     own_parameters = {
         parameter.get("name"): parameter
@@ -69,9 +71,9 @@ def merge_template_ref(spec: Object, find: Find, late_parameters: Iterable[str] 
     }
     parameters = (merged_spec.get("arguments") or {}).get("parameters") or []
     for index, parameter in enumerate(parameters):
-        override = own_parameters.get(parameter.get("name"), {})
-        if "value" in override:
-            parameters[index] = copy.deepcopy(override)
+        override_parameter = own_parameters.get(parameter.get("name"), {})
+        if "value" in override_parameter:
+            parameters[index] = copy.deepcopy(override_parameter)
 
     check_exit_handler(merged_spec, {*own_parameters, *late_parameters})
     return merged_spec
@@ -83,22 +85,29 @@ def check_exit_handler(spec: Object, passed_names: Collection[str | None]) -> No
     Argo does not pass the arguments of a WorkflowTemplate to its exit handler. Source: validate.go,
     Workflow.
     """
-    handler = next(
-        (body for body in spec.get("templates") or [] if body.get("name") == spec.get("onExit")), {}
+    exit_handler = next(
+        (
+            template
+            for template in spec.get("templates") or []
+            if template.get("name") == spec.get("onExit")
+        ),
+        {},
     )
-    for parameter in (handler.get("inputs") or {}).get("parameters") or []:
-        name = parameter.get("name")
-        if name not in passed_names and not has_value(parameter):
+    for parameter in (exit_handler.get("inputs") or {}).get("parameters") or []:
+        input_name = parameter.get("name")
+        if input_name not in passed_names and not has_value(parameter):
             raise ConfigError(
-                f"the exit handler {handler['name']} needs the input {name!r}, which Argo does not"
-                " read from the arguments of a WorkflowTemplate: give the input a default, or pass"
-                f" -p {name}=VALUE."
+                f"the exit handler {exit_handler['name']} needs the input {input_name!r}, which"
+                " Argo does not read from the arguments of a WorkflowTemplate: give the input a"
+                f" default, or pass -p {input_name}=VALUE."
             )
 
 
-def store_templates(workflow: Object, find: Find, check: Callable[[Object, str], Any]) -> Object:
-    """Return the workflow with all referenced templates in `storedTemplates`. `check` is called for
-    each referenced spec.
+def store_templates(
+    workflow: Object, find_object: Find, check_spec: Callable[[Object, str], Any]
+) -> Object:
+    """Return the workflow with all referenced templates in `storedTemplates`. `check_spec` is
+    called for each referenced spec.
 
     Raises ConfigError.
     """
@@ -109,32 +118,36 @@ def store_templates(workflow: Object, find: Find, check: Callable[[Object, str],
     seen_scopes: set[str] = set()
 
     while pending_references:
-        scope, reference, path = pending_references.pop()
-        if scope in seen_scopes:
+        template_prefix, reference, reference_path = pending_references.pop()
+        if template_prefix in seen_scopes:
             continue
 
-        seen_scopes.add(scope)
-        spec = _load_template(reference, path, find)
+        seen_scopes.add(template_prefix)
+        spec = _load_template(reference, reference_path, find_object)
 
-        check(
+        check_spec(
             spec,
             f"{WORKFLOW_TEMPLATES[bool(reference.get('clusterScope'))][0]} {reference['name']}:"
             " spec",
         )
 
-        qualify_names(spec, scope, f"{scope}.spec", pending_references)
+        qualify_names(spec, template_prefix, f"{template_prefix}.spec", pending_references)
         stored_templates.update(
-            {f"{scope}/{template['name']}": template for template in spec.get("templates") or []}
+            {
+                f"{template_prefix}/{template['name']}": template
+                for template in spec.get("templates") or []
+            }
         )
 
-        name = str(reference.get("template"))
+        template_name = str(reference.get("template"))
         if (
             "template" in reference
-            and "{{" not in name
-            and f"{scope}/{name}" not in stored_templates
+            and "{{" not in template_name
+            and f"{template_prefix}/{template_name}" not in stored_templates
         ):
             raise ConfigError(
-                f"{path}.template is {name!r}, which {reference['name']} does not have."
+                f"{reference_path}.template is {template_name!r}, which {reference['name']} does"
+                " not have."
             )
 
     if stored_templates:
@@ -143,46 +156,48 @@ def store_templates(workflow: Object, find: Find, check: Callable[[Object, str],
     return workflow
 
 
-def fill_from_config_maps(spec: Object, find: Find) -> None:
+def fill_from_config_maps(spec: Object, find_object: Find) -> None:
     """Set the values of parameters that are read from ConfigMaps. Raises ConfigError."""
     holders = [(spec.get("arguments") or {}, "spec.arguments")]
     holders += [
-        (template.get("inputs") or {}, f"{path}.inputs")
-        for template, path in all_templates(spec, "spec")
+        (template.get("inputs") or {}, f"{owner_path}.inputs")
+        for template, owner_path in all_templates(spec, "spec")
     ]
     holders += [
-        (caller.get("arguments") or {}, f"{path}.arguments")
-        for caller, path in callers(spec, "spec")
+        (caller.get("arguments") or {}, f"{owner_path}.arguments")
+        for caller, owner_path in callers(spec, "spec")
     ]
 
-    for holder, path in holders:
-        for index, parameter in enumerate(holder.get("parameters") or []):
-            source = parameter.get("valueFrom") or {}
-            reference = source.get("configMapKeyRef")
-            if not reference or (
-                holder is spec.get("arguments") and parameter.get("value") is not None
+    for field_owner, owner_path in holders:
+        for index, parameter in enumerate(field_owner.get("parameters") or []):
+            value_source = parameter.get("valueFrom") or {}
+            config_map_reference = value_source.get("configMapKeyRef")
+            if not config_map_reference or (
+                field_owner is spec.get("arguments") and parameter.get("value") is not None
             ):
                 continue
 
-            where = f"{path}.parameters[{index}].valueFrom"
-            name = reference.get("name")
-            key = reference.get("key")
-            config_map = find("ConfigMap", str(name)) or {}
+            value_path = f"{owner_path}.parameters[{index}].valueFrom"
+            config_map_name = config_map_reference.get("name")
+            data_key = config_map_reference.get("key")
+            config_map = find_object("ConfigMap", str(config_map_name)) or {}
 
             labels = (config_map.get("metadata") or {}).get("labels") or {}
             if config_map and labels.get(CONFIG_MAP_TYPE) != "Parameter":
                 raise ConfigError(
-                    f"{where}: the ConfigMap {name!r} needs the label {CONFIG_MAP_TYPE}: Parameter."
+                    f"{value_path}: the ConfigMap {config_map_name!r} needs the label"
+                    f" {CONFIG_MAP_TYPE}: Parameter."
                 )
 
-            value = (config_map.get("data") or {}).get(key, source.get("default"))
+            value = (config_map.get("data") or {}).get(data_key, value_source.get("default"))
             if value is None:
                 remedy = (
                     "Put it into the same file as the Workflow, separated by ---, or give a"
                     " default."
                 )
                 raise ConfigError(
-                    f"{where}: a ConfigMap {name!r} with {key!r} does not exist here. {remedy}"
+                    f"{value_path}: a ConfigMap {config_map_name!r} with {data_key!r} does not"
+                    f" exist here. {remedy}"
                 )
 
             parameter["value"] = value
@@ -191,111 +206,130 @@ def fill_from_config_maps(spec: Object, find: Find) -> None:
 def required_objects(spec: Object) -> Iterator[tuple[str, str, str, str | None]]:
     """Yield path, kind, name and key of the objects that a spec's pods require. Objects whose names
     contain tags are skipped."""
-    sources: list[tuple[object, str]] = [
+    reference_sources: list[tuple[object, str]] = [
         ((spec.get("arguments") or {}).get("artifacts"), "spec.arguments.artifacts"),
         (spec.get("volumes"), "spec.volumes"),
     ]
 
     for template, path in all_templates(spec, "spec"):
         for direction in ("inputs", "outputs"):
-            sources.append(
+            reference_sources.append(
                 ((template.get(direction) or {}).get("artifacts"), f"{path}.{direction}.artifacts")
             )
 
-        sources.append((template.get("volumes"), f"{path}.volumes"))
-        group = template.get("containerSet") or {}
-        for holder, holder_path in ((template, path), (group, f"{path}.containerSet")):
-            for kind in ("container", "script", "containers", "initContainers", "sidecars"):
-                containers = holder.get(kind) or []
+        reference_sources.append((template.get("volumes"), f"{path}.volumes"))
+        container_set = template.get("containerSet") or {}
+        for container_owner, owner_path in (
+            (template, path),
+            (container_set, f"{path}.containerSet"),
+        ):
+            for container_field in (
+                "container",
+                "script",
+                "containers",
+                "initContainers",
+                "sidecars",
+            ):
+                containers = container_owner.get(container_field) or []
                 for index, container in enumerate(
                     containers if isinstance(containers, list) else [containers]
                 ):
-                    where = f"{holder_path}.{kind}" + (
+                    container_path = f"{owner_path}.{container_field}" + (
                         f"[{index}]" if isinstance(containers, list) else ""
                     )
-                    sources += [
-                        (container.get("env"), f"{where}.env"),
-                        (container.get("envFrom"), f"{where}.envFrom"),
+                    reference_sources += [
+                        (container.get("env"), f"{container_path}.env"),
+                        (container.get("envFrom"), f"{container_path}.envFrom"),
                     ]
 
-    for source, path in sources:
-        yield from _referenced_objects(source, path)
+    for reference_source, path in reference_sources:
+        yield from _referenced_objects(reference_source, path)
 
 
 def _referenced_objects(value: object, path: str) -> Iterator[tuple[str, str, str, str | None]]:
     if isinstance(value, list):
-        for index, item in enumerate(value):
-            yield from _referenced_objects(item, f"{path}[{index}]")
-    for key, item in value.items() if isinstance(value, dict) else ():
-        if isinstance(item, dict) and key in REFERENCE_FIELDS and not item.get("optional"):
-            kind, field = REFERENCE_FIELDS[key]
-            name = item.get(field) or item.get("name")
-            if name and "{{" not in f"{name}{item.get('key')}":
-                yield f"{path}.{key}", kind, str(name), item.get("key")
+        for index, child_value in enumerate(value):
+            yield from _referenced_objects(child_value, f"{path}[{index}]")
+    for key, child_value in value.items() if isinstance(value, dict) else ():
+        if (
+            isinstance(child_value, dict)
+            and key in REFERENCE_FIELDS
+            and not child_value.get("optional")
+        ):
+            object_kind, name_field = REFERENCE_FIELDS[key]
+            name = child_value.get(name_field) or child_value.get("name")
+            if name and "{{" not in f"{name}{child_value.get('key')}":
+                yield f"{path}.{key}", object_kind, str(name), child_value.get("key")
         else:
-            yield from _referenced_objects(item, f"{path}.{key}")
+            yield from _referenced_objects(child_value, f"{path}.{key}")
 
 
-def _load_template(reference: Object, path: str, find: Find) -> Object:
+def _load_template(reference: Object, path: str, find_object: Find) -> Object:
     kind, _ = WORKFLOW_TEMPLATES[bool(reference.get("clusterScope"))]
-    name = reference.get("name")
-    if "{{" in str(name):
+    template_name = reference.get("name")
+    if "{{" in str(template_name):
         raise ConfigError(
-            f"{path}.name is {name!r}: this name must not contain tags. Write the name itself."
+            f"{path}.name is {template_name!r}: this name must not contain tags. Write the name"
+            " itself."
         )
 
-    template = find_template(reference, find)
+    template = find_template(reference, find_object)
     if not template:
         raise ConfigError(
-            f"{path}: the {kind} {name!r} does not exist here. Put it into the file of the"
+            f"{path}: the {kind} {template_name!r} does not exist here. Put it into the file of the"
             " Workflow, separated by ---."
         )
 
     problem = next(shape_errors(template), "")
     if problem:
-        raise ConfigError(f"{kind} {name}: {problem}.")
+        raise ConfigError(f"{kind} {template_name}: {problem}.")
 
-    list(walk(template.get("spec"), "Spec", f"{kind} {name}: spec"))
+    list(walk(template.get("spec"), "Spec", f"{kind} {template_name}: spec"))
     spec = copy.deepcopy(dict(template.get("spec") or {}))
     stringify_parameters(spec)
 
     return spec
 
 
-def stringify_parameters(value: object, parameters: bool = False) -> None:
+def stringify_parameters(value: object, is_parameter_list: bool = False) -> None:
     """Convert the values of all parameters to strings in place, as Argo does."""
     if isinstance(value, list):
-        for item in value:
-            if parameters and isinstance(item, dict):
-                for holder in (item, item.get("valueFrom")):
-                    for key in ("value", "default"):
-                        if isinstance(holder, dict) and holder.get(key) is not None:
-                            holder[key] = to_argo_string(holder[key])
+        for child_value in value:
+            if is_parameter_list and isinstance(child_value, dict):
+                for field_owner in (child_value, child_value.get("valueFrom")):
+                    for value_field in ("value", "default"):
+                        if (
+                            isinstance(field_owner, dict)
+                            and field_owner.get(value_field) is not None
+                        ):
+                            field_owner[value_field] = to_argo_string(field_owner[value_field])
 
-                if isinstance(item.get("enum"), list):
-                    item["enum"] = [*map(to_argo_string, item["enum"])]
+                if isinstance(child_value.get("enum"), list):
+                    child_value["enum"] = [*map(to_argo_string, child_value["enum"])]
 
-            stringify_parameters(item)
+            stringify_parameters(child_value)
     elif isinstance(value, dict):
-        for key, item in value.items():
-            stringify_parameters(item, key == "parameters")
+        for value_field, child_value in value.items():
+            stringify_parameters(child_value, value_field == "parameters")
 
 
 def make_finder(objects: Iterable[Mapping[str, Any]]) -> Find:
     """Return a function of type `Find` that searches these objects."""
-    by_name = {
-        (str(item.get("kind")), str(metadata.get("name"))): item
-        for item in objects
-        if isinstance(metadata := item.get("metadata"), dict)
+    objects_by_name = {
+        (str(manifest_object.get("kind")), str(metadata.get("name"))): manifest_object
+        for manifest_object in objects
+        if isinstance(metadata := manifest_object.get("metadata"), dict)
     }
-    return lambda kind, name: by_name.get((kind, name))
+    return lambda kind, name: objects_by_name.get((kind, name))
 
 
-def find_template(reference: Mapping[str, Any], find: Find) -> Mapping[str, Any] | None:
+def find_template(reference: Mapping[str, Any], find_object: Find) -> Mapping[str, Any] | None:
     """Return the WorkflowTemplate of a templateRef or workflowTemplateRef; None if it is
     missing."""
     return without_nulls(
-        find(WORKFLOW_TEMPLATES[bool(reference.get("clusterScope"))][0], str(reference.get("name")))
+        find_object(
+            WORKFLOW_TEMPLATES[bool(reference.get("clusterScope"))][0], str(reference.get("name"))
+        )
     )
 
 
@@ -309,44 +343,48 @@ def qualified_name(reference: Mapping[str, Any]) -> str:
     return f"{scope_of(reference)}/{reference.get('template')}"
 
 
-def qualify_names(spec: Object, scope: str, path: str, pending_references: list[Any]) -> None:
+def qualify_names(
+    spec: Object, template_prefix: str, path: str, pending_references: list[Any]
+) -> None:
     """Replace template names in `spec` by full names, and append its references to other objects to
     `pending_references`."""
-    for holder, where in callers(spec, path):
-        reference = holder.get("templateRef")
+    for field_owner, caller_path in callers(spec, path):
+        reference = field_owner.get("templateRef")
         if isinstance(reference, dict):
             # a caller with both fields is reported by lint
-            holder.setdefault("template", qualified_name(reference))
-            pending_references.append((scope_of(reference), reference, f"{where}.templateRef"))
-        elif scope and holder.get("template"):
-            holder["template"] = f"{scope}/{holder['template']}"
-        if scope and holder.get("onExit"):
-            holder["onExit"] = f"{scope}/{holder['onExit']}"
+            field_owner.setdefault("template", qualified_name(reference))
+            pending_references.append(
+                (scope_of(reference), reference, f"{caller_path}.templateRef")
+            )
+        elif template_prefix and field_owner.get("template"):
+            field_owner["template"] = f"{template_prefix}/{field_owner['template']}"
+        if template_prefix and field_owner.get("onExit"):
+            field_owner["onExit"] = f"{template_prefix}/{field_owner['onExit']}"
 
 
 def callers(spec: Object, path: str) -> Iterator[tuple[Object, str]]:
     """Yield every step, task and hook with its path."""
-    for name, hook in (spec.get("hooks") or {}).items():
-        yield hook, f"{path}.hooks.{name}"
-    for template, where in all_templates(spec, path):
-        for task, task_path in _tasks(template, where):
+    for hook_name, hook in (spec.get("hooks") or {}).items():
+        yield hook, f"{path}.hooks.{hook_name}"
+    for template, template_path in all_templates(spec, path):
+        for task, task_path in _tasks(template, template_path):
             yield task, task_path
             yield from (
-                (hook, f"{task_path}.hooks.{name}")
-                for name, hook in (task.get("hooks") or {}).items()
+                (hook, f"{task_path}.hooks.{hook_name}")
+                for hook_name, hook in (task.get("hooks") or {}).items()
             )
 
 
 def all_templates(spec: Object, path: str) -> list[tuple[Object, str]]:
     """Return every template, including inline templates, with its path."""
     templates = [
-        (template, f"{path}.templates[{i}]")
-        for i, template in enumerate(spec.get("templates") or [])
+        (template, f"{path}.templates[{index}]")
+        for index, template in enumerate(spec.get("templates") or [])
     ]
-    for template, where in templates:
+    for template, template_path in templates:
         templates += [
             (task["inline"], f"{task_path}.inline")
-            for task, task_path in _tasks(template, where)
+            for task, task_path in _tasks(template, template_path)
             if task.get("inline")
         ]
     return templates
@@ -355,5 +393,7 @@ def all_templates(spec: Object, path: str) -> list[tuple[Object, str]]:
 def _tasks(template: Object, path: str) -> Iterator[tuple[Object, str]]:
     for index, task in enumerate((template.get("dag") or {}).get("tasks") or []):
         yield task, f"{path}.dag.tasks[{index}]"
-    for number, group in enumerate(template.get("steps") or []):
-        yield from ((step, f"{path}.steps[{number}][{index}]") for index, step in enumerate(group))
+    for group_index, step_group in enumerate(template.get("steps") or []):
+        yield from (
+            (step, f"{path}.steps[{group_index}][{index}]") for index, step in enumerate(step_group)
+        )

@@ -207,7 +207,7 @@ def _list_of(rule: Rule, type_name: str) -> Rule:
 
 def _check_map(value: object) -> str:
     if isinstance(value, dict):
-        wrong_keys = [key for key, item in value.items() if not isinstance(item, str)]
+        wrong_keys = [key for key, map_value in value.items() if not isinstance(map_value, str)]
     else:
         wrong_keys = [""]
     if wrong_keys:
@@ -218,13 +218,15 @@ def _check_map(value: object) -> str:
     return ""
 
 
-def _number_rule(lowest: int, highest: int, text: bool = False) -> Rule:
-    """Return the rule for an integer. With `text`, return the rule for Kubernetes' type
+def _number_rule(min_value: int, max_value: int, allows_text: bool = False) -> Rule:
+    """Return the rule for an integer. With `allows_text`, return the rule for Kubernetes' type
     IntOrString, which also allows a text with tags."""
-    bounds = {INT32: "", INT64: ""}.get((lowest, highest), f" from {lowest} to {highest}")
+    range_text = {INT32: "", INT64: ""}.get(
+        (min_value, max_value), f" from {min_value} to {max_value}"
+    )
 
     def rule(value: Any) -> str:
-        if text and isinstance(value, str):
+        if allows_text and isinstance(value, str):
             if "{{" in value:
                 return ""
             if re.fullmatch(r"[+-]?[0-9]{1,20}", value):
@@ -234,10 +236,10 @@ def _number_rule(lowest: int, highest: int, text: bool = False) -> Rule:
             isinstance(value, int | float)
             and not isinstance(value, bool)
             and not value % 1
-            and lowest <= value <= highest
+            and min_value <= value <= max_value
         ):
             return ""
-        return f"it must be a whole number{bounds}"
+        return f"it must be a whole number{range_text}"
 
     return rule
 
@@ -268,17 +270,17 @@ def _check_quantities(value: object) -> str:
     if not isinstance(value, dict):
         return "it must be a mapping"
 
-    for name, text in value.items():
+    for resource_name, quantity_text in value.items():
         try:
-            number = parse_quantity(text)
+            quantity = parse_quantity(quantity_text)
         except ValueError as error:
             return (
-                f"{error}: {name} must be like 2 or 512Mi, without tags (podSpecPatch may have"
+                f"{error}: {resource_name} must be like 2 or 512Mi, without tags (podSpecPatch may have"
                 " them)"
             )
 
-        if number < 0:
-            return f"{name} must not be negative"
+        if quantity < 0:
+            return f"{resource_name} must not be negative"
 
     return ""
 
@@ -305,8 +307,8 @@ RULES: dict[str, Rule] = {
     "atleast1": _number_rule(1, INT64[1]),
     "seconds": _number_rule(0, MAX_DURATION_S),
     "mode": _number_rule(0, 0o777),
-    "intstr": _number_rule(*INT32, text=True),
-    "deadline": _number_rule(0, INT32[1], text=True),
+    "intstr": _number_rule(*INT32, allows_text=True),
+    "deadline": _number_rule(0, INT32[1], allows_text=True),
     "port": _type_rule(int | str, "a number or a name"),
     "duration": _check_duration,
     "timeout": _check_timeout,
@@ -318,52 +320,62 @@ RULES: dict[str, Rule] = {
 }
 
 
-def walk(value: object, table: str, path: str) -> Iterator[str]:
+def walk(value: object, type_name: str, path: str) -> Iterator[str]:
     """Yield every field that is ignored on this machine. Raises ConfigError for a field that is
     unsupported, of a wrong type, or missing."""
-    if table.startswith("["):
+    if type_name.startswith("["):
         if not isinstance(value, list):
             raise ConfigError(f"{path} is {value!r:.200}: it must be a list.")
 
-        for index, item in enumerate(value):
-            yield from walk(_require(item, f"{path}[{index}]"), table[1:-1], f"{path}[{index}]")
+        for index, child_value in enumerate(value):
+            yield from walk(
+                _require(child_value, f"{path}[{index}]"), type_name[1:-1], f"{path}[{index}]"
+            )
 
         return
 
-    if table.startswith("{") and isinstance(value, dict):
-        for key, item in value.items():
-            yield from walk(_require(item, f"{path}.{key}"), table[1:-1], f"{path}.{key}")
+    if type_name.startswith("{") and isinstance(value, dict):
+        for key, child_value in value.items():
+            yield from walk(
+                _require(child_value, f"{path}.{key}"), type_name[1:-1], f"{path}.{key}"
+            )
 
         return
 
     if not isinstance(value, dict | None):
         raise ConfigError(f"{path} is {value!r:.200}: it must be an object.")
 
-    table = table.strip("{}")
-    for key, item in (value or {}).items():
-        where = f"{path}.{key}" if path else key
-        label = where if path else f"{key} of the {table}"
-        field_rule = TABLES[table].get(key)
-        field_type = TYPES[table].get(key, "")
+    type_name = type_name.strip("{}")
+    for key, child_value in (value or {}).items():
+        field_path = f"{path}.{key}" if path else key
+        field_label = field_path if path else f"{key} of the {type_name}"
+        field_rule = TABLES[type_name].get(key)
+        field_type = TYPES[type_name].get(key, "")
 
         if field_rule is None:
-            hint = did_you_mean(key, set(TABLES[table])) or " Remove it, or submit to a cluster."
-            raise ConfigError(f"{label} is not supported by the local runner.{hint}")
+            hint = (
+                did_you_mean(key, set(TABLES[type_name])) or " Remove it, or submit to a cluster."
+            )
+            raise ConfigError(f"{field_label} is not supported by the local runner.{hint}")
 
-        if field_rule == "!" and item:
+        if field_rule == "!" and child_value:
             raise ConfigError(
-                f"{where} is not supported by the local runner: {REASONS_UNSUPPORTED[key]}."
+                f"{field_path} is not supported by the local runner: {REASONS_UNSUPPORTED[key]}."
             )
 
         if field_type.strip("[]{}") in TABLES:
-            yield from walk(item, field_type, where)
-        elif item is not None and field_type in RULES and (problem := RULES[field_type](item)):
-            raise ConfigError(f"{label} is {item!r:.200}: {problem}.")
+            yield from walk(child_value, field_type, field_path)
+        elif (
+            child_value is not None
+            and field_type in RULES
+            and (problem := RULES[field_type](child_value))
+        ):
+            raise ConfigError(f"{field_label} is {child_value!r:.200}: {problem}.")
 
         if field_rule == "-":
             yield key
 
-    for key in REQUIRED[table]:
+    for key in REQUIRED[type_name]:
         if (value or {}).get(key) is None:
             raise ConfigError(f"{path}.{key} is missing: set it.".removeprefix("."))
 

@@ -72,32 +72,34 @@ def shape_errors(value: Any, shape: Any = MANIFEST, path: str = "manifest") -> I
         return
 
     if not isinstance(value, type(shape)):
-        expected = "a list" if isinstance(shape, list) else "a mapping"
-        yield f"{path} is {type(value).__name__} ({str(value)[:40]!r}): it must be {expected}"
+        expected_type = "a list" if isinstance(shape, list) else "a mapping"
+        yield f"{path} is {type(value).__name__} ({str(value)[:40]!r}): it must be {expected_type}"
     elif isinstance(shape, list):
-        for number, item in enumerate(value):
-            if item is None:
-                yield f"{path}[{number}] is empty: give it a value, or remove it"
+        for index, child_value in enumerate(value):
+            if child_value is None:
+                yield f"{path}[{index}] is empty: give it a value, or remove it"
             if shape:
-                yield from shape_errors(item, shape[0], f"{path}[{number}]")
+                yield from shape_errors(child_value, shape[0], f"{path}[{index}]")
     else:
-        for key, item in value.items():
-            if key == "name" and "" not in shape and not isinstance(item, str | None):
+        for key, child_value in value.items():
+            if key == "name" and "" not in shape and not isinstance(child_value, str | None):
                 yield (
                     f"{path}.name".removeprefix("manifest.")
-                    + f" is {item!r}: it must be text. Quote it"
+                    + f" is {child_value!r}: it must be text. Quote it"
                 )
 
             # withItems may contain null
-            if shape is TASK and key == "withItems" and not isinstance(item, list | None):
+            if shape is TASK and key == "withItems" and not isinstance(child_value, list | None):
                 yield (
                     f"{path}.withItems".removeprefix("manifest.")
-                    + f" is {item!r:.40}: it must be a list"
+                    + f" is {child_value!r:.40}: it must be a list"
                 )
 
             if key in shape or "" in shape:
                 yield from shape_errors(
-                    item, shape.get(key, shape.get("")), f"{path}.{key}".removeprefix("manifest.")
+                    child_value,
+                    shape.get(key, shape.get("")),
+                    f"{path}.{key}".removeprefix("manifest."),
                 )
 
 
@@ -106,10 +108,10 @@ def without_nulls(value: object) -> Any:
     kept."""
     if isinstance(value, dict):
         return {
-            key: item if key == "withItems" else without_nulls(item)
-            for key, item in value.items()
-            if item is not None
+            key: child_value if key == "withItems" else without_nulls(child_value)
+            for key, child_value in value.items()
+            if child_value is not None
         }
     if isinstance(value, list):
-        return [without_nulls(item) for item in value]
+        return [without_nulls(child_value) for child_value in value]
     return value

@@ -37,14 +37,14 @@ OPEN_TAG = re.compile(
 PARAMETER_NAME = re.compile(r"[-a-zA-Z0-9_]+")  # valid name of a parameter or artifact
 
 
-def names(items: Any) -> list[str]:
+def names(named_items: Any) -> list[str]:
     """Return the `name` of each item in a list of parameters, artifacts, tasks or templates."""
-    return [str(item.get("name", "")) for item in items or []]
+    return [str(named_item.get("name", "")) for named_item in named_items or []]
 
 
 def has_value(parameter: Data) -> bool:
     """Return True if an input parameter has a value even if no argument is passed."""
-    return any(key in parameter for key in ("value", "default", "valueFrom"))
+    return any(value_field in parameter for value_field in ("value", "default", "valueFrom"))
 
 
 def workflow_tags(spec: Data, metadata: Data) -> set[str]:
@@ -53,8 +53,8 @@ def workflow_tags(spec: Data, metadata: Data) -> set[str]:
 
     `metadata`: labels and annotations of the workflow that are not in its spec. Source:
     validate.go, Workflow and newTemplateValidationCtx."""
-    tags = {f"workflow.{name}" for name in WORKFLOW_FIELDS} | {"=workflow.parameters.json"}
-    tags.update({f"workflow.creationTimestamp.{name}" for name in TIME_FORMATS})
+    tags = {f"workflow.{tag_name}" for tag_name in WORKFLOW_FIELDS} | {"=workflow.parameters.json"}
+    tags.update({f"workflow.creationTimestamp.{tag_name}" for tag_name in TIME_FORMATS})
 
     if spec.get("priority") is not None:
         tags.add("workflow.priority")
@@ -68,14 +68,21 @@ def workflow_tags(spec: Data, metadata: Data) -> set[str]:
     parameter_names = names((spec.get("arguments") or {}).get("parameters"))
     if parameter_names:
         tags.update({"workflow.parameters", "workflow.parameters.json"})
-        tags.update({f"workflow.parameters.{name}" for name in parameter_names})
+        tags.update({f"workflow.parameters.{tag_name}" for tag_name in parameter_names})
 
     workflow_metadata = spec.get("workflowMetadata") or {}
-    for holder in (metadata, workflow_metadata):
-        for kind in ("labels", "annotations"):
-            tags.update({f"workflow.{kind}.{name}" for name in holder.get(kind) or {}})
+    for field_owner in (metadata, workflow_metadata):
+        for metadata_field in ("labels", "annotations"):
+            tags.update(
+                {
+                    f"workflow.{metadata_field}.{tag_name}"
+                    for tag_name in field_owner.get(metadata_field) or {}
+                }
+            )
 
-    tags.update({f"workflow.labels.{name}" for name in workflow_metadata.get("labelsFrom") or {}})
+    tags.update(
+        {f"workflow.labels.{tag_name}" for tag_name in workflow_metadata.get("labelsFrom") or {}}
+    )
     if SCHEDULED_TIME_TAG in tags:
         tags.add("workflow.scheduledTime")
 
@@ -87,14 +94,14 @@ def global_outputs(template: Data) -> set[str]:
     any global tag."""
     tags = set[str]()
 
-    for kind in ("parameters", "artifacts"):
-        for output in (template.get("outputs") or {}).get(kind) or []:
-            name = str(output.get("globalName") or "")
-            if name:
+    for output_kind in ("parameters", "artifacts"):
+        for output in (template.get("outputs") or {}).get(output_kind) or []:
+            global_name = str(output.get("globalName") or "")
+            if global_name:
                 tags.add(
-                    f"workflow.outputs.{kind}"
-                    if "{{" in name
-                    else f"workflow.outputs.{kind}.{name}"
+                    f"workflow.outputs.{output_kind}"
+                    if "{{" in global_name
+                    else f"workflow.outputs.{output_kind}.{global_name}"
                 )
 
     return tags
@@ -102,11 +109,11 @@ def global_outputs(template: Data) -> set[str]:
 
 def declared_tags(direction: str, template: Data) -> set[str]:
     """Return the tags of a template's `inputs` or `outputs`."""
-    items = template.get(direction) or {}
+    declarations = template.get(direction) or {}
     tags = {
-        f"{direction}.{kind}.{name}"
-        for kind in ("parameters", "artifacts")
-        for name in names(items.get(kind))
+        f"{direction}.{declaration_kind}.{name}"
+        for declaration_kind in ("parameters", "artifacts")
+        for name in names(declarations.get(declaration_kind))
     }
     return tags | {f"{direction}.parameters"}
 
@@ -114,8 +121,8 @@ def declared_tags(direction: str, template: Data) -> set[str]:
 def path_tags(template: Data) -> set[str]:
     """Return the tags whose values are paths of a pod's inputs and outputs, such as
     inputs.artifacts.x.path."""
-    inputs = declared_artifacts("inputs", template)
-    return {f"{name}.path" for name in inputs | declared_tags("outputs", template)}
+    input_tags = declared_artifacts("inputs", template)
+    return {f"{name}.path" for name in input_tags | declared_tags("outputs", template)}
 
 
 def declared_artifacts(direction: str, template: Data) -> set[str]:
@@ -129,12 +136,12 @@ class TagSet:
     """A set of tags that have a value. In an expression (written `=a`), the map `a` has a value if
     one of its members, such as `a.b`, does."""
 
-    def __init__(self, names: Iterable[str]) -> None:
-        self.names = frozenset(names)
+    def __init__(self, tags: Iterable[str]) -> None:
+        self.names = frozenset(tags)
 
     @cached_property
     def parent_tags(self) -> set[str]:
-        return {parent for name in self.names for parent in _parent_prefixes(name)}
+        return {parent_tag for name in self.names for parent_tag in _parent_prefixes(name)}
 
     def __contains__(self, tag: str) -> bool:
         name = tag.removeprefix("=")
@@ -143,7 +150,8 @@ class TagSet:
         if tag != name and (tag in self.names or name in self.parent_tags):
             return True
         return any(
-            parent in self.names and OPEN_TAG.fullmatch(parent) for parent in _parent_prefixes(name)
+            parent_tag in self.names and OPEN_TAG.fullmatch(parent_tag)
+            for parent_tag in _parent_prefixes(name)
         )
 
 
@@ -158,7 +166,14 @@ class LoopItemTags(TagSet):
         self.is_open = bool(task.get("withParam"))
         # {{item}} has a value in every loop; it is JSON text if the item is a map or list
         super().__init__(
-            {"item", *(name for item in task.get("withItems") or [] for name in _item_tags(item))}
+            {
+                "item",
+                *(
+                    name
+                    for loop_item in task.get("withItems") or []
+                    for name in _item_tags(loop_item)
+                ),
+            }
         )
 
     def __contains__(self, tag: str) -> bool:
@@ -166,11 +181,11 @@ class LoopItemTags(TagSet):
         return name in self.names or (self.is_open and _head(name) == "item")
 
 
-def _item_tags(item: object) -> list[str]:
-    if isinstance(item, Mapping):
-        return [f"item.{key}" for key in item]
-    if isinstance(item, list):
-        return [f"item.[{index}]" for index in range(len(item))]
+def _item_tags(loop_item: object) -> list[str]:
+    if isinstance(loop_item, Mapping):
+        return [f"item.{member_key}" for member_key in loop_item]
+    if isinstance(loop_item, list):
+        return [f"item.[{index}]" for index in range(len(loop_item))]
     return ["item"]
 
 
@@ -195,38 +210,38 @@ class Nodes:
         self.tasks_without_status = tasks_without_status
         self.cache: dict[str, TagSet] = {}
 
-    def allowed_tags(self, name: str) -> Container[str]:
-        """Return the tags of the task `name` that Argo's validation allows."""
-        task = self.tasks[name]
+    def allowed_tags(self, task_name: str) -> Container[str]:
+        """Return the tags of the task `task_name` that Argo's validation allows."""
+        task = self.tasks[task_name]
 
         template = task.get("inline") or self.templates.get(str(task.get("template")))
         if template is None:
-            return self.tags_of(name)
+            return self.tags_of(task_name)
 
         tags = {*NODE_FIELDS, *declared_tags("outputs", template)} - {"outputs.parameters"}
-        has_loop = any(task.get(key) for key in ("withItems", "withParam"))
+        has_loop = any(task.get(loop_field) for loop_field in ("withItems", "withParam"))
         tags.update({"outputs.parameters"} if has_loop else set())
-        tags -= {"status"} if name in self.tasks_without_status else set()
+        tags -= {"status"} if task_name in self.tasks_without_status else set()
         tags.update({"ip"} if template.get("daemon") else set())
 
         containers = (template.get("containerSet") or {}).get("containers") or []
         if (
             "main" in names(containers)
             or (has_loop and containers)
-            or any(key in template for key in TYPES_WITH_RESULT)
+            or any(loop_field in template for loop_field in TYPES_WITH_RESULT)
         ):
             tags.update({*RESULT_FIELDS})
 
         return tags
 
-    def tags_of(self, name: str) -> TagSet:
-        task = self.tasks[name]
+    def tags_of(self, task_name: str) -> TagSet:
+        task = self.tasks[task_name]
         if "inline" in task:
             return self._node_tags(task["inline"])
-        template = str(task.get("template"))
-        if template not in self.cache:
-            self.cache[template] = self._node_tags(self.templates.get(template))
-        return self.cache[template]
+        template_name = str(task.get("template"))
+        if template_name not in self.cache:
+            self.cache[template_name] = self._node_tags(self.templates.get(template_name))
+        return self.cache[template_name]
 
     def _node_tags(self, template: Data | None) -> TagSet:
         return TagSet(
@@ -247,12 +262,14 @@ class Scope:
     is_done: Callable[[str], bool] = field(default=lambda name: False)
 
     def __contains__(self, tag: str) -> bool:
-        kind, node, node_tag = self._split_node_tag(tag.removeprefix("="))
-        if not kind or node in ("", "name"):
-            return bool(kind) or any(tag in layer for layer in self.layers)
+        node_group, node_name, node_tag = self._split_node_tag(tag.removeprefix("="))
+        if not node_group or node_name in ("", "name"):
+            return bool(node_group) or any(tag in layer for layer in self.layers)
         if tag.startswith("="):
-            return self._is_done(node) and (not node_tag or f"={node_tag}" in kind.tags_of(node))
-        return self._is_done(node) and node_tag in kind.allowed_tags(node)
+            return self._is_done(node_name) and (
+                not node_tag or f"={node_tag}" in node_group.tags_of(node_name)
+            )
+        return self._is_done(node_name) and node_tag in node_group.allowed_tags(node_name)
 
     def global_names(self) -> set[str]:
         """Return the tags that have a value here and do not belong to a task or step."""
@@ -261,25 +278,28 @@ class Scope:
     def find_alternatives(self, tag: str) -> tuple[str, set[str]]:
         """Return the part of `tag` that may be misspelt, and the valid alternatives for this
         part."""
-        kind, node, _ = self._split_node_tag(tag)
-        if not kind:
+        node_group, node_name, _ = self._split_node_tag(tag)
+        if not node_group:
             return tag, {
                 name for layer in self.layers for name in layer.names if _head(name) == _head(tag)
             }
-        if self._is_done(node):
-            return tag, {f"{kind.kind}.{node}.{name}" for name in kind.tags_of(node).names}
-        return node, {name for name in kind.tasks if self.is_done(name)}
+        if self._is_done(node_name):
+            return tag, {
+                f"{node_group.kind}.{node_name}.{name}"
+                for name in node_group.tags_of(node_name).names
+            }
+        return node_name, {name for name in node_group.tasks if self.is_done(name)}
 
-    def _is_done(self, node: str) -> bool:
-        return self.nodes is not None and node in self.nodes.tasks and self.is_done(node)
+    def _is_done(self, node_name: str) -> bool:
+        return self.nodes is not None and node_name in self.nodes.tasks and self.is_done(node_name)
 
     def _split_node_tag(self, tag: str) -> tuple[Nodes | None, str, str]:
         """Split the tag of a task or step into the `Nodes` object, the name of the task or step,
         and the rest of the tag."""
-        head, _, path = tag.partition(".")
-        node, _, node_tag = path.partition(".")
-        if self.nodes and head == self.nodes.kind:
-            return (self.nodes, node, node_tag)
+        first_word, _, tag_path = tag.partition(".")
+        node_name, _, node_tag = tag_path.partition(".")
+        if self.nodes and first_word == self.nodes.kind:
+            return (self.nodes, node_name, node_tag)
         return (None, "", "")
 
 
@@ -288,10 +308,10 @@ def _head(name: str) -> str:
 
 
 def _parent_prefixes(name: str) -> Iterator[str]:
-    end = name.find(".")
-    while end >= 0:
-        yield name[:end]
-        end = name.find(".", end + 1)
+    dot_index = name.find(".")
+    while dot_index >= 0:
+        yield name[:dot_index]
+        dot_index = name.find(".", dot_index + 1)
 
 
 def find_strings(value: object, path: str) -> Iterator[tuple[str, str]]:
@@ -300,13 +320,13 @@ def find_strings(value: object, path: str) -> Iterator[tuple[str, str]]:
     if isinstance(value, str):
         yield path, value
     elif isinstance(value, dict):
-        for key, item in value.items():
-            yield from find_strings(item, f"{path}.{key}")
+        for key, child_value in value.items():
+            yield from find_strings(child_value, f"{path}.{key}")
     elif isinstance(value, list):
-        for number, item in enumerate(value):
-            if isinstance(item, dict):
-                name = item.get("name", number)
+        for index, child_value in enumerate(value):
+            if isinstance(child_value, dict):
+                name = child_value.get("name", index)
             else:
-                name = number
+                name = index
 
-            yield from find_strings(item, f"{path}[{name}]")
+            yield from find_strings(child_value, f"{path}[{name}]")

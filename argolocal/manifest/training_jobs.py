@@ -85,9 +85,9 @@ REMOVED_KINDS = {
 }
 
 
-def pod_name(job: str, role: str, index: int = 0) -> str:
+def pod_name(job_name: str, role: str, replica_index: int = 0) -> str:
     """Return the name of a pod, which is also the host name of the pod's Service."""
-    name = f"{job}-{role.lower()}"
+    name = f"{job_name}-{role.lower()}"
     if role == "Launcher":
         return name
-    return f"{name}-{index}"
+    return f"{name}-{replica_index}"

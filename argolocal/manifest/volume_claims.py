@@ -14,35 +14,55 @@ GC_STRATEGIES = ("OnWorkflowSuccess", "OnWorkflowCompletion")
 
 def mounts(template: Data) -> list[dict[str, Any]]:
     """Return the volumeMounts of all containers of a template."""
-    group = template.get("containerSet") or {}
+    container_set = template.get("containerSet") or {}
     containers = [
         template.get("container") or template.get("script") or {},
-        *(group.get("containers") or []),
+        *(container_set.get("containers") or []),
     ]
-    containers += [container for kind in CONTAINERS for container in template.get(kind) or []]
-    return [mount for holder in (group, *containers) for mount in holder.get("volumeMounts") or []]
+    containers += [
+        container
+        for container_list in CONTAINERS
+        for container in template.get(container_list) or []
+    ]
+    return [
+        volume_mount
+        for mount_owner in (container_set, *containers)
+        for volume_mount in mount_owner.get("volumeMounts") or []
+    ]
 
 
 def mounted_volumes(spec: Data, status: Data, template: Data) -> list[Data]:
     """Return the volumes that a template mounts. They come from the template, the workflow and the
     workflow's volume claims."""
-    sources = template.get("volumes"), spec.get("volumes"), status.get("persistentVolumeClaims")
-    volumes = {volume["name"]: volume for source in reversed(sources) for volume in source or []}
+    volume_lists = (
+        template.get("volumes"),
+        spec.get("volumes"),
+        status.get("persistentVolumeClaims"),
+    )
+    volumes_by_name = {
+        volume["name"]: volume
+        for volume_list in reversed(volume_lists)
+        for volume in volume_list or []
+    }
     return [
-        volumes[name]
-        for name in dict.fromkeys(mount["name"] for mount in mounts(template))
-        if name in volumes
+        volumes_by_name[volume_name]
+        for volume_name in dict.fromkeys(volume_mount["name"] for volume_mount in mounts(template))
+        if volume_name in volumes_by_name
     ]
 
 
 def claims(workflow: Data) -> list[Data]:
     """Return `status.persistentVolumeClaims` for the volumeClaimTemplates of a workflow."""
-    names = [
+    claim_names = [
         claim["metadata"]["name"] for claim in workflow["spec"].get("volumeClaimTemplates") or []
     ]
-    prefix = workflow["metadata"]["name"]
+    workflow_name = workflow["metadata"]["name"]
     return [
-        {"name": name, "persistentVolumeClaim": {"claimName": f"{prefix}-{name}"}} for name in names
+        {
+            "name": claim_name,
+            "persistentVolumeClaim": {"claimName": f"{workflow_name}-{claim_name}"},
+        }
+        for claim_name in claim_names
     ]
 
 

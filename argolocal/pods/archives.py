@@ -69,37 +69,39 @@ class _CountingZipFile(io.BufferedReader):
                 f"its central directory has more than {MAX_DIRECTORY_BYTES >> 20} MB"
             )
 
-        data = super().read(size)
-        offset = 0
-        count = 0
+        chunk = super().read(size)
+        search_offset = 0
+        entry_count = 0
 
-        while data.startswith(b"PK\1\2", offset) and len(data) >= offset + 46:
-            offset += 46 + sum(struct.unpack_from("<3H", data, offset + 28))
-            count += 1
-            if count > self.max_entries:
+        while chunk.startswith(b"PK\1\2", search_offset) and len(chunk) >= search_offset + 46:
+            search_offset += 46 + sum(struct.unpack_from("<3H", chunk, search_offset + 28))
+            entry_count += 1
+            if entry_count > self.max_entries:
                 raise zipfile.BadZipFile(
                     f"it has more than {self.max_entries} entries: pack fewer, larger files"
                 )
 
-        return data
+        return chunk
 
 
 class _Budget:
     """The number of bytes and entries that may still be unpacked from the archive `name` into a
     directory."""
 
-    def __init__(self, name: str, directory: Path, entries: int, share: float) -> None:
-        self.name = name
-        self.share = share
-        self.max_entries = entries
-        self.entries = entries
-        self.max_bytes = int(share * shutil.disk_usage(directory).free)
+    def __init__(
+        self, archive_name: str, directory: Path, max_entries: int, max_disk_share: float
+    ) -> None:
+        self.name = archive_name
+        self.share = max_disk_share
+        self.max_entries = max_entries
+        self.entries = max_entries
+        self.max_bytes = int(max_disk_share * shutil.disk_usage(directory).free)
         self.bytes = self.max_bytes
 
-    def take(self, size: int) -> None:
-        """Subtract another entry of `size` bytes from the budget. Raises ArchiveError."""
+    def take(self, size_bytes: int) -> None:
+        """Subtract another entry of `size_bytes` bytes from the budget. Raises ArchiveError."""
         self.entries -= 1
-        self.bytes -= max(size, BLOCK_BYTES)
+        self.bytes -= max(size_bytes, BLOCK_BYTES)
         if self.entries < 0:
             raise ArchiveError(
                 f"{self.name} has more than {self.max_entries} entries: pack fewer, larger files."
@@ -114,8 +116,8 @@ class _Budget:
 def is_tarball(path: Path) -> bool:
     """Return True if the file is a gzipped tar with at least one entry."""
     try:
-        with closing(TarStream(path)) as file, open_tar(file) as archive:
-            return archive.next() is not None
+        with closing(TarStream(path)) as tar_stream, open_tar(tar_stream) as tar_file:
+            return tar_file.next() is not None
     except INVALID_ARCHIVE_ERRORS:
         return False
 
@@ -132,28 +134,28 @@ def unpack_tar(
     As in Argo, owners, setuid bits, devices and hard links are dropped. Raises ArchiveError.
     """
     with _unpack_directory(archive, path) as directory:
-        tree = _Tree(directory, _Budget(path.name, directory, max_entries, max_disk_share))
-        with closing(TarStream(archive)) as file, open_tar(file) as tar:
-            counter = _EntryCounter(path.name, max_entries)
+        unpacked_tree = _Tree(directory, _Budget(path.name, directory, max_entries, max_disk_share))
+        with closing(TarStream(archive)) as tar_stream, open_tar(tar_stream) as tar_file:
+            entry_counter = _EntryCounter(path.name, max_entries)
             while True:
-                counter.check(file, tar.offset, tree.budget.entries)
-                file.budget = MAX_HEADER_BYTES
+                entry_counter.check(tar_stream, tar_file.offset, unpacked_tree.budget.entries)
+                tar_stream.budget = MAX_HEADER_BYTES
 
-                member = tar.next()
-                if not member:
+                tar_entry = tar_file.next()
+                if not tar_entry:
                     break
 
-                tar.members.clear()  # type: ignore[attr-defined]  # without this, tarfile keeps all members
-                if len(tar.pax_headers) > MAX_RECORDS:
+                tar_file.members.clear()  # type: ignore[attr-defined]  # without this, tarfile keeps all members
+                if len(tar_file.pax_headers) > MAX_RECORDS:
                     raise ArchiveError(
                         f"{path.name} has more than {MAX_RECORDS} global header records."
                     )
 
-                tree.budget.take(member.size)
-                file.budget = sys.maxsize
-                tree.add(tar, member)
+                unpacked_tree.budget.take(tar_entry.size)
+                tar_stream.budget = sys.maxsize
+                unpacked_tree.add(tar_file, tar_entry)
 
-        tree.add_links(path.name)
+        unpacked_tree.add_links(path.name)
 
 
 def unpack_zip(
@@ -165,45 +167,59 @@ def unpack_zip(
     """Unpack a zip as `unpack_tar` does; links in the zip become files."""
     with (
         _unpack_directory(archive, path) as directory,
-        _CountingZipFile(archive, max_entries) as file,
-        zipfile.ZipFile(file) as zip_file,
+        _CountingZipFile(archive, max_entries) as counted_file,
+        zipfile.ZipFile(counted_file) as zip_file,
     ):
-        tree = _Tree(directory, _Budget(path.name, directory, max_entries, max_disk_share))
-        _check_zip(file, zip_file.infolist(), tree.budget)
+        unpacked_tree = _Tree(directory, _Budget(path.name, directory, max_entries, max_disk_share))
+        _check_zip(counted_file, zip_file.infolist(), unpacked_tree.budget)
 
-        for entry in zip_file.infolist():
-            parts = tuple(name for name in entry.filename.split("/") if name not in ("", ".", ".."))
-            if entry.is_dir():
-                tree.make_directory(parts)
-            elif parts:
-                with zip_file.open(entry) as content, tree.open(parts, 0o666) as target:
-                    shutil.copyfileobj(content, target, CHUNK_BYTES)
+        for zip_entry in zip_file.infolist():
+            path_parts = tuple(
+                path_part
+                for path_part in zip_entry.filename.split("/")
+                if path_part not in ("", ".", "..")
+            )
+            if zip_entry.is_dir():
+                unpacked_tree.make_directory(path_parts)
+            elif path_parts:
+                with (
+                    zip_file.open(zip_entry) as entry_reader,
+                    unpacked_tree.open(path_parts, 0o666) as output_file,
+                ):
+                    shutil.copyfileobj(entry_reader, output_file, CHUNK_BYTES)
             else:
                 raise ArchiveError(f"{path.name} cannot be unpacked: it has a file without a name.")
 
 
-def _check_zip(file: _CountingZipFile, entries: list[zipfile.ZipInfo], budget: "_Budget") -> None:
+def _check_zip(
+    counted_file: _CountingZipFile, zip_entries: list[zipfile.ZipInfo], budget: "_Budget"
+) -> None:
     """Raise ArchiveError for entries that exceed the budget, share bytes or are neither stored nor
     deflated."""
-    end = 0
+    previous_end = 0
 
-    for entry in sorted(entries, key=lambda entry: entry.header_offset):
-        budget.take(entry.file_size)
+    for zip_entry in sorted(zip_entries, key=lambda zip_entry: zip_entry.header_offset):
+        budget.take(zip_entry.file_size)
         # Go supports only these compression methods; unpacking other methods could use unlimited
         # memory
-        if entry.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+        if zip_entry.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
             raise ArchiveError(
-                f"{entry.filename} is neither stored nor deflated: pack it with one of these"
+                f"{zip_entry.filename} is neither stored nor deflated: pack it with one of these"
                 " methods."
             )
 
-        if entry.header_offset < end:
+        if zip_entry.header_offset < previous_end:
             raise ArchiveError(
-                f"{entry.filename} overlaps the entry before it: pack the archive again."
+                f"{zip_entry.filename} overlaps the entry before it: pack the archive again."
             )
 
-        file.seek(entry.header_offset + 26)
-        end = file.tell() + 4 + sum(struct.unpack("<2H", file.read(4))) + entry.compress_size
+        counted_file.seek(zip_entry.header_offset + 26)
+        previous_end = (
+            counted_file.tell()
+            + 4
+            + sum(struct.unpack("<2H", counted_file.read(4)))
+            + zip_entry.compress_size
+        )
 
 
 class _EntryCounter:
@@ -214,15 +230,15 @@ class _EntryCounter:
     time.
     """
 
-    def __init__(self, name: str, max_entries: int) -> None:
-        self.name = name
+    def __init__(self, archive_name: str, max_entries: int) -> None:
+        self.name = archive_name
         self.max_entries = max_entries
         # end position of the last counted part
         self.end = -1
         self.uncounted_entries = UNCOUNTED_ENTRIES
 
-    def check(self, file: TarStream, offset: int, entries: int) -> None:
-        """Raise ArchiveError if the part at `offset` has more than `entries` entries."""
+    def check(self, tar_stream: TarStream, offset: int, max_entries: int) -> None:
+        """Raise ArchiveError if the part at `offset` has more than `max_entries` entries."""
         if offset < self.end:
             return
         self.uncounted_entries += 1
@@ -230,49 +246,49 @@ class _EntryCounter:
             return
         self.uncounted_entries = 0
         self.end = offset + COUNTED_BYTES
-        with closing(file.copy()) as next_part, suppress(*INVALID_ARCHIVE_ERRORS):
+        with closing(tar_stream.copy()) as next_part, suppress(*INVALID_ARCHIVE_ERRORS):
             next_part.seek(offset)
-            self._count(next_part, entries)
+            self._count(next_part, max_entries)
 
-    def _count(self, file: TarStream, entries: int) -> None:
-        with open_tar(file, CountedEntry) as tar:
-            for _ in range(entries + 1):
-                file.budget = MAX_HEADER_BYTES
-                member = tar.next()
+    def _count(self, tar_stream: TarStream, max_entries: int) -> None:
+        with open_tar(tar_stream, CountedEntry) as tar_file:
+            for _ in range(max_entries + 1):
+                tar_stream.budget = MAX_HEADER_BYTES
+                tar_entry = tar_file.next()
                 if (
-                    not member
-                    or member.offset_data + member.size > self.end
-                    or len(tar.pax_headers) > MAX_RECORDS
+                    not tar_entry
+                    or tar_entry.offset_data + tar_entry.size > self.end
+                    or len(tar_file.pax_headers) > MAX_RECORDS
                 ):
                     return
 
-                tar.members.clear()  # type: ignore[attr-defined]  # without this, tarfile keeps all members
+                tar_file.members.clear()  # type: ignore[attr-defined]  # without this, tarfile keeps all members
 
         raise ArchiveError(
             f"{self.name} has more than {self.max_entries} entries: pack fewer, larger files."
         )
 
 
-def _check_sparse(member: Any, stored_bytes: int) -> None:
+def _check_sparse(tar_entry: Any, stored_bytes: int) -> None:
     """Raise ArchiveError for a sparse file whose parts overlap, are unordered, or exceed
     `stored_bytes`."""
-    end = 0
-    total = 0
+    previous_end = 0
+    total_bytes = 0
 
-    for offset, size in member.sparse or ():
-        if size < 0 or offset < end or offset + size > member.size:
+    for offset, size_bytes in tar_entry.sparse or ():
+        if size_bytes < 0 or offset < previous_end or offset + size_bytes > tar_entry.size:
             raise ArchiveError(
-                f"{member.name} has parts that overlap or are not in order: pack the file without"
-                " --sparse."
+                f"{tar_entry.name} has parts that overlap or are not in order: pack the file"
+                " without --sparse."
             )
 
-        end = offset + size
-        total += size
+        previous_end = offset + size_bytes
+        total_bytes += size_bytes
 
-    if total > stored_bytes:
+    if total_bytes > stored_bytes:
         raise ArchiveError(
-            f"{member.name} has parts of {total} bytes, but only {stored_bytes} are stored: pack"
-            " the file again."
+            f"{tar_entry.name} has parts of {total_bytes} bytes, but only {stored_bytes} are"
+            " stored: pack the file again."
         )
 
 
@@ -288,8 +304,8 @@ def _unpack_directory(archive: Path, path: Path) -> Iterator[Path]:
 
     try:
         yield directory
-        entries = list(directory.iterdir())
-        (entries[0] if len(entries) == 1 else directory).rename(path)
+        directory_entries = list(directory.iterdir())
+        (directory_entries[0] if len(directory_entries) == 1 else directory).rename(path)
         archive.unlink()
     except INVALID_ARCHIVE_ERRORS as error:
         raise ArchiveError(f"{path.name} cannot be unpacked: {error}") from error
@@ -306,102 +322,107 @@ class _Tree:
         # path of a link → (its name in the archive, its target)
         self.links: dict[tuple[str, ...], tuple[str, str]] = {}
 
-    def add(self, tar: tarfile.TarFile, member: tarfile.TarInfo) -> None:
-        path = os.path.normpath(member.name)
-        if path.startswith(("/", "../")) or path in (".", ".."):
-            raise ArchiveError(f"illegal file path: {member.name}")
+    def add(self, tar_file: tarfile.TarFile, tar_entry: tarfile.TarInfo) -> None:
+        entry_path = os.path.normpath(tar_entry.name)
+        if entry_path.startswith(("/", "../")) or entry_path in (".", ".."):
+            raise ArchiveError(f"illegal file path: {tar_entry.name}")
 
-        parts = tuple(path.split("/"))
-        if member.issym():
-            self.links[parts] = member.name, member.linkname
-        elif member.isdir():
-            self.make_directory(parts)
-        elif member.isreg():
-            _check_sparse(member, tar.offset - member.offset_data)
-            content: Any = tar.fileobj
-            content.seek(member.offset_data)
-            sparse: Any = member.sparse  # type: ignore[attr-defined]
+        path_parts = tuple(entry_path.split("/"))
+        if tar_entry.issym():
+            self.links[path_parts] = tar_entry.name, tar_entry.linkname
+        elif tar_entry.isdir():
+            self.make_directory(path_parts)
+        elif tar_entry.isreg():
+            _check_sparse(tar_entry, tar_file.offset - tar_entry.offset_data)
+            archive_file: Any = tar_file.fileobj
+            archive_file.seek(tar_entry.offset_data)
+            sparse_parts: Any = tar_entry.sparse  # type: ignore[attr-defined]
 
-            with self.open(parts, 0o600) as file:
-                for offset, size in ((0, member.size),) if sparse is None else sparse:
+            with self.open(path_parts, 0o600) as output_file:
+                for offset, size_bytes in (
+                    ((0, tar_entry.size),) if sparse_parts is None else sparse_parts
+                ):
                     # seek over the holes of a sparse file, which saves time and disk space
-                    file.seek(offset)
-                    while size > 0:
-                        data = content.read(min(size, CHUNK_BYTES))
-                        if not data:
+                    output_file.seek(offset)
+                    while size_bytes > 0:
+                        chunk = archive_file.read(min(size_bytes, CHUNK_BYTES))
+                        if not chunk:
                             raise tarfile.ReadError("unexpected end of data")
 
-                        size -= file.write(data)
+                        size_bytes -= output_file.write(chunk)
 
-                file.truncate(member.size)
-                os.utime(file.fileno(), (member.mtime, member.mtime))
-                os.fchmod(file.fileno(), member.mode & 0o777)
+                output_file.truncate(tar_entry.size)
+                os.utime(output_file.fileno(), (tar_entry.mtime, tar_entry.mtime))
+                os.fchmod(output_file.fileno(), tar_entry.mode & 0o777)
 
-    def open(self, parts: tuple[str, ...], mode: int) -> BinaryIO:
+    def open(self, path_parts: tuple[str, ...], mode: int) -> BinaryIO:
         """Create or empty a file of this tree, and open it for writing."""
-        self.make_directory(parts[:-1])
-        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW
-        return os.fdopen(os.open(self.root.joinpath(*parts), flags, mode), "wb")
+        self.make_directory(path_parts[:-1])
+        open_flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW
+        return os.fdopen(os.open(self.root.joinpath(*path_parts), open_flags, mode), "wb")
 
-    def make_directory(self, parts: tuple[str, ...]) -> None:
-        if len(parts) > MAX_DEPTH:
+    def make_directory(self, path_parts: tuple[str, ...]) -> None:
+        if len(path_parts) > MAX_DEPTH:
             raise ArchiveError(
-                f"{parts[0]}/... has more than {MAX_DEPTH} nested directories: use fewer levels."
+                f"{path_parts[0]}/... has more than {MAX_DEPTH} nested directories: use fewer"
+                " levels."
             )
-        path = self.root.joinpath(*parts)
+        path = self.root.joinpath(*path_parts)
         # lstat does not follow links, unlike `is_dir`
         if not (os.path.lexists(path) and stat.S_ISDIR(path.lstat().st_mode)):
-            self.make_directory(parts[:-1])
+            self.make_directory(path_parts[:-1])
             self.budget.take(0)
             path.mkdir()
             path.chmod(0o755)  # set the mode again, because the umask applied to mkdir
 
-    def add_links(self, name: str) -> None:
+    def add_links(self, directory_name: str) -> None:
         """Create the links. Raises ArchiveError if a link's target, or the path to it, is outside
-        of the directory `name`."""
-        top_names = {*os.listdir(self.root), *(path[0] for path in self.links)}
-        final_path = lambda path: (name, *path[len(top_names) == 1 :])  # noqa: E731
-        links = {final_path(path): target for path, (_, target) in self.links.items()}
-        for path, (link, target) in self.links.items():
-            if not _stays_inside(final_path(path), links):
+        of the directory `directory_name`."""
+        top_names = {*os.listdir(self.root), *(link_path[0] for link_path in self.links)}
+        final_path = lambda link_path: (directory_name, *link_path[len(top_names) == 1 :])  # noqa: E731
+        link_targets = {
+            final_path(link_path): target for link_path, (_, target) in self.links.items()
+        }
+        for link_path, (link, target) in self.links.items():
+            if not _stays_inside(final_path(link_path), link_targets):
                 raise ArchiveError(f"illegal symlink target: {link} -> {target}")
-        for path, (_, target) in self.links.items():
-            self.make_directory(path[:-1])
-            os.symlink(target, self.root.joinpath(*path))
+        for link_path, (_, target) in self.links.items():
+            self.make_directory(link_path[:-1])
+            os.symlink(target, self.root.joinpath(*link_path))
 
 
-def _stays_inside(path: tuple[str, ...], links: dict[tuple[str, ...], str]) -> bool:
-    """Return True if the link at `path` never leads outside of the directory `path[0]` when the
-    kernel resolves it."""
-    directory = list(path[:-1])
-    remaining_names = links[path].split("/")[::-1]
+def _stays_inside(link_path: tuple[str, ...], link_targets: dict[tuple[str, ...], str]) -> bool:
+    """Return True if the link at `link_path` never leads outside of the directory `path[0]` when
+    the kernel resolves it."""
+    current_directory = list(link_path[:-1])
+    remaining_names = link_targets[link_path].split("/")[::-1]
 
-    if links[path].startswith("/") or len(path) == 1:
+    if link_targets[link_path].startswith("/") or len(link_path) == 1:
         return False
 
     for _ in range(40):  # the kernel follows at most 40 links
         while remaining_names:
-            name = remaining_names.pop()
-            if name == "..":
-                if not directory:
+            path_part = remaining_names.pop()
+            if path_part == "..":
+                if not current_directory:
                     return False
 
-                directory.pop()
-            elif name not in ("", "."):
-                directory.append(name)
-                if directory[0] != path[0]:
+                current_directory.pop()
+            elif path_part not in ("", "."):
+                current_directory.append(path_part)
+                if current_directory[0] != link_path[0]:
                     return False
 
-                target = links.get(tuple(directory))
-                if target:
-                    if target.startswith("/"):
+                link_target = link_targets.get(tuple(current_directory))
+                if link_target:
+                    if link_target.startswith("/"):
                         return False
 
-                    directory.pop()
-                    remaining_names += target.split("/")[::-1]
+                    current_directory.pop()
+                    remaining_names += link_target.split("/")[::-1]
                     break
         else:
-            return bool(directory)
+            return bool(current_directory)
 
     # The links form a loop: the kernel reports an error, but a program that resolves paths itself
     # may leave the directory.

@@ -39,10 +39,10 @@ class ArtifactError(Exception):
     """An artifact cannot be loaded or saved. The message equals Argo's."""
 
 
-def load(artifact: dict[str, Any], path: Path, store: OpenStore) -> None:
+def load(artifact: dict[str, Any], path: Path, open_store: OpenStore) -> None:
     """Load an input artifact to `path`. Raises ArtifactError, StorageError."""
     # an artifact has no location if it is the output of a skipped step
-    if not any(artifact.get(kind) for kind in ("s3", "raw", "http")):
+    if not any(artifact.get(location_kind) for location_kind in ("s3", "raw", "http")):
         if artifact.get("optional"):
             return
 
@@ -59,7 +59,7 @@ def load(artifact: dict[str, Any], path: Path, store: OpenStore) -> None:
         _download(artifact, downloaded_file)
     else:
         try:
-            store(artifact["s3"]).download(artifact["s3"]["key"], downloaded_file)
+            open_store(artifact["s3"]).download(artifact["s3"]["key"], downloaded_file)
         except StorageError as error:
             if artifact.get("optional") and isinstance(error, NotFound):
                 # create this directory, as the kubelet of a cluster would do for the mount point
@@ -68,11 +68,13 @@ def load(artifact: dict[str, Any], path: Path, store: OpenStore) -> None:
 
             raise ArtifactError(f"artifact {artifact['name']} failed to load: {error}") from None
 
-    archive = artifact.get("archive") or {}
+    archive_options = artifact.get("archive") or {}
     try:
-        if "zip" in archive:
+        if "zip" in archive_options:
             archives.unpack_zip(downloaded_file, path)
-        elif "none" not in archive and ("tar" in archive or archives.is_tarball(downloaded_file)):
+        elif "none" not in archive_options and (
+            "tar" in archive_options or archives.is_tarball(downloaded_file)
+        ):
             archives.unpack_tar(downloaded_file, path)
         else:
             downloaded_file.replace(path)
@@ -80,26 +82,26 @@ def load(artifact: dict[str, Any], path: Path, store: OpenStore) -> None:
         raise ArtifactError(str(error)) from error
 
     if artifact.get("mode") is not None:
-        for entry in [path, *(path.rglob("*") if artifact.get("recurseMode") else ())]:
-            if not entry.is_symlink():
-                entry.chmod(int(artifact["mode"]))
+        for artifact_file in [path, *(path.rglob("*") if artifact.get("recurseMode") else ())]:
+            if not artifact_file.is_symlink():
+                artifact_file.chmod(int(artifact["mode"]))
 
 
-def _download(artifact: dict[str, Any], target: Path) -> None:
-    http = artifact["http"]
-    headers = [(header["name"], header["value"]) for header in http.get("headers") or []]
+def _download(artifact: dict[str, Any], target_file: Path) -> None:
+    http_source = artifact["http"]
+    headers = [(header["name"], header["value"]) for header in http_source.get("headers") or []]
     # drop a Host header, because Go's HTTP client ignores it
     headers = [header for header in headers if header[0].lower() != "host"]
     message = f"artifact {artifact['name']} failed to load"
 
     try:
-        with web.request(http["url"], headers=headers, timeout=60) as response:
+        with web.request(http_source["url"], headers=headers, timeout=60) as response:
             if not 200 <= response.status < 300:
-                url = web.hide_password(http["url"])
+                url = web.hide_password(http_source["url"])
                 raise ArtifactError(f"{message}: {url}: {response.status} {response.reason}")
 
-            max_bytes = int(archives.MAX_DISK_SHARE * shutil.disk_usage(target.parent).free)
-            with target.open("wb") as file:
+            max_bytes = int(archives.MAX_DISK_SHARE * shutil.disk_usage(target_file.parent).free)
+            with target_file.open("wb") as file:
                 web.copy(response, file, max_bytes)
     except (web.WebError, OSError) as error:
         # this OSError means that the local file cannot be written
@@ -108,24 +110,24 @@ def _download(artifact: dict[str, Any], target: Path) -> None:
 
 def save(
     artifact: dict[str, Any],
-    link: Path,
+    link_path: Path,
     path: Path,
-    folder: Path,
-    pod: str,
-    workflow: str,
-    store: OpenStore,
-    location: dict[str, Any] | None = None,
+    temporary_folder: Path,
+    pod_name: str,
+    workflow_name: str,
+    open_store: OpenStore,
+    archive_location: dict[str, Any] | None = None,
 ) -> dict[str, Any] | None:
     """Upload an output artifact. Return the artifact with its key, or None if an optional artifact
     is missing.
 
-    `link`: path of the artifact in the template. It may be a link to `path`. `folder`: directory
-    for temporary archives. `location`: `s3` of the template's archiveLocation, the default
-    location. Raises ArtifactError.
+    `link_path`: path of the artifact in the template. It may be a link to `path`.
+    `temporary_folder`: directory for temporary archives. `archive_location`: `s3` of the template's
+    archiveLocation, the default location. Raises ArtifactError.
     """
-    archive = artifact.get("archive") or {}
+    archive_options = artifact.get("archive") or {}
 
-    failed_call = _find_failing_call(artifact, link, path)
+    failed_call = _find_failing_call(artifact, link_path, path)
     if failed_call:
         if artifact.get("optional"):
             return None
@@ -135,96 +137,109 @@ def save(
     if not (path.is_file() or path.is_dir()):
         raise ArtifactError(f"{artifact['path']} is not a regular file or directory")
 
-    name = link.name
-    file = path
+    artifact_name = link_path.name
+    uploaded_file = path
 
-    if "zip" in archive:
-        name = f"{artifact['name']}.zip"
-        file = folder / f".{artifact['name']}.zip"
-        _zip(path, file, artifact["name"])
-    elif "none" not in archive:
-        name = f"{artifact['name']}.tgz"
-        file = folder / f".{artifact['name']}.tgz"
+    if "zip" in archive_options:
+        artifact_name = f"{artifact['name']}.zip"
+        uploaded_file = temporary_folder / f".{artifact['name']}.zip"
+        _zip(path, uploaded_file, artifact["name"])
+    elif "none" not in archive_options:
+        artifact_name = f"{artifact['name']}.tgz"
+        uploaded_file = temporary_folder / f".{artifact['name']}.tgz"
 
-        requested_level = (archive.get("tar") or {}).get("compressionLevel")
+        requested_level = (archive_options.get("tar") or {}).get("compressionLevel")
         # as in Argo, an invalid gzip level is ignored; `check` rejects it for files in volumes
         if isinstance(requested_level, int) and requested_level in range(10):
-            level = requested_level
+            compression_level = requested_level
         else:
-            level = 6
+            compression_level = 6
 
         with (
-            gzip.GzipFile(file, "wb", level, mtime=0) as zipped,
-            Tar.open(fileobj=zipped, mode="w") as tar,
+            gzip.GzipFile(uploaded_file, "wb", compression_level, mtime=0) as gzip_file,
+            Tar.open(fileobj=gzip_file, mode="w") as tar_file,
         ):
-            tar.add(link if path.is_dir() else path, arcname=link.name)
+            tar_file.add(link_path if path.is_dir() else path, arcname=link_path.name)
 
     artifact_location = artifact.get("s3") or {}
-    base = _default_location(location, f"{workflow}/{pod}")
-    target = {**base, "key": f"{base['key']}/{name}"} | artifact_location
+    base_location = _default_location(archive_location, f"{workflow_name}/{pod_name}")
+    target_location = {
+        **base_location,
+        "key": f"{base_location['key']}/{artifact_name}",
+    } | artifact_location
 
     if artifact_location.get("endpoint") and artifact_location.get("bucket"):
-        target = {**artifact_location, "key": target["key"]}
+        target_location = {**artifact_location, "key": target_location["key"]}
 
-    key = target["key"]
+    object_key = target_location["key"]
     try:
-        store(target).upload(file, key, links=False)
+        open_store(target_location).upload(uploaded_file, object_key, links=False)
     except StorageError as error:
         raise ArtifactError(f"artifact {artifact['name']} failed to save: {error}") from None
     finally:
-        if file != path:
-            file.unlink()
+        if uploaded_file != path:
+            uploaded_file.unlink()
 
-    return {**artifact, "s3": target}
+    return {**artifact, "s3": target_location}
 
 
-def _find_failing_call(artifact: dict[str, Any], link: Path, path: Path) -> str:
+def _find_failing_call(artifact: dict[str, Any], link_path: Path, path: Path) -> str:
     """Return the system call that would fail in Argo's executor, or "". For example, Argo can zip a
     file only if its name is the artifact's name."""
-    archive = artifact.get("archive") or {}
+    archive_options = artifact.get("archive") or {}
     if not path.exists():
         return f"open /var/run/argo/outputs/artifacts{artifact['path']}.tgz"
-    if "none" in archive and path.is_dir() and link.is_symlink():
-        return f"open {STAGING_PATH}/{link.name}"
-    is_missing = "zip" in archive and path.is_file() and link.name != artifact["name"]
+    if "none" in archive_options and path.is_dir() and link_path.is_symlink():
+        return f"open {STAGING_PATH}/{link_path.name}"
+    is_missing = "zip" in archive_options and path.is_file() and link_path.name != artifact["name"]
     if is_missing:
         return f"stat {STAGING_PATH}/{artifact['name']}"
     return ""
 
 
-def _default_location(location: dict[str, Any] | None, prefix: str) -> dict[str, Any]:
+def _default_location(archive_location: dict[str, Any] | None, key_prefix: str) -> dict[str, Any]:
     """Return the default location of artifacts: a complete archiveLocation, or the default
     repository."""
-    is_complete = location and all(location.get(key) for key in ("endpoint", "bucket", "key"))
-    if location and is_complete:
-        return dict(location)
-    return {"key": prefix}
+    is_complete = archive_location and all(
+        archive_location.get(location_field) for location_field in ("endpoint", "bucket", "key")
+    )
+    if archive_location and is_complete:
+        return dict(archive_location)
+    return {"key": key_prefix}
 
 
 def save_log(
-    container: str, log: Path, template: dict[str, Any], prefix: str, store: OpenStore
+    container_name: str,
+    log_path: Path,
+    template: dict[str, Any],
+    key_prefix: str,
+    open_store: OpenStore,
 ) -> dict[str, Any]:
     """Upload a container's log. Return the artifact with its key. Raises StorageError."""
-    base = _default_location(template["archiveLocation"].get("s3"), prefix)
-    target = {**base, "key": f"{base['key']}/{container}.log"}
-    store(target).upload(log, target["key"])
-    return {"name": f"{container}-logs", "s3": target}
+    base_location = _default_location(template["archiveLocation"].get("s3"), key_prefix)
+    target_location = {**base_location, "key": f"{base_location['key']}/{container_name}.log"}
+    open_store(target_location).upload(log_path, target_location["key"])
+    return {"name": f"{container_name}-logs", "s3": target_location}
 
 
-def _zip(path: Path, zip_path: Path, name: str) -> None:
+def _zip(path: Path, zip_path: Path, entry_name: str) -> None:
     """Zip a directory or file. In the zip, a directory has the artifact's name and contains no
     empty directories, and a file is below Argo's staging path."""
-    with zipfile.ZipFile(zip_path, "w", zipfile.ZIP_DEFLATED) as archive:
+    with zipfile.ZipFile(zip_path, "w", zipfile.ZIP_DEFLATED) as zip_archive:
         if path.is_file():
-            entry = zipfile.ZipInfo.from_file(path)
-            entry.filename = f"{STAGING_PATH}/{name}"
-            with archive.open(entry, "w") as target, path.open("rb") as file:
-                shutil.copyfileobj(file, target)
-        for file in sorted(entry for entry in path.rglob("*") if entry.is_file()):
-            archive.write(file, Path(name) / file.relative_to(path))
+            zip_entry = zipfile.ZipInfo.from_file(path)
+            zip_entry.filename = f"{STAGING_PATH}/{entry_name}"
+            with zip_archive.open(zip_entry, "w") as entry_writer, path.open("rb") as source_file:
+                shutil.copyfileobj(source_file, entry_writer)
+        for source_file in sorted(
+            zip_entry for zip_entry in path.rglob("*") if zip_entry.is_file()
+        ):
+            zip_archive.write(source_file, Path(entry_name) / source_file.relative_to(path))
 
 
-def collect_garbage(status: dict[str, Any], spec: dict[str, Any], store: OpenStore) -> list[str]:
+def collect_garbage(
+    status: dict[str, Any], spec: dict[str, Any], open_store: OpenStore
+) -> list[str]:
     """Delete the output artifacts with the strategy OnWorkflowCompletion. Return the ids of the
     changed nodes.
 
@@ -232,9 +247,9 @@ def collect_garbage(status: dict[str, Any], spec: dict[str, Any], store: OpenSto
     because workflows are never deleted. As in Argo's S3 driver, a key with a trailing / is a
     directory. Source: Argo's artifact_gc.go.
     """
-    changed_ids = []
+    changed_node_ids = []
 
-    for id, node in status["nodes"].items():
+    for node_id, node in status["nodes"].items():
         for artifact in (
             ((node.get("outputs") or {}).get("artifacts") or []) if node["type"] == "Pod" else ()
         ):
@@ -246,7 +261,7 @@ def collect_garbage(status: dict[str, Any], spec: dict[str, Any], store: OpenSto
                 continue
 
             try:
-                _delete(artifact["s3"]["key"], store(artifact["s3"]))
+                _delete(artifact["s3"]["key"], open_store(artifact["s3"]))
             except (ArgolocalError, KeyError, OSError, ValueError) as error:
                 other_conditions = [
                     condition
@@ -257,57 +272,68 @@ def collect_garbage(status: dict[str, Any], spec: dict[str, Any], store: OpenSto
                 status["conditions"] = [*other_conditions, new_condition]
             else:
                 artifact["deleted"] = True
-                changed_ids.append(id)
+                changed_node_ids.append(node_id)
 
-    return changed_ids
+    return changed_node_ids
 
 
 def _delete(key: str, store: ObjectStore) -> None:
-    store.delete([entry.key for entry in store.list(key)] if key.endswith("/") else [key])
+    store.delete(
+        [listed_object.key for listed_object in store.list(key)] if key.endswith("/") else [key]
+    )
 
 
 def strategy(artifact: dict[str, Any], spec: dict[str, Any]) -> str:
     """Return the garbage collection strategy of an artifact, or else of the workflow."""
-    strategies = ((owner.get("artifactGC") or {}).get("strategy") for owner in (artifact, spec))
+    strategies = (
+        (strategy_owner.get("artifactGC") or {}).get("strategy")
+        for strategy_owner in (artifact, spec)
+    )
     return next(filter(None, strategies), "Never")
 
 
-def check(template: dict[str, Any], where: str) -> None:
+def check(template: dict[str, Any], field_path: str) -> None:
     """Raise ConfigError for an artifact that has no path, a path outside of the pod, or an invalid
     gzip level."""
     is_pod = not template.keys() & {"dag", "steps", "suspend"}
     artifacts = {
-        kind: (template.get(kind) or {}).get("artifacts") or [] for kind in ("inputs", "outputs")
+        direction: (template.get(direction) or {}).get("artifacts") or []
+        for direction in ("inputs", "outputs")
     }
-    mounts = (template.get("container") or template.get("script") or {}).get("volumeMounts") or []
+    volume_mounts = (template.get("container") or template.get("script") or {}).get(
+        "volumeMounts"
+    ) or []
     mount_paths = [
-        *(entry.get("mountPath") for entry in mounts),
-        *(entry.get("path") for entry in artifacts["inputs"]),
+        *(parameter_or_mount.get("mountPath") for parameter_or_mount in volume_mounts),
+        *(parameter_or_mount.get("path") for parameter_or_mount in artifacts["inputs"]),
     ]
 
     numbered_artifacts = [
-        (f"{kind}.artifacts[{index}]", artifact)
-        for kind in artifacts
-        for index, artifact in enumerate(artifacts[kind])
+        (f"{direction}.artifacts[{index}]", artifact)
+        for direction in artifacts
+        for index, artifact in enumerate(artifacts[direction])
     ]
-    for name, artifact in numbered_artifacts:
+    for artifact_field, artifact in numbered_artifacts:
         path = artifact.get("path")
-        field = f"{where}.{name}"
+        artifact_path = f"{field_path}.{artifact_field}"
         if is_pod and not path:
-            raise ConfigError(f"{field}.path is missing: set it.")
+            raise ConfigError(f"{artifact_path}.path is missing: set it.")
 
         if path and not is_pod:
             raise ConfigError(
-                f"{field}.path is {path!r}, but only pods have files. Remove the path."
+                f"{artifact_path}.path is {path!r}, but only pods have files. Remove the path."
             )
 
-        level = ((artifact.get("archive") or {}).get("tar") or {}).get("compressionLevel")
-        in_mount = name.startswith("outputs") and any(
-            mount and Path(path).is_relative_to(mount) for mount in mount_paths
+        compression_level = ((artifact.get("archive") or {}).get("tar") or {}).get(
+            "compressionLevel"
         )
-        if in_mount and level is not None and level not in range(-2, 10):
+        is_in_mount = artifact_field.startswith("outputs") and any(
+            volume_mount and Path(path).is_relative_to(volume_mount) for volume_mount in mount_paths
+        )
+        if is_in_mount and compression_level is not None and compression_level not in range(-2, 10):
             raise ConfigError(
-                f"{field}.archive.tar.compressionLevel is {level!r}: it must be from -2 to 9."
+                f"{artifact_path}.archive.tar.compressionLevel is {compression_level!r}: it must"
+                " be from -2 to 9."
             )
 
 
@@ -329,8 +355,8 @@ def remove_directory(root: Path) -> None:
         shutil.rmtree(root, onerror=on_error)
     except PermissionError:  # the tree contains a read-only directory, as in Go's module cache
         os.chmod(root, 0o700)
-        for folder, names, _ in os.walk(root):
-            for path in (os.path.join(folder, name) for name in names):
+        for folder, entry_names, _ in os.walk(root):
+            for path in (os.path.join(folder, entry_name) for entry_name in entry_names):
                 if not os.path.islink(path):
                     os.chmod(path, 0o700)
 

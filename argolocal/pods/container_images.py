@@ -45,25 +45,30 @@ class Image:
 
         from argolocal.language.yaml_text import parse_one, read_text
 
-        types = {"python": str, "env": dict, "command": list, "args": list, "directory": str}
+        field_types = {"python": str, "env": dict, "command": list, "args": list, "directory": str}
 
         try:
-            images = parse_one(read_text(file), str(file)) or {}
-            for name, fields in images.items():
-                for key, value in fields.items():
-                    if not isinstance(value, types.get(key, ())):
-                        if key in types:
-                            rule = f"a {types[key].__name__}"
+            fields_by_image = parse_one(read_text(file), str(file)) or {}
+            for image_name, image_fields in fields_by_image.items():
+                for field_name, field_value in image_fields.items():
+                    if not isinstance(field_value, field_types.get(field_name, ())):
+                        if field_name in field_types:
+                            type_requirement = f"a {field_types[field_name].__name__}"
                         else:
-                            rule = f"one of {', '.join(types)}"
+                            type_requirement = f"one of {', '.join(field_types)}"
 
-                        raise ConfigError(f"{file}: {name}.{key} is {value!r}: it must be {rule}.")
+                        raise ConfigError(
+                            f"{file}: {image_name}.{field_name} is {field_value!r}: it must be"
+                            f" {type_requirement}."
+                        )
         except AttributeError as error:
             raise ConfigError(
-                f"{file} must map images to their fields ({', '.join(types)}): {error}"
+                f"{file} must map images to their fields ({', '.join(field_types)}): {error}"
             ) from None
 
-        return {name: cls(**fields) for name, fields in images.items()}
+        return {
+            image_name: cls(**image_fields) for image_name, image_fields in fields_by_image.items()
+        }
 
 
 def base_name(image: str) -> str:

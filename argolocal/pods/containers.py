@@ -22,63 +22,73 @@ from argolocal.pods.kinds import container_set, sidecars
 
 def containers_of(template: Data) -> Iterator[tuple[str, Data]]:
     """Yield (path in the template, container) for each container of a template."""
-    for kind in ("container", "script"):
-        if template.get(kind) is not None:
-            yield kind, template[kind]
-    lists = {kind: template.get(kind) for kind in sidecars.KINDS}
+    for container_field in ("container", "script"):
+        if template.get(container_field) is not None:
+            yield container_field, template[container_field]
+    containers_by_field = {
+        container_field: template.get(container_field) for container_field in sidecars.KINDS
+    }
     if template.get("containerSet"):
-        lists["containerSet.containers"] = container_set.members(template)
-    for kind, containers in lists.items():
+        containers_by_field["containerSet.containers"] = container_set.members(template)
+    for container_field, containers in containers_by_field.items():
         yield from (
-            (f"{kind}[{index}]", container) for index, container in enumerate(containers or [])
+            (f"{container_field}[{index}]", container)
+            for index, container in enumerate(containers or [])
         )
 
 
 def port_number(container: Data, port: int | str) -> int:
     """Return the number of a port, or of the containerPort with this name. Raises ValueError."""
-    numbers = {entry.get("name"): entry["containerPort"] for entry in container.get("ports") or []}
-    return int(numbers.get(port, port))
+    port_numbers = {
+        container_port.get("name"): container_port["containerPort"]
+        for container_port in container.get("ports") or []
+    }
+    return int(port_numbers.get(port, port))
 
 
-def check(template: Data, where: str, cluster: Cluster) -> None:
+def check(template: Data, field_path: str, cluster: Cluster) -> None:
     """Raise ConfigError for a container that has no image or command, or that Kubernetes
     rejects."""
-    for path, container in containers_of(template):
-        _check_program(container, f"{where}.{path}", cluster)
-        _check_environment(container, f"{where}.{path}.env")
-        _check_mounts(container, f"{where}.{path}.volumeMounts")
-        _check_resources(container, f"{where}.{path}.resources")
+    for container_path, container in containers_of(template):
+        _check_program(container, f"{field_path}.{container_path}", cluster)
+        _check_environment(container, f"{field_path}.{container_path}.env")
+        _check_mounts(container, f"{field_path}.{container_path}.volumeMounts")
+        _check_resources(container, f"{field_path}.{container_path}.resources")
 
 
-def check_names(template: Data, pod: str) -> None:
+def check_names(template: Data, pod_name: str) -> None:
     """Raise ConfigError for a name in a pod that the API server rejects. Names are checked when the
     pod starts, because earlier they may contain tags."""
-    where = f'Pod "{pod}" is invalid'
-    for path, container in containers_of(template):
+    message_prefix = f'Pod "{pod_name}" is invalid'
+    for container_path, container in containers_of(template):
         if "name" in container:
-            object_names.LABEL.check(container["name"], f"{where}: {path}.name")
+            object_names.LABEL.check(container["name"], f"{message_prefix}: {container_path}.name")
 
     metadata = template.get("metadata") or {}
-    object_names.check_labels(metadata.get("labels"), f"{where}: metadata.labels")
-    object_names.check_annotations(metadata.get("annotations"), f"{where}: metadata.annotations")
-    object_names.check_labels(template.get("nodeSelector"), f"{where}: spec.nodeSelector")
+    object_names.check_labels(metadata.get("labels"), f"{message_prefix}: metadata.labels")
+    object_names.check_annotations(
+        metadata.get("annotations"), f"{message_prefix}: metadata.annotations"
+    )
+    object_names.check_labels(template.get("nodeSelector"), f"{message_prefix}: spec.nodeSelector")
 
     for field in ("serviceAccountName", "priorityClassName", "schedulerName"):
         if template.get(field):
-            object_names.SUBDOMAIN.check(template[field], f"{where}: spec.{field}")
+            object_names.SUBDOMAIN.check(template[field], f"{message_prefix}: spec.{field}")
 
-    for alias in template.get("hostAliases") or []:
-        for name in (alias.get("hostnames") or []) if isinstance(alias, dict) else []:
-            object_names.SUBDOMAIN.check(name, f"{where}: spec.hostAliases.hostnames")
+    for host_alias in template.get("hostAliases") or []:
+        for host_name in (
+            (host_alias.get("hostnames") or []) if isinstance(host_alias, dict) else []
+        ):
+            object_names.SUBDOMAIN.check(host_name, f"{message_prefix}: spec.hostAliases.hostnames")
 
 
-def check_images(template: Data, where: str, cluster: Cluster) -> None:
+def check_images(template: Data, field_path: str, cluster: Cluster) -> None:
     """Raise ConfigError for an image whose programs do not exist on this machine."""
-    for path, container in containers_of(template):
+    for container_path, container in containers_of(template):
         image = str(container.get("image"))
-        words = [*(container.get("command") or []), *(container.get("args") or [])]
+        command_words = [*(container.get("command") or []), *(container.get("args") or [])]
 
-        runs_module = words[1:2] == ["-m"] and {*words[2:3]} <= {*cluster.modules}
+        runs_module = command_words[1:2] == ["-m"] and {*command_words[2:3]} <= {*cluster.modules}
         if (
             "{{" in image
             or base_name(image) in BASE_IMAGES
@@ -89,13 +99,13 @@ def check_images(template: Data, where: str, cluster: Cluster) -> None:
 
         supported_images = [
             *BASE_IMAGES,
-            *(f"images for python -m {module}" for module in cluster.modules),
+            *(f"images for python -m {module_name}" for module_name in cluster.modules),
         ]
         raise ConfigError(
-            f"{where}.{path}.image is {image!r}, which this machine does not have: only "
-            f"{', '.join(supported_images)} are supported. Use one of these, map "
-            f"it to a command in {cluster.home / IMAGES_FILE} "
-            f"({image}: {{command: [...]}}), or submit the workflow to a cluster."
+            f"{field_path}.{container_path}.image is {image!r}, which this machine does not have:"
+            f" only {', '.join(supported_images)} are supported. Use one of these, map it to a"
+            f" command in {cluster.home / IMAGES_FILE} ({image}: {{command: [...]}}), or submit"
+            " the workflow to a cluster."
         )
 
 
@@ -103,66 +113,71 @@ def python_version_warnings(spec: dict[str, Any], cluster: Cluster) -> Iterator[
     """Yield a warning for each image `python:X.Y` of a workflow whose Python version differs from
     the one used here."""
     local_version = f"{sys.version_info.major}.{sys.version_info.minor}"
-    users: dict[str, list[str]] = {}
+    templates_by_image: dict[str, list[str]] = {}
 
     for template, _ in all_templates(spec, "spec"):
         for _, container in containers_of(template):
-            users.setdefault(str(container.get("image")), []).append(str(template.get("name")))
+            templates_by_image.setdefault(str(container.get("image")), []).append(
+                str(template.get("name"))
+            )
 
-    for image, names in users.items():
-        version = re.search(r":(\d+\.\d+)", image)
+    for image, template_names in templates_by_image.items():
+        image_version = re.search(r":(\d+\.\d+)", image)
         if (
             base_name(image) == "python"
-            and version
-            and version[1] != local_version
+            and image_version
+            and image_version[1] != local_version
             and image not in cluster.images
         ):
             yield (
-                f"{', '.join(dict.fromkeys(names))}: {image} runs here on Python {local_version},"
-                f" not {version[1]}: code for {version[1]} may fail. Set the image's interpreter in"
-                f" {cluster.home / IMAGES_FILE} ({image}: {{python: /path/to/python}})."
+                f"{', '.join(dict.fromkeys(template_names))}: {image} runs here on Python"
+                f" {local_version}, not {image_version[1]}: code for {image_version[1]} may fail."
+                f" Set the image's interpreter in {cluster.home / IMAGES_FILE} ({image}: {{python:"
+                " /path/to/python})."
             )
 
 
-def _check_program(container: Data, where: str, cluster: Cluster) -> None:
+def _check_program(container: Data, field_path: str, cluster: Cluster) -> None:
     image = container.get("image")
     if not image:
-        raise ConfigError(f"{where}.image is missing: set it.")
+        raise ConfigError(f"{field_path}.image is missing: set it.")
     image_spec = cluster.image(image)
     if not (container.get("command") or image_spec.command or image_spec.args):
         raise ConfigError(
-            f"{where}.command is missing, and the default command of {image} is not known here."
-            " Add it."
+            f"{field_path}.command is missing, and the default command of {image} is not known"
+            " here. Add it."
         )
 
 
-def _check_environment(container: Data, where: str) -> None:
+def _check_environment(container: Data, field_path: str) -> None:
     for index, variable in enumerate(container.get("env") or []):
         if variable.get("value") and variable.get("valueFrom"):
             raise ConfigError(
-                f"{where}[{index}] has both value and valueFrom: Kubernetes accepts only one of"
-                " them."
+                f"{field_path}[{index}] has both value and valueFrom: Kubernetes accepts only one"
+                " of them."
             )
 
 
-def _check_mounts(container: Data, where: str) -> None:
+def _check_mounts(container: Data, field_path: str) -> None:
     index_of_path: dict[str, int] = {}
-    for index, mount in enumerate(container.get("volumeMounts") or []):
-        first_index = index_of_path.setdefault(path := mount["mountPath"], index)
+    for index, volume_mount in enumerate(container.get("volumeMounts") or []):
+        first_index = index_of_path.setdefault(mount_path := volume_mount["mountPath"], index)
         if first_index != index:
             raise ConfigError(
-                f"{where}[{index}].mountPath is {path!r}, which is also the path of"
-                f" {where}[{first_index}]. Choose another path."
+                f"{field_path}[{index}].mountPath is {mount_path!r}, which is also the path of"
+                f" {field_path}[{first_index}]. Choose another path."
             )
 
 
-def _check_resources(container: Data, where: str) -> None:
+def _check_resources(container: Data, field_path: str) -> None:
     resources = container.get("resources") or {}
     limits = resources.get("limits") or {}
-    for name, request in (resources.get("requests") or {}).items():
-        if name in limits and parse_quantity(request) > parse_quantity(limits[name]):
+    for resource_name, requested_quantity in (resources.get("requests") or {}).items():
+        if resource_name in limits and parse_quantity(requested_quantity) > parse_quantity(
+            limits[resource_name]
+        ):
             raise ConfigError(
-                f"{where}.requests.{name} is {request}: it must be at most limits.{name}"
-                f" ({limits[name]}), or Kubernetes rejects the pod. Raise the limit, or lower the"
-                " request."
+                f"{field_path}.requests.{resource_name} is {requested_quantity}: it must be at"
+                f" most limits.{resource_name} ({limits[resource_name]}), or Kubernetes rejects"
+                " the pod. Raise the limit, or lower the request."
             )

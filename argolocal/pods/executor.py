@@ -57,13 +57,13 @@ class Executor:
 
     def __init__(
         self,
-        files: RunFiles,
+        run_files: RunFiles,
         workflow: dict[str, Any],
         cluster: Cluster,
         interrupts: Interrupts,
         resources: Resources,
     ) -> None:
-        self.files = files
+        self.files = run_files
         self.workflow = workflow
         self.cluster = cluster
         self.interrupts = interrupts
@@ -93,70 +93,74 @@ class Executor:
         pod = PodRun(action, root, self.files.logs / f"{action.pod}.log")
         self.running[action.id] = pod
 
-        request = action.template.get("http")
-        if request:
+        http_request = action.template.get("http")
+        if http_request:
             self._run_in_thread(
-                pod, lambda: http.send(request, self.cluster.secret), self._on_collected
+                pod, lambda: http.send(http_request, self.cluster.secret), self._on_collected
             )
             return
 
-        source = action.template.get("data")
-        if source:
+        data_source = action.template.get("data")
+        if data_source:
             self.events.append(PodStarted(action.id))
             self._run_in_thread(
-                pod, lambda: data.transform(source, self._store), self._on_collected
+                pod, lambda: data.transform(data_source, self._store), self._on_collected
             )
             return
 
         pod.clean_up()
         root.mkdir(parents=True)
-        inputs = [
+        input_artifacts = [
             artifact for artifact in action.template["inputs"]["artifacts"] if artifact.get("path")
         ]
-        main = {"name": "main", **main_container(action.template)}
-        run = pod.container_run(main, self.namespace)
+        main_spec = {"name": "main", **main_container(action.template)}
+        container_run = pod.container_run(main_spec, self.namespace)
 
         try:
             pod.create_volumes(self.cluster, self.workflow)
-            if "image" in main:
+            if "image" in main_spec:
                 pod.working_directory = (
-                    main.get("workingDir") or self.cluster.image(main["image"]).directory or "/"
+                    main_spec.get("workingDir")
+                    or self.cluster.image(main_spec["image"]).directory
+                    or "/"
                 )
                 pod.expand = lambda text: expand_variables(
-                    text, container_environment(run, self.cluster)
+                    text, container_environment(container_run, self.cluster)
                 )
 
-            loads = [
+            load_calls = [
                 partial(artifacts.load, artifact, pod.host_path(artifact["path"]), self._store)
-                for artifact in inputs
+                for artifact in input_artifacts
             ]
         except (ConfigError, OSError) as error:
             self._end(pod, "Error", str(error), None)
             return
 
-        if loads:
-            self._run_in_thread(pod, lambda: [load() for load in loads], self._on_loaded)
+        if load_calls:
+            self._run_in_thread(
+                pod, lambda: [load_artifact() for load_artifact in load_calls], self._on_loaded
+            )
         else:
             self._spawn(pod)
 
     def wait(self, timeout: float | None) -> list[PodStarted | PodEnded]:
         """Return the next events, or an empty list after `timeout` seconds."""
-        timeouts = [0.1 if self.resources.busy else 1.0]
+        timeouts_seconds = [0.1 if self.resources.busy else 1.0]
         if self.deadline is not None:
-            timeouts.append(self.deadline - time.time())
+            timeouts_seconds.append(self.deadline - time.time())
         if timeout is not None:
-            timeouts.append(timeout)
+            timeouts_seconds.append(timeout)
 
         with self.interrupts.allowed():
-            ready = self.selector.select(0 if self.events else max(0.0, min(timeouts)))
+            ready_keys = self.selector.select(0 if self.events else max(0.0, min(timeouts_seconds)))
 
-        for key, _ in ready:
-            if key.data is None:
+        for selector_key, _ in ready_keys:
+            if selector_key.data is None:
                 os.eventfd_read(self.wakeup)
-            elif pod := self.running.get(key.data[0]):
+            elif pod := self.running.get(selector_key.data[0]):
                 # an error may have ended the pod in the meantime
                 with self._end_node_on_error(pod.action.id):
-                    self._on_exit(pod, key.data[1])
+                    self._on_exit(pod, selector_key.data[1])
 
         for pod in list(self.running.values()):
             if pod.work and pod.work[0].done():
@@ -168,46 +172,49 @@ class Executor:
         self._enforce()
         self.cluster.poll()  # restart services of the cluster that have died
         self.events += self.resources.poll()
-        events = self.events
+        pending_events = self.events
         self.events = []
 
-        return events
+        return pending_events
 
-    def kill(self, id: str, reason: str = "", grace: float | None = None) -> None:
-        """Send SIGTERM to a pod, and SIGKILL after `grace` seconds. The default of `grace` is
-        terminationGracePeriodSeconds."""
-        self.resources.forget(id)
+    def kill(self, node_id: str, reason: str = "", grace_seconds: float | None = None) -> None:
+        """Send SIGTERM to a pod, and SIGKILL after `grace_seconds` seconds. The default of
+        `grace_seconds` is terminationGracePeriodSeconds."""
+        self.resources.forget(node_id)
 
-        pod = self.running.get(id)
+        pod = self.running.get(node_id)
         if not pod or pod.kill_reason is not None:
             return
-        if grace is None and (grace := pod.template.get("terminationGracePeriodSeconds")) is None:
-            grace = GRACE_S
+        if (
+            grace_seconds is None
+            and (grace_seconds := pod.template.get("terminationGracePeriodSeconds")) is None
+        ):
+            grace_seconds = GRACE_S
 
         pod.kill_reason = reason
-        pod.kill_at = time.time() + grace
+        pod.kill_at = time.time() + grace_seconds
         for process in pod.processes:
             signal_group(process.pid, signal.SIGTERM)
 
-        with self._end_node_on_error(id):
+        with self._end_node_on_error(node_id):
             if pod.template.keys() & {"http", "data"}:
                 self._end(pod, "Failed", reason, None)
             elif pod.group and not pod.group.completed:
                 pod.group.kill()
                 self._advance(pod)
 
-    def halt(self, grace: float) -> None:
+    def halt(self, grace_seconds: float) -> None:
         """Terminate all pods and wait for their end, without completing their nodes, so that the
         run can be resumed."""
-        for id in list(self.running):
-            self.kill(id, "", grace)
+        for node_id in list(self.running):
+            self.kill(node_id, "", grace_seconds)
 
-        self.resources.stop(grace)
-        kill_at = time.monotonic() + grace
+        self.resources.stop(grace_seconds)
+        kill_at = time.monotonic() + grace_seconds
 
         for pod in self.running.values():
             if pod.sidecars:
-                pod.sidecars.stop(grace)
+                pod.sidecars.stop(grace_seconds)
 
             if pod.process:
                 try:
@@ -219,8 +226,8 @@ class Executor:
                 # kill the remaining processes of the pod
                 signal_group(pod.process.pid, signal.SIGKILL)
 
-            for name in list(pod.descriptors):
-                self._unwatch(pod, name)
+            for container_name in list(pod.descriptors):
+                self._unwatch(pod, container_name)
 
             artifacts.remove_directory(pod.volumes_folder)
 
@@ -235,13 +242,13 @@ class Executor:
     @property
     def deadline(self) -> float | None:
         """Time of the next deadline or retry, until which `wait` may sleep."""
-        times: list[float | None] = []
+        wake_times: list[float | None] = []
         for pod in self.running.values():
-            times.append(pod.kill_at or pod.action.deadline)
+            wake_times.append(pod.kill_at or pod.action.deadline)
             if pod.group:
-                times.append(pod.group.next_retry)
+                wake_times.append(pod.group.next_retry)
 
-        return min(filter(None, times), default=None)
+        return min(filter(None, wake_times), default=None)
 
     def _enforce(self) -> None:
         now = time.time()
@@ -256,13 +263,14 @@ class Executor:
                 with self._end_node_on_error(pod.action.id):
                     self._advance(pod)
 
-        for id in self.resources.overdue_nodes(now):
-            self.events.append(PodEnded(id, "Failed", DEADLINE_EXCEEDED))
-            self.resources.forget(id)
+        for node_id in self.resources.overdue_nodes(now):
+            self.events.append(PodEnded(node_id, "Failed", DEADLINE_EXCEEDED))
+            self.resources.forget(node_id)
 
     @contextmanager
-    def _end_node_on_error(self, id: str) -> Iterator[None]:
-        """On an unexpected exception, end the node `id` with Error instead of ending the run."""
+    def _end_node_on_error(self, node_id: str) -> Iterator[None]:
+        """On an unexpected exception, end the node `node_id` with Error instead of ending the
+        run."""
         try:
             yield
         except StateError:  # the journal cannot be written, so let this error interrupt the run
@@ -270,20 +278,20 @@ class Executor:
         except Exception as error:
             if isinstance(error, OSError) and error.errno in DISK_FULL:
                 raise write_error(error, self.files.root) from error
-            self._fail(id, describe(error))
+            self._fail(node_id, describe(error))
 
-    def _fail(self, id: str, message: str) -> None:
+    def _fail(self, node_id: str, message: str) -> None:
         """Kill the processes of a node's pod, if it has any, and end the node with Error."""
-        pod = self.running.get(id)
+        pod = self.running.get(node_id)
         if not pod:
-            self.events.append(PodEnded(id, "Error", message))
+            self.events.append(PodEnded(node_id, "Error", message))
             return
 
         for process in pod.processes:
             signal_group(process.pid, signal.SIGKILL)
 
-        for name in list(pod.descriptors):
-            self._unwatch(pod, name)
+        for container_name in list(pod.descriptors):
+            self._unwatch(pod, container_name)
 
         try:
             if pod.sidecars:
@@ -292,25 +300,28 @@ class Executor:
             self._end(pod, "Error", message, None)
 
     def _run_in_thread(
-        self, pod: PodRun, work: Callable[[], Any], callback: Callable[[PodRun, Future[Any]], None]
+        self,
+        pod: PodRun,
+        slow_call: Callable[[], Any],
+        on_finished: Callable[[PodRun, Future[Any]], None],
     ) -> None:
-        """Run slow `work` in a daemon thread, which does not delay Ctrl-C. When the work is done,
-        call `callback` in the event loop."""
+        """Run slow `slow_call` in a daemon thread, which does not delay Ctrl-C. When the work is
+        done, call `on_finished` in the event loop."""
         future = Future[Any]()
-        pod.work = future, callback
+        pod.work = future, on_finished
 
         def run() -> None:
-            _resolve_future(future, work)
+            _resolve_future(future, slow_call)
             os.eventfd_write(self.wakeup, 1)
 
         self.threads = [thread for thread in self.threads if thread.is_alive()]
         self.threads.append(threading.Thread(target=run, daemon=True))
         self.threads[-1].start()
 
-    def _store(self, s3: dict[str, Any]) -> ObjectStore:
+    def _store(self, s3_location: dict[str, Any]) -> ObjectStore:
         # one thread at a time, because the first call may import boto3 and start a service
         with self.store_lock:
-            return self.cluster.store(s3)
+            return self.cluster.store(s3_location)
 
     def _on_loaded(self, pod: PodRun, future: Future[Any]) -> None:
         try:
@@ -326,12 +337,12 @@ class Executor:
             message_prefix = ""
         else:
             message_prefix = "wait: Error (exit code 64): "
-        result: tuple[str, str, Outputs | None]
+        pod_result: tuple[str, str, Outputs | None]
         try:
-            result = future.result()
+            pod_result = future.result()
         except (ArgolocalError, OSError, ValueError) as error:
-            result = "Error", f"{message_prefix}{error}", None
-        self._end(pod, *result)
+            pod_result = "Error", f"{message_prefix}{error}", None
+        self._end(pod, *pod_result)
 
     def _on_probed(self, pod: PodRun, future: Future[Any]) -> None:
         if future.result():
@@ -343,14 +354,15 @@ class Executor:
             return
 
         try:
-            run = pod.prepare(self.cluster, self.namespace)
+            container_run = pod.prepare(self.cluster, self.namespace)
         except (ConfigError, OSError, ValueError) as error:
             self._end(pod, "Error", str(error), None)
             return
 
         if pod.group:
             self.events += [
-                PodStarted(id, run.ip) for id in (pod.action.id, *pod.action.containers.values())
+                PodStarted(node_id, container_run.ip)
+                for node_id in (pod.action.id, *pod.action.containers.values())
             ]
             self._advance(pod)
             return
@@ -361,7 +373,7 @@ class Executor:
                 if pod.sidecars:
                     pod.sidecars.start_sidecars()
 
-                pod.process = start_container(run, self.cluster)
+                pod.process = start_container(container_run, self.cluster)
         except (
             *START_ERRORS,
             ConfigError,
@@ -376,17 +388,19 @@ class Executor:
         if pod.sidecars and pod.sidecars.init_name:
             return
 
-        if pod.template.get("daemon") and run.container.get("readinessProbe"):
+        if pod.template.get("daemon") and container_run.container.get("readinessProbe"):
 
             def is_running() -> bool:
                 return bool(pod.descriptors)
 
-            run = replace(run, root_pid=pod.process.pid)
+            container_run = replace(container_run, root_pid=pod.process.pid)
             self._run_in_thread(
-                pod, lambda: daemon.wait_until_ready(run, self.cluster, is_running), self._on_probed
+                pod,
+                lambda: daemon.wait_until_ready(container_run, self.cluster, is_running),
+                self._on_probed,
             )
         else:
-            self.events.append(PodStarted(pod.action.id, run.ip))
+            self.events.append(PodStarted(pod.action.id, container_run.ip))
 
     def _end_unstarted(self, pod: PodRun, error: Exception) -> None:
         """End a pod in which a container cannot start. As in Argo, the node gets an exit code only
@@ -400,111 +414,118 @@ class Executor:
             return
 
         if isinstance(error, StartError):
-            cause = str(error)
+            cause_text = str(error)
         else:
-            cause = missing_command_message(error)
+            cause_text = missing_command_message(error)
 
-        with pod.log.open("a") as log:
-            log.write(f"{cause}\n")
+        with pod.log.open("a") as log_file:
+            log_file.write(f"{cause_text}\n")
 
         if init_name or isinstance(error, StartError):
-            code = START_ERROR_CODE
+            exit_code = START_ERROR_CODE
         else:
-            code = exit_codes.EXECUTOR_ERROR
+            exit_code = exit_codes.EXECUTOR_ERROR
 
-        reason = "StartError" if code == START_ERROR_CODE else "Error"
-        outputs = None if init_name else {"exitCode": str(code)}
+        reason = "StartError" if exit_code == START_ERROR_CODE else "Error"
+        outputs = None if init_name else {"exitCode": str(exit_code)}
         self._end(
-            pod, "Failed", f"{init_name or 'main'}: {reason} (exit code {code}): {cause}", outputs
+            pod,
+            "Failed",
+            f"{init_name or 'main'}: {reason} (exit code {exit_code}): {cause_text}",
+            outputs,
         )
 
     def _advance(self, pod: PodRun) -> None:
         """Start the ready containers of a containerSet, and report the containers that have
         ended."""
-        group = pod.group
-        assert group
+        container_set = pod.group
+        assert container_set
 
         try:
-            for name, process in group.start_ready(time.time()):
-                self._watch(pod, process, name)
+            for container_name, process in container_set.start_ready(time.time()):
+                self._watch(pod, process, container_name)
         except (ConfigError, OSError, ValueError, subprocess.SubprocessError) as error:
-            group.stop(0)
-            for name in list(pod.descriptors):
-                self._unwatch(pod, name)
+            container_set.stop(0)
+            for container_name in list(pod.descriptors):
+                self._unwatch(pod, container_name)
 
             self._end(pod, "Error", str(error), None)
             return
 
-        for name, phase, message in group.events:
-            self.events.append(PodEnded(pod.action.containers[name], phase, message))
+        for container_name, phase, message in container_set.events:
+            self.events.append(PodEnded(pod.action.containers[container_name], phase, message))
 
-        group.events.clear()
-        if group.completed:
+        container_set.events.clear()
+        if container_set.completed:
             pod.kill_at = None
             self._run_in_thread(
                 pod, lambda: pod.collect(self.name, self._store), self._on_collected
             )
 
-    def _watch(self, pod: PodRun, process: Process, name: str = "main") -> None:
-        pod.descriptors[name] = os.pidfd_open(process.pid)
-        self.selector.register(pod.descriptors[name], selectors.EVENT_READ, (pod.action.id, name))
+    def _watch(self, pod: PodRun, process: Process, container_name: str = "main") -> None:
+        pod.descriptors[container_name] = os.pidfd_open(process.pid)
+        self.selector.register(
+            pod.descriptors[container_name], selectors.EVENT_READ, (pod.action.id, container_name)
+        )
         self.files.append(
-            {"pods": {pod.journal_key(name): [process.pid, start_time(process.pid) or 0]}}
+            {"pods": {pod.journal_key(container_name): [process.pid, start_time(process.pid) or 0]}}
         )
 
-    def _unwatch(self, pod: PodRun, name: str) -> None:
-        descriptor = pod.descriptors.pop(name)
-        self.selector.unregister(descriptor)
-        os.close(descriptor)
+    def _unwatch(self, pod: PodRun, container_name: str) -> None:
+        process_descriptor = pod.descriptors.pop(container_name)
+        self.selector.unregister(process_descriptor)
+        os.close(process_descriptor)
 
-    def _on_exit(self, pod: PodRun, name: str) -> None:
-        process = pod.group.running[name] if pod.group else pod.process
+    def _on_exit(self, pod: PodRun, container_name: str) -> None:
+        process = pod.group.running[container_name] if pod.group else pod.process
         assert process
         process.wait()
         # a container's processes end with its first process
         signal_group(process.pid, signal.SIGKILL)
-        self._unwatch(pod, name)
+        self._unwatch(pod, container_name)
 
         if process.log_pipe.error:
             raise process.log_pipe.error
 
         if pod.group:
-            pod.group.on_exit(name, time.time())
+            pod.group.on_exit(container_name, time.time())
             self._advance(pod)
             return
 
         pod.kill_at = None
-        if pod.sidecars and (name := pod.sidecars.init_name):
+        if pod.sidecars and (container_name := pod.sidecars.init_name):
             pod.process = None
             if process.code and pod.kill_reason is None:
                 pod.sidecars.stop(0)
                 # as in Argo, these exit codes mean that the container was terminated on request
                 is_terminated = process.code in TERMINATED_EXIT_CODES
                 if is_terminated:
-                    result = ("Error", INIT_FAILED_MESSAGE)
+                    pod_result = ("Error", INIT_FAILED_MESSAGE)
                 else:
-                    result = ("Failed", f"{name}: {process.failure}")
+                    pod_result = ("Failed", f"{container_name}: {process.failure}")
 
-                self._end(pod, *result, None)
+                self._end(pod, *pod_result, None)
             else:
                 self._spawn(pod)
 
             return
 
-        collect = lambda: pod.collect(self.name, self._store)  # noqa: E731
+        collect_outputs = lambda: pod.collect(self.name, self._store)  # noqa: E731
         if (
             pod.sidecars
             or pod.archived_logs
             or (pod.template.get("outputs") or {}).get("artifacts")
         ):
-            self._run_in_thread(pod, collect, self._on_collected)
+            self._run_in_thread(pod, collect_outputs, self._on_collected)
         else:
-            self._on_collected(pod, _resolve_future(Future[Any](), collect))
+            self._on_collected(pod, _resolve_future(Future[Any](), collect_outputs))
 
     def _end(self, pod: PodRun, phase: str, message: str, outputs: Outputs | None) -> None:
         self.running.pop(pod.action.id)
-        keys = [pod.journal_key(name) for name in pod.action.containers or ("main",)]
-        self.files.append({"pods": dict.fromkeys(keys)})
+        journal_keys = [
+            pod.journal_key(container_name) for container_name in pod.action.containers or ("main",)
+        ]
+        self.files.append({"pods": dict.fromkeys(journal_keys)})
         # append the event first, because a failure of the clean-up must not change the result of
         # the pod
         self.events.append(PodEnded(pod.action.id, phase, message, outputs))
@@ -516,9 +537,9 @@ class Executor:
             self.files.check_space()
 
 
-def _resolve_future(future: Future[Any], work: Callable[[], Any]) -> Future[Any]:
+def _resolve_future(future: Future[Any], slow_call: Callable[[], Any]) -> Future[Any]:
     try:
-        future.set_result(work())
+        future.set_result(slow_call())
     except BaseException as error:
         # `future.result` will raise this exception again in the event loop
         future.set_exception(error)

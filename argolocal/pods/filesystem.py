@@ -57,9 +57,10 @@ def unsupported_path(paths: Iterable[str]) -> str | None:
     """Return the first path that cannot be private, because it is a system directory or below /dev,
     /proc or /sys; or None."""
     for path in paths:
-        top = _top_level(Path(path))
+        top_level = _top_level(Path(path))
         if Path(path) != Path(SHM) and (
-            top in KERNEL_DIRECTORIES or (top in SYSTEM_DIRECTORIES and os.path.isdir(path))
+            top_level in KERNEL_DIRECTORIES
+            or (top_level in SYSTEM_DIRECTORIES and os.path.isdir(path))
         ):
             return path
     return None
@@ -68,10 +69,10 @@ def unsupported_path(paths: Iterable[str]) -> str | None:
 def path_in_root(root: Path, path: str) -> Path:
     """Return the path on this machine of the file that a pod with the root directory `root` sees at
     `path`."""
-    parts = Path(os.path.normpath(path)).parts[1:]
+    path_parts = Path(os.path.normpath(path)).parts[1:]
     # the directory, for example /bin, may be a link
-    if parts[:1] and parts[0] in SYSTEM_DIRECTORIES:
-        path = str(Path(os.path.realpath(Path("/", *parts[:-1]))) / parts[-1])
+    if path_parts[:1] and path_parts[0] in SYSTEM_DIRECTORIES:
+        path = str(Path(os.path.realpath(Path("/", *path_parts[:-1]))) / path_parts[-1])
     return root / os.path.normpath(path).lstrip("/")
 
 
@@ -83,13 +84,13 @@ def resolve_links(path: str, host_path: Callable[[Path], Path]) -> Path:
     link_count = 0
 
     while remaining_names:
-        name = remaining_names.pop()
-        file = host_path(resolved_path / name)
-        if name == ".." or not file.is_symlink():
-            if name == "..":
+        path_part = remaining_names.pop()
+        host_file = host_path(resolved_path / path_part)
+        if path_part == ".." or not host_file.is_symlink():
+            if path_part == "..":
                 resolved_path = resolved_path.parent
             else:
-                resolved_path = resolved_path / name
+                resolved_path = resolved_path / path_part
 
             continue
 
@@ -97,9 +98,11 @@ def resolve_links(path: str, host_path: Callable[[Path], Path]) -> Path:
         if link_count > MAX_LINKS:
             raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), path)
 
-        target = Path(os.readlink(file))
-        resolved_path = Path("/") if target.is_absolute() else resolved_path
-        remaining_names += reversed([name for name in target.parts if name != "/"])
+        link_target = Path(os.readlink(host_file))
+        resolved_path = Path("/") if link_target.is_absolute() else resolved_path
+        remaining_names += reversed(
+            [path_part for path_part in link_target.parts if path_part != "/"]
+        )
 
     return resolved_path
 
@@ -110,14 +113,14 @@ def _top_level(path: Path) -> str:
 
 def succeeds_in_child(action: Callable[[], None]) -> bool:
     """Run `action` in a child process. Return True if `action` succeeds."""
-    child = os.fork()
-    if child == 0:
+    child_pid = os.fork()
+    if child_pid == 0:
         try:
             action()
             os._exit(0)
         except BaseException:
             os._exit(1)
-    return os.waitpid(child, 0)[1] == 0
+    return os.waitpid(child_pid, 0)[1] == 0
 
 
 @cache
@@ -133,9 +136,9 @@ def _root_overlay_supported() -> bool:
     def mount() -> None:
         _enter_namespace(os.getuid(), os.getgid())
         _raise_on_error(LIBC.mount(b"none", b"/tmp", b"tmpfs", 0, None), "mount")
-        view = Path("/tmp/view")
-        view.mkdir()
-        _raise_on_error(not _mount_overlay(Path("/"), view, Path("/tmp/machine")), "mount")
+        view_path = Path("/tmp/view")
+        view_path.mkdir()
+        _raise_on_error(not _mount_overlay(Path("/"), view_path, Path("/tmp/machine")), "mount")
 
     return succeeds_in_child(mount)
 
@@ -147,12 +150,13 @@ class View:
     `binds`: (source, mount path, read only) of each mounted file or directory.
     """
 
-    def __init__(self, root: Path, paths: Iterable[str], binds: Iterable[Bind] = ()) -> None:
+    def __init__(self, root: Path, paths: Iterable[str], bind_mounts: Iterable[Bind] = ()) -> None:
         self.root = root
         self.binds = [
-            (source, os.path.normpath(path), read_only) for source, path, read_only in binds
+            (source_path, os.path.normpath(path), is_read_only)
+            for source_path, path, is_read_only in bind_mounts
         ]
-        self.binds.sort(key=lambda bind: bind[1].count("/"))
+        self.binds.sort(key=lambda bind_mount: bind_mount[1].count("/"))
         all_paths = [*paths, *(mount_path for _, mount_path, _ in self.binds if mount_path != SHM)]
         self.declared_paths = [
             Path("/", path_in_root(root, path).relative_to(root)) for path in all_paths
@@ -169,9 +173,9 @@ class View:
 
         With `must_exist`, raises OSError for a file of the machine that no overlay covers.
         """
-        for source, mount_path, _ in reversed(self.binds):
+        for source_path, mount_path, _ in reversed(self.binds):
             if path.is_relative_to(mount_path):
-                return source / path.relative_to(mount_path)
+                return source_path / path.relative_to(mount_path)
 
         if _top_level(path) in self.private_top_levels or any(
             path.is_relative_to(declared_path)
@@ -204,31 +208,33 @@ class View:
         kept_paths = self._make_mount_points(paths_to_keep)
         # the call of `_has_own_top_levels` below requires the mount points
         covers_machine = _root_overlay_supported() and self._has_own_top_levels()
-        scratch = root / ".layers"
+        scratch_directory = root / ".layers"
         machine_mount_points = _mount_points()
-        scratch.mkdir(exist_ok=True)
+        scratch_directory.mkdir(exist_ok=True)
 
-        tops = [
-            Path(entry.path)
-            for entry in os.scandir("/")
-            if entry.name not in self.private_top_levels
+        top_levels = [
+            Path(directory_entry.path)
+            for directory_entry in os.scandir("/")
+            if directory_entry.name not in self.private_top_levels
         ]
 
         if covers_machine:
-            view = scratch / "view"
+            view_path = scratch_directory / "view"
             separate_mounts = [
-                top
-                for top in tops
-                if top.name in KERNEL_DIRECTORIES or os.fsencode(top) in machine_mount_points
+                top_level
+                for top_level in top_levels
+                if top_level.name in KERNEL_DIRECTORIES
+                or os.fsencode(top_level) in machine_mount_points
             ]
         # `root` itself becomes the view, since it contains the private files and the machine's
         # mounts
         else:
-            view = root
-            separate_mounts = [*_make_root_mount_points(tops, root, self.declared_paths)]
+            view_path = root
+            separate_mounts = [*_make_root_mount_points(top_levels, root, self.declared_paths)]
 
         mount_points = _mounts_below(
-            machine_mount_points, [top for top in tops if top.name not in KERNEL_DIRECTORIES]
+            machine_mount_points,
+            [top_level for top_level in top_levels if top_level.name not in KERNEL_DIRECTORIES],
         )
         nested_mounts = {path: _mounts_below(machine_mount_points, [path]) for path in kept_paths}
         private_names = [
@@ -236,49 +242,60 @@ class View:
         ]
         all_binds = [*((path, str(path), None) for path in kept_paths), *self.binds]
         view_binds = [
-            (source, path_in_root(view, path), read_only) for source, path, read_only in all_binds
+            (bind_source, path_in_root(view_path, path), is_bind_read_only)
+            for bind_source, path, is_bind_read_only in all_binds
         ]
-        view_binds.sort(key=lambda bind: len(bind[1].parts))
+        view_binds.sort(key=lambda bind_mount: len(bind_mount[1].parts))
         self.sockets = parent_socket, child_socket = socket.socketpair()
         parent_socket.setblocking(False)
 
         def mirror(paths: list[Path]) -> None:
             for path in paths:
                 with contextlib.suppress(OSError):  # another process may remove a mount at any time
-                    _bind(path, view / path.relative_to("/"), read_only=True)
+                    _bind(path, view_path / path.relative_to("/"), is_read_only=True)
 
         def enter() -> None:
             _enter_namespace(os.getuid(), os.getgid())
-            _raise_on_error(LIBC.mount(b"none", os.fsencode(scratch), b"tmpfs", 0, None), "mount")
+            _raise_on_error(
+                LIBC.mount(b"none", os.fsencode(scratch_directory), b"tmpfs", 0, None), "mount"
+            )
             if covers_machine:
-                view.mkdir()
-                _raise_on_error(not _mount_overlay(Path("/"), view, scratch / "machine"), "mount")
+                view_path.mkdir()
+                _raise_on_error(
+                    not _mount_overlay(Path("/"), view_path, scratch_directory / "machine"), "mount"
+                )
 
-            for number, source in enumerate(separate_mounts):
-                _mount_layer(source, view / source.relative_to("/"), scratch / str(number))
+            for mount_index, mount_source in enumerate(separate_mounts):
+                _mount_layer(
+                    mount_source,
+                    view_path / mount_source.relative_to("/"),
+                    scratch_directory / str(mount_index),
+                )
 
             for name in private_names:
-                if (view / name).is_symlink() or not (view / name).is_dir():
-                    (view / name).unlink(missing_ok=True)
-                    (view / name).mkdir()
+                if (view_path / name).is_symlink() or not (view_path / name).is_dir():
+                    (view_path / name).unlink(missing_ok=True)
+                    (view_path / name).mkdir()
 
-                _bind(root / name, view / name, read_only=False)
+                _bind(root / name, view_path / name, is_read_only=False)
 
             mirror(mount_points)
-            for number, (source, target, read_only) in enumerate(view_binds):
-                if read_only is None:
-                    _mount_layer(source, target, scratch / f"kept{number}")
-                    mirror(nested_mounts[source])
+            for mount_index, (mount_source, target_path, is_read_only) in enumerate(view_binds):
+                if is_read_only is None:
+                    _mount_layer(
+                        mount_source, target_path, scratch_directory / f"kept{mount_index}"
+                    )
+                    mirror(nested_mounts[mount_source])
                 else:
-                    _bind(source, target, read_only)
+                    _bind(mount_source, target_path, is_read_only)
 
             if covers_machine:
-                socket.send_fds(child_socket, [b"/"], [os.open(view, os.O_PATH)])
+                socket.send_fds(child_socket, [b"/"], [os.open(view_path, os.O_PATH)])
             else:
                 # the overlays still use the tmpfs after this unmount
-                _raise_on_error(LIBC.umount2(os.fsencode(scratch), DETACH), "umount")
+                _raise_on_error(LIBC.umount2(os.fsencode(scratch_directory), DETACH), "umount")
 
-            os.chroot(view)
+            os.chroot(view_path)
             os.chdir("/")
 
         return enter
@@ -288,73 +305,84 @@ class View:
         to start a process, even if it failed."""
         parent_socket, child_socket = self.sockets
         with contextlib.suppress(BlockingIOError):
-            _, fds, _, _ = socket.recv_fds(parent_socket, 1, 1, socket.MSG_CMSG_CLOEXEC)
-            self.fd = fds[0]
+            _, received_descriptors, _, _ = socket.recv_fds(
+                parent_socket, 1, 1, socket.MSG_CMSG_CLOEXEC
+            )
+            self.fd = received_descriptors[0]
             weakref.finalize(self, os.close, self.fd)
         parent_socket.close()
         child_socket.close()
 
     def _has_own_top_levels(self) -> bool:
         """Return True if the top-level directory of each private file is private to the pod."""
-        tops = [(_top_level(path), path) for path in self.declared_paths]
+        top_levels = [(_top_level(path), path) for path in self.declared_paths]
         return all(
-            top not in SYSTEM_DIRECTORIES and (len(path.parts) > 2 or (self.root / top).is_dir())
-            for top, path in tops
+            top_level not in SYSTEM_DIRECTORIES
+            and (len(path.parts) > 2 or (self.root / top_level).is_dir())
+            for top_level, path in top_levels
         )
 
     def _make_mount_points(self, paths_to_keep: Iterable[Path]) -> list[Path]:
         """Create the private directories and their mount points. Return the paths of the machine
         that private directories hide although the pod needs them. The caller must mount these
         paths."""
-        home = Path(os.environ.get("HOME", "/"))
+        home_directory = Path(os.environ.get("HOME", "/"))
         # top-level directories of the declared paths, except of files directly below /
-        tops = {Path("/", _top_level(path)) for path in self.declared_paths if len(path.parts) > 2}
+        top_levels = {
+            Path("/", _top_level(path)) for path in self.declared_paths if len(path.parts) > 2
+        }
 
         for name in self.private_top_levels:
             # the link is left from an earlier attempt of this pod
             if (self.root / name).is_symlink():
                 (self.root / name).unlink()
 
-        for path in {Path("/tmp"), *tops, *([home] if home.is_absolute() else [])}:
+        for path in {
+            Path("/tmp"),
+            *top_levels,
+            *([home_directory] if home_directory.is_absolute() else []),
+        }:
             if _top_level(path) in self.private_top_levels:
                 (self.root / path.relative_to("/")).mkdir(parents=True, exist_ok=True)
 
         (self.root / "tmp").chmod(0o1777)
-        packages = (Path(folder) for folder in sys.path if folder.endswith("-packages"))
+        package_folders = (Path(folder) for folder in sys.path if folder.endswith("-packages"))
 
         visible_paths = {
             *paths_to_keep,
             Path(sys.prefix),
             Path(sys.base_prefix),
             PACKAGES_FOLDER,
-            *packages,
+            *package_folders,
         }
 
         paths_to_mount = [
             path for path in visible_paths if _top_level(path) in self.private_top_levels
         ]
-        for source, path in [
-            *(bind[:2] for bind in self.binds),
+        for source_path, path in [
+            *(bind_mount[:2] for bind_mount in self.binds),
             *((path, str(path)) for path in paths_to_mount),
         ]:
             if path == SHM:
                 continue
 
-            _make_mount_point(source, path_in_root(self.root, path))
+            _make_mount_point(source_path, path_in_root(self.root, path))
             # if `path` is inside another volume, the mount point must exist in this volume, too
             for outer_source, mount_path, _ in self.binds:
                 if path != mount_path and Path(path).is_relative_to(mount_path):
                     inner_path = Path("/", Path(path).relative_to(mount_path))
                     final_path = resolve_links(
                         str(inner_path),
-                        lambda inner: outer_source / inner.relative_to("/"),  # noqa: B023
+                        lambda nested_path: outer_source / nested_path.relative_to("/"),  # noqa: B023
                     )
                     if final_path != inner_path:
                         raise OSError(
                             errno.ELOOP, "a link leads from the mount path out of the volume", path
                         )
 
-                    _make_mount_point(source, outer_source / Path(path).relative_to(mount_path))
+                    _make_mount_point(
+                        source_path, outer_source / Path(path).relative_to(mount_path)
+                    )
 
         return paths_to_mount
 
@@ -362,74 +390,98 @@ class View:
 def enter_process_root(pid: int) -> Callable[[], None]:
     """Return a function that moves a new process into the file system tree of process `pid`. Raises
     OSError."""
-    root = os.open(f"/proc/{pid}/root", os.O_PATH)
+    root_descriptor = os.open(f"/proc/{pid}/root", os.O_PATH)
     uid = os.getuid()
     gid = os.getgid()
 
     def enter() -> None:
         if uid:
             _enter_namespace(uid, gid)
-        os.fchdir(root)
+        os.fchdir(root_descriptor)
         os.chroot(".")
 
-    weakref.finalize(enter, os.close, root)
+    weakref.finalize(enter, os.close, root_descriptor)
     return enter
 
 
 def _mount_points() -> set[bytes]:
-    with open("/proc/self/mountinfo", "rb") as table:
+    with open("/proc/self/mountinfo", "rb") as mount_table:
         return {
-            OCTAL_ESCAPE.sub(lambda code: bytes([int(code[1], 8)]), line.split(b" ")[4])
-            for line in table
+            OCTAL_ESCAPE.sub(
+                lambda escape_match: bytes([int(escape_match[1], 8)]), line.split(b" ")[4]
+            )
+            for line in mount_table
         }
 
 
-def _mounts_below(points: set[bytes], layers: Iterable[Path]) -> list[Path]:
-    """Return the outermost mount points below the directories `layers`. These file systems must be
-    mounted separately, because an overlay of a directory does not contain them."""
-    prefixes = tuple(os.fsencode(layer) + b"/" for layer in layers)
+def _mounts_below(all_mount_points: set[bytes], directories: Iterable[Path]) -> list[Path]:
+    """Return the outermost mount points below the directories `directories`. These file systems
+    must be mounted separately, because an overlay of a directory does not contain them."""
+    prefixes = tuple(os.fsencode(directory) + b"/" for directory in directories)
     mount_points: list[bytes] = []
-    for point in sorted(point for point in points if point.startswith(prefixes)):
-        if not point.startswith(tuple(outer + b"/" for outer in mount_points)) and os.path.exists(
-            point
-        ):
-            mount_points.append(point)
-    return [Path(os.fsdecode(point)) for point in mount_points]
+    for mount_point in sorted(
+        mount_point for mount_point in all_mount_points if mount_point.startswith(prefixes)
+    ):
+        if not mount_point.startswith(
+            tuple(outer_mount_point + b"/" for outer_mount_point in mount_points)
+        ) and os.path.exists(mount_point):
+            mount_points.append(mount_point)
+    return [Path(os.fsdecode(mount_point)) for mount_point in mount_points]
 
 
-def _mount_layer(source: Path, target: Path, layer: Path) -> None:
-    """Mount a directory of the machine at `target`. Changes go to an overlay in the directory
-    `layer`."""
-    if _top_level(source) in KERNEL_DIRECTORIES:
-        _bind(source, target, read_only=source.parts[1] != "proc", recursive=False)
-    elif not (source.is_dir() and _mount_overlay(source, target, layer)):
-        _bind(source, target, read_only=True)
+def _mount_layer(source_path: Path, target_path: Path, layer_path: Path) -> None:
+    """Mount a directory of the machine at `target_path`. Changes go to an overlay in the directory
+    `layer_path`."""
+    if _top_level(source_path) in KERNEL_DIRECTORIES:
+        _bind(
+            source_path,
+            target_path,
+            is_read_only=source_path.parts[1] != "proc",
+            is_recursive=False,
+        )
+    elif not (source_path.is_dir() and _mount_overlay(source_path, target_path, layer_path)):
+        _bind(source_path, target_path, is_read_only=True)
 
 
-def _mount_overlay(source: Path, target: Path, layer: Path) -> bool:
-    for folder in (layer, layer / "upper", layer / "work"):
+def _mount_overlay(source_path: Path, target_path: Path, layer_path: Path) -> bool:
+    for folder in (layer_path, layer_path / "upper", layer_path / "work"):
         folder.mkdir()
-    lower, upper = (re.sub(r"([\\\\:,])", r"\\\1", str(path)) for path in (source, layer))
-    options = f"lowerdir={lower},upperdir={upper}/upper,workdir={upper}/work"
+    lower_directory, upper_directory = (
+        re.sub(r"([\\\\:,])", r"\\\1", str(path)) for path in (source_path, layer_path)
+    )
+    mount_options = f"lowerdir={lower_directory},upperdir={upper_directory}/upper,workdir={upper_directory}/work"
     # an unprivileged user needs the option userxattr to mount an overlay
     return not all(
-        LIBC.mount(b"overlay", os.fsencode(target), b"overlay", 0, os.fsencode(options + extra))
-        for extra in ("", ",userxattr")
+        LIBC.mount(
+            b"overlay",
+            os.fsencode(target_path),
+            b"overlay",
+            0,
+            os.fsencode(mount_options + extra_option),
+        )
+        for extra_option in ("", ",userxattr")
     )
 
 
-def _bind(source: Path, target: Path, read_only: bool, recursive: bool = True) -> None:
-    """Bind-mount `source` at `target`. With `recursive`, `read_only` also applies to all mounts
-    below `target`."""
-    path = os.fsencode(target)
-    recursion = RECURSIVE if recursive else 0
-    _raise_on_error(LIBC.mount(os.fsencode(source), path, None, BIND | REC, None), "mount")
-    attributes = (ctypes.c_uint64 * 4)(READ_ONLY)
-    if read_only and LIBC.syscall(
-        MOUNT_SETATTR, AT_FDCWD, path, recursion, attributes, ctypes.sizeof(attributes)
+def _bind(
+    source_path: Path, target_path: Path, is_read_only: bool, is_recursive: bool = True
+) -> None:
+    """Bind-mount `source_path` at `target_path`. With `is_recursive`, `is_read_only` also
+    applies to all mounts below `target_path`."""
+    path = os.fsencode(target_path)
+    recursion_flag = RECURSIVE if is_recursive else 0
+    _raise_on_error(LIBC.mount(os.fsencode(source_path), path, None, BIND | REC, None), "mount")
+    mount_attributes = (ctypes.c_uint64 * 4)(READ_ONLY)
+    if is_read_only and LIBC.syscall(
+        MOUNT_SETATTR,
+        AT_FDCWD,
+        path,
+        recursion_flag,
+        mount_attributes,
+        ctypes.sizeof(mount_attributes),
     ):
-        flags = os.statvfs(target).f_flag & LOCKED_FLAGS | BIND | REMOUNT | READ_ONLY
-        _raise_on_error(LIBC.mount(None, path, None, flags, None), "mount")
+        mount_flags = os.statvfs(target_path).f_flag & LOCKED_FLAGS | BIND | REMOUNT | READ_ONLY
+        _raise_on_error(LIBC.mount(None, path, None, mount_flags, None), "mount")
 
 
 def _make_root_mount_points(
@@ -440,70 +492,74 @@ def _make_root_mount_points(
     for path in declared_paths:
         if _top_level(path) in SYSTEM_DIRECTORIES - KERNEL_DIRECTORIES:
             subtree = private_tree
-            for name in path.parts[1:]:
-                subtree = subtree.setdefault(name, {})
+            for path_part in path.parts[1:]:
+                subtree = subtree.setdefault(path_part, {})
 
-    for source in top_level_paths:
-        target = root / source.name
-        if target.is_symlink():
+    for source_path in top_level_paths:
+        target_path = root / source_path.name
+        if target_path.is_symlink():
             continue
 
-        if source.is_symlink():
-            target.symlink_to(os.readlink(source))
-        elif source.name in private_tree:
-            yield from _mirror_public_entries(source, target, private_tree[source.name])
-        elif source.is_dir():
-            target.mkdir(exist_ok=True)
-            yield source
+        if source_path.is_symlink():
+            target_path.symlink_to(os.readlink(source_path))
+        elif source_path.name in private_tree:
+            yield from _mirror_public_entries(
+                source_path, target_path, private_tree[source_path.name]
+            )
+        elif source_path.is_dir():
+            target_path.mkdir(exist_ok=True)
+            yield source_path
 
 
 def _mirror_public_entries(
-    source: Path, target: Path, private_tree: dict[str, Any]
+    source_path: Path, target_path: Path, private_tree: dict[str, Any]
 ) -> Iterator[Path]:
     """Make mount points for the entries of a system directory that are not private. Yield the paths
     to mount."""
-    target.mkdir(exist_ok=True)
+    target_path.mkdir(exist_ok=True)
 
-    for entry in os.scandir(source):
-        mount_point = target / entry.name
-        if entry.name in private_tree:
-            if private_tree[entry.name] and entry.is_dir():
+    for directory_entry in os.scandir(source_path):
+        mount_point = target_path / directory_entry.name
+        if directory_entry.name in private_tree:
+            if private_tree[directory_entry.name] and directory_entry.is_dir():
                 yield from _mirror_public_entries(
-                    source / entry.name, mount_point, private_tree[entry.name]
+                    source_path / directory_entry.name,
+                    mount_point,
+                    private_tree[directory_entry.name],
                 )
-        elif entry.is_symlink():
+        elif directory_entry.is_symlink():
             if not mount_point.is_symlink():
-                mount_point.symlink_to(os.readlink(entry))
+                mount_point.symlink_to(os.readlink(directory_entry))
         else:
-            _make_mount_point(source / entry.name, mount_point)
-            yield source / entry.name
+            _make_mount_point(source_path / directory_entry.name, mount_point)
+            yield source_path / directory_entry.name
 
 
-def _make_mount_point(source: Path, target: Path) -> None:
-    """Make a mount point for `source`: an empty file or directory."""
-    if source.is_dir():
-        target.mkdir(parents=True, exist_ok=True)
+def _make_mount_point(source_path: Path, target_path: Path) -> None:
+    """Make a mount point for `source_path`: an empty file or directory."""
+    if source_path.is_dir():
+        target_path.mkdir(parents=True, exist_ok=True)
     else:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        target.touch()
+        target_path.parent.mkdir(parents=True, exist_ok=True)
+        target_path.touch()
 
 
 def _enter_namespace(uid: int, gid: int) -> None:
     # in a container, even root may need a user namespace to call unshare
     if uid or LIBC.unshare(NEWNS):
         _raise_on_error(LIBC.unshare(NEWNS | NEWUSER), "unshare")
-        for file, text in (
+        for file_name, file_text in (
             ("setgroups", "deny"),
             ("uid_map", f"{uid} {uid} 1"),
             ("gid_map", f"{gid} {gid} 1"),
         ):
-            descriptor = os.open(f"/proc/self/{file}", os.O_WRONLY)
-            os.write(descriptor, text.encode())
-            os.close(descriptor)
+            file_descriptor = os.open(f"/proc/self/{file_name}", os.O_WRONLY)
+            os.write(file_descriptor, file_text.encode())
+            os.close(file_descriptor)
     _raise_on_error(LIBC.mount(b"none", b"/", None, REC | PRIVATE, None), "mount")
 
 
-def _raise_on_error(result: int, call: str) -> None:
-    if result:
-        number = ctypes.get_errno()
-        raise OSError(number, f"{call}: {os.strerror(number)}")
+def _raise_on_error(return_code: int, call_name: str) -> None:
+    if return_code:
+        error_number = ctypes.get_errno()
+        raise OSError(error_number, f"{call_name}: {os.strerror(error_number)}")

@@ -44,18 +44,18 @@ PAUSES_S = [0.001 * 2**number for number in range(8)]
 class MemoryCgroup:
     """A cgroup with a memory limit. `limit_exceeded` is valid after `close`. Raises OSError."""
 
-    def __init__(self, folder: Path, version: int, limit: int) -> None:
-        self.folder = folder
-        self.version = version
+    def __init__(self, cgroup_folder: Path, cgroup_version: int, limit_bytes: int) -> None:
+        self.folder = cgroup_folder
+        self.version = cgroup_version
         self.limit_exceeded = False
-        folder.mkdir()
+        cgroup_folder.mkdir()
         try:
-            _write(folder / CGROUP_LIMIT[version], str(limit))
-            for file, value in OPTIONAL_FILES.items():
-                if (folder / file).exists():
-                    _write(folder / file, value or str(limit))
+            _write(cgroup_folder / CGROUP_LIMIT[cgroup_version], str(limit_bytes))
+            for control_file, control_value in OPTIONAL_FILES.items():
+                if (cgroup_folder / control_file).exists():
+                    _write(cgroup_folder / control_file, control_value or str(limit_bytes))
         except OSError:
-            folder.rmdir()
+            cgroup_folder.rmdir()
             raise
 
     def enter(self) -> None:
@@ -64,10 +64,10 @@ class MemoryCgroup:
 
     def close(self) -> None:
         """Read the OOM counter, kill the remaining processes, and remove the cgroup."""
-        for pause in PAUSES_S:
+        for pause_s in PAUSES_S:
             try:
-                events = (self.folder / CGROUP_EVENTS[self.version]).read_text()
-                if count_oom_kills(events):
+                events_text = (self.folder / CGROUP_EVENTS[self.version]).read_text()
+                if count_oom_kills(events_text):
                     self.limit_exceeded = True
                 self.folder.rmdir()
             except FileNotFoundError:  # the previous `rmdir` has removed the cgroup
@@ -77,27 +77,31 @@ class MemoryCgroup:
                     for pid in (self.folder / "cgroup.procs").read_text().split():
                         os.kill(int(pid), signal.SIGKILL)
 
-                time.sleep(pause)
+                time.sleep(pause_s)
 
 
-def _write(path: Path, text: str) -> None:
+def _write(control_file: Path, control_value: str) -> None:
     # os.open without O_CREAT does not create a missing file, unlike open()
-    descriptor = os.open(path, os.O_WRONLY)
+    file_descriptor = os.open(control_file, os.O_WRONLY)
     try:
-        os.write(descriptor, text.encode())
+        os.write(file_descriptor, control_value.encode())
     finally:
-        os.close(descriptor)
+        os.close(file_descriptor)
 
 
-def create_memory_cgroup(container: Mapping[str, Any], name: str) -> MemoryCgroup | None:
+def create_memory_cgroup(container: Mapping[str, Any], cgroup_name: str) -> MemoryCgroup | None:
     """Create a cgroup for a container with a memory limit, or return None. Raises OSError,
     ValueError."""
     limits = (container.get("resources") or {}).get("limits") or {}
-    limit = int(parse_quantity(limits.get("memory") or 0))
-    if not limit or not (parent := _cgroup_parent()):
+    limit_bytes = int(parse_quantity(limits.get("memory") or 0))
+    if not limit_bytes or not (cgroup_parent := _cgroup_parent()):
         return None
-    folder, version = parent
-    return MemoryCgroup(folder / f"{_prefix()}-{name[:150]}-{uuid.uuid4().hex[:8]}", version, limit)
+    parent_folder, cgroup_version = cgroup_parent
+    return MemoryCgroup(
+        parent_folder / f"{_prefix()}-{cgroup_name[:150]}-{uuid.uuid4().hex[:8]}",
+        cgroup_version,
+        limit_bytes,
+    )
 
 
 def _prefix() -> str:
@@ -109,12 +113,12 @@ def find_limit_names(value: object) -> Iterator[str]:
     text of patches."""
     if isinstance(value, str):
         yield from re.findall(r"\bmemory\b", "".join(LIMITS_TEXT.findall(value)))
-    for key, child in value.items() if isinstance(value, Mapping) else ():
-        if key == "limits" and isinstance(child, Mapping):
-            yield from child
-        yield from find_limit_names(child)
-    for child in value if isinstance(value, list) else ():
-        yield from find_limit_names(child)
+    for key, child_value in value.items() if isinstance(value, Mapping) else ():
+        if key == "limits" and isinstance(child_value, Mapping):
+            yield from child_value
+        yield from find_limit_names(child_value)
+    for child_value in value if isinstance(value, list) else ():
+        yield from find_limit_names(child_value)
 
 
 def available() -> bool:
@@ -126,22 +130,24 @@ def available() -> bool:
 def _cgroup_parent() -> tuple[Path, int] | None:
     """Return the folder for new cgroups and the cgroup version, or None. On the first call, child
     processes test whether new cgroups can be created in the folders."""
-    for folder, version in _candidate_cgroups():
-        _remove_abandoned_cgroups(folder)
+    for parent_folder, cgroup_version in _candidate_cgroups():
+        _remove_abandoned_cgroups(parent_folder)
         with contextlib.suppress(OSError):
-            memory = MemoryCgroup(folder / f"{_prefix()}-{uuid.uuid4().hex}", version, 1 << 30)
-            can_enter = succeeds_in_child(memory.enter)
-            memory.close()
+            test_cgroup = MemoryCgroup(
+                parent_folder / f"{_prefix()}-{uuid.uuid4().hex}", cgroup_version, 1 << 30
+            )
+            can_enter = succeeds_in_child(test_cgroup.enter)
+            test_cgroup.close()
             if can_enter:
-                return folder, version
+                return parent_folder, cgroup_version
     return None
 
 
-def _remove_abandoned_cgroups(folder: Path) -> None:
+def _remove_abandoned_cgroups(parent_folder: Path) -> None:
     """Remove the cgroups that dead runners have left."""
-    for cgroup in folder.glob(f"{CGROUP_PREFIX}*-*-*"):
-        pid, start = cgroup.name.removeprefix(CGROUP_PREFIX).split("-")[:2]
-        if str(start_time(int(pid))) != start:
+    for cgroup in parent_folder.glob(f"{CGROUP_PREFIX}*-*-*"):
+        pid, start_ticks = cgroup.name.removeprefix(CGROUP_PREFIX).split("-")[:2]
+        if str(start_time(int(pid))) != start_ticks:
             with contextlib.suppress(OSError):  # the cgroup is still in use
                 cgroup.rmdir()
 
@@ -149,32 +155,34 @@ def _remove_abandoned_cgroups(folder: Path) -> None:
 def _candidate_cgroups() -> Iterator[tuple[Path, int]]:
     """Yield the runner's cgroup and its parent, if memory limits can be set in them."""
     try:
-        mounts = [
+        mount_lines = [
             line.split(" - ", 1) for line in Path("/proc/self/mountinfo").read_text().splitlines()
         ]
-        groups = [line.split(":", 2) for line in Path("/proc/self/cgroup").read_text().splitlines()]
+        cgroup_lines = [
+            line.split(":", 2) for line in Path("/proc/self/cgroup").read_text().splitlines()
+        ]
     except OSError:
         return
 
-    for _, controllers, path in groups:
-        version = 1 if controllers else 2
-        if version == 1 and "memory" not in controllers.split(","):
+    for _, cgroup_controllers, cgroup_path in cgroup_lines:
+        cgroup_version = 1 if cgroup_controllers else 2
+        if cgroup_version == 1 and "memory" not in cgroup_controllers.split(","):
             continue
 
-        for mount, file_system in mounts:
-            type, *_, options = file_system.split(" ")
-            if type != ("cgroup", "cgroup2")[version - 1] or (
-                version == 1 and "memory" not in options.split(",")
+        for mount_text, file_system in mount_lines:
+            file_system_type, *_, mount_options = file_system.split(" ")
+            if file_system_type != ("cgroup", "cgroup2")[cgroup_version - 1] or (
+                cgroup_version == 1 and "memory" not in mount_options.split(",")
             ):
                 continue
 
-            root, mount_point = mount.split(" ")[3:5]
-            own_folder = Path(mount_point, os.path.relpath(path, root))
-            for folder in (own_folder, own_folder.parent):
-                control_file = folder / (
-                    CGROUP_LIMIT[1] if version == 1 else "cgroup.subtree_control"
+            cgroup_root, mount_point = mount_text.split(" ")[3:5]
+            own_folder = Path(mount_point, os.path.relpath(cgroup_path, cgroup_root))
+            for candidate_folder in (own_folder, own_folder.parent):
+                control_file = candidate_folder / (
+                    CGROUP_LIMIT[1] if cgroup_version == 1 else "cgroup.subtree_control"
                 )
                 if control_file.exists() and (
-                    version == 1 or "memory" in control_file.read_text().split()
+                    cgroup_version == 1 or "memory" in control_file.read_text().split()
                 ):
-                    yield folder, version
+                    yield candidate_folder, cgroup_version

@@ -34,37 +34,40 @@ class LogPipe:
     `error`: reason why the log is incomplete.
     """
 
-    def __init__(self, log: Path, copy: Path | None = None) -> None:
+    def __init__(self, log_path: Path, copy_path: Path | None = None) -> None:
         self.error: OSError | None = None
-        with contextlib.ExitStack() as stack:
-            files = [
-                stack.enter_context(open(path, "ab", buffering=0)) for path in (log, copy) if path
+        with contextlib.ExitStack() as exit_stack:
+            log_files = [
+                exit_stack.enter_context(open(path, "ab", buffering=0))
+                for path in (log_path, copy_path)
+                if path
             ]
             pipes = list[tuple[int, int]]()
-            for _ in files:
+            for _ in log_files:
                 pipes.append(os.pipe2(os.O_CLOEXEC))
-                for end in pipes[-1]:
-                    stack.callback(os.close, end)
+                for pipe_end in pipes[-1]:
+                    exit_stack.callback(os.close, pipe_end)
 
-            stack.pop_all()
+            exit_stack.pop_all()
 
-        self.files = files
+        self.files = log_files
         self.out = pipes[-1][1]
         self.err = pipes[0][1]
         self.sinks = {
-            read_end: files if write_end == self.out else files[:1] for read_end, write_end in pipes
+            read_end: log_files if write_end == self.out else log_files[:1]
+            for read_end, write_end in pipes
         }
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        for end in {self.out, self.err}:
-            os.close(end)
+    def __exit__(self, exception_type: type[BaseException] | None, *_: object) -> None:
+        for pipe_end in {self.out, self.err}:
+            os.close(pipe_end)
         for read_end in self.sinks:
             os.set_blocking(read_end, False)
             _reader().add(read_end, self)
-        if kind:
+        if exception_type:
             self.finish()
 
     def read(self, read_end: int) -> int:
@@ -76,10 +79,10 @@ class LogPipe:
             return -1
 
         try:
-            for file in self.sinks[read_end] if not self.error else []:
+            for log_file in self.sinks[read_end] if not self.error else []:
                 remaining_bytes = memoryview(chunk)
                 while remaining_bytes:
-                    remaining_bytes = remaining_bytes[file.write(remaining_bytes) or 0 :]
+                    remaining_bytes = remaining_bytes[log_file.write(remaining_bytes) or 0 :]
         except OSError as error:  # as in a container runtime, a full disk does not stop the process
             self.error = error
 
@@ -93,8 +96,8 @@ class LogPipe:
     def drain(self, read_end: int) -> None:
         """Copy the bytes that are available now, but not bytes that are written during the copy."""
         (available_bytes,) = struct.unpack("i", fcntl.ioctl(read_end, termios.FIONREAD, bytes(4)))
-        while available_bytes > 0 and (size := self.read(read_end)) > 0:
-            available_bytes -= size
+        while available_bytes > 0 and (chunk_bytes := self.read(read_end)) > 0:
+            available_bytes -= chunk_bytes
 
 
 class _Reader(threading.Thread):
@@ -119,8 +122,8 @@ class _Reader(threading.Thread):
             ]:
                 log_pipe.drain(read_end)
                 self._close(read_end)
-            for file in log_pipe.files:
-                file.close()
+            for log_file in log_pipe.files:
+                log_file.close()
 
     def _close(self, read_end: int) -> None:
         self.ready.unregister(read_end)
@@ -143,11 +146,13 @@ def _reader() -> _Reader:
 
 @cache
 def _create_reader() -> _Reader:
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if hard == resource.RLIM_INFINITY:
-        maximum = MAX_OPEN_FILES
+    soft_limit, hard_limit = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard_limit == resource.RLIM_INFINITY:
+        max_open_files = MAX_OPEN_FILES
     else:
-        maximum = min(MAX_OPEN_FILES, hard)
-    if 0 <= soft < maximum:  # raise the limit, because each pod needs a few file descriptors
-        resource.setrlimit(resource.RLIMIT_NOFILE, (maximum, hard))
+        max_open_files = min(MAX_OPEN_FILES, hard_limit)
+    if (
+        0 <= soft_limit < max_open_files
+    ):  # raise the limit, because each pod needs a few file descriptors
+        resource.setrlimit(resource.RLIMIT_NOFILE, (max_open_files, hard_limit))
     return _Reader()

@@ -107,13 +107,17 @@ class PodRun:
         log_paths = {container["name"]: self._log(container) for container in self._members()} | {
             "main": self.log
         }
-        return {name: path for name, path in log_paths.items() if path.exists()}
+        return {
+            container_name: log_path
+            for container_name, log_path in log_paths.items()
+            if log_path.exists()
+        }
 
-    def journal_key(self, container: str) -> str:
+    def journal_key(self, container_name: str) -> str:
         """Return the key under which the journal records the process of a container."""
-        if container == "main":
+        if container_name == "main":
             return self.action.id
-        return f"{self.action.id} {container}"
+        return f"{self.action.id} {container_name}"
 
     def _members(self) -> list[dict[str, Any]]:
         return (self.template.get("containerSet") or {}).get("containers") or []
@@ -125,7 +129,11 @@ class PodRun:
         """Remove files and logs of an earlier attempt of this pod, whose runner died."""
         for container in [
             *self._members(),
-            *(container for kind in KINDS for container in self.template.get(kind) or []),
+            *(
+                container
+                for list_field in KINDS
+                for container in self.template.get(list_field) or []
+            ),
         ]:
             self._log(container).unlink(missing_ok=True)
         self.log.unlink(missing_ok=True)
@@ -137,12 +145,12 @@ class PodRun:
         if self.private_paths is None:
             return None
         if self.group:
-            view = self.group.view
+            container_view = self.group.view
         else:
-            view = self.process.view if self.process else None
-        mounts = main_container(self.template).get("volumeMounts") or []
-        return view or filesystem.View(
-            self.root, self.private_paths, bind_mounts(self.volumes, mounts, self.expand)
+            container_view = self.process.view if self.process else None
+        volume_mounts = main_container(self.template).get("volumeMounts") or []
+        return container_view or filesystem.View(
+            self.root, self.private_paths, bind_mounts(self.volumes, volume_mounts, self.expand)
         )
 
     def container_run(self, container: dict[str, Any], namespace: str) -> ContainerRun:
@@ -151,15 +159,15 @@ class PodRun:
 
     def create_volumes(self, cluster: Cluster, workflow: dict[str, Any]) -> None:
         """Create the directories of the pod's volumes. Raises ConfigError, OSError."""
-        run = self.container_run({}, workflow["metadata"]["namespace"])
+        container_run = self.container_run({}, workflow["metadata"]["namespace"])
         artifacts.remove_directory(self.volumes_folder)
         run_claims = [volume["persistentVolumeClaim"]["claimName"] for volume in claims(workflow)]
-        specs = self.template.get("volumes") or []
+        volume_specs = self.template.get("volumes") or []
         self.volumes = volumes.create(
-            specs,
+            volume_specs,
             self.volumes_folder,
             cluster,
-            lambda path, name: field_value(run, path, name),
+            lambda field_path, variable_name: field_value(container_run, field_path, variable_name),
             run_claims,
         )
 
@@ -172,53 +180,53 @@ class PodRun:
         template = resolve_paths(self.template, self.root if self.private_paths is None else None)
         container = {"name": "main", **main_container(template)}
 
-        source = container.pop("source", "")
-        if source:
-            script = filesystem.path_in_root(self.root, SCRIPT_PATH)
-            script.parent.mkdir(parents=True, exist_ok=True)
-            script.write_text(source)
-            script.chmod(0o755)
-            path = str(script) if self.private_paths is None else SCRIPT_PATH
-            container["args"] = [*(container.get("args") or []), path]
+        script_source = container.pop("source", "")
+        if script_source:
+            script_file = filesystem.path_in_root(self.root, SCRIPT_PATH)
+            script_file.parent.mkdir(parents=True, exist_ok=True)
+            script_file.write_text(script_source)
+            script_file.chmod(0o755)
+            script_path = str(script_file) if self.private_paths is None else SCRIPT_PATH
+            container["args"] = [*(container.get("args") or []), script_path]
 
-        for path in declared_paths(template) if self.private_paths is None else ():
-            self.host_path(path).parent.mkdir(parents=True, exist_ok=True)
+        for script_path in declared_paths(template) if self.private_paths is None else ():
+            self.host_path(script_path).parent.mkdir(parents=True, exist_ok=True)
 
-        run = replace(
+        container_run = replace(
             self.container_run(container, namespace),
             private_paths=self.private_paths,
             stdout=self.root / ".stdout" if self.action.capture else None,
             volumes=self.volumes,
         )
         if "containerSet" in template:
-            self.sidecars = ContainerSet(template, run, cluster)
-        elif any(template.get(kind) for kind in KINDS) and not self.sidecars:
-            self.sidecars = Sidecars(template, run, cluster)
+            self.sidecars = ContainerSet(template, container_run, cluster)
+        elif any(template.get(list_field) for list_field in KINDS) and not self.sidecars:
+            self.sidecars = Sidecars(template, container_run, cluster)
 
-        return run
+        return container_run
 
-    def host_path(self, path: str, keep_final_link: bool = False) -> Path:
+    def host_path(self, path: str, keeps_final_link: bool = False) -> Path:
         """Return the file on this machine at the main container's `path`.
 
-        With `keep_final_link`, a link in the last component of the path is not followed.
+        With `keeps_final_link`, a link in the last component of the path is not followed.
 
         Raises OSError, and ConfigError for a volume that cannot be mounted.
         """
         path = os.path.join(self.working_directory, path)
 
-        view = self.view
-        if not view:
+        container_view = self.view
+        if not container_view:
             return filesystem.path_in_root(self.root, path)
 
-        parent, _, name = os.path.normpath(path).rpartition("/")
-        if keep_final_link:
-            resolved_path = filesystem.resolve_links(parent, view.host_path) / name
+        parent_path, _, name = os.path.normpath(path).rpartition("/")
+        if keeps_final_link:
+            resolved_path = filesystem.resolve_links(parent_path, container_view.host_path) / name
         else:
-            resolved_path = filesystem.resolve_links(path, view.host_path)
+            resolved_path = filesystem.resolve_links(path, container_view.host_path)
 
-        return view.host_path(resolved_path, must_exist=True)
+        return container_view.host_path(resolved_path, must_exist=True)
 
-    def collect(self, workflow: str, store: Store) -> tuple[str, str, Outputs]:
+    def collect(self, workflow_name: str, open_store: Store) -> tuple[str, str, Outputs]:
         """Collect the outputs of a pod whose processes have exited. Return its phase, message and
         outputs."""
         sidecar_failure = self.sidecars.stop(GRACE_S) if self.sidecars else ""
@@ -226,16 +234,16 @@ class PodRun:
             raise self.sidecars.log_error
 
         if self.group:
-            code = self.group.codes.get("main")
-            failure = self.group.failure()
+            exit_code = self.group.codes.get("main")
+            failure_message = self.group.failure()
         else:
             assert self.process
-            code = self.process.code
-            failure = f"main: {self.process.failure}" if code else ""
+            exit_code = self.process.code
+            failure_message = f"main: {self.process.failure}" if exit_code else ""
 
-        outputs: Outputs = {} if code is None else {"exitCode": str(code)}
-        errors: list[str] = []
-        if self.action.capture and code is not None:
+        outputs: Outputs = {} if exit_code is None else {"exitCode": str(exit_code)}
+        error_messages: list[str] = []
+        if self.action.capture and exit_code is not None:
             outputs.update(_read_result(self.root / ".stdout"))
 
         output_specs = self.template.get("outputs") or {}
@@ -243,7 +251,7 @@ class PodRun:
             value = self._read_parameter(parameter)
             if value is None:
                 missing_path = (parameter.get("valueFrom") or {}).get("path", "").lstrip("/")
-                errors.append(
+                error_messages.append(
                     f"open /var/run/argo/outputs/parameters/{missing_path}: no such file or"
                     " directory"
                 )
@@ -255,51 +263,66 @@ class PodRun:
         artifact_errors: list[str] = []
         for artifact in output_specs.get("artifacts") or []:
             try:
-                location = (self.template.get("archiveLocation") or {}).get("s3")
-                link = self.host_path(artifact["path"], keep_final_link=True)
-                file = self.host_path(artifact["path"])
+                archive_location = (self.template.get("archiveLocation") or {}).get("s3")
+                link_path = self.host_path(artifact["path"], keeps_final_link=True)
+                artifact_file = self.host_path(artifact["path"])
 
                 saved_artifact = artifacts.save(
-                    artifact, link, file, self.root, self.action.pod, workflow, store, location
+                    artifact,
+                    link_path,
+                    artifact_file,
+                    self.root,
+                    self.action.pod,
+                    workflow_name,
+                    open_store,
+                    archive_location,
                 )
                 if saved_artifact:
                     outputs.setdefault("artifacts", []).append(saved_artifact)
             except (ArtifactError, OSError) as error:
                 artifact_errors.append(str(error))
 
-        for name, log in self.archived_logs.items():
+        for container_name, log_path in self.archived_logs.items():
             outputs.setdefault("artifacts", []).append(
-                artifacts.save_log(name, log, self.template, f"{workflow}/{self.action.pod}", store)
+                artifacts.save_log(
+                    container_name,
+                    log_path,
+                    self.template,
+                    f"{workflow_name}/{self.action.pod}",
+                    open_store,
+                )
             )
 
         if artifact_errors:
-            errors.append("".join(f"{failure}; " for failure in artifact_errors))
-        if self.kill_reason or failure:
-            return "Failed", self.kill_reason or failure, outputs
-        if errors:
-            return "Error", f"wait: Error (exit code 64): {errors[0]}", outputs
+            error_messages.append(
+                "".join(f"{failure_message}; " for failure_message in artifact_errors)
+            )
+        if self.kill_reason or failure_message:
+            return "Failed", self.kill_reason or failure_message, outputs
+        if error_messages:
+            return "Error", f"wait: Error (exit code 64): {error_messages[0]}", outputs
         if sidecar_failure:
             return "Failed", sidecar_failure, outputs
 
         return "Succeeded", "", outputs
 
     def _read_parameter(self, parameter: dict[str, Any]) -> str | None:
-        source = parameter.get("valueFrom") or {}
-        if "path" not in source:
-            return parameter.get("value", source.get("default"))
+        value_source = parameter.get("valueFrom") or {}
+        if "path" not in value_source:
+            return parameter.get("value", value_source.get("default"))
 
         try:
-            file = self.host_path(source["path"])
+            parameter_file = self.host_path(value_source["path"])
             # only regular files are read, because reading a pipe would block
-            if not file.is_file():
-                raise FileNotFoundError(file)
+            if not parameter_file.is_file():
+                raise FileNotFoundError(parameter_file)
 
-            text = file.read_bytes().decode(errors="replace")
+            file_text = parameter_file.read_bytes().decode(errors="replace")
         except OSError:
-            text = source.get("default")
+            file_text = value_source.get("default")
 
-        if text is not None:
-            return text.removesuffix("\n")
+        if file_text is not None:
+            return file_text.removesuffix("\n")
 
         return None
 
@@ -322,51 +345,57 @@ def declared_paths(template: dict[str, Any]) -> Iterator[str]:
 def resolve_paths(template: dict[str, Any], root: Path | None) -> dict[str, Any]:
     """Return the template with `root` put before each marked path. Without `root`, only remove the
     marks."""
-    text = to_json(template, ensure_ascii=False)
-    if POD_PATH_MARK not in text:
+    template_json = to_json(template, ensure_ascii=False)
+    if POD_PATH_MARK not in template_json:
         return template
-    return json.loads(text.replace(POD_PATH_MARK, to_json(str(root))[1:-1] if root else ""))
+    return json.loads(
+        template_json.replace(POD_PATH_MARK, to_json(str(root))[1:-1] if root else "")
+    )
 
 
 def _read_result(stdout: Path) -> Outputs:
     """Return the end of stdout as the output `result`, or {} if the container never started."""
     if not stdout.exists():
         return {}
-    with open(stdout, "rb") as out:
-        out.seek(max(0, os.fstat(out.fileno()).st_size - MAX_RESULT_BYTES - 1))
-        text = out.read().removesuffix(b"\n")
-    return {"result": text[-MAX_RESULT_BYTES:].decode(errors="replace")}
+    with open(stdout, "rb") as stdout_file:
+        stdout_file.seek(max(0, os.fstat(stdout_file.fileno()).st_size - MAX_RESULT_BYTES - 1))
+        stdout_bytes = stdout_file.read().removesuffix(b"\n")
+    return {"result": stdout_bytes[-MAX_RESULT_BYTES:].decode(errors="replace")}
 
 
 def check(template: dict[str, Any]) -> None:
     """Raise ConfigError if a template uses paths that cannot be redirected into the pod's folder.
     The tags of the template are not replaced yet."""
-    where = f'template "{template.get("name")}"'
-    text = to_json(main_container(template))
+    message_prefix = f'template "{template.get("name")}"'
+    container_json = to_json(main_container(template))
     literal_paths = [
-        mount["mountPath"] for mount in main_container(template).get("volumeMounts") or []
+        volume_mount["mountPath"]
+        for volume_mount in main_container(template).get("volumeMounts") or []
     ]
-    declared_paths = [*literal_paths]
+    template_paths = [*literal_paths]
 
     for direction in ("inputs", "outputs"):
-        for kind in ("artifacts", "parameters"):
-            for entry in (template.get(direction) or {}).get(kind) or []:
-                path = entry.get("path") or (entry.get("valueFrom") or {}).get("path")
+        for output_kind in ("artifacts", "parameters"):
+            for output in (template.get(direction) or {}).get(output_kind) or []:
+                path = output.get("path") or (output.get("valueFrom") or {}).get("path")
                 if path:
-                    declared_paths.append(path)
-                    if path in text or f"{direction}.{kind}.{entry['name']}.path" not in text:
+                    template_paths.append(path)
+                    if (
+                        path in container_json
+                        or f"{direction}.{output_kind}.{output['name']}.path" not in container_json
+                    ):
                         literal_paths.append(path)
 
-    invalid = filesystem.unsupported_path(declared_paths)
-    if invalid:
+    invalid_path = filesystem.unsupported_path(template_paths)
+    if invalid_path:
         raise ConfigError(
-            f"{where}: the path {invalid} is in a system directory: use a path below /tmp."
+            f"{message_prefix}: the path {invalid_path} is in a system directory: use a path below"
+            " /tmp."
         )
 
     if literal_paths and not filesystem.available():
         raise ConfigError(
-            f"{where} contains the path {literal_paths[0]}, which its pods would share, because"
-            " private mount namespaces are not available here. Write"
-            " {{outputs.parameters.NAME.path}} (or ...artifacts.NAME.path) instead of this"
-            " path."
+            f"{message_prefix} contains the path {literal_paths[0]}, which its pods would share,"
+            " because private mount namespaces are not available here. Write"
+            " {{outputs.parameters.NAME.path}} (or ...artifacts.NAME.path) instead of this path."
         )

@@ -15,25 +15,25 @@ class Probe:
     """One probe of a container, with Kubernetes' defaults. `kind` is the probe's key in
     `container`."""
 
-    def __init__(self, container: Mapping[str, Any], kind: str) -> None:
-        probe: Mapping[str, Any] = container[kind]
+    def __init__(self, container: Mapping[str, Any], probe_field: str) -> None:
+        probe_spec: Mapping[str, Any] = container[probe_field]
         self.container = container
-        self.command = (probe.get("exec") or {}).get("command")
-        self.http = probe.get("httpGet")
-        self.tcp = probe.get("tcpSocket")
+        self.command = (probe_spec.get("exec") or {}).get("command")
+        self.http = probe_spec.get("httpGet")
+        self.tcp = probe_spec.get("tcpSocket")
 
-        self.delay = float(probe.get("initialDelaySeconds") or 0)
-        self.period = float(probe.get("periodSeconds") or 10)
-        self.timeout = float(probe.get("timeoutSeconds") or 1)
-        self.failure_threshold = int(probe.get("failureThreshold") or 3)
-        self.success_threshold = int(probe.get("successThreshold") or 1)
+        self.delay = float(probe_spec.get("initialDelaySeconds") or 0)
+        self.period = float(probe_spec.get("periodSeconds") or 10)
+        self.timeout = float(probe_spec.get("timeoutSeconds") or 1)
+        self.failure_threshold = int(probe_spec.get("failureThreshold") or 3)
+        self.success_threshold = int(probe_spec.get("successThreshold") or 1)
 
     def answers(self, ip: str) -> bool:
         """Probe the container, and block until it responds. Return True if the HTTP status is 2xx
         or 3xx, or if it has accepted the TCP connection."""
-        target = self.http or self.tcp or {}
-        host = target.get("host") or ip
-        port = port_number(self.container, target["port"])
+        probe_target = self.http or self.tcp or {}
+        host = probe_target.get("host") or ip
+        port = port_number(self.container, probe_target["port"])
 
         if not self.http:
             with contextlib.suppress(OSError):
@@ -42,13 +42,15 @@ class Probe:
 
             return False
 
-        scheme = (target.get("scheme") or "HTTP").lower()
-        path = (target.get("path") or "/").removeprefix("/")
-        headers = [(header["name"], header["value"]) for header in target.get("httpHeaders") or []]
+        scheme = (probe_target.get("scheme") or "HTTP").lower()
+        url_path = (probe_target.get("path") or "/").removeprefix("/")
+        headers = [
+            (header["name"], header["value"]) for header in probe_target.get("httpHeaders") or []
+        ]
 
         try:
             with web.request(
-                f"{scheme}://{host}:{port}/{path}",
+                f"{scheme}://{host}:{port}/{url_path}",
                 headers=headers,
                 timeout=self.timeout,
                 verify=False,
@@ -62,14 +64,16 @@ class Probe:
     async def passes(self, ip: str) -> bool:
         """Call `answers` in a new thread, so that a blocked probe delays neither other probes nor
         the exit of the process."""
-        loop = asyncio.get_running_loop()
-        result: asyncio.Future[bool] = loop.create_future()
+        event_loop = asyncio.get_running_loop()
+        result_future: asyncio.Future[bool] = event_loop.create_future()
 
         def answer() -> None:
-            passed = self.answers(ip)
+            is_answered = self.answers(ip)
             # the event loop may have ended before the probe
             with contextlib.suppress(RuntimeError):
-                loop.call_soon_threadsafe(lambda: result.done() or result.set_result(passed))
+                event_loop.call_soon_threadsafe(
+                    lambda: result_future.done() or result_future.set_result(is_answered)
+                )
 
         threading.Thread(target=answer, name="probe", daemon=True).start()
-        return await result
+        return await result_future

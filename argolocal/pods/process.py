@@ -108,15 +108,15 @@ class Process(subprocess.Popen[bytes]):
     view: filesystem.View | None = None
 
     def wait(self, timeout: float | None = None) -> int:
-        code = super().wait(timeout)
+        return_code = super().wait(timeout)
         self._clean_up()
-        return code
+        return return_code
 
     def poll(self) -> int | None:
-        code = super().poll()
-        if code is not None:
+        return_code = super().poll()
+        if return_code is not None:
             self._clean_up()
-        return code
+        return return_code
 
     def _clean_up(self) -> None:
         self.log_pipe.finish()
@@ -147,32 +147,35 @@ class Process(subprocess.Popen[bytes]):
         )
 
 
-def start_container(run: ContainerRun, cluster: Cluster) -> Process:
+def start_container(container_run: ContainerRun, cluster: Cluster) -> Process:
     """Start the process of a container.
 
     Raises ConfigError or StartError if the container cannot run, and OSError or ValueError if its
     memory limit cannot be set.
     """
-    container = run.container
-    origin = run.origin or Origin(path=cluster.path)
-    environment = container_environment(run, cluster)
+    container = container_run.container
+    origin = container_run.origin or Origin(path=cluster.path)
+    environment = container_environment(container_run, cluster)
     image = cluster.image(container["image"])
     command = container.get("command") or image.command
 
-    args = container.get("args") or ([] if container.get("command") else image.args)
-    if not (command or args):
+    container_args = container.get("args") or ([] if container.get("command") else image.args)
+    if not (command or container_args):
         raise ConfigError(
-            f"{run.name}: the command of container {container['name']} is missing, and the default "
-            "command of its image is not known. Set the command."
+            f"{container_run.name}: the command of container {container['name']} is missing, and"
+            " the default command of its image is not known. Set the command."
         )
 
-    arguments = [expand_variables(str(word), environment) for word in [*command, *args]]
-    directory = container.get("workingDir") or image.directory
+    arguments = [
+        expand_variables(str(argument_word), environment)
+        for argument_word in [*command, *container_args]
+    ]
+    working_directory = container.get("workingDir") or image.directory
 
     _check_nul(
         [
-            ("workingDir", directory or ""),
-            *(("an argument", word) for word in arguments),
+            ("workingDir", working_directory or ""),
+            *(("an argument", argument_word) for argument_word in arguments),
             *environment.items(),
         ]
     )
@@ -180,45 +183,55 @@ def start_container(run: ContainerRun, cluster: Cluster) -> Process:
     if PYTHON.fullmatch(arguments[0]):
         arguments[0] = origin.python if image.python == sys.executable else image.python
 
-    run.root.mkdir(parents=True, exist_ok=True)
-    run.log.parent.mkdir(parents=True, exist_ok=True)
-    view = enter = None
+    container_run.root.mkdir(parents=True, exist_ok=True)
+    container_run.log.parent.mkdir(parents=True, exist_ok=True)
+    view = enter_view = None
 
-    if directory:
-        private_paths = _paths_with_working_directory(run, directory)
+    if working_directory:
+        private_paths = _paths_with_working_directory(container_run, working_directory)
     else:
-        private_paths = run.private_paths
+        private_paths = container_run.private_paths
 
-    if private_paths is not None and run.root_pid:
-        enter = filesystem.enter_process_root(run.root_pid)
+    if private_paths is not None and container_run.root_pid:
+        enter_view = filesystem.enter_process_root(container_run.root_pid)
     elif private_paths is not None:
-        mounts = container.get("volumeMounts") or []
-        binds = bind_mounts(run.volumes, mounts, lambda text: expand_variables(text, environment))
-        workloads = [Path(folder) for folder in origin.path.split(os.pathsep) if folder]
-        view = filesystem.View(run.root, private_paths, binds)
-        enter = view.prepare([*workloads, Path(origin.prefix)])
+        volume_mounts = container.get("volumeMounts") or []
+        binds = bind_mounts(
+            container_run.volumes,
+            volume_mounts,
+            lambda expression: expand_variables(expression, environment),
+        )
+        import_folders = [
+            Path(import_folder) for import_folder in origin.path.split(os.pathsep) if import_folder
+        ]
+        view = filesystem.View(container_run.root, private_paths, binds)
+        enter_view = view.prepare([*import_folders, Path(origin.prefix)])
 
-    with LogPipe(run.log, run.stdout) as log_pipe:
-        memory = limits.create_memory_cgroup(container, f"{run.name}.{container['name']}")
-        message = TerminationMessage()
+    with LogPipe(container_run.log, container_run.stdout) as log_pipe:
+        memory_cgroup = limits.create_memory_cgroup(
+            container, f"{container_run.name}.{container['name']}"
+        )
+        termination_message = TerminationMessage()
 
         try:
-            environment.update(message.variable)
+            environment.update(termination_message.variable)
             process = Process(
                 arguments,
                 env=environment,
-                pass_fds=[message.file],
-                cwd=None if enter else directory or str(run.root),
+                pass_fds=[termination_message.file],
+                cwd=None if enter_view else working_directory or str(container_run.root),
                 stdin=subprocess.DEVNULL,
                 stdout=log_pipe.out,
                 stderr=log_pipe.err,
                 start_new_session=True,
-                preexec_fn=_make_child_setup(os.getpid(), memory, enter, directory),
+                preexec_fn=_make_child_setup(
+                    os.getpid(), memory_cgroup, enter_view, working_directory
+                ),
             )
         except BaseException:
-            message.read()
-            if memory:
-                memory.close()
+            termination_message.read()
+            if memory_cgroup:
+                memory_cgroup.close()
 
             raise
         finally:
@@ -227,83 +240,88 @@ def start_container(run: ContainerRun, cluster: Cluster) -> Process:
 
     process.environment = environment
     process.log_pipe = log_pipe
-    process.message = message
-    process.memory = memory
+    process.message = termination_message
+    process.memory = memory_cgroup
     process.view = view
 
     return process
 
 
-def _check_nul(texts: list[tuple[str, str]]) -> None:
+def _check_nul(named_texts: list[tuple[str, str]]) -> None:
     """Raise StartError for the first (name, text) with a NUL byte."""
-    for name, text in texts:
+    for name, text in named_texts:
         if "\0" in text:
             raise StartError(f"{name} contains a NUL byte: {text!r}")
 
 
-def _paths_with_working_directory(run: ContainerRun, directory: str) -> tuple[str, ...] | None:
+def _paths_with_working_directory(
+    container_run: ContainerRun, working_directory: str
+) -> tuple[str, ...] | None:
     """Return the private paths. A missing working directory is included, because container runtimes
     would create it.
 
     Raises StartError, or ConfigError if this system does not allow private directories.
     """
-    if not directory.startswith("/"):
-        raise StartError(f"the working directory {directory!r} is not an absolute path")
-    if max(map(len, os.fsencode(directory).split(b"/"))) > 255 or len(directory) > 4000:
-        raise StartError(f"mkdir {directory}: file name too long")
-    if os.path.exists(directory):
-        return run.private_paths
+    if not working_directory.startswith("/"):
+        raise StartError(f"the working directory {working_directory!r} is not an absolute path")
+    if (
+        max(map(len, os.fsencode(working_directory).split(b"/"))) > 255
+        or len(working_directory) > 4000
+    ):
+        raise StartError(f"mkdir {working_directory}: file name too long")
+    if os.path.exists(working_directory):
+        return container_run.private_paths
 
-    if filesystem.unsupported_path([directory]) or not filesystem.available():
+    if filesystem.unsupported_path([working_directory]) or not filesystem.available():
         raise ConfigError(
-            f"{run.name}: the working directory {directory} cannot be created here. Use a path"
-            " below /tmp."
+            f"{container_run.name}: the working directory {working_directory} cannot be created"
+            " here. Use a path below /tmp."
         )
 
-    return (*(run.private_paths or ()), directory)
+    return (*(container_run.private_paths or ()), working_directory)
 
 
 def missing_command_message(error: OSError) -> str:
     """Return the message of Argo's executor (Go's exec.LookPath) about a missing command."""
-    name = str(error.filename)
+    command_name = str(error.filename)
     reason = "permission denied"
     if isinstance(error, FileNotFoundError):
-        if "/" in name:
-            reason = f"stat {name}: no such file or directory"
+        if "/" in command_name:
+            reason = f"stat {command_name}: no such file or directory"
         else:
             reason = "executable file not found in $PATH"
-    return f'failed to find name in PATH: exec: "{name}": {reason}'
+    return f'failed to find name in PATH: exec: "{command_name}": {reason}'
 
 
 def _make_child_setup(
-    parent: int,
-    memory: limits.MemoryCgroup | None,
-    enter: Callable[[], None] | None,
-    directory: str | None,
+    parent_pid: int,
+    memory_cgroup: limits.MemoryCgroup | None,
+    enter_view: Callable[[], None] | None,
+    working_directory: str | None,
 ) -> Callable[[], None]:
     """Return the function that the child process must call before exec."""
 
     def set_up_child() -> None:
-        die_with_parent(parent)
+        die_with_parent(parent_pid)
         signal.pthread_sigmask(signal.SIG_SETMASK, set())
         stop_ignoring_signals()
-        if memory:
-            memory.enter()
-        if enter:
-            enter()
-            if directory:
+        if memory_cgroup:
+            memory_cgroup.enter()
+        if enter_view:
+            enter_view()
+            if working_directory:
                 # the directory is private: see _paths_with_working_directory
-                os.makedirs(directory, exist_ok=True)
-                os.chdir(directory)
+                os.makedirs(working_directory, exist_ok=True)
+                os.chdir(working_directory)
 
     return set_up_child
 
 
-def container_environment(run: ContainerRun, cluster: Cluster) -> dict[str, str]:
+def container_environment(container_run: ContainerRun, cluster: Cluster) -> dict[str, str]:
     """Return the environment of a container: PATH, HOME, LANG and HOSTNAME, then the variables of
     envFrom, env and `extra_env`. Later variables override earlier ones."""
-    container = run.container
-    origin = run.origin or Origin(path=cluster.path)
+    container = container_run.container
+    origin = container_run.origin or Origin(path=cluster.path)
 
     variables = {
         "PATH": (
@@ -312,94 +330,117 @@ def container_environment(run: ContainerRun, cluster: Cluster) -> dict[str, str]
         "HOME": os.environ.get("HOME", "/"),
         "LANG": "C.UTF-8",
         "PYTHONUNBUFFERED": "1",
-        "HOSTNAME": run.name[:MAX_HOSTNAME].rstrip("-."),
+        "HOSTNAME": container_run.name[:MAX_HOSTNAME].rstrip("-."),
     } | dict(cluster.service_variables())
 
     if origin.path:
         variables[program.variable("PATH")] = origin.path
 
     variables.update(cluster.image(container["image"]).env)
-    _check_names(run)
+    _check_names(container_run)
 
-    for source in container.get("envFrom") or []:
-        for kind, read in (("configMapRef", cluster.configmap), ("secretRef", cluster.secret)):
-            if kind in source:
-                values = _read_object(run, read, source[kind])
+    for env_source in container.get("envFrom") or []:
+        for reference_field, read_object in (
+            ("configMapRef", cluster.configmap),
+            ("secretRef", cluster.secret),
+        ):
+            if reference_field in env_source:
+                object_data = _read_object(container_run, read_object, env_source[reference_field])
                 variables.update(
-                    {source.get("prefix", "") + key: value for key, value in values.items()}
+                    {
+                        env_source.get("prefix", "") + key: value
+                        for key, value in object_data.items()
+                    }
                 )
 
-    for variable in container.get("env") or []:
-        value = _variable_value(run, variable, cluster)
+    for env_variable in container.get("env") or []:
+        value = _variable_value(container_run, env_variable, cluster)
         if value is not None:
-            variables[variable["name"]] = expand_variables(value, variables)
+            variables[env_variable["name"]] = expand_variables(value, variables)
 
-    return variables | dict(run.extra_env) | {program.POD: str(run.root)}
+    return variables | dict(container_run.extra_env) | {program.POD: str(container_run.root)}
 
 
-def _check_names(run: ContainerRun) -> None:
+def _check_names(container_run: ContainerRun) -> None:
     """Raise ConfigError for the name of an environment variable that the API server rejects."""
-    container = run.container
-    prefixes = [source.get("prefix") or "x" for source in container.get("envFrom") or []]
+    container = container_run.container
+    env_prefixes = [
+        env_source.get("prefix") or "x" for env_source in container.get("envFrom") or []
+    ]
 
     names_by_field = {
-        "env": [variable["name"] for variable in container.get("env") or []],
-        "envFrom": prefixes,
+        "env": [env_variable["name"] for env_variable in container.get("env") or []],
+        "envFrom": env_prefixes,
     }
-    for key, names in names_by_field.items():
-        for index, name in enumerate(names):
-            if not ENVIRONMENT_NAME.fullmatch(name):
-                where = f'Pod "{run.name}" is invalid: {container["name"]}.{key}[{index}]'
+    for env_field, variable_names in names_by_field.items():
+        for index, variable_name in enumerate(variable_names):
+            if not ENVIRONMENT_NAME.fullmatch(variable_name):
+                message_prefix = (
+                    f'Pod "{container_run.name}" is invalid:'
+                    f" {container['name']}.{env_field}[{index}]"
+                )
                 raise ConfigError(
-                    f"{where} is {name!r}: it must consist of printable ASCII characters except"
-                    " '='."
+                    f"{message_prefix} is {variable_name!r}: it must consist of printable ASCII"
+                    " characters except '='."
                 )
 
 
 def _read_object(
-    run: ContainerRun, read: Callable[[str], Mapping[str, str]], reference: Mapping[str, Any]
+    container_run: ContainerRun,
+    read_object: Callable[[str], Mapping[str, str]],
+    object_reference: Mapping[str, Any],
 ) -> Mapping[str, str]:
     try:
-        return read(reference["name"])
+        return read_object(object_reference["name"])
     except KeyError:
-        if reference.get("optional"):
+        if object_reference.get("optional"):
             return {}
         raise ConfigError(
-            f"{run.name} needs the ConfigMap or Secret {reference['name']!r}, which does not exist "
-            "here. Create this object."
+            f"{container_run.name} needs the ConfigMap or Secret {object_reference['name']!r},"
+            " which does not exist here. Create this object."
         ) from None
 
 
-def _variable_value(run: ContainerRun, variable: Mapping[str, Any], cluster: Cluster) -> str | None:
-    source = variable.get("valueFrom")
-    if not source:
-        return str(variable.get("value") or "")
+def _variable_value(
+    container_run: ContainerRun, env_variable: Mapping[str, Any], cluster: Cluster
+) -> str | None:
+    value_source = env_variable.get("valueFrom")
+    if not value_source:
+        return str(env_variable.get("value") or "")
 
-    for kind, read in (("configMapKeyRef", cluster.configmap), ("secretKeyRef", cluster.secret)):
-        reference = source.get(kind)
-        if reference:
-            values = _read_object(run, read, reference)
-            if reference["key"] in values:
-                return values[reference["key"]]
-            if reference.get("optional"):
+    for reference_field, read_object in (
+        ("configMapKeyRef", cluster.configmap),
+        ("secretKeyRef", cluster.secret),
+    ):
+        object_reference = value_source.get(reference_field)
+        if object_reference:
+            object_data = _read_object(container_run, read_object, object_reference)
+            if object_reference["key"] in object_data:
+                return object_data[object_reference["key"]]
+            if object_reference.get("optional"):
                 return None
 
             raise ConfigError(
-                f"{run.name}: {reference['name']} does not contain {reference['key']!r} "
-                f"(for the variable {variable['name']})."
+                f"{container_run.name}: {object_reference['name']} does not contain"
+                f" {object_reference['key']!r} (for the variable {env_variable['name']})."
             )
 
-    return field_value(run, (source.get("fieldRef") or {}).get("fieldPath", ""), variable["name"])
+    return field_value(
+        container_run,
+        (value_source.get("fieldRef") or {}).get("fieldPath", ""),
+        env_variable["name"],
+    )
 
 
-def field_value(run: ContainerRun, path: str, name: str) -> str:
-    """Return the value of the environment variable `name`, whose fieldRef has the fieldPath `path`.
-    Raises ConfigError."""
-    if path not in FIELDS:
+def field_value(container_run: ContainerRun, field_path: str, variable_name: str) -> str:
+    """Return the value of the environment variable `variable_name`, whose fieldRef has the
+    fieldPath `field_path`. Raises ConfigError."""
+    if field_path not in FIELDS:
         raise ConfigError(
-            f"{run.name}: the fieldPath {path!r} of {name} must be one of {', '.join(FIELDS)}."
+            f"{container_run.name}: the fieldPath {field_path!r} of {variable_name} must be one of"
+            f" {', '.join(FIELDS)}."
         )
-    return FIELDS[path](run)
+    return FIELDS[field_path](container_run)
 
 
 def expand_variables(text: str, environment: Mapping[str, str]) -> str:

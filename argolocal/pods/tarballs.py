@@ -42,15 +42,15 @@ class CountedEntry(Entry):
         if len(buf) != tarfile.BLOCKSIZE or buf[TYPE] not in ORDINARY_TYPES:
             return super().frombuf(buf, encoding, errors)
 
-        stored_sum = tarfile.nti(buf[CHECKSUM])  # type: ignore[attr-defined]
-        actual_sum = sum(buf) - sum(buf[CHECKSUM]) + CHECKSUM_OF_SPACES
-        if stored_sum != actual_sum:
+        stored_checksum = tarfile.nti(buf[CHECKSUM])  # type: ignore[attr-defined]
+        actual_checksum = sum(buf) - sum(buf[CHECKSUM]) + CHECKSUM_OF_SPACES
+        if stored_checksum != actual_checksum:
             return super().frombuf(buf, encoding, errors)
 
-        entry = cls()
-        entry.type = bytes(buf[TYPE])
-        entry.size = tarfile.nti(buf[SIZE])  # type: ignore[attr-defined]
-        return entry
+        tar_entry = cls()
+        tar_entry.type = bytes(buf[TYPE])
+        tar_entry.size = tarfile.nti(buf[SIZE])  # type: ignore[attr-defined]
+        return tar_entry
 
 
 class GzipMembers(io.RawIOBase):
@@ -66,23 +66,23 @@ class GzipMembers(io.RawIOBase):
 
     def copy(self) -> "GzipMembers":
         """Return another reader at the same position."""
-        other = GzipMembers(self.path)
-        other.file.seek(self.file.tell())
-        other.decoder = self.decoder and self.decoder.copy()
-        other.input = self.input
-        other.small_members = self.small_members
-        return other
+        copied_reader = GzipMembers(self.path)
+        copied_reader.file.seek(self.file.tell())
+        copied_reader.decoder = self.decoder and self.decoder.copy()
+        copied_reader.input = self.input
+        copied_reader.small_members = self.small_members
+        return copied_reader
 
     def readable(self) -> bool:
         return True
 
     def readinto(self, buffer: Any) -> int:
         while True:
-            data = self.input or self.file.read(CHUNK_BYTES)
+            compressed_bytes = self.input or self.file.read(CHUNK_BYTES)
             if not self.decoder:
                 # remove the zero bytes that pad the space between members
-                self.input = data.lstrip(b"\0")
-                if not data:
+                self.input = compressed_bytes.lstrip(b"\0")
+                if not compressed_bytes:
                     return 0
 
                 if self.input:
@@ -96,19 +96,23 @@ class GzipMembers(io.RawIOBase):
 
                 continue
 
-            out = self.decoder.decompress(data, len(buffer))
-            is_at_end = self.decoder.eof
-            self.input = self.decoder.unused_data if is_at_end else self.decoder.unconsumed_tail
-            self.small_members += (len(data) - len(self.input) + len(out)) / SMALL_MEMBER_BYTES
+            decompressed_bytes = self.decoder.decompress(compressed_bytes, len(buffer))
+            is_member_at_end = self.decoder.eof
+            self.input = (
+                self.decoder.unused_data if is_member_at_end else self.decoder.unconsumed_tail
+            )
+            self.small_members += (
+                len(compressed_bytes) - len(self.input) + len(decompressed_bytes)
+            ) / SMALL_MEMBER_BYTES
 
-            if is_at_end:
+            if is_member_at_end:
                 self.decoder = None
-            elif not (data or out):
+            elif not (compressed_bytes or decompressed_bytes):
                 raise EOFError("its last gzip member is incomplete")
 
-            if out:
-                buffer[: len(out)] = out
-                return len(out)
+            if decompressed_bytes:
+                buffer[: len(decompressed_bytes)] = decompressed_bytes
+                return len(decompressed_bytes)
 
     def close(self) -> None:
         self.file.close()
@@ -128,21 +132,21 @@ class TarStream:
 
     def copy(self) -> "TarStream":
         """Return another reader at the same position."""
-        other = copy(self)
-        other.buffered = self.file.peek()
-        other.members = self.members.copy()
-        other.file = io.BufferedReader(other.members, CHUNK_BYTES)
-        return other
+        copied_stream = copy(self)
+        copied_stream.buffered = self.file.peek()
+        copied_stream.members = self.members.copy()
+        copied_stream.file = io.BufferedReader(copied_stream.members, CHUNK_BYTES)
+        return copied_stream
 
     def close(self) -> None:
         self.file.close()
 
-    def _take(self, size: int) -> bytes:
-        data = self.buffered[:size]
-        self.buffered = self.buffered[size:]
-        if len(data) < size:
-            data += self.file.read(size - len(data))
-        return data
+    def _take(self, max_bytes: int) -> bytes:
+        taken_bytes = self.buffered[:max_bytes]
+        self.buffered = self.buffered[max_bytes:]
+        if len(taken_bytes) < max_bytes:
+            taken_bytes += self.file.read(max_bytes - len(taken_bytes))
+        return taken_bytes
 
     def tell(self) -> int:
         return self.position
@@ -153,10 +157,10 @@ class TarStream:
             raise tarfile.ReadError("its parts are not in the order of their offsets")
 
         while self.position < position:
-            skipped = len(self._take(min(position - self.position, CHUNK_BYTES)))
-            if not skipped:  # no more data: the end of the file is reached
+            skipped_bytes = len(self._take(min(position - self.position, CHUNK_BYTES)))
+            if not skipped_bytes:  # no more data: the end of the file is reached
                 break
-            self.position += skipped
+            self.position += skipped_bytes
 
     def read(self, size: int | None = -1) -> bytes:
         size = sys.maxsize if size is None or size < 0 else size
@@ -164,12 +168,12 @@ class TarStream:
             raise tarfile.ReadError(f"it has a header of more than {MAX_HEADER_BYTES} bytes")
 
         self.budget -= size
-        data = self._take(size)
-        self.position += len(data)
-        return data
+        read_bytes = self._take(size)
+        self.position += len(read_bytes)
+        return read_bytes
 
 
-def open_tar(file: TarStream, kind: type[Entry] = Entry) -> tarfile.TarFile:
+def open_tar(tar_stream: TarStream, entry_class: type[Entry] = Entry) -> tarfile.TarFile:
     """Open a tar to read it entry by entry."""
-    content: Any = file
-    return tarfile.open(fileobj=content, mode="r:", tarinfo=kind)
+    file_object: Any = tar_stream
+    return tarfile.open(fileobj=file_object, mode="r:", tarinfo=entry_class)

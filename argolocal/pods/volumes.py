@@ -44,7 +44,7 @@ def create(
     volumes: list[Data],
     folder: Path,
     cluster: Cluster,
-    field_value: FieldValue,
+    read_field: FieldValue,
     run_claims: Collection[str],
 ) -> dict[str, VolumeDirectory]:
     """Create the directories of volumes. `run_claims`: names of the claims that the run creates.
@@ -54,42 +54,46 @@ def create(
     directories: dict[str, VolumeDirectory] = {}
 
     for volume in volumes:
-        name = volume["name"]
-        object_names.LABEL.check(name, "the name of a volume")
+        volume_name = volume["name"]
+        object_names.LABEL.check(volume_name, "the name of a volume")
 
         claim = volume.get("persistentVolumeClaim")
         if claim:
-            path = _claim_path(cluster, claim["claimName"])
+            volume_path = _claim_path(cluster, claim["claimName"])
             if claim["claimName"] not in run_claims and not cluster.find(
                 "PersistentVolumeClaim", claim["claimName"]
             ):
                 raise ConfigError(
-                    f"volume {name}: the PersistentVolumeClaim {claim['claimName']!r} does not"
-                    " exist here: add it to the Workflow's file, separated by ---, or use"
+                    f"volume {volume_name}: the PersistentVolumeClaim {claim['claimName']!r} does"
+                    " not exist here: add it to the Workflow's file, separated by ---, or use"
                     " volumeClaimTemplates."
                 )
 
-            path.mkdir(parents=True, exist_ok=True)
-            directories[name] = VolumeDirectory(path, bool(claim.get("readOnly")))
+            volume_path.mkdir(parents=True, exist_ok=True)
+            directories[volume_name] = VolumeDirectory(volume_path, bool(claim.get("readOnly")))
             continue
 
-        path = folder / name
-        directories[name] = VolumeDirectory(path, any(kind in volume for kind in READ_ONLY_KINDS))
-        path.mkdir(mode=0o777 if "emptyDir" in volume else 0o755, parents=True, exist_ok=True)
+        volume_path = folder / volume_name
+        directories[volume_name] = VolumeDirectory(
+            volume_path, any(volume_kind in volume for volume_kind in READ_ONLY_KINDS)
+        )
+        volume_path.mkdir(
+            mode=0o777 if "emptyDir" in volume else 0o755, parents=True, exist_ok=True
+        )
 
-        for file, content, mode in _files(volume, cluster, field_value):
-            if not (path / file).resolve().is_relative_to(path.resolve()):
+        for file, file_content, file_mode in _files(volume, cluster, read_field):
+            if not (volume_path / file).resolve().is_relative_to(volume_path.resolve()):
                 raise ConfigError(
-                    f"volume {name}: the path {file!r} leads out of it. Use a path inside the"
-                    " volume."
+                    f"volume {volume_name}: the path {file!r} leads out of it. Use a path inside"
+                    " the volume."
                 )
 
-            (path / file).parent.mkdir(parents=True, exist_ok=True)
+            (volume_path / file).parent.mkdir(parents=True, exist_ok=True)
             with open(
-                os.open(path / file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb"
-            ) as out:
-                out.write(content)
-                os.fchmod(out.fileno(), mode)
+                os.open(volume_path / file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb"
+            ) as volume_file:
+                volume_file.write(file_content)
+                os.fchmod(volume_file.fileno(), file_mode)
 
     return directories
 
@@ -104,147 +108,176 @@ def remove_contents(directories: Mapping[str, VolumeDirectory], folder: Path) ->
 
 def bind_mounts(
     volumes: Mapping[str, VolumeDirectory],
-    mounts: list[Data],
-    expand: Callable[[str], str] = str,
+    volume_mounts: list[Data],
+    expand_expression: Callable[[str], str] = str,
 ) -> list[tuple[Path, str, bool]]:
-    """Return (source, mount path, read only) of a container's volume mounts. `expand` evaluates a
-    subPathExpr.
+    """Return (source, mount path, read only) of a container's volume mounts. `expand_expression`
+    evaluates a subPathExpr.
 
     Raises ConfigError for a missing subPath in a read-only volume.
     """
-    binds = []
+    bind_paths = []
 
-    for mount in mounts:
-        volume = volumes.get(mount["name"])
+    for volume_mount in volume_mounts:
+        volume = volumes.get(volume_mount["name"])
         if volume is None:
-            raise ConfigError(f"volume '{mount['name']}' not found in workflow spec")
+            raise ConfigError(f"volume '{volume_mount['name']}' not found in workflow spec")
 
-        sub_path = mount.get("subPath") or expand(mount.get("subPathExpr") or "")
-        path = volume.path / sub_path
-        if not path.resolve().is_relative_to(volume.path.resolve()):
+        sub_path = volume_mount.get("subPath") or expand_expression(
+            volume_mount.get("subPathExpr") or ""
+        )
+        source_path = volume.path / sub_path
+        if not source_path.resolve().is_relative_to(volume.path.resolve()):
             raise ConfigError(
-                f"volume {mount['name']}: {sub_path!r} leads out of it. Use a path inside the"
-                " volume."
+                f"volume {volume_mount['name']}: {sub_path!r} leads out of it. Use a path inside"
+                " the volume."
             )
 
-        if not path.exists():
+        if not source_path.exists():
             if volume.read_only:
                 raise ConfigError(
-                    f"volume {mount['name']}: {sub_path!r} does not exist in the volume."
+                    f"volume {volume_mount['name']}: {sub_path!r} does not exist in the volume."
                 )
 
-            path.mkdir(parents=True)
+            source_path.mkdir(parents=True)
 
-        mount_path = os.path.join("/", mount["mountPath"])
+        mount_path = os.path.join("/", volume_mount["mountPath"])
         if filesystem.unsupported_path([mount_path]):
             raise ConfigError(
-                f"volume {mount['name']}: {mount_path} is in a system directory. Use a path below"
-                " /tmp."
+                f"volume {volume_mount['name']}: {mount_path} is in a system directory. Use a path"
+                " below /tmp."
             )
 
-        binds.append((path, mount_path, bool(volume.read_only or mount.get("readOnly"))))
+        bind_paths.append(
+            (source_path, mount_path, bool(volume.read_only or volume_mount.get("readOnly")))
+        )
 
-    return sorted(binds, key=lambda bind: bind[1].count("/"))
+    return sorted(bind_paths, key=lambda bind_path: bind_path[1].count("/"))
 
 
-def _claim_path(cluster: Cluster, name: str) -> Path:
-    object_names.check_object("PersistentVolumeClaim", name)
-    return cluster.home / "claims" / name
+def _claim_path(cluster: Cluster, claim_name: str) -> Path:
+    object_names.check_object("PersistentVolumeClaim", claim_name)
+    return cluster.home / "claims" / claim_name
 
 
 def _files(
-    volume: Data, cluster: Cluster, field_value: FieldValue, mode: int = 0o644
+    volume: Data, cluster: Cluster, read_field: FieldValue, default_mode: int = 0o644
 ) -> Iterator[tuple[str, bytes, int]]:
     """Yield path, content and mode of every file of a volume."""
-    for kind in READ_ONLY_KINDS:
-        source = volume.get(kind) or {}
-        if source.get("defaultMode") is None:
-            default = mode
+    for volume_kind in READ_ONLY_KINDS:
+        volume_source = volume.get(volume_kind) or {}
+        if volume_source.get("defaultMode") is None:
+            source_mode = default_mode
         else:
-            default = int(source["defaultMode"])
+            source_mode = int(volume_source["defaultMode"])
 
-        if kind == "projected":
-            for projection in source.get("sources") or []:
+        if volume_kind == "projected":
+            for projection in volume_source.get("sources") or []:
                 yield from _files(
-                    {"name": volume["name"], **projection}, cluster, field_value, default
+                    {"name": volume["name"], **projection}, cluster, read_field, source_mode
                 )
-        elif kind == "downwardAPI":
-            for item in source.get("items") or []:
-                text = field_value(item["fieldRef"]["fieldPath"], item["path"])
-                yield item["path"], text.encode(), int(item.get("mode", default))
-        elif source:
-            for path, content, file_mode in _object_files(kind, source, volume["name"], cluster):
-                yield path, content, default if file_mode is None else file_mode
+        elif volume_kind == "downwardAPI":
+            for projected_item in volume_source.get("items") or []:
+                field_text = read_field(
+                    projected_item["fieldRef"]["fieldPath"], projected_item["path"]
+                )
+                yield (
+                    projected_item["path"],
+                    field_text.encode(),
+                    int(projected_item.get("mode", source_mode)),
+                )
+        elif volume_source:
+            for file_path, file_content, file_mode in _object_files(
+                volume_kind, volume_source, volume["name"], cluster
+            ):
+                yield file_path, file_content, source_mode if file_mode is None else file_mode
 
 
 def _object_files(
-    kind: str, source: Data, volume: str, cluster: Cluster
+    volume_kind: str, volume_source: Data, volume_name: str, cluster: Cluster
 ) -> Iterator[tuple[str, bytes, int | None]]:
-    name = source.get("secretName") or source["name"]
-    kind = "ConfigMap" if kind == "configMap" else "Secret"
+    object_name = volume_source.get("secretName") or volume_source["name"]
+    volume_kind = "ConfigMap" if volume_kind == "configMap" else "Secret"
 
-    data = cluster.files(kind, name)
-    if data is None and source.get("optional"):
+    object_files = cluster.files(volume_kind, object_name)
+    if object_files is None and volume_source.get("optional"):
         return
 
-    if data is None:
+    if object_files is None:
         raise ConfigError(
-            f"volume {volume}: the {kind} {name!r} does not exist here: add it to the "
-            "Workflow's file, separated by ---."
+            f"volume {volume_name}: the {volume_kind} {object_name!r} does not exist here: add it"
+            " to the Workflow's file, separated by ---."
         )
 
-    items = source.get("items")
-    for item in [{"key": key, "path": key} for key in data] if items is None else items:
-        if item["key"] in data:
+    selected_items = volume_source.get("items")
+    for selected_item in (
+        [{"key": data_key, "path": data_key} for data_key in object_files]
+        if selected_items is None
+        else selected_items
+    ):
+        if selected_item["key"] in object_files:
             yield (
-                item["path"],
-                data[item["key"]],
-                None if item.get("mode") is None else int(item["mode"]),
+                selected_item["path"],
+                object_files[selected_item["key"]],
+                None if selected_item.get("mode") is None else int(selected_item["mode"]),
             )
-        elif not source.get("optional"):
+        elif not volume_source.get("optional"):
             raise ConfigError(
-                f"volume {volume}: the {kind} {name!r} does not contain the key {item['key']!r}."
+                f"volume {volume_name}: the {volume_kind} {object_name!r} does not contain the key"
+                f" {selected_item['key']!r}."
             )
 
 
-def check_without_mounts(volumes: list[Data], pod: str) -> None:
+def check_without_mounts(volumes: list[Data], pod_name: str) -> None:
     """Raise ConfigError for a volume that needs mount namespaces."""
     for volume in volumes:
         if "emptyDir" not in volume:
             raise ConfigError(
-                f"{pod}: the volume {volume['name']} needs private mount namespaces, which are not"
-                " available here. Remove the volume, or use another machine."
+                f"{pod_name}: the volume {volume['name']} needs private mount namespaces, which"
+                " are not available here. Remove the volume, or use another machine."
             )
 
 
-def check_pod(spec: Data, where: str) -> None:
+def check_pod(spec: Data, field_path: str) -> None:
     """Raise ConfigError for a volume or mount of a PodSpec that is invalid or not supported
     here."""
-    _check_volumes(spec, where)
-    names = {volume["name"] for volume in spec.get("volumes") or []}
+    _check_volumes(spec, field_path)
+    volume_names = {volume["name"] for volume in spec.get("volumes") or []}
     for index, volume in enumerate(spec.get("volumes") or []):
-        list(walk(volume, "Volume", f"{where}.volumes[{index}]"))
+        list(walk(volume, "Volume", f"{field_path}.volumes[{index}]"))
     for container in spec.get("containers") or []:
-        for index, mount in enumerate(container.get("volumeMounts") or []):
-            list(walk(mount, "Mount", f"{where}.{container.get('name')}.volumeMounts[{index}]"))
-            _check_mount(mount, names, f"{where}.{container.get('name')}")
-
-
-def _check_volumes(owner: Data, where: str) -> None:
-    for index, volume in enumerate(owner.get("volumes") or []):
-        kinds = [key for key in volume if key != "name" and volume[key] is not None]
-        if len(kinds) != 1:
-            raise ConfigError(
-                f"{where}.volumes[{index}] has the kinds {kinds}: it must have exactly one kind."
+        for index, volume_mount in enumerate(container.get("volumeMounts") or []):
+            list(
+                walk(
+                    volume_mount,
+                    "Mount",
+                    f"{field_path}.{container.get('name')}.volumeMounts[{index}]",
+                )
             )
-        object_names.LABEL.check(volume.get("name"), f"{where}: the name of a volume")
+            _check_mount(volume_mount, volume_names, f"{field_path}.{container.get('name')}")
 
 
-def _check_mount(mount: Data, names: Collection[str], where: str) -> None:
-    if mount["name"] not in names:
-        valid_names = ", ".join(sorted(names)) or "one of spec.volumes"
+def _check_volumes(volume_owner: Data, field_path: str) -> None:
+    for index, volume in enumerate(volume_owner.get("volumes") or []):
+        volume_kinds = [
+            volume_field
+            for volume_field in volume
+            if volume_field != "name" and volume[volume_field] is not None
+        ]
+        if len(volume_kinds) != 1:
+            raise ConfigError(
+                f"{field_path}.volumes[{index}] has the kinds {volume_kinds}: it must have exactly"
+                " one kind."
+            )
+        object_names.LABEL.check(volume.get("name"), f"{field_path}: the name of a volume")
+
+
+def _check_mount(volume_mount: Data, volume_names: Collection[str], field_path: str) -> None:
+    if volume_mount["name"] not in volume_names:
+        valid_names_text = ", ".join(sorted(volume_names)) or "one of spec.volumes"
         raise ConfigError(
-            f"{where} mounts {mount['name']!r}, which is not a volume: it must be {valid_names}."
+            f"{field_path} mounts {volume_mount['name']!r}, which is not a volume: it must be"
+            f" {valid_names_text}."
         )
 
 
@@ -264,16 +297,16 @@ def check(spec: Data, templates: list[tuple[dict[str, Any], str]]) -> None:
             f" {', '.join(GC_STRATEGIES)}."
         )
 
-    for owner, where in [(spec, "spec"), *templates]:
-        _check_volumes(owner, where)
+    for volume_owner, field_path in [(spec, "spec"), *templates]:
+        _check_volumes(volume_owner, field_path)
 
     for claim in claims:
         object_names.LABEL.check(claim["name"], "spec: the name of a volume")
 
-    for template, where in templates:
-        names = {
+    for template, field_path in templates:
+        volume_names = {
             volume["name"]
             for volume in [*(template.get("volumes") or []), *shared_volumes, *claims]
         }
-        for mount in mounts(template):
-            _check_mount(mount, names, where)
+        for volume_mount in mounts(template):
+            _check_mount(volume_mount, volume_names, field_path)

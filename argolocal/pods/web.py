@@ -61,21 +61,23 @@ def request(
     `leave_host`: True follows redirections to other hosts; False returns the redirection itself as
     the response.
     """
-    context = None
+    ssl_context = None
     if not verify:
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-        context.check_hostname = False
-        context.verify_mode = ssl.CERT_NONE
+        ssl_context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        ssl_context.check_hostname = False
+        ssl_context.verify_mode = ssl.CERT_NONE
 
-    first_parts = _split(url)
-    referer = ""
-    remaining_headers = {name.lower(): (name, value) for name, value in headers}
+    first_url_parts = _split(url)
+    referer_url = ""
+    remaining_headers = {
+        header_name.lower(): (header_name, header_value) for header_name, header_value in headers
+    }
 
     for _ in range(MAX_REDIRECTS + 1):
         sent_headers = dict(remaining_headers.values()) | (
-            {} if "referer" in remaining_headers or not referer else {"Referer": referer}
+            {} if "referer" in remaining_headers or not referer_url else {"Referer": referer_url}
         )
-        response = _send(url, method, sent_headers, body, timeout, context, proxies)
+        response = _send(url, method, sent_headers, body, timeout, ssl_context, proxies)
 
         location = response.headers.get("Location")
         if response.status not in REDIRECTS or not location:
@@ -83,14 +85,14 @@ def request(
 
         previous_url = url
         url = _redirect_target(url, location)
-        previous_parts = _split(previous_url)
+        previous_url_parts = _split(previous_url)
 
-        parts = _split(url)
-        if not leave_host and parts.hostname != previous_parts.hostname:
+        url_parts = _split(url)
+        if not leave_host and url_parts.hostname != previous_url_parts.hostname:
             return response
 
         response.close()
-        if _is_same_or_subdomain(parts, first_parts):
+        if _is_same_or_subdomain(url_parts, first_url_parts):
             dropped_headers = ()
         else:
             dropped_headers = LOGIN_HEADERS
@@ -104,14 +106,14 @@ def request(
             dropped_headers += ("host",)
 
         remaining_headers = {
-            name: header
-            for name, header in remaining_headers.items()
-            if name not in dropped_headers
+            header_name: lower_case_name
+            for header_name, lower_case_name in remaining_headers.items()
+            if header_name not in dropped_headers
         }
-        if (previous_parts.scheme, parts.scheme) != ("https", "http"):
-            referer = _without_user(previous_url)
+        if (previous_url_parts.scheme, url_parts.scheme) != ("https", "http"):
+            referer_url = _without_user(previous_url)
         else:
-            referer = ""
+            referer_url = ""
 
     raise WebError(hide_password(url), f"stopped after {MAX_REDIRECTS} redirects")
 
@@ -119,10 +121,10 @@ def request(
 def copy(response: HTTPResponse, file: BinaryIO, max_bytes: int) -> None:
     """Write the body of a response to a file. Raises OSError, and WebError if the body is
     incomplete or too long."""
-    size = 0
-    while data := _read(response):
-        size += file.write(data)
-        if size > max_bytes:
+    written_bytes = 0
+    while chunk := _read(response):
+        written_bytes += file.write(chunk)
+        if written_bytes > max_bytes:
             raise WebError(
                 hide_password(response.url), f"the response has more than {max_bytes / 1e6:,.0f} MB"
             )
@@ -130,12 +132,12 @@ def copy(response: HTTPResponse, file: BinaryIO, max_bytes: int) -> None:
 
 def _read(response: HTTPResponse) -> bytes:
     try:
-        data = response.read(1 << 20)
-        if not data and response.length:
+        chunk = response.read(1 << 20)
+        if not chunk and response.length:
             raise WebError(hide_password(response.url), "unexpected EOF")
     except (OSError, ValueError, HTTPException) as error:
         raise WebError(hide_password(response.url), error) from error
-    return data
+    return chunk
 
 
 def _send(
@@ -143,17 +145,21 @@ def _send(
     method: str,
     headers: dict[str, str],
     body: bytes | None,
-    timeout: float | None,
-    context: ssl.SSLContext | None,
-    proxies: bool,
+    timeout_seconds: float | None,
+    ssl_context: ssl.SSLContext | None,
+    uses_proxies: bool,
 ) -> HTTPResponse:
-    parts = _split(url)
-    if parts.username is not None and not any(name.lower() == "authorization" for name in headers):
-        user, password = (
-            urllib.parse.unquote(text or "") for text in (parts.username, parts.password)
+    url_parts = _split(url)
+    if url_parts.username is not None and not any(
+        header_name.lower() == "authorization" for header_name in headers
+    ):
+        user_name, password = (
+            urllib.parse.unquote(credential or "")
+            for credential in (url_parts.username, url_parts.password)
         )
         headers = headers | {
-            "Authorization": "Basic " + base64.b64encode(f"{user}:{password}".encode()).decode()
+            "Authorization": "Basic "
+            + base64.b64encode(f"{user_name}:{password}".encode()).decode()
         }
 
     # urllib's default opener would also open files, follow redirections, and raise errors for some
@@ -161,9 +167,9 @@ def _send(
     opener = urllib.request.OpenerDirector()
     handlers: list[Any] = [
         urllib.request.HTTPHandler(),
-        urllib.request.HTTPSHandler(context=context),
+        urllib.request.HTTPSHandler(context=ssl_context),
     ]
-    if proxies and not _is_local(parts.hostname or ""):
+    if uses_proxies and not _is_local(url_parts.hostname or ""):
         handlers.append(urllib.request.ProxyHandler())
 
     for handler in handlers:
@@ -173,10 +179,10 @@ def _send(
         http_request = urllib.request.Request(
             _without_user(url), body, {"User-Agent": "Go-http-client/1.1"}, method=method
         )
-        for name, value in headers.items():
-            http_request.add_header(name, value)
+        for header_name, header_value in headers.items():
+            http_request.add_header(header_name, header_value)
 
-        return opener.open(http_request, timeout=timeout)
+        return opener.open(http_request, timeout=timeout_seconds)
     except (OSError, ValueError, HTTPException) as error:
         raise WebError(hide_password(url), getattr(error, "reason", error)) from error
 
@@ -197,24 +203,24 @@ def _quote(location: str) -> str:
 def _split(url: str) -> SplitResult:
     """Parse a web address. Raises WebError for an address that is neither http nor https."""
     try:
-        parts = urllib.parse.urlsplit(url)
-        _ = parts.port  # raises ValueError for an invalid port
+        url_parts = urllib.parse.urlsplit(url)
+        _ = url_parts.port  # raises ValueError for an invalid port
     except ValueError:
         # do not show the error, because it contains the port, which may be part of a password
         raise WebError(hide_password(url), "invalid host or port") from None
-    if parts.scheme not in ("http", "https"):
-        raise WebError(hide_password(url), f'unsupported protocol scheme "{parts.scheme}"')
-    if not parts.hostname:
+    if url_parts.scheme not in ("http", "https"):
+        raise WebError(hide_password(url), f'unsupported protocol scheme "{url_parts.scheme}"')
+    if not url_parts.hostname:
         raise WebError(hide_password(url), "no Host in request URL")
-    return parts
+    return url_parts
 
 
-def _is_same_or_subdomain(parts: SplitResult, first_parts: SplitResult) -> bool:
-    """Return True if the host of `parts` is the host of `first_parts` or a subdomain of it. IPv6
-    addresses have no subdomains."""
-    host = parts.hostname or ""
-    parent = first_parts.hostname or ""
-    return host == parent or (not set(":%") & set(host) and host.endswith(f".{parent}"))
+def _is_same_or_subdomain(url_parts: SplitResult, first_url_parts: SplitResult) -> bool:
+    """Return True if the host of `url_parts` is the host of `first_url_parts` or a subdomain of
+    it. IPv6 addresses have no subdomains."""
+    host = url_parts.hostname or ""
+    first_host = first_url_parts.hostname or ""
+    return host == first_host or (not set(":%") & set(host) and host.endswith(f".{first_host}"))
 
 
 def _is_local(host: str) -> bool:
@@ -226,8 +232,8 @@ def _is_local(host: str) -> bool:
 
 
 def _without_user(url: str) -> str:
-    parts = urllib.parse.urlsplit(url)
-    return parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
+    url_parts = urllib.parse.urlsplit(url)
+    return url_parts._replace(netloc=url_parts.netloc.rpartition("@")[2]).geturl()
 
 
 def hide_password(url: str) -> str:

@@ -104,9 +104,13 @@ class LocalCluster:
     def configmap(self, name: str) -> dict[str, str]:
         """Return the data of a ConfigMap, without its binaryData, which only volumes use. Raises
         KeyError."""
-        binary = (self.find("ConfigMap", name) or {}).get("binaryData") or {}
-        data = _require_texts(self.files("ConfigMap", name), name)
-        return {key: value for key, value in data.items() if key not in binary}
+        binary_data = (self.find("ConfigMap", name) or {}).get("binaryData") or {}
+        object_data = _require_texts(self.files("ConfigMap", name), name)
+        return {
+            data_key: value
+            for data_key, value in object_data.items()
+            if data_key not in binary_data
+        }
 
     def secret(self, name: str) -> dict[str, str]:
         """Return the data of a Secret. Raises KeyError."""
@@ -115,65 +119,76 @@ class LocalCluster:
     def files(self, kind: str, name: str) -> dict[str, bytes] | None:
         """Return the files of a volume with a ConfigMap or Secret, or None if the object does not
         exist."""
-        files = {}
-        obj = self.find(kind, name)
+        file_contents = {}
+        kubernetes_object = self.find(kind, name)
 
-        read = self.built_in().get((kind, name))
-        if read:
-            files = {key: value.encode(errors="surrogateescape") for key, value in read().items()}
-        elif obj is None:
+        read_built_in = self.built_in().get((kind, name))
+        if read_built_in:
+            file_contents = {
+                data_key: value.encode(errors="surrogateescape")
+                for data_key, value in read_built_in().items()
+            }
+        elif kubernetes_object is None:
             return None
 
         encoded_field, plain_field = (
             ("data", "stringData") if kind == "Secret" else ("binaryData", "data")
         )
-        files.update(
+        file_contents.update(
             {
-                key: base64.b64decode(value)
-                for key, value in ((obj or {}).get(encoded_field) or {}).items()
+                data_key: base64.b64decode(value)
+                for data_key, value in ((kubernetes_object or {}).get(encoded_field) or {}).items()
             }
         )
-        return files | {
-            key: value.encode() for key, value in ((obj or {}).get(plain_field) or {}).items()
+        return file_contents | {
+            data_key: value.encode()
+            for data_key, value in ((kubernetes_object or {}).get(plain_field) or {}).items()
         }
 
-    def image(self, image: str) -> Image:
+    def image(self, image_name: str) -> Image:
         """Return the local command and environment of an image."""
-        return self.images.get(image) or Image(args=BASE_IMAGES.get(base_name(image), ()))
+        return self.images.get(image_name) or Image(args=BASE_IMAGES.get(base_name(image_name), ()))
 
-    def store(self, s3: Mapping[str, Any] | None = None) -> ObjectStore:
-        """Return the object store for an artifact with the location `s3`; {} means the default
-        location. Raises ConfigError, KeyError."""
+    def store(self, s3_location: Mapping[str, Any] | None = None) -> ObjectStore:
+        """Return the object store for an artifact with the location `s3_location`; {} means the
+        default location. Raises ConfigError, KeyError."""
         if self._stores:
-            return self._stores(s3 or {})
-        bucket = (s3 or {}).get("bucket") or self.bucket
-        object_names.BUCKET.check(bucket, "the bucket of an artifact")
-        folder = self.home / "store"
-        (folder / self.bucket).mkdir(parents=True, exist_ok=True)
-        return FolderStore(folder, bucket)
+            return self._stores(s3_location or {})
+        bucket_name = (s3_location or {}).get("bucket") or self.bucket
+        object_names.BUCKET.check(bucket_name, "the bucket of an artifact")
+        store_folder = self.home / "store"
+        (store_folder / self.bucket).mkdir(parents=True, exist_ok=True)
+        return FolderStore(store_folder, bucket_name)
 
-    def address(self, pod: str) -> str:
+    def address(self, pod_name: str) -> str:
         """Return the loopback address of a pod. A pod keeps its address, and two pods never have
         the same address."""
         homes.make(self.home)
 
-        path = self.home / "addresses.json"
-        with open(path.with_suffix(".lock"), "w") as lock:
+        addresses_file = self.home / "addresses.json"
+        with open(addresses_file.with_suffix(".lock"), "w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
-            pod_of_address: dict[str, str] = read_object(path) if path.exists() else {}
-            digests = (
-                hashlib.sha256(f"{self.home}/{pod}/{attempt}".encode()).digest()
-                for attempt in count()
+            pod_of_address: dict[str, str] = (
+                read_object(addresses_file) if addresses_file.exists() else {}
             )
-            candidates = (f"127.{1 + a % 254}.{b}.{1 + c % 254}" for a, b, c, *_ in digests)
+            digests = (
+                hashlib.sha256(f"{self.home}/{pod_name}/{attempt_number}".encode()).digest()
+                for attempt_number in count()
+            )
+            candidate_addresses = (
+                f"127.{1 + second_byte % 254}.{third_byte}.{1 + fourth_byte % 254}"
+                for second_byte, third_byte, fourth_byte, *_ in digests
+            )
 
             address = next(
-                candidate
-                for candidate in candidates
-                if pod_of_address.setdefault(candidate, pod) == pod
+                candidate_address
+                for candidate_address in candidate_addresses
+                if pod_of_address.setdefault(candidate_address, pod_name) == pod_name
             )
 
-            write_atomically(path, to_json(dict(list(pod_of_address.items())[-MAX_ADDRESSES:])))
+            write_atomically(
+                addresses_file, to_json(dict(list(pod_of_address.items())[-MAX_ADDRESSES:]))
+            )
 
         return address
 
@@ -183,37 +198,39 @@ class LocalCluster:
         NAME_SERVICE_HOST is the address of the supervisor. A headless Service, which has no DNS
         record here, also has NAME_SERVICE_ENDPOINTS: the addresses of its pods.
         """
-        variables = {}
+        variables_by_name = {}
 
-        for path in sorted((self.home / "objects/Service").glob("*.json")):
-            service = read_object(path)
+        for service_file in sorted((self.home / "objects/Service").glob("*.json")):
+            service = read_object(service_file)
             service_name = service["metadata"]["name"]
-            name = service_name.upper().replace("-", "_")
-            port = str(service["spec"]["ports"][0]["port"])
+            variable_prefix = service_name.upper().replace("-", "_")
+            port_text = str(service["spec"]["ports"][0]["port"])
 
             if service["spec"].get("clusterIP") == "None":
                 host = self.address(f"service/{service_name}")
             else:
                 host = "127.0.0.1"
 
-            variables[f"{name}_SERVICE_HOST"] = host
-            variables[f"{name}_SERVICE_PORT"] = port
+            variables_by_name[f"{variable_prefix}_SERVICE_HOST"] = host
+            variables_by_name[f"{variable_prefix}_SERVICE_PORT"] = port_text
             if service["spec"].get("clusterIP") == "None":
-                variables[f"{name}_SERVICE_ENDPOINTS"] = ",".join(
+                variables_by_name[f"{variable_prefix}_SERVICE_ENDPOINTS"] = ",".join(
                     self._endpoints(service["spec"]["selector"])
                 )
 
-        return variables
+        return variables_by_name
 
     def _endpoints(self, selector: Mapping[str, str]) -> list[str]:
         """Return the addresses of the Deployments' pods that a Service with this `selector`
         selects."""
         addresses = []
-        for path in sorted((self.home / "objects/Deployment").glob("*.json")):
-            labels = read_object(path)["spec"]["template"]["metadata"]["labels"]
-            pods = (self.home / "deployments" / path.stem / "pods").glob("*")
+        for deployment_file in sorted((self.home / "objects/Deployment").glob("*.json")):
+            labels = read_object(deployment_file)["spec"]["template"]["metadata"]["labels"]
+            pod_folders = (self.home / "deployments" / deployment_file.stem / "pods").glob("*")
             addresses += [
-                self.address(pod.name) for pod in pods if selector.items() <= labels.items()
+                self.address(pod_folder.name)
+                for pod_folder in pod_folders
+                if selector.items() <= labels.items()
             ]
         return addresses
 
@@ -233,7 +250,7 @@ class LocalCluster:
         while a run is in progress."""
         from argolocal.controllers.memory_volumes import clean_up_shared_memory
 
-        run_names = [run.name for run in RunFiles.all(self.home) if run.runner()]
+        run_names = [run_files.name for run_files in RunFiles.all(self.home) if run_files.runner()]
         if run_names:
             raise Busy(
                 f"{', '.join(run_names)} must end before `{program.name} down` stops the"
@@ -242,7 +259,7 @@ class LocalCluster:
             )
 
         clean_up_shared_memory()
-        return [f"deployment {name}" for name in self.deployments.down()]
+        return [f"deployment {deployment_name}" for deployment_name in self.deployments.down()]
 
     def overview(self) -> list[dict[str, Any]]:
         """Return a dict for each Deployment, see `Deployments.overview`. Restarts the supervisor if
@@ -254,29 +271,29 @@ class LocalCluster:
         """Return a stored object, or None."""
         if not object_names.rule_of(kind).allows(name):
             return None
-        path = self.home / "objects" / kind / f"{name}.json"
-        if path.exists():
-            return read_object(path)
+        object_file = self.home / "objects" / kind / f"{name}.json"
+        if object_file.exists():
+            return read_object(object_file)
         return None
 
     def has(self, kind: str, name: str, key: str | None = None) -> bool:
         """Return True if the object exists and contains `key`. Without `key`, return True if the
         object exists."""
-        built_in = (kind, name) in self.built_in()
-        obj = {} if built_in else self.find(kind, name)
-        keys = {
+        is_built_in = (kind, name) in self.built_in()
+        kubernetes_object = {} if is_built_in else self.find(kind, name)
+        data_keys = {
             data_key
-            for field in ("data", "binaryData", "stringData")
-            for data_key in (obj or {}).get(field) or {}
+            for data_field in ("data", "binaryData", "stringData")
+            for data_key in (kubernetes_object or {}).get(data_field) or {}
         }
-        return obj is not None and (key is None or key in keys or built_in)
+        return kubernetes_object is not None and (key is None or key in data_keys or is_built_in)
 
     def store_objects(self, objects: Iterable[Mapping[str, Any]]) -> None:
         """Store the objects that accompany a Workflow in its file, as `kubectl apply` would. Raises
         ConfigError."""
-        for obj in objects:
-            kind = obj.get("kind")
-            name = (obj.get("metadata") or {}).get("name")
+        for kubernetes_object in objects:
+            kind = kubernetes_object.get("kind")
+            name = (kubernetes_object.get("metadata") or {}).get("name")
             if kind not in STORABLE_KINDS:
                 raise ConfigError(
                     f"{kind} {name!r} in the Workflow's file is not supported: use one of"
@@ -285,16 +302,16 @@ class LocalCluster:
 
             object_names.check_object(kind, name)
             if kind in object_names.DATA_KINDS:
-                object_names.check_data(obj, str(kind), str(name))
+                object_names.check_data(kubernetes_object, str(kind), str(name))
 
             if kind in VERSIONED_KINDS:
-                StoredObjects(self.home).apply(obj)
+                StoredObjects(self.home).apply(kubernetes_object)
                 continue
 
-            path = self.home / "objects" / str(kind) / f"{name}.json"
+            object_file = self.home / "objects" / str(kind) / f"{name}.json"
             homes.make(self.home)
-            path.parent.mkdir(parents=True, exist_ok=True)
-            write_atomically(path, to_json(obj), 0o600)
+            object_file.parent.mkdir(parents=True, exist_ok=True)
+            write_atomically(object_file, to_json(kubernetes_object), 0o600)
 
 
 def trust(home: Path) -> None:
@@ -307,14 +324,16 @@ def trust(home: Path) -> None:
         raise ConfigError(f"{home} is not a directory: pass the home that you moved or copied.")
 
     homes.trust(home)
-    for file in (*home.glob("services/*.json"), home / "deployments/supervisor.json"):
+    for record_file in (*home.glob("services/*.json"), home / "deployments/supervisor.json"):
         # a file that is not a valid record is ignored
         with suppress(OSError, InvalidDocument, *STRUCTURE_ERRORS):
-            if not mentions_home(read_object(file)["pid"], home.resolve()):
-                file.unlink()
+            if not mentions_home(read_object(record_file)["pid"], home.resolve()):
+                record_file.unlink()
 
 
-def _require_texts(data: Mapping[str, bytes] | None, name: str) -> dict[str, str]:
-    if data is None:
-        raise KeyError(name)
-    return {key: value.decode(errors="surrogateescape") for key, value in data.items()}
+def _require_texts(object_data: Mapping[str, bytes] | None, config_map_name: str) -> dict[str, str]:
+    if object_data is None:
+        raise KeyError(config_map_name)
+    return {
+        data_key: value.decode(errors="surrogateescape") for data_key, value in object_data.items()
+    }

@@ -36,30 +36,36 @@ def check(
 
     Raises ConfigError for the first field that the local runner cannot support as Argo does.
     """
-    ignored = dict.fromkeys(walk(workflow, "Workflow", ""))
+    ignored_fields = dict.fromkeys(walk(workflow, "Workflow", ""))
     if manifest:
-        ignored.update(dict.fromkeys(walk(manifest, manifest["kind"], "")))
+        ignored_fields.update(dict.fromkeys(walk(manifest, manifest["kind"], "")))
 
     for parameter in (workflow["spec"].get("arguments") or {}).get("parameters") or []:
         if parameter.get("value") is None:
-            name = parameter["name"]
+            parameter_name = parameter["name"]
             raise ConfigError(
-                f"the parameter {name} does not have a value: pass one with -p {name}=..."
+                f"the parameter {parameter_name} does not have a value: pass one with -p"
+                f" {parameter_name}=..."
             )
 
-    ignored.update(dict.fromkeys(_check_templates(workflow["spec"], cluster)))
+    ignored_fields.update(dict.fromkeys(_check_templates(workflow["spec"], cluster)))
     volumes.check(workflow["spec"], all_templates(workflow["spec"], "spec"))
     _check_objects(workflow["spec"], cluster)
 
-    if ignored:
+    if ignored_fields:
         notes = [
-            f"fields that are ignored, because one machine does not need them: {', '.join(ignored)}"
+            "fields that are ignored, because one machine does not need them:"
+            f" {', '.join(ignored_fields)}"
         ]
     else:
         notes = []
 
-    names = dict.fromkeys(limits.find_limit_names(workflow["spec"]))
-    unenforced_limits = [name for name in names if name != "memory" or not limits.available()]
+    limit_names = dict.fromkeys(limits.find_limit_names(workflow["spec"]))
+    unenforced_limits = [
+        parameter_name
+        for parameter_name in limit_names
+        if parameter_name != "memory" or not limits.available()
+    ]
     if unenforced_limits:
         notes.append(
             f"limits of containers that are not enforced here: {', '.join(unenforced_limits)}"
@@ -80,12 +86,12 @@ def _check_objects(spec: dict[str, Any], cluster: Cluster) -> None:
     templates is not checked, because they may create the object."""
     if any("resource" in template for template, _ in all_templates(spec, "spec")):
         return
-    for where, kind, name, key in required_objects(spec):
+    for reference_path, kind, name, key in required_objects(spec):
         if not cluster.has(kind, name, key):
-            missing = f"{kind} {name!r}" + (f" with {key!r}" if key else "")
+            missing_object = f"{kind} {name!r}" + (f" with {key!r}" if key else "")
             raise ConfigError(
-                f"{where}: the {missing} does not exist here, and pods would wait for it. Add it to"
-                " the Workflow's file, separated by ---."
+                f"{reference_path}: the {missing_object} does not exist here, and pods would wait"
+                " for it. Add it to the Workflow's file, separated by ---."
             )
 
 
@@ -94,183 +100,199 @@ def check_referenced(spec: dict[str, Any], cluster: Cluster, path: str) -> None:
     _check_templates(spec, cluster, path)
 
 
-def _check_templates(spec: dict[str, Any], cluster: Cluster, where: str = "spec") -> list[str]:
+def _check_templates(spec: dict[str, Any], cluster: Cluster, field_path: str = "spec") -> list[str]:
     """Check all templates of a spec. Return the ignored fields of pod spec patches."""
-    ignored = pod_patch.check(spec, where)
+    ignored_fields = pod_patch.check(spec, field_path)
     _check_callers(spec)
-    for template, path in all_templates(spec, where):
+    for template, template_path in all_templates(spec, field_path):
         _check_template(
-            merge_template_defaults(template, spec.get("templateDefaults")), path, cluster
+            merge_template_defaults(template, spec.get("templateDefaults")), template_path, cluster
         )
-        ignored += pod_patch.check(template, path)
-    _check_expressions(spec, where)
-    return ignored
+        ignored_fields += pod_patch.check(template, template_path)
+    _check_expressions(spec, field_path)
+    return ignored_fields
 
 
-def _check_template(template: dict[str, Any], where: str, cluster: Cluster) -> None:
-    template_types = [kind for kind in TEMPLATE_TYPES if kind in template]
+def _check_template(template: dict[str, Any], field_path: str, cluster: Cluster) -> None:
+    template_types = [
+        template_type for template_type in TEMPLATE_TYPES if template_type in template
+    ]
     if len(template_types) != 1:
         raise ConfigError(
-            f"{where} ({template.get('name')}) has {len(template_types)} types {template_types}: it"
-            " must have exactly one type."
+            f"{field_path} ({template.get('name')}) has {len(template_types)} types"
+            f" {template_types}: it must have exactly one type."
         )
 
-    suspend.check(template, where)
-    artifacts.check(template, where)
-    _check_paths(template, where)
+    suspend.check(template, field_path)
+    artifacts.check(template, field_path)
+    _check_paths(template, field_path)
 
-    if template.get("daemon") and where.endswith(".inline"):
+    if template.get("daemon") and field_path.endswith(".inline"):
         raise ConfigError(
-            f"{where}.daemon is true, but Argo waits for the pod of an inline template to end. Move"
-            " the template to spec.templates."
+            f"{field_path}.daemon is true, but Argo waits for the pod of an inline template to"
+            " end. Move the template to spec.templates."
         )
 
     if "resource" in template:
-        kubectl_check.check(template["resource"], f"{where}.resource", cluster)
-        kubectl_check.check_outputs(template, where)
+        kubectl_check.check(template["resource"], f"{field_path}.resource", cluster)
+        kubectl_check.check_outputs(template, field_path)
 
-    containers.check(template, where, cluster)
-    containers.check_images(template, where, cluster)
+    containers.check(template, field_path, cluster)
+    containers.check_images(template, field_path, cluster)
 
-    seconds = template.get("activeDeadlineSeconds")
+    deadline_seconds = template.get("activeDeadlineSeconds")
     if (
         template.keys() & POD_TYPES
-        and seconds is not None
-        and "{{" not in str(seconds)
-        and int(seconds) == 0
+        and deadline_seconds is not None
+        and "{{" not in str(deadline_seconds)
+        and int(deadline_seconds) == 0
     ):
         raise ConfigError(
-            f"{where}.activeDeadlineSeconds is 0: Kubernetes rejects a pod with a deadline below 1."
+            f"{field_path}.activeDeadlineSeconds is 0: Kubernetes rejects a pod with a deadline"
+            " below 1."
         )
 
     if template.get("steps") == []:
         raise ConfigError(
-            f"{where}.steps is empty, and Argo sees a template without a type: add a step."
+            f"{field_path}.steps is empty, and Argo sees a template without a type: add a step."
         )
 
     if "container" in template or "script" in template:
         pod_run.check(template)
         used_names = {"init", "main", "wait"}  # container names that Argo itself uses
 
-        for kind in sidecars.KINDS:
-            for index, container in enumerate(template.get(kind) or []):
+        for template_type in sidecars.KINDS:
+            for index, container in enumerate(template.get(template_type) or []):
                 if container["name"] in used_names:
                     raise ConfigError(
-                        f"{where}.{kind}[{index}].name is {container['name']!r}, the name of"
-                        " another container: Kubernetes rejects such a pod. Choose another name."
+                        f"{field_path}.{template_type}[{index}].name is {container['name']!r}, the"
+                        " name of another container: Kubernetes rejects such a pod. Choose another"
+                        " name."
                     )
 
                 used_names.add(container["name"])
 
-        sidecars.check(template, where)
-        daemon.check(template, where)
+        sidecars.check(template, field_path)
+        daemon.check(template, field_path)
 
     if template.get("containerSet"):
-        container_set.check(template, where)
+        container_set.check(template, field_path)
         pod_run.check(template)
 
 
-def _check_paths(template: dict[str, Any], where: str) -> None:
+def _check_paths(template: dict[str, Any], field_path: str) -> None:
     """Raise ConfigError for an input artifact at the path of another artifact or of a volume mount.
 
     Source: Argo's validateLeaf.
     """
-    mounts = (template.get("container") or {}).get("volumeMounts") or []
+    volume_mounts = (template.get("container") or {}).get("volumeMounts") or []
     path_owners = {
-        mount["mountPath"]: f"container.volumeMounts[{index}]" for index, mount in enumerate(mounts)
+        volume_mount["mountPath"]: f"container.volumeMounts[{index}]"
+        for index, volume_mount in enumerate(volume_mounts)
     }
 
     if "container" in template:
-        files = (template.get("inputs") or {}).get("artifacts") or []
+        input_artifacts = (template.get("inputs") or {}).get("artifacts") or []
     else:
-        files = []
+        input_artifacts = []
 
-    for index, artifact in enumerate(files):
-        path_owner = path_owners.get(path := posixpath.normpath(artifact["path"]))
+    for index, artifact in enumerate(input_artifacts):
+        path_owner = path_owners.get(artifact_path := posixpath.normpath(artifact["path"]))
         if path_owner:
             raise ConfigError(
-                f"{where}.inputs.artifacts[{index}].path is {path!r}, which is also the path of"
-                f" {path_owner}. Choose another path."
+                f"{field_path}.inputs.artifacts[{index}].path is {artifact_path!r}, which is also"
+                f" the path of {path_owner}. Choose another path."
             )
 
-        path_owners[path] = f"inputs.artifacts[{index}]"
+        path_owners[artifact_path] = f"inputs.artifacts[{index}]"
 
 
 def _check_callers(spec: dict[str, Any]) -> None:
-    for caller, path in callers(spec, "spec"):
-        is_hook = ".hooks." in path
+    for caller, caller_path in callers(spec, "spec"):
+        is_hook = ".hooks." in caller_path
         expression = caller.get("expression") or ""
-        if is_hook and not path.endswith(".hooks.exit") and not expression:
+        if is_hook and not caller_path.endswith(".hooks.exit") and not expression:
             raise ConfigError(
-                f"{path}.expression is missing: only an exit hook runs without an expression."
+                f"{caller_path}.expression is missing: only an exit hook runs without an"
+                " expression."
             )
 
         if expression and "{{" not in expression:
             try:
                 expr.find_calls(expression)
             except ExprError as error:
-                raise ConfigError(f"{path}.expression is {expression!r}: {error}.") from None
+                raise ConfigError(f"{caller_path}.expression is {expression!r}: {error}.") from None
 
         sequence = caller.get("withSequence")
         if (
             sequence is not None
-            and len([field for field in ("count", "end") if sequence.get(field) is not None]) != 1
+            and len(
+                [
+                    sequence_field
+                    for sequence_field in ("count", "end")
+                    if sequence.get(sequence_field) is not None
+                ]
+            )
+            != 1
         ):
             raise ConfigError(
-                f"{path}.withSequence must have either a count or an end: set one of them."
+                f"{caller_path}.withSequence must have either a count or an end: set one of them."
             )
 
         if sequence and "{{" not in (number_format := sequence.get("format") or "%d"):
             try:
                 gofmt.sprintf(number_format, 0)
             except ValueError as error:
-                raise ConfigError(f"{path}.withSequence.format: {error}.") from None
+                raise ConfigError(f"{caller_path}.withSequence.format: {error}.") from None
 
 
-def _check_expressions(value: object, where: str) -> None:
+def _check_expressions(value: object, field_path: str) -> None:
     """Raise ConfigError for a call of an unknown function. Otherwise the call would fail late, or
     would remain in the text."""
     if isinstance(value, dict):
-        for key, child in value.items():
-            _check_expressions(child, f"{where}.{key}")
+        for key, child_value in value.items():
+            _check_expressions(child_value, f"{field_path}.{key}")
     elif isinstance(value, list):
-        for index, child in enumerate(value):
-            _check_expressions(child, f"{where}[{index}]")
+        for index, child_value in enumerate(value):
+            _check_expressions(child_value, f"{field_path}[{index}]")
     elif isinstance(value, str):
-        if where.endswith((".expression", ".fromExpression", ".http.successCondition")):
-            sources = [value]
+        if field_path.endswith((".expression", ".fromExpression", ".http.successCondition")):
+            expressions = [value]
         else:
-            sources = []
+            expressions = []
 
-        for source in [*EXPRESSION.findall(value), *sources]:
-            _check_functions(source, where)
+        for expression in [*EXPRESSION.findall(value), *expressions]:
+            _check_functions(expression, field_path)
 
 
-def _check_functions(source: str, where: str) -> None:
+def _check_functions(expression: str, field_path: str) -> None:
     try:
-        calls = expr.find_calls(source)
+        function_calls = expr.find_calls(expression)
     except ExprError:
         return  # as in Argo, a syntax error is reported when the expression is evaluated
 
-    for name, arguments in calls:
-        if name == "jsonpath" and isinstance(path := (arguments[1:2] or [None])[0], str):
-            _check_json_path(path, where)
+    for qualified_name, arguments in function_calls:
+        if qualified_name == "jsonpath" and isinstance(
+            constant_path := (arguments[1:2] or [None])[0], str
+        ):
+            _check_json_path(constant_path, field_path)
 
-        if name.startswith("sprig."):
+        if qualified_name.startswith("sprig."):
             known_functions = set(SPRIG)
         else:
             known_functions = {*ARGO_FUNCTIONS, *BUILTINS, *PREDICATES}
 
-        function = name.removeprefix("sprig.")
-        if function not in known_functions:
-            hint = did_you_mean(function, known_functions)
+        function_name = qualified_name.removeprefix("sprig.")
+        if function_name not in known_functions:
+            hint = did_you_mean(function_name, known_functions)
             raise ConfigError(
-                f"{where} calls {name}(), which the local runner does not know.{hint}"
+                f"{field_path} calls {qualified_name}(), which the local runner does not"
+                f" know.{hint}"
             )
 
 
-def _check_json_path(path: str, where: str) -> None:
+def _check_json_path(path: str, field_path: str) -> None:
     try:
         json_path.tokens(path)
     except ValueError as error:
-        raise ConfigError(f"{where}: {error}.") from None
+        raise ConfigError(f"{field_path}: {error}.") from None

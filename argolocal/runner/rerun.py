@@ -19,8 +19,8 @@ def name_prefix(manifest: Mapping[str, Any]) -> str:
     """Return the prefix of a workflow's run names, which ends with "-": the generateName, the name
     of the CronWorkflow, or the run's name without its random suffix."""
     metadata = manifest.get("metadata") or {}
-    schedule = (metadata.get("labels") or {}).get(object_labels.CRON_WORKFLOW)
-    prefix = str(metadata.get("generateName") or schedule or "").strip("-")
+    cron_workflow_name = (metadata.get("labels") or {}).get(object_labels.CRON_WORKFLOW)
+    prefix = str(metadata.get("generateName") or cron_workflow_name or "").strip("-")
     return f"{prefix or SUFFIX.sub('', str(metadata.get('name') or 'workflow'))}-"
 
 
@@ -32,14 +32,21 @@ def choose_name(manifest: Mapping[str, Any]) -> str:
 def list_parameters(manifest: Mapping[str, Any]) -> dict[str, str]:
     """Return the values of the workflow parameters of a run, by name."""
     parameters = (manifest["spec"].get("arguments") or {}).get("parameters") or []
-    return {item["name"]: str(item.get("value") or "") for item in parameters}
+    return {parameter["name"]: str(parameter.get("value") or "") for parameter in parameters}
 
 
-def read_manifest(home: Path, run: str, new_name: str = "") -> dict[str, Any]:
+def read_manifest(home: Path, run_name: str, new_name: str = "") -> dict[str, Any]:
     """Return the manifest of a run, changed into the manifest of a new run with the name `new_name`
     or a generated name. Raises ConfigError if the run does not exist."""
-    workflow = RunFiles(home, run).workflow()
-    metadata = {key: value for key, value in workflow["metadata"].items() if key not in RUN_FIELDS}
+    workflow = RunFiles(home, run_name).workflow()
+    metadata = {
+        metadata_field: value
+        for metadata_field, value in workflow["metadata"].items()
+        if metadata_field not in RUN_FIELDS
+    }
     metadata["generateName"] = name_prefix(workflow)
     metadata["name"] = new_name or choose_name(workflow)
-    return {key: workflow[key] for key in ("apiVersion", "kind", "spec")} | {"metadata": metadata}
+    return {
+        metadata_field: workflow[metadata_field]
+        for metadata_field in ("apiVersion", "kind", "spec")
+    } | {"metadata": metadata}

@@ -25,33 +25,35 @@ def reset_for_retry(
     """
     nodes: Nodes = status["nodes"]
     removed_ids = {
-        id
-        for id, node in nodes.items()
+        node_id
+        for node_id, node in nodes.items()
         if ".onExit" in node["name"]
         or (node.get("phase") != "Succeeded" and node["type"] not in GROUP_TYPES)
         or (node.get("phase") in ("Skipped", "Omitted"))
         or (node["type"] == "Pod" and node.get("phase") != "Succeeded")
     }
-    restarted_nodes = _add_later_nodes((id for id in restarted_ids if id in nodes), nodes)
+    restarted_nodes = _add_later_nodes(
+        (node_id for node_id in restarted_ids if node_id in nodes), nodes
+    )
     reset_ids = _enclosing_nodes(restarted_nodes, nodes)
     removed_ids = _add_later_nodes(removed_ids | restarted_nodes, nodes)
 
     if has_new_parameters:
         expanded_children = {
-            child
-            for id, node in nodes.items()
+            child_id
+            for node_id, node in nodes.items()
             if node["type"] in EXPANDED_TYPES
-            and (node.get("phase") != "Succeeded" or id in reset_ids)
-            for child in node.get("children", [])
+            and (node.get("phase") != "Succeeded" or node_id in reset_ids)
+            for child_id in node.get("children", [])
         }
         removed_ids = _add_later_nodes(removed_ids | (expanded_children & nodes.keys()), nodes)
 
-    kept_nodes = {id: node for id, node in nodes.items() if id not in removed_ids}
-    for id, node in kept_nodes.items():
+    kept_nodes = {node_id: node for node_id, node in nodes.items() if node_id not in removed_ids}
+    for node_id, node in kept_nodes.items():
         for field in ("children", "outboundNodes"):
             if field in node or field == "children":
                 node[field] = [other for other in node.get(field, []) if other in kept_nodes]
-        if node.get("phase") != "Succeeded" or id in reset_ids:
+        if node.get("phase") != "Succeeded" or node_id in reset_ids:
             node["phase"] = "Running"
             node["finishedAt"] = None
             node.pop("message", None)
@@ -109,11 +111,11 @@ def _enclosing_nodes(removed_ids: Collection[str], nodes: Mapping[str, Any]) -> 
 def _is_within(
     node: Mapping[str, Any], removed_ids: Collection[str], nodes: Mapping[str, Any]
 ) -> bool:
-    boundary = node.get("boundaryID")
-    while boundary and boundary in nodes:
-        if boundary in removed_ids:
+    boundary_id = node.get("boundaryID")
+    while boundary_id and boundary_id in nodes:
+        if boundary_id in removed_ids:
             return True
-        boundary = nodes[boundary].get("boundaryID")
+        boundary_id = nodes[boundary_id].get("boundaryID")
     return False
 
 

@@ -71,56 +71,56 @@ def stop(name: str, cluster: Cluster) -> str:
     Wait until the run has ended, and return its name. If its runner is dead, this process runs the
     exit handlers. Raises ConfigError for a completed run.
     """
-    files = RunFiles(cluster.home, name)
-    files.workflow()
+    run_files = RunFiles(cluster.home, name)
+    run_files.workflow()
 
-    phase = files.load()[0]["phase"]
-    if phase in COMPLETED and not files.runner():
+    phase = run_files.load()[0]["phase"]
+    if phase in COMPLETED and not run_files.runner():
         raise ConfigError(
             f"{name} is completed ({phase}) and cannot be stopped. `{program.name} down` ends its"
             " deployments."
         )
 
-    (files.root / "stop").touch()
+    (run_files.root / "stop").touch()
     try:
-        while pid := files.runner():
+        while pid := run_files.runner():
             os.kill(pid, signal.SIGTERM)
             deadline = time.monotonic() + 600
-            while files.runner() == pid and time.monotonic() < deadline:
+            while run_files.runner() == pid and time.monotonic() < deadline:
                 time.sleep(0.05)
 
-        if files.load()[0]["phase"] not in COMPLETED:
-            run = LocalRun.load(name, cluster)
-            run.shutdown = "Stop"
-            run.run()
+        if run_files.load()[0]["phase"] not in COMPLETED:
+            local_run = LocalRun.load(name, cluster)
+            local_run.shutdown = "Stop"
+            local_run.run()
     finally:
-        (files.root / "stop").unlink(missing_ok=True)
+        (run_files.root / "stop").unlink(missing_ok=True)
 
     return name
 
 
-def resume_suspended(name: str, values: Mapping[str, str], home: Path) -> bool:
-    """Resume the suspended steps of a running workflow, with `values` as the values of their
+def resume_suspended(name: str, resume_values: Mapping[str, str], home: Path) -> bool:
+    """Resume the suspended steps of a running workflow, with `resume_values` as the values of their
     outputs.
 
     Return False if no process runs the workflow. The request is a file, which the runner deletes
     once the journal contains the request. Raises ConfigError, or Busy if no step is suspended.
     """
-    files = RunFiles(home, name)
-    workflow = files.workflow()
+    run_files = RunFiles(home, name)
+    workflow = run_files.workflow()
 
-    runs = files.runner() is not None
-    if runs or values:
-        nodes = suspend.select_resume_values(files.load()[0], values)
+    is_running = run_files.runner() is not None
+    if is_running or resume_values:
+        values_by_node = suspend.select_resume_values(run_files.load()[0], resume_values)
     else:
-        nodes = {}
+        values_by_node = {}
 
-    if runs and not nodes and not workflow["spec"].get("suspend"):
-        files.lock()  # raises Busy
-        files.close()
-    elif runs or values:
-        changes = {id: NodeChange(outputs=outputs) for id, outputs in nodes.items()}
-        return requests.send(files, RunRequest(changes, suspend=False))
+    if is_running and not values_by_node and not workflow["spec"].get("suspend"):
+        run_files.lock()  # raises Busy
+        run_files.close()
+    elif is_running or resume_values:
+        changes = {id: NodeChange(outputs=outputs) for id, outputs in values_by_node.items()}
+        return requests.send(run_files, RunRequest(changes, suspend=False))
 
     return False
 
@@ -129,9 +129,9 @@ class LocalRun:
     """One run, which this process has locked."""
 
     def __init__(
-        self, files: RunFiles, workflow: dict[str, Any], status: Status, cluster: Cluster
+        self, run_files: RunFiles, workflow: dict[str, Any], status: Status, cluster: Cluster
     ) -> None:
-        self.files = files
+        self.files = run_files
         self.workflow = workflow
         self.cluster = cluster
         self.name: str = workflow["metadata"]["name"]
@@ -148,53 +148,54 @@ class LocalRun:
         manifest: Mapping[str, Any],
         parameters: Mapping[str, str] | None,
         cluster: Cluster,
-        note: Callable[[str], None] | None = None,
-        warn: Callable[[str], None] | None = None,
+        report_note: Callable[[str], None] | None = None,
+        report_warning: Callable[[str], None] | None = None,
         is_queued: bool = False,
     ) -> "LocalRun":
         """Validate a manifest and create its run on disk, without starting it. Raises ConfigError.
 
-        `note` receives the notes of preflight.py. `warn` receives the warnings about tasks whose
-        failure or result has no effect. `is_queued`: True if the server of the home will run it.
+        `report_note` receives the notes of preflight.py. `report_warning` receives the warnings
+        about tasks whose failure or result has no effect. `is_queued`: True if the server of the
+        home will run it.
         """
-        workflow = validate_workflow(manifest, parameters, cluster, note, warn)
+        workflow = validate_workflow(manifest, parameters, cluster, report_note, report_warning)
         is_scheduled = manifest["kind"] == "CronWorkflow"
-        files = _create_files(cluster.home, workflow, is_scheduled, is_queued)
-        return cls(files, workflow, {"phase": "", "nodes": {}}, cluster)
+        run_files = _create_files(cluster.home, workflow, is_scheduled, is_queued)
+        return cls(run_files, workflow, {"phase": "", "nodes": {}}, cluster)
 
     @classmethod
     def load(cls, name: str, cluster: Cluster, is_queued: bool = False) -> "LocalRun":
         """Load a run from disk to resume it. Kill the processes that a dead runner has left.
         `is_queued`: True if the run is continued by the server of the home. Raises ConfigError,
         Busy, and NotQueued for a run that another process has ended in the meantime."""
-        files = RunFiles(cluster.home, name)
-        workflow, status, pods = files.open()
+        run_files = RunFiles(cluster.home, name)
+        workflow, status, process_records = run_files.open()
 
         try:
-            if is_queued and (status["phase"] in COMPLETED or not files.queue_entry.exists()):
+            if is_queued and (status["phase"] in COMPLETED or not run_files.queue_entry.exists()):
                 raise NotQueued(f"the run {name} is not in the queue: it has ended.")
-            _kill_left_over(files, pods)
-            Resources(cluster, workflow, files.root).clean_up()
+            _kill_left_over(run_files, process_records)
+            Resources(cluster, workflow, run_files.root).clean_up()
             now = format_time(time.time())
 
             if status["phase"] in FAILED:
                 if workflow["spec"].pop("shutdown", None):
-                    write_atomically(files.root / MANIFEST_FILE, to_json(workflow, indent=1))
+                    write_atomically(run_files.root / MANIFEST_FILE, to_json(workflow, indent=1))
                 status = reset_for_retry(status) | {"startedAt": now}
-                shutil.rmtree(files.root / "creates", ignore_errors=True)
+                shutil.rmtree(run_files.root / "creates", ignore_errors=True)
             else:
                 status = reset_interrupted(status, now)
 
             try:
-                files.snapshot(status)
+                run_files.snapshot(status)
             except DiskFull:  # remove the files of failed steps, which may have filled the disk
-                artifacts.remove_directory(files.pods)
-                files.snapshot(status)
+                artifacts.remove_directory(run_files.pods)
+                run_files.snapshot(status)
         except BaseException:
-            files.close()
+            run_files.close()
             raise
 
-        return cls(files, workflow, status, cluster)
+        return cls(run_files, workflow, status, cluster)
 
     def run(
         self, on_change: OnChange | None = None, interrupts: Interrupts | None = None
@@ -206,14 +207,14 @@ class LocalRun:
         """
         self.on_change = on_change
         clean_up_shared_memory()
-        shutdown = self.shutdown or self.workflow["spec"].get("shutdown") or ""
+        shutdown_strategy = self.shutdown or self.workflow["spec"].get("shutdown") or ""
         locks = SharedLocks(self.cluster)
 
-        with contextlib.ExitStack() as stack:
-            interrupts = interrupts or stack.enter_context(Interrupts())
-            stack.enter_context(interrupts.deferred())
-            stack.enter_context(contextlib.closing(self.files))
-            stack.enter_context(contextlib.closing(locks))
+        with contextlib.ExitStack() as exit_stack:
+            interrupts = interrupts or exit_stack.enter_context(Interrupts())
+            exit_stack.enter_context(interrupts.deferred())
+            exit_stack.enter_context(contextlib.closing(self.files))
+            exit_stack.enter_context(contextlib.closing(locks))
 
             while True:
                 resources = Resources(self.cluster, self.workflow, self.files.root)
@@ -221,14 +222,14 @@ class LocalRun:
 
                 try:
                     return self._loop(
-                        Scheduler(self.workflow, self.status, shutdown, locks), executor
+                        Scheduler(self.workflow, self.status, shutdown_strategy, locks), executor
                     )
                 except KeyboardInterrupt:
                     executor.halt(STOP_GRACE_S)
-                    if shutdown or not (self.files.root / "stop").exists():
+                    if shutdown_strategy or not (self.files.root / "stop").exists():
                         raise
 
-                    shutdown = "Stop"
+                    shutdown_strategy = "Stop"
                     self.status = self.files.load()[0]
                 except BaseException as error:
                     executor.halt(STOP_GRACE_S)
@@ -267,11 +268,11 @@ class LocalRun:
                     executor.start(action)
 
             if scheduler.wake is None:
-                timeout = None
+                timeout_seconds = None
             else:
-                timeout = max(0.0, scheduler.wake - time.time())
+                timeout_seconds = max(0.0, scheduler.wake - time.time())
 
-            events = [*executor.wait(timeout), *self._read_request(scheduler)]
+            events = [*executor.wait(timeout_seconds), *self._read_request(scheduler)]
 
     def _read_request(self, scheduler: Scheduler) -> list[Resumed]:
         """Read the request of a user, if there is one: change the workflow's spec, and return an
@@ -297,22 +298,24 @@ class LocalRun:
         for volume in claims(self.workflow):
             if volume not in scheduler.status.get("persistentVolumeClaims", []):
                 volumes.delete(self.cluster, volume)
-        changed = artifacts.collect_garbage(
+        changed_node_ids = artifacts.collect_garbage(
             scheduler.status, self.workflow["spec"], self.cluster.store
         )
-        scheduler.table.changed_nodes.update(dict.fromkeys(changed))
+        scheduler.table.changed_nodes.update(dict.fromkeys(changed_node_ids))
         self._record(scheduler)
 
     def _record(self, scheduler: Scheduler) -> None:
-        entry = {key: value for key, value in scheduler.table.drain_changes().items() if value}
+        journal_entry = {
+            key: value for key, value in scheduler.table.drain_changes().items() if value
+        }
         status_json = to_json(
             {key: value for key, value in scheduler.status.items() if key != "nodes"}
         )
         if status_json != self.status_json:
             self.status_json = status_json
-            entry["status"] = json.loads(status_json)
-        if entry:
-            self.files.append(entry)
+            journal_entry["status"] = json.loads(status_json)
+        if journal_entry:
+            self.files.append(journal_entry)
             if self.on_change:
                 self.on_change(scheduler.status)
 
@@ -335,7 +338,7 @@ def validate_workflow(
         if note:
             note(line)
 
-    findings = validate.check(workflow, find=cluster.find)
+    findings = validate.check(workflow, find_object=cluster.find)
     for finding in validate.unheeded_tasks(findings):
         if warn:
             warn(str(finding))
@@ -358,45 +361,54 @@ def _create_files(
     """Create the run on disk. The name of a CronWorkflow's run ends with its scheduled time in unix
     seconds. If this name exists, the next unused second is taken. Raises ConfigError."""
     while True:
-        files = RunFiles(home, workflow["metadata"]["name"])
+        run_files = RunFiles(home, workflow["metadata"]["name"])
         try:
-            files.create(workflow, is_queued)
-            return files
+            run_files.create(workflow, is_queued)
+            return run_files
         except (RunExists, Busy):
             if not is_scheduled:
                 raise
-            name, _, second = files.name.rpartition("-")
-            workflow["metadata"]["name"] = f"{name}-{int(second) + 1}"
+            name_prefix, _, scheduled_second = run_files.name.rpartition("-")
+            workflow["metadata"]["name"] = f"{name_prefix}-{int(scheduled_second) + 1}"
 
 
-def _kill_left_over(files: RunFiles, pods: Mapping[str, list[int]]) -> None:
+def _kill_left_over(run_files: RunFiles, process_records: Mapping[str, list[int]]) -> None:
     """Kill all processes of this run's pods. A process belongs to a pod if it is in the pod's
     session, has the pod's root as `/`, or has the environment variable program.POD."""
-    sessions = {pid: since for pid, since in pods.values()}
-    pods_folder = f"{files.pods}/"
-    pids = [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]
-    left_over = (
-        pid for pid in pids if pid != os.getpid() and _is_left_over(pid, sessions, pods_folder)
+    start_ticks_by_session = {pid: start_ticks for pid, start_ticks in process_records.values()}
+    pods_folder = f"{run_files.pods}/"
+    pids = [
+        int(proc_folder.name)
+        for proc_folder in Path("/proc").iterdir()
+        if proc_folder.name.isdigit()
+    ]
+    leftover_pids = (
+        pid
+        for pid in pids
+        if pid != os.getpid() and _is_left_over(pid, start_ticks_by_session, pods_folder)
     )
 
-    survivors = {pid: start_time(pid) for pid in left_over}
-    for pid in survivors:
+    surviving_processes = {pid: start_time(pid) for pid in leftover_pids}
+    for pid in surviving_processes:
         signal_group(pid, signal.SIGKILL)
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
 
     deadline = time.monotonic() + 5
-    while any(since and is_alive(pid, since) for pid, since in survivors.items()):
+    while any(
+        start_ticks and is_alive(pid, start_ticks)
+        for pid, start_ticks in surviving_processes.items()
+    ):
         if time.monotonic() > deadline:
             raise ArgolocalError(
-                f"processes {sorted(survivors)} of {files.name} do not exit after SIGKILL: end them"
-                " first."
+                f"processes {sorted(surviving_processes)} of {run_files.name} do not exit after"
+                " SIGKILL: end them first."
             )
 
         time.sleep(0.01)
 
 
-def _is_left_over(pid: int, sessions: Mapping[int, int], pods_folder: str) -> bool:
+def _is_left_over(pid: int, start_ticks_by_session: Mapping[int, int], pods_folder: str) -> bool:
     with contextlib.suppress(OSError):  # the process has exited or belongs to another user
         if os.readlink(f"/proc/{pid}/root").startswith(pods_folder):
             return True
@@ -409,8 +421,8 @@ def _is_left_over(pid: int, sessions: Mapping[int, int], pods_folder: str) -> bo
             return True
 
     try:
-        since = sessions.get(os.getsid(pid))
+        start_ticks = start_ticks_by_session.get(os.getsid(pid))
     except (ProcessLookupError, PermissionError):
         return False
 
-    return since is not None and (start_time(pid) or 0) >= since
+    return start_ticks is not None and (start_time(pid) or 0) >= start_ticks

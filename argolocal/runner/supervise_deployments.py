@@ -22,10 +22,12 @@ def main() -> None:
     parser.add_argument(
         "--cluster", required=True, help="MODULE:CLASS of the cluster that applied the objects"
     )
-    args = parser.parse_args()
+    parsed_arguments = parser.parse_args()
     wait_until_recorded()
-    module, _, name = args.cluster.partition(":")
-    asyncio.run(Supervisor(getattr(import_module(module), name)(args.home)).run())
+    module_name, _, class_name = parsed_arguments.cluster.partition(":")
+    asyncio.run(
+        Supervisor(getattr(import_module(module_name), class_name)(parsed_arguments.home)).run()
+    )
 
 
 if __name__ == "__main__":

@@ -25,13 +25,13 @@ class Objects(StoredObjects):
         self.cluster = cluster
 
     def create(self, manifest: Mapping[str, Any]) -> Object:
-        validate.check(manifest, find=self.cluster.find)
+        validate.check(manifest, find_object=self.cluster.find)
         return super().create(manifest)
 
     def replace(self, manifest: Mapping[str, Any]) -> Object:
-        validate.check(manifest, find=self.cluster.find)
+        validate.check(manifest, find_object=self.cluster.find)
         return super().replace(manifest)
 
     def apply(self, manifest: Mapping[str, Any]) -> Object:
-        validate.check(manifest, find=self.cluster.find)
+        validate.check(manifest, find_object=self.cluster.find)
         return super().apply(manifest)

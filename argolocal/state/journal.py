@@ -66,26 +66,27 @@ class RunExists(ConfigError):
 class RunFiles:
     """The directory of one run. Only the process that has locked the run writes into it."""
 
-    def __init__(self, home: Path, name: str) -> None:
-        """Set the paths of the run `name`, without reading or writing files. Raises InvalidName."""
+    def __init__(self, home: Path, run_name: str) -> None:
+        """Set the paths of the run `run_name`, without reading or writing files. Raises
+        InvalidName."""
         self.home = home.resolve()
-        self.name = RunName(name)
-        self.root = self.home / "runs" / name
+        self.name = RunName(run_name)
+        self.root = self.home / "runs" / run_name
         self.logs = self.root / "logs"
         self.pods = self.root / "pods"
         # path of the file that names the suspended nodes to resume, with values for their outputs
         self.resume_request = self.root / "asked"
-        self.queue_entry = self.home / QUEUE_FOLDER / name
+        self.queue_entry = self.home / QUEUE_FOLDER / run_name
         self.journal = -1  # file descriptors of the journal and the lock; -1 means closed
         self.lock_descriptor = -1
 
     @classmethod
     def all(cls, home: Path) -> Iterator[Self]:
         """Yield the runs of a home. Folders with invalid names are skipped."""
-        for path in (home / "runs").glob(f"*/{MANIFEST_FILE}"):
-            name = RunName.or_none(path.parent.name)
-            if name:
-                yield cls(home, name)
+        for manifest_path in (home / "runs").glob(f"*/{MANIFEST_FILE}"):
+            run_name = RunName.or_none(manifest_path.parent.name)
+            if run_name:
+                yield cls(home, run_name)
 
     def create(self, workflow: dict[str, Any], is_queued: bool = False) -> None:
         """Create the directory of a run and lock the run. Raises RunExists."""
@@ -125,22 +126,23 @@ class RunFiles:
             self.close()
             raise
 
-    def snapshot(self, status: Status) -> None:
-        """Start a new journal whose first line contains the entire `status` and no pods."""
-        status_fields = {key: value for key, value in status.items() if key != "nodes"}
-        entry = {"status": status_fields, "nodes": status["nodes"]}
+    def snapshot(self, workflow_status: Status) -> None:
+        """Start a new journal whose first line contains the entire `workflow_status` and no
+        pods."""
+        status_fields = {key: value for key, value in workflow_status.items() if key != "nodes"}
+        journal_entry = {"status": status_fields, "nodes": workflow_status["nodes"]}
         try:
-            write_atomically(self.root / JOURNAL_FILE, _encode_line(entry))
+            write_atomically(self.root / JOURNAL_FILE, _encode_line(journal_entry))
         except OSError as error:
             raise write_error(error, self.root) from error
         self._open()
 
     def workflow(self) -> dict[str, Any]:
         """Return the workflow of this run. Raises ConfigError if the run does not exist."""
-        path = self.root / MANIFEST_FILE
+        manifest_path = self.root / MANIFEST_FILE
 
         try:
-            workflow = json.loads(read_regular(path, MAX_FILE_BYTES))
+            workflow = json.loads(read_regular(manifest_path, MAX_FILE_BYTES))
             if not (
                 workflow["metadata"]["name"]
                 and workflow["spec"]["entrypoint"]
@@ -150,20 +152,20 @@ class RunFiles:
 
             return workflow
         except (ValueError, RecursionError, *STRUCTURE_ERRORS) as error:
-            raise corrupt(path, error) from None
+            raise corrupt(manifest_path, error) from None
         except OSError as error:
             if error.errno not in NOT_FOUND:
-                raise unreadable(path, error) from None
+                raise unreadable(manifest_path, error) from None
 
-            runs = self.home / "runs"
-            if runs.is_dir():
-                names = {folder.name for folder in runs.iterdir()}
+            runs_folder = self.home / "runs"
+            if runs_folder.is_dir():
+                run_names = {folder.name for folder in runs_folder.iterdir()}
             else:
-                names = set()
+                run_names = set()
 
-            hint = f"{did_you_mean(self.name, names)} `{program.name} status` lists all runs."
+            hint = f"{did_you_mean(self.name, run_names)} `{program.name} status` lists all runs."
             raise ConfigError(
-                f'the run "{self.name[:100]}" does not exist in {runs}.{hint}'
+                f'the run "{self.name[:100]}" does not exist in {runs_folder}.{hint}'
             ) from None
 
     def is_own_folder(self) -> bool:
@@ -187,15 +189,15 @@ class RunFiles:
         self.lock_descriptor = os.open(
             self.root / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644
         )
-        start = time.monotonic()
+        lock_start = time.monotonic()
 
         while not _try_lock(self.lock_descriptor, fcntl.LOCK_EX):
             pid = os.pread(self.lock_descriptor, 32, 0).decode().strip()
-            waited = time.monotonic() - start
+            waited_seconds = time.monotonic() - lock_start
             # after a runner is killed, a child that it was starting holds the lock until the child
             # calls exec
             is_dead = pid.isdigit() and not Path(f"/proc/{pid}").exists()
-            if waited < (LOCK_RELEASE_TIMEOUT_S if is_dead else PROBE_TIMEOUT_S):
+            if waited_seconds < (LOCK_RELEASE_TIMEOUT_S if is_dead else PROBE_TIMEOUT_S):
                 time.sleep(0.01)
                 continue
 
@@ -212,35 +214,37 @@ class RunFiles:
     def runner(self) -> int | None:
         """Return the pid of the process that holds the lock, or None."""
         try:
-            probe = os.open(self.root / "lock", os.O_RDWR | os.O_CLOEXEC)
+            probe_descriptor = os.open(self.root / "lock", os.O_RDWR | os.O_CLOEXEC)
         except FileNotFoundError:
             return None
         try:
             # use a shared lock, so that simultaneous probes do not detect each other
-            if _try_lock(probe, fcntl.LOCK_SH):
+            if _try_lock(probe_descriptor, fcntl.LOCK_SH):
                 return None
-            return int(os.read(probe, 32) or 0) or None
+            return int(os.read(probe_descriptor, 32) or 0) or None
         finally:
-            os.close(probe)
+            os.close(probe_descriptor)
 
-    def append(self, entry: dict[str, Any]) -> None:
+    def append(self, journal_entry: dict[str, Any]) -> None:
         """Append one line to the journal. Raises DiskFull without changing the journal."""
-        data = _encode_line(entry).encode()
-        size = os.fstat(self.journal).st_size
+        line_bytes = _encode_line(journal_entry).encode()
+        journal_bytes = os.fstat(self.journal).st_size
         try:
-            written = os.write(self.journal, data)
-            if written < len(data):
+            written_bytes = os.write(self.journal, line_bytes)
+            if written_bytes < len(line_bytes):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         except OSError as error:
-            os.ftruncate(self.journal, size)
+            os.ftruncate(self.journal, journal_bytes)
             raise write_error(error, self.root) from error
 
     def check_space(self) -> None:
         """Raise DiskFull if the disk is almost full, because this is probably the cause of other
         errors."""
-        disk = os.statvfs(self.root)
-        free_bytes = (disk.f_bavail if os.geteuid() else disk.f_bfree) * disk.f_frsize
-        if free_bytes < MIN_FREE_BYTES or (disk.f_files and not disk.f_ffree):
+        disk_status = os.statvfs(self.root)
+        free_bytes = (
+            disk_status.f_bavail if os.geteuid() else disk_status.f_bfree
+        ) * disk_status.f_frsize
+        if free_bytes < MIN_FREE_BYTES or (disk_status.f_files and not disk_status.f_ffree):
             if free_bytes < MIN_FREE_BYTES:
                 reason = f"{free_bytes // 1000} kB are free"
             else:
@@ -249,80 +253,84 @@ class RunFiles:
 
     def close(self) -> None:
         """Close the journal and release the lock."""
-        for descriptor in (self.journal, self.lock_descriptor):
-            if descriptor >= 0:
-                os.close(descriptor)
+        for file_descriptor in (self.journal, self.lock_descriptor):
+            if file_descriptor >= 0:
+                os.close(file_descriptor)
         self.journal = -1
         self.lock_descriptor = -1
 
     def _open(self) -> None:
-        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
-        self.journal = os.open(self.root / JOURNAL_FILE, flags, 0o644)
+        open_flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
+        self.journal = os.open(self.root / JOURNAL_FILE, open_flags, 0o644)
 
 
-def claims_of_run(run: RunFiles) -> list[str]:
+def claims_of_run(run_files: RunFiles) -> list[str]:
     """Return the names of the claims that a run creates from its volumeClaimTemplates, or [] if the
     run does not exist."""
-    if not (run.root / MANIFEST_FILE).exists():
+    if not (run_files.root / MANIFEST_FILE).exists():
         return []
-    return [volume["persistentVolumeClaim"]["claimName"] for volume in claims(run.workflow())]
+    return [volume["persistentVolumeClaim"]["claimName"] for volume in claims(run_files.workflow())]
 
 
-def _try_lock(descriptor: int, operation: int) -> bool:
+def _try_lock(file_descriptor: int, lock_operation: int) -> bool:
     try:
-        fcntl.flock(descriptor, operation | fcntl.LOCK_NB)
+        fcntl.flock(file_descriptor, lock_operation | fcntl.LOCK_NB)
     except OSError:
         return False
     return True
 
 
-def _encode_line(entry: dict[str, Any]) -> str:
-    return to_json(entry, separators=(",", ":")) + "\n"
+def _encode_line(journal_entry: dict[str, Any]) -> str:
+    return to_json(journal_entry, separators=(",", ":")) + "\n"
 
 
-def write_error(error: OSError, root: Path) -> StateError:
-    """Return the error to raise if the state of a run cannot be written to `root`. It names the
-    reason and the remedy."""
+def write_error(error: OSError, run_folder: Path) -> StateError:
+    """Return the error to raise if the state of a run cannot be written to `run_folder`. It
+    names the reason and the remedy."""
     if error.errno in DISK_FULL:
-        if (root / MANIFEST_FILE).exists():
+        if (run_folder / MANIFEST_FILE).exists():
             remedy = (
-                f"then `{program.name} resume {root.name}`, which deletes the files of failed steps"
-                " in pods/ if needed"
+                f"then `{program.name} resume {run_folder.name}`, which deletes the files of"
+                " failed steps in pods/ if needed"
             )
         else:
             remedy = "then start the run again"
 
         return DiskFull(
-            f"no space is left for the state of the run in {root} ({error.strerror}): the run is"
-            f" interrupted. Free some space, {remedy}."
+            f"no space is left for the state of the run in {run_folder} ({error.strerror}): the"
+            f" run is interrupted. Free some space, {remedy}."
         )
 
     return StateError(
-        f"{root} cannot be written ({error.strerror}): a run keeps its state in this directory."
-        " Make it writable."
+        f"{run_folder} cannot be written ({error.strerror}): a run keeps its state in this"
+        " directory. Make it writable."
     )
 
 
-def reset_interrupted(status: Status, now: str) -> Status:
+def reset_interrupted(workflow_status: Status, now: str) -> Status:
     """Return the status from which a run continues after its runner died. Running nodes are
     restarted and get the start time `now` (RFC 3339).
 
     The group that contains a daemon is set to Running again, so that dependent steps wait until the
     daemon has restarted.
     """
-    nodes: dict[str, dict[str, Any]] = status["nodes"]
+    nodes: dict[str, dict[str, Any]] = workflow_status["nodes"]
 
-    for id, node in nodes.items():
+    for node_id, node in nodes.items():
         if node["phase"] in ("Pending", "Running") and node.pop("daemoned", None):
             node.pop("podIP", None)
-            for group in (parent for parent in nodes.values() if id in parent.get("children", [])):
-                if group["type"] in ("StepGroup", "TaskGroup"):
-                    group["phase"] = "Running"
-                    group["finishedAt"] = None
+            for group_node in (
+                parent_node
+                for parent_node in nodes.values()
+                if node_id in parent_node.get("children", [])
+            ):
+                if group_node["type"] in ("StepGroup", "TaskGroup"):
+                    group_node["phase"] = "Running"
+                    group_node["finishedAt"] = None
 
-        restarts = node["type"] in ("Pod", "HTTP") and node["phase"] in ("Pending", "Running")
-        if restarts and "synchronizationStatus" not in node:
+        is_restarted = node["type"] in ("Pod", "HTTP") and node["phase"] in ("Pending", "Running")
+        if is_restarted and "synchronizationStatus" not in node:
             node["phase"] = "Pending"
             node["startedAt"] = now
 
-    return status
+    return workflow_status

@@ -80,36 +80,42 @@ class JournalReader:
             raise corrupt(self.path, error) from error
         self.unchecked.clear()
 
-        status = {**self.status, "nodes": dict(self.status["nodes"])}
-        return status, {id: record for id, record in self.pods.items() if record}
+        workflow_status = {**self.status, "nodes": dict(self.status["nodes"])}
+        return workflow_status, {
+            node_id: process_record
+            for node_id, process_record in self.pods.items()
+            if process_record
+        }
 
     def _read_new_lines(self) -> list[bytes]:
         """Return the complete lines that have not been read yet. If the file was replaced, return
         all lines of the new file."""
         try:
-            file = open_regular(self.path, MAX_FILE_BYTES)
+            journal_file = open_regular(self.path, MAX_FILE_BYTES)
         except FileNotFoundError:
             self._reset()
             return []
         except OSError as error:
             raise unreadable(self.path, error) from None
 
-        with file:
-            status = os.fstat(file.fileno())
-            file_id = (status.st_dev, status.st_ino)
-            file.seek(max(0, self.offset - TAIL_BYTES))
-            is_same_file = file_id == self.file_id and file.read(len(self.tail)) == self.tail
+        with journal_file:
+            file_status = os.fstat(journal_file.fileno())
+            file_id = (file_status.st_dev, file_status.st_ino)
+            journal_file.seek(max(0, self.offset - TAIL_BYTES))
+            is_same_file = (
+                file_id == self.file_id and journal_file.read(len(self.tail)) == self.tail
+            )
             if not is_same_file:
                 self._reset()
                 self.file_id = file_id
-                file.seek(0)
+                journal_file.seek(0)
 
-            data = file.read(MAX_FILE_BYTES)
+            new_bytes = journal_file.read(MAX_FILE_BYTES)
 
-        complete = data[: data.rfind(b"\n") + 1]
-        self.offset += len(complete)
-        self.tail = (self.tail + complete)[-TAIL_BYTES:]
-        return complete.splitlines(keepends=True)
+        complete_lines = new_bytes[: new_bytes.rfind(b"\n") + 1]
+        self.offset += len(complete_lines)
+        self.tail = (self.tail + complete_lines)[-TAIL_BYTES:]
+        return complete_lines.splitlines(keepends=True)
 
     def _apply(self, lines: Iterable[bytes]) -> None:
         nodes = self.status["nodes"]
@@ -119,24 +125,27 @@ class JournalReader:
         for line in lines:
             self.line_count += 1
             try:
-                entry = json.loads(line)
-                if "status" in entry:
-                    self.status = {**entry["status"], "nodes": nodes}
+                journal_entry = json.loads(line)
+                if "status" in journal_entry:
+                    self.status = {**journal_entry["status"], "nodes": nodes}
 
-                changed_nodes = entry.get("nodes", {})
+                changed_nodes = journal_entry.get("nodes", {})
                 nodes.update(changed_nodes)
                 new_nodes.update(dict.fromkeys(changed_nodes))
 
-                for id, new_children in entry.get("children", {}).items():
-                    if id not in new_nodes:
-                        nodes[id] = {**nodes[id], "children": [*nodes[id].get("children", [])]}
-                        new_nodes[id] = None
-                    nodes[id].setdefault("children", []).extend(new_children)
+                for node_id, new_children in journal_entry.get("children", {}).items():
+                    if node_id not in new_nodes:
+                        nodes[node_id] = {
+                            **nodes[node_id],
+                            "children": [*nodes[node_id].get("children", [])],
+                        }
+                        new_nodes[node_id] = None
+                    nodes[node_id].setdefault("children", []).extend(new_children)
 
-                for id, record in entry.get("pods", {}).items():
-                    self.pods[id] = record
-                    if isinstance(record, list) and len(record) == 2:
-                        self.starts[id] = record[1]
+                for node_id, process_record in journal_entry.get("pods", {}).items():
+                    self.pods[node_id] = process_record
+                    if isinstance(process_record, list) and len(process_record) == 2:
+                        self.starts[node_id] = process_record[1]
             except (ValueError, RecursionError, *STRUCTURE_ERRORS) as error:
                 raise corrupt(f"{self.path}, line {self.line_count}", error) from None
 
@@ -151,63 +160,68 @@ def unreadable(path: Path, error: OSError) -> Exception:
     return error
 
 
-def corrupt(where: Path | str, error: Exception) -> ConfigError:
-    """Return the error to raise for a run's file that another program has changed. `where`: path of
-    the file, possibly with a line number."""
+def corrupt(location: Path | str, error: Exception) -> ConfigError:
+    """Return the error to raise for a run's file that another program has changed. `location`:
+    path of the file, possibly with a line number."""
     if isinstance(error, KeyError):
         shape_problem = f"{error} is missing"
     else:
         shape_problem = "a value has the wrong type"
     reason = shape_problem if isinstance(error, STRUCTURE_ERRORS) else error
-    root = Path(str(where)).parent
+    run_folder = Path(str(location)).parent
     return ConfigError(
-        f"{where} was changed ({reason}): only the runner may change it. Restore the file, or"
-        f" remove {root} and start the run again."
+        f"{location} was changed ({reason}): only the runner may change it. Restore the file, or"
+        f" remove {run_folder} and start the run again."
     )
 
 
-def _check_status(status: Status, ids: Iterable[str]) -> None:
+def _check_status(workflow_status: Status, node_ids: Iterable[str]) -> None:
     """Raise ValueError or an exception of STRUCTURE_ERRORS for a status that cannot be resumed.
-    `ids`: the nodes to check."""
-    nodes = status["nodes"]
-    if not all(isinstance(status.get(name) or "", str) for name in ("phase", *STATUS_TEXT_FIELDS)):
+    `node_ids`: the nodes to check."""
+    nodes = workflow_status["nodes"]
+    if not all(
+        isinstance(workflow_status.get(field_name) or "", str)
+        for field_name in ("phase", *STATUS_TEXT_FIELDS)
+    ):
         raise TypeError("a text")
 
-    for id in ids:
-        node = nodes[id]
+    for node_id in node_ids:
+        node = nodes[node_id]
         _check_types(node)
         if (
-            node["id"] != id
+            node["id"] != node_id
             or node["phase"] not in PHASES
             or not (node["name"] and node["type"] and node["startedAt"])
         ):
-            raise ValueError(f"the name, type or phase of node {id} is missing or unknown")
+            raise ValueError(f"the name, type or phase of node {node_id} is missing or unknown")
 
-        if node.get("boundaryID", id) not in nodes:
-            raise ValueError(f"the boundaryID {node['boundaryID']} of node {id} does not exist")
+        if node.get("boundaryID", node_id) not in nodes:
+            raise ValueError(
+                f"the boundaryID {node['boundaryID']} of node {node_id} does not exist"
+            )
 
-    if status["phase"] not in PHASES | {""}:
-        raise ValueError(f"{status['phase']!r} is not a phase")
+    if workflow_status["phase"] not in PHASES | {""}:
+        raise ValueError(f"{workflow_status['phase']!r} is not a phase")
 
 
 def _check_types(node: dict[str, Any]) -> None:
     """Raise an exception of STRUCTURE_ERRORS if a value of a node has the wrong type."""
-    is_valid = all(isinstance(node.get(name) or "", str) for name in NODE_TEXT_FIELDS)
+    is_valid = all(isinstance(node.get(field_name) or "", str) for field_name in NODE_TEXT_FIELDS)
     is_valid = is_valid and all(
-        isinstance(node.get(name) or {}, dict) for name in NODE_OBJECT_FIELDS
+        isinstance(node.get(field_name) or {}, dict) for field_name in NODE_OBJECT_FIELDS
     )
     is_valid = is_valid and isinstance(node.get("children") or [], list)
-    if not is_valid or not all(isinstance(id, str) for id in node.get("children") or []):
+    if not is_valid or not all(isinstance(node_id, str) for node_id in node.get("children") or []):
         raise TypeError("a field of a node")
-    for name in ("inputs", "outputs"):
-        for parameter in (node.get(name) or {}).get("parameters") or []:
+    for field_name in ("inputs", "outputs"):
+        for parameter in (node.get(field_name) or {}).get("parameters") or []:
             if not isinstance(parameter["name"], str):
                 raise TypeError("the name of a parameter")
 
 
-def _check_pods(pods: Mapping[str, ProcessRecord | None]) -> None:
+def _check_pods(process_records: Mapping[str, ProcessRecord | None]) -> None:
     """Raise an exception of STRUCTURE_ERRORS if a record of a process does not consist of
     numbers."""
-    for record in pods.values():
-        if record and not all(isinstance(number, int) for number in record):
+    for process_record in process_records.values():
+        if process_record and not all(isinstance(number, int) for number in process_record):
             raise TypeError("the record of a process")

@@ -40,48 +40,52 @@ class SharedLocks:
         # caller → name of a lock → file descriptor of the slot that the caller holds
         self.held_locks: dict[str, dict[str, int]] = {}
 
-    def acquire(self, caller: str, locks: list[Lock]) -> tuple[str, str]:
+    def acquire(self, owner_id: str, locks: list[Lock]) -> tuple[str, str]:
         """Acquire all locks or, if one is unavailable, none. Return the name of the first
         unavailable lock and Argo's message about it, or two empty strings."""
-        held_locks = self.held_locks.setdefault(caller, {})
+        held_locks = self.held_locks.setdefault(owner_id, {})
         earlier_locks = set(held_locks)
-        for name, limit in locks:
-            if name not in held_locks and not self._try_acquire(held_locks, name, limit):
+        for lock_name, max_holders in locks:
+            if lock_name not in held_locks and not self._try_acquire(
+                held_locks, lock_name, max_holders
+            ):
                 for new_lock in set(held_locks) - earlier_locks:
                     os.close(held_locks.pop(new_lock))
-                return name, f"Waiting for {name} lock. Lock status: 0/{limit}"
+                return lock_name, f"Waiting for {lock_name} lock. Lock status: 0/{max_holders}"
         return "", ""
 
-    def holds_all_slots(self, name: str, limit: int) -> bool:
-        """Return True if this run holds all `limit` slots of a lock."""
-        return sum(name in locks for locks in self.held_locks.values()) >= limit
+    def holds_all_slots(self, lock_name: str, max_holders: int) -> bool:
+        """Return True if this run holds all `max_holders` slots of a lock."""
+        return sum(lock_name in locks for locks in self.held_locks.values()) >= max_holders
 
-    def release(self, caller: str) -> None:
-        """Release all locks of `caller`."""
-        for descriptor in self.held_locks.pop(caller, {}).values():
-            os.close(descriptor)
+    def release(self, owner_id: str) -> None:
+        """Release all locks of `owner_id`."""
+        for file_descriptor in self.held_locks.pop(owner_id, {}).values():
+            os.close(file_descriptor)
 
     def close(self) -> None:
         """Release all locks of this process."""
-        for caller in list(self.held_locks):
-            self.release(caller)
+        for owner_id in list(self.held_locks):
+            self.release(owner_id)
 
-    def _try_acquire(self, held_locks: dict[str, int], name: str, limit: int) -> bool:
-        folder = self.home / "locks" / hashlib.sha256(name.encode()).hexdigest()
-        folder.mkdir(parents=True, exist_ok=True)
-        for slot in range(limit):
-            descriptor = os.open(folder / str(slot), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    def _try_acquire(self, held_locks: dict[str, int], lock_name: str, max_holders: int) -> bool:
+        lock_folder = self.home / "locks" / hashlib.sha256(lock_name.encode()).hexdigest()
+        lock_folder.mkdir(parents=True, exist_ok=True)
+        for slot_number in range(max_holders):
+            file_descriptor = os.open(
+                lock_folder / str(slot_number), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644
+            )
             try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                fcntl.flock(file_descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                os.close(descriptor)
+                os.close(file_descriptor)
             else:
-                held_locks[name] = descriptor
+                held_locks[lock_name] = file_descriptor
                 return True
         return False
 
     def load(
-        self, cache: str, key: str, max_age: str | None, now: float
+        self, cache_name: str, key: str, max_age: str | None, now: float
     ) -> tuple[bool, dict[str, Any] | None]:
         """Look up `key` in a cache. Return (True, outputs), or (False, None) if no entry is valid.
         Raises NodeError."""
@@ -89,76 +93,77 @@ class SharedLocks:
             raise NodeError(f"invalid cache key: {key}")
 
         try:
-            age = gofmt.parse_duration(max_age) if max_age else None
+            max_age_seconds = gofmt.parse_duration(max_age) if max_age else None
         except ValueError as error:
             raise NodeError(f"invalid maxAge: {error}") from None
 
-        with self._configmap(cache) as configmap:
-            if not configmap["data"].get(key):
+        with self._configmap(cache_name) as config_map:
+            if not config_map["data"].get(key):
                 return False, None
 
-            entry = json.loads(configmap["data"][key])
-            entry["lastHitTimestamp"] = format_time(now)
-            configmap["data"][key] = to_json(entry)
+            cache_entry = json.loads(config_map["data"][key])
+            cache_entry["lastHitTimestamp"] = format_time(now)
+            config_map["data"][key] = to_json(cache_entry)
 
-        hit = bool(entry["nodeID"]) and (
-            age is None or now - parse_time(entry["creationTimestamp"]) <= age
+        is_cache_hit = bool(cache_entry["nodeID"]) and (
+            max_age_seconds is None
+            or now - parse_time(cache_entry["creationTimestamp"]) <= max_age_seconds
         )
-        return hit, entry["outputs"] if hit else None
+        return is_cache_hit, cache_entry["outputs"] if is_cache_hit else None
 
     def save(
-        self, cache: str, key: str, id: str, outputs: dict[str, Any] | None, now: float
+        self, cache_name: str, key: str, node_id: str, outputs: dict[str, Any] | None, now: float
     ) -> None:
         """Cache the outputs of a successful node. Raises NodeError."""
-        time = format_time(now)
-        entry = {
-            "nodeID": id,
+        creation_time = format_time(now)
+        cache_entry = {
+            "nodeID": node_id,
             "outputs": outputs,
-            "creationTimestamp": time,
-            "lastHitTimestamp": time,
+            "creationTimestamp": creation_time,
+            "lastHitTimestamp": creation_time,
         }
-        with self._configmap(cache) as configmap:
-            configmap["data"][key] = to_json(entry)
+        with self._configmap(cache_name) as config_map:
+            config_map["data"][key] = to_json(cache_entry)
 
     @contextmanager
-    def _configmap(self, name: str) -> Iterator[dict[str, Any]]:
+    def _configmap(self, config_map_name: str) -> Iterator[dict[str, Any]]:
         """Yield the cache's ConfigMap, which is created if it does not exist. Store it at the end
         of the `with` block if its data have changed.
 
         Raises NodeError, and ConfigError for an invalid name.
         """
-        object_names.check_object("ConfigMap", name)
-        folder = self.home / "objects/ConfigMap"
-        folder.mkdir(parents=True, exist_ok=True)
+        object_names.check_object("ConfigMap", config_map_name)
+        object_folder = self.home / "objects/ConfigMap"
+        object_folder.mkdir(parents=True, exist_ok=True)
 
-        with open(folder / f".{name}.lock", "a") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            path = folder / f"{name}.json"
+        with open(object_folder / f".{config_map_name}.lock", "a") as lock_file:
+            fcntl.flock(lock_file, fcntl.LOCK_EX)
+            path = object_folder / f"{config_map_name}.json"
             labels = {CONFIG_MAP_TYPE: CACHE_TYPE}
 
-            empty = {
+            empty_config_map = {
                 "apiVersion": "v1",
                 "kind": "ConfigMap",
-                "metadata": {"name": name, "labels": labels},
+                "metadata": {"name": config_map_name, "labels": labels},
             }
 
-            old_text = path.read_text() if path.exists() else to_json(empty)
-            configmap = read_object(path) if path.exists() else empty
+            old_text = path.read_text() if path.exists() else to_json(empty_config_map)
+            config_map = read_object(path) if path.exists() else empty_config_map
 
-            label = (configmap["metadata"].get("labels") or {}).get(CONFIG_MAP_TYPE)
-            if label is None:
+            type_label = (config_map["metadata"].get("labels") or {}).get(CONFIG_MAP_TYPE)
+            if type_label is None:
                 raise NodeError(
                     f"memoization configmap doesn't have {CONFIG_MAP_TYPE} label, refusing to"
                     " use it"
                 )
 
-            if label != CACHE_TYPE:
+            if type_label != CACHE_TYPE:
                 raise NodeError(
                     f"memoization configmap doesn't have label {CONFIG_MAP_TYPE} = {CACHE_TYPE},"
                     " refusing to use it"
                 )
 
-            configmap["data"] = configmap.get("data") or {}
-            yield configmap
-            if configmap["data"] and (new_text := to_json(configmap, indent=1)) != old_text:
+            config_map["data"] = config_map.get("data") or {}
+            yield config_map
+            if config_map["data"] and (new_text := to_json(config_map, indent=1)) != old_text:
                 write_atomically(path, new_text)

@@ -30,15 +30,15 @@ def check(
     manifest: Manifest,
     file: str = "",
     other_objects: Iterable[Manifest] = (),
-    find: Find | None = None,
+    find_object: Find | None = None,
 ) -> list[Finding]:
     """Return the non-fatal findings of the manifest and `other_objects`.
 
-    With `find`, check the objects that the manifest refers to instead of `other_objects`. If
+    With `find_object`, check the objects that the manifest refers to instead of `other_objects`. If
     findings are fatal, raise a ConfigError with one line per fatal finding.
     """
-    all_objects = [(file, manifest), *((file, item) for item in other_objects)]
-    findings = lint(manifest, file, find) if find else lint_all(all_objects)
+    all_objects = [(file, manifest), *((file, other_object) for other_object in other_objects)]
+    findings = lint(manifest, file, find_object) if find_object else lint_all(all_objects)
     fatal_findings = [str(finding) for finding in findings if finding.fatal]
     if fatal_findings:
         raise ConfigError("the manifest cannot run:", *fatal_findings)
@@ -54,45 +54,47 @@ def unheeded_tasks(findings: Iterable[Finding]) -> list[Finding]:
 def lint_all(objects: Sequence[tuple[str, Manifest]]) -> list[Finding]:
     """Return the findings of all `objects`, which may refer to each other. Each item is a pair of a
     file name and an object."""
-    find = make_finder(manifest for _, manifest in objects)
-    reports = Reports()
+    find_object = make_finder(manifest for _, manifest in objects)
+    findings_by_object = Reports()
     return [
-        finding for file, manifest in objects for finding in lint(manifest, file, find, reports)
+        finding
+        for file, manifest in objects
+        for finding in lint(manifest, file, find_object, findings_by_object)
     ]
 
 
 def lint(
     manifest: Manifest,
     file: str = "",
-    find: Find = lambda kind, name: None,
-    reports: Reports | None = None,
+    find_object: Find = lambda kind, name: None,
+    findings_by_object: Reports | None = None,
 ) -> list[Finding]:
     """Return the findings of a Workflow or any other object, such as a training job, and of the
     objects that it refers to.
 
-    With `reports`, findings about the other objects are not returned, but added to `reports`.
-    Findings about how the manifest uses these objects are returned.
+    With `findings_by_object`, findings about the other objects are not returned, but added to
+    `findings_by_object`. Findings about how the manifest uses these objects are returned.
     """
     findings = Findings(file)
-    rules = _rules(manifest, findings, find)
-    if rules is None or reports is None:
+    rules = _rules(manifest, findings, find_object)
+    if rules is None or findings_by_object is None:
         return findings.all()
-    return [*_skip_reported(findings.all(), rules, reports)]
+    return [*_skip_reported(findings.all(), rules, findings_by_object)]
 
 
-def _rules(manifest: Manifest, findings: Findings, find: Find) -> WorkflowRules | None:
+def _rules(manifest: Manifest, findings: Findings, find_object: Find) -> WorkflowRules | None:
     """Add the findings of the manifest to `findings`, and return the rules if the manifest is a
     workflow."""
-    version = manifest.get("apiVersion", API_VERSION)
+    api_version = manifest.get("apiVersion", API_VERSION)
 
     kind = manifest.get("kind")
-    if kind in (*WORKFLOW_KINDS, "ClusterWorkflowTemplate") and version != API_VERSION:
+    if kind in (*WORKFLOW_KINDS, "ClusterWorkflowTemplate") and api_version != API_VERSION:
         message = (
-            f"{show(version)} is not {API_VERSION}: this {kind} would not be an object of Argo."
+            f"{show(api_version)} is not {API_VERSION}: this {kind} would not be an object of Argo."
             " Correct it."
         )
         findings.add(
-            "apiVersion", "version", message, fatal=str(version).startswith("argoproj.io/")
+            "apiVersion", "version", message, fatal=str(api_version).startswith("argoproj.io/")
         )
 
     is_other_object = "argoproj.io/" not in str(manifest.get("apiVersion", "argoproj.io/"))
@@ -102,7 +104,7 @@ def _rules(manifest: Manifest, findings: Findings, find: Find) -> WorkflowRules 
         for problem in problems:
             findings.add(problem.split()[0], "shape", problem.partition(" ")[2] + ".")
     else:
-        rules = WorkflowRules(shape.without_nulls(manifest), findings, find)
+        rules = WorkflowRules(shape.without_nulls(manifest), findings, find_object)
         rules.run()
         return rules
 
@@ -110,37 +112,37 @@ def _rules(manifest: Manifest, findings: Findings, find: Find) -> WorkflowRules 
 
 
 def _skip_reported(
-    findings: list[Finding], rules: WorkflowRules, reports: Reports
+    findings: list[Finding], rules: WorkflowRules, findings_by_object: Reports
 ) -> Iterator[Finding]:
     """Yield the findings that are not already reported for another object. The path of a finding
     about another object contains the object's name."""
     reported_findings = set[tuple[str, str, bool]]()
-    root = rules.root
+    root_path = rules.root
 
-    for path, other_object in rules.other_objects.items():
-        identity = other_object.get("kind"), other_object["metadata"]["name"]
-        if identity not in reports:
-            reports[identity] = lint(other_object, find=rules.find)
+    for object_path, other_object in rules.other_objects.items():
+        object_identity = other_object.get("kind"), other_object["metadata"]["name"]
+        if object_identity not in findings_by_object:
+            findings_by_object[object_identity] = lint(other_object, find_object=rules.find)
 
         reported_findings.update(
             {
-                (finding.path.replace("spec", path, 1), finding.rule, finding.fatal)
-                for finding in reports[identity]
+                (finding.path.replace("spec", object_path, 1), finding.rule, finding.fatal)
+                for finding in findings_by_object[object_identity]
             }
         )
 
-    base_name = (rules.other_objects.get(root) or {}).get("metadata", {}).get("name")
+    base_name = (rules.other_objects.get(root_path) or {}).get("metadata", {}).get("name")
     if base_name:
-        templates_path = f"{root}.workflowTemplateRef[{base_name}].templates"
+        templates_path = f"{root_path}.workflowTemplateRef[{base_name}].templates"
     else:
-        templates_path = f"{root}.templates"
+        templates_path = f"{root_path}.templates"
 
     # skip this warning, because it is already reported for the other object
-    other_paths = tuple(rules.other_objects.keys() - {root})
+    other_paths = tuple(rules.other_objects.keys() - {root_path})
     for finding in findings:
         if (finding.path, finding.rule, finding.fatal) not in reported_findings and (
             finding.fatal or not finding.path.startswith(other_paths)
         ):
             yield replace(
-                finding, path=finding.path.replace(f"{root}.templates", templates_path, 1)
+                finding, path=finding.path.replace(f"{root_path}.templates", templates_path, 1)
             )

@@ -69,20 +69,22 @@ NAME_RULES: dict[str, tuple[int, re.Pattern[str], str]] = {
 def check_resource(findings: Findings, path: str, resource: Data, workflow_name: str) -> None:
     """Check a resource template. `workflow_name` is an example of the workflow's name with the
     correct length."""
-    action = str(resource.get("action"))
-    if action not in ACTIONS:
-        message = f'the action "{action}" does not exist.{findings.hint(action, ACTIONS)}'
+    kubectl_action = str(resource.get("action"))
+    if kubectl_action not in ACTIONS:
+        message = (
+            f'the action "{kubectl_action}" does not exist.{findings.hint(kubectl_action, ACTIONS)}'
+        )
         findings.add(f"{path}.action", "resource", message)
 
     _check_conditions(findings, path, resource)
-    if action == "patch" and resource.get("mergeStrategy") == "json":
+    if kubectl_action == "patch" and resource.get("mergeStrategy") == "json":
         return  # the manifest of a JSON patch is not an object, but a list of operations
 
     if resource.get("manifest"):
         for applied_object in _parse_manifest(
             findings, f"{path}.manifest", NAME.sub(workflow_name, str(resource["manifest"]))
         ):
-            if action in ("create", "apply", "replace"):
+            if kubectl_action in ("create", "apply", "replace"):
                 check(findings, f"{path}.manifest", applied_object)
     elif not resource.get("manifestFrom") and not resource.get("flags"):
         findings.add(
@@ -90,75 +92,80 @@ def check_resource(findings: Findings, path: str, resource: Data, workflow_name:
         )
 
 
-def reject_invalid(obj: Data) -> None:
+def reject_invalid(kubernetes_object: Data) -> None:
     """Raise ConfigError for an object that the API server, a webhook or an operator rejects."""
-    findings = Findings(f"{obj.get('kind')} {_get_nested(obj, ('metadata',)).get('name')}")
-    check(findings, "", obj)
-    fatal = [finding for finding in findings.all() if finding.fatal]
-    if fatal:
-        raise ConfigError(str(fatal[0]))
+    findings = Findings(
+        f"{kubernetes_object.get('kind')}"
+        f" {_get_nested(kubernetes_object, ('metadata',)).get('name')}"
+    )
+    check(findings, "", kubernetes_object)
+    fatal_findings = [finding for finding in findings.all() if finding.fatal]
+    if fatal_findings:
+        raise ConfigError(str(fatal_findings[0]))
 
 
-def check(findings: Findings, path: str, obj: Data) -> None:
+def check(findings: Findings, path: str, kubernetes_object: Data) -> None:
     """Check a Kubernetes object. `path`: its location in the manifest, or "" for an object in a
     file of its own."""
-    kind = str(obj.get("kind"))
-    prefix = f"{path}." if path else ""
+    kind = str(kubernetes_object.get("kind"))
+    path_prefix = f"{path}." if path else ""
 
     if kind in REMOVED_KINDS:
-        findings.add(f"{prefix}kind", "kind", f"{REMOVED_KINDS[kind]}.")
+        findings.add(f"{path_prefix}kind", "kind", f"{REMOVED_KINDS[kind]}.")
         return
 
-    problems = list(shape_errors(obj, _shape_of(kind), path or "manifest"))
+    problems = list(shape_errors(kubernetes_object, _shape_of(kind), path or "manifest"))
     if problems:
-        for where, _, message in (
+        for problem_path, _, message in (
             problem.partition(" ") for problem in problems if repr(UNKNOWN) not in problem
         ):
-            findings.add(where, "shape", f"{message}.")
+            findings.add(problem_path, "shape", f"{message}.")
 
         return
 
-    _check_metadata(findings, prefix, kind, obj.get("metadata") or {})
-    for field in REQUIRED_FIELDS.get(kind, ()):
-        if not (obj.get("spec") or {}).get(field):
+    _check_metadata(findings, path_prefix, kind, kubernetes_object.get("metadata") or {})
+    for required_field in REQUIRED_FIELDS.get(kind, ()):
+        if not (kubernetes_object.get("spec") or {}).get(required_field):
             findings.add(
-                f"{prefix}spec.{field}", "shape", f"the field is missing: a {kind} needs it."
+                f"{path_prefix}spec.{required_field}",
+                "shape",
+                f"the field is missing: a {kind} needs it.",
             )
 
     if kind in KINDS_WITH_SELECTOR:
-        _check_selector(findings, f"{prefix}spec", obj.get("spec") or {})
+        _check_selector(findings, f"{path_prefix}spec", kubernetes_object.get("spec") or {})
 
     if kind in JOBS:
-        version = str(obj.get("apiVersion", JOB_VERSION))
-        if version != JOB_VERSION and UNKNOWN not in version:
+        api_version = str(kubernetes_object.get("apiVersion", JOB_VERSION))
+        if api_version != JOB_VERSION and UNKNOWN not in api_version:
             message = (
-                f"{version} is not the version of the training operator: `run` supports only"
+                f"{api_version} is not the version of the training operator: `run` supports only"
                 f" {JOB_VERSION}."
             )
-            findings.warn(f"{prefix}apiVersion", "version", message)
+            findings.warn(f"{path_prefix}apiVersion", "version", message)
 
-        _check_job(findings, f"{prefix}spec", kind, obj.get("spec") or {})
+        _check_job(findings, f"{path_prefix}spec", kind, kubernetes_object.get("spec") or {})
 
     if kind in CHECKS_BY_KIND:
-        CHECKS_BY_KIND[kind](findings, f"{prefix}spec", obj.get("spec") or {})
+        CHECKS_BY_KIND[kind](findings, f"{path_prefix}spec", kubernetes_object.get("spec") or {})
 
     if kind in POD_SPEC_PATHS:
-        spec = _get_nested(obj, POD_SPEC_PATHS[kind])
-        where = prefix + ".".join(POD_SPEC_PATHS[kind])
-        pods.check(findings, where, spec, pods.containers_in(where, spec))
+        spec = _get_nested(kubernetes_object, POD_SPEC_PATHS[kind])
+        problem_path = path_prefix + ".".join(POD_SPEC_PATHS[kind])
+        pods.check(findings, problem_path, spec, pods.containers_in(problem_path, spec))
 
-        labels = (_get_nested(obj, POD_SPEC_PATHS[kind][:-1]).get("metadata") or {}).get(
-            "labels"
-        ) or {}
+        labels = (
+            _get_nested(kubernetes_object, POD_SPEC_PATHS[kind][:-1]).get("metadata") or {}
+        ).get("labels") or {}
         # training workers do not serve requests, so they need no probes
         if kind in SERVER_KINDS and REPLICA_TYPE not in labels:
-            pods.check_probes(findings, pods.containers_in(where, spec, "containers"))
+            pods.check_probes(findings, pods.containers_in(problem_path, spec, "containers"))
 
         if kind in ("Job", "CronJob"):
             _check_plain_job(
                 findings,
-                where.removesuffix(".template.spec"),
-                _get_nested(obj, POD_SPEC_PATHS[kind][:-2]),
+                problem_path.removesuffix(".template.spec"),
+                _get_nested(kubernetes_object, POD_SPEC_PATHS[kind][:-2]),
                 spec,
             )
 
@@ -167,18 +174,23 @@ def _check_inference_service(findings: Findings, path: str, spec: Data) -> None:
     """Check an InferenceService, whose roles are PodSpecs. Source: KServe v1beta1, PredictorSpec,
     TransformerSpec."""
     for role in filter(spec.__contains__, INFERENCE_ROLES):
-        where = f"{path}.{role}"
-        pod = spec[role]
+        role_path = f"{path}.{role}"
+        pod_spec = spec[role]
         # a model without an image runs in the container of a serving runtime, which is a separate
         # object
-        if (pod.get("model") or {}).get("image"):
-            model_containers = [(f"{where}.model", pod["model"])]
+        if (pod_spec.get("model") or {}).get("image"):
+            model_containers = [(f"{role_path}.model", pod_spec["model"])]
         else:
             model_containers = []
 
-        pods.check(findings, where, pod, [*pods.containers_in(where, pod), *model_containers])
+        pods.check(
+            findings,
+            role_path,
+            pod_spec,
+            [*pods.containers_in(role_path, pod_spec), *model_containers],
+        )
         pods.check_probes(
-            findings, [*pods.containers_in(where, pod, "containers"), *model_containers]
+            findings, [*pods.containers_in(role_path, pod_spec, "containers"), *model_containers]
         )
 
 
@@ -193,40 +205,47 @@ def _check_runtime(findings: Findings, path: str, spec: Data, is_complete: bool 
 def _check_job_set(findings: Findings, path: str, spec: Data, is_complete: bool = True) -> None:
     """Check a JobSet. Source: JobSetSpec and the webhook of JobSet 0.12, which adds a missing
     restartPolicy."""
-    jobs = spec.get("replicatedJobs") or []
+    replicated_jobs = spec.get("replicatedJobs") or []
 
-    names = [str(job.get("name")) for job in jobs]
-    if is_complete and (not jobs or len(set(names)) < len(names)):
+    job_names = [str(replicated_job.get("name")) for replicated_job in replicated_jobs]
+    if is_complete and (not replicated_jobs or len(set(job_names)) < len(job_names)):
         findings.add(
             f"{path}.replicatedJobs", "job", "a JobSet must have jobs with different names."
         )
 
     failure_policy = spec.get("failurePolicy") or {}
-    for rule in [spec.get("successPolicy") or {}, *(failure_policy.get("rules") or [])]:
-        for target in map(str, rule.get("targetReplicatedJobs") or []):
-            if is_complete and target not in names and UNKNOWN not in "".join([target, *names]):
+    for policy_rule in [spec.get("successPolicy") or {}, *(failure_policy.get("rules") or [])]:
+        for target_name in map(str, policy_rule.get("targetReplicatedJobs") or []):
+            if (
+                is_complete
+                and target_name not in job_names
+                and UNKNOWN not in "".join([target_name, *job_names])
+            ):
                 findings.add(
                     path,
                     "job",
-                    f"a policy names {target}: it must be one of its jobs: {sorted(names)}.",
+                    f"a policy names {target_name}: it must be one of its jobs:"
+                    f" {sorted(job_names)}.",
                 )
 
-        action = str(rule.get("action", UNKNOWN))
-        if action not in (*ON_JOB_FAILURE, UNKNOWN):
-            message = f'the action "{action}" must be one of {", ".join(ON_JOB_FAILURE)}.'
+        failure_action = str(policy_rule.get("action", UNKNOWN))
+        if failure_action not in (*ON_JOB_FAILURE, UNKNOWN):
+            message = f'the action "{failure_action}" must be one of {", ".join(ON_JOB_FAILURE)}.'
             findings.add(f"{path}.failurePolicy", "job", message)
 
-    for number, job in enumerate(jobs):
-        where = f"{path}.replicatedJobs[{job.get('name', number)}].template.spec"
-        template = _get_nested(job, ("template", "spec"))
-        pod = _get_nested(template, ("template", "spec"))
-        _check_job_pods(findings, where, template, {"restartPolicy": "OnFailure", **pod})
+    for index, replicated_job in enumerate(replicated_jobs):
+        job_spec_path = f"{path}.replicatedJobs[{replicated_job.get('name', index)}].template.spec"
+        job_template = _get_nested(replicated_job, ("template", "spec"))
+        pod_spec = _get_nested(job_template, ("template", "spec"))
+        _check_job_pods(
+            findings, job_spec_path, job_template, {"restartPolicy": "OnFailure", **pod_spec}
+        )
 
         pods.check(
             findings,
-            f"{where}.template.spec",
-            pod,
-            pods.containers_in(f"{where}.template.spec", pod),
+            f"{job_spec_path}.template.spec",
+            pod_spec,
+            pods.containers_in(f"{job_spec_path}.template.spec", pod_spec),
             is_complete,
         )
 
@@ -242,17 +261,23 @@ def _check_train_job(findings: Findings, path: str, spec: Data) -> None:
             findings, f"{path}.trainer.resourcesPerNode", trainer["resourcesPerNode"]
         )
 
-    for number, override in enumerate(spec.get("podTemplateOverrides") or []):
-        where = f"{path}.podTemplateOverrides[{number}].spec"
-        pod = override.get("spec") or {}
-        pods.check(findings, where, pod, pods.containers_in(where, pod), is_complete=False)
+    for index, template_override in enumerate(spec.get("podTemplateOverrides") or []):
+        override_path = f"{path}.podTemplateOverrides[{index}].spec"
+        pod_spec = template_override.get("spec") or {}
+        pods.check(
+            findings,
+            override_path,
+            pod_spec,
+            pods.containers_in(override_path, pod_spec),
+            is_complete=False,
+        )
 
-    for number, override in enumerate(spec.get("runtimePatches") or []):
-        patch = override.get("trainingRuntimeSpec") or {}
+    for index, template_override in enumerate(spec.get("runtimePatches") or []):
+        runtime_patch = template_override.get("trainingRuntimeSpec") or {}
         _check_runtime(
             findings,
-            f"{path}.runtimePatches[{number}].trainingRuntimeSpec",
-            patch,
+            f"{path}.runtimePatches[{index}].trainingRuntimeSpec",
+            runtime_patch,
             is_complete=False,
         )
 
@@ -266,18 +291,21 @@ CHECKS_BY_KIND = {
 
 
 def _check_conditions(findings: Findings, path: str, resource: Data) -> None:
-    success = resource.get("successCondition")
-    failure = resource.get("failureCondition")
-    if failure and not success:
+    success_condition = resource.get("successCondition")
+    failure_condition = resource.get("failureCondition")
+    if failure_condition and not success_condition:
         message = (
             "the template succeeds immediately without a successCondition: add a successCondition."
         )
         findings.add(f"{path}.failureCondition", "condition", message)
 
-    if resource.get("action") == "delete" and (success or failure):
+    if resource.get("action") == "delete" and (success_condition or failure_condition):
         findings.add(path, "condition", "a delete does not wait: remove the conditions.")
 
-    for field, condition in (("successCondition", success), ("failureCondition", failure)):
+    for field, condition in (
+        ("successCondition", success_condition),
+        ("failureCondition", failure_condition),
+    ):
         try:
             selector.parse(TAG.sub("x", str(condition or "")))
         except selector.SelectorError as error:
@@ -286,61 +314,61 @@ def _check_conditions(findings: Findings, path: str, resource: Data) -> None:
             )
 
 
-def _parse_manifest(findings: Findings, path: str, text: str) -> Sequence[Data]:
+def _parse_manifest(findings: Findings, path: str, manifest_text: str) -> Sequence[Data]:
     """Return the objects in a manifest. A JSON manifest is parsed as JSON, which is faster than
     YAML, even if it contains tags without quotes."""
-    substituted = TAG.sub(UNKNOWN, text)
-    if substituted.lstrip().startswith("{"):
+    substituted_text = TAG.sub(UNKNOWN, manifest_text)
+    if substituted_text.lstrip().startswith("{"):
         try:
-            quoted = JSON_TOKEN.sub(
-                lambda token: f'"{UNKNOWN}"' if token[0] == UNKNOWN else token[0], substituted
+            quoted_text = JSON_TOKEN.sub(
+                lambda token: f'"{UNKNOWN}"' if token[0] == UNKNOWN else token[0], substituted_text
             )
-            return [without_nulls(json.loads(quoted))]
+            return [without_nulls(json.loads(quoted_text))]
         except (ValueError, RecursionError):
             pass  # the text is YAML that starts with a brace, or too deeply nested JSON
 
     from argolocal.manifest.read import documents
 
     try:
-        return [without_nulls(document) for document in documents(substituted)]
+        return [without_nulls(document) for document in documents(substituted_text)]
     except ConfigError as error:
-        if not find_tagged_texts(Findings(), path, TAG.sub("", text)):
+        if not find_tagged_texts(Findings(), path, TAG.sub("", manifest_text)):
             findings.warn(path, "resource", f"{error}")
 
         return []
 
 
 def _shape_of(kind: str) -> dict[str, Any]:
-    template = {"metadata": {"labels": {}}, "spec": POD}
-    policies = {
+    pod_template = {"metadata": {"labels": {}}, "spec": POD}
+    policy_shapes = {
         "successPolicy": {"targetReplicatedJobs": []},
         "failurePolicy": {"rules": [{"targetReplicatedJobs": []}]},
     }
-    jobs = [{"template": {"spec": {"template": template}}}]
-    runtime = {"template": {"spec": {"replicatedJobs": jobs, **policies}}}
+    replicated_jobs = [{"template": {"spec": {"template": pod_template}}}]
+    runtime_shape = {"template": {"spec": {"replicatedJobs": replicated_jobs, **policy_shapes}}}
     spec: dict[str, Any] = {}
 
     if kind in JOBS:
-        replicas = {JOBS[kind].replicas_field: {"": {"template": template}}}
-        spec = {**replicas, "runPolicy": {}, "elasticPolicy": {"rdzvConf": ANY_OBJECTS}}
+        replica_shapes = {JOBS[kind].replicas_field: {"": {"template": pod_template}}}
+        spec = {**replica_shapes, "runPolicy": {}, "elasticPolicy": {"rdzvConf": ANY_OBJECTS}}
     elif kind == "Pod":
         spec = POD
     elif kind == "CronJob":
-        spec = {"jobTemplate": {"spec": {"template": template}}}
+        spec = {"jobTemplate": {"spec": {"template": pod_template}}}
     elif kind in POD_SPEC_PATHS:
-        spec = {"template": template, "selector": {"matchLabels": {}}}
+        spec = {"template": pod_template, "selector": {"matchLabels": {}}}
     elif kind == "InferenceService":
         spec = {role: {**POD, "model": CONTAINER} for role in INFERENCE_ROLES}
     elif kind == "JobSet":
-        spec = runtime["template"]["spec"]
+        spec = runtime_shape["template"]["spec"]
     elif kind in RUNTIME_KINDS:
-        spec = runtime
+        spec = runtime_shape
     elif kind == "TrainJob":
         trainer = {**CONTAINER, "resourcesPerNode": {"requests": {}, "limits": {}}}
         spec = {
             "trainer": trainer,
             "podTemplateOverrides": [{"spec": POD}],
-            "runtimePatches": [{"trainingRuntimeSpec": runtime}],
+            "runtimePatches": [{"trainingRuntimeSpec": runtime_shape}],
         }
 
     return {
@@ -349,39 +377,41 @@ def _shape_of(kind: str) -> dict[str, Any]:
     }
 
 
-def _get_nested(value: Any, path: Sequence[str]) -> Data:
-    for key in path:
-        value = value.get(key) or {}
+def _get_nested(value: Any, field_names: Sequence[str]) -> Data:
+    for field_name in field_names:
+        value = value.get(field_name) or {}
     return value
 
 
-def _check_metadata(findings: Findings, prefix: str, kind: str, metadata: Data) -> None:
+def _check_metadata(findings: Findings, path_prefix: str, kind: str, metadata: Data) -> None:
     name = str(metadata.get("name") or "")
-    max_length, pattern, reason = NAME_RULES.get(kind, (253, DNS_NAME, ""))
+    max_length, name_pattern, reason = NAME_RULES.get(kind, (253, DNS_NAME, ""))
 
     if (
         not name
         and not metadata.get("generateName")
-        and (prefix or kind in {*NAME_RULES, *POD_SPEC_PATHS})
+        and (path_prefix or kind in {*NAME_RULES, *POD_SPEC_PATHS})
     ):
-        findings.add(f"{prefix}metadata.name", "name", "the name is missing: give a name.")
-    elif name and (not pattern.fullmatch(name.replace(UNKNOWN, "x")) or len(name) > max_length):
-        if pattern is DNS_LABEL:
-            rule = NAME_RULE.format(max_length)
+        findings.add(f"{path_prefix}metadata.name", "name", "the name is missing: give a name.")
+    elif name and (
+        not name_pattern.fullmatch(name.replace(UNKNOWN, "x")) or len(name) > max_length
+    ):
+        if name_pattern is DNS_LABEL:
+            name_rule = NAME_RULE.format(max_length)
         else:
-            rule = NAME_RULE.format(max_length).partition(" and ")[2]
+            name_rule = NAME_RULE.format(max_length).partition(" and ")[2]
 
         reason_text = f", as {reason}" if reason else ""
         displayed_name = name.replace(UNKNOWN, "…")
 
         findings.add(
-            f"{prefix}metadata.name",
+            f"{path_prefix}metadata.name",
             "name",
             f'the name will be "{displayed_name}" ({len(name)} characters): it must'
-            f" {rule}{reason_text}.",
+            f" {name_rule}{reason_text}.",
         )
 
-    check_labels(findings, f"{prefix}metadata.labels", metadata.get("labels") or {})
+    check_labels(findings, f"{path_prefix}metadata.labels", metadata.get("labels") or {})
 
 
 def check_labels(findings: Findings, path: str, labels: Data) -> None:
@@ -389,8 +419,8 @@ def check_labels(findings: Findings, path: str, labels: Data) -> None:
         if not isinstance(value, str) or not LABEL_VALUE.allows(
             TAG.sub("x", value.replace(UNKNOWN, "x"))
         ):
-            rule = "a text of at most 63 letters, digits, dashes, dots and underscores"
-            findings.add(f"{path}.{key}", "name", f'"{value}" must be {rule}.')
+            label_value_rule = "a text of at most 63 letters, digits, dashes, dots and underscores"
+            findings.add(f"{path}.{key}", "name", f'"{value}" must be {label_value_rule}.')
 
 
 def _check_selector(findings: Findings, path: str, spec: Data) -> None:
@@ -402,58 +432,66 @@ def _check_selector(findings: Findings, path: str, spec: Data) -> None:
             UNKNOWN not in f"{key}{value}{''.join(map(str, labels.items()))}"
             and labels.get(key) != value
         ):
-            label = "no such label" if key not in labels else repr(labels[key])
-            message = f'the selector has "{value}", and the pods have {label}: both must be equal.'
+            label_text = "no such label" if key not in labels else repr(labels[key])
+            message = (
+                f'the selector has "{value}", and the pods have {label_text}: both must be equal.'
+            )
             findings.add(f"{path}.selector.matchLabels.{key}", "name", message)
 
 
 def _check_job(findings: Findings, path: str, kind: str, spec: Data) -> None:
-    job = JOBS[kind]
-    replicas: Data = spec.get(job.replicas_field) or {}
-    where = f"{path}.{job.replicas_field}"
+    job_kind = JOBS[kind]
+    replicas: Data = spec.get(job_kind.replicas_field) or {}
+    replicas_path = f"{path}.{job_kind.replicas_field}"
 
-    for name in job.required_roles or (() if replicas else job.roles[-1:]):
-        if name not in replicas:
-            findings.add(where, "job", f"a {kind} needs a {name}: add one.")
+    for role_name in job_kind.required_roles or (() if replicas else job_kind.roles[-1:]):
+        if role_name not in replicas:
+            findings.add(replicas_path, "job", f"a {kind} needs a {role_name}: add one.")
 
     if {"Chief", "Master"} <= replicas.keys():
-        findings.add(where, "job", "Chief and Master are names of the same role: keep one of them.")
+        findings.add(
+            replicas_path, "job", "Chief and Master are names of the same role: keep one of them."
+        )
 
-    for name, replica in replicas.items():
-        if name not in job.roles:
+    for role_name, replica_spec in replicas.items():
+        if role_name not in job_kind.roles:
             message = (
-                f'"{name}" is not a replica type of a {kind}: it must be one of'
-                f" {', '.join(job.roles)}."
+                f'"{role_name}" is not a replica type of a {kind}: it must be one of'
+                f" {', '.join(job_kind.roles)}."
             )
-            findings.add(f"{where}.{name}", "job", message + findings.suggest(name, job.roles))
+            findings.add(
+                f"{replicas_path}.{role_name}",
+                "job",
+                message + findings.suggest(role_name, job_kind.roles),
+            )
 
-        replica_count = replica.get("replicas", 1 if kind == "MPIJob" else "missing")
-        if name in job.single_roles and replica_count not in (1, UNKNOWN):
+        replica_count = replica_spec.get("replicas", 1 if kind == "MPIJob" else "missing")
+        if role_name in job_kind.single_roles and replica_count not in (1, UNKNOWN):
             message = f"replicas is {replica_count}: it must be 1, or the job is rejected."
-            findings.add(f"{where}.{name}.replicas", "job", message)
+            findings.add(f"{replicas_path}.{role_name}.replicas", "job", message)
 
-        if kind == "PyTorchJob" and replica.get("replicas", 1) in (0, "0"):
+        if kind == "PyTorchJob" and replica_spec.get("replicas", 1) in (0, "0"):
             message = "replicas is 0: it must be at least 1, or the webhook rejects the job."
-            findings.add(f"{where}.{name}.replicas", "job", message)
+            findings.add(f"{replicas_path}.{role_name}.replicas", "job", message)
 
-        restart_policy = replica.get("restartPolicy", UNKNOWN)
+        restart_policy = replica_spec.get("restartPolicy", UNKNOWN)
         if restart_policy not in (*RESTART_POLICIES, UNKNOWN):
             findings.add(
-                f"{where}.{name}.restartPolicy",
+                f"{replicas_path}.{role_name}.restartPolicy",
                 "job",
                 f'"{restart_policy}" must be one of {", ".join(RESTART_POLICIES)}.',
             )
 
-        if job.requires_container_name:
-            container_name = job.container_name
+        if job_kind.requires_container_name:
+            container_name = job_kind.container_name
         else:
             container_name = ""
 
         _check_replica(
             findings,
-            f"{where}.{name}.template.spec",
+            f"{replicas_path}.{role_name}.template.spec",
             container_name,
-            _get_nested(replica, ("template", "spec")),
+            _get_nested(replica_spec, ("template", "spec")),
         )
 
     run_policy = spec.get("runPolicy") or {}
@@ -480,8 +518,8 @@ def _check_job(findings: Findings, path: str, kind: str, spec: Data) -> None:
         _check_elastic_policy(findings, path, spec, replicas)
 
 
-def _check_replica(findings: Findings, path: str, container_name: str, pod: Data) -> None:
-    containers = pod.get("containers") or []
+def _check_replica(findings: Findings, path: str, container_name: str, pod_spec: Data) -> None:
+    containers = pod_spec.get("containers") or []
     if not containers:
         findings.add(f"{path}.containers", "job", "the list is empty: a replica needs a container.")
     elif container_name and not any(
@@ -493,64 +531,70 @@ def _check_replica(findings: Findings, path: str, container_name: str, pod: Data
             f'one container must be called "{container_name}": the operator looks for it.',
         )
 
-    for where, container in pods.containers_in(path, pod, "containers"):
+    for container_path, container in pods.containers_in(path, pod_spec, "containers"):
         if not container.get("image"):
             findings.add(
-                f"{where}.image", "job", "the image is missing: give the container an image."
+                f"{container_path}.image",
+                "job",
+                "the image is missing: give the container an image.",
             )
 
-    pods.check(findings, path, pod, pods.containers_in(path, pod))
+    pods.check(findings, path, pod_spec, pods.containers_in(path, pod_spec))
 
 
 def _check_elastic_policy(findings: Findings, path: str, spec: Data, replicas: Data) -> None:
     elastic_policy = spec["elasticPolicy"]
-    where = f"{path}.elasticPolicy"
+    policy_path = f"{path}.elasticPolicy"
     if "Worker" not in replicas:
-        findings.add(where, "job", "an elastic job needs a Worker: add it to pytorchReplicaSpecs.")
+        findings.add(
+            policy_path, "job", "an elastic job needs a Worker: add it to pytorchReplicaSpecs."
+        )
 
     if elastic_policy.get("rdzvConf") == []:
         findings.add(
-            f"{where}.rdzvConf", "job", "an empty list crashes the operator: remove rdzvConf."
+            f"{policy_path}.rdzvConf", "job", "an empty list crashes the operator: remove rdzvConf."
         )
 
     if elastic_policy.get("standalone"):
         findings.add(
-            f"{where}.standalone",
+            f"{policy_path}.standalone",
             "job",
             "torchrun cannot parse the operator's value: remove standalone.",
         )
 
     if "nProcPerNode" in elastic_policy and "nprocPerNode" in spec:
         findings.add(
-            f"{where}.nProcPerNode", "job", "spec.nprocPerNode is set, too: remove nProcPerNode."
+            f"{policy_path}.nProcPerNode",
+            "job",
+            "spec.nprocPerNode is set, too: remove nProcPerNode.",
         )
 
     min_replicas = elastic_policy.get("minReplicas")
     max_replicas = elastic_policy.get("maxReplicas")
-    workers = (replicas.get("Worker") or {}).get("replicas")
+    worker_count = (replicas.get("Worker") or {}).get("replicas")
 
-    numbers = [
-        number for number in (min_replicas, workers, max_replicas) if isinstance(number, int)
+    replica_counts = [
+        index for index in (min_replicas, worker_count, max_replicas) if isinstance(index, int)
     ]
-    if numbers != sorted(numbers):
-        order = (
-            f"minReplicas ({min_replicas}) ≤ Worker.replicas ({workers}) ≤ maxReplicas"
+    if replica_counts != sorted(replica_counts):
+        required_order = (
+            f"minReplicas ({min_replicas}) ≤ Worker.replicas ({worker_count}) ≤ maxReplicas"
             f" ({max_replicas})"
         )
-        message = f"the numbers must satisfy {order}: change one of them."
-        findings.warn(where, "job", message)
+        message = f"the numbers must satisfy {required_order}: change one of them."
+        findings.warn(policy_path, "job", message)
 
 
-def _check_plain_job(findings: Findings, path: str, spec: Data, pod: Data) -> None:
-    _check_job_pods(findings, path, spec, pod)
+def _check_plain_job(findings: Findings, path: str, spec: Data, pod_spec: Data) -> None:
+    _check_job_pods(findings, path, spec, pod_spec)
     if "activeDeadlineSeconds" not in spec:
         message = "a job that hangs would never end: give a number of seconds."
         findings.warn(f"{path}.activeDeadlineSeconds", "deadline", message)
 
 
-def _check_job_pods(findings: Findings, path: str, spec: Data, pod: Data) -> None:
+def _check_job_pods(findings: Findings, path: str, spec: Data, pod_spec: Data) -> None:
     """Check that the pods of a Job follow the rules of Kubernetes."""
-    restart_policy = pod.get("restartPolicy", "Always")
+    restart_policy = pod_spec.get("restartPolicy", "Always")
     if restart_policy not in ("OnFailure", "Never", UNKNOWN):
         message = (
             f'restartPolicy is "{restart_policy}": for the pods of a Job it must be OnFailure or'

@@ -37,46 +37,54 @@ OUTPUT_SOURCES.update(dict.fromkeys(("dag", "steps"), ("parameter", "expression"
 VALUE_SOURCES = ("configMapKeyRef", "supplied", "event")
 
 
-def check(findings: Findings, path: str, arguments: Data, allow_later: bool = False) -> None:
-    """Check `arguments`. With `allow_later`, values may be missing, because the command-line option
+def check(
+    findings: Findings, path: str, arguments: Data, allows_missing_values: bool = False
+) -> None:
+    """Check `arguments`. With `allows_missing_values`, values may be missing, because the
+    command-line option
     -p may set them later."""
     check_names(findings, path, arguments)
     for parameter in arguments.get("parameters") or []:
         _check_parameter(
-            findings, f"{path}.parameters[{parameter.get('name')}]", parameter, allow_later
+            findings,
+            f"{path}.parameters[{parameter.get('name')}]",
+            parameter,
+            allows_missing_values,
         )
 
     for artifact in arguments.get("artifacts") or []:
-        where = f"{path}.artifacts[{artifact.get('name')}]"
-        has_location = any(kind in artifact for kind in STORAGE_LOCATIONS[1:]) or (
-            artifact.get("s3") or {}
-        ).get("key")
+        artifact_path = f"{path}.artifacts[{artifact.get('name')}]"
+        has_location = any(
+            argument_kind in artifact for argument_kind in STORAGE_LOCATIONS[1:]
+        ) or (artifact.get("s3") or {}).get("key")
 
         if artifact.get("from") and artifact.get("fromExpression"):
             findings.add(
-                where, "argument", "both from and fromExpression are set: remove one of them."
+                artifact_path,
+                "argument",
+                "both from and fromExpression are set: remove one of them.",
             )
         elif not artifact.get("from") and not has_location:
-            by_expression = artifact.get("fromExpression")
-            if by_expression:
+            uses_expression = artifact.get("fromExpression")
+            if uses_expression:
                 reason = "fromExpression alone is not allowed"
             else:
                 reason = "the artifact's source is missing"
 
             findings.add(
-                where,
+                artifact_path,
                 "argument",
                 f"{reason}: give from, or a location (s3), even for an optional artifact.",
             )
 
 
-def check_names(findings: Findings, path: str, fields: Data) -> None:
+def check_names(findings: Findings, path: str, named_fields: Data) -> None:
     """Check that names of parameters and artifacts are valid and unique."""
-    for kind in KINDS:
-        for name, count in Counter(names(fields.get(kind))).items():
-            if not PARAMETER_NAME.fullmatch(tag_rules.TAG.sub("x", name)) or count > 1:
+    for argument_kind in KINDS:
+        for name, name_count in Counter(names(named_fields.get(argument_kind))).items():
+            if not PARAMETER_NAME.fullmatch(tag_rules.TAG.sub("x", name)) or name_count > 1:
                 findings.add(
-                    f"{path}.{kind}",
+                    f"{path}.{argument_kind}",
                     "name",
                     f'"{name}" must be letters, digits, - and _, and unique.',
                 )
@@ -85,40 +93,53 @@ def check_names(findings: Findings, path: str, fields: Data) -> None:
 def check_inputs(
     findings: Findings,
     path: str,
-    title: str,
+    template_title: str,
     template: Data,
     passed_arguments: Data,
-    allow_extra: bool = False,
-    allow_later: bool = False,
+    allows_extra_arguments: bool = False,
+    allows_missing_values: bool = False,
 ) -> None:
-    """Check that a call passes the required inputs of a template. `title`: description of the
-    template in messages.
+    """Check that a call passes the required inputs of a template. `template_title`: description of
+    the template in messages.
 
-    `allow_extra`: accept arguments for which the template has no input. `allow_later`: accept
-    missing arguments, because they may be set later.
+    `allows_extra_arguments`: accept arguments for which the template has no input.
+    `allows_missing_values`: accept missing arguments, because they may be set later.
     """
-    for kind in KINDS:
-        inputs = (template.get("inputs") or {}).get(kind) or []
-        passed_names = dict.fromkeys(names(passed_arguments.get(kind)))
+    for argument_kind in KINDS:
+        inputs = (template.get("inputs") or {}).get(argument_kind) or []
+        passed_names = dict.fromkeys(names(passed_arguments.get(argument_kind)))
 
         input_names = set(names(inputs))
-        for name in (
-            [] if allow_extra else [name for name in passed_names if name not in input_names]
+        for argument_name in (
+            []
+            if allows_extra_arguments
+            else [
+                argument_name for argument_name in passed_names if argument_name not in input_names
+            ]
         ):
             # Argo accepts unknown arguments. The finding is fatal only if the name may be a
             # misspelling of an input whose argument is missing.
-            suggestion = did_you_mean(name, input_names.difference(passed_names))
-            message = f'{title} does not have the input "{name}".{suggestion or " Remove it."}'
+            suggestion = did_you_mean(argument_name, input_names.difference(passed_names))
+            message = (
+                f"{template_title} does not have the input"
+                f' "{argument_name}".{suggestion or " Remove it."}'
+            )
             findings.add(path, "argument", message, fatal=bool(suggestion))
 
-        for name in (
+        for argument_name in (
             []
-            if allow_later
-            else [str(item.get("name")) for item in inputs if _is_required(item, kind)]
+            if allows_missing_values
+            else [
+                str(declared_input.get("name"))
+                for declared_input in inputs
+                if _is_required(declared_input, argument_kind)
+            ]
         ):
-            if name not in passed_names:
-                message = f'{title} needs the input "{name}": add it to the arguments.'
-                findings.add(path, "input", message + findings.suggest(name, passed_names))
+            if argument_name not in passed_names:
+                message = (
+                    f'{template_title} needs the input "{argument_name}": add it to the arguments.'
+                )
+                findings.add(path, "input", message + findings.suggest(argument_name, passed_names))
 
 
 def check_outputs(findings: Findings, path: str, outputs: Data, template_type: str) -> None:
@@ -126,34 +147,40 @@ def check_outputs(findings: Findings, path: str, outputs: Data, template_type: s
     type supports this source."""
     allowed_sources = OUTPUT_SOURCES.get(template_type, PARAMETER_SOURCES)
 
-    for kind in ("parameters", "artifacts"):
-        for output in outputs.get(kind) or []:
-            where = f"{path}.outputs.{kind}[{output.get('name')}]"
-            name = output.get("globalName")
-            if name and not PARAMETER_NAME.fullmatch(tag_rules.TAG.sub("x", str(name))):
+    for argument_kind in ("parameters", "artifacts"):
+        for output in outputs.get(argument_kind) or []:
+            output_path = f"{path}.outputs.{argument_kind}[{output.get('name')}]"
+            global_name = output.get("globalName")
+            if global_name and not PARAMETER_NAME.fullmatch(
+                tag_rules.TAG.sub("x", str(global_name))
+            ):
                 findings.add(
-                    f"{where}.globalName", "name", f'"{name}" must be letters, digits, - and _.'
+                    f"{output_path}.globalName",
+                    "name",
+                    f'"{global_name}" must be letters, digits, - and _.',
                 )
 
     for output in outputs.get("parameters") or []:
-        where = f"{path}.outputs.parameters[{output.get('name')}]"
-        source = output.get("valueFrom") or {}
+        output_path = f"{path}.outputs.parameters[{output.get('name')}]"
+        value_source = output.get("valueFrom") or {}
 
-        sources = ["value"] * ("value" in output) + [
-            key for key in PARAMETER_SOURCES if source.get(key, "") != ""
+        used_sources = ["value"] * ("value" in output) + [
+            source_name
+            for source_name in PARAMETER_SOURCES
+            if value_source.get(source_name, "") != ""
         ]
-        if len(sources) != 1 or ("value" in output and "valueFrom" in output):
+        if len(used_sources) != 1 or ("value" in output and "valueFrom" in output):
             message = (
-                f"the output has {' and '.join(sources) or 'no source'}: it must have exactly one"
-                " valueFrom"
+                f"the output has {' and '.join(used_sources) or 'no source'}: it must have exactly"
+                " one valueFrom"
             )
-            findings.add(where, "output", f"{message}, with {' or '.join(allowed_sources)}.")
-        elif sources[0] not in (*allowed_sources, "value"):
+            findings.add(output_path, "output", f"{message}, with {' or '.join(allowed_sources)}.")
+        elif used_sources[0] not in (*allowed_sources, "value"):
             message = (
-                f"{sources[0]} is not for this type of template: give"
+                f"{used_sources[0]} is not for this type of template: give"
                 f" {' or '.join(allowed_sources)}."
             )
-            findings.add(f"{where}.valueFrom.{sources[0]}", "output", message)
+            findings.add(f"{output_path}.valueFrom.{used_sources[0]}", "output", message)
 
 
 def check_timeout(
@@ -161,45 +188,51 @@ def check_timeout(
 ) -> None:
     """Check that a timeout whose value comes from arguments has a unit. Argo checks the unit after
     it has substituted the known values."""
-    values: dict[str, str] = {}
+    tag_values: dict[str, str] = {}
 
     inputs = template.get("inputs") or {}
-    for prefix, holder in (
+    for tag_prefix, field_owner in (
         ("workflow", workflow_arguments),
         ("inputs", inputs),
         ("inputs", passed_arguments),
     ):
-        for parameter in holder.get("parameters") or []:
+        for parameter in field_owner.get("parameters") or []:
             value = parameter.get("value", parameter.get("default", ""))
-            values[f"{prefix}.parameters.{parameter.get('name')}"] = to_argo_string(value)
+            tag_values[f"{tag_prefix}.parameters.{parameter.get('name')}"] = to_argo_string(value)
 
-    text = str(template.get("timeout", ""))
+    timeout_text = str(template.get("timeout", ""))
     for _ in range(2):  # the value of an argument may itself be a tag
-        text = tag_rules.TAG.sub(lambda tag: values.get(tag[1].strip(), tag[0]), text)
+        timeout_text = tag_rules.TAG.sub(
+            lambda tag_match: tag_values.get(tag_match[1].strip(), tag_match[0]), timeout_text
+        )
 
-    if INTEGER.fullmatch(text):
+    if INTEGER.fullmatch(timeout_text):
         message = (
-            f'arguments set the timeout of {template.get("name")} to "{text}": give a unit, as in'
-            " 30s."
+            f'arguments set the timeout of {template.get("name")} to "{timeout_text}": give a'
+            " unit, as in 30s."
         )
         findings.add(path, "argument", message)
 
 
-def _check_parameter(findings: Findings, path: str, parameter: Data, allow_later: bool) -> None:
-    source = parameter.get("valueFrom")
-    choices = parameter.get("enum")
+def _check_parameter(
+    findings: Findings, path: str, parameter: Data, allows_missing_values: bool
+) -> None:
+    value_source = parameter.get("valueFrom")
+    enum_values = parameter.get("enum")
 
-    if source is not None and not any(key in source for key in VALUE_SOURCES):
+    if value_source is not None and not any(
+        source_name in value_source for source_name in VALUE_SOURCES
+    ):
         message = (
             "in arguments, valueFrom must have a configMapKeyRef (and may have a default). Give it,"
             " or a value."
         )
         findings.add(f"{path}.valueFrom", "argument", message)
-    elif source is None and "value" not in parameter and not allow_later:
+    elif value_source is None and "value" not in parameter and not allows_missing_values:
         findings.add(path, "argument", "the value is missing: give a value.")
 
-    if not allow_later and isinstance(choices, list) and choices:
-        allowed_values = [to_argo_string(choice) for choice in choices]
+    if not allows_missing_values and isinstance(enum_values, list) and enum_values:
+        allowed_values = [to_argo_string(enum_value) for enum_value in enum_values]
         value = parameter.get("value")
         if value is None or (
             "{{" not in (value := to_argo_string(value)) and value not in allowed_values
@@ -211,7 +244,9 @@ def _check_parameter(findings: Findings, path: str, parameter: Data, allow_later
             )
 
 
-def _is_required(item: Data, kind: str) -> bool:
-    if kind == "parameters":
-        return not tag_scope.has_value(item)
-    return not item.get("optional") and not any(key in item for key in ARTIFACT_SOURCES)
+def _is_required(declared_input: Data, argument_kind: str) -> bool:
+    if argument_kind == "parameters":
+        return not tag_scope.has_value(declared_input)
+    return not declared_input.get("optional") and not any(
+        source_name in declared_input for source_name in ARTIFACT_SOURCES
+    )

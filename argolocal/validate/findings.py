@@ -43,33 +43,33 @@ class Findings:
     def warn(self, path: str, rule: str, message: str) -> None:
         self.add(path, rule, message, fatal=False)
 
-    def suggest(self, word: str, names: Iterable[str]) -> str:
+    def suggest(self, unknown_name: str, existing_names: Iterable[str]) -> str:
         """Return the result of `did_you_mean` for the first MAX_HINTS calls, and "" for later
         calls, because a search in many names is slow."""
         self.hint_count += 1
         if self.hint_count <= MAX_HINTS:
-            return did_you_mean(word, set(names))
+            return did_you_mean(unknown_name, set(existing_names))
         return ""
 
-    def hint(self, word: str, choices: Iterable[str]) -> str:
+    def hint(self, unknown_name: str, existing_names: Iterable[str]) -> str:
         """Return a hint for an unknown name that states a similar name or all existing names."""
-        suggestion = self.suggest(word, choices)
+        suggestion = self.suggest(unknown_name, existing_names)
         if suggestion or self.hint_count > MAX_HINTS:
             return suggestion or " Correct the name."
-        names = sorted(set(choices))
-        if names:
-            return f" Available: {first_names(names, MAX_NAMES)}."
+        sorted_names = sorted(set(existing_names))
+        if sorted_names:
+            return f" Available: {first_names(sorted_names, MAX_NAMES)}."
         return " Define it, or remove the reference."
 
     def add_image(self, path: str, image: str, problem: str) -> None:
         self.image_paths.setdefault((image, problem), []).append(path)
 
     def all(self) -> list[Finding]:
-        for (image, problem), paths in self.image_paths.items():
-            if len(paths) > 1:
-                others = f" {len(paths)} containers run this image."
+        for (image, problem), image_paths in self.image_paths.items():
+            if len(image_paths) > 1:
+                container_count_text = f" {len(image_paths)} containers run this image."
             else:
-                others = ""
-            self.warn(paths[0], "image", f'"{image}" {problem}{others}')
+                container_count_text = ""
+            self.warn(image_paths[0], "image", f'"{image}" {problem}{container_count_text}')
         self.image_paths.clear()
         return list(self.findings)

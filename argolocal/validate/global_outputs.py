@@ -25,12 +25,12 @@ class GlobalOutputs:
     """The global outputs that are known in each template or step. In expressions, all global
     outputs count as known, because Argo does not check expressions."""
 
-    def __init__(self, templates: Mapping[str, Data], roots: Sequence[str]) -> None:
+    def __init__(self, templates: Mapping[str, Data], root_names: Sequence[str]) -> None:
         self.templates = templates
-        bodies = [
+        all_bodies = [
             template for template, _ in all_templates({"templates": [*templates.values()]}, "")
         ]
-        self.all_tags = set[str]().union(*map(global_outputs, bodies))
+        self.all_tags = set[str]().union(*map(global_outputs, all_bodies))
         self.expression_tags = {f"={tag}" for tag in self.all_tags} | (self.all_tags & ANY_OUTPUT)
         self.known_tags: set[str] = set()
         self.known_names = TagSet(self.expression_tags)
@@ -38,23 +38,23 @@ class GlobalOutputs:
         self.names_by_id: dict[int, TagSet] = {}  # id of a template or step → known tags
 
         # skip a missing entrypoint, which WorkflowRules reports
-        if not self.all_tags <= ANY_OUTPUT and roots[0] in templates:
-            self._walk([templates[name] for name in roots if name in templates])
+        if not self.all_tags <= ANY_OUTPUT and root_names[0] in templates:
+            self._walk([templates[root_name] for root_name in root_names if root_name in templates])
 
-    def tags_at(self, holder: Data) -> TagSet:
+    def tags_at(self, field_owner: Data) -> TagSet:
         """Return the tags that are known when Argo checks this step or template."""
-        return self.names_by_id.get(id(holder), self.all_names)
+        return self.names_by_id.get(id(field_owner), self.all_names)
 
-    def _walk(self, roots: list[Data]) -> None:
-        visits = [self._visit(template) for template in reversed(roots)]
+    def _walk(self, root_templates: list[Data]) -> None:
+        pending_visits = [self._visit(template) for template in reversed(root_templates)]
         # this loop avoids recursion, because templates may be nested deeper than Python's stack
         # allows
-        while visits:
-            template = next(visits[-1], None)
+        while pending_visits:
+            template = next(pending_visits[-1], None)
             if template is None:
-                visits.pop()
+                pending_visits.pop()
             elif id(template) not in self.names_by_id:
-                visits.append(self._visit(template))
+                pending_visits.append(self._visit(template))
 
     def _visit(self, template: Data) -> Iterator[Data]:
         """Visit a template, and yield each template that it calls. Before this generator resumes,
@@ -81,15 +81,20 @@ class GlobalOutputs:
         """Visit the tasks of a DAG. In each task, the outputs of all other tasks are known, because
         Argo visits the tasks in random order."""
         called_templates = [called_template for _, called_template in self._calls(dag)]
-        outputs = [self._outputs_below(called_template) for called_template in called_templates]
-        counts = Counter(tag for tags in outputs for tag in tags)
-        known_before = self.known_tags
-        for called_template, own_outputs in zip(called_templates, outputs, strict=True):
+        outputs_by_template = [
+            self._outputs_below(called_template) for called_template in called_templates
+        ]
+        tag_counts = Counter(tag for tags in outputs_by_template for tag in tags)
+        tags_known_before = self.known_tags
+        for called_template, task_outputs in zip(
+            called_templates, outputs_by_template, strict=True
+        ):
             self._set_known(
-                known_before | {tag for tag in counts if counts[tag] > (tag in own_outputs)}
+                tags_known_before
+                | {tag for tag in tag_counts if tag_counts[tag] > (tag in task_outputs)}
             )
             yield called_template
-        self._set_known(known_before | set(counts))
+        self._set_known(tags_known_before | set(tag_counts))
 
     def _set_known(self, tags: set[str]) -> None:
         if tags != self.known_tags:
@@ -107,13 +112,16 @@ class GlobalOutputs:
             if id(template) not in seen_ids:
                 seen_ids.add(id(template))
                 tags.update(global_outputs(template))
-                templates += [callee for _, callee in self._calls(template)]
+                templates += [called_template for _, called_template in self._calls(template)]
         return tags
 
     def _calls(self, template: Data) -> Iterator[tuple[Data, Data]]:
         """Yield each step or task of a template, with the template that the step or task calls."""
-        groups = [(template.get("dag") or {}).get("tasks") or [], *(template.get("steps") or [])]
-        for step in (step for group in groups for step in group):
+        step_groups = [
+            (template.get("dag") or {}).get("tasks") or [],
+            *(template.get("steps") or []),
+        ]
+        for step in (step for step_group in step_groups for step in step_group):
             yield (
                 step,
                 step.get("inline")

@@ -67,9 +67,9 @@ def check(
     try:
         TopologicalSorter(predecessors).prepare()
     except CycleError as error:
-        *cycle, _ = reversed(error.args[1])
-        first_index = cycle.index(min(cycle, key=list(tasks).index))
-        cycle_text = " → ".join([*cycle[first_index:], *cycle[: first_index + 1]])
+        *task_cycle, _ = reversed(error.args[1])
+        first_index = task_cycle.index(min(task_cycle, key=list(tasks).index))
+        cycle_text = " → ".join([*task_cycle[first_index:], *task_cycle[: first_index + 1]])
         findings.add(
             path, "depends", f"{cycle_text} is a cycle: remove one of these tasks from `depends`."
         )
@@ -80,60 +80,74 @@ def check(
 
 
 def find_finished_before(predecessors: Predecessors) -> Callable[[str], Callable[[str], bool]]:
-    """Return a function `f`. `f(task)(other)` is True if the task `other` always finishes before
-    `task` starts.
+    """Return a function `f`. `f(task)(other)` is True if the task `other_task` always finishes
+    before `task` starts.
 
     The ancestors of a task are stored as bits of an integer, because sets of names would need more
     memory.
     """
-    bits = {name: 1 << number for number, name in enumerate(predecessors)}
+    bit_by_task = {name: 1 << bit_index for bit_index, name in enumerate(predecessors)}
     ancestor_bits: dict[str, int] = {}
 
     for name in TopologicalSorter(predecessors).static_order():
         ancestor_bits[name] = 0
         for predecessor in predecessors[name]:
-            ancestor_bits[name] |= ancestor_bits[predecessor] | bits[predecessor]
+            ancestor_bits[name] |= ancestor_bits[predecessor] | bit_by_task[predecessor]
 
-    return lambda task: lambda other: bool(ancestor_bits[task] & bits.get(other, 0))
+    return lambda task: (
+        lambda other_task: bool(ancestor_bits[task] & bit_by_task.get(other_task, 0))
+    )
 
 
 def results_awaited_by(task: Data) -> list[tuple[str, str]]:
     """Return (name, result) for each task that `task` waits for. The result is, for example,
     Failed, or "" if none is given."""
-    depends = str(task.get("depends") or "")
+    depends_text = str(task.get("depends") or "")
     dependencies = task.get("dependencies") or []
-    return [*TASK_REFERENCE.findall(depends), *((str(name), "") for name in dependencies)]
+    return [*TASK_REFERENCE.findall(depends_text), *((str(name), "") for name in dependencies)]
 
 
-def _predecessors(findings: Findings, path: str, tasks: Mapping[str, Data], task: str) -> set[str]:
-    """Return the names of the tasks that `task` waits for."""
-    text = str(tasks[task].get("depends") or "")
+def _predecessors(
+    findings: Findings, path: str, tasks: Mapping[str, Data], task_name: str
+) -> set[str]:
+    """Return the names of the tasks that `task_name` waits for."""
+    depends_text = str(tasks[task_name].get("depends") or "")
 
-    references = results_awaited_by(tasks[task])
-    for name, result in references:
-        if name not in tasks:
+    references = results_awaited_by(tasks[task_name])
+    for predecessor_name, awaited_result in references:
+        if predecessor_name not in tasks:
             findings.add(
                 path,
                 "depends",
-                f'this DAG does not have a task "{name}".{findings.hint(name, tasks)}',
+                "this DAG does not have a task"
+                f' "{predecessor_name}".{findings.hint(predecessor_name, tasks)}',
             )
-        elif result in LOOP_RESULTS and (name, "") not in references and not has_loop(tasks[name]):
+        elif (
+            awaited_result in LOOP_RESULTS
+            and (predecessor_name, "") not in references
+            and not has_loop(tasks[predecessor_name])
+        ):
             reason = (
-                f"but {name} does not loop, or its loop is empty: use"
-                f" {name}.{LOOP_RESULTS[result]}."
+                f"but {predecessor_name} does not loop, or its loop is empty: use"
+                f" {predecessor_name}.{LOOP_RESULTS[awaited_result]}."
             )
-            findings.add(path, "depends", f'"{name}.{result}" is a result of loops, {reason}')
-
-        if result and result not in TASK_RESULTS:
             findings.add(
                 path,
                 "depends",
-                f'"{result}" is not a result of tasks.{findings.hint(result, TASK_RESULTS)}',
+                f'"{predecessor_name}.{awaited_result}" is a result of loops, {reason}',
+            )
+
+        if awaited_result and awaited_result not in TASK_RESULTS:
+            findings.add(
+                path,
+                "depends",
+                f'"{awaited_result}" is not a result of'
+                f" tasks.{findings.hint(awaited_result, TASK_RESULTS)}",
             )
 
     try:
         python_expression = (
-            TASK_REFERENCE.sub("a", text)
+            TASK_REFERENCE.sub("a", depends_text)
             .replace("&&", " and ")
             .replace("||", " or ")
             .replace("!", " not ")
@@ -141,8 +155,9 @@ def _predecessors(findings: Findings, path: str, tasks: Mapping[str, Data], task
         ast.parse(python_expression.strip() or "a", mode="eval")
     except (SyntaxError, ValueError, MemoryError, RecursionError):
         message = (
-            f'"{text}" cannot be parsed: it must consist of tasks with &&, ||, ! and parentheses.'
+            f'"{depends_text}" cannot be parsed: it must consist of tasks with &&, ||, ! and'
+            " parentheses."
         )
         findings.add(path, "depends", message)
 
-    return {name for name, _ in references if name in tasks}
+    return {predecessor_name for predecessor_name, _ in references if predecessor_name in tasks}

@@ -35,11 +35,11 @@ ALLOWED_VOLUMES = {
 Containers = Iterable[tuple[str, Data]]
 
 
-def containers_in(path: str, pod: Data, *lists: str) -> Iterator[tuple[str, Data]]:
-    """Yield the path and the body of each container in the fields `lists` of a pod."""
-    for key in lists or ("initContainers", "containers"):
-        for number, container in enumerate(pod.get(key) or []):
-            yield f"{path}.{key}[{container.get('name', number)}]", container
+def containers_in(path: str, pod: Data, *list_fields: str) -> Iterator[tuple[str, Data]]:
+    """Yield the path and the body of each container in the fields `list_fields` of a pod."""
+    for list_field in list_fields or ("initContainers", "containers"):
+        for index, container in enumerate(pod.get(list_field) or []):
+            yield f"{path}.{list_field}[{container.get('name', index)}]", container
 
 
 def check(
@@ -50,52 +50,65 @@ def check(
 
     `is_complete`: False if the PodSpec only overrides fields of another PodSpec.
     """
-    for key in ("hostNetwork", "hostPID", "hostIPC"):
-        if pod.get(key) is True:
+    for host_field in ("hostNetwork", "hostPID", "hostIPC"):
+        if pod.get(host_field) is True:
             findings.warn(
-                f"{path}.{key}", "security", "PodSecurity restricted rejects this field: remove it."
+                f"{path}.{host_field}",
+                "security",
+                "PodSecurity restricted rejects this field: remove it.",
             )
 
     for volume in pod.get("volumes") or []:
-        kinds = volume.keys() - {"name"}
-        if len(kinds) == 1 and not kinds <= ALLOWED_VOLUMES:
+        volume_kinds = volume.keys() - {"name"}
+        if len(volume_kinds) == 1 and not volume_kinds <= ALLOWED_VOLUMES:
             message = (
-                f"PodSecurity restricted rejects {kinds.pop()}: use a persistentVolumeClaim or the"
-                " object store."
+                f"PodSecurity restricted rejects {volume_kinds.pop()}: use a persistentVolumeClaim"
+                " or the object store."
             )
             findings.warn(f"{path}.volumes[{volume.get('name')}]", "security", message)
 
-    for where, container in containers:
-        name = container.get("name")
-        if name and not LABEL.allows(TAG.sub("x", name.replace(UNKNOWN, "x"))):
+    for container_path, container in containers:
+        container_name = container.get("name")
+        if container_name and not LABEL.allows(TAG.sub("x", container_name.replace(UNKNOWN, "x"))):
             findings.add(
-                where, "name", f'"{name}" must be at most 63 lower-case letters, digits and dashes.'
+                container_path,
+                "name",
+                f'"{container_name}" must be at most 63 lower-case letters, digits and dashes.',
             )
 
         for port in container.get("ports") or []:
             if len(str(port.get("name", ""))) > 15:
                 findings.add(
-                    f"{where}.ports", "name", f'"{port["name"]}" must have at most 15 characters.'
+                    f"{container_path}.ports",
+                    "name",
+                    f'"{port["name"]}" must have at most 15 characters.',
                 )
 
-        _check_image(findings, f"{where}.image", str(container.get("image") or ""))
+        _check_image(findings, f"{container_path}.image", str(container.get("image") or ""))
         if is_complete or "resources" in container:
-            check_resources(findings, f"{where}.resources", container.get("resources") or {})
+            check_resources(
+                findings, f"{container_path}.resources", container.get("resources") or {}
+            )
 
         if is_complete:
             _check_security(
-                findings, f"{where}.securityContext", pod.get("securityContext") or {}, container
+                findings,
+                f"{container_path}.securityContext",
+                pod.get("securityContext") or {},
+                container,
             )
 
-        _check_secrets(findings, where, container)
-        _check_shell_calls(findings, where, container)
+        _check_secrets(findings, container_path, container)
+        _check_shell_calls(findings, container_path, container)
 
 
 def check_probes(findings: Findings, containers: Containers) -> None:
     """Check that containers of a server have probes."""
-    for where, container in containers:
+    for container_path, container in containers:
         missing_probes = [
-            key for key in ("readinessProbe", "livenessProbe") if key not in container
+            probe_field
+            for probe_field in ("readinessProbe", "livenessProbe")
+            if probe_field not in container
         ]
         if missing_probes:
             reason = (
@@ -103,7 +116,9 @@ def check_probes(findings: Findings, containers: Containers) -> None:
                 " if it hangs"
             )
             findings.warn(
-                where, "probe", f"give the container a {' and a '.join(missing_probes)}: {reason}."
+                container_path,
+                "probe",
+                f"give the container a {' and a '.join(missing_probes)}: {reason}.",
             )
 
 
@@ -111,17 +126,17 @@ def _check_image(findings: Findings, path: str, image: str) -> None:
     if not image or "{{" in image or UNKNOWN in image or DIGEST.fullmatch(image):
         return
 
-    tag = image.partition("@")[0].rpartition("/")[2].partition(":")[2]
+    image_tag = image.partition("@")[0].rpartition("/")[2].partition(":")[2]
     if "@" in image:
         problem = "has an invalid digest: it must end with @sha256: and 64 hexadecimal digits."
-    elif tag in ("", "latest"):
+    elif image_tag in ("", "latest"):
         problem = (
-            f"can change with every push{'' if tag else ', without a tag'}: pin it by digest"
+            f"can change with every push{'' if image_tag else ', without a tag'}: pin it by digest"
             " (NAME@sha256:...)."
         )
     else:
         problem = (
-            f'can change, as the tag "{tag}" can be pushed again: pin it by digest'
+            f'can change, as the tag "{image_tag}" can be pushed again: pin it by digest'
             " (NAME@sha256:...)."
         )
 
@@ -133,7 +148,9 @@ def check_resources(findings: Findings, path: str, resources: Data) -> None:
     requests = resources.get("requests") or {}
     limits = resources.get("limits") or {}
     missing_fields = [
-        f"requests.{key}" for key in ("cpu", "memory") if key not in requests and key not in limits
+        f"requests.{resource_name}"
+        for resource_name in ("cpu", "memory")
+        if resource_name not in requests and resource_name not in limits
     ]
     missing_fields += ["limits.memory"] if "memory" not in limits else []
 
@@ -146,28 +163,28 @@ def check_resources(findings: Findings, path: str, resources: Data) -> None:
 
 
 def _check_security(findings: Findings, path: str, pod: Data, container: Data) -> None:
-    context = container.get("securityContext") or {}
-    merged_context = {**pod, **context}
-    seccomp = merged_context.get("seccompProfile") or {}
-    capabilities = context.get("capabilities") or {}
+    security_context = container.get("securityContext") or {}
+    merged_context = {**pod, **security_context}
+    seccomp_profile = merged_context.get("seccompProfile") or {}
+    capabilities = security_context.get("capabilities") or {}
     added_capabilities = set(map(str, capabilities.get("add") or [])) - {"NET_BIND_SERVICE"}
 
     requirements = {
         "runAsNonRoot: true": merged_context.get("runAsNonRoot") in (True, UNKNOWN),
         "a runAsUser that is not 0": merged_context.get("runAsUser") != 0,
         "seccompProfile: {type: RuntimeDefault}": (
-            seccomp.get("type") in ("RuntimeDefault", "Localhost")
+            seccomp_profile.get("type") in ("RuntimeDefault", "Localhost")
         ),
         "allowPrivilegeEscalation: false": (
-            context.get("allowPrivilegeEscalation") in (False, UNKNOWN)
+            security_context.get("allowPrivilegeEscalation") in (False, UNKNOWN)
         ),
         "capabilities: {drop: [ALL]}": (
             "ALL" in (capabilities.get("drop") or []) and not added_capabilities
         ),
-        "privileged: false": not context.get("privileged"),
+        "privileged: false": not security_context.get("privileged"),
     }
 
-    missing_settings = [name for name, is_met in requirements.items() if not is_met]
+    missing_settings = [setting_name for setting_name, is_met in requirements.items() if not is_met]
     if missing_settings:
         message = (
             "PodSecurity restricted rejects this container: it needs"
@@ -178,31 +195,42 @@ def _check_security(findings: Findings, path: str, pod: Data, container: Data) -
 
 def _check_secrets(findings: Findings, path: str, container: Data) -> None:
     """Report plain-text passwords in environment variables, flags and URLs."""
-    for variable in container.get("env") or []:
-        name = str(variable.get("name", ""))
-        value = str(variable.get("value") or "")
-        if (names_secret(name) and _is_plain_text(value)) or _login_scheme(value):
+    for env_variable in container.get("env") or []:
+        variable_name = str(env_variable.get("name", ""))
+        value = str(env_variable.get("value") or "")
+        if (names_secret(variable_name) and _is_plain_text(value)) or _login_scheme(value):
             message = (
                 "readers of the manifest see this secret: take it from a Secret"
                 " (valueFrom.secretKeyRef)."
             )
-            findings.warn(f"{path}.env[{name}]", "secret", message)
+            findings.warn(f"{path}.env[{variable_name}]", "secret", message)
 
-    for key in ("command", "args"):
-        words = [str(word) for word in container.get(key) or []]
-        flag_names = [f"--{name}" for name, value in secret_flags(words) if _is_plain_text(value)]
-        for source in dict.fromkeys(
-            [*flag_names, *(f"{scheme}://" for text in words if (scheme := _login_scheme(text)))]
+    for command_field in ("command", "args"):
+        command_words = [str(command_word) for command_word in container.get(command_field) or []]
+        flag_names = [
+            f"--{variable_name}"
+            for variable_name, value in secret_flags(command_words)
+            if _is_plain_text(value)
+        ]
+        for secret_source in dict.fromkeys(
+            [
+                *flag_names,
+                *(
+                    f"{scheme}://"
+                    for argument_text in command_words
+                    if (scheme := _login_scheme(argument_text))
+                ),
+            ]
         ):
             message = (
-                f"{source} shows a password to readers of the manifest. Use a variable from a"
-                " Secret: $(NAME)."
+                f"{secret_source} shows a password to readers of the manifest. Use a variable from"
+                " a Secret: $(NAME)."
             )
-            findings.warn(f"{path}.{key}", "secret", message)
+            findings.warn(f"{path}.{command_field}", "secret", message)
 
 
 def _is_plain_text(value: str) -> bool:
-    return bool(value) and not any(mark in value for mark in PLACEHOLDERS)
+    return bool(value) and not any(placeholder in value for placeholder in PLACEHOLDERS)
 
 
 def _login_scheme(text: str) -> str:
@@ -210,8 +238,8 @@ def _login_scheme(text: str) -> str:
     ""."""
     schemes = (
         scheme
-        for scheme, word in LOGIN_URL.findall(text)
-        if not any(mark in word for mark in PLACEHOLDERS)
+        for scheme, password in LOGIN_URL.findall(text)
+        if not any(placeholder in password for placeholder in PLACEHOLDERS)
     )
     return next(schemes, "")
 
@@ -223,10 +251,11 @@ def runs_shell(template: Data) -> bool:
 
 def _runs_shell(container: Data) -> bool:
     """Return True if the container runs `sh -c`, directly or via env, tini, timeout or busybox."""
-    command = [str(word) for word in container.get("command") or []]
-    words = [*command, *map(str, container.get("args") or [])]
+    command = [str(command_word) for command_word in container.get("command") or []]
+    command_words = [*command, *map(str, container.get("args") or [])]
     starts_shell = any(
-        _is_shell(word) and re.fullmatch(r"-\w*c", next_word) for word, next_word in pairwise(words)
+        _is_shell(command_word) and re.fullmatch(r"-\w*c", next_word)
+        for command_word, next_word in pairwise(command_words)
     )
     return "source" in container or starts_shell or bool(command and _is_shell(command[0]))
 
@@ -240,12 +269,12 @@ def _check_shell_calls(findings: Findings, path: str, container: Data) -> None:
     expands `$(VARIABLE)`."""
     if _runs_shell(container):
         return
-    variables = {str(variable.get("name")) for variable in container.get("env") or []}
-    for key in ("command", "args"):
-        for text in container.get(key) or []:
-            for command in SHELL_CALL.findall(str(text)):
+    variables = {str(env_variable.get("name")) for env_variable in container.get("env") or []}
+    for command_field in ("command", "args"):
+        for argument_text in container.get(command_field) or []:
+            for command in SHELL_CALL.findall(str(argument_text)):
                 if command not in variables and not VARIABLE.fullmatch(command):
-                    findings.warn(f"{path}.{key}", "shell", shell_message(command))
+                    findings.warn(f"{path}.{command_field}", "shell", shell_message(command))
 
 
 def shell_message(command: str) -> str:

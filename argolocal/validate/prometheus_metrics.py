@@ -14,26 +14,31 @@ KINDS = ("gauge", "counter", "histogram")
 
 
 def check(findings: Findings, path: str, metrics: Data) -> None:
-    for number, metric in enumerate(metrics.get("prometheus") or []):
-        where = f"{path}.prometheus[{metric.get('name', number)}]"
-        for name in [
+    for index, metric in enumerate(metrics.get("prometheus") or []):
+        metric_path = f"{path}.prometheus[{metric.get('name', index)}]"
+        for metric_or_label_name in [
             metric.get("name", ""),
             *(label.get("key", "") for label in metric.get("labels") or []),
         ]:
-            if "{{" not in str(name) and not NAME.fullmatch(str(name)):
+            if "{{" not in str(metric_or_label_name) and not NAME.fullmatch(
+                str(metric_or_label_name)
+            ):
                 findings.add(
-                    where,
+                    metric_path,
                     "metric",
-                    f'"{name}" must be letters, digits and _, and not begin with a digit.',
+                    f'"{metric_or_label_name}" must be letters, digits and _, and not begin with a'
+                    " digit.",
                 )
 
         if not metric.get("help"):
             findings.add(
-                f"{where}.help", "metric", "the help text is missing: describe the metric."
+                f"{metric_path}.help", "metric", "the help text is missing: describe the metric."
             )
 
-        for kind in KINDS:
-            if kind in metric and not metric[kind].get("value"):
+        for metric_kind in KINDS:
+            if metric_kind in metric and not metric[metric_kind].get("value"):
                 findings.add(
-                    f"{where}.{kind}.value", "metric", "the value is missing: give a value."
+                    f"{metric_path}.{metric_kind}.value",
+                    "metric",
+                    "the value is missing: give a value.",
                 )

@@ -37,18 +37,20 @@ class SpecScopes:
     """The scopes (tags with a value) of the fields of a spec. `global_names`: tags that have a
     value in all fields."""
 
-    def __init__(self, facts: WorkflowFacts, global_names: Iterable[str]) -> None:
-        templates = facts.templates
-        inputs = {
+    def __init__(self, workflow_facts: WorkflowFacts, global_names: Iterable[str]) -> None:
+        templates = workflow_facts.templates
+        input_tags = {
             tag
             for template in templates.values()
             for tag in tag_scope.declared_tags("inputs", template)
         }
-        paths = {tag for template in templates.values() for tag in tag_scope.path_tags(template)}
+        path_tags = {
+            tag for template in templates.values() for tag in tag_scope.path_tags(template)
+        }
 
         self.everywhere = TagSet(global_names)
-        self.in_pods = TagSet({"pod.name", *inputs})
-        self.in_templates = TagSet({"outputs", *paths, *tag_rules.ATTEMPT_TAGS, *ITEM_TAGS})
+        self.in_pods = TagSet({"pod.name", *input_tags})
+        self.in_templates = TagSet({"outputs", *path_tags, *tag_rules.ATTEMPT_TAGS, *ITEM_TAGS})
         self.nodes = TagSet(_node_tags(templates))
 
     def scope(self, field: str) -> Scope:
@@ -63,9 +65,11 @@ class SpecScopes:
         return Scope(tuple(layers))
 
 
-def check_tags(facts: WorkflowFacts, field: str, path: str, text: str, scope: Scope) -> None:
+def check_tags(
+    workflow_facts: WorkflowFacts, field: str, path: str, text: str, scope: Scope
+) -> None:
     """Warn about tags that have no value in the text of a field."""
-    use = tag_rules.TextUse(is_validated=False, is_used=False)
+    text_use = tag_rules.TextUse(is_validated=False, is_used=False)
     tags = tag_rules.TAG.findall(text)
     if field == "arguments":
         # tags workflow.* in an argument are checked together with the templates that read the
@@ -73,12 +77,12 @@ def check_tags(facts: WorkflowFacts, field: str, path: str, text: str, scope: Sc
         tags = [tag for tag in tags if not tag.strip().startswith("workflow.")]
 
     complete_tags = " ".join(f"{{{{{tag}}}}}" for tag in tags)
-    tag_rules.check_text(facts.findings, path, complete_tags, scope, use)
+    tag_rules.check_text(workflow_facts.findings, path, complete_tags, scope, text_use)
 
     for tag in {tag.strip() for tag in tags}:
         if tag in tag_rules.ATTEMPT_TAGS and field not in TEMPLATE_FIELDS:
             message = "only templates have a value for it: move it to a template, or remove it."
-            facts.warn(path, "tag", f"{{{{{tag}}}}}: {message}")
+            workflow_facts.warn(path, "tag", f"{{{{{tag}}}}}: {message}")
 
 
 def _node_tags(templates: dict[str, Manifest]) -> set[str]:
@@ -87,12 +91,15 @@ def _node_tags(templates: dict[str, Manifest]) -> set[str]:
 
     for template in templates.values():
         tasks = (template.get("dag") or {}).get("tasks") or []
-        steps = [step for group in template.get("steps") or [] for step in group]
+        steps = [step for step_group in template.get("steps") or [] for step in step_group]
 
-        for kind, callers in (("tasks", tasks), ("steps", steps)):
-            by_name = {str(caller.get("name")): caller for caller in callers}
-            nodes = Nodes(kind, by_name, templates)
-            for name in by_name:
-                tags.update(f"{kind}.{name}.{tag}" for tag in nodes.tags_of(name).names)
+        for caller_kind, callers in (("tasks", tasks), ("steps", steps)):
+            callers_by_name = {str(caller.get("name")): caller for caller in callers}
+            finished_nodes = Nodes(caller_kind, callers_by_name, templates)
+            for caller_name in callers_by_name:
+                tags.update(
+                    f"{caller_kind}.{caller_name}.{tag}"
+                    for tag in finished_nodes.tags_of(caller_name).names
+                )
 
     return tags

@@ -69,44 +69,56 @@ class TextUse:
 
 def check(findings: Findings, path: str, value: object, scope: Scope, text_use: TextUse) -> None:
     """Check that every tag in `value` is in `scope`."""
-    for where, text in find_tagged_texts(findings, path, value):
-        check_text(findings, where, text, scope, text_use)
+    for text_path, text in find_tagged_texts(findings, path, value):
+        check_text(findings, text_path, text, scope, text_use)
 
 
 def check_text(findings: Findings, path: str, text: str, scope: Scope, text_use: TextUse) -> None:
     for tag in TAG.findall(text):
-        names = _names_in(findings, path, tag)
-        for name in names:
+        referenced_names = _names_in(findings, path, tag)
+        for referenced_name in referenced_names:
             # A tag that consists of only a first word, such as {{inputs}}, remains in the text,
             # except in an expression ({{=...}}).
-            is_first_word = name in PREFIXES and name != "item" and not tag.startswith("=")
-            is_part = any(other.startswith(f"{name}.") for other in names)
+            is_first_word = (
+                referenced_name in PREFIXES
+                and referenced_name != "item"
+                and not tag.startswith("=")
+            )
+            is_name_prefix = any(
+                other_name.startswith(f"{referenced_name}.") for other_name in referenced_names
+            )
             if (
-                name.split(".")[0] in PREFIXES
-                and not (is_first_word or is_part)
-                and not _has_value(tag, name, scope)
+                referenced_name.split(".")[0] in PREFIXES
+                and not (is_first_word or is_name_prefix)
+                and not _has_value(tag, referenced_name, scope)
             ):
-                message = f"{{{{{cut(tag)}}}}}: {_unknown_message(findings, name, scope)}"
-                findings.add(path, "tag", message, text_use.is_fatal(tag, name))
-
-            is_variable = tag.startswith("=") and "." not in name
-            if not is_variable and not is_part and (correct_name := _correct_first_word(name)):
                 message = (
-                    f'"{name}" is not a tag, so Argo leaves it in the text. Did you mean'
+                    f"{{{{{cut(tag)}}}}}: {_unknown_message(findings, referenced_name, scope)}"
+                )
+                findings.add(path, "tag", message, text_use.is_fatal(tag, referenced_name))
+
+            is_variable = tag.startswith("=") and "." not in referenced_name
+            if (
+                not is_variable
+                and not is_name_prefix
+                and (correct_name := _correct_first_word(referenced_name))
+            ):
+                message = (
+                    f'"{referenced_name}" is not a tag, so Argo leaves it in the text. Did you mean'
                     f' "{correct_name}"?'
                 )
                 findings.warn(path, "tag", f"{{{{{cut(tag)}}}}}: {message}")
 
-            if RETRY_TAG.fullmatch(name) and not text_use.retries:
+            if RETRY_TAG.fullmatch(referenced_name) and not text_use.retries:
                 message = "the template does not have a retryStrategy: add one, or remove the tag."
                 findings.warn(path, "tag", f"{{{{{cut(tag)}}}}}: {message}")
 
 
 def _correct_first_word(name: str) -> str:
     """If the first word of a tag seems to be misspelt, return the corrected tag, else ""."""
-    first_word, dot, path = name.partition(".")
+    first_word, separator, remaining_path = name.partition(".")
     if first_word in ("node", "retries", "lastRetry"):
-        if name in ATTEMPT_TAGS or not dot:
+        if name in ATTEMPT_TAGS or not separator:
             return ""
         choices = [tag for tag in ATTEMPT_TAGS if tag.startswith(first_word)]
         return difflib.get_close_matches(name, choices, 1, 0)[0]
@@ -120,8 +132,8 @@ def _correct_first_word(name: str) -> str:
     if not similar_words:
         return ""
 
-    index = [word.lower() for word in FIRST_WORDS].index(similar_words[0])
-    return f"{FIRST_WORDS[index]}{dot}{path}"
+    word_index = [word.lower() for word in FIRST_WORDS].index(similar_words[0])
+    return f"{FIRST_WORDS[word_index]}{separator}{remaining_path}"
 
 
 def _has_value(tag: str, name: str, scope: Scope) -> bool:
@@ -133,23 +145,29 @@ def _has_value(tag: str, name: str, scope: Scope) -> bool:
 def find_tagged_texts(findings: Findings, path: str, value: object) -> list[tuple[str, str]]:
     """Return path and text of the strings in `value` that contain tags, and report unclosed
     tags."""
-    tagged_texts = [(where, text) for where, text in find_strings(value, path) if "{{" in text]
-    for where, text in tagged_texts:
+    tagged_texts = [
+        (text_path, text) for text_path, text in find_strings(value, path) if "{{" in text
+    ]
+    for text_path, text in tagged_texts:
         if "{{" in TAG.sub("", text):
-            findings.add(where, "tag", f'"{cut(text)}" has a {{{{ without }}}}: close the tag.')
+            findings.add(text_path, "tag", f'"{cut(text)}" has a {{{{ without }}}}: close the tag.')
     return tagged_texts
 
 
 def _unknown_message(findings: Findings, name: str, scope: Scope) -> str:
-    metadata = METADATA_TAG.fullmatch(name)
-    if metadata:
-        kind, key = metadata.groups()
-        prefix = f"workflow.{kind}s."
-        keys = {tag.removeprefix(prefix) for tag in scope.global_names() if tag.startswith(prefix)}
-        suggestion = findings.suggest(key, keys - {"json"})
-        remedy = suggestion or f" Add it to {kind}s in the metadata, or remove the tag."
+    metadata_match = METADATA_TAG.fullmatch(name)
+    if metadata_match:
+        metadata_kind, metadata_key = metadata_match.groups()
+        tag_prefix = f"workflow.{metadata_kind}s."
+        metadata_keys = {
+            tag.removeprefix(tag_prefix)
+            for tag in scope.global_names()
+            if tag.startswith(tag_prefix)
+        }
+        suggestion = findings.suggest(metadata_key, metadata_keys - {"json"})
+        remedy = suggestion or f" Add it to {metadata_kind}s in the metadata, or remove the tag."
 
-        return f'the workflow does not have the {kind} "{key}".{remedy}'
+        return f'the workflow does not have the {metadata_kind} "{metadata_key}".{remedy}'
 
     if name == "workflow.scheduledTime":
         return (

@@ -76,37 +76,46 @@ def check(findings: Findings, path: str, templates: Mapping[str, Data], entrypoi
     template.
     """
     own_roots = [str(entrypoint)] if entrypoint else _uncalled_templates(templates)
-    roots = [name for name in own_roots if name in templates]
+    root_names = [name for name in own_roots if name in templates]
     template_uses = [
-        TemplateUse(templates[name], f"{path}[{name}]", is_awaited=not entrypoint) for name in roots
+        TemplateUse(templates[name], f"{path}[{name}]", is_awaited=not entrypoint)
+        for name in root_names
     ]
     calls = [*_find_calls(template_uses, path, templates)]
 
     last_templates = {
-        id(call.template)
-        for call in calls
-        if not (call.is_awaited or call.is_group or "suspend" in call.template)
+        id(template_call.template)
+        for template_call in calls
+        if not (
+            template_call.is_awaited
+            or template_call.is_group
+            or "suspend" in template_call.template
+        )
     }
 
-    for call in calls:
-        if "suspend" in call.template and not (call.is_awaited or call.is_read):
+    for template_call in calls:
+        if "suspend" in template_call.template and not (
+            template_call.is_awaited or template_call.is_read
+        ):
             message = (
-                f"nothing waits for {call.name}, so it holds nothing back: let the tasks that it"
-                " should hold back"
+                f"nothing waits for {template_call.name}, so it holds nothing back: let the tasks"
+                " that it should hold back"
             )
-            findings.warn(call.path, RULE, f"{message} depend on it, or remove it.")
-        elif not (call.is_read or call.is_group):
-            _check_outputs(findings, call, bool(last_templates - {id(call.template)}))
+            findings.warn(template_call.path, RULE, f"{message} depend on it, or remove it.")
+        elif not (template_call.is_read or template_call.is_group):
+            _check_outputs(
+                findings, template_call, bool(last_templates - {id(template_call.template)})
+            )
 
 
-def _check_outputs(findings: Findings, call: Call, others_end: bool) -> None:
-    """Warn if no task can use an output of the call. `others_end`: True if other tasks are also
-    last tasks of the workflow. If a workflow has only one last task, the task's outputs count as
-    results of the workflow."""
-    outputs = call.template.get("outputs") or {}
+def _check_outputs(findings: Findings, template_call: Call, has_other_last_task: bool) -> None:
+    """Warn if no task can use an output of the call. `has_other_last_task`: True if other tasks
+    are also last tasks of the workflow. If a workflow has only one last task, the task's outputs
+    count as results of the workflow."""
+    outputs = template_call.template.get("outputs") or {}
 
     all_outputs = [output for field in OUTPUT_FIELDS for output in outputs.get(field) or []]
-    if "memoize" in call.template or any("globalName" in output for output in all_outputs):
+    if "memoize" in template_call.template or any("globalName" in output for output in all_outputs):
         return
 
     parameters = names(outputs.get("parameters"))
@@ -118,90 +127,102 @@ def _check_outputs(findings: Findings, call: Call, others_end: bool) -> None:
     )
 
     # A later task may read a stored artifact by its key, without a tag.
-    if call.is_awaited and parameters and not stored_artifacts:
-        effect = "the tasks after it run whatever it says"
-    elif not call.is_awaited and others_end and (parameters or artifacts):
-        effect = "no task waits for it"
+    if template_call.is_awaited and parameters and not stored_artifacts:
+        effect_text = "the tasks after it run whatever it says"
+    elif not template_call.is_awaited and has_other_last_task and (parameters or artifacts):
+        effect_text = "no task waits for it"
     else:
         return
 
     outputs_text = ", ".join([*parameters, *artifacts])
-    message = f"no task reads the outputs of {call.name} ({outputs_text}), and {effect}"
+    message = (
+        f"no task reads the outputs of {template_call.name} ({outputs_text}), and {effect_text}"
+    )
     remedy = "use an output, such as in the `when` of a later task, or remove the outputs."
-    findings.warn(call.path, RULE, f"{message}: {remedy}")
+    findings.warn(template_call.path, RULE, f"{message}: {remedy}")
 
 
 def _find_calls(
-    template_uses: list[TemplateUse], path: str, templates: Mapping[str, Data]
+    template_uses: list[TemplateUse], templates_path: str, templates: Mapping[str, Data]
 ) -> Iterator[Call]:
     """Yield the calls in the templates of `template_uses`, and in all templates that they call."""
-    seen: set[tuple[int, str, bool, bool]] = set()
+    seen_uses: set[tuple[int, str, bool, bool]] = set()
 
     # this loop avoids recursion, because templates may be nested deeper than Python's stack allows
     while template_uses:
         template_use = template_uses.pop()
-        identity = (
+        use_identity = (
             id(template_use.template),
             template_use.path,
             template_use.is_awaited,
             template_use.is_read,
         )
-        if identity in seen:
+        if use_identity in seen_uses:
             continue
 
-        seen.add(identity)
-        for call in _calls_in(template_use, templates):
-            yield call
-            if not call.is_group:
+        seen_uses.add(use_identity)
+        for template_call in _calls_in(template_use, templates):
+            yield template_call
+            if not template_call.is_group:
                 continue
 
             # show the path of the caller, because a template of another object may be correct for
             # its other callers
-            is_inline = call.template.get("name") not in templates
+            is_inline = template_call.template.get("name") not in templates
             if is_inline:
-                own_path = f"{call.path}.inline"
+                own_path = f"{template_call.path}.inline"
             else:
-                own_path = f"{path}[{call.template.get('name')}]"
+                own_path = f"{templates_path}[{template_call.template.get('name')}]"
 
-            callee_path = own_path if call.is_own else call.path
+            callee_path = own_path if template_call.is_own else template_call.path
             template_uses.append(
-                TemplateUse(call.template, callee_path, call.is_own, call.is_awaited, call.is_read)
+                TemplateUse(
+                    template_call.template,
+                    callee_path,
+                    template_call.is_own,
+                    template_call.is_awaited,
+                    template_call.is_read,
+                )
             )
 
 
 def _calls_in(template_use: TemplateUse, templates: Mapping[str, Data]) -> Iterator[Call]:
     template = template_use.template
     tasks = [*_tasks_in(template)]
-    awaited = _awaited_tasks(template)
-    exported = _exported_tasks(template, template_use.is_read)
-    read = {name: _tasks_named_in(task, except_for=name) for name, _, task in tasks}
-    read_by_others = set[str]().union(*read.values())
+    awaited_tasks = _awaited_tasks(template)
+    exported_tasks = _exported_tasks(template, template_use.is_read)
+    tasks_read_by_task = {
+        task_name: _tasks_named_in(task, excluded_task=task_name) for task_name, _, task in tasks
+    }
+    tasks_read_by_others = set[str]().union(*tasks_read_by_task.values())
 
-    for name, path, task in tasks:
-        reference = str(task.get("template"))
-        called_template = task.get("inline") or templates.get(reference)
+    for task_name, task_path, task in tasks:
+        template_name = str(task.get("template"))
+        called_template = task.get("inline") or templates.get(template_name)
         if called_template is None:
             continue
 
         yield Call(
-            name=name,
-            path=f"{template_use.path}.{path}" if template_use.is_own else template_use.path,
+            name=task_name,
+            path=f"{template_use.path}.{task_path}" if template_use.is_own else template_use.path,
             template=called_template,
-            is_own=template_use.is_own and "/" not in reference,
-            is_awaited=template_use.is_awaited or name in awaited or _has_exit_hook(task),
-            is_read=name in read_by_others or name in exported,
+            is_own=template_use.is_own and "/" not in template_name,
+            is_awaited=template_use.is_awaited
+            or task_name in awaited_tasks
+            or _has_exit_hook(task),
+            is_read=task_name in tasks_read_by_others or task_name in exported_tasks,
         )
 
 
 def _tasks_in(template: Data) -> Iterator[tuple[str, str, Data]]:
     """Yield name, path and body of each task or step."""
     for task in (template.get("dag") or {}).get("tasks") or []:
-        name = str(task.get("name"))
-        yield name, f"dag.tasks[{name}]", task
-    for number, group in enumerate(template.get("steps") or []):
-        for step in group:
-            name = str(step.get("name"))
-            yield name, f"steps[{number}][{name}]", step
+        task_name = str(task.get("name"))
+        yield task_name, f"dag.tasks[{task_name}]", task
+    for group_index, step_group in enumerate(template.get("steps") or []):
+        for step in step_group:
+            task_name = str(step.get("name"))
+            yield task_name, f"steps[{group_index}][{task_name}]", step
 
 
 def _awaited_tasks(template: Data) -> set[str]:
@@ -209,21 +230,21 @@ def _awaited_tasks(template: Data) -> set[str]:
     in steps, all steps before the last group."""
     if "dag" in template:
         tasks = template["dag"].get("tasks") or []
-        return {name for task in tasks for name, _ in graph.results_awaited_by(task)}
-    groups = [group for group in template.get("steps") or [] if group]
-    return {str(step.get("name")) for group in groups[:-1] for step in group}
+        return {task_name for task in tasks for task_name, _ in graph.results_awaited_by(task)}
+    step_groups = [step_group for step_group in template.get("steps") or [] if step_group]
+    return {str(step.get("name")) for step_group in step_groups[:-1] for step in step_group}
 
 
 def _has_exit_hook(task: Data) -> bool:
     return "exit" in (task.get("hooks") or {}) or bool(task.get("onExit"))
 
 
-def _tasks_named_in(task: Data, except_for: str) -> set[str]:
+def _tasks_named_in(task: Data, excluded_task: str) -> set[str]:
     """Return the tasks whose outputs or other values a task reads. A task's hooks may also read
     values of the task itself."""
-    body = {key: value for key, value in task.items() if key not in ("hooks", "name")}
+    task_fields = {key: value for key, value in task.items() if key not in ("hooks", "name")}
     hooks = task.get("hooks") or {}
-    return (_find_task_names(body) - {except_for}) | _find_task_names(hooks)
+    return (_find_task_names(task_fields) - {excluded_task}) | _find_task_names(hooks)
 
 
 def _exported_tasks(template: Data, is_read: bool) -> set[str]:
@@ -242,7 +263,9 @@ def _exported_tasks(template: Data, is_read: bool) -> set[str]:
 
 
 def _find_task_names(value: object) -> set[str]:
-    return {name for _, text in find_strings(value, "") for name in TASK_TAG.findall(text)}
+    return {
+        task_name for _, text in find_strings(value, "") for task_name in TASK_TAG.findall(text)
+    }
 
 
 def _is_exported(output: Data) -> bool:
@@ -256,9 +279,9 @@ def _is_exported(output: Data) -> bool:
 
 def _uncalled_templates(templates: Mapping[str, Data]) -> list[str]:
     """Return the templates of this manifest that no other template of this manifest calls."""
-    called = {
+    called_names = {
         str(task.get("template"))
         for template in templates.values()
         for _, _, task in _tasks_in(template)
     }
-    return [name for name in templates if name not in called and "/" not in name]
+    return [name for name in templates if name not in called_names and "/" not in name]

@@ -21,10 +21,10 @@ PARAMETER_TAG = re.compile(r"workflow\.parameters\.([-\w]+)")
 class WorkflowFacts:
     """Facts about one manifest and the objects that it refers to."""
 
-    def __init__(self, manifest: Manifest, findings: Findings, find: resolve.Find) -> None:
+    def __init__(self, manifest: Manifest, findings: Findings, find_object: resolve.Find) -> None:
         self.manifest = manifest
         self.findings = findings
-        self.find = find
+        self.find = find_object
         self.add = findings.add
         self.warn = findings.warn
         # path of a referenced object's spec, as findings show it → the object
@@ -40,40 +40,40 @@ class WorkflowFacts:
     def stored_templates(self) -> dict[str, dict[str, Manifest] | None]:
         """Maps the scope of each referenced object to the object's templates, or to None if the
         object is missing. The scope is the prefix of the templates' full names."""
-        templates: dict[str, dict[str, Manifest] | None] = {}
+        templates_by_prefix: dict[str, dict[str, Manifest] | None] = {}
         references: list[tuple[str, Manifest, str]] = []
         resolve.qualify_names(self.spec, "", self.root, references)
 
         while references:
-            scope, reference, _ = references.pop()
-            if scope not in templates:
-                other = resolve.find_template(reference, self.find)
+            name_prefix, reference, _ = references.pop()
+            if name_prefix not in templates_by_prefix:
+                template_object = resolve.find_template(reference, self.find)
                 spec = {}
-                templates[scope] = None
+                templates_by_prefix[name_prefix] = None
 
-                if other and not any(shape.shape_errors(other)):
+                if template_object and not any(shape.shape_errors(template_object)):
                     # these errors are reported for `other` itself
-                    self.other_objects[self.object_path(scope)] = other
-                    spec = shape.without_nulls(other.get("spec") or {})
-                    templates[scope] = _by_name(spec)
+                    self.other_objects[self.object_path(name_prefix)] = template_object
+                    spec = shape.without_nulls(template_object.get("spec") or {})
+                    templates_by_prefix[name_prefix] = _by_name(spec)
 
-                resolve.qualify_names(spec, scope, f"{scope}.spec", references)
+                resolve.qualify_names(spec, name_prefix, f"{name_prefix}.spec", references)
 
-        return templates
+        return templates_by_prefix
 
-    def object_path(self, scope: str) -> str:
-        """Return the path of a referenced object's spec, as findings show it. `scope`: the prefix
-        of the full names of its templates."""
-        return f"{self.root}.templateRef[{scope.partition('/')[2]}]"
+    def object_path(self, name_prefix: str) -> str:
+        """Return the path of a referenced object's spec, as findings show it. `name_prefix`: the
+        prefix of the full names of its templates."""
+        return f"{self.root}.templateRef[{name_prefix.partition('/')[2]}]"
 
     @cached_property
     def templates(self) -> dict[str, Manifest]:
         """Maps the names that callers use to templates."""
         # call `stored_templates` first, because it also writes full template names into callers
-        stored = self.stored_templates.items()
+        stored_items = self.stored_templates.items()
         return _by_name(self.spec) | {
-            f"{scope}/{name}": template
-            for scope, templates in stored
+            f"{name_prefix}/{name}": template
+            for name_prefix, templates in stored_items
             for name, template in (templates or {}).items()
         }
 
@@ -124,21 +124,23 @@ class WorkflowFacts:
             for template in self.called_templates([str(self.spec.get("entrypoint"))]).values()
         }
 
-    def called_templates(self, queue: list[str], hooks: bool = True) -> dict[str, Manifest]:
-        """Return the templates whose names are in `queue`, and all templates that they call
-        directly or indirectly. With `hooks`, include the templates that the hooks of these
+    def called_templates(
+        self, name_queue: list[str], includes_hooks: bool = True
+    ) -> dict[str, Manifest]:
+        """Return the templates whose names are in `name_queue`, and all templates that they call
+        directly or indirectly. With `includes_hooks`, include the templates that the hooks of these
         templates call."""
         templates: dict[str, Manifest] = {}
 
-        while queue:
-            name = queue.pop()
-            if name in self.templates and name not in templates:
-                templates[name] = self.templates[name]
-                callers = resolve.callers({"templates": [templates[name]]}, "")
-                queue += [
+        while name_queue:
+            template_name = name_queue.pop()
+            if template_name in self.templates and template_name not in templates:
+                templates[template_name] = self.templates[template_name]
+                callers = resolve.callers({"templates": [templates[template_name]]}, "")
+                name_queue += [
                     str(caller.get("template"))
                     for caller, path in callers
-                    if hooks or ".hooks." not in path
+                    if includes_hooks or ".hooks." not in path
                 ]
 
         return templates
@@ -147,39 +149,44 @@ class WorkflowFacts:
     def template_defaults(self) -> Manifest:
         return self.spec.get("templateDefaults") or {}
 
-    def inputs_without_argument(self, template: Manifest) -> set[str]:
+    def inputs_without_argument(self, called_template: Manifest) -> set[str]:
         """Return the names of a template's input parameters that at least one caller in this
         workflow does not pass."""
-        return self.unpassed_inputs.get(id(template), set())
+        return self.unpassed_inputs.get(id(called_template), set())
 
     @cached_property
     def unpassed_inputs(self) -> dict[int, set[str]]:
         """Maps the id of a template to the input parameters that at least one of its callers does
         not pass."""
-        roots = [
+        root_names = [
             str(self.spec.get(field)) for field in ("entrypoint", "onExit") if self.spec.get(field)
         ]
         workflow_arguments = self.spec.get("arguments") or {}
-        calls = [(self.templates.get(name), workflow_arguments) for name in roots]
+        called_with_arguments = [
+            (self.templates.get(root_name), workflow_arguments) for root_name in root_names
+        ]
         hooks = [*(self.spec.get("hooks") or {}).values()]
-        roots += [str(hook.get("template")) for hook in hooks]
+        root_names += [str(hook.get("template")) for hook in hooks]
 
         if self.kind in TEMPLATE_KINDS:
-            roots += names(self.spec.get("templates"))
+            root_names += names(self.spec.get("templates"))
 
-        reached = self.called_templates(roots)
+        reached_templates = self.called_templates(root_names)
         callers = [
             *hooks,
-            *(caller for caller, _ in resolve.callers({"templates": [*reached.values()]}, "")),
+            *(
+                caller
+                for caller, _ in resolve.callers({"templates": [*reached_templates.values()]}, "")
+            ),
         ]
         for caller in callers:
             template = caller.get("inline") or self.templates.get(str(caller.get("template")))
-            calls.append((template, caller.get("arguments") or {}))
+            called_with_arguments.append((template, caller.get("arguments") or {}))
             if caller.get("onExit"):
-                calls.append((self.templates.get(str(caller["onExit"])), {}))
+                called_with_arguments.append((self.templates.get(str(caller["onExit"])), {}))
 
         unpassed_inputs: dict[int, set[str]] = {}
-        for template, passed_arguments in calls:
+        for template, passed_arguments in called_with_arguments:
             if template is not None:
                 input_names = names((template.get("inputs") or {}).get("parameters"))
                 unpassed_names = set(input_names).difference(
@@ -211,7 +218,11 @@ class WorkflowFacts:
         for _, text in tag_scope.find_strings([*self.templates.values()], ""):
             if "workflow.parameters." in text:
                 used_names.update(
-                    {name for tag in TAG.findall(text) for name in PARAMETER_TAG.findall(tag)}
+                    {
+                        parameter_name
+                        for tag in TAG.findall(text)
+                        for parameter_name in PARAMETER_TAG.findall(tag)
+                    }
                 )
         for field in ("entrypoint", "onExit"):
             template = self.templates.get(str(self.spec.get(field))) or {}
@@ -227,13 +238,16 @@ def _by_name(spec: Manifest) -> dict[str, Manifest]:
     }
 
 
-def reads_input(template: Manifest, name: str) -> bool:
+def reads_input(template: Manifest, input_name: str) -> bool:
     """Return True if a field of the template other than `inputs` may read the input parameter
-    `name`."""
-    body = {key: value for key, value in template.items() if key != "inputs"}
+    `input_name`."""
+    template_fields = {key: value for key, value in template.items() if key != "inputs"}
     texts_with_inputs = [
-        text for _, text in tag_scope.find_strings(body, "") if "inputs.parameters" in text
+        text
+        for _, text in tag_scope.find_strings(template_fields, "")
+        if "inputs.parameters" in text
     ]
     return any(
-        name in text or "inputs.parameters}}" in text.replace(" ", "") for text in texts_with_inputs
+        input_name in text or "inputs.parameters}}" in text.replace(" ", "")
+        for text in texts_with_inputs
     )

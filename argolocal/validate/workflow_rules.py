@@ -65,7 +65,11 @@ class WorkflowRules(WorkflowFacts):
         tag_rules.find_tagged_texts(
             self.findings,
             self.root,
-            {key: value for key, value in self.spec.items() if key != "templates"},
+            {
+                spec_field: value
+                for spec_field, value in self.spec.items()
+                if spec_field != "templates"
+            },
         )
         if self.spec.get("workflowTemplateRef") and (
             self.kind in TEMPLATE_KINDS or not self.merge_template_ref()
@@ -74,7 +78,7 @@ class WorkflowRules(WorkflowFacts):
 
         workflow_arguments = self.spec.get("arguments") or {}
         arguments.check(
-            self.findings, f"{self.root}.arguments", workflow_arguments, allow_later=True
+            self.findings, f"{self.root}.arguments", workflow_arguments, allows_missing_values=True
         )
         self.check_workflow_tags(workflow_arguments)
 
@@ -82,7 +86,10 @@ class WorkflowRules(WorkflowFacts):
             name = self.spec.get(field)
             if name:
                 self.check_call(
-                    f"{self.root}.{field}", str(name), workflow_arguments, allow_extra=True
+                    f"{self.root}.{field}",
+                    str(name),
+                    workflow_arguments,
+                    allows_extra_arguments=True,
                 )
             elif field == "entrypoint" and self.kind not in TEMPLATE_KINDS:
                 message = "the entrypoint is missing: name the template that runs first."
@@ -102,23 +109,25 @@ class WorkflowRules(WorkflowFacts):
                 f'the strategy "{strategy}" does not exist.{hint}',
             )
 
-        for path, holder in (
+        for path_suffix, field_owner in (
             ("", self.spec),
             (".templateDefaults", self.spec.get("templateDefaults") or {}),
         ):
-            self.check_retry(f"{self.root}{path}.retryStrategy", holder.get("retryStrategy"))
+            self.check_retry(
+                f"{self.root}{path_suffix}.retryStrategy", field_owner.get("retryStrategy")
+            )
 
         self.check_names(f"{self.root}.templates", names(self.spec.get("templates")))
         for template in self.spec.get("templates") or []:
             self.check_template(f"{self.root}.templates[{template.get('name')}]", template)
 
         for name, template in self.called_templates(
-            names(self.spec.get("templates")), hooks=False
+            names(self.spec.get("templates")), includes_hooks=False
         ).items():
-            scope = name.rpartition("/")[0]
-            if scope:
+            name_prefix = name.rpartition("/")[0]
+            if name_prefix:
                 self.check_template(
-                    f"{self.object_path(scope)}.templates[{template.get('name')}]", template
+                    f"{self.object_path(name_prefix)}.templates[{template.get('name')}]", template
                 )
 
         unheeded.check(
@@ -132,25 +141,31 @@ class WorkflowRules(WorkflowFacts):
             self.workflow_tags.names | self.global_outputs.all_names.names | {"workflow.failures"}
         )
         scope = Scope((TagSet(known_tags),))
-        scopes = spec_fields.SpecScopes(self, known_tags)
+        spec_scopes = spec_fields.SpecScopes(self, known_tags)
 
         for parameter in workflow_arguments.get("parameters") or []:
-            where = f"{self.root}.arguments.parameters[{parameter.get('name')}].value"
-            use = TextUse(is_validated=False, is_used=parameter.get("name") in self.used_parameters)
-            self.check_tags(where, _workflow_tags_in(str(parameter.get("value", ""))), scope, use)
+            text_path = f"{self.root}.arguments.parameters[{parameter.get('name')}].value"
+            text_use = TextUse(
+                is_validated=False, is_used=parameter.get("name") in self.used_parameters
+            )
+            self.check_tags(
+                text_path, _workflow_tags_in(str(parameter.get("value", ""))), scope, text_use
+            )
 
-        for key, value in self.spec.items():
-            if key != "templates":
-                for where, text in tag_scope.find_strings(value, f"{self.root}.{key}"):
-                    spec_fields.check_tags(self, key, where, text, scopes.scope(key))
+        for spec_field, value in self.spec.items():
+            if spec_field != "templates":
+                for text_path, text in tag_scope.find_strings(value, f"{self.root}.{spec_field}"):
+                    spec_fields.check_tags(
+                        self, spec_field, text_path, text, spec_scopes.scope(spec_field)
+                    )
 
     def merge_template_ref(self) -> bool:
         """Merge the workflow's spec over the spec of its WorkflowTemplate. Return False if the
         WorkflowTemplate is missing."""
-        base = resolve.find_template(self.spec["workflowTemplateRef"], self.find)
-        if not base:
+        base_template = resolve.find_template(self.spec["workflowTemplateRef"], self.find)
+        if not base_template:
             return False
-        self.other_objects[self.root] = base
+        self.other_objects[self.root] = base_template
         try:
             self.spec = shape.without_nulls(resolve.merge_template_ref(self.spec, self.find))
         except ConfigError as error:
@@ -161,23 +176,25 @@ class WorkflowRules(WorkflowFacts):
     def check_metadata(self) -> None:
         metadata = self.manifest.get("metadata") or {}
         name = str(metadata.get("name") or "")
-        prefix = str(metadata.get("generateName") or "")
+        generated_prefix = str(metadata.get("generateName") or "")
         max_length = MAX_NAME_LENGTHS.get(self.kind, 63)
 
         if self.kind not in KINDS:
             hint = self.findings.suggest(self.kind, KINDS)
             self.add("kind", "kind", f'"{self.kind}" must be one of {", ".join(KINDS)}.{hint}')
 
-        if not name and not prefix:
+        if not name and not generated_prefix:
             self.add(
                 "metadata.name", "name", "the name is missing: give a name, or a generateName."
             )
-        elif len(name) > max_length or not applied_objects.DNS_NAME.fullmatch(name or prefix + "x"):
-            rule = f"lower-case letters, digits and dashes, at most {max_length} characters"
-            where = "metadata." + ("name" if name else "generateName")
-            self.add(where, "name", f'"{name or prefix}" must be {rule}.')
-        elif not name and len(prefix) > MAX_PREFIX_LENGTH:
-            message = f'"{prefix}" is cut to {MAX_PREFIX_LENGTH} characters: shorten it.'
+        elif len(name) > max_length or not applied_objects.DNS_NAME.fullmatch(
+            name or generated_prefix + "x"
+        ):
+            name_rule = f"lower-case letters, digits and dashes, at most {max_length} characters"
+            field_path = "metadata." + ("name" if name else "generateName")
+            self.add(field_path, "name", f'"{name or generated_prefix}" must be {name_rule}.')
+        elif not name and len(generated_prefix) > MAX_PREFIX_LENGTH:
+            message = f'"{generated_prefix}" is cut to {MAX_PREFIX_LENGTH} characters: shorten it.'
             self.warn("metadata.generateName", "name", message)
 
         applied_objects.check_labels(self.findings, "metadata.labels", metadata.get("labels") or {})
@@ -196,14 +213,14 @@ class WorkflowRules(WorkflowFacts):
     def check_cron(self, spec: Manifest) -> None:
         if not spec.get("schedules"):
             if spec.get("schedule"):
-                effect = "Argo 4 removed `schedule`"
+                effect_text = "Argo 4 removed `schedule`"
             else:
-                effect = "the workflow never runs"
+                effect_text = "the workflow never runs"
 
             self.add(
                 "spec.schedules",
                 "cron",
-                f"the list is missing ({effect}): give a list of cron expressions.",
+                f"the list is missing ({effect_text}): give a list of cron expressions.",
             )
 
         if isinstance(spec.get("schedules"), list):
@@ -239,15 +256,19 @@ class WorkflowRules(WorkflowFacts):
     # the following methods check templates, tasks and their parts
 
     def check_names(self, path: str, used_names: list[str]) -> None:
-        for name, count in Counter(used_names).items():
-            if count > 1:
-                self.add(path, "name", f'"{name}" is used {count} times: names must be unique.')
+        for name, name_count in Counter(used_names).items():
+            if name_count > 1:
+                self.add(
+                    path, "name", f'"{name}" is used {name_count} times: names must be unique.'
+                )
             if not NAME.fullmatch(name) or len(name) > 128:
-                rule = "must be at most 128 letters, digits and dashes, and not begin with a dash."
-                self.add(path, "name", f'"{name}" {rule}')
+                name_rule = (
+                    "must be at most 128 letters, digits and dashes, and not begin with a dash."
+                )
+                self.add(path, "name", f'"{name}" {name_rule}')
 
-    def check_retry(self, path: str, retry: Manifest | None) -> None:
-        if retry is not None and "limit" not in retry:
+    def check_retry(self, path: str, retry_strategy: Manifest | None) -> None:
+        if retry_strategy is not None and "limit" not in retry_strategy:
             self.warn(
                 path,
                 "retry",
@@ -259,17 +280,20 @@ class WorkflowRules(WorkflowFacts):
     ) -> None:
         """Check a template. `task_scope`: for an inline template, the scope of the task that
         contains it; the template can also use these tags."""
-        types = [kind for kind in TEMPLATE_TYPES if kind in template]
-        if len(types) != 1:
-            if types:
-                actual = f"the template has {' and '.join(types)}"
+        template_types = [
+            template_type for template_type in TEMPLATE_TYPES if template_type in template
+        ]
+        if len(template_types) != 1:
+            if template_types:
+                actual_types_text = f"the template has {' and '.join(template_types)}"
             else:
-                actual = "the type of the template is missing"
+                actual_types_text = "the type of the template is missing"
 
             self.add(
                 path,
                 "template",
-                f"{actual}: it must have exactly one of {', '.join(TEMPLATE_TYPES[:6])}.",
+                f"{actual_types_text}: it must have exactly one of"
+                f" {', '.join(TEMPLATE_TYPES[:6])}.",
             )
 
         for direction in ("inputs", "outputs"):
@@ -279,7 +303,10 @@ class WorkflowRules(WorkflowFacts):
 
         prometheus_metrics.check(self.findings, f"{path}.metrics", template.get("metrics") or {})
         arguments.check_outputs(
-            self.findings, path, template.get("outputs") or {}, types[0] if types else ""
+            self.findings,
+            path,
+            template.get("outputs") or {},
+            template_types[0] if template_types else "",
         )
         self.check_retry(f"{path}.retryStrategy", template.get("retryStrategy"))
 
@@ -288,13 +315,13 @@ class WorkflowRules(WorkflowFacts):
         ):
             self.add(f"{path}.memoize.key", "name", "the key must be letters, digits and dashes.")
 
-        inputs = tag_scope.declared_tags("inputs", template)
-        outputs = tag_scope.declared_tags("outputs", template)
+        input_tags = tag_scope.declared_tags("inputs", template)
+        output_tags = tag_scope.declared_tags("outputs", template)
 
         if "dag" in template:
-            self.check_dag(path, template, inputs)
+            self.check_dag(path, template, input_tags)
         elif "steps" in template:
-            self.check_steps(path, template, inputs)
+            self.check_steps(path, template, input_tags)
         else:
             self.forbid(path, template, "dag or steps", "parallelism")
             if "suspend" in template:
@@ -306,10 +333,10 @@ class WorkflowRules(WorkflowFacts):
                 )
 
             self.check_pod(path, template)
-            tags = {*inputs, *outputs, *NODE_TAGS}
+            tags = {*input_tags, *output_tags, *NODE_TAGS}
             if "suspend" not in template:
                 tags.update(tag_scope.path_tags(template))
-            if any(kind in template for kind in POD_TYPES):
+            if any(template_type in template for template_type in POD_TYPES):
                 tags.add("pod.name")
 
             layers = (
@@ -321,12 +348,12 @@ class WorkflowRules(WorkflowFacts):
             else:
                 scope = Scope(layers)
 
-            retries = any(
-                "retryStrategy" in holder
-                for holder in (template, self.spec, self.template_defaults)
+            has_retries = any(
+                "retryStrategy" in strategy_owner
+                for strategy_owner in (template, self.spec, self.template_defaults)
             )
-            body = {key: value for key, value in template.items() if key != "inputs"}
-            self.check_tags(path, body, scope, TextUse(retries=retries))
+            template_fields = {key: value for key, value in template.items() if key != "inputs"}
+            self.check_tags(path, template_fields, scope, TextUse(retries=has_retries))
             self.check_inputs(path, template, scope)
 
     def check_inputs(self, path: str, template: Manifest, scope: Scope) -> None:
@@ -335,22 +362,22 @@ class WorkflowRules(WorkflowFacts):
 
         Source: ProcessArgs, validateLeaf.
         """
-        calls_others = "dag" in template or "steps" in template
+        calls_templates = "dag" in template or "steps" in template
         inputs = dict(template.get("inputs") or {})
         parameters = inputs.pop("parameters", None) or []
-        self.check_tags(f"{path}.inputs", inputs, scope, TextUse(is_validated=not calls_others))
+        self.check_tags(f"{path}.inputs", inputs, scope, TextUse(is_validated=not calls_templates))
 
         for parameter in parameters:
-            where = f"{path}.inputs.parameters[{parameter.get('name')}]"
+            parameter_path = f"{path}.inputs.parameters[{parameter.get('name')}]"
             name = str(parameter.get("name"))
             is_used = name in self.inputs_without_argument(template) and reads_input(template, name)
 
-            for key, value in parameter.items():
+            for parameter_field, value in parameter.items():
                 # In Argo's validation, the value of an argument replaces `value`, but not
                 # `default`.
-                is_validated = not calls_others and key not in ("value", "valueFrom")
+                is_validated = not calls_templates and parameter_field not in ("value", "valueFrom")
                 self.check_tags(
-                    f"{where}.{key}",
+                    f"{parameter_path}.{parameter_field}",
                     value,
                     scope,
                     TextUse(is_validated=is_validated, is_used=is_used),
@@ -362,14 +389,21 @@ class WorkflowRules(WorkflowFacts):
         defaults = self.template_defaults
         merged_template = {**defaults, **template}
 
-        for kind in ("container", "script", "containerSet"):
-            if kind not in template:
+        for container_field in ("container", "script", "containerSet"):
+            if container_field not in template:
                 continue
 
-            where = f"{path}.{kind}"
-            containers = [*pods.containers_in(where, template[kind], "containers")]
-            if kind != "containerSet":
-                containers = [(where, {**(defaults.get(kind) or {}), **template[kind]})]
+            container_path = f"{path}.{container_field}"
+            containers = [
+                *pods.containers_in(container_path, template[container_field], "containers")
+            ]
+            if container_field != "containerSet":
+                containers = [
+                    (
+                        container_path,
+                        {**(defaults.get(container_field) or {}), **template[container_field]},
+                    )
+                ]
 
             if "activeDeadlineSeconds" not in merged_template and "timeout" not in merged_template:
                 message = "an attempt that hangs would never be retried: give a number of seconds."
@@ -379,19 +413,19 @@ class WorkflowRules(WorkflowFacts):
                 *containers,
                 *pods.containers_in(path, merged_template, "initContainers", "sidecars"),
             ]
-            spec = {
-                key: merged_template.get(key) or self.spec.get(key)
-                for key in ("securityContext", "hostNetwork")
+            pod_spec = {
+                spec_field: merged_template.get(spec_field) or self.spec.get(spec_field)
+                for spec_field in ("securityContext", "hostNetwork")
             }
 
             pods.check(
                 self.findings,
                 path,
-                {**spec, "volumes": merged_template.get("volumes") or []},
+                {**pod_spec, "volumes": merged_template.get("volumes") or []},
                 containers,
             )
 
-    def check_dag(self, path: str, template: Manifest, inputs: set[str]) -> None:
+    def check_dag(self, path: str, template: Manifest, input_tags: set[str]) -> None:
         dag_path = f"{path}.dag"
         task_list = template["dag"].get("tasks") or []
         tasks = {str(task.get("name")): task for task in task_list}
@@ -406,10 +440,10 @@ class WorkflowRules(WorkflowFacts):
             return
 
         nodes = Nodes("tasks", tasks, self.templates)
-        finished = graph.find_finished_before(predecessors)
-        layers = (TagSet(inputs), *self.global_tags(template))
+        find_finished = graph.find_finished_before(predecessors)
+        layers = (TagSet(input_tags), *self.global_tags(template))
 
-        for name, task in tasks.items():
+        for task_name, task in tasks.items():
             for parameter in (task.get("arguments") or {}).get("parameters") or []:
                 if str(parameter.get("value", "")).startswith("{{tasks.name}}"):
                     message = (
@@ -417,73 +451,90 @@ class WorkflowRules(WorkflowFacts):
                         " template instead."
                     )
                     self.add(
-                        f"{dag_path}.tasks[{name}].arguments[{parameter.get('name')}]",
+                        f"{dag_path}.tasks[{task_name}].arguments[{parameter.get('name')}]",
                         "tag",
                         message,
                     )
 
-            items = (LoopItemTags(task),) if _has_loop(task) else ()
+            loop_item_tags = (LoopItemTags(task),) if _has_loop(task) else ()
             self.check_task(
-                f"{dag_path}.tasks[{name}]",
-                name,
+                f"{dag_path}.tasks[{task_name}]",
+                task_name,
                 task,
-                Scope((*layers, *items), nodes, finished(name)),
+                Scope((*layers, *loop_item_tags), nodes, find_finished(task_name)),
             )
 
         nodes = Nodes(
             "tasks",
             tasks,
             self.templates,
-            [name for name, task in tasks.items() if "hooks" not in task],
+            [task_name for task_name, task in tasks.items() if "hooks" not in task],
         )
 
-        scope = Scope(layers, nodes, lambda name: True)
+        scope = Scope(layers, nodes, lambda task_name: True)
         self.check_tags(f"{dag_path}.target", str(template["dag"].get("target") or ""), scope)
         self.check_other_fields(path, template, "dag", scope)
 
-    def check_steps(self, path: str, template: Manifest, inputs: set[str]) -> None:
+    def check_steps(self, path: str, template: Manifest, declared_inputs: set[str]) -> None:
         step_list = [
-            (number, step) for number, group in enumerate(template["steps"]) for step in group
+            (group_index, step)
+            for group_index, step_group in enumerate(template["steps"])
+            for step in step_group
         ]
         all_steps = {str(step.get("name")): step for _, step in step_list}
-        group_of = {str(step.get("name")): number for number, step in step_list}
+        group_index_by_step = {
+            str(step.get("name")): group_index for group_index, step in step_list
+        }
         self.check_names(f"{path}.steps", names(step for _, step in step_list))
         self.forbid(path, template, "a pod", "activeDeadlineSeconds", "timeout")
         nodes = Nodes("steps", all_steps, self.templates)
-        input_tags = TagSet(inputs)
+        input_tags = TagSet(declared_inputs)
         # as in Argo, the item tags of a loop remain valid in later steps
-        loop_items: tuple[TagSet, ...] = ()
+        loop_item_tags: tuple[TagSet, ...] = ()
 
-        for number, step in step_list:
-            name = str(step.get("name"))
-            loop_items += (LoopItemTags(step),) if _has_loop(step) else ()
-            layers = (input_tags, *self.global_tags(template, step), *loop_items)
-            scope = Scope(layers, nodes, lambda other, number=number: group_of[other] < number)
-            self.check_task(f"{path}.steps[{number}][{name}]", name, step, scope)
+        for group_index, step in step_list:
+            step_name = str(step.get("name"))
+            loop_item_tags += (LoopItemTags(step),) if _has_loop(step) else ()
+            layers = (input_tags, *self.global_tags(template, step), *loop_item_tags)
+            scope = Scope(
+                layers,
+                nodes,
+                lambda other_step, group_index=group_index: (
+                    group_index_by_step[other_step] < group_index
+                ),
+            )
+            self.check_task(f"{path}.steps[{group_index}][{step_name}]", step_name, step, scope)
 
-        scope = Scope((input_tags, *self.global_tags(template)), nodes, lambda name: True)
+        scope = Scope((input_tags, *self.global_tags(template)), nodes, lambda step_name: True)
         self.check_other_fields(path, template, "steps", scope)
 
-    def check_other_fields(self, path: str, template: Manifest, body: str, scope: Scope) -> None:
-        """Check the tags in the fields of a DAG or steps template, except the field `body`, which
-        contains the tasks."""
+    def check_other_fields(
+        self, path: str, template: Manifest, body_field: str, scope: Scope
+    ) -> None:
+        """Check the tags in the fields of a DAG or steps template, except the field
+        `body_field`, which contains the tasks."""
         self.check_inputs(path, template, scope)
-        for key, value in template.items():
-            if key not in ("inputs", body):
-                is_used = key in USED_FIELDS
+        for template_field, value in template.items():
+            if template_field not in ("inputs", body_field):
+                is_used = template_field in USED_FIELDS
                 self.check_tags(
-                    f"{path}.{key}", value, scope, TextUse(is_validated=is_used, is_used=is_used)
+                    f"{path}.{template_field}",
+                    value,
+                    scope,
+                    TextUse(is_validated=is_used, is_used=is_used),
                 )
 
-    def forbid(self, path: str, template: Manifest, kind: str, *fields: str) -> None:
-        """Report each of the `fields` that the template has, because only another type of template
-        may have them."""
-        for field in filter(template.__contains__, fields):
+    def forbid(
+        self, path: str, template: Manifest, required_type: str, *forbidden_fields: str
+    ) -> None:
+        """Report each of the `forbidden_fields` that the template has, because only another type
+        of template may have them."""
+        for forbidden_field in filter(template.__contains__, forbidden_fields):
             message = (
-                f"only a template with {kind} may have this field: move it to one, or to the"
-                " workflow."
+                f"only a template with {required_type} may have this field: move it to one, or to"
+                " the workflow."
             )
-            self.add(f"{path}.{field}", "template", message)
+            self.add(f"{path}.{forbidden_field}", "template", message)
 
     def check_task(self, path: str, name: str, task: Manifest, scope: Scope) -> None:
         passed_arguments = task.get("arguments") or {}
@@ -491,18 +542,18 @@ class WorkflowRules(WorkflowFacts):
 
         if task.get("template"):
             self.check_call(path, str(task["template"]), passed_arguments)
-        elif inline := task.get("inline"):
+        elif inline_template := task.get("inline"):
             # tags in a template of a stored object are checked when the stored object is checked
             is_stored = path.startswith(tuple(self.other_objects))
-            self.check_template(f"{path}.inline", inline, None if is_stored else scope)
+            self.check_template(f"{path}.inline", inline_template, None if is_stored else scope)
 
             arguments.check_inputs(
                 self.findings,
                 f"{path}.arguments",
                 "the inline template",
-                inline,
+                inline_template,
                 passed_arguments,
-                allow_extra=True,
+                allows_extra_arguments=True,
             )
         else:
             self.add(
@@ -510,7 +561,11 @@ class WorkflowRules(WorkflowFacts):
             )
 
         arguments.check(self.findings, f"{path}.arguments", passed_arguments)
-        loop_fields = [key for key in LOOPS if task.get(key) or (key in task and key == LOOPS[2])]
+        loop_fields = [
+            task_field
+            for task_field in LOOPS
+            if task.get(task_field) or (task_field in task and task_field == LOOPS[2])
+        ]
         if len(loop_fields) > 1:
             self.add(path, "loop", f"{' and '.join(loop_fields)} are set: keep one of them.")
 
@@ -524,8 +579,12 @@ class WorkflowRules(WorkflowFacts):
             hooks["onExit"] = {"template": task["onExit"]}
 
         self.check_hooks(f"{path}.hooks", hooks)
-        when = str(task.get("when") or "")
-        if OUTPUT_TAG.search(when) and re.search(r"[<>]", when) and "{{=" not in when:
+        when_condition = str(task.get("when") or "")
+        if (
+            OUTPUT_TAG.search(when_condition)
+            and re.search(r"[<>]", when_condition)
+            and "{{=" not in when_condition
+        ):
             remedy = "{{=asFloat(...) > ...}}"
             message = (
                 "the condition compares an output as text, which fails for 5e-05 or NaN: write"
@@ -534,7 +593,9 @@ class WorkflowRules(WorkflowFacts):
             self.warn(f"{path}.when", "when", message)
 
         other_fields = {
-            key: value for key, value in task.items() if key not in ("hooks", "inline", "depends")
+            task_field: value
+            for task_field, value in task.items()
+            if task_field not in ("hooks", "inline", "depends")
         }
         other_fields["arguments"] = {**passed_arguments, "parameters": []}
         self.check_tags(path, other_fields, scope)
@@ -544,13 +605,15 @@ class WorkflowRules(WorkflowFacts):
         for parameter in passed_arguments.get("parameters") or []:
             # Argo validates the tags of an argument even if the template has no input for it.
             is_used = template is None or parameter.get("name") in input_names
-            where = f"{path}.arguments.parameters[{parameter.get('name')}]"
-            self.check_tags(where, parameter, scope, TextUse(is_used=is_used))
+            parameter_path = f"{path}.arguments.parameters[{parameter.get('name')}]"
+            self.check_tags(parameter_path, parameter, scope, TextUse(is_used=is_used))
 
         self.check_tags(
             f"{path}.hooks",
             hooks,
-            replace(scope, is_done=lambda other: other == name or scope.is_done(other)),
+            replace(
+                scope, is_done=lambda other_task: other_task == name or scope.is_done(other_task)
+            ),
         )
 
         self.check_step_tags(path, name, task)
@@ -560,7 +623,7 @@ class WorkflowRules(WorkflowFacts):
         validation rejects. Source: resolveAllVariables."""
         has_exit_hook = "onExit" in task or "exit" in (task.get("hooks") or {})
 
-        for where, text in tag_scope.find_strings(task, path):
+        for text_path, text in tag_scope.find_strings(task, path):
             for tag in map(str.strip, tag_rules.TAG.findall(text)):
                 message = ""
                 if tag.startswith("pod."):
@@ -570,7 +633,7 @@ class WorkflowRules(WorkflowFacts):
                     )
                 elif (
                     not has_exit_hook
-                    and ".hooks" in where
+                    and ".hooks" in text_path
                     and tag.startswith((f"steps.{name}.outputs.", f"steps.{name}.exit"))
                 ):
                     message = (
@@ -579,18 +642,18 @@ class WorkflowRules(WorkflowFacts):
                     )
 
                 if message:
-                    self.add(where, "tag", f"{{{{{tag}}}}}: {message}")
+                    self.add(text_path, "tag", f"{{{{{tag}}}}}: {message}")
 
     def check_hooks(self, path: str, hooks: Manifest) -> None:
-        for name, hook in hooks.items():
-            if name not in ("exit", "onExit") and not hook.get("expression"):
+        for hook_name, hook in hooks.items():
+            if hook_name not in ("exit", "onExit") and not hook.get("expression"):
                 message = (
                     "the expression is missing: add the hook's condition, or call the hook exit."
                 )
-                self.add(f"{path}[{name}].expression", "hook", message)
-            self.check_reference(f"{path}[{name}]", hook)
+                self.add(f"{path}[{hook_name}].expression", "hook", message)
+            self.check_reference(f"{path}[{hook_name}]", hook)
             self.check_call(
-                f"{path}[{name}]", str(hook.get("template")), hook.get("arguments") or {}
+                f"{path}[{hook_name}]", str(hook.get("template")), hook.get("arguments") or {}
             )
 
     def check_reference(self, path: str, caller: Manifest) -> None:
@@ -600,40 +663,52 @@ class WorkflowRules(WorkflowFacts):
             self.add(path, "template", "both template and templateRef are set: remove one of them.")
 
     def check_call(
-        self, path: str, name: str, passed_arguments: Manifest, allow_extra: bool = False
+        self, path: str, name: str, passed_arguments: Manifest, allows_extra_arguments: bool = False
     ) -> None:
-        """Check that a called template exists and gets its inputs. With `allow_extra`, accept
-        arguments for which the template has no input."""
+        """Check that a called template exists and gets its inputs. With
+        `allows_extra_arguments`, accept arguments for which the template has no input."""
         template = self.templates.get(name)
-        scope, _, short_name = name.rpartition("/")
-        owner = f" of {scope.partition('/')[2]}" if scope else ""
+        name_prefix, _, short_name = name.rpartition("/")
+        owner_text = f" of {name_prefix.partition('/')[2]}" if name_prefix else ""
 
         if template is None:
-            if scope:
-                templates = self.stored_templates.get(scope)
+            if name_prefix:
+                templates = self.stored_templates.get(name_prefix)
             else:
                 templates = self.templates
 
-            if templates is not None and not (scope and "{{" in short_name):
+            if templates is not None and not (name_prefix and "{{" in short_name):
                 # names that contain / refer to templates of other objects
-                choices = [key for key in templates if "/" not in key]
+                template_names = [
+                    template_name for template_name in templates if "/" not in template_name
+                ]
                 message = (
-                    f'the template "{short_name}"{owner} does not'
-                    f" exist.{self.findings.hint(short_name, choices)}"
+                    f'the template "{short_name}"{owner_text} does not'
+                    f" exist.{self.findings.hint(short_name, template_names)}"
                 )
                 self.add(path, "template", message)
 
             return
 
         # the workflow that uses the template may pass the input
-        allow_later = allow_extra and self.kind in TEMPLATE_KINDS
-        where = f"{path}.arguments"
-        title = f"template {short_name}{owner}"
+        allows_missing_values = allows_extra_arguments and self.kind in TEMPLATE_KINDS
+        arguments_path = f"{path}.arguments"
+        template_title = f"template {short_name}{owner_text}"
         arguments.check_inputs(
-            self.findings, where, title, template, passed_arguments, allow_extra, allow_later
+            self.findings,
+            arguments_path,
+            template_title,
+            template,
+            passed_arguments,
+            allows_extra_arguments,
+            allows_missing_values,
         )
         arguments.check_timeout(
-            self.findings, where, template, passed_arguments, self.spec.get("arguments") or {}
+            self.findings,
+            arguments_path,
+            template,
+            passed_arguments,
+            self.spec.get("arguments") or {},
         )
 
     def check_tags(

@@ -68,19 +68,20 @@ class RunDisplay(Protocol):
 
 @contextmanager
 def show(
-    name: str, progress: ProgressOf, manifest: Mapping[str, Any], out: TextIO
+    run_name: str, find_progress: ProgressOf, manifest: Mapping[str, Any], output_stream: TextIO
 ) -> Iterator[RunDisplay]:
-    """Show a run on `out` during the `with` block: as a tree on a terminal, else as lines."""
+    """Show a run on `output_stream` during the `with` block: as a tree on a terminal, else as
+    lines."""
     run_display: RunDisplay
-    if is_terminal(out):
-        run_display = Tree(name, progress, manifest, out)
+    if is_terminal(output_stream):
+        run_display = Tree(run_name, find_progress, manifest, output_stream)
     else:
-        run_display = Lines(name, progress, out)
+        run_display = Lines(run_name, find_progress, output_stream)
 
-    stop = threading.Event()
+    stop_event = threading.Event()
 
     def tick() -> None:
-        while not stop.wait(0.25):
+        while not stop_event.wait(0.25):
             run_display.tick()
 
     ticker = threading.Thread(target=tick, name="display", daemon=True)
@@ -90,15 +91,15 @@ def show(
         with run_display.live if isinstance(run_display, Tree) else nullcontext():
             yield run_display
     finally:
-        stop.set()
+        stop_event.set()
         ticker.join()
         if isinstance(run_display, Lines) and run_display.changed:
             run_display.report_changes()
 
 
-def is_terminal(out: TextIO) -> bool:
-    """Return True if `out` can show a live tree."""
-    return out.isatty() and os.environ.get("TERM") != "dumb"
+def is_terminal(output_stream: TextIO) -> bool:
+    """Return True if `output_stream` can show a live tree."""
+    return output_stream.isatty() and os.environ.get("TERM") != "dumb"
 
 
 class Lines:
@@ -109,10 +110,10 @@ class Lines:
     steps.
     """
 
-    def __init__(self, name: str, progress: ProgressOf, out: TextIO) -> None:
+    def __init__(self, name: str, find_progress: ProgressOf, output_stream: TextIO) -> None:
         self.name = name
-        self.progress = progress
-        self.out = out
+        self.progress = find_progress
+        self.out = output_stream
         self.printed_phases: dict[str, str] = {}
         self.printed_reasons: set[tuple[str, str]] = set()
         self.status: Status = {}
@@ -125,16 +126,20 @@ class Lines:
 
     def __call__(self, status: Status) -> None:
         if not self.status:
-            finished = [
-                row
-                for row in steps(self.name, status)
-                if row.phase in FINISHED and row.phase != "Cached"
+            finished_steps = [
+                step
+                for step in steps(self.name, status)
+                if step.phase in FINISHED and step.phase != "Cached"
             ]
 
-            self.printed_phases = {row.name: row.phase for row in finished}
+            self.printed_phases = {step.name: step.phase for step in finished_steps}
             self.say(
                 f"{self.name} running"
-                + (f"; {len(leaves(finished))} steps had completed before" if finished else "")
+                + (
+                    f"; {len(leaves(finished_steps))} steps had completed before"
+                    if finished_steps
+                    else ""
+                )
             )
 
         self.status = status
@@ -147,62 +152,62 @@ class Lines:
         with self.lock:
             started_at = time.monotonic()
             self.changed = False
-            rows = steps(self.name, self.status)
-            self.running = [row for row in rows if row.phase == "Running"]
+            run_steps = steps(self.name, self.status)
+            self.running = [step for step in run_steps if step.phase == "Running"]
 
-            for row in rows:
-                if row.phase == "Pending":
-                    self._report_waiting(row)
-                elif row.phase != self.printed_phases.get(row.name):
-                    self.printed_phases[row.name] = row.phase
-                    if row.phase in FINISHED and row.seconds:
-                        duration_text = f" in {format_duration(row.seconds)}"
+            for step in run_steps:
+                if step.phase == "Pending":
+                    self._report_waiting(step)
+                elif step.phase != self.printed_phases.get(step.name):
+                    self.printed_phases[step.name] = step.phase
+                    if step.phase in FINISHED and step.seconds:
+                        duration_text = f" in {format_duration(step.seconds)}"
                     else:
                         duration_text = ""
 
-                    if row.phase in (*FAILED, "Cached"):
-                        cause = cause_of(row, self.progress)
+                    if step.phase in (*FAILED, "Cached"):
+                        cause_text = cause_of(step, self.progress)
                     else:
-                        cause = ""
+                        cause_text = ""
 
                     self.say(
-                        f"{row.name} {row.phase.lower()}{duration_text}"
-                        + (f": {cause}" if cause else "")
+                        f"{step.name} {step.phase.lower()}{duration_text}"
+                        + (f": {cause_text}" if cause_text else "")
                     )
                     # skip attempts, because a retried step has the same warnings as its attempt
-                    if not row.label.startswith("("):
-                        for text in warnings([row.node or {}]):
-                            self.say(f"{row.name} warning: {text}")
+                    if not step.label.startswith("("):
+                        for warning_text in warnings([step.node or {}]):
+                            self.say(f"{step.name} warning: {warning_text}")
 
             self.next_report = (
                 started_at + (time.monotonic() - started_at) / MAX_REPORT_SHARE
-                if len(rows) > MANY_STEPS
+                if len(run_steps) > MANY_STEPS
                 else 0.0
             )
 
-    def _report_waiting(self, row: Step) -> None:
+    def _report_waiting(self, step: Step) -> None:
         """Print the reason why a pod is pending, such as an image that cannot be pulled. Each
         reason is printed only once."""
-        reason = row.message.partition(":")[0]
+        reason = step.message.partition(":")[0]
         if (
             reason
             and reason not in NORMAL_PENDING_REASONS
-            and (row.name, reason) not in self.printed_reasons
+            and (step.name, reason) not in self.printed_reasons
         ):
-            self.printed_reasons.add((row.name, reason))
-            self.say(f"{row.name} is waiting: {' '.join(row.message.split())[:200]}")
+            self.printed_reasons.add((step.name, reason))
+            self.say(f"{step.name} is waiting: {' '.join(step.message.split())[:200]}")
 
     def tick(self) -> None:
         if self.changed and time.monotonic() >= self.next_report:
             self.report_changes()
-        text, shown_at = self.last_progress
-        if time.monotonic() - shown_at < 5:
+        last_text, last_shown_at = self.last_progress
+        if time.monotonic() - last_shown_at < 5:
             return
-        for row in self.running:
-            progress = self.progress(row)
-            if progress and progress != text:
-                self.last_progress = (progress, time.monotonic())
-                self.say(f"{row.name} {progress}")
+        for step in self.running:
+            progress_text = self.progress(step)
+            if progress_text and progress_text != last_text:
+                self.last_progress = (progress_text, time.monotonic())
+                self.say(f"{step.name} {progress_text}")
 
     def say(self, line: str) -> None:
         with self.lock:
@@ -214,18 +219,22 @@ class Tree:
     """Shows the steps as a tree that redraws in place."""
 
     def __init__(
-        self, name: str, progress: ProgressOf, manifest: Mapping[str, Any], out: TextIO
+        self,
+        name: str,
+        find_progress: ProgressOf,
+        manifest: Mapping[str, Any],
+        output_stream: TextIO,
     ) -> None:
         from rich.console import Console
         from rich.live import Live
 
         self.name = name
-        self.progress = progress
+        self.progress = find_progress
         self.plan = list_planned_tasks(manifest)
         self.status: Status = {}
         self.causes: dict[str, str] = {}  # name of a failed step → cause of its failure
         self.began = time.time()
-        self.console = Console(file=without_escapes(out), highlight=False)
+        self.console = Console(file=without_escapes(output_stream), highlight=False)
         self.live = Live(get_renderable=self.draw, console=self.console, refresh_per_second=4)
 
     def __call__(self, status: Status) -> None:
@@ -243,62 +252,68 @@ class Tree:
         from rich.table import Table
         from rich.text import Text
 
-        table = Table.grid(padding=(0, 2))
-        elapsed = format_duration(time.time() - self.began)
+        text_grid = Table.grid(padding=(0, 2))
+        elapsed_text = format_duration(time.time() - self.began)
 
-        table.add_row(
+        text_grid.add_row(
             Text(self.name, "bold"),
-            Text(elapsed, "dim"),
+            Text(elapsed_text, "dim"),
             Text(self.status.get("phase") or "Pending", "dim"),
         )
 
         for row in steps(self.name, self.status, self.plan):
-            mark, style = MARKS[row.phase]
-            note = Text(visible(self.progress(row) if row.phase == "Running" else self._cause(row)))
-            step = Text(f"{'  ' * (row.depth + 1)}{mark} {visible(row.label)}", style)
+            phase_mark, phase_style = MARKS[row.phase]
+            note_text = Text(
+                visible(self.progress(row) if row.phase == "Running" else self._cause(row))
+            )
+            label_text = Text(
+                f"{'  ' * (row.depth + 1)}{phase_mark} {visible(row.label)}", phase_style
+            )
 
             if row.phase in NOT_RUN_PHASES:
-                table.add_row(step, "", Text(row.phase.lower(), "dim"))
+                text_grid.add_row(label_text, "", Text(row.phase.lower(), "dim"))
             else:
-                table.add_row(step, Text(format_duration(row.seconds), "dim"), note)
+                text_grid.add_row(label_text, Text(format_duration(row.seconds), "dim"), note_text)
 
-        return table
+        return text_grid
 
-    def _cause(self, row: Step) -> str:
-        if row.phase not in FAILED:
-            return " ".join((row.message or " ".join(warnings([row.node or {}]))).split())[:100]
-        if row.name not in self.causes:
-            self.causes[row.name] = cause_of(row, self.progress)
-        return self.causes[row.name]
+    def _cause(self, step: Step) -> str:
+        if step.phase not in FAILED:
+            return " ".join((step.message or " ".join(warnings([step.node or {}]))).split())[:100]
+        if step.name not in self.causes:
+            self.causes[step.name] = cause_of(step, self.progress)
+        return self.causes[step.name]
 
 
-def cause_of(row: Step, progress: ProgressOf) -> str:
+def cause_of(step: Step, find_progress: ProgressOf) -> str:
     """Return the cause of a step's failure in one line: the error in the log of the step's job, or
     the step's message."""
-    error = progress(row) if JOB_FAILED in row.message else ""
-    return " ".join((error or causes.extract_cause(row.message)).split())[:MAX_CAUSE_LENGTH]
+    error_text = find_progress(step) if JOB_FAILED in step.message else ""
+    return " ".join((error_text or causes.extract_cause(step.message)).split())[:MAX_CAUSE_LENGTH]
 
 
-def task_of(row: Step) -> str:
+def task_of(step: Step) -> str:
     """Return the name of the task of a step or attempt: `train` of `ship.train(0)`."""
-    return row.name.rpartition(".")[2].partition("(")[0]
+    return step.name.rpartition(".")[2].partition("(")[0]
 
 
 class LogErrors:
     """Reads the errors of failed jobs and deployments from the logs of their pods
     (`WORKFLOW-STEP-*.log`)."""
 
-    def __init__(self, name: str, logs: Path, deployments: Path) -> None:
-        self.name = name
-        self.logs = logs
-        self.deployments = deployments
+    def __init__(self, run_name: str, log_folder: Path, deployments_folder: Path) -> None:
+        self.name = run_name
+        self.logs = log_folder
+        self.deployments = deployments_folder
 
-    def of(self, row: Step) -> str:
-        if row.phase not in FAILED:
+    def of(self, step: Step) -> str:
+        if step.phase not in FAILED:
             return ""
-        log = applied_log(self.name, row.node or {}, task_of(row), self.logs, self.deployments)
-        if log:
-            return last_error(read_end(log, 65536))
+        log_path = applied_log(
+            self.name, step.node or {}, task_of(step), self.logs, self.deployments
+        )
+        if log_path:
+            return last_error(read_end(log_path, 65536))
         return ""
 
 
@@ -317,15 +332,15 @@ def log_line(label: str, text: str, as_json: bool) -> str:
 
 
 def follow(
-    logs: Path,
-    run: str,
-    step: str,
+    log_folder: Path,
+    run_name: str,
+    step_text: str,
     is_finished: Callable[[], bool],
-    out: TextIO = sys.stdout,
+    output_stream: TextIO = sys.stdout,
     as_json: bool = False,
 ) -> bool:
-    """Copy the logs of those pods of `run` whose names contain `step` to `out`. Each line starts
-    with the name of its pod.
+    """Copy the logs of those pods of `run_name` whose names contain `step_text` to `output_stream`.
+    Each line starts with the name of its pod.
 
     Return when `is_finished()` is True and all lines are copied. The result is True if any line was
     copied.
@@ -333,29 +348,29 @@ def follow(
     offsets: dict[Path, int] = {}
 
     while True:
-        completed = is_finished()
+        is_completed = is_finished()
         matching_logs = [
             path
-            for path in logs.glob("*.log")
+            for path in log_folder.glob("*.log")
             # read only regular files, because a step could replace its log by a FIFO or an endless
             # device
-            if step in path.stem.removeprefix(f"{run}-") and path.is_file()
+            if step_text in path.stem.removeprefix(f"{run_name}-") and path.is_file()
         ]
         for path in sorted(matching_logs, key=lambda path: path.stat().st_mtime):
-            with path.open("rb") as file:
-                file.seek(offsets.get(path, 0))
+            with path.open("rb") as log_file:
+                log_file.seek(offsets.get(path, 0))
                 # copy an incomplete line only after all writers have exited
-                for line in file:
-                    if not line.endswith(b"\n") and not completed:
+                for line in log_file:
+                    if not line.endswith(b"\n") and not is_completed:
                         break
 
                     offsets[path] = offsets.get(path, 0) + len(line)
-                    out.write(
+                    output_stream.write(
                         log_line(path.stem, line.decode(errors="replace").rstrip(), as_json) + "\n"
                     )
 
-        out.flush()
-        if completed:
+        output_stream.flush()
+        if is_completed:
             return bool(offsets)
 
         time.sleep(0.2)

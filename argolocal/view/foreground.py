@@ -37,24 +37,24 @@ def create_run(
     manifest: Mapping[str, Any],
     parameters: Mapping[str, str],
     other_objects: Iterable[Mapping[str, Any]] = (),
-    notes: bool = True,
-    needs_ports: bool = True,
+    shows_notes: bool = True,
+    checks_ports: bool = True,
     is_queued: bool = False,
 ) -> LocalRun:
     """Create the run of a manifest, without starting it. Raises ConfigError.
 
-    `notes`: print notes about ignored fields. `needs_ports`: reject a run if a port of its Services
-    is in use. `is_queued`: the server of the home starts the run.
+    `shows_notes`: print notes about ignored fields. `checks_ports`: reject a run if a port of its
+    Services is in use. `is_queued`: the server of the home starts the run.
     """
     cluster.store_objects(other_objects)
-    if needs_ports:
+    if checks_ports:
         _check_ports(manifest, cluster)
 
     def warn(line: str) -> None:
         say(f"warning: {line}")
 
-    note = (lambda line: say(f"note: {line}")) if notes else None
-    local_run = LocalRun.new(manifest, parameters, cluster, note, warn, is_queued)
+    report_note = (lambda line: say(f"note: {line}")) if shows_notes else None
+    local_run = LocalRun.new(manifest, parameters, cluster, report_note, warn, is_queued)
     for line in python_version_warnings(local_run.workflow["spec"], cluster):
         warn(line)
 
@@ -62,15 +62,15 @@ def create_run(
 
 
 def load_run(
-    cluster: LocalCluster, name: str | None, values: Mapping[str, str], as_json: bool
+    cluster: LocalCluster, name: str | None, resume_values: Mapping[str, str], as_json: bool
 ) -> LocalRun | None:
     """Load a run to resume. If another process executes the run, resume its suspended steps with
-    the outputs `values`, and return None.
+    the outputs `resume_values`, and return None.
 
     Raises ConfigError, Busy.
     """
     name = name or runs.find_resumable(cluster.home)
-    if resume_suspended(name, values, cluster.home):
+    if resume_suspended(name, resume_values, cluster.home):
         print(
             to_json({"workflow": name, "phase": "Running"}) if as_json else f"{name} resumed",
             flush=True,
@@ -93,30 +93,30 @@ def _check_ports(manifest: Mapping[str, Any], cluster: Cluster) -> None:
         return  # skip an invalid manifest, because LocalRun.new will reject it
 
     for template in (manifest.get("spec") or {}).get("templates") or []:
-        text = TAG.sub("tag", str((template.get("resource") or {}).get("manifest")))
-        if "Service" in text:
+        manifest_text = TAG.sub("tag", str((template.get("resource") or {}).get("manifest")))
+        if "Service" in manifest_text:
             from argolocal.manifest.read import documents
 
-            services = cluster.kinds.controllers(cluster, cluster.home)["Service"]
-            for resource in documents(text):
-                if resource.get("kind") == "Service" and '"port": "tag"' not in text:
-                    services.check(resource)
+            service_controller = cluster.kinds.controllers(cluster, cluster.home)["Service"]
+            for applied_object in documents(manifest_text):
+                if applied_object.get("kind") == "Service" and '"port": "tag"' not in manifest_text:
+                    service_controller.check(applied_object)
 
 
 class Foreground:
     """Runs one workflow and shows its outcome. Subclasses can show more details."""
 
-    def __init__(self, local: LocalRun) -> None:
-        self.local = local
-        self.name = local.name
-        self.deployments = local.cluster.home / "deployments"
+    def __init__(self, local_run: LocalRun) -> None:
+        self.local = local_run
+        self.name = local_run.name
+        self.deployments = local_run.cluster.home / "deployments"
 
     def begin(self) -> None:
         """Prepare the run; this method is called before the run starts."""
 
-    def progress(self, row: Step) -> str:
+    def progress(self, step: Step) -> str:
         """Return the progress of a running step, or the error of a failed job."""
-        return display.LogErrors(self.name, self.local.files.logs, self.deployments).of(row)
+        return display.LogErrors(self.name, self.local.files.logs, self.deployments).of(step)
 
     def exit_code(self, status: Status) -> int:
         """Return the exit code of a run that was not interrupted."""
@@ -124,9 +124,9 @@ class Foreground:
             return 0
         return 1
 
-    def succeeded(self, code: int) -> bool:
+    def succeeded(self, exit_code: int) -> bool:
         """Return True if the run with this exit code did not fail."""
-        return code == 0
+        return exit_code == 0
 
     def as_json(self, status: Status) -> dict[str, Any]:
         """Return the object that `-o json` prints."""
@@ -139,20 +139,25 @@ class Foreground:
     def run(self, *, as_json: bool, ask: bool, full_status: bool = True) -> int:
         """Run the workflow. `ask`: ask the user before Ctrl-C stops the run. `full_status`: add the
         status to the JSON output."""
-        local = self.local
-        out = sys.stderr if as_json else sys.stdout
-        interrupts = StopSignals(local.files.root / "stop", ask, FORCE_EXIT_AFTER_S)
-        status = local.status
+        local_run = self.local
+        output_stream = sys.stderr if as_json else sys.stdout
+        interrupts = StopSignals(local_run.files.root / "stop", ask, FORCE_EXIT_AFTER_S)
+        status = local_run.status
         runner_error = ""
 
-        with interrupts, display.show(self.name, self.progress, local.workflow, out) as run_display:
+        with (
+            interrupts,
+            display.show(
+                self.name, self.progress, local_run.workflow, output_stream
+            ) as run_display,
+        ):
             interrupts.say = run_display.say
             try:
                 self.begin()
-                status = local.run(_with_resume_hints(local, run_display), interrupts)
+                status = local_run.run(_with_resume_hints(local_run, run_display), interrupts)
             except KeyboardInterrupt:
                 status = {
-                    **local.status,
+                    **local_run.status,
                     "phase": "Interrupted",
                     "message": "stopped by Ctrl-C, SIGTERM or SIGHUP",
                 }
@@ -161,12 +166,12 @@ class Foreground:
             # an error of this runner, for example a full disk
             except (ArgolocalError, OSError) as error:
                 runner_error = str(error)
-                status = {**local.status, "phase": "Error", "message": runner_error}
+                status = {**local_run.status, "phase": "Error", "message": runner_error}
 
         if interrupts.caught:
-            code = exit_codes.SIGNALLED + interrupts.caught
+            exit_code = exit_codes.SIGNALLED + interrupts.caught
         else:
-            code = self.exit_code(status)
+            exit_code = self.exit_code(status)
 
         if as_json:
             print(
@@ -174,37 +179,41 @@ class Foreground:
                 flush=True,
             )
 
-        resume = f"{program.name} resume {self.name}"
-        if self.succeeded(code):
-            out.write(self.success(status))
+        resume_command = f"{program.name} resume {self.name}"
+        if self.succeeded(exit_code):
+            output_stream.write(self.success(status))
         elif interrupts.caught:
             sys.stderr.write(
-                f"\n{self.name} is stopped, with all its processes\nresume  {resume}\n"
+                f"\n{self.name} is stopped, with all its processes\nresume  {resume_command}\n"
             )
         else:
-            sys.stderr.write(f"\n{self._describe_failure(status, runner_error, resume)}\n")
+            sys.stderr.write(f"\n{self._describe_failure(status, runner_error, resume_command)}\n")
 
-        return code
+        return exit_code
 
-    def _describe_failure(self, status: Status, runner_error: str, resume: str) -> str:
-        step = summary.failed_step(summary.steps(self.name, status))
-        log = summary.log_of(self.name, status, step, self.local.files.logs, self.deployments)
-        tail, log_path = (
-            (summary.read_end(log, TAIL_BYTES), os.path.relpath(log)) if log else ("", None)
+    def _describe_failure(self, status: Status, runner_error: str, resume_command: str) -> str:
+        failed_step = summary.failed_step(summary.steps(self.name, status))
+        log_file = summary.log_of(
+            self.name, status, failed_step, self.local.files.logs, self.deployments
         )
-        return summary.failure(self.name, status, tail, log_path, resume, runner_error)
+        log_tail, log_path = (
+            (summary.read_end(log_file, TAIL_BYTES), os.path.relpath(log_file))
+            if log_file
+            else ("", None)
+        )
+        return summary.failure(self.name, status, log_tail, log_path, resume_command, runner_error)
 
 
 def _with_resume_hints(
-    local: LocalRun, run_display: display.RunDisplay
+    local_run: LocalRun, run_display: display.RunDisplay
 ) -> Callable[[Status], None]:
     """Return a function that calls `run_display`, and prints once per suspended step how to resume
     it."""
     hinted_ids: set[str] = set()
-    if local.workflow["spec"].get("suspend"):
+    if local_run.workflow["spec"].get("suspend"):
         run_display.say(
-            f"{local.name} is suspended: `{program.name} resume {local.name}` in another terminal"
-            " resumes it"
+            f"{local_run.name} is suspended: `{program.name} resume {local_run.name}` in another"
+            " terminal resumes it"
         )
 
     def on_change(status: Status) -> None:
@@ -212,6 +221,6 @@ def _with_resume_hints(
         for node in suspend.suspended(status):
             if node["id"] not in hinted_ids:
                 hinted_ids.add(node["id"])
-                run_display.say(suspend.resume_hint(local.name, node))
+                run_display.say(suspend.resume_hint(local_run.name, node))
 
     return on_change

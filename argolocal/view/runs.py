@@ -38,23 +38,23 @@ MakeRow = Callable[[str, Status, str, str | None], dict[str, str]]
 
 def run_names(home: Path) -> list[str]:
     """Return the names of the runs in a home, newest first."""
-    files = [run.root / MANIFEST_FILE for run in RunFiles.all(home)]
+    manifest_files = [run_files.root / MANIFEST_FILE for run_files in RunFiles.all(home)]
     return [
         path.parent.name
-        for path in sorted(files, key=lambda path: path.stat().st_mtime, reverse=True)
+        for path in sorted(manifest_files, key=lambda path: path.stat().st_mtime, reverse=True)
     ]
 
 
 def find_newest(home: Path, phases: Collection[str] = ()) -> str:
     """Return the name of the newest run. If `phases` are given, only runs in these phases count.
     Raises ConfigError."""
-    for name, status in _runs(home):
+    for run_name, status in _runs(home):
         if not phases or status["phase"] in phases:
-            return name
-    missing = f"run that is {' or '.join(phases).lower()}" if phases else "run"
+            return run_name
+    missing_run = f"run that is {' or '.join(phases).lower()}" if phases else "run"
     raise ConfigError(
-        f"there is no {missing} in {home}: `{program.name} status` lists all runs, `{program.name}"
-        " run` starts a run."
+        f"there is no {missing_run} in {home}: `{program.name} status` lists all runs,"
+        f" `{program.name} run` starts a run."
     )
 
 
@@ -77,23 +77,23 @@ def _is_suspended(home: Path, name: str, status: Status) -> bool:
     )
 
 
-def load_status(home: Path, name: str) -> dict[str, Any]:
+def load_status(home: Path, run_name: str) -> dict[str, Any]:
     """Return the status of a run. If its runner died, the phase is Interrupted. Raises ConfigError
     if the run does not exist."""
-    files = RunFiles(home, name)
-    files.workflow()
-    status, _ = files.load()
-    return settle_phase(status, files)
+    run_files = RunFiles(home, run_name)
+    run_files.workflow()
+    status, _ = run_files.load()
+    return settle_phase(status, run_files)
 
 
-def settle_phase(status: dict[str, Any], files: RunFiles) -> dict[str, Any]:
+def settle_phase(status: dict[str, Any], run_files: RunFiles) -> dict[str, Any]:
     """Correct the phase in a status from the journal of a run: it is Interrupted if the runner
     died, and Pending if the run waits for the server."""
     if status.get("phase") in FINISHED:
         return status
-    if files.runner():
+    if run_files.runner():
         return {**status, "phase": "Running"}
-    if not status.get("phase") and files.queue_entry.exists():
+    if not status.get("phase") and run_files.queue_entry.exists():
         return {**status, "phase": "Pending", "message": QUEUED_MESSAGE.format(program.name)}
     return {**status, "phase": "Interrupted"}
 
@@ -102,11 +102,11 @@ def show_all(cluster: LocalCluster, as_json: bool, make_row: MakeRow | None = No
     """Return the tables of runs and Deployments. `make_row` creates the row of a run (default:
     run_row)."""
     make_row = make_row or run_row
-    runs = [
-        make_row(name, status, status["phase"], status.get("startedAt"))
-        for name, status in _runs(cluster.home)
+    run_rows = [
+        make_row(run_name, status, status["phase"], status.get("startedAt"))
+        for run_name, status in _runs(cluster.home)
     ]
-    tables = {"runs": runs, "serving": cluster.overview()}
+    tables = {"runs": run_rows, "serving": cluster.overview()}
     return show_tables(
         tables, as_json, f"no runs in {cluster.home} yet: `{program.name} run` starts a run"
     )
@@ -133,73 +133,80 @@ def processes_table(rows: list[dict[str, Any]]) -> str:
     return ""
 
 
-def steps_table(name: str, status: Status, rows: list[Step] | None = None) -> str:
-    """Return a table of the steps `rows` (default: all steps of a run) with their phases and
+def steps_table(name: str, status: Status, shown_steps: list[Step] | None = None) -> str:
+    """Return a table of the steps `shown_steps` (default: all steps of a run) with their phases and
     durations."""
-    shown_rows = [
+    table_rows = [
         {
-            "step": "  " * row.depth + row.label,
-            "phase": row.phase,
-            "took": format_duration(row.seconds),
-            "message": " ".join(causes.extract_cause(row.message).split())[:80],
+            "step": "  " * step.depth + step.label,
+            "phase": step.phase,
+            "took": format_duration(step.seconds),
+            "message": " ".join(causes.extract_cause(step.message).split())[:80],
         }
-        for row in (steps(name, status) if rows is None else rows)
+        for step in (steps(name, status) if shown_steps is None else shown_steps)
     ]
 
-    head = (
+    heading = (
         f"{name}: {status.get('phase') or 'Pending'} {visible(summary.run_message(name, status))}"
     )
     warning_lines = [
-        f"\nwarning: {visible(text)}"
-        for text in named_warnings((status.get("nodes") or {}).values())
+        f"\nwarning: {visible(warning_text)}"
+        for warning_text in named_warnings((status.get("nodes") or {}).values())
     ]
 
-    return head.rstrip() + "\n\n" + format_table(shown_rows) + "".join(warning_lines)
+    return heading.rstrip() + "\n\n" + format_table(table_rows) + "".join(warning_lines)
 
 
 def processes(home: Path, name: str) -> list[dict[str, Any]]:
     """Return the live pods of a run, each with the pid of its first process. When this process
     exits, the pod ends."""
-    files = RunFiles(home, name)
-    if not files.runner():
+    run_files = RunFiles(home, name)
+    if not run_files.runner():
         return []
 
-    status, records = files.load()
+    status, process_records = run_files.load()
     record_of_pod = {
-        status["nodes"][id]["displayName"]: record
-        for id, record in records.items()
-        if id in status["nodes"]
+        status["nodes"][node_id]["displayName"]: process_record
+        for node_id, process_record in process_records.items()
+        if node_id in status["nodes"]
     }
-    for path in sorted((files.root / "pids").glob("*")):
+    for pid_file in sorted((run_files.root / "pids").glob("*")):
         # if a pod has just ended, its record may be deleted or incomplete
         with suppress(OSError, ValueError):
-            record_of_pod[path.name.removeprefix(f"{name}-")] = json.loads(path.read_text())
+            record_of_pod[pid_file.name.removeprefix(f"{name}-")] = json.loads(pid_file.read_text())
 
     return [
-        {"pod": pod, "pid": record[0]} for pod, record in record_of_pod.items() if is_alive(*record)
+        {"pod": pod_name, "pid": process_record[0]}
+        for pod_name, process_record in record_of_pod.items()
+        if is_alive(*process_record)
     ]
 
 
 def copy_logs(
-    home: Path, name: str | None, step: str, follow: bool, out: TextIO, as_json: bool
+    home: Path,
+    name: str | None,
+    step: str,
+    follows_new_lines: bool,
+    output_stream: TextIO,
+    as_json: bool,
 ) -> str:
-    """Copy the logs of a run to `out`. With `follow`, continue to copy new lines until the runner
-    of the run exits. Return a hint for the user if the run is not finished or has printed nothing,
-    else "".
+    """Copy the logs of a run to `output_stream`. With `follows_new_lines`, continue to copy new
+    lines until the runner of the run exits. Return a hint for the user if the run is not finished
+    or has printed nothing, else "".
 
     If `name` is not a run, but a step of the newest run, copy the logs of this step.
     """
-    names = run_names(home)
-    if name and not step and names and name not in names:
+    newest_names = run_names(home)
+    if name and not step and newest_names and name not in newest_names:
         with suppress(ConfigError):
             # if the step does not exist either, the error below names the missing run
-            check_step(names[0], name, RunFiles(home, names[0]).workflow())
+            check_step(newest_names[0], name, RunFiles(home, newest_names[0]).workflow())
             step = name
-            name = names[0]
+            name = newest_names[0]
 
     name = name or find_newest(home)
-    files = RunFiles(home, name)
-    manifest = files.workflow()
+    run_files = RunFiles(home, name)
+    manifest = run_files.workflow()
     # the user may pass the name of a pod, which starts with the name of the run
     step = step.removeprefix(f"{name}-")
 
@@ -207,14 +214,19 @@ def copy_logs(
         name,
         step,
         manifest,
-        [path.stem.removeprefix(f"{name}-") for path in files.logs.glob("*.log")],
+        [path.stem.removeprefix(f"{name}-") for path in run_files.logs.glob("*.log")],
     )
 
     has_lines = display.follow(
-        files.logs, name, step, lambda: not follow or files.runner() is None, out, as_json
+        run_files.logs,
+        name,
+        step,
+        lambda: not follows_new_lines or run_files.runner() is None,
+        output_stream,
+        as_json,
     )
 
-    reasons = {
+    hint_by_phase = {
         "Interrupted": (
             f"{name} was interrupted, so its logs are incomplete: "
             f"`{program.name} resume {name}` continues it."
@@ -222,9 +234,9 @@ def copy_logs(
         "Running": f"{name} is running: `{program.name} logs {name} -f` follows its logs.",
     }
 
-    silence = "" if has_lines else f"{step or name} has printed nothing."
+    silence_hint = "" if has_lines else f"{step or name} has printed nothing."
 
-    return reasons.get(load_status(home, name)["phase"], silence)
+    return hint_by_phase.get(load_status(home, name)["phase"], silence_hint)
 
 
 def _runs(home: Path) -> Iterator[tuple[str, Status]]:
@@ -239,13 +251,15 @@ def _runs(home: Path) -> Iterator[tuple[str, Status]]:
 
 def run_row(name: str, status: Status, phase: str, created: str | None) -> dict[str, str]:
     """Return the row of a run in the table of runs."""
-    start = status.get("startedAt")
-    end = status.get("finishedAt")
+    start_time = status.get("startedAt")
+    end_time = status.get("finishedAt")
     return {
         "run": name,
         "phase": phase,
         "age": format_duration(time.time() - timestamp(created)) if created else "",
-        "took": format_duration(timestamp(end) - timestamp(start)) if start and end else "",
+        "took": format_duration(timestamp(end_time) - timestamp(start_time))
+        if start_time and end_time
+        else "",
     }
 
 
@@ -260,14 +274,17 @@ def show_tables(tables: dict[str, list[dict[str, Any]]], as_json: bool, text_if_
 def format_table(rows: list[dict[str, Any]]) -> str:
     """Format rows as columns with headers, like `kubectl get`."""
     columns = list(dict.fromkeys(column for row in rows for column in row))
-    lines = [
-        [name.upper() for name in columns],
-        *[[_cell(row.get(name, "")) for name in columns] for row in rows],
+    cell_lines = [
+        [column_name.upper() for column_name in columns],
+        *[[_cell(row.get(column_name, "")) for column_name in columns] for row in rows],
     ]
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    widths = [max(map(len, column)) for column in zip(*cell_lines, strict=True)]
     return "\n".join(
-        "  ".join(f"{text:{width}}" for text, width in zip(line, widths, strict=True)).rstrip()
-        for line in lines
+        "  ".join(
+            f"{cell_text:{column_width}}"
+            for cell_text, column_width in zip(cell_line, widths, strict=True)
+        ).rstrip()
+        for cell_line in cell_lines
     )
 
 

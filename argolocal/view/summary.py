@@ -48,8 +48,8 @@ class Step:
         """Duration of the step until its end, or until now. None if the step has not started."""
         if not self.started:
             return None
-        end = timestamp(self.finished) if self.finished else time.time()
-        return round(end - timestamp(self.started), 3)
+        end_seconds = timestamp(self.finished) if self.finished else time.time()
+        return round(end_seconds - timestamp(self.started), 3)
 
 
 def timestamp(text: str) -> float:
@@ -59,114 +59,138 @@ def timestamp(text: str) -> float:
 
 def _tasks(template: Mapping[str, Any]) -> list[str]:
     """Return the names of the tasks or steps of a template."""
-    groups = [(template.get("dag") or {}).get("tasks") or [], *(template.get("steps") or [])]
-    return [task["name"] for group in groups for task in group]
+    task_groups = [(template.get("dag") or {}).get("tasks") or [], *(template.get("steps") or [])]
+    return [task["name"] for task_group in task_groups for task in task_group]
 
 
 def list_planned_tasks(manifest: Mapping[str, Any]) -> list[str]:
     """Return the names of the entrypoint's tasks in the order of the manifest."""
     spec = manifest.get("spec", {})
-    entries = (
+    entry_templates = (
         template
         for template in spec.get("templates", [])
         if template.get("name") == spec.get("entrypoint")
     )
-    return _tasks(next(entries, {}))
+    return _tasks(next(entry_templates, {}))
 
 
-def check_step(name: str, step: str, manifest: Mapping[str, Any], logs: Iterable[str] = ()) -> None:
-    """Raise ConfigError if `step` is unknown. It is known if a task or log has a name that contains
-    `step`, or if `step` contains the name of a task."""
+def check_step(
+    known_name: str, step_text: str, manifest: Mapping[str, Any], log_names: Iterable[str] = ()
+) -> None:
+    """Raise ConfigError if `step_text` is unknown. It is known if a task or log has a name that
+    contains `step_text`, or if `step_text` contains the name of a task."""
     spec = (
         (manifest.get("status") or {}).get("storedWorkflowTemplateSpec")
         or manifest.get("spec")
         or {}
     )
 
-    tasks = {task for template in spec.get("templates") or [] for task in _tasks(template)}
-    tasks = tasks or {name}  # the workflow has no tasks, because it consists of a single template
+    task_names = {
+        task_name for template in spec.get("templates") or [] for task_name in _tasks(template)
+    }
+    task_names = task_names or {
+        known_name
+    }  # the workflow has no tasks, because it consists of a single template
 
     # matches longer names that contain a task's name, such as `ship.release`, `prepare(0)` or
     # `train-worker-1`
-    longer_name = re.compile(rf"(^|\.)({'|'.join(map(re.escape, tasks))})($|[-.(\[])")
-    if not any(step in name for name in (*tasks, *logs)) and not longer_name.search(step):
-        hint = did_you_mean(step, tasks)
+    task_name_pattern = re.compile(rf"(^|\.)({'|'.join(map(re.escape, task_names))})($|[-.(\[])")
+    if not any(
+        step_text in known_name for known_name in (*task_names, *log_names)
+    ) and not task_name_pattern.search(step_text):
+        hint = did_you_mean(step_text, task_names)
         raise ConfigError(
-            f'the step "{step}" does not exist in {name}.{hint} Steps: {", ".join(sorted(tasks))}.'
+            f'the step "{step_text}" does not exist in {known_name}.{hint} Steps:'
+            f" {', '.join(sorted(task_names))}."
         )
 
 
-def steps(name: str, status: Status, plan: Iterable[str] = ()) -> list[Step]:
-    """Return the steps of run `name`: its nodes, each after its parent, then the tasks of `plan`
-    that have not started."""
+def steps(run_name: str, status: Status, planned_tasks: Iterable[str] = ()) -> list[Step]:
+    """Return the steps of run `run_name`: its nodes, each after its parent, then the tasks of
+    `planned_tasks` that have not started."""
     # copy the nodes, because the runner may add a node at any time
     nodes_by_start = sorted(
         list((status.get("nodes") or {}).values()), key=lambda node: node.get("startedAt") or "~"
     )
-    nodes = {node["name"]: node for node in nodes_by_start}
-    children: dict[str, list[str]] = {}
+    nodes_by_name = {node["name"]: node for node in nodes_by_start}
+    child_names: dict[str, list[str]] = {}
 
-    lengths = {len(node_name) for node_name in nodes}
-    parents = {node_name: _parent(node_name, nodes, lengths) for node_name in nodes}
+    name_lengths = {len(node_name) for node_name in nodes_by_name}
+    parent_names = {
+        node_name: _parent(node_name, nodes_by_name, name_lengths) for node_name in nodes_by_name
+    }
 
-    for node_name, parent in parents.items():
-        if node_name != name:
-            children.setdefault(parent or name, []).append(node_name)
+    for node_name, parent_node_name in parent_names.items():
+        if node_name != run_name:
+            child_names.setdefault(parent_node_name or run_name, []).append(node_name)
 
-    rows: list[Step] = []
+    run_steps: list[Step] = []
 
-    def add(parent: str, depth: int) -> None:
-        for child in children.get(parent, []):
-            node = nodes[child]
+    def add(parent_name: str, depth: int) -> None:
+        for child_name in child_names.get(parent_name, []):
+            node = nodes_by_name[child_name]
             will_be_retried = (
-                node.get("phase") in FAILED and nodes.get(parent, {}).get("phase") not in FINISHED
+                node.get("phase") in FAILED
+                and nodes_by_name.get(parent_name, {}).get("phase") not in FINISHED
             )
             is_only_attempt = (
-                _is_attempt(child, parents[child], nodes)
-                and len(children[parent]) == 1
+                _is_attempt(child_name, parent_names[child_name], nodes_by_name)
+                and len(child_names[parent_name]) == 1
                 and not will_be_retried
             )
 
             is_hidden = node.get("type") == "StepGroup" or is_only_attempt
             if not is_hidden:
-                row = _step(name, parent, node, depth)
+                new_step = _step(run_name, parent_name, node, depth)
                 if (
-                    row.kind == "Retry"
-                    and row.phase == "Running"
+                    new_step.kind == "Retry"
+                    and new_step.phase == "Running"
                     and status.get("phase") in FINISHED
                 ):
                     # Argo leaves the Retry node of a stopped run incomplete, so use the last
                     # attempt
-                    last = last_attempt(status, row)
-                    end = {
-                        key: last[key] for key in ("phase", "finishedAt", "message") if key in last
+                    last_node = last_attempt(status, new_step)
+                    final_fields = {
+                        node_field: last_node[node_field]
+                        for node_field in ("phase", "finishedAt", "message")
+                        if node_field in last_node
                     }
-                    row = _step(name, parent, {**node, **end}, depth)
+                    new_step = _step(run_name, parent_name, {**node, **final_fields}, depth)
 
-                if row.kind == "Retry" and row.phase == "Running":
-                    row = _with_waiting_attempt(row, status)
-                if row.kind == "Retry" and row.phase in FAILED:  # show why the last attempt failed
-                    row = replace(row, message=_root_message(row, status))
+                if new_step.kind == "Retry" and new_step.phase == "Running":
+                    new_step = _with_waiting_attempt(new_step, status)
+                if (
+                    new_step.kind == "Retry" and new_step.phase in FAILED
+                ):  # show why the last attempt failed
+                    new_step = replace(new_step, message=_root_message(new_step, status))
 
-                rows.append(row)
+                run_steps.append(new_step)
 
-            add(child, depth + (not is_hidden))
+            add(child_name, depth + (not is_hidden))
 
-    add(name, 0)
-    if name in nodes and all(row.name.startswith("onExit") for row in rows):
-        rows.insert(0, _step(name, "", nodes[name], 0))
+    add(run_name, 0)
+    if run_name in nodes_by_name and all(
+        run_step.name.startswith("onExit") for run_step in run_steps
+    ):
+        run_steps.insert(0, _step(run_name, "", nodes_by_name[run_name], 0))
 
-    started = {row.name for row in rows if row.depth == 0}
-    waiting = [Step(task, task, 0, "", "Waiting") for task in plan if task not in started]
-    exit_rows = [row for row in rows if row.name.startswith("onExit")]
+    started_names = {run_step.name for run_step in run_steps if run_step.depth == 0}
+    waiting_steps = [
+        Step(task, task, 0, "", "Waiting") for task in planned_tasks if task not in started_names
+    ]
+    exit_steps = [run_step for run_step in run_steps if run_step.name.startswith("onExit")]
 
-    return [row for row in rows if row not in exit_rows] + waiting + exit_rows
+    return (
+        [run_step for run_step in run_steps if run_step not in exit_steps]
+        + waiting_steps
+        + exit_steps
+    )
 
 
-def _root_message(row: Step, status: Status) -> str:
+def _root_message(step: Step, status: Status) -> str:
     """Return the message of the attempt that made a retried step fail."""
     return causes.find_root_message(
-        row.message, [str(node.get("message") or "") for node in _attempts(status, row)]
+        step.message, [str(node.get("message") or "") for node in _attempts(status, step)]
     )
 
 
@@ -176,44 +200,52 @@ def run_message(name: str, status: Status) -> str:
     message = str(status.get("message") or "")
     if not message or not causes.is_secondary(message):
         return message
-    root = next(
+    root_node = next(
         (node for node in list((status.get("nodes") or {}).values()) if node["name"] == name), None
     )
-    row = failed_step(steps(name, status)) or (_step(name, "", root, 0) if root else None)
-    return (_root_message(row, status) if row else "") or message
+    step = failed_step(steps(name, status)) or (
+        _step(name, "", root_node, 0) if root_node else None
+    )
+    return (_root_message(step, status) if step else "") or message
 
 
-def _with_waiting_attempt(row: Step, status: Status) -> Step:
+def _with_waiting_attempt(step: Step, status: Status) -> Step:
     """If the last attempt of a retried step is active and has a message, return the step with this
     attempt's phase and message."""
-    last = last_attempt(status, row)
-    message = str(last.get("message") or "")
-    if last.get("phase") not in ("Pending", "Running") or not message:
-        return row
-    return replace(row, phase=last["phase"], message=message)
+    last_node = last_attempt(status, step)
+    message = str(last_node.get("message") or "")
+    if last_node.get("phase") not in ("Pending", "Running") or not message:
+        return step
+    return replace(step, phase=last_node["phase"], message=message)
 
 
-def leaves(rows: Iterable[Step]) -> list[Step]:
+def leaves(run_steps: Iterable[Step]) -> list[Step]:
     """Return the steps that have started. Groups of steps, and the attempts of retried steps, are
     left out."""
     return [
-        row
-        for row in rows
-        if row.kind not in GROUP_TYPES and not row.label.startswith("(") and row.phase != "Waiting"
+        step
+        for step in run_steps
+        if step.kind not in GROUP_TYPES
+        and not step.label.startswith("(")
+        and step.phase != "Waiting"
     ]
 
 
-def failed_step(rows: list[Step]) -> Step | None:
+def failed_step(run_steps: list[Step]) -> Step | None:
     """Return the step that failed first, or else a running step. A step that succeeded in a retry
     does not count as failed."""
-    failed_steps = [row for row in rows if not row.label.startswith("(") and row.phase in FAILED]
-    failed = (
+    failed_steps = [
+        step for step in run_steps if not step.label.startswith("(") and step.phase in FAILED
+    ]
+    failed_leaves = (
         leaves(failed_steps)
         or failed_steps
-        or leaves([row for row in rows if row.phase == "Running"])
+        or leaves([step for step in run_steps if step.phase == "Running"])
     )
     return min(
-        failed, key=lambda row: (row.name.startswith("onExit"), row.finished or "~"), default=None
+        failed_leaves,
+        key=lambda step: (step.name.startswith("onExit"), step.finished or "~"),
+        default=None,
     )
 
 
@@ -229,34 +261,38 @@ def last_attempt(status: Status, step: Step) -> Mapping[str, Any]:
 def _attempts(status: Status, step: Step) -> list[Mapping[str, Any]]:
     """Return the nodes of a step's attempts, from the first to the last attempt."""
     node = step.node or {}
-    name = node.get("name", "")
+    node_name = node.get("name", "")
     nodes = status["nodes"]
     # search only the children of the node, because a search of all nodes is slow in a large run
-    children = [nodes[id] for id in node.get("children") or [] if id in nodes]
+    children = [nodes[node_id] for node_id in node.get("children") or [] if node_id in nodes]
     attempts = [
-        other
-        for other in children or list(nodes.values())
-        if causes.attempt_number(other["name"]) >= 0 and other["name"].rpartition("(")[0] == name
+        other_node
+        for other_node in children or list(nodes.values())
+        if causes.attempt_number(other_node["name"]) >= 0
+        and other_node["name"].rpartition("(")[0] == node_name
     ]
     return sorted(attempts, key=lambda node: causes.attempt_number(node["name"]))
 
 
-def as_json(name: str, status: Status, **facts: Any) -> dict[str, Any]:
-    """Return the object that `-o json` prints. `facts`: keys to add or to override. They come
-    before the key `steps`."""
-    result: dict[str, Any] = {"workflow": name, "phase": status.get("phase")}
+def as_json(name: str, status: Status, **extra_fields: Any) -> dict[str, Any]:
+    """Return the object that `-o json` prints. `extra_fields`: keys to add or to override. They
+    come before the key `steps`."""
+    json_object: dict[str, Any] = {"workflow": name, "phase": status.get("phase")}
 
     message = run_message(name, status)
     if message:
-        result["message"] = causes.extract_cause(message)
+        json_object["message"] = causes.extract_cause(message)
 
-    result.update(facts)
-    result["steps"] = [
-        {key: getattr(row, key) for key in ("name", "phase", "started", "finished", "seconds")}
-        | {"message": causes.extract_cause(row.message)}
-        for row in leaves(steps(name, status))
+    json_object.update(extra_fields)
+    json_object["steps"] = [
+        {
+            step_field: getattr(step, step_field)
+            for step_field in ("name", "phase", "started", "finished", "seconds")
+        }
+        | {"message": causes.extract_cause(step.message)}
+        for step in leaves(steps(name, status))
     ]
-    return result | {"warnings": warnings((status.get("nodes") or {}).values())}
+    return json_object | {"warnings": warnings((status.get("nodes") or {}).values())}
 
 
 def outputs(node: Mapping[str, Any]) -> dict[str, str]:
@@ -267,18 +303,18 @@ def outputs(node: Mapping[str, Any]) -> dict[str, str]:
 
 def warnings(nodes: Iterable[Mapping[str, Any]]) -> list[str]:
     """Return the distinct texts in the outputs named `warnings`, which are JSON lists."""
-    texts: list[str] = []
+    warning_texts: list[str] = []
     for node in list(nodes):
         with suppress(ValueError):
-            values = loads(str(outputs(node).get("warnings") or ""))
-            texts += map(str, values) if isinstance(values, list) else []
+            warning_values = loads(str(outputs(node).get("warnings") or ""))
+            warning_texts += map(str, warning_values) if isinstance(warning_values, list) else []
 
-    return list(dict.fromkeys(texts))
+    return list(dict.fromkeys(warning_texts))
 
 
 def named_warnings(nodes: Iterable[Mapping[str, Any]]) -> list[str]:
     """Return the distinct warnings of all steps, each with the name of its step."""
-    steps_of: dict[str, str] = {}
+    step_by_warning: dict[str, str] = {}
     for node in list(nodes):
         # show warnings of an attempt, such as prepare(0), under the name of its step
         step_name = re.sub(
@@ -287,85 +323,94 @@ def named_warnings(nodes: Iterable[Mapping[str, Any]]) -> list[str]:
             str(node.get("displayName") or node.get("name") or "").rpartition(".")[2],
         )
         for text in warnings([node]):
-            steps_of.setdefault(text, step_name)
-    return [f"{step_name}: {text}" if step_name else text for text, step_name in steps_of.items()]
+            step_by_warning.setdefault(text, step_name)
+    return [
+        f"{step_name}: {text}" if step_name else text for text, step_name in step_by_warning.items()
+    ]
 
 
-def pod_of(name: str, node: Mapping[str, Any]) -> str:
+def pod_of(run_name: str, node: Mapping[str, Any]) -> str:
     """Return the name of a node's pod."""
-    if node.get("name") == name:
-        return name
-    template = (node.get("templateRef") or {}).get("template") or node.get("templateName", "")
-    return f"{name}-{template}-{node.get('id', '').rpartition('-')[2]}"
+    if node.get("name") == run_name:
+        return run_name
+    template_name = (node.get("templateRef") or {}).get("template") or node.get("templateName", "")
+    return f"{run_name}-{template_name}-{node.get('id', '').rpartition('-')[2]}"
 
 
 def log_of(
-    name: str, status: Status, step: Step | None, logs: Path, deployments: Path
+    name: str, status: Status, step: Step | None, log_folder: Path, deployments_folder: Path
 ) -> Path | None:
     """Return the log that explains the outcome of a step: the log of its pod, or of a pod of its
     job or Deployment."""
     if step is None:
         return None
     node = last_attempt(status, step)
-    log = logs / f"{pod_of(name, node)}.log"
-    if log.exists():
-        return log
-    return applied_log(name, node, step.label, logs, deployments)
+    log_path = log_folder / f"{pod_of(name, node)}.log"
+    if log_path.exists():
+        return log_path
+    return applied_log(name, node, step.label, log_folder, deployments_folder)
 
 
 def applied_log(
-    name: str, node: Mapping[str, Any], task: str, logs: Path, deployments: Path
+    name: str, node: Mapping[str, Any], task_name: str, log_folder: Path, deployments_folder: Path
 ) -> Path | None:
     """Return the log that explains the outcome of the job or Deployment that a step has applied."""
-    paths = list(logs.glob(f"{name}-{task}-*.log"))
+    log_paths = list(log_folder.glob(f"{name}-{task_name}-*.log"))
     if str(node.get("templateName")).startswith("deployment"):
-        paths = sorted(deployments.glob("*/logs/*.log"), key=lambda path: path.stat().st_mtime)[-1:]
-    return find_first_error(paths)
+        log_paths = sorted(
+            deployments_folder.glob("*/logs/*.log"), key=lambda log_path: log_path.stat().st_mtime
+        )[-1:]
+    return find_first_error(log_paths)
 
 
-def find_first_error(paths: list[Path]) -> Path | None:
+def find_first_error(log_paths: list[Path]) -> Path | None:
     """Return the least recently written log that contains an error, or else the least recently
     written log."""
-    errors = [path for path in paths if ERROR.search(read_end(path, 65536))]
-    return min(errors or paths, key=lambda path: path.stat().st_mtime, default=None)
+    error_logs = [log_path for log_path in log_paths if ERROR.search(read_end(log_path, 65536))]
+    return min(error_logs or log_paths, key=lambda log_path: log_path.stat().st_mtime, default=None)
 
 
-def read_end(path: Path, size: int) -> str:
-    """Return the last `size` bytes of a file as text."""
+def read_end(path: Path, max_bytes: int) -> str:
+    """Return the last `max_bytes` bytes of a file as text."""
     with path.open("rb") as file:
-        file.seek(max(0, path.stat().st_size - size))
+        file.seek(max(0, path.stat().st_size - max_bytes))
         return file.read().decode(errors="replace")
 
 
-def log_tail(text: str, lines: int) -> list[str]:
-    """Return up to `lines` lines of a log, starting at the last `error: ...` line, or else the last
-    lines."""
-    nonempty = [line.rstrip() for line in text.splitlines() if line.strip()]
-    last = max((i for i, line in enumerate(nonempty) if line.startswith("error: ")), default=None)
-    if last is None:
-        return nonempty[-lines:]
-    return nonempty[last : last + lines]
+def log_tail(log_text: str, max_lines: int) -> list[str]:
+    """Return up to `max_lines` lines of a log, starting at the last `error: ...` line, or else
+    the last lines."""
+    nonempty_lines = [line.rstrip() for line in log_text.splitlines() if line.strip()]
+    last_error_index = max(
+        (index for index, line in enumerate(nonempty_lines) if line.startswith("error: ")),
+        default=None,
+    )
+    if last_error_index is None:
+        return nonempty_lines[-max_lines:]
+    return nonempty_lines[last_error_index : last_error_index + max_lines]
 
 
 def success(status: Status, facts: Mapping[str, str | None]) -> str:
     """Return the outcome of a run as a text: one line per fact, then its duration and its
     warnings."""
-    elapsed = format_duration(timestamp(status["finishedAt"]) - timestamp(status["startedAt"]))
+    elapsed_text = format_duration(timestamp(status["finishedAt"]) - timestamp(status["startedAt"]))
     warning_facts = [
         ("warning", text) for text in named_warnings((status.get("nodes") or {}).values())
     ]
-    return lines_of([*facts.items(), ("took", elapsed), *warning_facts])
+    return lines_of([*facts.items(), ("took", elapsed_text), *warning_facts])
 
 
 def lines_of(facts: Iterable[tuple[str, str | None]]) -> str:
     """Format facts as lines of name and value. Facts without a value are left out."""
-    return "\n" + "".join(f"{name:9} {visible(text)}\n" for name, text in facts if text)
+    return "\n" + "".join(
+        f"{fact_name:9} {visible(fact_text)}\n" for fact_name, fact_text in facts if fact_text
+    )
 
 
 def failure(
     name: str,
     status: Status,
-    log: str,
+    log_text: str,
     log_path: str | None,
     resume_command: str,
     runner_error: str = "",
@@ -376,72 +421,80 @@ def failure(
     If the runner itself had an error (`runner_error`), this error is shown instead of the failure
     of a step.
     """
-    row = failed_step(steps(name, status))
+    step = failed_step(steps(name, status))
     warning_texts = warnings((status.get("nodes") or {}).values())
     lines = [
-        f"{name}: {status.get('phase') or 'stopped'}" + (f" in step {row.name}" if row else "")
+        f"{name}: {status.get('phase') or 'stopped'}" + (f" in step {step.name}" if step else "")
     ]
-    lines += [f"  {line}" for line in log_tail(log, 7)]
-    message = str((row and row.message) or run_message(name, status))
-    cause = runner_error or last_error(log) or causes.extract_cause(message)
+    lines += [f"  {line}" for line in log_tail(log_text, 7)]
+    message = str((step and step.message) or run_message(name, status))
+    cause_text = runner_error or last_error(log_text) or causes.extract_cause(message)
 
     # show the rest of the message, such as a termination message, unless the log already contains
     # it
     if causes.extract_cause(message) != message:
-        details = ""
+        detail_lines = ""
     else:
-        details = message.replace(cause, "").rstrip(": ")
+        detail_lines = message.replace(cause_text, "").rstrip(": ")
 
-    cause += f" ({details})" if details else ""
+    cause_text += f" ({detail_lines})" if detail_lines else ""
     lines += [
-        f"step    {row.name if row else 'none: ' + run_message(name, status)}",
-        f"cause   {' '.join(str(cause).split())[:600]}",
+        f"step    {step.name if step else 'none: ' + run_message(name, status)}",
+        f"cause   {' '.join(str(cause_text).split())[:600]}",
         f"log     {log_path}" if log_path else "",
-        *(f"warning {' '.join(text.split())[:300]}" for text in warning_texts[:2]),
+        *(f"warning {' '.join(warning_text.split())[:300]}" for warning_text in warning_texts[:2]),
         f"resume  {resume_command}",
     ]
     return visible("\n".join(line for line in lines if line))
 
 
-def last_error(log: str) -> str:
+def last_error(log_text: str) -> str:
     """Return the text of the last `error: ...` line of a log, or ""."""
-    errors = [
-        line.removeprefix("error: ") for line in log.splitlines() if line.startswith("error: ")
+    error_texts = [
+        line.removeprefix("error: ") for line in log_text.splitlines() if line.startswith("error: ")
     ]
-    if errors:
-        return errors[-1]
+    if error_texts:
+        return error_texts[-1]
     return ""
 
 
-def _parent(name: str, nodes: Mapping[str, Any], lengths: Collection[int]) -> str | None:
+def _parent(name: str, nodes: Mapping[str, Any], name_lengths: Collection[int]) -> str | None:
     """Return the name of the parent node: the longest node name that is a prefix of `name` and is
-    followed by `.`, `[` or `(`. `lengths`: the set of all name lengths. It limits the search,
+    followed by `.`, `[` or `(`. `name_lengths`: the set of all name lengths. It limits the search,
     because a loop item may contain these characters many times."""
-    cut_indexes = [i for i, c in enumerate(name) if c in ".[(" and i in lengths]
-    return next((name[:i] for i in reversed(cut_indexes) if name[:i] in nodes), None)
+    cut_indexes = [
+        index
+        for index, character in enumerate(name)
+        if character in ".[(" and index in name_lengths
+    ]
+    return next((name[:index] for index in reversed(cut_indexes) if name[:index] in nodes), None)
 
 
-def _is_attempt(name: str, parent: str | None, nodes: Mapping[str, Any]) -> bool:
-    return parent is not None and nodes[parent].get("type") == "Retry" and name[len(parent)] == "("
-
-
-def _step(workflow: str, parent: str, node: Mapping[str, Any], depth: int) -> Step:
-    name = node["name"]
-    path = (
-        re.sub(r"^\[\d+\]|(?<=[^.])\[\d+\](?=\.)", "", name.removeprefix(workflow)).lstrip(".")
-        or workflow
+def _is_attempt(name: str, parent_name: str | None, nodes: Mapping[str, Any]) -> bool:
+    return (
+        parent_name is not None
+        and nodes[parent_name].get("type") == "Retry"
+        and name[len(parent_name)] == "("
     )
-    label = re.sub(r"^\[\d+\]", "", name.removeprefix(parent)).lstrip(".") or path
-    cached = CACHED_MESSAGE.fullmatch(node.get("message") or "")
+
+
+def _step(run_name: str, parent_name: str, node: Mapping[str, Any], depth: int) -> Step:
+    name = node["name"]
+    step_path = (
+        re.sub(r"^\[\d+\]|(?<=[^.])\[\d+\](?=\.)", "", name.removeprefix(run_name)).lstrip(".")
+        or run_name
+    )
+    label = re.sub(r"^\[\d+\]", "", name.removeprefix(parent_name)).lstrip(".") or step_path
+    cached_match = CACHED_MESSAGE.fullmatch(node.get("message") or "")
 
     return Step(
-        name=path,
+        name=step_path,
         label=label,
         depth=depth,
         kind=node.get("type", ""),
-        phase="Cached" if cached else node.get("phase") or "Pending",
+        phase="Cached" if cached_match else node.get("phase") or "Pending",
         started=node.get("startedAt"),
         finished=node.get("finishedAt"),
-        message=f"by {cached[1]}" if cached else node.get("message") or "",
+        message=f"by {cached_match[1]}" if cached_match else node.get("message") or "",
         node=node,
     )

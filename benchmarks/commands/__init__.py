@@ -11,24 +11,27 @@ REKINDLE = str(Path(sys.executable).with_name("rekindle"))
 FINISHED = (0, 3)  # exit codes of `rekindle run`: model released, model not released
 
 
-def environment(home: Path) -> dict[str, str]:
-    return {**os.environ, "REKINDLE_HOME": str(home)}
+def environment(home_folder: Path) -> dict[str, str]:
+    return {**os.environ, "REKINDLE_HOME": str(home_folder)}
 
 
 def rekindle(
-    folder: Path, home: Path, *arguments: str, codes: tuple[int, ...] = FINISHED
+    working_folder: Path,
+    home_folder: Path,
+    *command_arguments: str,
+    allowed_exit_codes: tuple[int, ...] = FINISHED,
 ) -> dict[str, Any]:
-    """Run a command of Rekindle in `folder`, and return its JSON output. Raises SystemExit for
-    other exit codes."""
-    command = [REKINDLE, *arguments, "-o", "json"]
-    done = subprocess.run(
-        command, cwd=folder, env=environment(home), stdout=subprocess.PIPE, text=True
+    """Run a command of Rekindle in `working_folder`, and return its JSON output. Raises
+    SystemExit for other exit codes."""
+    command = [REKINDLE, *command_arguments, "-o", "json"]
+    completed_process = subprocess.run(
+        command, cwd=working_folder, env=environment(home_folder), stdout=subprocess.PIPE, text=True
     )
-    if done.returncode not in codes or not done.stdout:
-        raise SystemExit(f"{' '.join(command)} ended with exit code {done.returncode}")
-    return json.loads(done.stdout)
+    if completed_process.returncode not in allowed_exit_codes or not completed_process.stdout:
+        raise SystemExit(f"{' '.join(command)} ended with exit code {completed_process.returncode}")
+    return json.loads(completed_process.stdout)
 
 
-def down(home: Path) -> None:
+def down(home_folder: Path) -> None:
     """Stop the services and servers of a home."""
-    subprocess.run([REKINDLE, "down"], env=environment(home), stdout=subprocess.DEVNULL)
+    subprocess.run([REKINDLE, "down"], env=environment(home_folder), stdout=subprocess.DEVNULL)

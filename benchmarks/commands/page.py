@@ -55,64 +55,64 @@ OBSERVER = """() => {
 class WrittenRun:
     """A simulated run: this process writes its files, as a runner would."""
 
-    def __init__(self, home: Path, name: str, count: int, phase: str) -> None:
-        self.files = RunFiles(home, name)
-        self.name = name
-        tasks = [
-            {"name": f"t{index}", "template": "work"}
-            | ({"depends": f"t{max(0, index - 10)}"} if index else {})
-            for index in range(count)
+    def __init__(self, home_folder: Path, run_name: str, task_count: int, phase: str) -> None:
+        self.files = RunFiles(home_folder, run_name)
+        self.name = run_name
+        task_documents = [
+            {"name": f"t{task_index}", "template": "work"}
+            | ({"depends": f"t{max(0, task_index - 10)}"} if task_index else {})
+            for task_index in range(task_count)
         ]
-        templates = [
-            {"name": "main", "dag": {"tasks": tasks}},
+        template_documents = [
+            {"name": "main", "dag": {"tasks": task_documents}},
             {"name": "work", "container": {"image": "busybox", "command": ["true"]}},
         ]
         self.files.create(
             {
                 "apiVersion": "argoproj.io/v1alpha1",
                 "kind": "Workflow",
-                "metadata": {"name": name},
-                "spec": {"entrypoint": "main", "templates": templates},
+                "metadata": {"name": run_name},
+                "spec": {"entrypoint": "main", "templates": template_documents},
             }
         )
-        root = self._node(name, "DAG", phase) | {
-            "children": [self._id(index) for index in range(min(count, 10))]
+        root_node = self._node(run_name, "DAG", phase) | {
+            "children": [self._id(task_index) for task_index in range(min(task_count, 10))]
         }
-        nodes = {name: root}
-        for index in range(count):
-            node = self.task(index, phase)
-            if index + 10 < count:
-                node["children"] = [self._id(index + 10)]
-            nodes[node["id"]] = node
-        self.files.append({"status": {"phase": phase, "startedAt": _now()}, "nodes": nodes})
+        nodes_by_name = {run_name: root_node}
+        for task_index in range(task_count):
+            node = self.task(task_index, phase)
+            if task_index + 10 < task_count:
+                node["children"] = [self._id(task_index + 10)]
+            nodes_by_name[node["id"]] = node
+        self.files.append({"status": {"phase": phase, "startedAt": _now()}, "nodes": nodes_by_name})
         if phase == "Succeeded":
             self.files.append(
                 {"status": {"phase": phase, "startedAt": _now(), "finishedAt": _now()}}
             )
             self.files.close()
 
-    def _id(self, index: int) -> str:
-        return f"{self.name}-{index + 1000}"
+    def _id(self, task_index: int) -> str:
+        return f"{self.name}-{task_index + 1000}"
 
-    def _node(self, name: str, type: str, phase: str) -> dict[str, Any]:
+    def _node(self, node_name: str, node_type: str, phase: str) -> dict[str, Any]:
         return {
-            "id": name,
-            "name": name,
-            "displayName": name.rpartition(".")[2],
-            "type": type,
+            "id": node_name,
+            "name": node_name,
+            "displayName": node_name.rpartition(".")[2],
+            "type": node_type,
             "templateName": "work",
             "phase": phase,
             "startedAt": _now(),
             "finishedAt": _now() if phase == "Succeeded" else None,
         }
 
-    def task(self, index: int, phase: str) -> dict[str, Any]:
+    def task(self, task_index: int, phase: str) -> dict[str, Any]:
         """Return the workflow node of a task."""
-        node = self._node(f"{self.name}.t{index}", "Pod", phase)
-        return node | {"id": self._id(index), "boundaryID": self.name}
+        node = self._node(f"{self.name}.t{task_index}", "Pod", phase)
+        return node | {"id": self._id(task_index), "boundaryID": self.name}
 
-    def finish_task(self, index: int) -> None:
-        node = self.task(index, "Succeeded")
+    def finish_task(self, task_index: int) -> None:
+        node = self.task(task_index, "Succeeded")
         self.files.append({"nodes": {node["id"]: node}})
 
     @property
@@ -124,221 +124,270 @@ def _now() -> str:
     return datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
-def first_view(server: PageServer, browser: Browser, path: str) -> float:
+def first_view(page_server: PageServer, browser: Browser, page_path: str) -> float:
     """Return the seconds from the request until the page is loaded."""
-    page = server.open(browser, "/icon")
-    start = time.monotonic()
-    page.goto(f"{server.root}{path}", wait_until="load")
-    seconds = time.monotonic() - start
-    page.context.close()
-    return seconds
+    browser_page = page_server.open(browser, "/icon")
+    start_seconds = time.monotonic()
+    browser_page.goto(f"{page_server.root}{page_path}", wait_until="load")
+    load_seconds = time.monotonic() - start_seconds
+    browser_page.context.close()
+    return load_seconds
 
 
-def measure_views(home: Path, counts: list[int], browser: Browser) -> list[Bar]:
+def measure_views(home_folder: Path, node_counts: list[int], browser: Browser) -> list[Bar]:
     """Measure how many seconds the first view of each large run takes, with a new server for
     each."""
     bars: list[Bar] = []
-    for count in counts:
-        run = WrittenRun(home, f"nodes-{count}", count, "Succeeded")
-        for tab in ("overview", "timeline"):
-            with start_page(home) as server:
-                seconds = first_view(server, browser, f"/runs/{run.name}/{tab}")
-                limit = FIRST_VIEW_LIMITS_S.get(count)
-                bars.append(bar(f"first view of {count:,} nodes, {tab}", seconds, "s", limit))
+    for node_count in node_counts:
+        written_run = WrittenRun(home_folder, f"nodes-{node_count}", node_count, "Succeeded")
+        for tab_name in ("overview", "timeline"):
+            with start_page(home_folder) as page_server:
+                load_seconds = first_view(
+                    page_server, browser, f"/runs/{written_run.name}/{tab_name}"
+                )
+                limit_seconds = FIRST_VIEW_LIMITS_S.get(node_count)
+                bars.append(
+                    bar(
+                        f"first view of {node_count:,} nodes, {tab_name}",
+                        load_seconds,
+                        "s",
+                        limit_seconds,
+                    )
+                )
     return bars
 
 
-def measure_log(home: Path, megabytes: int, browser: Browser) -> list[Bar]:
+def measure_log(home_folder: Path, log_megabytes: int, browser: Browser) -> list[Bar]:
     """Return the seconds to open a large log at its end, and to search it."""
-    run = WrittenRun(home, "large-log", 1, "Succeeded")
-    size = megabytes * 1_000_000
-    block = b"".join(LOG_LINE % index for index in range(10_000))
-    with run.log.open("wb") as file:
-        while file.tell() < size:
-            file.write(block)
+    written_run = WrittenRun(home_folder, "large-log", 1, "Succeeded")
+    log_bytes = log_megabytes * 1_000_000
+    log_block = b"".join(LOG_LINE % line_index for line_index in range(10_000))
+    with written_run.log.open("wb") as log_file:
+        while log_file.tell() < log_bytes:
+            log_file.write(log_block)
 
-    address = f"/runs/{run.name}/logs?pod={run.log.stem}"
-    with start_page(home) as server:
-        process = psutil.Process(server.process.pid)
-        opened = first_view(server, browser, address)
-        searches = [
-            _request_seconds(server, f"{address}&find={text}") for text in ("absent", "LOSS")
+    log_address = f"/runs/{written_run.name}/logs?pod={written_run.log.stem}"
+    with start_page(home_folder) as page_server:
+        server_process = psutil.Process(page_server.process.pid)
+        open_seconds = first_view(page_server, browser, log_address)
+        search_seconds = [
+            _request_seconds(page_server, f"{log_address}&find={searched_text}")
+            for searched_text in ("absent", "LOSS")
         ]
-        error = _request_seconds(server, f"{address}&mark=error")
-        memory = process.memory_info().rss / 1e6
-    name = f"log of {megabytes} MB"
+        find_error_seconds = _request_seconds(page_server, f"{log_address}&mark=error")
+        memory_megabytes = server_process.memory_info().rss / 1e6
+    figure_prefix = f"log of {log_megabytes} MB"
     return [
-        bar(f"{name}: opens at its end", opened, "s", 1.0),
-        bar(f"{name}: search", max(searches), "s", 3.0),
-        bar(f"{name}: first error, if there is none", error, "s", 3.0),
-        bar(f"{name}: memory of the server afterwards", memory, "MB", 120),
+        bar(f"{figure_prefix}: opens at its end", open_seconds, "s", 1.0),
+        bar(f"{figure_prefix}: search", max(search_seconds), "s", 3.0),
+        bar(f"{figure_prefix}: first error, if there is none", find_error_seconds, "s", 3.0),
+        bar(f"{figure_prefix}: memory of the server afterwards", memory_megabytes, "MB", 120),
     ]
 
 
-def _request_seconds(server: PageServer, path: str) -> float:
-    start = time.monotonic()
-    answer = server.get(path, "text/html")
-    assert answer.status_code == 200, answer.text
-    return time.monotonic() - start
+def _request_seconds(page_server: PageServer, request_path: str) -> float:
+    start_seconds = time.monotonic()
+    http_response = page_server.get(request_path, "text/html")
+    assert http_response.status_code == 200, http_response.text
+    return time.monotonic() - start_seconds
 
 
-def measure_events(home: Path, viewers: int, events: int, browser: Browser) -> list[Bar]:
+def measure_events(
+    home_folder: Path, viewer_count: int, event_count: int, browser: Browser
+) -> list[Bar]:
     """Measure how many seconds pass until all viewers of a run, or of its log, see an event."""
-    run = WrittenRun(home, "live", 100, "Running")
-    run.log.write_bytes(b"the start\n")
+    written_run = WrittenRun(home_folder, "live", 100, "Running")
+    written_run.log.write_bytes(b"the start\n")
     bars: list[Bar] = []
 
-    def print_event(number: int) -> None:
-        with run.log.open("a") as file:
-            file.write(f"event {number}\n")
+    def print_event(event_number: int) -> None:
+        with written_run.log.open("a") as log_file:
+            log_file.write(f"event {event_number}\n")
 
     # (name of the event, page, number of the first event, function that causes an event)
-    cases: tuple[tuple[str, str, int, Callable[[int], None]], ...] = (
-        ("a step ends", "overview", 1, lambda number: run.finish_task(number - 1)),
-        ("a line of a log", f"logs?pod={run.log.stem}", 1001, print_event),
+    event_cases: tuple[tuple[str, str, int, Callable[[int], None]], ...] = (
+        (
+            "a step ends",
+            "overview",
+            1,
+            lambda event_number: written_run.finish_task(event_number - 1),
+        ),
+        ("a line of a log", f"logs?pod={written_run.log.stem}", 1001, print_event),
     )
-    for name, path, first, cause in cases:
-        with start_page(home) as server:
-            pages = [server.open(browser, f"/runs/{run.name}/{path}") for _ in range(viewers)]
-            for page in pages:
-                page.evaluate(OBSERVER)
-            seconds = [_slowest(pages, number, cause) for number in range(first, first + events)]
-            for page in pages:
-                page.context.close()
-        text = f"slowest of {viewers} viewers"
+    for case_name, tab_path, first_event_number, cause_event in event_cases:
+        with start_page(home_folder) as page_server:
+            browser_pages = [
+                page_server.open(browser, f"/runs/{written_run.name}/{tab_path}")
+                for _ in range(viewer_count)
+            ]
+            for browser_page in browser_pages:
+                browser_page.evaluate(OBSERVER)
+            slowest_seconds = [
+                _slowest(browser_pages, event_number, cause_event)
+                for event_number in range(first_event_number, first_event_number + event_count)
+            ]
+            for browser_page in browser_pages:
+                browser_page.context.close()
+        remark_text = f"slowest of {viewer_count} viewers"
         bars.append(
-            bar(f"event on the screen: {name}", max(seconds), "s", EVENT_LIMIT_S, text=text)
+            bar(
+                f"event on the screen: {case_name}",
+                max(slowest_seconds),
+                "s",
+                EVENT_LIMIT_S,
+                remark_text=remark_text,
+            )
         )
-        bars.append(bar(f"event on the screen: {name}, median", seconds, "s"))
-    run.files.close()
+        bars.append(bar(f"event on the screen: {case_name}, median", slowest_seconds, "s"))
+    written_run.files.close()
     return bars
 
 
-def _slowest(pages: list[BrowserPage], number: int, cause: Callable[[int], None]) -> float:
+def _slowest(
+    browser_pages: list[BrowserPage], event_number: int, cause_event: Callable[[int], None]
+) -> float:
     """Cause an event, and return the seconds until every page shows it."""
-    start = time.time()
-    cause(number)
-    end = start + TIMEOUT_S
-    times: list[float] = []
-    while len(times) < len(pages) and time.time() < end:
+    start_time = time.time()
+    cause_event(event_number)
+    deadline = start_time + TIMEOUT_S
+    seen_times: list[float] = []
+    while len(seen_times) < len(browser_pages) and time.time() < deadline:
         time.sleep(0.1)
-        seen = [page.evaluate("number => window.seenAt[number] ?? 0", number) for page in pages]
-        times = [value / 1000 for value in seen if value]
-    if len(times) < len(pages):
+        page_seen_times = [
+            browser_page.evaluate("number => window.seenAt[number] ?? 0", event_number)
+            for browser_page in browser_pages
+        ]
+        seen_times = [seen_time / 1000 for seen_time in page_seen_times if seen_time]
+    if len(seen_times) < len(browser_pages):
         return TIMEOUT_S
-    return max(times) - start
+    return max(seen_times) - start_time
 
 
 @contextmanager
-def _viewers(server: PageServer, runs: list[str]) -> Iterator[None]:
+def _viewers(page_server: PageServer, run_names: list[str]) -> Iterator[None]:
     """Simulate browsers in another process, which request a page of the runs after each change."""
-    context = multiprocessing.get_context("spawn")
-    ready = context.Semaphore(0)
-    process = context.Process(
-        target=_look, args=(server.root, server.token, runs, ready), daemon=True
+    spawn_context = multiprocessing.get_context("spawn")
+    ready_semaphore = spawn_context.Semaphore(0)
+    viewer_process = spawn_context.Process(
+        target=_look,
+        args=(page_server.root, page_server.token, run_names, ready_semaphore),
+        daemon=True,
     )
-    process.start()
-    for _ in runs:
-        ready.acquire()
+    viewer_process.start()
+    for _ in run_names:
+        ready_semaphore.acquire()
     try:
         yield
     finally:
-        process.kill()
-        process.join()
+        viewer_process.kill()
+        viewer_process.join()
 
 
-def _look(root: str, token: str, runs: list[str], ready: Any) -> None:
-    def look(run: str) -> None:
-        headers = {"Authorization": f"Bearer {token}", "Accept": "text/html"}
-        address = f"{root}/runs/{run}" if run else root
+def _look(root_url: str, access_token: str, run_names: list[str], ready_semaphore: Any) -> None:
+    def look(run_name: str) -> None:
+        request_headers = {"Authorization": f"Bearer {access_token}", "Accept": "text/html"}
+        page_url = f"{root_url}/runs/{run_name}" if run_name else root_url
         with (
-            httpx.Client(headers=headers, timeout=None) as client,
-            client.stream("GET", f"{root}/events?run={run}") as stream,
+            httpx.Client(headers=request_headers, timeout=None) as http_client,
+            http_client.stream("GET", f"{root_url}/events?run={run_name}") as event_stream,
         ):
-            ready.release()
-            for line in stream.iter_lines():
-                if line.startswith("data:"):
-                    client.get(address)
+            ready_semaphore.release()
+            for event_line in event_stream.iter_lines():
+                if event_line.startswith("data:"):
+                    http_client.get(page_url)
 
-    threads = [Thread(target=look, args=(run,)) for run in runs]
+    threads = [Thread(target=look, args=(run_name,)) for run_name in run_names]
     for thread in threads:
         thread.start()
 
 
-def measure_rest(home: Path, seconds: float, browser: Browser) -> list[Bar]:
+def measure_rest(home_folder: Path, measured_seconds: float, browser: Browser) -> list[Bar]:
     """Return the load and the memory of the server while three viewers look at a quiet run."""
-    run = WrittenRun(home, "quiet", 20, "Running")
-    run.log.write_bytes(b"the start\n")
-    with start_page(home) as server:
-        paths = ["/", f"/runs/{run.name}", f"/runs/{run.name}/logs"]
-        pages = [server.open(browser, path) for path in paths]
-        process = psutil.Process(server.process.pid)
+    written_run = WrittenRun(home_folder, "quiet", 20, "Running")
+    written_run.log.write_bytes(b"the start\n")
+    with start_page(home_folder) as page_server:
+        page_paths = ["/", f"/runs/{written_run.name}", f"/runs/{written_run.name}/logs"]
+        browser_pages = [page_server.open(browser, page_path) for page_path in page_paths]
+        server_process = psutil.Process(page_server.process.pid)
         time.sleep(1)
-        start = process.cpu_times()
-        time.sleep(seconds)
-        end = process.cpu_times()
-        memory = process.memory_info().rss / 1e6
-        for page in pages:
-            page.context.close()
-    run.files.close()
-    load = (end.user + end.system - start.user - start.system) / seconds
+        start_cpu_times = server_process.cpu_times()
+        time.sleep(measured_seconds)
+        end_cpu_times = server_process.cpu_times()
+        memory_megabytes = server_process.memory_info().rss / 1e6
+        for browser_page in browser_pages:
+            browser_page.context.close()
+    written_run.files.close()
+    cpu_load = (
+        end_cpu_times.user + end_cpu_times.system - start_cpu_times.user - start_cpu_times.system
+    ) / measured_seconds
     return [
-        bar("server with three viewers at rest", 100 * load, "% of a core", 2),
-        bar("memory of the server at rest", memory, "MB", 120),
+        bar("server with three viewers at rest", 100 * cpu_load, "% of a core", 2),
+        bar("memory of the server at rest", memory_megabytes, "MB", 120),
     ]
 
 
-def _append_events(run: WrittenRun, seconds: float) -> float:
+def _append_events(written_run: WrittenRun, writing_seconds: float) -> float:
     """Write 100 events per second, and return the CPU seconds that the writing takes."""
-    start = time.thread_time()
-    for number in range(int(100 * seconds)):
-        run.finish_task(number % 100)
+    start_cpu_seconds = time.thread_time()
+    for event_number in range(int(100 * writing_seconds)):
+        written_run.finish_task(event_number % 100)
         time.sleep(0.01)
-    return time.thread_time() - start
+    return time.thread_time() - start_cpu_seconds
 
 
-def measure_busy(home: Path, seconds: float, runs: int) -> list[Bar]:
+def measure_busy(home_folder: Path, measured_seconds: float, run_count: int) -> list[Bar]:
     """Measure the server's load during a run with 100 events per second, and how much CPU time
     three viewers add to the run."""
-    run = WrittenRun(home, "busy", 100, "Running")
-    slowdowns: list[float] = []
-    loads: list[float] = []
-    with start_page(home) as server:
-        process = psutil.Process(server.process.pid)
-        for _ in range(runs):
-            alone = _append_events(run, seconds)
-            with _viewers(server, ["", run.name, run.name]):
-                start = process.cpu_times()
-                watched = _append_events(run, seconds)
-                end = process.cpu_times()
-            loads.append(100 * (end.user + end.system - start.user - start.system) / seconds)
+    written_run = WrittenRun(home_folder, "busy", 100, "Running")
+    slowdown_ratios: list[float] = []
+    cpu_loads: list[float] = []
+    with start_page(home_folder) as page_server:
+        server_process = psutil.Process(page_server.process.pid)
+        for _ in range(run_count):
+            unwatched_cpu_seconds = _append_events(written_run, measured_seconds)
+            with _viewers(page_server, ["", written_run.name, written_run.name]):
+                start_cpu_times = server_process.cpu_times()
+                watched_cpu_seconds = _append_events(written_run, measured_seconds)
+                end_cpu_times = server_process.cpu_times()
+            cpu_loads.append(
+                100
+                * (
+                    end_cpu_times.user
+                    + end_cpu_times.system
+                    - start_cpu_times.user
+                    - start_cpu_times.system
+                )
+                / measured_seconds
+            )
             # in percent of the duration of a run with 100 events per second
-            slowdowns.append(100 * (watched - alone) / seconds)
-    run.files.close()
+            slowdown_ratios.append(
+                100 * (watched_cpu_seconds - unwatched_cpu_seconds) / measured_seconds
+            )
+    written_run.files.close()
     return [
-        bar("server next to 100 events per second, three viewers", loads, "% of a core"),
-        bar("the same run is slowed by its viewers", slowdowns, "%", 1),
+        bar("server next to 100 events per second, three viewers", cpu_loads, "% of a core"),
+        bar("the same run is slowed by its viewers", slowdown_ratios, "%", 1),
     ]
 
 
 def main() -> int:
-    command = parser(__doc__)
-    command.add_argument("--nodes", type=int, nargs="+", default=[500, 5000])
-    command.add_argument("--log-megabytes", type=int, default=200)
-    command.add_argument("--viewers", type=int, default=20)
-    command.add_argument("--events", type=int, default=10)
-    command.add_argument("--seconds", type=float, default=20.0)
-    command.add_argument("--runs", type=int, default=5)
-    options = command.parse_args()
+    argument_parser = parser(__doc__)
+    argument_parser.add_argument("--nodes", type=int, nargs="+", default=[500, 5000])
+    argument_parser.add_argument("--log-megabytes", type=int, default=200)
+    argument_parser.add_argument("--viewers", type=int, default=20)
+    argument_parser.add_argument("--events", type=int, default=10)
+    argument_parser.add_argument("--seconds", type=float, default=20.0)
+    argument_parser.add_argument("--runs", type=int, default=5)
+    options = argument_parser.parse_args()
 
     bars: list[Bar] = []
-    with tempfile.TemporaryDirectory() as name, start_browser() as browser:
-        home = Path(name) / "home"
-        bars += measure_views(home, options.nodes, browser)
-        bars += measure_log(home, options.log_megabytes, browser)
-        bars += measure_events(home, options.viewers, options.events, browser)
-        bars += measure_rest(home, options.seconds, browser)
-        bars += measure_busy(home, options.seconds / 4, options.runs)
+    with tempfile.TemporaryDirectory() as temporary_folder, start_browser() as browser:
+        home_folder = Path(temporary_folder) / "home"
+        bars += measure_views(home_folder, options.nodes, browser)
+        bars += measure_log(home_folder, options.log_megabytes, browser)
+        bars += measure_events(home_folder, options.viewers, options.events, browser)
+        bars += measure_rest(home_folder, options.seconds, browser)
+        bars += measure_busy(home_folder, options.seconds / 4, options.runs)
     return report(bars, as_json=options.json)
 
 

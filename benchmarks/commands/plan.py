@@ -62,146 +62,187 @@ def build(config):
 """
 
 
-def home_of(folder: Path) -> Path:
-    return folder / ".rekindle"
+def home_of(working_folder: Path) -> Path:
+    return working_folder / ".rekindle"
 
 
-def accuracy(folder: Path, runs: int) -> list[Bar]:
+def accuracy(working_folder: Path, run_count: int) -> list[Bar]:
     """Return by how much forecasts of the demo differ from its runs, in time and cost."""
-    (folder / "configs/demo.yaml").write_text(DEMO.read_text())
-    for seed in range(1, runs + 1):
-        rekindle(folder, home_of(folder), "run", "configs/demo.yaml", f"--set=train.seed={seed}")
+    (working_folder / "configs/demo.yaml").write_text(DEMO.read_text())
+    for seed in range(1, run_count + 1):
+        rekindle(
+            working_folder,
+            home_of(working_folder),
+            "run",
+            "configs/demo.yaml",
+            f"--set=train.seed={seed}",
+        )
 
     bars = []
-    for name, (change, limit) in CHANGES.items():
-        plan = rekindle(
-            folder, home_of(folder), "plan", "configs/demo.yaml", f"--set={change}", codes=(10,)
+    for change_name, (config_change, error_limit) in CHANGES.items():
+        plan_output = rekindle(
+            working_folder,
+            home_of(working_folder),
+            "plan",
+            "configs/demo.yaml",
+            f"--set={config_change}",
+            allowed_exit_codes=(10,),
         )
-        run = rekindle(folder, home_of(folder), "run", "configs/demo.yaml", f"--set={change}")
+        run_output = rekindle(
+            working_folder,
+            home_of(working_folder),
+            "run",
+            "configs/demo.yaml",
+            f"--set={config_change}",
+        )
 
-        released = run["verdict"] == "release"
-        if released:
-            total = plan["total"]["seconds"]
+        is_released = run_output["verdict"] == "release"
+        if is_released:
+            forecast_seconds = plan_output["total"]["seconds"]
         else:
-            total = plan["without_conditional_tasks"]["seconds"]
+            forecast_seconds = plan_output["without_conditional_tasks"]["seconds"]
 
-        if released:
-            cost = plan["cost"]
+        if is_released:
+            forecast_cost = plan_output["cost"]
         else:
-            cost = plan["without_conditional_tasks"]["cost"]
+            forecast_cost = plan_output["without_conditional_tasks"]["cost"]
 
-        seconds = _seconds(run)
-        spent = run["cost"]["total"]
-        for kind, forecast, actual, unit in (
-            ("time", total, seconds, "s"),
-            ("cost", cost, spent, plan["currency"]),
+        actual_seconds = _seconds(run_output)
+        actual_cost = run_output["cost"]["total"]
+        for quantity, forecast_value, actual_value, unit_name in (
+            ("time", forecast_seconds, actual_seconds, "s"),
+            ("cost", forecast_cost, actual_cost, plan_output["currency"]),
         ):
-            text = f"{forecast:.3g} {unit} for {actual:.3g} {unit}; {run['verdict']}"
-            error = abs(forecast / actual - 1)
+            remark_text = (
+                f"{forecast_value:.3g} {unit_name} for {actual_value:.3g} {unit_name};"
+                f" {run_output['verdict']}"
+            )
+            relative_error = abs(forecast_value / actual_value - 1)
 
             bars.append(
                 bar(
-                    f"other {name}: {kind}, relative error of the forecast",
-                    error,
+                    f"other {change_name}: {quantity}, relative error of the forecast",
+                    relative_error,
                     "",
-                    limit,
-                    text=text,
+                    error_limit,
+                    remark_text=remark_text,
                 )
             )
 
     return bars
 
 
-def _seconds(run: dict[str, Any]) -> float:
+def _seconds(run_output: dict[str, Any]) -> float:
     """Return the time from the start of the first step to the end of the last step."""
     from argolocal.view.summary import timestamp
 
-    steps = [step for step in run["steps"] if step["started"] and step["finished"]]
-    return max(timestamp(step["finished"]) for step in steps) - min(
-        timestamp(step["started"]) for step in steps
+    finished_steps = [step for step in run_output["steps"] if step["started"] and step["finished"]]
+    return max(timestamp(step["finished"]) for step in finished_steps) - min(
+        timestamp(step["started"]) for step in finished_steps
     )
 
 
-def plan_cpu(folder: Path, tasks: int, runs: int) -> list[Bar]:
+def plan_cpu(working_folder: Path, task_count: int, run_count: int) -> list[Bar]:
     """Return the CPU seconds that planning a large pipeline takes, without the import of Hera."""
-    (folder / "steps/add.py").write_text(STEP)
-    (folder / "pipelines/large.py").write_text(PIPELINE)
-    sections = f"workload: steps.{folder.name}\ndata: {{source: data/power.csv}}\ntasks: {tasks}\n"
-    config = f"name: large\npipeline: pipelines.large\n{sections}"
-    (folder / "configs/large.yaml").write_text(config)
-    hera = cpu(partial(subprocess.run, [sys.executable, "-c", "import hera.workflows"], check=True))
+    (working_folder / "steps/add.py").write_text(STEP)
+    (working_folder / "pipelines/large.py").write_text(PIPELINE)
+    config_sections = (
+        f"workload: steps.{working_folder.name}\ndata: {{source: data/power.csv}}\ntasks:"
+        f" {task_count}\n"
+    )
+    config_text = f"name: large\npipeline: pipelines.large\n{config_sections}"
+    (working_folder / "configs/large.yaml").write_text(config_text)
+    hera_cpu_seconds = cpu(
+        partial(subprocess.run, [sys.executable, "-c", "import hera.workflows"], check=True)
+    )
 
-    def measure(name: str, code: int, *sets: str) -> Bar:
-        command = [REKINDLE, "plan", "configs/large.yaml", "-o", "json", *sets]
+    def measure(case_name: str, expected_exit_code: int, *set_options: str) -> Bar:
+        command = [REKINDLE, "plan", "configs/large.yaml", "-o", "json", *set_options]
 
         def plan() -> None:
-            done = subprocess.run(
-                command, cwd=folder, env=environment(home_of(folder)), stdout=subprocess.DEVNULL
+            completed_process = subprocess.run(
+                command,
+                cwd=working_folder,
+                env=environment(home_of(working_folder)),
+                stdout=subprocess.DEVNULL,
             )
-            if done.returncode != code:
-                raise SystemExit(f"{' '.join(command)} ended with exit code {done.returncode}")
+            if completed_process.returncode != expected_exit_code:
+                raise SystemExit(
+                    f"{' '.join(command)} ended with exit code {completed_process.returncode}"
+                )
 
         return bar(
-            f"plan of {tasks} tasks, {name}",
-            [cpu(plan) - hera for _ in range(runs)],
+            f"plan of {task_count} tasks, {case_name}",
+            [cpu(plan) - hera_cpu_seconds for _ in range(run_count)],
             "CPU s",
-            limit,
+            limit_seconds,
         )
 
-    limit = 1.0 if tasks == 500 else None
+    limit_seconds = 1.0 if task_count == 500 else None
     bars = [measure("before the first run", 10)]
-    rekindle(folder, home_of(folder), "run", "configs/large.yaml")
+    rekindle(working_folder, home_of(working_folder), "run", "configs/large.yaml")
     bars += [measure("all cached", 0), measure("with another input", 10, "--set=start=1000000")]
 
-    for name, delete in ((" without an index", True), (", with the index", False)):
-        seconds = [_look_up_seconds(folder, tasks, delete) for _ in range(runs)]
-        bars.append(bar(f"look-up of {tasks} cached results{name}", seconds, "s", limit))
+    for case_name, deletes_index in ((" without an index", True), (", with the index", False)):
+        look_up_seconds = [
+            _look_up_seconds(working_folder, task_count, deletes_index) for _ in range(run_count)
+        ]
+        bars.append(
+            bar(
+                f"look-up of {task_count} cached results{case_name}",
+                look_up_seconds,
+                "s",
+                limit_seconds,
+            )
+        )
 
     return bars
 
 
-def _look_up_seconds(folder: Path, tasks: int, delete: bool) -> float:
+def _look_up_seconds(working_folder: Path, task_count: int, deletes_index: bool) -> float:
     """Return the seconds that a new client needs to find the cached results of all tasks, and to
     reserve them for a run."""
-    store = LocalCluster(home_of(folder)).store()
-    keys = [entry.key for entry in entries.read_entries(store)]
+    store = LocalCluster(home_of(working_folder)).store()
+    entry_keys = [cache_entry.key for cache_entry in entries.read_entries(store)]
 
-    if delete:
+    if deletes_index:
         store.delete([entries.INDEX_KEY])
 
-    start = time.perf_counter()
-    lookup = entries.Lookup(LocalCluster(home_of(folder)).store(), tasks)
-    found = sum(lookup.find(key) is not None for key in keys)
-    lookup.close()
-    seconds = time.perf_counter() - start
+    start_seconds = time.perf_counter()
+    entry_lookup = entries.Lookup(LocalCluster(home_of(working_folder)).store(), task_count)
+    found_count = sum(entry_lookup.find(key) is not None for key in entry_keys)
+    entry_lookup.close()
+    elapsed_seconds = time.perf_counter() - start_seconds
 
-    if found < tasks:
-        raise SystemExit(f"{found} of {tasks} results were found")
+    if found_count < task_count:
+        raise SystemExit(f"{found_count} of {task_count} results were found")
 
-    return seconds
+    return elapsed_seconds
 
 
 def main() -> int:
-    command = parser(__doc__)
-    command.add_argument(
+    argument_parser = parser(__doc__)
+    argument_parser.add_argument(
         "--runs",
         type=int,
         default=3,
         help="number of runs before the forecasts, and of measurements",
     )
 
-    command.add_argument(
+    argument_parser.add_argument(
         "--tasks", type=int, default=500, help="number of steps of the large pipeline"
     )
-    options = command.parse_args()
+    options = argument_parser.parse_args()
 
-    with tempfile.TemporaryDirectory(dir=Path.home()) as base:
-        folder = Path(base) / "plans"
-        create(folder)
+    with tempfile.TemporaryDirectory(dir=Path.home()) as temporary_folder:
+        plan_folder = Path(temporary_folder) / "plans"
+        create(plan_folder)
         try:
-            bars = plan_cpu(folder, options.tasks, options.runs) + accuracy(folder, options.runs)
+            bars = plan_cpu(plan_folder, options.tasks, options.runs) + accuracy(
+                plan_folder, options.runs
+            )
         finally:
-            down(home_of(folder))
+            down(home_of(plan_folder))
 
     return report(bars, as_json=options.json)
 

@@ -35,39 +35,53 @@ SETTINGS = {
 }
 
 
-def measure(base: Path, config: str, sets: list[str]) -> list[Bar]:
+def measure(base_folder: Path, config_path: str, set_options: list[str]) -> list[Bar]:
     """Release the model of a config, and reproduce it in another clone."""
-    model = yaml.safe_load((ROOT / config).read_text())["name"]
-    name = Path(config).stem
-    home = base / "home"
-    first = base / f"{name}-first"
+    model_name = yaml.safe_load((ROOT / config_path).read_text())["name"]
+    config_name = Path(config_path).stem
+    home_folder = base_folder / "home"
+    first_clone = base_folder / f"{config_name}-first"
 
-    second = base / f"{name}-second"
-    for clone in (first, second):
-        subprocess.run(["git", "clone", "-q", str(ROOT), str(clone)], check=True)
+    second_clone = base_folder / f"{config_name}-second"
+    for clone_folder in (first_clone, second_clone):
+        subprocess.run(["git", "clone", "-q", str(ROOT), str(clone_folder)], check=True)
 
     try:
-        settings = [f"serve.port={free_port()}", *SETTINGS.get(config, []), *sets]
-        start_time = time.monotonic()
-        run = rekindle(first, home, "run", config, *(f"--set={setting}" for setting in settings))
-        end_time = time.monotonic()
+        settings = [f"serve.port={free_port()}", *SETTINGS.get(config_path, []), *set_options]
+        start_seconds = time.monotonic()
+        run_output = rekindle(
+            first_clone,
+            home_folder,
+            "run",
+            config_path,
+            *(f"--set={setting}" for setting in settings),
+        )
+        release_end_seconds = time.monotonic()
 
-        if not any(evaluation["verdict"] == "release" for evaluation in run["verdicts"]):
-            raise SystemExit(f"{config}: nothing is released: {run['verdicts']}")
+        if not any(evaluation["verdict"] == "release" for evaluation in run_output["verdicts"]):
+            raise SystemExit(f"{config_path}: nothing is released: {run_output['verdicts']}")
 
-        shutil.rmtree(first)
-        result = rekindle(second, home, "reproduce", model)
-        reproduction_s = time.monotonic() - end_time
-        run_s = end_time - start_time
+        shutil.rmtree(first_clone)
+        reproduction_output = rekindle(second_clone, home_folder, "reproduce", model_name)
+        reproduction_s = time.monotonic() - release_end_seconds
+        run_s = release_end_seconds - start_seconds
     finally:
-        down(home)
+        down(home_folder)
 
-    text = result["difference"] or "; ".join(finding["text"] for finding in result["findings"])
+    remark_text = reproduction_output["difference"] or "; ".join(
+        finding["text"] for finding in reproduction_output["findings"]
+    )
 
     return [
-        bar(f"{name}: 1 if the weights differ, else 0", int(not result["equal"]), "", 0, text=text),
         bar(
-            f"{name}: time of the reproduction, relative to the run with its release",
+            f"{config_name}: 1 if the weights differ, else 0",
+            int(not reproduction_output["equal"]),
+            "",
+            0,
+            remark_text=remark_text,
+        ),
+        bar(
+            f"{config_name}: time of the reproduction, relative to the run with its release",
             reproduction_s / run_s,
             "x",
         ),
@@ -75,10 +89,12 @@ def measure(base: Path, config: str, sets: list[str]) -> list[Bar]:
 
 
 def main() -> int:
-    command = parser(__doc__)
-    command.add_argument("configs", nargs="*", default=CONFIGS, help="configs in this repository")
+    argument_parser = parser(__doc__)
+    argument_parser.add_argument(
+        "configs", nargs="*", default=CONFIGS, help="configs in this repository"
+    )
 
-    command.add_argument(
+    argument_parser.add_argument(
         "--set",
         action="append",
         default=[],
@@ -87,11 +103,13 @@ def main() -> int:
         help="setting of a config",
     )
 
-    options = command.parse_args()
+    options = argument_parser.parse_args()
 
-    with tempfile.TemporaryDirectory(dir=Path.home()) as base:
+    with tempfile.TemporaryDirectory(dir=Path.home()) as temporary_folder:
         bars = [
-            line for config in options.configs for line in measure(Path(base), config, options.sets)
+            bar_record
+            for config_path in options.configs
+            for bar_record in measure(Path(temporary_folder), config_path, options.sets)
         ]
 
     return report(bars, as_json=options.json)

@@ -17,57 +17,72 @@ END = "<!-- End of the figures. -->\n"
 Figures = list[dict[str, Any]]
 
 
-def record(commit: str, name: str, figures: Figures) -> None:
+def record(commit_hash: str, benchmark_name: str, figures: Figures) -> None:
     """Save the figures of a benchmark, so that this commit's page can show them."""
-    folder = RESULTS / commit
-    folder.mkdir(parents=True, exist_ok=True)
-    folder.joinpath(f"{name}.json").write_text(json.dumps(figures))
+    commit_folder = RESULTS / commit_hash
+    commit_folder.mkdir(parents=True, exist_ok=True)
+    commit_folder.joinpath(f"{benchmark_name}.json").write_text(json.dumps(figures))
 
 
-def recorded(commit: str) -> dict[str, Figures]:
+def recorded(commit_hash: str) -> dict[str, Figures]:
     """Return the figures that were saved for this commit, by name of the benchmark."""
-    files = RESULTS.joinpath(commit).glob("*.json")
-    return {file.stem: json.loads(file.read_text()) for file in files}
+    figure_files = RESULTS.joinpath(commit_hash).glob("*.json")
+    return {figure_file.stem: json.loads(figure_file.read_text()) for figure_file in figure_files}
 
 
-def write(commit: str, results: Mapping[str, Figures], date: str, cores: int) -> None:
-    """Replace the figures of the page by `results`."""
-    before, rest = PAGE.read_text().split(BEGIN)
-    after = rest.split(END)[1]
-    text = "".join(_sections(commit, results, date, cores))
-    PAGE.write_text(f"{before}{BEGIN}{text}{END}{after}")
+def write(
+    commit_hash: str, figures_by_benchmark: Mapping[str, Figures], date_text: str, core_count: int
+) -> None:
+    """Replace the figures of the page by `figures_by_benchmark`."""
+    text_before, text_from_begin = PAGE.read_text().split(BEGIN)
+    text_after = text_from_begin.split(END)[1]
+    sections_text = "".join(_sections(commit_hash, figures_by_benchmark, date_text, core_count))
+    PAGE.write_text(f"{text_before}{BEGIN}{sections_text}{END}{text_after}")
 
 
-def _sections(commit: str, results: Mapping[str, Figures], date: str, cores: int) -> Iterator[str]:
-    yield f"\nMeasured on {date}, on {cores} cores, commit {commit}.\n"
+def _sections(
+    commit_hash: str, figures_by_benchmark: Mapping[str, Figures], date_text: str, core_count: int
+) -> Iterator[str]:
+    yield f"\nMeasured on {date_text}, on {core_count} cores, commit {commit_hash}.\n"
 
-    for program in PROGRAMS:
-        if program.name in results:
-            yield f"\n`python -m {program.name}`\n\n"
+    for benchmark_program in PROGRAMS:
+        if benchmark_program.name in figures_by_benchmark:
+            yield f"\n`python -m {benchmark_program.name}`\n\n"
             yield "| measurement | value | range | limit |\n| --- | --- | --- | --- |\n"
-            yield from map(_row, results[program.name])
+            yield from map(_row, figures_by_benchmark[benchmark_program.name])
 
-    missing = [program for program in PROGRAMS if program.name not in results]
-    if missing:
+    missing_programs = [
+        benchmark_program
+        for benchmark_program in PROGRAMS
+        if benchmark_program.name not in figures_by_benchmark
+    ]
+    if missing_programs:
         yield "\nNot measured on this commit:\n\n"
-    for program in missing:
-        needs = f", which needs {program.needs}" if program.needs else ""
-        yield f"- `python -m {program.name}`{needs}\n"
+    for benchmark_program in missing_programs:
+        needs_text = f", which needs {benchmark_program.needs}" if benchmark_program.needs else ""
+        yield f"- `python -m {benchmark_program.name}`{needs_text}\n"
 
     yield "\n"
 
 
 def _row(figure: Mapping[str, Any]) -> str:
-    spread = ""
+    spread_text = ""
     if "runs" in figure:
-        spread = f"{figure['least']:g} to {figure['most']:g} in {figure['runs']} runs"
+        spread_text = f"{figure['least']:g} to {figure['most']:g} in {figure['runs']} runs"
 
-    limit = ""
+    limit_text = ""
     if figure["bar"] is not None:
-        limit = f"at {'most' if figure['better'] == 'less' else 'least'} {figure['bar']:g}"
+        limit_text = f"at {'most' if figure['better'] == 'less' else 'least'} {figure['bar']:g}"
         if not figure["ok"]:
-            limit += ": **missed**"
+            limit_text += ": **missed**"
 
-    text = f" ({figure['text']})" if figure["text"] else ""
-    cells = (f"{figure['name']}{text}", f"{figure['value']:g} {figure['unit']}", spread, limit)
-    return f"| {' | '.join(re.sub(r'[|]', '/', cell).strip() for cell in cells)} |\n"
+    remark_text = f" ({figure['text']})" if figure["text"] else ""
+    table_cells = (
+        f"{figure['name']}{remark_text}",
+        f"{figure['value']:g} {figure['unit']}",
+        spread_text,
+        limit_text,
+    )
+    return (
+        f"| {' | '.join(re.sub(r'[|]', '/', table_cell).strip() for table_cell in table_cells)} |\n"
+    )

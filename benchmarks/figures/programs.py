@@ -92,9 +92,9 @@ PROGRAMS = (
 )
 
 
-def run(program: Program, flags: Sequence[str]) -> list[dict[str, Any]]:
+def run(benchmark_program: Program, command_flags: Sequence[str]) -> list[dict[str, Any]]:
     """Run a benchmark and return its figures. Raises RuntimeError if the run fails."""
-    command = [sys.executable, "-m", program.name, "--json", *flags]
+    command = [sys.executable, "-m", benchmark_program.name, "--json", *command_flags]
     process = subprocess.run(command, capture_output=True, text=True)
     if process.returncode not in (0, MISSED) or not process.stdout:
         raise RuntimeError(

@@ -30,75 +30,91 @@ PROCESSES = 2
 STEPS = re.compile(r"(\d+) steps in ([\d.]+) seconds")
 
 
-def measure_agent(environment: dict[str, str], folder: Path, flags: list[str]) -> float:
+def measure_agent(
+    store_environment: dict[str, str], pods_folder: Path, program_flags: list[str]
+) -> float:
     """Return the steps per second of the program under an agent."""
-    command = ["-m", "benchmarks.programs.saving", "{checkpoints}", *flags]
-    variables = {**environment, "REKINDLE_PATH": ROOT}
-    pods = Pods(variables, folder, command, program={"processes": PROCESSES})
+    program_command = ["-m", "benchmarks.programs.saving", "{checkpoints}", *program_flags]
+    pod_environment = {**store_environment, "REKINDLE_PATH": ROOT}
+    pods = Pods(pod_environment, pods_folder, program_command, program={"processes": PROCESSES})
     try:
-        [agent] = pods.start(1)
-        agent.process.join()
+        [agent_process] = pods.start(1)
+        agent_process.process.join()
         return _steps_per_second(pods.logs())
     finally:
         pods.close()
 
 
-def measure_alone(folder: Path, flags: list[str]) -> float:
+def measure_alone(checkpoint_folder: Path, program_flags: list[str]) -> float:
     """Return the steps per second of the program without an agent."""
-    layout = Layout(0, (PROCESSES,), "127.0.0.1", find_free_port("127.0.0.1"), 0)
-    command = [sys.executable, "-m", "benchmarks.programs.saving", str(folder), *flags]
-    variables = {**os.environ, **node_variables(layout, "alone"), "OMP_NUM_THREADS": "1"}
+    process_layout = Layout(0, (PROCESSES,), "127.0.0.1", find_free_port("127.0.0.1"), 0)
+    command = [
+        sys.executable,
+        "-m",
+        "benchmarks.programs.saving",
+        str(checkpoint_folder),
+        *program_flags,
+    ]
+    node_environment = {
+        **os.environ,
+        **node_variables(process_layout, "alone"),
+        "OMP_NUM_THREADS": "1",
+    }
     processes = [
         subprocess.Popen(
             command,
-            env={**variables, **rank_variables(layout, rank)},
+            env={**node_environment, **rank_variables(process_layout, rank)},
             cwd=ROOT,
             stdout=subprocess.PIPE,
             text=True,
         )
         for rank in range(PROCESSES)
     ]
-    outputs = [process.communicate()[0] for process in processes]
-    return _steps_per_second(outputs[0])
+    process_outputs = [process.communicate()[0] for process in processes]
+    return _steps_per_second(process_outputs[0])
 
 
-def _steps_per_second(output: str) -> float:
-    match = STEPS.search(output)
-    if match is None:
-        raise RuntimeError(f"the program printed no steps:\n{output[-3000:]}")
-    return int(match[1]) / float(match[2])
+def _steps_per_second(program_output: str) -> float:
+    steps_match = STEPS.search(program_output)
+    if steps_match is None:
+        raise RuntimeError(f"the program printed no steps:\n{program_output[-3000:]}")
+    return int(steps_match[1]) / float(steps_match[2])
 
 
-def measure(runs: int, flags: list[str]) -> list[Bar]:
-    """Return the figures of `runs` pairs of runs, with and without the agent."""
-    losses = []
-    with object_store() as environment, tempfile.TemporaryDirectory() as name:
-        for number in range(runs):
-            alone_folder = Path(name) / f"alone{number}"
+def measure(run_count: int, program_flags: list[str]) -> list[Bar]:
+    """Return the figures of `run_count` pairs of runs, with and without the agent."""
+    step_losses = []
+    with object_store() as store_environment, tempfile.TemporaryDirectory() as temporary_folder:
+        for run_number in range(run_count):
+            alone_folder = Path(temporary_folder) / f"alone{run_number}"
             alone_folder.mkdir()
             # alternate the order, so that a machine that becomes slower does not favour either side
-            agent_folder = Path(name) / f"agent{number}"
-            if number % 2:
-                alone = measure_alone(alone_folder, flags)
-                with_agent = measure_agent(environment, agent_folder, flags)
+            agent_folder = Path(temporary_folder) / f"agent{run_number}"
+            if run_number % 2:
+                alone_speed = measure_alone(alone_folder, program_flags)
+                agent_speed = measure_agent(store_environment, agent_folder, program_flags)
             else:
-                with_agent = measure_agent(environment, agent_folder, flags)
-                alone = measure_alone(alone_folder, flags)
-            losses.append(100 * (1 - with_agent / alone))
-    return [bar("steps lost by watching and uploading", losses, "%", 3)]
+                agent_speed = measure_agent(store_environment, agent_folder, program_flags)
+                alone_speed = measure_alone(alone_folder, program_flags)
+            step_losses.append(100 * (1 - agent_speed / alone_speed))
+    return [bar("steps lost by watching and uploading", step_losses, "%", 3)]
 
 
 def main() -> int:
-    command = parser(__doc__)
-    command.add_argument("--runs", type=int, default=5, help="number of pairs (default: 5)")
-    command.add_argument("--seconds", type=float, default=60, help="of each run (default: 60)")
-    command.add_argument(
+    argument_parser = parser(__doc__)
+    argument_parser.add_argument("--runs", type=int, default=5, help="number of pairs (default: 5)")
+    argument_parser.add_argument(
+        "--seconds", type=float, default=60, help="of each run (default: 60)"
+    )
+    argument_parser.add_argument(
         "--save-seconds", type=float, default=10, help="between checkpoints (default: 10)"
     )
-    command.add_argument("--megabytes", type=int, default=50, help="of a checkpoint (default: 50)")
-    options = command.parse_args()
-    flags = [str(options.seconds), str(options.save_seconds), str(options.megabytes)]
-    return report(measure(options.runs, flags), as_json=options.json)
+    argument_parser.add_argument(
+        "--megabytes", type=int, default=50, help="of a checkpoint (default: 50)"
+    )
+    options = argument_parser.parse_args()
+    program_flags = [str(options.seconds), str(options.save_seconds), str(options.megabytes)]
+    return report(measure(options.runs, program_flags), as_json=options.json)
 
 
 if __name__ == "__main__":

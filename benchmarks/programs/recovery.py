@@ -23,49 +23,64 @@ from tests.rekindle.program.pods import Pods
 NODES = torchrun.NODES
 
 
-def next_step(environment: dict[str, str], runs: int) -> list[float]:
+def next_step(store_environment: dict[str, str], run_count: int) -> list[float]:
     """Return the seconds from the SIGKILL of one of three pods to the next step of the other two,
     minus the duration of a step."""
-    with tempfile.TemporaryDirectory() as name:
-        return [_once(environment, Path(name) / str(number)) for number in range(runs)]
+    with tempfile.TemporaryDirectory() as temporary_folder:
+        return [
+            _once(store_environment, Path(temporary_folder) / str(run_number))
+            for run_number in range(run_count)
+        ]
 
 
-def _once(environment: dict[str, str], folder: Path) -> float:
-    stamps = folder / "stamps"
-    stamps.mkdir(parents=True)
-    command = ["-m", "benchmarks.torchrun", str(stamps)]
-    root = str(Path(__file__).parents[2])
+def _once(store_environment: dict[str, str], pods_folder: Path) -> float:
+    stamps_folder = pods_folder / "stamps"
+    stamps_folder.mkdir(parents=True)
+    program_command = ["-m", "benchmarks.torchrun", str(stamps_folder)]
+    repository_root = str(Path(__file__).parents[2])
     pods = Pods(
-        {**environment, "REKINDLE_PATH": root}, folder, command, workers=NODES, min_workers=1
+        {**store_environment, "REKINDLE_PATH": repository_root},
+        pods_folder,
+        program_command,
+        workers=NODES,
+        min_workers=1,
     )
     try:
-        agents = pods.start(NODES)
-        torchrun.until(lambda: len(torchrun.read_stamps(stamps, NODES)) >= 10)
-        earlier = torchrun.read_stamps(stamps, NODES)
-        start = time.monotonic()
-        agents[-1].send(signal.SIGKILL)
-        torchrun.until(lambda: bool(torchrun.read_stamps(stamps, NODES - 1)))
+        agent_processes = pods.start(NODES)
+        torchrun.until(lambda: len(torchrun.read_stamps(stamps_folder, NODES)) >= 10)
+        earlier_stamps = torchrun.read_stamps(stamps_folder, NODES)
+        kill_seconds = time.monotonic()
+        agent_processes[-1].send(signal.SIGKILL)
+        torchrun.until(lambda: bool(torchrun.read_stamps(stamps_folder, NODES - 1)))
 
-        step = (earlier[-1] - earlier[0]) / (len(earlier) - 1)
-        return torchrun.read_stamps(stamps, NODES - 1)[0] - start - step
+        usual_step_seconds = (earlier_stamps[-1] - earlier_stamps[0]) / (len(earlier_stamps) - 1)
+        return torchrun.read_stamps(stamps_folder, NODES - 1)[0] - kill_seconds - usual_step_seconds
     finally:
         pods.close()
 
 
-def measure(runs: int) -> list[Bar]:
+def measure(run_count: int) -> list[Bar]:
     """Measure Rekindle, then torchrun, and return the figures of both."""
-    with object_store() as environment:
-        own = bar("SIGKILL of one of three pods: next step", next_step(environment, runs), "s")
+    with object_store() as store_environment:
+        rekindle_bar = bar(
+            "SIGKILL of one of three pods: next step", next_step(store_environment, run_count), "s"
+        )
 
-    peer = bar("the same under tuned torchrun", torchrun.next_step(runs), "s")
-    times = peer["value"] / own["value"]
-    return [own, peer, bar("time of torchrun, relative to Rekindle", times, "times", 3, "more")]
+    torchrun_bar = bar("the same under tuned torchrun", torchrun.next_step(run_count), "s")
+    speed_ratio = torchrun_bar["value"] / rekindle_bar["value"]
+    return [
+        rekindle_bar,
+        torchrun_bar,
+        bar("time of torchrun, relative to Rekindle", speed_ratio, "times", 3, "more"),
+    ]
 
 
 def main() -> int:
-    command = parser(__doc__)
-    command.add_argument("--runs", type=int, default=10, help="number of losses (default: 10)")
-    options = command.parse_args()
+    argument_parser = parser(__doc__)
+    argument_parser.add_argument(
+        "--runs", type=int, default=10, help="number of losses (default: 10)"
+    )
+    options = argument_parser.parse_args()
     return report(measure(options.runs), as_json=options.json)
 
 

@@ -18,36 +18,43 @@ FLOATS_PER_MB = 1_000_000 // 4
 FEATURES = 256
 
 
-def main(folder: Path, seconds: float, save_seconds: float, megabytes: int) -> None:
+def main(
+    checkpoint_folder: Path,
+    training_seconds: float,
+    save_interval_seconds: float,
+    state_megabytes: int,
+) -> None:
     dist.init_process_group("gloo")
-    is_first = dist.get_rank() == 0
-    model = nn.parallel.DistributedDataParallel(nn.Linear(FEATURES, FEATURES))
-    optimizer = torch.optim.AdamW(model.parameters())
-    rows = torch.randn(64, FEATURES)
+    is_first_rank = dist.get_rank() == 0
+    ddp_model = nn.parallel.DistributedDataParallel(nn.Linear(FEATURES, FEATURES))
+    optimizer = torch.optim.AdamW(ddp_model.parameters())
+    batch_rows = torch.randn(64, FEATURES)
     # fills the checkpoint up to MEGABYTES, like the optimizer state of a larger model
-    moments = torch.randn(megabytes * FLOATS_PER_MB)
+    extra_state = torch.randn(state_megabytes * FLOATS_PER_MB)
 
     dist.barrier()
-    start = last_save = time.monotonic()
-    steps = 0
-    is_over = torch.zeros(1)
-    while not is_over.item():
+    start_seconds = last_save_seconds = time.monotonic()
+    step_count = 0
+    end_flag = torch.zeros(1)
+    while not end_flag.item():
         optimizer.zero_grad()
-        (model(rows) - rows).square().mean().backward()
+        (ddp_model(batch_rows) - batch_rows).square().mean().backward()
         optimizer.step()
-        steps += 1
+        step_count += 1
 
-        now = time.monotonic()
-        if is_first and now - last_save >= save_seconds:
-            last_save = now
-            torch.save({"step": steps, "moments": moments}, folder / "latest.tmp")
-            os.replace(folder / "latest.tmp", folder / "latest.pt")
-        if is_first:
-            is_over.fill_(float(now - start >= seconds))
-        dist.broadcast(is_over, 0)
+        now_seconds = time.monotonic()
+        if is_first_rank and now_seconds - last_save_seconds >= save_interval_seconds:
+            last_save_seconds = now_seconds
+            torch.save(
+                {"step": step_count, "moments": extra_state}, checkpoint_folder / "latest.tmp"
+            )
+            os.replace(checkpoint_folder / "latest.tmp", checkpoint_folder / "latest.pt")
+        if is_first_rank:
+            end_flag.fill_(float(now_seconds - start_seconds >= training_seconds))
+        dist.broadcast(end_flag, 0)
 
-    if is_first:
-        print(f"{steps} steps in {time.monotonic() - start:.3f} seconds", flush=True)
+    if is_first_rank:
+        print(f"{step_count} steps in {time.monotonic() - start_seconds:.3f} seconds", flush=True)
     dist.destroy_process_group()
 
 

@@ -11,8 +11,8 @@ from rekindle.local.services.services import Services
 @contextmanager
 def object_store() -> Iterator[dict[str, str]]:
     """Start an object store; yield the environment variables of its clients."""
-    with tempfile.TemporaryDirectory() as name:
-        services = Services(Path(name), {})
+    with tempfile.TemporaryDirectory() as temporary_folder:
+        services = Services(Path(temporary_folder), {})
         services.start("s3")
         try:
             yield services.credentials() | {

@@ -35,16 +35,19 @@ REQUESTS = 4000  # number of different requests
 PORTS = {"champion": 18_490, "candidate": 18_491}
 
 
-def rekindle(home: Path, *arguments: str) -> dict[str, Any]:
+def rekindle(home_folder: Path, *command_arguments: str) -> dict[str, Any]:
     """Run a command of Rekindle, and return its JSON output."""
-    command = [sys.executable, "-m", "rekindle", *arguments, "-o", "json"]
-    done = subprocess.run(
-        command, env={**os.environ, "REKINDLE_HOME": str(home)}, stdout=subprocess.PIPE, check=True
+    command = [sys.executable, "-m", "rekindle", *command_arguments, "-o", "json"]
+    completed_process = subprocess.run(
+        command,
+        env={**os.environ, "REKINDLE_HOME": str(home_folder)},
+        stdout=subprocess.PIPE,
+        check=True,
     )
-    return json.loads(done.stdout)
+    return json.loads(completed_process.stdout)
 
 
-def create_releases(home: Path) -> dict[str, str]:
+def create_releases(home_folder: Path) -> dict[str, str]:
     """Create the champion and the candidates, some with a fault; return the key prefixes of their
     releases by name.
 
@@ -53,38 +56,46 @@ def create_releases(home: Path) -> dict[str, str]:
     from rekindle.local.services.services import Services
     from rekindle.storage import Store
 
-    trained = {}
+    prefixes_by_name = {}
 
-    for number, (name, settings) in enumerate(SETTINGS.items()):
-        sets = [
-            f"name={name}",
+    for release_number, (release_name, release_settings) in enumerate(SETTINGS.items()):
+        set_options = [
+            f"name={release_name}",
             "gate.minimum={accuracy: 0.5}",
-            f"serve.port={18_492 + number}",
-            *settings,
+            f"serve.port={18_492 + release_number}",
+            *release_settings,
         ]
 
-        result = rekindle(
-            home, "run", CONFIG, *(flag for setting in sets for flag in ("--set", setting))
+        run_output = rekindle(
+            home_folder,
+            "run",
+            CONFIG,
+            *(command_flag for set_option in set_options for command_flag in ("--set", set_option)),
         )
-        print(f"{name}: accuracy {result['metrics']['accuracy']:.4f}", file=sys.stderr)
-        services = Services(home, {})
+        print(f"{release_name}: accuracy {run_output['metrics']['accuracy']:.4f}", file=sys.stderr)
+        services = Services(home_folder, {})
         os.environ.update(services.environment() | services.credentials() | services.login())
-        keys = [entry.key for entry in Store.from_env().list(f"releases/{name}/")]
-        trained[name] = next(key for key in keys if key.endswith("/release.json")).removesuffix(
-            "release.json"
-        )
+        release_keys = [
+            listed_object.key
+            for listed_object in Store.from_env().list(f"releases/{release_name}/")
+        ]
+        prefixes_by_name[release_name] = next(
+            release_key for release_key in release_keys if release_key.endswith("/release.json")
+        ).removesuffix("release.json")
 
     return {
-        name: copy_release(name, trained.get(name, trained["champion"]))
-        for name in (*SETTINGS, *FAULTS)
+        release_name: copy_release(
+            release_name, prefixes_by_name.get(release_name, prefixes_by_name["champion"])
+        )
+        for release_name in (*SETTINGS, *FAULTS)
     }
 
 
-def copy_release(name: str, prefix: str) -> str:
+def copy_release(release_name: str, release_prefix: str) -> str:
     """Copy a release, and register the copy as a version of the model `digits`. Returns the key
     prefix of the copy.
 
-    If `name` is a fault of benchmarks/workloads/faulty.py, the copy has this fault.
+    If `release_name` is a fault of benchmarks/workloads/faulty.py, the copy has this fault.
     """
     from rekindle.content.verified_release import content_hash
     from rekindle.documents import describe_model
@@ -92,44 +103,48 @@ def copy_release(name: str, prefix: str) -> str:
     from rekindle.storage import Store
 
     store = Store.from_env()
-    record = json.loads(store.get(f"{prefix}release.json"))
-    workload = "benchmarks.workloads.faulty"
-    contents = {}
+    release_record = json.loads(store.get(f"{release_prefix}release.json"))
+    workload_name = "benchmarks.workloads.faulty"
+    file_contents = {}
 
-    for key in record["files"]:
-        content = store.get(prefix + key)
-        if key == "model.json":
-            description = json.loads(content)
-            description.update(
+    for file_key in release_record["files"]:
+        file_content = store.get(release_prefix + file_key)
+        if file_key == "model.json":
+            model_description = json.loads(file_content)
+            model_description.update(
                 {
-                    "workload": workload,
-                    "model": description["model"] | {"fault": name if name in FAULTS else ""},
+                    "workload": workload_name,
+                    "model": model_description["model"]
+                    | {"fault": release_name if release_name in FAULTS else ""},
                 }
             )
-            content = describe_model(description)
+            file_content = describe_model(model_description)
 
-        contents[key] = content
+        file_contents[file_key] = file_content
 
-    hashes = {key: sha256(content).hexdigest() for key, content in contents.items()}
-    copy = f"releases/digits-{name}/{content_hash(hashes)}/"
-    for key, content in contents.items():
-        store.put(copy + key, content)
+    file_hashes = {
+        file_key: sha256(file_content).hexdigest()
+        for file_key, file_content in file_contents.items()
+    }
+    copy_prefix = f"releases/digits-{release_name}/{content_hash(file_hashes)}/"
+    for file_key, file_content in file_contents.items():
+        store.put(copy_prefix + file_key, file_content)
 
-    version = "1" if name == "champion" else "2"
+    version_number = "1" if release_name == "champion" else "2"
     commit(
         store,
-        copy,
+        copy_prefix,
         Path(),
-        record
+        release_record
         | {
             "described": {},
             "name": "digits",
-            "version": version,
-            "files": hashes,
-            "workload": workload,
+            "version": version_number,
+            "files": file_hashes,
+            "workload": workload_name,
         },
     )
-    return copy
+    return copy_prefix
 
 
 def requests() -> list[bytes]:
@@ -137,74 +152,90 @@ def requests() -> list[bytes]:
     all requests differ."""
     from sklearn.datasets import load_digits
 
-    digits: Any = load_digits()
-    draw = random.Random(1)
-    texts = []
+    digits_dataset: Any = load_digits()
+    random_generator = random.Random(1)
+    request_texts = []
 
     for _ in range(REQUESTS):
-        pixels = draw.choice(digits.images[1438:]).tolist()
-        pixels[0][0] = draw.random()
-        body = json.dumps({"instances": [{"pixels": pixels}]})
-        texts.append((HEAD.format("/v1/models/digits:predict", len(body)) + body).encode())
+        image_pixels = random_generator.choice(digits_dataset.images[1438:]).tolist()
+        image_pixels[0][0] = random_generator.random()
+        request_body = json.dumps({"instances": [{"pixels": image_pixels}]})
+        request_texts.append(
+            (HEAD.format("/v1/models/digits:predict", len(request_body)) + request_body).encode()
+        )
 
-    return texts
+    return request_texts
 
 
 @contextmanager
-def load_on_both(texts: list[bytes]) -> Iterator[None]:
+def load_on_both(request_texts: list[bytes]) -> Iterator[None]:
     """Send the same load to champion and candidate until the end of the block."""
-    over = threading.Event()
+    stop_event = threading.Event()
 
     async def clients() -> None:
-        while not over.is_set():
-            until = time.perf_counter() + 1
-            loads = [Load(port, texts) for port in PORTS.values() for _ in range(CLIENTS)]
+        while not stop_event.is_set():
+            end_seconds = time.perf_counter() + 1
+            client_loads = [
+                Load(port, request_texts) for port in PORTS.values() for _ in range(CLIENTS)
+            ]
             await asyncio.gather(
-                *(load.client(random.randrange(REQUESTS), until) for load in loads)
+                *(
+                    client_load.client(random.randrange(REQUESTS), end_seconds)
+                    for client_load in client_loads
+                )
             )
 
-    thread = threading.Thread(target=lambda: asyncio.run(clients()))
-    thread.start()
+    load_thread = threading.Thread(target=lambda: asyncio.run(clients()))
+    load_thread.start()
     try:
         yield
     finally:
-        over.set()
-        thread.join()
+        stop_event.set()
+        load_thread.join()
 
 
 @contextmanager
-def serve(side: str, prefix: str) -> Iterator[None]:
-    """Run a server of the release `prefix` until the end of the block."""
-    port = PORTS[side]
-    flags = [f"--model={prefix}", f"--port={port}", f"--deployment={side}"]
-    command = [sys.executable, "-m", "rekindle", "step", "steps.serve", *flags]
-    os.environ[f"{side.upper()}_SERVICE_HOST"] = "127.0.0.1"
-    os.environ[f"{side.upper()}_SERVICE_PORT"] = str(port)
-    env = {**os.environ, "PYTHONPATH": os.getcwd()}
-    with running(command, env, f"http://127.0.0.1:{port}/health/ready"):
+def serve(deployment_side: str, release_prefix: str) -> Iterator[None]:
+    """Run a server of the release `release_prefix` until the end of the block."""
+    server_port = PORTS[deployment_side]
+    serve_flags = [
+        f"--model={release_prefix}",
+        f"--port={server_port}",
+        f"--deployment={deployment_side}",
+    ]
+    command = [sys.executable, "-m", "rekindle", "step", "steps.serve", *serve_flags]
+    os.environ[f"{deployment_side.upper()}_SERVICE_HOST"] = "127.0.0.1"
+    os.environ[f"{deployment_side.upper()}_SERVICE_PORT"] = str(server_port)
+    server_environment = {**os.environ, "PYTHONPATH": os.getcwd()}
+    with running(command, server_environment, f"http://127.0.0.1:{server_port}/health/ready"):
         yield
 
 
-def median_seconds(champion: str, texts: list[bytes]) -> float:
+def median_seconds(champion_prefix: str, request_texts: list[bytes]) -> float:
     """Return the median response time of the champion, served by two servers under the load of a
     canary."""
     from rekindle.release.watch.judgement import compute_quantile
     from rekindle.release.watch.scrape import ServerWatch
 
-    with serve("champion", champion), serve("candidate", champion), load_on_both(texts):
-        watch = ServerWatch("http://champion:8080", "http://candidate:8080")
+    with (
+        serve("champion", champion_prefix),
+        serve("candidate", champion_prefix),
+        load_on_both(request_texts),
+    ):
+        server_watch = ServerWatch("http://champion:8080", "http://candidate:8080")
         time.sleep(5)
-        return compute_quantile(watch.scrape()["candidate", "1"].seconds, 0.5)
+        return compute_quantile(server_watch.scrape()["candidate", "1"].seconds, 0.5)
 
 
-def count_rollbacks(kind: str, prefixes: dict[str, str], runs: int) -> int:
-    """Run the canary of a candidate `runs` times; return how often the candidate is rolled back."""
+def count_rollbacks(candidate_kind: str, prefixes_by_kind: dict[str, str], run_count: int) -> int:
+    """Run the canary of a candidate `run_count` times; return how often the candidate is rolled
+    back."""
     from rekindle.release.serve_config import CanaryConfig
     from steps import canary
 
-    rule = CanaryConfig(steps=[50, 100], minutes=0.02, wait_minutes=10)
+    canary_rule = CanaryConfig(steps=[50, 100], minutes=0.02, wait_minutes=10)
 
-    versions = {
+    version_inputs = {
         "name": "digits",
         "version": "2",
         "champion": "1",
@@ -212,64 +243,87 @@ def count_rollbacks(kind: str, prefixes: dict[str, str], runs: int) -> int:
         "former": "champion",
     }
 
-    inputs = canary.Inputs.model_validate({**versions, "percent": 50, "rule": rule})
-    count = 0
-    texts = requests()
+    canary_inputs = canary.Inputs.model_validate(
+        {**version_inputs, "percent": 50, "rule": canary_rule}
+    )
+    rollback_count = 0
+    request_texts = requests()
 
-    if kind == "slow":
+    if candidate_kind == "slow":
         # divided by CLIENTS, because a request also waits while the model predicts for other
         # clients
-        os.environ["SLOW_SECONDS"] = str(median_seconds(prefixes["champion"], texts) / CLIENTS)
+        os.environ["SLOW_SECONDS"] = str(
+            median_seconds(prefixes_by_kind["champion"], request_texts) / CLIENTS
+        )
 
-    with serve("champion", prefixes["champion"]), serve("candidate", prefixes[kind]):
-        for run in range(runs):
-            with load_on_both(texts):
-                outcome = canary.run(inputs).canary
+    with (
+        serve("champion", prefixes_by_kind["champion"]),
+        serve("candidate", prefixes_by_kind[candidate_kind]),
+    ):
+        for run_index in range(run_count):
+            with load_on_both(request_texts):
+                canary_outcome = canary.run(canary_inputs).canary
 
-            count += outcome != "passed"
-            print(f"{kind} {run + 1}: {outcome}", file=sys.stderr)
+            rollback_count += canary_outcome != "passed"
+            print(f"{candidate_kind} {run_index + 1}: {canary_outcome}", file=sys.stderr)
 
-    return count
+    return rollback_count
 
 
-def measure(home: Path, kinds: list[str], runs: int) -> list[Bar]:
+def measure(home_folder: Path, candidate_kinds: list[str], run_count: int) -> list[Bar]:
     """Return how often each kind of candidate is rolled back."""
-    prefixes = create_releases(home)
-    counts = {kind: count_rollbacks(kind, prefixes, runs) for kind in kinds}
-    if "good" in counts:
-        bars = [bar(f"good candidates rolled back, of {runs}", counts.pop("good"), "", runs / 20)]
+    prefixes_by_kind = create_releases(home_folder)
+    rollbacks_by_kind = {
+        candidate_kind: count_rollbacks(candidate_kind, prefixes_by_kind, run_count)
+        for candidate_kind in candidate_kinds
+    }
+    if "good" in rollbacks_by_kind:
+        bars = [
+            bar(
+                f"good candidates rolled back, of {run_count}",
+                rollbacks_by_kind.pop("good"),
+                "",
+                run_count / 20,
+            )
+        ]
     else:
         bars = []
     return bars + [
-        bar(f"candidates rolled back, of {runs} with fault {kind}", count, "", runs, "more")
-        for kind, count in counts.items()
+        bar(
+            f"candidates rolled back, of {run_count} with fault {candidate_kind}",
+            rollback_count,
+            "",
+            run_count,
+            "more",
+        )
+        for candidate_kind, rollback_count in rollbacks_by_kind.items()
     ]
 
 
 def main() -> int:
-    command = parser(__doc__)
-    command.add_argument(
+    argument_parser = parser(__doc__)
+    argument_parser.add_argument(
         "--runs",
         type=int,
         default=20,
         help="number of canaries of each kind of candidate (default: 20)",
     )
 
-    command.add_argument(
+    argument_parser.add_argument(
         "--kinds", nargs="+", choices=KINDS, default=KINDS, help="kinds of candidate (default: all)"
     )
-    arguments = command.parse_args()
+    options = argument_parser.parse_args()
 
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as temporary_folder:
         try:
-            bars = measure(Path(folder), arguments.kinds, arguments.runs)
+            bars = measure(Path(temporary_folder), options.kinds, options.runs)
         finally:
             from rekindle.local.services.services import Services
 
-            rekindle(Path(folder), "down")
-            Services(Path(folder), {}).down()
+            rekindle(Path(temporary_folder), "down")
+            Services(Path(temporary_folder), {}).down()
 
-    return report(bars, as_json=arguments.json)
+    return report(bars, as_json=options.json)
 
 
 if __name__ == "__main__":

@@ -52,72 +52,88 @@ Problem = tuple[str, str]  # (kind, description of the problem)
 class Home:
     """A home with its own runs and servers, which stands for a namespace of a cluster."""
 
-    def __init__(self, folder: Path, port: int) -> None:
-        self.folder = folder
+    def __init__(self, home_folder: Path, server_port: int) -> None:
+        self.folder = home_folder
         self.resumed = 0
         self.environment = {
             **os.environ,
-            "REKINDLE_HOME": str(folder),
-            "REKINDLE_SERVE__PORT": str(port),
+            "REKINDLE_HOME": str(home_folder),
+            "REKINDLE_SERVE__PORT": str(server_port),
         }
-        cluster = LocalCluster(folder)
-        self.kinds = cluster.kinds.controllers(cluster, folder / "run")
+        local_cluster = LocalCluster(home_folder)
+        self.kinds = local_cluster.kinds.controllers(local_cluster, home_folder / "run")
 
-    def rekindle(self, *arguments: str, kill_s: float = 0) -> tuple[int, dict[str, Any], str]:
-        """Run a command, and kill it after `kill_s` seconds (0: never). Return its exit code, JSON
-        output and stderr."""
-        command = [sys.executable, "-m", "rekindle", *arguments, "-o", "json"]
-        pipe = subprocess.PIPE
-        process = subprocess.Popen(
-            command, env=self.environment, stdout=pipe, stderr=pipe, text=True
+    def rekindle(
+        self, *command_arguments: str, kill_after_seconds: float = 0
+    ) -> tuple[int, dict[str, Any], str]:
+        """Run a command, and kill it after `kill_after_seconds` seconds (0: never). Return its
+        exit code, JSON output and stderr."""
+        command = [sys.executable, "-m", "rekindle", *command_arguments, "-o", "json"]
+        pipe_option = subprocess.PIPE
+        rekindle_process = subprocess.Popen(
+            command, env=self.environment, stdout=pipe_option, stderr=pipe_option, text=True
         )
-        timer = threading.Timer(kill_s, process.send_signal, (signal.SIGKILL,))
+        kill_timer = threading.Timer(
+            kill_after_seconds, rekindle_process.send_signal, (signal.SIGKILL,)
+        )
 
-        if kill_s:
-            timer.start()
+        if kill_after_seconds:
+            kill_timer.start()
 
-        stdout, stderr = process.communicate()
-        timer.cancel()
-        return process.returncode, json.loads(stdout or "{}"), stderr
+        stdout, stderr = rekindle_process.communicate()
+        kill_timer.cancel()
+        return rekindle_process.returncode, json.loads(stdout or "{}"), stderr
 
     def run(
-        self, config: Path, quality: float, mutex: bool, kills: list[float]
+        self, config_path: Path, quality: float, uses_mutex: bool, kill_times: list[float]
     ) -> tuple[int, dict[str, Any], str]:
         """Run the pipeline, and resume it after each kill."""
-        sets = (f"candidate.quality={quality}", f"candidate.mutex={str(mutex).lower()}")
+        set_options = (f"candidate.quality={quality}", f"candidate.mutex={str(uses_mutex).lower()}")
 
-        command = (
+        run_command = (
             "run",
-            str(config),
+            str(config_path),
             "--no-cache",
-            *(flag for each in sets for flag in ("--set", each)),
+            *(command_flag for set_option in set_options for command_flag in ("--set", set_option)),
         )
 
-        moments = [*kills, 0]
+        pending_kill_times = [*kill_times, 0]
 
-        code, result, stderr = self.rekindle(*command, kill_s=moments.pop(0))
-        while code == -signal.SIGKILL:
-            manifests = self.folder.glob("runs/*/manifest.yaml")
+        exit_code, run_output, stderr = self.rekindle(
+            *run_command, kill_after_seconds=pending_kill_times.pop(0)
+        )
+        while exit_code == -signal.SIGKILL:
+            manifest_paths = self.folder.glob("runs/*/manifest.yaml")
             name = next(
-                (path.parent.name for path in manifests if f'"{quality}"' in path.read_text()), ""
+                (path.parent.name for path in manifest_paths if f'"{quality}"' in path.read_text()),
+                "",
             )
             # the name is missing if the command was killed before its run began
-            command = ("resume", name) if name else command
+            run_command = ("resume", name) if name else run_command
             self.resumed += bool(name)
-            code, result, stderr = self.rekindle(*command, kill_s=moments.pop(0))
+            exit_code, run_output, stderr = self.rekindle(
+                *run_command, kill_after_seconds=pending_kill_times.pop(0)
+            )
 
-        return code, result, stderr
+        return exit_code, run_output, stderr
 
     def deployments(self) -> dict[str, int]:
         """Return the number of pods of each Deployment."""
-        objects = [self.kinds["Deployment"].read(name) for name in self.kinds["Deployment"].names()]
-        return {obj["metadata"]["name"]: obj["spec"]["replicas"] for obj in objects if obj}
+        deployment_objects = [
+            self.kinds["Deployment"].read(deployment_name)
+            for deployment_name in self.kinds["Deployment"].names()
+        ]
+        return {
+            deployment_object["metadata"]["name"]: deployment_object["spec"]["replicas"]
+            for deployment_object in deployment_objects
+            if deployment_object
+        }
 
     def serving(self) -> str:
         """Return the name of the Deployment that gets the traffic."""
-        service = self.kinds["Service"].read(NAME)
-        if service:
-            return service["spec"]["selector"][INSTANCE_LABEL]
+        service_object = self.kinds["Service"].read(NAME)
+        if service_object:
+            return service_object["spec"]["selector"][INSTANCE_LABEL]
         return ""
 
 
@@ -133,23 +149,23 @@ class Champions:
     def watch(self) -> None:
         while not self.over.wait(0.03):
             try:
-                state = json.loads(self.store.get(f"releases/{NAME}/promotion.json"))
+                promotion_state = json.loads(self.store.get(f"releases/{NAME}/promotion.json"))
             except NotFound:
                 continue
-            if state.get("version") and (
-                not self.changes or self.changes[-1][0] != state["version"]
+            if promotion_state.get("version") and (
+                not self.changes or self.changes[-1][0] != promotion_state["version"]
             ):
-                self.changes.append((state["version"], "rollback" in state))
+                self.changes.append((promotion_state["version"], "rollback" in promotion_state))
 
     @contextmanager
     def watched(self) -> Iterator[None]:
-        thread = threading.Thread(target=self.watch)
-        thread.start()
+        watcher_thread = threading.Thread(target=self.watch)
+        watcher_thread.start()
         try:
             yield
         finally:
             self.over.set()
-            thread.join()
+            watcher_thread.join()
 
 
 def quality_of(release: tracking.Release) -> float:
@@ -157,235 +173,322 @@ def quality_of(release: tracking.Release) -> float:
 
 
 def run_pair(
-    homes: list[Home], config: Path, draw: Random, mode: str
+    isolated_homes: list[Home], config_path: Path, random_generator: Random, isolation_mode: str
 ) -> tuple[str, int, list[Problem]]:
     """Run a pair of pipelines, at random with kills and a rollback. Return a log, the number of
     repeated evaluations, and the problems."""
-    pair_homes = homes if mode == "two homes" else [homes[0], homes[0]]
-    champion = tracking.champion(NAME)
-    base = quality_of(champion) if champion else 0.5
-    qualities = [round(base + draw.uniform(-0.02, 0.08), 8) for _ in pair_homes]
+    pair_homes = (
+        isolated_homes if isolation_mode == "two homes" else [isolated_homes[0], isolated_homes[0]]
+    )
+    current_champion = tracking.champion(NAME)
+    base_quality = quality_of(current_champion) if current_champion else 0.5
+    qualities = [round(base_quality + random_generator.uniform(-0.02, 0.08), 8) for _ in pair_homes]
     # most runs take between 10 and 40 s
-    kills = [[draw.uniform(2, 30)] if draw.random() < 0.35 else [] for _ in pair_homes]
-    delays = [0.0, draw.uniform(0, 3)]
-    rolls_back = draw.random() < 0.4
-    moment = draw.uniform(3, 15)
+    kill_times_by_run = [
+        [random_generator.uniform(2, 30)] if random_generator.random() < 0.35 else []
+        for _ in pair_homes
+    ]
+    start_delays = [0.0, random_generator.uniform(0, 3)]
+    rolls_back = random_generator.random() < 0.4
+    rollback_delay_seconds = random_generator.uniform(3, 15)
 
-    def start(number: int) -> tuple[int, dict[str, Any], str]:
-        time.sleep(delays[number])
-        return pair_homes[number].run(config, qualities[number], mode == "mutex", kills[number])
+    def start(run_number: int) -> tuple[int, dict[str, Any], str]:
+        time.sleep(start_delays[run_number])
+        return pair_homes[run_number].run(
+            config_path,
+            qualities[run_number],
+            isolation_mode == "mutex",
+            kill_times_by_run[run_number],
+        )
 
     rollback_code = "-"
-    with ThreadPoolExecutor() as pool:
-        runs = [pool.submit(start, number) for number in range(2)]
+    with ThreadPoolExecutor() as thread_pool:
+        run_futures = [thread_pool.submit(start, run_number) for run_number in range(2)]
         if rolls_back:
-            time.sleep(moment)
-            rollback_code = str(pair_homes[draw.randrange(2)].rekindle("rollback", NAME)[0])
+            time.sleep(rollback_delay_seconds)
+            rollback_code = str(
+                pair_homes[random_generator.randrange(2)].rekindle("rollback", NAME)[0]
+            )
 
-    results = [run.result() for run in runs]
+    run_results = [run_future.result() for run_future in run_futures]
     problems = list[Problem]()
-    for quality, (code, result, stderr) in zip(qualities, results, strict=True):
-        problems += [("end", text) for text in end_problems(quality, code, result, stderr)]
+    for quality, (exit_code, run_output, stderr) in zip(qualities, run_results, strict=True):
+        problems += [
+            ("end", problem_text)
+            for problem_text in end_problems(quality, exit_code, run_output, stderr)
+        ]
 
-    for home in homes:
-        pods = {name: count for name, count in home.deployments().items() if count}
-        if set(pods) - {home.serving()}:
-            problems.append(("end", f"{pods} have pods, and {home.serving() or 'nothing'} serves"))
+    for home in isolated_homes:
+        running_pod_counts = {
+            deployment_name: pod_count
+            for deployment_name, pod_count in home.deployments().items()
+            if pod_count
+        }
+        if set(running_pod_counts) - {home.serving()}:
+            problems.append(
+                ("end", f"{running_pod_counts} have pods, and {home.serving() or 'nothing'} serves")
+            )
 
-    ends = [f"{result.get('verdict')}, exit code {code}" for code, result, _ in results]
-    steps = [step for _, result, _ in results for step in result.get("steps", [])]
-    again = sum(step["name"].endswith("-again") and step["phase"] == "Succeeded" for step in steps)
-    log = (
-        f"{mode}: {qualities} killed {kills} rollback {rollback_code}: {ends}, {again} repeated"
-        " evaluations"
+    outcome_texts = [
+        f"{run_output.get('verdict')}, exit code {exit_code}"
+        for exit_code, run_output, _ in run_results
+    ]
+    steps = [step for _, run_output, _ in run_results for step in run_output.get("steps", [])]
+    repeated_evaluations = sum(
+        step["name"].endswith("-again") and step["phase"] == "Succeeded" for step in steps
+    )
+    log_text = (
+        f"{isolation_mode}: {qualities} killed {kill_times_by_run} rollback {rollback_code}:"
+        f" {outcome_texts}, {repeated_evaluations} repeated evaluations"
     )
 
-    return log, again, problems
+    return log_text, repeated_evaluations, problems
 
 
-def end_problems(quality: float, code: int, result: dict[str, Any], stderr: str) -> list[str]:
+def end_problems(
+    candidate_quality: float, exit_code: int, run_output: dict[str, Any], stderr: str
+) -> list[str]:
     """Return a problem for each contradiction between a run's exit code, its JSON output and its
     record in MLflow."""
-    verdict = result.get("verdict")
-    if code != {"release": 0, "same": 0, "keep": 3}.get(str(verdict)):
-        return [f"{quality}: exit code {code}, verdict {verdict}: {stderr[-600:]}"]
+    verdict = run_output.get("verdict")
+    if exit_code != {"release": 0, "same": 0, "keep": 3}.get(str(verdict)):
+        return [f"{candidate_quality}: exit code {exit_code}, verdict {verdict}: {stderr[-600:]}"]
 
-    run_id = tracking.find_run(NAME, result["workflow"])
+    run_id = tracking.find_run(NAME, run_output["workflow"])
     assert run_id
-    tags = tracking.read_tags(run_id)
-    pairs: dict[str, tuple[Any, Any]] = {
-        name: (result[name], tags.get(name)) for name in ("verdict", "reason")
+    run_tags = tracking.read_tags(run_id)
+    value_pairs: dict[str, tuple[Any, Any]] = {
+        field_name: (run_output[field_name], run_tags.get(field_name))
+        for field_name in ("verdict", "reason")
     }
-    pairs["promoted"] = (verdict == "release", "rekindle.promoted" in tags)
+    value_pairs["promoted"] = (verdict == "release", "rekindle.promoted" in run_tags)
 
     return [
-        f"{quality}: {name} {values}" for name, values in pairs.items() if values[0] != values[1]
+        f"{candidate_quality}: {field_name} {compared_values}"
+        for field_name, compared_values in value_pairs.items()
+        if compared_values[0] != compared_values[1]
     ]
 
 
 def history_problems(champions: Champions) -> list[Problem]:
     """Return a problem for each wrong promotion: the model was not compared with the champion that
     it replaced, or it is worse than this champion."""
-    problems = list[Problem]()
-    previous = ""
-    releases = {release.version: release for release in tracking.promoted_releases(NAME)}
+    found_problems = list[Problem]()
+    previous_version = ""
+    releases_by_version = {release.version: release for release in tracking.promoted_releases(NAME)}
 
     for version, by_rollback in champions.changes:
         if not by_rollback:
-            record = json.loads(champions.store.get(f"{releases[version].uri}verdict.json"))
-            compared = (record["champion"] or {}).get("version", "")
-            if record["verdict"] != "release" or compared != previous:
-                problems.append(
-                    ("promotion", f"{version} replaced {previous}, evaluated against {compared}")
+            verdict_record = json.loads(
+                champions.store.get(f"{releases_by_version[version].uri}verdict.json")
+            )
+            compared_version = (verdict_record["champion"] or {}).get("version", "")
+            if verdict_record["verdict"] != "release" or compared_version != previous_version:
+                found_problems.append(
+                    (
+                        "promotion",
+                        f"{version} replaced {previous_version}, evaluated against"
+                        f" {compared_version}",
+                    )
                 )
 
-            if previous and quality_of(releases[version]) < quality_of(releases[previous]):
-                problems.append(
-                    ("verdict", f"{version} is worse than {previous}, which it replaced")
+            if previous_version and quality_of(releases_by_version[version]) < quality_of(
+                releases_by_version[previous_version]
+            ):
+                found_problems.append(
+                    ("verdict", f"{version} is worse than {previous_version}, which it replaced")
                 )
 
-        previous = version
+        previous_version = version
 
-    return problems
+    return found_problems
 
 
 def kill_rollbacks(
-    home: Home, store: Store, count: int, draw: Random
+    isolated_home: Home, store: Store, kill_count: int, random_generator: Random
 ) -> tuple[list[str], list[float], list[float]]:
     """Kill rollbacks, and repeat them. Return the problems, the durations in seconds of commands
     that were not killed, and the durations of repeated commands."""
-    deployments = sorted(home.deployments())
-    versions = {each.version: each.deployment for each in tracking.promoted_releases(NAME)}
+    deployments = sorted(isolated_home.deployments())
+    deployment_by_version = {
+        promoted_release.version: promoted_release.deployment
+        for promoted_release in tracking.promoted_releases(NAME)
+    }
 
-    targets = [version for version, deployment in versions.items() if deployment in deployments][
-        -2:
-    ]
-    if len(targets) < 2:
+    target_versions = [
+        version
+        for version, deployment in deployment_by_version.items()
+        if deployment in deployments
+    ][-2:]
+    if len(target_versions) < 2:
         return ["fewer than two releases can be restored"], [], []
 
-    problems = []
-    whole = list[float]()
-    repeated = list[float]()
+    found_problems = []
+    whole_rollback_seconds = list[float]()
+    repeated_rollback_seconds = list[float]()
 
-    for number in range(2 + count):
-        target = targets[number % 2]
-        kill_s = draw.uniform(0.2, 3) if number >= 2 else 0
-        begin = time.perf_counter()
-        code, *_, stderr = home.rekindle("rollback", NAME, target, kill_s=kill_s)
-        seconds = whole
+    for rollback_number in range(2 + kill_count):
+        target_version = target_versions[rollback_number % 2]
+        kill_after_seconds = random_generator.uniform(0.2, 3) if rollback_number >= 2 else 0
+        start_seconds = time.perf_counter()
+        exit_code, *_, stderr = isolated_home.rekindle(
+            "rollback", NAME, target_version, kill_after_seconds=kill_after_seconds
+        )
+        measured_seconds = whole_rollback_seconds
 
-        if code == -signal.SIGKILL:
-            begin = time.perf_counter()
-            seconds = repeated
-            code, *_, stderr = home.rekindle("rollback", NAME, target)
+        if exit_code == -signal.SIGKILL:
+            start_seconds = time.perf_counter()
+            measured_seconds = repeated_rollback_seconds
+            exit_code, *_, stderr = isolated_home.rekindle("rollback", NAME, target_version)
 
-        seconds.append(time.perf_counter() - begin)
+        measured_seconds.append(time.perf_counter() - start_seconds)
         champion = tracking.champion(NAME)
-        pods = {name for name, count in home.deployments().items() if count}
+        running_deployments = {
+            name for name, kill_count in isolated_home.deployments().items() if kill_count
+        }
 
-        end = (
-            code,
+        end_state = (
+            exit_code,
             champion and champion.version,
-            home.serving(),
-            pods,
+            isolated_home.serving(),
+            running_deployments,
             promotion.read_pending_rollback(store, NAME),
         )
-        if end != (0, target, versions[target], {versions[target]}, None):
-            problems.append(f"rollback {number}, killed after {kill_s:.2f} s: {end} {stderr}")
+        if end_state != (
+            0,
+            target_version,
+            deployment_by_version[target_version],
+            {deployment_by_version[target_version]},
+            None,
+        ):
+            found_problems.append(
+                f"rollback {rollback_number}, killed after {kill_after_seconds:.2f} s: {end_state}"
+                f" {stderr}"
+            )
 
-    return problems, whole, repeated
+    return found_problems, whole_rollback_seconds, repeated_rollback_seconds
 
 
-def measure(folder: Path, arguments: Any) -> list[Bar]:
+def measure(working_folder: Path, options: Any) -> list[Bar]:
     """Run the pairs one after the other, each with two simultaneous pipelines, and then the
     rollbacks."""
-    config = folder / "pairs.yaml"
-    config.write_text(CONFIG)
-    homes = [Home(folder / name, free_port()) for name in ("home-1", "home-2")]
-    draw = Random(arguments.seed)
+    config_path = working_folder / "pairs.yaml"
+    config_path.write_text(CONFIG)
+    isolated_homes = [Home(working_folder / name, free_port()) for name in ("home-1", "home-2")]
+    random_generator = Random(options.seed)
     store = Store.from_env()
     champions = Champions(store)
-    problems = list[Problem]()
-    count = 0
-    repetitions = 0
-    end = time.monotonic() + 60 * arguments.minutes
+    found_problems = list[Problem]()
+    pair_count = 0
+    repetition_count = 0
+    end_seconds = time.monotonic() + 60 * options.minutes
 
     with champions.watched():
-        while count < arguments.pairs and time.monotonic() < end:
-            log, again, found = run_pair(homes, config, draw, MODES[count % 3])
-            problems = problems + found
-            count = count + 1
-            repetitions = repetitions + again
-            print(f"{count} {log}", *found, sep="\n  PROBLEM ", file=sys.stderr, flush=True)
+        while pair_count < options.pairs and time.monotonic() < end_seconds:
+            log_text, repeated_evaluations, pair_problems = run_pair(
+                isolated_homes, config_path, random_generator, MODES[pair_count % 3]
+            )
+            found_problems = found_problems + pair_problems
+            pair_count = pair_count + 1
+            repetition_count = repetition_count + repeated_evaluations
+            print(
+                f"{pair_count} {log_text}",
+                *pair_problems,
+                sep="\n  PROBLEM ",
+                file=sys.stderr,
+                flush=True,
+            )
 
-    found = history_problems(champions)
-    problems += found
+    pair_problems = history_problems(champions)
+    found_problems += pair_problems
 
     print(
         f"{len(champions.changes)} champions",
-        *found,
+        *pair_problems,
         sep="\n  PROBLEM ",
         file=sys.stderr,
         flush=True,
     )
 
-    failed, whole, repeated = kill_rollbacks(homes[0], store, arguments.rollbacks, draw)
+    rollback_problems, whole_rollback_seconds, repeated_rollback_seconds = kill_rollbacks(
+        isolated_homes[0], store, options.rollbacks, random_generator
+    )
 
     print(
-        f"{len(repeated)} rollbacks killed",
-        *failed,
+        f"{len(repeated_rollback_seconds)} rollbacks killed",
+        *rollback_problems,
         sep="\n  PROBLEM ",
         file=sys.stderr,
         flush=True,
     )
 
-    for home in homes:
-        home.rekindle("down")
+    for isolated_home in isolated_homes:
+        isolated_home.rekindle("down")
 
-    names = (
+    figure_names = (
         "champions worse than the champion before",
         "promotions without an evaluation against the champion",
         "runs with contradictory results",
     )
 
     bars = [
-        bar(f"{name}, in {count} pairs", sum(each == kind for each, _ in problems), "", 0)
-        for kind, name in zip(KINDS, names, strict=True)
+        bar(
+            f"{name}, in {pair_count} pairs",
+            sum(found_kind == problem_kind for found_kind, _ in found_problems),
+            "",
+            0,
+        )
+        for problem_kind, name in zip(KINDS, figure_names, strict=True)
     ]
-    bars.append(bar(f"repeated evaluations, in {count} pairs", repetitions, ""))
-    bars.append(bar("runs that were killed and resumed", sum(home.resumed for home in homes), ""))
-    bars.append(bar(f"rollbacks with another end, of {arguments.rollbacks}", len(failed), "", 0))
-    seconds = {"rollback": whole, "rollback after a killed rollback": repeated}
+    bars.append(bar(f"repeated evaluations, in {pair_count} pairs", repetition_count, ""))
+    bars.append(
+        bar(
+            "runs that were killed and resumed",
+            sum(isolated_home.resumed for isolated_home in isolated_homes),
+            "",
+        )
+    )
+    bars.append(
+        bar(f"rollbacks with another end, of {options.rollbacks}", len(rollback_problems), "", 0)
+    )
+    seconds_by_figure = {
+        "rollback": whole_rollback_seconds,
+        "rollback after a killed rollback": repeated_rollback_seconds,
+    }
 
-    return bars + [bar(name, values, "s", 5) for name, values in seconds.items() if values]
+    return bars + [
+        bar(name, measured_seconds, "s", 5)
+        for name, measured_seconds in seconds_by_figure.items()
+        if measured_seconds
+    ]
 
 
 def main() -> int:
-    command = parser(__doc__)
-    command.add_argument(
+    argument_parser = parser(__doc__)
+    argument_parser.add_argument(
         "--pairs", type=int, default=200, help="maximum number of pairs (default: 200)"
     )
-    command.add_argument(
+    argument_parser.add_argument(
         "--minutes", type=float, default=60, help="time limit for the pairs (default: 60)"
     )
-    command.add_argument(
+    argument_parser.add_argument(
         "--rollbacks", type=int, default=20, help="number of rollbacks to kill (default: 20)"
     )
-    command.add_argument(
+    argument_parser.add_argument(
         "--seed", type=int, default=1, help="seed of all moments and qualities (default: 1)"
     )
-    arguments = command.parse_args()
+    options = argument_parser.parse_args()
 
-    with tempfile.TemporaryDirectory(prefix="pairs-") as folder:
-        services = Services(Path(folder) / "services", {})
+    with tempfile.TemporaryDirectory(prefix="pairs-") as temporary_folder:
+        services = Services(Path(temporary_folder) / "services", {})
         try:
             os.environ.update(services.environment() | services.credentials() | services.login())
             services.ready()
-            bars = measure(Path(folder), arguments)
+            bars = measure(Path(temporary_folder), options)
         finally:
             services.down()
 
-    return report(bars, as_json=arguments.json)
+    return report(bars, as_json=options.json)
 
 
 if __name__ == "__main__":

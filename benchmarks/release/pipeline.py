@@ -20,14 +20,16 @@ class Config(rekindle.Config):
 
 def build(config: Config) -> Any:
     with blocks.pipeline(config) as workflow:
-        inputs = {
+        step_inputs = {
             "quality": config.candidate.quality,
             "name": config.name,
             "workflow": "{{workflow.name}}",
         }
-        model = blocks.step("benchmarks.workloads.quality", task="candidate", inputs=inputs)
+        candidate_step = blocks.step(
+            "benchmarks.workloads.quality", task="candidate", inputs=step_inputs
+        )
         if config.candidate.mutex:
-            blocks.decide(model)
+            blocks.decide(candidate_step)
         else:
-            blocks.ship(blocks.evaluate(model))
+            blocks.ship(blocks.evaluate(candidate_step))
     return workflow

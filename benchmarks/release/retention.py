@@ -66,133 +66,156 @@ def run(inputs: Inputs) -> Outputs:
 class Project:
     """A project in a new folder, with its own home."""
 
-    def __init__(self, base: Path) -> None:
-        self.folder = base / "shop"
-        self.home = base / "home"
+    def __init__(self, base_folder: Path) -> None:
+        self.folder = base_folder / "shop"
+        self.home = base_folder / "home"
         create(self.folder)
         (self.folder / "pipelines/table.py").write_text(PIPELINE)
         (self.folder / "steps/table.py").write_text(STEP)
-        config = yaml.safe_load((self.folder / "configs/shop.yaml").read_text())
-        config["retention"] = {"keep_runs": KEEP_RUNS, "keep_releases": 1}
-        config["gate"] = {"maximum": {"rmse": 1000}, "tolerance": 1000}
-        config["serve"]["port"] = 8093
-        config["serve"]["keep_releases"] = 1
-        (self.folder / "configs/shop.yaml").write_text(yaml.safe_dump(config))
+        project_config = yaml.safe_load((self.folder / "configs/shop.yaml").read_text())
+        project_config["retention"] = {"keep_runs": KEEP_RUNS, "keep_releases": 1}
+        project_config["gate"] = {"maximum": {"rmse": 1000}, "tolerance": 1000}
+        project_config["serve"]["port"] = 8093
+        project_config["serve"]["keep_releases"] = 1
+        (self.folder / "configs/shop.yaml").write_text(yaml.safe_dump(project_config))
         (self.folder / "configs/table.yaml").write_text(
-            yaml.safe_dump(config | {"pipeline": "pipelines.table"})
+            yaml.safe_dump(project_config | {"pipeline": "pipelines.table"})
         )
-        git = ("git", "-c", "user.name=a", "-c", "user.email=a@example.com")
+        git_command = ("git", "-c", "user.name=a", "-c", "user.email=a@example.com")
 
-        for command in (("init", "-q"), ("add", "-A"), ("commit", "-qm", "first")):
-            subprocess.run([*git, *command], cwd=self.folder, check=True)
+        for git_arguments in (("init", "-q"), ("add", "-A"), ("commit", "-qm", "first")):
+            subprocess.run([*git_command, *git_arguments], cwd=self.folder, check=True)
 
-    def rekindle(self, *arguments: str) -> dict[str, Any]:
+    def rekindle(self, *command_arguments: str) -> dict[str, Any]:
         """Run a command, and return its JSON."""
-        command = [str(Path(sys.executable).with_name("rekindle")), *arguments, "-o", "json"]
+        command = [
+            str(Path(sys.executable).with_name("rekindle")),
+            *command_arguments,
+            "-o",
+            "json",
+        ]
         environment = {**os.environ, "REKINDLE_HOME": str(self.home)}
-        done = subprocess.run(
+        completed_process = subprocess.run(
             command, cwd=self.folder, env=environment, capture_output=True, text=True
         )
-        if done.returncode:
-            raise SystemExit(f"{' '.join(arguments)} ended with {done.returncode}:\n{done.stderr}")
-        return json.loads(done.stdout)
+        if completed_process.returncode:
+            raise SystemExit(
+                f"{' '.join(command_arguments)} ended with"
+                f" {completed_process.returncode}:\n{completed_process.stderr}"
+            )
+        return json.loads(completed_process.stdout)
 
     def bytes(self) -> int:
         """Return the total size in bytes of the files that the runs have left in the home."""
-        paths = [
-            path for name in FOLDERS for path in (self.home / name, *(self.home / name).rglob("*"))
+        measured_paths = [
+            path
+            for path_name in FOLDERS
+            for path in (self.home / path_name, *(self.home / path_name).rglob("*"))
         ]
-        return sum(path.stat().st_size for path in paths if path.is_file())
+        return sum(path.stat().st_size for path in measured_paths if path.is_file())
 
 
-def measure(project: Project, runs: int) -> dict[str, Any]:
+def measure(temporary_project: Project, run_count: int) -> dict[str, Any]:
     """Run all runs, and measure the home."""
     # train longer each time, so that each model is better than the previous one
-    epochs = {1: 4, runs // 3: 12, 2 * runs // 3: 40}
-    sizes = list[int]()
+    epochs_by_run = {1: 4, run_count // 3: 12, 2 * run_count // 3: 40}
+    size_bytes_by_run = list[int]()
 
-    for number in range(1, runs + 1):
-        if number in epochs:
-            result = project.rekindle(
-                "run", "configs/shop.yaml", "--set", f"train.epochs={epochs[number]}"
+    for run_number in range(1, run_count + 1):
+        if run_number in epochs_by_run:
+            run_output = temporary_project.rekindle(
+                "run", "configs/shop.yaml", "--set", f"train.epochs={epochs_by_run[run_number]}"
             )
-            assert result["verdict"] == "release", result
+            assert run_output["verdict"] == "release", run_output
         else:
-            start = project.bytes()
-            project.rekindle("run", "configs/table.yaml")
-            sizes.append(project.bytes() - start)
+            bytes_before_run = temporary_project.bytes()
+            temporary_project.rekindle("run", "configs/table.yaml")
+            size_bytes_by_run.append(temporary_project.bytes() - bytes_before_run)
 
         print(
-            f"run {number} of {runs}: {project.bytes() / 1e6:.1f} MB", file=sys.stderr, flush=True
+            f"run {run_number} of {run_count}: {temporary_project.bytes() / 1e6:.1f} MB",
+            file=sys.stderr,
+            flush=True,
         )
 
-    listed = project.rekindle("prune")
-    left = project.rekindle("status")["runs"]
+    prune_output = temporary_project.rekindle("prune")
+    remaining_runs = temporary_project.rekindle("status")["runs"]
 
     return {
-        "sizes": sizes,
-        "bytes": project.bytes(),
-        "left": left,
-        "to_prune": listed["runs"] + listed["releases"],
+        "sizes": size_bytes_by_run,
+        "bytes": temporary_project.bytes(),
+        "left": remaining_runs,
+        "to_prune": prune_output["runs"] + prune_output["releases"],
     }
 
 
-def use_kept_releases(project: Project) -> dict[str, Any]:
+def use_kept_releases(temporary_project: Project) -> dict[str, Any]:
     """Roll back to the previous release, return to the champion, and reproduce both releases."""
-    back = project.rekindle("rollback", "shop")
-    forth = project.rekindle("rollback", "shop", "3")
-    equal = {
-        version: project.rekindle("reproduce", f"shop@{version}")["equal"] for version in ("2", "3")
+    rollback_output = temporary_project.rekindle("rollback", "shop")
+    return_output = temporary_project.rekindle("rollback", "shop", "3")
+    is_equal_by_version = {
+        version: temporary_project.rekindle("reproduce", f"shop@{version}")["equal"]
+        for version in ("2", "3")
     }
-    return {"rollbacks": [back["version"], forth["version"]], "equal": equal}
+    return {
+        "rollbacks": [rollback_output["version"], return_output["version"]],
+        "equal": is_equal_by_version,
+    }
 
 
 def main() -> int:
-    command = parser(__doc__)
-    command.add_argument("--runs", type=int, default=200, help="number of runs (default: 200)")
-    args = command.parse_args()
+    argument_parser = parser(__doc__)
+    argument_parser.add_argument(
+        "--runs", type=int, default=200, help="number of runs (default: 200)"
+    )
+    options = argument_parser.parse_args()
 
-    with tempfile.TemporaryDirectory() as base:
-        project = Project(Path(base))
+    with tempfile.TemporaryDirectory() as temporary_folder:
+        temporary_project = Project(Path(temporary_folder))
         try:
-            project.rekindle("env")  # this command also starts the services
-            empty = project.bytes()
-            figures = measure(project, args.runs)
-            releases = sum(
-                f.stat().st_size
-                for f in (project.home / "s3").rglob("*")
-                if f.is_file() and re.search("releases/shop/", str(f))
+            temporary_project.rekindle("env")  # this command also starts the services
+            empty_project_bytes = temporary_project.bytes()
+            measurements = measure(temporary_project, options.runs)
+            release_bytes = sum(
+                release_file.stat().st_size
+                for release_file in (temporary_project.home / "s3").rglob("*")
+                if release_file.is_file() and re.search("releases/shop/", str(release_file))
             )
-            needed = use_kept_releases(project)
+            kept_release_outputs = use_kept_releases(temporary_project)
         finally:
-            project.rekindle("down")
+            temporary_project.rekindle("down")
 
-    one_run = max(figures["sizes"][: KEEP_RUNS - 2])
-    kept = figures["bytes"] - empty - releases
+    one_run_bytes = max(measurements["sizes"][: KEEP_RUNS - 2])
+    kept_run_bytes = measurements["bytes"] - empty_project_bytes - release_bytes
 
     bars = [
         bar(
             "bytes of all runs, in bytes of one run",
-            kept / one_run,
+            kept_run_bytes / one_run_bytes,
             "runs",
             MAX_RUNS,
-            text=f"{args.runs} runs",
+            remark_text=f"{options.runs} runs",
         ),
-        bar("runs in `rekindle status`", len(figures["left"]), "runs", MAX_RUNS),
-        bar("runs and releases that `rekindle prune` still finds", len(figures["to_prune"]), "", 0),
-        bar("rollbacks that succeeded", len(needed["rollbacks"]), "of 2", 2, "more"),
+        bar("runs in `rekindle status`", len(measurements["left"]), "runs", MAX_RUNS),
+        bar(
+            "runs and releases that `rekindle prune` still finds",
+            len(measurements["to_prune"]),
+            "",
+            0,
+        ),
+        bar("rollbacks that succeeded", len(kept_release_outputs["rollbacks"]), "of 2", 2, "more"),
         bar(
             "releases that were trained again with equal bits",
-            sum(needed["equal"].values()),
+            sum(kept_release_outputs["equal"].values()),
             "of 2",
             2,
             "more",
         ),
-        bar("bytes of one run", one_run / 1e6, "MB"),
-        bar("home at the end", figures["bytes"] / 1e6, "MB"),
+        bar("bytes of one run", one_run_bytes / 1e6, "MB"),
+        bar("home at the end", measurements["bytes"] / 1e6, "MB"),
     ]
 
-    return report(bars, as_json=args.json, needed=needed)
+    return report(bars, as_json=options.json, needed=kept_release_outputs)
 
 
 if __name__ == "__main__":

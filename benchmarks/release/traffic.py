@@ -71,53 +71,72 @@ class Traffic:
     """Clients that together send `rate` requests per second, regardless of how fast the servers
     answer."""
 
-    def __init__(self, host: str = "127.0.0.1", port: int = PORT, rate: float = RATE) -> None:
-        self.address = (host, port)
-        self.rate = rate
+    def __init__(
+        self, host: str = "127.0.0.1", server_port: int = PORT, requests_per_second: float = RATE
+    ) -> None:
+        self.address = (host, server_port)
+        self.rate = requests_per_second
         self.texts = requests()
         self.answers: list[Answer] = []
         self.over = threading.Event()
 
     async def ask(
-        self, kind: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, text: bytes
+        self,
+        connection_kind: str,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        request_text: bytes,
     ) -> str:
         """Send a request; return the status line and headers of the response in lower case.
 
         Raises OSError or EOFError if no response arrives.
         """
-        pieces = PIECES if "slow" in kind else 1
-        for index in range(pieces):
-            writer.write(text[len(text) * index // pieces : len(text) * (index + 1) // pieces])
-            await asyncio.sleep(1 / pieces if pieces > 1 else 0)
+        piece_count = PIECES if "slow" in connection_kind else 1
+        for piece_index in range(piece_count):
+            writer.write(
+                request_text[
+                    len(request_text) * piece_index // piece_count : len(request_text)
+                    * (piece_index + 1)
+                    // piece_count
+                ]
+            )
+            await asyncio.sleep(1 / piece_count if piece_count > 1 else 0)
 
-        head = (await reader.readuntil(b"\r\n\r\n")).lower().decode()
-        await reader.readexactly(int(head.partition("content-length: ")[2].partition("\r")[0]))
+        response_head = (await reader.readuntil(b"\r\n\r\n")).lower().decode()
+        await reader.readexactly(
+            int(response_head.partition("content-length: ")[2].partition("\r")[0])
+        )
         self.record(
-            kind, int(head.split()[1]), head.partition("model-version: ")[2].partition("\r")[0]
+            connection_kind,
+            int(response_head.split()[1]),
+            response_head.partition("model-version: ")[2].partition("\r")[0],
         )
 
-        return head
+        return response_head
 
-    def record(self, kind: str, status: int, version: str) -> None:
-        self.answers.append(Answer(time.time(), status, version, kind))
+    def record(self, connection_kind: str, http_status: int, model_version: str) -> None:
+        self.answers.append(Answer(time.time(), http_status, model_version, connection_kind))
 
-    async def client(self, kind: str) -> None:
+    async def client(self, connection_kind: str) -> None:
         """Send one request on a new connection."""
-        text = random.choice(self.texts)
-        if kind == "HTTP/1.0":
-            text = text.replace(b"HTTP/1.1", b"HTTP/1.0")
+        request_text = random.choice(self.texts)
+        if connection_kind == "HTTP/1.0":
+            request_text = request_text.replace(b"HTTP/1.1", b"HTTP/1.0")
 
         try:
             async with asyncio.timeout(60):
                 reader, writer = await asyncio.open_connection(*self.address)
                 await self.ask(
-                    kind, reader, writer, text.replace(b"host: x", b"host: x\r\nconnection: close")
+                    connection_kind,
+                    reader,
+                    writer,
+                    request_text.replace(b"host: x", b"host: x\r\nconnection: close"),
                 )
                 writer.close()
         except (OSError, EOFError, TimeoutError):
-            self.record(kind, 0, "")
+            self.record(connection_kind, 0, "")
 
-    async def reuse_connection(self, kind: str, idle_s: float) -> None:
+    async def reuse_connection(self, connection_kind: str, idle_seconds: float) -> None:
         """Send requests on one connection, with idle times in between; reconnect when the
         connection is closed."""
         while not self.over.is_set():
@@ -125,81 +144,103 @@ class Traffic:
                 async with asyncio.timeout(60):
                     reader, writer = await asyncio.open_connection(*self.address)
 
-                head = ""
-                while not (self.over.is_set() or "connection: close" in head):
-                    if kind != "unchecked" and is_closed(writer):
+                response_head = ""
+                while not (self.over.is_set() or "connection: close" in response_head):
+                    if connection_kind != "unchecked" and is_closed(writer):
                         break
 
                     async with asyncio.timeout(60):
-                        head = await self.ask(kind, reader, writer, random.choice(self.texts))
+                        response_head = await self.ask(
+                            connection_kind, reader, writer, random.choice(self.texts)
+                        )
 
-                    await asyncio.sleep(random.uniform(0, idle_s))
+                    await asyncio.sleep(random.uniform(0, idle_seconds))
 
                 writer.close()
             except (OSError, EOFError, TimeoutError):
-                self.record(kind, 0, "")
-                await asyncio.sleep(random.uniform(0, idle_s))
+                self.record(connection_kind, 0, "")
+                await asyncio.sleep(random.uniform(0, idle_seconds))
 
     async def run(self) -> None:
         """Send requests until the event `over` is set, then wait until all clients have their
         answers."""
-        reuse = [
-            (kind, round(count * self.rate / RATE), idle_s)
-            for kind, (count, idle_s) in REUSE.items()
+        reused_connections = [
+            (connection_kind, round(connection_count * self.rate / RATE), idle_seconds)
+            for connection_kind, (connection_count, idle_seconds) in REUSE.items()
         ]
-        single = self.rate - sum(2 * count / idle_s for _, count, idle_s in reuse)
-        kinds = ["HTTP/1.1"] * 3 + ["HTTP/1.0"] * 3 + ["slow"]
+        single_request_rate = self.rate - sum(
+            2 * connection_count / idle_seconds
+            for _, connection_count, idle_seconds in reused_connections
+        )
+        connection_kinds = ["HTTP/1.1"] * 3 + ["HTTP/1.0"] * 3 + ["slow"]
 
-        async with asyncio.TaskGroup() as group:
-            for kind, count, idle_s in reuse:
-                for _ in range(count):
-                    group.create_task(self.reuse_connection(kind, idle_s))
+        async with asyncio.TaskGroup() as task_group:
+            for connection_kind, connection_count, idle_seconds in reused_connections:
+                for _ in range(connection_count):
+                    task_group.create_task(self.reuse_connection(connection_kind, idle_seconds))
 
-            start = time.perf_counter()
-            number = 0
+            start_seconds = time.perf_counter()
+            request_number = 0
             while not self.over.is_set():
-                group.create_task(self.client(kinds[number % len(kinds)]))
-                number += 1
-                await asyncio.sleep(max(0, start + number / single - time.perf_counter()))
+                task_group.create_task(
+                    self.client(connection_kinds[request_number % len(connection_kinds)])
+                )
+                request_number += 1
+                await asyncio.sleep(
+                    max(
+                        0,
+                        start_seconds + request_number / single_request_rate - time.perf_counter(),
+                    )
+                )
 
 
 def is_closed(writer: asyncio.StreamWriter) -> bool:
     """Return True if the server has closed the connection of `writer`."""
     if writer.is_closing():
         return True
-    poll = select.poll()
-    poll.register(writer.get_extra_info("socket").fileno(), select.POLLRDHUP)
-    return bool(poll.poll(0))
+    poller = select.poll()
+    poller.register(writer.get_extra_info("socket").fileno(), select.POLLRDHUP)
+    return bool(poller.poll(0))
 
 
 @contextmanager
-def traffic(load: Traffic) -> Iterator[Traffic]:
-    """Send the requests of `load` until the end of the block; yield `load`, which collects the
-    answers."""
-    thread = threading.Thread(target=lambda: asyncio.run(load.run()))
-    thread.start()
+def traffic(traffic_clients: Traffic) -> Iterator[Traffic]:
+    """Send the requests of `traffic_clients` until the end of the block; yield
+    `traffic_clients`, which collects the answers."""
+    traffic_thread = threading.Thread(target=lambda: asyncio.run(traffic_clients.run()))
+    traffic_thread.start()
     try:
-        yield load
+        yield traffic_clients
     finally:
-        load.over.set()
-        thread.join()
+        traffic_clients.over.set()
+        traffic_thread.join()
 
 
-def train(home: Path, seed: int, *settings: str) -> str:
+def train(home_folder: Path, train_seed: int, *extra_settings: str) -> str:
     """Run the pipeline of CONFIG with a seed. Returns the verdict about the model, or `exit code N`
     if the run fails."""
-    sets = [*SETTINGS, f"train.seed={seed}", *settings]
+    set_options = [*SETTINGS, f"train.seed={train_seed}", *extra_settings]
     try:
-        result = rekindle(
-            home, "run", CONFIG, *(flag for setting in sets for flag in ("--set", setting))
+        run_output = rekindle(
+            home_folder,
+            "run",
+            CONFIG,
+            *(command_flag for set_option in set_options for command_flag in ("--set", set_option)),
         )
     except subprocess.CalledProcessError as error:
         return f"exit code {error.returncode}"
-    return result["verdict"]
+    return run_output["verdict"]
 
 
-def canary(home: Path, seed: int, fault: str, more: str = "") -> str:
-    return train(home, seed, f"model.fault={fault}", f"serve.canary={{{CANARY}{more}}}")
+def canary(
+    home_folder: Path, train_seed: int, fault_name: str, more_canary_settings: str = ""
+) -> str:
+    return train(
+        home_folder,
+        train_seed,
+        f"model.fault={fault_name}",
+        f"serve.canary={{{CANARY}{more_canary_settings}}}",
+    )
 
 
 # changes by name: (function that makes the change, its expected result, versions that may answer
@@ -219,77 +260,105 @@ CHANGES: dict[str, tuple[Callable[[Path], str], str, set[str], str]] = {
 }
 
 
-def count(name: str, answers: list[Answer], versions: set[str], faulty: str) -> list[Bar]:
+def count(
+    change_name: str, answers: list[Answer], expected_versions: set[str], faulty_version: str
+) -> list[Bar]:
     """Count the requests that failed, and those that an unexpected version answered, during the
-    change `name`.
+    change `change_name`.
 
-    `versions`: versions that may answer; `faulty`: the version that may return errors, or "".
+    `expected_versions`: versions that may answer; `faulty_version`: the version that may return
+    errors, or "".
     """
-    failed = [
-        a for a in answers if a.status != 200 and not (a.status == 500 and a.version == faulty)
+    failed_answers = [
+        answer
+        for answer in answers
+        if answer.status != 200 and not (answer.status == 500 and answer.version == faulty_version)
     ]
-    strangers = [a for a in answers if a.status == 200 and a.version not in versions]
-    by_version = Counter(a.version for a in answers)
-    kinds = Counter((a.kind, a.status) for a in failed)
-    print(f"{name}: answers by version {by_version}; failed {kinds}", file=sys.stderr)
+    unexpected_answers = [
+        answer
+        for answer in answers
+        if answer.status == 200 and answer.version not in expected_versions
+    ]
+    answers_by_version = Counter(answer.version for answer in answers)
+    failures_by_kind = Counter((answer.kind, answer.status) for answer in failed_answers)
+    print(
+        f"{change_name}: answers by version {answers_by_version}; failed {failures_by_kind}",
+        file=sys.stderr,
+    )
 
     return [
-        bar(f"{name}: requests", len(answers), ""),
-        bar("  requests that failed, except for the candidate's fault", len(failed), "", 0),
+        bar(f"{change_name}: requests", len(answers), ""),
+        bar("  requests that failed, except for the candidate's fault", len(failed_answers), "", 0),
         bar(
             "  answers of another version than the champion and the verified candidate",
-            len(strangers),
+            len(unexpected_answers),
             "",
             0,
         ),
     ]
 
 
-def rollback_times(answers: list[Answer], previous: str, start: float, seconds: float) -> list[Bar]:
-    """Return the figures of a rollback: the duration `seconds` of its command, and the time from
-    `start` until the last answer of the version `previous`."""
-    last = max(a.time for a in answers if a.version == previous and a.kind not in REUSE) - start
+def rollback_times(
+    answers: list[Answer], previous_version: str, start_seconds: float, command_seconds: float
+) -> list[Bar]:
+    """Return the figures of a rollback: the duration `command_seconds` of its command, and the
+    time from `start_seconds` until the last answer of the version `previous_version`."""
+    last_answer_seconds = (
+        max(
+            answer.time
+            for answer in answers
+            if answer.version == previous_version and answer.kind not in REUSE
+        )
+        - start_seconds
+    )
     return [
-        bar("  duration of the command", seconds, "s", 5),
+        bar("  duration of the command", command_seconds, "s", 5),
         bar(
-            "  time until the last answer of the previous version to a new connection", last, "s", 5
+            "  time until the last answer of the previous version to a new connection",
+            last_answer_seconds,
+            "s",
+            5,
         ),
     ]
 
 
-def measure_change(home: Path, load: Traffic, name: str) -> list[Bar]:
-    """Make the change `name`; return how many requests failed meanwhile, and how many an unexpected
-    version answered."""
-    change, expected, versions, faulty = CHANGES[name]
-    first = len(load.answers)
-    start = time.time()
-    result = change(home)
-    seconds = time.time() - start
+def measure_change(home_folder: Path, traffic_clients: Traffic, change_name: str) -> list[Bar]:
+    """Make the change `change_name`; return how many requests failed meanwhile, and how many an
+    unexpected version answered."""
+    make_change, expected_outcome, expected_versions, faulty_version = CHANGES[change_name]
+    first_answer_index = len(traffic_clients.answers)
+    start_seconds = time.time()
+    change_outcome = make_change(home_folder)
+    change_seconds = time.time() - start_seconds
 
-    if result != expected:
-        raise SystemExit(f"{name} ended with {result}, not with {expected}")
+    if change_outcome != expected_outcome:
+        raise SystemExit(f"{change_name} ended with {change_outcome}, not with {expected_outcome}")
 
     time.sleep(SETTLE_S)
-    answers = load.answers[first:]
-    bars = count(name, answers, versions, faulty)
+    answers_during_change = traffic_clients.answers[first_answer_index:]
+    bars = count(change_name, answers_during_change, expected_versions, faulty_version)
 
-    if name == "rollback":
-        bars += rollback_times(answers, "2", start, seconds)
+    if change_name == "rollback":
+        bars += rollback_times(answers_during_change, "2", start_seconds, change_seconds)
 
     return bars
 
 
 def main() -> int:
-    arguments = parser(__doc__).parse_args()
-    with tempfile.TemporaryDirectory() as folder:
-        home = Path(folder)
+    options = parser(__doc__).parse_args()
+    with tempfile.TemporaryDirectory() as temporary_folder:
+        home_folder = Path(temporary_folder)
         try:
-            train(home, 1)
-            with traffic(Traffic()) as load:
-                bars = [line for name in CHANGES for line in measure_change(home, load, name)]
+            train(home_folder, 1)
+            with traffic(Traffic()) as traffic_clients:
+                bars = [
+                    bar_record
+                    for change_name in CHANGES
+                    for bar_record in measure_change(home_folder, traffic_clients, change_name)
+                ]
         finally:
-            rekindle(home, "down")
-    return report(bars, as_json=arguments.json)
+            rekindle(home_folder, "down")
+    return report(bars, as_json=options.json)
 
 
 if __name__ == "__main__":

@@ -46,25 +46,37 @@ MAX_PAUSE_S = 2.0  # limit of the time that pausing a trial costs
 
 
 def run_sweep(
-    source: str, home: str, sets: list[str], parallel: int, trials: int, rungs: int
+    data_source: str,
+    home_folder: str,
+    set_options: list[str],
+    parallel_count: int,
+    trial_count: int,
+    rung_count: int,
 ) -> tuple[dict[str, Any], Study]:
     """Run a sweep. Returns the output of `rekindle run` and the study."""
-    sweep = {
+    sweep_settings = {
         "space": SPACE,
-        "trials": trials,
-        "rungs": rungs,
+        "trials": trial_count,
+        "rungs": rung_count,
         "sampler": "random",
-        "parallel": parallel,
+        "parallel": parallel_count,
     }
 
-    settings = ["pipeline=pipelines.sweep", f"sweep={json.dumps(sweep)}", *SHORT, *sets]
-    run = pipeline(source, home, settings, last_day="2018-07-31", test_weeks=4)
-    study = Study(
-        LocalCluster(Path(home)).store(), f"{run['workflow']}/search", Sweep.model_validate(sweep)
+    settings = [
+        "pipeline=pipelines.sweep",
+        f"sweep={json.dumps(sweep_settings)}",
+        *SHORT,
+        *set_options,
+    ]
+    run_output = pipeline(data_source, home_folder, settings, last_day="2018-07-31", test_weeks=4)
+    sweep_study = Study(
+        LocalCluster(Path(home_folder)).store(),
+        f"{run_output['workflow']}/search",
+        Sweep.model_validate(sweep_settings),
     )
-    study.read()
+    sweep_study.read()
 
-    return run, study
+    return run_output, sweep_study
 
 
 def training_seconds(study: Study) -> float:
@@ -73,117 +85,166 @@ def training_seconds(study: Study) -> float:
 
 
 def overhead(
-    source: str, home: str, sets: list[str], halved: dict[str, Any], study: Study
+    data_source: str,
+    home_folder: str,
+    set_options: list[str],
+    halved_run_output: dict[str, Any],
+    study: Study,
 ) -> list[Bar]:
     """Return the figures of a sweep with halving: its overhead, and how its model compares with the
     model of the default settings."""
-    default = pipeline(source, home, [*SHORT, *sets], last_day="2018-07-31", test_weeks=4)
-    nodes = RunFiles(Path(home), halved["workflow"]).load()[0]["nodes"].values()
-    trial_pods = [
-        node for node in nodes if node["type"] == "Pod" and node["templateName"] == "trial"
-    ]
-    pods = sum(timestamp(node["finishedAt"]) - timestamp(node["startedAt"]) for node in trial_pods)
-    seconds = training_seconds(study)
-    text = (
-        f"{pods - seconds:.1f} s of {len(trial_pods)} pods, outside of {seconds:.0f} s of trainings"
+    default_run_output = pipeline(
+        data_source, home_folder, [*SHORT, *set_options], last_day="2018-07-31", test_weeks=4
     )
-    ap = {name: run["metrics"]["ap"] for name, run in (("chosen", halved), ("default", default))}
-    print({name: f"ap {value:.4f}" for name, value in ap.items()})
+    workflow_nodes = (
+        RunFiles(Path(home_folder), halved_run_output["workflow"]).load()[0]["nodes"].values()
+    )
+    trial_pods = [
+        node for node in workflow_nodes if node["type"] == "Pod" and node["templateName"] == "trial"
+    ]
+    pod_seconds = sum(
+        timestamp(node["finishedAt"]) - timestamp(node["startedAt"]) for node in trial_pods
+    )
+    trial_seconds = training_seconds(study)
+    remark_text = (
+        f"{pod_seconds - trial_seconds:.1f} s of {len(trial_pods)} pods, outside of"
+        f" {trial_seconds:.0f} s of trainings"
+    )
+    average_precision_by_run = {
+        run_label: run_output["metrics"]["ap"]
+        for run_label, run_output in (
+            ("chosen", halved_run_output),
+            ("default", default_run_output),
+        )
+    }
+    print(
+        {
+            run_label: f"ap {average_precision:.4f}"
+            for run_label, average_precision in average_precision_by_run.items()
+        }
+    )
 
     return [
         bar(
             "ap of the chosen trial minus ap with default settings",
-            ap["chosen"] - ap["default"],
+            average_precision_by_run["chosen"] - average_precision_by_run["default"],
             "",
             -NOISE,
             "more",
         ),
         bar(
             "time of the pods outside of trainings, as a share",
-            (pods - seconds) / seconds,
+            (pod_seconds - trial_seconds) / trial_seconds,
             "",
             MAX_OVERHEAD,
-            text=text,
+            remark_text=remark_text,
         ),
     ]
 
 
 def comparison(study: Study, study_without_halving: Study) -> list[Bar]:
     """Compare a sweep with halving to a sweep without halving, and return the figures."""
-    trials = study.trials()
+    halved_trials = study.trials()
     all_trials = study_without_halving.trials()
-    chosen = study.find_winner().number
-    order = sorted(
-        (t for t in all_trials if t.value is not None), key=lambda t: (t.value or 9e9, t.number)
+    chosen_number = study.find_winner().number
+    trials_by_loss = sorted(
+        (trial_record for trial_record in all_trials if trial_record.value is not None),
+        key=lambda trial_record: (trial_record.value or 9e9, trial_record.number),
     )
-    full = {t.number: t.value or 9e9 for t in order}
-    steps = sum(t.steps for t in trials) / sum(t.steps for t in all_trials)
-    same = all(t.sha256 == all_trials[t.number].sha256 for t in trials if 2 in t.values)
-    seconds = training_seconds(study)
+    loss_by_trial = {
+        trial_record.number: trial_record.value or 9e9 for trial_record in trials_by_loss
+    }
+    step_share = sum(trial_record.steps for trial_record in halved_trials) / sum(
+        trial_record.steps for trial_record in all_trials
+    )
+    is_same_weights = all(
+        trial_record.sha256 == all_trials[trial_record.number].sha256
+        for trial_record in halved_trials
+        if 2 in trial_record.values
+    )
+    halved_seconds = training_seconds(study)
     seconds_without_halving = training_seconds(study_without_halving)
-    pauses = sum(len(trial.values) for trial in trials)
+    pause_count = sum(len(trial.values) for trial in halved_trials)
 
-    losses = {
-        "best": order[0].number,
-        "chosen": chosen,
-        "median": order[len(order) // 2].number,
+    trial_numbers_by_label = {
+        "best": trials_by_loss[0].number,
+        "chosen": chosen_number,
+        "median": trials_by_loss[len(trials_by_loss) // 2].number,
         "default": 0,
     }
 
-    print({name: f"trial {number}: loss {full[number]:.5f}" for name, number in losses.items()})
-    print(f"{seconds:.0f} s of trainings with halving, {seconds_without_halving:.0f} s without")
-    pause = (seconds - steps * seconds_without_halving) / pauses
-    excess = full[chosen] / full[order[0].number] - 1
+    print(
+        {
+            trial_label: f"trial {trial_number}: loss {loss_by_trial[trial_number]:.5f}"
+            for trial_label, trial_number in trial_numbers_by_label.items()
+        }
+    )
+    print(
+        f"{halved_seconds:.0f} s of trainings with halving, {seconds_without_halving:.0f} s without"
+    )
+    pause_seconds = (halved_seconds - step_share * seconds_without_halving) / pause_count
+    excess_loss = loss_by_trial[chosen_number] / loss_by_trial[trials_by_loss[0].number] - 1
 
     return [
         bar(
             "rank of the trial that halving chooses among all trials",
-            [t.number for t in order].index(chosen) + 1,
+            [trial_record.number for trial_record in trials_by_loss].index(chosen_number) + 1,
             "",
         ),
-        bar("relative excess of the loss of this trial over the best loss", excess, "", 0.01),
+        bar("relative excess of the loss of this trial over the best loss", excess_loss, "", 0.01),
         bar(
-            "steps with halving, as a share of the steps without halving", steps, "", MAX_STEP_SHARE
+            "steps with halving, as a share of the steps without halving",
+            step_share,
+            "",
+            MAX_STEP_SHARE,
         ),
         bar(
-            "1 if a trial has other weights with pauses than without, else 0", int(not same), "", 0
+            "1 if a trial has other weights with pauses than without, else 0",
+            int(not is_same_weights),
+            "",
+            0,
         ),
-        bar("cost of a pause of a trial, without training steps", pause, "s", MAX_PAUSE_S),
+        bar("cost of a pause of a trial, without training steps", pause_seconds, "s", MAX_PAUSE_S),
     ]
 
 
-def measure(source: str, home: str, options: argparse.Namespace) -> list[Bar]:
+def measure(data_source: str, home_folder: str, options: argparse.Namespace) -> list[Bar]:
     """Run the sweeps, and return their figures."""
-    sizes = options.parallel, options.trials
-    halved, study = run_sweep(source, home, options.sets, *sizes, 3)
-    bars = overhead(source, home, options.sets, halved, study)
+    sweep_sizes = options.parallel, options.trials
+    halved_run_output, study = run_sweep(data_source, home_folder, options.sets, *sweep_sizes, 3)
+    bars = overhead(data_source, home_folder, options.sets, halved_run_output, study)
     if options.only_halving:
         return bars
-    return [*bars, *comparison(study, run_sweep(source, home, options.sets, *sizes, 1)[1])]
+    return [
+        *bars,
+        *comparison(study, run_sweep(data_source, home_folder, options.sets, *sweep_sizes, 1)[1]),
+    ]
 
 
 def main() -> int:
-    command = parser(__doc__)
-    command.add_argument(
+    argument_parser = parser(__doc__)
+    argument_parser.add_argument(
         "--source", required=True, help="file, folder or s3:// URI of the published transactions"
     )
-    command.add_argument("--trials", type=int, default=27, help="number of trials of each sweep")
-    command.add_argument(
+    argument_parser.add_argument(
+        "--trials", type=int, default=27, help="number of trials of each sweep"
+    )
+    argument_parser.add_argument(
         "--parallel", type=int, default=2, help="number of pods that train at the same time"
     )
-    command.add_argument(
+    argument_parser.add_argument(
         "--only-halving", action="store_true", help="omit the sweep without halving"
     )
-    command.add_argument(
+    argument_parser.add_argument(
         "--set", action="append", default=[], dest="sets", metavar="A.B=C", help=SET_HELP
     )
-    options = command.parse_args()
+    options = argument_parser.parse_args()
 
-    with tempfile.TemporaryDirectory() as home:
+    with tempfile.TemporaryDirectory() as home_folder:
         try:
-            bars = measure(options.source, home, options)
+            bars = measure(options.source, home_folder, options)
         finally:
-            stop_services(home)
+            stop_services(home_folder)
 
     return report(bars, as_json=options.json)
 

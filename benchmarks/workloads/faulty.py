@@ -46,9 +46,10 @@ def predict(model: Any, instances: list[Instance], facts: dict[str, Any]) -> lis
     if model.fault == "slow":
         time.sleep(float(os.environ["SLOW_SECONDS"]))
 
-    corners = (instance.pixels[0][0] for instance in instances)
+    corner_pixels = (instance.pixels[0][0] for instance in instances)
     if model.fault == "errors" and any(
-        corner > 0 and crc32(repr(corner).encode()) % 100 == 0 for corner in corners
+        corner_pixel > 0 and crc32(repr(corner_pixel).encode()) % 100 == 0
+        for corner_pixel in corner_pixels
     ):
         raise ValueError("an unexpected rare case")
 

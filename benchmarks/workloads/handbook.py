@@ -32,20 +32,27 @@ NOT_RELEASED = 3
 SET_HELP = "override a setting of the config, as in rekindle run"
 
 
-def stop_services(home: str) -> None:
+def stop_services(home_folder: str) -> None:
     """Stop the services that pipelines have started in this home."""
-    environment = {**os.environ, "REKINDLE_HOME": home}
+    environment = {**os.environ, "REKINDLE_HOME": home_folder}
     subprocess.run([*REKINDLE, "down"], env=environment, stdout=subprocess.DEVNULL)
 
 
 def pipeline(
-    source: str, home: str, sets: list[str], config: str = "configs/handbook.yaml", **data: object
+    data_source: str,
+    home_folder: str,
+    set_options: list[str],
+    config: str = "configs/handbook.yaml",
+    **data_settings: object,
 ) -> dict[str, Any]:
     """Run the pipeline without a release; return the output of `rekindle run -o json`."""
-    settings = [f"data.{key}={value}" for key, value in {"source": source, **data}.items()]
+    settings = [
+        f"data.{setting_name}={setting_value}"
+        for setting_name, setting_value in {"source": data_source, **data_settings}.items()
+    ]
     # require ap 1, which no model reaches, so that the run evaluates the model but does not release
     # it
-    settings += ["gate.minimum.ap=1", f"serve.port={free_port()}", *sets]
+    settings += ["gate.minimum.ap=1", f"serve.port={free_port()}", *set_options]
 
     command = [
         *REKINDLE,
@@ -56,60 +63,70 @@ def pipeline(
         *(f"--set={setting}" for setting in settings),
     ]
 
-    run = subprocess.run(
-        command, env={**os.environ, "REKINDLE_HOME": home}, stdout=subprocess.PIPE, text=True
+    completed_run = subprocess.run(
+        command, env={**os.environ, "REKINDLE_HOME": home_folder}, stdout=subprocess.PIPE, text=True
     )
-    if run.returncode != NOT_RELEASED:
-        raise SystemExit(f"{' '.join(command)} ended with exit code {run.returncode}")
+    if completed_run.returncode != NOT_RELEASED:
+        raise SystemExit(f"{' '.join(command)} ended with exit code {completed_run.returncode}")
 
-    return json.loads(run.stdout)
+    return json.loads(completed_run.stdout)
 
 
-def seconds(run: dict[str, Any], step: str) -> float:
+def seconds(run_output: dict[str, Any], step_name: str) -> float:
     """Return the duration of a pipeline step in the run, in seconds."""
-    return next(row["seconds"] for row in run["steps"] if row["name"] == step)
+    return next(
+        step_row["seconds"] for step_row in run_output["steps"] if step_row["name"] == step_name
+    )
 
 
-def measure(source: str, home: str, prequential: bool, sets: list[str]) -> list[Bar]:
+def measure(
+    data_source: str, home_folder: str, is_prequential: bool, set_options: list[str]
+) -> list[Bar]:
     """Return the metrics of the models, and the training time of one model."""
-    four = pipeline(source, home, sets, last_day=LAST_DAYS[-1], test_weeks=4)
-    results = {"one model for all four weeks": four["metrics"]}
-    days = LAST_DAYS if prequential else LAST_DAYS[-1:]
-    folds = [pipeline(source, home, sets, last_day=day, test_weeks=1) for day in days]
+    four_week_run = pipeline(
+        data_source, home_folder, set_options, last_day=LAST_DAYS[-1], test_weeks=4
+    )
+    metrics_by_title = {"one model for all four weeks": four_week_run["metrics"]}
+    last_days = LAST_DAYS if is_prequential else LAST_DAYS[-1:]
+    weekly_runs = [
+        pipeline(data_source, home_folder, set_options, last_day=last_day, test_weeks=1)
+        for last_day in last_days
+    ]
 
-    if prequential:
-        results["one model per week"] = {
-            name: fmean(fold["metrics"][name] for fold in folds) for name in BARS
+    if is_prequential:
+        metrics_by_title["one model per week"] = {
+            metric_name: fmean(weekly_run["metrics"][metric_name] for weekly_run in weekly_runs)
+            for metric_name in BARS
         }
 
     bars = [
-        bar(f"{name} ({title})", metrics[name], "", minimum, "more")
-        for title, metrics in results.items()
-        for name, minimum in BARS.items()
+        bar(f"{metric_name} ({model_title})", metrics[metric_name], "", min_metric, "more")
+        for model_title, metrics in metrics_by_title.items()
+        for metric_name, min_metric in BARS.items()
     ]
 
-    took = seconds(folds[-1], "train")
-    return [*bars, bar("training for the last week", took, "s", TRAINING)]
+    training_seconds = seconds(weekly_runs[-1], "train")
+    return [*bars, bar("training for the last week", training_seconds, "s", TRAINING)]
 
 
 def main() -> int:
-    command = parser(__doc__)
-    command.add_argument(
+    argument_parser = parser(__doc__)
+    argument_parser.add_argument(
         "--source", required=True, help="file, folder or s3:// URI of the published transactions"
     )
-    command.add_argument(
+    argument_parser.add_argument(
         "--prequential", action="store_true", help="also train a model for each test week"
     )
-    command.add_argument(
+    argument_parser.add_argument(
         "--set", action="append", default=[], dest="sets", metavar="A.B=C", help=SET_HELP
     )
-    options = command.parse_args()
+    options = argument_parser.parse_args()
 
-    with tempfile.TemporaryDirectory() as home:
+    with tempfile.TemporaryDirectory() as home_folder:
         try:
-            bars = measure(options.source, home, options.prequential, options.sets)
+            bars = measure(options.source, home_folder, options.prequential, options.sets)
         finally:
-            stop_services(home)
+            stop_services(home_folder)
 
     return report(bars, as_json=options.json)
 

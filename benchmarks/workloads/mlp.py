@@ -59,47 +59,53 @@ class Turns:
             return time.thread_time()
         return time.process_time()
 
-    def take(self, data: "Numbers") -> None:
+    def take(self, random_samples: "Numbers") -> None:
         """Handle the start of a micro-batch in Rekindle's loop. If a block of steps is complete,
         run the other loops."""
-        step, leaf = divmod(
+        step_number, leaf_number = divmod(
             self.calls, len(rank_leaves(self.inputs.virtual_workers, self.size, self.rank))
         )
         self.calls += 1
 
-        if leaf or step < self.warm or (step - self.warm) % self.block:
+        if leaf_number or step_number < self.warm or (step_number - self.warm) % self.block:
             return
 
         if self.loops:
             self.seconds["Rekindle"].append(self.clock() - self.began)
             self.last = time.process_time(), time.monotonic()
         else:
-            self.loops = others(self, data)
-            for name, make in self.loops.items():
-                self.seconds[name] = []
-                make(20)
+            self.loops = others(self, random_samples)
+            for loop_name, run_steps in self.loops.items():
+                self.seconds[loop_name] = []
+                run_steps(20)
 
             self.first = time.process_time(), time.monotonic()
 
-        for name, make in self.loops.items():
-            began = self.clock()
-            make(self.block)
-            self.seconds[name].append(self.clock() - began)
+        for loop_name, run_steps in self.loops.items():
+            start_cpu_seconds = self.clock()
+            run_steps(self.block)
+            self.seconds[loop_name].append(self.clock() - start_cpu_seconds)
 
         self.began = self.clock()
 
     def result(self) -> dict[str, Any]:
         """Return the CPU seconds per step of each loop in each block, and the CPU share of
         Rekindle's background threads."""
-        blocks = len(self.seconds["Rekindle"])
-        steps = {
-            name: [seconds / self.block for seconds in each[:blocks]]
-            for name, each in self.seconds.items()
+        block_count = len(self.seconds["Rekindle"])
+        step_seconds_by_loop = {
+            loop_name: [seconds / self.block for seconds in block_seconds[:block_count]]
+            for loop_name, block_seconds in self.seconds.items()
         }
-        spent, passed = (last - first for first, last in zip(self.first, self.last, strict=True))
+        spent_cpu_seconds, passed_seconds = (
+            last_reading - first_reading
+            for first_reading, last_reading in zip(self.first, self.last, strict=True)
+        )
         return {
-            "steps": steps,
-            "threads": (spent - sum(map(sum, steps.values())) * self.block) / passed,
+            "steps": step_seconds_by_loop,
+            "threads": (
+                spent_cpu_seconds - sum(map(sum, step_seconds_by_loop.values())) * self.block
+            )
+            / passed_seconds,
         }
 
 
@@ -109,7 +115,7 @@ turns: Turns | None = None  # set by benchmarks/loop.py in a worker
 class Numbers:
     """A dataset of random samples."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, unused_path: Path) -> None:
         import torch
 
         generator = torch.Generator().manual_seed(5)
@@ -135,19 +141,21 @@ def dataset(path: Path, split: str) -> Numbers:
 def model(section: Model, facts: dict[str, Any]) -> Any:
     from torch import nn
 
-    widths = [INPUTS, *[section.width] * section.layers]
-    hidden = [
-        layer for ins, outs in pairwise(widths) for layer in (nn.Linear(ins, outs), nn.ReLU())
+    layer_widths = [INPUTS, *[section.width] * section.layers]
+    hidden_layers = [
+        layer
+        for input_width, output_width in pairwise(layer_widths)
+        for layer in (nn.Linear(input_width, output_width), nn.ReLU())
     ]
-    return nn.Sequential(*hidden, nn.Linear(section.width, 1))
+    return nn.Sequential(*hidden_layers, nn.Linear(section.width, 1))
 
 
 def loss(model: Any, batch: tuple[Any, ...]) -> Any:
-    rows, targets = batch
-    return (model(rows) - targets).square().mean()
+    batch_rows, batch_targets = batch
+    return (model(batch_rows) - batch_targets).square().mean()
 
 
-def others(turns: Turns, data: Numbers) -> dict[str, Loop]:
+def others(loop_turns: Turns, random_samples: Numbers) -> dict[str, Loop]:
     """Return the loops to compare with Rekindle's loop.
 
     For a single process, these are bare loops and loops of frameworks. For a group, they are a DDP
@@ -157,87 +165,103 @@ def others(turns: Turns, data: Numbers) -> dict[str, Loop]:
 
     from rekindle.training.sampler import Sampler
 
-    config = turns.inputs
-    sampler = Sampler(SAMPLES, config.batch_size, config.virtual_workers, config.seed)
-    leaves = rank_leaves(config.virtual_workers, turns.size, turns.rank)
+    training_inputs = loop_turns.inputs
+    sampler = Sampler(
+        SAMPLES, training_inputs.batch_size, training_inputs.virtual_workers, training_inputs.seed
+    )
+    leaf_numbers = rank_leaves(training_inputs.virtual_workers, loop_turns.size, loop_turns.rank)
 
     def parts() -> tuple[Any, Any]:
         torch.manual_seed(0)
-        net = model(Model.model_validate(config.model), {})
-        return net, torch.optim.AdamW(net.parameters(), lr=1e-4, fused=True)
+        network = model(Model.model_validate(training_inputs.model), {})
+        return network, torch.optim.AdamW(network.parameters(), lr=1e-4, fused=True)
 
-    def bare(item: bool) -> Loop:
-        net, optimizer = parts()
+    def bare(reads_loss: bool) -> Loop:
+        network, optimizer = parts()
 
-        def make(steps: int) -> None:
-            for step in range(steps):
+        def make(step_numbers: int) -> None:
+            for step_number in range(step_numbers):
                 optimizer.zero_grad()
-                for leaf in leaves:
-                    value = loss(net, data.select(sampler.sample_indices(step, leaf)))
-                    value.backward()
-                    if item:
-                        value.item()
+                for leaf_number in leaf_numbers:
+                    loss_value = loss(
+                        network,
+                        random_samples.select(sampler.sample_indices(step_number, leaf_number)),
+                    )
+                    loss_value.backward()
+                    if reads_loss:
+                        loss_value.item()
                 optimizer.step()
 
         return make
 
     def ddp() -> Loop:
-        meeting = f"tcp://{turns.meeting}"
+        rendezvous_url = f"tcp://{loop_turns.meeting}"
         torch.distributed.init_process_group(
-            "gloo", meeting, rank=turns.rank, world_size=turns.size
+            "gloo", rendezvous_url, rank=loop_turns.rank, world_size=loop_turns.size
         )
-        net, optimizer = parts()
-        wrapped = torch.nn.parallel.DistributedDataParallel(net, gradient_as_bucket_view=True)
+        network, optimizer = parts()
+        ddp_network = torch.nn.parallel.DistributedDataParallel(
+            network, gradient_as_bucket_view=True
+        )
 
-        def make(steps: int) -> None:
-            for step in range(steps):
+        def make(step_numbers: int) -> None:
+            for step_number in range(step_numbers):
                 optimizer.zero_grad()
-                for leaf in leaves:
-                    with wrapped.no_sync() if leaf != leaves[-1] else nullcontext():
-                        loss(wrapped, data.select(sampler.sample_indices(step, leaf))).backward()
+                for leaf_number in leaf_numbers:
+                    with (
+                        ddp_network.no_sync() if leaf_number != leaf_numbers[-1] else nullcontext()
+                    ):
+                        loss(
+                            ddp_network,
+                            random_samples.select(sampler.sample_indices(step_number, leaf_number)),
+                        ).backward()
                 optimizer.step()
 
         return make
 
-    if turns.size > 1:
+    if loop_turns.size > 1:
         return {"no exchange": bare(False), "DDP": ddp()}
 
-    loops = {"bare": bare(False), "bare + loss.item()": bare(True)}
+    loops_by_name = {"bare": bare(False), "bare + loss.item()": bare(True)}
     if importlib.util.find_spec("accelerate"):
-        loops["accelerate"] = accelerate_loop(*parts(), data, sampler)
+        loops_by_name["accelerate"] = accelerate_loop(*parts(), random_samples, sampler)
     if importlib.util.find_spec("ignite"):
-        loops["Ignite"] = ignite_loop(*parts(), data, sampler)
+        loops_by_name["Ignite"] = ignite_loop(*parts(), random_samples, sampler)
 
-    return loops
+    return loops_by_name
 
 
-def accelerate_loop(net: Any, optimizer: Any, data: Numbers, sampler: Any) -> Loop:
+def accelerate_loop(
+    network: Any, optimizer: Any, random_samples: Numbers, batch_sampler: Any
+) -> Loop:
     """Return the training loop that accelerate's documentation shows."""
     from accelerate import Accelerator  # pyright: ignore[reportMissingImports]
 
     accelerator = Accelerator(cpu=True)
-    net, optimizer = accelerator.prepare(net, optimizer)
+    network, optimizer = accelerator.prepare(network, optimizer)
 
-    def make(steps: int) -> None:
-        for step in range(steps):
+    def make(step_numbers: int) -> None:
+        for step_number in range(step_numbers):
             optimizer.zero_grad()
-            accelerator.backward(loss(net, data.select(sampler.indices(step, 0))))
+            accelerator.backward(
+                loss(network, random_samples.select(batch_sampler.indices(step_number, 0)))
+            )
             optimizer.step()
 
     return make
 
 
-def ignite_loop(net: Any, optimizer: Any, data: Numbers, sampler: Any) -> Loop:
+def ignite_loop(network: Any, optimizer: Any, random_samples: Numbers, batch_sampler: Any) -> Loop:
     """Return a training loop with Ignite's engine, which computes a running average of the loss."""
     from ignite.engine import Engine  # pyright: ignore[reportMissingImports]
     from ignite.metrics import RunningAverage  # pyright: ignore[reportMissingImports]
 
-    def update(engine: Any, step: int) -> float:
+    def update(engine: Any, step_number: int) -> float:
         optimizer.zero_grad()
-        value = loss(net, data.select(sampler.indices(step, 0)))
-        value.backward()
+        loss_value = loss(network, random_samples.select(batch_sampler.indices(step_number, 0)))
+        loss_value.backward()
         optimizer.step()
-        return value.item()
+        return loss_value.item()
 
     engine = Engine(update)
     RunningAverage(output_transform=lambda value: value).attach(engine, "loss")

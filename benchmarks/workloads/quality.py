@@ -84,17 +84,17 @@ def run(inputs: Inputs) -> Outputs:
     """Write a model of the quality `inputs.quality`, instead of training a model."""
     from rekindle import tracking
 
-    weights = json.dumps([inputs.quality, inputs.workflow])
-    card = {"workload": __name__, "sha256": sha256(weights.encode()).hexdigest()}
+    weights_json = json.dumps([inputs.quality, inputs.workflow])
+    model_card = {"workload": __name__, "sha256": sha256(weights_json.encode()).hexdigest()}
 
-    files = {
-        "model/model.safetensors": weights,
-        "model/model.json": json.dumps(card),
+    file_texts = {
+        "model/model.safetensors": weights_json,
+        "model/model.json": json.dumps(model_card),
         "dataset/dataset.json": json.dumps({"facts": {}, "rows": len(ROWS)}),
     }
-    for path, text in files.items():
+    for path, file_text in file_texts.items():
         (inputs.workdir / path).parent.mkdir(exist_ok=True)
-        (inputs.workdir / path).write_text(text)
+        (inputs.workdir / path).write_text(file_text)
 
     record_files(inputs.workdir / "dataset")
     run_id = tracking.start_run(inputs.name, inputs.workflow)

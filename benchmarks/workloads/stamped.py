@@ -45,57 +45,58 @@ class Step:
     weight: float
 
 
-def pid(folder: Path, name: str) -> int:
+def pid(stamps_folder: Path, worker_name: str) -> int:
     """Return the process id of the newest worker with this name, or 0."""
-    files = [
+    time_and_pid_pairs = [
         (path.stat().st_ctime_ns, int(path.name.rpartition("-")[2]))
-        for path in folder.glob(f"{name}-*")
+        for path in stamps_folder.glob(f"{worker_name}-*")
     ]
-    if files:
-        return max(files)[1]
+    if time_and_pid_pairs:
+        return max(time_and_pid_pairs)[1]
     return 0
 
 
-def steps(folder: Path, name: str, process: int = 0) -> list[Step]:
+def steps(stamps_folder: Path, worker_name: str, worker_pid: int = 0) -> list[Step]:
     """Return the steps that a process has finished (default: the newest process of the worker
-    `name`).
+    `worker_name`).
 
     Consecutive micro-batches with the same weight count as one step.
     """
-    file = folder / f"{name}-{process or pid(folder, name)}"
-    data = file.read_bytes() if file.exists() else b""
+    stamp_file = stamps_folder / f"{worker_name}-{worker_pid or pid(stamps_folder, worker_name)}"
+    stamp_bytes = stamp_file.read_bytes() if stamp_file.exists() else b""
 
-    runs = [
-        list(run)
-        for _, run in groupby(
-            STAMP.iter_unpack(data[: len(data) // 16 * 16]), key=lambda pair: pair[1]
+    stamp_groups = [
+        list(stamp_group)
+        for _, stamp_group in groupby(
+            STAMP.iter_unpack(stamp_bytes[: len(stamp_bytes) // 16 * 16]),
+            key=lambda stamp_pair: stamp_pair[1],
         )
     ]
 
     return [
-        Step(this[0][0], following[0][0], len(this), this[0][1])
-        for this, following in pairwise(runs)
+        Step(step_stamps[0][0], next_step_stamps[0][0], len(step_stamps), step_stamps[0][1])
+        for step_stamps, next_step_stamps in pairwise(stamp_groups)
     ]
 
 
-def write(path: Path) -> str:
+def write(dataset_folder: Path) -> str:
     """Write a dataset directory, whose content is always the same, and return its digest."""
-    path.mkdir(parents=True)
-    (path / "dataset.json").write_text(json.dumps({"facts": {}}))
-    return record_files(path)
+    dataset_folder.mkdir(parents=True)
+    (dataset_folder / "dataset.json").write_text(json.dumps({"facts": {}}))
+    return record_files(dataset_folder)
 
 
 @cache
 def digest() -> str:
     """Return the digest of the dataset."""
-    with TemporaryDirectory() as folder:
-        return write(Path(folder) / "dataset")
+    with TemporaryDirectory() as temporary_folder:
+        return write(Path(temporary_folder) / "dataset")
 
 
 @cache
 def _file() -> int:
-    name = f"{os.environ.get('POD_NAME', 'alone')}-{os.getpid()}"
-    return os.open(Path(os.environ["STAMPS"]) / name, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    file_name = f"{os.environ.get('POD_NAME', 'alone')}-{os.getpid()}"
+    return os.open(Path(os.environ["STAMPS"]) / file_name, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
 
 
 class Numbers:
@@ -108,8 +109,8 @@ class Numbers:
         return len(self.rows)
 
     def batch(self, indices: Any) -> tuple[Any, ...]:
-        rows = self.rows.index_select(0, indices)
-        return rows, rows.square().sum(1, keepdim=True)
+        batch_rows = self.rows.index_select(0, indices)
+        return batch_rows, batch_rows.square().sum(1, keepdim=True)
 
 
 def dataset(path: Path, split: str) -> Numbers:
@@ -124,5 +125,5 @@ def model(section: Model, facts: dict[str, Any]) -> Any:
 
 def loss(model: Any, batch: tuple[Any, ...]) -> Any:
     os.write(_file(), STAMP.pack(time.monotonic(), model[-1].bias.item()))
-    rows, targets = batch
-    return (model(rows) - targets).square().mean()
+    batch_rows, batch_targets = batch
+    return (model(batch_rows) - batch_targets).square().mean()

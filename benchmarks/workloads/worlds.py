@@ -43,167 +43,212 @@ TRUTH = np.uint8(1)
 
 
 def _stolen(
-    rng: np.random.Generator, world: World, payments: Payments, days: int, share: float
+    random_generator: np.random.Generator,
+    world: World,
+    payments: Payments,
+    stolen_days: int,
+    stolen_share: float,
 ) -> NDArray[np.int64]:
-    """Return the indices of payments with a stolen card within `days` days after its theft, sorted
-    by card and time.
+    """Return the indices of payments with a stolen card within `stolen_days` days after its theft,
+    sorted by card and time.
 
-    `share`: factor by which STOLEN_PER_DAY is multiplied.
+    `stolen_share`: factor by which STOLEN_PER_DAY is multiplied.
     """
-    count = rng.poisson(world.cards * STOLEN_PER_DAY * share, world.days)
-    cards = rng.integers(0, world.cards, count.sum())
-    start = cards * world.days + np.repeat(np.arange(world.days), count)
-    end = np.minimum(start + days, (cards + 1) * world.days)
-    ranges = zip(
-        np.searchsorted(payments.slot, start), np.searchsorted(payments.slot, end), strict=True
+    thefts_per_day = random_generator.poisson(
+        world.cards * STOLEN_PER_DAY * stolen_share, world.days
+    )
+    stolen_cards = random_generator.integers(0, world.cards, thefts_per_day.sum())
+    start_slots = stolen_cards * world.days + np.repeat(np.arange(world.days), thefts_per_day)
+    end_slots = np.minimum(start_slots + stolen_days, (stolen_cards + 1) * world.days)
+    payment_ranges = zip(
+        np.searchsorted(payments.slot, start_slots),
+        np.searchsorted(payments.slot, end_slots),
+        strict=True,
     )
 
-    return np.unique(np.concatenate([np.arange(first, last) for first, last in ranges]))
+    return np.unique(
+        np.concatenate(
+            [
+                np.arange(first_payment, last_payment)
+                for first_payment, last_payment in payment_ranges
+            ]
+        )
+    )
 
 
-def testers(rng: np.random.Generator, world: World, payments: Payments) -> NDArray[np.uint8]:
+def testers(
+    random_generator: np.random.Generator, world: World, payments: Payments
+) -> NDArray[np.uint8]:
     """Change the payments, and return their fraud labels. Thieves test a stolen card with a tiny
     payment, then use it for some days with the owner's usual amounts."""
-    fraud = np.zeros(len(payments.slot), np.uint8)
-    rows = _stolen(rng, world, payments, 5, 1)
-    fraud[rows] = TRUTH
-    first = rows[np.append(True, np.diff(rows) > 1)]
-    payments.amount[first] = rng.uniform(0.5, 2, len(first)).round(2)
-    return fraud
+    fraud_labels = np.zeros(len(payments.slot), np.uint8)
+    stolen_payments = _stolen(random_generator, world, payments, 5, 1)
+    fraud_labels[stolen_payments] = TRUTH
+    first_payments = stolen_payments[np.append(True, np.diff(stolen_payments) > 1)]
+    payments.amount[first_payments] = random_generator.uniform(0.5, 2, len(first_payments)).round(2)
+    return fraud_labels
 
 
-def nights(rng: np.random.Generator, world: World, payments: Payments) -> NDArray[np.uint8]:
+def nights(
+    random_generator: np.random.Generator, world: World, payments: Payments
+) -> NDArray[np.uint8]:
     """Change the payments, and return their fraud labels. Thieves pay at night, and slightly more
     than the owner; a few owners also pay at night."""
-    fraud = np.zeros(len(payments.slot), np.uint8)
-    rows = _stolen(rng, world, payments, 10, 1)
-    rows = rows[rng.random(len(rows)) < 0.6]
-    fraud[rows] = TRUTH
-    owners = rng.random(len(fraud)) < 0.02
-    for night in (rows, np.flatnonzero(owners)):
-        payments.second[night] = rng.integers(1, 5 * 3600, len(night))
-    payments.amount[rows] = (payments.amount[rows] * rng.uniform(1, 2.5, len(rows))).round(2)
-    return fraud
+    fraud_labels = np.zeros(len(payments.slot), np.uint8)
+    stolen_payments = _stolen(random_generator, world, payments, 10, 1)
+    stolen_payments = stolen_payments[random_generator.random(len(stolen_payments)) < 0.6]
+    fraud_labels[stolen_payments] = TRUTH
+    is_night_owner = random_generator.random(len(fraud_labels)) < 0.02
+    for night_payments in (stolen_payments, np.flatnonzero(is_night_owner)):
+        payments.second[night_payments] = random_generator.integers(
+            1, 5 * 3600, len(night_payments)
+        )
+    payments.amount[stolen_payments] = (
+        payments.amount[stolen_payments] * random_generator.uniform(1, 2.5, len(stolen_payments))
+    ).round(2)
+    return fraud_labels
 
 
-def skimmers(rng: np.random.Generator, world: World, payments: Payments) -> NDArray[np.uint8]:
+def skimmers(
+    random_generator: np.random.Generator, world: World, payments: Payments
+) -> NDArray[np.uint8]:
     """Change the payments, and return their fraud labels. From two days after a card is used at a
     manipulated terminal, its payments are frauds of similar amounts."""
-    fraud = np.zeros(len(payments.slot), np.uint8)
-    bad = rng.permutation(world.terminals)[: world.terminals // 100]
-    since = rng.integers(0, world.days, world.terminals // 100)
-    day = payments.slot % world.days
+    fraud_labels = np.zeros(len(payments.slot), np.uint8)
+    manipulated_terminals = random_generator.permutation(world.terminals)[: world.terminals // 100]
+    manipulation_days = random_generator.integers(0, world.days, world.terminals // 100)
+    payment_days = payments.slot % world.days
 
-    for terminal, start in zip(bad.tolist(), since.tolist(), strict=True):
-        visits = np.flatnonzero(
-            (payments.terminal == terminal) & (day >= start) & (day < start + 14)
+    for manipulated_terminal, manipulation_day in zip(
+        manipulated_terminals.tolist(), manipulation_days.tolist(), strict=True
+    ):
+        visit_payments = np.flatnonzero(
+            (payments.terminal == manipulated_terminal)
+            & (payment_days >= manipulation_day)
+            & (payment_days < manipulation_day + 14)
         )
-        for slot in payments.slot[visits].tolist():
-            first, last = np.searchsorted(
-                payments.slot, [slot + 2, min(slot + 6, (slot // world.days + 1) * world.days)]
+        for visit_slot in payments.slot[visit_payments].tolist():
+            first_payment, last_payment = np.searchsorted(
+                payments.slot,
+                [visit_slot + 2, min(visit_slot + 6, (visit_slot // world.days + 1) * world.days)],
             )
-            rows = np.arange(first, last)
-            fraud[rows] = TRUTH
-            payments.amount[rows] = (rng.choice([19, 49, 99]) + rng.uniform(0, 1, len(rows))).round(
-                2
-            )
+            later_payments = np.arange(first_payment, last_payment)
+            fraud_labels[later_payments] = TRUTH
+            payments.amount[later_payments] = (
+                random_generator.choice([19, 49, 99])
+                + random_generator.uniform(0, 1, len(later_payments))
+            ).round(2)
 
-    return fraud
+    return fraud_labels
 
 
 WORLDS: dict[str, Commit] = {"testers": testers, "nights": nights, "skimmers": skimmers}
 
 
-def plain(data: Data, folder: Path) -> float:
+def plain(data_spec: Data, dataset_folder: Path) -> float:
     """Train trees on only the 15 features of the handbook, and return their AP on the pipeline's
     test weeks."""
-    prepare(fraud, data, folder)
-    rows = Rows(folder)
-    transactions = Transactions.from_frame(pl.read_parquet(folder / "transactions.parquet"))
-    pieces = list(
-        features.tables(transactions, data.label_delay_days, names=features.HANDBOOK_NAMES)
+    prepare(fraud, data_spec, dataset_folder)
+    dataset_rows = Rows(dataset_folder)
+    transactions = Transactions.from_frame(pl.read_parquet(dataset_folder / "transactions.parquet"))
+    feature_pieces = list(
+        features.tables(
+            transactions, data_spec.label_delay_days, feature_names=features.HANDBOOK_NAMES
+        )
     )
     # sorted like the rows of the dataset
-    table = np.concatenate([piece for _, piece in pieces])
-    training = (rows.times >= rows.facts.train_start) & (rows.times < rows.facts.train_end)
-    sample = Sample(int(training.sum()))
-    sample.add(table, rows.labels, rows.cards, training)
-    boosting = sample.fit()
-    later = np.zeros(len(rows), bool)
-    weeks = [week.rows for week in judged_weeks(rows)]
-    scores = [
-        boosting.score(table[places], rows.cards[places], later[places]).astype(float)
-        for places in weeks
+    feature_table = np.concatenate([piece_features for _, piece_features in feature_pieces])
+    is_training_row = (dataset_rows.times >= dataset_rows.facts.train_start) & (
+        dataset_rows.times < dataset_rows.facts.train_end
+    )
+    training_sample = Sample(int(is_training_row.sum()))
+    training_sample.add(feature_table, dataset_rows.labels, dataset_rows.cards, is_training_row)
+    fitted_boosting = training_sample.fit()
+    is_later_row = np.zeros(len(dataset_rows), bool)
+    week_rows = [judged_week.rows for judged_week in judged_weeks(dataset_rows)]
+    week_scores = [
+        fitted_boosting.score(
+            feature_table[row_indexes], dataset_rows.cards[row_indexes], is_later_row[row_indexes]
+        ).astype(float)
+        for row_indexes in week_rows
     ]
 
     return fmean(
-        average_precision(s, rows.labels[places]) for s, places in zip(scores, weeks, strict=True)
+        average_precision(scores_of_week, dataset_rows.labels[row_indexes])
+        for scores_of_week, row_indexes in zip(week_scores, week_rows, strict=True)
     )
 
 
-def measure(name: str, seed: int, folder: Path, sets: list[str]) -> list[Bar]:
+def measure(
+    world_name: str, world_seed: int, working_folder: Path, set_options: list[str]
+) -> list[Bar]:
     """Return the AP of the model in one world as a figure, with the APs of the trees as limits."""
-    source = folder / f"{name}.parquet"
-    simulate(World(seed=seed, **SIZE), WORLDS[name]).rename(Columns().model_dump()).write_parquet(
-        source
+    world_path = working_folder / f"{world_name}.parquet"
+    simulate(World(seed=world_seed, **SIZE), WORLDS[world_name]).rename(
+        Columns().model_dump()
+    ).write_parquet(world_path)
+    run_output = pipeline(
+        str(world_path),
+        str(working_folder / "home"),
+        set_options,
+        config="configs/demo.yaml",
+        test_weeks=4,
     )
-    run = pipeline(
-        str(source), str(folder / "home"), sets, config="configs/demo.yaml", test_weeks=4
-    )
-    model = run["metrics"]["ap"]
-    trees = baseline_of(run)
-    simple = plain(Data(source=str(source)), folder / name)
+    model_ap = run_output["metrics"]["ap"]
+    trees_ap = baseline_of(run_output)
+    plain_trees_ap = plain(Data(source=str(world_path)), working_folder / world_name)
 
     return [
         bar(
-            f"{name}: ap of the model (limit: ap of trees on the same features)",
-            model,
+            f"{world_name}: ap of the model (limit: ap of trees on the same features)",
+            model_ap,
             "",
-            trees,
+            trees_ap,
             "more",
         ),
         bar(
-            f"{name}: ap of the model (limit: ap of trees on the 15 features of the handbook)",
-            model,
+            f"{world_name}: ap of the model (limit: ap of trees on the 15 features of the"
+            " handbook)",
+            model_ap,
             "",
-            simple,
+            plain_trees_ap,
             "more",
         ),
     ]
 
 
-def baseline_of(run: dict[str, Any]) -> float:
+def baseline_of(run_output: dict[str, Any]) -> float:
     """Parse the AP of the baseline from the reason text of a verdict."""
-    [value] = re.findall(r"The baseline has ap (\d\.\d+)", run["reason"])
-    return float(value)
+    [baseline_values] = re.findall(r"The baseline has ap (\d\.\d+)", run_output["reason"])
+    return float(baseline_values)
 
 
 def main() -> int:
-    command = parser(__doc__)
-    command.add_argument(
+    argument_parser = parser(__doc__)
+    argument_parser.add_argument(
         "--world",
         choices=list(WORLDS),
         action="append",
         help="world to simulate (default: all); may be repeated",
     )
 
-    command.add_argument(
+    argument_parser.add_argument(
         "--seed", type=int, default=11, help="seed of the simulated cards, payments and frauds"
     )
-    command.add_argument(
+    argument_parser.add_argument(
         "--set", action="append", default=[], dest="sets", metavar="A.B=C", help=SET_HELP
     )
-    options = command.parse_args()
+    options = argument_parser.parse_args()
     bars: list[Bar] = []
 
-    with tempfile.TemporaryDirectory(dir=".") as name:
+    with tempfile.TemporaryDirectory(dir=".") as temporary_folder:
         # not below /tmp, because each pod has its own /tmp
-        folder = Path(name).absolute()
+        working_folder = Path(temporary_folder).absolute()
         try:
-            for world in options.world or WORLDS:
-                bars += measure(world, options.seed, folder, options.sets)
+            for world_name in options.world or WORLDS:
+                bars += measure(world_name, options.seed, working_folder, options.sets)
         finally:
-            stop_services(str(folder / "home"))
+            stop_services(str(working_folder / "home"))
 
     return report(bars, as_json=options.json)
 

@@ -31,23 +31,24 @@ def checkpoint_name(step: int, *, is_sharded: bool) -> str:
     return f"step-{step:08d}" if is_sharded else f"step-{step:08d}.pt"
 
 
-def list_checkpoints(folder: Path, *, sharded: bool) -> dict[int, Path]:
-    """Return the paths of the checkpoints by step: files, or with `sharded` directories of
+def list_checkpoints(folder: Path, *, is_sharded: bool) -> dict[int, Path]:
+    """Return the paths of the checkpoints by step: files, or with `is_sharded` directories of
     torch.distributed.checkpoint."""
-    checkpoints = {}
+    paths_by_step = {}
     for path in folder.glob("step-*"):
-        match = NAME.fullmatch(path.name)
-        if match and bool(match[2]) != sharded and path.is_dir() == sharded:
-            checkpoints[int(match[1])] = path
-    return checkpoints
+        name_match = NAME.fullmatch(path.name)
+        if name_match and bool(name_match[2]) != is_sharded and path.is_dir() == is_sharded:
+            paths_by_step[int(name_match[1])] = path
+    return paths_by_step
 
 
-def remove_old(folder: Path, keep: int, *, sharded: bool) -> None:
-    """Remove all files (or with `sharded` directories) of checkpoints except the newest `keep`."""
-    checkpoints = list_checkpoints(folder, sharded=sharded)
-    for step in sorted(checkpoints)[:-keep]:
-        path = checkpoints[step]
-        if sharded:
+def remove_old(folder: Path, keep_count: int, *, is_sharded: bool) -> None:
+    """Remove all files (or with `is_sharded` directories) of checkpoints except the newest
+    `keep_count`."""
+    paths_by_step = list_checkpoints(folder, is_sharded=is_sharded)
+    for step in sorted(paths_by_step)[:-keep_count]:
+        path = paths_by_step[step]
+        if is_sharded:
             shutil.rmtree(path, ignore_errors=True)
         else:
             path.unlink(missing_ok=True)
@@ -71,29 +72,29 @@ def read_run(folder: Path) -> str | None:
     return None
 
 
-def write_run(folder: Path, run: str) -> None:
-    draft = folder / f"{TEMPORARY_PREFIX}{uuid.uuid4().hex}"
-    draft.write_text(run)
-    draft.replace(folder / RUN_FILE)
+def write_run(folder: Path, run_id: str) -> None:
+    temporary_path = folder / f"{TEMPORARY_PREFIX}{uuid.uuid4().hex}"
+    temporary_path.write_text(run_id)
+    temporary_path.replace(folder / RUN_FILE)
 
 
-def write_checkpoint(folder: Path, step: int, tree: dict[str, Any]) -> None:
+def write_checkpoint(folder: Path, step: int, state_tree: dict[str, Any]) -> None:
     """Write a state to the folder. Raises OSError, ConfigError."""
-    name = checkpoint_name(step, is_sharded=False)
-    draft = folder / f"{TEMPORARY_PREFIX}{name}"
+    file_name = checkpoint_name(step, is_sharded=False)
+    temporary_path = folder / f"{TEMPORARY_PREFIX}{file_name}"
     try:
-        with open(draft, "wb") as file:
-            torch.save(tree, file)
+        with open(temporary_path, "wb") as file:
+            torch.save(state_tree, file)
             file.flush()
             os.fsync(file.fileno())
-        verify_loadable(draft)
-        draft.replace(folder / name)
+        verify_loadable(temporary_path)
+        temporary_path.replace(folder / file_name)
         sync_folder(folder)
     except RuntimeError as error:
         # torch raises RuntimeError for disk errors
         raise OSError(str(error).splitlines()[0]) from error
     finally:
-        draft.unlink(missing_ok=True)
+        temporary_path.unlink(missing_ok=True)
 
 
 def load_checkpoint(path: Path) -> dict[str, Any]:
@@ -101,11 +102,11 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
     return torch.load(path, map_location="cpu", weights_only=True)
 
 
-def verify_loadable(source: Path | io.BytesIO) -> None:
+def verify_loadable(checkpoint_source: Path | io.BytesIO) -> None:
     """Raise ConfigError if `torch.load` would reject the saved state with `weights_only=True`."""
-    is_file = isinstance(source, Path)
+    is_file = isinstance(checkpoint_source, Path)
     try:
-        torch.load(source, map_location="cpu", weights_only=True, mmap=is_file)
+        torch.load(checkpoint_source, map_location="cpu", weights_only=True, mmap=is_file)
     except Exception as error:
         reason = str(error).replace("\n", " ")[:300]
         raise ConfigError(
@@ -128,9 +129,9 @@ class Writer:
     def is_busy(self) -> bool:
         return self._thread is not None and self._thread.is_alive()
 
-    def start(self, write: Callable[[], None]) -> None:
-        """Call `write` in a thread. Call only while the writer is not busy."""
-        self._thread = threading.Thread(target=self._run, args=(write,), name="checkpoint")
+    def start(self, write_function: Callable[[], None]) -> None:
+        """Call `write_function` in a thread. Call only while the writer is not busy."""
+        self._thread = threading.Thread(target=self._run, args=(write_function,), name="checkpoint")
         self._thread.start()
 
     def wait(self) -> None:
@@ -144,10 +145,10 @@ class Writer:
         if self.error:
             raise self.error
 
-    def _run(self, write: Callable[[], None]) -> None:
-        start = time.monotonic()
+    def _run(self, write_function: Callable[[], None]) -> None:
+        start_s = time.monotonic()
         try:
-            write()
+            write_function()
         except ConfigError as error:
             self.error = error
         except OSError as error:
@@ -155,5 +156,5 @@ class Writer:
                 f"a checkpoint could not be written ({error}): the training continues, and tries"
                 " again at the next checkpoint. Free the disk of the checkpoint folder."
             )
-        self.duration_s = time.monotonic() - start
+        self.duration_s = time.monotonic() - start_s
         self.cpu_s = time.thread_time()

@@ -49,9 +49,9 @@ class Group:
         # the pod is part of the host name, because pods on the same machine do not share their
         # memory
         self.host = os.environ.get(POD_NAME) or socket.gethostname()
-        hosts = self.gather(self.host)
+        rank_hosts = self.gather(self.host)
         # index of this process among the processes of its host
-        self.local_index = hosts[: self.rank].count(self.host)
+        self.local_index = rank_hosts[: self.rank].count(self.host)
 
         self._sums: torch.Tensor | None = None
         self._work: dist.Work | None = None
@@ -60,9 +60,9 @@ class Group:
         """Return a list with the value of each rank, ordered by rank."""
         if self.world == 1:
             return [value]
-        values: list[T] = [value] * self.world
-        dist.all_gather_object(values, value, group=self._exchanges)
-        return values
+        rank_values: list[T] = [value] * self.world
+        dist.all_gather_object(rank_values, value, group=self._exchanges)
+        return rank_values
 
     def barrier(self) -> None:
         """Wait for all ranks."""
@@ -82,51 +82,56 @@ class Group:
         if self._work is not None:
             self._work.wait()
 
-        sums = [int(number) for number in self._sums.tolist()]
+        summed_numbers = [int(number) for number in self._sums.tolist()]
         self._sums = None
         self._work = None
-        return sums
+        return summed_numbers
 
-    def broadcast(self, data: torch.Tensor | None, owner: int) -> torch.Tensor:
-        """Send the bytes `data` (uint8 [size]) of the rank `owner` to all ranks, and return
-        them."""
-        sizes = self.gather(data.numel() if data is not None else 0)
-        if data is None:
-            data = torch.empty(sizes[owner], dtype=torch.uint8)
+    def broadcast(self, payload_bytes: torch.Tensor | None, owner_rank: int) -> torch.Tensor:
+        """Send the bytes `payload_bytes` (uint8 [size]) of the rank `owner_rank` to all ranks,
+        and return them."""
+        byte_counts = self.gather(payload_bytes.numel() if payload_bytes is not None else 0)
+        if payload_bytes is None:
+            payload_bytes = torch.empty(byte_counts[owner_rank], dtype=torch.uint8)
 
-        for piece in data.split(MESSAGE_BYTES):
-            dist.broadcast(piece, src=owner, group=self._exchanges)
-        return data
+        for message in payload_bytes.split(MESSAGE_BYTES):
+            dist.broadcast(message, src=owner_rank, group=self._exchanges)
+        return payload_bytes
 
     def move(
-        self, data: torch.Tensor | None, transfers: Mapping[int, int], size_limit: int = 1 << 50
+        self,
+        payload_bytes: torch.Tensor | None,
+        sender_by_receiver: Mapping[int, int],
+        size_limit_bytes: int = 1 << 50,
     ) -> torch.Tensor | None:
-        """Send bytes (uint8 [size]) between ranks; `transfers` maps each receiver to its sender.
-        Return the received bytes, or `data` if this rank receives nothing."""
-        sizes = self.gather(data.numel() if data is not None else 0)
-        received = data
-        for receiver, sender in sorted(transfers.items()):
-            if self.rank == sender and data is not None:
-                for piece in data.split(MESSAGE_BYTES):
-                    dist.send(piece, dst=receiver, group=self._exchanges)
-            elif self.rank == receiver:
-                received = torch.empty(min(sizes[sender], size_limit), dtype=torch.uint8)
-                for piece in received.split(MESSAGE_BYTES):
-                    dist.recv(piece, src=sender, group=self._exchanges)
-        return received
+        """Send bytes (uint8 [size]) between ranks; `sender_by_receiver` maps each receiver to
+        its sender. Return the received bytes, or `payload_bytes` if this rank receives nothing."""
+        byte_counts = self.gather(payload_bytes.numel() if payload_bytes is not None else 0)
+        received_bytes = payload_bytes
+        for receiver_rank, sender_rank in sorted(sender_by_receiver.items()):
+            if self.rank == sender_rank and payload_bytes is not None:
+                for message in payload_bytes.split(MESSAGE_BYTES):
+                    dist.send(message, dst=receiver_rank, group=self._exchanges)
+            elif self.rank == receiver_rank:
+                received_bytes = torch.empty(
+                    min(byte_counts[sender_rank], size_limit_bytes), dtype=torch.uint8
+                )
+                for message in received_bytes.split(MESSAGE_BYTES):
+                    dist.recv(message, src=sender_rank, group=self._exchanges)
+        return received_bytes
 
 
 def _new_group() -> dist.ProcessGroup:
-    group = dist.new_group(backend="gloo", timeout=TIMEOUT)
-    assert isinstance(group, dist.ProcessGroup)
-    return group
+    process_group = dist.new_group(backend="gloo", timeout=TIMEOUT)
+    assert isinstance(process_group, dist.ProcessGroup)
+    return process_group
 
 
 def _require_initialized(is_initialized: bool, environment: Mapping[str, str]) -> None:
-    size = environment.get("WORLD_SIZE", "1")
-    if not is_initialized and size != "1":
+    world_size = environment.get("WORLD_SIZE", "1")
+    if not is_initialized and world_size != "1":
         raise ConfigError(
             f"rekindle.attach was called before torch.distributed is initialized, and WORLD_SIZE is"
-            f" {size}: the processes must agree on the step. Call"
+            f" {world_size}: the processes must agree on the step. Call"
             " torch.distributed.init_process_group() first."
         )

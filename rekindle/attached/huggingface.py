@@ -43,21 +43,21 @@ class TrainerContent:
     @property
     def batch_samples(self) -> int:
         """The number of samples that all processes together use in one step."""
-        arguments = self.trainer.args
+        training_arguments = self.trainer.args
         return (
-            arguments.train_batch_size
-            * arguments.gradient_accumulation_steps
-            * arguments.world_size
+            training_arguments.train_batch_size
+            * training_arguments.gradient_accumulation_steps
+            * training_arguments.world_size
         )
 
     def state_dict(self) -> dict[str, Any]:
         trainer = self.trainer
-        scaler = trainer.accelerator.scaler
+        gradient_scaler = trainer.accelerator.scaler
         return {
             "model": trainer.model.state_dict(),
             "optimizer": trainer.optimizer.state_dict(),
             "scheduler": trainer.lr_scheduler.state_dict(),
-            "scaler": scaler.state_dict() if scaler else None,
+            "scaler": gradient_scaler.state_dict() if gradient_scaler else None,
             "trainer": dataclasses.asdict(trainer.state),
             "batch_samples": self.batch_samples,
         }
@@ -67,18 +67,18 @@ class TrainerContent:
 
     def write(self, folder: Path, random_states: list[dict[str, Any]]) -> None:
         """Write the restored state as a checkpoint of the Trainer."""
-        state = self.restored
+        restored_state = self.restored
         folder.mkdir(parents=True)
-        torch.save(state["model"], folder / WEIGHTS_NAME)
-        torch.save(state["optimizer"], folder / OPTIMIZER_NAME)
-        torch.save(state["scheduler"], folder / SCHEDULER_NAME)
-        if state["scaler"]:
-            torch.save(state["scaler"], folder / SCALER_NAME)
+        torch.save(restored_state["model"], folder / WEIGHTS_NAME)
+        torch.save(restored_state["optimizer"], folder / OPTIMIZER_NAME)
+        torch.save(restored_state["scheduler"], folder / SCHEDULER_NAME)
+        if restored_state["scaler"]:
+            torch.save(restored_state["scaler"], folder / SCALER_NAME)
 
-        for rank, states in enumerate(random_states):
-            name = f"rng_state_{rank}.pth" if len(random_states) > 1 else "rng_state.pth"
-            torch.save(_convert_random_states(states), folder / name)
-        trainer_state = transformers.TrainerState(**state["trainer"])
+        for rank, rank_states in enumerate(random_states):
+            file_name = f"rng_state_{rank}.pth" if len(random_states) > 1 else "rng_state.pth"
+            torch.save(_convert_random_states(rank_states), folder / file_name)
+        trainer_state = transformers.TrainerState(**restored_state["trainer"])
         trainer_state.save_to_json(str(folder / TRAINER_STATE_NAME))
 
 
@@ -94,44 +94,48 @@ class TrainerCallback(transformers.TrainerCallback):
     def resume(self, trainer: transformers.Trainer) -> str | None:
         """Return the checkpoint to pass to `trainer.train(resume_from_checkpoint=...)`, None for a
         new training. Raises ConfigError."""
-        arguments: Any = trainer.args
-        if arguments.fsdp or arguments.deepspeed:
+        training_arguments: Any = trainer.args
+        if training_arguments.fsdp or training_arguments.deepspeed:
             raise ConfigError(
                 "rekindle.TrainerCallback saves models that each process has as a whole, and this"
                 " Trainer uses FSDP or DeepSpeed. Use the Trainer's own checkpoints:"
                 " save_strategy='steps'."
             )
 
-        content = TrainerContent(trainer)
-        settings = {"folder": arguments.output_dir, **self._settings}
-        self._run = run = attach(trainer=content, **settings)
-        if not content.restored:
+        trainer_content = TrainerContent(trainer)
+        save_settings = {"folder": training_arguments.output_dir, **self._settings}
+        self._run = attached_program = attach(trainer=trainer_content, **save_settings)
+        if not trainer_content.restored:
             return None
 
-        saved_samples = content.restored["batch_samples"]
-        if saved_samples != content.batch_samples and run.group.rank == 0:
+        saved_batch_samples = trainer_content.restored["batch_samples"]
+        if (
+            saved_batch_samples != trainer_content.batch_samples
+            and attached_program.group.rank == 0
+        ):
             say(
-                f"a step has {content.batch_samples} samples, and had {saved_samples} before: the"
+                f"a step has {trainer_content.batch_samples} samples, and had"
+                f" {saved_batch_samples} before: the"
                 " Trainer skips another number of samples than were used. Keep"
                 " per_device_train_batch_size * gradient_accumulation_steps * processes the same."
             )
 
-        host = hashlib.sha256(run.group.host.encode()).hexdigest()[:12]
-        self._folder = run.folder / f".tmp-resume-{host}"
-        checkpoint = self._folder / f"{PREFIX_CHECKPOINT_DIR}-{run.current_step}"
-        if run.group.local_index == 0:
+        host_hash = hashlib.sha256(attached_program.group.host.encode()).hexdigest()[:12]
+        self._folder = attached_program.folder / f".tmp-resume-{host_hash}"
+        checkpoint_path = self._folder / f"{PREFIX_CHECKPOINT_DIR}-{attached_program.current_step}"
+        if attached_program.group.local_index == 0:
             shutil.rmtree(self._folder, ignore_errors=True)
-            content.write(checkpoint, run.restored_random_states)
-        run.group.barrier()
-        return os.fspath(checkpoint)
+            trainer_content.write(checkpoint_path, attached_program.restored_random_states)
+        attached_program.group.barrier()
+        return os.fspath(checkpoint_path)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        run = self._require_run()
+        attached_program = self._require_run()
         if self._folder:
             # after the first step, all processes have read this checkpoint
             shutil.rmtree(self._folder, ignore_errors=True)
             self._folder = None
-        run.step()
+        attached_program.step()
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self._require_run().finish()
@@ -145,19 +149,23 @@ class TrainerCallback(transformers.TrainerCallback):
         return self._run
 
 
-def _convert_random_states(states: dict[str, Any]) -> dict[str, Any]:
+def _convert_random_states(random_states: dict[str, Any]) -> dict[str, Any]:
     """Convert random states to the format of the Trainer's files."""
     numpy_state: Any = np.random.get_state()
-    if "numpy" in states:
-        name, words, *others = states["numpy"]
-        numpy_state = (name, words.numpy().astype("uint32"), *others)
+    if "numpy" in random_states:
+        numpy_generator_name, numpy_words, *remaining_fields = random_states["numpy"]
+        numpy_state = (
+            numpy_generator_name,
+            numpy_words.numpy().astype("uint32"),
+            *remaining_fields,
+        )
 
-    version, keys, gauss = states["python"]
-    converted = {
-        "python": (version, tuple(keys), gauss),
+    state_version, python_words, next_gauss = random_states["python"]
+    trainer_states = {
+        "python": (state_version, tuple(python_words), next_gauss),
         "numpy": numpy_state,
-        "cpu": states["torch"].clone(),
+        "cpu": random_states["torch"].clone(),
     }
-    if "cuda" in states:
-        converted["cuda"] = states["cuda"].clone()
-    return converted
+    if "cuda" in random_states:
+        trainer_states["cuda"] = random_states["cuda"].clone()
+    return trainer_states

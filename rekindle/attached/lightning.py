@@ -42,10 +42,12 @@ class Loader:
     """A loader for the batches of `AttachedProgram.batches`. After a restart, it continues in the
     middle of the epoch."""
 
-    def __init__(self, run: AttachedProgram, dataset: Any, options: dict[str, Any]) -> None:
-        self._run = run
+    def __init__(
+        self, attached_program: AttachedProgram, dataset: Any, loader_options: dict[str, Any]
+    ) -> None:
+        self._run = attached_program
         self._dataset = dataset
-        self._options = options
+        self._options = loader_options
 
     def __len__(self) -> int:
         """Return the number of batches of a whole epoch."""
@@ -82,17 +84,17 @@ class LightningCallback(lightning.Callback):
             # start the process group now, because Lightning starts it only in `fit`
             trainer.strategy.setup_environment()
 
-        content = LightningContent(trainer)
-        settings = {"folder": trainer.default_root_dir, **self._settings}
-        self._run = run = attach(trainer=content, **settings)
-        if not content.restored:
+        trainer_content = LightningContent(trainer)
+        save_settings = {"folder": trainer.default_root_dir, **self._settings}
+        self._run = attached_program = attach(trainer=trainer_content, **save_settings)
+        if not trainer_content.restored:
             return None
 
-        host = hashlib.sha256(run.group.host.encode()).hexdigest()[:12]
-        self._checkpoint = run.folder / f".tmp-resume-{host}.ckpt"
-        if run.group.local_index == 0:
-            torch.save(content.restored, self._checkpoint)
-        run.group.barrier()
+        host_hash = hashlib.sha256(attached_program.group.host.encode()).hexdigest()[:12]
+        self._checkpoint = attached_program.folder / f".tmp-resume-{host_hash}.ckpt"
+        if attached_program.group.local_index == 0:
+            torch.save(trainer_content.restored, self._checkpoint)
+        attached_program.group.barrier()
         return os.fspath(self._checkpoint)
 
     def loader(self, dataset: Any, *, batch_size: int, **options: Any) -> Loader:

@@ -55,49 +55,52 @@ class Record(NamedTuple):
     crc: int
 
 
-def slot_paths(run: str, host: str, index: int) -> list[Path]:
-    """Return the files of the process `index` of a host."""
-    host_hash = hashlib.sha256(host.encode()).hexdigest()[:12]
+def slot_paths(run_id: str, host_name: str, process_index: int) -> list[Path]:
+    """Return the files of the process `process_index` of a host."""
+    host_hash = hashlib.sha256(host_name.encode()).hexdigest()[:12]
     directory = snapshot_directory()
-    return [directory / f"rekindle-{run}-{host_hash}-{index}.{slot}" for slot in range(SLOT_COUNT)]
+    return [
+        directory / f"rekindle-{run_id}-{host_hash}-{process_index}.{slot_index}"
+        for slot_index in range(SLOT_COUNT)
+    ]
 
 
-def read_record(path: Path, run: str) -> Record | None:
+def read_record(path: Path, run_id: str) -> Record | None:
     """Return the record of a file of this run and user; None if the file has no valid record. The
     snapshot itself is not verified."""
     with suppress(OSError):
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-        with open(descriptor, "rb") as file:
+        file_descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        with open(file_descriptor, "rb") as file:
             # ignore files of other users, since every user may create files in /dev/shm
-            if os.fstat(descriptor).st_uid == os.geteuid():
-                return _parse_record(file.read(PAGE_BYTES), run)
+            if os.fstat(file_descriptor).st_uid == os.geteuid():
+                return _parse_record(file.read(PAGE_BYTES), run_id)
     return None
 
 
-def read_snapshot(path: Path, run: str, record: Record) -> torch.Tensor | None:
+def read_snapshot(path: Path, run_id: str, snapshot_record: Record) -> torch.Tensor | None:
     """Return the bytes of a snapshot, uint8 [size]; None if they are not intact."""
-    if read_record(path, run) != record:
+    if read_record(path, run_id) != snapshot_record:
         return None
 
     try:
-        data = torch.empty(record.size, dtype=torch.uint8)
+        snapshot_bytes = torch.empty(snapshot_record.size, dtype=torch.uint8)
         with open(path, "rb") as file:
             file.seek(PAGE_BYTES)
-            target = data.numpy().data
-            for start in range(0, record.size, READ_BYTES):
-                piece = target[start : start + READ_BYTES]
-                if file.readinto(piece) != len(piece):
+            snapshot_buffer = snapshot_bytes.numpy().data
+            for start_byte in range(0, snapshot_record.size, READ_BYTES):
+                buffer_chunk = snapshot_buffer[start_byte : start_byte + READ_BYTES]
+                if file.readinto(buffer_chunk) != len(buffer_chunk):
                     return None
     except OSError:
         return None
-    return data if zlib.crc32(target) == record.crc else None
+    return snapshot_bytes if zlib.crc32(snapshot_buffer) == snapshot_record.crc else None
 
 
 class Slot:
     """A snapshot file that this process has locked and mapped. `record`: record of the committed
     snapshot, if any."""
 
-    def __init__(self, path: Path, run: str) -> None:
+    def __init__(self, path: Path, run_id: str) -> None:
         """Raises OSError if the file cannot be opened, or another process uses it."""
         self.path = path
         self.record: Record | None = None
@@ -110,31 +113,31 @@ class Slot:
         if not is_locked:
             os.close(self._file)
             raise BlockingIOError(f"another process uses {path}")
-        self.record = _parse_record(os.pread(self._file, PAGE_BYTES, 0), run)
+        self.record = _parse_record(os.pread(self._file, PAGE_BYTES, 0), run_id)
 
-    def reserve(self, size: int) -> None:
-        """Allocate memory for a snapshot of `size` bytes. Raises OSError."""
-        if size <= self.capacity:
+    def reserve(self, size_bytes: int) -> None:
+        """Allocate memory for a snapshot of `size_bytes` bytes. Raises OSError."""
+        if size_bytes <= self.capacity:
             return
 
-        capacity = -(-(size + SPARE_BYTES) // PAGE_BYTES) * PAGE_BYTES
-        total = PAGE_BYTES + capacity
+        capacity_bytes = -(-(size_bytes + SPARE_BYTES) // PAGE_BYTES) * PAGE_BYTES
+        file_bytes = PAGE_BYTES + capacity_bytes
         # without this allocation, a full file system would later kill this process by SIGBUS
-        os.posix_fallocate(self._file, 0, total)
-        os.ftruncate(self._file, total)
+        os.posix_fallocate(self._file, 0, file_bytes)
+        os.ftruncate(self._file, file_bytes)
 
         # an earlier mapping stays alive while tensors still refer to it
-        self._map = mapped = mmap.mmap(self._file, total)
-        for start in range(0, total, READ_BYTES):
-            fault_in_pages(mapped, start, min(READ_BYTES, total - start))
+        self._map = mapped_memory = mmap.mmap(self._file, file_bytes)
+        for start_byte in range(0, file_bytes, READ_BYTES):
+            fault_in_pages(mapped_memory, start_byte, min(READ_BYTES, file_bytes - start_byte))
 
-        whole = torch.frombuffer(mapped, dtype=torch.uint8)
+        mapped_tensor = torch.frombuffer(mapped_memory, dtype=torch.uint8)
         if torch.cuda.is_available() and torch.cuda.is_initialized():
             # copies from a GPU to registered memory are several times faster
-            runtime: Any = torch.cuda.cudart()
-            runtime.cudaHostRegister(whole.data_ptr(), total, 0)
-        self.data = whole[PAGE_BYTES:]
-        self.capacity = capacity
+            cuda_runtime: Any = torch.cuda.cudart()
+            cuda_runtime.cudaHostRegister(mapped_tensor.data_ptr(), file_bytes, 0)
+        self.data = mapped_tensor[PAGE_BYTES:]
+        self.capacity = capacity_bytes
 
     def clear(self) -> None:
         """Mark the file as empty."""
@@ -144,13 +147,15 @@ class Slot:
         else:
             os.pwrite(self._file, bytes(RECORD.size + CHECKSUM.size), 0)
 
-    def commit(self, record: Record, run: str) -> None:
+    def commit(self, snapshot_record: Record, run_id: str) -> None:
         """Mark the file as complete."""
         assert self._map is not None
-        packed = RECORD.pack(MAGIC, run.encode(), record.lineage.encode(), *record[1:])
-        self._map[: RECORD.size] = packed
-        CHECKSUM.pack_into(self._map, RECORD.size, zlib.crc32(packed))
-        self.record = record
+        packed_record = RECORD.pack(
+            MAGIC, run_id.encode(), snapshot_record.lineage.encode(), *snapshot_record[1:]
+        )
+        self._map[: RECORD.size] = packed_record
+        CHECKSUM.pack_into(self._map, RECORD.size, zlib.crc32(packed_record))
+        self.record = snapshot_record
         os.utime(self._file)
 
     def close(self, *, remove: bool) -> None:
@@ -163,17 +168,17 @@ class Memory:
     """The snapshots that this process writes. A thread computes their checksums and commits
     them."""
 
-    def __init__(self, run: str, host: str, index: int, newest_step: int) -> None:
+    def __init__(self, run_id: str, host_name: str, process_index: int, newest_step: int) -> None:
         """`newest_step`: the step that the program continues from; newer snapshots are removed.
         Raises OSError if the files cannot be opened."""
-        self.run = run
+        self.run = run_id
         self.commit_s = 0.0  # CPU time of the last commit, in seconds
         self.problem: OSError | None = None
 
         self.slots: list[Slot] = []
         try:
-            for path in slot_paths(run, host, index):
-                self.slots.append(Slot(path, run))
+            for path in slot_paths(run_id, host_name, process_index):
+                self.slots.append(Slot(path, run_id))
         except OSError:
             self.close(remove=False)
             raise
@@ -189,7 +194,7 @@ class Memory:
         self._thread = threading.Thread(target=self._run, name="snapshots", daemon=True)
         self._thread.start()
 
-    def save(self, payload: Payload, record: Record) -> Slot | None:
+    def save(self, payload: Payload, snapshot_record: Record) -> Slot | None:
         """Copy a state to the oldest slot. Returns None, without a copy, while the thread still
         commits the previous snapshot or reserves memory."""
         if not self._idle.is_set() or self.problem:
@@ -209,7 +214,7 @@ class Memory:
         slot.clear()
         payload.write(slot.data)
         self._idle.clear()
-        self._jobs.put((slot, record._replace(size=payload.size)))
+        self._jobs.put((slot, snapshot_record._replace(size=payload.size)))
         return slot
 
     def wait(self) -> None:
@@ -218,46 +223,50 @@ class Memory:
 
     def close(self, *, remove: bool) -> None:
         """Commit the last snapshot and close the files; if `remove` is True, delete the files."""
-        if thread := getattr(self, "_thread", None):
+        if commit_thread := getattr(self, "_thread", None):
             self._jobs.put(None)
-            thread.join()
+            commit_thread.join()
         for slot in self.slots:
             slot.close(remove=remove)
         self.slots = []
 
     def _run(self) -> None:
-        while (job := self._jobs.get()) is not None:
-            start = time.thread_time()
-            if isinstance(job, int):
-                self._reserve([slot for slot in self.slots if not slot.is_pinned], job)
+        while (commit_job := self._jobs.get()) is not None:
+            start_s = time.thread_time()
+            if isinstance(commit_job, int):
+                self._reserve([slot for slot in self.slots if not slot.is_pinned], commit_job)
             else:
-                slot, record = job
-                crc = zlib.crc32(slot.data[: record.size].numpy().data)
-                slot.commit(record._replace(crc=crc), self.run)
-                self.commit_s = time.thread_time() - start
+                slot, snapshot_record = commit_job
+                checksum = zlib.crc32(slot.data[: snapshot_record.size].numpy().data)
+                slot.commit(snapshot_record._replace(crc=checksum), self.run)
+                self.commit_s = time.thread_time() - start_s
             self._idle.set()
 
-    def _reserve(self, slots: list[Slot], size: int) -> None:
+    def _reserve(self, slots: list[Slot], size_bytes: int) -> None:
         try:
             for slot in slots:
-                slot.reserve(size)
+                slot.reserve(size_bytes)
         except OSError as error:
             self.problem = error
             say(
                 f"no snapshots in shared memory ({error}): {snapshot_directory()} needs"
-                f" {SLOT_COUNT} times {size >> 20} MiB. Give it more memory, or set REKINDLE_SHM to"
-                " another directory. Until then, a failure costs the steps since the last durable"
-                " checkpoint."
+                f" {SLOT_COUNT} times {size_bytes >> 20} MiB. Give it more memory, or set"
+                " REKINDLE_SHM to another directory. Until then, a failure costs the steps since"
+                " the last durable checkpoint."
             )
 
 
-def _parse_record(page: bytes, run: str) -> Record | None:
-    if len(page) < RECORD.size + CHECKSUM.size:
+def _parse_record(header_page: bytes, run_id: str) -> Record | None:
+    if len(header_page) < RECORD.size + CHECKSUM.size:
         return None
 
-    packed = page[: RECORD.size]
-    (checksum,) = CHECKSUM.unpack_from(page, RECORD.size)
-    magic, record_run, lineage, *numbers = RECORD.unpack(packed)
-    if magic != MAGIC or checksum != zlib.crc32(packed) or record_run != run.encode():
+    packed_record = header_page[: RECORD.size]
+    (checksum,) = CHECKSUM.unpack_from(header_page, RECORD.size)
+    file_magic, recorded_run_id, lineage, *record_numbers = RECORD.unpack(packed_record)
+    if (
+        file_magic != MAGIC
+        or checksum != zlib.crc32(packed_record)
+        or recorded_run_id != run_id.encode()
+    ):
         return None
-    return Record(lineage.decode(), *numbers)
+    return Record(lineage.decode(), *record_numbers)

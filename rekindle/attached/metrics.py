@@ -28,20 +28,25 @@ class Metrics:
         self._thread: threading.Thread | None = None
         self._problem = ""
 
-    def record(self, step: int, values: Mapping[str, Any]) -> None:
+    def record(self, step: int, metric_values: Mapping[str, Any]) -> None:
         """Record values of a step: numbers, or tensors with one element. At most one step per
         second is recorded, because reading a tensor waits for the GPU."""
-        if not self.is_on or not values:
+        if not self.is_on or not metric_values:
             return
 
-        now = time.monotonic()
-        if now - self._last_point_s < POINT_INTERVAL_S:
+        now_s = time.monotonic()
+        if now_s - self._last_point_s < POINT_INTERVAL_S:
             return
-        self._last_point_s = now
-        points = [(name, to_number(value), step) for name, value in values.items()]
+        self._last_point_s = now_s
+        metric_points = [
+            (metric_name, to_number(metric_value), step)
+            for metric_name, metric_value in metric_values.items()
+        ]
         with self._lock:
             self._points += [
-                (name, value, step) for name, value, step in points if value is not None
+                (metric_name, metric_value, step)
+                for metric_name, metric_value, step in metric_points
+                if metric_value is not None
             ]
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="metrics", daemon=True)
@@ -63,18 +68,18 @@ class Metrics:
         from rekindle.tracking import log_metrics
 
         with self._lock:
-            points = self._points
+            unsent_points = self._points
             self._points = []
-        if not points:
+        if not unsent_points:
             return
 
         try:
-            log_metrics(self._run_id, points)
+            log_metrics(self._run_id, unsent_points)
             self._problem = ""
         except TrackingError as error:
             # the points are sent again after the next interval
             with self._lock:
-                self._points = points + self._points
+                self._points = unsent_points + self._points
             if str(error) != self._problem:
                 self._problem = str(error)
                 say(f"metrics are not recorded yet: {error}")

@@ -60,8 +60,10 @@ class Sums(NamedTuple):
 class AttachedProgram:
     """The state of a training program, with its copies. `rekindle.attach` creates this object."""
 
-    def __init__(self, objects: dict[str, Any], folder: Path, settings: SaveSettings) -> None:
-        self.objects = Objects(objects)
+    def __init__(
+        self, objects_by_name: dict[str, Any], folder: Path, save_settings: SaveSettings
+    ) -> None:
+        self.objects = Objects(objects_by_name)
         self.group = Group()
         self.folder = folder
         self.progress = Progress()
@@ -74,15 +76,15 @@ class AttachedProgram:
         self._is_slow = self.group.world == 1
         self._has_finished = False
 
-        run = self._agree_on_run()
-        source = Source(self.group, self.objects, folder, run)
-        self.restored = self._restore(source)
+        run_id = self._agree_on_run()
+        state_source = Source(self.group, self.objects, folder, run_id)
+        self.restored = self._restore(state_source)
         self._saver = Saver(
             self.group,
             self.objects,
             folder,
-            run,
-            settings,
+            run_id,
+            save_settings,
             self.restored.step,
             self._interval_facts,
         )
@@ -142,24 +144,26 @@ class AttachedProgram:
         Raises ConfigError if a batch has fewer samples than there are processes.
         """
         progress = self.progress
-        samples = len(dataset)
-        check_length(progress, samples)
-        progress.samples = samples
+        sample_count = len(dataset)
+        check_length(progress, sample_count)
+        progress.samples = sample_count
 
-        sizes = plan_batches(samples, progress.offset, batch_size, drop_last)
-        check_sizes(sizes, batch_size, self.group.world)
-        order = order_samples(samples, seed, progress.epoch, shuffle=shuffle)
-        shares = split_batches(order, progress.offset, sizes, self.group.rank, self.group.world)
+        batch_sizes = plan_batches(sample_count, progress.offset, batch_size, drop_last)
+        check_sizes(batch_sizes, batch_size, self.group.world)
+        sample_order = order_samples(sample_count, seed, progress.epoch, shuffle=shuffle)
+        rank_batches = split_batches(
+            sample_order, progress.offset, batch_sizes, self.group.rank, self.group.world
+        )
 
         loader_seed = mix_seed(seed, progress.epoch, progress.offset, self.group.rank)
-        loader = iter(make_loader(dataset, list(shares), loader_seed, options))
+        batch_iterator = iter(make_loader(dataset, list(rank_batches), loader_seed, options))
         # restore the generators again, because the program may have drawn random numbers since the
         # start
         self._restore_random_states()
 
         epoch = progress.epoch
-        for size, batch in zip(sizes, loader, strict=True):
-            progress.offset = progress.offset + size
+        for batch_sample_count, batch in zip(batch_sizes, batch_iterator, strict=True):
+            progress.offset = progress.offset + batch_sample_count
             yield batch
         if progress.epoch == epoch:
             self._end_epoch()
@@ -168,8 +172,10 @@ class AttachedProgram:
         """End the current epoch if all its batches are used. For loops that do not exhaust the
         iterator `batches`."""
         progress = self.progress
-        remaining = plan_batches(progress.samples, progress.offset, batch_size, drop_last)
-        if progress.offset and not remaining:
+        remaining_batch_sizes = plan_batches(
+            progress.samples, progress.offset, batch_size, drop_last
+        )
+        if progress.offset and not remaining_batch_sizes:
             self._end_epoch()
 
     def step(self, **metrics: Any) -> None:
@@ -220,29 +226,29 @@ class AttachedProgram:
         self.progress.offset = 0
 
     def _start_sums(self) -> None:
-        due = self._saver.find_due(self.progress.step, self._clock.step_s)
-        is_first = self.group.rank == 0
-        sums = Sums(
+        due_copies = self._saver.find_due(self.progress.step, self._clock.step_s)
+        is_first_rank = self.group.rank == 0
+        rank_sums = Sums(
             leaving=int(self.is_leaving),
-            snapshot=int(is_first and due.snapshot),
-            checkpoint=int(is_first and due.checkpoint),
+            snapshot=int(is_first_rank and due_copies.snapshot),
+            checkpoint=int(is_first_rank and due_copies.checkpoint),
             written=self._saver.written,
-            is_slow=int(is_first and self._clock.is_slow),
+            is_slow=int(is_first_rank and self._clock.is_slow),
         )
-        self.group.start_sum(list(sums))
+        self.group.start_sum(list(rank_sums))
 
     def _handle_sums(self) -> None:
-        numbers = self.group.finish_sum()
-        if numbers is None:
+        summed_numbers = self.group.finish_sum()
+        if summed_numbers is None:
             return
 
-        sums = Sums(*numbers)
-        self._is_slow = bool(sums.is_slow) or self.group.world == 1
-        self._saver.commit_written(sums.written)
-        if sums.leaving:
+        rank_sums = Sums(*summed_numbers)
+        self._is_slow = bool(rank_sums.is_slow) or self.group.world == 1
+        self._saver.commit_written(rank_sums.written)
+        if rank_sums.leaving:
             self._leave()
-        elif sums.snapshot or sums.checkpoint:
-            self._saver.save(self.progress, checkpoint=bool(sums.checkpoint))
+        elif rank_sums.snapshot or rank_sums.checkpoint:
+            self._saver.save(self.progress, checkpoint=bool(rank_sums.checkpoint))
 
     def _leave(self) -> None:
         self._saver.wait()
@@ -264,35 +270,37 @@ class AttachedProgram:
                 " folder=... with a folder that this process may write to."
             ) from error
 
-        runs = self.group.gather(durable.read_run(self.folder))
-        new_run = self.group.gather(uuid.uuid4().hex[:12])[0]
-        run = next((run for run in runs if run), new_run)
+        rank_run_ids = self.group.gather(durable.read_run(self.folder))
+        new_run_id = self.group.gather(uuid.uuid4().hex[:12])[0]
+        run_id = next((run_id for run_id in rank_run_ids if run_id), new_run_id)
         if self.group.local_index == 0:
-            durable.write_run(self.folder, run)
+            durable.write_run(self.folder, run_id)
             durable.remove_temporary(self.folder)
         self.group.barrier()
-        return run
+        return run_id
 
-    def _restore(self, source: Source) -> Restored:
+    def _restore(self, state_source: Source) -> Restored:
         if self.objects.is_sharded:
-            found = source.load_shards()
+            loaded_state = state_source.load_shards()
         else:
-            found = source.load_whole()
-        if found is None:
+            loaded_state = state_source.load_whole()
+        if loaded_state is None:
             return Restored(0, "")
 
-        tree, restored = found
+        state_tree, restored_state = loaded_state
         if not self.objects.is_sharded:
-            self.objects.load(tree["objects"])
-        self.progress = Progress(**tree["progress"])
-        self._interval_facts = tree["interval"]
-        self._random_states = tree["random"]
+            self.objects.load(state_tree["objects"])
+        self.progress = Progress(**state_tree["progress"])
+        self._interval_facts = state_tree["interval"]
+        self._random_states = state_tree["random"]
         self._restore_random_states()
 
         if self.group.rank == 0:
-            source_name = "a snapshot in memory" if restored.tier == "memory" else "a checkpoint"
-            say(f"continuing from step {restored.step}, from {source_name}")
-        return restored
+            source_name = (
+                "a snapshot in memory" if restored_state.tier == "memory" else "a checkpoint"
+            )
+            say(f"continuing from step {restored_state.step}, from {source_name}")
+        return restored_state
 
     def _restore_random_states(self) -> None:
         if self._random_states is not None:
@@ -303,12 +311,12 @@ class AttachedProgram:
             say("rekindle.attach was called in a thread: SIGTERM does not save the state")
             return
 
-        previous = signal.getsignal(signal.SIGTERM)
+        previous_handler = signal.getsignal(signal.SIGTERM)
 
-        def handle(number: int, frame: FrameType | None) -> None:
+        def handle(signal_number: int, stack_frame: FrameType | None) -> None:
             self._leaving.set()
-            if callable(previous):
-                previous(number, frame)
+            if callable(previous_handler):
+                previous_handler(signal_number, stack_frame)
 
         signal.signal(signal.SIGTERM, handle)
 
@@ -335,6 +343,6 @@ def attach(
 
     Call it on all ranks, after torch.distributed.init_process_group. Raises ConfigError.
     """
-    settings = SaveSettings(snapshot_seconds, checkpoint_seconds, checkpoint_steps, keep)
-    path = Path(os.environ.get(REKINDLE_CHECKPOINTS) or folder)
-    return AttachedProgram(objects, path.absolute(), settings)
+    save_settings = SaveSettings(snapshot_seconds, checkpoint_seconds, checkpoint_steps, keep)
+    checkpoint_folder = Path(os.environ.get(REKINDLE_CHECKPOINTS) or folder)
+    return AttachedProgram(objects, checkpoint_folder.absolute(), save_settings)

@@ -17,26 +17,30 @@ MAX_NUMPY_SEED = 1 << 32
 
 def read_random_states() -> dict[str, Any]:
     """Return the states of the generators of this process."""
-    states: dict[str, Any] = {"python": random.getstate(), "torch": torch.get_rng_state()}
+    generator_states: dict[str, Any] = {"python": random.getstate(), "torch": torch.get_rng_state()}
 
     # a program that has not imported NumPy does not use its generator
     if "numpy" in sys.modules:
         import numpy as np
 
-        state: Any = np.random.get_state()
-        name, keys, *others = state
-        states["numpy"] = (name, torch.from_numpy(keys.astype("int64")), *others)
+        numpy_state: Any = np.random.get_state()
+        numpy_generator_name, numpy_words, *remaining_fields = numpy_state
+        generator_states["numpy"] = (
+            numpy_generator_name,
+            torch.from_numpy(numpy_words.astype("int64")),
+            *remaining_fields,
+        )
 
     if torch.cuda.is_available() and torch.cuda.is_initialized():
-        states["cuda"] = torch.cuda.get_rng_state()
-    return states
+        generator_states["cuda"] = torch.cuda.get_rng_state()
+    return generator_states
 
 
-def restore_random_states(states: list[dict[str, Any]], rank: int, step: int) -> None:
+def restore_random_states(rank_states: list[dict[str, Any]], rank: int, step: int) -> None:
     """Set the generators of this process to the state of its rank. A rank without a saved state
     gets new seeds, which differ from those of the other ranks."""
-    if rank < len(states):
-        _restore(states[rank])
+    if rank < len(rank_states):
+        _restore(rank_states[rank])
         return
 
     seed = mix_seed(step, rank)
@@ -48,15 +52,17 @@ def restore_random_states(states: list[dict[str, Any]], rank: int, step: int) ->
         np.random.seed(seed % MAX_NUMPY_SEED)
 
 
-def _restore(states: dict[str, Any]) -> None:
-    version, keys, gauss = states["python"]
-    random.setstate((version, tuple(keys), gauss))
-    torch.set_rng_state(states["torch"].clone())
+def _restore(generator_states: dict[str, Any]) -> None:
+    state_version, python_words, next_gauss = generator_states["python"]
+    random.setstate((state_version, tuple(python_words), next_gauss))
+    torch.set_rng_state(generator_states["torch"].clone())
 
-    if "numpy" in states:
+    if "numpy" in generator_states:
         import numpy as np
 
-        name, words, *others = states["numpy"]
-        np.random.set_state((name, words.numpy().astype("uint32"), *others))
-    if "cuda" in states and torch.cuda.is_available():
-        torch.cuda.set_rng_state(states["cuda"].clone())
+        numpy_generator_name, numpy_words, *remaining_fields = generator_states["numpy"]
+        np.random.set_state(
+            (numpy_generator_name, numpy_words.numpy().astype("uint32"), *remaining_fields)
+        )
+    if "cuda" in generator_states and torch.cuda.is_available():
+        torch.cuda.set_rng_state(generator_states["cuda"].clone())

@@ -59,49 +59,53 @@ class Source:
     """The saved states of a program. `run`: the id of the run, a part of the snapshots' file
     names."""
 
-    def __init__(self, group: Group, objects: Objects, folder: Path, run: str) -> None:
-        self.group = group
-        self.objects = objects
+    def __init__(
+        self, process_group: Group, attached_objects: Objects, folder: Path, run_id: str
+    ) -> None:
+        self.group = process_group
+        self.objects = attached_objects
         self.folder = folder
-        self.run = run
+        self.run = run_id
         self.findings = self._find()
 
     def _find(self) -> Findings:
-        findings = Findings()
+        readable_copies = Findings()
         is_sharded = self.objects.is_sharded
-        index = self.group.local_index if is_sharded else 0
-        for path in memory.slot_paths(self.run, self.group.host, index):
-            record = memory.read_record(path, self.run)
-            if record and (record.shard == WHOLE) != is_sharded:
-                findings.snapshots[record] = path
+        process_index = self.group.local_index if is_sharded else 0
+        for path in memory.slot_paths(self.run, self.group.host, process_index):
+            snapshot_record = memory.read_record(path, self.run)
+            if snapshot_record and (snapshot_record.shard == WHOLE) != is_sharded:
+                readable_copies.snapshots[snapshot_record] = path
 
-        findings.checkpoints = durable.list_checkpoints(self.folder, sharded=is_sharded)
-        others = durable.list_checkpoints(self.folder, sharded=not is_sharded)
-        if others and not findings.checkpoints:
-            kind = "a sharded" if is_sharded else "an unsharded"
+        readable_copies.checkpoints = durable.list_checkpoints(self.folder, is_sharded=is_sharded)
+        other_checkpoints = durable.list_checkpoints(self.folder, is_sharded=not is_sharded)
+        if other_checkpoints and not readable_copies.checkpoints:
+            kind_text = "a sharded" if is_sharded else "an unsharded"
             raise ConfigError(
-                f"{next(iter(others.values()))} is not a checkpoint of {kind} model: the model must"
-                " be sharded in the same way as before. Give this program another checkpoint"
-                " folder."
+                f"{next(iter(other_checkpoints.values()))} is not a checkpoint of {kind_text}"
+                " model: the model must be sharded in the same way as before. Give this program"
+                " another checkpoint folder."
             )
-        return findings
+        return readable_copies
 
     def load_whole(self) -> tuple[dict[str, Any], Restored] | None:
         """Return the newest unsharded state that any rank has; None if no state exists."""
         for candidate in self._list_candidates():
-            tree = self._load_own(candidate)
-            lineages = self.group.gather(tree["lineage"] if tree else "")
-            owner = next((rank for rank, lineage in enumerate(lineages) if lineage), None)
-            if owner is None:
+            state_tree = self._load_own(candidate)
+            rank_lineages = self.group.gather(state_tree["lineage"] if state_tree else "")
+            owner_rank = next((rank for rank, lineage in enumerate(rank_lineages) if lineage), None)
+            if owner_rank is None:
                 continue
 
             # the checkpoint folders of different machines may contain different states of the same
             # step
-            if set(lineages) != {lineages[owner]}:
-                data = Payload(tree).to_bytes() if self.group.rank == owner else None
-                tree = decode(self.group.broadcast(data, owner))
-            assert tree is not None
-            return tree, Restored(candidate.step, candidate.tier)
+            if set(rank_lineages) != {rank_lineages[owner_rank]}:
+                payload_bytes = (
+                    Payload(state_tree).to_bytes() if self.group.rank == owner_rank else None
+                )
+                state_tree = decode(self.group.broadcast(payload_bytes, owner_rank))
+            assert state_tree is not None
+            return state_tree, Restored(candidate.step, candidate.tier)
         return None
 
     def load_shards(self) -> tuple[dict[str, Any], Restored] | None:
@@ -111,48 +115,60 @@ class Source:
         if not candidates:
             return None
 
-        shards, shared = self.objects.save_shards()
+        shard_states, shared_states = self.objects.save_shards()
         for candidate in candidates:
             if candidate.lineage:
-                rest = self._load_shards_in_memory(candidate, shards)
+                shared_values = self._load_shards_in_memory(candidate, shard_states)
             else:
-                rest = self._load_distributed_checkpoint(candidate.step, shards, shared)
-            if rest is not None:
-                return rest, Restored(candidate.step, candidate.tier)
+                shared_values = self._load_distributed_checkpoint(
+                    candidate.step, shard_states, shared_states
+                )
+            if shared_values is not None:
+                return shared_values, Restored(candidate.step, candidate.tier)
         return None
 
     def _list_candidates(self) -> list[Candidate]:
         """Return the usable states, newest first; of the same step, snapshots in memory before
         durable checkpoints."""
-        offers: list[tuple[Candidate, int]] = [
-            (Candidate(record.step, record.lineage, record.world), record.shard)
-            for record in self.findings.snapshots
+        offered_candidates: list[tuple[Candidate, int]] = [
+            (
+                Candidate(snapshot_record.step, snapshot_record.lineage, snapshot_record.world),
+                snapshot_record.shard,
+            )
+            for snapshot_record in self.findings.snapshots
         ]
-        offers += [(Candidate(step, "", 0), WHOLE) for step in self.findings.checkpoints]
+        offered_candidates += [
+            (Candidate(step, "", 0), WHOLE) for step in self.findings.checkpoints
+        ]
 
-        ranks: dict[Candidate, set[int]] = defaultdict(set)
-        shards: dict[Candidate, set[int]] = defaultdict(set)
-        for rank, found in enumerate(self.group.gather(offers)):
-            for candidate, shard in found:
-                ranks[candidate].add(rank)
-                shards[candidate].add(shard)
+        ranks_by_candidate: dict[Candidate, set[int]] = defaultdict(set)
+        shards_by_candidate: dict[Candidate, set[int]] = defaultdict(set)
+        for rank, rank_offers in enumerate(self.group.gather(offered_candidates)):
+            for candidate, shard in rank_offers:
+                ranks_by_candidate[candidate].add(rank)
+                shards_by_candidate[candidate].add(shard)
 
-        world = self.group.world
+        world_size = self.group.world
         if self.objects.is_sharded:
-            usable = [
+            usable_candidates = [
                 candidate
-                for candidate in ranks
+                for candidate in ranks_by_candidate
                 if (
-                    candidate.world == world and shards[candidate] == set(range(world))
+                    candidate.world == world_size
+                    and shards_by_candidate[candidate] == set(range(world_size))
                     if candidate.lineage
-                    else len(ranks[candidate]) == world
+                    else len(ranks_by_candidate[candidate]) == world_size
                 )
             ]
         else:
-            usable = list(ranks)
+            usable_candidates = list(ranks_by_candidate)
         # sort by lineage, too: two lineages may have the same step, and all ranks need the same
         # order
-        return sorted(usable, key=lambda item: (item.step, item.lineage), reverse=True)
+        return sorted(
+            usable_candidates,
+            key=lambda usable_candidate: (usable_candidate.step, usable_candidate.lineage),
+            reverse=True,
+        )
 
     def _load_own(self, candidate: Candidate) -> dict[str, Any] | None:
         """Return the candidate's state if this rank has an intact copy, else None."""
@@ -160,8 +176,8 @@ class Source:
             path = self.findings.checkpoints.get(candidate.step)
             return self._load_file(path) if path else None
 
-        data = self._read_snapshot(candidate)
-        return decode(data) if data is not None else None
+        snapshot_bytes = self._read_snapshot(candidate)
+        return decode(snapshot_bytes) if snapshot_bytes is not None else None
 
     def _load_file(self, path: Path) -> dict[str, Any] | None:
         try:
@@ -173,57 +189,66 @@ class Source:
             return None
 
     def _read_snapshot(self, candidate: Candidate) -> torch.Tensor | None:
-        for record, path in self.findings.snapshots.items():
-            if (record.step, record.lineage) == (candidate.step, candidate.lineage):
-                data = memory.read_snapshot(path, self.run, record)
-                if data is None:
-                    say(f"the snapshot of step {record.step} in {path} is damaged: it is not used")
-                return data
+        for snapshot_record, path in self.findings.snapshots.items():
+            if (snapshot_record.step, snapshot_record.lineage) == (
+                candidate.step,
+                candidate.lineage,
+            ):
+                snapshot_bytes = memory.read_snapshot(path, self.run, snapshot_record)
+                if snapshot_bytes is None:
+                    say(
+                        f"the snapshot of step {snapshot_record.step} in {path} is damaged: it is"
+                        " not used"
+                    )
+                return snapshot_bytes
         return None
 
     def _load_shards_in_memory(
-        self, candidate: Candidate, shards: dict[str, Any]
+        self, candidate: Candidate, shard_templates: dict[str, Any]
     ) -> dict[str, Any] | None:
-        data = self._read_snapshot(candidate)
+        snapshot_bytes = self._read_snapshot(candidate)
         own_shard = -1
-        for record in self.findings.snapshots:
-            if (record.step, record.lineage) == (candidate.step, candidate.lineage):
-                own_shard = record.shard
+        for snapshot_record in self.findings.snapshots:
+            if (snapshot_record.step, snapshot_record.lineage) == (
+                candidate.step,
+                candidate.lineage,
+            ):
+                own_shard = snapshot_record.shard
 
-        holders = self.group.gather(own_shard if data is not None else -1)
-        if set(holders) != set(range(self.group.world)):
+        held_shards = self.group.gather(own_shard if snapshot_bytes is not None else -1)
+        if set(held_shards) != set(range(self.group.world)):
             return None
 
         # a process may have another rank than before
-        transfers = {
-            receiver: holders.index(receiver)
-            for receiver in range(self.group.world)
-            if holders[receiver] != receiver
+        sender_by_receiver = {
+            receiver_rank: held_shards.index(receiver_rank)
+            for receiver_rank in range(self.group.world)
+            if held_shards[receiver_rank] != receiver_rank
         }
-        received = self.group.move(data, transfers)
-        assert received is not None
-        tree = decode(received)
-        local = tree.pop("shards")
-        shard_states = put_local(shards, local)
-        self.objects.load_shards(shard_states, tree["shared"])
-        return tree
+        received_bytes = self.group.move(snapshot_bytes, sender_by_receiver)
+        assert received_bytes is not None
+        state_tree = decode(received_bytes)
+        local_shards = state_tree.pop("shards")
+        shard_states = put_local(shard_templates, local_shards)
+        self.objects.load_shards(shard_states, state_tree["shared"])
+        return state_tree
 
     def _load_distributed_checkpoint(
-        self, step: int, shards: dict[str, Any], shared: dict[str, Any]
+        self, step: int, shard_states: dict[str, Any], shared_states: dict[str, Any]
     ) -> dict[str, Any] | None:
         path = self.findings.checkpoints[step]
-        state: dict[str, Any] = {"shards": shards, REST: ""}
-        rest: dict[str, Any] = {}
+        checkpoint_state: dict[str, Any] = {"shards": shard_states, REST: ""}
+        shared_values: dict[str, Any] = {}
         problem = ""
         try:
             load(
-                state,
+                checkpoint_state,
                 checkpoint_id=path,
                 storage_reader=SafeReader(path),
                 planner=SafePlanner(),
                 process_group=self.group.checkpoints,
             )
-            rest = decode_values(state[REST])
+            shared_values = decode_values(checkpoint_state[REST])
         # a damaged checkpoint can raise any exception
         except Exception as error:
             problem = " ".join(str(error).split())[:200] or type(error).__name__
@@ -233,5 +258,5 @@ class Source:
                 say(f"the checkpoint {path} cannot be used ({problem}): trying the previous one")
             return None
 
-        self.objects.load_shards(state["shards"], rest["shared"])
-        return rest
+        self.objects.load_shards(checkpoint_state["shards"], shared_values["shared"])
+        return shared_values

@@ -43,11 +43,12 @@ class SaveSettings(NamedTuple):
 
     def check(self) -> None:
         """Raise ConfigError for a value that is not allowed."""
-        for name, value in self._asdict().items():
-            smallest = 1 if name == "keep" else 0
-            if value < smallest:
+        for setting_name, setting_value in self._asdict().items():
+            smallest_value = 1 if setting_name == "keep" else 0
+            if setting_value < smallest_value:
                 raise ConfigError(
-                    f"{name} is {value}: rekindle.attach takes a number of at least {smallest}."
+                    f"{setting_name} is {setting_value}: rekindle.attach takes a number of at"
+                    f" least {smallest_value}."
                 )
 
 
@@ -64,23 +65,23 @@ class Saver:
 
     def __init__(
         self,
-        group: Group,
-        objects: Objects,
+        process_group: Group,
+        attached_objects: Objects,
         folder: Path,
-        run: str,
-        settings: SaveSettings,
+        run_id: str,
+        save_settings: SaveSettings,
         restored_step: int,
-        facts: IntervalFacts | None,
+        interval_facts: IntervalFacts | None,
     ) -> None:
-        """`restored_step`: the step from which the program continues; `facts`: measured costs and
-        losses of earlier processes. Raises ConfigError."""
-        settings.check()
-        self.group = group
-        self.objects = objects
+        """`restored_step`: the step from which the program continues; `interval_facts`: measured
+        costs and losses of earlier processes. Raises ConfigError."""
+        save_settings.check()
+        self.group = process_group
+        self.objects = attached_objects
         self.folder = folder
-        self.run = run
-        self.settings = settings
-        self.lineage = group.gather(uuid.uuid4().hex[:12])[0]
+        self.run = run_id
+        self.settings = save_settings
+        self.lineage = process_group.gather(uuid.uuid4().hex[:12])[0]
 
         self.written = 0  # number of durable checkpoints that this rank has written
         # step of the last started durable checkpoint, and of the last one that this rank has
@@ -94,12 +95,12 @@ class Saver:
 
         self._restored_step = restored_step
         self._memory: Memory | None = None
-        self._snapshots = SnapshotInterval(settings.snapshot_seconds)
+        self._snapshots = SnapshotInterval(save_settings.snapshot_seconds)
         self._checkpoints = CheckpointInterval(
-            settings.checkpoint_seconds, settings.checkpoint_steps
+            save_settings.checkpoint_seconds, save_settings.checkpoint_steps
         )
-        if facts:
-            self._checkpoints.resume(restored_step, facts)
+        if interval_facts:
+            self._checkpoints.resume(restored_step, interval_facts)
         self._writer = Writer()
 
     @property
@@ -146,7 +147,7 @@ class Saver:
         random_states = self.group.gather(read_random_states())
         # start the clock after the exchange: waiting for slower ranks is not a cost of the copies
         start_s = time.monotonic()
-        common = {
+        shared_values = {
             "lineage": self.lineage,
             "progress": progress.to_dict(),
             "random": random_states,
@@ -158,9 +159,9 @@ class Saver:
             self._started = self._started + 1
 
         if self.objects.is_sharded:
-            self._save_shards(progress.step, common, checkpoint=checkpoint)
+            self._save_shards(progress.step, shared_values, writes_checkpoint=checkpoint)
         elif self._writes_whole:
-            self._save_whole(progress.step, common, checkpoint=checkpoint)
+            self._save_whole(progress.step, shared_values, writes_checkpoint=checkpoint)
         elif checkpoint:
             self._record_written(progress.step)
 
@@ -180,30 +181,30 @@ class Saver:
         self.group.barrier()
         self.commit_written(self._started * self.group.world)
 
-    def commit_written(self, written: int) -> None:
-        """Make a sharded checkpoint visible, if all ranks have written it; `written`: the sum of
-        the ranks' numbers of written checkpoints."""
-        is_complete = written == self._started * self.group.world
+    def commit_written(self, written_count: int) -> None:
+        """Make a sharded checkpoint visible, if all ranks have written it; `written_count`: the
+        sum of the ranks' numbers of written checkpoints."""
+        is_complete = written_count == self._started * self.group.world
         if not is_complete or self._committed == self._started:
             return
 
         self._committed = self._started
         if not self.objects.is_sharded:
             return
-        name = durable.checkpoint_name(self._checkpoint_step, is_sharded=True)
-        draft = self._draft(name)
-        target = self.folder / name
-        if self.group.local_index == 0 and draft.exists():
+        checkpoint_name = durable.checkpoint_name(self._checkpoint_step, is_sharded=True)
+        temporary_path = self._draft(checkpoint_name)
+        checkpoint_path = self.folder / checkpoint_name
+        if self.group.local_index == 0 and temporary_path.exists():
             # an earlier process may have written the same step
-            shutil.rmtree(target, ignore_errors=True)
+            shutil.rmtree(checkpoint_path, ignore_errors=True)
             try:
-                draft.rename(target)
+                temporary_path.rename(checkpoint_path)
                 sync_folder(self.folder)
             except OSError:
                 # a process of another host that shares the folder has already renamed the draft
-                if not target.exists():
+                if not checkpoint_path.exists():
                     raise
-            durable.remove_old(self.folder, self.settings.keep, sharded=True)
+            durable.remove_old(self.folder, self.settings.keep, is_sharded=True)
 
     def has_written(self, step: int) -> bool:
         """Return True if all ranks have written the durable checkpoint of `step`. Call after
@@ -226,61 +227,67 @@ class Saver:
             self._poll_future()
         return self._committed < self._started or self._writer.is_busy
 
-    def _draft(self, name: str) -> Path:
-        return self.folder / f"{durable.TEMPORARY_PREFIX}{name}"
+    def _draft(self, checkpoint_name: str) -> Path:
+        return self.folder / f"{durable.TEMPORARY_PREFIX}{checkpoint_name}"
 
-    def _save_whole(self, step: int, common: dict[str, Any], *, checkpoint: bool) -> None:
-        payload = Payload({**common, "objects": self.objects.save()})
-        slot: Slot | None = None
+    def _save_whole(
+        self, step: int, shared_values: dict[str, Any], *, writes_checkpoint: bool
+    ) -> None:
+        payload = Payload({**shared_values, "objects": self.objects.save()})
+        snapshot_slot: Slot | None = None
         if self._memory:
-            record = Record(self.lineage, step, WHOLE, self.group.world, 0, 0)
-            slot = self._memory.save(payload, record)
+            snapshot_record = Record(self.lineage, step, WHOLE, self.group.world, 0, 0)
+            snapshot_slot = self._memory.save(payload, snapshot_record)
 
-        if checkpoint and self.group.rank == 0:
-            self._write_whole(step, payload, slot)
-        elif checkpoint:
+        if writes_checkpoint and self.group.rank == 0:
+            self._write_whole(step, payload, snapshot_slot)
+        elif writes_checkpoint:
             self._record_written(step)
 
-    def _write_whole(self, step: int, payload: Payload, slot: Slot | None) -> None:
-        """Start to write a checkpoint from the snapshot in `slot` or, without a slot, from a
-        separate copy."""
-        if slot:
-            slot.is_pinned = True
-        data = slot.data if slot else payload.to_bytes()
-        number = self._started
+    def _write_whole(self, step: int, payload: Payload, snapshot_slot: Slot | None) -> None:
+        """Start to write a checkpoint from the snapshot in `snapshot_slot` or, without a slot,
+        from a separate copy."""
+        if snapshot_slot:
+            snapshot_slot.is_pinned = True
+        payload_bytes = snapshot_slot.data if snapshot_slot else payload.to_bytes()
+        write_number = self._started
 
         def write() -> None:
             try:
-                durable.write_checkpoint(self.folder, step, decode(data))
-                durable.remove_old(self.folder, self.settings.keep, sharded=False)
+                durable.write_checkpoint(self.folder, step, decode(payload_bytes))
+                durable.remove_old(self.folder, self.settings.keep, is_sharded=False)
                 self._written_step = step
             finally:
-                if slot:
-                    slot.is_pinned = False
+                if snapshot_slot:
+                    snapshot_slot.is_pinned = False
                 self._checkpoints.duration = self._writer.duration_s
-                self.written = number
+                self.written = write_number
 
         self._writer.start(write)
 
-    def _save_shards(self, step: int, common: dict[str, Any], *, checkpoint: bool) -> None:
-        shards, shared = self.objects.save_shards()
-        common["shared"] = shared
+    def _save_shards(
+        self, step: int, shared_values: dict[str, Any], *, writes_checkpoint: bool
+    ) -> None:
+        shard_states, shared_states = self.objects.save_shards()
+        shared_values["shared"] = shared_states
         if self._memory:
-            record = Record(self.lineage, step, self.group.rank, self.group.world, 0, 0)
-            self._memory.save(Payload({**common, "shards": take_local(shards)}), record)
+            snapshot_record = Record(self.lineage, step, self.group.rank, self.group.world, 0, 0)
+            self._memory.save(
+                Payload({**shared_values, "shards": take_local(shard_states)}), snapshot_record
+            )
 
-        if checkpoint:
-            name = durable.checkpoint_name(step, is_sharded=True)
-            rest = encode_values(common)
-            durable.verify_loadable(io.BytesIO(rest))
+        if writes_checkpoint:
+            checkpoint_name = durable.checkpoint_name(step, is_sharded=True)
+            encoded_values = encode_values(shared_values)
+            durable.verify_loadable(io.BytesIO(encoded_values))
             self._future_start_s = time.monotonic()
-            response = async_save(
-                {"shards": shards, REST: rest},
-                checkpoint_id=self._draft(name),
+            save_response = async_save(
+                {"shards": shard_states, REST: encoded_values},
+                checkpoint_id=self._draft(checkpoint_name),
                 process_group=self.group.checkpoints,
             )
-            assert isinstance(response, Future)
-            self._future = response
+            assert isinstance(save_response, Future)
+            self._future = save_response
 
     def _poll_future(self) -> None:
         if self._future and self._future.done():

@@ -29,22 +29,22 @@ class Stateful(Protocol):
 class Objects:
     """The attached objects by name."""
 
-    def __init__(self, objects: Mapping[str, Any]) -> None:
+    def __init__(self, objects_by_name: Mapping[str, Any]) -> None:
         """Raises ConfigError."""
         self._objects: dict[str, Any] = {}
-        for name, value in objects.items():
-            if value is None:
+        for object_name, attached_object in objects_by_name.items():
+            if attached_object is None:
                 continue
-            if not isinstance(value, Stateful):
+            if not isinstance(attached_object, Stateful):
                 raise ConfigError(
-                    f"{name} is a {type(value).__name__}: rekindle.attach saves objects that have"
-                    " the methods state_dict and load_state_dict. Attach the model, the optimizer"
-                    " and the scheduler, and leave out everything else."
+                    f"{object_name} is a {type(attached_object).__name__}: rekindle.attach saves"
+                    " objects that have the methods state_dict and load_state_dict. Attach the"
+                    " model, the optimizer and the scheduler, and leave out everything else."
                 )
             # remove the wrapper, so that a process without DistributedDataParallel can load the
             # state
-            is_wrapped = isinstance(value, DistributedDataParallel)
-            self._objects[name] = value.module if is_wrapped else value
+            is_wrapped = isinstance(attached_object, DistributedDataParallel)
+            self._objects[object_name] = attached_object.module if is_wrapped else attached_object
 
         if not self._objects:
             raise ConfigError(
@@ -52,7 +52,9 @@ class Objects:
             )
 
         self._models = [
-            value for value in self._objects.values() if isinstance(value, torch.nn.Module)
+            attached_object
+            for attached_object in self._objects.values()
+            if isinstance(attached_object, torch.nn.Module)
         ]
         self.is_sharded = any(
             isinstance(parameter, DTensor)
@@ -62,98 +64,114 @@ class Objects:
 
     def save(self) -> dict[str, Any]:
         """Return the unsharded state of all objects."""
-        return {name: value.state_dict() for name, value in self._objects.items()}
+        return {
+            object_name: attached_object.state_dict()
+            for object_name, attached_object in self._objects.items()
+        }
 
-    def load(self, states: Mapping[str, Any]) -> None:
+    def load(self, states_by_name: Mapping[str, Any]) -> None:
         """Restore all objects from an unsharded state. Raises ConfigError."""
-        self._check_names(states)
-        for name, value in self._objects.items():
-            self._load(name, value, states[name])
+        self._check_names(states_by_name)
+        for object_name, attached_object in self._objects.items():
+            self._load(object_name, attached_object, states_by_name[object_name])
 
     def save_shards(self) -> tuple[dict[str, Any], dict[str, Any]]:
         """Return the sharded states of models and optimizers (with DTensors), and the states of
         other objects, which are equal on all ranks. All ranks must call this method."""
-        shards: dict[str, Any] = {}
-        shared: dict[str, Any] = {}
-        for name, value in self._objects.items():
-            if isinstance(value, torch.nn.Module):
-                shards[name] = get_model_state_dict(value)
-            elif isinstance(value, Optimizer):
-                shards[name] = get_optimizer_state_dict(self._find_model(name, value), value)
+        shard_states: dict[str, Any] = {}
+        shared_states: dict[str, Any] = {}
+        for object_name, attached_object in self._objects.items():
+            if isinstance(attached_object, torch.nn.Module):
+                shard_states[object_name] = get_model_state_dict(attached_object)
+            elif isinstance(attached_object, Optimizer):
+                shard_states[object_name] = get_optimizer_state_dict(
+                    self._find_model(object_name, attached_object), attached_object
+                )
             else:
-                shared[name] = value.state_dict()
-        return shards, shared
+                shared_states[object_name] = attached_object.state_dict()
+        return shard_states, shared_states
 
-    def load_shards(self, shards: Mapping[str, Any], shared: Mapping[str, Any]) -> None:
+    def load_shards(
+        self, shard_states: Mapping[str, Any], shared_states: Mapping[str, Any]
+    ) -> None:
         """Restore all objects from shards. The model must be sharded as it was when the shards were
         saved. All ranks must call this method. Raises ConfigError."""
-        self._check_names({**shards, **shared})
-        for name, value in self._objects.items():
-            if isinstance(value, torch.nn.Module):
-                set_model_state_dict(value, shards[name])
-            elif isinstance(value, Optimizer):
-                model = self._find_model(name, value)
-                set_optimizer_state_dict(model, value, shards[name])
+        self._check_names({**shard_states, **shared_states})
+        for object_name, attached_object in self._objects.items():
+            if isinstance(attached_object, torch.nn.Module):
+                set_model_state_dict(attached_object, shard_states[object_name])
+            elif isinstance(attached_object, Optimizer):
+                model = self._find_model(object_name, attached_object)
+                set_optimizer_state_dict(model, attached_object, shard_states[object_name])
             else:
-                self._load(name, value, shared[name])
+                self._load(object_name, attached_object, shared_states[object_name])
 
-    def _find_model(self, name: str, optimizer: Optimizer) -> torch.nn.Module:
+    def _find_model(self, object_name: str, optimizer: Optimizer) -> torch.nn.Module:
         """Return the model whose parameters an optimizer updates. Raises ConfigError."""
-        updated = {id(item) for group in optimizer.param_groups for item in group["params"]}
+        optimized_parameter_ids = {
+            id(optimized_parameter)
+            for parameter_group in optimizer.param_groups
+            for optimized_parameter in parameter_group["params"]
+        }
         for model in self._models:
-            if updated <= {id(parameter) for parameter in model.parameters()}:
+            if optimized_parameter_ids <= {id(parameter) for parameter in model.parameters()}:
                 return model
         raise ConfigError(
-            f"{name} updates parameters of no attached model: the state of a sharded optimizer is"
-            " saved by the names of the parameters. Attach the model, too."
+            f"{object_name} updates parameters of no attached model: the state of a sharded"
+            " optimizer is saved by the names of the parameters. Attach the model, too."
         )
 
-    def _load(self, name: str, value: Any, state: Any) -> None:
+    def _load(self, object_name: str, attached_object: Any, object_state: Any) -> None:
         try:
-            value.load_state_dict(state)
+            attached_object.load_state_dict(object_state)
         except (RuntimeError, ValueError, KeyError, TypeError) as error:
             reason = " ".join(str(error).split())[:300]
             raise ConfigError(
-                f"the checkpoint does not fit {name} ({reason}). Use the program that wrote it, or"
-                " give this program another checkpoint folder."
+                f"the checkpoint does not fit {object_name} ({reason}). Use the program that wrote"
+                " it, or give this program another checkpoint folder."
             ) from error
 
-    def _check_names(self, states: Mapping[str, Any]) -> None:
-        if states.keys() != self._objects.keys():
+    def _check_names(self, states_by_name: Mapping[str, Any]) -> None:
+        if states_by_name.keys() != self._objects.keys():
             raise ConfigError(
-                f"the checkpoint has the state of {', '.join(sorted(states))}, and the program"
-                f" attaches {', '.join(sorted(self._objects))}: these must be the same. Attach the"
-                " same objects, or give this program another checkpoint folder."
+                f"the checkpoint has the state of {', '.join(sorted(states_by_name))}, and the"
+                f" program attaches {', '.join(sorted(self._objects))}: these must be the same."
+                " Attach the same objects, or give this program another checkpoint folder."
             )
 
 
-def take_local(value: Any) -> Any:
+def take_local(nested_state: Any) -> Any:
     """Return a nested state in which each DTensor is replaced by the shard of this rank."""
-    if isinstance(value, DTensor):
-        return value.to_local()
-    if isinstance(value, dict):
-        return {key: take_local(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return type(value)(take_local(item) for item in value)
-    return value
+    if isinstance(nested_state, DTensor):
+        return nested_state.to_local()
+    if isinstance(nested_state, dict):
+        return {key: take_local(nested_value) for key, nested_value in nested_state.items()}
+    if isinstance(nested_state, list | tuple):
+        return type(nested_state)(take_local(nested_value) for nested_value in nested_state)
+    return nested_state
 
 
-def put_local(template: Any, local: Any) -> Any:
-    """Return the nested state `local` with its shards converted back to DTensors, whose layout
-    `template` defines."""
-    if isinstance(template, DTensor):
-        shard = local.to(template.to_local().device)
+def put_local(state_template: Any, local_state: Any) -> Any:
+    """Return the nested state `local_state` with its shards converted back to DTensors, whose
+    layout `state_template` defines."""
+    if isinstance(state_template, DTensor):
+        device_shard = local_state.to(state_template.to_local().device)
         return DTensor.from_local(
-            shard,
-            template.device_mesh,
-            template.placements,
+            device_shard,
+            state_template.device_mesh,
+            state_template.placements,
             run_check=False,
-            shape=template.shape,
-            stride=template.stride(),
+            shape=state_template.shape,
+            stride=state_template.stride(),
         )
-    if isinstance(template, dict):
-        return {key: put_local(template[key], item) for key, item in local.items()}
-    if isinstance(template, list | tuple):
-        pairs = zip(template, local, strict=True)
-        return type(template)(put_local(item, other) for item, other in pairs)
-    return local
+    if isinstance(state_template, dict):
+        return {
+            key: put_local(state_template[key], nested_value)
+            for key, nested_value in local_state.items()
+        }
+    if isinstance(state_template, list | tuple):
+        value_pairs = zip(state_template, local_state, strict=True)
+        return type(state_template)(
+            put_local(nested_value, local_value) for nested_value, local_value in value_pairs
+        )
+    return local_state

@@ -24,20 +24,20 @@ class StepClock:
 
     def record_step(self) -> None:
         """Record that a step is completed now."""
-        now = time.monotonic()
+        now_s = time.monotonic()
         if self._last_s is not None:
-            duration = now - self._last_s
-            weight = LAST_STEP_WEIGHT if self.step_s else 1.0
-            self.step_s = weight * duration + (1 - weight) * self.step_s
-        self._last_s = now
+            duration_s = now_s - self._last_s
+            step_weight = LAST_STEP_WEIGHT if self.step_s else 1.0
+            self.step_s = step_weight * duration_s + (1 - step_weight) * self.step_s
+        self._last_s = now_s
 
 
 class SnapshotInterval:
     """Decides when the next snapshot is due: after `seconds`, or later if snapshots would take more
     than MAX_SNAPSHOT_SHARE of the time. With 0 `seconds`, never."""
 
-    def __init__(self, seconds: float) -> None:
-        self._seconds = seconds
+    def __init__(self, interval_seconds: float) -> None:
+        self._seconds = interval_seconds
         self.cost_s = 0.0  # delay of the program by the last snapshot, in seconds
         self._last_s: float | None = None
 

@@ -46,231 +46,265 @@ def load_step(module: str) -> Step:
 
 
 def check_input_names(
-    task: str,
-    values: Mapping[str, Any],
-    fields: Mapping[str, FieldInfo],
-    options: Collection[str] = (),
+    task_name: str,
+    input_values: Mapping[str, Any],
+    input_fields: Mapping[str, FieldInfo],
+    valid_options: Collection[str] = (),
 ) -> None:
-    """Raise WiringError for unknown or missing inputs. `options`: other valid names, which the
-    error may suggest for a misspelt input."""
-    for name in sorted(values.keys() - fields.keys()):
+    """Raise WiringError for unknown or missing inputs. `valid_options`: other valid names, which
+    the error may suggest for a misspelt input."""
+    for name in sorted(input_values.keys() - input_fields.keys()):
         if name in TASK_OPTIONS:
             refuse(
-                f"{task} does not accept `{name}`: it is an option of blocks.step, and `when` also"
-                " of blocks.group."
+                f"{task_name} does not accept `{name}`: it is an option of blocks.step, and `when`"
+                " also of blocks.group."
             )
 
         hint = (
-            did_you_mean(name, {*fields, *options})
-            or f" Its inputs: {', '.join(fields) or 'none'}."
+            did_you_mean(name, {*input_fields, *valid_options})
+            or f" Its inputs: {', '.join(input_fields) or 'none'}."
         )
-        refuse(f'{task} has no input "{name}".{hint}')
+        refuse(f'{task_name} has no input "{name}".{hint}')
 
-    missing = [
-        name for name, info in fields.items() if info.is_required() and values.get(name) is None
+    missing_inputs = [
+        name
+        for name, input_field in input_fields.items()
+        if input_field.is_required() and input_values.get(name) is None
     ]
-    if missing:
-        kinds = [
-            f"{name} ({'an artifact' if is_artifact(fields[name]) else 'a parameter'})"
-            for name in missing
+    if missing_inputs:
+        input_descriptions = [
+            f"{name} ({'an artifact' if is_artifact(input_fields[name]) else 'a parameter'})"
+            for name in missing_inputs
         ]
         refuse(
-            f"{task} lacks {', '.join(kinds)}: pass {', '.join(f'{name}=...' for name in missing)}."
+            f"{task_name} lacks {', '.join(input_descriptions)}: pass"
+            f" {', '.join(f'{name}=...' for name in missing_inputs)}."
         )
 
 
-def dump_model(value: object) -> Any:
+def dump_model(model_or_value: object) -> Any:
     """Convert a pydantic model, such as a section of the config, to a mapping; return any other
     value unchanged."""
-    if isinstance(value, (Artifact, Parameter, Task)):
-        return value
-    if isinstance(value, BaseModel) and not type(value).__module__.startswith("hera."):
-        return value.model_dump(mode="json")
-    return value
+    if isinstance(model_or_value, (Artifact, Parameter, Task)):
+        return model_or_value
+    if isinstance(model_or_value, BaseModel) and not type(model_or_value).__module__.startswith(
+        "hera."
+    ):
+        return model_or_value.model_dump(mode="json")
+    return model_or_value
 
 
-def check_section(name: str, value: object, section: type[Section]) -> None:
-    """Raise WiringError unless `value` is a valid `section` of the config, or None."""
-    if value is None:
+def check_section(name: str, section_value: object, section_type: type[Section]) -> None:
+    """Raise WiringError unless `section_value` is a valid `section_type` of the config, or None."""
+    if section_value is None:
         return
 
-    if not isinstance(value, section):
+    if not isinstance(section_value, section_type):
         refuse(
-            f"{name} is {describe(value)}, not the section `{name}`: pass"
-            f" config.{name}.model_copy(update={{...}}) or a {section.__name__}."
+            f"{name} is {describe(section_value)}, not the section `{name}`: pass"
+            f" config.{name}.model_copy(update={{...}}) or a {section_type.__name__}."
         )
 
     # validate again, because `model_copy` does not validate changed fields
-    fields = set(type(value).model_fields)
-    for unknown in vars(value).keys() - fields:
-        refuse(f"config.{name} has no {unknown}.{did_you_mean(unknown, fields)}")
+    valid_fields = set(type(section_value).model_fields)
+    for unknown_fields in vars(section_value).keys() - valid_fields:
+        refuse(
+            f"config.{name} has no {unknown_fields}.{did_you_mean(unknown_fields, valid_fields)}"
+        )
 
     try:
-        parse_section(type(value), vars(value), name)
+        parse_section(type(section_value), vars(section_value), name)
     except ConfigError as error:
         refuse(" ".join(error.lines))
 
 
-def check_workload(workload: str, data: object = None, **bounds: object) -> None:
-    """Raise WiringError unless the workload exists, accepts the settings in `data` and computes the
-    metrics in `bounds`.
+def check_workload(
+    workload_name: str, data_settings: object = None, **metric_bounds: object
+) -> None:
+    """Raise WiringError unless the workload exists, accepts the settings in `data_settings` and
+    computes the metrics in `metric_bounds`.
 
     Values that contain a template tag are not checked, because they are known only at run time.
     """
-    if "{{" in str(workload):
+    if "{{" in str(workload_name):
         return
 
     try:
-        module = load_workload(workload)
-        if data is not None and "{{" not in str(data):
-            parse_section(module.Data, data, "data")
+        workload_module = load_workload(workload_name)
+        if data_settings is not None and "{{" not in str(data_settings):
+            parse_section(workload_module.Data, data_settings, "data")
 
-        check_bounds(parse_section(Gate, bounds, "gate"), module.metrics)
+        check_bounds(parse_section(Gate, metric_bounds, "gate"), workload_module.metrics)
     except ConfigError as error:
         refuse(" ".join(error.lines))
 
 
-def check_options(task: str, options: Mapping[str, Any]) -> None:
+def check_options(task_name: str, task_options: Mapping[str, Any]) -> None:
     """Raise WiringError for a loop or a condition that Argo could not evaluate."""
-    if options.get("when") is not None:
-        check_condition(f"`when` of {task}", options["when"])
+    if task_options.get("when") is not None:
+        check_condition(f"`when` of {task_name}", task_options["when"])
 
-    items = options.get("with_items")
-    if isinstance(items, (str, Mapping)) or not hasattr(items or [], "__iter__"):
-        if isinstance(items, Value):
+    loop_items = task_options.get("with_items")
+    if isinstance(loop_items, (str, Mapping)) or not hasattr(loop_items or [], "__iter__"):
+        if isinstance(loop_items, Value):
             suggestion = "pass an output, which is known only at run time, as with_param"
         else:
             suggestion = "it must be a list"
 
-        refuse(f"with_items of {task} is {describe(items)}: {suggestion}.")
+        refuse(f"with_items of {task_name} is {describe(loop_items)}: {suggestion}.")
 
-    parameter = options.get("with_param")
-    if isinstance(parameter, Value) and not _is_compatible(parameter.kind, list):
+    loop_parameter = task_options.get("with_param")
+    if isinstance(loop_parameter, Value) and not _is_compatible(loop_parameter.kind, list):
         refuse(
-            f"with_param of {task} is {describe(parameter)}, which is not a list: pass an output of"
+            f"with_param of {task_name} is {describe(loop_parameter)}, which is not a list: pass"
+            " an output of type list."
+        )
+
+    if loop_parameter is not None and not isinstance(loop_parameter, (str, list, tuple, Parameter)):
+        refuse(
+            f"with_param of {task_name} is {describe(loop_parameter)}: it must be an output of"
             " type list."
         )
 
-    if parameter is not None and not isinstance(parameter, (str, list, tuple, Parameter)):
-        refuse(f"with_param of {task} is {describe(parameter)}: it must be an output of type list.")
-
 
 def validate_inputs(
-    task: str, values: Mapping[str, Any], fields: Mapping[str, FieldInfo]
+    task_name: str, input_values: Mapping[str, Any], input_fields: Mapping[str, FieldInfo]
 ) -> dict[str, Any]:
     """Validate the inputs of a task, and return those that are not None. Raises WiringError if a
     value has the wrong type."""
     return {
-        name: _validate_input(f'the input "{name}" of {task}', name, fields[name], value)
-        for name, value in values.items()
-        if value is not None
+        name: _validate_input(
+            f'the input "{name}" of {task_name}', name, input_fields[name], input_value
+        )
+        for name, input_value in input_values.items()
+        if input_value is not None
     }
 
 
-def _validate_input(label: str, name: str, info: FieldInfo, value: object) -> Any:
-    if isinstance(value, Task):
-        outputs = list(value.outputs) if isinstance(value, Block) else []
-        listing = f": {', '.join(outputs)}" if outputs else ""
-        if name in outputs:
+def _validate_input(task_label: str, name: str, input_field: FieldInfo, input_value: object) -> Any:
+    if isinstance(input_value, Task):
+        output_names = list(input_value.outputs) if isinstance(input_value, Block) else []
+        output_listing = f": {', '.join(output_names)}" if output_names else ""
+        if name in output_names:
             suggestion = f", as in TASK.outputs.{name}"
         else:
-            suggestion = listing + did_you_mean(name, outputs)
+            suggestion = output_listing + did_you_mean(name, output_names)
 
-        refuse(f"{label} is {describe(value)}: pass one of its outputs{suggestion}.")
+        refuse(f"{task_label} is {describe(input_value)}: pass one of its outputs{suggestion}.")
 
-    if is_artifact(info):
-        if isinstance(value, (Artifact, m.Artifact)):
-            return value
+    if is_artifact(input_field):
+        if isinstance(input_value, (Artifact, m.Artifact)):
+            return input_value
 
-        if isinstance(value, (Value, Parameter)):
-            source = f"the parameter {value.name}"
+        if isinstance(input_value, (Value, Parameter)):
+            value_source = f"the parameter {input_value.name}"
         else:
-            source = repr(value)
+            value_source = repr(input_value)
 
         refuse(
-            f"{label} is an artifact, and {source} is not: pass an artifact, as in"
+            f"{task_label} is an artifact, and {value_source} is not: pass an artifact, as in"
             f" TASK.outputs.{name}."
         )
 
-    if isinstance(value, (Artifact, m.Artifact)):
+    if isinstance(input_value, (Artifact, m.Artifact)):
         refuse(
-            f"{label} is a parameter, and {value.name} is an artifact: pass an output that is text"
-            " or a number."
+            f"{task_label} is a parameter, and {input_value.name} is an artifact: pass an output"
+            " that is text or a number."
         )
 
-    if isinstance(value, Value):
-        _check_type(label, info.annotation, value)
-        return value
+    if isinstance(input_value, Value):
+        _check_type(task_label, input_field.annotation, input_value)
+        return input_value
 
-    if isinstance(value, Parameter):
-        return str(value.value)
+    if isinstance(input_value, Parameter):
+        return str(input_value.value)
 
-    is_unrestricted_text = info.annotation is str and not info.metadata
-    if isinstance(value, str) and (is_unrestricted_text or "{{" in value):
-        return value
+    is_unrestricted_text = input_field.annotation is str and not input_field.metadata
+    if isinstance(input_value, str) and (is_unrestricted_text or "{{" in input_value):
+        return input_value
 
     try:
-        TypeAdapter[Any](Annotated[info.annotation or Any, info]).validate_python(value)  # pyright: ignore
+        input_type = Annotated[input_field.annotation or Any, input_field]  # pyright: ignore
+        TypeAdapter[Any](input_type).validate_python(input_value)
     except ValidationError as error:
         first_error = error.errors()[0]
-        choices = [choice for choice in get_args(info.annotation) if isinstance(choice, str)]
+        choices = [choice for choice in get_args(input_field.annotation) if isinstance(choice, str)]
         if first_error["type"] == "literal_error":
-            hint = did_you_mean(str(value), choices)
+            hint = did_you_mean(str(input_value), choices)
         else:
             hint = ""
 
-        refuse(f"{label} is {describe(value)}: {rule(first_error['msg'])}{hint}")
+        refuse(f"{task_label} is {describe(input_value)}: {rule(first_error['msg'])}{hint}")
 
-    return value
+    return input_value
 
 
-def _check_type(label: str, annotation: object, value: Value) -> None:
-    """Raise WiringError if an input of type `annotation` does not accept the output `value`. An
-    input of type str accepts every output."""
-    if annotation is int and value.kind is float:
-        refuse(f"{label} is an integer, and the output {value.name} may have a fraction.")
-    if not _is_compatible(value.kind, annotation):
-        kinds = [
-            TYPE_NAMES.get(get_origin(kind) or kind, "text") for kind in (annotation, value.kind)
+def _check_type(input_label: str, input_type: object, output_value: Value) -> None:
+    """Raise WiringError if an input of type `input_type` does not accept the output
+    `output_value`. An input of type str accepts every output."""
+    if input_type is int and output_value.kind is float:
+        refuse(
+            f"{input_label} is an integer, and the output {output_value.name} may have a fraction."
+        )
+    if not _is_compatible(output_value.kind, input_type):
+        type_names = [
+            TYPE_NAMES.get(get_origin(type_annotation) or type_annotation, "text")
+            for type_annotation in (input_type, output_value.kind)
         ]
-        refuse(f"{label} is {kinds[0]}, and the output {value.name} is {kinds[1]}.")
+        refuse(
+            f"{input_label} is {type_names[0]}, and the output {output_value.name} is"
+            f" {type_names[1]}."
+        )
 
 
-def _is_compatible(kind: object, annotation: object) -> bool:
-    """Return whether an output of type `kind` may be passed to an input of type `annotation`."""
-    for union, opposite in ((kind, annotation), (annotation, kind)):
-        if get_origin(union) in (Union, UnionType):
-            options = [option for option in get_args(union) if option is not type(None)]
+def _is_compatible(output_type: object, input_type: object) -> bool:
+    """Return whether an output of type `output_type` may be passed to an input of type
+    `input_type`."""
+    for union_type, other_type in ((output_type, input_type), (input_type, output_type)):
+        if get_origin(union_type) in (Union, UnionType):
+            union_members = [
+                union_member
+                for union_member in get_args(union_type)
+                if union_member is not type(None)
+            ]
             return any(
-                _is_compatible(option, opposite)
-                if union is kind
-                else _is_compatible(opposite, option)
-                for option in options
+                _is_compatible(union_member, other_type)
+                if union_type is output_type
+                else _is_compatible(other_type, union_member)
+                for union_member in union_members
             )
 
-    if Any in (kind, annotation) or None in (kind, annotation) or annotation is str:
+    if Any in (output_type, input_type) or None in (output_type, input_type) or input_type is str:
         return True
-    if get_origin(annotation) is Literal:
-        return kind is str or bool({*get_args(kind)} & {*get_args(annotation)})
-    if annotation in (int, float, bool):
-        return kind is annotation or (kind is int and annotation is float)
+    if get_origin(input_type) is Literal:
+        return output_type is str or bool({*get_args(output_type)} & {*get_args(input_type)})
+    if input_type in (int, float, bool):
+        return output_type is input_type or (output_type is int and input_type is float)
 
-    outer, inner = (get_origin(each) or each for each in (annotation, kind))
-    is_json = _is_json_type(outer)
-    if not is_json or not _is_json_type(inner):
-        return not is_json or inner not in (str, int, float, bool, Literal)
-    if (outer in LIST_TYPES) != (inner in LIST_TYPES):
+    input_origin, output_origin = (
+        get_origin(type_annotation) or type_annotation
+        for type_annotation in (input_type, output_type)
+    )
+    is_json = _is_json_type(input_origin)
+    if not is_json or not _is_json_type(output_origin):
+        return not is_json or output_origin not in (str, int, float, bool, Literal)
+    if (input_origin in LIST_TYPES) != (output_origin in LIST_TYPES):
         return False
 
-    if outer in (list, dict) and outer is inner:
-        pairs = zip(get_args(kind), get_args(annotation), strict=False)
+    if input_origin in (list, dict) and input_origin is output_origin:
+        argument_pairs = zip(get_args(output_type), get_args(input_type), strict=False)
     else:
-        pairs = ()
+        argument_pairs = ()
 
-    return all(_is_compatible(item_kind, item_annotation) for item_kind, item_annotation in pairs)
+    return all(
+        _is_compatible(output_argument, input_argument)
+        for output_argument, input_argument in argument_pairs
+    )
 
 
-def _is_json_type(kind: object) -> bool:
+def _is_json_type(annotation: object) -> bool:
     """Return whether a step parses values of this type from JSON, as it does for mappings, lists
     and pydantic models."""
-    return kind in (dict, *LIST_TYPES) or (isinstance(kind, type) and issubclass(kind, BaseModel))
+    return annotation in (dict, *LIST_TYPES) or (
+        isinstance(annotation, type) and issubclass(annotation, BaseModel)
+    )

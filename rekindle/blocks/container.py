@@ -40,23 +40,24 @@ def retries(limit: int, expression: str | None = None, factor: int = 3) -> Retry
     return RetryStrategy(limit=limit, retry_policy="Always", backoff=backoff, expression=expression)
 
 
-def retry_watcher(limit: int) -> RetryStrategy:
+def retry_watcher(max_retries: int) -> RetryStrategy:
     """Return the retry strategy of a pod that watches a job. After a retry, the new pod continues
     to watch the same job.
 
     If the job itself has failed, the pod is not retried, because the job has already used up its
-    own retries. If the API server rejects the pod's request, the pod is retried `limit` times.
+    own retries. If the API server rejects the pod's request, the pod is retried `max_retries`
+    times.
     """
     unavailable_pattern = (
         "'failed calling webhook|connection re|imeout|EOF|unavailable|nternal error'"
     )
-    transient_failure = (
+    is_transient_failure = (
         "!(lastRetry.message contains 'no more retries') || lastRetry.message matches"
         f" {unavailable_pattern}"
     )
     job_is_healthy = (
-        f"!(lastRetry.message contains 'failure condition') && (asInt(retries) < {limit} ||"
-        f" {transient_failure})"
+        f"!(lastRetry.message contains 'failure condition') && (asInt(retries) < {max_retries} ||"
+        f" {is_transient_failure})"
     )
     backoff = m.Backoff(duration="10s")
 
@@ -67,87 +68,113 @@ def retry_watcher(limit: int) -> RetryStrategy:
 
 
 def step_template(
-    name: str, module: str, cluster: ClusterConfig, pod: PodConfig, *, in_loop: bool = False
+    name: str,
+    step_module: str,
+    cluster: ClusterConfig,
+    pod_config: PodConfig,
+    *,
+    in_loop: bool = False,
 ) -> Container:
-    """Return the template `name` that runs the step `module`; with `in_loop`, the template is for
-    tasks in loops."""
-    definition = load(module)
-    args = ["-m", "rekindle", "step", module]
-    inputs: list[Any] = []
-    outputs: list[Any] = []
+    """Return the template `name` that runs the step `step_module`; with `in_loop`, the template
+    is for tasks in loops."""
+    step_definition = load(step_module)
+    python_arguments = ["-m", "rekindle", "step", step_module]
+    template_inputs: list[Any] = []
+    template_outputs: list[Any] = []
 
-    for field, info in definition.Inputs.model_fields.items():
-        if is_artifact(info):
-            inputs.append(Artifact(name=field, path=f"/tmp/inputs/{field}"))
-            args.append(f"{flag(field)}={{{{inputs.artifacts.{field}.path}}}}")
+    for field_name, field_info in step_definition.Inputs.model_fields.items():
+        if is_artifact(field_info):
+            template_inputs.append(Artifact(name=field_name, path=f"/tmp/inputs/{field_name}"))
+            python_arguments.append(
+                f"{flag(field_name)}={{{{inputs.artifacts.{field_name}.path}}}}"
+            )
             continue
 
-        parameter = Parameter(name=field)
-        if not info.is_required():
-            default = info.get_default(call_default_factory=True)
+        parameter = Parameter(name=field_name)
+        if not field_info.is_required():
+            default_value = field_info.get_default(call_default_factory=True)
             # text cannot express None: if the default is None, omit the flag, so that the step uses
             # its default
-            if default is None:
+            if default_value is None:
                 continue
-            parameter.default = to_text(default)
+            parameter.default = to_text(default_value)
 
-        inputs.append(parameter)
-        args.append(quote_argument(f"{flag(field)}={{{{inputs.parameters.{field}}}}}"))
+        template_inputs.append(parameter)
+        python_arguments.append(
+            quote_argument(f"{flag(field_name)}={{{{inputs.parameters.{field_name}}}}}")
+        )
 
-    for field, info in definition.Outputs.model_fields.items():
-        kind = "artifacts" if is_artifact(info) else "parameters"
-        args += ["--output", f"{field}={{{{outputs.{kind}.{field}.path}}}}"]
-        outputs.append(_output(field, info, in_loop))
+    for field_name, field_info in step_definition.Outputs.model_fields.items():
+        input_kind = "artifacts" if is_artifact(field_info) else "parameters"
+        python_arguments += [
+            "--output",
+            f"{field_name}={{{{outputs.{input_kind}.{field_name}.path}}}}",
+        ]
+        template_outputs.append(_output(field_name, field_info, in_loop))
 
-    if needs_task_name(definition):
-        inputs.append(Parameter(name=TASK))
+    if needs_task_name(step_definition):
+        template_inputs.append(Parameter(name=TASK))
 
-    env: list[Any] = []
-    if hasattr(definition, "REUSE") and not in_loop:
-        entry = f"{{{{workflow.name}}}}/{{{{inputs.parameters.{TASK}}}}}"
-        args += [quote_argument(f"--entry={entry}"), quote_argument(f"--reuse={reuse()}")]
-        env = [m.EnvVar.model_validate(variable) for variable in pods.image_variables(pod.image)]
+    environment_variables: list[Any] = []
+    if hasattr(step_definition, "REUSE") and not in_loop:
+        cache_reference = f"{{{{workflow.name}}}}/{{{{inputs.parameters.{TASK}}}}}"
+        python_arguments += [
+            quote_argument(f"--entry={cache_reference}"),
+            quote_argument(f"--reuse={reuse()}"),
+        ]
+        environment_variables = [
+            m.EnvVar.model_validate(variable) for variable in pods.image_variables(pod_config.image)
+        ]
 
     return Container(
         name=name,
-        image=pod.image,
+        image=pod_config.image,
         image_pull_policy="IfNotPresent",
         command=["python"],
-        args=args,
-        inputs=inputs,
-        outputs=outputs,
-        env=env or None,
-        env_from=[m.EnvFromSource.model_validate(source) for source in pods.environment_sources()],
-        resources=m.ResourceRequirements.model_validate(pods.resources(pod)),
+        args=python_arguments,
+        inputs=template_inputs,
+        outputs=template_outputs,
+        env=environment_variables or None,
+        env_from=[
+            m.EnvFromSource.model_validate(environment_source)
+            for environment_source in pods.environment_sources()
+        ],
+        resources=m.ResourceRequirements.model_validate(pods.resources(pod_config)),
         security_context=m.SecurityContext.model_validate(pods.CONTAINER_SECURITY),
-        volumes=[m.Volume.model_validate(volume) for volume in pods.tmp_volumes(pod)],
+        volumes=[m.Volume.model_validate(volume) for volume in pods.tmp_volumes(pod_config)],
         volume_mounts=[m.VolumeMount.model_validate(mount) for mount in pods.TMP_MOUNTS],
-        **placement_fields(pod),
+        **placement_fields(pod_config),
         pod_spec_patch=to_json(pods.EXECUTOR_SECURITY),
         retry_strategy=retries(cluster.retries, RETRY_CONDITION),
-        active_deadline_seconds=60 * pod.deadline_minutes,
+        active_deadline_seconds=60 * pod_config.deadline_minutes,
     )
 
 
-def _output(field: str, info: FieldInfo, in_loop: bool) -> Parameter | S3Artifact:
+def _output(output_name: str, output_field: FieldInfo, in_loop: bool) -> Parameter | S3Artifact:
     """Return the output of a template for a field of the step. In a loop, each pod stores its
     artifact under its own key."""
-    path = f"/tmp/outputs/{field}"
-    if not is_artifact(info):
-        return Parameter(name=field, value_from=m.ValueFrom(path=path))
+    path = f"/tmp/outputs/{output_name}"
+    if not is_artifact(output_field):
+        return Parameter(name=output_name, value_from=m.ValueFrom(path=path))
 
-    file = f"{{{{pod.name}}}}/{field}" if in_loop else field
+    file = f"{{{{pod.name}}}}/{output_name}" if in_loop else output_name
     object_key = key(f"{{{{inputs.parameters.{TASK}}}}}", file)
-    return S3Artifact(name=field, path=path, key=object_key, archive=NoneArchiveStrategy())
+    return S3Artifact(name=output_name, path=path, key=object_key, archive=NoneArchiveStrategy())
 
 
-def set_worker_settings(template: Container, cluster: ClusterConfig, pod: PodConfig) -> Container:
+def set_worker_settings(
+    template: Container, cluster: ClusterConfig, pod_config: PodConfig
+) -> Container:
     """Set the grace period, preemption notices and queue of `template`, whose step trains in its
     own pod, as for the workers of a training job."""
-    patch = pods.EXECUTOR_SECURITY | {"terminationGracePeriodSeconds": pod.grace_seconds}
-    template.pod_spec_patch = to_json(patch)
-    variables = [m.EnvVar.model_validate(variable) for variable in pods.shutdown_variables(pod)]
-    template.env = variables + list(template.env or [])  # type: ignore[arg-type]
+    pod_spec_patch = pods.EXECUTOR_SECURITY | {
+        "terminationGracePeriodSeconds": pod_config.grace_seconds
+    }
+    template.pod_spec_patch = to_json(pod_spec_patch)
+    environment_variables = [
+        m.EnvVar.model_validate(variable) for variable in pods.shutdown_variables(pod_config)
+    ]
+    template.env = environment_variables + list(template.env or [])  # type: ignore[arg-type]
     labels = gang.preset_fields("labels", cluster, cluster.queue_priority)
     template.labels = {**(template.labels or {}), **labels} or None
     annotations = gang.preset_fields("annotations", cluster)
@@ -157,10 +184,10 @@ def set_worker_settings(template: Container, cluster: ClusterConfig, pod: PodCon
     return template
 
 
-def add_variables(template: Any, variables: Iterable[pods.Manifest]) -> None:
+def add_variables(template: Any, variable_manifests: Iterable[pods.Manifest]) -> None:
     """Add environment variables to the template of a step."""
-    added = [m.EnvVar.model_validate(variable) for variable in variables]
-    template.env = [*(template.env or []), *added] or None
+    environment_variables = [m.EnvVar.model_validate(variable) for variable in variable_manifests]
+    template.env = [*(template.env or []), *environment_variables] or None
 
 
 def set_security_contexts(templates: Iterable[Any]) -> None:
@@ -175,38 +202,50 @@ def set_security_contexts(templates: Iterable[Any]) -> None:
             template.pod_spec_patch = template.pod_spec_patch or to_json(pods.EXECUTOR_SECURITY)
 
 
-def placement_fields(pod: PodConfig) -> dict[str, Any]:
+def placement_fields(pod_config: PodConfig) -> dict[str, Any]:
     """Return the fields of a template that set node selection, priority, labels and annotations."""
     return {
-        "node_selector": pod.node_selector or None,
-        "affinity": m.Affinity.model_validate(pods.affinity(pod)) if pod.avoid else None,
-        "tolerations": [m.Toleration.model_validate(t) for t in pods.tolerations(pod)] or None,
-        "priority_class_name": pod.priority_class or None,
-        "labels": pod.labels or None,
-        "annotations": pod.annotations or None,
+        "node_selector": pod_config.node_selector or None,
+        "affinity": m.Affinity.model_validate(pods.affinity(pod_config))
+        if pod_config.avoid
+        else None,
+        "tolerations": [
+            m.Toleration.model_validate(toleration) for toleration in pods.tolerations(pod_config)
+        ]
+        or None,
+        "priority_class_name": pod_config.priority_class or None,
+        "labels": pod_config.labels or None,
+        "annotations": pod_config.annotations or None,
     }
 
 
-def needs_task_name(definition: Step) -> bool:
+def needs_task_name(step_definition: Step) -> bool:
     """Return whether the template of a step needs the parameter TASK, either for the keys of its
     output artifacts or for the cache."""
-    return hasattr(definition, "REUSE") or any(
-        map(is_artifact, definition.Outputs.model_fields.values())
+    return hasattr(step_definition, "REUSE") or any(
+        map(is_artifact, step_definition.Outputs.model_fields.values())
     )
 
 
-def step_flags(module: str, values: Mapping[str, Any]) -> list[str]:
-    """Return the command-line flags that pass `values` to a step in a pod of a job or Deployment.
-    Raises ConfigError for unknown or missing inputs."""
-    fields = load(module).Inputs.model_fields
-    for unknown in values.keys() - fields.keys():
+def step_flags(step_module: str, input_values: Mapping[str, Any]) -> list[str]:
+    """Return the command-line flags that pass `input_values` to a step in a pod of a job or
+    Deployment. Raises ConfigError for unknown or missing inputs."""
+    input_fields = load(step_module).Inputs.model_fields
+    for unknown_inputs in input_values.keys() - input_fields.keys():
         raise ConfigError(
-            f"step {module} has no input {unknown}.{did_you_mean(unknown, set(fields))}"
+            f"step {step_module} has no input"
+            f" {unknown_inputs}.{did_you_mean(unknown_inputs, set(input_fields))}"
         )
-    for field, info in fields.items():
-        if info.is_required() and field not in values:
-            raise ConfigError(f"step {module} requires the input {field}: give it a value.")
-    texts = {
-        field: format_input(values[field]) for field in fields if values.get(field) is not None
+    for input_name, input_field in input_fields.items():
+        if input_field.is_required() and input_name not in input_values:
+            raise ConfigError(
+                f"step {step_module} requires the input {input_name}: give it a value."
+            )
+    input_texts = {
+        input_name: format_input(input_values[input_name])
+        for input_name in input_fields
+        if input_values.get(input_name) is not None
     }
-    return [quote_argument(f"{flag(field)}={text}") for field, text in texts.items()]
+    return [
+        quote_argument(f"{flag(input_name)}={text}") for input_name, text in input_texts.items()
+    ]

@@ -47,39 +47,48 @@ class Scope:
             yield scope
             scope = scope.outer
 
-    def contains(self, task: str) -> bool:
+    def contains(self, task_name: str) -> bool:
         """Return whether this DAG contains a task (a block or a plain Hera task) with this name."""
-        return task in self.predecessors or any(other.name == task for other in self.dag.tasks)
+        return task_name in self.predecessors or any(
+            existing_task.name == task_name for existing_task in self.dag.tasks
+        )
 
-    def add_dependencies(self, task: str, predecessors: Iterable[str]) -> Dependencies:
-        """Let `task` depend on `predecessors`; return the dependencies that are not already implied
-        by others."""
-        names = list(dict.fromkeys(predecessors))
-        direct = [
+    def add_dependencies(self, task_name: str, predecessor_names: Iterable[str]) -> Dependencies:
+        """Let `task_name` depend on `predecessor_names`; return the dependencies that are not
+        already implied by others."""
+        unique_names = list(dict.fromkeys(predecessor_names))
+        direct_predecessors = [
             name
-            for name in names
-            if not any(self._precedes(name, later) for later in names if later != name)
+            for name in unique_names
+            if not any(
+                self._precedes(name, later_name)
+                for later_name in unique_names
+                if later_name != name
+            )
         ]
-        self.predecessors[task] = direct
-        self.order.setdefault(task, len(self.order))
-        return after_all(direct)
+        self.predecessors[task_name] = direct_predecessors
+        self.order.setdefault(task_name, len(self.order))
+        return after_all(direct_predecessors)
 
-    def _precedes(self, name: str, successor: str) -> bool:
-        """Return whether `successor` depends on `name`, directly or indirectly."""
+    def _precedes(self, name: str, successor_name: str) -> bool:
+        """Return whether `successor_name` depends on `name`, directly or indirectly."""
         # blocks depend only on earlier blocks, so the search ignores blocks that were created
         # before `name`
-        lowest = self.order.get(name, 0)
-        seen = {successor}
+        lowest_position = self.order.get(name, 0)
+        visited_tasks = {successor_name}
 
-        pending = [successor]
-        while pending:
-            for earlier in self.predecessors.get(pending.pop(), ()):
-                if earlier == name:
+        pending_tasks = [successor_name]
+        while pending_tasks:
+            for earlier_task in self.predecessors.get(pending_tasks.pop(), ()):
+                if earlier_task == name:
                     return True
 
-                if earlier not in seen and self.order.get(earlier, 0) > lowest:
-                    seen.add(earlier)
-                    pending.append(earlier)
+                if (
+                    earlier_task not in visited_tasks
+                    and self.order.get(earlier_task, 0) > lowest_position
+                ):
+                    visited_tasks.add(earlier_task)
+                    pending_tasks.append(earlier_task)
 
         return False
 
@@ -99,9 +108,9 @@ class StoredArtifact(S3Artifact):
 
     @classmethod
     def from_key(cls, name: str, key: str, producer: Producer) -> "StoredArtifact":
-        stored = cls(name=name, key=key, archive=NoneArchiveStrategy())
-        stored.producer = producer
-        return stored
+        stored_artifact = cls(name=name, key=key, archive=NoneArchiveStrategy())
+        stored_artifact.producer = producer
+        return stored_artifact
 
     # Hera deep-copies arguments, but the pipeline, which `producer` refers to, must not be copied
     def __deepcopy__(self, memo: object) -> "StoredArtifact":
@@ -133,26 +142,32 @@ def export_outputs(scopes: Collection[Scope], templates: Iterable[Any]) -> None:
     The verdict of an evaluation that may be repeated is not exported: Argo exports outputs in the
     order of the manifest, so it would export the verdict of the first evaluation.
     """
-    tasks = [task for scope in scopes if scope.dag.name != "finish" for task in scope.dag.tasks]
-    blocks = [task for task in tasks if isinstance(task, Block) and not task.is_repetition]
+    all_tasks = [task for scope in scopes if scope.dag.name != "finish" for task in scope.dag.tasks]
+    blocks = [task for task in all_tasks if isinstance(task, Block) and not task.is_repetition]
 
-    producers = {
+    producers_by_output = {
         name: [task for task in blocks if name in task.outputs] for name in WORKFLOW_OUTPUTS
     }
-    for name, [task] in ((name, tasks) for name, tasks in producers.items() if len(tasks) == 1):
+    for name, [task] in (
+        (name, all_tasks) for name, all_tasks in producers_by_output.items() if len(all_tasks) == 1
+    ):
         if task.repetitions and name in VERDICT_OUTPUTS:
             continue
 
-        template = next(t for t in templates if t.name == getattr(task.template, "name", ""))
+        template = next(
+            candidate_template
+            for candidate_template in templates
+            if candidate_template.name == getattr(task.template, "name", "")
+        )
         for output in getattr(template, "outputs", None) or ():
             if output.name == name and isinstance(output, Parameter):
                 output.global_name = name
 
 
-def set_cache_default(arguments: Iterable[Any], tasks: Iterable[str]) -> None:
+def set_cache_default(workflow_parameters: Iterable[Any], task_names: Iterable[str]) -> None:
     """Set the default value of the workflow parameter CACHED. The default contains no cached
-    outputs, and permits each of `tasks` to look up the cache."""
-    entries = {cached_name(task): {"task": task, "at": ""} for task in tasks}
-    for argument in arguments:
-        if argument.name == CACHED:
-            argument.value = to_json(entries | {REUSE: "yes"})
+    outputs, and permits each of `task_names` to look up the cache."""
+    cache_rows = {cached_name(task_name): {"task": task_name, "at": ""} for task_name in task_names}
+    for workflow_parameter in workflow_parameters:
+        if workflow_parameter.name == CACHED:
+            workflow_parameter.value = to_json(cache_rows | {REUSE: "yes"})

@@ -41,30 +41,33 @@ class Dependencies:
     def __and__(self, other: "Dependencies") -> "Dependencies":
         return Dependencies(self.conditions + other.conditions)
 
-    def with_tasks(self, names: Iterable[str]) -> "Dependencies":
-        """Return these dependencies, extended by those of the tasks `names` that are not yet
+    def with_tasks(self, task_names: Iterable[str]) -> "Dependencies":
+        """Return these dependencies, extended by those of the tasks `task_names` that are not yet
         included."""
-        missing = [name for name in dict.fromkeys(names) if name not in self.tasks]
-        return self & after_all(missing)
+        missing_tasks = [name for name in dict.fromkeys(task_names) if name not in self.tasks]
+        return self & after_all(missing_tasks)
 
     def __str__(self) -> str:
-        texts = [str(condition) for condition in self.conditions]
-        if len(texts) > 1:
-            texts = [f"({text})" if "||" in text else text for text in texts]
-        return " && ".join(texts)
+        condition_texts = [str(condition) for condition in self.conditions]
+        if len(condition_texts) > 1:
+            condition_texts = [f"({text})" if "||" in text else text for text in condition_texts]
+        return " && ".join(condition_texts)
 
 
-def after_all(results: Iterable[str]) -> Dependencies:
-    """Return dependencies that are met when all of `results` have occurred. A result is a task name
-    or, for example, `train.Failed`."""
-    return Dependencies(tuple(Alternatives((result,)) for result in results))
+def after_all(task_results: Iterable[str]) -> Dependencies:
+    """Return dependencies that are met when all of `task_results` have occurred. A result is a
+    task name or, for example, `train.Failed`."""
+    return Dependencies(tuple(Alternatives((task_result,)) for task_result in task_results))
 
 
-def after_any(tasks: Iterable[str], phases: Iterable[str]) -> Dependencies:
-    """Return a dependency that is met when at least one of `tasks` ends in one of `phases`."""
-    phases = tuple(phases)
-    results = tuple(f"{task}.{phase}" for task in tasks for phase in phases)
-    return Dependencies((Alternatives(results),) if results else ())
+def after_any(task_names: Iterable[str], end_phases: Iterable[str]) -> Dependencies:
+    """Return a dependency that is met when at least one of `task_names` ends in one of
+    `end_phases`."""
+    end_phases = tuple(end_phases)
+    task_results = tuple(
+        f"{task_name}.{end_phase}" for task_name in task_names for end_phase in end_phases
+    )
+    return Dependencies((Alternatives(task_results),) if task_results else ())
 
 
 def parse_depends(text: str | None) -> Dependencies:

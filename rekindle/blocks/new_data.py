@@ -13,33 +13,34 @@ TASK_NAME = "new-data"
 
 # the parameter `pipeline` has the type Pipeline, whose module imports this module, so it cannot be
 # imported here
-def require_new_data(pipeline: Any, data: Block) -> None:
-    """Let Argo omit all tasks that depend on `data` if the data source, the code and the config are
-    unchanged since the last run.
+def require_new_data(pipeline: Any, data_block: Block) -> None:
+    """Let Argo omit all tasks that depend on `data_block` if the data source, the code and the
+    config are unchanged since the last run.
 
     Argo runs the successors of a skipped task, but not those that require `TASK.Succeeded`. So the
-    direct successors of `data` require the success of an added Suspend task, which needs no pod.
+    direct successors of `data_block` require the success of an added Suspend task, which needs no
+    pod.
     """
-    scope = pipeline.current_scope()
+    dag_scope = pipeline.current_scope()
 
     successors = [
         task
-        for task in scope.dag.tasks
-        if isinstance(task, Task) and data.name in dependencies_of(task).tasks
+        for task in dag_scope.dag.tasks
+        if isinstance(task, Task) and data_block.name in dependencies_of(task).tasks
     ]
-    if not successors or data not in scope.dag.tasks:
+    if not successors or data_block not in dag_scope.dag.tasks:
         return  # no task of this DAG depends on `data`, for example because `data` is in a group
 
-    arguments: dict[str, Any] = data.arguments  # pyright: ignore[reportAssignmentType]
-    arguments["skip"] = "true"
+    task_arguments: dict[str, Any] = data_block.arguments  # pyright: ignore[reportAssignmentType]
+    task_arguments["skip"] = "true"
     template = Suspend(name=pipeline.template_name(TASK_NAME), duration="0")
-    condition = {"when": data.outputs.unchanged == ""}
+    skip_condition = {"when": data_block.outputs.unchanged == ""}
     name = pipeline.add_task(
-        pipeline.reserve_name("", TASK_NAME), template, {}, condition, [data.name]
+        pipeline.reserve_name("", TASK_NAME), template, {}, skip_condition, [data_block.name]
     ).name
 
     for task in successors:
-        earlier = dependencies_of(task)
-        if earlier == after_all([data.name]):
-            earlier = Dependencies()
-        set_dependencies(task, earlier & after_all([f"{name}.Succeeded"]))
+        previous_dependencies = dependencies_of(task)
+        if previous_dependencies == after_all([data_block.name]):
+            previous_dependencies = Dependencies()
+        set_dependencies(task, previous_dependencies & after_all([f"{name}.Succeeded"]))

@@ -15,24 +15,30 @@ NOTIFY = "steps.monitoring.notify"
 
 
 def notification(
-    name: str, notify: Container, config: NotifyConfig, inputs: Mapping[str, str]
+    name: str,
+    notify_template: Container,
+    notify_config: NotifyConfig,
+    step_inputs: Mapping[str, str],
 ) -> DAG:
-    """Return a DAG with one task, which runs the template `notify` with the fields of `config` and
-    with `inputs`.
+    """Return a DAG with one task, which runs the template `notify_template` with the fields of
+    `notify_config` and with `step_inputs`.
 
     The DAG is separate, because the task sets `continueOn`, which Argo does not allow in a DAG with
     `depends`.
     """
-    notify.env_from = [
-        m.EnvFromSource.model_validate(source) for source in environment_sources(NOTIFY_SECRET)
+    notify_template.env_from = [
+        m.EnvFromSource.model_validate(environment_source)
+        for environment_source in environment_sources(NOTIFY_SECRET)
     ]
-    arguments = {field: to_text(value) for field, value in dict(config).items()} | dict(inputs)
+    task_arguments = {
+        field_name: to_text(value) for field_name, value in dict(notify_config).items()
+    } | dict(step_inputs)
 
     with DAG(name=name) as dag:
         Task(
             name="notify",
-            template=notify,
-            arguments=arguments,
+            template=notify_template,
+            arguments=task_arguments,
             continue_on=m.ContinueOn(failed=True, error=True),
         )
 

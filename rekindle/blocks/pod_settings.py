@@ -58,67 +58,75 @@ WORKFLOW_LABEL = {WORKFLOW: "{{workflow.name}}"}
 TMP_MOUNTS = [{"name": "tmp", "mountPath": "/tmp"}]
 
 
-def environment_sources(secret: str = STORE_SECRET) -> list[Manifest]:
-    """Return `envFrom` of a container: the ConfigMap with the addresses, and the Secret `secret`
-    with the credentials. If the Secret does not exist, the pods get access through the IAM role of
-    their ServiceAccount."""
+def environment_sources(secret_name: str = STORE_SECRET) -> list[Manifest]:
+    """Return `envFrom` of a container: the ConfigMap with the addresses, and the Secret
+    `secret_name` with the credentials. If the Secret does not exist, the pods get access through
+    the IAM role of their ServiceAccount."""
     return [
         {"configMapRef": {"name": CONFIG_MAP}},
-        {"secretRef": {"name": secret, "optional": True}},
+        {"secretRef": {"name": secret_name, "optional": True}},
     ]
 
 
-def token_variables(serve: "ServeConfig") -> list[Manifest]:
+def token_variables(serve_config: "ServeConfig") -> list[Manifest]:
     """Return the environment variable that contains the tokens which a model server accepts."""
-    reference = {"name": TOKEN_SECRET, "key": REKINDLE_TOKEN}
-    if serve.token:
-        return [{"name": REKINDLE_TOKEN, "valueFrom": {"secretKeyRef": reference}}]
+    secret_reference = {"name": TOKEN_SECRET, "key": REKINDLE_TOKEN}
+    if serve_config.token:
+        return [{"name": REKINDLE_TOKEN, "valueFrom": {"secretKeyRef": secret_reference}}]
     return []
 
 
-def secret_variables(names: Iterable[str]) -> list[Manifest]:
+def secret_variables(variable_names: Iterable[str]) -> list[Manifest]:
     """Return the environment variables that `program.secrets` names."""
     return [
         {"name": name, "valueFrom": {"secretKeyRef": {"name": PROGRAM_SECRET, "key": name}}}
-        for name in dict.fromkeys(names)
+        for name in dict.fromkeys(variable_names)
     ]
 
 
-def image_variables(image: str) -> list[Manifest]:
+def image_variables(image_name: str) -> list[Manifest]:
     """Return the environment variable that contains the image name of the pod; return nothing if
     this name has no digest."""
-    if "@" in image:
-        return [{"name": REKINDLE_IMAGE, "value": image}]
+    if "@" in image_name:
+        return [{"name": REKINDLE_IMAGE, "value": image_name}]
     return []
 
 
-def shutdown_variables(pod: "PodConfig") -> list[Manifest]:
+def shutdown_variables(pod_config: "PodConfig") -> list[Manifest]:
     """Return the environment variables for a worker's grace period and for the cloud whose
     preemption notices the worker polls."""
-    variables = {REKINDLE_GRACE: str(pod.grace_seconds), REKINDLE_NOTICE: pod.notice}
-    return [{"name": name, "value": value} for name, value in variables.items() if value]
+    variables = {REKINDLE_GRACE: str(pod_config.grace_seconds), REKINDLE_NOTICE: pod_config.notice}
+    return [
+        {"name": name, "value": variable_value}
+        for name, variable_value in variables.items()
+        if variable_value
+    ]
 
 
-def resources(pod: "PodConfig") -> Manifest:
+def resources(pod_config: "PodConfig") -> Manifest:
     """Return the resource requests and limits of a pod. The memory limit equals the memory request;
     CPU has no limit, because throttling slows pods down."""
-    limits = {"memory": pod.memory}
-    if pod.gpus:
-        limits[pod.gpu_resource] = str(pod.gpus)
-    requests = {"cpu": pod.cpu or "1", "memory": pod.memory, "ephemeral-storage": pod.disk}
-    return {"requests": requests, "limits": limits}
+    resource_limits = {"memory": pod_config.memory}
+    if pod_config.gpus:
+        resource_limits[pod_config.gpu_resource] = str(pod_config.gpus)
+    resource_requests = {
+        "cpu": pod_config.cpu or "1",
+        "memory": pod_config.memory,
+        "ephemeral-storage": pod_config.disk,
+    }
+    return {"requests": resource_requests, "limits": resource_limits}
 
 
-def tmp_volumes(pod: "PodConfig") -> list[Manifest]:
+def tmp_volumes(pod_config: "PodConfig") -> list[Manifest]:
     """Return the volume of /tmp, the only writable directory of a pod; Argo stores artifacts in
     it."""
-    return [{"name": "tmp", "emptyDir": {"sizeLimit": pod.disk}}]
+    return [{"name": "tmp", "emptyDir": {"sizeLimit": pod_config.disk}}]
 
 
-def pod_metadata(pod: "PodConfig", labels: Mapping[str, str] = WORKFLOW_LABEL) -> Manifest:
+def pod_metadata(pod_config: "PodConfig", labels: Mapping[str, str] = WORKFLOW_LABEL) -> Manifest:
     """Return the metadata of the pods of a job or a Deployment."""
-    return {"labels": {**pod.labels, **labels}} | (
-        {"annotations": pod.annotations} if pod.annotations else {}
+    return {"labels": {**pod_config.labels, **labels}} | (
+        {"annotations": pod_config.annotations} if pod_config.annotations else {}
     )
 
 
@@ -141,39 +149,39 @@ def hardened_container(
     }
 
 
-def affinity(pod: "PodConfig") -> Manifest:
+def affinity(pod_config: "PodConfig") -> Manifest:
     """Return the affinity that keeps a pod away from nodes with the labels in `avoid`."""
-    if not pod.avoid:
+    if not pod_config.avoid:
         return {}
     excluded_labels = [
         {"key": key, "operator": "NotIn", "values": [value]}
-        for key, value in sorted(pod.avoid.items())
+        for key, value in sorted(pod_config.avoid.items())
     ]
     node_selector = {"nodeSelectorTerms": [{"matchExpressions": excluded_labels}]}
     return {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": node_selector}}
 
 
-def tolerations(pod: "PodConfig") -> list[Manifest]:
+def tolerations(pod_config: "PodConfig") -> list[Manifest]:
     """Return the pod's tolerations, including how long the pod may stay on a node that does not
     respond."""
-    if pod.node_lost_seconds is None:
-        return pod.tolerations
+    if pod_config.node_lost_seconds is None:
+        return pod_config.tolerations
 
-    no_execute = {
+    no_execute_toleration = {
         "operator": "Exists",
         "effect": "NoExecute",
-        "tolerationSeconds": pod.node_lost_seconds,
+        "tolerationSeconds": pod_config.node_lost_seconds,
     }
     return [
-        *pod.tolerations,
-        {"key": "node.kubernetes.io/not-ready", **no_execute},
-        {"key": "node.kubernetes.io/unreachable", **no_execute},
+        *pod_config.tolerations,
+        {"key": "node.kubernetes.io/not-ready", **no_execute_toleration},
+        {"key": "node.kubernetes.io/unreachable", **no_execute_toleration},
     ]
 
 
 def pod_spec(
-    pod: "PodConfig",
-    account: str,
+    pod_config: "PodConfig",
+    service_account: str,
     containers: list[Manifest],
     labels: Mapping[str, str] = WORKFLOW_LABEL,
     **spec_fields: object,
@@ -186,23 +194,23 @@ def pod_spec(
         "labelSelector": {"matchLabels": dict(labels)},
     }
 
-    spec = {
-        "serviceAccountName": account,
+    spec_values = {
+        "serviceAccountName": service_account,
         "automountServiceAccountToken": False,
         "securityContext": POD_SECURITY,
-        "nodeSelector": pod.node_selector,
-        "affinity": affinity(pod),
-        "tolerations": tolerations(pod),
+        "nodeSelector": pod_config.node_selector,
+        "affinity": affinity(pod_config),
+        "tolerations": tolerations(pod_config),
         "topologySpreadConstraints": [
-            {"topologyKey": key, **spread_constraint} for key in pod.spread
+            {"topologyKey": key, **spread_constraint} for key in pod_config.spread
         ],
-        "priorityClassName": pod.priority_class,
+        "priorityClassName": pod_config.priority_class,
         "containers": containers,
-        "volumes": tmp_volumes(pod),
+        "volumes": tmp_volumes(pod_config),
         **spec_fields,
     }
 
-    return {key: value for key, value in spec.items() if value not in ({}, [], "")}
+    return {key: value for key, value in spec_values.items() if value not in ({}, [], "")}
 
 
 def workflow_labels(name: str) -> dict[str, str]:

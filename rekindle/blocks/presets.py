@@ -17,35 +17,40 @@ def read_presets() -> dict[str, dict[str, Any]]:
     return yaml.safe_load(Path(__file__).with_name("presets.yaml").read_text())
 
 
-def find_preset(name: str, setting: str, available: Mapping[str, Any]) -> Any:
-    """Return the preset called `name`; `setting` is the config key that selected it, for errors.
+def find_preset(name: str, config_key: str, available_presets: Mapping[str, Any]) -> Any:
+    """Return the preset called `name`; `config_key` is the config key that selected it, for errors.
 
     Raises ValueError with a suggestion if the preset does not exist.
     """
-    if name not in available:
-        reason = read_presets()["refused"].get(name)
-        if reason:
-            raise ValueError(f"{setting} is {name}: {reason}")
-        hint = did_you_mean(name, set(available)) or f" Available: {', '.join(available)}."
-        raise ValueError(f'{setting} is "{name}": this preset does not exist.{hint}')
-    return available[name]
+    if name not in available_presets:
+        refusal_reason = read_presets()["refused"].get(name)
+        if refusal_reason:
+            raise ValueError(f"{config_key} is {name}: {refusal_reason}")
+        hint = (
+            did_you_mean(name, set(available_presets))
+            or f" Available: {', '.join(available_presets)}."
+        )
+        raise ValueError(f'{config_key} is "{name}": this preset does not exist.{hint}')
+    return available_presets[name]
 
 
-def merge_mappings(*layers: Mapping[str, Any]) -> dict[str, Any]:
+def merge_mappings(*mapping_layers: Mapping[str, Any]) -> dict[str, Any]:
     """Merge mappings: later values override earlier ones, nested mappings are merged, lists are
     concatenated."""
-    result: dict[str, Any] = {}
+    merged_mapping: dict[str, Any] = {}
 
-    for layer in layers:
-        for key, value in layer.items():
-            earlier_value = result.get(key)
+    for mapping_layer in mapping_layers:
+        for key, value in mapping_layer.items():
+            earlier_value = merged_mapping.get(key)
             if isinstance(earlier_value, list) and isinstance(value, list):
-                value = earlier_value + [item for item in value if item not in earlier_value]
+                value = earlier_value + [
+                    list_item for list_item in value if list_item not in earlier_value
+                ]
 
-            result[key] = (
+            merged_mapping[key] = (
                 earlier_value | value
                 if isinstance(earlier_value, dict) and isinstance(value, dict)
                 else value
             )
 
-    return result
+    return merged_mapping

@@ -33,83 +33,101 @@ class References:
         # output
         self.tags: dict[str, str] = {}
 
-    def find_producers(self, scope: Scope, value: object) -> list[str]:
-        """Return the tasks in the DAG of `scope` whose outputs `value` refers to."""
-        producers = self._producers(scope, value)
-        return [producer.task for producer in producers if producer.scope is scope]
+    def find_producers(self, scope: Scope, referring_value: object) -> list[str]:
+        """Return the tasks in the DAG of `scope` whose outputs `referring_value` refers to."""
+        producers = self._producers(scope, referring_value)
+        return [
+            output_producer.task for output_producer in producers if output_producer.scope is scope
+        ]
 
     # the type is Any, because the result is either text or has the type of `value`
-    def localize(self, scope: Scope, value: Any) -> Any:
-        """Return `value` rewritten for the DAG of `scope`. If `value` refers to outputs of outer
-        DAGs, let the groups around `scope` depend on the tasks that produce them."""
-        for producer in self._producers(scope, value):
-            if producer.scope is not scope:
-                group = next(inner for inner in scope.enclosing() if inner.outer is producer.scope)
-                self._let_group_depend_on(group, producer.task)
+    def localize(self, scope: Scope, referring_value: Any) -> Any:
+        """Return `referring_value` rewritten for the DAG of `scope`. If `referring_value` refers
+        to outputs of outer DAGs, let the groups around `scope` depend on the tasks that produce
+        them."""
+        for output_producer in self._producers(scope, referring_value):
+            if output_producer.scope is not scope:
+                enclosing_group = next(
+                    inner_scope
+                    for inner_scope in scope.enclosing()
+                    if inner_scope.outer is output_producer.scope
+                )
+                self._let_group_depend_on(enclosing_group, output_producer.task)
 
-        text = _text_of(value)
-        local = REFERENCE.sub(lambda match: self._localize_reference(scope, match), text)
-        if isinstance(value, (str, Condition, Parameter)):
-            return local
+        text = _text_of(referring_value)
+        local_text = REFERENCE.sub(lambda match: self._localize_reference(scope, match), text)
+        if isinstance(referring_value, (str, Condition, Parameter)):
+            return local_text
 
-        if local != text:
+        if local_text != text:
             refuse(
-                f"the artifact {value.name} is from a DAG outside {scope.dag.name}: pass an"
-                " artifact output of a block."
+                f"the artifact {referring_value.name} is from a DAG outside {scope.dag.name}: pass"
+                " an artifact output of a block."
             )
 
-        return value
+        return referring_value
 
-    def _producers(self, scope: Scope, value: object) -> Iterator[Producer]:
-        """Yield the tasks whose outputs `value` refers to. If a task is inside a group, yield the
-        group's task instead, in the innermost DAG that contains both the group and `scope`."""
-        if isinstance(value, StoredArtifact):
-            names: dict[Scope, str] = {}
-            name = value.producer.task
-            for outer in value.producer.scope.enclosing():
-                names[outer] = name
-                name = outer.task.name if outer.task else ""
+    def _producers(self, scope: Scope, referring_value: object) -> Iterator[Producer]:
+        """Yield the tasks whose outputs `referring_value` refers to. If a task is inside a
+        group, yield the group's task instead, in the innermost DAG that contains both the group
+        and `scope`."""
+        if isinstance(referring_value, StoredArtifact):
+            names_by_scope: dict[Scope, str] = {}
+            name = referring_value.producer.task
+            for outer_scope in referring_value.producer.scope.enclosing():
+                names_by_scope[outer_scope] = name
+                name = outer_scope.task.name if outer_scope.task else ""
 
-            shared = next((outer for outer in scope.enclosing() if outer in names), None)
-            if shared:
-                yield Producer(shared, names[shared])
+            shared_scope = next(
+                (outer_scope for outer_scope in scope.enclosing() if outer_scope in names_by_scope),
+                None,
+            )
+            if shared_scope:
+                yield Producer(shared_scope, names_by_scope[shared_scope])
 
-        for match in REFERENCE.finditer(_text_of(value)):
-            task = match[1] or match[2]
-            yield Producer(self._find_owner(scope, task), task)
+        for match in REFERENCE.finditer(_text_of(referring_value)):
+            task_name = match[1] or match[2]
+            yield Producer(self._find_owner(scope, task_name), task_name)
 
-    def _find_owner(self, scope: Scope, task: str) -> Scope:
+    def _find_owner(self, scope: Scope, task_name: str) -> Scope:
         """Return the innermost DAG around `scope` that has a task of this name. Raises
         WiringError."""
         path = list(scope.enclosing())
-        for outer in path:
-            if outer.contains(task):
-                return outer
+        for outer_scope in path:
+            if outer_scope.contains(task_name):
+                return outer_scope
 
-        names = {other.name for other in path[-1].dag.tasks}
-        dag = next((s.dag.name for s in self.scopes.values() if task in s.predecessors), None)
-        if dag:
-            hint = f" {task} is in {dag}: use its outputs in {dag}."
+        task_names = {other_task.name for other_task in path[-1].dag.tasks}
+        dag_name = next(
+            (
+                other_scope.dag.name
+                for other_scope in self.scopes.values()
+                if task_name in other_scope.predecessors
+            ),
+            None,
+        )
+        if dag_name:
+            hint = f" {task_name} is in {dag_name}: use its outputs in {dag_name}."
         else:
-            hint = did_you_mean(task, names)
+            hint = did_you_mean(task_name, task_names)
 
-        refuse(f'the DAG {path[-1].dag.name} has no task "{task}" before this one.{hint}')
+        refuse(f'the DAG {path[-1].dag.name} has no task "{task_name}" before this one.{hint}')
 
     def _let_group_depend_on(self, group: Scope, name: str) -> None:
         assert group.outer
         assert group.task
-        task = group.task
-        outer = group.outer
-        if name == task.name:
+        group_task = group.task
+        outer_scope = group.outer
+        if name == group_task.name:
             return
 
-        names = outer.predecessors[task.name]
+        predecessor_names = outer_scope.predecessors[group_task.name]
         # True if the user has added dependencies of the group, such as `a >> group`
-        is_ordered_by_hand = task.waits_for != after_all(names)
-        dependencies = outer.add_dependencies(task.name, [*names, name])
+        is_ordered_by_hand = group_task.waits_for != after_all(predecessor_names)
+        dependencies = outer_scope.add_dependencies(group_task.name, [*predecessor_names, name])
         if is_ordered_by_hand:
-            dependencies = task.waits_for.with_tasks([name])
-        task.waits_for = dependencies
+            dependencies = group_task.waits_for.with_tasks([name])
+        group_task.waits_for = dependencies
 
     def connect_plain_tasks(self) -> None:
         """Let plain Hera tasks depend on the tasks whose outputs they use, as blocks do."""
@@ -120,109 +138,128 @@ class References:
                         self._connect(scope, task)
 
     def _connect(self, scope: Scope, task: Task) -> None:
-        arguments = as_list(task.arguments)
-        options = {"when": task.when, "with_param": task.with_param}
-        values = [
-            value
-            for argument in [*arguments, options]
-            for value in (argument.values() if isinstance(argument, dict) else [argument])
+        task_arguments = as_list(task.arguments)
+        task_options = {"when": task.when, "with_param": task.with_param}
+        argument_values = [
+            argument_value
+            for argument_source in [*task_arguments, task_options]
+            for argument_value in (
+                argument_source.values() if isinstance(argument_source, dict) else [argument_source]
+            )
         ]
-        needed = [name for value in values for name in self.find_producers(scope, value)]
+        producer_names = [
+            name
+            for argument_value in argument_values
+            for name in self.find_producers(scope, argument_value)
+        ]
 
-        task.arguments = [self._localize_argument(scope, item) for item in arguments] or None
-        for option, value in options.items():
-            setattr(task, option, self.localize(scope, value))
+        task.arguments = [
+            self._localize_argument(scope, task_argument) for task_argument in task_arguments
+        ] or None
+        for option_name, argument_value in task_options.items():
+            setattr(task, option_name, self.localize(scope, argument_value))
 
         check_fields(task)
         if not task.dependencies:
-            set_dependencies(task, dependencies_of(task).with_tasks(needed))
+            set_dependencies(task, dependencies_of(task).with_tasks(producer_names))
 
-    def _localize_argument(self, scope: Scope, argument: object) -> Any:
-        if isinstance(argument, dict):
-            return {name: self.localize(scope, value) for name, value in argument.items()}
+    def _localize_argument(self, scope: Scope, task_argument: object) -> Any:
+        if isinstance(task_argument, dict):
+            return {
+                name: self.localize(scope, argument_value)
+                for name, argument_value in task_argument.items()
+            }
 
-        if isinstance(argument, Parameter) and isinstance(argument.value, str):
-            value = self.localize(scope, argument.value)
+        if isinstance(task_argument, Parameter) and isinstance(task_argument.value, str):
+            argument_value = self.localize(scope, task_argument.value)
             # assign the result, because `with_name` returns a copy
-            argument = argument.with_name(argument.name or "")
-            argument.value = value
+            task_argument = task_argument.with_name(task_argument.name or "")
+            task_argument.value = argument_value
 
-        if isinstance(argument, StoredArtifact):
-            return self.localize(scope, argument)
+        if isinstance(task_argument, StoredArtifact):
+            return self.localize(scope, task_argument)
 
-        return argument
+        return task_argument
 
     def _localize_reference(self, scope: Scope, match: re.Match[str]) -> str:
-        task = match[1] or match[2]
+        task_name = match[1] or match[2]
         path = list(scope.enclosing())
-        owner = self._find_owner(scope, task)
+        owner_scope = self._find_owner(scope, task_name)
 
-        value = match[0]
-        for group in reversed(path[: path.index(owner)]):
-            tag = self.tags.get(value, f"{{{{{value}}}}}")
-            name = self._add_group_input(group, tag, match[4] or match[5] or "result", task)
-            value = f"inputs.parameters.{name}"
+        reference_text = match[0]
+        for group_scope in reversed(path[: path.index(owner_scope)]):
+            template_tag = self.tags.get(reference_text, f"{{{{{reference_text}}}}}")
+            name = self._add_group_input(
+                group_scope, template_tag, match[4] or match[5] or "result", task_name
+            )
+            reference_text = f"inputs.parameters.{name}"
 
-        return value
+        return reference_text
 
-    def pass_to_group(self, group: Scope, name: str, value: object) -> str:
-        """Pass `value`, which is valid in the outer DAG, into a group as the input `name`; return
-        the template tag of this input."""
-        assert group.outer
-        for task in self.find_producers(group.outer, value):
-            self._let_group_depend_on(group, task)
+    def pass_to_group(self, group_scope: Scope, name: str, outer_value: object) -> str:
+        """Pass `outer_value`, which is valid in the outer DAG, into a group as the input `name`;
+        return the template tag of this input."""
+        assert group_scope.outer
+        for producer_name in self.find_producers(group_scope.outer, outer_value):
+            self._let_group_depend_on(group_scope, producer_name)
 
-        local = self.localize(group.outer, value)
-        return f"{{{{inputs.parameters.{self._add_group_input(group, local, name, name)}}}}}"
+        local_value = self.localize(group_scope.outer, outer_value)
+        input_name = self._add_group_input(group_scope, local_value, name, name)
+        return f"{{{{inputs.parameters.{input_name}}}}}"
 
-    def _add_group_input(self, scope: Scope, value: str, name: str, task: str) -> str:
-        """Pass `value` to a group as an input; return the name of this input."""
+    def _add_group_input(self, scope: Scope, outer_value: str, name: str, task_name: str) -> str:
+        """Pass `outer_value` to a group as an input; return the name of this input."""
         assert scope.task
-        arguments: dict[str, Any] = scope.task.arguments or {}  # pyright: ignore[reportAssignmentType]
-        if arguments.get(name, value) != value:
-            name = f"{task}-{name}"
-        if name not in arguments:
-            scope.task.arguments = arguments | {name: value}
-            inputs: list[Any] = scope.dag.inputs or []  # pyright: ignore[reportAssignmentType]
-            scope.dag.inputs = [*inputs, Parameter(name=name)]
+        group_arguments: dict[str, Any] = scope.task.arguments or {}  # pyright: ignore[reportAssignmentType]
+        if group_arguments.get(name, outer_value) != outer_value:
+            name = f"{task_name}-{name}"
+        if name not in group_arguments:
+            scope.task.arguments = group_arguments | {name: outer_value}
+            group_inputs: list[Any] = scope.dag.inputs or []  # pyright: ignore[reportAssignmentType]
+            scope.dag.inputs = [*group_inputs, Parameter(name=name)]
         return name
 
 
-def _text_of(value: object) -> str:
+def _text_of(referring_value: object) -> str:
     """Return the text of an argument, condition or artifact that may refer to outputs."""
-    if isinstance(value, Parameter):
-        return str(value.value)
-    if isinstance(value, (str, Condition)):
-        return str(value)
+    if isinstance(referring_value, Parameter):
+        return str(referring_value.value)
+    if isinstance(referring_value, (str, Condition)):
+        return str(referring_value)
 
-    source = getattr(value, "from_", None)
-    return source if isinstance(source, str) else ""
+    artifact_source = getattr(referring_value, "from_", None)
+    return artifact_source if isinstance(artifact_source, str) else ""
 
 
 def check_fields(task: Task) -> None:
     """Raise WiringError if Hera cannot build the task."""
-    for argument in as_list(task.arguments):
-        for name, value in argument.items() if isinstance(argument, dict) else ():
-            if isinstance(value, Task):
+    for task_argument in as_list(task.arguments):
+        for name, argument_value in (
+            task_argument.items() if isinstance(task_argument, dict) else ()
+        ):
+            if isinstance(argument_value, Task):
                 refuse(
-                    f'the argument "{name}" of {task.name} is {describe(value)}: pass one of its'
-                    " outputs."
+                    f'the argument "{name}" of {task.name} is {describe(argument_value)}: pass one'
+                    " of its outputs."
                 )
 
     try:
         task._build_dag_task()
     except ValidationError as error:
-        first, *_ = error.errors()
-        field = ".".join(map(str, first["loc"]))
-        refuse(f"{field} of {task.name} is {describe(first['input'])}: {rule(first['msg'])}")
+        first_error, *_ = error.errors()
+        field_path = ".".join(map(str, first_error["loc"]))
+        refuse(
+            f"{field_path} of {task.name} is {describe(first_error['input'])}:"
+            f" {rule(first_error['msg'])}"
+        )
     except TypeError as error:
         refuse(f"{task.name} has an argument that is not JSON: {error}.")
 
 
-def as_list(arguments: object) -> list[Any]:
+def as_list(task_arguments: object) -> list[Any]:
     """Return the arguments of a task as a list; put a single object into a list."""
-    if isinstance(arguments, list):
-        return arguments
-    if arguments:
-        return [arguments]
+    if isinstance(task_arguments, list):
+        return task_arguments
+    if task_arguments:
+        return [task_arguments]
     return []

@@ -43,7 +43,7 @@ def integer_placeholder(expression: str) -> str:
     return f"{{!{expression}!}}"
 
 
-def render(manifest: Manifest | list[Manifest]) -> str:
+def render(manifest_or_patch: Manifest | list[Manifest]) -> str:
     """Return an object, or the operations of a patch, as JSON; placeholders of integers become
     template tags without quotes.
 
@@ -51,7 +51,7 @@ def render(manifest: Manifest | list[Manifest]) -> str:
     (`quoting.in_json`). The JSON is indented so that its braces do not merge with the braces of
     tags.
     """
-    text = to_json(quote_in_json(manifest), indent=1)
+    text = to_json(quote_in_json(manifest_or_patch), indent=1)
     return NUMBER_TAG.sub(lambda match: integer_tag(match[1]), text)
 
 
@@ -86,26 +86,30 @@ def apply(
 
 
 def read_template(
-    name: str, kind: str, object_name: str, paths: dict[str, str], inputs: tuple[str, ...] = ()
+    name: str,
+    object_kind: str,
+    object_name: str,
+    json_paths: dict[str, str],
+    input_names: tuple[str, ...] = (),
 ) -> Resource:
     """Return a template whose outputs are fields of an object, selected by JSONPath. The outputs
     are empty if the object does not exist."""
     return Resource(
         name=name,
         action="get",
-        flags=[kind, quote_word(object_name), "--ignore-not-found"],
-        inputs=[Parameter(name=field) for field in inputs],
+        flags=[object_kind, quote_word(object_name), "--ignore-not-found"],
+        inputs=[Parameter(name=input_name) for input_name in input_names],
         outputs=[
-            Parameter(name=field, value_from=m.ValueFrom(json_path=path))
-            for field, path in paths.items()
+            Parameter(name=input_name, value_from=m.ValueFrom(json_path=path))
+            for input_name, path in json_paths.items()
         ],
         retry_strategy=retries(2),
     )
 
 
-def scale_template(name: str, seconds: int) -> Resource:
+def scale_template(name: str, timeout_seconds: int) -> Resource:
     """Return a template that scales the Deployment in its input `server` to `replicas` pods, and
-    fails if they are not ready within `seconds`."""
+    fails if they are not ready within `timeout_seconds`."""
     return Resource(
         name=name,
         action="patch",
@@ -115,34 +119,43 @@ def scale_template(name: str, seconds: int) -> Resource:
         success_condition=f"status.readyReplicas == {integer_tag('inputs.parameters.replicas')}",
         inputs=[Parameter(name="server"), Parameter(name="replicas")],
         retry_strategy=RetryStrategy(limit=1, retry_policy="OnError"),
-        active_deadline_seconds=seconds,
+        active_deadline_seconds=timeout_seconds,
     )
 
 
-def select_arguments(template: Resource, values: Mapping[str, str]) -> dict[str, str]:
-    """Return those of `values` whose names are inputs of the template."""
-    inputs: list[Parameter] = template.inputs or []  # pyright: ignore[reportAssignmentType]
-    names = {parameter.name for parameter in inputs}
-    return {name: value for name, value in values.items() if name in names}
+def select_arguments(template: Resource, argument_values: Mapping[str, str]) -> dict[str, str]:
+    """Return those of `argument_values` whose names are inputs of the template."""
+    template_inputs: list[Parameter] = template.inputs or []  # pyright: ignore[reportAssignmentType]
+    input_names = {parameter.name for parameter in template_inputs}
+    return {name: value for name, value in argument_values.items() if name in input_names}
 
 
-def delete_template(name: str, retry: RetryStrategy) -> Resource:
+def delete_template(name: str, retry_strategy: RetryStrategy) -> Resource:
     """Return a template that deletes the object given by the inputs `kind` and `object`, if the
     object exists.
 
     The object's dependents are deleted first (--cascade=foreground), because otherwise a new job of
     the same name would adopt the pods of the old job.
     """
-    inputs = [Parameter(name="kind"), Parameter(name="object")]
-    flags = [text_tag("kind"), text_tag("object"), "--cascade=foreground"]
-    return Resource(name=name, action="delete", flags=flags, inputs=inputs, retry_strategy=retry)
+    template_inputs = [Parameter(name="kind"), Parameter(name="object")]
+    kubectl_flags = [text_tag("kind"), text_tag("object"), "--cascade=foreground"]
+    return Resource(
+        name=name,
+        action="delete",
+        flags=kubectl_flags,
+        inputs=template_inputs,
+        retry_strategy=retry_strategy,
+    )
 
 
-def set_pod_settings(templates: Iterable[Any], pod: PodConfig) -> None:
-    """Apply the settings of `pod` to resource templates, whose pods run only Argo's executor; keep
-    the settings that a template already has."""
-    patch = to_json({"containers": [{"name": "main", "resources": resources(pod)}]})
+def set_pod_settings(templates: Iterable[Any], pod_config: PodConfig) -> None:
+    """Apply the settings of `pod_config` to resource templates, whose pods run only Argo's
+    executor; keep the settings that a template already has."""
+    pod_spec_patch = to_json({"containers": [{"name": "main", "resources": resources(pod_config)}]})
     for template in templates:
         if isinstance(template, Resource):
-            for field, value in {"pod_spec_patch": patch, **placement_fields(pod)}.items():
-                setattr(template, field, getattr(template, field) or value)
+            for field_name, value in {
+                "pod_spec_patch": pod_spec_patch,
+                **placement_fields(pod_config),
+            }.items():
+                setattr(template, field_name, getattr(template, field_name) or value)

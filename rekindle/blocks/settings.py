@@ -111,15 +111,15 @@ class PodConfig(Section):
     def on_demand(self) -> "PodConfig":
         """Return these settings for the leading pod of a job, which never runs on preemptible
         nodes."""
-        nodes = {
+        node_labels = {
             key: value for key, value in self.node_selector.items() if key not in self.preemptible
         }
-        changes = {
-            "node_selector": nodes,
+        changed_fields = {
+            "node_selector": node_labels,
             "preemptible": {},
             "avoid": self.avoid | self.preemptible,
         }
-        return self.model_copy(update=changes)
+        return self.model_copy(update=changed_fields)
 
 
 # kinds of pods that can be spread over nodes, because their job or Deployment has several pods
@@ -260,65 +260,73 @@ class ClusterConfig(Section):
     )
 
     @field_serializer("pods", "presets")
-    def _dump_set_fields(self, pods: dict[str, PodConfig]) -> dict[str, Any]:
+    def _dump_set_fields(self, pod_configs: dict[str, PodConfig]) -> dict[str, Any]:
         """Dump only the fields that the user has set. The other defaults depend on the kind of pod,
         and a recorded config must render to the same manifest."""
-        return {name: pod.model_dump(mode="json", exclude_unset=True) for name, pod in pods.items()}
+        return {
+            name: pod_config.model_dump(mode="json", exclude_unset=True)
+            for name, pod_config in pod_configs.items()
+        }
 
     def pod(self, name: str) -> PodConfig:
         """Return the settings of one kind of pod: cluster.pods overrides its presets, which
         override the defaults."""
         if name in self.pods:
-            settings = self.pods[name].model_dump(exclude_unset=True)
+            pod_settings = self.pods[name].model_dump(exclude_unset=True)
         else:
-            settings = {}
+            pod_settings = {}
 
-        available = self._pod_presets()
-        layers = [
-            find_preset(preset, f"cluster.pods.{name}.preset", available)
-            for preset in settings.get("preset", ())
+        available_presets = self._pod_presets()
+        preset_layers = [
+            find_preset(preset_name, f"cluster.pods.{name}.preset", available_presets)
+            for preset_name in pod_settings.get("preset", ())
         ]
-        values = merge_mappings(
-            {"image": self.image}, POD_DEFAULTS.get(name, {}), *layers, settings
+        merged_values = merge_mappings(
+            {"image": self.image}, POD_DEFAULTS.get(name, {}), *preset_layers, pod_settings
         )
 
         if name in ON_DEMAND_KINDS:
-            train = self.pod("train")
-            values = merge_mappings(
-                {"priority_class": train.priority_class}, values, {"avoid": train.preemptible}
+            train_pod = self.pod("train")
+            merged_values = merge_mappings(
+                {"priority_class": train_pod.priority_class},
+                merged_values,
+                {"avoid": train_pod.preemptible},
             )
 
-        values["node_selector"] = values.get("node_selector", {}) | values.get("preemptible", {})
-        return PodConfig.model_validate(values)
+        merged_values["node_selector"] = merged_values.get("node_selector", {}) | merged_values.get(
+            "preemptible", {}
+        )
+        return PodConfig.model_validate(merged_values)
 
     def _pod_presets(self) -> dict[str, Any]:
         return read_presets()["pods"] | {
-            key: pod.model_dump(exclude_unset=True) for key, pod in self.presets.items()
+            key: pod_config.model_dump(exclude_unset=True)
+            for key, pod_config in self.presets.items()
         }
 
-    def origin(self, name: str, field: str) -> str:
+    def origin(self, name: str, field_name: str) -> str:
         """Return the name of the setting or preset that determines a field of `pod(kind)`; "" if
         cluster.pods sets the field."""
-        settings = self.pods.get(name, PodConfig.model_validate({}))
-        if field in settings.model_fields_set:
+        pod_settings = self.pods.get(name, PodConfig.model_validate({}))
+        if field_name in pod_settings.model_fields_set:
             return ""
 
-        available = self._pod_presets()
-        for preset in reversed(settings.preset):
-            if field in available[preset] or (
-                field == "node_selector" and "preemptible" in available[preset]
+        available_presets = self._pod_presets()
+        for preset_name in reversed(pod_settings.preset):
+            if field_name in available_presets[preset_name] or (
+                field_name == "node_selector" and "preemptible" in available_presets[preset_name]
             ):
-                return f"preset {preset}"
+                return f"preset {preset_name}"
 
-        if field == "image":
+        if field_name == "image":
             return "cluster.image"
 
-        derived = (
+        is_derived = (
             name in ON_DEMAND_KINDS
-            and field in ("avoid", "priority_class")
-            and getattr(self.pod(name), field)
+            and field_name in ("avoid", "priority_class")
+            and getattr(self.pod(name), field_name)
         )
-        if derived:
+        if is_derived:
             return "cluster.pods.train"
 
         return "default"
@@ -353,8 +361,8 @@ class ClusterConfig(Section):
             )
 
         if self.gang:
-            preset = find_preset(self.gang, "cluster.gang", read_presets()["gang"])
-            if "labels" in preset and not self.queue:
+            gang_preset = find_preset(self.gang, "cluster.gang", read_presets()["gang"])
+            if "labels" in gang_preset and not self.queue:
                 raise ValueError(
                     f"cluster.gang is {self.gang}: it requires cluster.queue, the name of the queue"
                 )
@@ -364,41 +372,42 @@ class ClusterConfig(Section):
     @model_validator(mode="after")
     def _check_pods(self) -> Self:
         for name in self.pods:
-            pod = self.pod(name)
-            if pod.gpus > 1 and pod.shares_gpu():
+            pod_config = self.pod(name)
+            if pod_config.gpus > 1 and pod_config.shares_gpu():
                 raise ValueError(
-                    f"cluster.pods.{name}.gpus is {pod.gpus}: a pod can have only one"
-                    f" {pod.gpu_resource}, which is a part of a GPU. Set gpus to 1, and start more"
-                    " workers"
+                    f"cluster.pods.{name}.gpus is {pod_config.gpus}: a pod can have only one"
+                    f" {pod_config.gpu_resource}, which is a part of a GPU. Set gpus to 1, and"
+                    " start more workers"
                 )
 
             # source: NVIDIA's device plugin, internal/plugin/mps.go; compare members.SHARED_MOUNT
-            if name == "train" and pod.node_selector.get(SHARING_LABEL) == "mps":
+            if name == "train" and pod_config.node_selector.get(SHARING_LABEL) == "mps":
                 raise ValueError(
                     "cluster.pods.train shares its GPU by MPS, which is not supported for training:"
                     " NVIDIA's device plugin mounts over /dev/shm, where workers keep their"
                     " snapshots. Use gpu-time-slicing or a mig preset; gpu-mps is for other pods"
                 )
 
-            if pod.spread and name not in SPREADABLE_KINDS:
+            if pod_config.spread and name not in SPREADABLE_KINDS:
                 raise ValueError(
-                    f"cluster.pods.{name} is spread over {', '.join(pod.spread)}: it is a single"
-                    f" pod. Remove its preset or spread; only {', '.join(SPREADABLE_KINDS)} can be"
-                    " spread"
+                    f"cluster.pods.{name} is spread over {', '.join(pod_config.spread)}: it is a"
+                    f" single pod. Remove its preset or spread; only {', '.join(SPREADABLE_KINDS)}"
+                    " can be spread"
                 )
 
-            if name in ON_DEMAND_KINDS and pod.preemptible:
+            if name in ON_DEMAND_KINDS and pod_config.preemptible:
                 raise ValueError(
-                    f"cluster.pods.{name} is on preemptible nodes ({pod.preemptible}): it must"
-                    " outlive the workers, which may be preempted. Remove its preset"
+                    f"cluster.pods.{name} is on preemptible nodes ({pod_config.preemptible}): it"
+                    " must outlive the workers, which may be preempted. Remove its preset"
                 )
 
         for name in ("train", *self.pods):
-            minutes = self.pod(name).deadline_minutes
-            if minutes > 60 * self.deadline_hours:
+            deadline_minutes = self.pod(name).deadline_minutes
+            if deadline_minutes > 60 * self.deadline_hours:
                 raise ValueError(
                     f"cluster.deadline_hours is {self.deadline_hours}: the workflow would end"
-                    f" before the {minutes} minutes of cluster.pods.{name}.deadline_minutes have"
+                    f" before the {deadline_minutes} minutes of"
+                    f" cluster.pods.{name}.deadline_minutes have"
                     " passed. Raise the hours or lower the minutes"
                 )
 

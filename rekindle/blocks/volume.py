@@ -20,20 +20,20 @@ def volume_claim(name: str, size: str, storage_class: str = "", shared: bool = T
 
     Source: Kubernetes v1 PersistentVolumeClaim.
     """
-    spec: dict[str, Any] = {
+    claim_spec: dict[str, Any] = {
         "accessModes": ["ReadWriteMany" if shared else "ReadWriteOnce"],
         "resources": {"requests": {"storage": size}},
     }
     # omit an empty storageClassName: without the field, Kubernetes uses the default class; an empty
     # text would disable provisioning
     if storage_class:
-        spec["storageClassName"] = storage_class
+        claim_spec["storageClassName"] = storage_class
 
     return {
         "apiVersion": "v1",
         "kind": "PersistentVolumeClaim",
         "metadata": {"name": name},
-        "spec": spec,
+        "spec": claim_spec,
     }
 
 
@@ -43,9 +43,12 @@ def mount_cache(pod: Manifest, claim: str) -> Manifest:
     if not claim:
         return pod
 
-    [main] = pod["containers"]
-    main["env"] = [*main["env"], {"name": REKINDLE_CACHE, "value": CACHE_PATH}]
-    main["volumeMounts"] = [*main["volumeMounts"], {"name": "cache", "mountPath": CACHE_PATH}]
+    [main_container] = pod["containers"]
+    main_container["env"] = [*main_container["env"], {"name": REKINDLE_CACHE, "value": CACHE_PATH}]
+    main_container["volumeMounts"] = [
+        *main_container["volumeMounts"],
+        {"name": "cache", "mountPath": CACHE_PATH},
+    ]
 
-    cache = {"name": "cache", "persistentVolumeClaim": {"claimName": claim}}
-    return pod | {"volumes": [*pod["volumes"], cache]}
+    cache_volume = {"name": "cache", "persistentVolumeClaim": {"claimName": claim}}
+    return pod | {"volumes": [*pod["volumes"], cache_volume]}

@@ -59,18 +59,18 @@ def current_line() -> str:
 
 
 @contextlib.contextmanager
-def blame(location: str) -> Iterator[None]:
-    """Report the errors in this context at `location`, where the wrong task was created."""
-    token = BLAMED_LINE.set(location)
+def blame(line_location: str) -> Iterator[None]:
+    """Report the errors in this context at `line_location`, where the wrong task was created."""
+    context_token = BLAMED_LINE.set(line_location)
     try:
         yield
     finally:
-        BLAMED_LINE.reset(token)
+        BLAMED_LINE.reset(context_token)
 
 
-def refuse(message: str, error: type[WiringError] = WiringError) -> NoReturn:
+def refuse(error_message: str, error: type[WiringError] = WiringError) -> NoReturn:
     """Raise `error` with the line of the pipeline that caused it."""
-    raise error(f"{current_line()}: {message}")
+    raise error(f"{current_line()}: {error_message}")
 
 
 class Condition:
@@ -89,13 +89,13 @@ class Condition:
     def __or__(self, other: "Condition") -> "Condition":
         return self._combine("||", other)
 
-    def _combine(self, sign: str, other: object) -> "Condition":
-        if not isinstance(other, Condition):
+    def _combine(self, operator_sign: str, other_condition: object) -> "Condition":
+        if not isinstance(other_condition, Condition):
             refuse(
-                f"{describe(other)} is not a condition: combine comparisons of outputs, each in"
-                " parentheses."
+                f"{describe(other_condition)} is not a condition: combine comparisons of outputs,"
+                " each in parentheses."
             )
-        return Condition(f"({self.text}) {sign} ({other.text})")
+        return Condition(f"({self.text}) {operator_sign} ({other_condition.text})")
 
     def __invert__(self) -> "Condition":
         return Condition(f"!({self.text})")
@@ -117,12 +117,12 @@ class Value(str):
     # keys of the output if it is a mapping and its keys are known before the run
     keys: Collection[str] = ()
 
-    def __new__(cls, name: str, path: str, kind: object, expression: str = "") -> "Value":
+    def __new__(cls, name: str, path: str, output_type: object, expression: str = "") -> "Value":
         """`path`: path of the output in a template tag; `expression`: expression that computes the
         value, used instead of `path`."""
         value = super().__new__(cls, f"{{{{={expression}}}}}" if expression else f"{{{{{path}}}}}")
         value.name = name
-        value.kind = kind
+        value.kind = output_type
         value.expression = expression or to_expression(path)
         return value
 
@@ -143,8 +143,10 @@ class Value(str):
                 " Rename it."
             )
 
-        kind = getattr(self.kind, "__args__", (str, str))[1]
-        return Value(f'{self.name}["{key}"]', "", kind, f"jsonpath({self.expression}, '$.{key}')")
+        value_type = getattr(self.kind, "__args__", (str, str))[1]
+        return Value(
+            f'{self.name}["{key}"]', "", value_type, f"jsonpath({self.expression}, '$.{key}')"
+        )
 
     def __bool__(self) -> bool:
         if sys._getframe(1).f_code.co_filename.startswith(ENGINE_PATHS):
@@ -158,46 +160,61 @@ class Value(str):
     def _is_mapping(self) -> bool:
         return (get_origin(self.kind) or self.kind) is dict
 
-    def _compare(self, sign: str, other: object) -> Any:
-        function = NUMBER_FUNCTIONS.get(self.kind)
-        if not isinstance(other, (str, int, float)):
+    def _compare(self, comparison_sign: str, other_value: object) -> Any:
+        number_function = NUMBER_FUNCTIONS.get(self.kind)
+        if not isinstance(other_value, (str, int, float)):
             # Hera also compares arguments with its own sentinel objects
             return NotImplemented
 
-        if isinstance(other, Value) and (other.kind in NUMBER_FUNCTIONS) is not bool(function):
+        if isinstance(other_value, Value) and (other_value.kind in NUMBER_FUNCTIONS) is not bool(
+            number_function
+        ):
             refuse(
-                f"{self.name} and {other.name} cannot be compared: one is a number, the other is"
-                " not."
+                f"{self.name} and {other_value.name} cannot be compared: one is a number, the"
+                " other is not."
             )
-        elif isinstance(other, Value):
-            if function:
-                right_operand = f"{function}({other.expression})"
+        elif isinstance(other_value, Value):
+            if number_function:
+                right_operand = f"{number_function}({other_value.expression})"
             else:
-                right_operand = other.expression
-        elif function and isinstance(other, (int, float)) and not isinstance(other, bool):
-            right_operand = repr(other)
-        elif isinstance(other, bool):
-            right_operand = f"'{str(other).lower()}'"
-        elif isinstance(other, str) and not function:
-            if get_origin(self.kind) is Literal and other not in (words := get_args(self.kind)):
-                hint = did_you_mean(other, set(words)) or f" Possible values: {', '.join(words)}."
-                refuse(f'{self.name} is never "{other}".{hint}')
+                right_operand = other_value.expression
+        elif (
+            number_function
+            and isinstance(other_value, (int, float))
+            and not isinstance(other_value, bool)
+        ):
+            right_operand = repr(other_value)
+        elif isinstance(other_value, bool):
+            right_operand = f"'{str(other_value).lower()}'"
+        elif isinstance(other_value, str) and not number_function:
+            if get_origin(self.kind) is Literal and other_value not in (
+                allowed_words := get_args(self.kind)
+            ):
+                hint = (
+                    did_you_mean(other_value, set(allowed_words))
+                    or f" Possible values: {', '.join(allowed_words)}."
+                )
+                refuse(f'{self.name} is never "{other_value}".{hint}')
 
-            right_operand = "'" + other.replace("\\", "\\\\").replace("'", "\\'") + "'"
+            right_operand = "'" + other_value.replace("\\", "\\\\").replace("'", "\\'") + "'"
         else:
             hint = ""
-            if function:
-                kind = "a number"
+            if number_function:
+                expected_type = "a number"
             elif self._is_mapping():
-                kind = "a mapping"
+                expected_type = "a mapping"
                 hint = f' Compare one of its values, as in {self.name}["KEY"].'
             else:
-                kind = "text"
+                expected_type = "text"
 
-            refuse(f"{self.name} is {kind}: it cannot be compared with {other!r}.{hint}")
+            refuse(
+                f"{self.name} is {expected_type}: it cannot be compared with {other_value!r}.{hint}"
+            )
 
-        left_operand = f"{function}({self.expression})" if function else self.expression
-        return Condition(f"{left_operand} {sign} {right_operand}")
+        left_operand = (
+            f"{number_function}({self.expression})" if number_function else self.expression
+        )
+        return Condition(f"{left_operand} {comparison_sign} {right_operand}")
 
     def __eq__(self, other: object) -> Any:
         return self._compare("==", other)
@@ -220,58 +237,67 @@ class Value(str):
     __hash__ = str.__hash__
 
 
-def check_condition(label: str, value: object) -> Condition | str:
-    """Return `value` if Argo can evaluate it: a Condition, or text with a template tag. Raises
-    WiringError if Argo cannot evaluate `value`."""
-    if isinstance(value, Value):
+def check_condition(condition_label: str, condition_value: object) -> Condition | str:
+    """Return `condition_value` if Argo can evaluate it: a Condition, or text with a template
+    tag. Raises WiringError if Argo cannot evaluate `condition_value`."""
+    if isinstance(condition_value, Value):
         refuse(
-            f"{label} is the output {value.name}: compare it, as in TASK.outputs.{value.name} =="
+            f"{condition_label} is the output {condition_value.name}: compare it, as in"
+            f" TASK.outputs.{condition_value.name} =="
             ' "release".'
         )
 
-    if isinstance(value, Condition) or (isinstance(value, str) and "{{" in value):
-        return value
+    if isinstance(condition_value, Condition) or (
+        isinstance(condition_value, str) and "{{" in condition_value
+    ):
+        return condition_value
 
     refuse(
-        f"{label} is {describe(value)}: it must be a condition, such as TASK.outputs.verdict =="
+        f"{condition_label} is {describe(condition_value)}: it must be a condition, such as"
+        " TASK.outputs.verdict =="
         ' "release". For a value that is known now, use Python\'s `if`.'
     )
 
 
-def self_or_cached(value: Value, task: str, experiment: object) -> Value:
-    """Return an output of `task`. Its value comes from the cached run if `task` is cached,
-    otherwise from `task` itself.
+def self_or_cached(output_value: Value, task_name: str, experiment_name: object) -> Value:
+    """Return an output of `task_name`. Its value comes from the cached run if `task_name` is
+    cached, otherwise from `task_name` itself.
 
     The outputs `run_id` and REUSED_MODELS always belong to the current run.
     """
-    own_values = {
-        "run_id": f"('{experiment}/' + workflow.name)",
+    own_expressions = {
+        "run_id": f"('{experiment_name}/' + workflow.name)",
         REUSED_MODELS: f"workflow.parameters.{CACHED}",
     }
-    reused_value = own_values.get(value.name) or cached(task, value.name)
+    reused_expression = own_expressions.get(output_value.name) or cached(
+        task_name, output_value.name
+    )
     # not the operator `??`, because Argo before 3.7.16 and 4.0.7 would not replace the template tag
     # of a skipped task
     return Value(
-        value.name, "", value.kind, f"({cached(task)} == '' ? {value.expression} : {reused_value})"
+        output_value.name,
+        "",
+        output_value.kind,
+        f"({cached(task_name)} == '' ? {output_value.expression} : {reused_expression})",
     )
 
 
 class Outputs:
     """The outputs of a task, by name."""
 
-    def __init__(self, task: str, values: Mapping[str, Any]) -> None:
-        self._task = task
-        self._values = dict(values)
+    def __init__(self, task_name: str, output_values: Mapping[str, Any]) -> None:
+        self._task = task_name
+        self._values = dict(output_values)
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):
             raise AttributeError(name)
         if name not in self._values:
             if self._values:
-                listing = f" It has {', '.join(self._values)}."
+                output_listing = f" It has {', '.join(self._values)}."
             else:
-                listing = " Its list of outputs is empty."
-            hint = did_you_mean(name, set(self._values)) or listing
+                output_listing = " Its list of outputs is empty."
+            hint = did_you_mean(name, set(self._values)) or output_listing
             refuse(f'{self._task} has no output "{name}".{hint}', UnknownOutput)
         return self._values[name]
 
@@ -305,10 +331,10 @@ class Block(Task):
     def depends(self, text: str | None) -> None:  # pyright: ignore[reportIncompatibleVariableOverride]
         self.waits_for = parse_depends(text)
 
-    def follow(self, predecessor: "Block") -> "Block":
+    def follow(self, previous_block: "Block") -> "Block":
         """Set the predecessor of this block, which is the block whose outputs it uses; return this
         block."""
-        self.predecessor = predecessor
+        self.predecessor = previous_block
         return self
 
     def __getattr__(self, name: str) -> Any:
@@ -317,89 +343,104 @@ class Block(Task):
         raise AttributeError(f"{type(self).__name__} has no attribute {name}")
 
 
-def resolve(block: object, name: str, default: object = None) -> Any:
-    """Return the output or input `name` of `block` or, if `block` has neither, of its nearest
-    predecessor with such an output or input.
+def resolve(start_block: object, name: str, default_value: object = None) -> Any:
+    """Return the output or input `name` of `start_block` or, if `start_block` has neither, of its
+    nearest predecessor with such an output or input.
 
-    If no such output or input exists, return `default`, or raise WiringError if `default` is None.
+    If no such output or input exists, return `default_value`, or raise WiringError if
+    `default_value` is None.
     """
-    if not isinstance(block, Block):
+    if not isinstance(start_block, Block):
         refuse(
-            f"{describe(block)} is not a block: pass the task that a block returned, such as"
+            f"{describe(start_block)} is not a block: pass the task that a block returned, such as"
             " blocks.prepare()."
         )
 
-    for current in _with_predecessors(block):
-        if name in current.outputs:
-            return getattr(current.outputs, name)
-        if name in current.inputs:
-            return current.inputs[name]
+    for candidate_block in _with_predecessors(start_block):
+        if name in candidate_block.outputs:
+            return getattr(candidate_block.outputs, name)
+        if name in candidate_block.inputs:
+            return candidate_block.inputs[name]
 
-    if default is not None:
-        return default
+    if default_value is not None:
+        return default_value
 
-    hint = did_you_mean(name, set(dir(block.outputs)))
+    hint = did_you_mean(name, set(dir(start_block.outputs)))
     refuse(
-        f'{block.name} does not provide "{name}", which is required: pass it as {name}=...{hint}'
+        f'{start_block.name} does not provide "{name}", which is required: pass it as'
+        f" {name}=...{hint}"
     )
 
 
-def resolve_digest(block: Block, inputs: Mapping[str, Any]) -> dict[str, Any]:
+def resolve_digest(block: Block, step_inputs: Mapping[str, Any]) -> dict[str, Any]:
     """Return the input `digest` for the dataset of `block`. Its value is "" if the block that
     provides the dataset has no output `digest`.
 
-    Return {} if `inputs` contains a dataset, because the digest of that dataset is unknown.
+    Return {} if `step_inputs` contains a dataset, because the digest of that dataset is unknown.
     """
-    if "dataset" in inputs:
+    if "dataset" in step_inputs:
         return {}
-    for current in _with_predecessors(block):
-        names = {*current.outputs, *current.inputs}
-        if "dataset" in names:
-            return {"digest": resolve(current, "digest") if "digest" in names else ""}
+    for candidate_block in _with_predecessors(block):
+        value_names = {*candidate_block.outputs, *candidate_block.inputs}
+        if "dataset" in value_names:
+            return {"digest": resolve(candidate_block, "digest") if "digest" in value_names else ""}
     return {"digest": ""}
 
 
-def find_provider(block: Block, name: str) -> Block | None:
-    """Return the block with the output `name`: `block`, or the nearest of its predecessors."""
-    return next((current for current in _with_predecessors(block) if name in current.outputs), None)
+def find_provider(start_block: Block, name: str) -> Block | None:
+    """Return the block with the output `name`: `start_block`, or the nearest of its
+    predecessors."""
+    return next(
+        (
+            candidate_block
+            for candidate_block in _with_predecessors(start_block)
+            if name in candidate_block.outputs
+        ),
+        None,
+    )
 
 
 def _with_predecessors(block: Block) -> Iterator[Block]:
     """Yield the block and its predecessors, nearest first."""
-    current: Block | None = block
-    while current:
-        yield current
-        current = current.predecessor
+    current_block: Block | None = block
+    while current_block:
+        yield current_block
+        current_block = current_block.predecessor
 
 
-def resolve_missing(block: "Block", inputs: Mapping[str, Any], *names: str) -> dict[str, Any]:
-    """Return the values of the `names` that are not in `inputs`, from `block` or its
+def resolve_missing(
+    block: "Block", given_inputs: Mapping[str, Any], *input_names: str
+) -> dict[str, Any]:
+    """Return the values of the `input_names` that are not in `given_inputs`, from `block` or its
     predecessors."""
-    return {name: resolve(block, name) for name in names if name not in inputs}
+    return {name: resolve(block, name) for name in input_names if name not in given_inputs}
 
 
-def describe(value: object) -> str:
+def describe(described_value: object) -> str:
     """Return a short description of a value for messages, on one line."""
-    kinds: dict[type[Task | Artifact | Value], str] = {
+    type_nouns: dict[type[Task | Artifact | Value], str] = {
         Task: "the task",
         Artifact: "the artifact",
         Value: "the output",
     }
-    for kind, noun in kinds.items():
-        if isinstance(value, kind):
-            return f"{noun} {value.name}"
+    for value_type, noun in type_nouns.items():
+        if isinstance(described_value, value_type):
+            return f"{noun} {described_value.name}"
 
-    if isinstance(value, Condition):
-        return f"the condition `{value.text}`"
-    if callable(value) and hasattr(value, "__name__"):
-        return f"the {'class' if isinstance(value, type) else 'function'} {value.__name__}"
+    if isinstance(described_value, Condition):
+        return f"the condition `{described_value.text}`"
+    if callable(described_value) and hasattr(described_value, "__name__"):
+        return (
+            f"the {'class' if isinstance(described_value, type) else 'function'}"
+            f" {described_value.__name__}"
+        )
 
-    text = " ".join(repr(value).split())
-    if isinstance(value, str):
+    text = " ".join(repr(described_value).split())
+    if isinstance(described_value, str):
         return cut(text, MAX_VALUE_CHARS)
 
-    if isinstance(value, BaseModel) or len(text) > MAX_VALUE_CHARS:
-        return f"a {type(value).__name__}"
+    if isinstance(described_value, BaseModel) or len(text) > MAX_VALUE_CHARS:
+        return f"a {type(described_value).__name__}"
 
     return text
 
@@ -407,5 +448,7 @@ def describe(value: object) -> str:
 def to_expression(path: str) -> str:
     """Convert the path of a tag to an expression, in which names with a hyphen are put in
     brackets."""
-    first, *names = path.split(".")
-    return first + "".join(f"['{name}']" if "-" in name else f".{name}" for name in names)
+    first_name, *other_names = path.split(".")
+    return first_name + "".join(
+        f"['{name}']" if "-" in name else f".{name}" for name in other_names
+    )

@@ -108,50 +108,54 @@ class Pipeline(References):
     @cached_property
     def metrics(self) -> set[str]:
         """Names of the workload's metrics."""
-        return {metric.name for metric in load_workload(self.config.workload).metrics}
+        return {
+            workload_metric.name for workload_metric in load_workload(self.config.workload).metrics
+        }
 
     def current_scope(self) -> Scope:
         """Return the scope of the DAG whose `with` block is active. Raises WiringError outside of a
         DAG."""
         # Hera has no public function that returns the active DAG
-        dag = _context.pieces[-1] if _context.pieces else None
-        if not isinstance(dag, DAG):
+        active_dag = _context.pieces[-1] if _context.pieces else None
+        if not isinstance(active_dag, DAG):
             refuse(
-                f"a block must be created in a DAG, not in {type(dag).__name__}: create it in the"
-                " `with` of the pipeline or of a group. It runs after the tasks whose outputs it"
-                " uses; for other tasks write `a >> b`."
+                f"a block must be created in a DAG, not in {type(active_dag).__name__}: create it"
+                " in the `with` of the pipeline or of a group. It runs after the tasks whose"
+                " outputs it uses; for other tasks write `a >> b`."
             )
-        return self.scopes.setdefault(id(dag), Scope(dag))
+        return self.scopes.setdefault(id(active_dag), Scope(active_dag))
 
-    def reserve_name(self, requested: str, default: str) -> str:
-        """Reserve the name of a new task: `requested` or, if empty, `default`, with a suffix or
-        number if necessary.
+    def reserve_name(self, requested_name: str, default_name: str) -> str:
+        """Reserve the name of a new task: `requested_name` or, if empty, `default_name`, with a
+        suffix or number if necessary.
 
         In the group `ship-wide`, `release` is called `release-wide`. In the group `wide`, `release`
         is called `release-wide` only if the name `release` is already in use.
         """
-        if requested and not (isinstance(requested, str) and TASK_NAME.fullmatch(requested)):
+        if requested_name and not (
+            isinstance(requested_name, str) and TASK_NAME.fullmatch(requested_name)
+        ):
             refuse(
-                f'the task name "{requested}" is invalid: use lower-case letters, digits and'
+                f'the task name "{requested_name}" is invalid: use lower-case letters, digits and'
                 " hyphens (train-wide)."
             )
 
-        if requested in self.names:
+        if requested_name in self.names:
             refuse(
-                f'the task name "{requested}" is already in use: task names must be unique. Choose'
-                " another name."
+                f'the task name "{requested_name}" is already in use: task names must be unique.'
+                " Choose another name."
             )
 
-        group, suffix = self._innermost_group()
-        default += suffix if suffix not in default else ""
+        group_name, group_suffix = self._innermost_group()
+        default_name += group_suffix if group_suffix not in default_name else ""
 
-        name = requested or default
-        if name in self.names and group and not suffix:
-            name = f"{default}-{group}"
+        name = requested_name or default_name
+        if name in self.names and group_name and not group_suffix:
+            name = f"{default_name}-{group_name}"
 
         while name in self.names:
-            self.numbers[default] = self.numbers.get(default, 1) + 1
-            name = f"{default}-{self.numbers[default]}"
+            self.numbers[default_name] = self.numbers.get(default_name, 1) + 1
+            name = f"{default_name}-{self.numbers[default_name]}"
 
         self.names.add(name)
         return name
@@ -159,132 +163,164 @@ class Pipeline(References):
     def _innermost_group(self) -> tuple[str, str]:
         """Return the name of the innermost group, and the suffix for the names of the tasks in this
         group."""
-        names = [scope.task.name for scope in self.current_scope().enclosing() if scope.task]
-        suffixes = [f"-{name.partition('-')[2]}" for name in names if "-" in name]
-        return next(iter(names), ""), next(iter(suffixes), "")
+        group_names = [scope.task.name for scope in self.current_scope().enclosing() if scope.task]
+        name_suffixes = [f"-{name.partition('-')[2]}" for name in group_names if "-" in name]
+        return next(iter(group_names), ""), next(iter(name_suffixes), "")
 
-    def template_name(self, requested: str) -> str:
-        """Return a unique template name: `requested`, with a number appended if another template
-        has this name."""
-        names = {template.name for template in self.workflow.templates}
-        name = requested
-        number = 1
-        while name in names:
-            number += 1
-            name = f"{requested}-{number}"
+    def template_name(self, requested_name: str) -> str:
+        """Return a unique template name: `requested_name`, with a number appended if another
+        template has this name."""
+        existing_names = {template.name for template in self.workflow.templates}
+        name = requested_name
+        name_number = 1
+        while name in existing_names:
+            name_number += 1
+            name = f"{requested_name}-{name_number}"
         return name
 
-    def step_template(self, module: str, kind: str, *, in_loop: bool = False) -> Container:
+    def step_template(self, step_module: str, pod_kind: str, *, in_loop: bool = False) -> Container:
         """Return the template of a step, which all tasks of the step share."""
-        shared = StepTemplate(module, kind, in_loop)
-        if shared not in self.step_templates:
-            self.pod_kinds.add(kind)
+        template_key = StepTemplate(step_module, pod_kind, in_loop)
+        if template_key not in self.step_templates:
+            self.pod_kinds.add(pod_kind)
             cluster = self.config.cluster
-            pod = cluster.pod(kind)
-            name = self.template_name(short_name(module))
-            template = step_template(name, module, cluster, pod, in_loop=in_loop)
-            if kind == "train":
-                template = set_worker_settings(template, cluster, pod)
-            self.step_templates[shared] = template
+            pod_config = cluster.pod(pod_kind)
+            name = self.template_name(short_name(step_module))
+            template = step_template(name, step_module, cluster, pod_config, in_loop=in_loop)
+            if pod_kind == "train":
+                template = set_worker_settings(template, cluster, pod_config)
+            self.step_templates[template_key] = template
 
-        return self.step_templates[shared]
+        return self.step_templates[template_key]
 
     @cached_property
     def deletion_template(self) -> Resource:
         """The template of the tasks that delete a Kubernetes object."""
         return delete_template(self.template_name("delete"), retries(self.config.cluster.retries))
 
-    def job_name(self, task: str, max_length: int = 53) -> str:
-        """Return the name of the Kubernetes object that `task` applies. Raises WiringError if the
-        names of the object's pods would be too long."""
-        limit = max_length - len(self.config.name) - SUFFIX_LENGTH - 1
-        if len(task) > limit:
+    def job_name(self, task_name: str, max_length: int = 53) -> str:
+        """Return the name of the Kubernetes object that `task_name` applies. Raises WiringError
+        if the names of the object's pods would be too long."""
+        max_task_length = max_length - len(self.config.name) - SUFFIX_LENGTH - 1
+        if len(task_name) > max_task_length:
             refuse(
-                f'the task name "{task}" must have at most {limit} characters: the names of its'
-                " pods contain it."
+                f'the task name "{task_name}" must have at most {max_task_length} characters: the'
+                " names of its pods contain it."
             )
-        return f"{{{{workflow.name}}}}-{task}"
+        return f"{{{{workflow.name}}}}-{task_name}"
 
     def add_task(
         self,
         name: str,
         template: Template,
-        inputs: Mapping[str, Any],
-        options: Mapping[str, Any] | None = None,
-        after: Predecessors = (),
-        uses: Iterable[StoredArtifact] = (),
+        input_values: Mapping[str, Any],
+        task_options: Mapping[str, Any] | None = None,
+        previous_tasks: Predecessors = (),
+        used_artifacts: Iterable[StoredArtifact] = (),
     ) -> Block:
-        """Add a task to the active DAG. The task depends on `after`, on the tasks whose outputs are
-        in `inputs` and `options`, and on the producers of the artifacts that it `uses` by key."""
+        """Add a task to the active DAG. The task depends on `previous_tasks`, on the tasks whose
+        outputs are in `input_values` and `task_options`, and on the producers of the artifacts that
+        it
+        `used_artifacts` by key."""
         scope = self.current_scope()
-        options = options or {}
-        predecessors = [after] if isinstance(after, (str, Task)) else [*after]
-        names = [task.name if isinstance(task, Task) else task for task in predecessors]
+        task_options = task_options or {}
+        predecessors = (
+            [previous_tasks] if isinstance(previous_tasks, (str, Task)) else [*previous_tasks]
+        )
+        predecessor_names = [
+            previous_task.name if isinstance(previous_task, Task) else previous_task
+            for previous_task in predecessors
+        ]
 
-        missing = [name for name in names if not scope.contains(name)]
-        if missing:
-            hint = did_you_mean(str(missing[0]), [*scope.predecessors])
+        missing_names = [name for name in predecessor_names if not scope.contains(name)]
+        if missing_names:
+            hint = did_you_mean(str(missing_names[0]), [*scope.predecessors])
             refuse(
-                f"{name} cannot run after {describe(missing[0])}: this task does not exist in"
+                f"{name} cannot run after {describe(missing_names[0])}: this task does not exist in"
                 f" {scope.dag.name}.{hint}"
             )
 
-        check_options(name, options)
-        inputs = {field: value for field, value in inputs.items() if value is not None}
-        values = [*inputs.values(), *options.values()]
-        for artifact in uses:
-            self.localize(scope, artifact)
+        check_options(name, task_options)
+        input_values = {
+            input_name: argument_value
+            for input_name, argument_value in input_values.items()
+            if argument_value is not None
+        }
+        argument_values = [*input_values.values(), *task_options.values()]
+        for used_artifact in used_artifacts:
+            self.localize(scope, used_artifact)
 
-        used = [task for artifact in uses for task in self.find_producers(scope, artifact)]
-        needed = [task for value in values for task in self.find_producers(scope, value)]
-        arguments = {field: self.localize(scope, value) for field, value in inputs.items()}
-        extras = {option: self.localize(scope, value) for option, value in options.items()}
+        artifact_producers = [
+            previous_task
+            for used_artifact in used_artifacts
+            for previous_task in self.find_producers(scope, used_artifact)
+        ]
+        output_producers = [
+            previous_task
+            for argument_value in argument_values
+            for previous_task in self.find_producers(scope, argument_value)
+        ]
+        local_arguments = {
+            input_name: self.localize(scope, argument_value)
+            for input_name, argument_value in input_values.items()
+        }
+        local_options = {
+            option_name: self.localize(scope, argument_value)
+            for option_name, argument_value in task_options.items()
+        }
 
-        task = Block(name=name, template=template, arguments=arguments or None, **extras)
-        check_fields(task)
-        task.waits_for = scope.add_dependencies(name, [*used, *names, *needed])
-        task.outputs = Outputs(name, {})
-        task.inputs = {}
-        task.repetitions = []
+        previous_task = Block(
+            name=name, template=template, arguments=local_arguments or None, **local_options
+        )
+        check_fields(previous_task)
+        previous_task.waits_for = scope.add_dependencies(
+            name, [*artifact_producers, *predecessor_names, *output_producers]
+        )
+        previous_task.outputs = Outputs(name, {})
+        previous_task.inputs = {}
+        previous_task.repetitions = []
 
-        return task
+        return previous_task
 
     def repeat_group(self, evaluation: Block) -> Block:
         """Add a task that runs the active group again. `evaluation`: the repeated evaluation, whose
         champion becomes an input of the group. The task runs only if the verdict of `evaluation` is
         `release`."""
-        dag = self.current_scope().dag
-        inputs: list[Any] = dag.inputs  # pyright: ignore[reportAssignmentType]
-        arguments = {item.name: f"{{{{inputs.parameters.{item.name}}}}}" for item in inputs}
-        arguments["champion"] = evaluation.outputs.champion
-        arguments["repetitions"] = "{{=asInt(inputs.parameters.repetitions) - 1}}"
-        task = self.add_task(
+        group_dag = self.current_scope().dag
+        group_inputs: list[Any] = group_dag.inputs  # pyright: ignore[reportAssignmentType]
+        group_arguments = {
+            group_input.name: f"{{{{inputs.parameters.{group_input.name}}}}}"
+            for group_input in group_inputs
+        }
+        group_arguments["champion"] = evaluation.outputs.champion
+        group_arguments["repetitions"] = "{{=asInt(inputs.parameters.repetitions) - 1}}"
+        repeat_task = self.add_task(
             self.reserve_name("", "next"),
-            dag.name or "",
-            arguments,
+            group_dag.name or "",
+            group_arguments,
             {"when": evaluation.outputs.verdict == "release"},
         )
-        task.waits_for = after_all([f"{evaluation.name}.Succeeded"])
-        task.is_repetition = True
+        repeat_task.waits_for = after_all([f"{evaluation.name}.Succeeded"])
+        repeat_task.is_repetition = True
 
-        return task
+        return repeat_task
 
-    def skip_if_cached(self, task: str) -> dict[str, Any]:
-        """Return the task options that skip `task` if its outputs are cached."""
-        self.cacheable.append(task)
-        return skip_if(cached(task))
+    def skip_if_cached(self, task_name: str) -> dict[str, Any]:
+        """Return the task options that skip `task_name` if its outputs are cached."""
+        self.cacheable.append(task_name)
+        return skip_if(cached(task_name))
 
     def close(self) -> None:
         """Check and complete the workflow; called after all its tasks were added."""
         self._reject_repeated_groups()
-        for setters in self.part_setters.values():
-            if len(setters) > 1:
-                for set_part in setters:
-                    set_part()
+        for part_setters in self.part_setters.values():
+            if len(part_setters) > 1:
+                for set_part_name in part_setters:
+                    set_part_name()
 
-        unknown = self.config.cluster.pods.keys() - self.pod_kinds
-        if unknown:
-            name = min(unknown)
+        unknown_pod_kinds = self.config.cluster.pods.keys() - self.pod_kinds
+        if unknown_pod_kinds:
+            name = min(unknown_pod_kinds)
             refuse(
                 f"cluster.pods.{name} is set, but no task has pods of this"
                 f" kind.{did_you_mean(name, self.pod_kinds)}"
@@ -292,10 +328,16 @@ class Pipeline(References):
 
         for scope in self.scopes.values():
             if scope.guarded:
-                tasks = [task for task in scope.dag.tasks if isinstance(task, Task)]
-                inner = {name for task in tasks for name in dependencies_of(task).tasks}
-                leaves = [task.name for task in tasks if task.name not in {*inner, *scope.guarded}]
-                scope.dag.target = " ".join([*scope.guarded, *leaves])
+                scope_tasks = [task for task in scope.dag.tasks if isinstance(task, Task)]
+                awaited_tasks = {
+                    name for task in scope_tasks for name in dependencies_of(task).tasks
+                }
+                final_tasks = [
+                    task.name
+                    for task in scope_tasks
+                    if task.name not in {*awaited_tasks, *scope.guarded}
+                ]
+                scope.dag.target = " ".join([*scope.guarded, *final_tasks])
 
         set_pod_settings(self.workflow.templates, self.config.cluster.pod("executor"))
         set_security_contexts(self.workflow.templates)
@@ -306,77 +348,104 @@ class Pipeline(References):
     def _sort_templates(self) -> None:
         """Sort the templates: first the DAGs of blocks, then other DAGs, the exit DAG and all other
         templates."""
-        dags = [scope.dag.name for scope in self.scopes.values()]
-        ranks = {name: rank for rank, name in enumerate(dags)}
-        ranks["finish"] = len(dags) + 1
+        dag_names = [scope.dag.name for scope in self.scopes.values()]
+        ranks_by_name = {name: rank for rank, name in enumerate(dag_names)}
+        ranks_by_name["finish"] = len(dag_names) + 1
 
         def rank(template: Any) -> int:
             if isinstance(template, DAG):
-                return ranks.get(template.name, len(dags))
-            return ranks.get(template.name, len(dags) + 2)
+                return ranks_by_name.get(template.name, len(dag_names))
+            return ranks_by_name.get(template.name, len(dag_names) + 2)
 
         self.workflow.templates.sort(key=rank)
 
     def _reject_repeated_groups(self) -> None:
-        dags = [template for template in self.workflow.templates if isinstance(template, DAG)]
-        uses = [task for dag in dags for task in dag.tasks if isinstance(task, Task)]
+        dag_templates = [
+            template for template in self.workflow.templates if isinstance(template, DAG)
+        ]
+        all_tasks = [
+            task
+            for dag_template in dag_templates
+            for task in dag_template.tasks
+            if isinstance(task, Task)
+        ]
 
         for scope in self.scopes.values():
-            tasks = [
+            group_tasks = [
                 task
-                for task in uses
+                for task in all_tasks
                 if scope.predecessors
                 and getattr(task.template, "name", task.template) == scope.dag.name
                 and not (isinstance(task, Block) and task.is_repetition)
             ]
-            if len(tasks) > 1 or any(
-                getattr(task, loop) for task in tasks for loop in LOOP_OPTIONS
+            if len(group_tasks) > 1 or any(
+                getattr(task, loop_option) for task in group_tasks for loop_option in LOOP_OPTIONS
             ):
                 refuse(
                     f"the DAG {scope.dag.name} runs several times"
-                    f" ({', '.join(task.name for task in tasks)}), and its blocks"
+                    f" ({', '.join(task.name for task in group_tasks)}), and its blocks"
                     f" {', '.join(scope.predecessors)} would overwrite each other's files: instead,"
                     " write a Python function that creates the blocks, and call it several times."
                 )
 
     def add_exit_tasks(self) -> None:
         """Add the exit tasks: report to MLflow, notify, and delete the training jobs."""
-        inputs = {
+        report_inputs = {
             "workflow": "{{workflow.name}}",
             "experiment": self.config.name,
             "status": "{{workflow.status}}",
             "failures": "{{workflow.failures}}",
         }
 
-        report: list[str] = []
+        report_task_names: list[str] = []
         if self.is_tracked:
-            recorded = {
+            recorded_parameters = {
                 name: parameter_tag(name) for name in ("config", "manifest", CACHED, BACKFILL)
             }
-            report.append(
-                step("steps.report", inputs=inputs, **recorded, ledgers=self.ledgers).name
+            report_task_names.append(
+                step(
+                    "steps.report",
+                    inputs=report_inputs,
+                    **recorded_parameters,
+                    ledgers=self.ledgers,
+                ).name
             )
 
-        notify = self.config.notify
-        if notify.format != "off":
-            template = self.step_template(NOTIFY, "notify")
-            dag = notification(self.template_name("notification"), template, notify, inputs)
-            task = self.add_task(self.reserve_name("", "notification"), dag, {})
-            task.waits_for = after_any(report, FINAL_PHASES)
-            self.current_scope().guarded += report
+        notify_config = self.config.notify
+        if notify_config.format != "off":
+            notify_template = self.step_template(NOTIFY, "notify")
+            notification_dag = notification(
+                self.template_name("notification"), notify_template, notify_config, report_inputs
+            )
+            notification_task = self.add_task(
+                self.reserve_name("", "notification"), notification_dag, {}
+            )
+            notification_task.waits_for = after_any(report_task_names, FINAL_PHASES)
+            self.current_scope().guarded += report_task_names
 
-        for number, (job, kind) in enumerate(self.jobs.items()):
-            name = f"cleanup-{job}" if number else "cleanup"
-            self.add_deletion(name, kind.lower(), self.job_name(job), when=WORKFLOW_FAILED)
+        for job_number, (job_name, job_kind) in enumerate(self.jobs.items()):
+            name = f"cleanup-{job_name}" if job_number else "cleanup"
+            self.add_deletion(name, job_kind.lower(), self.job_name(job_name), when=WORKFLOW_FAILED)
 
     def add_deletion(
-        self, task: str, kind: str, name: str, after: Iterable[str] = (), **options: object
+        self,
+        task_name: str,
+        object_kind: str,
+        name: str,
+        predecessor_names: Iterable[str] = (),
+        **task_options: object,
     ) -> Block:
         """Add a task that deletes the object `name` if the object exists; the name of the task is
-        `task`, with a suffix if necessary."""
+        `task_name`, with a suffix if necessary."""
         template = self.deletion_template
-        objects = {"kind": kind, "object": quote_word(name)}
-        return self.add_task(self.reserve_name("", task), template, objects, options, after)
+        deletion_inputs = {"kind": object_kind, "object": quote_word(name)}
+        return self.add_task(
+            self.reserve_name("", task_name),
+            template,
+            deletion_inputs,
+            task_options,
+            predecessor_names,
+        )
 
 
 CURRENT_PIPELINE: ContextVar[Pipeline | None] = ContextVar("pipeline", default=None)
@@ -385,10 +454,10 @@ CURRENT_PIPELINE: ContextVar[Pipeline | None] = ContextVar("pipeline", default=N
 def current_pipeline() -> Pipeline:
     """Return the pipeline whose `with` block is active. Raises WiringError outside of a
     pipeline."""
-    pipeline = CURRENT_PIPELINE.get()
-    if pipeline is None:
+    active_pipeline = CURRENT_PIPELINE.get()
+    if active_pipeline is None:
         refuse("a block must be created in `with blocks.pipeline(config) as workflow:`.")
-    return pipeline
+    return active_pipeline
 
 
 @contextmanager
@@ -411,17 +480,21 @@ def pipeline(config: "Config", **options: Any) -> Iterator[Workflow]:
             " blocks.at_exit():`."
         )
 
-    parameters = options.pop("arguments", [])
-    if isinstance(parameters, Mapping):
-        parameters = [Parameter(name=name, value=parameters[name]) for name in parameters]
+    extra_parameters = options.pop("arguments", [])
+    if isinstance(extra_parameters, Mapping):
+        extra_parameters = [
+            Parameter(name=name, value=extra_parameters[name]) for name in extra_parameters
+        ]
 
-    reserved = [Parameter(name=name, value="") for name in RESERVED_PARAMETERS]
-    arguments = [*reserved, *parameters]
-    labels = pods.workflow_labels(config.name) | options.pop("labels", {})
-    settings = _defaults(config) | options
-    with Workflow(entrypoint="main", labels=labels, arguments=arguments, **settings) as workflow:
+    reserved_parameters = [Parameter(name=name, value="") for name in RESERVED_PARAMETERS]
+    workflow_arguments = [*reserved_parameters, *extra_parameters]
+    workflow_labels = pods.workflow_labels(config.name) | options.pop("labels", {})
+    workflow_fields = _defaults(config) | options
+    with Workflow(
+        entrypoint="main", labels=workflow_labels, arguments=workflow_arguments, **workflow_fields
+    ) as workflow:
         pipeline = Pipeline(config, workflow)
-        token = CURRENT_PIPELINE.set(pipeline)
+        context_token = CURRENT_PIPELINE.set(pipeline)
 
         try:
             with Graph(name="main"):
@@ -440,24 +513,24 @@ def pipeline(config: "Config", **options: Any) -> Iterator[Workflow]:
 
             pipeline.close()
         finally:
-            CURRENT_PIPELINE.reset(token)
+            CURRENT_PIPELINE.reset(context_token)
 
 
 def _defaults(config: "Config") -> dict[str, Any]:
     """Return the fields of every Workflow, which the options of `pipeline` override."""
-    cluster = config.cluster
+    cluster_config = config.cluster
     return {
         "generate_name": f"{config.name}-",
-        "namespace": cluster.namespace or None,
-        "service_account_name": cluster.service_account,
+        "namespace": cluster_config.namespace or None,
+        "service_account_name": cluster_config.service_account,
         # the containers of steps do not call the Kubernetes API: only Argo's container in the pod
         # gets the token of the ServiceAccount
         "automount_service_account_token": False,
-        "executor": m.ExecutorConfig(service_account_name=cluster.service_account),
+        "executor": m.ExecutorConfig(service_account_name=cluster_config.service_account),
         "security_context": m.PodSecurityContext.model_validate(pods.POD_SECURITY),
-        "active_deadline_seconds": 3600 * cluster.deadline_hours,
+        "active_deadline_seconds": 3600 * cluster_config.deadline_hours,
         "pod_gc": m.PodGC(strategy="OnPodSuccess"),
-        "ttl_strategy": m.TTLStrategy(seconds_after_completion=86400 * cluster.keep_days),
+        "ttl_strategy": m.TTLStrategy(seconds_after_completion=86400 * cluster_config.keep_days),
     }
 
 
@@ -473,23 +546,34 @@ def group(
     """
     if mutex:
         options["synchronization"] = m.Synchronization(mutexes=[m.Mutex(name=mutex)])
-    with nested_dag(current_pipeline().reserve_name(name or " ", ""), when, **options) as task:
-        yield task
+    with nested_dag(
+        current_pipeline().reserve_name(name or " ", ""), when, **options
+    ) as group_task:
+        yield group_task
 
 
 @contextmanager
 def nested_dag(
-    name: str, when: Condition | str | None = None, after: Iterable[str] = (), **options: Any
+    name: str,
+    run_condition: Condition | str | None = None,
+    predecessor_names: Iterable[str] = (),
+    **dag_options: Any,
 ) -> Iterator[Block]:
     """Create the nested DAG of a group, with a name that `Pipeline.reserve_name` has reserved; the
-    task of the DAG runs after the tasks `after`."""
+    task of the DAG runs after the tasks `predecessor_names`."""
     pipeline = current_pipeline()
-    outer = pipeline.current_scope()
-    dag = Graph(name=pipeline.template_name(name), **options)
-    task = pipeline.add_task(name, dag, {}, {} if when is None else {"when": when}, after)
-    pipeline.scopes[id(dag)] = Scope(dag, outer, task)
-    with dag:
-        yield task
+    outer_scope = pipeline.current_scope()
+    nested_graph = Graph(name=pipeline.template_name(name), **dag_options)
+    group_task = pipeline.add_task(
+        name,
+        nested_graph,
+        {},
+        {} if run_condition is None else {"when": run_condition},
+        predecessor_names,
+    )
+    pipeline.scopes[id(nested_graph)] = Scope(nested_graph, outer_scope, group_task)
+    with nested_graph:
+        yield group_task
 
 
 @contextmanager
@@ -500,9 +584,9 @@ def at_exit() -> Iterator[None]:
     The inputs of these tasks may contain the tag `{{workflow.status}}`.
     """
     pipeline = current_pipeline()
-    dags = (scope.dag for scope in pipeline.scopes.values() if scope.dag.name == "finish")
+    exit_dags = (scope.dag for scope in pipeline.scopes.values() if scope.dag.name == "finish")
     pipeline.workflow.on_exit = "finish"
-    with next(dags, None) or Graph(name="finish"):
+    with next(exit_dags, None) or Graph(name="finish"):
         pipeline.current_scope()
         yield
 
@@ -514,7 +598,7 @@ def step(
     pod: str = "",
     inputs: Mapping[str, Any] | None = None,
     after: Predecessors = (),
-    **more: object,
+    **more_inputs: object,
 ) -> Block:
     """Add a task that runs the step `module` with `inputs`, which may also be keyword arguments.
 
@@ -522,78 +606,93 @@ def step(
     fields of Hera's Task, such as `when` and `with_items`. Raises WiringError.
     """
     pipeline = current_pipeline()
-    definition = load_step(module)
+    step_definition = load_step(module)
 
     if not isinstance(pod, str):
         refuse(
             f"the kind of pod is {describe(pod)}: it must be a key of cluster.pods, such as train."
         )
 
-    options = {name: more.pop(name) for name in TASK_OPTIONS if name in more}
-    in_loop = any(options.get(name) is not None for name in LOOP_OPTIONS)
+    task_options = {name: more_inputs.pop(name) for name in TASK_OPTIONS if name in more_inputs}
+    in_loop = any(task_options.get(name) is not None for name in LOOP_OPTIONS)
     name = pipeline.reserve_name(task, short_name(module))
-    values = {field: dump_model(value) for field, value in {**(inputs or {}), **more}.items()}
-    fields = definition.Inputs.model_fields
-    check_input_names(name, values, fields, (*TASK_OPTIONS, *STEP_ARGUMENTS))
-    texts = {
-        field: value if _is_unchanged(value) else format_input(value)
-        for field, value in validate_inputs(name, values, fields).items()
+    input_values = {
+        field_name: dump_model(value)
+        for field_name, value in {**(inputs or {}), **more_inputs}.items()
     }
-    if needs_task_name(definition):
-        texts[TASK] = name
+    input_fields = step_definition.Inputs.model_fields
+    check_input_names(name, input_values, input_fields, (*TASK_OPTIONS, *STEP_ARGUMENTS))
+    input_texts = {
+        field_name: value if _is_unchanged(value) else format_input(value)
+        for field_name, value in validate_inputs(name, input_values, input_fields).items()
+    }
+    if needs_task_name(step_definition):
+        input_texts[TASK] = name
 
-    is_known_early = "when" not in options and "{{" not in str(values.get("experiment"))
-    cacheable = hasattr(definition, "REUSE") and not in_loop and is_known_early
-    if cacheable:
-        options.update(pipeline.skip_if_cached(name))
+    is_known_early = "when" not in task_options and "{{" not in str(input_values.get("experiment"))
+    is_cacheable = hasattr(step_definition, "REUSE") and not in_loop and is_known_early
+    if is_cacheable:
+        task_options.update(pipeline.skip_if_cached(name))
 
-    template = pipeline.step_template(module, pod or short_name(module), in_loop=in_loop)
-    block = pipeline.add_task(name, template, texts, options, after)
-    block.inputs = values
-    outputs: dict[str, Any] = {}
+    step_template = pipeline.step_template(module, pod or short_name(module), in_loop=in_loop)
+    step_block = pipeline.add_task(name, step_template, input_texts, task_options, after)
+    step_block.inputs = input_values
+    step_outputs: dict[str, Any] = {}
 
-    for field, info in definition.Outputs.model_fields.items():
-        if not is_artifact(info):
-            kind = list if in_loop else info.annotation
-            outputs[field] = _output_value(block, field, kind, is_cached=cacheable)
+    for field_name, output_field in step_definition.Outputs.model_fields.items():
+        if not is_artifact(output_field):
+            output_type = list if in_loop else output_field.annotation
+            step_outputs[field_name] = _output_value(
+                step_block, field_name, output_type, is_cached=is_cacheable
+            )
         elif not in_loop:  # Argo cannot pass the artifacts of a loop to other tasks
-            location = cached_key if cacheable else key
-            producer = Producer(pipeline.current_scope(), name)
-            outputs[field] = StoredArtifact.from_key(field, location(name, field), producer)
+            make_object_key = cached_key if is_cacheable else key
+            output_producer = Producer(pipeline.current_scope(), name)
+            step_outputs[field_name] = StoredArtifact.from_key(
+                field_name, make_object_key(name, field_name), output_producer
+            )
 
-    block.outputs = Outputs(name, outputs)
-    block.origin = module, pod
-    pipeline.is_tracked |= "run_id" in fields or "run_id" in outputs
+    step_block.outputs = Outputs(name, step_outputs)
+    step_block.origin = module, pod
+    pipeline.is_tracked |= "run_id" in input_fields or "run_id" in step_outputs
 
-    return block
+    return step_block
 
 
-def _is_unchanged(value: object) -> bool:
+def _is_unchanged(input_value: object) -> bool:
     """Return True if an input is a text or an artifact, which is passed without conversion."""
-    return isinstance(value, (str, StoredArtifact)) or hasattr(value, "from_")
+    return isinstance(input_value, (str, StoredArtifact)) or hasattr(input_value, "from_")
 
 
-def _output_value(block: Block, name: str, kind: object, *, is_cached: bool) -> Value:
+def _output_value(block: Block, name: str, output_type: object, *, is_cached: bool) -> Value:
     """Return the output parameter `name` of a block. If the block is cached, its value comes from
     the cached run."""
     path = f"tasks.{block.name}.outputs.parameters.{name}"
-    value = Value(name, path, kind)
+    own_value = Value(name, path, output_type)
     if not is_cached:
-        return value
+        return own_value
 
-    either = self_or_cached(value, block.name, block.inputs.get("experiment"))
-    current_pipeline().tags.update({path: str(either), value.expression: str(either)})
-    return either
+    own_or_cached_value = self_or_cached(own_value, block.name, block.inputs.get("experiment"))
+    current_pipeline().tags.update(
+        {path: str(own_or_cached_value), own_value.expression: str(own_or_cached_value)}
+    )
+    return own_or_cached_value
 
 
-def repeat(block: Block, **options: Any) -> Block:
-    """Add a task that runs the step of `block` again with the same inputs, and overwrites the
-    artifacts of `block`."""
-    module, pod = block.origin
-    repetition = step(module, task=f"{block.name}{AGAIN}", pod=pod, inputs=block.inputs, **options)
-    if needs_task_name(load_step(module)):
-        arguments: dict[str, Any] = repetition.arguments  # pyright: ignore[reportAssignmentType]
-        arguments[TASK] = block.name
-    repetition.is_repetition = True
-    block.repetitions.append(repetition)
-    return repetition
+def repeat(original_block: Block, **task_options: Any) -> Block:
+    """Add a task that runs the step of `original_block` again with the same inputs, and
+    overwrites the artifacts of `original_block`."""
+    step_module, pod_kind = original_block.origin
+    repeated_block = step(
+        step_module,
+        task=f"{original_block.name}{AGAIN}",
+        pod=pod_kind,
+        inputs=original_block.inputs,
+        **task_options,
+    )
+    if needs_task_name(load_step(step_module)):
+        block_arguments: dict[str, Any] = repeated_block.arguments  # pyright: ignore[reportAssignmentType]
+        block_arguments[TASK] = original_block.name
+    repeated_block.is_repetition = True
+    original_block.repetitions.append(repeated_block)
+    return repeated_block

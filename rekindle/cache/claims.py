@@ -41,57 +41,71 @@ class Claims(RootModel[dict[str, Annotated[float, Field(allow_inf_nan=False)]]])
     model_config = ConfigDict(strict=True)
 
 
-def claim_tasks(store: "Store", tasks: Iterable[str]) -> None:
-    """Record that a new run uses the artifacts of `tasks` (RUN/TASK). Raises StorageError."""
+def claim_tasks(store: "Store", task_references: Iterable[str]) -> None:
+    """Record that a new run uses the artifacts of `task_references` (RUN/TASK). Raises
+    StorageError."""
     tasks_by_run: dict[str, set[str]] = defaultdict(set)
-    for task in tasks:
-        tasks_by_run[task.partition("/")[0]].add(task)
-    with ThreadPoolExecutor(THREADS) as pool:
-        list(pool.map(partial(_record_claims, store), tasks_by_run, tasks_by_run.values()))
+    for task_reference in task_references:
+        tasks_by_run[task_reference.partition("/")[0]].add(task_reference)
+    with ThreadPoolExecutor(THREADS) as thread_pool:
+        list(thread_pool.map(partial(_record_claims, store), tasks_by_run, tasks_by_run.values()))
 
 
-def claimed_tasks(store: "Store", claim_s: float, run: str = "") -> set[str]:
-    """Return the tasks (RUN/TASK) of `run`, or of all runs, that were claimed in the last `claim_s`
-    seconds. Raises StorageError."""
-    if run:
-        runs = [run]
+def claimed_tasks(store: "Store", claim_age_s: float, run_name: str = "") -> set[str]:
+    """Return the tasks (RUN/TASK) of `run_name`, or of all runs, that were claimed in the last
+    `claim_age_s` seconds. Raises StorageError."""
+    if run_name:
+        run_names = [run_name]
     else:
-        runs = [item.key.removeprefix(CLAIMS_FOLDER) for item in store.list(CLAIMS_FOLDER)]
+        run_names = [
+            claim_object.key.removeprefix(CLAIMS_FOLDER)
+            for claim_object in store.list(CLAIMS_FOLDER)
+        ]
 
-    with ThreadPoolExecutor(THREADS) as pool:
-        times = [times for times, _ in pool.map(partial(_read, store), runs)]
+    with ThreadPoolExecutor(THREADS) as thread_pool:
+        claim_times = [
+            claim_times for claim_times, _ in thread_pool.map(partial(_read, store), run_names)
+        ]
 
     return {
-        task
-        for claims in times
-        for task, claimed in claims.items()
-        if time.time() - claimed < claim_s
+        task_reference
+        for claim_times_by_task in claim_times
+        for task_reference, claim_time in claim_times_by_task.items()
+        if time.time() - claim_time < claim_age_s
     }
 
 
-def remove_claims(store: "Store", run: str) -> None:
-    """Delete the claims on the artifacts of `run`, which were removed. Raises StorageError."""
-    store.delete([f"{CLAIMS_FOLDER}{run}"])
+def remove_claims(store: "Store", run_name: str) -> None:
+    """Delete the claims on the artifacts of `run_name`, which were removed. Raises StorageError."""
+    store.delete([f"{CLAIMS_FOLDER}{run_name}"])
 
 
-def _record_claims(store: "Store", run: str, tasks: Iterable[str]) -> None:
+def _record_claims(store: "Store", run_name: str, task_references: Iterable[str]) -> None:
     while True:
-        times, etag = _read(store, run)
-        now = time.time()
-        outdated = [task for task in tasks if now - times.get(task, 0.0) >= INTERVAL_S]
-        if not outdated:
+        claim_times, etag = _read(store, run_name)
+        current_time = time.time()
+        outdated_tasks = [
+            task_reference
+            for task_reference in task_references
+            if current_time - claim_times.get(task_reference, 0.0) >= INTERVAL_S
+        ]
+        if not outdated_tasks:
             return
-        recent = {task: claimed for task, claimed in times.items() if now - claimed < EXPIRY_S}
-        data = to_json(recent | dict.fromkeys(outdated, now)).encode()
+        recent_claims = {
+            task_reference: claim_time
+            for task_reference, claim_time in claim_times.items()
+            if current_time - claim_time < EXPIRY_S
+        }
+        claims_json = to_json(recent_claims | dict.fromkeys(outdated_tasks, current_time)).encode()
         # retry, because another run has changed the claims or retention has removed them
         with suppress(Conflict, NotFound):
-            store.put(f"{CLAIMS_FOLDER}{run}", data, if_match=etag, if_absent=not etag)
+            store.put(f"{CLAIMS_FOLDER}{run_name}", claims_json, if_match=etag, if_absent=not etag)
             return
 
 
-def _read(store: "Store", run: str) -> tuple[dict[str, float], str | None]:
+def _read(store: "Store", run_name: str) -> tuple[dict[str, float], str | None]:
     try:
-        data, etag = store.get_with_etag(f"{CLAIMS_FOLDER}{run}")
+        claims_json, etag = store.get_with_etag(f"{CLAIMS_FOLDER}{run_name}")
     except NotFound:
         return {}, None
-    return parse(Claims, data, store.uri(f"{CLAIMS_FOLDER}{run}")).root, etag
+    return parse(Claims, claims_json, store.uri(f"{CLAIMS_FOLDER}{run_name}")).root, etag

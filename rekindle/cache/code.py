@@ -32,127 +32,131 @@ IMAGE_DIGEST = "sha256:"  # prefix of an identity that is the digest of an image
 PACKAGE_RECORDS = (".dist-info", ".egg-info", ".egg")  # suffixes of names with a version
 
 
-def image_digest(image: str) -> str:
+def image_digest(image_name: str) -> str:
     """Return the digest in the name of an image; "" if the name has only a tag, which may later
     refer to another image."""
-    return image.partition("@")[2]
+    return image_name.partition("@")[2]
 
 
-def code_identity(modules: Iterable[str]) -> str:
+def code_identity(module_names: Iterable[str]) -> str:
     """Return the identity of the code that this process would run for the step and workload
-    `modules`."""
+    `module_names`."""
     if os.environ.get(KUBERNETES_SERVICE_HOST) and (
         digest := image_digest(os.environ.get(REKINDLE_IMAGE, ""))
     ):
         return digest
-    return _digest(tuple(sorted(set(modules))), tuple(project.search_path()))
+    return _digest(tuple(sorted(set(module_names))), tuple(project.search_path()))
 
 
 @cache
-def _digest(modules: tuple[str, ...], folders: tuple[str, ...]) -> str:
-    return hashlib.sha256(to_json(_identity_facts(modules, folders)).encode()).hexdigest()
+def _digest(module_names: tuple[str, ...], folders: tuple[str, ...]) -> str:
+    return hashlib.sha256(to_json(_identity_facts(module_names, folders)).encode()).hexdigest()
 
 
-def identity_facts(modules: Iterable[str]) -> dict[str, Any]:
+def identity_facts(module_names: Iterable[str]) -> dict[str, Any]:
     """Return the values that are hashed as the identity of the code, if the pod's image is not
     pinned by digest."""
-    return _identity_facts(tuple(sorted(set(modules))), tuple(project.search_path()))
+    return _identity_facts(tuple(sorted(set(module_names))), tuple(project.search_path()))
 
 
-def _identity_facts(modules: tuple[str, ...], folders: tuple[str, ...]) -> dict[str, Any]:
+def _identity_facts(module_names: tuple[str, ...], folders: tuple[str, ...]) -> dict[str, Any]:
     return {
         "python": sys.version,
         "packages": list_packages(),
-        "files": module_digests(modules, folders),
+        "files": module_digests(module_names, folders),
     }
 
 
-def module_digests(modules: Iterable[str], folders: Iterable[str]) -> dict[str, str]:
+def module_digests(module_names: Iterable[str], folders: Iterable[str]) -> dict[str, str]:
     """Return the sha256 of the file of each module in `imported_files`."""
-    return {name: _sha256(path) for name, path in sorted(imported_files(modules, folders).items())}
+    return {
+        name: _sha256(path) for name, path in sorted(imported_files(module_names, folders).items())
+    }
 
 
-def existing_modules(names: Iterable[str], folders: Iterable[str]) -> list[str]:
+def existing_modules(candidate_names: Iterable[str], folders: Iterable[str]) -> list[str]:
     """Return the names that are modules of the project, of editable installations or of
     Rekindle."""
-    roots = [*map(Path, folders), project.REFERENCE]
-    return sorted(name for name in names if _find_file(name, roots))
+    root_folders = [*map(Path, folders), project.REFERENCE]
+    return sorted(name for name in candidate_names if _find_file(name, root_folders))
 
 
 def is_installed_module(name: str) -> bool:
     """Return True if a module belongs to an installed package, whose version is part of the
     identity instead of its files."""
     with suppress(ImportError, ValueError, AttributeError):
-        spec = importlib.util.find_spec(name.partition(".")[0])
-        return bool(spec and spec.origin and is_installed(Path(spec.origin)))
+        module_spec = importlib.util.find_spec(name.partition(".")[0])
+        return bool(module_spec and module_spec.origin and is_installed(Path(module_spec.origin)))
     return False
 
 
 def list_packages() -> list[str]:
     """Return the installed packages with their versions, including the system packages that a
     virtual environment can see."""
-    folders = {sysconfig.get_path(name) for name in ("purelib", "platlib")}
-    folders.update({folder for folder in sys.path if is_installed(Path(folder))})
-    files = (path for folder in folders for path in Path(folder).glob("*"))
-    records = [path for path in files if path.suffix in PACKAGE_RECORDS]
-    return sorted({path.stem for path in records})
+    package_folders = {sysconfig.get_path(name) for name in ("purelib", "platlib")}
+    package_folders.update({folder for folder in sys.path if is_installed(Path(folder))})
+    folder_entries = (path for folder in package_folders for path in Path(folder).glob("*"))
+    package_records = [path for path in folder_entries if path.suffix in PACKAGE_RECORDS]
+    return sorted({path.stem for path in package_records})
 
 
-def imported_files(modules: Iterable[str], folders: Iterable[str]) -> dict[str, Path]:
-    """Return, by module name, the files of `modules` and of all modules that they import directly
-    or indirectly. For a package in `modules`, return all its files. A name that begins with
-    FILE_PREFIX denotes a file of the project, which Python runs as a program."""
-    modules = list(modules)
-    roots = [*map(Path, folders), project.REFERENCE]
-    files = _imported_files(modules, roots)
+def imported_files(module_names: Iterable[str], folders: Iterable[str]) -> dict[str, Path]:
+    """Return, by module name, the files of `module_names` and of all modules that they import
+    directly or indirectly. For a package in `module_names`, return all its files. A name that
+    begins with FILE_PREFIX denotes a file of the project, which Python runs as a program."""
+    module_names = list(module_names)
+    root_folders = [*map(Path, folders), project.REFERENCE]
+    files_by_module = _imported_files(module_names, root_folders)
 
-    for name in modules:
-        file = _find_file(name, roots)
+    for name in module_names:
+        file = _find_file(name, root_folders)
         if file and _is_package(file):
-            files.update(
+            files_by_module.update(
                 {
                     f"{name}/{path.relative_to(file.parent)}": path
                     for path in _files_below(file.parent)
                 }
             )
 
-    for name in modules:
-        script = _find_script(name, roots)
-        if script:
+    for name in module_names:
+        script_file = _find_script(name, root_folders)
+        if script_file:
             # Python searches the folder of a program first
-            imported = _imported_files(_imports(script, ""), [script.parent, *roots])
-            files[name] = script
-            for module, path in imported.items():
+            script_imports = _imported_files(
+                _imports(script_file, ""), [script_file.parent, *root_folders]
+            )
+            files_by_module[name] = script_file
+            for imported_module, path in script_imports.items():
                 # the program's folder contains a different module of this name
-                is_same = files.setdefault(module, path) == path
-                files.update({} if is_same else {f"{name}:{module}": path})
+                is_same = files_by_module.setdefault(imported_module, path) == path
+                files_by_module.update({} if is_same else {f"{name}:{imported_module}": path})
 
-    return files
+    return files_by_module
 
 
-def _imported_files(modules: Iterable[str], roots: list[Path]) -> dict[str, Path]:
-    """Return the files of `modules` and of all modules that they import."""
-    files: dict[str, Path] = {}
-    pending = list(modules)
+def _imported_files(module_names: Iterable[str], root_folders: list[Path]) -> dict[str, Path]:
+    """Return the files of `module_names` and of all modules that they import."""
+    files_by_module: dict[str, Path] = {}
+    pending_modules = list(module_names)
 
-    while pending:
-        name = pending.pop()
-        if name in files or not (file := _find_file(name, roots)):
+    while pending_modules:
+        name = pending_modules.pop()
+        if name in files_by_module or not (file := _find_file(name, root_folders)):
             continue
 
-        files[name] = file
-        pending += [name.rpartition(".")[0]] if "." in name else []
-        pending += _imports(file, name if _is_package(file) else name.rpartition(".")[0])
+        files_by_module[name] = file
+        pending_modules += [name.rpartition(".")[0]] if "." in name else []
+        pending_modules += _imports(file, name if _is_package(file) else name.rpartition(".")[0])
 
-    return files
+    return files_by_module
 
 
-def _find_script(name: str, roots: Iterable[Path]) -> Path | None:
+def _find_script(name: str, root_folders: Iterable[Path]) -> Path | None:
     """Return the file of the project that a name with the prefix FILE_PREFIX denotes."""
     if not name.startswith(FILE_PREFIX):
         return None
-    paths = (root / name.removeprefix(FILE_PREFIX) for root in roots)
-    return next(filter(Path.is_file, paths), None)
+    candidate_files = (root_folder / name.removeprefix(FILE_PREFIX) for root_folder in root_folders)
+    return next(filter(Path.is_file, candidate_files), None)
 
 
 def _is_package(file: Path) -> bool:
@@ -163,8 +167,8 @@ def _files_below(folder: Path) -> Iterator[Path]:
     """Yield the files of a folder and of folders that are linked into it, except compiled copies of
     source files."""
     for path in linked_files_below(folder):
-        is_copy = path.suffix in BYTECODE_SUFFIXES and path.with_suffix(".py").is_file()
-        if not is_copy and "__pycache__" not in path.relative_to(folder).parts:
+        is_compiled_copy = path.suffix in BYTECODE_SUFFIXES and path.with_suffix(".py").is_file()
+        if not is_compiled_copy and "__pycache__" not in path.relative_to(folder).parts:
             yield path
 
 
@@ -174,29 +178,35 @@ def _sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _find_file(name: str, roots: Iterable[Path]) -> Path | None:
-    """Return the file of a module below `roots` or in an editable installation; None for a module
-    of an installed package."""
+def _find_file(name: str, root_folders: Iterable[Path]) -> Path | None:
+    """Return the file of a module below `root_folders` or in an editable installation; None for
+    a module of an installed package."""
     if name.startswith(FILE_PREFIX):
         return None
 
-    package, *submodules = name.split(".")
-    engine = [folder.parent for folder in ENGINE if folder.name == package]
-    groups = [engine] if engine else _in_search_order(package, list(roots))
+    package_name, *submodule_names = name.split(".")
+    engine_folders = [folder.parent for folder in ENGINE if folder.name == package_name]
+    folder_groups = (
+        [engine_folders] if engine_folders else _in_search_order(package_name, list(root_folders))
+    )
 
     file = None
     folders: list[Path] = []
-    for group in groups:
-        file, folders = _find_in(group, package)
+    for folder_group in folder_groups:
+        file, folders = _find_in(folder_group, package_name)
         if file or folders:
             break
 
-    if package in project.SHARED:
+    if package_name in project.SHARED:
         # `project.load` merges all folders of such a package
-        folders = [root / package for group in groups for root in group]
+        folders = [
+            root_folder / package_name
+            for folder_group in folder_groups
+            for root_folder in folder_group
+        ]
 
-    for submodule in submodules:
-        file, folders = _find_in(folders, submodule)
+    for submodule_name in submodule_names:
+        file, folders = _find_in(folders, submodule_name)
     return file
 
 
@@ -207,24 +217,24 @@ def _find_in(folders: Iterable[Path], name: str) -> tuple[Path | None, list[Path
     As in Python, a folder without `__init__` is part of a namespace package, and is used only if no
     folder has a module or a regular package of that name. A namespace package has no file.
     """
-    stems = [folder / name for folder in folders]
-    subfolders = [stem for stem in stems if stem.is_dir()]
+    path_stems = [folder / name for folder in folders]
+    submodule_folders = [path_stem for path_stem in path_stems if path_stem.is_dir()]
 
-    for stem in stems:
-        if stem in subfolders and (file := _with_suffix(stem / "__init__")):
+    for path_stem in path_stems:
+        if path_stem in submodule_folders and (file := _with_suffix(path_stem / "__init__")):
             if _extends_path(file):
-                return file, [stem, *subfolders]
-            return file, [stem]
+                return file, [path_stem, *submodule_folders]
+            return file, [path_stem]
 
-        if stem.parent.is_dir() and (file := _with_suffix(stem)):
+        if path_stem.parent.is_dir() and (file := _with_suffix(path_stem)):
             return file, []
 
-    return None, subfolders
+    return None, submodule_folders
 
 
-def _with_suffix(stem: Path) -> Path | None:
-    files = (Path(f"{stem}{suffix}") for suffix in MODULE_SUFFIXES)
-    return next(filter(Path.is_file, files), None)
+def _with_suffix(path_stem: Path) -> Path | None:
+    candidate_files = (Path(f"{path_stem}{module_suffix}") for module_suffix in MODULE_SUFFIXES)
+    return next(filter(Path.is_file, candidate_files), None)
 
 
 @cache
@@ -233,61 +243,72 @@ def _extends_path(file: Path) -> bool:
     return b"__path__" in file.read_bytes()
 
 
-def _in_search_order(package: str, roots: list[Path]) -> list[list[Path]]:
-    """Return `roots`, which end with the reference project, and the editable installation of a
-    package, in the order in which Python searches them: The project is at the end of `sys.path`,
+def _in_search_order(package_name: str, root_folders: list[Path]) -> list[list[Path]]:
+    """Return `root_folders`, which end with the reference project, and the editable installation of
+    a package, in the order in which Python searches them: The project is at the end of `sys.path`,
     because `project.load` appends it.
 
     Python searches a group of folders only if no earlier group has a module or a folder of that
     name.
     """
-    sources = _source_roots(package)
+    source_roots = _source_roots(package_name)
     # the project comes first for the packages `steps` and `pipelines`, because it adds modules to
     # them
-    if package in project.SHARED or not sources:
-        return [[*roots, *sources]]
+    if package_name in project.SHARED or not source_roots:
+        return [[*root_folders, *source_roots]]
 
-    positions = map(_search_position, project.search_path())
-    project_position = min(positions, default=len(sys.path))
-    earlier = [folder for folder in sources if _search_position(str(folder)) < project_position]
-    in_path = [folder for folder in sources if _search_position(str(folder)) < len(sys.path)]
+    search_positions = map(_search_position, project.search_path())
+    project_position = min(search_positions, default=len(sys.path))
+    earlier_folders = [
+        folder for folder in source_roots if _search_position(str(folder)) < project_position
+    ]
+    path_folders = [
+        folder for folder in source_roots if _search_position(str(folder)) < len(sys.path)
+    ]
     # an import hook of setuptools finds these folders, after all folders of `sys.path`
-    hooked = [folder for folder in sources if folder not in in_path]
+    hooked_folders = [folder for folder in source_roots if folder not in path_folders]
 
-    *folders, reference = roots
-    return [list(dict.fromkeys([*earlier, *folders, *in_path])), hooked, [reference]]
+    *project_folders, reference_folder = root_folders
+    return [
+        list(dict.fromkeys([*earlier_folders, *project_folders, *path_folders])),
+        hooked_folders,
+        [reference_folder],
+    ]
 
 
 def _search_position(folder: str) -> int:
     """Return the index of a folder in `sys.path`; for another folder, the length of `sys.path`."""
-    entries = [os.path.abspath(entry) for entry in sys.path]
-    if folder in entries:
-        return entries.index(folder)
-    return len(entries)
+    path_entries = [os.path.abspath(path_entry) for path_entry in sys.path]
+    if folder in path_entries:
+        return path_entries.index(folder)
+    return len(path_entries)
 
 
 @cache
-def _source_roots(package: str) -> list[Path]:
+def _source_roots(package_name: str) -> list[Path]:
     """Return the folders outside of the project that contain the sources of an editable
     installation of a package."""
-    if package in sys.stdlib_module_names:
+    if package_name in sys.stdlib_module_names:
         return []
 
     with suppress(ImportError, ValueError):
-        spec = importlib.util.find_spec(package)
-        if spec:
-            folders = [
-                Path(location).parent
-                for location in spec.submodule_search_locations or [spec.origin or "/"]
+        package_spec = importlib.util.find_spec(package_name)
+        if package_spec:
+            source_folders = [
+                Path(package_location).parent
+                for package_location in package_spec.submodule_search_locations
+                or [package_spec.origin or "/"]
             ]
-            in_project = project.search_path()
+            project_folders = project.search_path()
             # a package of Python itself that is not a library, such as `test`
-            library = Path(sysconfig.get_path("stdlib"))
+            library_folder = Path(sysconfig.get_path("stdlib"))
 
             return [
                 folder
-                for folder in folders
-                if not is_installed(folder) and folder != library and str(folder) not in in_project
+                for folder in source_folders
+                if not is_installed(folder)
+                and folder != library_folder
+                and str(folder) not in project_folders
             ]
 
     return []
@@ -300,61 +321,64 @@ def is_installed(path: Path) -> bool:
 
 
 @cache
-def _imports(file: Path, package: str) -> list[str]:
-    """Return the modules that a source file of `package` imports; [] for a compiled file."""
+def _imports(file: Path, package_name: str) -> list[str]:
+    """Return the modules that a source file of `package_name` imports; [] for a compiled file."""
     if file.suffix not in SOURCE_SUFFIXES:
         return []
-    names: dict[str, None] = {}
+    module_names: dict[str, None] = {}
     # ignore source that cannot be parsed, because Python reports the error on import; deeply nested
     # source raises RecursionError or MemoryError
     with suppress(SyntaxError, RecursionError, MemoryError):
         for name in _module_names(ast.parse(file.read_bytes())):
             # a relative import with too many dots leads out of the package
             with suppress(ImportError):
-                names[importlib.util.resolve_name(name, package)] = None
-    return list(names)
+                module_names[importlib.util.resolve_name(name, package_name)] = None
+    return list(module_names)
 
 
-def _module_names(tree: ast.AST) -> Iterator[str]:
+def _module_names(syntax_tree: ast.AST) -> Iterator[str]:
     """Yield the imported names; the names of relative imports begin with dots."""
-    for node in ast.walk(tree):
-        match node:
+    for syntax_node in ast.walk(syntax_tree):
+        match syntax_node:
             case ast.Import():
-                yield from (alias.name for alias in node.names)
+                yield from (import_alias.name for import_alias in syntax_node.names)
             case ast.ImportFrom():
-                module = "." * node.level + (node.module or "")
-                yield module
+                module_name = "." * syntax_node.level + (syntax_node.module or "")
+                yield module_name
                 yield from (
-                    f"{module}{'.' if node.module else ''}{alias.name}" for alias in node.names
+                    f"{module_name}{'.' if syntax_node.module else ''}{import_alias.name}"
+                    for import_alias in syntax_node.names
                 )
             case ast.Call(
                 func=ast.Attribute(attr="import_module")
                 | ast.Name(id="import_module" | "__import__")
             ):
-                yield from _modules_named_in_call(node)
-            case ast.Constant() if str(node.value).startswith(("argolocal.", "rekindle.")):
+                yield from _modules_named_in_call(syntax_node)
+            case ast.Constant() if str(syntax_node.value).startswith(("argolocal.", "rekindle.")):
                 # the text may be the name of a module that Rekindle loads
-                yield str(node.value)
+                yield str(syntax_node.value)
             case _:
                 pass
 
 
-def _modules_named_in_call(call: ast.Call) -> Iterator[str]:
+def _modules_named_in_call(call_node: ast.Call) -> Iterator[str]:
     """Yield the module name that is passed to `import_module` or `__import__`, if it is a
     literal."""
-    arguments: dict[str | None, ast.expr] = {
-        keyword.arg: keyword.value for keyword in call.keywords
+    call_arguments: dict[str | None, ast.expr] = {
+        keyword.arg: keyword.value for keyword in call_node.keywords
     }
-    arguments.update(zip(("name", "package"), call.args, strict=False))
-    texts = {
-        name: value.value for name, value in arguments.items() if isinstance(value, ast.Constant)
+    call_arguments.update(zip(("name", "package"), call_node.args, strict=False))
+    literal_arguments = {
+        name: argument_value.value
+        for name, argument_value in call_arguments.items()
+        if isinstance(argument_value, ast.Constant)
     }
-    name = str(texts.get("name") or "")
+    name = str(literal_arguments.get("name") or "")
 
-    package = texts.get("package")
-    if name.startswith(".") and isinstance(package, str):
+    package_name = literal_arguments.get("package")
+    if name.startswith(".") and isinstance(package_name, str):
         with suppress(ImportError):
-            name = importlib.util.resolve_name(name, package)
+            name = importlib.util.resolve_name(name, package_name)
 
     if name:
         yield name

@@ -42,95 +42,128 @@ class CodeFile(Document):
     files: dict[str, str]
 
 
-def record_code(store: "Store", facts: Facts) -> None:
+def record_code(store: "Store", step_facts: Facts) -> None:
     """Store the list of files behind the code's identity, unless the identity is the digest of an
     image. Raises StorageError."""
-    if not facts["code"].startswith(code.IMAGE_DIGEST):
+    if not step_facts["code"].startswith(code.IMAGE_DIGEST):
         with suppress(Conflict):
             store.put(
-                f"{CODE_FOLDER}{facts['code']}",
-                to_json(code.identity_facts(modules_of(facts))).encode(),
+                f"{CODE_FOLDER}{step_facts['code']}",
+                to_json(code.identity_facts(modules_of(step_facts))).encode(),
                 if_absent=True,
             )
 
 
 def remove_unused_code(store: "Store") -> None:
     """Delete the lists of files that no entry refers to. Raises StorageError."""
-    used = {f"{CODE_FOLDER}{entry.facts.get('code')}" for entry in entries.read_entries(store)}
-    unused = (item.key for item in store.list(CODE_FOLDER) if item.key not in used)
-    store.delete([key for key in unused if Digest.matches(key.removeprefix(CODE_FOLDER))])
+    used_keys = {
+        f"{CODE_FOLDER}{cache_entry.facts.get('code')}"
+        for cache_entry in entries.read_entries(store)
+    }
+    unused_keys = (
+        code_object.key
+        for code_object in store.list(CODE_FOLDER)
+        if code_object.key not in used_keys
+    )
+    store.delete([key for key in unused_keys if Digest.matches(key.removeprefix(CODE_FOLDER))])
 
 
-def list_differences(store: "Store", before: Facts, now: Facts) -> list[Difference]:
+def list_differences(store: "Store", facts_before: Facts, current_facts: Facts) -> list[Difference]:
     """List the differences between two sets of facts, most relevant first. Inputs and data that
-    `now` does not contain are ignored."""
-    if before.get("code") != now["code"]:
-        result = list(_code_differences(store, before, now))
+    `current_facts` does not contain are ignored."""
+    if facts_before.get("code") != current_facts["code"]:
+        all_differences = list(_code_differences(store, facts_before, current_facts))
     else:
-        result = []
+        all_differences = []
 
-    for kind in ("inputs", "data_read", "artifacts"):
-        facts = now.get(kind, {})
-        previous = {name: value for name, value in before.get(kind, {}).items() if name in facts}
-        if kind == "inputs":
-            result += _mapping_differences("input", _flatten(previous), _flatten(facts))
+    for facts_kind in ("inputs", "data_read", "artifacts"):
+        current_values = current_facts.get(facts_kind, {})
+        previous_values = {
+            name: value
+            for name, value in facts_before.get(facts_kind, {}).items()
+            if name in current_values
+        }
+        if facts_kind == "inputs":
+            all_differences += _mapping_differences(
+                "input", _flatten(previous_values), _flatten(current_values)
+            )
         else:
-            result += _mapping_differences("data", previous, facts)
+            all_differences += _mapping_differences("data", previous_values, current_values)
 
-    return result
+    return all_differences
 
 
-def _code_differences(store: "Store", before: Facts, now: Facts) -> Iterator[Difference]:
-    identities = str(before.get("code", "")), now["code"]
-    if any(identity.startswith(code.IMAGE_DIGEST) for identity in identities):
-        yield Difference("image", "digest", *identities)
+def _code_differences(
+    store: "Store", facts_before: Facts, current_facts: Facts
+) -> Iterator[Difference]:
+    code_identities = str(facts_before.get("code", "")), current_facts["code"]
+    if any(code_identity.startswith(code.IMAGE_DIGEST) for code_identity in code_identities):
+        yield Difference("image", "digest", *code_identities)
         return
 
     try:
-        recorded = validate(CodeFile, store.get(f"{CODE_FOLDER}{identities[0]}")).model_dump()
-        current = code.identity_facts(modules_of(now))
-        files = list(_mapping_differences("code", recorded["files"], current["files"]))
-        packages = (
-            dict(name.rpartition("-")[::2] for name in facts["packages"])
-            for facts in (recorded, current)
+        recorded_code = validate(
+            CodeFile, store.get(f"{CODE_FOLDER}{code_identities[0]}")
+        ).model_dump()
+        current_code = code.identity_facts(modules_of(current_facts))
+        file_differences = list(
+            _mapping_differences("code", recorded_code["files"], current_code["files"])
         )
-        files += _mapping_differences(
-            "code", *({f"package {n}": v for n, v in versions.items()} for versions in packages)
+        package_versions = (
+            dict(name.rpartition("-")[::2] for name in code_facts["packages"])
+            for code_facts in (recorded_code, current_code)
+        )
+        file_differences += _mapping_differences(
+            "code",
+            *(
+                {
+                    f"package {package}": package_version
+                    for package, package_version in versions_by_package.items()
+                }
+                for versions_by_package in package_versions
+            ),
         )
 
-        if recorded["python"] != current["python"]:
-            files.append(Difference("code", "Python", recorded["python"], current["python"]))
+        if recorded_code["python"] != current_code["python"]:
+            file_differences.append(
+                Difference("code", "Python", recorded_code["python"], current_code["python"])
+            )
     # the list of files is missing, because an earlier version of Rekindle recorded only the hash
     except (NotFound, StorageError, ValueError):
-        files = []
+        file_differences = []
 
-    yield from files or [Difference("code", "all files", *identities)]
+    yield from file_differences or [Difference("code", "all files", *code_identities)]
 
 
 def _mapping_differences(
-    kind: str, recorded: dict[str, Any], now: dict[str, Any]
+    difference_kind: str, recorded_values: dict[str, Any], current_values: dict[str, Any]
 ) -> Iterator[Difference]:
-    for name in dict.fromkeys([*recorded, *now]):
-        if recorded.get(name, MISSING) != now.get(name, MISSING):
+    for name in dict.fromkeys([*recorded_values, *current_values]):
+        if recorded_values.get(name, MISSING) != current_values.get(name, MISSING):
             yield Difference(
-                kind, name, str(recorded.get(name, MISSING)), str(now.get(name, MISSING))
+                difference_kind,
+                name,
+                str(recorded_values.get(name, MISSING)),
+                str(current_values.get(name, MISSING)),
             )
 
 
-def _flatten(inputs: dict[str, str], prefix: str = "") -> dict[str, str]:
+def _flatten(input_texts: dict[str, str], name_prefix: str = "") -> dict[str, str]:
     """Replace an input whose text is a JSON object by one entry per key, such as `train.epochs`
     instead of `train`."""
-    result: dict[str, str] = {}
+    flat_texts: dict[str, str] = {}
 
-    for name, text in inputs.items():
-        value: object = text
+    for name, text in input_texts.items():
+        parsed_value: object = text
         if isinstance(text, str) and text[:1] == "{":
             with suppress(ValueError, TypeError):
-                value = loads(text)
+                parsed_value = loads(text)
 
-        if isinstance(value, dict) and value:
-            result.update(_flatten(value, f"{prefix}{name}."))
+        if isinstance(parsed_value, dict) and parsed_value:
+            flat_texts.update(_flatten(parsed_value, f"{name_prefix}{name}."))
         else:
-            result[f"{prefix}{name}"] = value if isinstance(value, str) else to_json(value)
+            flat_texts[f"{name_prefix}{name}"] = (
+                parsed_value if isinstance(parsed_value, str) else to_json(parsed_value)
+            )
 
-    return result
+    return flat_texts

@@ -75,7 +75,7 @@ def _reject_future(time_made: float) -> float:
 class ArtifactFacts(Document):
     """The size and sha256 of an artifact; the sha256 of a training's model is ""."""
 
-    sha256: Annotated[str, name_field(Digest, optional=True)]
+    sha256: Annotated[str, name_field(Digest, is_optional=True)]
     # at least 1, because an artifact without files does not exist in an object store
     files: int = Field(ge=1)
     bytes: int = Field(ge=0)
@@ -120,41 +120,45 @@ class IndexFile(RootModel[dict[str, tuple[str, EntryFile | None]]]):
     model_config = ConfigDict(strict=True)
 
 
-def find_valid(store: "Store", key: str, days: float = VALID_DAYS) -> Entry | None:
+def find_valid(store: "Store", key: str, max_age_days: float = VALID_DAYS) -> Entry | None:
     """Return the valid entry of `key`, or None. Raises StorageError."""
-    entry = read_entry(store, key)
-    if entry and not reason_invalid(entry, partial(_count_files_and_bytes, store), days):
-        return entry
+    cache_entry = read_entry(store, key)
+    if cache_entry and not reason_invalid(
+        cache_entry, partial(_count_files_and_bytes, store), max_age_days
+    ):
+        return cache_entry
     return None
 
 
-def reason_unfit(entry: Entry, step: Step) -> str:
+def reason_unfit(cache_entry: Entry, step_module: Step) -> str:
     """Return the reason why an entry cannot be used as the result of a step; "" if it can be used.
 
     An entry is untrusted: everybody who may write to the object store can write one.
     """
-    outputs = step.Outputs
-    names = outputs.model_fields.keys() - set(NOT_REUSED)
-    needed_artifacts = (names - entry.outputs.keys()) | set(step.REUSE.stored)
-    missing = sorted(needed_artifacts - entry.artifacts.keys())
-    if missing:
-        return f"it lacks the output {missing[0]}"
+    output_model = step_module.Outputs
+    output_names = output_model.model_fields.keys() - set(NOT_REUSED)
+    needed_artifacts = (output_names - cache_entry.outputs.keys()) | set(step_module.REUSE.stored)
+    missing_artifacts = sorted(needed_artifacts - cache_entry.artifacts.keys())
+    if missing_artifacts:
+        return f"it lacks the output {missing_artifacts[0]}"
 
-    parameters = {name for name in names if not is_artifact(outputs.model_fields[name])}
-    if parameters & entry.artifacts.keys():
+    parameter_names = {
+        name for name in output_names if not is_artifact(output_model.model_fields[name])
+    }
+    if parameter_names & cache_entry.artifacts.keys():
         return "a parameter is recorded as an artifact"
 
     try:
-        check_output_texts(outputs, entry.outputs)
+        check_output_texts(output_model, cache_entry.outputs)
     except ValueError as error:
         return str(error)
     return ""
 
 
-def record_entry(store: "Store", entry: Entry) -> None:
+def record_entry(store: "Store", cache_entry: Entry) -> None:
     """Write an entry; replace an earlier entry with the same key, because the artifacts of the
     earlier entry may be damaged. Raises StorageError."""
-    store.put(_object_key(entry.key), to_json(asdict(entry)).encode())
+    store.put(_object_key(cache_entry.key), to_json(asdict(cache_entry)).encode())
 
 
 def read_entries(store: "Store") -> list[Entry]:
@@ -165,28 +169,32 @@ def read_entries(store: "Store") -> list[Entry]:
 def find_and_claim(store: "Store", key: str) -> Entry | None:
     """Claim the valid entry of `key` for this run and return it; None if no valid entry exists.
     Raises StorageError."""
-    lookup = Lookup(store, 1)
-    entry = lookup.find(key)
-    if lookup.close():
-        return entry
+    cache_lookup = Lookup(store, 1)
+    cache_entry = cache_lookup.find(key)
+    if cache_lookup.close():
+        return cache_entry
     return None
 
 
-def list_stale(store: "Store", keep: int, days: float) -> list[tuple[Entry, str]]:
+def list_stale(store: "Store", max_entries: int, max_age_days: float) -> list[tuple[Entry, str]]:
     """Return the entries that `rekindle cache prune` removes, and the reason for each."""
-    rows = []
-    for number, entry in enumerate(sorted(read_entries(store), key=lambda entry: -entry.made)):
-        if number >= keep:
-            reason = f"more than {keep}"
+    stale_entries = []
+    for entry_number, cache_entry in enumerate(
+        sorted(read_entries(store), key=lambda cache_entry: -cache_entry.made)
+    ):
+        if entry_number >= max_entries:
+            stale_reason = f"more than {max_entries}"
         else:
-            reason = reason_invalid(entry, partial(_count_files_and_bytes, store), days)
-        rows += [(entry, reason)] if reason else []
-    return rows
+            stale_reason = reason_invalid(
+                cache_entry, partial(_count_files_and_bytes, store), max_age_days
+            )
+        stale_entries += [(cache_entry, stale_reason)] if stale_reason else []
+    return stale_entries
 
 
 def remove_entries(store: "Store", removed_entries: Iterable[Entry]) -> None:
     """Delete entries, but not the artifacts that they refer to."""
-    store.delete([_object_key(entry.key) for entry in removed_entries])
+    store.delete([_object_key(removed_entry.key) for removed_entry in removed_entries])
 
 
 def _object_key(key: str) -> str:
@@ -201,51 +209,58 @@ def read_entry(store: "Store", key: str) -> Entry | None:
         return None
 
 
-def _entry_of(key: str, data: bytes | str) -> Entry | None:
+def _entry_of(key: str, entry_json: bytes | str) -> Entry | None:
     """Return the entry of `key`, or None if another program or version of Rekindle wrote it."""
     try:
-        entry = Entry(**validate(EntryFile, data).model_dump())
+        parsed_entry = Entry(**validate(EntryFile, entry_json).model_dump())
     except ValueError:
         return None
-    if entry.key == key:
-        return entry
+    if parsed_entry.key == key:
+        return parsed_entry
     return None
 
 
 def reason_invalid(
-    entry: Entry, size: Callable[[str], tuple[int, int]], days: float = VALID_DAYS
+    cache_entry: Entry,
+    measure_artifact: Callable[[str], tuple[int, int]],
+    max_age_days: float = VALID_DAYS,
 ) -> str:
-    """Return the reason why an entry is invalid; "" if it is valid. `size`: function that returns
-    the number of files and the number of bytes of an artifact."""
-    if time.time() - entry.made > days * DAY_S:
-        return f"older than {days:g} days"
-    for name, recorded_size in entry.artifacts.items():
-        artifact = f"{entry.at}/{name}"
-        if size(artifact) != (recorded_size["files"], recorded_size["bytes"]):
-            return f"{artifact} is missing or incomplete"
+    """Return the reason why an entry is invalid; "" if it is valid. `measure_artifact`: function
+    that returns the number of files and the number of bytes of an artifact."""
+    if time.time() - cache_entry.made > max_age_days * DAY_S:
+        return f"older than {max_age_days:g} days"
+    for name, recorded_facts in cache_entry.artifacts.items():
+        artifact_key = f"{cache_entry.at}/{name}"
+        if measure_artifact(artifact_key) != (recorded_facts["files"], recorded_facts["bytes"]):
+            return f"{artifact_key} is missing or incomplete"
     return ""
 
 
 def _etags(store: "Store") -> dict[str, str]:
-    return {item.key.removeprefix(CACHE_FOLDER): item.etag for item in store.list(CACHE_FOLDER)}
+    return {
+        cache_object.key.removeprefix(CACHE_FOLDER): cache_object.etag
+        for cache_object in store.list(CACHE_FOLDER)
+    }
 
 
-def _count_files_and_bytes(store: "Store", artifact: str) -> tuple[int, int]:
-    items = [
-        item
-        for item in store.list(artifact)
-        if item.key == artifact or item.key.startswith(f"{artifact}/")
+def _count_files_and_bytes(store: "Store", artifact_key: str) -> tuple[int, int]:
+    artifact_objects = [
+        artifact_object
+        for artifact_object in store.list(artifact_key)
+        if artifact_object.key == artifact_key or artifact_object.key.startswith(f"{artifact_key}/")
     ]
-    return len(items), sum(item.size for item in items)
+    return len(artifact_objects), sum(artifact_object.size for artifact_object in artifact_objects)
 
 
 def result_or_none(
-    call: Callable[Arguments, Result], *arguments: Arguments.args, **options: Arguments.kwargs
+    function: Callable[Arguments, Result],
+    *arguments: Arguments.args,
+    **keyword_arguments: Arguments.kwargs,
 ) -> Result | None:
-    """Return the result of `call`. Return None if the object store is unavailable, so that the step
-    runs without the cache."""
+    """Return the result of `function`. Return None if the object store is unavailable, so that
+    the step runs without the cache."""
     try:
-        return call(*arguments, **options)
+        return function(*arguments, **keyword_arguments)
     except StorageError:
         return None
 
@@ -257,23 +272,29 @@ def trim_cache(store: "Store", max_days: float, max_entries: int, max_size: str)
     `max_size`: total size of the artifacts of the remaining entries, such as 100Gi.
     """
     index = Index(store)
-    newest_first = sorted(index.read(), key=lambda entry: -entry.made)
-    removed: list[Entry] = []
-    total_size = 0
+    newest_first = sorted(index.read(), key=lambda cache_entry: -cache_entry.made)
+    removed_entries: list[Entry] = []
+    total_bytes = 0
     max_bytes = parse_quantity(max_size)
     oldest_time = time.time() - max_days * DAY_S
 
-    for position, entry in enumerate(newest_first):
-        total_size += sum(artifact["bytes"] for artifact in entry.artifacts.values())
-        if position >= max_entries or total_size > max_bytes or entry.made < oldest_time:
-            removed = newest_first[position:]
+    for entry_position, cache_entry in enumerate(newest_first):
+        total_bytes += sum(
+            artifact_facts["bytes"] for artifact_facts in cache_entry.artifacts.values()
+        )
+        if (
+            entry_position >= max_entries
+            or total_bytes > max_bytes
+            or cache_entry.made < oldest_time
+        ):
+            removed_entries = newest_first[entry_position:]
             break
 
-    if removed:
-        remove_entries(store, removed)
+    if removed_entries:
+        remove_entries(store, removed_entries)
 
-    index.write({entry.key for entry in removed})
-    return removed
+    index.write({cache_entry.key for cache_entry in removed_entries})
+    return removed_entries
 
 
 class Index:
@@ -295,13 +316,15 @@ class Index:
     def read(self) -> list[Entry]:
         """Return all entries, except entries that another version of Rekindle wrote."""
         if self.unread:
-            with ThreadPoolExecutor(claims.THREADS) as pool:
-                for key, entry in zip(
-                    self.unread, pool.map(partial(read_entry, self.store), self.unread), strict=True
+            with ThreadPoolExecutor(claims.THREADS) as thread_pool:
+                for key, cache_entry in zip(
+                    self.unread,
+                    thread_pool.map(partial(read_entry, self.store), self.unread),
+                    strict=True,
                 ):
-                    self.copies[key] = self.etags[key], entry
+                    self.copies[key] = self.etags[key], cache_entry
             self.unread = []
-        return [entry for key in self.etags if (entry := self.copies[key][1])]
+        return [cache_entry for key in self.etags if (cache_entry := self.copies[key][1])]
 
     def find(self, key: str) -> Entry | None:
         """Return the entry of `key`, valid or not, or None."""
@@ -310,29 +333,35 @@ class Index:
         self.read()
         return self.copies[key][1]
 
-    def write(self, except_keys: Collection[str] = ()) -> None:
+    def write(self, excluded_keys: Collection[str] = ()) -> None:
         """Store the copies of the cache entries in the object INDEX_KEY, without the entries of
-        `except_keys`. Nothing is written if the object is up to date and `except_keys` is empty."""
-        if self.is_outdated or except_keys:
-            keys = [key for key in self.etags if key in self.copies and key not in except_keys]
-            copies = {
-                key: (etag, entry and asdict(entry))
-                for key in keys
-                for etag, entry in [self.copies[key]]
+        `excluded_keys`. Nothing is written if the object is up to date and `excluded_keys` is
+        empty."""
+        if self.is_outdated or excluded_keys:
+            written_keys = [
+                key for key in self.etags if key in self.copies and key not in excluded_keys
+            ]
+            entry_copies = {
+                key: (etag, cache_entry and asdict(cache_entry))
+                for key in written_keys
+                for etag, cache_entry in [self.copies[key]]
             }
-            self.store.put(INDEX_KEY, to_json(copies).encode())
+            self.store.put(INDEX_KEY, to_json(entry_copies).encode())
             self.is_outdated = False
 
     def _read_copies(self) -> dict[str, tuple[str, Entry | None]]:
         try:
-            copies = validate(IndexFile, self.store.get(INDEX_KEY)).root
+            stored_copies = validate(IndexFile, self.store.get(INDEX_KEY)).root
         # start with an empty index, because the object is missing or another version of Rekindle
         # wrote it
         except (StorageError, ValueError):
             return {}
         return {
-            key: (etag, Entry(**entry.model_dump()) if entry and entry.key == key else None)
-            for key, (etag, entry) in copies.items()
+            key: (
+                etag,
+                Entry(**entry_copy.model_dump()) if entry_copy and entry_copy.key == key else None,
+            )
+            for key, (etag, entry_copy) in stored_copies.items()
         }
 
 
@@ -355,11 +384,11 @@ class Lookup:
     def find(self, key: str) -> Entry | None:
         """Return the valid entry of `key`, or None."""
         if not self.index:
-            entry = find_valid(self.store, key)
-        elif (entry := self.index.find(key)) and reason_invalid(entry, self._size):
+            cache_entry = find_valid(self.store, key)
+        elif (cache_entry := self.index.find(key)) and reason_invalid(cache_entry, self._size):
             return None
-        self.found_entries.update({key: entry} if entry else {})
-        return entry
+        self.found_entries.update({key: cache_entry} if cache_entry else {})
+        return cache_entry
 
     def close(self) -> bool:
         """Claim the entries that were found, and write the index if it has changed.
@@ -370,23 +399,26 @@ class Lookup:
         if self.read_only or not self.found_entries:
             return True
 
-        claims.claim_tasks(self.store, [entry.at for entry in self.found_entries.values()])
+        claims.claim_tasks(
+            self.store, [cache_entry.at for cache_entry in self.found_entries.values()]
+        )
         if not self.index:
             return all(
-                read_entry(self.store, key) == entry for key, entry in self.found_entries.items()
+                read_entry(self.store, key) == cache_entry
+                for key, cache_entry in self.found_entries.items()
             )
 
         self.index.write()
-        etags = _etags(self.store)
-        return all(etags.get(key) == self.index.etags[key] for key in self.found_entries)
+        current_etags = _etags(self.store)
+        return all(current_etags.get(key) == self.index.etags[key] for key in self.found_entries)
 
-    def _size(self, artifact: str) -> tuple[int, int]:
-        run = artifact.partition("/")[0]
-        if run not in self.sizes:
-            sizes: dict[str, tuple[int, int]] = defaultdict(lambda: (0, 0))
-            for item in self.store.list(f"{run}/"):
-                name = "/".join(item.key.split("/")[:3])
-                files, size = sizes[name]
-                sizes[name] = files + 1, size + item.size
-            self.sizes[run] = sizes
-        return self.sizes[run].get(artifact, (0, 0))
+    def _size(self, artifact_key: str) -> tuple[int, int]:
+        run_name = artifact_key.partition("/")[0]
+        if run_name not in self.sizes:
+            artifact_sizes: dict[str, tuple[int, int]] = defaultdict(lambda: (0, 0))
+            for run_object in self.store.list(f"{run_name}/"):
+                name = "/".join(run_object.key.split("/")[:3])
+                file_count, total_bytes = artifact_sizes[name]
+                artifact_sizes[name] = file_count + 1, total_bytes + run_object.size
+            self.sizes[run_name] = artifact_sizes
+        return self.sizes[run_name].get(artifact_key, (0, 0))

@@ -42,99 +42,116 @@ def _open_bucket(name: str) -> "Store":
 
 
 def collect_facts(
-    module: str,
-    inputs: StepInputs,
-    artifacts: Mapping[str, str],
-    identity: str = "",
-    runs_here: bool = True,
+    step_module: str,
+    step_inputs: StepInputs,
+    artifact_digests: Mapping[str, str],
+    code_identity: str = "",
+    is_this_machine: bool = True,
     open_bucket: OpenBucket | None = None,
 ) -> Facts:
     """Return everything that the outputs of a step depend on: inputs, code, and the content of the
     data that it reads.
 
-    `artifacts`: digests of the input artifacts; `identity`: identity of the code (default: computed
-    from the code of this process); `runs_here`: True if the step runs on this machine, so that this
-    process can read the local paths in its inputs. Raises UnknownKey if some of the data cannot be
-    read.
+    `artifact_digests`: digests of the input artifacts; `code_identity`: identity of the code
+    (default: computed from the code of this process); `is_this_machine`: True if the step runs on
+    this machine, so that this process can read the local paths in its inputs. Raises UnknownKey if
+    some of the data cannot be read.
     """
-    reason = load(module).REUSE.not_reused_if(inputs)
-    if reason:
-        raise NotReusable(reason)
+    not_reused_reason = load(step_module).REUSE.not_reused_if(step_inputs)
+    if not_reused_reason:
+        raise NotReusable(not_reused_reason)
 
-    data_read = data_digests(module, inputs, runs_here, open_bucket)
+    data_read_digests = data_digests(step_module, step_inputs, is_this_machine, open_bucket)
 
-    return facts_without_data(module, inputs, identity) | {
-        "artifacts": dict(artifacts),
-        "data_read": data_read,
+    return facts_without_data(step_module, step_inputs, code_identity) | {
+        "artifacts": dict(artifact_digests),
+        "data_read": data_read_digests,
     }
 
 
 def data_digests(
-    module: str, inputs: StepInputs, runs_here: bool = True, open_bucket: OpenBucket | None = None
+    step_module: str,
+    step_inputs: StepInputs,
+    is_this_machine: bool = True,
+    open_bucket: OpenBucket | None = None,
 ) -> dict[str, str]:
     """Return a digest of the content of each path and s3:// URI that a step reads. Raises
     UnknownKey."""
-    uris = load(module).REUSE.data_read(inputs)
-    return {uri: data_digest(uri, runs_here, open_bucket or _open_bucket) for uri in uris}
+    data_uris = load(step_module).REUSE.data_read(step_inputs)
+    return {
+        data_uri: data_digest(data_uri, is_this_machine, open_bucket or _open_bucket)
+        for data_uri in data_uris
+    }
 
 
-def facts_without_data(module: str, inputs: StepInputs, identity: str = "") -> Facts:
+def facts_without_data(
+    step_module: str, step_inputs: StepInputs, given_identity: str = ""
+) -> Facts:
     """Collect the facts that do not depend on the data: step, code and inputs."""
-    ignored_inputs = load(module).REUSE.ignored_inputs
-    fields = type(inputs).model_fields
+    ignored_inputs = load(step_module).REUSE.ignored_inputs
+    input_fields = type(step_inputs).model_fields
     keyed_fields = [
-        name for name in fields if name not in ignored_inputs and not is_artifact(fields[name])
+        name
+        for name in input_fields
+        if name not in ignored_inputs and not is_artifact(input_fields[name])
     ]
-    values = {name: to_text(getattr(inputs, name)) for name in keyed_fields}
-    workload = {"workload": str(getattr(inputs, "workload"))} if "workload" in fields else {}  # noqa: B009
-    identity = identity or code.code_identity(modules_of({"step": module, "inputs": workload}))
-    return {"step": module, "code": identity, "inputs": values}
+    input_texts = {name: to_text(getattr(step_inputs, name)) for name in keyed_fields}
+    workload_input: dict[str, str] = {}
+    if "workload" in input_fields:
+        workload_input["workload"] = str(getattr(step_inputs, "workload"))  # noqa: B009
+    given_identity = given_identity or code.code_identity(
+        modules_of({"step": step_module, "inputs": workload_input})
+    )
+    return {"step": step_module, "code": given_identity, "inputs": input_texts}
 
 
-def modules_of(facts: Facts) -> list[str]:
+def modules_of(step_facts: Facts) -> list[str]:
     """Return the modules whose code affects the outputs of a step: the step itself and its
     workload."""
-    return [facts["step"], *filter(None, [facts["inputs"].get("workload")])]
+    return [step_facts["step"], *filter(None, [step_facts["inputs"].get("workload")])]
 
 
-def reason_not_covered(facts: Facts) -> str:
-    """Return the reason if the code in `facts` does not include all files loaded since the call of
-    `loaded.record_loaded_files`; "" if it includes them all."""
+def reason_not_covered(step_facts: Facts) -> str:
+    """Return the reason if the code in `step_facts` does not include all files loaded since the
+    call of `loaded.record_loaded_files`; "" if it includes them all."""
     # if the code in `facts` is an image digest, it covers all files, because the image contains all
     # code of the pod
-    if facts["code"].startswith(code.IMAGE_DIGEST):
+    if step_facts["code"].startswith(code.IMAGE_DIGEST):
         return ""
-    return loaded.reason_uncovered(modules_of(facts))
+    return loaded.reason_uncovered(modules_of(step_facts))
 
 
-def compute_key(facts: Facts) -> str:
-    """Return the sha256 of `facts`."""
-    return hashlib.sha256(to_json(facts, sort_keys=True).encode()).hexdigest()
+def compute_key(step_facts: Facts) -> str:
+    """Return the sha256 of `step_facts`."""
+    return hashlib.sha256(to_json(step_facts, sort_keys=True).encode()).hexdigest()
 
 
-def data_digest(uri: str, runs_here: bool = True, open_bucket: OpenBucket = _open_bucket) -> str:
+def data_digest(
+    data_uri: str, is_this_machine: bool = True, open_bucket: OpenBucket = _open_bucket
+) -> str:
     """Return a digest of the data at a path or s3:// URI; for a generator of data (simulate://) and
     for data of an installed package, return the URI itself. Raises UnknownKey, also for any other
     scheme, because changes of its data cannot be detected."""
-    address = parse_s3_address(uri)
-    if address:
-        objects = find_objects(open_bucket(address.bucket), address.key)
+    s3_address = parse_s3_address(data_uri)
+    if s3_address:
+        data_objects = find_objects(open_bucket(s3_address.bucket), s3_address.key)
 
-        entries = [
-            [entry.key.removeprefix(address.key), entry.size, entry.etag] for entry in objects
+        object_rows = [
+            [data_object.key.removeprefix(s3_address.key), data_object.size, data_object.etag]
+            for data_object in data_objects
         ]
-        if not entries:
-            raise UnknownKey(f"{uri} does not exist")
-        return hashlib.sha256(to_json(entries).encode()).hexdigest()
+        if not object_rows:
+            raise UnknownKey(f"{data_uri} does not exist")
+        return hashlib.sha256(to_json(object_rows).encode()).hexdigest()
 
-    scheme = split_address(uri).scheme
-    if "://" in uri and scheme in CONSTANT_SCHEMES:
-        return uri
-    if "://" in uri and scheme != "file":
-        raise UnknownKey(f"it cannot be verified that {format_address(uri)} is unchanged")
+    uri_scheme = split_address(data_uri).scheme
+    if "://" in data_uri and uri_scheme in CONSTANT_SCHEMES:
+        return data_uri
+    if "://" in data_uri and uri_scheme != "file":
+        raise UnknownKey(f"it cannot be verified that {format_address(data_uri)} is unchanged")
 
-    path = Path(uri.removeprefix("file://"))
-    if not runs_here:
+    path = Path(data_uri.removeprefix("file://"))
+    if not is_this_machine:
         raise UnknownKey(f"{path} is a path in the pod and cannot be read from this machine")
     if not path.exists():
         raise UnknownKey(f"{path} does not exist")
@@ -149,28 +166,41 @@ def find_objects(store: "Store", key: str) -> "list[Entry]":
     In the first two cases, an object whose key only starts with `key`, such as a backup, does not
     belong to the data.
     """
-    entries = list(store.list(key))
-    folder = f"{key.rstrip('/')}/"
-    exact = [entry for entry in entries if entry.key == key != folder]
-    return exact or [entry for entry in entries if entry.key.startswith(folder)] or entries
+    listed_objects = list(store.list(key))
+    folder_prefix = f"{key.rstrip('/')}/"
+    exact_matches = [
+        listed_object
+        for listed_object in listed_objects
+        if listed_object.key == key != folder_prefix
+    ]
+    return (
+        exact_matches
+        or [
+            listed_object
+            for listed_object in listed_objects
+            if listed_object.key.startswith(folder_prefix)
+        ]
+        or listed_objects
+    )
 
 
-def data_digest_or_empty(uri: str) -> str:
-    """Return the digest of the data at `uri`; "" if this process cannot read or verify the data."""
+def data_digest_or_empty(data_uri: str) -> str:
+    """Return the digest of the data at `data_uri`; "" if this process cannot read or verify the
+    data."""
     try:
-        return data_digest(uri)
+        return data_digest(data_uri)
     except (UnknownKey, OSError):
         return ""
 
 
-def digest_of_unchanged(uri: str, digest_before: str) -> tuple[str, list[str]]:
+def digest_of_unchanged(data_uri: str, digest_before: str) -> tuple[str, list[str]]:
     """Return a digest and warnings: `digest_before` and no warnings if the data is unchanged since
     this digest was computed, otherwise "" and one warning."""
-    if data_digest_or_empty(uri) == digest_before:
+    if data_digest_or_empty(data_uri) == digest_before:
         return digest_before, []
     return "", [
-        f"{uri} changed while it was read: the data of this run may be a mixture of old and new"
-        " rows."
+        f"{data_uri} changed while it was read: the data of this run may be a mixture of old and"
+        " new rows."
     ]
 
 
@@ -185,21 +215,24 @@ def describe_files(path: Path) -> dict[str, Any]:
         raise OSError(errno.EINVAL, "it is neither a regular file nor a folder", str(path))
 
     if path.is_dir():
-        files = sorted(linked_files_below(path))
+        sorted_files = sorted(linked_files_below(path))
     else:
-        files = [path]
+        sorted_files = [path]
 
     file_digests = []
-    for file in files:
-        with file.open("rb") as stream:
+    for file in sorted_files:
+        with file.open("rb") as binary_file:
             file_digests.append(
-                (str(file.relative_to(path)), hashlib.file_digest(stream, "sha256").hexdigest())
+                (
+                    str(file.relative_to(path)),
+                    hashlib.file_digest(binary_file, "sha256").hexdigest(),
+                )
             )
 
-    size = sum(file.stat().st_size for file in files)
+    total_bytes = sum(file.stat().st_size for file in sorted_files)
 
     return {
         "sha256": hashlib.sha256(to_json(file_digests).encode()).hexdigest(),
-        "files": len(files),
-        "bytes": size,
+        "files": len(sorted_files),
+        "bytes": total_bytes,
     }

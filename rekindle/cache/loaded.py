@@ -42,8 +42,8 @@ def record_loaded_files() -> None:
     sys.addaudithook(_record_event)
 
 
-def _record_event(event: str, arguments: tuple[object, ...]) -> None:
-    match event, arguments:
+def _record_event(event_name: str, event_arguments: tuple[object, ...]) -> None:
+    match event_name, event_arguments:
         case "exec", (CodeType(co_filename=file),):
             _files_seen.update(_existing_file(file))
         # recorded when opened, because the code object of a compiled module names the source file,
@@ -73,50 +73,60 @@ def _existing_file(name: str) -> set[str]:
     return set()
 
 
-def reason_uncovered(modules: Iterable[str]) -> str:
-    """Return the reason why the cache key of the step and workload `modules` does not cover all
-    loaded files; "" if it covers them."""
-    covered = {
-        path.resolve() for path in code.imported_files(modules, project.search_path()).values()
+def reason_uncovered(module_names: Iterable[str]) -> str:
+    """Return the reason why the cache key of the step and workload `module_names` does not cover
+    all loaded files; "" if it covers them."""
+    covered_files = {
+        path.resolve() for path in code.imported_files(module_names, project.search_path()).values()
     }
-    loaded = _files_seen | set(map(_source_of, _compiled_seen)) | _module_files() | _mapped_files()
-
-    missing = sorted(
-        file for file in loaded if _is_own(Path(file)) and Path(file).resolve() not in covered
+    loaded_files = (
+        _files_seen | set(map(_source_of, _compiled_seen)) | _module_files() | _mapped_files()
     )
-    if not missing:
+
+    uncovered_files = sorted(
+        file
+        for file in loaded_files
+        if _is_own(Path(file)) and Path(file).resolve() not in covered_files
+    )
+    if not uncovered_files:
         return _reason_unchecked()
 
-    more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+    more_files_text = f" and {len(uncovered_files) - 1} more" if len(uncovered_files) > 1 else ""
 
     return (
-        f"{missing[0]}{more} was loaded, but the cache key does not cover it, so no later run"
-        " reuses the outputs: import it by its literal name, or make the workload a package whose"
-        " folder contains it."
+        f"{uncovered_files[0]}{more_files_text} was loaded, but the cache key does not cover it,"
+        " so no later run reuses the outputs: import it by its literal name, or make the workload"
+        " a package whose folder contains it."
     )
 
 
 def _module_files() -> set[str]:
     """Return the files of the imported modules; an empty set if `record_loaded_files` was not
     called, because the process may have imported modules for other purposes."""
-    modules = list(sys.modules.values()) if record_loaded_files.cache_info().currsize else []
-    names = [vars(module).get("__file__") for module in modules if isinstance(module, ModuleType)]
-    return {file for name in names if isinstance(name, str) for file in _existing_file(name)}
+    imported_modules = (
+        list(sys.modules.values()) if record_loaded_files.cache_info().currsize else []
+    )
+    file_names = [
+        vars(imported_module).get("__file__")
+        for imported_module in imported_modules
+        if isinstance(imported_module, ModuleType)
+    ]
+    return {file for name in file_names if isinstance(name, str) for file in _existing_file(name)}
 
 
-def _source_of(copy: str) -> str:
+def _source_of(compiled_file: str) -> str:
     """Return the source file of a compiled module in `__pycache__`; return any other file
     unchanged."""
     with suppress(ValueError, NotImplementedError):
-        return source_from_cache(copy)
-    return copy
+        return source_from_cache(compiled_file)
+    return compiled_file
 
 
 def _reason_unchecked() -> str:
     """Return a message if Python has run a compiled copy of the project's code without comparing it
     with the source; "" otherwise."""
-    copies = [file for file in sorted(_compiled_seen) if _source_of(file) != file]
-    for file in copies:
+    compiled_files = [file for file in sorted(_compiled_seen) if _source_of(file) != file]
+    for file in compiled_files:
         if _is_own(Path(file)) and _has_unchecked_hash(Path(file)):
             return (
                 f"{file} was run without a comparison with its source, which the cache key covers,"
@@ -126,31 +136,38 @@ def _reason_unchecked() -> str:
     return ""
 
 
-def _has_unchecked_hash(copy: Path) -> bool:
+def _has_unchecked_hash(compiled_file: Path) -> bool:
     """Return True for a compiled module that Python does not compare with its source (PEP 552)."""
-    if not copy.is_file():
+    if not compiled_file.is_file():
         # True, because the file was removed and it is unknown whether Python has compared it
         return True
-    with copy.open("rb") as file:
-        header = file.read(8)
-    return header[:4] == MAGIC_NUMBER and int.from_bytes(header[4:], "little") == UNCHECKED_HASH
+    with compiled_file.open("rb") as file:
+        file_header = file.read(8)
+    return (
+        file_header[:4] == MAGIC_NUMBER
+        and int.from_bytes(file_header[4:], "little") == UNCHECKED_HASH
+    )
 
 
 def _mapped_files() -> set[str]:
     """Return the files that this process has mapped into memory as machine code."""
     try:
-        lines = MAPPED_FILES.read_text(errors="surrogateescape").splitlines()
+        map_lines = MAPPED_FILES.read_text(errors="surrogateescape").splitlines()
     except FileNotFoundError:
         return set()
 
     # the fields of a line are address, permissions, offset, device, inode and path
-    rows = [fields for line in lines if len(fields := line.split(maxsplit=5)) == 6]
-    files = {fields[5] for fields in rows if "x" in fields[1] and fields[5].startswith("/")}
+    map_rows = [map_fields for line in map_lines if len(map_fields := line.split(maxsplit=5)) == 6]
+    executable_files = {
+        map_fields[5]
+        for map_fields in map_rows
+        if "x" in map_fields[1] and map_fields[5].startswith("/")
+    }
 
     # ignore names of nonexistent files, which denote generated machine code and shared memory
     return {
         file
-        for file in files
+        for file in executable_files
         if Path(file).is_file() or (file.endswith(DELETED_MARK) and ".so" in Path(file).name)
     }
 
@@ -158,13 +175,19 @@ def _mapped_files() -> set[str]:
 def _is_own(file: Path) -> bool:
     """Return True if the cache key must cover a file, that is, if the file does not belong to the
     system, an installed package or Rekindle."""
-    owned = _own_folders(tuple(project.search_path()))
-    others = _system_and_package_folders()
-    folders = [folder for folder in (*owned, *others) if file.is_relative_to(folder)]
-    if not folders:
+    own_folders = _own_folders(tuple(project.search_path()))
+    other_folders = _system_and_package_folders()
+    containing_folders = [
+        containing_folder
+        for containing_folder in (*own_folders, *other_folders)
+        if file.is_relative_to(containing_folder)
+    ]
+    if not containing_folders:
         return not code.is_installed(file)
-    deepest = max(folders, key=lambda folder: len(folder.parts))
-    return deepest in owned and not code.is_installed(file.relative_to(deepest))
+    deepest_folder = max(
+        containing_folders, key=lambda containing_folder: len(containing_folder.parts)
+    )
+    return deepest_folder in own_folders and not code.is_installed(file.relative_to(deepest_folder))
 
 
 @cache
@@ -174,14 +197,14 @@ def _own_folders(search_path: tuple[str, ...]) -> frozenset[Path]:
 
 @cache
 def _system_and_package_folders() -> frozenset[Path]:
-    python = (
+    python_folders = (
         sys.prefix,
         sys.base_prefix,
         *map(sysconfig.get_path, ("stdlib", "platstdlib", "purelib", "platlib")),
     )
-    return _with_real_paths([*SYSTEM_FOLDERS, *python, *ENGINE])
+    return _with_real_paths([*SYSTEM_FOLDERS, *python_folders, *ENGINE])
 
 
 def _with_real_paths(folders: Iterable[str | Path]) -> frozenset[Path]:
-    paths = [Path(os.path.abspath(folder)) for folder in folders]
-    return frozenset([*paths, *(path.resolve() for path in paths)])
+    absolute_paths = [Path(os.path.abspath(folder)) for folder in folders]
+    return frozenset([*absolute_paths, *(path.resolve() for path in absolute_paths)])

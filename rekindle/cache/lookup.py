@@ -73,103 +73,139 @@ class CacheResult:
 
 def look_up(
     manifest: Mapping[str, Any],
-    parameters: Mapping[str, str],
+    parameter_overrides: Mapping[str, str],
     store: "Store",
     *,
-    on_cluster: bool,
+    is_on_cluster: bool,
     open_bucket: OpenBucket | None = None,
-    read_only: bool = False,
+    is_read_only: bool = False,
 ) -> list[CacheResult]:
     """Look up the cached result of each reusable task, in the order of the manifest. Raises
     StorageError.
 
-    If `read_only` is True, the index of the cache is not updated, and no entries are claimed for a
-    new run.
+    If `is_read_only` is True, the index of the cache is not updated, and no entries are claimed for
+    a new run.
     """
-    parameter_values = _parameters(manifest) | dict(parameters)
-    cached = _cached_rows(parameter_values)
-    templates = {
+    parameter_values = _parameters(manifest) | dict(parameter_overrides)
+    cached_rows = _cached_rows(parameter_values)
+    templates_by_name = {
         template["name"]: template for template in _workflow_spec(manifest).get("templates", [])
     }
-    digests: dict[str, str] = {}  # sha256 of each cached artifact, by its object key
-    scope: dict[str, Any] = {
+    artifact_digests: dict[str, str] = {}  # sha256 of each cached artifact, by its object key
+    tag_values: dict[str, Any] = {
         f"workflow.parameters.{name}": value for name, value in parameter_values.items()
     }
 
     # values of the output tags of each cached task
-    outputs = {
-        name: _output_tags(row["task"], row)
-        for name, row in cached.items()
-        if isinstance(row, dict) and row["at"]
+    cached_output_tags = {
+        name: _output_tags(cached_row["task"], cached_row)
+        for name, cached_row in cached_rows.items()
+        if isinstance(cached_row, dict) and cached_row["at"]
     }
 
-    results: list[CacheResult] = []
-    tasks = list(_cacheable_tasks(templates, cached))
-    lookup = Lookup(store, len(tasks), read_only)
+    cache_results: list[CacheResult] = []
+    cacheable_tasks = list(_cacheable_tasks(templates_by_name, cached_rows))
+    cache_lookup = Lookup(store, len(cacheable_tasks), is_read_only)
 
-    for task in tasks:
-        cached_names = set(JSON_PATH_NAME.findall(to_json([task, templates[task["template"]]])))
+    for cacheable_task in cacheable_tasks:
+        cached_names = set(
+            JSON_PATH_NAME.findall(
+                to_json([cacheable_task, templates_by_name[cacheable_task["template"]]])
+            )
+        )
         # pass only the rows and outputs that the task refers to, because each expression copies its
         # whole scope
-        rows = {name: cached[name] for name in cached_names if name in cached}
-        task_scope = scope | {f"workflow.parameters.{CACHED}": to_json(rows)}
+        used_rows = {name: cached_rows[name] for name in cached_names if name in cached_rows}
+        task_scope = tag_values | {f"workflow.parameters.{CACHED}": to_json(used_rows)}
 
         for name in cached_names:
-            task_scope.update(outputs.get(name, {}))
+            task_scope.update(cached_output_tags.get(name, {}))
 
-        call = None
+        step_call = None
         try:
-            call = step_call_of(task, templates[task["template"]], task_scope)
-            result = _find_cached(task["name"], call, lookup, digests, on_cluster, open_bucket)
+            step_call = step_call_of(
+                cacheable_task, templates_by_name[cacheable_task["template"]], task_scope
+            )
+            cache_result = _find_cached(
+                cacheable_task["name"],
+                step_call,
+                cache_lookup,
+                artifact_digests,
+                is_on_cluster,
+                open_bucket,
+            )
         except (UnknownKey, ConfigError, TemplateError) as error:
-            result = CacheResult(task["name"], None, str(error))
+            cache_result = CacheResult(cacheable_task["name"], None, str(error))
 
-        results.append(replace(result, call=call))
-        entry = result.entry
-        if entry:
-            cached[cached_name(task["name"])].update({**entry.outputs, "at": entry.at})
-            outputs[cached_name(task["name"])] = _output_tags(task["name"], entry.outputs)
-            digests.update(
+        cache_results.append(replace(cache_result, call=step_call))
+        cache_entry = cache_result.entry
+        if cache_entry:
+            cached_rows[cached_name(cacheable_task["name"])].update(
+                {**cache_entry.outputs, "at": cache_entry.at}
+            )
+            cached_output_tags[cached_name(cacheable_task["name"])] = _output_tags(
+                cacheable_task["name"], cache_entry.outputs
+            )
+            artifact_digests.update(
                 {
-                    f"{entry.at}/{name}": artifact["sha256"]
-                    for name, artifact in entry.artifacts.items()
+                    f"{cache_entry.at}/{name}": artifact_facts["sha256"]
+                    for name, artifact_facts in cache_entry.artifacts.items()
                 }
             )
 
-    if not lookup.close():
-        return look_up(manifest, parameters, store, on_cluster=on_cluster, open_bucket=open_bucket)
+    if not cache_lookup.close():
+        return look_up(
+            manifest,
+            parameter_overrides,
+            store,
+            is_on_cluster=is_on_cluster,
+            open_bucket=open_bucket,
+        )
 
-    return results
+    return cache_results
 
 
 def cached_parameter(
-    manifest: Mapping[str, Any], results: list[CacheResult], reuse: bool = True
+    manifest: Mapping[str, Any], cache_results: list[CacheResult], allows_reuse: bool = True
 ) -> str:
-    """Return the value of the workflow parameter CACHED. If `reuse` is False, the value lets every
-    task run."""
-    value = _cached_rows(_parameters(manifest))
-    for result in results if reuse else []:
-        entry = result.entry
-        if entry:
-            value[cached_name(result.task)].update({**entry.outputs, "at": entry.at})
-    return to_json(value | {REUSE: "yes" if reuse else "no"})
+    """Return the value of the workflow parameter CACHED. If `allows_reuse` is False, the value
+    lets every task run."""
+    cached_rows = _cached_rows(_parameters(manifest))
+    for cache_result in cache_results if allows_reuse else []:
+        cache_entry = cache_result.entry
+        if cache_entry:
+            cached_rows[cached_name(cache_result.task)].update(
+                {**cache_entry.outputs, "at": cache_entry.at}
+            )
+    return to_json(cached_rows | {REUSE: "yes" if allows_reuse else "no"})
 
 
 def reused_tasks(manifest: Mapping[str, Any]) -> dict[str, str]:
     """Return, for each task that a run skipped, the earlier RUN/TASK whose outputs it reused."""
-    values = parse_object(_parameters(manifest).get(CACHED) or "{}", CACHED_SOURCE)
-    rows = (row for row in values.values() if isinstance(row, dict))
-    references = {str(row.get("task")): TaskReference.or_none(row.get("at")) for row in rows}
-    return {task: reference for task, reference in references.items() if reference}
+    cached_values = parse_object(_parameters(manifest).get(CACHED) or "{}", CACHED_SOURCE)
+    cached_rows = (
+        cached_row for cached_row in cached_values.values() if isinstance(cached_row, dict)
+    )
+    reused_references = {
+        str(cached_row.get("task")): TaskReference.or_none(cached_row.get("at"))
+        for cached_row in cached_rows
+    }
+    return {
+        task_name: task_reference
+        for task_name, task_reference in reused_references.items()
+        if task_reference
+    }
 
 
 def has_reuse(manifest: Mapping[str, Any]) -> bool:
     """Return True if the manifest has tasks that may be cached."""
-    return any(isinstance(row, dict) for row in _cached_rows(_parameters(manifest)).values())
+    return any(
+        isinstance(cached_row, dict) for cached_row in _cached_rows(_parameters(manifest)).values()
+    )
 
 
-def _cached_rows(parameters: Mapping[str, str]) -> dict[str, Any]:
-    return parse_cached(parameters.get(CACHED) or "{}")
+def _cached_rows(parameter_values: Mapping[str, str]) -> dict[str, Any]:
+    return parse_cached(parameter_values.get(CACHED) or "{}")
 
 
 class CachedRow(Document):
@@ -183,203 +219,239 @@ class CachedRow(Document):
 def parse_cached(text: str) -> dict[str, Any]:
     """Return the workflow parameter CACHED as a mapping; its values are the rows of the tasks (see
     CachedRow), and texts, such as `yes` for the key REUSE. Raises InvalidDocument."""
-    values = parse_object(text, CACHED_SOURCE)
-    for name, value in values.items():
-        if isinstance(value, dict):
-            parse_document(CachedRow, to_json(value), f"{show(name)} in {CACHED_SOURCE}")
-    return values
+    cached_values = parse_object(text, CACHED_SOURCE)
+    for name, row_value in cached_values.items():
+        if isinstance(row_value, dict):
+            parse_document(CachedRow, to_json(row_value), f"{show(name)} in {CACHED_SOURCE}")
+    return cached_values
 
 
 def _workflow_spec(manifest: Mapping[str, Any]) -> Mapping[str, Any]:
-    spec = manifest.get("spec") or {}
-    return spec.get("workflowSpec") or spec
+    workflow_spec = manifest.get("spec") or {}
+    return workflow_spec.get("workflowSpec") or workflow_spec
 
 
 def _parameters(manifest: Mapping[str, Any]) -> dict[str, str]:
-    parameters = (_workflow_spec(manifest).get("arguments") or {}).get("parameters") or []
-    return {item["name"]: str(item.get("value", "")) for item in parameters}
+    workflow_parameters = (_workflow_spec(manifest).get("arguments") or {}).get("parameters") or []
+    return {
+        workflow_parameter["name"]: str(workflow_parameter.get("value", ""))
+        for workflow_parameter in workflow_parameters
+    }
 
 
 def _cacheable_tasks(
-    templates: Mapping[str, Any], cached: Mapping[str, Any]
+    templates_by_name: Mapping[str, Any], cached_rows: Mapping[str, Any]
 ) -> Iterator[Mapping[str, Any]]:
-    """Yield the tasks that may be cached and whose result is not yet in `cached`."""
-    for template in templates.values():
-        for task in template.get("dag", {}).get("tasks", []):
-            row = cached.get(cached_name(task["name"]))
-            is_open = isinstance(row, dict) and not row["at"]
-            if is_open and task.get("template") in templates:
-                yield task
+    """Yield the tasks that may be cached and whose result is not yet in `cached_rows`."""
+    for template in templates_by_name.values():
+        for dag_task in template.get("dag", {}).get("tasks", []):
+            cached_row = cached_rows.get(cached_name(dag_task["name"]))
+            needs_lookup = isinstance(cached_row, dict) and not cached_row["at"]
+            if needs_lookup and dag_task.get("template") in templates_by_name:
+                yield dag_task
 
 
-def _output_tags(task: str, outputs: Iterable[str]) -> dict[str, None]:
-    return {f"tasks.{task}.outputs.parameters.{name}": None for name in outputs}
+def _output_tags(task_name: str, output_names: Iterable[str]) -> dict[str, None]:
+    return {f"tasks.{task_name}.outputs.parameters.{name}": None for name in output_names}
 
 
 def step_call_of(
-    task: Mapping[str, Any], template: Mapping[str, Any], scope: Mapping[str, Any]
+    dag_task: Mapping[str, Any], template: Mapping[str, Any], tag_values: Mapping[str, Any]
 ) -> StepCall:
     """Return the step that a task runs. Raises UnknownKey if the task does not run a step."""
-    arguments = substitute(task.get("arguments") or {}, scope)
-    inputs = template.get("inputs") or {}
-    values = {
-        item["name"]: item.get("value", item.get("default"))
-        for item in inputs.get("parameters") or []
+    task_arguments = substitute(dag_task.get("arguments") or {}, tag_values)
+    template_inputs = template.get("inputs") or {}
+    parameter_values = {
+        input_item["name"]: input_item.get("value", input_item.get("default"))
+        for input_item in template_inputs.get("parameters") or []
     }
-    values.update({item["name"]: item.get("value") for item in arguments.get("parameters") or []})
-    template_scope = dict(scope) | {
-        f"inputs.parameters.{name}": str(value) for name, value in values.items()
+    parameter_values.update(
+        {
+            input_item["name"]: input_item.get("value")
+            for input_item in task_arguments.get("parameters") or []
+        }
+    )
+    template_scope = dict(tag_values) | {
+        f"inputs.parameters.{name}": str(value) for name, value in parameter_values.items()
     }
-    artifacts = {
-        item["name"]: str((item.get("s3") or {}).get("key"))
-        for item in arguments.get("artifacts") or []
+    artifact_keys = {
+        input_item["name"]: str((input_item.get("s3") or {}).get("key"))
+        for input_item in task_arguments.get("artifacts") or []
     }
 
-    body = substitute(
+    template_body = substitute(
         {name: template[name] for name in ("container", "resource") if name in template},
         template_scope,
     )
-    if "container" in body:
-        containers = [body["container"]]
+    if "container" in template_body:
+        containers = [template_body["container"]]
     else:
-        containers = _containers(documents(body["resource"]["manifest"]))
+        containers = _containers(documents(template_body["resource"]["manifest"]))
 
     for container in containers:
         # unescape $$ to $, as the kubelet does
-        args = [arg.replace("$$", "$") for arg in container.get("args") or []]
-        if args[:1] == ["-m"] and args[1] in COMMANDS:
-            first_flag, module = COMMANDS[args[1]]
-            flags = (
-                flag[2:].partition("=")
-                for flag in args[first_flag:]
-                if flag.startswith("--") and "=" in flag
+        python_arguments = [argument.replace("$$", "$") for argument in container.get("args") or []]
+        if python_arguments[:1] == ["-m"] and python_arguments[1] in COMMANDS:
+            first_flag, step_module = COMMANDS[python_arguments[1]]
+            flag_parts = (
+                step_flag[2:].partition("=")
+                for step_flag in python_arguments[first_flag:]
+                if step_flag.startswith("--") and "=" in step_flag
             )
 
             flag_texts = {
                 name.replace("-", "_"): text
-                for name, _, text in flags
+                for name, _, text in flag_parts
                 if f"--{name}" not in RUNNER_FLAGS
             }
 
-            return StepCall(module or args[3], flag_texts, artifacts, container.get("image", ""))
+            return StepCall(
+                step_module or python_arguments[3],
+                flag_texts,
+                artifact_keys,
+                container.get("image", ""),
+            )
 
     raise UnknownKey("the task does not run a step")
 
 
-def _containers(value: object) -> Iterator[dict[str, Any]]:
+def _containers(manifest_value: object) -> Iterator[dict[str, Any]]:
     """Yield every container in the objects of a manifest."""
-    if isinstance(value, dict):
-        yield from value.get("containers") or []
-    for child in (
-        value.values() if isinstance(value, dict) else value if isinstance(value, list) else []
+    if isinstance(manifest_value, dict):
+        yield from manifest_value.get("containers") or []
+    for child_value in (
+        manifest_value.values()
+        if isinstance(manifest_value, dict)
+        else manifest_value
+        if isinstance(manifest_value, list)
+        else []
     ):
-        yield from _containers(child)
+        yield from _containers(child_value)
 
 
 def _find_cached(
-    task: str,
-    call: StepCall,
-    lookup: Lookup,
-    digests: Mapping[str, str],
-    on_cluster: bool,
+    task_name: str,
+    step_call: StepCall,
+    cache_lookup: Lookup,
+    artifact_digests: Mapping[str, str],
+    is_on_cluster: bool,
     open_bucket: OpenBucket | None,
 ) -> CacheResult:
-    identity = code.image_digest(call.image) if on_cluster else ""
-    if on_cluster and not identity:
+    code_identity = code.image_digest(step_call.image) if is_on_cluster else ""
+    if is_on_cluster and not code_identity:
         raise UnknownKey(
-            f"the image {call.image} is not pinned by digest: the pod looks up the cache when it"
-            " starts"
+            f"the image {step_call.image} is not pinned by digest: the pod looks up the cache when"
+            " it starts"
         )
 
-    step = load(call.module)
-    texts, paths = _input_texts(step, call)
+    step_module = load(step_call.module)
+    input_texts, artifact_inputs = _input_texts(step_module, step_call)
 
-    unknown = _unknown_inputs(step, texts)
-    if unknown:
-        raise UnknownKey(f"the input {unknown[0]} is known only at run time")
+    unknown_inputs = _unknown_inputs(step_module, input_texts)
+    if unknown_inputs:
+        raise UnknownKey(f"the input {unknown_inputs[0]} is known only at run time")
 
-    missing_artifacts = [name for name in paths if not digests.get(call.artifacts.get(name, ""))]
+    missing_artifacts = [
+        name
+        for name in artifact_inputs
+        if not artifact_digests.get(step_call.artifacts.get(name, ""))
+    ]
     if missing_artifacts:
         raise UnknownKey(f"the input {missing_artifacts[0]} is known only at run time")
 
-    artifacts = {name: digests[call.artifacts[name]] for name in paths}
+    input_digests = {name: artifact_digests[step_call.artifacts[name]] for name in artifact_inputs}
     step_facts = collect_facts(
-        call.module,
-        _parse_inputs(step, texts, paths),
-        artifacts,
-        identity,
-        not on_cluster,
+        step_call.module,
+        _parse_inputs(step_module, input_texts, artifact_inputs),
+        input_digests,
+        code_identity,
+        not is_on_cluster,
         open_bucket,
     )
 
     cache_key = compute_key(step_facts)
-    entry = lookup.find(cache_key)
-    reason = "" if entry else "no cached result for these inputs, code and data"
-    problem = entries.reason_unfit(entry, step) if entry else ""
-    if entry and problem:
-        reason = f"the result of {entry.at} is not reused: {problem}"
-        entry = None
+    cache_entry = cache_lookup.find(cache_key)
+    miss_reason = "" if cache_entry else "no cached result for these inputs, code and data"
+    unusable_reason = entries.reason_unfit(cache_entry, step_module) if cache_entry else ""
+    if cache_entry and unusable_reason:
+        miss_reason = f"the result of {cache_entry.at} is not reused: {unusable_reason}"
+        cache_entry = None
 
-    return CacheResult(task, entry, reason, cache_key, facts=step_facts)
+    return CacheResult(task_name, cache_entry, miss_reason, cache_key, facts=step_facts)
 
 
-def facts_before_run(call: StepCall, on_cluster: bool) -> Facts:
+def facts_before_run(step_call: StepCall, is_on_cluster: bool) -> Facts:
     """Return the facts of a step that are known before the run: its code, and some inputs.
 
     Raises NotReusable, ConfigError.
     """
-    step = load(call.module)
-    texts, paths = _input_texts(step, call)
-    identity = code.image_digest(call.image) if on_cluster else ""
-    unknown = _unknown_inputs(step, texts)
-    inputs = _parse_inputs(step, texts, paths)
+    step_module = load(step_call.module)
+    input_texts, artifact_inputs = _input_texts(step_module, step_call)
+    code_identity = code.image_digest(step_call.image) if is_on_cluster else ""
+    unknown_inputs = _unknown_inputs(step_module, input_texts)
+    step_inputs = _parse_inputs(step_module, input_texts, artifact_inputs)
 
-    reason = step.REUSE.not_reused_if(inputs)
-    if reason:
-        raise NotReusable(reason)
+    not_reused_reason = step_module.REUSE.not_reused_if(step_inputs)
+    if not_reused_reason:
+        raise NotReusable(not_reused_reason)
 
-    known = facts_without_data(call.module, inputs, identity)
-    return known | {
-        "inputs": {name: text for name, text in known["inputs"].items() if name not in unknown}
+    known_facts = facts_without_data(step_call.module, step_inputs, code_identity)
+    return known_facts | {
+        "inputs": {
+            name: text for name, text in known_facts["inputs"].items() if name not in unknown_inputs
+        }
     }
 
 
-def _input_texts(step: Step, call: StepCall) -> tuple[dict[str, str], list[str]]:
+def _input_texts(step_module: Step, step_call: StepCall) -> tuple[dict[str, str], list[str]]:
     """Return the texts of a step's input parameters, and the names of its input artifacts."""
-    fields = step.Inputs.model_fields
-    artifacts = [name for name, info in fields.items() if is_artifact(info)]
+    input_fields = step_module.Inputs.model_fields
+    artifact_inputs = [
+        name for name, input_field in input_fields.items() if is_artifact(input_field)
+    ]
     return {
-        name: text for name, text in call.flags.items() if name in fields and name not in artifacts
-    }, artifacts
+        name: text
+        for name, text in step_call.flags.items()
+        if name in input_fields and name not in artifact_inputs
+    }, artifact_inputs
 
 
-def _unknown_inputs(step: Step, texts: Mapping[str, str]) -> list[str]:
+def _unknown_inputs(step_module: Step, input_texts: Mapping[str, str]) -> list[str]:
     """Return the inputs that affect the step's result, but whose values are known only at run
     time."""
     return [
         name
-        for name, text in texts.items()
-        if "{{" in text and name not in step.REUSE.ignored_inputs
+        for name, text in input_texts.items()
+        if "{{" in text and name not in step_module.REUSE.ignored_inputs
     ]
 
 
-def _parse_inputs(step: Step, texts: Mapping[str, str], artifacts: Iterable[str]) -> StepInputs:
-    fields = step.Inputs.model_fields
-    usable = {
-        name: text for name, text in texts.items() if "{{" not in text or fields[name].is_required()
+def _parse_inputs(
+    step_module: Step, input_texts: Mapping[str, str], artifact_inputs: Iterable[str]
+) -> StepInputs:
+    input_fields = step_module.Inputs.model_fields
+    usable_texts = {
+        name: text
+        for name, text in input_texts.items()
+        if "{{" not in text or input_fields[name].is_required()
     }
     return parse(
-        step.Inputs, replace_unknown(step.Inputs, usable) | {name: f"/{name}" for name in artifacts}
+        step_module.Inputs,
+        replace_unknown(step_module.Inputs, usable_texts)
+        | {name: f"/{name}" for name in artifact_inputs},
     )
 
 
-def replace_unknown(inputs: type[StepInputs], texts: Mapping[str, str]) -> dict[str, str]:
+def replace_unknown(
+    inputs_model: type[StepInputs], input_texts: Mapping[str, str]
+) -> dict[str, str]:
     """Return the texts of inputs; replace a text by "" if it contains a template tag and the field
     of the input requires a pattern."""
-    known_texts = dict(texts)
-    for name, text in texts.items():
+    known_texts = dict(input_texts)
+    for name, text in input_texts.items():
         has_pattern = any(
-            getattr(mark, "pattern", None) for mark in inputs.model_fields[name].metadata
+            getattr(field_metadata, "pattern", None)
+            for field_metadata in inputs_model.model_fields[name].metadata
         )
         if "{{" in text and has_pattern:
             known_texts[name] = ""

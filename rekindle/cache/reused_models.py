@@ -26,37 +26,40 @@ MODEL_FILES = (WEIGHTS_FILE, CURVE, MODEL_FILE)
 REUSED_FROM_OBJECT = "cached"
 
 
-def copy_model(store: "Store", source: str, target: str) -> None:
+def copy_model(store: "Store", source_task: str, target_task: str) -> None:
     """Copy the model of a training from one RUN/TASK to another. Raises StorageError."""
     for name in MODEL_FILES:
-        store.copy(f"{source}/{MODEL}/{name}", f"{target}/{MODEL}/{name}")
-    store.put(f"{target}/{REUSED_FROM_OBJECT}", source.encode())
+        store.copy(f"{source_task}/{MODEL}/{name}", f"{target_task}/{MODEL}/{name}")
+    store.put(f"{target_task}/{REUSED_FROM_OBJECT}", source_task.encode())
 
 
 def copy_reused_models(
     store: "Store",
     packed_manifest: str,
-    cached: Mapping[str, Any],
-    at: str,
-    outputs: Mapping[str, str],
+    cached_rows: Mapping[str, Any],
+    own_reference: str,
+    step_outputs: Mapping[str, str],
 ) -> dict[str, Any]:
     """Copy the models of identical trainings of earlier runs to the trainings of this run.
 
-    `at`: RUN/TASK of the current step; `outputs`: outputs of this step. Return the workflow
-    parameter CACHED, extended by the trainings whose models were copied. All other trainings run.
+    `own_reference`: RUN/TASK of the current step; `step_outputs`: outputs of this step. Return the
+    workflow parameter CACHED, extended by the trainings whose models were copied. All other
+    trainings run.
     """
-    reused_models = dict(cached)
+    reused_models = dict(cached_rows)
 
     try:
-        for result in _look_up(store, packed_manifest, cached, at, outputs):
-            target = f"{at.partition('/')[0]}/{result.task}"
-            if result.entry and result.entry.at != target:
-                copy_model(store, result.entry.at, target)
-                name = cached_name(result.task)
-                reused_models[name] = reused_models[name] | {"at": result.entry.at}
+        for cache_result in _look_up(
+            store, packed_manifest, cached_rows, own_reference, step_outputs
+        ):
+            target_task = f"{own_reference.partition('/')[0]}/{cache_result.task}"
+            if cache_result.entry and cache_result.entry.at != target_task:
+                copy_model(store, cache_result.entry.at, target_task)
+                name = cached_name(cache_result.task)
+                reused_models[name] = reused_models[name] | {"at": cache_result.entry.at}
                 say(
-                    f"cached: {result.task} is the same training as {result.entry.at}; its job does"
-                    " not start"
+                    f"cached: {cache_result.task} is the same training as {cache_result.entry.at};"
+                    " its job does not start"
                 )
     # catch all errors of the look-up, because the run can train instead
     except Exception as error:
@@ -71,26 +74,42 @@ def copy_reused_models(
 def _look_up(
     store: "Store",
     packed_manifest: str,
-    cached: Mapping[str, Any],
-    at: str,
-    outputs: Mapping[str, str],
+    cached_rows: Mapping[str, Any],
+    own_reference: str,
+    step_outputs: Mapping[str, str],
 ) -> list[lookup.CacheResult]:
     """Look up the trainings of the manifest, with the outputs of this step as known inputs."""
-    spec = unpack_manifest(packed_manifest)["spec"]
-    templates = spec.get("templates") or []
-    jobs = {template["name"] for template in templates if "resource" in template}
-    tasks = [
-        task for template in templates for task in (template.get("dag") or {}).get("tasks") or []
+    workflow_spec = unpack_manifest(packed_manifest)["spec"]
+    templates = workflow_spec.get("templates") or []
+    job_templates = {template["name"] for template in templates if "resource" in template}
+    dag_tasks = [
+        dag_task
+        for template in templates
+        for dag_task in (template.get("dag") or {}).get("tasks") or []
     ]
-    trainings = {cached_name(task["name"]) for task in tasks if task.get("template") in jobs}
-    own_task = at.partition("/")[2]
-    rows = {name: row for name, row in cached.items() if name in trainings}
-    rows[cached_name(own_task)] = {"task": own_task, **outputs, "at": at}
+    training_names = {
+        cached_name(dag_task["name"])
+        for dag_task in dag_tasks
+        if dag_task.get("template") in job_templates
+    }
+    own_task_name = own_reference.partition("/")[2]
+    training_rows = {
+        name: cached_row for name, cached_row in cached_rows.items() if name in training_names
+    }
+    training_rows[cached_name(own_task_name)] = {
+        "task": own_task_name,
+        **step_outputs,
+        "at": own_reference,
+    }
     # omit the other parameters, because their values in this run may differ from the manifest;
     # inputs that use them then count as unknown
-    arguments = {"parameters": [{"name": CACHED, "value": to_json(rows)}]}
-    on_cluster = KUBERNETES_SERVICE_HOST in os.environ
+    workflow_arguments = {"parameters": [{"name": CACHED, "value": to_json(training_rows)}]}
+    is_on_cluster = KUBERNETES_SERVICE_HOST in os.environ
 
     return lookup.look_up(
-        {"spec": spec | {"arguments": arguments}}, {}, store, on_cluster=on_cluster, read_only=True
+        {"spec": workflow_spec | {"arguments": workflow_arguments}},
+        {},
+        store,
+        is_on_cluster=is_on_cluster,
+        is_read_only=True,
     )

@@ -29,32 +29,34 @@ PROGRAM = "program"  # the flag and the parameter that contain the section `prog
 EMPTY_SECTIONS = ("", "{}", "null")
 
 
-def modules_in(manifest: Mapping[str, Any], folders: Iterable[str]) -> list[str]:
+def modules_in(manifest: Mapping[str, Any], project_folders: Iterable[str]) -> list[str]:
     """Return the modules of the project and of Rekindle, such as steps and workloads, whose names
     occur in the templates of a workflow, and the files of the project that its commands name."""
-    folders = list(folders)
+    project_folders = list(project_folders)
     templates = manifest["spec"].get("templates") or []
-    texts = [ESCAPES.sub(" ", text) for text in _texts(templates)]
-    names = {name for text in texts for name in code.DOTTED_NAME.findall(text)}
+    template_texts = [ESCAPES.sub(" ", text) for text in _texts(templates)]
+    dotted_names = {name for text in template_texts for name in code.DOTTED_NAME.findall(text)}
 
     # modules of Rekindle and of the packages of a project are found by their dotted names
-    packages = {*SHARED, *(folder.name for folder in ENGINE)}
-    names |= {name for text in texts for name in WORD.findall(text)} - packages
+    package_names = {*SHARED, *(folder.name for folder in ENGINE)}
+    dotted_names |= {name for text in template_texts for name in WORD.findall(text)} - package_names
 
-    files = {path for text in _command_texts(templates) for path in files_named_in(text, folders)}
-    return sorted([*code.existing_modules(names, folders), *files])
+    named_files = {
+        path for text in _command_texts(templates) for path in files_named_in(text, project_folders)
+    }
+    return sorted([*code.existing_modules(dotted_names, project_folders), *named_files])
 
 
-def files_named_in(text: str, folders: Iterable[str]) -> list[str]:
+def files_named_in(text: str, project_folders: Iterable[str]) -> list[str]:
     """Return the files of the project whose paths occur in a command."""
-    names = FILE_NAME.findall(ESCAPES.sub(" ", text))
-    return [file for name in names if (file := file_name(name, folders))]
+    candidate_names = FILE_NAME.findall(ESCAPES.sub(" ", text))
+    return [file for name in candidate_names if (file := file_name(name, project_folders))]
 
 
-def file_name(path: str, folders: Iterable[str]) -> str:
+def file_name(path: str, project_folders: Iterable[str]) -> str:
     """Return the name of a file of the project as a module, such as `./tools/train.py`; "" if the
     project does not have the file."""
-    for folder in folders:
+    for folder in project_folders:
         file = os.path.normpath(os.path.join(folder, path))
         with suppress(OSError, ValueError):
             if Path(file).is_relative_to(folder) and os.path.isfile(file):
@@ -74,70 +76,80 @@ def reason_other_images(manifest: Mapping[str, Any]) -> str:
     if KUBERNETES_SERVICE_HOST not in os.environ:
         return ""
 
-    images = {
+    image_names = {
         container.get("image", "")
         for container in _containers(manifest["spec"].get("templates") or [])
         if _runs_rekindle(container)
     }
-    by_tag = sorted(image for image in images if not code.image_digest(image))
+    tagged_images = sorted(
+        image_name for image_name in image_names if not code.image_digest(image_name)
+    )
     if code.image_digest(os.environ.get(REKINDLE_IMAGE, "")):
-        others = by_tag
+        other_images = tagged_images
     else:
-        others = by_tag if len(by_tag) > 1 else []
+        other_images = tagged_images if len(tagged_images) > 1 else []
 
-    if others:
+    if other_images:
         return (
-            f"the code in {' and '.join(others)} cannot be compared: pin the image by digest, or"
-            " use one image for all steps"
+            f"the code in {' and '.join(other_images)} cannot be compared: pin the image by"
+            " digest, or use one image for all steps"
         )
     return ""
 
 
-def _texts(value: object) -> Iterator[str]:
+def _texts(manifest_value: object) -> Iterator[str]:
     """Yield all texts in a value; if a text is JSON, also yield the texts in it."""
-    value = _parsed(value)
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, Mapping):
-        for key, item in value.items():
+    manifest_value = _parsed(manifest_value)
+    if isinstance(manifest_value, str):
+        yield manifest_value
+    elif isinstance(manifest_value, Mapping):
+        for key, child_value in manifest_value.items():
             yield str(key)
-            yield from _texts(item)
-    elif isinstance(value, list):
-        for item in value:
-            yield from _texts(item)
+            yield from _texts(child_value)
+    elif isinstance(manifest_value, list):
+        for child_value in manifest_value:
+            yield from _texts(child_value)
 
 
-def _parsed(value: object) -> object:
+def _parsed(manifest_value: object) -> object:
     """Return the object or list in a JSON text; return any other value unchanged."""
-    if isinstance(value, str) and value.strip()[:1] in ("{", "["):
+    if isinstance(manifest_value, str) and manifest_value.strip()[:1] in ("{", "["):
         with suppress(ValueError, TypeError):
-            return loads(value)
-    return value
+            return loads(manifest_value)
+    return manifest_value
 
 
-def _containers(value: object) -> Iterator[Mapping[str, Any]]:
+def _containers(manifest_value: object) -> Iterator[Mapping[str, Any]]:
     """Yield the containers and scripts in templates, and in the objects that they apply."""
-    value = _parsed(value)
-    if isinstance(value, Mapping):
-        if "args" in value or "command" in value or "source" in value:
-            yield value
-        for item in value.values():
-            yield from _containers(item)
-    elif isinstance(value, list):
-        for item in value:
-            yield from _containers(item)
+    manifest_value = _parsed(manifest_value)
+    if isinstance(manifest_value, Mapping):
+        if "args" in manifest_value or "command" in manifest_value or "source" in manifest_value:
+            yield manifest_value
+        for child_value in manifest_value.values():
+            yield from _containers(child_value)
+    elif isinstance(manifest_value, list):
+        for child_value in manifest_value:
+            yield from _containers(child_value)
 
 
 def _words(container: Mapping[str, Any]) -> list[str]:
     """Return the command and the arguments of a container, as the kubelet passes them."""
-    words = [*(container.get("command") or []), *(container.get("args") or [])]
-    return [word.replace("$$", "$") for word in words if isinstance(word, str)]
+    command_words = [*(container.get("command") or []), *(container.get("args") or [])]
+    return [
+        command_word.replace("$$", "$")
+        for command_word in command_words
+        if isinstance(command_word, str)
+    ]
 
 
 def _runs_rekindle(container: Mapping[str, Any]) -> bool:
-    words = _words(container)
-    modules = [word for flag, word in itertools.pairwise(words) if flag == "-m"]
-    return any(module.partition(".")[0] == ENGINE[0].name for module in modules[:1])
+    command_words = _words(container)
+    module_words = [
+        command_word
+        for previous_word, command_word in itertools.pairwise(command_words)
+        if previous_word == "-m"
+    ]
+    return any(module_name.partition(".")[0] == ENGINE[0].name for module_name in module_words[:1])
 
 
 def _command_texts(templates: object) -> Iterator[str]:
@@ -148,32 +160,32 @@ def _command_texts(templates: object) -> Iterator[str]:
             yield from _words(container)
             yield str(container.get("source") or "")
 
-    for section in _program_sections(templates):
-        yield section
-        yield from _texts(section)
+    for program_section in _program_sections(templates):
+        yield program_section
+        yield from _texts(program_section)
 
 
 def _program_sections(templates: object) -> Iterator[str]:
-    prefix = f"--{PROGRAM}="
+    flag_prefix = f"--{PROGRAM}="
     for container in _containers(templates):
-        for word in _words(container):
-            if word.startswith(prefix):
-                yield word.removeprefix(prefix)
+        for command_word in _words(container):
+            if command_word.startswith(flag_prefix):
+                yield command_word.removeprefix(flag_prefix)
 
     for parameter in _parameters(templates):
-        value = parameter.get("value", parameter.get("default"))
-        if parameter.get("name") == PROGRAM and value is not None:
-            yield value if isinstance(value, str) else to_json(value)
+        parameter_value = parameter.get("value", parameter.get("default"))
+        if parameter.get("name") == PROGRAM and parameter_value is not None:
+            yield parameter_value if isinstance(parameter_value, str) else to_json(parameter_value)
 
 
-def _parameters(value: object) -> Iterator[Mapping[str, Any]]:
+def _parameters(manifest_value: object) -> Iterator[Mapping[str, Any]]:
     """Yield all parameters with a value in templates."""
-    if isinstance(value, Mapping):
-        for parameter in value.get("parameters") or []:
+    if isinstance(manifest_value, Mapping):
+        for parameter in manifest_value.get("parameters") or []:
             if isinstance(parameter, Mapping):
                 yield parameter
-        for item in value.values():
-            yield from _parameters(item)
-    elif isinstance(value, list):
-        for item in value:
-            yield from _parameters(item)
+        for child_value in manifest_value.values():
+            yield from _parameters(child_value)
+    elif isinstance(manifest_value, list):
+        for child_value in manifest_value:
+            yield from _parameters(child_value)

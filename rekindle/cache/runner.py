@@ -37,152 +37,179 @@ UNCOVERED_OBJECT = "uncovered"
 
 
 def execute(
-    module: str, inputs: StepInputs, targets: dict[str, Path], options: argparse.Namespace
+    step_module: str,
+    step_inputs: StepInputs,
+    output_files: dict[str, Path],
+    cache_options: argparse.Namespace,
 ) -> None:
     """Reuse the cached outputs of a step. If none exist, run the step as `rekindle.step.execute`
     does."""
-    task = getattr(options, "entry", "")  # RUN/TASK
-    if not task or not os.environ.get(S3_BUCKET):
-        return step.execute(module, inputs, targets, options)
+    task_reference = getattr(cache_options, "entry", "")  # RUN/TASK
+    if not task_reference or not os.environ.get(S3_BUCKET):
+        return step.execute(step_module, step_inputs, output_files, cache_options)
 
     from rekindle.storage import Store
 
-    store = Store.from_env().short_retries()
+    object_store = Store.from_env().short_retries()
 
-    step_facts = _facts(module, inputs)
+    step_facts = _facts(step_module, step_inputs)
     if (
         step_facts
-        and options.reuse == "yes"
+        and cache_options.reuse == "yes"
         and (
-            entry := entries.result_or_none(entries.find_and_claim, store, compute_key(step_facts))
+            cache_entry := entries.result_or_none(
+                entries.find_and_claim, object_store, compute_key(step_facts)
+            )
         )
     ):
         try:
-            problem = entries.reason_unfit(entry, load(module))
-            if problem:
-                raise DataError(problem)
-            _write_cached_outputs(store, entry, inputs, targets, task)
-            return _copy_models(store, inputs, entry.outputs, targets, options)
+            unusable_reason = entries.reason_unfit(cache_entry, load(step_module))
+            if unusable_reason:
+                raise DataError(unusable_reason)
+            _write_cached_outputs(
+                object_store, cache_entry, step_inputs, output_files, task_reference
+            )
+            return _copy_models(
+                object_store, step_inputs, cache_entry.outputs, output_files, cache_options
+            )
         except (StorageError, DataError, OSError) as error:
-            say(f"the outputs of {entry.at} cannot be reused, so the step runs: {error}")
+            say(f"the outputs of {cache_entry.at} cannot be reused, so the step runs: {error}")
 
     # an entry may exist even here, if it is damaged or the user does not want to reuse it
     start_time = time.monotonic()
-    outputs = load(module).run(inputs)
-    if step_facts and _data_digests(module, inputs) != step_facts["data_read"]:
+    step_outputs = load(step_module).run(step_inputs)
+    if step_facts and _data_digests(step_module, step_inputs) != step_facts["data_read"]:
         say("the data changed while it was read, so no later run reuses the outputs")
         step_facts = None
 
-    if step_facts and (reason := reason_not_covered(step_facts)):
-        say(reason)
+    if step_facts and (uncovered_reason := reason_not_covered(step_facts)):
+        say(uncovered_reason)
         # store the reason, which scheduled runs read (steps.prepare)
-        entries.result_or_none(store.put, f"{task}/{UNCOVERED_OBJECT}", reason.encode())
+        entries.result_or_none(
+            object_store.put, f"{task_reference}/{UNCOVERED_OBJECT}", uncovered_reason.encode()
+        )
         step_facts = None
 
-    artifacts = {name: describe_files(path) for name, path in _artifacts(outputs).items()}
-    texts = {
-        name: output_text(name, value)
-        for name, value in outputs
-        if name not in artifacts and name not in entries.NOT_REUSED
+    artifact_facts = {name: describe_files(path) for name, path in _artifacts(step_outputs).items()}
+    output_texts = {
+        name: output_text(name, output_value)
+        for name, output_value in step_outputs
+        if name not in artifact_facts and name not in entries.NOT_REUSED
     }
 
-    write_outputs(outputs, targets)
-    _copy_models(store, inputs, texts, targets, options)
+    write_outputs(step_outputs, output_files)
+    _copy_models(object_store, step_inputs, output_texts, output_files, cache_options)
 
     if step_facts:
-        entry = entries.Entry(
+        cache_entry = entries.Entry(
             compute_key(step_facts),
-            task,
-            texts,
-            artifacts,
+            task_reference,
+            output_texts,
+            artifact_facts,
             step_facts,
             round(time.monotonic() - start_time, 3),
         )
 
-        entries.result_or_none(entries.record_entry, store, entry)
-        entries.result_or_none(record_code, store, step_facts)
+        entries.result_or_none(entries.record_entry, object_store, cache_entry)
+        entries.result_or_none(record_code, object_store, step_facts)
 
 
-def reasons_uncovered(store: "Store", run: str, tasks: Iterable[str]) -> dict[str, str]:
+def reasons_uncovered(store: "Store", run_name: str, task_names: Iterable[str]) -> dict[str, str]:
     """Return, for each given task of a run, the reason why its cache key does not cover all files
     that it has loaded. Raises StorageError."""
-    reasons: dict[str, str] = {}
-    for task in tasks:
+    reasons_by_task: dict[str, str] = {}
+    for task_name in task_names:
         with suppress(NotFound):
-            reasons[task] = store.get(f"{run}/{task}/{UNCOVERED_OBJECT}").decode()
-    return reasons
+            reasons_by_task[task_name] = store.get(
+                f"{run_name}/{task_name}/{UNCOVERED_OBJECT}"
+            ).decode()
+    return reasons_by_task
 
 
-def _facts(module: str, inputs: StepInputs) -> Facts | None:
+def _facts(step_module: str, step_inputs: StepInputs) -> Facts | None:
     with suppress(UnknownKey, StorageError, OSError):
         return collect_facts(
-            module,
-            inputs,
-            {name: describe_files(path)["sha256"] for name, path in _artifacts(inputs).items()},
+            step_module,
+            step_inputs,
+            {
+                name: describe_files(path)["sha256"]
+                for name, path in _artifacts(step_inputs).items()
+            },
         )
     return None
 
 
-def _data_digests(module: str, inputs: StepInputs) -> dict[str, str] | None:
+def _data_digests(step_module: str, step_inputs: StepInputs) -> dict[str, str] | None:
     with suppress(UnknownKey, StorageError, OSError):
-        return data_digests(module, inputs)
+        return data_digests(step_module, step_inputs)
     return None
 
 
-def _artifacts(values: StepInputs | StepOutputs) -> dict[str, Path]:
-    fields = type(values).model_fields.items()
-    return {name: getattr(values, name) for name, field in fields if is_artifact(field)}
+def _artifacts(inputs_or_outputs: StepInputs | StepOutputs) -> dict[str, Path]:
+    model_fields = type(inputs_or_outputs).model_fields.items()
+    return {
+        name: getattr(inputs_or_outputs, name)
+        for name, field_info in model_fields
+        if is_artifact(field_info)
+    }
 
 
 def _copy_models(
     store: "Store",
-    inputs: Any,
-    outputs: Mapping[str, str],
-    targets: Mapping[str, Path],
-    options: argparse.Namespace,
+    step_inputs: Any,
+    output_texts: Mapping[str, str],
+    output_files: Mapping[str, Path],
+    cache_options: argparse.Namespace,
 ) -> None:
-    """Look up cached models for the run's trainings, which is possible because the `outputs` of
-    this step are now known, and copy them. Do nothing if no training will run."""
+    """Look up cached models for the run's trainings, which is possible because the
+    `output_texts` of this step are now known, and copy them. Do nothing if no training will run."""
     if (
-        REUSED_MODELS in targets
-        and options.reuse == "yes"
-        and inputs.manifest
-        and not outputs.get("unchanged")
+        REUSED_MODELS in output_files
+        and cache_options.reuse == "yes"
+        and step_inputs.manifest
+        and not output_texts.get("unchanged")
     ):
         reused_models = copy_reused_models(
-            store, inputs.manifest, inputs.cached, options.entry, outputs
+            store, step_inputs.manifest, step_inputs.cached, cache_options.entry, output_texts
         )
-        targets[REUSED_MODELS].write_text(output_text(REUSED_MODELS, reused_models))
+        output_files[REUSED_MODELS].write_text(output_text(REUSED_MODELS, reused_models))
 
 
-def _reject_damaged(entry: entries.Entry, name: str, path: Path, address: str) -> None:
+def _reject_damaged(
+    cache_entry: entries.Entry, name: str, path: Path, artifact_address: str
+) -> None:
     """Delete a downloaded artifact and raise DataError if its sha256 differs from the entry."""
-    actual = describe_files(path)["sha256"]
-    recorded = entry.artifacts[name]["sha256"]
-    if actual != recorded:
+    actual_sha256 = describe_files(path)["sha256"]
+    recorded_sha256 = cache_entry.artifacts[name]["sha256"]
+    if actual_sha256 != recorded_sha256:
         shutil.rmtree(path) if path.is_dir() else path.unlink()
         raise DataError(
-            f"{address} has the sha256 {actual}, and {recorded} in the cache: it was changed."
+            f"{artifact_address} has the sha256 {actual_sha256}, and {recorded_sha256} in the"
+            " cache: it was changed."
         )
 
 
 def _write_cached_outputs(
-    store: "Store", entry: entries.Entry, inputs: Any, targets: dict[str, Path], task: str
+    store: "Store",
+    cache_entry: entries.Entry,
+    step_inputs: Any,
+    output_files: dict[str, Path],
+    task_reference: str,
 ) -> None:
-    """Write the outputs of `entry` to `targets`."""
-    for name, target in targets.items():
-        if name in entry.artifacts:
-            store.download(f"{entry.at}/{name}", target)
-            _reject_damaged(entry, name, target, store.uri(f"{entry.at}/{name}"))
+    """Write the outputs of `cache_entry` to `output_files`."""
+    for name, output_file in output_files.items():
+        if name in cache_entry.artifacts:
+            store.download(f"{cache_entry.at}/{name}", output_file)
+            _reject_damaged(cache_entry, name, output_file, store.uri(f"{cache_entry.at}/{name}"))
 
-    for name, target in targets.items():
-        target.parent.mkdir(parents=True, exist_ok=True)
+    for name, output_file in output_files.items():
+        output_file.parent.mkdir(parents=True, exist_ok=True)
         if name == RUN_ID:
-            target.write_text(f"{inputs.experiment}/{inputs.workflow}")
+            output_file.write_text(f"{step_inputs.experiment}/{step_inputs.workflow}")
         elif name == REUSED_MODELS:
-            target.write_text(output_text(name, inputs.cached))
-        elif name not in entry.artifacts:
-            target.write_text(entry.outputs[name])
+            output_file.write_text(output_text(name, step_inputs.cached))
+        elif name not in cache_entry.artifacts:
+            output_file.write_text(cache_entry.outputs[name])
 
-    store.put(f"{task}/{REUSED_FROM_OBJECT}", entry.at.encode())
-    say(f"cached: outputs of {entry.at}, computed in {entry.seconds:.1f} s")
+    store.put(f"{task_reference}/{REUSED_FROM_OBJECT}", cache_entry.at.encode())
+    say(f"cached: outputs of {cache_entry.at}, computed in {cache_entry.seconds:.1f} s")

@@ -73,35 +73,38 @@ def config(source: Source, key: str | None, as_json: bool) -> None:
     if key is not None:
         return _explain(source, key, as_json)
 
-    loaded = source.load()
-    check_paths(loaded.config)
-    rows = list(loaded.rows())
+    loaded_config = source.load()
+    check_paths(loaded_config.config)
+    config_rows = list(loaded_config.rows())
 
     if as_json:
-        values = {path: {"value": value, "origin": origin} for path, value, origin in rows}
-        click.echo(to_json(values, indent=2))
+        values_by_path = {
+            path: {"value": value, "origin": value_origin}
+            for path, value, value_origin in config_rows
+        }
+        click.echo(to_json(values_by_path, indent=2))
         return
 
-    width = max(len(path) for path, _, _ in rows)
-    for path, value, origin in rows:
+    path_width = max(len(path) for path, _, _ in config_rows)
+    for path, value, value_origin in config_rows:
         value_text = value if isinstance(value, str) else to_json(value)
-        click.echo(f"{path:{width}}  {value_text:24}  {origin}")
+        click.echo(f"{path:{path_width}}  {value_text:24}  {value_origin}")
 
 
 def _explain(source: Source, key: str, as_json: bool) -> None:
     from rekindle.blocks.manifest.config import describe_keys
 
-    settings = describe_keys(key, source.load() if source.config else None)
+    described_settings = describe_keys(key, source.load() if source.config else None)
     if as_json:
-        click.echo(to_json([setting._asdict() for setting in settings], indent=2))
+        click.echo(to_json([setting._asdict() for setting in described_settings], indent=2))
         return
 
-    for setting in settings:
-        default = ""
+    for setting in described_settings:
+        default_text = ""
         if setting.default is not None:
-            default = f"  (default: {to_json(setting.default)})"
+            default_text = f"  (default: {to_json(setting.default)})"
 
-        click.echo(f"{setting.key}: {setting.values}{default}")
+        click.echo(f"{setting.key}: {setting.values}{default_text}")
         click.echo(f"    {setting.description}")
 
 
@@ -140,9 +143,9 @@ def lint(
     if not configs and not manifests:
         raise click.UsageError("give a config file, such as configs/demo.yaml, or --manifest FILE.")
 
-    documents = Documents([(str(file), _render_trainable(file, sets)) for file in configs])
+    lint_documents = Documents([(str(file), _render_trainable(file, sets)) for file in configs])
     for path in manifests:
-        documents.add(path)
+        lint_documents.add(path)
 
     # omit the warning about the default image, because it matters only for `submit`, which prints
     # it itself
@@ -150,7 +153,7 @@ def lint(
     rendered_files = {str(file) for file in configs}
 
     return print_findings(
-        documents,
+        lint_documents,
         as_json,
         lambda finding: (
             finding.file not in rendered_files or not finding.message.startswith(default_warning)
@@ -158,12 +161,12 @@ def lint(
     )
 
 
-def _render_trainable(file: Path, sets: tuple[str, ...]) -> dict[str, Any]:
+def _render_trainable(file: Path, set_flags: tuple[str, ...]) -> dict[str, Any]:
     """Return the manifest of a config. Raises ConfigError if the workload of the config cannot be
     trained."""
-    manifests = Source(file, sets).manifests()
-    check_training(manifests.config)
-    return manifests.main
+    rendered_manifests = Source(file, set_flags).manifests()
+    check_training(rendered_manifests.config)
+    return rendered_manifests.main
 
 
 @command
@@ -198,14 +201,17 @@ def check(source: Source, rows: int, as_json: bool) -> int:
     for name in parse_pairs(source.parameters).keys() - {SCHEDULED_TIME}:
         raise click.UsageError(f"-p {name}: `check` uses only the parameter {SCHEDULED_TIME}.")
 
-    config = source.load().config
-    check_paths(config)
-    report = rehearse(
-        config.model_dump(mode="json"), rows, thorough=True, scheduled=source.scheduled_time()
+    loaded_config = source.load().config
+    check_paths(loaded_config)
+    rehearsal_report = rehearse(
+        loaded_config.model_dump(mode="json"),
+        rows,
+        is_thorough=True,
+        scheduled=source.scheduled_time(),
     )
-    click.echo(to_json(report, indent=2) if as_json else text(report))
+    click.echo(to_json(rehearsal_report, indent=2) if as_json else text(rehearsal_report))
 
-    if "error" in report:
+    if "error" in rehearsal_report:
         return 2
     return 0
 
@@ -231,20 +237,22 @@ def plan(source: Source, no_cache: bool, cluster: Cluster | None, as_json: bool)
     from rekindle.operations.plan import forecast
     from rekindle.view import plan as view
 
-    manifests = source.manifests()
-    if manifests.config:
-        check_paths(manifests.config)
+    pipeline_manifests = source.manifests()
+    if pipeline_manifests.config:
+        check_paths(pipeline_manifests.config)
 
-    result = forecast.forecast(
+    plan_forecast = forecast.forecast(
         forecast.Sources(homes.path() if cluster else homes.current(), cluster),
-        manifests.main,
+        pipeline_manifests.main,
         parse_pairs(source.parameters),
-        manifests.other_objects,
+        pipeline_manifests.other_objects,
         not no_cache,
     )
-    click.echo(to_json(view.as_json(result), indent=2) if as_json else view.text(result))
+    click.echo(
+        to_json(view.as_json(plan_forecast), indent=2) if as_json else view.text(plan_forecast)
+    )
 
-    if result.runs_anything():
+    if plan_forecast.runs_anything():
         return WOULD_RUN_EXIT_CODE
     return 0
 

@@ -51,13 +51,15 @@ def build(
       rekindle images build train --tag localhost:5001/rekindle:0.1 --push --insecure
       rekindle images build serve --tag rekindle-serve:0.1 -- --build-arg BASE=python:3.12-slim
     """
-    image = builder.build_image(name, tag, push=push, insecure=insecure, flags=flags)
+    built_image = builder.build_image(
+        name, tag, pushes_image=push, is_insecure=insecure, builder_flags=flags
+    )
 
-    result = {
-        "tag": image.tag,
-        "id": image.id,
-        "digest": image.digest or None,
-        "pinned": image.pinned or None,
+    image_facts = {
+        "tag": built_image.tag,
+        "id": built_image.id,
+        "digest": built_image.digest or None,
+        "pinned": built_image.pinned or None,
     }
 
-    print_result(as_json, result, image.pinned or f"{image.tag}  {image.id}")
+    print_result(as_json, image_facts, built_image.pinned or f"{built_image.tag}  {built_image.id}")

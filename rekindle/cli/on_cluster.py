@@ -68,41 +68,47 @@ def submit(
     from rekindle.operations import cached_results
 
     with print_errors_as_json(as_json):
-        manifests = source.manifests()
-        _print_warnings(manifests.main, source.config or source.manifest, manifests.other_objects)
-        for manifest in manifests.other_objects:
+        pipeline_manifests = source.manifests()
+        _print_warnings(
+            pipeline_manifests.main,
+            source.config or source.manifest,
+            pipeline_manifests.other_objects,
+        )
+        for manifest in pipeline_manifests.other_objects:
             say(f"note: the {manifest.get('kind')} is not submitted: apply it with `kubectl apply`")
 
-        metadata = manifests.main.get("metadata") or {}
-        namespace = target.namespace or metadata.get("namespace") or ""
-        server = ArgoServer.from_url(argo_server, namespace)
-        needs_cluster = not namespace or not (dry_run or (server is not None and not watch))
+        manifest_metadata = pipeline_manifests.main.get("metadata") or {}
+        namespace = target.namespace or manifest_metadata.get("namespace") or ""
+        argo_server_client = ArgoServer.from_url(argo_server, namespace)
+        needs_cluster = not namespace or not (
+            dry_run or (argo_server_client is not None and not watch)
+        )
         cluster = target.connect(namespace) if needs_cluster else None
         if cluster:
             namespace = cluster.namespace
 
-        values = cached_results.add_cached_on_cluster(
-            manifests.main, parse_pairs(source.parameters), not no_cache
+        parameter_values = cached_results.add_cached_on_cluster(
+            pipeline_manifests.main, parse_pairs(source.parameters), not no_cache
         )
-        workflow = workflows.build_submission(manifests.main, values, namespace)
+        workflow = workflows.build_submission(pipeline_manifests.main, parameter_values, namespace)
 
         if dry_run:
             print_manifest(workflow, as_json)
             return 0
 
-        if server:
-            server.namespace = namespace
-            find_duplicate = server.find_duplicate
-            create = server.submit
+        if argo_server_client:
+            argo_server_client.namespace = namespace
+            find_duplicate = argo_server_client.find_duplicate
+            create_workflow = argo_server_client.submit
         else:
             assert cluster
             find_duplicate = partial(workflows.find_duplicate, cluster)
-            create = partial(workflows.submit, cluster)
+            create_workflow = partial(workflows.submit, cluster)
 
         if not yes:
             _confirm_duplicate(find_duplicate(workflow))
 
-        create(workflow)
+        create_workflow(workflow)
 
     return _report_submission(workflow, cluster, watch, as_json)
 
@@ -113,8 +119,8 @@ def _print_warnings(
     """Print the warnings of `lint`. Raises ConfigError if `lint` finds errors."""
     from argolocal import validate
 
-    for finding in validate.check(manifest, str(file), other_objects):
-        say(f"warning: {finding}")
+    for lint_finding in validate.check(manifest, str(file), other_objects):
+        say(f"warning: {lint_finding}")
 
 
 def _confirm_duplicate(running_workflow: str | None) -> None:
@@ -134,30 +140,33 @@ def _confirm(problem: str, remedy: str, question: str) -> None:
 
 
 def _report_submission(
-    workflow: dict[str, Any], cluster: Cluster | None, watch: bool, as_json: bool
+    workflow: dict[str, Any], cluster: Cluster | None, follows_run: bool, as_json: bool
 ) -> int:
     from rekindle.cluster.workflows import SHA256_ANNOTATION
 
     name = workflow["metadata"]["name"]
     namespace = workflow["metadata"]["namespace"]
-    flags = " --cluster" + (cluster.flags if cluster else f" --namespace {namespace}")
+    cluster_flags = " --cluster" + (cluster.flags if cluster else f" --namespace {namespace}")
     click.echo(f"{name} was submitted to namespace {namespace}", err=as_json)
 
-    if watch and cluster:
+    if follows_run and cluster:
         from rekindle.view import cluster_watch
 
         return cluster_watch.watch(cluster, name, as_json=as_json)
 
     sha256 = workflow["metadata"]["annotations"][SHA256_ANNOTATION]
-    result = {
+    submission = {
         "workflow": name,
         "namespace": namespace,
         "phase": "Pending",
         "manifest_sha256": sha256,
     }
 
-    text = f"watch   rekindle status {name} --watch{flags}\nlogs    rekindle logs {name} -f{flags}"
-    print_result(as_json, result, text)
+    text = (
+        f"watch   rekindle status {name} --watch{cluster_flags}\nlogs    rekindle logs {name}"
+        f" -f{cluster_flags}"
+    )
+    print_result(as_json, submission, text)
     return 0
 
 
@@ -183,27 +192,30 @@ def schedule(source: Source, suspend: bool | None, target: Target, as_json: bool
     from rekindle.blocks.manifest.render import render_manifest
     from rekindle.cluster import workflows
 
-    loaded = source.load()
-    template, cron = (render_manifest(loaded.config, kind) for kind in ("template", "cron"))
+    loaded_config = source.load()
+    workflow_template, cron_workflow = (
+        render_manifest(loaded_config.config, manifest_kind)
+        for manifest_kind in ("template", "cron")
+    )
 
     # the flag `--suspend` changes only the CronWorkflow, not the WorkflowTemplate
     if suspend is not None:
-        cron["spec"].pop("suspend", None)
+        cron_workflow["spec"].pop("suspend", None)
     if suspend:
-        cron["spec"]["suspend"] = True
+        cron_workflow["spec"]["suspend"] = True
 
-    for manifest in (template, cron):
+    for manifest in (workflow_template, cron_workflow):
         _print_warnings(manifest, source.config)
 
-    cluster = target.connect(loaded.config.cluster.namespace)
-    changes = list(workflows.apply_schedule(cluster, template, cron))
+    cluster = target.connect(loaded_config.config.cluster.namespace)
+    change_lines = list(workflows.apply_schedule(cluster, workflow_template, cron_workflow))
 
-    result = {
-        "schedule": cron["metadata"]["name"],
+    schedule_facts = {
+        "schedule": cron_workflow["metadata"]["name"],
         "namespace": cluster.namespace,
-        "changes": changes,
+        "changes": change_lines,
     }
-    print_result(as_json, result, "\n".join(changes))
+    print_result(as_json, schedule_facts, "\n".join(change_lines))
 
 
 @command
@@ -291,8 +303,8 @@ def delete(name: str, target: Target, as_json: bool, yes: bool) -> None:
 
     cluster = target.connect()
 
-    status = workflows.read_run(cluster, name).get("status") or {}
-    if status.get("phase") not in COMPLETED and not yes:
+    workflow_status = workflows.read_run(cluster, name).get("status") or {}
+    if workflow_status.get("phase") not in COMPLETED and not yes:
         remedy = f"`rekindle stop {name} --cluster{cluster.flags}` first, or delete with --yes."
         _confirm(f"{name} is still running, and its exit steps would not run", remedy, "Delete it?")
 

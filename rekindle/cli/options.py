@@ -32,20 +32,22 @@ class Target:
         return Cluster.connect(self.context or None, self.namespace or default_namespace or None)
 
 
-def config_options(function: Callable[..., Any]) -> Any:
+def config_options(command_function: Callable[..., Any]) -> Any:
     """Add CONFIG and --set to a command. The command receives their values, and those of
     `manifest_options`, in its argument `source`."""
 
-    @wraps(function)
+    @wraps(command_function)
     def command(
         *,
         config: Path | None,
-        sets: tuple[str, ...],
+        set_flags: tuple[str, ...],
         manifest: Path | None = None,
         parameters: tuple[str, ...] = (),
-        **options: Any,
+        **other_options: Any,
     ) -> Any:
-        return function(source=Source(config, sets, manifest, parameters), **options)
+        return command_function(
+            source=Source(config, set_flags, manifest, parameters), **other_options
+        )
 
     set_option = click.option(
         "--set", "sets", multiple=True, metavar="A.B=C", help="Config value to override."
@@ -53,23 +55,25 @@ def config_options(function: Callable[..., Any]) -> Any:
     return click.argument("config", required=False, type=NonEmptyPath())(set_option(command))
 
 
-def manifest_options(function: Callable[..., Any]) -> Any:
+def manifest_options(command_function: Callable[..., Any]) -> Any:
     """Add --manifest and --parameter to a command. Use this decorator below `config_options`."""
     help_text = (
         "Argo Workflow or WorkflowTemplate (YAML or JSON) to run instead of a config: a file, or a"
         " folder with all objects that it needs."
     )
-    manifest = click.option("--manifest", metavar="FILE", type=NonEmptyPath(), help=help_text)
-    return manifest(parameters_option("Workflow parameter.")(function))
+    manifest_option = click.option(
+        "--manifest", metavar="FILE", type=NonEmptyPath(), help=help_text
+    )
+    return manifest_option(parameters_option("Workflow parameter.")(command_function))
 
 
-def cluster_options(function: Callable[..., Any]) -> Any:
+def cluster_options(command_function: Callable[..., Any]) -> Any:
     """Add --namespace and --context to a command. The command receives their values in its argument
     `target`."""
 
-    @wraps(function)
-    def command(*, namespace: str, context: str, **options: Any) -> Any:
-        return function(target=Target(namespace, context), **options)
+    @wraps(command_function)
+    def command(*, namespace: str, context: str, **other_options: Any) -> Any:
+        return command_function(target=Target(namespace, context), **other_options)
 
     help_text = "Context of the kubeconfig (default: the current context)."
     command = click.option("--context", default="", metavar="NAME", help=help_text)(command)
@@ -77,14 +81,14 @@ def cluster_options(function: Callable[..., Any]) -> Any:
     return click.option("-n", "--namespace", default="", metavar="NAME", help=help_text)(command)
 
 
-def cluster_flag(function: Callable[..., Any]) -> Any:
+def cluster_flag(command_function: Callable[..., Any]) -> Any:
     """Add --cluster, --namespace and --context to a command. The command receives their values in
     its argument `cluster`, which is None if the command acts on this machine."""
 
-    @wraps(function)
-    def command(*, on_cluster: bool, target: Target, **options: Any) -> Any:
+    @wraps(command_function)
+    def command(*, on_cluster: bool, target: Target, **other_options: Any) -> Any:
         uses_cluster = on_cluster or target.namespace or target.context
-        return function(cluster=target.connect() if uses_cluster else None, **options)
+        return command_function(cluster=target.connect() if uses_cluster else None, **other_options)
 
     help_text = "Act on the cluster that kubectl uses; implied by --namespace and --context."
     return click.option("--cluster", "on_cluster", is_flag=True, help=help_text)(
@@ -96,31 +100,33 @@ def add_config_key(error: click.NoSuchOption) -> click.UsageError:
     """Return the error about an unknown option; if the option is a key of the config, such as
     `--workers`, add a hint at `--set`."""
     command = error.ctx.command if error.ctx else None
-    if not (command and any(parameter.name == "sets" for parameter in command.params)):
+    if not (
+        command and any(command_parameter.name == "sets" for command_parameter in command.params)
+    ):
         return error
 
     # imported in this function, because only this error message needs the class Config
     from rekindle.blocks.manifest.config import Config
 
-    keys = {section: section for section in Config.model_fields}
-    for section, field in Config.model_fields.items():
-        for inner in getattr(field.annotation, "model_fields", {}):
-            keys.setdefault(inner, f"{section}.{inner}")
+    path_by_key = {section_name: section_name for section_name in Config.model_fields}
+    for section_name, section_field in Config.model_fields.items():
+        for inner_key in getattr(section_field.annotation, "model_fields", {}):
+            path_by_key.setdefault(inner_key, f"{section_name}.{inner_key}")
 
     name = error.option_name.lstrip("-").replace("-", "_")
-    options = long_options(error.ctx) if error.ctx else []
+    option_names = long_options(error.ctx) if error.ctx else []
 
     is_misspelt_option = bool(
-        get_close_matches(error.option_name, options, n=1, cutoff=MIN_SIMILARITY)
+        get_close_matches(error.option_name, option_names, n=1, cutoff=MIN_SIMILARITY)
     )
-    if name not in keys and not is_misspelt_option:
-        name = next(iter(get_close_matches(name, keys, n=1, cutoff=MIN_SIMILARITY)), "")
-    if name not in keys:
+    if name not in path_by_key and not is_misspelt_option:
+        name = next(iter(get_close_matches(name, path_by_key, n=1, cutoff=MIN_SIMILARITY)), "")
+    if name not in path_by_key:
         return error
 
     command_path = error.ctx.command_path if error.ctx else "rekindle"
     message = (
         f"{error.option_name} is not an option of `{command_path}`: "
-        f"a value of the config is set with `--set {keys[name]}=VALUE`."
+        f"a value of the config is set with `--set {path_by_key[name]}=VALUE`."
     )
     return click.UsageError(message, error.ctx)

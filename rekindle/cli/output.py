@@ -15,10 +15,10 @@ def print_manifest(manifest: dict[str, Any], as_json: bool) -> None:
     click.echo(to_json(manifest, indent=2) if as_json else to_yaml(manifest), nl=as_json)
 
 
-def print_checks(checks: list[Check], as_json: bool) -> int:
+def print_checks(check_results: list[Check], as_json: bool) -> int:
     """Print the results of checks, and return exit code 1 if a required check failed, else 0."""
-    json_text = to_json([asdict(check) for check in checks], indent=2)
-    click.echo(json_text if as_json else "\n".join(map(str, checks)))
-    if all(check.ok or not check.required for check in checks):
+    json_text = to_json([asdict(check_result) for check_result in check_results], indent=2)
+    click.echo(json_text if as_json else "\n".join(map(str, check_results)))
+    if all(check_result.ok or not check_result.required for check_result in check_results):
         return 0
     return 1

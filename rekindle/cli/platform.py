@@ -121,12 +121,14 @@ def render(operator: bool, namespace: str | None, images: tuple[str, ...], **set
 
 def _reject_other_flags(*allowed_names: str) -> None:
     """Raise UsageError if a flag was given that the command would ignore."""
-    context = click.get_current_context()
-    for param in context.command.params:
-        is_given = context.get_parameter_source(param.name or "") is ParameterSource.COMMANDLINE
-        if is_given and param.name not in allowed_names:
+    click_context = click.get_current_context()
+    for parameter in click_context.command.params:
+        is_given = (
+            click_context.get_parameter_source(parameter.name or "") is ParameterSource.COMMANDLINE
+        )
+        if is_given and parameter.name not in allowed_names:
             raise click.UsageError(
-                f"--{allowed_names[0]} cannot be combined with {param.opts[-1]}."
+                f"--{allowed_names[0]} cannot be combined with {parameter.opts[-1]}."
             )
 
 
@@ -153,19 +155,24 @@ def check(source: Source, target: Target, wait: float | None, as_json: bool) -> 
 
 
 def check_namespace(
-    source: Source, target: Target, as_json: bool, wait: float | None = None
+    source: Source, target: Target, as_json: bool, timeout_seconds: float | None = None
 ) -> int:
     """Run the checks of `platform check` and `doctor --cluster`, and return the exit code."""
     from rekindle.blocks.settings import ClusterConfig
     from rekindle.doctor import cluster_checks as doctor
     from rekindle.training.spec import TrainConfig
 
-    loaded = source.load().config if source.config else None
-    settings = loaded.cluster if loaded else ClusterConfig.model_validate({})
-    train = loaded.train if loaded else TrainConfig.model_validate({})
-    cluster = target.connect(settings.namespace)
-    token = bool(loaded and loaded.serve and loaded.serve.token)
-    secrets = loaded.program.secrets if loaded and loaded.program else ()
-    seconds = wait or doctor.PROBE_TIMEOUT_S
+    loaded_config = source.load().config if source.config else None
+    cluster_config = loaded_config.cluster if loaded_config else ClusterConfig.model_validate({})
+    train_config = loaded_config.train if loaded_config else TrainConfig.model_validate({})
+    cluster = target.connect(cluster_config.namespace)
+    needs_token = bool(loaded_config and loaded_config.serve and loaded_config.serve.token)
+    secret_names = loaded_config.program.secrets if loaded_config and loaded_config.program else ()
+    probe_timeout_seconds = timeout_seconds or doctor.PROBE_TIMEOUT_S
 
-    return print_checks(doctor.check(cluster, settings, train, seconds, token, secrets), as_json)
+    return print_checks(
+        doctor.check(
+            cluster, cluster_config, train_config, probe_timeout_seconds, needs_token, secret_names
+        ),
+        as_json,
+    )

@@ -53,29 +53,34 @@ def run(source: Source, as_json: bool, yes: bool, no_cache: bool, is_queued: boo
     from rekindle.view import pipeline_display
 
     with run_output(as_json):
-        manifests = source.manifests()
-        if manifests.config:
-            manifests.config.data.check_source()
+        pipeline_manifests = source.manifests()
+        if pipeline_manifests.config:
+            pipeline_manifests.config.data.check_source()
             # start the services early, so that they are ready when the first step needs them
             LocalCluster(home()).prefetch()
-            check_training(manifests.config, source.scheduled_time())
+            check_training(pipeline_manifests.config, source.scheduled_time())
 
-        workflow = manifests.main_for_this_machine()
-        values = cached_results.add_cached(
+        workflow = pipeline_manifests.main_for_this_machine()
+        parameter_values = cached_results.add_cached(
             home(), workflow, parse_pairs(source.parameters), not no_cache
         )
 
         # print the notes of `lint` only for the user's own manifests, because the user cannot
         # change manifests that Rekindle has rendered
         is_foreign = bool(source.manifest)
-        pipeline = pipeline_display.create_run(
-            home(), workflow, values, manifests.other_objects, is_foreign, is_queued
+        pipeline_run = pipeline_display.create_run(
+            home(),
+            workflow,
+            parameter_values,
+            pipeline_manifests.other_objects,
+            is_foreign,
+            is_queued,
         )
         if is_queued:
-            return local.print_queued(pipeline.local, as_json)
+            return local.print_queued(pipeline_run.local, as_json)
 
         return pipeline_display.run_here(
-            pipeline, as_json=as_json, ask=not yes, full_status=is_foreign
+            pipeline_run, as_json=as_json, ask=not yes, full_status=is_foreign
         )
 
 
@@ -110,12 +115,14 @@ def rerun(
     from rekindle.view import pipeline_display
 
     with run_output(as_json):
-        manifest = rerun.read_manifest(home(), name, new_name or "")
-        values = cached_results.add_cached(home(), manifest, parse_pairs(parameters), not no_cache)
-        pipeline = pipeline_display.create_run(home(), manifest, values)
-        full_status = not pipeline.is_rekindle
+        rerun_manifest = rerun.read_manifest(home(), name, new_name or "")
+        parameter_values = cached_results.add_cached(
+            home(), rerun_manifest, parse_pairs(parameters), not no_cache
+        )
+        pipeline_run = pipeline_display.create_run(home(), rerun_manifest, parameter_values)
+        shows_full_status = not pipeline_run.is_rekindle
         return pipeline_display.run_here(
-            pipeline, as_json=as_json, ask=not yes, full_status=full_status
+            pipeline_run, as_json=as_json, ask=not yes, full_status=shows_full_status
         )
 
 
@@ -149,20 +156,20 @@ def resume(
             )
 
         outcome = workflows.resume_run(cluster, _require_name(name, "resume"))
-        result = {"workflow": name, "namespace": cluster.namespace, "phase": "Running"}
-        print_result(as_json, result, f"{name} {outcome}")
+        resume_facts = {"workflow": name, "namespace": cluster.namespace, "phase": "Running"}
+        print_result(as_json, resume_facts, f"{name} {outcome}")
         return 0
 
     from rekindle.view import pipeline_display
 
     with run_output(as_json):
-        pipeline = pipeline_display.load_run(home(), name, parse_pairs(parameters), as_json)
-        if not pipeline:
+        pipeline_run = pipeline_display.load_run(home(), name, parse_pairs(parameters), as_json)
+        if not pipeline_run:
             return 0
 
-        full_status = not pipeline.is_rekindle
+        shows_full_status = not pipeline_run.is_rekindle
         return pipeline_display.run_here(
-            pipeline, as_json=as_json, ask=not yes, full_status=full_status
+            pipeline_run, as_json=as_json, ask=not yes, full_status=shows_full_status
         )
 
 
@@ -242,16 +249,16 @@ def logs(name: str | None, step: str, follow: bool, cluster: Cluster | None, as_
         name = name or workflows.newest_run(cluster)
         workflow = workflows.read_run(cluster, name)
         check_step(name, step, workflow)
-        reader = Logs(cluster, name, sys.stdout, step, as_json)
+        log_reader = Logs(cluster, name, sys.stdout, step, as_json)
 
         if follow and (workflow.get("status") or {}).get("phase") not in COMPLETED:
-            reader.follow()
-        elif not reader.print(workflow):
+            log_reader.follow()
+        elif not log_reader.print(workflow):
             click.echo(NO_LOGS.format(name), err=True)
             return
 
-        for label, reason in reader.missing_lines_reasons.items():
-            say(f"{label}: {reason}")
+        for pod_label, missing_reason in log_reader.missing_lines_reasons.items():
+            say(f"{pod_label}: {missing_reason}")
 
         return
 
@@ -301,8 +308,8 @@ def stop(name: str | None, cluster: Cluster | None, as_json: bool) -> None:
         from rekindle.cluster import workflows
 
         workflows.stop_run(cluster, _require_name(name, "stop"))
-        result = {"workflow": name, "namespace": cluster.namespace, "phase": "Stopping"}
-        print_result(as_json, result, f"stopping {name}; its exit steps still run")
+        stop_facts = {"workflow": name, "namespace": cluster.namespace, "phase": "Stopping"}
+        print_result(as_json, stop_facts, f"stopping {name}; its exit steps still run")
         return
 
     click.get_current_context().invoke(local.stop, name=name, as_json=as_json)
@@ -332,15 +339,20 @@ def scale(name: str, workers: int, task: str, cluster: Cluster | None, as_json: 
     """
     from rekindle.operations.scale import scale as scale_run
 
-    result = scale_run(homes.path() if cluster else home(), cluster, name, task, workers)
-    print_result(as_json, result, f"{name}: changed from {result['before']} to {workers} workers")
+    worker_counts = scale_run(homes.path() if cluster else home(), cluster, name, task, workers)
+    print_result(
+        as_json,
+        worker_counts,
+        f"{name}: changed from {worker_counts['before']} to {workers} workers",
+    )
 
 
-def _require_name(name: str | None, verb: str) -> str:
+def _require_name(name: str | None, command_verb: str) -> str:
     """Return `name`. Raises UsageError if it is empty, because the newest run in a shared namespace
     may belong to another user."""
     if not name:
         raise click.UsageError(
-            f"{verb} --cluster needs the NAME of a run: `rekindle status --cluster` lists all runs."
+            f"{command_verb} --cluster needs the NAME of a run: `rekindle status --cluster` lists"
+            " all runs."
         )
     return name

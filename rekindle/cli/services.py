@@ -89,17 +89,39 @@ def prune(
     from argolocal.view import runs
     from rekindle.operations import retention
 
-    options = {"keep_runs": keep_runs, "keep_days": keep_days, "keep_releases": keep_releases}
-    tables = retention.prune(homes.path() if cluster else home(), cluster, options, delete=yes)
-    rows = [row for table in tables.values() for row in table]
-    counts = retention.describe_counts(
-        (row["kept"] for row in tables["runs"]), len(tables["releases"])
+    retention_options = {
+        "keep_runs": keep_runs,
+        "keep_days": keep_days,
+        "keep_releases": keep_releases,
+    }
+    removal_tables = retention.prune(
+        homes.path() if cluster else home(), cluster, retention_options, should_delete=yes
     )
-    total = f"{counts}, {sum(row['bytes'] for row in rows) / 1e6:.1f} MB"
+    removal_rows = [
+        removal_row for removal_table in removal_tables.values() for removal_row in removal_table
+    ]
+    count_description = retention.describe_counts(
+        (removal_row["kept"] for removal_row in removal_tables["runs"]),
+        len(removal_tables["releases"]),
+    )
+    total_description = (
+        f"{count_description},"
+        f" {sum(removal_row['bytes'] for removal_row in removal_rows) / 1e6:.1f} MB"
+    )
 
-    shown = "\n\n".join(runs.format_table(table) for table in tables.values() if table)
-    text = f"removed {total}" if yes else f"{shown}\n\n--yes removes {total}"
-    print_result(as_json, {"removed": yes, **tables}, text if rows else "nothing to remove")
+    tables_text = "\n\n".join(
+        runs.format_table(removal_table)
+        for removal_table in removal_tables.values()
+        if removal_table
+    )
+    text = (
+        f"removed {total_description}"
+        if yes
+        else f"{tables_text}\n\n--yes removes {total_description}"
+    )
+    print_result(
+        as_json, {"removed": yes, **removal_tables}, text if removal_rows else "nothing to remove"
+    )
 
 
 @commands.group
@@ -156,14 +178,18 @@ def prune_entries(keep: int, days: float, as_json: bool, yes: bool) -> None:
     from argolocal.view import runs
     from rekindle.operations import cached_results
 
-    rows = cached_results.prune(home(), keep, days, yes)
+    pruned_rows = cached_results.prune(home(), keep, days, yes)
 
     if yes:
-        text = f"deleted {len(rows)} entries"
+        text = f"deleted {len(pruned_rows)} entries"
     else:
-        text = f"{runs.format_table(rows)}\n\n--yes deletes {len(rows)} entries"
+        text = f"{runs.format_table(pruned_rows)}\n\n--yes deletes {len(pruned_rows)} entries"
 
-    print_result(as_json, {"removed": yes, "entries": rows}, text if rows else "nothing to delete")
+    print_result(
+        as_json,
+        {"removed": yes, "entries": pruned_rows},
+        text if pruned_rows else "nothing to delete",
+    )
 
 
 @command
@@ -196,9 +222,15 @@ def rollback(
     """
     from rekindle.operations.rollback import rollback
 
-    def report(result: dict[str, str]) -> None:
-        previous = f" (before: version {result['before']})" if result["before"] else ""
-        print_result(as_json, result, f"version {result['version']} of {name} is serving{previous}")
+    def report(rollback_result: dict[str, str]) -> None:
+        previous_version_text = (
+            f" (before: version {rollback_result['before']})" if rollback_result["before"] else ""
+        )
+        print_result(
+            as_json,
+            rollback_result,
+            f"version {rollback_result['version']} of {name} is serving{previous_version_text}",
+        )
 
     name = ModelName(name, "NAME")
     rollback(
@@ -242,8 +274,8 @@ def ui(
       rekindle ui --cluster -n models
     """
 
-    def announce(address: str) -> None:
-        announce_page(address, open_browser)
+    def announce(page_address: str) -> None:
+        announce_page(page_address, open_browser)
 
     if cluster:
         if mlflow:
@@ -280,12 +312,15 @@ def env(as_json: bool) -> None:
     from rekindle.local.cluster import LocalCluster
 
     cluster = LocalCluster(home())
-    variables = cluster.configmap(CONFIG_MAP) | cluster.secret(STORE_SECRET)
+    environment_variables = cluster.configmap(CONFIG_MAP) | cluster.secret(STORE_SECRET)
     # include the keys of the object store, because MLflow's client fetches models directly from it
-    variables["MLFLOW_S3_ENDPOINT_URL"] = variables[S3_ENDPOINT_URL]
-    variables[project.PATH] = os.environ[project.PATH]
-    text = "\n".join(f"export {name}={shlex.quote(value)}" for name, value in variables.items())
-    print_result(as_json, variables, text)
+    environment_variables["MLFLOW_S3_ENDPOINT_URL"] = environment_variables[S3_ENDPOINT_URL]
+    environment_variables[project.PATH] = os.environ[project.PATH]
+    text = "\n".join(
+        f"export {name}={shlex.quote(variable_value)}"
+        for name, variable_value in environment_variables.items()
+    )
+    print_result(as_json, environment_variables, text)
 
 
 @command
@@ -305,8 +340,8 @@ def put(path: Path, uri: str | None, as_json: bool) -> None:
     """
     from rekindle.operations import artifact_listing
 
-    target = artifact_listing.put(home(), path, uri or "")
-    print_result(as_json, {"uri": target}, target)
+    target_uri = artifact_listing.put(home(), path, uri or "")
+    print_result(as_json, {"uri": target_uri}, target_uri)
 
 
 @command
@@ -335,8 +370,8 @@ def get(name: str, artifact: str | None, target: Path | None, as_json: bool) -> 
     from rekindle.operations import artifact_listing
 
     if not artifact:
-        rows = artifact_listing.list_artifacts(home(), name)
-        click.echo(runs.show_tables({"artifacts": rows}, as_json, ""))
+        artifact_rows = artifact_listing.list_artifacts(home(), name)
+        click.echo(runs.show_tables({"artifacts": artifact_rows}, as_json, ""))
         return
 
     target = target or Path(Path(artifact).name)

@@ -68,22 +68,24 @@ class Source:
         from argolocal.manifest.read import read_files
         from rekindle.blocks.manifest.workflow_origin import is_rekindle
 
-        manifest, other_objects = read_files(self.manifest)
+        main_manifest, other_objects = read_files(self.manifest)
         # check the scheduled time only for manifests of Rekindle: other manifests may use a
         # parameter of this name in another way
-        if is_rekindle(manifest):
+        if is_rekindle(main_manifest):
             self.scheduled_time()
 
-        return Manifests(manifest, other_objects)
+        return Manifests(main_manifest, other_objects)
 
     def _render(self) -> Manifests:
         from rekindle.blocks.manifest.render import render_manifest
 
-        loaded = self.load()
-        manifest = render_manifest(loaded.config)
+        loaded_config = self.load()
+        rendered_manifest = render_manifest(loaded_config.config)
         self.scheduled_time()
 
-        return Manifests(manifest, [], loaded.config, "serve.port" in loaded.origins)
+        return Manifests(
+            rendered_manifest, [], loaded_config.config, "serve.port" in loaded_config.origins
+        )
 
     def scheduled_time(self) -> str:
         """Return the scheduled time that --parameter sets, or "". Raises ConfigError if the value
@@ -96,24 +98,24 @@ class Source:
         return text
 
 
-def check_paths(config: Any) -> None:
+def check_paths(pipeline_config: Any) -> None:
     """Raise ConfigError if data.source does not exist, or if pods cannot read it. Also warn about
     relative paths, which the steps cannot find."""
     from rekindle.blocks.manifest.config import relative_paths
 
-    config.data.check_source()
-    for key, value in relative_paths(config):
+    pipeline_config.data.check_source()
+    for key, relative_path in relative_paths(pipeline_config):
         say(
-            f"warning: {key} is {value!r}, which seems to be a relative path: a step has another"
-            " working directory. Declare the field as pathlib.Path, which Rekindle resolves, or"
-            " give an absolute path."
+            f"warning: {key} is {relative_path!r}, which seems to be a relative path: a step has"
+            " another working directory. Declare the field as pathlib.Path, which Rekindle"
+            " resolves, or give an absolute path."
         )
 
 
-def check_training(config: Any, scheduled_time: str = "") -> None:
+def check_training(pipeline_config: Any, scheduled_time: str = "") -> None:
     """Call `check_paths`, and raise ConfigError if a short rehearsal shows that the workload cannot
     be trained."""
     from rekindle.training.rehearsal import check_trainable
 
-    check_paths(config)
-    check_trainable(config.model_dump(mode="json"), scheduled_time)
+    check_paths(pipeline_config)
+    check_trainable(pipeline_config.model_dump(mode="json"), scheduled_time)

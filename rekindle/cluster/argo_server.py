@@ -41,20 +41,22 @@ class ArgoServer:
         from rekindle.content.http_answers import Session
 
         if os.environ.get("ARGO_SECURE", "true").lower() == "false":
-            scheme = "http"
+            url_scheme = "http"
         else:
-            scheme = "https"
+            url_scheme = "https"
 
-        self.address = (url if "://" in url else f"{scheme}://{url}").rstrip("/")
+        self.address = (url if "://" in url else f"{url_scheme}://{url}").rstrip("/")
         self.url = format_address(self.address)
         self.namespace = namespace
         self.session = Session()
         self.verify = os.environ.get("ARGO_INSECURE_SKIP_VERIFY", "false").lower() != "true"
 
-        token = os.environ.get("ARGO_TOKEN", "").strip()
-        if token:
-            require_header_text(token, "ARGO_TOKEN")
-            self.session.set_token(token if " " in token else f"Bearer {token}")
+        access_token = os.environ.get("ARGO_TOKEN", "").strip()
+        if access_token:
+            require_header_text(access_token, "ARGO_TOKEN")
+            self.session.set_token(
+                access_token if " " in access_token else f"Bearer {access_token}"
+            )
 
     @classmethod
     def from_url(cls, url: str | None, namespace: str) -> "ArgoServer | None":
@@ -72,64 +74,69 @@ class ArgoServer:
 
     def find_duplicate(self, workflow: Object) -> str | None:
         """Return the name of an active run with the same manifest and parameters, or None."""
-        for active_run in self._list(f"{COMPLETED}!=true", metadata_only=False):
+        for active_run in self._list(f"{COMPLETED}!=true", is_metadata_only=False):
             if has_same_manifest(active_run, workflow) and result_parameters(
                 active_run
             ) == result_parameters(workflow):
                 return str(active_run["metadata"]["name"])
         return None
 
-    def list_runs(self, labels: str) -> list[Object]:
+    def list_runs(self, label_selector: str) -> list[Object]:
         """Return the runs that a label selector matches, including archived runs, without their
         nodes."""
-        return self._list(labels, metadata_only=True)
+        return self._list(label_selector, is_metadata_only=True)
 
     def read(self, name: str) -> Object:
         """Return a run with its nodes, from the cluster or Argo's archive. Raises RekindleError,
         also if the run is malformed."""
-        run = self._request("GET", name)
-        fault = find_fault(WORKFLOWS.plural, run)
-        if fault:
+        workflow_object = self._request("GET", name)
+        object_fault = find_fault(WORKFLOWS.plural, workflow_object)
+        if object_fault:
             raise RekindleError(
-                f"{self.url} answered with the malformed run {name}: {fault}. Delete the run, or"
-                " correct it."
+                f"{self.url} answered with the malformed run {name}: {object_fault}. Delete the"
+                " run, or correct it."
             )
-        return run
+        return workflow_object
 
-    def _list(self, labels: str, metadata_only: bool) -> list[Object]:
+    def _list(self, label_selector: str, is_metadata_only: bool) -> list[Object]:
         """Return the runs that a label selector matches. A malformed run is left out with a
         warning."""
-        answer = self._request("GET", params={"listOptions.labelSelector": labels})
-        items = answer.get("items")
+        list_answer = self._request("GET", params={"listOptions.labelSelector": label_selector})
+        listed_runs = list_answer.get("items")
         # an Argo server returns null instead of an empty list
-        if items is None:
-            items = []
-        if not isinstance(items, list):
+        if listed_runs is None:
+            listed_runs = []
+        if not isinstance(listed_runs, list):
             raise RekindleError(
                 f"{self.url} does not answer as an Argo server (items: it must be a list): correct"
                 " --argo-server (or ARGO_SERVER); without it, the Kubernetes API is used."
             )
 
-        runs = []
-        for item in items:
-            fault = find_fault(WORKFLOWS.plural, item, metadata_only)
-            if fault:
-                say(f"warning: the run {describe_name(item)} of {self.url} is passed over: {fault}")
+        valid_runs = []
+        for listed_run in listed_runs:
+            object_fault = find_fault(WORKFLOWS.plural, listed_run, is_metadata_only)
+            if object_fault:
+                say(
+                    f"warning: the run {describe_name(listed_run)} of {self.url} is passed over:"
+                    f" {object_fault}"
+                )
             else:
-                runs.append(item)
-        return runs
+                valid_runs.append(listed_run)
+        return valid_runs
 
-    def _request(self, method: str, name: str = "", **options: Any) -> Object:
+    def _request(self, method: str, name: str = "", **request_options: Any) -> Object:
         """Send a request. Raises ConfigError if the server rejects the workflow, RekindleError for
         other errors."""
         from requests import RequestException
 
         from rekindle.content.http_answers import send
 
-        names = [PathName(self.namespace, "the namespace")]
+        path_names = [PathName(self.namespace, "the namespace")]
         if name:
-            names.append(PathName(name, "the name of a run"))
-        url = "/".join([f"{self.address}/api/v1/workflows", *(part.quoted for part in names)])
+            path_names.append(PathName(name, "the name of a run"))
+        url = "/".join(
+            [f"{self.address}/api/v1/workflows", *(path_name.quoted for path_name in path_names)]
+        )
 
         try:
             # pass `verify` with each request, because REQUESTS_CA_BUNDLE would override the
@@ -139,17 +146,17 @@ class ArgoServer:
                 method,
                 url,
                 max_bytes=MAX_ANSWER_BYTES,
-                timeout=TIMEOUTS_S[1],
+                timeout_s=TIMEOUTS_S[1],
                 verify=self.verify,
-                **options,
+                **request_options,
             )
-            answer = parse_object(response.content)
-            if response.ok and answer is not None:
-                return answer
+            answer_object = parse_object(response.content)
+            if response.ok and answer_object is not None:
+                return answer_object
         except RequestException as error:
-            cause = describe_cause(innermost(error), self.address)
+            error_cause = describe_cause(innermost(error), self.address)
             raise RekindleError(
-                f"{self.url} does not answer as an Argo server ({cause}):"
+                f"{self.url} does not answer as an Argo server ({error_cause}):"
                 " correct --argo-server (or ARGO_SERVER); without it, the Kubernetes API is used."
             ) from error
 
@@ -159,20 +166,23 @@ class ArgoServer:
                 " --argo-server (or ARGO_SERVER); without it, the Kubernetes API is used."
             )
 
-        message = (answer or {}).get("message")
-        if not isinstance(message, str):
-            message = response.text[:500]
+        error_message = (answer_object or {}).get("message")
+        if not isinstance(error_message, str):
+            error_message = response.text[:500]
 
-        message = without_secrets(f"{response.status_code} {response.reason}: {message}")
+        error_message = without_secrets(
+            f"{response.status_code} {response.reason}: {error_message}"
+        )
         if response.status_code in (401, 403):
             raise RekindleError(
-                f"{self.url} refuses: {message}. Set ARGO_TOKEN (`argo auth token` prints one)."
+                f"{self.url} refuses: {error_message}. Set ARGO_TOKEN (`argo auth token` prints"
+                " one)."
             )
 
         if response.status_code == 429 or response.status_code >= 500:
             raise RekindleError(
-                f"the Argo server {self.url} failed: {message}. Submit again when the server works;"
-                " without --argo-server (or ARGO_SERVER), the Kubernetes API is used."
+                f"the Argo server {self.url} failed: {error_message}. Submit again when the server"
+                " works; without --argo-server (or ARGO_SERVER), the Kubernetes API is used."
             )
 
-        raise ConfigError(f"{self.url} refuses the workflow: {message}")
+        raise ConfigError(f"{self.url} refuses the workflow: {error_message}")

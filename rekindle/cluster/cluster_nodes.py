@@ -35,7 +35,7 @@ class Node:
     free: Mapping[str, float]
 
     def has_labels(self, pod: Pod) -> bool:
-        return all(self.labels.get(name) == value for name, value in pod.labels.items())
+        return all(self.labels.get(name) == label_value for name, label_value in pod.labels.items())
 
     def untolerated_taints(self, pod: Pod) -> list[str]:
         """Return the taints that keep a pod away from this node."""
@@ -46,115 +46,133 @@ class Node:
         ]
 
 
-def read_nodes(cluster: Cluster, with_pods: bool) -> list[Node]:
+def read_nodes(cluster: Cluster, reads_pods: bool) -> list[Node]:
     """Return the nodes that accept pods. Raises ApiError.
 
-    If `with_pods` is True, the requests of running pods are subtracted from the free resources,
+    If `reads_pods` is True, the requests of running pods are subtracted from the free resources,
     provided that the user may read the pods of all namespaces.
     """
-    requested = _requests_by_node(cluster) if with_pods else {}
+    requests_by_node = _requests_by_node(cluster) if reads_pods else {}
     nodes = []
 
-    for item in cluster.list_objects(NODES):
-        spec = item.get("spec") or {}
-        if spec.get("unschedulable"):
+    for node_object in cluster.list_objects(NODES):
+        node_spec = node_object.get("spec") or {}
+        if node_spec.get("unschedulable"):
             continue
 
-        name = item["metadata"]["name"]
-        allocatable = parse_amounts((item.get("status") or {}).get("allocatable") or {})
-        free = {
-            key: value - requested.get(name, {}).get(key, 0.0) for key, value in allocatable.items()
+        name = node_object["metadata"]["name"]
+        allocatable = parse_amounts((node_object.get("status") or {}).get("allocatable") or {})
+        free_resources = {
+            key: resource_amount - requests_by_node.get(name, {}).get(key, 0.0)
+            for key, resource_amount in allocatable.items()
         }
-        labels = item["metadata"].get("labels") or {}
-        nodes.append(Node(name, labels, tuple(spec.get("taints") or ()), allocatable, free))
+        node_labels = node_object["metadata"].get("labels") or {}
+        nodes.append(
+            Node(
+                name, node_labels, tuple(node_spec.get("taints") or ()), allocatable, free_resources
+            )
+        )
 
     return nodes
 
 
 def find_obstacle(nodes: list[Node], pod: Pod) -> Obstacle | None:
     """Return the reason why no node can run the pod now, or None."""
-    selected = [node for node in nodes if node.has_labels(pod)]
-    if not selected:
-        labels = ", ".join(f"{name}={value}" for name, value in pod.labels.items())
-        absence = f"no node has the labels {labels}" if labels else "no node exists"
-        return Obstacle(f"{absence}; an autoscaler may add one", may_end=True)
+    matching_nodes = [node for node in nodes if node.has_labels(pod)]
+    if not matching_nodes:
+        label_texts = ", ".join(f"{name}={label_value}" for name, label_value in pod.labels.items())
+        absence_text = f"no node has the labels {label_texts}" if label_texts else "no node exists"
+        return Obstacle(f"{absence_text}; an autoscaler may add one", may_end=True)
 
-    tolerated = [node for node in selected if not node.untolerated_taints(pod)]
-    if not tolerated:
-        taints = sorted({taint for node in selected for taint in node.untolerated_taints(pod)})
+    tolerated_nodes = [node for node in matching_nodes if not node.untolerated_taints(pod)]
+    if not tolerated_nodes:
+        untolerated_taints = sorted(
+            {taint for node in matching_nodes for taint in node.untolerated_taints(pod)}
+        )
         return Obstacle(
-            f"every node has a taint that the pod does not tolerate ({', '.join(taints)})",
+            "every node has a taint that the pod does not tolerate"
+            f" ({', '.join(untolerated_taints)})",
             may_end=False,
         )
 
-    large = [node for node in tolerated if not list_shortages(pod.requests, node.allocatable)]
-    if not large:
-        largest = max(tolerated, key=lambda node: node.allocatable.get("cpu", 0.0))
-        shortage = ", ".join(list_shortages(pod.requests, largest.allocatable))
+    large_enough_nodes = [
+        node for node in tolerated_nodes if not list_shortages(pod.requests, node.allocatable)
+    ]
+    if not large_enough_nodes:
+        largest_node = max(tolerated_nodes, key=lambda node: node.allocatable.get("cpu", 0.0))
+        shortage_text = ", ".join(list_shortages(pod.requests, largest_node.allocatable))
         return Obstacle(
-            f"the pod does not fit into any node ({shortage} of {largest.name})", may_end=False
+            f"the pod does not fit into any node ({shortage_text} of {largest_node.name})",
+            may_end=False,
         )
 
-    if all(list_shortages(pod.requests, node.free) for node in large):
-        emptiest = max(large, key=lambda node: node.free.get("cpu", 0.0))
-        shortage = ", ".join(list_shortages(pod.requests, emptiest.free))
+    if all(list_shortages(pod.requests, node.free) for node in large_enough_nodes):
+        emptiest_node = max(large_enough_nodes, key=lambda node: node.free.get("cpu", 0.0))
+        shortage_text = ", ".join(list_shortages(pod.requests, emptiest_node.free))
 
         return Obstacle(
-            f"the pod fits into a node, but other pods use its resources now ({shortage} of"
-            f" {emptiest.name})",
+            f"the pod fits into a node, but other pods use its resources now ({shortage_text} of"
+            f" {emptiest_node.name})",
             may_end=True,
         )
 
     return None
 
 
-def list_shortages(needed: Mapping[str, float], available: Mapping[str, float]) -> list[str]:
+def list_shortages(
+    requested_amounts: Mapping[str, float], available_amounts: Mapping[str, float]
+) -> list[str]:
     """Return a text for each resource of which less is available than the pod requests.
 
-    A device (a name with "/") that is missing in `available` is unavailable; any other missing
-    resource counts as unlimited.
+    A device (a name with "/") that is missing in `available_amounts` is unavailable; any other
+    missing resource counts as unlimited.
     """
     return [
-        f"{_format_amount(name, value)} {name} of {_format_amount(name, available.get(name, 0.0))}"
-        for name, value in needed.items()
-        if value > available.get(name, 0.0) + 1e-6 and (name in available or "/" in name)
+        f"{_format_amount(name, requested_amount)} {name} of"
+        f" {_format_amount(name, available_amounts.get(name, 0.0))}"
+        for name, requested_amount in requested_amounts.items()
+        if requested_amount > available_amounts.get(name, 0.0) + 1e-6
+        and (name in available_amounts or "/" in name)
     ]
 
 
-def parse_amounts(texts: Mapping[str, str | float]) -> dict[str, float]:
-    return {name: quantity_or_zero(text) for name, text in texts.items()}
+def parse_amounts(amount_texts: Mapping[str, str | float]) -> dict[str, float]:
+    return {name: quantity_or_zero(text) for name, text in amount_texts.items()}
 
 
 def _requests_by_node(cluster: Cluster) -> dict[str, dict[str, float]]:
     try:
-        pods = cluster.list_objects(ALL_PODS)
+        pod_objects = cluster.list_objects(ALL_PODS)
     except ApiError as error:
         if error.code != 403:
             raise
         return {}
 
-    result: dict[str, dict[str, float]] = {}
-    for pod in filter(_uses_its_node, pods):
-        requested = result.setdefault(pod["spec"]["nodeName"], {})
-        for name, value in read_pod(pod["spec"]).requests.items():
-            requested[name] = requested.get(name, 0.0) + value
+    requests_by_node: dict[str, dict[str, float]] = {}
+    for pod_object in filter(_uses_its_node, pod_objects):
+        node_requests = requests_by_node.setdefault(pod_object["spec"]["nodeName"], {})
+        for name, requested_amount in read_pod(pod_object["spec"]).requests.items():
+            node_requests[name] = node_requests.get(name, 0.0) + requested_amount
 
-    return result
+    return requests_by_node
 
 
-def _uses_its_node(pod: Object) -> bool:
-    phase = (pod.get("status") or {}).get("phase")
-    return bool((pod.get("spec") or {}).get("nodeName")) and phase not in ("Succeeded", "Failed")
+def _uses_its_node(pod_object: Object) -> bool:
+    phase = (pod_object.get("status") or {}).get("phase")
+    return bool((pod_object.get("spec") or {}).get("nodeName")) and phase not in (
+        "Succeeded",
+        "Failed",
+    )
 
 
 def _tolerates(pod: Pod, taint: Mapping[str, str]) -> bool:
     return any(
-        key in ("", taint["key"]) and value in ("", taint.get("value", ""))
-        for key, value in pod.tolerations
+        key in ("", taint["key"]) and taint_value in ("", taint.get("value", ""))
+        for key, taint_value in pod.tolerations
     )
 
 
-def _format_amount(name: str, value: float) -> str:
+def _format_amount(name: str, amount: float) -> str:
     if name in ("memory", "ephemeral-storage"):
-        return f"{value / GIB:.3g}Gi"
-    return f"{value:.3g}"
+        return f"{amount / GIB:.3g}Gi"
+    return f"{amount:.3g}"

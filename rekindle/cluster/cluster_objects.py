@@ -34,8 +34,10 @@ class ClusterObjects:
         """Return the Deployments of a model; [] if the model's name is not a valid label value."""
         if not model or not LABEL_VALUE.allows(model):
             return []
-        labels = f"{NAME_LABEL}={model}"
-        return self.cluster.list_objects(KINDS["Deployment"], labels, on_malformed=on_malformed)
+        label_selector = f"{NAME_LABEL}={model}"
+        return self.cluster.list_objects(
+            KINDS["Deployment"], label_selector, on_malformed=on_malformed
+        )
 
     def patch(self, kind: str, name: str, change: Object, dry_run: bool = False) -> None:
         """Apply a merge patch. Raises ApiError; raises Conflict if the resourceVersion has

@@ -13,78 +13,95 @@ from rekindle.release.rollback import KubernetesObjects
 REPLICAS_FIELD = "pytorchReplicaSpecs"
 
 
-def scale_workers(objects: KubernetesObjects, run: str, task: str, workers: int) -> dict[str, Any]:
-    """Set the number of workers of the training `task` of a run; return the old and the new number.
+def scale_workers(
+    kubernetes_objects: KubernetesObjects, run_name: str, task_name: str, worker_count: int
+) -> dict[str, Any]:
+    """Set the number of workers of the training `task_name` of a run; return the old and the new
+    number.
 
     Scale the Deployment of extra workers (cluster.harvest) if it exists, otherwise the PyTorchJob.
     Raises ConfigError if the training is not running, or may not have this number of workers.
     """
-    name = f"{run}-{task}"
-    deployment = objects.find("Deployment", name)
-    job = objects.find("PyTorchJob", name)
+    name = f"{run_name}-{task_name}"
+    deployment = kubernetes_objects.find("Deployment", name)
+    pytorch_job = kubernetes_objects.find("PyTorchJob", name)
 
-    template = _pod_spec(deployment or {}, "spec") or _pod_spec(
-        job or {}, "spec", REPLICAS_FIELD, "Worker"
+    pod_template = _pod_spec(deployment or {}, "spec") or _pod_spec(
+        pytorch_job or {}, "spec", REPLICAS_FIELD, "Worker"
     )
-    if not template:
+    if not pod_template:
         raise ConfigError(
-            f"training {task} of run {run} cannot be scaled: it must be running, as a PyTorchJob or"
-            " with cluster.harvest. Use --task for another training."
+            f"training {task_name} of run {run_name} cannot be scaled: it must be running, as a"
+            " PyTorchJob or with cluster.harvest. Use --task for another training."
         )
 
-    minimum = _integer_flag(template, "min-workers", 1)
-    maximum = _integer_flag(template, "max-workers", workers)
+    min_workers = _integer_flag(pod_template, "min-workers", 1)
+    max_workers = _integer_flag(pod_template, "max-workers", worker_count)
 
-    per_pod = _workers_per_pod(template, {} if deployment else job or {})
-    if not minimum <= workers <= maximum or workers % per_pod:
+    workers_per_pod = _workers_per_pod(pod_template, {} if deployment else pytorch_job or {})
+    if not min_workers <= worker_count <= max_workers or worker_count % workers_per_pod:
         raise ConfigError(
-            f"{workers} workers: {name} may have {minimum} (train.min_workers) to {maximum}"
-            " (train.max_workers)"
-            + (f", in multiples of {per_pod}, the GPUs of a pod." if per_pod > 1 else ".")
+            f"{worker_count} workers: {name} may have {min_workers} (train.min_workers) to"
+            f" {max_workers} (train.max_workers)"
+            + (
+                f", in multiples of {workers_per_pod}, the GPUs of a pod."
+                if workers_per_pod > 1
+                else "."
+            )
         )
 
     if deployment:
-        kind = "Deployment"
-        pods = (workers - minimum) // per_pod
-        previous_workers = deployment["spec"].get("replicas", 1) * per_pod + minimum
-        change = {"replicas": pods}
+        object_kind = "Deployment"
+        pod_count = (worker_count - min_workers) // workers_per_pod
+        previous_workers = deployment["spec"].get("replicas", 1) * workers_per_pod + min_workers
+        replica_change = {"replicas": pod_count}
     elif read_presets()["gang"]["kueue"]["labels"].keys() & (
-        (job or {})["metadata"].get("labels") or {}
+        (pytorch_job or {})["metadata"].get("labels") or {}
     ):
         raise ConfigError(
             f"{name} is queued by Kueue, which would stop the whole job to add a worker: set"
             " cluster.harvest, so that workers beyond train.min_workers are separate pods."
         )
     else:
-        kind = "PyTorchJob"
-        pods = workers // per_pod
+        object_kind = "PyTorchJob"
+        pod_count = worker_count // workers_per_pod
         previous_workers = (
-            (job or {})["spec"][REPLICAS_FIELD]["Worker"].get("replicas", 1)
-        ) * per_pod
-        change = {REPLICAS_FIELD: {"Worker": {"replicas": pods}}}
+            (pytorch_job or {})["spec"][REPLICAS_FIELD]["Worker"].get("replicas", 1)
+        ) * workers_per_pod
+        replica_change = {REPLICAS_FIELD: {"Worker": {"replicas": pod_count}}}
 
-    objects.patch(kind, name, {"spec": change})
-    return {"workflow": run, "task": task, "workers": workers, "before": previous_workers}
+    kubernetes_objects.patch(object_kind, name, {"spec": replica_change})
+    return {
+        "workflow": run_name,
+        "task": task_name,
+        "workers": worker_count,
+        "before": previous_workers,
+    }
 
 
-def _pod_spec(obj: Object, *path: str) -> Object:
+def _pod_spec(kubernetes_object: Object, *path: str) -> Object:
     for key in (*path, "template", "spec"):
-        obj = obj.get(key) or {}
-    return obj
+        kubernetes_object = kubernetes_object.get(key) or {}
+    return kubernetes_object
 
 
-def _integer_flag(template: Object, flag: str, default: int) -> int:
-    matches = (
-        re.fullmatch(rf"--{flag}=({WHOLE_NUMBER.pattern})", arg)
-        for arg in template["containers"][0].get("args") or []
+def _integer_flag(pod_spec: Object, flag_name: str, default_value: int) -> int:
+    flag_matches = (
+        re.fullmatch(rf"--{flag_name}=({WHOLE_NUMBER.pattern})", argument)
+        for argument in pod_spec["containers"][0].get("args") or []
     )
-    return next((int(match[1]) for match in matches if match), default)
+    return next((int(flag_match[1]) for flag_match in flag_matches if flag_match), default_value)
 
 
-def _workers_per_pod(template: Object, job: Object) -> int:
-    env = {item["name"]: item.get("value") for item in template["containers"][0].get("env") or []}
-    number = str(env.get("PET_NPROC_PER_NODE") or (job.get("spec") or {}).get("nprocPerNode"))
+def _workers_per_pod(pod_spec: Object, job: Object) -> int:
+    variable_values = {
+        variable["name"]: variable.get("value")
+        for variable in pod_spec["containers"][0].get("env") or []
+    }
+    worker_count_text = str(
+        variable_values.get("PET_NPROC_PER_NODE") or (job.get("spec") or {}).get("nprocPerNode")
+    )
     # any other value, such as the operator's default "auto", means one worker per pod
-    if WHOLE_NUMBER.fullmatch(number):
-        return max(int(number), 1)
+    if WHOLE_NUMBER.fullmatch(worker_count_text):
+        return max(int(worker_count_text), 1)
     return 1

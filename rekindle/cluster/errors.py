@@ -143,64 +143,89 @@ PERMANENT_MESSAGE = re.compile("denied the request|violates PodSecurity|request 
 
 
 def api_error(
-    code: int, body: bytes, path: str, server: str, context: str, namespace: str
+    status_code: int,
+    response_body: bytes,
+    path: str,
+    server_address: str,
+    context_name: str,
+    namespace: str,
 ) -> ApiError:
-    """Return the error for a response with HTTP status `code`."""
-    status = _parse_status(body)
-    text = (status.message or body.decode(errors="replace")[:500]).strip()
+    """Return the error for a response with HTTP status `status_code`."""
+    response_status = _parse_status(response_body)
+    text = (response_status.message or response_body.decode(errors="replace")[:500]).strip()
     message = _without_regex(text[:MAX_MESSAGE_CHARS])
-    facts = _describe_target(path) | {"server": server, "context": context, "namespace": namespace}
+    message_facts = _describe_target(path) | {
+        "server": server_address,
+        "context": context_name,
+        "namespace": namespace,
+    }
 
-    if code in PERMANENT_CODES or PERMANENT_MESSAGE.search(message):
+    if status_code in PERMANENT_CODES or PERMANENT_MESSAGE.search(message):
         error_type = BadObject
     else:
         error_type = ApiError
 
-    return error_type(_describe(code, message, status, facts), code, status.reason or "")
-
-
-def _describe(code: int, message: str, status: "KubernetesStatus", facts: Mapping[str, str]) -> str:
-    match = WEBHOOK_DENIAL.search(message)
-    if match:
-        return (
-            f"the webhook {match['hook']} refuses {facts['kind']} {facts['name']!r}:"
-            f" {match['what'].strip()}"
-        )
-
-    details = status.details
-    if code == 422 and details and details.causes:
-        fields = [
-            f"{cause.field or '?'}: {_without_regex(str(cause.message)[:MAX_MESSAGE_CHARS])}"
-            for cause in details.causes
-        ]
-        return (
-            f"{facts['server']} refuses {facts['kind']} {facts['name']!r}; change"
-            f" {'; '.join(fields)}"
-        )
-
-    for rule_code, pattern, template in ERROR_RULES:
-        if rule_code == code and (match := re.search(pattern, message, re.DOTALL)):
-            return template.format(**facts, **match.groupdict())
-
-    return f"{facts['server']} answered {code} for {facts['kind']} {facts['name']!r}: {message}"
-
-
-def _without_regex(message: str) -> str:
-    """Remove regular expressions from a message of Kubernetes, because it usually also states the
-    rule in words."""
-    return VALIDATION_REGEX.sub(
-        lambda match: " has the wrong form" if match[1].startswith("in body") else "", message
+    return error_type(
+        _describe(status_code, message, response_status, message_facts),
+        status_code,
+        response_status.reason or "",
     )
 
 
-def _parse_status(body: bytes) -> "KubernetesStatus":
+def _describe(
+    status_code: int,
+    status_message: str,
+    response_status: "KubernetesStatus",
+    message_facts: Mapping[str, str],
+) -> str:
+    denial_match = WEBHOOK_DENIAL.search(status_message)
+    if denial_match:
+        return (
+            f"the webhook {denial_match['hook']} refuses {message_facts['kind']}"
+            f" {message_facts['name']!r}: {denial_match['what'].strip()}"
+        )
+
+    status_details = response_status.details
+    if status_code == 422 and status_details and status_details.causes:
+        field_errors = [
+            f"{status_cause.field or '?'}:"
+            f" {_without_regex(str(status_cause.message)[:MAX_MESSAGE_CHARS])}"
+            for status_cause in status_details.causes
+        ]
+        return (
+            f"{message_facts['server']} refuses {message_facts['kind']} {message_facts['name']!r};"
+            f" change {'; '.join(field_errors)}"
+        )
+
+    for rule_code, message_pattern, message_template in ERROR_RULES:
+        if rule_code == status_code and (
+            denial_match := re.search(message_pattern, status_message, re.DOTALL)
+        ):
+            return message_template.format(**message_facts, **denial_match.groupdict())
+
+    return (
+        f"{message_facts['server']} answered {status_code} for {message_facts['kind']}"
+        f" {message_facts['name']!r}: {status_message}"
+    )
+
+
+def _without_regex(status_message: str) -> str:
+    """Remove regular expressions from a message of Kubernetes, because it usually also states the
+    rule in words."""
+    return VALIDATION_REGEX.sub(
+        lambda regex_match: " has the wrong form" if regex_match[1].startswith("in body") else "",
+        status_message,
+    )
+
+
+def _parse_status(response_body: bytes) -> "KubernetesStatus":
     """Parse a response as a Kubernetes Status object; return an empty Status if it is another text,
     such as the error page of a proxy."""
     # imported in this function, because pydantic would slow down `rekindle --help`
     from rekindle.documents import KubernetesStatus, validate
 
     try:
-        return validate(KubernetesStatus, body)
+        return validate(KubernetesStatus, response_body)
     except ValueError:
         return KubernetesStatus()
 
@@ -211,22 +236,22 @@ def _describe_target(path: str) -> dict[str, str]:
 
     An example of a path is `/apis/argoproj.io/v1alpha1/namespaces/models/workflows/demo-4k2xp`.
     """
-    parts = path.strip("/").split("/")
+    path_segments = path.strip("/").split("/")
 
-    if parts[0] == "apis" and len(parts) > 3:
-        group = parts[1]
-        parts = parts[3:]
+    if path_segments[0] == "apis" and len(path_segments) > 3:
+        api_group = path_segments[1]
+        path_segments = path_segments[3:]
     else:
-        group = ""
-        parts = parts[2:]
+        api_group = ""
+        path_segments = path_segments[2:]
 
-    if len(parts) > 2 and parts[0] == "namespaces":
-        parts = parts[2:]
+    if len(path_segments) > 2 and path_segments[0] == "namespaces":
+        path_segments = path_segments[2:]
 
-    kind, name = [*parts, "", ""][:2]
+    resource_kind, name = [*path_segments, "", ""][:2]
 
     return {
-        "kind": f"{kind}.{group}" if group else kind,
+        "kind": f"{resource_kind}.{api_group}" if api_group else resource_kind,
         "name": name,
-        "provider": PROVIDERS.get(group, group or "it"),
+        "provider": PROVIDERS.get(api_group, api_group or "it"),
     }

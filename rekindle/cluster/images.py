@@ -67,98 +67,113 @@ def build_image(
     name: ImageName,
     tag: str,
     *,
-    push: bool = False,
-    insecure: bool = False,
-    flags: Sequence[str] = (),
+    pushes_image: bool = False,
+    is_insecure: bool = False,
+    builder_flags: Sequence[str] = (),
 ) -> Image:
-    """Build an image as `tag`; `flags` are passed to the builder, whose output goes to stderr.
+    """Build an image as `tag`; `builder_flags` are passed to the builder, whose output goes to
+    stderr.
 
-    `insecure`: push without TLS, or to a registry whose certificate this machine does not trust.
+    `is_insecure`: push without TLS, or to a registry whose certificate this machine does not trust.
 
     Raises ConfigError without a Dockerfile or a builder, RekindleError if the build fails.
     """
-    root = project.find(Path.cwd()) if name == "project" else project.REFERENCE
-    file = root / "images/Dockerfile"
+    project_root = project.find(Path.cwd()) if name == "project" else project.REFERENCE
+    file = project_root / "images/Dockerfile"
 
-    if name != "project" and not (root / "uv.lock").is_file():
+    if name != "project" and not (project_root / "uv.lock").is_file():
         raise ConfigError(
-            f"{root}/uv.lock is missing: images are built from a clone, not from a wheel."
+            f"{project_root}/uv.lock is missing: images are built from a clone, not from a wheel."
         )
 
-    if name == "project" and (root == project.REFERENCE or not file.is_file()):
+    if name == "project" and (project_root == project.REFERENCE or not file.is_file()):
         raise ConfigError(
             f"{file} is not the Dockerfile of a project: `rekindle init NAME` creates a project"
             " with one."
         )
 
-    tool = _find_tool()
-    with TemporaryDirectory() as scratch:
-        id_file = Path(scratch, "id")
-        arguments = ["--file", str(file), "--tag", tag, "--iidfile", str(id_file)]
+    builder_tool = _find_tool()
+    with TemporaryDirectory() as scratch_folder:
+        id_file = Path(scratch_folder, "id")
+        builder_arguments = ["--file", str(file), "--tag", tag, "--iidfile", str(id_file)]
         # enable the layer cache, which docker uses by default
-        if tool == "buildah":
-            arguments.append("--layers")
+        if builder_tool == "buildah":
+            builder_arguments.append("--layers")
 
-        _run_builder(tool, "build", *arguments, *BUILD_ARGUMENTS[name], *flags, str(root))
-        image = Image(tag, id_file.read_text().strip())
+        _run_builder(
+            builder_tool,
+            "build",
+            *builder_arguments,
+            *BUILD_ARGUMENTS[name],
+            *builder_flags,
+            str(project_root),
+        )
+        built_image = Image(tag, id_file.read_text().strip())
 
-        if push:
-            return replace(image, digest=_push(tool, image, Path(scratch, "digest"), insecure))
+        if pushes_image:
+            return replace(
+                built_image,
+                digest=_push(
+                    builder_tool, built_image, Path(scratch_folder, "digest"), is_insecure
+                ),
+            )
 
-        return image
+        return built_image
 
 
-def _push(tool: str, image: Image, file: Path, insecure: bool) -> str:
+def _push(builder_tool: str, image: Image, file: Path, is_insecure: bool) -> str:
     """Push the image; return its digest in the registry."""
-    if tool == "buildah":
-        flags = ["--tls-verify=false"] if insecure else []
-        _run_builder("buildah", "push", *flags, "--digestfile", str(file), image.tag)
+    if builder_tool == "buildah":
+        push_flags = ["--tls-verify=false"] if is_insecure else []
+        _run_builder("buildah", "push", *push_flags, "--digestfile", str(file), image.tag)
         return file.read_text().strip()
 
     # no flag for TLS, because the configuration of docker's daemon lists the registries without TLS
     _run_builder("docker", "push", image.tag)
-    output = _run_builder(
+    builder_output = _run_builder(
         "docker", "image", "inspect", "--format", "{{json .RepoDigests}}", image.tag
     )
-    names = [name for name in json.loads(output) if name.startswith(f"{image.repository}@")]
-    return names[0].partition("@")[2]
+    image_names = [
+        name for name in json.loads(builder_output) if name.startswith(f"{image.repository}@")
+    ]
+    return image_names[0].partition("@")[2]
 
 
 def _find_tool() -> str:
-    for tool, probe in TOOL_PROBES.items():
+    for builder_tool, probe_command in TOOL_PROBES.items():
         if (
-            shutil.which(tool)
-            and subprocess.run(probe, capture_output=True, timeout=60).returncode == 0
+            shutil.which(builder_tool)
+            and subprocess.run(probe_command, capture_output=True, timeout=60).returncode == 0
         ):
-            return tool
+            return builder_tool
 
-    installed_tools = [tool for tool in TOOL_PROBES if shutil.which(tool)]
+    installed_tools = [builder_tool for builder_tool in TOOL_PROBES if shutil.which(builder_tool)]
     if installed_tools:
-        cause = f"{' and '.join(installed_tools)} fails (is the daemon running?)"
+        failure_cause = f"{' and '.join(installed_tools)} fails (is the daemon running?)"
     else:
-        cause = "neither is on the PATH"
+        failure_cause = "neither is on the PATH"
 
     raise ConfigError(
-        f"images are built with docker or buildah, and {cause}. Install one (apt-get install"
-        " buildah), start docker or build on another machine: images/Dockerfile needs only the"
-        " repository."
+        f"images are built with docker or buildah, and {failure_cause}. Install one (apt-get"
+        " install buildah), start docker or build on another machine: images/Dockerfile needs only"
+        " the repository."
     )
 
 
 def _run_builder(*command: str) -> str:
     """Run the builder, and return its stdout. Also copy this output to stderr, because our own
     stdout is reserved for the result."""
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout
-        output = ""
-        for line in process.stdout:
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as builder_process:
+        assert builder_process.stdout
+        builder_output = ""
+        for line in builder_process.stdout:
             say(line.rstrip("\n"))
-            output += line
+            builder_output += line
 
-    if process.returncode:
+    if builder_process.returncode:
         raise RekindleError(
-            f"`{' '.join(command)}` ended with {process.returncode}: see the end of its output."
-            f" {REMEDIES[command[1]]}"
+            f"`{' '.join(command)}` ended with {builder_process.returncode}: see the end of its"
+            f" output. {REMEDIES[command[1]]}"
         )
 
-    return output
+    return builder_output

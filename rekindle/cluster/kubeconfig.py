@@ -47,65 +47,78 @@ class Settings(client.Configuration):
             return str(super().get_api_key_with_prefix(identifier, alias) or "").strip()
 
 
-def load_settings(context: str | None) -> tuple[Settings, str, str]:
+def load_settings(requested_context: str | None) -> tuple[Settings, str, str]:
     """Return the settings, context and namespace that kubectl would use. Raises ConfigError."""
     settings = Settings()
 
-    files = _existing_files()
-    if context is None and not files and NAMESPACE_FILE.exists():
+    kubeconfig_files = _existing_files()
+    if requested_context is None and not kubeconfig_files and NAMESPACE_FILE.exists():
         with _config_errors("the ServiceAccount of this pod"):
             config.load_incluster_config(client_configuration=settings)
 
         return settings, "in-cluster", NAMESPACE_FILE.read_text().strip()
 
-    if not files:
+    if not kubeconfig_files:
         raise ConfigError(
             "no cluster is configured: neither KUBECONFIG nor ~/.kube/config names an existing"
             " file; " + REGENERATE_HINT
         )
 
-    source = os.pathsep.join(files)
-    with _config_errors(f"the kubeconfig {source}", files):
+    kubeconfig_paths = os.pathsep.join(kubeconfig_files)
+    with _config_errors(f"the kubeconfig {kubeconfig_paths}", kubeconfig_files):
         # parse the files first, because the client's own parser does not limit the size of a file
-        for file in files:
+        for file in kubeconfig_files:
             _parse_file(file)
 
-        contexts_and_current: tuple[Any, Any] = config.list_kube_config_contexts(source)
-        entries, current = contexts_and_current
-        contexts: dict[str, Any] = {entry["name"]: entry.get("context") or {} for entry in entries}
+        contexts_and_current: tuple[Any, Any] = config.list_kube_config_contexts(kubeconfig_paths)
+        context_entries, current_context = contexts_and_current
+        contexts_by_name: dict[str, Any] = {
+            context_entry["name"]: context_entry.get("context") or {}
+            for context_entry in context_entries
+        }
 
-        name = context or str(current["name"])
-        if name not in contexts:
-            hint = did_you_mean(name, set(contexts)) or f" Known contexts: {', '.join(contexts)}."
+        name = requested_context or str(current_context["name"])
+        if name not in contexts_by_name:
+            hint = (
+                did_you_mean(name, set(contexts_by_name))
+                or f" Known contexts: {', '.join(contexts_by_name)}."
+            )
             raise ConfigError(f"--context {name}: the kubeconfig does not contain it.{hint}")
 
-        with _captured_errors() as errors:
-            config.load_kube_config(source, context=name, client_configuration=settings)
+        with _captured_errors() as logged_errors:
+            config.load_kube_config(kubeconfig_paths, context=name, client_configuration=settings)
 
         # raise the error here, because the client only logs errors of a credential plugin, and
         # continues without credentials
-        if errors:
-            raise ValueError(f"the credential plugin of context {name} failed ({errors[-1]})")
+        if logged_errors:
+            raise ValueError(
+                f"the credential plugin of context {name} failed ({logged_errors[-1]})"
+            )
         if not settings.host.startswith(("https://", "http://")):
             raise ValueError(f"the server of context {name} must be https://HOST[:PORT]")
         if not is_header_text(settings.get_api_key_with_prefix("BearerToken")):
             raise ValueError(f"the token of context {name} must be one line of printable ASCII")
 
-    return settings, name, str(contexts[name].get("namespace") or "default")
+    return settings, name, str(contexts_by_name[name].get("namespace") or "default")
 
 
 @contextmanager
-def _config_errors(source: str, files: list[str] | None = None) -> Iterator[None]:
+def _config_errors(config_source: str, kubeconfig_files: list[str] | None = None) -> Iterator[None]:
     """Convert errors that the client raises in this context to ConfigError."""
     try:
         yield
     except ConfigError:
         raise
     except INVALID_FILE_ERRORS as error:
-        problems = ((f"the kubeconfig {file}", _find_problem(file)) for file in files or [])
-        culprit, cause = next((pair for pair in problems if pair[1]), (source, _describe(error)))
+        file_problems = (
+            (f"the kubeconfig {file}", _find_problem(file)) for file in kubeconfig_files or []
+        )
+        faulty_source, fault_cause = next(
+            (source_and_problem for source_and_problem in file_problems if source_and_problem[1]),
+            (config_source, _describe(error)),
+        )
         raise ConfigError(
-            f"{culprit} cannot be used: {cause}. Correct it; {REGENERATE_HINT}"
+            f"{faulty_source} cannot be used: {fault_cause}. Correct it; {REGENERATE_HINT}"
         ) from error
 
 
@@ -121,37 +134,37 @@ def _find_problem(file: str) -> str:
     """Describe the first problem of a kubeconfig file; return "" if it is valid. The description
     contains no values, because they may be credentials."""
     try:
-        content = _parse_file(file)
+        file_content = _parse_file(file)
     except INVALID_FILE_ERRORS as error:
         return _describe(error)
 
-    if not isinstance(content, dict):
-        if content:
+    if not isinstance(file_content, dict):
+        if file_content:
             return "it must have clusters, users and contexts, but is plain text"
         return "it is empty"
 
-    for kind in ("cluster", "user", "context"):
-        entries = content.get(f"{kind}s") or []
-        if not isinstance(entries, list) or not all(
-            isinstance(entry, dict) and "name" in entry for entry in entries
+    for entry_kind in ("cluster", "user", "context"):
+        kind_entries = file_content.get(f"{entry_kind}s") or []
+        if not isinstance(kind_entries, list) or not all(
+            isinstance(kind_entry, dict) and "name" in kind_entry for kind_entry in kind_entries
         ):
-            return f"{kind}s must be a list of entries with a name"
+            return f"{entry_kind}s must be a list of entries with a name"
 
-        for entry in entries:
-            fields = entry.get(kind) or {}
-            if not isinstance(fields, dict):
-                return f"{kind}s: the {kind} of {entry['name']} must have fields"
+        for kind_entry in kind_entries:
+            entry_fields = kind_entry.get(entry_kind) or {}
+            if not isinstance(entry_fields, dict):
+                return f"{entry_kind}s: the {entry_kind} of {kind_entry['name']} must have fields"
 
-            for key, value in fields.items():
-                if key.endswith("-data") and not _is_base64(value):
-                    return f"{kind}s: {key} of {entry['name']} must be base64"
+            for key, field_value in entry_fields.items():
+                if key.endswith("-data") and not _is_base64(field_value):
+                    return f"{entry_kind}s: {key} of {kind_entry['name']} must be base64"
 
     return ""
 
 
-def _is_base64(value: Any) -> bool:
+def _is_base64(encoded_value: Any) -> bool:
     try:
-        base64.standard_b64decode(value)
+        base64.standard_b64decode(encoded_value)
     except (ValueError, TypeError):
         return False
     return True
@@ -169,17 +182,17 @@ def _describe(error: BaseException) -> str:
 def _captured_errors() -> Iterator[list[str]]:
     """Collect the errors that the client logs, such as failures of a credential plugin, instead of
     printing them."""
-    messages: list[str] = []
-    handler = logging.Handler(logging.ERROR)
-    handler.emit = lambda record: messages.append(record.getMessage())
-    logging.getLogger().addHandler(handler)
+    error_messages: list[str] = []
+    log_handler = logging.Handler(logging.ERROR)
+    log_handler.emit = lambda record: error_messages.append(record.getMessage())
+    logging.getLogger().addHandler(log_handler)
     try:
-        yield messages
+        yield error_messages
     finally:
-        logging.getLogger().removeHandler(handler)
+        logging.getLogger().removeHandler(log_handler)
 
 
 def _existing_files() -> list[str]:
     """List the existing files that kubectl would read."""
-    paths = os.environ.get("KUBECONFIG") or str(Path.home() / ".kube/config")
-    return [path for path in paths.split(os.pathsep) if Path(path).expanduser().is_file()]
+    path_list = os.environ.get("KUBECONFIG") or str(Path.home() / ".kube/config")
+    return [path for path in path_list.split(os.pathsep) if Path(path).expanduser().is_file()]

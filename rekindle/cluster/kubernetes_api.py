@@ -48,12 +48,17 @@ class Resource:
         """Return the path of an object or, without `name`, of all objects. Raises InvalidName if
         `name` cannot be used as one segment of a path."""
         if self.namespaced:
-            scope = f"namespaces/{PathName(namespace, 'the namespace').quoted}"
+            namespace_segment = f"namespaces/{PathName(namespace, 'the namespace').quoted}"
         else:
-            scope = ""
-        root = "apis" if "/" in self.api else "api"
-        last = PathName(name, self.plural).quoted if name else ""
-        return "/" + "/".join(filter(None, (root, self.api, scope, self.plural, last, subresource)))
+            namespace_segment = ""
+        api_root = "apis" if "/" in self.api else "api"
+        name_segment = PathName(name, self.plural).quoted if name else ""
+        return "/" + "/".join(
+            filter(
+                None,
+                (api_root, self.api, namespace_segment, self.plural, name_segment, subresource),
+            )
+        )
 
 
 WORKFLOWS = Resource(API_VERSION, "workflows")
@@ -66,12 +71,16 @@ SERVICES = Resource("v1", "services")
 class Cluster:
     """One namespace of one cluster."""
 
-    def __init__(self, client: Any, context: str, namespace: str, flags: str = "") -> None:
-        self.client = client
+    def __init__(
+        self, api_client: Any, context: str, namespace: str, command_flags: str = ""
+    ) -> None:
+        self.client = api_client
         self.context = context
         self.namespace = namespace
-        self.flags = flags  # flags of kubectl and rekindle that select this cluster and namespace
-        self.server: str = format_address(client.configuration.host)
+        self.flags = (
+            command_flags  # flags of kubectl and rekindle that select this cluster and namespace
+        )
+        self.server: str = format_address(api_client.configuration.host)
         self.reported: set[str] = set()  # warnings that were already printed
 
     @classmethod
@@ -105,9 +114,9 @@ class Cluster:
     def get(self, resource: Resource, name: str) -> Object:
         """Return the object. Raises ApiError; raises MalformedObject if the object does not match
         its type."""
-        obj = self.call("GET", resource.path(self.namespace, name))
-        self._require_valid(resource, obj)
-        return obj
+        kubernetes_object = self.call("GET", resource.path(self.namespace, name))
+        self._require_valid(resource, kubernetes_object)
+        return kubernetes_object
 
     def find(self, resource: Resource, name: str) -> Object | None:
         """Return the object, or None if it does not exist."""
@@ -130,63 +139,66 @@ class Cluster:
         media_type = (
             "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1,application/json"
         )
-        query = {"labelSelector": labels, "limit": "200"}
-        objects = list[Object]()
-        tokens = set[str]()
+        list_query = {"labelSelector": labels, "limit": "200"}
+        valid_objects = list[Object]()
+        seen_tokens = set[str]()
 
         while True:
-            page = self.call(
+            list_page = self.call(
                 "GET",
                 resource.path(self.namespace),
-                query=query,
+                query=list_query,
                 accept=media_type if metadata_only else "",
             )
 
-            for item in self._items(resource, page):
-                if self._is_valid(resource, item, metadata_only):
-                    objects.append(cast(Object, item))
+            for listed_object in self._items(resource, list_page):
+                if self._is_valid(resource, listed_object, metadata_only):
+                    valid_objects.append(cast(Object, listed_object))
                 elif on_malformed:
-                    on_malformed(item)
+                    on_malformed(listed_object)
 
-            token = self._page_metadata(resource, page).get("continue") or ""
-            if not token:
-                return objects
-            if token in tokens:
+            continue_token = self._page_metadata(resource, list_page).get("continue") or ""
+            if not continue_token:
+                return valid_objects
+            if continue_token in seen_tokens:
                 raise ApiError(
-                    f"{self.server} repeats the page token {show(token)} of {resource.plural}, so"
-                    " the list does not end: check that it is the address of a Kubernetes API."
+                    f"{self.server} repeats the page token {show(continue_token)} of"
+                    f" {resource.plural}, so the list does not end: check that it is the address"
+                    " of a Kubernetes API."
                 )
 
-            tokens.add(token)
-            query["continue"] = token
+            seen_tokens.add(continue_token)
+            list_query["continue"] = continue_token
 
-    def _items(self, resource: Resource, page: Object) -> list[object]:
+    def _items(self, resource: Resource, list_page: Object) -> list[object]:
         """Return the items of a list. Raises MalformedObject."""
-        items = page.get("items")
+        listed_objects = list_page.get("items")
         # the API may return null instead of an empty list
-        if items is None and "items" in page:
+        if listed_objects is None and "items" in list_page:
             return []
-        if isinstance(items, list):
-            return items
+        if isinstance(listed_objects, list):
+            return listed_objects
         raise self._malformed(resource, "list", "items: it must be a list")
 
-    def _page_metadata(self, resource: Resource, page: Object) -> dict[str, str]:
+    def _page_metadata(self, resource: Resource, list_page: Object) -> dict[str, str]:
         """Return the metadata of a list. Raises MalformedObject."""
-        metadata = page.get("metadata", {})
-        fields = ("continue", "resourceVersion")
-        is_valid = isinstance(metadata, dict) and all(
-            isinstance(metadata.get(field, ""), str) for field in fields
+        page_metadata = list_page.get("metadata", {})
+        text_fields = ("continue", "resourceVersion")
+        is_valid = isinstance(page_metadata, dict) and all(
+            isinstance(page_metadata.get(field_name, ""), str) for field_name in text_fields
         )
         if is_valid:
-            return metadata
+            return page_metadata
         raise self._malformed(
             resource, "list", "metadata: it must be an object, and its fields must be texts"
         )
 
-    def _is_valid(self, resource: Resource, item: object, metadata_only: bool = False) -> bool:
+    def _is_valid(
+        self, resource: Resource, listed_object: object, metadata_only: bool = False
+    ) -> bool:
         """Return False for a malformed object, and print one warning, which names the object."""
         try:
-            self._require_valid(resource, item, metadata_only)
+            self._require_valid(resource, listed_object, metadata_only)
         except MalformedObject as error:
             if str(error) not in self.reported:
                 self.reported.add(str(error))
@@ -194,19 +206,21 @@ class Cluster:
             return False
         return True
 
-    def _require_valid(self, resource: Resource, item: object, metadata_only: bool = False) -> None:
+    def _require_valid(
+        self, resource: Resource, listed_object: object, metadata_only: bool = False
+    ) -> None:
         """Raise MalformedObject if an object does not match its type."""
         # imported in this function, because pydantic would slow down `rekindle --help`
         from rekindle.cluster.objects.validation import find_fault
 
-        fault = find_fault(resource.plural, item, metadata_only)
-        if fault:
-            raise self._malformed(resource, describe_name(item), fault)
+        object_fault = find_fault(resource.plural, listed_object, metadata_only)
+        if object_fault:
+            raise self._malformed(resource, describe_name(listed_object), object_fault)
 
-    def _malformed(self, resource: Resource, name: str, fault: str) -> MalformedObject:
+    def _malformed(self, resource: Resource, name: str, object_fault: str) -> MalformedObject:
         return MalformedObject(
-            f"{self.server} answered with a malformed object, {resource.plural} {name}: {fault}."
-            " Correct or delete the object with kubectl."
+            f"{self.server} answered with a malformed object, {resource.plural} {name}:"
+            f" {object_fault}. Correct or delete the object with kubectl."
         )
 
     def read(self, kind: str, method: str, path: str, body: object = None) -> Object:
@@ -215,14 +229,14 @@ class Cluster:
         # imported in this function, because pydantic would slow down `rekindle --help`
         from rekindle.cluster.objects.validation import find_fault
 
-        answer = self.call(method, path, body)
-        fault = find_fault(kind, answer)
-        if fault:
+        answer_object = self.call(method, path, body)
+        answer_fault = find_fault(kind, answer_object)
+        if answer_fault:
             raise MalformedObject(
-                f"{self.server} answered {method} {path} with a malformed document: {fault}. Check"
-                " that it is the address of a Kubernetes API."
+                f"{self.server} answered {method} {path} with a malformed document:"
+                f" {answer_fault}. Check that it is the address of a Kubernetes API."
             )
-        return answer
+        return answer_object
 
     def create(self, resource: Resource, body: Object, dry_run: bool = False) -> Object:
         return self.call(
@@ -266,12 +280,12 @@ class Cluster:
     ) -> Object:
         """Send a request, retry it after a temporary error, and return the response. Raises
         ApiError."""
-        data = self._read(self._request(method, path, body, query, accept)) or b"{}"
-        answer = parse_object(data)
-        if answer is not None:
-            return answer
+        response_body = self._read(self._request(method, path, body, query, accept)) or b"{}"
+        answer_object = parse_object(response_body)
+        if answer_object is not None:
+            return answer_object
         raise ApiError(
-            f"{self.server} is not a Kubernetes API: {method} {path} answers {data[:80]!r}"
+            f"{self.server} is not a Kubernetes API: {method} {path} answers {response_body[:80]!r}"
         )
 
     def _read(self, response: Any) -> bytes:
@@ -326,64 +340,70 @@ class Cluster:
         missing permission or an unknown kind. A malformed object is left out with a warning; with
         `name`, it raises MalformedObject.
         """
-        selectors = {"fieldSelector": f"metadata.name={name}"} if name else {}
-        selectors.update({"labelSelector": labels} if labels else {})
+        field_selectors = {"fieldSelector": f"metadata.name={name}"} if name else {}
+        field_selectors.update({"labelSelector": labels} if labels else {})
         known_objects: dict[str, Object] = {}  # known objects by uid
-        version = ""
-        pause = 0.1
-        last_success: float | None = None
+        resource_version = ""
+        pause_seconds = 0.1
+        last_success_time: float | None = None
 
         while True:
-            started_at = time.monotonic()
+            start_time = time.monotonic()
             try:
-                if not version:
-                    version, changes = self._relist(resource, name, selectors, known_objects)
-                    last_success = time.monotonic()
-                    yield from changes
+                if not resource_version:
+                    resource_version, change_events = self._relist(
+                        resource, name, field_selectors, known_objects
+                    )
+                    last_success_time = time.monotonic()
+                    yield from change_events
 
-                query = {
-                    **selectors,
+                watch_query = {
+                    **field_selectors,
                     "watch": "true",
                     "allowWatchBookmarks": "true",
-                    "resourceVersion": version,
+                    "resourceVersion": resource_version,
                     "timeoutSeconds": str(WATCH_SECONDS),
                 }
-                for line in self.lines(resource.path(self.namespace), query, WATCH_SECONDS + 15):
-                    kind, obj, version = _parse_event(line)
-                    last_success = time.monotonic()
-                    pause = 0.1
+                for line in self.lines(
+                    resource.path(self.namespace), watch_query, WATCH_SECONDS + 15
+                ):
+                    event_type, changed_object, resource_version = _parse_event(line)
+                    last_success_time = time.monotonic()
+                    pause_seconds = 0.1
 
-                    if kind != "BOOKMARK" and self._is_watchable(resource, name, obj):
-                        _record_event(known_objects, kind, obj)
-                        yield kind, obj
+                    if event_type != "BOOKMARK" and self._is_watchable(
+                        resource, name, changed_object
+                    ):
+                        _record_event(known_objects, event_type, changed_object)
+                        yield event_type, changed_object
             except MalformedObject:
                 raise
             except ApiError as error:
                 if error.code == 410:
-                    version = ""
-                elif last_success is None or (
+                    resource_version = ""
+                elif last_success_time is None or (
                     error.code not in (0, *RETRYABLE_CODES)
-                    and time.monotonic() - last_success > STARTUP_SECONDS
+                    and time.monotonic() - last_success_time > STARTUP_SECONDS
                 ):
                     raise
                 elif on_lost and error.reason != CONNECTION_LOST:
                     on_lost(error)
 
-            if time.monotonic() - started_at > WATCH_SECONDS / 2:
-                pause = 0.1
+            if time.monotonic() - start_time > WATCH_SECONDS / 2:
+                pause_seconds = 0.1
 
             # pause even if the watch ended normally, because some proxies end every watch
             # immediately
-            time.sleep(pause)
-            pause = min(5.0, pause * 2)
+            time.sleep(pause_seconds)
+            pause_seconds = min(5.0, pause_seconds * 2)
 
-    def _is_watchable(self, resource: Resource, name: str, obj: object) -> bool:
+    def _is_watchable(self, resource: Resource, name: str, kubernetes_object: object) -> bool:
         """Return False for a malformed object. If only one object is watched (`name`), raise
         MalformedObject instead."""
         if name:
-            self._require_valid(resource, obj)
+            self._require_valid(resource, kubernetes_object)
             return True
-        return self._is_valid(resource, obj)
+        return self._is_valid(resource, kubernetes_object)
 
     def _relist(
         self,
@@ -394,31 +414,31 @@ class Cluster:
     ) -> tuple[str, list[tuple[str, Object]]]:
         """List the objects and update `known_objects`; return the resource version, and the
         differences from the previous `known_objects` as events."""
-        page = self.call("GET", resource.path(self.namespace), query=selectors)
-        version = self._page_metadata(resource, page).get("resourceVersion")
-        if not version:
+        list_page = self.call("GET", resource.path(self.namespace), query=selectors)
+        resource_version = self._page_metadata(resource, list_page).get("resourceVersion")
+        if not resource_version:
             raise self._malformed(resource, "list", "metadata.resourceVersion: it is missing")
 
         current_objects: dict[str, Object] = {}
-        for item in self._items(resource, page):
-            if self._is_watchable(resource, name, item):
-                obj = cast(Object, item)
-                current_objects[_uid(obj)] = obj
+        for listed_object in self._items(resource, list_page):
+            if self._is_watchable(resource, name, listed_object):
+                valid_object = cast(Object, listed_object)
+                current_objects[_uid(valid_object)] = valid_object
 
-        changes = [
+        change_events = [
             ("DELETED", known_objects[uid]) for uid in known_objects if uid not in current_objects
         ]
 
-        changes += [
-            ("MODIFIED" if uid in known_objects else "ADDED", item)
-            for uid, item in current_objects.items()
-            if uid not in known_objects or _version(item) != _version(known_objects[uid])
+        change_events += [
+            ("MODIFIED" if uid in known_objects else "ADDED", listed_object)
+            for uid, listed_object in current_objects.items()
+            if uid not in known_objects or _version(listed_object) != _version(known_objects[uid])
         ]
 
         known_objects.clear()
         known_objects.update(current_objects)
 
-        return version, changes
+        return resource_version, change_events
 
     def _request(
         self,
@@ -437,22 +457,26 @@ class Cluster:
         else:
             media_type = "application/json"
 
-        headers = {"Accept": accept or "application/json"} | (
+        request_headers = {"Accept": accept or "application/json"} | (
             {"Content-Type": media_type} if body is not None else {}
         )
-        query_params = [(key, value) for key, value in (query or {}).items() if value]
+        query_params = [
+            (key, parameter_value)
+            for key, parameter_value in (query or {}).items()
+            if parameter_value
+        ]
 
-        request = self.client.param_serialize(
+        request_arguments = self.client.param_serialize(
             method,
             path,
             query_params=query_params,
-            header_params=headers,
+            header_params=request_headers,
             body=body,
             auth_settings=["BearerToken"],
         )
 
         try:
-            response = self.client.call_api(*request, _request_timeout=timeout).response
+            response = self.client.call_api(*request_arguments, _request_timeout=timeout).response
         except (HTTPError, OSError, ApiException) as error:
             raise ApiError(
                 f"{self.server} does not answer ({_cause(error)}): check that the cluster is up and"
@@ -467,24 +491,26 @@ class Cluster:
         )
 
 
-def parse_object(data: bytes) -> Object | None:
+def parse_object(json_bytes: bytes) -> Object | None:
     """Return the JSON object in a response; None for another text."""
     # imported in this function, because pydantic would slow down `rekindle --help`
     from pydantic_core import from_json
 
     try:
-        value = from_json(data, allow_inf_nan=False)
+        parsed_value = from_json(json_bytes, allow_inf_nan=False)
     except ValueError:
         return None
-    if isinstance(value, dict):
-        return value
+    if isinstance(parsed_value, dict):
+        return parsed_value
     return None
 
 
-def describe_name(obj: object) -> str:
+def describe_name(kubernetes_object: object) -> str:
     """Return the name of an object that may be malformed, for a message."""
-    metadata = obj.get("metadata") if isinstance(obj, dict) else None
-    name = metadata.get("name") if isinstance(metadata, dict) else None
+    object_metadata = (
+        kubernetes_object.get("metadata") if isinstance(kubernetes_object, dict) else None
+    )
+    name = object_metadata.get("name") if isinstance(object_metadata, dict) else None
     if isinstance(name, str):
         return show(name)
     return "without a name"
@@ -493,52 +519,58 @@ def describe_name(obj: object) -> str:
 def _parse_event(line: bytes) -> tuple[str, Object, str]:
     """Return the type of an event of a watch, its object, and the resource version of the object.
     Raises ApiError."""
-    event = parse_object(line) or {}
-    kind = event.get("type")
-    changed = event.get("object")
+    watch_event = parse_object(line) or {}
+    event_type = watch_event.get("type")
+    changed_object = watch_event.get("object")
 
-    if kind == "ERROR":
+    if event_type == "ERROR":
         # imported in this function, because pydantic would slow down `rekindle --help`
         from rekindle.documents import KubernetesStatus, validate_value
 
         with suppress(ValueError):
-            status = validate_value(KubernetesStatus, changed)
-            raise ApiError(str(status.message), status.code or 500, str(status.reason))
+            error_status = validate_value(KubernetesStatus, changed_object)
+            raise ApiError(
+                str(error_status.message), error_status.code or 500, str(error_status.reason)
+            )
 
-    version = _version(changed) if isinstance(changed, dict) else ""
-    if isinstance(kind, str) and isinstance(changed, dict) and version:
-        return kind, changed, version
+    resource_version = _version(changed_object) if isinstance(changed_object, dict) else ""
+    if isinstance(event_type, str) and isinstance(changed_object, dict) and resource_version:
+        return event_type, changed_object, resource_version
 
     raise ApiError(f"an event of a watch is incomplete: {line[:80]!r}", reason=CONNECTION_LOST)
 
 
-def _version(obj: Object) -> str:
+def _version(kubernetes_object: Object) -> str:
     """Return the resource version of an object that may be malformed; "" without one."""
-    metadata = obj.get("metadata")
-    version = metadata.get("resourceVersion") if isinstance(metadata, dict) else None
-    if isinstance(version, str):
-        return version
+    object_metadata = kubernetes_object.get("metadata")
+    resource_version = (
+        object_metadata.get("resourceVersion") if isinstance(object_metadata, dict) else None
+    )
+    if isinstance(resource_version, str):
+        return resource_version
     return ""
 
 
-def _uid(obj: Object) -> str:
+def _uid(kubernetes_object: Object) -> str:
     """Return the uid of a valid object, or its name if it does not have one."""
-    return obj["metadata"].get("uid") or obj["metadata"]["name"]
+    return kubernetes_object["metadata"].get("uid") or kubernetes_object["metadata"]["name"]
 
 
-def _record_event(known_objects: dict[str, Object], kind: str, obj: Object) -> None:
-    if kind == "DELETED":
-        known_objects.pop(_uid(obj), None)
+def _record_event(
+    known_objects: dict[str, Object], event_type: str, kubernetes_object: Object
+) -> None:
+    if event_type == "DELETED":
+        known_objects.pop(_uid(kubernetes_object), None)
     else:
-        known_objects[_uid(obj)] = obj
+        known_objects[_uid(kubernetes_object)] = kubernetes_object
 
 
 def _cause(error: Exception) -> str:
     """Return the innermost cause of an error as text, without the exceptions that urllib3 wraps
     around this cause."""
-    reason: Any = getattr(error, "reason", None) or error
+    inner_reason: Any = getattr(error, "reason", None) or error
     text = (
-        str(getattr(reason, "reason", None) or reason)
+        str(getattr(inner_reason, "reason", None) or inner_reason)
         .rpartition(": ")[2]
         .rpartition("] ")[2]
         .strip()

@@ -58,7 +58,7 @@ class Platform:
     images: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        for name, value, pattern, rule in (
+        for name, setting_value, setting_pattern, setting_rule in (
             (
                 "namespace",
                 self.namespace,
@@ -72,23 +72,23 @@ class Platform:
                 "3 to 63 lower-case letters, digits, dashes and dots",
             ),
         ):
-            if not pattern.fullmatch(value):
-                raise ConfigError(f'the {name} is "{value}": it must be {rule}.')
+            if not setting_pattern.fullmatch(setting_value):
+                raise ConfigError(f'the {name} is "{setting_value}": it must be {setting_rule}.')
 
         for name, url in (("endpoint", self.endpoint), ("MLflow", self.mlflow)):
-            parts = urlsplit(url)
+            url_parts = urlsplit(url)
             if format_address(url) != url:
                 raise ConfigError(
                     f"the address of {name} contains a user, a password or a query: put them into a"
                     " Secret."
                 )
 
-            if url and (parts.scheme not in ("http", "https") or not parts.netloc):
+            if url and (url_parts.scheme not in ("http", "https") or not url_parts.netloc):
                 raise ConfigError(
                     f'the address of {name} is "{url}": it must be http(s)://HOST[:PORT].'
                 )
 
-            if url and name == "endpoint" and parts.path.strip("/"):
+            if url and name == "endpoint" and url_parts.path.strip("/"):
                 raise ConfigError(
                     f'the endpoint is "{url}": it must not have a path; --bucket names the bucket.'
                 )
@@ -125,55 +125,59 @@ class Platform:
     @property
     def values(self) -> dict[str, str]:
         if "minio" in self.components:
-            endpoint = f"http://minio.{self.namespace}.svc:9000"
+            store_endpoint = f"http://minio.{self.namespace}.svc:9000"
         else:
-            endpoint = self.endpoint
+            store_endpoint = self.endpoint
 
-        images = {**IMAGES, **self.images}
-        cpu, memory = self.quota or ("", "")
+        image_names = {**IMAGES, **self.images}
+        cpu_quota, memory_quota = self.quota or ("", "")
 
         return {
             "namespace": self.namespace,
             "bucket": self.bucket,
-            "endpoint": endpoint,
+            "endpoint": store_endpoint,
             "region": self.region,
             "mlflow": self.mlflow or f"http://mlflow.{self.namespace}.svc:5000",
             "repository": yaml.safe_dump(
-                {"archiveLogs": True, "s3": _artifact_repository(self, endpoint)}, sort_keys=False
+                {"archiveLogs": True, "s3": _artifact_repository(self, store_endpoint)},
+                sort_keys=False,
             ),
-            "image": images["rekindle"],
-            "mlflow_image": images["mlflow"],
-            "minio_image": images["minio"],
-            "cpu": cpu,
-            "memory": memory,
+            "image": image_names["rekindle"],
+            "mlflow_image": image_names["mlflow"],
+            "minio_image": image_names["minio"],
+            "cpu": cpu_quota,
+            "memory": memory_quota,
         }
 
 
 def render_platform(platform: Platform) -> list[Manifest]:
     """Return all objects, in the order in which they must be applied."""
-    files = [
+    file_names = [
         *REQUIRED_FILES,
         *(["quota"] if platform.quota else []),
-        *(n for n in COMPONENTS if n in platform.components),
+        *(component for component in COMPONENTS if component in platform.components),
     ]
 
-    objects = [
+    platform_objects = [
         manifest
-        for file in files
+        for file in file_names
         for manifest in _render_file(file, platform.values, platform.namespace)
     ]
 
-    (serving,) = (
-        o for o in objects if (o["kind"], o["metadata"]["name"]) == ("NetworkPolicy", "serving")
+    (serving_policies,) = (
+        platform_object
+        for platform_object in platform_objects
+        if (platform_object["kind"], platform_object["metadata"]["name"])
+        == ("NetworkPolicy", "serving")
     )
-    serving["spec"]["egress"] += _egress_to_store(platform)
+    serving_policies["spec"]["egress"] += _egress_to_store(platform)
 
     if platform.iam:
-        _remove_secret(objects)
+        _remove_secret(platform_objects)
     if platform.ephemeral:
-        return _without_claims(objects)
+        return _without_claims(platform_objects)
 
-    return objects
+    return platform_objects
 
 
 def operator_patch(namespace: str = "kubeflow") -> list[Manifest]:
@@ -182,18 +186,18 @@ def operator_patch(namespace: str = "kubeflow") -> list[Manifest]:
     return list(_render_file("operator", {}, namespace))
 
 
-def to_yaml_documents(objects: list[Manifest]) -> str:
-    return "---\n".join(map(to_yaml, objects))
+def to_yaml_documents(platform_objects: list[Manifest]) -> str:
+    return "---\n".join(map(to_yaml, platform_objects))
 
 
 def secret_command(
-    namespace: str, name: str = STORE_SECRET, keys: Iterable[str] = KEY_NAMES
+    namespace: str, name: str = STORE_SECRET, key_names: Iterable[str] = KEY_NAMES
 ) -> str:
     """Return the command that creates a Secret from a file, so that the values do not appear in
     process lists and the shell's history."""
-    lines = " and ".join(f"{key}=..." for key in keys)
-    command = f"kubectl -n {namespace} create secret generic {name} --from-env-file=FILE"
-    return f"{command}    # FILE: {lines}, each on its own line"
+    file_lines = " and ".join(f"{key}=..." for key in key_names)
+    kubectl_command = f"kubectl -n {namespace} create secret generic {name} --from-env-file=FILE"
+    return f"{kubectl_command}    # FILE: {file_lines}, each on its own line"
 
 
 def _egress_to_store(platform: Platform) -> list[Manifest]:
@@ -202,110 +206,141 @@ def _egress_to_store(platform: Platform) -> list[Manifest]:
     Rules for an object store in the cluster select its pods by labels instead of the port, since
     the port of the pods may differ from the port of the Service.
     """
-    parts = urlsplit(platform.values["endpoint"] or "https://s3.amazonaws.com")
+    endpoint_parts = urlsplit(platform.values["endpoint"] or "https://s3.amazonaws.com")
 
-    name, _, rest = (parts.hostname or "").partition(".")
-    if rest.split(".")[1:2] == ["svc"]:
-        namespace = {"matchLabels": {"kubernetes.io/metadata.name": rest.partition(".")[0]}}
+    name, _, domain_rest = (endpoint_parts.hostname or "").partition(".")
+    if domain_rest.split(".")[1:2] == ["svc"]:
+        namespace_selector = {
+            "matchLabels": {"kubernetes.io/metadata.name": domain_rest.partition(".")[0]}
+        }
         if "minio" in platform.components:
-            pods = {"podSelector": {"matchLabels": {NAME_LABEL: name}}}
+            pod_selector = {"podSelector": {"matchLabels": {NAME_LABEL: name}}}
         else:
-            pods = {}
+            pod_selector = {}
 
-        egress: list[Manifest] = [{"to": [{"namespaceSelector": namespace, **pods}]}]
+        egress_rules: list[Manifest] = [
+            {"to": [{"namespaceSelector": namespace_selector, **pod_selector}]}
+        ]
     else:
-        egress = [{"ports": [{"port": parts.port or (80 if parts.scheme == "http" else 443)}]}]
+        egress_rules = [
+            {
+                "ports": [
+                    {
+                        "port": endpoint_parts.port
+                        or (80 if endpoint_parts.scheme == "http" else 443)
+                    }
+                ]
+            }
+        ]
 
     # also allow the services that issue the credentials of a cloud role
     if platform.iam:
-        egress += [{"ports": [{"port": 443}]}, {"to": [{"ipBlock": {"cidr": "169.254.0.0/16"}}]}]
+        egress_rules += [
+            {"ports": [{"port": 443}]},
+            {"to": [{"ipBlock": {"cidr": "169.254.0.0/16"}}]},
+        ]
 
-    return egress
+    return egress_rules
 
 
 def list_permissions(name: str = "accounts") -> Iterator[tuple[str, str, str]]:
     """Yield (API group, resource, verb) of each permission that a file of configs/platform
     grants."""
     for manifest in _render_file(name, {"namespace": "any"}, "any"):
-        for rule in manifest.get("rules", []):
-            for group in rule["apiGroups"]:
+        for role_rule in manifest.get("rules", []):
+            for api_group in role_rule["apiGroups"]:
                 yield from (
-                    (group, resource, verb)
-                    for resource in rule["resources"]
-                    for verb in rule["verbs"]
+                    (api_group, resource_name, verb)
+                    for resource_name in role_rule["resources"]
+                    for verb in role_rule["verbs"]
                 )
 
 
-def _render_file(name: str, values: dict[str, str], namespace: str) -> Iterator[Manifest]:
+def _render_file(
+    name: str, placeholder_values: dict[str, str], namespace: str
+) -> Iterator[Manifest]:
     file = project.REFERENCE / f"configs/platform/{name}.yaml"
     try:
-        documents = parse(read_text(file), str(file))
+        yaml_documents = parse(read_text(file), str(file))
     except OSError as error:
         raise ConfigError(
             f"{file} cannot be read ({error.strerror}): run rekindle from a checkout."
         ) from error
 
-    for document in documents:
-        manifest = order_keys(_substitute(document, values))
+    for yaml_document in yaml_documents:
+        manifest = order_keys(_substitute(yaml_document, placeholder_values))
         if manifest["kind"] == "ConfigMap":
-            manifest["data"] = {key: value for key, value in manifest["data"].items() if value}
+            manifest["data"] = {
+                key: data_value for key, data_value in manifest["data"].items() if data_value
+            }
         if manifest["kind"] not in CLUSTER_WIDE_KINDS:
             manifest["metadata"]["namespace"] = namespace
 
         yield manifest
 
 
-def _substitute(node: object, values: dict[str, str]) -> Any:
+def _substitute(yaml_node: object, placeholder_values: dict[str, str]) -> Any:
     """Replace the placeholders in the parsed YAML, so that a value cannot change the structure of
     the YAML."""
-    if isinstance(node, dict):
-        return {key: _substitute(value, values) for key, value in node.items()}
-    if isinstance(node, list):
-        return [_substitute(item, values) for item in node]
-    if isinstance(node, str):
-        return Template(node).substitute(values)
-    return node
+    if isinstance(yaml_node, dict):
+        return {
+            key: _substitute(child_node, placeholder_values)
+            for key, child_node in yaml_node.items()
+        }
+    if isinstance(yaml_node, list):
+        return [_substitute(list_item, placeholder_values) for list_item in yaml_node]
+    if isinstance(yaml_node, str):
+        return Template(yaml_node).substitute(placeholder_values)
+    return yaml_node
 
 
-def _artifact_repository(platform: Platform, endpoint: str) -> dict[str, Any]:
+def _artifact_repository(platform: Platform, store_endpoint: str) -> dict[str, Any]:
     """Return the configuration of the bucket as Argo's artifact repository."""
-    parts = urlsplit(
-        endpoint or f"https://s3.{platform.region + '.' if platform.region else ''}amazonaws.com"
+    endpoint_parts = urlsplit(
+        store_endpoint
+        or f"https://s3.{platform.region + '.' if platform.region else ''}amazonaws.com"
     )
-    repository: dict[str, Any] = {"bucket": platform.bucket, "endpoint": parts.netloc}
+    s3_settings: dict[str, Any] = {"bucket": platform.bucket, "endpoint": endpoint_parts.netloc}
 
-    if parts.scheme == "http":
-        repository["insecure"] = True
+    if endpoint_parts.scheme == "http":
+        s3_settings["insecure"] = True
     if platform.region:
-        repository["region"] = platform.region
+        s3_settings["region"] = platform.region
     if platform.iam:
-        return repository | {"useSDKCreds": True}
+        return s3_settings | {"useSDKCreds": True}
 
-    keys = {"accessKeySecret": AWS_ACCESS_KEY_ID, "secretKeySecret": AWS_SECRET_ACCESS_KEY}
-    return repository | {field: {"name": STORE_SECRET, "key": key} for field, key in keys.items()}
+    secret_keys = {"accessKeySecret": AWS_ACCESS_KEY_ID, "secretKeySecret": AWS_SECRET_ACCESS_KEY}
+    return s3_settings | {
+        secret_field: {"name": STORE_SECRET, "key": key}
+        for secret_field, key in secret_keys.items()
+    }
 
 
-def _remove_secret(objects: list[Manifest]) -> None:
+def _remove_secret(platform_objects: list[Manifest]) -> None:
     """Remove references to the Secret with keys, which does not exist if pods use a cloud role."""
-    for spec in _pod_specs(objects):
-        for container in spec["containers"]:
+    for pod_spec in _pod_specs(platform_objects):
+        for container in pod_spec["containers"]:
             container["envFrom"] = [
-                e
-                for e in container["envFrom"]
-                if e.get("secretRef", {}).get("name") != STORE_SECRET
+                environment_source
+                for environment_source in container["envFrom"]
+                if environment_source.get("secretRef", {}).get("name") != STORE_SECRET
             ]
 
 
-def _without_claims(objects: list[Manifest]) -> list[Manifest]:
+def _without_claims(platform_objects: list[Manifest]) -> list[Manifest]:
     """Replace PersistentVolumeClaims by `emptyDir` volumes, whose data is lost with the pod."""
-    for spec in _pod_specs(objects):
-        for volume in spec.get("volumes", []):
+    for pod_spec in _pod_specs(platform_objects):
+        for volume in pod_spec.get("volumes", []):
             if volume.pop("persistentVolumeClaim", None):
                 volume["emptyDir"] = {}
-    return [manifest for manifest in objects if manifest["kind"] != "PersistentVolumeClaim"]
+    return [
+        manifest for manifest in platform_objects if manifest["kind"] != "PersistentVolumeClaim"
+    ]
 
 
-def _pod_specs(objects: list[Manifest]) -> Iterator[Manifest]:
+def _pod_specs(platform_objects: list[Manifest]) -> Iterator[Manifest]:
     yield from (
-        o["spec"]["template"]["spec"] for o in objects if o["kind"] in ("Deployment", "Job")
+        platform_object["spec"]["template"]["spec"]
+        for platform_object in platform_objects
+        if platform_object["kind"] in ("Deployment", "Job")
     )

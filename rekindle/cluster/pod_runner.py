@@ -29,32 +29,41 @@ PULL_FAILURE_REASONS = (
 def run_pod(
     cluster: Cluster,
     name: str,
-    config: ClusterConfig,
-    images: dict[str, str],
-    args: Sequence[str],
-    seconds: float,
+    cluster_config: ClusterConfig,
+    images_by_container: dict[str, str],
+    python_arguments: Sequence[str],
+    timeout_seconds: float,
 ) -> Iterator[Object]:
-    """Run a pod named NAME-SUFFIX, yield it when its containers have ended or `seconds` have
-    passed, and then delete it."""
-    settings = PodConfig.model_validate({"cpu": "50m", "memory": "512Mi"})
-    pod = pod_manifest(f"{name}-{uuid.uuid4().hex[:6]}", config, settings, images, args)
-    _create(cluster, pod)
+    """Run a pod named NAME-SUFFIX, yield it when its containers have ended or `timeout_seconds`
+    have passed, and then delete it."""
+    pod_settings = PodConfig.model_validate({"cpu": "50m", "memory": "512Mi"})
+    pod_object = pod_manifest(
+        f"{name}-{uuid.uuid4().hex[:6]}",
+        cluster_config,
+        pod_settings,
+        images_by_container,
+        python_arguments,
+    )
+    _create(cluster, pod_object)
     try:
-        yield _wait(cluster, pod["metadata"]["name"], seconds)
+        yield _wait(cluster, pod_object["metadata"]["name"], timeout_seconds)
     finally:
-        cluster.delete(PODS, pod["metadata"]["name"], gracePeriodSeconds=0)
+        cluster.delete(PODS, pod_object["metadata"]["name"], gracePeriodSeconds=0)
 
 
-def read_log(cluster: Cluster, pod: Object) -> list[str]:
+def read_log(cluster: Cluster, pod_object: Object) -> list[str]:
     """Return the lines of the log of container `main`."""
-    return [line.decode(errors="replace") for line in cluster.log(pod["metadata"]["name"], "main")]
+    return [
+        line.decode(errors="replace")
+        for line in cluster.log(pod_object["metadata"]["name"], "main")
+    ]
 
 
-def _create(cluster: Cluster, pod: Object) -> None:
+def _create(cluster: Cluster, pod_object: Object) -> None:
     """Create a pod. If this function raises ApiError, the pod does not exist: a pod whose creation
     was not confirmed is deleted."""
     try:
-        cluster.create(PODS, pod)
+        cluster.create(PODS, pod_object)
     except ApiError as error:
         # not an error: because the name is unique, an earlier attempt whose response was lost has
         # created this pod
@@ -62,61 +71,66 @@ def _create(cluster: Cluster, pod: Object) -> None:
             return
         if not 400 <= error.code < 500:
             with suppress(ApiError):
-                cluster.delete(PODS, pod["metadata"]["name"], gracePeriodSeconds=0)
+                cluster.delete(PODS, pod_object["metadata"]["name"], gracePeriodSeconds=0)
         raise
 
 
-def _wait(cluster: Cluster, name: str, seconds: float) -> Object:
-    """Wait until each container has exited or cannot start, or until `seconds` have passed, and
-    return the pod."""
-    deadline = time.monotonic() + seconds
+def _wait(cluster: Cluster, name: str, timeout_seconds: float) -> Object:
+    """Wait until each container has exited or cannot start, or until `timeout_seconds` have
+    passed, and return the pod."""
+    deadline = time.monotonic() + timeout_seconds
 
     while True:
-        pod = cluster.get(PODS, name)
-        states = container_states(pod).values()
+        pod_object = cluster.get(PODS, name)
+        container_state_list = container_states(pod_object).values()
 
         has_settled = [
-            state.get("terminated")
-            or (state.get("waiting") or {}).get("reason") in PULL_FAILURE_REASONS
-            for state in states
+            container_state.get("terminated")
+            or (container_state.get("waiting") or {}).get("reason") in PULL_FAILURE_REASONS
+            for container_state in container_state_list
         ]
         if (has_settled and all(has_settled)) or time.monotonic() > deadline:
-            return pod
+            return pod_object
 
-        time.sleep(min(1, seconds))
+        time.sleep(min(1, timeout_seconds))
 
 
-def container_states(pod: Object) -> dict[str, Any]:
+def container_states(pod_object: Object) -> dict[str, Any]:
     """Return the state of each container, by name: waiting, running or terminated, with details."""
-    statuses = (pod.get("status") or {}).get("containerStatuses") or []
-    return {status["name"]: status.get("state") or {} for status in statuses}
+    container_statuses = (pod_object.get("status") or {}).get("containerStatuses") or []
+    return {
+        container_status["name"]: container_status.get("state") or {}
+        for container_status in container_statuses
+    }
 
 
 def pod_manifest(
     name: str,
-    config: ClusterConfig,
-    settings: PodConfig,
-    images: dict[str, str],
-    args: Sequence[str],
+    cluster_config: ClusterConfig,
+    pod_settings: PodConfig,
+    images_by_container: dict[str, str],
+    python_arguments: Sequence[str],
 ) -> Object:
-    """Return a pod with the settings of a step's pod. The container `main` runs `args`; the other
-    containers only test whether their images can start."""
+    """Return a pod with the settings of a step's pod. The container `main` runs
+    `python_arguments`; the other containers only test whether their images can start."""
     containers = [
         pods.hardened_container(
             key,
-            settings.model_copy(update={"image": image}),
-            [*args] if key == "main" else ["-c", "pass"],
+            pod_settings.model_copy(update={"image": image}),
+            [*python_arguments] if key == "main" else ["-c", "pass"],
         )
-        for key, image in images.items()
+        for key, image in images_by_container.items()
     ]
 
     # network policies select the pods of steps by the label WORKFLOW
-    labels = {**PART_OF_REKINDLE, WORKFLOW: name}
-    spec = pods.pod_spec(settings, config.pod_account, containers, labels, restartPolicy="Never")
+    pod_labels = {**PART_OF_REKINDLE, WORKFLOW: name}
+    pod_spec = pods.pod_spec(
+        pod_settings, cluster_config.pod_account, containers, pod_labels, restartPolicy="Never"
+    )
 
     return {
         "apiVersion": "v1",
         "kind": "Pod",
-        "metadata": {"name": name, "labels": labels},
-        "spec": spec,
+        "metadata": {"name": name, "labels": pod_labels},
+        "spec": pod_spec,
     }

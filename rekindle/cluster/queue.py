@@ -24,49 +24,55 @@ def list_workloads(cluster: Cluster) -> list[Object]:
         return []
 
 
-def list_kueue_objects(cluster: Cluster, plural: str, namespaced: bool = True) -> list[Object]:
+def list_kueue_objects(
+    cluster: Cluster, plural_kind: str, is_namespaced: bool = True
+) -> list[Object]:
     """Return Kueue's objects of a kind; [] if Kueue is not installed. Raises ApiError."""
-    for version in VERSIONS:
+    for kueue_version in VERSIONS:
         try:
-            return cluster.list_objects(Resource(f"kueue.x-k8s.io/{version}", plural, namespaced))
+            return cluster.list_objects(
+                Resource(f"kueue.x-k8s.io/{kueue_version}", plural_kind, is_namespaced)
+            )
         except ApiError as error:
             if error.code != 404:
                 raise
     return []
 
 
-def describe_waiting(cluster: Cluster, run: str) -> list[str]:
+def describe_waiting(cluster: Cluster, run_name: str) -> list[str]:
     """Return a line with Kueue's reason for each job of the run that waits in a queue."""
     queued_workloads = sorted(
         (workload for workload in list_workloads(cluster) if _is_pending(workload)),
         key=_queue_order,
     )
     run_workloads = [
-        workload for workload in queued_workloads if _owner(workload).startswith(f"{run}-")
+        workload for workload in queued_workloads if _owner(workload).startswith(f"{run_name}-")
     ]
     lines = []
 
     for workload in [workload for workload in run_workloads if not _is_of_pod(workload)]:
-        queue = workload["spec"].get("queueName", "")
+        queue_name = workload["spec"].get("queueName", "")
         owners_ahead = [
             _owner(earlier_workload)
             for earlier_workload in queued_workloads[: queued_workloads.index(workload)]
-            if earlier_workload["spec"].get("queueName", "") == queue
+            if earlier_workload["spec"].get("queueName", "") == queue_name
         ]
         if owners_ahead:
-            position = f", behind {' '.join(owners_ahead[:3])}"
+            position_text = f", behind {' '.join(owners_ahead[:3])}"
         else:
-            position = ""
+            position_text = ""
 
-        position += f" and {len(owners_ahead) - 3} more" if len(owners_ahead) > 3 else ""
-        job = _owner(workload).removeprefix(f"{run}-")
-        lines.append(f"{job} waits in the queue {queue}{position}: {_reason(workload)}")
-
-    pods = [workload for workload in run_workloads if _is_of_pod(workload)]
-    if pods:
+        position_text += f" and {len(owners_ahead) - 3} more" if len(owners_ahead) > 3 else ""
+        job_name = _owner(workload).removeprefix(f"{run_name}-")
         lines.append(
-            f"{len(pods)} more workers wait for idle quota in the queue"
-            f" {pods[0]['spec'].get('queueName', '')}"
+            f"{job_name} waits in the queue {queue_name}{position_text}: {_reason(workload)}"
+        )
+
+    pod_workloads = [workload for workload in run_workloads if _is_of_pod(workload)]
+    if pod_workloads:
+        lines.append(
+            f"{len(pod_workloads)} more workers wait for idle quota in the queue"
+            f" {pod_workloads[0]['spec'].get('queueName', '')}"
         )
 
     return lines

@@ -18,68 +18,93 @@ POD_TIMEOUT_S = 180.0  # time limit in seconds for the pod to start, run and end
 
 
 def run_module(
-    cluster: Cluster, workflow: Object, model: type[D], module: str, *args: str
+    cluster: Cluster,
+    workflow_object: Object,
+    document_type: type[D],
+    module_name: str,
+    *module_arguments: str,
 ) -> list[D]:
     """Run `python -m MODULE ARGS` in the image of the run; return the JSON objects that it prints,
-    one per line, as documents of the type `model`.
+    one per line, as documents of the type `document_type`.
 
     Raises ApiError; raises RekindleError if the pod fails, takes longer than POD_TIMEOUT_S, or
     prints an object of another type.
     """
-    image = _image_of(workflow)
-    subject = f"the pod of image {image}, which reads the object store,"
+    step_image = _image_of(workflow_object)
+    pod_description = f"the pod of image {step_image}, which reads the object store,"
 
-    config = ClusterConfig.model_validate({"image": image})
+    cluster_config = ClusterConfig.model_validate({"image": step_image})
     with pod_runner.run_pod(
-        cluster, "rekindle", config, {"main": image}, ["-m", module, *args], POD_TIMEOUT_S
+        cluster,
+        "rekindle",
+        cluster_config,
+        {"main": step_image},
+        ["-m", module_name, *module_arguments],
+        POD_TIMEOUT_S,
     ) as ended_pod:
-        state = pod_runner.container_states(ended_pod).get("main", {})
-        terminated = state.get("terminated")
-        waiting = state.get("waiting") or {}
+        container_state = pod_runner.container_states(ended_pod).get("main", {})
+        terminated_state = container_state.get("terminated")
+        waiting_state = container_state.get("waiting") or {}
 
-        if not terminated:
-            cause = waiting.get("message") or waiting.get("reason") or "it was not scheduled"
-            raise RekindleError(f"{subject} has not ended in {POD_TIMEOUT_S:g} s: {cause}.")
+        if not terminated_state:
+            waiting_cause = (
+                waiting_state.get("message")
+                or waiting_state.get("reason")
+                or "it was not scheduled"
+            )
+            raise RekindleError(
+                f"{pod_description} has not ended in {POD_TIMEOUT_S:g} s: {waiting_cause}."
+            )
 
-        lines = pod_runner.read_log(cluster, ended_pod)
+        log_lines = pod_runner.read_log(cluster, ended_pod)
 
-    if terminated["exitCode"]:
-        reason = lines[-1].strip() if lines else "no output"
-        raise RekindleError(f"{subject} ended with code {terminated['exitCode']}: {reason}")
+    if terminated_state["exitCode"]:
+        failure_reason = log_lines[-1].strip() if log_lines else "no output"
+        raise RekindleError(
+            f"{pod_description} ended with code {terminated_state['exitCode']}: {failure_reason}"
+        )
 
-    return [_parse(model, subject, line) for line in lines if line.startswith("{")]
+    return [
+        _parse(document_type, pod_description, line) for line in log_lines if line.startswith("{")
+    ]
 
 
 def run_for_result(
-    cluster: Cluster, workflow: Object, model: type[D], module: str, *args: str
+    cluster: Cluster,
+    workflow_object: Object,
+    document_type: type[D],
+    module_name: str,
+    *module_arguments: str,
 ) -> D:
     """Run a module as `run_module` does, and return the last JSON object that it prints. Raises
     ApiError, RekindleError."""
-    records = run_module(cluster, workflow, model, module, *args)
-    if not records:
-        raise RekindleError(f"the pod that runs {module} printed no result. {REMEDY}")
-    return records[-1]
+    printed_documents = run_module(
+        cluster, workflow_object, document_type, module_name, *module_arguments
+    )
+    if not printed_documents:
+        raise RekindleError(f"the pod that runs {module_name} printed no result. {REMEDY}")
+    return printed_documents[-1]
 
 
-def _parse(model: type[D], subject: str, line: str) -> D:
+def _parse(document_type: type[D], pod_description: str, line: str) -> D:
     try:
-        return validate(model, line)
+        return validate(document_type, line)
     except ValueError as error:
         raise RekindleError(
-            f"{subject} printed {show(line)}, which is malformed: {error}. {REMEDY}"
+            f"{pod_description} printed {show(line)}, which is malformed: {error}. {REMEDY}"
         ) from None
 
 
-def _image_of(workflow: Object) -> str:
+def _image_of(workflow_object: Object) -> str:
     """Return the image of the first template that runs a step of Rekindle. Raises RekindleError if
     no template runs a step of Rekindle."""
-    for template in spec_of(workflow).get("templates") or []:
-        container = template.get("container") or {}
-        command = [*(container.get("command") or []), *(container.get("args") or [])]
-        if command[1:4] == ["-m", "rekindle", "step"]:
+    for workflow_template in spec_of(workflow_object).get("templates") or []:
+        container = workflow_template.get("container") or {}
+        container_command = [*(container.get("command") or []), *(container.get("args") or [])]
+        if container_command[1:4] == ["-m", "rekindle", "step"]:
             # skip the user's own containers, which may not contain Rekindle
             return str(container["image"])
     raise RekindleError(
-        f"{workflow['metadata']['name']} does not run a step of Rekindle: the object store can only"
-        " be read with the image of such a step."
+        f"{workflow_object['metadata']['name']} does not run a step of Rekindle: the object store"
+        " can only be read with the image of such a step."
     )

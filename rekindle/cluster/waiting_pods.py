@@ -35,176 +35,200 @@ def add_waiting(cluster: Cluster, workflow: Object) -> Object:
     The run gets the phase Pending if all of its active steps are Pending. Objects that the user may
     not read are ignored.
     """
-    nodes = (workflow.get("status") or {}).get("nodes") or {}
+    workflow_nodes = (workflow.get("status") or {}).get("nodes") or {}
 
     active_nodes = [
-        node
-        for node in nodes.values()
-        if node["type"] == "Pod" and node.get("phase") in ACTIVE_PHASES
+        workflow_node
+        for workflow_node in workflow_nodes.values()
+        if workflow_node["type"] == "Pod" and workflow_node.get("phase") in ACTIVE_PHASES
     ]
     if not active_nodes:
         return workflow
 
     name = workflow["metadata"]["name"]
-    pods = _list_readable(cluster, PODS, f"{WORKFLOW}={name}")
-    own_pods = {_annotation(pod, NODE_ID): pod for pod in pods}
-    job_pods = [pod for pod in pods if not _annotation(pod, NODE_ID)]
-    tasks = [_task_name(node) for node in active_nodes]
+    run_pods = _list_readable(cluster, PODS, f"{WORKFLOW}={name}")
+    pods_by_node_id = {_annotation(pod, NODE_ID): pod for pod in run_pods}
+    job_pods = [pod for pod in run_pods if not _annotation(pod, NODE_ID)]
+    task_names = [_task_name(workflow_node) for workflow_node in active_nodes]
 
-    changes: dict[str, Data] = {}
+    changes_by_node_id: dict[str, Data] = {}
 
-    for node in active_nodes:
-        own_reason = waiting_reason(own_pods.get(node["id"], {}))
+    for workflow_node in active_nodes:
+        own_reason = waiting_reason(pods_by_node_id.get(workflow_node["id"], {}))
         if own_reason:
-            changes[node["id"]] = {"phase": "Pending", "message": own_reason}
+            changes_by_node_id[workflow_node["id"]] = {"phase": "Pending", "message": own_reason}
             continue
 
-        server = _server_name(node)
-        if server:
-            started_pods = _list_readable(cluster, PODS, f"{INSTANCE_LABEL}={server}")
+        server_name = _server_name(workflow_node)
+        if server_name:
+            started_pods = _list_readable(cluster, PODS, f"{INSTANCE_LABEL}={server_name}")
         else:
             started_pods = [
                 pod
                 for pod in job_pods
-                if _find_task(name, pod["metadata"]["name"], tasks) == _task_name(node)
+                if _find_task(name, pod["metadata"]["name"], task_names)
+                == _task_name(workflow_node)
             ]
 
         if started_pods:
-            changes[node["id"]] = _describe(started_pods)
-        elif _applies_object(workflow, node):
-            prefix = server or f"{name}-{_task_name(node)}"
-            reason = _creation_error(cluster, prefix) or _queue_reason(
-                cluster, name, _task_name(node)
+            changes_by_node_id[workflow_node["id"]] = _describe(started_pods)
+        elif _applies_object(workflow, workflow_node):
+            object_prefix = server_name or f"{name}-{_task_name(workflow_node)}"
+            waiting_cause = _creation_error(cluster, object_prefix) or _queue_reason(
+                cluster, name, _task_name(workflow_node)
             )
-            changes[node["id"]] = {"phase": "Pending", "message": reason} if reason else {}
+            changes_by_node_id[workflow_node["id"]] = (
+                {"phase": "Pending", "message": waiting_cause} if waiting_cause else {}
+            )
 
-    return _apply_changes(workflow, changes)
+    return _apply_changes(workflow, changes_by_node_id)
 
 
-def waiting_reason(pod: Data) -> str:
+def waiting_reason(pod_object: Data) -> str:
     """Return the reason why a pod waits, as one line `REASON: MESSAGE`; "" if the pod does not
     wait."""
-    status = pod.get("status") or {}
-    for condition in status.get("conditions") or []:
-        if condition["type"] == "PodScheduled" and condition.get("status") != "True":
-            return _format_state(condition)
+    pod_status = pod_object.get("status") or {}
+    for pod_condition in pod_status.get("conditions") or []:
+        if pod_condition["type"] == "PodScheduled" and pod_condition.get("status") != "True":
+            return _format_state(pod_condition)
 
-    containers = [
-        *(status.get("initContainerStatuses") or []),
-        *(status.get("containerStatuses") or []),
+    container_statuses = [
+        *(pod_status.get("initContainerStatuses") or []),
+        *(pod_status.get("containerStatuses") or []),
     ]
-    for container in containers:
-        state = (container.get("state") or {}).get("waiting") or {}
-        if state.get("reason") and state["reason"] not in STARTING_REASONS:
-            return _format_state(state)
+    for container_status in container_statuses:
+        waiting_state = (container_status.get("state") or {}).get("waiting") or {}
+        if waiting_state.get("reason") and waiting_state["reason"] not in STARTING_REASONS:
+            return _format_state(waiting_state)
 
     return ""
 
 
-def _format_state(state: Data) -> str:
-    message = " ".join(str(state.get("message") or "").split())
-    return ": ".join(text for text in (state.get("reason"), message) if text)
+def _format_state(waiting_state: Data) -> str:
+    state_message = " ".join(str(waiting_state.get("message") or "").split())
+    return ": ".join(text for text in (waiting_state.get("reason"), state_message) if text)
 
 
-def _describe(pods: list[Object]) -> Data:
+def _describe(job_pods: list[Object]) -> Data:
     """Return the changed fields of a step's node, derived from the pods of the object that the step
     has applied."""
-    reasons = [reason for reason in map(waiting_reason, pods) if reason]
-    if not reasons:
+    waiting_reasons = [pod_reason for pod_reason in map(waiting_reason, job_pods) if pod_reason]
+    if not waiting_reasons:
         return {}
-    is_started = any((pod.get("status") or {}).get("phase") != "Pending" for pod in pods)
+    is_started = any((pod.get("status") or {}).get("phase") != "Pending" for pod in job_pods)
     if is_started:
-        return {"message": f"{len(reasons)} of {len(pods)} pods wait: {reasons[0]}"}
-    return {"phase": "Pending", "message": reasons[0]}
+        return {
+            "message": f"{len(waiting_reasons)} of {len(job_pods)} pods wait: {waiting_reasons[0]}"
+        }
+    return {"phase": "Pending", "message": waiting_reasons[0]}
 
 
-def _apply_changes(workflow: Object, changes: Mapping[str, Data]) -> Object:
-    status = workflow["status"]
-    nodes = {id: {**node, **changes.get(id, {})} for id, node in status["nodes"].items()}
+def _apply_changes(workflow: Object, changes_by_node_id: Mapping[str, Data]) -> Object:
+    workflow_status = workflow["status"]
+    changed_nodes = {
+        node_id: {**workflow_node, **changes_by_node_id.get(node_id, {})}
+        for node_id, workflow_node in workflow_status["nodes"].items()
+    }
 
     active_leaves = [
-        node
-        for node in nodes.values()
-        if node["type"] in ("Pod", "Suspend") and node.get("phase") in ACTIVE_PHASES
+        workflow_node
+        for workflow_node in changed_nodes.values()
+        if workflow_node["type"] in ("Pod", "Suspend")
+        and workflow_node.get("phase") in ACTIVE_PHASES
     ]
 
-    all_wait = all(node.get("phase") == "Pending" and node.get("message") for node in active_leaves)
-    if all_wait and status.get("phase") == "Running":
-        phase = "Pending"
+    is_waiting = all(
+        workflow_node.get("phase") == "Pending" and workflow_node.get("message")
+        for workflow_node in active_leaves
+    )
+    if is_waiting and workflow_status.get("phase") == "Running":
+        run_phase = "Pending"
     else:
-        phase = status.get("phase")
+        run_phase = workflow_status.get("phase")
 
-    return {**workflow, "status": {**status, "nodes": nodes, "phase": phase}}
+    return {**workflow, "status": {**workflow_status, "nodes": changed_nodes, "phase": run_phase}}
 
 
-def _creation_error(cluster: Cluster, prefix: str) -> str:
-    """Return the newest message of a controller that could not create a pod for the object `prefix`
-    or an object whose name starts with `prefix`-."""
-    events = [
-        event
-        for event in _list_readable(cluster, EVENTS)
-        if event.get("reason") in REFUSED_REASONS
+def _creation_error(cluster: Cluster, object_prefix: str) -> str:
+    """Return the newest message of a controller that could not create a pod for the object
+    `object_prefix` or an object whose name starts with `object_prefix`-."""
+    creation_events = [
+        creation_event
+        for creation_event in _list_readable(cluster, EVENTS)
+        if creation_event.get("reason") in REFUSED_REASONS
         and re.fullmatch(
-            rf"{re.escape(prefix)}(-.*)?", str((event.get("involvedObject") or {}).get("name"))
+            rf"{re.escape(object_prefix)}(-.*)?",
+            str((creation_event.get("involvedObject") or {}).get("name")),
         )
     ]
 
-    newest = max(events, key=lambda event: event.get("lastTimestamp") or "", default=None)
-    if newest:
-        return _format_state(newest)
+    newest_event = max(
+        creation_events,
+        key=lambda creation_event: creation_event.get("lastTimestamp") or "",
+        default=None,
+    )
+    if newest_event:
+        return _format_state(newest_event)
 
     return ""
 
 
-def _queue_reason(cluster: Cluster, run: str, task: str) -> str:
-    lines = queue.describe_waiting(cluster, run)
+def _queue_reason(cluster: Cluster, run_name: str, task_name: str) -> str:
+    reason_lines = queue.describe_waiting(cluster, run_name)
     return next(
-        (line.removeprefix(f"{task} ") for line in lines if line.startswith(f"{task} waits")), ""
+        (
+            line.removeprefix(f"{task_name} ")
+            for line in reason_lines
+            if line.startswith(f"{task_name} waits")
+        ),
+        "",
     )
 
 
-def _list_readable(cluster: Cluster, resource: Resource, labels: str = "") -> list[Object]:
+def _list_readable(cluster: Cluster, resource: Resource, label_selector: str = "") -> list[Object]:
     """Return the objects of a kind; [] if the user may not read them."""
     try:
-        return cluster.list_objects(resource, labels)
+        return cluster.list_objects(resource, label_selector)
     except ApiError as error:
         if error.code != 403:
             raise
         return []
 
 
-def _applies_object(workflow: Object, node: Data) -> bool:
-    templates = spec_of(workflow).get("templates") or []
+def _applies_object(workflow: Object, workflow_node: Data) -> bool:
+    workflow_templates = spec_of(workflow).get("templates") or []
     return any(
-        template["name"] == node.get("templateName") and "resource" in template
-        for template in templates
+        template["name"] == workflow_node.get("templateName") and "resource" in template
+        for template in workflow_templates
     )
 
 
-def _task_name(node: Data) -> str:
+def _task_name(workflow_node: Data) -> str:
     """Return the name of a node's task, without the number of the attempt."""
-    return re.sub(r"\(\d+\)$", "", str(node.get("displayName") or node["name"])).rpartition(".")[2]
+    return re.sub(
+        r"\(\d+\)$", "", str(workflow_node.get("displayName") or workflow_node["name"])
+    ).rpartition(".")[2]
 
 
-def _find_task(run: str, pod: str, tasks: Iterable[str]) -> str:
+def _find_task(run_name: str, pod_name: str, task_names: Iterable[str]) -> str:
     """Return the task whose job a pod of the run belongs to: the longest task name that the name of
     the pod contains."""
-    names = [task for task in tasks if pod.startswith(f"{run}-{task}-")]
-    return max(names, key=len, default="")
+    matching_tasks = [task for task in task_names if pod_name.startswith(f"{run_name}-{task}-")]
+    return max(matching_tasks, key=len, default="")
 
 
-def _server_name(node: Data) -> str:
+def _server_name(workflow_node: Data) -> str:
     """Return the name of the Deployment that a step starts or waits for."""
-    parameters = (node.get("inputs") or {}).get("parameters") or []
+    input_parameters = (workflow_node.get("inputs") or {}).get("parameters") or []
     return next(
         (
-            str(parameter.get("value") or "")
-            for parameter in parameters
-            if parameter["name"] == "server"
+            str(input_parameter.get("value") or "")
+            for input_parameter in input_parameters
+            if input_parameter["name"] == "server"
         ),
         "",
     )
 
 
-def _annotation(pod: Data, name: str) -> str:
-    return (pod["metadata"].get("annotations") or {}).get(name, "")
+def _annotation(pod_object: Data, name: str) -> str:
+    return (pod_object["metadata"].get("annotations") or {}).get(name, "")

@@ -54,51 +54,57 @@ TEMPLATE_DELAY_S = 3.0
 
 
 def build_submission(
-    manifest: Mapping[str, Any], parameters: Mapping[str, str], namespace: str
+    manifest: Mapping[str, Any], parameter_values: Mapping[str, str], namespace: str
 ) -> Object:
     """Return the Workflow that `submit` creates for a manifest, with a name, parameters and the
     hash of the manifest. Raises ConfigError."""
-    own_spec, reference = _without_reference(manifest, parameters)
-    identity = manifests.Identity(time.time(), suffix=manifests.generate_suffix())
-    workflow = manifests.workflow(own_spec, parameters, for_this_machine=False, identity=identity)
-    metadata = workflow["metadata"]
-    metadata["annotations"][SHA256_ANNOTATION] = manifest_sha256(manifest)
-    metadata["annotations"][SUBMISSION_ANNOTATION] = str(uuid.uuid4())
-    fields = {key: metadata[key] for key in ("name", "labels", "annotations") if metadata[key]}
+    own_spec, template_reference = _without_reference(manifest, parameter_values)
+    workflow_identity = manifests.Identity(time.time(), suffix=manifests.generate_suffix())
+    workflow = manifests.workflow(
+        own_spec, parameter_values, is_for_this_machine=False, identity=workflow_identity
+    )
+    workflow_metadata = workflow["metadata"]
+    workflow_metadata["annotations"][SHA256_ANNOTATION] = manifest_sha256(manifest)
+    workflow_metadata["annotations"][SUBMISSION_ANNOTATION] = str(uuid.uuid4())
+    metadata_fields = {
+        key: workflow_metadata[key]
+        for key in ("name", "labels", "annotations")
+        if workflow_metadata[key]
+    }
 
     return order_keys(
         workflow
         | {
-            "metadata": fields | {"namespace": namespace},
-            "spec": workflow["spec"] | reference,
+            "metadata": metadata_fields | {"namespace": namespace},
+            "spec": workflow["spec"] | template_reference,
         }
     )
 
 
 def _without_reference(
-    manifest: Mapping[str, Any], parameters: Mapping[str, str]
+    manifest: Mapping[str, Any], parameter_values: Mapping[str, str]
 ) -> tuple[Any, dict[str, Any]]:
     """Return the manifest without its reference to a WorkflowTemplate, which only Argo can resolve,
-    and with all `parameters` declared. Also return the removed field `workflowTemplateRef`, or
-    {}."""
-    spec: Any = manifest.get("spec")
-    is_cron = manifest.get("kind") == "CronWorkflow" and isinstance(spec, dict)
+    and with all `parameter_values` declared. Also return the removed field
+    `workflowTemplateRef`, or {}."""
+    manifest_spec: Any = manifest.get("spec")
+    is_cron = manifest.get("kind") == "CronWorkflow" and isinstance(manifest_spec, dict)
 
-    workflow_spec = spec.get("workflowSpec") if is_cron else spec
+    workflow_spec = manifest_spec.get("workflowSpec") if is_cron else manifest_spec
     if not isinstance(workflow_spec, dict) or "workflowTemplateRef" not in workflow_spec:
         return manifest, {}
 
     own_spec = copy.deepcopy(workflow_spec)
-    reference = own_spec.pop("workflowTemplateRef")
+    template_reference = own_spec.pop("workflowTemplateRef")
     parameter_specs = own_spec.setdefault("arguments", {}).setdefault("parameters", [])
-    names_declared = {parameter["name"] for parameter in parameter_specs}
-    parameter_specs += [{"name": name} for name in parameters if name not in names_declared]
+    names_declared = {parameter_spec["name"] for parameter_spec in parameter_specs}
+    parameter_specs += [{"name": name} for name in parameter_values if name not in names_declared]
     changed_manifest = {
         **manifest,
-        "spec": {**spec, "workflowSpec": own_spec} if is_cron else own_spec,
+        "spec": {**manifest_spec, "workflowSpec": own_spec} if is_cron else own_spec,
     }
 
-    return changed_manifest, {"workflowTemplateRef": reference}
+    return changed_manifest, {"workflowTemplateRef": template_reference}
 
 
 def submit(cluster: Cluster, workflow: Object) -> Object:
@@ -108,17 +114,17 @@ def submit(cluster: Cluster, workflow: Object) -> Object:
         return cluster.create(WORKFLOWS, workflow)
     except ApiError as error:
         if error.code == 409:
-            existing = cluster.find(WORKFLOWS, workflow["metadata"]["name"])
+            existing_workflow = cluster.find(WORKFLOWS, workflow["metadata"]["name"])
         else:
-            existing = None
+            existing_workflow = None
 
         submission_id = workflow["metadata"]["annotations"][SUBMISSION_ANNOTATION]
         if (
-            existing
-            and (existing["metadata"].get("annotations") or {}).get(SUBMISSION_ANNOTATION)
+            existing_workflow
+            and (existing_workflow["metadata"].get("annotations") or {}).get(SUBMISSION_ANNOTATION)
             == submission_id
         ):
-            return existing
+            return existing_workflow
 
         raise
 
@@ -131,8 +137,8 @@ def find_duplicate(cluster: Cluster, workflow: Object) -> str | None:
         if has_same_manifest(metadata_entry, workflow) and (
             active_run := cluster.find(WORKFLOWS, metadata_entry["metadata"]["name"])
         ):
-            phase = (active_run.get("status") or {}).get("phase")
-            if phase not in COMPLETED and result_parameters(active_run) == result_parameters(
+            run_phase = (active_run.get("status") or {}).get("phase")
+            if run_phase not in COMPLETED and result_parameters(active_run) == result_parameters(
                 workflow
             ):
                 return str(active_run["metadata"]["name"])
@@ -146,17 +152,21 @@ def has_same_manifest(workflow: Mapping[str, Any], second_workflow: Mapping[str,
     ).get(SHA256_ANNOTATION)
 
 
-def spec_of(workflow: Mapping[str, Any]) -> Object:
+def spec_of(workflow_object: Mapping[str, Any]) -> Object:
     """Return the spec of a run. If the run has a WorkflowTemplate, include the spec of the
     template."""
-    template_spec = (workflow.get("status") or {}).get("storedWorkflowTemplateSpec") or {}
-    return workflow["spec"] | template_spec
+    template_spec = (workflow_object.get("status") or {}).get("storedWorkflowTemplateSpec") or {}
+    return workflow_object["spec"] | template_spec
 
 
 def result_parameters(workflow: Mapping[str, Any]) -> dict[str, Any]:
     """Return the workflow parameters that affect the result of a run, by name."""
-    parameters = (workflow["spec"].get("arguments") or {}).get("parameters") or []
-    return {p["name"]: p.get("value") for p in parameters if p["name"] not in PROVENANCE_PARAMETERS}
+    workflow_parameters = (workflow["spec"].get("arguments") or {}).get("parameters") or []
+    return {
+        parameter["name"]: parameter.get("value")
+        for parameter in workflow_parameters
+        if parameter["name"] not in PROVENANCE_PARAMETERS
+    }
 
 
 def read_run(cluster: Cluster, name: str) -> Object:
@@ -164,38 +174,43 @@ def read_run(cluster: Cluster, name: str) -> Object:
     return decompress_nodes(_get_existing(cluster, WORKFLOWS, "workflow", name))
 
 
-def _get_existing(cluster: Cluster, resource: Resource, kind: str, name: str) -> Object:
-    obj = cluster.find(resource, name)
-    if obj:
-        return obj
+def _get_existing(cluster: Cluster, resource: Resource, kind_name: str, name: str) -> Object:
+    existing_object = cluster.find(resource, name)
+    if existing_object:
+        return existing_object
     existing_names = {
-        listed["metadata"]["name"] for listed in cluster.list_objects(resource, metadata_only=True)
+        listed_object["metadata"]["name"]
+        for listed_object in cluster.list_objects(resource, metadata_only=True)
     }
     raise ConfigError(
-        f"{kind} {name} does not exist in namespace {cluster.namespace}: `rekindle status"
-        f" --cluster` lists all {kind}s." + did_you_mean(name, existing_names)
+        f"{kind_name} {name} does not exist in namespace {cluster.namespace}: `rekindle status"
+        f" --cluster` lists all {kind_name}s." + did_you_mean(name, existing_names)
     )
 
 
 def newest_run(cluster: Cluster) -> str:
     """Return the name of the newest run. Raises ConfigError if no run exists."""
-    runs = cluster.list_objects(WORKFLOWS, metadata_only=True)
-    if not runs:
+    run_objects = cluster.list_objects(WORKFLOWS, metadata_only=True)
+    if not run_objects:
         raise ConfigError(
             f"no runs in namespace {cluster.namespace} yet: `rekindle submit CONFIG` starts a run."
         )
-    return str(max(runs, key=lambda run: run["metadata"]["creationTimestamp"])["metadata"]["name"])
+    return str(
+        max(run_objects, key=lambda run_object: run_object["metadata"]["creationTimestamp"])[
+            "metadata"
+        ]["name"]
+    )
 
 
 def decompress_nodes(workflow: Object) -> Object:
     """Return the workflow with its nodes decompressed; Argo compresses the nodes of a large
     workflow."""
-    status = dict(workflow.get("status") or {})
+    changed_status = dict(workflow.get("status") or {})
 
-    text = status.pop("compressedNodes", None)
+    text = changed_status.pop("compressedNodes", None)
     if text:
         try:
-            nodes = _decompress(text)
+            decompressed_nodes = _decompress(text)
         except (ValueError, zlib.error) as error:
             name = workflow["metadata"]["name"]
             raise RekindleError(
@@ -203,7 +218,7 @@ def decompress_nodes(workflow: Object) -> Object:
                 " workflow, or restore it."
             ) from None
 
-        return workflow | {"status": {**status, "nodes": nodes}}
+        return workflow | {"status": {**changed_status, "nodes": decompressed_nodes}}
 
     return workflow
 
@@ -213,42 +228,47 @@ def _decompress(text: str) -> Object:
     # imported in this function, because pydantic would slow down `rekindle --help`
     from rekindle.cluster.objects.validation import find_nodes_fault
 
-    decoder = zlib.decompressobj(16 + zlib.MAX_WBITS)
-    data = decoder.decompress(base64.b64decode(text), MAX_NODES_BYTES)
-    if decoder.unconsumed_tail:
+    zlib_decoder = zlib.decompressobj(16 + zlib.MAX_WBITS)
+    nodes_json = zlib_decoder.decompress(base64.b64decode(text), MAX_NODES_BYTES)
+    if zlib_decoder.unconsumed_tail:
         raise ValueError(f"they are larger than {MAX_NODES_BYTES >> 20} MiB")
 
-    nodes = parse_object(data)
-    if nodes is None:
+    decompressed_nodes = parse_object(nodes_json)
+    if decompressed_nodes is None:
         raise ValueError("they are not a JSON object")
 
-    fault = find_nodes_fault(nodes)
-    if fault:
-        raise ValueError(fault)
-    return nodes
+    nodes_fault = find_nodes_fault(decompressed_nodes)
+    if nodes_fault:
+        raise ValueError(nodes_fault)
+    return decompressed_nodes
 
 
 def compress_nodes(workflow: Object) -> Object:
     """Return the workflow with its nodes compressed as Argo does."""
-    status = dict(workflow["status"])
-    nodes = to_json(status.pop("nodes")).encode()
+    changed_status = dict(workflow["status"])
+    nodes_json = to_json(changed_status.pop("nodes")).encode()
     return workflow | {
-        "status": status | {"compressedNodes": base64.b64encode(gzip.compress(nodes)).decode()}
+        "status": changed_status
+        | {"compressedNodes": base64.b64encode(gzip.compress(nodes_json)).decode()}
     }
 
 
 def is_offloaded(workflow: Mapping[str, Any]) -> bool:
     """Return True if the nodes are in Argo's database, which only an Argo server can read."""
-    status = workflow.get("status") or {}
-    return bool(status.get("offloadNodeStatusVersion")) and not status.get("nodes")
+    workflow_status = workflow.get("status") or {}
+    return bool(workflow_status.get("offloadNodeStatusVersion")) and not workflow_status.get(
+        "nodes"
+    )
 
 
 def stop_run(cluster: Cluster, name: str) -> None:
     """Stop a run as `argo stop` does: its pods end, then its exit tasks run. Raises ConfigError if
     the run has completed."""
-    status = read_run(cluster, name).get("status") or {}
-    if status.get("phase") in COMPLETED:
-        raise ConfigError(f"{name} has completed ({status['phase']}): there is nothing to stop.")
+    workflow_status = read_run(cluster, name).get("status") or {}
+    if workflow_status.get("phase") in COMPLETED:
+        raise ConfigError(
+            f"{name} has completed ({workflow_status['phase']}): there is nothing to stop."
+        )
     cluster.patch(WORKFLOWS, name, {"spec": {"shutdown": "Stop"}})
 
 
@@ -266,8 +286,8 @@ def resume_run(cluster: Cluster, name: str) -> str:
     failed.
     """
     workflow = cluster.find(WORKFLOWS, name) or read_run(cluster, name)
-    nodes = decompress_nodes(workflow)
-    phase = (workflow.get("status") or {}).get("phase") or "Pending"
+    decompressed_workflow = decompress_nodes(workflow)
+    run_phase = (workflow.get("status") or {}).get("phase") or "Pending"
 
     if is_offloaded(workflow):
         raise ConfigError(
@@ -275,105 +295,124 @@ def resume_run(cluster: Cluster, name: str) -> str:
             f" {name}."
         )
 
-    if phase == "Succeeded":
+    if run_phase == "Succeeded":
         raise ConfigError(
             f"{name} has succeeded: there is nothing to resume. `rekindle submit` starts another"
             " run."
         )
 
-    if phase in FAILED:
-        description = "retries its failed steps"
-        changed_workflow = _retry(nodes)
+    if run_phase in FAILED:
+        change_description = "retries its failed steps"
+        changed_workflow = _retry(decompressed_workflow)
         remaining_nodes = set(changed_workflow["status"]["nodes"])
-        _remove_pods(cluster, name, set(nodes["status"].get("nodes") or {}) - remaining_nodes)
+        _remove_pods(
+            cluster, name, set(decompressed_workflow["status"].get("nodes") or {}) - remaining_nodes
+        )
     else:
-        description = "continues"
-        changed_workflow = _continue_suspended(nodes)
+        change_description = "continues"
+        changed_workflow = _continue_suspended(decompressed_workflow)
 
     if "compressedNodes" in (workflow.get("status") or {}):
         changed_workflow = compress_nodes(changed_workflow)
 
     cluster.replace(WORKFLOWS, changed_workflow)
-    return description
+    return change_description
 
 
 def _continue_suspended(workflow: Object) -> Object:
     """Return the workflow with its suspended nodes resumed, and no longer suspended itself. Raises
     ConfigError if the run is not suspended."""
-    spec = dict(workflow["spec"])
-    status = dict(workflow.get("status") or {})
+    changed_spec = dict(workflow["spec"])
+    changed_status = dict(workflow.get("status") or {})
 
     suspended_nodes = [
-        n
-        for n in (status.get("nodes") or {}).values()
-        if n["type"] == "Suspend" and n.get("phase") == "Running"
+        workflow_node
+        for workflow_node in (changed_status.get("nodes") or {}).values()
+        if workflow_node["type"] == "Suspend" and workflow_node.get("phase") == "Running"
     ]
 
     name = workflow["metadata"]["name"]
 
-    if not spec.pop("suspend", None) and not suspended_nodes:
+    if not changed_spec.pop("suspend", None) and not suspended_nodes:
         raise ConfigError(
-            f"{name} is {status.get('phase') or 'Pending'} and not suspended: there is nothing to"
-            " resume."
+            f"{name} is {changed_status.get('phase') or 'Pending'} and not suspended: there is"
+            " nothing to resume."
         )
 
-    for node in suspended_nodes:
-        for output in (node.get("outputs") or {}).get("parameters") or []:
-            if output.get("value") is None and "default" not in (output.get("valueFrom") or {}):
+    for suspended_node in suspended_nodes:
+        for output_parameter in (suspended_node.get("outputs") or {}).get("parameters") or []:
+            if output_parameter.get("value") is None and "default" not in (
+                output_parameter.get("valueFrom") or {}
+            ):
                 raise ConfigError(
-                    f"{name} waits for the value of {output['name']!r}: give it with `argo node set"
-                    f" {name} --output-parameter {output['name']}=VALUE`, then resume."
+                    f"{name} waits for the value of {output_parameter['name']!r}: give it with"
+                    f" `argo node set {name} --output-parameter {output_parameter['name']}=VALUE`,"
+                    " then resume."
                 )
 
-            default = (output.get("valueFrom") or {}).get("default")
-            output["value"] = output.get("value") or default or ""
+            default_value = (output_parameter.get("valueFrom") or {}).get("default")
+            output_parameter["value"] = output_parameter.get("value") or default_value or ""
 
-        node["phase"] = "Succeeded"
-        node["finishedAt"] = timestamp(time.time())
-        node["message"] = "resumed by rekindle"
+        suspended_node["phase"] = "Succeeded"
+        suspended_node["finishedAt"] = timestamp(time.time())
+        suspended_node["message"] = "resumed by rekindle"
 
-    return workflow | {"spec": spec} | ({"status": status} if status else {})
+    return (
+        workflow | {"spec": changed_spec} | ({"status": changed_status} if changed_status else {})
+    )
 
 
 def _retry(workflow: Object) -> Object:
     """Return the workflow as Argo's FormulateRetryWorkflow does: failed nodes are removed, and
     their parent groups have the phase Running."""
-    metadata = dict(workflow["metadata"])
-    spec = dict(workflow["spec"])
-    status = dict(workflow["status"])
-    labels = {**(metadata.get("labels") or {}), object_labels.PHASE: "Running"}
+    changed_metadata = dict(workflow["metadata"])
+    changed_spec = dict(workflow["spec"])
+    changed_status = dict(workflow["status"])
+    changed_labels = {**(changed_metadata.get("labels") or {}), object_labels.PHASE: "Running"}
 
-    for label in (object_labels.COMPLETED, object_labels.ARCHIVING_STATUS):
-        labels.pop(label, None)
+    for removed_label in (object_labels.COMPLETED, object_labels.ARCHIVING_STATUS):
+        changed_labels.pop(removed_label, None)
 
-    metadata["labels"] = labels
-    spec.pop("shutdown", None)
+    changed_metadata["labels"] = changed_labels
+    changed_spec.pop("shutdown", None)
     # remove the deadline 0, which `argo terminate` sets
-    if spec.get("activeDeadlineSeconds") == 0:
-        spec.pop("activeDeadlineSeconds")
+    if changed_spec.get("activeDeadlineSeconds") == 0:
+        changed_spec.pop("activeDeadlineSeconds")
 
     template_spec = {
-        k: v for k, v in (status.get("storedWorkflowTemplateSpec") or {}).items() if k != "shutdown"
+        field_name: field_value
+        for field_name, field_value in (
+            changed_status.get("storedWorkflowTemplateSpec") or {}
+        ).items()
+        if field_name != "shutdown"
     }
     conditions = [
         condition
-        for condition in status.get("conditions") or []
+        for condition in changed_status.get("conditions") or []
         if condition["type"] != "Completed"
     ]
 
-    remaining = reset_for_retry(
-        {"startedAt": None, "nodes": status.get("nodes") or {}, "outputs": status.get("outputs")}
+    reset_state = reset_for_retry(
+        {
+            "startedAt": None,
+            "nodes": changed_status.get("nodes") or {},
+            "outputs": changed_status.get("outputs"),
+        }
     )
-    task_results = status.get("taskResultsCompletionStatus") or {}
+    task_results = changed_status.get("taskResultsCompletionStatus") or {}
 
-    for node in remaining["nodes"].values():
-        if not node.get("finishedAt"):
-            node.pop("finishedAt", None)
-        if "outboundNodes" in node:
-            node["outboundNodes"] = [id for id in node["outboundNodes"] if id in remaining["nodes"]]
+    for remaining_node in reset_state["nodes"].values():
+        if not remaining_node.get("finishedAt"):
+            remaining_node.pop("finishedAt", None)
+        if "outboundNodes" in remaining_node:
+            remaining_node["outboundNodes"] = [
+                outbound_id
+                for outbound_id in remaining_node["outboundNodes"]
+                if outbound_id in reset_state["nodes"]
+            ]
 
-    status.update(
-        remaining
+    changed_status.update(
+        reset_state
         | {
             "phase": "Running",
             # the retry gets a new start time, because the workflow's deadline counts from its start
@@ -381,60 +420,76 @@ def _retry(workflow: Object) -> Object:
             "startedAt": timestamp(time.time()),
             "conditions": [*conditions, {"type": "Completed", "status": "False"}],
             "taskResultsCompletionStatus": {
-                id: value for id, value in task_results.items() if id in remaining["nodes"]
+                outbound_id: is_complete
+                for outbound_id, is_complete in task_results.items()
+                if outbound_id in reset_state["nodes"]
             },
             "persistentVolumeClaims": [],
         }
     )
     if template_spec:
-        status["storedWorkflowTemplateSpec"] = template_spec
+        changed_status["storedWorkflowTemplateSpec"] = template_spec
 
-    new_status = {key: value for key, value in status.items() if value is not None}
-    return workflow | {"metadata": metadata, "spec": spec, "status": new_status}
+    new_status = {
+        key: is_complete for key, is_complete in changed_status.items() if is_complete is not None
+    }
+    return workflow | {"metadata": changed_metadata, "spec": changed_spec, "status": new_status}
 
 
-def _remove_pods(cluster: Cluster, name: str, nodes: set[str]) -> None:
-    """Delete the pods of `nodes`, because the pods of new attempts get the same names. Raises
+def _remove_pods(cluster: Cluster, name: str, node_ids: set[str]) -> None:
+    """Delete the pods of `node_ids`, because the pods of new attempts get the same names. Raises
     ApiError."""
-    for pod in cluster.list_objects(PODS, f"{object_labels.WORKFLOW}={name}", metadata_only=True):
-        if (pod["metadata"].get("annotations") or {}).get(object_labels.NODE_ID) in nodes:
-            cluster.delete(PODS, pod["metadata"]["name"])
+    for pod_object in cluster.list_objects(
+        PODS, f"{object_labels.WORKFLOW}={name}", metadata_only=True
+    ):
+        if (pod_object["metadata"].get("annotations") or {}).get(object_labels.NODE_ID) in node_ids:
+            cluster.delete(PODS, pod_object["metadata"]["name"])
 
 
-def apply_schedule(cluster: Cluster, template: Object, cron: Object) -> Iterator[str]:
+def apply_schedule(
+    cluster: Cluster, workflow_template: Object, cron_workflow: Object
+) -> Iterator[str]:
     """Apply a WorkflowTemplate and the CronWorkflow that runs it; yield the changes as lines."""
-    sha256 = {SHA256_ANNOTATION: manifest_sha256(template)}
-    metadata = cron["spec"].get("workflowMetadata") or {}
-    metadata = metadata | {"annotations": (metadata.get("annotations") or {}) | sha256}
-    cron = cron | {"spec": cron["spec"] | {"workflowMetadata": metadata}}
-    template = template | {"metadata": template["metadata"] | {"annotations": sha256}}
-    changes = list(apply_object(cluster, WORKFLOW_TEMPLATES, template))
-    yield from changes
-    if changes[0].endswith(" created"):
+    hash_annotation = {SHA256_ANNOTATION: manifest_sha256(workflow_template)}
+    workflow_metadata = cron_workflow["spec"].get("workflowMetadata") or {}
+    workflow_metadata = workflow_metadata | {
+        "annotations": (workflow_metadata.get("annotations") or {}) | hash_annotation
+    }
+    cron_workflow = cron_workflow | {
+        "spec": cron_workflow["spec"] | {"workflowMetadata": workflow_metadata}
+    }
+    workflow_template = workflow_template | {
+        "metadata": workflow_template["metadata"] | {"annotations": hash_annotation}
+    }
+    change_lines = list(apply_object(cluster, WORKFLOW_TEMPLATES, workflow_template))
+    yield from change_lines
+    if change_lines[0].endswith(" created"):
         time.sleep(TEMPLATE_DELAY_S)
-    yield from apply_object(cluster, CRON_WORKFLOWS, cron)
+    yield from apply_object(cluster, CRON_WORKFLOWS, cron_workflow)
 
 
-def scheduled_workflow(cluster: Cluster, name: str, parameters: Mapping[str, str] = {}) -> Object:
+def scheduled_workflow(
+    cluster: Cluster, name: str, parameter_values: Mapping[str, str] = {}
+) -> Object:
     """Return the Workflow that the schedule `name` would create now. Raises ConfigError if no such
     schedule exists."""
-    cron = _get_existing(cluster, CRON_WORKFLOWS, "schedule", name)
+    cron_workflow = _get_existing(cluster, CRON_WORKFLOWS, "schedule", name)
 
-    manifest = {
+    cron_manifest = {
         "apiVersion": API_VERSION,
         "kind": "CronWorkflow",
         "metadata": {"name": name},
-        "spec": cron["spec"],
+        "spec": cron_workflow["spec"],
     }
 
-    workflow = build_submission(manifest, parameters, cluster.namespace)
+    workflow = build_submission(cron_manifest, parameter_values, cluster.namespace)
 
-    sha256 = ((cron["spec"].get("workflowMetadata") or {}).get("annotations") or {}).get(
-        SHA256_ANNOTATION
-    )
-    if sha256:
+    template_sha256 = (
+        (cron_workflow["spec"].get("workflowMetadata") or {}).get("annotations") or {}
+    ).get(SHA256_ANNOTATION)
+    if template_sha256:
         # use the hash of the template, because the runs that the schedule starts have the same hash
-        workflow["metadata"]["annotations"][SHA256_ANNOTATION] = sha256
+        workflow["metadata"]["annotations"][SHA256_ANNOTATION] = template_sha256
 
     return workflow
 
@@ -444,74 +499,84 @@ def delete_schedule(cluster: Cluster, name: str) -> None:
 
     Raises ConfigError if no such schedule exists.
     """
-    spec = (
+    cron_spec = (
         _get_existing(cluster, CRON_WORKFLOWS, "schedule", name)["spec"].get("workflowSpec") or {}
     )
     cluster.delete(CRON_WORKFLOWS, name, propagationPolicy="Orphan")
-    if (spec.get("workflowTemplateRef") or {}).get("name") != name:
+    if (cron_spec.get("workflowTemplateRef") or {}).get("name") != name:
         return
 
-    template = cluster.find(WORKFLOW_TEMPLATES, name)
-    if template and SHA256_ANNOTATION in (template["metadata"].get("annotations") or {}):
+    workflow_template = cluster.find(WORKFLOW_TEMPLATES, name)
+    if workflow_template and SHA256_ANNOTATION in (
+        workflow_template["metadata"].get("annotations") or {}
+    ):
         cluster.delete(WORKFLOW_TEMPLATES, name)
 
 
 def apply_object(cluster: Cluster, resource: Resource, manifest: Object) -> Iterator[str]:
     """Create an object, or update its `spec`, labels and annotations; yield the changes as
     lines."""
-    metadata = manifest["metadata"] | {"namespace": cluster.namespace}
-    title = f"{manifest['kind']} {metadata['name']}"
+    object_metadata = manifest["metadata"] | {"namespace": cluster.namespace}
+    object_title = f"{manifest['kind']} {object_metadata['name']}"
 
-    existing = cluster.find(resource, metadata["name"])
-    if existing is None:
-        cluster.create(resource, manifest | {"metadata": metadata})
-        yield f"{title} created"
+    existing_object = cluster.find(resource, object_metadata["name"])
+    if existing_object is None:
+        cluster.create(resource, manifest | {"metadata": object_metadata})
+        yield f"{object_title} created"
         return
 
     merged_metadata = {
-        k: {**(existing["metadata"].get(k) or {}), **(metadata.get(k) or {})}
-        for k in ("labels", "annotations")
+        field_name: {
+            **(existing_object["metadata"].get(field_name) or {}),
+            **(object_metadata.get(field_name) or {}),
+        }
+        for field_name in ("labels", "annotations")
     }
-    changes = list(describe_differences(existing["spec"], manifest["spec"], "spec"))
-    if not changes and all(
-        merged_metadata[key] == (existing["metadata"].get(key) or {}) for key in merged_metadata
+    change_lines = list(describe_differences(existing_object["spec"], manifest["spec"], "spec"))
+    if not change_lines and all(
+        merged_metadata[key] == (existing_object["metadata"].get(key) or {})
+        for key in merged_metadata
     ):
-        yield f"{title} unchanged"
+        yield f"{object_title} unchanged"
         return
 
     cluster.replace(
         resource,
-        existing | {"metadata": existing["metadata"] | merged_metadata, "spec": manifest["spec"]},
+        existing_object
+        | {"metadata": existing_object["metadata"] | merged_metadata, "spec": manifest["spec"]},
     )
-    yield f"{title} updated"
-    yield from (f"  {change}" for change in changes[:20])
+    yield f"{object_title} updated"
+    yield from (f"  {change_line}" for change_line in change_lines[:20])
 
-    if len(changes) > 20:
-        yield f"  and {len(changes) - 20} more"
+    if len(change_lines) > 20:
+        yield f"  and {len(change_lines) - 20} more"
 
 
-def describe_differences(old: object, new: object, path: str) -> Iterator[str]:
+def describe_differences(old_value: object, new_value: object, path: str) -> Iterator[str]:
     """Yield each difference as a line such as `spec.schedules.0: "0 3 * * 1" → "0 4 * * 1"`. In a
     path, a list item is denoted by its field `name` or, without this field, by its index."""
-    if isinstance(old, dict) and isinstance(new, dict):
-        for key in dict.fromkeys([*old, *new]):
-            yield from describe_differences(old.get(key), new.get(key), f"{path}.{key}")
-    elif isinstance(old, list) and isinstance(new, list):
-        old, new = (
-            {_item_key(i, item): item for i, item in enumerate(items)} for items in (old, new)
+    if isinstance(old_value, dict) and isinstance(new_value, dict):
+        for key in dict.fromkeys([*old_value, *new_value]):
+            yield from describe_differences(old_value.get(key), new_value.get(key), f"{path}.{key}")
+    elif isinstance(old_value, list) and isinstance(new_value, list):
+        old_value, new_value = (
+            {_item_key(i, list_item): list_item for i, list_item in enumerate(list_items)}
+            for list_items in (old_value, new_value)
         )
-        yield from describe_differences(old, new, path)
-    elif isinstance(old, str) and isinstance(new, str) and "\n" in old:
-        for line in difflib.unified_diff(old.splitlines(), new.splitlines(), n=0, lineterm=""):
+        yield from describe_differences(old_value, new_value, path)
+    elif isinstance(old_value, str) and isinstance(new_value, str) and "\n" in old_value:
+        for line in difflib.unified_diff(
+            old_value.splitlines(), new_value.splitlines(), n=0, lineterm=""
+        ):
             if line[0] in "+-" and line[:3] not in ("+++", "---"):
                 yield f"{path}: {line[0]} {cut(line[1:].strip())}"
-    elif old != new:
-        yield f"{path}: {_format_value(old)} → {_format_value(new)}"
+    elif old_value != new_value:
+        yield f"{path}: {_format_value(old_value)} → {_format_value(new_value)}"
 
 
-def _item_key(index: int, item: object) -> str:
-    if isinstance(item, dict) and "name" in item:
-        return str(item["name"])
+def _item_key(index: int, list_item: object) -> str:
+    if isinstance(list_item, dict) and "name" in list_item:
+        return str(list_item["name"])
     return str(index)
 
 

@@ -44,15 +44,15 @@ def record_files(folder: Path) -> str:
     `folder` contains anything other than files and folders.
     """
     _remove_empty_folders(folder)
-    files = list_dataset_files(folder)
-    _reject_special_files(files, str(folder))
-    contents = hashes.compute_sha256s(files.values())
+    files_by_name = list_dataset_files(folder)
+    _reject_special_files(files_by_name, str(folder))
+    content_hashes = hashes.compute_sha256s(files_by_name.values())
 
-    entries = {
+    file_entries = {
         name: {"size": path.stat().st_size, "sha256": sha256}
-        for (name, path), sha256 in zip(files.items(), contents, strict=True)
+        for (name, path), sha256 in zip(files_by_name.items(), content_hashes, strict=True)
     }
-    text = to_json(entries, indent=0, sort_keys=True) + "\n"
+    text = to_json(file_entries, indent=0, sort_keys=True) + "\n"
     (folder / FILE_LIST).write_text(text)
     return hashlib.sha256(text.encode()).hexdigest()
 
@@ -70,117 +70,122 @@ def list_dataset_files(folder: Path) -> dict[str, Path]:
 
     Also return paths that a dataset may not contain, such as empty folders (hashes.list_paths).
     """
-    files = hashes.list_paths(folder)
-    files.pop(FILE_LIST, None)
-    return files
+    paths_by_name = hashes.list_paths(folder)
+    paths_by_name.pop(FILE_LIST, None)
+    return paths_by_name
 
 
-def read_digest(folder: Path, address: str = "") -> str:
+def read_digest(folder: Path, dataset_address: str = "") -> str:
     """Return the digest of a dataset, without verifying its files. Raises DataError if the list of
     the dataset's files is missing."""
-    return hashlib.sha256(_read_list(folder, address or str(folder))).hexdigest()
+    return hashlib.sha256(_read_list(folder, dataset_address or str(folder))).hexdigest()
 
 
-def verify_dataset(folder: Path, digest: str = "", address: str = "") -> None:
+def verify_dataset(folder: Path, expected_digest: str = "", given_address: str = "") -> None:
     """Raise DataError if a file in `folder` was changed, added or removed since the list was
     written, or if an empty folder was added.
 
-    `digest`: expected digest (empty: any); `address`: address of the dataset for messages.
+    `expected_digest`: expected digest (empty: any); `given_address`: address of the dataset for
+    messages.
     """
-    address = address or str(folder)
-    data = _read_list(folder, address)
+    given_address = given_address or str(folder)
+    list_bytes = _read_list(folder, given_address)
 
-    actual_digest = hashlib.sha256(data).hexdigest()
-    if digest and actual_digest != digest:
+    actual_digest = hashlib.sha256(list_bytes).hexdigest()
+    if expected_digest and actual_digest != expected_digest:
         raise DataError(
-            f"{address}/{FILE_LIST} has the sha256 {actual_digest}, but the digest of the dataset"
-            f" is {digest}: it is another dataset, or its list of files was changed. Pass the"
-            f" digest that `prepare` returned. Or: {REMEDY}"
+            f"{given_address}/{FILE_LIST} has the sha256 {actual_digest}, but the digest of the"
+            f" dataset is {expected_digest}: it is another dataset, or its list of files was"
+            f" changed. Pass the digest that `prepare` returned. Or: {REMEDY}"
         )
 
-    files = list_dataset_files(folder)
-    _reject_special_files(files, address)
-    stamp = hashes.compute_stamp([folder / FILE_LIST, *files.values()])
-    if hashes.is_verified(stamp):
+    files_by_name = list_dataset_files(folder)
+    _reject_special_files(files_by_name, given_address)
+    files_stamp = hashes.compute_stamp([folder / FILE_LIST, *files_by_name.values()])
+    if hashes.is_verified(files_stamp):
         return
 
-    recorded_files = _parse_list(data, address)
-    _reject_other_names(files, recorded_files, address)
-    _reject_other_contents(files, recorded_files, address)
-    hashes.mark_verified(stamp)
+    recorded_files = _parse_list(list_bytes, given_address)
+    _reject_other_names(files_by_name, recorded_files, given_address)
+    _reject_other_contents(files_by_name, recorded_files, given_address)
+    hashes.mark_verified(files_stamp)
 
 
-def _read_list(folder: Path, address: str) -> bytes:
+def _read_list(folder: Path, dataset_address: str) -> bytes:
     try:
         return (folder / FILE_LIST).read_bytes()
     except OSError as error:
         raise DataError(
-            f"{address} is not a complete dataset: {FILE_LIST} with the hashes of its files is"
-            f" missing ({error.strerror}). Earlier versions of Rekindle did not write it. {REMEDY}"
+            f"{dataset_address} is not a complete dataset: {FILE_LIST} with the hashes of its"
+            f" files is missing ({error.strerror}). Earlier versions of Rekindle did not write it."
+            f" {REMEDY}"
         ) from error
 
 
-def _parse_list(data: bytes, address: str) -> dict[str, File]:
+def _parse_list(list_bytes: bytes, dataset_address: str) -> dict[str, File]:
     try:
-        return FileList.validate_json(data)
+        return FileList.validate_json(list_bytes)
     except ValidationError as error:
-        detail = error.errors()[0]
+        error_detail = error.errors()[0]
         raise DataError(
-            f"{address}/{FILE_LIST} is not a list of files ({detail['msg']}). {REMEDY}"
+            f"{dataset_address}/{FILE_LIST} is not a list of files ({error_detail['msg']})."
+            f" {REMEDY}"
         ) from error
 
 
-def _reject_special_files(files: dict[str, Path], address: str) -> None:
-    names = [name for name, path in files.items() if not path.is_file()]
-    if names:
+def _reject_special_files(files_by_name: dict[str, Path], dataset_address: str) -> None:
+    special_names = [name for name, path in files_by_name.items() if not path.is_file()]
+    if special_names:
         raise DataError(
-            f"{address}: {_list_file_names(names)} is not a file: a dataset has only files, links"
-            f" to files, and folders with files. Remove it. Or: {REMEDY}"
+            f"{dataset_address}: {_list_file_names(special_names)} is not a file: a dataset has"
+            f" only files, links to files, and folders with files. Remove it. Or: {REMEDY}"
         )
 
 
 def _reject_other_names(
-    files: dict[str, Path], recorded_files: dict[str, File], address: str
+    files_by_name: dict[str, Path], recorded_files: dict[str, File], dataset_address: str
 ) -> None:
-    missing_names = sorted(recorded_files.keys() - files.keys())
+    missing_names = sorted(recorded_files.keys() - files_by_name.keys())
     if missing_names:
         raise DataError(
-            f"{address}: {_list_file_names(missing_names)} of {FILE_LIST} is missing. {REMEDY}"
+            f"{dataset_address}: {_list_file_names(missing_names)} of {FILE_LIST} is missing."
+            f" {REMEDY}"
         )
 
-    added_names = sorted(files.keys() - recorded_files.keys())
+    added_names = sorted(files_by_name.keys() - recorded_files.keys())
     if added_names:
         raise DataError(
-            f"{address}: {_list_file_names(added_names)} is not in {FILE_LIST}: it was added after"
-            f" the dataset was prepared. Remove it. Or: {REMEDY}"
+            f"{dataset_address}: {_list_file_names(added_names)} is not in {FILE_LIST}: it was"
+            f" added after the dataset was prepared. Remove it. Or: {REMEDY}"
         )
 
 
 def _reject_other_contents(
-    files: dict[str, Path], recorded_files: dict[str, File], address: str
+    files_by_name: dict[str, Path], recorded_files: dict[str, File], dataset_address: str
 ) -> None:
-    for name, path in files.items():
-        size = path.stat().st_size
+    for name, path in files_by_name.items():
+        size_bytes = path.stat().st_size
         recorded_size = recorded_files[name].size
-        if size != recorded_size:
+        if size_bytes != recorded_size:
             raise DataError(
-                f"{address}/{name} has {size:,} bytes, and {recorded_size:,} in {FILE_LIST} (sha256"
-                f" {recorded_files[name].sha256}): it was changed after the dataset was prepared."
-                f" {REMEDY}"
+                f"{dataset_address}/{name} has {size_bytes:,} bytes, and {recorded_size:,} in"
+                f" {FILE_LIST} (sha256 {recorded_files[name].sha256}): it was changed after the"
+                f" dataset was prepared. {REMEDY}"
             )
 
-    contents = hashes.compute_sha256s(files.values())
-    for name, sha256 in zip(files, contents, strict=True):
+    content_hashes = hashes.compute_sha256s(files_by_name.values())
+    for name, sha256 in zip(files_by_name, content_hashes, strict=True):
         if sha256 != recorded_files[name].sha256:
             raise DataError(
-                f"{address}/{name} has the sha256 {sha256}, and {recorded_files[name].sha256} in"
+                f"{dataset_address}/{name} has the sha256 {sha256}, and"
+                f" {recorded_files[name].sha256} in"
                 f" {FILE_LIST}: it was changed after the dataset was prepared. {REMEDY}"
             )
 
 
 def _list_file_names(file_names: list[str]) -> str:
     if len(file_names) > MAX_NAMES:
-        more = f" and {len(file_names) - MAX_NAMES} more"
+        more_names_text = f" and {len(file_names) - MAX_NAMES} more"
     else:
-        more = ""
-    return ", ".join(file_names[:MAX_NAMES]) + more
+        more_names_text = ""
+    return ", ".join(file_names[:MAX_NAMES]) + more_names_text

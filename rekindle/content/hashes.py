@@ -27,8 +27,8 @@ def list_paths(folder: Path) -> dict[str, Path]:
     A link to a folder is returned and not followed. Pipes, broken links and empty folders are
     returned, too.
     """
-    paths = sorted(path for path in folder.rglob("*") if not _has_content(path))
-    return {path.relative_to(folder).as_posix(): path for path in paths}
+    sorted_paths = sorted(path for path in folder.rglob("*") if not _has_content(path))
+    return {path.relative_to(folder).as_posix(): path for path in sorted_paths}
 
 
 def _has_content(path: Path) -> bool:
@@ -53,48 +53,60 @@ def linked_files_below(folder: Path) -> Iterator[Path]:
 
 
 def _follow_links(
-    folder: Path, parents: frozenset[tuple[int, int]], visits: Counter[tuple[int, int]]
+    folder: Path,
+    parent_identities: frozenset[tuple[int, int]],
+    visit_counts: Counter[tuple[int, int]],
 ) -> Iterator[Path]:
-    status = folder.stat()
-    identity = (status.st_dev, status.st_ino)
-    if identity in parents:
+    folder_status = folder.stat()
+    folder_identity = (folder_status.st_dev, folder_status.st_ino)
+    if folder_identity in parent_identities:
         return
 
-    visits[identity] += 1
-    if visits[identity] > MAX_VISITS:
+    visit_counts[folder_identity] += 1
+    if visit_counts[folder_identity] > MAX_VISITS:
         raise ConfigError(
             f"{folder.resolve()} is reached over more than {MAX_VISITS:,} links, and each path"
             " would be hashed: remove links to folders that contain further links."
         )
 
     try:
-        paths = sorted(folder.iterdir())
+        sorted_paths = sorted(folder.iterdir())
     except PermissionError:
         return
 
-    for path in paths:
+    for path in sorted_paths:
         if path.is_dir():
-            yield from _follow_links(path, parents | {identity}, visits)
+            yield from _follow_links(path, parent_identities | {folder_identity}, visit_counts)
         elif path.is_file():
             yield path
 
 
 def compute_sha256s(paths: Iterable[Path]) -> list[str]:
     """Return the sha256 of each file; read several files in parallel."""
-    with ThreadPoolExecutor(THREADS) as pool:
-        return list(pool.map(file_sha256, paths))
+    with ThreadPoolExecutor(THREADS) as thread_pool:
+        return list(thread_pool.map(file_sha256, paths))
 
 
 def compute_stamp(paths: Iterable[Path]) -> str:
     """Return a hash of the names, sizes and times of files. The hash changes when one of the files
     is written."""
-    lines = []
+    stamp_lines = []
     for path in paths:
-        status = path.stat()
-        times = status.st_mtime_ns, status.st_ctime_ns
-        lines.append(repr((str(path), status.st_dev, status.st_ino, status.st_size, *times)))
+        file_status = path.stat()
+        change_times = file_status.st_mtime_ns, file_status.st_ctime_ns
+        stamp_lines.append(
+            repr(
+                (
+                    str(path),
+                    file_status.st_dev,
+                    file_status.st_ino,
+                    file_status.st_size,
+                    *change_times,
+                )
+            )
+        )
 
-    return hashlib.sha256("\n".join(lines).encode(errors="surrogateescape")).hexdigest()
+    return hashlib.sha256("\n".join(stamp_lines).encode(errors="surrogateescape")).hexdigest()
 
 
 def is_verified(files_stamp: str) -> bool:

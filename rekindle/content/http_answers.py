@@ -53,11 +53,11 @@ class Session(requests.Session):
         if self.should_strip_auth(response.request.url, prepared_request.url):
             prepared_request.headers.pop("Authorization", None)
 
-    def set_token(self, header: str) -> None:
-        """Send `header` as the header Authorization of each request."""
+    def set_token(self, header_value: str) -> None:
+        """Send `header_value` as the header Authorization of each request."""
 
         def add_header(request: requests.PreparedRequest) -> requests.PreparedRequest:
-            request.headers["Authorization"] = header
+            request.headers["Authorization"] = header_value
             return request
 
         # not as a header of the session, because a login in ~/.netrc would replace it
@@ -70,34 +70,36 @@ def send(
     url: str,
     *,
     max_bytes: int,
-    timeout: float,
-    **options: Any,
+    timeout_s: float,
+    **request_options: Any,
 ) -> HttpAnswer:
     """Send a request and read the answer.
 
     Raises UnreadableAnswer for an answer that has more than `max_bytes` bytes after decompression,
     or whose body takes more than BODY_TIMEOUT_S seconds, and requests.RequestException for other
-    errors. `timeout`: seconds without data after which the request fails.
+    errors. `timeout_s`: seconds without data after which the request fails.
     """
-    with session.request(method, url, stream=True, timeout=timeout, **options) as response:
+    with session.request(
+        method, url, stream=True, timeout=timeout_s, **request_options
+    ) as response:
         try:
-            content = read_limited(response.raw, max_bytes)
+            answer_content = read_limited(response.raw, max_bytes)
         except HTTPError as error:
             raise requests.RequestException(str(error)) from error
-        return HttpAnswer(response.status_code, response.reason or "", content)
+        return HttpAnswer(response.status_code, response.reason or "", answer_content)
 
 
-def read_limited(body: Body, max_bytes: int, timeout_s: float = BODY_TIMEOUT_S) -> bytes:
+def read_limited(answer_body: Body, max_bytes: int, timeout_s: float = BODY_TIMEOUT_S) -> bytes:
     """Read the body of an answer. Raises UnreadableAnswer if it has more than `max_bytes` bytes, or
     takes more than `timeout_s` seconds, and urllib3's HTTPError for other errors."""
-    deadline = time.monotonic() + timeout_s
-    content = bytearray()
+    deadline_time = time.monotonic() + timeout_s
+    answer_content = bytearray()
 
-    while data := body.read1(READ_BYTES, decode_content=True):
-        content += data
-        if len(content) > max_bytes:
+    while body_chunk := answer_body.read1(READ_BYTES, decode_content=True):
+        answer_content += body_chunk
+        if len(answer_content) > max_bytes:
             raise UnreadableAnswer(f"its answer has more than {max_bytes:,} bytes")
-        if time.monotonic() > deadline:
+        if time.monotonic() > deadline_time:
             raise UnreadableAnswer(f"its answer takes more than {timeout_s:g} s")
 
-    return bytes(content)
+    return bytes(answer_content)

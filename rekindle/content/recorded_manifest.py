@@ -29,13 +29,13 @@ class Manifest(_Object):
     spec: WorkflowSpec
 
 
-def unpack_manifest(parameter: str) -> dict[str, Any]:
+def unpack_manifest(encoded_manifest: str) -> dict[str, Any]:
     """Return the manifest in the value of the parameter; {} for an empty value. Raises
     InvalidDocument."""
-    if not parameter:
+    if not encoded_manifest:
         return {}
     try:
-        text = decode_parameter(parameter)
+        text = decode_parameter(encoded_manifest)
     except ValueError as error:
         raise InvalidDocument(f"{SOURCE} is malformed: {error}. {REMEDY}") from None
     return parse_manifest(text)
@@ -44,16 +44,16 @@ def unpack_manifest(parameter: str) -> dict[str, Any]:
 def parse_manifest(text: str) -> dict[str, Any]:
     """Return the manifest in a JSON text. Raises InvalidDocument."""
     try:
-        manifest = loads(text)
+        parsed_manifest = loads(text)
     except ValueError as error:
         raise InvalidDocument(f"{SOURCE} is not valid JSON ({error}). {REMEDY}") from None
-    validate_manifest(manifest, SOURCE)
-    return manifest
+    validate_manifest(parsed_manifest, SOURCE)
+    return parsed_manifest
 
 
-def validate_manifest(manifest: Any, source: str) -> None:
+def validate_manifest(manifest: Any, manifest_source: str) -> None:
     """Raise InvalidDocument unless a value is a manifest."""
     try:
         validate_value(Manifest, manifest)
     except ValueError as error:
-        raise InvalidDocument(f"{source} is malformed: {error}. {REMEDY}") from None
+        raise InvalidDocument(f"{manifest_source} is malformed: {error}. {REMEDY}") from None

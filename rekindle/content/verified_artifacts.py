@@ -16,21 +16,21 @@ DATASET_NAMES = ("rows", "rejected", "facts")
 RELEASE_NAMES = ("model_sha256", "workload", "files")
 
 
-def verify_artifact(name: str, path: Path, digest: str) -> None:
+def verify_artifact(name: str, path: Path, expected_digest: str) -> None:
     """Raise DataError if an artifact is a dataset, a trained model or a release whose files were
     changed after they were written.
 
-    `name`: name of the input; `digest`: the input `digest` of the step, which the artifact
-    `dataset` must have, or "".
+    `name`: name of the input; `expected_digest`: the input `expected_digest` of the step, which the
+    artifact `dataset` must have, or "".
     """
-    promised_digest = digest if name == DATASET_INPUT else ""
+    promised_digest = expected_digest if name == DATASET_INPUT else ""
     # a release contains the list of its training dataset's files, but not these files
     is_release = name != DATASET_INPUT and _has_names(path / RELEASE_RECORD, RELEASE_NAMES)
     if is_release:
         _verify_release(path)
 
-    has_list = (path / FILE_LIST).is_file() or _has_names(path / DATASET, DATASET_NAMES)
-    if promised_digest or (has_list and not is_release):
+    is_dataset = (path / FILE_LIST).is_file() or _has_names(path / DATASET, DATASET_NAMES)
+    if promised_digest or (is_dataset and not is_release):
         verify_dataset(path, promised_digest)
     if _has_names(path / MODEL_FILE, MODEL_NAMES):
         verify_weights(path)
@@ -41,28 +41,31 @@ def _verify_release(path: Path) -> None:
     release.json itself is not verified, since its hash is part of the key of the release, which is
     unknown here."""
     try:
-        record = read_file(FileHashes, path / RELEASE_RECORD, REMEDY)
+        release_record = read_file(FileHashes, path / RELEASE_RECORD, REMEDY)
     except InvalidDocument as error:
         raise DataError(str(error)) from error
-    reject_other_files(path, {**record.files, **record.described}, str(path))
+    reject_other_files(path, {**release_record.files, **release_record.described}, str(path))
 
 
-def _has_names(file: Path, names: tuple[str, ...]) -> bool:
-    """Return True if a file contains all of `names`, or all but one.
+def _has_names(file: Path, required_names: tuple[str, ...]) -> bool:
+    """Return True if a file contains all of `required_names`, or all but one.
 
     A file of another program with the same file name lacks several of these fields; a damaged file
     may lack one.
     """
     try:
-        content = file.read_bytes()
+        file_content = file.read_bytes()
     except OSError:
         return False
-    return sum(f'"{name}"'.encode() in content for name in names) >= len(names) - 1
+    return (
+        sum(f'"{name}"'.encode() in file_content for name in required_names)
+        >= len(required_names) - 1
+    )
 
 
-def find_digest_input(inputs: object) -> str:
+def find_digest_input(step_inputs: object) -> str:
     """Return the input `digest` of a step, or "" if the step does not have it."""
-    value = getattr(inputs, "digest", "")
-    if isinstance(value, str):
-        return value
+    digest_value = getattr(step_inputs, "digest", "")
+    if isinstance(digest_value, str):
+        return digest_value
     return ""

@@ -58,7 +58,7 @@ def is_release(key: str) -> bool:
     return ArtifactKey.matches(key) and RELEASE_KEY.fullmatch(key) is not None
 
 
-def reject_other_folder(key: str, address: str) -> None:
+def reject_other_folder(key: str, release_address: str) -> None:
     """Raise DataError unless `key`, for example from a tag in MLflow, is the key of a release.
 
     Without the hash at the end of the key, a change of both release.json and a file would not be
@@ -66,58 +66,58 @@ def reject_other_folder(key: str, address: str) -> None:
     """
     if not is_release(key.rstrip("/")):
         raise DataError(
-            f"{show(address)} is not a release: its key must be releases/NAME/HASH, with the 64"
-            f" digits of the hash. Correct the tag of the version in MLflow. Or: {REMEDY}"
+            f"{show(release_address)} is not a release: its key must be releases/NAME/HASH, with"
+            f" the 64 digits of the hash. Correct the tag of the version in MLflow. Or: {REMEDY}"
         )
 
 
-def content_hash(hashes: Mapping[str, str]) -> str:
+def content_hash(sha256_by_name: Mapping[str, str]) -> str:
     """Return the hash of the names and contents of a release's files, which is the last part of its
     key."""
-    lines = (f"{content}  {key}\n" for key, content in sorted(hashes.items()))
-    return hashlib.sha256("".join(lines).encode()).hexdigest()
+    hash_lines = (f"{file_sha256}  {key}\n" for key, file_sha256 in sorted(sha256_by_name.items()))
+    return hashlib.sha256("".join(hash_lines).encode()).hexdigest()
 
 
-def reject_other_hash(key: str, hashes: Mapping[str, str], address: str) -> None:
+def reject_other_hash(key: str, sha256_by_name: Mapping[str, str], release_address: str) -> None:
     """Raise DataError if the hash at the end of a release's key is not the hash of its files.
 
     `key` is "" for a release that MLflow has downloaded, because its key is unknown.
     """
-    actual = content_hash(hashes)
-    recorded = key.rpartition("/")[2]
-    if key and recorded not in (actual, actual[:EARLIER_HASH_LENGTH]):
+    actual_hash = content_hash(sha256_by_name)
+    recorded_hash = key.rpartition("/")[2]
+    if key and recorded_hash not in (actual_hash, actual_hash[:EARLIER_HASH_LENGTH]):
         raise DataError(
-            f"{address.rstrip('/')}/{RELEASE_RECORD} was changed since the release: the hash of its"
-            f" files is {actual}. {REMEDY}"
+            f"{release_address.rstrip('/')}/{RELEASE_RECORD} was changed since the release: the"
+            f" hash of its files is {actual_hash}. {REMEDY}"
         )
 
 
 def read_verified(
-    store: "Store", key: str, names: Iterable[str], max_bytes: int | None = MAX_BYTES
+    store: "Store", key: str, file_names: Iterable[str], max_bytes: int | None = MAX_BYTES
 ) -> dict[str, bytes]:
     """Return the content of some files of a release. Raises NotFound if a file is missing,
     DataError if a file was changed, and InvalidDocument if a file has more than `max_bytes` bytes
     (None: no limit)."""
     reject_other_folder(key, store.uri(key))
-    record = read_object(FileHashes, store, f"{key}/{RELEASE_RECORD}")
-    reject_other_hash(key, record.files, store.uri(key))
-    hashes = {**record.files, **record.described}
+    release_record = read_object(FileHashes, store, f"{key}/{RELEASE_RECORD}")
+    reject_other_hash(key, release_record.files, store.uri(key))
+    sha256_by_name = {**release_record.files, **release_record.described}
 
-    contents: dict[str, bytes] = {}
+    content_by_name: dict[str, bytes] = {}
 
-    for name in names:
-        if name not in hashes:
+    for name in file_names:
+        if name not in sha256_by_name:
             raise NotFound(f"{store.uri(key)}/{name} is not a file of the release.")
 
-        contents[name] = store.get(f"{key}/{name}", max_bytes)
-        actual = hashlib.sha256(contents[name]).hexdigest()
-        if actual != hashes[name]:
+        content_by_name[name] = store.get(f"{key}/{name}", max_bytes)
+        actual_sha256 = hashlib.sha256(content_by_name[name]).hexdigest()
+        if actual_sha256 != sha256_by_name[name]:
             raise DataError(
-                f"{store.uri(key)}/{name} changed since the release (sha256 {actual}, and"
-                f" {hashes[name]} in {RELEASE_RECORD}). {REMEDY}"
+                f"{store.uri(key)}/{name} changed since the release (sha256 {actual_sha256}, and"
+                f" {sha256_by_name[name]} in {RELEASE_RECORD}). {REMEDY}"
             )
 
-    return contents
+    return content_by_name
 
 
 def read_described(store: "Store", key: str, name: str) -> bytes:
@@ -127,58 +127,73 @@ def read_described(store: "Store", key: str, name: str) -> bytes:
     The file is not verified if an earlier version of Rekindle, which did not record its sha256, has
     written the release.
     """
-    record = read_object(FileHashes, store, f"{key}/{RELEASE_RECORD}")
-    if name in record.described:
+    release_record = read_object(FileHashes, store, f"{key}/{RELEASE_RECORD}")
+    if name in release_record.described:
         return read_verified(store, key, [name])[name]
     return store.get(f"{key}/{name}")
 
 
 def reject_changed(
-    folder: Path, described: Mapping[str, str], names: Iterable[str], address: str
+    folder: Path,
+    described_hashes: Mapping[str, str],
+    file_names: Iterable[str],
+    release_address: str,
 ) -> None:
     """Raise DataError if a file in DESCRIBED_FILES of a downloaded release was changed, added or
     removed.
 
-    `described`: {file: sha256} of release.json; it is empty if an earlier version of Rekindle has
-    written the release.
+    `described_hashes`: {file: sha256} of release.json; it is empty if an earlier version of
+    Rekindle has written the release.
     """
-    for name in names:
+    for name in file_names:
         file = folder / name
-        actual = file_sha256(file) if file.exists() else None
-        if described and actual != described.get(name):
-            raise DataError(f"{address.rstrip('/')}/{name} changed since the release. {REMEDY}")
+        actual_sha256 = file_sha256(file) if file.exists() else None
+        if described_hashes and actual_sha256 != described_hashes.get(name):
+            raise DataError(
+                f"{release_address.rstrip('/')}/{name} changed since the release. {REMEDY}"
+            )
 
 
-def reject_other_files(folder: Path, recorded: Mapping[str, str], address: str) -> None:
+def reject_other_files(
+    folder: Path, recorded_hashes: Mapping[str, str], release_address: str
+) -> None:
     """Raise DataError if a file of a release is missing, was added, or was changed.
 
-    `recorded`: {file: sha256} of at least all files that the hash in the key covers.
+    `recorded_hashes`: {file: sha256} of at least all files that the hash in the key covers.
     """
-    files = list_paths(folder)
+    paths_by_name = list_paths(folder)
 
-    missing_names = sorted(name for name in recorded if name not in files)
+    missing_names = sorted(name for name in recorded_hashes if name not in paths_by_name)
     if missing_names:
         raise DataError(
-            f"{address} is not a complete release ({', '.join(missing_names)} is missing). {REMEDY}"
-        )
-
-    # the hash in a release of an earlier version of Rekindle does not cover the files of MLflow
-    unhashed_names = set() if MLMODEL in recorded else MLFLOW_FILES
-    known_names = recorded.keys() | UNHASHED_FILES | unhashed_names
-    added_names = sorted(files.keys() - known_names)
-    if added_names:
-        raise DataError(
-            f"{address}: {', '.join(added_names)} was added since the release. Delete it. Or:"
+            f"{release_address} is not a complete release ({', '.join(missing_names)} is missing)."
             f" {REMEDY}"
         )
 
-    contents = zip(recorded, compute_sha256s(files[name] for name in recorded), strict=True)
-    damaged = {name: sha256 for name, sha256 in contents if sha256 != recorded[name]}
-    if damaged:
-        digests = ", ".join(
-            f"sha256 {sha256}, and {recorded[name]} in {RELEASE_RECORD}"
-            for name, sha256 in damaged.items()
+    # the hash in a release of an earlier version of Rekindle does not cover the files of MLflow
+    unhashed_names = set() if MLMODEL in recorded_hashes else MLFLOW_FILES
+    known_names = recorded_hashes.keys() | UNHASHED_FILES | unhashed_names
+    added_names = sorted(paths_by_name.keys() - known_names)
+    if added_names:
+        raise DataError(
+            f"{release_address}: {', '.join(added_names)} was added since the release. Delete it."
+            f" Or: {REMEDY}"
+        )
+
+    actual_hashes = zip(
+        recorded_hashes,
+        compute_sha256s(paths_by_name[name] for name in recorded_hashes),
+        strict=True,
+    )
+    damaged_files = {
+        name: sha256 for name, sha256 in actual_hashes if sha256 != recorded_hashes[name]
+    }
+    if damaged_files:
+        digest_texts = ", ".join(
+            f"sha256 {sha256}, and {recorded_hashes[name]} in {RELEASE_RECORD}"
+            for name, sha256 in damaged_files.items()
         )
         raise DataError(
-            f"{address}: {', '.join(damaged)} changed since the release ({digests}). {REMEDY}"
+            f"{release_address}: {', '.join(damaged_files)} changed since the release"
+            f" ({digest_texts}). {REMEDY}"
         )

@@ -18,62 +18,63 @@ if TYPE_CHECKING:
 WEIGHTS_FILE = "model.safetensors"
 
 
-def parse_description(data: bytes | str, address: str) -> ModelFile:
+def parse_description(json_content: bytes | str, model_address: str) -> ModelFile:
     """Parse the content of model.json. Raises DataError."""
     try:
-        return parse(ModelFile, data, address, REMEDY)
+        return parse(ModelFile, json_content, model_address, REMEDY)
     except InvalidDocument as error:
         raise DataError(str(error)) from error
 
 
-def read_description(folder: Path) -> ModelFile:
+def read_description(model_folder: Path) -> ModelFile:
     """Read model.json in the folder of a trained model. Raises DataError."""
     try:
-        return read_file(ModelFile, folder / MODEL_FILE, REMEDY)
+        return read_file(ModelFile, model_folder / MODEL_FILE, REMEDY)
     except InvalidDocument as error:
-        raise DataError(f"{folder} is not a trained model ({error})") from error
+        raise DataError(f"{model_folder} is not a trained model ({error})") from error
 
 
-def list_model_files(description: ModelFile) -> list[str]:
+def list_model_files(model_description: ModelFile) -> list[str]:
     """Return the paths of a model's files in its folder: model.json, and its weights or the files
     of its result."""
-    if description.files:
-        return [MODEL_FILE, *(f"{RESULT}/{name}" for name in description.files)]
+    if model_description.files:
+        return [MODEL_FILE, *(f"{RESULT}/{name}" for name in model_description.files)]
     return [MODEL_FILE, WEIGHTS_FILE]
 
 
-def verify_weights(folder: Path, address: str = "") -> ModelFile:
-    """Return the description of the model in `folder`. Raises DataError unless the weights, or the
-    files of a training program's result, have the sha256 in the description.
+def verify_weights(model_folder: Path, model_address: str = "") -> ModelFile:
+    """Return the description of the model in `model_folder`. Raises DataError unless the weights,
+    or the files of a training program's result, have the sha256 in the description.
 
-    `address`: address of the model for messages.
+    `model_address`: address of the model for messages.
     """
-    description = read_description(folder)
-    if description.files:
-        verify_result(folder, description, address or str(folder))
-        return description
+    model_description = read_description(model_folder)
+    if model_description.files:
+        verify_result(model_folder, model_description, model_address or str(model_folder))
+        return model_description
 
-    file = folder / WEIGHTS_FILE
+    file = model_folder / WEIGHTS_FILE
     if not file.is_file():
         raise DataError(
-            f"{address or folder} is not a trained model: {WEIGHTS_FILE} is missing. {REMEDY}"
+            f"{model_address or model_folder} is not a trained model: {WEIGHTS_FILE} is missing."
+            f" {REMEDY}"
         )
 
-    stamp = hashes.compute_stamp([file, folder / MODEL_FILE])
-    if not hashes.is_verified(stamp):
+    files_stamp = hashes.compute_stamp([file, model_folder / MODEL_FILE])
+    if not hashes.is_verified(files_stamp):
         reject_other_weights(
-            description.sha256,
+            model_description.sha256,
             _tensors_sha256(file),
             lambda: hashes.file_sha256(file),
-            f"{address or folder}/{WEIGHTS_FILE}",
+            f"{model_address or model_folder}/{WEIGHTS_FILE}",
         )
-        hashes.mark_verified(stamp)
+        hashes.mark_verified(files_stamp)
 
-    return description
+    return model_description
 
 
 def reject_other_weights(
-    expected_sha256: str, tensors_sha256: str, hash_file: Callable[[], str], address: str
+    expected_sha256: str, tensors_sha256: str, hash_file: Callable[[], str], model_address: str
 ) -> None:
     """Raise DataError unless the weights have the sha256 `expected_sha256`.
 
@@ -86,7 +87,7 @@ def reject_other_weights(
     file_sha256 = hash_file()
     if file_sha256 != expected_sha256:
         raise DataError(
-            f"the weights in {address} have the sha256 {tensors_sha256 or file_sha256}, but"
+            f"the weights in {model_address} have the sha256 {tensors_sha256 or file_sha256}, but"
             f" {MODEL_FILE} has {expected_sha256}: one of the two files was changed after the"
             f" training. {REMEDY}"
         )
@@ -98,31 +99,31 @@ def _tensors_sha256(file: Path) -> str:
     from safetensors import SafetensorError, safe_open
 
     try:
-        with safe_open(file, framework="pt") as tensors:
-            names = sorted(tensors.keys())
-            return _sha256((name, tensors.get_tensor(name)) for name in names)
+        with safe_open(file, framework="pt") as opened_tensors:
+            tensor_names = sorted(opened_tensors.keys())
+            return _sha256((name, opened_tensors.get_tensor(name)) for name in tensor_names)
     except SafetensorError:
         return ""
 
 
-def weights_sha256(tensors: "Mapping[str, Tensor]") -> str:
+def weights_sha256(tensors_by_name: "Mapping[str, Tensor]") -> str:
     """Return the sha256 over name, dtype, shape and little-endian bytes of each tensor, sorted by
     name."""
-    return _sha256((name, tensors[name]) for name in sorted(tensors))
+    return _sha256((name, tensors_by_name[name]) for name in sorted(tensors_by_name))
 
 
-def _sha256(tensors: "Iterable[tuple[str, Tensor]]") -> str:
-    digest = hashlib.sha256()
-    for name, tensor in tensors:
-        value = tensor.detach().cpu()
-        digest.update(f"{name} {value.dtype} {list(value.shape)}\n".encode())
-        digest.update(tensor_bytes(value))
-    return digest.hexdigest()
+def _sha256(named_tensors: "Iterable[tuple[str, Tensor]]") -> str:
+    sha256_hash = hashlib.sha256()
+    for name, tensor in named_tensors:
+        cpu_tensor = tensor.detach().cpu()
+        sha256_hash.update(f"{name} {cpu_tensor.dtype} {list(cpu_tensor.shape)}\n".encode())
+        sha256_hash.update(tensor_bytes(cpu_tensor))
+    return sha256_hash.hexdigest()
 
 
 def tensor_bytes(tensor: "Tensor") -> memoryview:
     """Return the bytes of a tensor on the CPU, without a copy if it is contiguous."""
     import torch
 
-    flat: Any = tensor.contiguous().reshape(-1).view(torch.uint8).numpy()
-    return memoryview(flat)
+    flat_bytes: Any = tensor.contiguous().reshape(-1).view(torch.uint8).numpy()
+    return memoryview(flat_bytes)

@@ -64,12 +64,12 @@ class Attack:
     target: str
     victims: int = 1
 
-    def describe(self, names: Sequence[str]) -> str:
-        victims = "everything at once" if self.target == "all" else " and ".join(names)
+    def describe(self, victim_names: Sequence[str]) -> str:
+        victims_text = "everything at once" if self.target == "all" else " and ".join(victim_names)
         if self.target == "launcher" and self.signal_number == signal.SIGKILL:
-            victims = f"the launcher of {victims}"
+            victims_text = f"the launcher of {victims_text}"
 
-        return f"{self.signal_number.name} {victims}"
+        return f"{self.signal_number.name} {victims_text}"
 
 
 ATTACKS = (
@@ -85,40 +85,47 @@ ATTACKS = (
 )
 
 
-def run(home: Path, plan: Plan, as_json: bool) -> int:
+def run(home: Path, demo_options: Plan, as_json: bool) -> int:
     """Run both trainings and return the exit code. Raises RekindleError if a training stalls,
     without deleting its logs."""
     cluster = DemoCluster(home)
     name = f"chaos-{secrets.token_hex(3)}"
-    folder = cluster.home / "demo" / name
+    demo_folder = cluster.home / "demo" / name
     homes.make(cluster.home)
-    folder.mkdir(parents=True)
+    demo_folder.mkdir(parents=True)
 
-    recording = Recording(Run(UNDISTURBED, 1, plan.steps), Run(DISTURBED, plan.workers, plan.steps))
-    out = sys.stderr if as_json else sys.stdout
-    with _stop_on_signals(folder), live_view(recording, out) as view:
+    recording = Recording(
+        Run(UNDISTURBED, 1, demo_options.steps),
+        Run(DISTURBED, demo_options.workers, demo_options.steps),
+    )
+    output_stream = sys.stderr if as_json else sys.stdout
+    with _stop_on_signals(demo_folder), live_view(recording, output_stream) as recording_view:
         recording.activity = "preparing the data"
-        view.tick()
-        config = configure(plan)
-        data = prepare_dataset(cluster, config)
+        recording_view.tick()
+        demo_config = configure(demo_options)
+        dataset_key_and_digest = prepare_dataset(cluster, demo_config)
 
-        recording.activity = f"training {plan.steps} steps with one worker, undisturbed"
-        job = training_job(config, f"{name}-calm", 1, *data)
-        with Training(cluster, folder, job) as training:
-            train_undisturbed(training, recording, view)
+        recording.activity = f"training {demo_options.steps} steps with one worker, undisturbed"
+        calm_job = training_job(demo_config, f"{name}-calm", 1, *dataset_key_and_digest)
+        with Training(cluster, demo_folder, calm_job) as current_training:
+            train_undisturbed(current_training, recording, recording_view)
 
-        recording.activity = f"training the same with {plan.workers} workers, under attack"
-        job = training_job(config, f"{name}-storm", plan.workers, *data)
-        with Training(cluster, folder, job) as training:
-            train_under_attack(training, recording, view, plan)
+        recording.activity = f"training the same with {demo_options.workers} workers, under attack"
+        calm_job = training_job(
+            demo_config, f"{name}-storm", demo_options.workers, *dataset_key_and_digest
+        )
+        with Training(cluster, demo_folder, calm_job) as current_training:
+            train_under_attack(current_training, recording, recording_view, demo_options)
 
         recording.equal = recording.undisturbed.sha256 == recording.disturbed.sha256
 
     if recording.equal:
-        shutil.rmtree(folder)
-        cluster.store().delete([entry.key for entry in cluster.store().list(f"{name}-")])
+        shutil.rmtree(demo_folder)
+        cluster.store().delete(
+            [stored_object.key for stored_object in cluster.store().list(f"{name}-")]
+        )
     else:
-        sys.stderr.write(f"the logs of all processes are in {folder / 'logs'}\n")
+        sys.stderr.write(f"the logs of all processes are in {demo_folder / 'logs'}\n")
 
     if as_json:
         print(to_json(as_object(recording)), flush=True)
@@ -128,85 +135,103 @@ def run(home: Path, plan: Plan, as_json: bool) -> int:
     return 1
 
 
-def configure(plan: Plan) -> Any:
-    train = {"workers": plan.workers, "virtual_workers": 2 * plan.workers, "steps": plan.steps}
-    settings = [f"train.{name}={value}" for name, value in train.items()]
-    return load_config(project.REFERENCE / "configs/chaos.yaml", settings, environment={}).config
+def configure(demo_options: Plan) -> Any:
+    train_settings = {
+        "workers": demo_options.workers,
+        "virtual_workers": 2 * demo_options.workers,
+        "steps": demo_options.steps,
+    }
+    set_flags = [f"train.{name}={value}" for name, value in train_settings.items()]
+    return load_config(project.REFERENCE / "configs/chaos.yaml", set_flags, environment={}).config
 
 
-def prepare_dataset(cluster: DemoCluster, config: Any) -> tuple[str, str]:
+def prepare_dataset(cluster: DemoCluster, demo_config: Any) -> tuple[str, str]:
     """Prepare the dataset unless it exists, and return its key and its digest. The key contains a
     hash of the workload's name and the config section `data`, so another workload or section gets
     its own dataset."""
     cluster.services.start("s3")
-    store = cluster.store()
+    object_store = cluster.store()
 
-    definition = {
-        "workload": config.workload,
-        "data": config.data.model_dump(mode="json"),
+    dataset_definition = {
+        "workload": demo_config.workload,
+        "data": demo_config.data.model_dump(mode="json"),
         # the file's name is part of the hash, because earlier versions of Rekindle wrote datasets
         # without this list of files
         "list": FILE_LIST,
     }
-    sha256 = hashlib.sha256(to_json(definition, sort_keys=True).encode()).hexdigest()
-    prefix = f"demo/{sha256[:12]}"
+    definition_sha256 = hashlib.sha256(
+        to_json(dataset_definition, sort_keys=True).encode()
+    ).hexdigest()
+    key_prefix = f"demo/{definition_sha256[:12]}"
 
     with suppress(NotFound):
-        return f"{prefix}/dataset", store.get(f"{prefix}/digest").decode()
+        return f"{key_prefix}/dataset", object_store.get(f"{key_prefix}/digest").decode()
 
-    with tempfile.TemporaryDirectory(dir=cluster.home) as folder:
-        _, dataset_digest = prepare(load(config.workload), config.data, Path(folder) / "dataset")
-        store.upload(Path(folder) / "dataset", f"{prefix}/dataset")
+    with tempfile.TemporaryDirectory(dir=cluster.home) as temporary_folder:
+        _, dataset_digest = prepare(
+            load(demo_config.workload), demo_config.data, Path(temporary_folder) / "dataset"
+        )
+        object_store.upload(Path(temporary_folder) / "dataset", f"{key_prefix}/dataset")
 
-    store.put(f"{prefix}/digest", dataset_digest.encode())
-    return f"{prefix}/dataset", dataset_digest
+    object_store.put(f"{key_prefix}/digest", dataset_digest.encode())
+    return f"{key_prefix}/dataset", dataset_digest
 
 
-def training_job(config: Any, name: str, workers: int, dataset: str, digest: str) -> dict[str, Any]:
+def training_job(
+    demo_config: Any, name: str, worker_count: int, dataset_key: str, dataset_digest: str
+) -> dict[str, Any]:
     """Return the PyTorchJob of the rendered manifest, with the values that Argo would substitute in
     the workflow `name`."""
-    train = config.train.model_copy(update={"workers": workers, "max_workers": workers})
-    templates = render_manifest(config.model_copy(update={"train": train}))["spec"]["templates"]
+    train_config = demo_config.train.model_copy(
+        update={"workers": worker_count, "max_workers": worker_count}
+    )
+    templates = render_manifest(demo_config.model_copy(update={"train": train_config}))["spec"][
+        "templates"
+    ]
     (text,) = [
         template["resource"]["manifest"] for template in templates if template["name"] == "train"
     ]
 
     # with an empty REUSE, no model is reused
-    cached = {"prepare": {"at": dataset.removesuffix(f"/{DATASET}")}, REUSE: ""}
-    scope = {
+    cached_rows = {"prepare": {"at": dataset_key.removesuffix(f"/{DATASET}")}, REUSE: ""}
+    tag_values = {
         "workflow.name": name,
-        f"workflow.parameters.{CACHED}": to_json(cached),
-        "inputs.parameters.digest": digest,
+        f"workflow.parameters.{CACHED}": to_json(cached_rows),
+        "inputs.parameters.digest": dataset_digest,
         "inputs.parameters.run_id": "",
     }
-    return yaml.safe_load(substitute(text, scope))
+    return yaml.safe_load(substitute(text, tag_values))
 
 
-def train_undisturbed(training: Training, recording: Recording, view: View) -> None:
+def train_undisturbed(training: Training, recording: Recording, recording_view: View) -> None:
     for _ in training.poll_until_done():
         recording.undisturbed.record_step(training.step)
-        view.tick()
+        recording_view.tick()
     recording.undisturbed.finish(training.sha256())
 
 
-def train_under_attack(training: Training, recording: Recording, view: View, plan: Plan) -> None:
+def train_under_attack(
+    training: Training, recording: Recording, recording_view: View, demo_options: Plan
+) -> None:
     """Train, and start the next attack whenever all processes have recovered."""
-    rng = random.Random(plan.seed)
+    random_generator = random.Random(demo_options.seed)
     pending_attacks = list(ATTACKS)
     last_attack_time = time.monotonic()
 
     for _ in training.poll_until_done():
         recording.disturbed.record_step(training.step)
         for name in training.names:
-            state = training.state(name) if training.step < plan.steps else "done"
-            recording.record_state(name, state)
+            pod_state = training.state(name) if training.step < demo_options.steps else "done"
+            recording.record_state(name, pod_state)
 
-        for record in recording.attacks:
-            update_record(record, training, recording)
+        for attack_record in recording.attacks:
+            update_record(attack_record, training, recording)
 
         if recording.attacks and training.repeated_steps:
-            last = recording.attacks[-1]
-            last.lost_steps = max(last.lost_steps, training.step - min(training.repeated_steps))
+            last_attack = recording.attacks[-1]
+            last_attack.lost_steps = max(
+                last_attack.lost_steps, training.step - min(training.repeated_steps)
+            )
             training.repeated_steps.clear()
 
         # count the time until the first attack from the moment when all processes have started
@@ -215,42 +240,57 @@ def train_under_attack(training: Training, recording: Recording, view: View, pla
 
         # on a fast machine, an attack is also due once a fixed share of the steps is done, so that
         # all attacks happen before the training ends
-        share = (len(recording.attacks) + 1) / (len(ATTACKS) + 1)
-        is_late = training.step >= share * plan.steps and recording.training
-        is_due = recording.healthy and time.monotonic() - last_attack_time >= plan.seconds
+        progress_share = (len(recording.attacks) + 1) / (len(ATTACKS) + 1)
+        is_step_reached = (
+            training.step >= progress_share * demo_options.steps and recording.training
+        )
+        is_attack_due = (
+            recording.healthy and time.monotonic() - last_attack_time >= demo_options.seconds
+        )
 
-        if pending_attacks and 0 < training.step < plan.steps and (is_due or is_late):
+        if (
+            pending_attacks
+            and 0 < training.step < demo_options.steps
+            and (is_attack_due or is_step_reached)
+        ):
             last_attack_time = time.monotonic()
-            attack = pending_attacks.pop(0)
-            recording.attacks.append(signal_processes(attack, training, recording, rng))
+            next_attack = pending_attacks.pop(0)
+            recording.attacks.append(
+                signal_processes(next_attack, training, recording, random_generator)
+            )
 
-        view.tick()
+        recording_view.tick()
 
     recording.disturbed.finish(training.sha256())
 
 
 def signal_processes(
-    attack: Attack, training: Training, recording: Recording, rng: random.Random
+    attack: Attack, training: Training, recording: Recording, random_generator: random.Random
 ) -> AttackRecord:
     """Send the signal of an attack, and return the record of the attack."""
-    workers = [name for name in training.names if training.state(name) == "training"]
-    rng.shuffle(workers)
+    training_workers = [name for name in training.names if training.state(name) == "training"]
+    random_generator.shuffle(training_workers)
     # prefer workers with few recent restarts, because they restart without a delay
-    workers.sort(key=lambda name: training.pods[name].recent_restarts)
+    training_workers.sort(key=lambda name: training.pods[name].recent_restarts)
 
-    names = {"all": training.names, COORDINATOR: [COORDINATOR]}.get(
-        attack.target, workers[: attack.victims]
+    target_names = {"all": training.names, COORDINATOR: [COORDINATOR]}.get(
+        attack.target, training_workers[: attack.victims]
     )
-    pids = {pid for name in names for pid in find_target_pids(attack, training, name)}
-    seconds = recording.disturbed.seconds
-    progress = training.step, training.group_count, len(training.resumed_steps)
+    target_pids = {pid for name in target_names for pid in find_target_pids(attack, training, name)}
+    attack_seconds = recording.disturbed.seconds
+    training_progress = training.step, training.group_count, len(training.resumed_steps)
 
-    for pid in pids:
+    for pid in target_pids:
         with suppress(ProcessLookupError):
             os.kill(pid, attack.signal_number)
 
     return AttackRecord(
-        seconds, attack.describe(names), tuple(names), attack.signal_number, pids, *progress
+        attack_seconds,
+        attack.describe(target_names),
+        tuple(target_names),
+        attack.signal_number,
+        target_pids,
+        *training_progress,
     )
 
 
@@ -260,75 +300,89 @@ def find_target_pids(attack: Attack, training: Training, name: str) -> list[int]
         return training.processes(name)
 
     if attack.target == "trainer":
-        pid = training.trainer(name)
+        trainer_pid = training.trainer(name)
     else:
-        pid = training.launcher(name)
-    if pid:
-        return [pid]
+        trainer_pid = training.launcher(name)
+    if trainer_pid:
+        return [trainer_pid]
     return []
 
 
-def update_record(record: AttackRecord, training: Training, recording: Recording) -> None:
+def update_record(attack_record: AttackRecord, training: Training, recording: Recording) -> None:
     """Update the record of an attack with its consequences that have been observed so far."""
-    if record.settled:
+    if attack_record.settled:
         return
 
-    elapsed_s = recording.disturbed.seconds - record.seconds
-    if record.signal_number == signal.SIGSTOP and elapsed_s >= RESUME_AFTER_S and record.pids:
-        for pid in record.pids:
+    elapsed_s = recording.disturbed.seconds - attack_record.seconds
+    if (
+        attack_record.signal_number == signal.SIGSTOP
+        and elapsed_s >= RESUME_AFTER_S
+        and attack_record.pids
+    ):
+        for pid in attack_record.pids:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGCONT)
 
-        record.pids = set()
+        attack_record.pids = set()
 
     # wait for two more steps, because one step may have been in progress during the attack
-    if record.next_step_after_s is None and training.step >= record.step + 2:
-        record.next_step_after_s = elapsed_s
-        restored = training.resumed_steps[record.resume_count :]
-        survived = len(record.victims) < len(training.names)
-        if restored and not survived:
-            record.lost_steps = max(record.lost_steps, record.step - max(restored))
+    if attack_record.next_step_after_s is None and training.step >= attack_record.step + 2:
+        attack_record.next_step_after_s = elapsed_s
+        resumed_steps = training.resumed_steps[attack_record.resume_count :]
+        has_survivors = len(attack_record.victims) < len(training.names)
+        if resumed_steps and not has_survivors:
+            attack_record.lost_steps = max(
+                attack_record.lost_steps, attack_record.step - max(resumed_steps)
+            )
 
-    if record.back_after_s is None and all(
-        _is_back(name, record, training) for name in record.victims
+    if attack_record.back_after_s is None and all(
+        _is_back(name, attack_record, training) for name in attack_record.victims
     ):
-        record.back_after_s = elapsed_s
+        attack_record.back_after_s = elapsed_s
 
 
-def _is_back(name: str, record: AttackRecord, training: Training) -> bool:
+def _is_back(name: str, attack_record: AttackRecord, training: Training) -> bool:
     if name == COORDINATOR:
-        return training.launcher(name) not in record.pids and training.accepts_connections()
+        return training.launcher(name) not in attack_record.pids and training.accepts_connections()
 
-    if training.trainer(name) in record.pids or training.state(name) != "training":
+    if training.trainer(name) in attack_record.pids or training.state(name) != "training":
         return False
-    return record.signal_number == signal.SIGSTOP or training.group_count > record.group_count
+    return (
+        attack_record.signal_number == signal.SIGSTOP
+        or training.group_count > attack_record.group_count
+    )
 
 
 def as_object(recording: Recording) -> dict[str, Any]:
     """Return the object that `-o json` prints."""
-    times = recording.recoveries
-    recovery = {}
-    if times:
-        recovery = {"median": round(statistics.median(times), 3), "longest": round(max(times), 3)}
+    recovery_times = recording.recoveries
+    recovery_facts = {}
+    if recovery_times:
+        recovery_facts = {
+            "median": round(statistics.median(recovery_times), 3),
+            "longest": round(max(recovery_times), 3),
+        }
 
     return {
         "equal": recording.equal,
         "sha256": recording.disturbed.sha256,
         "sha256_undisturbed": recording.undisturbed.sha256,
         "attacks": [attack.as_object() for attack in recording.attacks],
-        "recovery_seconds": recovery,
+        "recovery_seconds": recovery_facts,
         "steps_lost": recording.lost_steps,
     }
 
 
 @contextmanager
-def _stop_on_signals(folder: Path) -> Iterator[None]:
+def _stop_on_signals(demo_folder: Path) -> Iterator[None]:
     """Stop the demo cleanly on Ctrl-C, SIGTERM and SIGHUP, and ignore further signals while it
     stops."""
-    with StopSignals() as signals:
+    with StopSignals() as stop_signals:
         try:
             yield
         except KeyboardInterrupt:
-            shutil.rmtree(folder, ignore_errors=True)
+            shutil.rmtree(demo_folder, ignore_errors=True)
             sys.stderr.write("\nstopped: all processes of the demo have ended\n")
-            raise SystemExit(exit_codes.SIGNALLED + (signals.caught or signal.SIGINT)) from None
+            raise SystemExit(
+                exit_codes.SIGNALLED + (stop_signals.caught or signal.SIGINT)
+            ) from None

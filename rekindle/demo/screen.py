@@ -127,16 +127,16 @@ class Run:
         self.sha256 = sha256
         self.step = self.total
 
-    def speed(self, since: float, until: float) -> float:
+    def speed(self, start_time: float, end_time: float) -> float:
         """Return the steps per second between two times."""
-        if until > since:
-            return (self._step_at(until) - self._step_at(since)) / (until - since)
+        if end_time > start_time:
+            return (self._step_at(end_time) - self._step_at(start_time)) / (end_time - start_time)
         return 0.0
 
     def _step_at(self, moment: float) -> int:
-        count = bisect_right(self.steps, moment, key=itemgetter(0))
-        if count:
-            return self.steps[count - 1][1]
+        recorded_count = bisect_right(self.steps, moment, key=itemgetter(0))
+        if recorded_count:
+            return self.steps[recorded_count - 1][1]
         return 0
 
 
@@ -151,16 +151,16 @@ class Recording:
     activity: str = ""  # description of the current phase of the demo
     equal: bool | None = None
 
-    def record_state(self, process: str, state: str) -> None:
-        history = self.timelines.setdefault(process, [])
-        if not history or history[-1][1] != state:
-            history.append((time.monotonic(), state))
+    def record_state(self, process_name: str, process_state: str) -> None:
+        state_history = self.timelines.setdefault(process_name, [])
+        if not state_history or state_history[-1][1] != process_state:
+            state_history.append((time.monotonic(), process_state))
 
     @property
     def training(self) -> bool:
         """True if a worker has trained since the last attack."""
-        recovered = not self.attacks or self.attacks[-1].next_step_after_s is not None
-        return recovered and "training" in self.states
+        has_recovered = not self.attacks or self.attacks[-1].next_step_after_s is not None
+        return has_recovered and "training" in self.states
 
     @property
     def healthy(self) -> bool:
@@ -173,7 +173,7 @@ class Recording:
 
     @property
     def states(self) -> set[str]:
-        return {history[-1][1] for history in self.timelines.values()}
+        return {state_history[-1][1] for state_history in self.timelines.values()}
 
     @property
     def recoveries(self) -> list[float]:
@@ -193,28 +193,30 @@ class View(Protocol):
 
 
 @contextmanager
-def live_view(recording: Recording, out: TextIO) -> Iterator[View]:
+def live_view(recording: Recording, output_stream: TextIO) -> Iterator[View]:
     """Display the recording during the `with` block: as a live picture on a terminal, else as plain
     lines."""
-    if not is_terminal(out):
-        lines = Lines(recording, out)
-        yield lines
-        lines.tick()
+    if not is_terminal(output_stream):
+        line_view = Lines(recording, output_stream)
+        yield line_view
+        line_view.tick()
         return
 
-    console = Console(file=without_escapes(out), highlight=False)
-    picture = Picture(recording, console)
-    with Live(get_renderable=picture.draw, console=console, refresh_per_second=8) as live:
-        yield picture
-        live.vertical_overflow = "visible"
+    rich_console = Console(file=without_escapes(output_stream), highlight=False)
+    live_picture = Picture(recording, rich_console)
+    with Live(
+        get_renderable=live_picture.draw, console=rich_console, refresh_per_second=8
+    ) as live_display:
+        yield live_picture
+        live_display.vertical_overflow = "visible"
 
 
 class Lines:
     """Prints one line per event, and one line every five seconds of training."""
 
-    def __init__(self, recording: Recording, out: TextIO) -> None:
+    def __init__(self, recording: Recording, output_stream: TextIO) -> None:
         self.recording = recording
-        self.out = out
+        self.out = output_stream
         self.activity = ""
         self.written_at = time.monotonic()
         self.reported_attacks = 0
@@ -222,33 +224,36 @@ class Lines:
         self.is_over = False
 
     def tick(self) -> None:
-        recording = self.recording
-        if recording.activity != self.activity:
-            self.activity = recording.activity
+        demo_recording = self.recording
+        if demo_recording.activity != self.activity:
+            self.activity = demo_recording.activity
             self._write(self.activity)
 
-        for attack in recording.attacks[self.reported_attacks :]:
-            if not (attack.settled or recording.disturbed.ended):
+        for attack_record in demo_recording.attacks[self.reported_attacks :]:
+            if not (attack_record.settled or demo_recording.disturbed.ended):
                 break
 
             self._write(
-                f"{attack.seconds:5.1f} s  {attack.description} at step {attack.step} →"
-                f" {attack.outcome()}"
+                f"{attack_record.seconds:5.1f} s  {attack_record.description} at step"
+                f" {attack_record.step} → {attack_record.outcome()}"
             )
             self.reported_attacks += 1
 
-        for run in (recording.undisturbed, recording.disturbed):
-            if run.ended and run not in self.finished:
-                self.finished.append(run)
-                took = format_duration(run.seconds)
-                self._write(f"{run.name}: {run.step} steps in {took}, sha256 {run.sha256}")
-            elif run.began and not run.ended and time.monotonic() - self.written_at >= 5:
-                self._write(f"{run.name}: step {run.step}/{run.total}")
+        for demo_run in (demo_recording.undisturbed, demo_recording.disturbed):
+            if demo_run.ended and demo_run not in self.finished:
+                self.finished.append(demo_run)
+                duration_text = format_duration(demo_run.seconds)
+                self._write(
+                    f"{demo_run.name}: {demo_run.step} steps in {duration_text}, sha256"
+                    f" {demo_run.sha256}"
+                )
+            elif demo_run.began and not demo_run.ended and time.monotonic() - self.written_at >= 5:
+                self._write(f"{demo_run.name}: step {demo_run.step}/{demo_run.total}")
 
-        if recording.equal is not None and not self.is_over:
+        if demo_recording.equal is not None and not self.is_over:
             self.is_over = True
-            self._write(summary(recording))
-            self._write(conclusion(recording))
+            self._write(summary(demo_recording))
+            self._write(conclusion(demo_recording))
 
     def _write(self, line: str) -> None:
         self.written_at = time.monotonic()
@@ -268,77 +273,94 @@ class Picture:
 
     def draw(self) -> Group:
         recording = self.recording
-        elements = list[Any]()
+        screen_elements = list[Any]()
 
         if recording.activity and not recording.undisturbed.began:
-            elements.append(Text(recording.activity, "dim"))
+            screen_elements.append(Text(recording.activity, "dim"))
         if recording.undisturbed.began:
-            elements.append(self._trainings_table())
+            screen_elements.append(self._trainings_table())
         if recording.disturbed.began:
-            elements += [Text(), self._timelines_table(), Text(), self._attacks_table()]
+            screen_elements += [Text(), self._timelines_table(), Text(), self._attacks_table()]
         if recording.equal is not None:
-            elements += [Text(), self._conclusion()]
+            screen_elements += [Text(), self._conclusion()]
 
-        return Group(*elements)
+        return Group(*screen_elements)
 
     def _trainings_table(self) -> Table:
-        table = Table.grid(padding=(0, 2))
-        for run in (self.recording.undisturbed, self.recording.disturbed):
-            if not run.began:
-                table.add_row(Text(run.name, "dim"))
+        trainings_table = Table.grid(padding=(0, 2))
+        for demo_run in (self.recording.undisturbed, self.recording.disturbed):
+            if not demo_run.began:
+                trainings_table.add_row(Text(demo_run.name, "dim"))
                 continue
 
-            now = time.monotonic()
-            if not run.ended:
-                speed = run.speed(max(run.began, now - 2), now)
+            current_time = time.monotonic()
+            if not demo_run.ended:
+                steps_per_second = demo_run.speed(
+                    max(demo_run.began, current_time - 2), current_time
+                )
             else:
-                speed = run.step / run.seconds
+                steps_per_second = demo_run.step / demo_run.seconds
 
-            bar = ProgressBar(
-                run.total, run.step, width=24, complete_style="cyan", finished_style="green"
+            progress_bar = ProgressBar(
+                demo_run.total,
+                demo_run.step,
+                width=24,
+                complete_style="cyan",
+                finished_style="green",
             )
-            table.add_row(
-                Text(run.name, "bold"),
-                bar,
-                f"{run.step:>{len(str(run.total))}}/{run.total}",
-                f"{speed:3.0f} steps/s",
-                Text(format_duration(run.seconds), "dim"),
+            trainings_table.add_row(
+                Text(demo_run.name, "bold"),
+                progress_bar,
+                f"{demo_run.step:>{len(str(demo_run.total))}}/{demo_run.total}",
+                f"{steps_per_second:3.0f} steps/s",
+                Text(format_duration(demo_run.seconds), "dim"),
             )
 
-        return table
+        return trainings_table
 
     def _timelines_table(self) -> Table:
-        run = self.recording.disturbed
-        columns = max(20, min(self.console.width - 30, 100))
-        spans = list(
-            pairwise(run.began + run.seconds * edge / columns for edge in range(columns + 1))
+        demo_run = self.recording.disturbed
+        column_count = max(20, min(self.console.width - 30, 100))
+        time_spans = list(
+            pairwise(
+                demo_run.began + demo_run.seconds * span_edge / column_count
+                for span_edge in range(column_count + 1)
+            )
         )
         table = Table.grid(padding=(0, 2))
 
-        for process, history in list(self.recording.timelines.items()):
-            hits = [
-                run.began + attack.seconds
-                for attack in self.recording.attacks
-                if process in attack.victims
+        for process_name, state_history in list(self.recording.timelines.items()):
+            hit_times = [
+                demo_run.began + attack_record.seconds
+                for attack_record in self.recording.attacks
+                if process_name in attack_record.victims
             ]
 
-            styles = []
-            for start, end in spans:
-                if any(start <= hit < end for hit in hits):
-                    styles.append(ATTACK_STYLE)
+            column_styles = []
+            for span_start, span_end in time_spans:
+                if any(span_start <= hit_time < span_end for hit_time in hit_times):
+                    column_styles.append(ATTACK_STYLE)
                 else:
-                    styles.append(STYLE_OF_STATE[most_severe_state(history, start, end)])
+                    column_styles.append(
+                        STYLE_OF_STATE[most_severe_state(state_history, span_start, span_end)]
+                    )
 
-            runs = [
-                ("".join(sign for sign, _ in same), style)
-                for style, same in groupby(styles, itemgetter(1))
+            styled_runs = [
+                ("".join(style_sign for style_sign, _ in same_style_columns), style)
+                for style, same_style_columns in groupby(column_styles, itemgetter(1))
             ]
-            state = history[-1][1]
-            table.add_row(process, Text.assemble(*runs), Text(state, STYLE_OF_STATE[state][1]))
+            last_state = state_history[-1][1]
+            table.add_row(
+                process_name,
+                Text.assemble(*styled_runs),
+                Text(last_state, STYLE_OF_STATE[last_state][1]),
+            )
 
-        speeds = [run.speed(*span) for span in spans]
-        top_speed = max([*speeds, 1e-9])
-        line = "".join(BAR_CHARACTERS[min(8, round(8 * speed / top_speed))] for speed in speeds)
+        span_speeds = [demo_run.speed(*time_span) for time_span in time_spans]
+        top_speed = max([*span_speeds, 1e-9])
+        line = "".join(
+            BAR_CHARACTERS[min(8, round(8 * span_speed / top_speed))] for span_speed in span_speeds
+        )
         table.add_row(
             Text("steps/s", "dim"), Text(line, "cyan"), Text(f"up to {top_speed:.0f}", "dim")
         )
@@ -347,59 +369,89 @@ class Picture:
 
     def _attacks_table(self) -> Table:
         table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim", pad_edge=False)
-        for title in ("", "attack", "at step", "next step", "lost", "back"):
-            side = "left" if title in ("attack", "lost") else "right"
-            table.add_column(title, justify=side, no_wrap=True)
+        for column_title in ("", "attack", "at step", "next step", "lost", "back"):
+            alignment = "left" if column_title in ("attack", "lost") else "right"
+            table.add_column(column_title, justify=alignment, no_wrap=True)
 
-        for attack in self.recording.attacks[-max(4, self.console.height - 24) :]:
-            times = [
-                f"[green]{took:.2f} s" if took is not None else "…"
-                for took in (attack.next_step_after_s, attack.back_after_s)
+        for attack_record in self.recording.attacks[-max(4, self.console.height - 24) :]:
+            recovery_times = [
+                f"[green]{recovery_seconds:.2f} s" if recovery_seconds is not None else "…"
+                for recovery_seconds in (
+                    attack_record.next_step_after_s,
+                    attack_record.back_after_s,
+                )
             ]
-            if attack.next_step_after_s is None:
-                lost = "…"
-            elif attack.lost_steps:
-                lost = f"[yellow]{attack.lost_steps}"
+            if attack_record.next_step_after_s is None:
+                lost_steps_text = "…"
+            elif attack_record.lost_steps:
+                lost_steps_text = f"[yellow]{attack_record.lost_steps}"
             else:
-                lost = "[green]nothing"
+                lost_steps_text = "[green]nothing"
 
-            start = f"[dim]{attack.seconds:.1f} s"
-            table.add_row(start, attack.description, str(attack.step), times[0], lost, times[1])
+            attack_start = f"[dim]{attack_record.seconds:.1f} s"
+            table.add_row(
+                attack_start,
+                attack_record.description,
+                str(attack_record.step),
+                recovery_times[0],
+                lost_steps_text,
+                recovery_times[1],
+            )
 
         return table
 
     def _conclusion(self) -> Panel:
         recording = self.recording
-        colour = "green" if recording.equal else "red"
+        border_color = "green" if recording.equal else "red"
         trainings = (recording.undisturbed, recording.disturbed)
-        width = max(len(run.name) for run in trainings)
+        name_width = max(len(demo_run.name) for demo_run in trainings)
 
         text = Text()
-        for run in trainings:
-            text.append(f"{run.name:{width}}  ").append(f"{run.sha256}\n", f"bold {colour}")
-        text.append(f"\n{summary(recording)}\n\n").append(conclusion(recording), f"bold {colour}")
-        return Panel(text, box=box.HORIZONTALS, border_style=colour, expand=False, padding=(1, 0))
+        for demo_run in trainings:
+            text.append(f"{demo_run.name:{name_width}}  ").append(
+                f"{demo_run.sha256}\n", f"bold {border_color}"
+            )
+        text.append(f"\n{summary(recording)}\n\n").append(
+            conclusion(recording), f"bold {border_color}"
+        )
+        return Panel(
+            text, box=box.HORIZONTALS, border_style=border_color, expand=False, padding=(1, 0)
+        )
 
 
-def most_severe_state(history: list[tuple[float, str]], since: float, until: float) -> str:
+def most_severe_state(
+    state_history: list[tuple[float, str]], start_time: float, end_time: float
+) -> str:
     """Return the most severe state that a process had between two times."""
-    initial = [state for start, state in history if start <= since][-1:]
-    seen = {"", *initial, *(state for start, state in history if since < start < until)}
-    return next(state for state in STYLE_OF_STATE if state in seen)
+    initial_states = [
+        process_state for state_start, process_state in state_history if state_start <= start_time
+    ][-1:]
+    states_seen = {
+        "",
+        *initial_states,
+        *(
+            process_state
+            for state_start, process_state in state_history
+            if start_time < state_start < end_time
+        ),
+    }
+    return next(process_state for process_state in STYLE_OF_STATE if process_state in states_seen)
 
 
 def summary(recording: Recording) -> str:
     """Return a summary of all attacks, such as `9 attacks; the next step after 0.07 s (median),
     2.90 s (longest); 0 steps lost`."""
-    facts = [f"{len(recording.attacks)} attacks"]
-    times = recording.recoveries
-    if times:
-        longest = f"{max(times):.2f} s (longest)"
-        facts.append(f"the next step after {median(times):.2f} s (median), {longest}")
+    summary_parts = [f"{len(recording.attacks)} attacks"]
+    recovery_times = recording.recoveries
+    if recovery_times:
+        longest_text = f"{max(recovery_times):.2f} s (longest)"
+        summary_parts.append(
+            f"the next step after {median(recovery_times):.2f} s (median), {longest_text}"
+        )
 
-    lost = recording.lost_steps
-    facts.append(f"{lost} step{'s' * (lost != 1)} lost")
-    return "; ".join(facts)
+    lost_steps = recording.lost_steps
+    summary_parts.append(f"{lost_steps} step{'s' * (lost_steps != 1)} lost")
+    return "; ".join(summary_parts)
 
 
 def conclusion(recording: Recording) -> str:

@@ -60,18 +60,20 @@ class DemoCluster(LocalCluster):
 class Training:
     """A running job. The names of its pods are `coordinator` and `worker-N`."""
 
-    def __init__(self, cluster: DemoCluster, folder: Path, job: dict[str, Any]) -> None:
+    def __init__(self, cluster: DemoCluster, folder: Path, job_manifest: dict[str, Any]) -> None:
         self.cluster = cluster
-        self.job = job
-        self.name = str(job["metadata"]["name"])
+        self.job = job_manifest
+        self.name = str(job_manifest["metadata"]["name"])
         self.controller = TrainingJobs(cluster, "PyTorchJob", folder)
         self.secret = Controller(cluster, "Secret")
 
-        (container,) = job["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]["spec"][
-            "containers"
+        (worker_container,) = job_manifest["spec"]["pytorchReplicaSpecs"]["Worker"]["template"][
+            "spec"
+        ]["containers"]
+        worker_flags = [
+            worker_flag for worker_flag in worker_container["args"] if worker_flag.startswith("--")
         ]
-        flags = [flag for flag in container["args"] if flag.startswith("--")]
-        self.inputs = TrainingSpec.from_flags(flags)
+        self.inputs = TrainingSpec.from_flags(worker_flags)
         self.memory = shared_memory(folder, self.name)
 
         self.members: tuple[str, ...] = ()  # names of the workers in the newest group
@@ -88,8 +90,8 @@ class Training:
 
     @property
     def names(self) -> list[str]:
-        replicas = self.job["spec"]["pytorchReplicaSpecs"]["Worker"]["replicas"]
-        return [COORDINATOR, *(f"worker-{index}" for index in range(replicas))]
+        worker_count = self.job["spec"]["pytorchReplicaSpecs"]["Worker"]["replicas"]
+        return [COORDINATOR, *(f"worker-{index}" for index in range(worker_count))]
 
     def __enter__(self) -> Self:
         self.secret.apply(
@@ -105,35 +107,35 @@ class Training:
         self.secret.delete(self.name)
 
         # wait until the workers, which die with their launchers, have ended
-        until = time.monotonic() + CHILDREN_GRACE_S
-        while time.monotonic() < until and any(start_time(pid) for pid in pids):
+        deadline_time = time.monotonic() + CHILDREN_GRACE_S
+        while time.monotonic() < deadline_time and any(start_time(pid) for pid in pids):
             time.sleep(OBSERVE_INTERVAL_S)
 
     def poll_until_done(self, step_timeout_s: float = 120) -> Iterator[None]:
         """Observe the job until its model is complete. Raises RekindleError if the job fails or
         stalls."""
-        last_step = time.monotonic()
-        last_poll = last_step
+        last_step_time = time.monotonic()
+        last_poll_time = last_step_time
 
         while True:
-            now = time.monotonic()
-            last_seen = self.step
+            current_time = time.monotonic()
+            last_seen_step = self.step
 
-            if now - last_poll >= POLL_INTERVAL_S or not self.pods:
-                last_poll = now
+            if current_time - last_poll_time >= POLL_INTERVAL_S or not self.pods:
+                last_poll_time = current_time
                 self.controller.poll()
 
-                status = (self.controller.read(self.name) or {}).get("status") or {}
-                if is_finished(status):
-                    failure = condition(status, "Failed")
-                    if failure:
-                        raise RekindleError(failure["message"])
+                job_status = (self.controller.read(self.name) or {}).get("status") or {}
+                if is_finished(job_status):
+                    failed_condition = condition(job_status, "Failed")
+                    if failed_condition:
+                        raise RekindleError(failed_condition["message"])
                     return
 
             self._observe()
-            if self.step != last_seen:
-                last_step = now
-            if now - last_step > step_timeout_s:
+            if self.step != last_seen_step:
+                last_step_time = current_time
+            if current_time - last_step_time > step_timeout_s:
                 raise RekindleError(
                     f"no step since {step_timeout_s:.0f} s: the logs are in"
                     f" {self.controller.run / 'logs'}."
@@ -147,9 +149,13 @@ class Training:
 
     @property
     def pods(self) -> dict[str, Pod]:
-        job = self.controller.jobs.get(self.name)
-        pods = job.pods if job else {}
-        return {name: pods[self._pod(name)] for name in self.names if self._pod(name) in pods}
+        running_job = self.controller.jobs.get(self.name)
+        pods_by_name = running_job.pods if running_job else {}
+        return {
+            name: pods_by_name[self._pod(name)]
+            for name in self.names
+            if self._pod(name) in pods_by_name
+        }
 
     def launcher(self, name: str) -> int | None:
         """Return the pid of a pod's first process."""
@@ -161,15 +167,15 @@ class Training:
     def trainer(self, name: str) -> int | None:
         """Return the pid of the process that trains in a worker's pod. This process is not the
         launcher's first child, which only loads torch."""
-        launcher = self.launcher(name)
-        if launcher:
-            return next(iter(children_of(launcher)[1:]), None)
+        launcher_pid = self.launcher(name)
+        if launcher_pid:
+            return next(iter(children_of(launcher_pid)[1:]), None)
         return None
 
     def processes(self, name: str) -> list[int]:
-        launcher = self.launcher(name)
-        if launcher:
-            return [launcher, *children_of(launcher)]
+        launcher_pid = self.launcher(name)
+        if launcher_pid:
+            return [launcher_pid, *children_of(launcher_pid)]
         return []
 
     def state(self, name: str) -> str:
@@ -184,57 +190,66 @@ class Training:
                 return "recovering"
             return "starting"
 
-        pid = self.trainer(name)
+        trainer_pid = self.trainer(name)
         if not self.group_count:
             return "starting"
-        if pid is None:
+        if trainer_pid is None:
             return "dead"
-        if is_stopped(pid):
+        if is_stopped(trainer_pid):
             return "stopped"
         if name in self.members:
             return "training"
         return "recovering"
 
     def accepts_connections(self) -> bool:
-        pid = self.launcher(COORDINATOR)
-        if pid and pid != self._answering_pid:
-            job = self.cluster.find("PyTorchJob", self.name)
+        coordinator_pid = self.launcher(COORDINATOR)
+        if coordinator_pid and coordinator_pid != self._answering_pid:
+            job_object = self.cluster.find("PyTorchJob", self.name)
             with suppress(OSError):
-                port = port_of(job, "Master") if job else PORT
-                address = (self.cluster.address(self._pod(COORDINATOR)), port)
-                socket.create_connection(address, 0.05).close()
-                self._answering_pid = pid
+                coordinator_port = port_of(job_object, "Master") if job_object else PORT
+                coordinator_address = (
+                    self.cluster.address(self._pod(COORDINATOR)),
+                    coordinator_port,
+                )
+                socket.create_connection(coordinator_address, 0.05).close()
+                self._answering_pid = coordinator_pid
 
-        return pid is not None and pid == self._answering_pid
+        return coordinator_pid is not None and coordinator_pid == self._answering_pid
 
     def _pod(self, name: str) -> str:
         return f"{self.name}-{name.replace(COORDINATOR, 'master-0')}"
 
     def _observe(self) -> None:
-        steps: list[int] = []
-        for log in self._logs:
-            for line in log.read_lines():
-                group = GENERATION.search(line)
-                resumed = RESUMED.search(line)
-                progress = PROGRESS_LINE.search(line)
+        snapshot_steps: list[int] = []
+        for log_tail in self._logs:
+            for line in log_tail.read_lines():
+                generation_match = GENERATION.search(line)
+                resumed_match = RESUMED.search(line)
+                progress_match = PROGRESS_LINE.search(line)
 
-                if group:
+                if generation_match:
                     self.group_count += 1
-                    names = group[1].split()
-                    self.members = tuple(name.removeprefix(f"{self.name}-") for name in names)
-                elif resumed:
-                    self.resumed_steps.append(int(resumed[1] or resumed[2]))
-                elif progress:
-                    steps.append(int(progress[1]))
+                    worker_names = generation_match[1].split()
+                    self.members = tuple(
+                        name.removeprefix(f"{self.name}-") for name in worker_names
+                    )
+                elif resumed_match:
+                    self.resumed_steps.append(int(resumed_match[1] or resumed_match[2]))
+                elif progress_match:
+                    snapshot_steps.append(int(progress_match[1]))
 
         for path in self.memory.glob("rekindle-*"):
-            step = snapshot_file.newest_step(path)
-            if step >= 0 and step != self._snapshot_steps.get(path):
-                self._snapshot_steps[path] = step
-                steps.append(step)
+            snapshot_step = snapshot_file.newest_step(path)
+            if snapshot_step >= 0 and snapshot_step != self._snapshot_steps.get(path):
+                self._snapshot_steps[path] = snapshot_step
+                snapshot_steps.append(snapshot_step)
 
-        self.repeated_steps += [step for step in steps if step < self.step - TOLERATED_LAG]
-        self.step = max([self.step, *steps])
+        self.repeated_steps += [
+            snapshot_step
+            for snapshot_step in snapshot_steps
+            if snapshot_step < self.step - TOLERATED_LAG
+        ]
+        self.step = max([self.step, *snapshot_steps])
 
 
 class Tail:
@@ -248,20 +263,22 @@ class Tail:
         try:
             with self.path.open("rb") as file:
                 file.seek(self.offset)
-                lines, end, _ = file.read().rpartition(b"\n")
+                complete_lines, line_end, _ = file.read().rpartition(b"\n")
         except FileNotFoundError:
             return []
 
-        self.offset += len(lines) + len(end)
-        return lines.decode(errors="replace").splitlines()
+        self.offset += len(complete_lines) + len(line_end)
+        return complete_lines.decode(errors="replace").splitlines()
 
 
 def children_of(pid: int) -> list[int]:
     """Return the pids of the living children of all threads of a process."""
     try:
-        threads = list(Path(f"/proc/{pid}/task").iterdir())
+        thread_folders = list(Path(f"/proc/{pid}/task").iterdir())
         return [
-            int(child) for thread in threads for child in (thread / "children").read_text().split()
+            int(child_pid)
+            for thread_folder in thread_folders
+            for child_pid in (thread_folder / "children").read_text().split()
         ]
     except (FileNotFoundError, ProcessLookupError):
         return []

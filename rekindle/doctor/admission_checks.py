@@ -12,39 +12,41 @@ from rekindle.errors import Check
 from rekindle.training.cost.pod_requests import read_pod
 
 
-def check_admission(cluster: Cluster, config: ClusterConfig) -> Iterator[Check]:
+def check_admission(cluster: Cluster, cluster_config: ClusterConfig) -> Iterator[Check]:
     """Check that a pod of each kind is admitted (PodSecurity, quota, LimitRange, PriorityClass,
     ServiceAccount) and that it fits a node."""
     try:
-        nodes = read_nodes(cluster, with_pods=True)
-        note = ""
+        nodes = read_nodes(cluster, reads_pods=True)
+        capacity_note = ""
     except ApiError as error:
         nodes = []
-        note = f"; not compared with the nodes of the cluster: {error}"
+        capacity_note = f"; not compared with the nodes of the cluster: {error}"
 
     for name in POD_DEFAULTS:
-        settings = config.pod(name)
-        settings = settings.model_copy(update={"cpu": settings.cpu or "1"})
+        pod_settings = cluster_config.pod(name)
+        pod_settings = pod_settings.model_copy(update={"cpu": pod_settings.cpu or "1"})
         try:
-            pod = pod_manifest(f"rekindle-{name}", config, settings, {"main": settings.image}, [])
-            cluster.create(PODS, pod, dry_run=True)
+            pod_object = pod_manifest(
+                f"rekindle-{name}", cluster_config, pod_settings, {"main": pod_settings.image}, []
+            )
+            cluster.create(PODS, pod_object, dry_run=True)
         except ApiError as error:
             remedy = f"Change cluster.pods.{name}, or the policy that refuses the pod."
             yield Check(f"pod of {name}", False, str(error), remedy)
             continue
 
-        if note:
-            yield Check(f"pod of {name}", True, f"would be admitted{note}")
+        if capacity_note:
+            yield Check(f"pod of {name}", True, f"would be admitted{capacity_note}")
         else:
-            yield _check_capacity(name, nodes, pod)
+            yield _check_capacity(name, nodes, pod_object)
 
 
-def _check_capacity(name: str, nodes: list[Node], pod: Object) -> Check:
+def _check_capacity(name: str, nodes: list[Node], pod_object: Object) -> Check:
     """Check that a node can run an admitted pod."""
-    obstacle = find_obstacle(nodes, read_pod(pod["spec"]))
+    obstacle = find_obstacle(nodes, read_pod(pod_object["spec"]))
     if obstacle is None:
         return Check(f"pod of {name}", True, "would be admitted, and fits a node")
 
     remedy = f"Lower or change cluster.pods.{name}, or add a node that can run the pod."
-    found = f"would be admitted, but stay Pending: {obstacle.text}"
-    return Check(f"pod of {name}", False, found, remedy, required=not obstacle.may_end)
+    obstacle_text = f"would be admitted, but stay Pending: {obstacle.text}"
+    return Check(f"pod of {name}", False, obstacle_text, remedy, required=not obstacle.may_end)

@@ -107,88 +107,94 @@ POD_SECURITY = "pod-security.kubernetes.io/enforce"
 
 def check(
     cluster: Cluster,
-    config: ClusterConfig,
-    train: TrainConfig,
-    seconds: float = PROBE_TIMEOUT_S,
-    token: bool = False,
-    secrets: Sequence[str] = (),
+    cluster_config: ClusterConfig,
+    train_config: TrainConfig,
+    probe_timeout_seconds: float = PROBE_TIMEOUT_S,
+    needs_token: bool = False,
+    secret_names: Sequence[str] = (),
 ) -> list[Check]:
     """Run all checks in order. An error in a check becomes its result, so that the other checks
     still run.
 
-    `seconds`: time limit of the pod, including the time to pull its image. `token`: value of
-    `serve.token`. `secrets`: value of `program.secrets`.
+    `probe_timeout_seconds`: time limit of the pod, including the time to pull its image.
+    `needs_token`: value of `serve.token`. `secret_names`: value of `program.secrets`.
     """
-    results = [_check_api_server(cluster)]
-    if not results[0].ok:
-        return results
+    check_list = [_check_api_server(cluster)]
+    if not check_list[0].ok:
+        return check_list
 
-    render = RENDER_COMMAND.format(cluster.namespace)
+    render_command = RENDER_COMMAND.format(cluster.namespace)
     create_secret = platform.secret_command(cluster.namespace) + CLOUD_ROLE_NOTE
 
-    checks: dict[str, Iterator[Check]] = {
-        "kinds": check_kinds(cluster, config.backend),
-        "controllers": check_controllers(cluster, config.backend),
-        "gang": check_gang(cluster, config.gang, config.queue),
+    checks_by_name: dict[str, Iterator[Check]] = {
+        "kinds": check_kinds(cluster, cluster_config.backend),
+        "controllers": check_controllers(cluster, cluster_config.backend),
+        "gang": check_gang(cluster, cluster_config.gang, cluster_config.queue),
         "namespace": check_namespace(cluster),
         "your rights": check_user_rights(cluster),
-        "account": check_account(cluster, config),
-        "serving account": check_serving_account(cluster, config.serving_account),
+        "account": check_account(cluster, cluster_config),
+        "serving account": check_serving_account(cluster, cluster_config.serving_account),
         "addresses": _check_keys(
-            cluster, "addresses", CONFIG_MAPS, CONFIG_MAP, ADDRESS_KEYS, render
+            cluster, "addresses", CONFIG_MAPS, CONFIG_MAP, ADDRESS_KEYS, render_command
         ),
         "artifact repository": check_artifact_repository(cluster),
         # the Secret is not required, because pods may use a cloud role, which the check of the
         # object store tests
         "credentials": _check_keys(
-            cluster, "credentials", SECRETS, STORE_SECRET, KEY_NAMES, create_secret, required=False
+            cluster,
+            "credentials",
+            SECRETS,
+            STORE_SECRET,
+            KEY_NAMES,
+            create_secret,
+            is_required=False,
         ),
         "serving credentials": check_serving_credentials(cluster),
-        "admission": check_admission(cluster, config),
+        "admission": check_admission(cluster, cluster_config),
     }
 
-    if token:
-        command = platform.secret_command(cluster.namespace, TOKEN_SECRET, [REKINDLE_TOKEN])
-        checks["tokens"] = _check_keys(
-            cluster, "tokens", SECRETS, TOKEN_SECRET, [REKINDLE_TOKEN], command
+    if needs_token:
+        token_command = platform.secret_command(cluster.namespace, TOKEN_SECRET, [REKINDLE_TOKEN])
+        checks_by_name["tokens"] = _check_keys(
+            cluster, "tokens", SECRETS, TOKEN_SECRET, [REKINDLE_TOKEN], token_command
         )
 
-    if secrets:
-        command = platform.secret_command(cluster.namespace, PROGRAM_SECRET, secrets)
-        checks["program secrets"] = _check_keys(
-            cluster, "program secrets", SECRETS, PROGRAM_SECRET, secrets, command
+    if secret_names:
+        token_command = platform.secret_command(cluster.namespace, PROGRAM_SECRET, secret_names)
+        checks_by_name["program secrets"] = _check_keys(
+            cluster, "program secrets", SECRETS, PROGRAM_SECRET, secret_names, token_command
         )
 
-    if config.backend == "pytorchjob":
-        checks["webhook"] = check_webhook(cluster, config, train)
-        checks["init container"] = check_init_container(cluster)
+    if cluster_config.backend == "pytorchjob":
+        checks_by_name["webhook"] = check_webhook(cluster, cluster_config, train_config)
+        checks_by_name["init container"] = check_init_container(cluster)
     else:
-        checks["job"] = check_job(cluster, config, train)
+        checks_by_name["job"] = check_job(cluster, cluster_config, train_config)
 
-    checks["probe"] = checks_from_pod(cluster, config, seconds)
-    for name, check_results in checks.items():
+    checks_by_name["probe"] = checks_from_pod(cluster, cluster_config, probe_timeout_seconds)
+    for name, check_results in checks_by_name.items():
         try:
-            for result in check_results:
-                results.append(result)
+            for check_result in check_results:
+                check_list.append(check_result)
         except RekindleError as error:
             # 403: the user may not read the object, which is only a warning
-            required = getattr(error, "code", 0) != 403
-            results.append(
+            is_required = getattr(error, "code", 0) != 403
+            check_list.append(
                 Check(
                     name,
                     False,
                     f"not checked: {error}",
                     "Fix this error, then check again.",
-                    required,
+                    is_required,
                 )
             )
 
-    return results
+    return check_list
 
 
 def _check_api_server(cluster: Cluster) -> Check:
     try:
-        version = cluster.read("version", "GET", "/version")
+        server_version = cluster.read("version", "GET", "/version")
     except ApiError as error:
         return Check(
             "API server",
@@ -197,19 +203,19 @@ def _check_api_server(cluster: Cluster) -> Check:
             "Choose a --context that answers: kubectl config get-contexts",
         )
 
-    texts = (version["major"], version["minor"])
-    numbers = tuple(int(re.sub("[^0-9]", "", text)[:9] or 0) for text in texts)
-    detail = f"{cluster.server}, Kubernetes {version['gitVersion']}"
+    version_texts = (server_version["major"], server_version["minor"])
+    version_numbers = tuple(int(re.sub("[^0-9]", "", text)[:9] or 0) for text in version_texts)
+    detail = f"{cluster.server}, Kubernetes {server_version['gitVersion']}"
     remedy = f"Kubernetes {MIN_KUBERNETES[0]}.{MIN_KUBERNETES[1]} or newer is needed."
 
-    return Check("API server", numbers >= MIN_KUBERNETES, detail, remedy)
+    return Check("API server", version_numbers >= MIN_KUBERNETES, detail, remedy)
 
 
-def check_kinds(cluster: Cluster, backend: str) -> Iterator[Check]:
+def check_kinds(cluster: Cluster, backend_name: str) -> Iterator[Check]:
     """Check that the cluster defines, in the right versions, the kinds of objects that workflows
     create."""
-    for api, required_kinds in (ARGO_KINDS | BACKEND_KINDS[backend]).items():
-        defined_kinds = _defined_kinds(cluster, api)
+    for api_version, required_kinds in (ARGO_KINDS | BACKEND_KINDS[backend_name]).items():
+        defined_kinds = _defined_kinds(cluster, api_version)
         missing_kinds = [kind for kind in required_kinds if kind not in defined_kinds]
         if missing_kinds:
             detail = f"no {', '.join(missing_kinds)}"
@@ -217,71 +223,93 @@ def check_kinds(cluster: Cluster, backend: str) -> Iterator[Check]:
             detail = ", ".join(required_kinds)
 
         yield Check(
-            api,
+            api_version,
             not missing_kinds,
             detail,
-            f"Definitions are missing or too old: {INSTALL_REMEDIES[api]}.",
+            f"Definitions are missing or too old: {INSTALL_REMEDIES[api_version]}.",
         )
 
 
-def _defined_kinds(cluster: Cluster, api: str) -> set[str]:
+def _defined_kinds(cluster: Cluster, api_version: str) -> set[str]:
     """Return the kinds that are defined in a version of an API group."""
     try:
-        resources = cluster.read("apiresources", "GET", f"/apis/{api}").get("resources") or ()
-        return {resource["name"] for resource in resources}
+        api_resources = (
+            cluster.read("apiresources", "GET", f"/apis/{api_version}").get("resources") or ()
+        )
+        return {api_resource["name"] for api_resource in api_resources}
     except ApiError as error:
         if error.code != 404:
             raise
         return set()
 
 
-def check_controllers(cluster: Cluster, backend: str) -> Iterator[Check]:
+def check_controllers(cluster: Cluster, backend_name: str) -> Iterator[Check]:
     """Check that the controllers run, watch this namespace, and are new enough."""
-    for name, (label, min_version, remedy) in CONTROLLERS.items():
-        if name == "training operator" and backend != "pytorchjob":
+    for name, (label_selector, min_version, remedy) in CONTROLLERS.items():
+        if name == "training operator" and backend_name != "pytorchjob":
             continue
 
-        controller_pod = next(filter(_is_ready, cluster.list_objects(ALL_PODS, label)), None)
+        controller_pod = next(
+            filter(_is_ready, cluster.list_objects(ALL_PODS, label_selector)), None
+        )
         if not controller_pod:
-            remedy = f"See the log of the pod (kubectl get pods -A -l {label}), or {remedy}."
-            yield Check(name, False, f"no pod with the label {label} is ready", remedy)
+            remedy = (
+                f"See the log of the pod (kubectl get pods -A -l {label_selector}), or {remedy}."
+            )
+            yield Check(name, False, f"no pod with the label {label_selector} is ready", remedy)
             continue
 
-        container = _first_container(controller_pod)
+        controller_container = _first_container(controller_pod)
         own_namespace = controller_pod["metadata"].get("namespace", "")
-        image = container.get("image", "")
-        args = [*(container.get("command") or []), *(container.get("args") or [])]
-        watched_namespace = _flag(args, "--managed-namespace") or _flag(args, "--namespace")
-        watched_namespace = watched_namespace or (own_namespace if "--namespaced" in args else "")
-        version = re.search(r":v?(\d{1,9})\.(\d{1,9})", image)
-        is_supported = not version or (int(version[1]), int(version[2])) >= min_version
-        sees_namespace = watched_namespace in ("", cluster.namespace)
-        detail = f"{image.rpartition('/')[2]} in {own_namespace}"
-        detail += "" if sees_namespace else f", which sees only namespace {watched_namespace}"
+        image_name = controller_container.get("image", "")
+        container_arguments = [
+            *(controller_container.get("command") or []),
+            *(controller_container.get("args") or []),
+        ]
+        watched_namespace = _flag(container_arguments, "--managed-namespace") or _flag(
+            container_arguments, "--namespace"
+        )
+        watched_namespace = watched_namespace or (
+            own_namespace if "--namespaced" in container_arguments else ""
+        )
+        version_match = re.search(r":v?(\d{1,9})\.(\d{1,9})", image_name)
+        is_supported = (
+            not version_match or (int(version_match[1]), int(version_match[2])) >= min_version
+        )
+        watches_namespace = watched_namespace in ("", cluster.namespace)
+        detail = f"{image_name.rpartition('/')[2]} in {own_namespace}"
+        detail += "" if watches_namespace else f", which sees only namespace {watched_namespace}"
 
         if is_supported:
             remedy = f"Let the controller watch {cluster.namespace}."
         else:
             remedy = f"{remedy}."
 
-        yield Check(name, is_supported and sees_namespace, detail, remedy)
+        yield Check(name, is_supported and watches_namespace, detail, remedy)
 
 
-def check_gang(cluster: Cluster, scheduler: str, queue_name: str) -> Iterator[Check]:
+def check_gang(cluster: Cluster, scheduler_name: str, queue_name: str) -> Iterator[Check]:
     """If `cluster.gang` is set, check that the operator or Kueue starts all pods of a job
     together."""
-    if scheduler == "kueue":
-        apis = (f"kueue.x-k8s.io/{version}" for version in queue.VERSIONS)
-        api = next((api for api in apis if "localqueues" in _defined_kinds(cluster, api)), "")
-        detail = f"Kueue is {'installed' if api else 'not installed'}"
-        yield Check("gang", bool(api), detail, "Install Kueue, or leave cluster.gang empty.")
+    if scheduler_name == "kueue":
+        kueue_versions = (f"kueue.x-k8s.io/{kueue_version}" for kueue_version in queue.VERSIONS)
+        kueue_api = next(
+            (
+                kueue_api
+                for kueue_api in kueue_versions
+                if "localqueues" in _defined_kinds(cluster, kueue_api)
+            ),
+            "",
+        )
+        detail = f"Kueue is {'installed' if kueue_api else 'not installed'}"
+        yield Check("gang", bool(kueue_api), detail, "Install Kueue, or leave cluster.gang empty.")
 
-        if api:
-            queues = {
-                obj["metadata"]["name"]: obj
-                for obj in cluster.list_objects(Resource(api, "localqueues"))
+        if kueue_api:
+            queues_by_name = {
+                queue_object["metadata"]["name"]: queue_object
+                for queue_object in cluster.list_objects(Resource(kueue_api, "localqueues"))
             }
-            queue_spec = queues.get(queue_name, {}).get("spec")
+            queue_spec = queues_by_name.get(queue_name, {}).get("spec")
             if queue_spec:
                 detail = f"ClusterQueue {queue_spec['clusterQueue']}"
             else:
@@ -289,34 +317,39 @@ def check_gang(cluster: Cluster, scheduler: str, queue_name: str) -> Iterator[Ch
 
             remedy = (
                 "Set cluster.queue to a LocalQueue of the namespace"
-                f" ({', '.join(sorted(queues)) or 'none exist'}), or ask the platform team for a"
-                f" LocalQueue {queue_name}."
+                f" ({', '.join(sorted(queues_by_name)) or 'none exist'}), or ask the platform team"
+                f" for a LocalQueue {queue_name}."
             )
 
-            yield Check(f"queue {queue_name}", queue_name in queues, detail, remedy)
-    elif scheduler:
-        expected_name = read_presets()["gang"][scheduler]["pods"]["schedulerName"]
-        for operator in cluster.list_objects(ALL_PODS, CONTROLLERS["training operator"][0]):
-            container = _first_container(operator)
-            flag = "--gang-scheduler-name"
+            yield Check(f"queue {queue_name}", queue_name in queues_by_name, detail, remedy)
+    elif scheduler_name:
+        expected_name = read_presets()["gang"][scheduler_name]["pods"]["schedulerName"]
+        for operator_pod in cluster.list_objects(ALL_PODS, CONTROLLERS["training operator"][0]):
+            operator_container = _first_container(operator_pod)
+            scheduler_flag = "--gang-scheduler-name"
             actual_name = _flag(
-                [*(container.get("command") or []), *(container.get("args") or [])], flag
+                [
+                    *(operator_container.get("command") or []),
+                    *(operator_container.get("args") or []),
+                ],
+                scheduler_flag,
             )
-            detail = (
-                "the training operator"
-                f" {f'has {flag}={actual_name}' if actual_name else f'does not have {flag}'}"
-            )
-            remedy = f"Give the training operator the argument {flag}={expected_name}."
+            if actual_name:
+                detail = f"the training operator has {scheduler_flag}={actual_name}"
+            else:
+                detail = f"the training operator does not have {scheduler_flag}"
+
+            remedy = f"Give the training operator the argument {scheduler_flag}={expected_name}."
             yield Check("gang", actual_name == expected_name, detail, remedy)
 
 
 def check_namespace(cluster: Cluster) -> Iterator[Check]:
-    level = _enforced_level(cluster)
+    security_level = _enforced_level(cluster)
     remedy = f"kubectl label namespace {cluster.namespace} {POD_SECURITY}=restricted"
     yield Check(
         "PodSecurity",
-        level == "restricted",
-        f"enforced level: {level or 'none'}",
+        security_level == "restricted",
+        f"enforced level: {security_level or 'none'}",
         remedy,
         required=False,
     )
@@ -324,54 +357,62 @@ def check_namespace(cluster: Cluster) -> Iterator[Check]:
 
 def check_user_rights(cluster: Cluster) -> Iterator[Check]:
     """Check that the user has all permissions that the commands of `rekindle` need."""
-    rules = [
-        (group, resource, verb) for group, resource, verbs in USER_RULES for verb in verbs.split()
+    permissions = [
+        (api_group, resource_name, verb)
+        for api_group, resource_name, verb_list in USER_RULES
+        for verb in verb_list.split()
     ]
-    denied_permissions = _describe_denied(cluster, rules, "selfsubjectaccessreviews")
+    denied_permissions = _describe_denied(cluster, permissions, "selfsubjectaccessreviews")
     remedy = "Ask an administrator of the cluster for a Role with these verbs, bound to you."
     yield Check(
         "your rights",
         not denied_permissions,
-        denied_permissions or f"all {len(rules)} permissions granted",
+        denied_permissions or f"all {len(permissions)} permissions granted",
         remedy,
     )
 
 
-def check_account(cluster: Cluster, config: ClusterConfig) -> Iterator[Check]:
+def check_account(cluster: Cluster, cluster_config: ClusterConfig) -> Iterator[Check]:
     """Check that the ServiceAccount of workflows exists, that it has the permissions that a
     pipeline needs, and that a Secret with its token exists for Argo's executor."""
-    name = config.service_account
+    name = cluster_config.service_account
     remedy = RENDER_COMMAND.format(cluster.namespace)
 
     if not cluster.find(SERVICE_ACCOUNTS, name):
         yield Check("account", False, f"ServiceAccount {name} does not exist", remedy)
         return
 
-    rules = [
-        rule
-        for rule in platform.list_permissions()
-        if config.backend == "pytorchjob" or rule[0] != "kubeflow.org"
+    permissions = [
+        permission
+        for permission in platform.list_permissions()
+        if cluster_config.backend == "pytorchjob" or permission[0] != "kubeflow.org"
     ]
 
-    needed_groups = {api.partition("/")[0] for api in BACKEND_KINDS[config.backend]} - {
-        "kubeflow.org"
-    }
+    needed_groups = {
+        api_version.partition("/")[0] for api_version in BACKEND_KINDS[cluster_config.backend]
+    } - {"kubeflow.org"}
     if needed_groups:
-        kinds = {kind for names in BACKEND_KINDS[config.backend].values() for kind in names}
-        rules += [
-            rule
-            for rule in platform.list_permissions("frameworks")
-            if rule[0] in needed_groups and rule[1] in kinds
+        job_kinds = {
+            job_kind
+            for kind_names in BACKEND_KINDS[cluster_config.backend].values()
+            for job_kind in kind_names
+        }
+        permissions += [
+            permission
+            for permission in platform.list_permissions("frameworks")
+            if permission[0] in needed_groups and permission[1] in job_kinds
         ]
         remedy = remedy.replace("...", "--with frameworks ...")
 
-    user = f"system:serviceaccount:{cluster.namespace}:{name}"
+    account_user = f"system:serviceaccount:{cluster.namespace}:{name}"
     try:
-        denied_permissions = _describe_denied(cluster, rules, "subjectaccessreviews", user=user)
+        denied_permissions = _describe_denied(
+            cluster, permissions, "subjectaccessreviews", user=account_user
+        )
         yield Check(
             "account",
             not denied_permissions,
-            denied_permissions or f"{name}: all {len(rules)} rights granted",
+            denied_permissions or f"{name}: all {len(permissions)} rights granted",
             remedy,
         )
     except ApiError as error:
@@ -386,86 +427,99 @@ def check_account(cluster: Cluster, config: ClusterConfig) -> Iterator[Check]:
 
 def check_serving_account(cluster: Cluster, name: str) -> Iterator[Check]:
     """Check that the ServiceAccount that the pods of the model server need exists."""
-    exists = bool(cluster.find(SERVICE_ACCOUNTS, name))
-    detail = f"ServiceAccount {name} {'exists' if exists else 'does not exist'}"
-    yield Check("serving account", exists, detail, RENDER_COMMAND.format(cluster.namespace))
+    account_exists = bool(cluster.find(SERVICE_ACCOUNTS, name))
+    detail = f"ServiceAccount {name} {'exists' if account_exists else 'does not exist'}"
+    yield Check("serving account", account_exists, detail, RENDER_COMMAND.format(cluster.namespace))
 
 
 def check_serving_credentials(cluster: Cluster) -> Iterator[Check]:
     """Check that the model server has keys for the object store that differ from the keys of the
     pipelines."""
-    command = platform.secret_command(cluster.namespace, SERVING_SECRET)
-    remedy = f"{command}, of a user who can only read releases/.{CLOUD_ROLE_NOTE}"
-    (check,) = _check_keys(
+    secret_command = platform.secret_command(cluster.namespace, SERVING_SECRET)
+    remedy = f"{secret_command}, of a user who can only read releases/.{CLOUD_ROLE_NOTE}"
+    (keys_check,) = _check_keys(
         cluster, "serving credentials", SECRETS, SERVING_SECRET, KEY_NAMES, remedy, False
     )
 
-    has_same_keys = check.ok and _read_data(cluster, SECRETS, SERVING_SECRET) == _read_data(
+    has_same_keys = keys_check.ok and _read_data(cluster, SECRETS, SERVING_SECRET) == _read_data(
         cluster, SECRETS, STORE_SECRET
     )
     if has_same_keys:
         detail = "pipelines use the same keys: a compromised server could write to the bucket"
     else:
-        detail = check.found
+        detail = keys_check.found
 
-    yield Check(check.name, check.ok and not has_same_keys, detail, check.remedy, required=False)
+    yield Check(
+        keys_check.name,
+        keys_check.ok and not has_same_keys,
+        detail,
+        keys_check.remedy,
+        required=False,
+    )
 
 
 def check_artifact_repository(cluster: Cluster) -> Iterator[Check]:
     """Check that Argo uses the same bucket as the steps."""
-    settings = _read_data(cluster, CONFIG_MAPS, CONFIG_MAP)
+    address_settings = _read_data(cluster, CONFIG_MAPS, CONFIG_MAP)
     bucket, endpoint = _artifact_repository(cluster)
     steps_endpoint = re.sub(
-        "^https?://", "", format_address(settings.get(S3_ENDPOINT_URL) or "")
+        "^https?://", "", format_address(address_settings.get(S3_ENDPOINT_URL) or "")
     ).rstrip("/")
     is_same_endpoint = endpoint == steps_endpoint or (
         not steps_endpoint and "amazonaws.com" in endpoint
     )
-    is_same = is_same_endpoint and bucket == settings.get(S3_BUCKET)
+    is_same_bucket = is_same_endpoint and bucket == address_settings.get(S3_BUCKET)
     detail = f"bucket {bucket!r} at {endpoint!r}"
     detail += (
-        "" if is_same else f", while steps use {settings.get(S3_BUCKET)!r} at {steps_endpoint!r}"
+        ""
+        if is_same_bucket
+        else f", while steps use {address_settings.get(S3_BUCKET)!r} at {steps_endpoint!r}"
     )
-    yield Check("artifact repository", is_same, detail, RENDER_COMMAND.format(cluster.namespace))
+    yield Check(
+        "artifact repository", is_same_bucket, detail, RENDER_COMMAND.format(cluster.namespace)
+    )
 
 
 def _check_keys(
     cluster: Cluster,
-    title: str,
+    check_title: str,
     resource: Resource,
     name: str,
-    keys: Sequence[str],
+    required_keys: Sequence[str],
     remedy: str,
-    required: bool = True,
+    is_required: bool = True,
 ) -> Iterator[Check]:
     """Check that a ConfigMap or Secret has a value for each key."""
-    data = _read_data(cluster, resource, name)
-    missing_keys = [key for key in keys if not data.get(key)]
-    kind = "Secret" if resource == SECRETS else "ConfigMap"
+    object_data = _read_data(cluster, resource, name)
+    missing_keys = [key for key in required_keys if not object_data.get(key)]
+    object_kind = "Secret" if resource == SECRETS else "ConfigMap"
     yield Check(
-        title,
+        check_title,
         not missing_keys,
-        f"{kind} {name} {'lacks' if missing_keys else 'has'} {' and '.join(missing_keys or keys)}",
+        f"{object_kind} {name} {'lacks' if missing_keys else 'has'}"
+        f" {' and '.join(missing_keys or required_keys)}",
         remedy,
-        required,
+        is_required,
     )
 
 
-def check_webhook(cluster: Cluster, config: ClusterConfig, train: TrainConfig) -> Iterator[Check]:
+def check_webhook(
+    cluster: Cluster, cluster_config: ClusterConfig, train_config: TrainConfig
+) -> Iterator[Check]:
     """Check that the operator's webhook admits the job of the config, and refuses a job without the
     main container. (Without the webhook, the API server accepts such a job.)"""
-    job = _job(config, train)
-    invalid_job = json.loads(to_json(job).replace('"name": "pytorch"', '"name": "another"'))
-    ok = False
+    valid_job = _job(cluster_config, train_config)
+    invalid_job = json.loads(to_json(valid_job).replace('"name": "pytorch"', '"name": "another"'))
+    is_refused = False
     detail = "a job without its main container was admitted: the webhook does not validate jobs"
 
     try:
-        cluster.create(JOBS, job, dry_run=True)
+        cluster.create(JOBS, valid_job, dry_run=True)
         try:
             cluster.create(JOBS, invalid_job, dry_run=True)
         except ApiError as error:
-            ok = "webhook" in str(error)
-            if ok:
+            is_refused = "webhook" in str(error)
+            if is_refused:
                 detail = "admits a valid job and refuses an invalid job"
             else:
                 detail = str(error)
@@ -476,36 +530,42 @@ def check_webhook(cluster: Cluster, config: ClusterConfig, train: TrainConfig) -
         "Restart the training operator (kubectl -n kubeflow rollout restart deployment"
         " training-operator)."
     )
-    yield Check("webhook", ok, detail, remedy)
+    yield Check("webhook", is_refused, detail, remedy)
 
 
-def check_job(cluster: Cluster, config: ClusterConfig, train: TrainConfig) -> Iterator[Check]:
+def check_job(
+    cluster: Cluster, cluster_config: ClusterConfig, train_config: TrainConfig
+) -> Iterator[Check]:
     """Check that the job of the config would be created. JobSet may refuse the job if one of its
     feature gates is off."""
-    job = _job(config, train)
-    kind = BACKENDS[config.backend].kind
+    job_object = _job(cluster_config, train_config)
+    job_kind = BACKENDS[cluster_config.backend].kind
 
     try:
-        cluster.create(Resource(job["apiVersion"], f"{job['kind'].lower()}s"), job, dry_run=True)
+        cluster.create(
+            Resource(job_object["apiVersion"], f"{job_object['kind'].lower()}s"),
+            job_object,
+            dry_run=True,
+        )
     except ApiError as error:
-        remedy = f"Change the policy that refuses the job, or cluster.backend ({kind})."
-        if config.restart_job:
+        remedy = f"Change the policy that refuses the job, or cluster.backend ({job_kind})."
+        if cluster_config.restart_job:
             remedy = "Enable JobSet's feature gate RestartJob, or remove cluster.restart_job."
 
         yield Check("job", False, str(error), remedy)
     else:
-        yield Check("job", True, f"{job['kind']} would be created")
+        yield Check("job", True, f"{job_object['kind']} would be created")
 
 
-def _job(config: ClusterConfig, train: TrainConfig) -> Object:
+def _job(cluster_config: ClusterConfig, train_config: TrainConfig) -> Object:
     """Return the job of the config or, for a TrainJob, its TrainingRuntime. Its workflow label gets
     another value, because no workflow creates this object."""
-    backend = BACKENDS[config.backend]
+    backend = BACKENDS[cluster_config.backend]
     commands = member_commands(WORKLOAD, [])
-    job = (backend.runtime or backend.job)(DOCTOR, train, config, commands)
-    of_workflow = to_json(pods.WORKFLOW_LABEL)[1:-1]
+    job_object = (backend.runtime or backend.job)(DOCTOR, train_config, cluster_config, commands)
+    workflow_label_json = to_json(pods.WORKFLOW_LABEL)[1:-1]
     name = f'"{NAME_LABEL}": "{DOCTOR}"'
-    return json.loads(to_json(job).replace(of_workflow, name))
+    return json.loads(to_json(job_object).replace(workflow_label_json, name))
 
 
 def check_init_container(cluster: Cluster) -> Iterator[Check]:
@@ -517,54 +577,65 @@ def check_init_container(cluster: Cluster) -> Iterator[Check]:
         )
         return
 
-    template = ""
-    for operator in cluster.list_objects(ALL_PODS, CONTROLLERS["training operator"][0]):
-        namespace = operator["metadata"].get("namespace", "")
-        own_namespace = cluster.in_namespace(namespace)
-        for volume in (operator.get("spec") or {}).get("volumes") or []:
+    container_template = ""
+    for operator_pod in cluster.list_objects(ALL_PODS, CONTROLLERS["training operator"][0]):
+        operator_namespace = operator_pod["metadata"].get("namespace", "")
+        operator_cluster = cluster.in_namespace(operator_namespace)
+        for volume in (operator_pod.get("spec") or {}).get("volumes") or []:
             name = (volume.get("configMap") or {}).get("name")
             if name:
-                template += "".join(_read_data(own_namespace, CONFIG_MAPS, name).values())
+                container_template += "".join(
+                    _read_data(operator_cluster, CONFIG_MAPS, name).values()
+                )
 
-    ok = "allowPrivilegeEscalation: false" in template
+    is_hardened = "allowPrivilegeEscalation: false" in container_template
     detail = (
-        f"the operator's template is {'hardened' if ok else 'not hardened: workers are refused'}"
+        "the operator's template is"
+        f" {'hardened' if is_hardened else 'not hardened: workers are refused'}"
     )
     remedy = (
         "rekindle platform render --operator | kubectl apply --server-side --field-manager=rekindle"
         " -f -"
     )
-    yield Check("init container", ok, detail, remedy)
+    yield Check("init container", is_hardened, detail, remedy)
 
 
 def _describe_denied(
-    cluster: Cluster, rules: Iterable[tuple[str, str, str]], review: str, **subject: str
+    cluster: Cluster,
+    permissions: Iterable[tuple[str, str, str]],
+    review_kind: str,
+    **review_subject: str,
 ) -> str:
     """Return the permissions that are not granted, as text."""
     denied_verbs: dict[str, list[str]] = {}
 
-    for group, resource, verb in rules:
-        plural, _, subresource = resource.partition("/")
-        attributes = {
+    for api_group, resource_path, verb in permissions:
+        plural, _, subresource = resource_path.partition("/")
+        resource_attributes = {
             "namespace": cluster.namespace,
-            "group": group,
+            "group": api_group,
             "resource": plural,
             "verb": verb,
         }
 
-        spec = {
-            **subject,
+        review_spec = {
+            **review_subject,
             "resourceAttributes": (
-                attributes | ({"subresource": subresource} if subresource else {})
+                resource_attributes | ({"subresource": subresource} if subresource else {})
             ),
         }
 
-        path = f"/apis/authorization.k8s.io/v1/{review}"
-        answer = cluster.read("accessreviews", "POST", path, {"spec": spec})
-        if not answer["status"].get("allowed"):
-            denied_verbs.setdefault(f"{resource}.{group}" if group else resource, []).append(verb)
+        path = f"/apis/authorization.k8s.io/v1/{review_kind}"
+        review_answer = cluster.read("accessreviews", "POST", path, {"spec": review_spec})
+        if not review_answer["status"].get("allowed"):
+            denied_verbs.setdefault(
+                f"{resource_path}.{api_group}" if api_group else resource_path, []
+            ).append(verb)
 
-    return "; ".join(f"may not {', '.join(verbs)} {kind}" for kind, verbs in denied_verbs.items())
+    return "; ".join(
+        f"may not {', '.join(verb_list)} {resource_kind}"
+        for resource_kind, verb_list in denied_verbs.items()
+    )
 
 
 def _artifact_repository(cluster: Cluster) -> tuple[str, str]:
@@ -574,10 +645,12 @@ def _artifact_repository(cluster: Cluster) -> tuple[str, str]:
     key = annotations.get(DEFAULT_ARTIFACT_REPOSITORY, "")
     try:
         text = (config_map.get("data") or {}).get(key, "")
-        s3 = (parse_one(text, "its value") or {}).get("s3") or {}
+        s3_settings = (parse_one(text, "its value") or {}).get("s3") or {}
     except (ConfigError, AttributeError) as error:
         raise RekindleError(f"ConfigMap artifact-repositories, key {key}: {error}") from error
-    return str(s3.get("bucket", "")), str(s3.get("endpoint", "")).rpartition("@")[2]
+    return str(s3_settings.get("bucket", "")), str(s3_settings.get("endpoint", "")).rpartition("@")[
+        2
+    ]
 
 
 def _read_data(cluster: Cluster, resource: Resource, name: str) -> dict[str, Any]:
@@ -591,23 +664,23 @@ def _enforced_level(cluster: Cluster) -> str:
     )
 
 
-def _first_container(pod: Object) -> Object:
+def _first_container(pod_object: Object) -> Object:
     """Return the first container of a pod; {} if the pod has no containers."""
-    containers = (pod.get("spec") or {}).get("containers") or [{}]
+    containers = (pod_object.get("spec") or {}).get("containers") or [{}]
     return containers[0]
 
 
-def _is_ready(pod: Object) -> bool:
-    conditions = (pod.get("status") or {}).get("conditions") or []
+def _is_ready(pod_object: Object) -> bool:
+    pod_conditions = (pod_object.get("status") or {}).get("conditions") or []
     return any(
-        condition["type"] == "Ready" and condition.get("status") == "True"
-        for condition in conditions
+        pod_condition["type"] == "Ready" and pod_condition.get("status") == "True"
+        for pod_condition in pod_conditions
     )
 
 
-def _flag(args: list[str], flag: str) -> str:
+def _flag(container_arguments: list[str], flag_name: str) -> str:
     """Return the value of `--flag VALUE` or `--flag=VALUE`, or ""."""
-    match = re.search(rf"(?:^|\n){flag}[=\n](.*)", "\n".join(args))
-    if match:
-        return match[1]
+    flag_match = re.search(rf"(?:^|\n){flag_name}[=\n](.*)", "\n".join(container_arguments))
+    if flag_match:
+        return flag_match[1]
     return ""

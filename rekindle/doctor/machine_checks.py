@@ -54,39 +54,41 @@ def check(home: Path) -> list[Check]:
         check_clock,
     ]
 
-    results = [check_one(home) for check_one in machine_checks]
+    check_results = [run_check(home) for run_check in machine_checks]
 
-    results += [
+    check_results += [
         check_bind("ports", "127.0.0.1", "Is the loopback interface up?"),
         # check this, because each pod on this machine gets its own address in 127.0.0.0/8
         check_bind("pod addresses", "127.77.77.77", "All of 127.0.0.0/8 must be on lo: ip a"),
         check_namespaces(),
     ]
 
-    if not all(result.ok for result in results if result.required):
+    if not all(check_result.ok for check_result in check_results if check_result.required):
         skip_reason = "not checked: fix the failures above first"
         return [
-            *results,
+            *check_results,
             Check("object store", False, skip_reason),
             Check("MLflow", False, skip_reason),
         ]
 
     cluster = LocalCluster(home)
     running_services = [
-        name for name in SERVICES if (record := cluster.services.find(name)) and record.alive
+        name
+        for name in SERVICES
+        if (service_record := cluster.services.find(name)) and service_record.alive
     ]
     try:
-        return [*results, check_store(cluster), check_mlflow(cluster)]
+        return [*check_results, check_store(cluster), check_mlflow(cluster)]
     finally:
         if not running_services:
             cluster.services.down()
 
 
 def check_python(_: Path) -> Check:
-    ok = sys.version_info >= MIN_PYTHON
+    is_supported = sys.version_info >= MIN_PYTHON
     return Check(
         "Python",
-        ok,
+        is_supported,
         platform.python_version(),
         "Python 3.11 or newer is needed: make MIN_PYTHON=python3.11 run",
     )
@@ -102,42 +104,46 @@ def check_packages(_: Path) -> Check:
     except (ImportError, metadata.PackageNotFoundError) as error:
         return Check("packages", False, f"{error}", "Install Rekindle: make install")
 
-    groups = [
-        package.extras
-        for package in requirements
-        if package.name == "rekindle" and _applies(package, "all")
+    extra_groups = [
+        requirement.extras
+        for requirement in requirements
+        if requirement.name == "rekindle" and _applies(requirement, "all")
     ]
 
-    extras = {""}.union(*groups)
-    third_party = [package for package in requirements if package.name != "rekindle"]
+    extra_names = {""}.union(*extra_groups)
+    third_party = [requirement for requirement in requirements if requirement.name != "rekindle"]
     expected_packages = [
-        package for package in third_party if any(_applies(package, extra) for extra in extras)
+        requirement
+        for requirement in third_party
+        if any(_applies(requirement, extra_name) for extra_name in extra_names)
     ]
-    problems = []
+    package_problems = []
 
-    for package in expected_packages:
+    for requirement in expected_packages:
         try:
-            version = metadata.version(package.name)
-            if not package.specifier.contains(version, prereleases=True):
-                problems.append(f"{package.name} {version} (needs {package.specifier})")
+            installed_version = metadata.version(requirement.name)
+            if not requirement.specifier.contains(installed_version, prereleases=True):
+                package_problems.append(
+                    f"{requirement.name} {installed_version} (needs {requirement.specifier})"
+                )
         except metadata.PackageNotFoundError:
-            problems.append(f"{package.name} is missing")
+            package_problems.append(f"{requirement.name} is missing")
 
     detail = (
-        ", ".join(sorted(set(problems)))
-        or f"{len({package.name for package in expected_packages})} found"
+        ", ".join(sorted(set(package_problems)))
+        or f"{len({requirement.name for requirement in expected_packages})} found"
     )
 
     return Check(
         "packages",
-        not problems,
+        not package_problems,
         detail,
         "Install the packages: make install, or pip install -e '.[all]'",
     )
 
 
-def _applies(requirement: "Requirement", extra: str) -> bool:
-    return requirement.marker is None or requirement.marker.evaluate({"extra": extra})
+def _applies(requirement: "Requirement", extra_name: str) -> bool:
+    return requirement.marker is None or requirement.marker.evaluate({"extra": extra_name})
 
 
 def check_system(_: Path) -> Check:
@@ -176,8 +182,8 @@ def check_disk(home: Path) -> Check:
 
 
 def check_memory(_: Path) -> Check:
-    lines = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
-    free_bytes = int(lines["MemAvailable"].split()[0]) * 1024
+    memory_fields = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
+    free_bytes = int(memory_fields["MemAvailable"].split()[0]) * 1024
     remedy = (
         f"Close programs until {MIN_MEMORY // GIB} GiB are free, or lower train.workers (--set"
         " train.workers=1)."
@@ -196,23 +202,24 @@ def check_shared_memory(_: Path) -> Check:
     """Check the free shared memory, where each worker stores its three newest snapshots."""
     from rekindle.training.checkpoint import snapshot_file
 
-    directory = snapshot_file.snapshot_directory()
-    free_bytes = shutil.disk_usage(directory).free if directory.exists() else 0
-    detail = f"{free_bytes / GIB:.1f} GiB free in {directory}"
+    snapshot_directory = snapshot_file.snapshot_directory()
+    free_bytes = shutil.disk_usage(snapshot_directory).free if snapshot_directory.exists() else 0
+    detail = f"{free_bytes / GIB:.1f} GiB free in {snapshot_directory}"
     remedy = (
         "Without this memory, a run that loses all its processes resumes from an older step in the"
-        f" object store. Enlarge {directory}: mount -o remount,size={2 * MIN_SHARED_MEMORY // GIB}G"
-        f" {directory}; in Docker: docker run --shm-size={2 * MIN_SHARED_MEMORY // GIB}g"
+        f" object store. Enlarge {snapshot_directory}: mount -o"
+        f" remount,size={2 * MIN_SHARED_MEMORY // GIB}G"
+        f" {snapshot_directory}; in Docker: docker run --shm-size={2 * MIN_SHARED_MEMORY // GIB}g"
     )
     return Check("shared memory", free_bytes >= MIN_SHARED_MEMORY, detail, remedy, required=False)
 
 
 def check_open_files(_: Path) -> Check:
-    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    max_open_files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     return Check(
         "open files",
-        limit >= MIN_OPEN_FILES,
-        f"{limit} allowed",
+        max_open_files >= MIN_OPEN_FILES,
+        f"{max_open_files} allowed",
         f"Raise the limit: ulimit -n {MIN_OPEN_FILES}",
     )
 
@@ -263,11 +270,11 @@ def check_store(cluster: LocalCluster) -> Check:
 
 
 def check_mlflow(cluster: LocalCluster) -> Check:
-    log = cluster.services.folder / "mlflow.log"
+    mlflow_log = cluster.services.folder / "mlflow.log"
     if os.environ.get(ADDRESS_VARIABLES["mlflow"]):
         remedy = f"Correct or unset {ADDRESS_VARIABLES['mlflow']}."
     else:
-        remedy = f"See {log}, then try again."
+        remedy = f"See {mlflow_log}, then try again."
 
     try:
         cluster.ready()
@@ -275,7 +282,10 @@ def check_mlflow(cluster: LocalCluster) -> Check:
     except RekindleError as error:
         return Check("MLflow", False, str(error), remedy)
 
-    ok = not url.startswith("http") or answers(f"{url}/version", 10)
+    is_reachable = not url.startswith("http") or answers(f"{url}/version", 10)
     return Check(
-        "MLflow", ok, format_address(url) + (" answers" if ok else " does not answer"), remedy
+        "MLflow",
+        is_reachable,
+        format_address(url) + (" answers" if is_reachable else " does not answer"),
+        remedy,
     )

@@ -41,43 +41,53 @@ class Findings(RootModel[dict[str, tuple[bool, str]]]):
 
 
 def checks_from_pod(
-    cluster: Cluster, config: ClusterConfig, seconds: float = PROBE_TIMEOUT_S
+    cluster: Cluster, cluster_config: ClusterConfig, timeout_seconds: float = PROBE_TIMEOUT_S
 ) -> Iterator[Check]:
     """Check the images, the object store and MLflow. Raises ApiError."""
-    images = dict.fromkeys(
-        [config.pod("train").image, *(config.pod(name).image for name in POD_DEFAULTS)]
+    unique_images = dict.fromkeys(
+        [
+            cluster_config.pod("train").image,
+            *(cluster_config.pod(name).image for name in POD_DEFAULTS),
+        ]
     )
 
-    containers = {
-        "main" if not number else f"image-{number}": image for number, image in enumerate(images)
+    images_by_container = {
+        "main" if not image_number else f"image-{image_number}": image_name
+        for image_number, image_name in enumerate(unique_images)
     }
-    with run_pod(cluster, DOCTOR, config, containers, PROBE, seconds) as pod:
-        image_checks = list(_image_checks(cluster, pod, containers, seconds))
+    with run_pod(
+        cluster, DOCTOR, cluster_config, images_by_container, PROBE, timeout_seconds
+    ) as probe_pod:
+        image_checks = list(_image_checks(cluster, probe_pod, images_by_container, timeout_seconds))
         yield from image_checks
 
-        if "terminated" in container_states(pod).get("main", {}):
-            yield from _parse_results(cluster, pod, containers["main"])
+        if "terminated" in container_states(probe_pod).get("main", {}):
+            yield from _parse_results(cluster, probe_pod, images_by_container["main"])
         else:
-            cause = next(
+            skip_cause = next(
                 (f"{check.name} is not available" for check in image_checks if not check.ok), ""
             )
-            detail = "not checked: " + (cause or f"the pod gave no answer within {seconds:g} s")
-            for target, remedy in REMEDIES.items():
-                if cause:
+            detail = "not checked: " + (
+                skip_cause or f"the pod gave no answer within {timeout_seconds:g} s"
+            )
+            for check_target, remedy in REMEDIES.items():
+                if skip_cause:
                     remedy = "Fix the failures above, then check again."
 
-                yield Check(f"{target} from a pod", False, detail, remedy, required=not cause)
+                yield Check(
+                    f"{check_target} from a pod", False, detail, remedy, required=not skip_cause
+                )
 
 
-def _parse_results(cluster: Cluster, pod: Object, image: str) -> Iterator[Check]:
+def _parse_results(cluster: Cluster, probe_pod: Object, image_name: str) -> Iterator[Check]:
     """Return the output of rekindle.doctor.probe as checks."""
-    lines = read_log(cluster, pod)
+    log_lines = read_log(cluster, probe_pod)
 
-    findings = next(filter(None, map(_parse_findings, reversed(lines))), None)
+    findings = next(filter(None, map(_parse_findings, reversed(log_lines))), None)
     if findings is None:
         detail = (
-            f"{image} cannot run python -m rekindle.doctor.probe:"
-            f" {lines[-1].strip() if lines else 'no output'}"
+            f"{image_name} cannot run python -m rekindle.doctor.probe:"
+            f" {log_lines[-1].strip() if log_lines else 'no output'}"
         )
         yield Check(
             "probe",
@@ -86,8 +96,10 @@ def _parse_results(cluster: Cluster, pod: Object, image: str) -> Iterator[Check]
             "Rebuild the image with this version: rekindle images build train",
         )
 
-    for target, (ok, detail) in (findings.root if findings else {}).items():
-        yield Check(f"{target} from a pod", ok, detail, REMEDIES.get(target, ""))
+    for check_target, (is_working, detail) in (findings.root if findings else {}).items():
+        yield Check(
+            f"{check_target} from a pod", is_working, detail, REMEDIES.get(check_target, "")
+        )
 
 
 def _parse_findings(line: str) -> Findings | None:
@@ -99,40 +111,49 @@ def _parse_findings(line: str) -> Findings | None:
 
 
 def _image_checks(
-    cluster: Cluster, pod: Object, containers: dict[str, str], seconds: float
+    cluster: Cluster, probe_pod: Object, images_by_container: dict[str, str], timeout_seconds: float
 ) -> Iterator[Check]:
     """Report for each image whether it is available, is still being pulled or cannot be pulled."""
-    states = container_states(pod)
-    if not states:
-        conditions = (pod.get("status") or {}).get("conditions") or []
-        cause = next(
-            filter(None, (condition.get("message") for condition in conditions)),
+    container_states_by_name = container_states(probe_pod)
+    if not container_states_by_name:
+        pod_conditions = (probe_pod.get("status") or {}).get("conditions") or []
+        pending_cause = next(
+            filter(None, (pod_condition.get("message") for pod_condition in pod_conditions)),
             "no node accepted the pod",
         )
         remedy = (
             "A node must have 50m CPU and 512Mi free: kubectl describe nodes shows their free"
             " resources."
         )
-        yield Check("pod of the probe", False, f"not started after {seconds:g} s: {cause}", remedy)
+        yield Check(
+            "pod of the probe",
+            False,
+            f"not started after {timeout_seconds:g} s: {pending_cause}",
+            remedy,
+        )
 
         return
 
-    for name, image in containers.items():
-        waiting = states.get(name, {}).get("waiting") or {}
-        cause = ": ".join(str(waiting[key]) for key in ("reason", "message") if waiting.get(key))
-        if not waiting or waiting.get("reason") in PULL_FAILURE_REASONS:
+    for name, image_name in images_by_container.items():
+        waiting_state = container_states_by_name.get(name, {}).get("waiting") or {}
+        pending_cause = ": ".join(
+            str(waiting_state[key]) for key in ("reason", "message") if waiting_state.get(key)
+        )
+        if not waiting_state or waiting_state.get("reason") in PULL_FAILURE_REASONS:
             remedy = (
                 "Push the image to a registry of the nodes (rekindle images build ... --push), and"
                 " set cluster.image."
             )
-            yield Check(f"image {image}", not waiting, cause or "available", remedy)
+            yield Check(
+                f"image {image_name}", not waiting_state, pending_cause or "available", remedy
+            )
             continue
 
         remedy = (
             "Large images take minutes the first time: check again with --wait"
-            f" {5 * max(seconds, PROBE_TIMEOUT_S):g}. To see the progress: kubectl -n"
+            f" {5 * max(timeout_seconds, PROBE_TIMEOUT_S):g}. To see the progress: kubectl -n"
             f" {cluster.namespace} get events --watch"
         )
 
-        detail = f"still being pulled after {seconds:g} s ({cause or 'waiting'})"
-        yield Check(f"image {image}", False, detail, remedy, required=False)
+        detail = f"still being pulled after {timeout_seconds:g} s ({pending_cause or 'waiting'})"
+        yield Check(f"image {image_name}", False, detail, remedy, required=False)

@@ -26,16 +26,16 @@ def check_store(store: Store) -> Finding:
     """Test the conditional writes that checkpoints and the registry need."""
     key = f"doctor/{uuid.uuid4().hex}"
 
-    def create(writer: int) -> bool:
+    def create(writer_number: int) -> bool:
         try:
-            store.put(key, b"%d" % writer, if_absent=True)
+            store.put(key, b"%d" % writer_number, if_absent=True)
             return True
         except Conflict:
             return False
 
     try:
-        with ThreadPoolExecutor(WRITER_COUNT) as pool:
-            winners = sum(pool.map(create, range(WRITER_COUNT)))
+        with ThreadPoolExecutor(WRITER_COUNT) as thread_pool:
+            winner_count = sum(thread_pool.map(create, range(WRITER_COUNT)))
 
         stale_etag = store.get_with_etag(key)[1]
         store.put(key, b"newer")
@@ -50,9 +50,10 @@ def check_store(store: Store) -> Finding:
 
     stale_write = f"a stale write was {'accepted' if is_overwritten else 'refused'}"
     message = (
-        f"{store.address}: {winners} of {WRITER_COUNT} concurrent creates succeeded, {stale_write}"
+        f"{store.address}: {winner_count} of {WRITER_COUNT} concurrent creates succeeded,"
+        f" {stale_write}"
     )
-    return winners == 1 and not is_overwritten, message
+    return winner_count == 1 and not is_overwritten, message
 
 
 def check_mlflow() -> Finding:
@@ -63,12 +64,12 @@ def check_mlflow() -> Finding:
     return True, "MLflow answers"
 
 
-def make_bucket(objects: Store) -> None:
+def make_bucket(object_store: Store) -> None:
     """Create the bucket unless it exists. Raises StorageError."""
     try:
-        next(objects.list("doctor/"), None)
+        next(object_store.list("doctor/"), None)
     except ConfigError:  # the store is reachable, but the bucket does not exist
-        objects.client.create_bucket(Bucket=objects.bucket)
+        object_store.client.create_bucket(Bucket=object_store.bucket)
 
 
 def main() -> int:
@@ -81,14 +82,14 @@ def main() -> int:
 
         return 0
 
-    findings: dict[str, Finding] = {}
-    for name, check in CHECKS.items():
+    findings_by_target: dict[str, Finding] = {}
+    for name, run_check in CHECKS.items():
         try:
-            findings[name] = check()
+            findings_by_target[name] = run_check()
         except RekindleError as error:
-            findings[name] = False, str(error)
+            findings_by_target[name] = False, str(error)
 
-    print(to_json(findings))
+    print(to_json(findings_by_target))
     return 0
 
 

@@ -43,8 +43,10 @@ class LocalCluster(cluster.LocalCluster):
     bucket = BUCKET
     modules = ("rekindle",)
 
-    def __init__(self, home: Path | None = None, images: Mapping[str, Image] | None = None) -> None:
-        super().__init__(home, images)
+    def __init__(
+        self, home_folder: Path | None = None, images: Mapping[str, Image] | None = None
+    ) -> None:
+        super().__init__(home_folder, images)
         self.services = Services(self.home)
         self._store: Store | None = None
 
@@ -90,53 +92,64 @@ class LocalCluster(cluster.LocalCluster):
     def _webhook(self) -> dict[str, str]:
         """Return the content of the Secret with the notification URL: $NOTIFY_URL or, if it is not
         set, the content of `notify-url` in the home directory; {} without a URL."""
-        file = self.home / "notify-url"
-        url = self.services.environ.get(NOTIFY_URL) or (
-            file.read_text().strip() if file.exists() else ""
+        url_file = self.home / "notify-url"
+        webhook_url = self.services.environ.get(NOTIFY_URL) or (
+            url_file.read_text().strip() if url_file.exists() else ""
         )
-        if url:
-            return {NOTIFY_URL: url}
+        if webhook_url:
+            return {NOTIFY_URL: webhook_url}
         return {}
 
-    def store(self, s3: Mapping[str, Any] | None = None) -> "Store":
-        """Return the object store that pods use or, with `s3`, the store that an artifact
+    def store(self, s3_location: Mapping[str, Any] | None = None) -> "Store":
+        """Return the object store that pods use or, with `s3_location`, the store that an artifact
         specifies. Raises ConfigError, KeyError."""
         from rekindle.storage import Store
 
         # this method needs only the keys, so it does not start MLflow
-        keys = self.services.credentials()
+        store_credentials = self.services.credentials()
 
-        if s3 and (s3.get("bucket") or s3.get("endpoint")):
-            url = (
-                s3.get("endpoint")
-                and f"{'http' if s3.get('insecure') else 'https'}://{s3['endpoint']}"
+        if s3_location and (s3_location.get("bucket") or s3_location.get("endpoint")):
+            endpoint_url = (
+                s3_location.get("endpoint")
+                and f"{'http' if s3_location.get('insecure') else 'https'}://{s3_location['endpoint']}"
             )
-            references = [
-                (s3.get("accessKeySecret"), AWS_ACCESS_KEY_ID),
-                (s3.get("secretKeySecret"), AWS_SECRET_ACCESS_KEY),
+            secret_references = [
+                (s3_location.get("accessKeySecret"), AWS_ACCESS_KEY_ID),
+                (s3_location.get("secretKeySecret"), AWS_SECRET_ACCESS_KEY),
             ]
-            access, secret = (self._key(ref) if ref else keys.get(name) for ref, name in references)
+            access_key, secret_key = (
+                self._key(secret_reference)
+                if secret_reference
+                else store_credentials.get(variable_name)
+                for secret_reference, variable_name in secret_references
+            )
 
-            return Store(s3.get("bucket") or BUCKET, url or self.services.url("s3"), access, secret)
+            return Store(
+                s3_location.get("bucket") or BUCKET,
+                endpoint_url or self.services.url("s3"),
+                access_key,
+                secret_key,
+            )
 
         if not self._store:
-            access = keys.get(AWS_ACCESS_KEY_ID)
-            secret = keys.get(AWS_SECRET_ACCESS_KEY)
+            access_key = store_credentials.get(AWS_ACCESS_KEY_ID)
+            secret_key = store_credentials.get(AWS_SECRET_ACCESS_KEY)
             self._store = Store(
                 self.services.environ.get(S3_BUCKET, BUCKET),
                 self.services.url("s3"),
-                access,
-                secret,
+                access_key,
+                secret_key,
             )
 
         return self._store
 
-    def _key(self, reference: Mapping[str, str]) -> str:
+    def _key(self, secret_reference: Mapping[str, str]) -> str:
         try:
-            return self.secret(reference["name"])[reference["key"]]
+            return self.secret(secret_reference["name"])[secret_reference["key"]]
         except KeyError:
             raise ConfigError(
-                f"the Secret {reference.get('name')!r} with the key {reference.get('key')!r} does"
+                f"the Secret {secret_reference.get('name')!r} with the key"
+                f" {secret_reference.get('key')!r} does"
                 " not exist: add it to the Workflow's file, separated by ---."
             ) from None
 
@@ -148,9 +161,18 @@ class LocalCluster(cluster.LocalCluster):
     def overview(self) -> list[dict[str, Any]]:
         """Return the kind, name, address and state of each service and deployment. Restarts dead
         deployments."""
-        records = [record for name in SERVICES if (record := self.services.find(name))]
-        services = [
-            {"kind": "service", "name": record.name, "address": record.url, "running": record.alive}
-            for record in records
+        service_records = [
+            service_record
+            for service_name in SERVICES
+            if (service_record := self.services.find(service_name))
         ]
-        return services + super().overview()
+        service_rows = [
+            {
+                "kind": "service",
+                "name": service_record.name,
+                "address": service_record.url,
+                "running": service_record.alive,
+            }
+            for service_record in service_records
+        ]
+        return service_rows + super().overview()

@@ -12,8 +12,8 @@ from rekindle.kubernetes_names import NAME_LABEL
 class LocalObjects:
     """The Kubernetes objects in the home of a local cluster."""
 
-    def __init__(self, cluster: LocalCluster) -> None:
-        self.controllers = cluster.kinds.controllers(cluster, cluster.home)
+    def __init__(self, local_cluster: LocalCluster) -> None:
+        self.controllers = local_cluster.kinds.controllers(local_cluster, local_cluster.home)
 
     def find(self, kind: str, name: str) -> Object | None:
         return self.controllers[kind].get(name)
@@ -21,10 +21,16 @@ class LocalObjects:
     def deployments(
         self, model: str, on_malformed: Callable[[object], None] | None = None
     ) -> list[Object]:
-        controller = self.controllers["Deployment"]
-        objects = [obj for name in controller.names() if (obj := controller.read(name))]
+        deployment_controller = self.controllers["Deployment"]
+        stored_deployments = [
+            deployment
+            for name in deployment_controller.names()
+            if (deployment := deployment_controller.read(name))
+        ]
         return [
-            obj for obj in objects if obj["metadata"].get("labels", {}).get(NAME_LABEL) == model
+            deployment
+            for deployment in stored_deployments
+            if deployment["metadata"].get("labels", {}).get(NAME_LABEL) == model
         ]
 
     def patch(self, kind: str, name: str, change: Object, dry_run: bool = False) -> None:

@@ -17,15 +17,19 @@ from rekindle.local.jobs.frameworks import find_port, replicas_of
 PORTS_TO_TRY = 100
 
 
-def usable_port(cluster: Cluster, default: int) -> int:
-    """Return the first port at or above `default` that is free for all pods; `default` if the first
-    PORTS_TO_TRY ports are taken."""
+def usable_port(cluster: Cluster, default_port: int) -> int:
+    """Return the first port at or above `default_port` that is free for all pods; `default_port`
+    if the first PORTS_TO_TRY ports are taken."""
     # no pod has this name, so only a program that listens on all addresses can occupy a port of
     # this address
     address = cluster.address("no-pod")
     return next(
-        (port for port in range(default, default + PORTS_TO_TRY) if _is_free(address, port)),
-        default,
+        (
+            port
+            for port in range(default_port, default_port + PORTS_TO_TRY)
+            if _is_free(address, port)
+        ),
+        default_port,
     )
 
 
@@ -39,63 +43,68 @@ def _is_free(address: str, port: int) -> bool:
     return True
 
 
-def move_job_port(cluster: Cluster, job: Object, current_job: Object | None) -> Object:
+def move_job_port(cluster: Cluster, training_job: Object, current_job: Object | None) -> Object:
     """Return the training job with a free port for its pods; a port that the job itself sets is not
     changed.
 
     `current_job`: the stored state of this job, whose pods already use a port.
     """
-    if job["kind"] not in JOBS:
-        return job
+    if training_job["kind"] not in JOBS:
+        return training_job
 
-    name, default = JOBS[job["kind"]].port
-    if not name or any(find_port(job, role) for role in replicas_of(job)):
-        return job
+    port_name, default_port = JOBS[training_job["kind"]].port
+    if not port_name or any(find_port(training_job, role) for role in replicas_of(training_job)):
+        return training_job
 
     if current_job:
         current_ports = [find_port(current_job, role) for role in replicas_of(current_job)]
     else:
         current_ports = []
 
-    port = next(filter(None, current_ports), None) or usable_port(cluster, default)
-    if port == default:
-        return job
+    port = next(filter(None, current_ports), None) or usable_port(cluster, default_port)
+    if port == default_port:
+        return training_job
 
-    moved = copy.deepcopy(job)
-    for replica in replicas_of(moved).values():
-        container = replica["template"]["spec"]["containers"][0]
+    moved_job = copy.deepcopy(training_job)
+    for replica_spec in replicas_of(moved_job).values():
+        container = replica_spec["template"]["spec"]["containers"][0]
         container["ports"] = [
             *(container.get("ports") or []),
-            {"name": name, "containerPort": port},
+            {"name": port_name, "containerPort": port},
         ]
 
-    return moved
+    return moved_job
 
 
 def move_server_port(cluster: Cluster, deployment: Object) -> Object:
     """Return a Deployment whose server listens on a free port, if its arguments contain
     `--port=PORT`."""
-    moved = copy.deepcopy(deployment)
+    moved_deployment = copy.deepcopy(deployment)
 
-    container = moved["spec"]["template"]["spec"]["containers"][0]
-    for entry in container.get("ports") or []:
-        default = entry["containerPort"]
-        flag = f"--port={default}"
+    container = moved_deployment["spec"]["template"]["spec"]["containers"][0]
+    for port_entry in container.get("ports") or []:
+        default_port = port_entry["containerPort"]
+        port_flag = f"--port={default_port}"
 
-        arguments = container.get("args") or []
-        if flag in arguments and (port := usable_port(cluster, default)) != default:
-            entry["containerPort"] = port
+        container_arguments = container.get("args") or []
+        if (
+            port_flag in container_arguments
+            and (port := usable_port(cluster, default_port)) != default_port
+        ):
+            port_entry["containerPort"] = port
             container["args"] = [
-                f"--port={port}" if argument == flag else argument for argument in arguments
+                f"--port={port}" if container_argument == port_flag else container_argument
+                for container_argument in container_arguments
             ]
 
-    return moved
+    return moved_deployment
 
 
 def move_service_port(cluster: Cluster, service: Object) -> Object:
     """Return a headless Service with a free port, which clients read from the environment of their
     pod."""
-    ports = [
-        {**entry, "port": usable_port(cluster, entry["port"])} for entry in service["spec"]["ports"]
+    moved_ports = [
+        {**port_entry, "port": usable_port(cluster, port_entry["port"])}
+        for port_entry in service["spec"]["ports"]
     ]
-    return {**service, "spec": {**service["spec"], "ports": ports}}
+    return {**service, "spec": {**service["spec"], "ports": moved_ports}}

@@ -10,60 +10,78 @@ from rekindle.names import RunName, parse_s3_address
 from rekindle.release.retention.ownership import mark_key
 
 
-def list_artifacts(home: Path, run: str) -> list[dict[str, Any]]:
+def list_artifacts(home_folder: Path, run_name: str) -> list[dict[str, Any]]:
     """Return the artifacts of a run, with their number of files and bytes. Raises ConfigError if
     the run has no artifacts."""
-    prefix = f"{run}/"
-    files = Counter[str]()
-    sizes = Counter[str]()
+    run_prefix = f"{run_name}/"
+    file_counts = Counter[str]()
+    byte_counts = Counter[str]()
 
-    for entry in LocalCluster(home).store().list(prefix):
-        if entry.key == mark_key(RunName(run)):
+    for object_entry in LocalCluster(home_folder).store().list(run_prefix):
+        if object_entry.key == mark_key(RunName(run_name)):
             continue
 
         # TASK/ARTIFACT, see rekindle/keys.py
-        name = "/".join(entry.key.removeprefix(prefix).split("/")[:2])
-        files[name] += 1
-        sizes[name] += entry.size
+        artifact_name = "/".join(object_entry.key.removeprefix(run_prefix).split("/")[:2])
+        file_counts[artifact_name] += 1
+        byte_counts[artifact_name] += object_entry.size
 
-    if not files:
+    if not file_counts:
         raise ConfigError(
-            f'the run "{run}" does not have artifacts: `rekindle status` lists the runs.'
+            f'the run "{run_name}" does not have artifacts: `rekindle status` lists the runs.'
         )
 
-    return [{"artifact": name, "files": files[name], "bytes": sizes[name]} for name in files]
+    return [
+        {
+            "artifact": artifact_name,
+            "files": file_counts[artifact_name],
+            "bytes": byte_counts[artifact_name],
+        }
+        for artifact_name in file_counts
+    ]
 
 
-def fetch(home: Path, run: str, artifact: str, target: Path) -> None:
-    """Copy an artifact, or part of one (`prepare/dataset/rejects.parquet`), to `target`. Raises
-    ConfigError."""
-    if target.exists():
-        raise ConfigError(f"{target} exists already: move it away, or give another path with --to.")
+def fetch(home_folder: Path, run_name: str, artifact_path: str, target_path: Path) -> None:
+    """Copy an artifact, or part of one (`prepare/dataset/rejects.parquet`), to `target_path`.
+    Raises ConfigError."""
+    if target_path.exists():
+        raise ConfigError(
+            f"{target_path} exists already: move it away, or give another path with --to."
+        )
 
     try:
-        LocalCluster(home).store().download(f"{run}/{artifact.strip('/')}", target)
+        LocalCluster(home_folder).store().download(
+            f"{run_name}/{artifact_path.strip('/')}", target_path
+        )
     except NotFound as error:
-        names = [row["artifact"] for row in list_artifacts(home, run)]
+        artifact_names = [
+            artifact_row["artifact"] for artifact_row in list_artifacts(home_folder, run_name)
+        ]
         raise ConfigError(
-            f'"{artifact}" is not an artifact of {run}.{did_you_mean(artifact, names)} The run has'
-            f" {', '.join(names)}; give one of these artifacts, or a path inside an artifact."
+            f'"{artifact_path}" is not an artifact of'
+            f" {run_name}.{did_you_mean(artifact_path, artifact_names)} The run has"
+            f" {', '.join(artifact_names)}; give one of these artifacts, or a path inside an"
+            " artifact."
         ) from error
 
 
-def put(home: Path, path: Path, uri: str) -> str:
+def put(home_folder: Path, source_path: Path, target_uri: str) -> str:
     """Copy a file or folder to an s3:// URI (default: data/NAME in the bucket of the runs), and
     return the URI. Raises ConfigError."""
-    if not path.exists():
-        siblings = {str(sibling) for sibling in path.parent.glob("*")}
+    if not source_path.exists():
+        sibling_paths = {str(sibling_path) for sibling_path in source_path.parent.glob("*")}
         raise ConfigError(
-            f"{path} does not exist: give a file or a folder.{did_you_mean(str(path), siblings)}"
+            f"{source_path} does not exist: give a file or a"
+            f" folder.{did_you_mean(str(source_path), sibling_paths)}"
         )
 
-    store = LocalCluster(home).store()
-    target = uri or store.uri(f"data/{path.resolve().name}")
-    address = parse_s3_address(target)
-    if not address or address.bucket != store.bucket or not address.key.strip("/"):
-        raise ConfigError(f"{uri} is not a valid target: it must be s3://{store.bucket}/KEY.")
+    object_store = LocalCluster(home_folder).store()
+    upload_uri = target_uri or object_store.uri(f"data/{source_path.resolve().name}")
+    s3_address = parse_s3_address(upload_uri)
+    if not s3_address or s3_address.bucket != object_store.bucket or not s3_address.key.strip("/"):
+        raise ConfigError(
+            f"{target_uri} is not a valid target: it must be s3://{object_store.bucket}/KEY."
+        )
 
-    store.upload(path, address.key.strip("/"))
-    return target
+    object_store.upload(source_path, s3_address.key.strip("/"))
+    return upload_uri

@@ -33,123 +33,141 @@ FOLDER = "backfill"  # folder in the home with the manifests and the output of t
 
 def backfill(
     missed_runs: Iterable[MissedRun],
-    execute: Callable[[MissedRun], dict[str, Any]],
-    parallel: int,
-    log: Callable[[str], None],
+    execute_run: Callable[[MissedRun], dict[str, Any]],
+    max_parallel_runs: int,
+    log_message: Callable[[str], None],
 ) -> list[dict[str, Any]]:
-    """Execute the runs, `parallel` at a time, and return a row per run, in order. A failed run does
-    not stop the others."""
+    """Execute the runs, `max_parallel_runs` at a time, and return a row per run, in order. A
+    failed run does not stop the others."""
 
-    def run_one(run: MissedRun) -> dict[str, Any]:
-        log(f"{run.name} is the run of {run.time:%Y-%m-%d %H:%M} UTC")
-        row = run.row(execute(run))
-        log(f"{run.name} {row['phase']} {row['gate'] or ''}".rstrip())
-        return row
+    def run_one(missed_run: MissedRun) -> dict[str, Any]:
+        log_message(f"{missed_run.name} is the run of {missed_run.time:%Y-%m-%d %H:%M} UTC")
+        result_row = missed_run.row(execute_run(missed_run))
+        log_message(f"{missed_run.name} {result_row['phase']} {result_row['gate'] or ''}".rstrip())
+        return result_row
 
-    with ThreadPoolExecutor(parallel) as pool:
-        futures = [pool.submit(run_one, run) for run in missed_runs]
+    with ThreadPoolExecutor(max_parallel_runs) as thread_pool:
+        row_futures = [thread_pool.submit(run_one, missed_run) for missed_run in missed_runs]
         try:
-            return [future.result() for future in futures]
+            return [row_future.result() for row_future in row_futures]
         except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
+            thread_pool.shutdown(wait=False, cancel_futures=True)
             raise
 
 
-def run_here(home: Path, manifest: dict[str, Any], run: MissedRun) -> dict[str, Any]:
+def run_here(home_folder: Path, manifest: dict[str, Any], missed_run: MissedRun) -> dict[str, Any]:
     """Start or resume a missed run on this machine, and return its final status. Raises ConfigError
     if the run cannot start."""
-    files = RunFiles(home, run.name)
-    homes.make(home)
-    (home / FOLDER).mkdir(exist_ok=True)
-    log = home / FOLDER / f"{run.name}.log"
-    is_tried = False
+    run_files = RunFiles(home_folder, missed_run.name)
+    homes.make(home_folder)
+    (home_folder / FOLDER).mkdir(exist_ok=True)
+    log_path = home_folder / FOLDER / f"{missed_run.name}.log"
+    was_tried = False
 
     while True:
         # another backfill executes this run, or a killed backfill has left it running
-        if files.runner():
+        if run_files.runner():
             time.sleep(POLL_INTERVAL_S)
             continue
 
-        is_created = (files.root / MANIFEST_FILE).exists()
+        is_created = (run_files.root / MANIFEST_FILE).exists()
         # the run's name contains only the first characters of the manifest hash, so compare the
         # whole hash
-        if is_created and _manifest_hash(files.workflow()) != _manifest_hash(manifest):
+        if is_created and _manifest_hash(run_files.workflow()) != _manifest_hash(manifest):
             raise ConfigError(
-                f"{run.name} belongs to another config: remove the run (`rekindle prune`), or"
-                " change the name."
+                f"{missed_run.name} belongs to another config: remove the run (`rekindle prune`),"
+                " or change the name."
             )
 
-        status = files.load()[0]
-        if is_created and (is_tried or status.get("phase") == "Succeeded"):
-            return status
+        run_status = run_files.load()[0]
+        if is_created and (was_tried or run_status.get("phase") == "Succeeded"):
+            return run_status
 
-        if is_tried:
+        if was_tried:
             raise ConfigError(
-                f"{run.name} did not start."
-                f" {log.read_text().splitlines()[-1].removeprefix('error: ')}"
+                f"{missed_run.name} did not start."
+                f" {log_path.read_text().splitlines()[-1].removeprefix('error: ')}"
             )
 
         if is_created:
-            arguments = ["resume", run.name]
+            command_arguments = ["resume", missed_run.name]
         else:
-            arguments = _first_run_arguments(home, manifest, run)
-        _run_rekindle(log, *arguments)
+            command_arguments = _first_run_arguments(home_folder, manifest, missed_run)
+        _run_rekindle(log_path, *command_arguments)
 
         # if a runner exists, another backfill has started the run at the same time
-        is_tried = not files.runner()
+        was_tried = not run_files.runner()
 
 
-def _first_run_arguments(home: Path, manifest: dict[str, Any], run: MissedRun) -> list[str]:
+def _first_run_arguments(
+    home_folder: Path, manifest: dict[str, Any], missed_run: MissedRun
+) -> list[str]:
     """Write the manifest of a missed run, and return the arguments of `rekindle` that run it."""
-    metadata = {key: value for key, value in manifest["metadata"].items() if key != "generateName"}
-    file = home / FOLDER / f"{run.name}.json"
-    write_atomically(file, to_json(manifest | {"metadata": metadata | {"name": run.name}}))
+    workflow_metadata = {
+        key: value for key, value in manifest["metadata"].items() if key != "generateName"
+    }
+    manifest_file = home_folder / FOLDER / f"{missed_run.name}.json"
+    write_atomically(
+        manifest_file,
+        to_json(manifest | {"metadata": workflow_metadata | {"name": missed_run.name}}),
+    )
 
-    pairs = [f"{name}={value}" for name, value in run.parameters.items()]
-    return ["run", "--manifest", str(file), *(flag for pair in pairs for flag in ("-p", pair))]
+    parameter_pairs = [f"{name}={value}" for name, value in missed_run.parameters.items()]
+    return [
+        "run",
+        "--manifest",
+        str(manifest_file),
+        *(
+            command_argument
+            for parameter_pair in parameter_pairs
+            for command_argument in ("-p", parameter_pair)
+        ),
+    ]
 
 
 def _manifest_hash(workflow: dict[str, Any]) -> str:
-    parameters = workflow["spec"]["arguments"]["parameters"]
+    workflow_parameters = workflow["spec"]["arguments"]["parameters"]
     return next(
-        str(parameter.get("value"))
-        for parameter in parameters
-        if parameter["name"] == "manifest_hash"
+        str(workflow_parameter.get("value"))
+        for workflow_parameter in workflow_parameters
+        if workflow_parameter["name"] == "manifest_hash"
     )
 
 
-def _run_rekindle(log: Path, *arguments: str) -> None:
+def _run_rekindle(log_path: Path, *arguments: str) -> None:
     command = python_command("-m", "rekindle", *arguments, "--yes", "-o", "json")
-    with log.open("ab") as out:
-        subprocess.run(command, stdin=subprocess.DEVNULL, stdout=out, stderr=out, check=False)
+    with log_path.open("ab") as log_file:
+        subprocess.run(
+            command, stdin=subprocess.DEVNULL, stdout=log_file, stderr=log_file, check=False
+        )
 
 
-def run_on_cluster(cluster: Cluster, schedule: str, run: MissedRun) -> dict[str, Any]:
+def run_on_cluster(cluster: Cluster, schedule_name: str, missed_run: MissedRun) -> dict[str, Any]:
     """Submit or resume a missed run, wait for its end, and return its status. Raises ConfigError,
     ApiError."""
     try:
-        existing = cluster.find(workflows.WORKFLOWS, run.name)
-        if not existing:
-            workflow = workflows.scheduled_workflow(cluster, schedule, run.parameters)
-            workflow["metadata"]["name"] = run.name
+        existing_workflow = cluster.find(workflows.WORKFLOWS, missed_run.name)
+        if not existing_workflow:
+            workflow = workflows.scheduled_workflow(cluster, schedule_name, missed_run.parameters)
+            workflow["metadata"]["name"] = missed_run.name
             workflows.submit(cluster, workflow)
-        elif (existing.get("status") or {}).get("phase") in FAILED:
-            workflows.resume_run(cluster, run.name)
+        elif (existing_workflow.get("status") or {}).get("phase") in FAILED:
+            workflows.resume_run(cluster, missed_run.name)
     except (ApiError, ConfigError):
         # another backfill may have submitted or resumed the run at the same time
-        existing = cluster.find(workflows.WORKFLOWS, run.name)
-        if not existing or (existing.get("status") or {}).get("phase") in FAILED:
+        existing_workflow = cluster.find(workflows.WORKFLOWS, missed_run.name)
+        if not existing_workflow or (existing_workflow.get("status") or {}).get("phase") in FAILED:
             raise
 
     while True:
-        status = workflows.read_run(cluster, run.name).get("status") or {}
-        if status.get("phase") in COMPLETED:
-            return status
+        run_status = workflows.read_run(cluster, missed_run.name).get("status") or {}
+        if run_status.get("phase") in COMPLETED:
+            return run_status
         time.sleep(CLUSTER_POLL_INTERVAL_S)
 
 
 def select_executor(
-    home: Path, manifest: dict[str, Any], schedule: str, cluster: Cluster | None
+    home_folder: Path, manifest: dict[str, Any], schedule_name: str, cluster: Cluster | None
 ) -> Any:
     """Return the function that starts or resumes a missed run.
 
@@ -157,13 +175,15 @@ def select_executor(
     `manifest`.
     """
     if not cluster:
-        return partial(run_here, home, manifest)
+        return partial(run_here, home_folder, manifest)
 
-    annotations = workflows.scheduled_workflow(cluster, schedule)["metadata"]["annotations"]
-    if annotations.get(workflows.SHA256_ANNOTATION) != manifest_sha256(manifest):
+    workflow_annotations = workflows.scheduled_workflow(cluster, schedule_name)["metadata"][
+        "annotations"
+    ]
+    if workflow_annotations.get(workflows.SHA256_ANNOTATION) != manifest_sha256(manifest):
         raise ConfigError(
-            f"the schedule {schedule} on the cluster has another config: apply the given config"
-            " with `rekindle schedule CONFIG` first, or give the config of the schedule."
+            f"the schedule {schedule_name} on the cluster has another config: apply the given"
+            " config with `rekindle schedule CONFIG` first, or give the config of the schedule."
         )
 
-    return partial(run_on_cluster, cluster, schedule)
+    return partial(run_on_cluster, cluster, schedule_name)

@@ -22,36 +22,39 @@ if TYPE_CHECKING:
 
 
 def add_cached(
-    home: Path, manifest: Mapping[str, Any], parameters: dict[str, str], reuse: bool
+    home_folder: Path,
+    manifest: Mapping[str, Any],
+    workflow_parameters: dict[str, str],
+    allow_reuse: bool,
 ) -> dict[str, str]:
     """Return the workflow parameters of a run on this machine, with the parameter `cached` for the
     cached results of its tasks."""
-    if not _uses_cache(manifest, parameters):
-        return parameters
+    if not _uses_cache(manifest, workflow_parameters):
+        return workflow_parameters
 
     set_bucket()
-    cluster = LocalCluster(home)
+    local_cluster = LocalCluster(home_folder)
 
-    def open_bucket(name: str) -> "Store":
-        return cluster.store({"bucket": name})
+    def open_bucket(bucket_name: str) -> "Store":
+        return local_cluster.store({"bucket": bucket_name})
 
-    return _look_up(manifest, parameters, reuse, cluster.store(), open_bucket)
+    return _look_up(manifest, workflow_parameters, allow_reuse, local_cluster.store(), open_bucket)
 
 
 def add_cached_on_cluster(
-    manifest: Mapping[str, Any], parameters: dict[str, str], reuse: bool
+    manifest: Mapping[str, Any], workflow_parameters: dict[str, str], allow_reuse: bool
 ) -> dict[str, str]:
     """Return the parameters of a run on a cluster, extended by the cached results in the bucket
     S3_BUCKET. Without S3_BUCKET, the pods look up the results."""
-    if not _uses_cache(manifest, parameters):
-        return parameters
-    if reuse and not os.environ.get(S3_BUCKET):
-        return parameters
+    if not _uses_cache(manifest, workflow_parameters):
+        return workflow_parameters
+    if allow_reuse and not os.environ.get(S3_BUCKET):
+        return workflow_parameters
 
     from rekindle.storage import Store
 
-    store = Store.from_env().short_retries() if reuse else None
-    return _look_up(manifest, parameters, reuse, store, None)
+    object_store = Store.from_env().short_retries() if allow_reuse else None
+    return _look_up(manifest, workflow_parameters, allow_reuse, object_store, None)
 
 
 def set_bucket() -> None:
@@ -60,51 +63,59 @@ def set_bucket() -> None:
     os.environ.setdefault(S3_BUCKET, BUCKET)
 
 
-def readable_store(home: Path, *, on_cluster: bool = False, bucket: str = "") -> "Store | None":
+def readable_store(
+    home_folder: Path, *, is_on_cluster: bool = False, bucket: str = ""
+) -> "Store | None":
     """Return the object store for reading, without starting a service. Raises ConfigError.
 
     The embedded store is read from its files, unless S3_ENDPOINT_URL names another store. For a
     cluster, return None if S3_BUCKET is not set.
     """
-    if on_cluster or os.environ.get(S3_ENDPOINT_URL):
+    if is_on_cluster or os.environ.get(S3_ENDPOINT_URL):
         from rekindle.storage import Store
 
-        name = bucket or os.environ.get(S3_BUCKET) or ("" if on_cluster else BUCKET)
-        if name:
-            return Store(name, os.environ.get(S3_ENDPOINT_URL) or None, short_retries=True)
+        bucket_name = bucket or os.environ.get(S3_BUCKET) or ("" if is_on_cluster else BUCKET)
+        if bucket_name:
+            return Store(bucket_name, os.environ.get(S3_ENDPOINT_URL) or None, short_retries=True)
         return None
 
-    return cast("Store", StoredFiles(home / "s3", bucket or os.environ.get(S3_BUCKET) or BUCKET))
+    return cast(
+        "Store", StoredFiles(home_folder / "s3", bucket or os.environ.get(S3_BUCKET) or BUCKET)
+    )
 
 
-def entries(home: Path) -> list[dict[str, Any]]:
+def entries(home_folder: Path) -> list[dict[str, Any]]:
     """Return a row for each cached result, newest first."""
     from rekindle.cache import entries
 
-    newest_first = sorted(
-        entries.read_entries(LocalCluster(home).store()), key=lambda entry: -entry.made
+    entries_newest_first = sorted(
+        entries.read_entries(LocalCluster(home_folder).store()), key=lambda entry: -entry.made
     )
-    return [_row(entry) for entry in newest_first]
+    return [_row(entry) for entry in entries_newest_first]
 
 
-def prune(home: Path, keep: int, days: float, delete: bool) -> list[dict[str, Any]]:
-    """Return a row for each invalid or surplus cache entry; with `delete`, delete these entries and
-    unused lists of code files."""
+def prune(
+    home_folder: Path, keep_count: int, keep_days: float, should_delete: bool
+) -> list[dict[str, Any]]:
+    """Return a row for each invalid or surplus cache entry; with `should_delete`, delete these
+    entries and unused lists of code files."""
     from rekindle.cache import entries
     from rekindle.cache.difference import remove_unused_code
 
-    store = LocalCluster(home).store()
-    stale = entries.list_stale(store, keep, days)
+    object_store = LocalCluster(home_folder).store()
+    stale_entries = entries.list_stale(object_store, keep_count, keep_days)
 
-    if delete:
-        entries.remove_entries(store, [entry for entry, _ in stale])
-        remove_unused_code(store)
+    if should_delete:
+        entries.remove_entries(object_store, [cache_entry for cache_entry, _ in stale_entries])
+        remove_unused_code(object_store)
 
-    return [_row(entry) | {"why": reason} for entry, reason in stale]
+    return [
+        _row(cache_entry) | {"why": stale_reason} for cache_entry, stale_reason in stale_entries
+    ]
 
 
-def _uses_cache(manifest: Mapping[str, Any], parameters: Mapping[str, str]) -> bool:
-    if CACHED in parameters or any(shape_errors(manifest)):
+def _uses_cache(manifest: Mapping[str, Any], workflow_parameters: Mapping[str, str]) -> bool:
+    if CACHED in workflow_parameters or any(shape_errors(manifest)):
         return False
 
     from rekindle.cache import lookup
@@ -114,36 +125,46 @@ def _uses_cache(manifest: Mapping[str, Any], parameters: Mapping[str, str]) -> b
 
 def _look_up(
     manifest: Mapping[str, Any],
-    parameters: dict[str, str],
-    reuse: bool,
-    store: "Store | None",
+    workflow_parameters: dict[str, str],
+    allow_reuse: bool,
+    object_store: "Store | None",
     open_bucket: "OpenBucket | None",
 ) -> dict[str, str]:
     from rekindle.cache import lookup
 
-    results: list[lookup.CacheResult] = []
+    cache_results: list[lookup.CacheResult] = []
     try:
-        if reuse and store:
-            results = lookup.look_up(
-                manifest, parameters, store, on_cluster=open_bucket is None, open_bucket=open_bucket
+        if allow_reuse and object_store:
+            cache_results = lookup.look_up(
+                manifest,
+                workflow_parameters,
+                object_store,
+                is_on_cluster=open_bucket is None,
+                open_bucket=open_bucket,
             )
     except RekindleError as error:
         say(f"the cache is unavailable, so every step runs: {error}")
 
-    cached_tasks = [f"{item.task} ({item.entry.at})" for item in results if item.entry]
-    if cached_tasks:
-        say(f"cached: {', '.join(cached_tasks)}; --no-cache runs them again")
+    cached_task_texts = [
+        f"{cache_result.task} ({cache_result.entry.at})"
+        for cache_result in cache_results
+        if cache_result.entry
+    ]
+    if cached_task_texts:
+        say(f"cached: {', '.join(cached_task_texts)}; --no-cache runs them again")
 
-    return parameters | {CACHED: lookup.cached_parameter(manifest, results, reuse)}
+    return workflow_parameters | {
+        CACHED: lookup.cached_parameter(manifest, cache_results, allow_reuse)
+    }
 
 
-def _row(entry: "Entry") -> dict[str, Any]:
-    size = sum(artifact["bytes"] for artifact in entry.artifacts.values())
+def _row(cache_entry: "Entry") -> dict[str, Any]:
+    size_bytes = sum(artifact["bytes"] for artifact in cache_entry.artifacts.values())
     return {
-        "key": entry.key[:12],
-        "step": entry.facts["step"],
-        "made by": entry.at,
-        "age": format_duration(time.time() - entry.made),
-        "took": format_duration(entry.seconds),
-        "bytes": size,
+        "key": cache_entry.key[:12],
+        "step": cache_entry.facts["step"],
+        "made by": cache_entry.at,
+        "age": format_duration(time.time() - cache_entry.made),
+        "took": format_duration(cache_entry.seconds),
+        "bytes": size_bytes,
     }

@@ -29,66 +29,78 @@ class MissedRun:
     def parameters(self) -> dict[str, str]:
         return {SCHEDULED_TIME: timestamp(self.time.timestamp()), BACKFILL: "true"}
 
-    def row(self, status: Status) -> dict[str, Any]:
+    def row(self, workflow_status: Status) -> dict[str, Any]:
         """Return the result of the run as a row of the table of `rekindle backfill`."""
-        outputs = results.parameters(status)
+        run_outputs = results.parameters(workflow_status)
         return {
             "scheduled": self.parameters[SCHEDULED_TIME],
             "workflow": self.name,
-            "phase": status.get("phase") or "Pending",
-            "gate": _gate_result(status),
-            "reason": outputs.get("reason"),
-            "metrics": results.metrics(outputs),
-            "model_sha256": outputs.get("model_sha256"),
+            "phase": workflow_status.get("phase") or "Pending",
+            "gate": _gate_result(workflow_status),
+            "reason": run_outputs.get("reason"),
+            "metrics": results.metrics(run_outputs),
+            "model_sha256": run_outputs.get("model_sha256"),
         }
 
 
 def missed_runs(
-    config: Config, manifest_hash: str, first: date, last: date, now: datetime
+    pipeline_config: Config,
+    manifest_hash: str,
+    first_day: date,
+    last_day: date,
+    current_time: datetime,
 ) -> list[MissedRun]:
-    """Return the scheduled runs on the days from `first` to `last` (in the schedule's time zone),
-    oldest first. Raises ConfigError if the schedule does not start a run on these days, or if a run
-    is in the future."""
-    if first > last:
-        raise ConfigError(f"--from is {first}, which is after --to, {last}: exchange the two days.")
-
-    schedule = config.schedule
-    times = list(cron.run_times(schedule.cron, schedule.timezone, first, last))
-    if not times:
+    """Return the scheduled runs on the days from `first_day` to `last_day` (in the schedule's
+    time zone), oldest first. Raises ConfigError if the schedule does not start a run on these
+    days, or if a run is in the future."""
+    if first_day > last_day:
         raise ConfigError(
-            f"schedule.cron ({schedule.cron}) does not start a run from {first} to {last}: give"
-            " other days."
+            f"--from is {first_day}, which is after --to, {last_day}: exchange the two days."
         )
 
-    if times[-1] > now:
+    schedule = pipeline_config.schedule
+    run_times = list(cron.run_times(schedule.cron, schedule.timezone, first_day, last_day))
+    if not run_times:
         raise ConfigError(
-            f"--to is {last}: the run of {times[-1]:%Y-%m-%d %H:%M} UTC is in the future. Give an"
-            " earlier day."
+            f"schedule.cron ({schedule.cron}) does not start a run from {first_day} to {last_day}:"
+            " give other days."
         )
 
-    def name_at(time: datetime) -> str:
-        digits = _base36(int(time.timestamp()))
-        return f"{config.name}-{digits}-{manifest_hash[:HASH_LENGTH]}"
+    if run_times[-1] > current_time:
+        raise ConfigError(
+            f"--to is {last_day}: the run of {run_times[-1]:%Y-%m-%d %H:%M} UTC is in the future."
+            " Give an earlier day."
+        )
 
-    return [MissedRun(time, name_at(time)) for time in times]
+    def name_at(run_time: datetime) -> str:
+        base36_digits = _base36(int(run_time.timestamp()))
+        return f"{pipeline_config.name}-{base36_digits}-{manifest_hash[:HASH_LENGTH]}"
+
+    return [MissedRun(run_time, name_at(run_time)) for run_time in run_times]
 
 
-def _gate_result(status: Status) -> str | None:
+def _gate_result(workflow_status: Status) -> str | None:
     """Return the result of the gate; None if the run has no evaluation, or if its evaluations have
     different results."""
-    nodes = (status.get("nodes") or {}).values()
-    outputs = [
-        output for node in nodes for output in (node.get("outputs") or {}).get("parameters") or []
+    workflow_nodes = (workflow_status.get("nodes") or {}).values()
+    output_parameters = [
+        output_parameter
+        for workflow_node in workflow_nodes
+        for output_parameter in (workflow_node.get("outputs") or {}).get("parameters") or []
     ]
-    results = {output.get("value") for output in outputs if output["name"] == "judged"}
-    if len(results) == 1:
-        return results.pop()
+    gate_results = {
+        output_parameter.get("value")
+        for output_parameter in output_parameters
+        if output_parameter["name"] == "judged"
+    }
+    if len(gate_results) == 1:
+        return gate_results.pop()
     return None
 
 
 def _base36(number: int) -> str:
-    text = ""
+    base36_text = ""
     while number:
-        number, digit = divmod(number, 36)
-        text = BASE36_DIGITS[digit] + text
-    return text
+        number, digit_index = divmod(number, 36)
+        base36_text = BASE36_DIGITS[digit_index] + base36_text
+    return base36_text

@@ -23,33 +23,33 @@ VERDICTS = {
 }
 
 
-def parameters(status: Status) -> dict[str, str]:
+def parameters(workflow_status: Status) -> dict[str, str]:
     """Return the global outputs of the workflow (globalName), by name; if the run has exactly one
     evaluation, include its results.
 
     If the canary was rolled back, or the source has no new data, this replaces the verdict.
     """
-    values = outputs(status)
-    evaluations = list(_evaluations(status).values())
-    values.update(evaluations[0] if len(evaluations) == 1 else {})
+    output_values = outputs(workflow_status)
+    evaluations = list(_evaluations(workflow_status).values())
+    output_values.update(evaluations[0] if len(evaluations) == 1 else {})
 
-    for node in list((status.get("nodes") or {}).values()):
-        for p in (node.get("outputs") or {}).get("parameters") or []:
-            verdict, _, reason = str(p.get("value", "")).partition(": ")
-            if p["name"] == "run_id" and p.get("value"):
+    for workflow_node in list((workflow_status.get("nodes") or {}).values()):
+        for output_parameter in (workflow_node.get("outputs") or {}).get("parameters") or []:
+            verdict, _, reason = str(output_parameter.get("value", "")).partition(": ")
+            if output_parameter["name"] == "run_id" and output_parameter.get("value"):
                 # a step's output run_id is used if no global output has this name
-                values.setdefault("run_id", p["value"])
+                output_values.setdefault("run_id", output_parameter["value"])
 
-            if p["name"] == "canary" and verdict == "taken back":
-                values["verdict"] = verdict
-                values["reason"] = reason
+            if output_parameter["name"] == "canary" and verdict == "taken back":
+                output_values["verdict"] = verdict
+                output_values["reason"] = reason
 
-            if p["name"] == "unchanged" and p.get("value"):
-                values["verdict"] = "same"
-                values["reason"] = p["value"]
-                values["unchanged"] = "yes"
+            if output_parameter["name"] == "unchanged" and output_parameter.get("value"):
+                output_values["verdict"] = "same"
+                output_values["reason"] = output_parameter["value"]
+                output_values["unchanged"] = "yes"
 
-    return values
+    return output_values
 
 
 def needs_token(workflow: Mapping[str, Any]) -> bool:
@@ -57,61 +57,88 @@ def needs_token(workflow: Mapping[str, Any]) -> bool:
     return f'"{REKINDLE_TOKEN}"' in to_json(workflow)
 
 
-def costs(status: Status, workflow: Mapping[str, Any]) -> dict[str, Any]:
+def costs(workflow_status: Status, workflow: Mapping[str, Any]) -> dict[str, Any]:
     """Return the costs of a run, as a sentence and by task; {} if its manifest has no prices."""
     from rekindle.training.cost import tariff
     from rekindle.training.cost.run_cost import compute_run_costs
 
-    manifest = tariff.read_recorded_manifest(workflow)
-    return compute_run_costs(status, manifest, tariff.read_prices(manifest))
+    recorded_manifest = tariff.read_recorded_manifest(workflow)
+    return compute_run_costs(
+        workflow_status, recorded_manifest, tariff.read_prices(recorded_manifest)
+    )
 
 
-def verdicts(status: Status) -> list[dict[str, Any]]:
+def verdicts(workflow_status: Status) -> list[dict[str, Any]]:
     """Return a row for each evaluation: task, last verdict, reason, metrics, and the version of a
     released model."""
-    versions = {release.evaluation: release.version for release in releases(status)}
-    rows = [
-        {"task": task, **row, "metrics": metrics(row), "version": versions.get(task)}
-        for (task, _), row in _evaluations(status).items()
+    versions_by_task = {
+        release.evaluation: release.version for release in releases(workflow_status)
+    }
+    verdict_rows = [
+        {
+            "task": task_name,
+            **evaluation_row,
+            "metrics": metrics(evaluation_row),
+            "version": versions_by_task.get(task_name),
+        }
+        for (task_name, _), evaluation_row in _evaluations(workflow_status).items()
     ]
-    return sorted(rows, key=lambda verdict: verdict["task"])
+    return sorted(verdict_rows, key=lambda verdict: verdict["task"])
 
 
-def _evaluations(status: Status) -> dict[tuple[str, str], dict[str, str]]:
+def _evaluations(workflow_status: Status) -> dict[tuple[str, str], dict[str, str]]:
     """Return the verdict, reason and metrics of each evaluation, by task and loop item; a repeated
     evaluation replaces the earlier one."""
-    all_nodes = list((status.get("nodes") or {}).values())
-    nodes = [node for node in all_nodes if node.get("type") == "Pod"]
-    rows: dict[tuple[str, str], dict[str, str]] = {}
+    all_workflow_nodes = list((workflow_status.get("nodes") or {}).values())
+    pod_nodes = [
+        workflow_node for workflow_node in all_workflow_nodes if workflow_node.get("type") == "Pod"
+    ]
+    evaluation_rows: dict[tuple[str, str], dict[str, str]] = {}
 
     # sort also by length, because a repeated evaluation runs in an inner DAG and has a longer name
-    for node in sorted(nodes, key=lambda node: (node.get("finishedAt") or "", len(node["name"]))):
-        values = outputs(node)
-        inputs = outputs({"outputs": node.get("inputs")})
+    for workflow_node in sorted(
+        pod_nodes,
+        key=lambda workflow_node: (
+            workflow_node.get("finishedAt") or "",
+            len(workflow_node["name"]),
+        ),
+    ):
+        output_values = outputs(workflow_node)
+        input_values = outputs({"outputs": workflow_node.get("inputs")})
 
-        if values.get("verdict") in VERDICTS and values.keys() & {"metrics", "champion"}:
-            task, _, item = ATTEMPT.sub("", node.get("displayName") or node["name"]).partition("(")
-            row = {name: values.get(name, "") for name in ("verdict", "reason", "metrics")}
-            rows[inputs.get(TASK) or task.removesuffix(AGAIN), item] = row
+        if output_values.get("verdict") in VERDICTS and output_values.keys() & {
+            "metrics",
+            "champion",
+        }:
+            task_name, _, loop_item = ATTEMPT.sub(
+                "", workflow_node.get("displayName") or workflow_node["name"]
+            ).partition("(")
+            evaluation_row = {
+                output_name: output_values.get(output_name, "")
+                for output_name in ("verdict", "reason", "metrics")
+            }
+            evaluation_rows[input_values.get(TASK) or task_name.removesuffix(AGAIN), loop_item] = (
+                evaluation_row
+            )
 
-    return rows
+    return evaluation_rows
 
 
-def metrics(values: Mapping[str, str]) -> dict[str, float | None]:
+def metrics(evaluation_values: Mapping[str, str]) -> dict[str, float | None]:
     """Return the metrics of the candidate by name, with None for NaN or infinity; {} if the run has
     no evaluation."""
     try:
         # a step of another program may write NaN
-        numbers = json.loads(values.get("metrics") or "{}", parse_int=float)
+        metric_numbers = json.loads(evaluation_values.get("metrics") or "{}", parse_int=float)
     except (ValueError, RecursionError):
         return {}
 
-    values_by_name = numbers.items() if isinstance(numbers, dict) else ()
+    metric_items = metric_numbers.items() if isinstance(metric_numbers, dict) else ()
 
     return {
-        name: value if math.isfinite(value) else None
-        for name, value in values_by_name
-        if isinstance(value, float)
+        metric_name: metric_value if math.isfinite(metric_value) else None
+        for metric_name, metric_value in metric_items
+        if isinstance(metric_value, float)
     }
 
 
@@ -127,72 +154,81 @@ class Release:
         return f"{self.model}@{self.version}" + (f" ({self.evaluation})" if self.evaluation else "")
 
 
-def releases(status: Status) -> list[Release]:
+def releases(workflow_status: Status) -> list[Release]:
     """Return the releases of a run, except releases whose last evaluation did not end with the
     verdict `release`."""
-    last_verdicts = {task: row["verdict"] for (task, _), row in _evaluations(status).items()}
+    last_verdicts = {
+        task_name: evaluation_row["verdict"]
+        for (task_name, _), evaluation_row in _evaluations(workflow_status).items()
+    }
 
-    registered = []
-    for node in (status.get("nodes") or {}).values():
-        values = _released(node)
-        if values and node.get("phase") == "Succeeded" and node.get("type") == "Pod":
-            model = values["model_uri"].split("/")[1]
-            registered.append(Release(model, values["version"], _evaluation(node)))
+    registered_releases = []
+    for workflow_node in (workflow_status.get("nodes") or {}).values():
+        release_outputs = _released(workflow_node)
+        if (
+            release_outputs
+            and workflow_node.get("phase") == "Succeeded"
+            and workflow_node.get("type") == "Pod"
+        ):
+            model_name = release_outputs["model_uri"].split("/")[1]
+            registered_releases.append(
+                Release(model_name, release_outputs["version"], _evaluation(workflow_node))
+            )
 
     return [
         release
-        for release in registered
+        for release in registered_releases
         if last_verdicts.get(release.evaluation, "release") == "release"
     ]
 
 
-def _released(node: Mapping[str, Any]) -> dict[str, str]:
+def _released(workflow_node: Mapping[str, Any]) -> dict[str, str]:
     """Return the outputs of a step that registered a model version; {} for any other step."""
-    values = outputs(node)
+    output_values = outputs(workflow_node)
     # releases/NAME/HASH/
-    has_release_key = values.get("model_uri", "").count("/") > 1
-    if values.get("version") and "content" in values and has_release_key:
-        return values
+    has_release_key = output_values.get("model_uri", "").count("/") > 1
+    if output_values.get("version") and "content" in output_values and has_release_key:
+        return output_values
     return {}
 
 
-def _evaluation(node: Mapping[str, Any]) -> str:
+def _evaluation(workflow_node: Mapping[str, Any]) -> str:
     """Return the task that wrote the input `report` of a step, from its key RUN/TASK/report; "" if
     unknown."""
-    artifacts = (node.get("inputs") or {}).get("artifacts") or []
-    keys = [
-        (artifact.get("s3") or {}).get("key", "")
-        for artifact in artifacts
-        if artifact["name"] == "report"
+    input_artifacts = (workflow_node.get("inputs") or {}).get("artifacts") or []
+    report_keys = [
+        (input_artifact.get("s3") or {}).get("key", "")
+        for input_artifact in input_artifacts
+        if input_artifact["name"] == "report"
     ]
 
-    if keys and keys[0].count("/") == 2:
-        return keys[0].split("/")[1]
+    if report_keys and report_keys[0].count("/") == 2:
+        return report_keys[0].split("/")[1]
     return ""
 
 
-def exit_code(status: Status, is_rekindle: bool) -> int:
+def exit_code(workflow_status: Status, is_rekindle_run: bool) -> int:
     """Return the exit code of a command for a completed run; 2 if a step rejected its config."""
-    if status.get("phase") != "Succeeded":
-        codes = {
-            (node.get("outputs") or {}).get("exitCode")
-            for node in (status.get("nodes") or {}).values()
+    if workflow_status.get("phase") != "Succeeded":
+        node_exit_codes = {
+            (workflow_node.get("outputs") or {}).get("exitCode")
+            for workflow_node in (workflow_status.get("nodes") or {}).values()
         }
-        if is_rekindle and str(ConfigError.exit_code) in codes:
+        if is_rekindle_run and str(ConfigError.exit_code) in node_exit_codes:
             return 2
         return 1
 
-    if not is_rekindle:
+    if not is_rekindle_run:
         return 0
 
-    verdict = parameters(status).get("verdict")
+    verdict = parameters(workflow_status).get("verdict")
     if verdict:
         if verdict in ("keep", "taken back"):
             return NOT_RELEASED
         return 0
 
-    verdict_names = {row["verdict"] for row in verdicts(status)}
-    if verdict_names and "same" not in verdict_names and not releases(status):
+    verdict_names = {verdict_row["verdict"] for verdict_row in verdicts(workflow_status)}
+    if verdict_names and "same" not in verdict_names and not releases(workflow_status):
         return NOT_RELEASED
 
     return 0

@@ -71,54 +71,62 @@ class Place:
     removes_releases: bool = True
     needed: set[str] = field(default_factory=set)
 
-    def plan(self, pipelines: Iterable[str]) -> tuple[Removal, listing.Context]:
-        """Decide which runs and releases of `pipelines` to remove. Raises StorageError,
+    def plan(self, pipeline_names: Iterable[str]) -> tuple[Removal, listing.Context]:
+        """Decide which runs and releases of `pipeline_names` to remove. Raises StorageError,
         TrackingError."""
-        claim_s = RESUMABLE_S if self.shared else CLAIM_S
-        targets = self._served_versions if self.removes_releases else None
-        needed = frozenset(self.needed)
-        context = listing.Context(self.runs, claim_s, RESUMABLE_S, targets, needed)
-        found = listing.read(self.store, pipelines, context)
+        claim_seconds = RESUMABLE_S if self.shared else CLAIM_S
+        list_served_versions = self._served_versions if self.removes_releases else None
+        needed_tasks = frozenset(self.needed)
+        listing_context = listing.Context(
+            self.runs, claim_seconds, RESUMABLE_S, list_served_versions, needed_tasks
+        )
+        current_listing = listing.read(self.store, pipeline_names, listing_context)
 
-        limits = {name: limit for name, limit in self.limits.items() if name in pipelines}
-        inputs = listing.make_inputs_function(self.store, found.releases)
-        return choose_removals(found, limits, time.time(), inputs), context
+        limits_by_pipeline = {
+            pipeline_name: pipeline_limits
+            for pipeline_name, pipeline_limits in self.limits.items()
+            if pipeline_name in pipeline_names
+        }
+        find_inputs = listing.make_inputs_function(self.store, current_listing.releases)
+        return choose_removals(
+            current_listing, limits_by_pipeline, time.time(), find_inputs
+        ), listing_context
 
-    def _served_versions(self, model: str) -> set[str] | None:
+    def _served_versions(self, model_name: str) -> set[str] | None:
         """Return the versions that Deployments serve, and those that a rollback can restore; None
         if they are unknown."""
-        malformed = list[object]()
-        deployments = self.objects.deployments(model, malformed.append)
-        if malformed:
+        malformed_objects = list[object]()
+        deployments = self.objects.deployments(model_name, malformed_objects.append)
+        if malformed_objects:
             return None
 
-        versions = set[str]()
+        served_versions = set[str]()
         for deployment in deployments:
-            annotations = deployment["metadata"].get("annotations") or {}
-            if annotations.get(VERSION_ANNOTATION):
-                versions.add(annotations[VERSION_ANNOTATION])
+            deployment_annotations = deployment["metadata"].get("annotations") or {}
+            if deployment_annotations.get(VERSION_ANNOTATION):
+                served_versions.add(deployment_annotations[VERSION_ANNOTATION])
 
         if self.shared:
-            return versions | promotion.list_retained_versions(model)
-        return versions
+            return served_versions | promotion.list_retained_versions(model_name)
+        return served_versions
 
 
 class Machine:
     """The runs in a home."""
 
-    def __init__(self, home: Path) -> None:
-        self.home = home
+    def __init__(self, home_folder: Path) -> None:
+        self.home = home_folder
 
     @contextmanager
-    def hold(self, run: str) -> Iterator[bool]:
+    def hold(self, run_name: str) -> Iterator[bool]:
         """Lock the run, so that it cannot be resumed."""
-        files = RunFiles(self.home, run)
-        if not files.root.exists():
+        run_files = RunFiles(self.home, run_name)
+        if not run_files.root.exists():
             yield True
             return
 
         try:
-            files.lock()
+            run_files.lock()
         except Busy:
             yield False
             return
@@ -126,17 +134,17 @@ class Machine:
         try:
             yield True
         finally:
-            files.close()
+            run_files.close()
 
-    def remove(self, run: str) -> None:
+    def remove(self, run_name: str) -> None:
         """Remove the folder of the run. The folder is moved first, since a partly deleted folder
         would look like another run."""
-        files = RunFiles(self.home, run)
-        if files.is_own_folder():
+        run_files = RunFiles(self.home, run_name)
+        if run_files.is_own_folder():
             (self.home / REMOVED_FOLDER).mkdir(exist_ok=True)
-            target = Path(tempfile.mkdtemp(dir=self.home / REMOVED_FOLDER))
-            files.root.replace(target / run)
-            shutil.rmtree(target)
+            target_folder = Path(tempfile.mkdtemp(dir=self.home / REMOVED_FOLDER))
+            run_files.root.replace(target_folder / run_name)
+            shutil.rmtree(target_folder)
 
 
 class Namespace:
@@ -146,265 +154,349 @@ class Namespace:
         self.cluster = cluster
 
     @contextmanager
-    def hold(self, run: str) -> Iterator[bool]:
+    def hold(self, run_name: str) -> Iterator[bool]:
         """Yield True if the workflow has not been resumed. Check again, because a cluster has no
         lock against a resume; a malformed workflow counts as active."""
         try:
-            workflow = self.cluster.find(WORKFLOWS, run)
+            workflow = self.cluster.find(WORKFLOWS, run_name)
         except MalformedObject as error:
-            say(f"warning: {run} is kept: {error}")
+            say(f"warning: {run_name} is kept: {error}")
             yield False
             return
         yield not workflow or (workflow.get("status") or {}).get("phase") in COMPLETED
 
-    def remove(self, run: str) -> None:
+    def remove(self, run_name: str) -> None:
         """Delete the workflow. A malformed workflow, or a workflow of the same name that Rekindle
         did not create, is kept."""
         try:
-            workflow = self.cluster.find(WORKFLOWS, run)
+            workflow = self.cluster.find(WORKFLOWS, run_name)
         except MalformedObject as error:
-            say(f"warning: the workflow {run} is kept: {error}")
+            say(f"warning: the workflow {run_name} is kept: {error}")
             return
         if workflow and workflow_origin.is_rekindle(workflow):
-            workflows.delete_run(self.cluster, run)
+            workflows.delete_run(self.cluster, run_name)
 
 
-def end_of_run(home: Path, workflow: Mapping[str, Any]) -> None:
+def end_of_run(home_folder: Path, workflow: Mapping[str, Any]) -> None:
     """Apply the limits in the config of a completed run to its pipeline on this machine. Print
     errors instead of raising them."""
-    limits = _read_limits(workflow)
-    pipeline = workflow_origin.pipeline_label(workflow)
-    if limits == NO_LIMITS or not pipeline:
+    pipeline_limits = _read_limits(workflow)
+    pipeline_name = workflow_origin.pipeline_label(workflow)
+    if pipeline_limits == NO_LIMITS or not pipeline_name:
         return
 
     try:
-        with _locked(home):
-            place = _make_local_place(home)
-            place.limits = {pipeline: limits}
-            plan, context = place.plan([pipeline])
-            plan = removal.limit_removal(plan)
-            names = removal.remove(place.store, plan, place.host, context)
+        with _locked(home_folder):
+            retention_scope = _make_local_place(home_folder)
+            retention_scope.limits = {pipeline_name: pipeline_limits}
+            planned_removal, listing_context = retention_scope.plan([pipeline_name])
+            planned_removal = removal.limit_removal(planned_removal)
+            removed_names = removal.remove(
+                retention_scope.store, planned_removal, retention_scope.host, listing_context
+            )
     except (RekindleError, OSError) as error:
         say(f"old runs are not removed: {error}")
         return
 
-    if names or plan.releases:
-        kept_tasks = [item.kept_tasks for item in plan.runs if item.run.name in names]
-        say(f"removed {describe_counts(kept_tasks, len(plan.releases))} (config section retention)")
+    if removed_names or planned_removal.releases:
+        kept_tasks_by_run = [
+            run_removal.kept_tasks
+            for run_removal in planned_removal.runs
+            if run_removal.run.name in removed_names
+        ]
+        say(
+            f"removed {describe_counts(kept_tasks_by_run, len(planned_removal.releases))} (config"
+            " section retention)"
+        )
 
 
-def describe_counts(kept_tasks: Iterable[Collection[str]], releases: int) -> str:
-    """Return the numbers of removed runs and releases in words. `kept_tasks`: for each removed run,
-    the tasks with kept artifacts."""
-    partial_removals = [bool(tasks) for tasks in kept_tasks]
-    texts = [
-        f"{n} {noun}{'s' * (n != 1)}"
-        for noun, n in (("run", len(partial_removals)), ("release", releases))
+def describe_counts(kept_tasks_by_run: Iterable[Collection[str]], release_count: int) -> str:
+    """Return the numbers of removed runs and releases in words. `kept_tasks_by_run`: for each
+    removed run, the tasks with kept artifacts."""
+    partial_removals = [bool(run_tasks) for run_tasks in kept_tasks_by_run]
+    count_texts = [
+        f"{removed_count} {counted_noun}{'s' * (removed_count != 1)}"
+        for counted_noun, removed_count in (
+            ("run", len(partial_removals)),
+            ("release", release_count),
+        )
     ]
     if any(partial_removals):
-        texts[0] += f" ({sum(partial_removals)} in part)"
+        count_texts[0] += f" ({sum(partial_removals)} in part)"
 
-    return " and ".join(texts)
+    return " and ".join(count_texts)
 
 
 def prune(
-    home: Path, cluster: Cluster | None, options: Mapping[str, float | None], *, delete: bool
+    home_folder: Path,
+    cluster: Cluster | None,
+    limit_options: Mapping[str, float | None],
+    *,
+    should_delete: bool,
 ) -> dict[str, list[dict[str, Any]]]:
-    """Return the runs and releases that exceed the limits; with `delete`, remove them.
+    """Return the runs and releases that exceed the limits; with `should_delete`, remove them.
 
-    The limits of a pipeline are in the config of its newest run; `options` override them.
+    The limits of a pipeline are in the config of its newest run; `limit_options` override them.
     """
-    with nullcontext() if cluster else _locked(home):
-        place = _make_cluster_place(cluster) if cluster else _make_local_place(home)
-        replaced = {name: value for name, value in options.items() if value is not None}
+    with nullcontext() if cluster else _locked(home_folder):
+        retention_scope = (
+            _make_cluster_place(cluster) if cluster else _make_local_place(home_folder)
+        )
+        replaced_limits = {
+            limit_name: limit_value
+            for limit_name, limit_value in limit_options.items()
+            if limit_value is not None
+        }
 
         # the option keep_runs also counts the runs of `rekindle backfill`
-        if "keep_runs" in replaced:
-            place.runs = {name: replace(run, counted=True) for name, run in place.runs.items()}
+        if "keep_runs" in replaced_limits:
+            retention_scope.runs = {
+                limit_name: replace(run, counted=True)
+                for limit_name, run in retention_scope.runs.items()
+            }
 
-        for pipeline, limits in place.limits.items():
-            unset = limits == NO_LIMITS and not place.shared
-            defaults = {"keep_runs": DEFAULT_KEEP_RUNS} if unset else {}
-            place.limits[pipeline] = limits.model_copy(update=defaults | replaced)
+        for pipeline_name, pipeline_limits in retention_scope.limits.items():
+            has_no_limits = pipeline_limits == NO_LIMITS and not retention_scope.shared
+            default_limits = {"keep_runs": DEFAULT_KEEP_RUNS} if has_no_limits else {}
+            retention_scope.limits[pipeline_name] = pipeline_limits.model_copy(
+                update=default_limits | replaced_limits
+            )
 
-        plan, context = place.plan(place.limits)
-        rows = list(filter(None, (_row(home, place.store, item) for item in plan.runs)))
-        releases = [
-            {"release": f"{r.model}@{r.version}", "bytes": _size(place.store, r.prefix)}
-            for r in plan.releases
+        planned_removal, listing_context = retention_scope.plan(retention_scope.limits)
+        run_rows = list(
+            filter(
+                None,
+                (
+                    _row(home_folder, retention_scope.store, run_removal)
+                    for run_removal in planned_removal.runs
+                ),
+            )
+        )
+        release_rows = [
+            {
+                "release": f"{surplus_release.model}@{surplus_release.version}",
+                "bytes": _size(retention_scope.store, surplus_release.prefix),
+            }
+            for surplus_release in planned_removal.releases
         ]
 
-        if delete:
-            removed_names = removal.remove(place.store, plan, place.host, context)
-            rows = [row for row in rows if row["run"] in removed_names]
+        if should_delete:
+            removed_names = removal.remove(
+                retention_scope.store, planned_removal, retention_scope.host, listing_context
+            )
+            run_rows = [run_row for run_row in run_rows if run_row["run"] in removed_names]
 
-    return {"runs": rows, "releases": releases}
+    return {"runs": run_rows, "releases": release_rows}
 
 
-def _row(home: Path, store: Store, item: RunRemoval) -> dict[str, Any]:
-    name = item.run.name
-    root = RunFiles(home, name).root
+def _row(home_folder: Path, object_store: Store, run_removal: RunRemoval) -> dict[str, Any]:
+    run_name = run_removal.run.name
+    run_folder = RunFiles(home_folder, run_name).root
 
-    size = sum(size for _, size in removal.list_own_artifacts(store, item, item.kept_tasks))
-    if not item.kept_tasks:
-        size += sum(path.lstat().st_size for path in root.rglob("*"))
+    size_bytes = sum(
+        size_bytes
+        for _, size_bytes in removal.list_own_artifacts(
+            object_store, run_removal, run_removal.kept_tasks
+        )
+    )
+    if not run_removal.kept_tasks:
+        size_bytes += sum(path.lstat().st_size for path in run_folder.rglob("*"))
 
-    is_record_removed = not item.kept_tasks and (root.exists() or not item.keep_mlflow)
-    if not size and not is_record_removed:
+    is_record_removed = not run_removal.kept_tasks and (
+        run_folder.exists() or not run_removal.keep_mlflow
+    )
+    if not size_bytes and not is_record_removed:
         return {}
 
-    phase = "Succeeded" if item.run.succeeded else "Failed"
-    return {"run": name, "phase": phase, "bytes": size, "kept": ", ".join(sorted(item.kept_tasks))}
+    run_phase = "Succeeded" if run_removal.run.succeeded else "Failed"
+    return {
+        "run": run_name,
+        "phase": run_phase,
+        "bytes": size_bytes,
+        "kept": ", ".join(sorted(run_removal.kept_tasks)),
+    }
 
 
-def _size(store: Store, prefix: str) -> int:
-    return sum(entry.size for entry in store.list(prefix))
+def _size(object_store: Store, key_prefix: str) -> int:
+    return sum(object_entry.size for object_entry in object_store.list(key_prefix))
 
 
 @contextmanager
-def _locked(home: Path) -> Iterator[None]:
+def _locked(home_folder: Path) -> Iterator[None]:
     """Hold the lock that lets only one process of this machine remove runs."""
-    homes.make(home)
-    with (home / "retention.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    homes.make(home_folder)
+    with (home_folder / "retention.lock").open("w") as lock_file:
+        fcntl.flock(lock_file, fcntl.LOCK_EX)
         yield
 
 
-def _make_local_place(home: Path) -> Place:
-    local = LocalCluster(home)
-    addresses = local.configmap(CONFIG_MAP)
-    os.environ.update(addresses | local.secret(STORE_SECRET))
+def _make_local_place(home_folder: Path) -> Place:
+    local_cluster = LocalCluster(home_folder)
+    service_addresses = local_cluster.configmap(CONFIG_MAP)
+    os.environ.update(service_addresses | local_cluster.secret(STORE_SECRET))
 
-    place = Place(local.store(), Machine(home), LocalObjects(local))
-    own_store = _is_embedded(local, "s3", addresses)
-    own_mlflow = _is_embedded(local, "mlflow", addresses)
-    place.shared = not (own_store and own_mlflow)
+    retention_scope = Place(
+        local_cluster.store(), Machine(home_folder), LocalObjects(local_cluster)
+    )
+    is_own_store = _is_embedded(local_cluster, "s3", service_addresses)
+    is_own_mlflow = _is_embedded(local_cluster, "mlflow", service_addresses)
+    retention_scope.shared = not (is_own_store and is_own_mlflow)
     # with a shared object store but separate MLflow servers, releases of other homes are unknown
     # here
-    place.removes_releases = own_store or not own_mlflow
+    retention_scope.removes_releases = is_own_store or not is_own_mlflow
 
-    shutil.rmtree(home / REMOVED_FOLDER, ignore_errors=True)
+    shutil.rmtree(home_folder / REMOVED_FOLDER, ignore_errors=True)
 
-    for name in runs.run_names(home):
-        files = RunFiles(home, name)
+    for run_name in runs.run_names(home_folder):
+        run_files = RunFiles(home_folder, run_name)
         try:
-            workflow = files.workflow()
-            status = runs.load_status(home, name)
+            workflow = run_files.workflow()
+            run_status = runs.load_status(home_folder, run_name)
         except ConfigError as error:
-            say(f"{name} is kept: {error}")
+            say(f"{run_name} is kept: {error}")
             continue
 
-        if not files.is_own_folder():
-            say(f"{name} is kept: {files.root} is a link, or its manifest has another name")
+        if not run_files.is_own_folder():
+            say(f"{run_name} is kept: {run_files.root} is a link, or its manifest has another name")
             continue
 
-        if status["phase"] == "Running":
-            ended = None
+        if run_status["phase"] == "Running":
+            end_seconds = None
         else:
-            ended = _last_change(home, name, status)
+            end_seconds = _last_change(home_folder, run_name, run_status)
 
-        place.runs[name] = _run(name, workflow, ended, status["phase"])
+        retention_scope.runs[run_name] = _run(run_name, workflow, end_seconds, run_status["phase"])
         # runs are listed newest first, so these are the limits of the newest run
-        place.limits.setdefault(place.runs[name].pipeline, _read_limits(workflow))
+        retention_scope.limits.setdefault(
+            retention_scope.runs[run_name].pipeline, _read_limits(workflow)
+        )
 
-    return place
+    return retention_scope
 
 
-def _is_embedded(local: LocalCluster, service: str, addresses: Mapping[str, str]) -> bool:
-    record = local.services.find(service)
-    return bool(record and record.url == addresses[ADDRESS_VARIABLES[service]])
+def _is_embedded(
+    local_cluster: LocalCluster, service_name: str, service_addresses: Mapping[str, str]
+) -> bool:
+    service_record = local_cluster.services.find(service_name)
+    return bool(
+        service_record and service_record.url == service_addresses[ADDRESS_VARIABLES[service_name]]
+    )
 
 
 def _make_cluster_place(cluster: Cluster) -> Place:
-    place = Place(Store.from_env().short_retries(), Namespace(cluster), ClusterObjects(cluster))
-    keep = partial(_keep_malformed, place)
-    found = cluster.list_objects(WORKFLOWS, REKINDLE_SELECTOR, on_malformed=keep)
-    found.sort(key=lambda workflow: workflow["metadata"]["creationTimestamp"], reverse=True)
+    retention_scope = Place(
+        Store.from_env().short_retries(), Namespace(cluster), ClusterObjects(cluster)
+    )
+    keep_malformed = partial(_keep_malformed, retention_scope)
+    found_workflows = cluster.list_objects(
+        WORKFLOWS, REKINDLE_SELECTOR, on_malformed=keep_malformed
+    )
+    found_workflows.sort(
+        key=lambda workflow: workflow["metadata"]["creationTimestamp"], reverse=True
+    )
 
-    for workflow in found:
-        name = workflow["metadata"]["name"]
+    for workflow in found_workflows:
+        run_name = workflow["metadata"]["name"]
         try:
-            run = _cluster_run(name, workflow)
-            limits = _read_limits(workflow)
+            run = _cluster_run(run_name, workflow)
+            pipeline_limits = _read_limits(workflow)
         except RekindleError as error:
-            say(f"warning: {name} is kept: {error}")
-            keep(workflow)
+            say(f"warning: {run_name} is kept: {error}")
+            keep_malformed(workflow)
             continue
 
-        place.runs[name] = run
-        place.limits.setdefault(run.pipeline, limits)
+        retention_scope.runs[run_name] = run
+        retention_scope.limits.setdefault(run.pipeline, pipeline_limits)
 
-    return place
+    return retention_scope
 
 
-def _cluster_run(name: str, workflow: Mapping[str, Any]) -> Run:
+def _cluster_run(run_name: str, workflow: Mapping[str, Any]) -> Run:
     """Return the run of a workflow. Raises InvalidDocument."""
-    status = workflow.get("status") or {}
-    phase = status.get("phase") or "Pending"
+    workflow_status = workflow.get("status") or {}
+    workflow_phase = workflow_status.get("phase") or "Pending"
     # a completed workflow without an end time is malformed, so treat it as an active run
-    finished = status.get("finishedAt")
-    ended = timestamp(finished) if phase in COMPLETED and finished else None
-    return _run(name, workflow, ended, phase)
+    finish_time_text = workflow_status.get("finishedAt")
+    end_seconds = (
+        timestamp(finish_time_text) if workflow_phase in COMPLETED and finish_time_text else None
+    )
+    return _run(run_name, workflow, end_seconds, workflow_phase)
 
 
-def _keep_malformed(place: Place, workflow: object) -> None:
+def _keep_malformed(retention_scope: Place, workflow: object) -> None:
     """Keep the run of a malformed workflow, and all artifacts to which it may refer.
 
     The limits of the workflow are unknown, so the limits of an older run of the pipeline must not
     be applied.
     """
-    place.needed |= find_references(to_json(workflow, default=str))
-    metadata = workflow.get("metadata") if isinstance(workflow, dict) else None
-    if not isinstance(metadata, dict):
+    retention_scope.needed |= find_references(to_json(workflow, default=str))
+    workflow_metadata = workflow.get("metadata") if isinstance(workflow, dict) else None
+    if not isinstance(workflow_metadata, dict):
         return
 
-    name = RunName.or_none(metadata.get("name"))
-    labels = metadata.get("labels")
-    label = labels.get(NAME_LABEL) if isinstance(labels, dict) else None
-    pipeline = label if isinstance(label, str) else (name or "").rpartition("-")[0]
+    run_name = RunName.or_none(workflow_metadata.get("name"))
+    workflow_labels = workflow_metadata.get("labels")
+    name_label = workflow_labels.get(NAME_LABEL) if isinstance(workflow_labels, dict) else None
+    pipeline_name = (
+        name_label if isinstance(name_label, str) else (run_name or "").rpartition("-")[0]
+    )
 
-    if name:
-        place.runs[name] = Run(name, pipeline, ended=None, succeeded=False)
-    if pipeline:
-        place.limits.setdefault(pipeline, NO_LIMITS)
+    if run_name:
+        retention_scope.runs[run_name] = Run(run_name, pipeline_name, ended=None, succeeded=False)
+    if pipeline_name:
+        retention_scope.limits.setdefault(pipeline_name, NO_LIMITS)
 
 
-def find_references(text: str) -> set[str]:
+def find_references(searched_text: str) -> set[str]:
     """Return each RUN/TASK that a text may contain."""
     references = set[str]()
-    for path in PATHS.findall(text):
-        names = path.split("/")
-        candidates = (f"{run}/{task}" for run, task in itertools.pairwise(names))
-        references.update(filter(TaskReference.matches, candidates))
+    for found_path in PATHS.findall(searched_text):
+        path_names = found_path.split("/")
+        candidate_references = (
+            f"{run_name}/{task_name}" for run_name, task_name in itertools.pairwise(path_names)
+        )
+        references.update(filter(TaskReference.matches, candidate_references))
     return references
 
 
-def _last_change(home: Path, name: str, status: Mapping[str, Any]) -> float:
+def _last_change(home_folder: Path, run_name: str, run_status: Mapping[str, Any]) -> float:
     """Return the time when a run ended; if its runner was killed, the time of the last event."""
-    finished = status.get("finishedAt")
-    if finished:
-        return timestamp(finished)
+    finish_time_text = run_status.get("finishedAt")
+    if finish_time_text:
+        return timestamp(finish_time_text)
 
-    names = (MANIFEST_FILE, JOURNAL_FILE)
-    files = [file for file in RunFiles(home, name).root.glob("*") if file.name in names]
-    return max(file.stat().st_mtime for file in files)
+    file_names = (MANIFEST_FILE, JOURNAL_FILE)
+    changed_files = [
+        file for file in RunFiles(home_folder, run_name).root.glob("*") if file.name in file_names
+    ]
+    return max(file.stat().st_mtime for file in changed_files)
 
 
-def _run(name: str, workflow: Mapping[str, Any], ended: float | None, phase: str) -> Run:
-    pipeline = workflow_origin.pipeline_of(workflow)
-    counted = not workflow_origin.read_parameter(workflow, BACKFILL)
-    uses = frozenset(reused_tasks(workflow).values())
-    uid = str(workflow["metadata"].get("uid") or "")
-    return Run(name, pipeline, ended, phase == "Succeeded", counted, uses, uid=uid)
+def _run(
+    run_name: str, workflow: Mapping[str, Any], end_seconds: float | None, run_phase: str
+) -> Run:
+    pipeline_name = workflow_origin.pipeline_of(workflow)
+    is_counted = not workflow_origin.read_parameter(workflow, BACKFILL)
+    used_tasks = frozenset(reused_tasks(workflow).values())
+    workflow_uid = str(workflow["metadata"].get("uid") or "")
+    return Run(
+        run_name,
+        pipeline_name,
+        end_seconds,
+        run_phase == "Succeeded",
+        is_counted,
+        used_tasks,
+        uid=workflow_uid,
+    )
 
 
 def _read_limits(workflow: Mapping[str, Any]) -> RetentionConfig:
     """Return the section `retention` of a run's config, which may be in the WorkflowTemplate of the
     run."""
     stored_spec = (workflow.get("status") or {}).get("storedWorkflowTemplateSpec")
-    config = workflow_origin.read_config(workflow)
-    if not config and stored_spec:
-        config = workflow_origin.read_config(
+    run_config = workflow_origin.read_config(workflow)
+    if not run_config and stored_spec:
+        run_config = workflow_origin.read_config(
             {"metadata": workflow["metadata"], "spec": stored_spec}
         )
-    return parse_section(RetentionConfig, config.get("retention") or {}, "retention")
+    return parse_section(RetentionConfig, run_config.get("retention") or {}, "retention")

@@ -21,76 +21,93 @@ from rekindle.storage import Store
 
 
 def rollback(
-    home: Path,
+    home_folder: Path,
     cluster: Cluster | None,
-    model: str,
+    model_name: str,
     version: str,
-    seconds: float,
-    report: Callable[[Result], None],
+    timeout_seconds: float,
+    report_result: Callable[[Result], None],
 ) -> None:
     """Roll a model back to `version` (empty: the version before the champion), or finish an
     interrupted rollback.
 
-    Then call `report`, and send a notification as configured in the run of the new champion.
+    Then call `report_result`, and send a notification as configured in the run of the new champion.
     """
 
-    def finish(result: Result) -> None:
-        report(result)
+    def finish(rollback_result: Result) -> None:
+        report_result(rollback_result)
         try:
-            _notify(model, result)
+            _notify(model_name, rollback_result)
         except RekindleError as error:
             say(f"notification not sent: {error}")
 
-    objects = _open_objects(home, cluster)
-    roll_back(objects, Store.from_env().short_retries(), model, version, seconds, finish)
+    kubernetes_objects = _open_objects(home_folder, cluster)
+    roll_back(
+        kubernetes_objects,
+        Store.from_env().short_retries(),
+        model_name,
+        version,
+        timeout_seconds,
+        finish,
+    )
 
 
-def _notify(model: str, result: dict[str, str]) -> None:
-    champion = tracking.champion(model)
+def _notify(model_name: str, rollback_result: dict[str, str]) -> None:
+    champion = tracking.champion(model_name)
     if not champion:
         return
 
-    settings = tracking.read_params(champion.run_id)
-    workflow = tracking.read_tags(champion.run_id).get(tracking.WORKFLOW, "")
+    recorded_params = tracking.read_params(champion.run_id)
+    workflow_name = tracking.read_tags(champion.run_id).get(tracking.WORKFLOW, "")
 
-    section: dict[str, Any] = {
-        name.removeprefix("notify."): value
-        for name, value in settings.items()
-        if name.startswith("notify.")
+    notify_section: dict[str, Any] = {
+        param_name.removeprefix("notify."): param_text
+        for param_name, param_text in recorded_params.items()
+        if param_name.startswith("notify.")
     }
-    if section:
-        section["events"] = _parse_events(section.get("events", ""))
+    if notify_section:
+        notify_section["events"] = _parse_events(notify_section.get("events", ""))
 
-    config = parse_section(NotifyConfig, section, "notify")
+    notify_config = parse_section(NotifyConfig, notify_section, "notify")
 
-    if result["before"]:
-        previous = f" (before: version {result['before']})"
+    if rollback_result["before"]:
+        previous_text = f" (before: version {rollback_result['before']})"
     else:
-        previous = ""
+        previous_text = ""
 
-    text = f"version {result['version']} is serving again{previous}, by `rekindle rollback`."
+    message_text = (
+        f"version {rollback_result['version']} is serving again{previous_text}, by `rekindle"
+        " rollback`."
+    )
     send(
         Message(
-            "rollback", model, text, link=tracking.find_page_address(workflow, config.mlflow_url)
+            "rollback",
+            model_name,
+            message_text,
+            link=tracking.find_page_address(workflow_name, notify_config.mlflow_url),
         ),
-        config,
+        notify_config,
     )
 
 
-def _parse_events(text: str) -> list[Any]:
+def _parse_events(events_text: str) -> list[Any]:
     """Parse the list in the MLflow parameter notify.events. Raises ConfigError."""
     try:
-        return [*loads(text)]
+        return [*loads(events_text)]
     except (ValueError, TypeError):
-        raise ConfigError(f"notify.events of the run is {show(text)}: it must be a list.") from None
+        raise ConfigError(
+            f"notify.events of the run is {show(events_text)}: it must be a list."
+        ) from None
 
 
-def _open_objects(home: Path, cluster: Cluster | None) -> ClusterObjects | LocalObjects:
+def _open_objects(home_folder: Path, cluster: Cluster | None) -> ClusterObjects | LocalObjects:
     if cluster:
         return ClusterObjects(cluster)
 
-    local = LocalCluster(home)
+    local_cluster = LocalCluster(home_folder)
     os.environ.update(
-        local.configmap(CONFIG_MAP) | local.secret(STORE_SECRET) | local.secret(NOTIFY_SECRET)
+        local_cluster.configmap(CONFIG_MAP)
+        | local_cluster.secret(STORE_SECRET)
+        | local_cluster.secret(NOTIFY_SECRET)
     )
-    return LocalObjects(local)
+    return LocalObjects(local_cluster)

@@ -12,19 +12,21 @@ from rekindle.local.cluster import LocalCluster
 from rekindle.local.local_objects import LocalObjects
 
 
-def scale(home: Path, cluster: Cluster | None, run: str, task: str, workers: int) -> dict[str, Any]:
-    """Set the number of workers of the training `task` of a run.
+def scale(
+    home_folder: Path, cluster: Cluster | None, run_name: str, task_name: str, worker_count: int
+) -> dict[str, Any]:
+    """Set the number of workers of the training `task_name` of a run.
 
     Raises ConfigError if the training is not running, or may not have this number of workers.
     """
     if cluster:
-        return scale_workers(ClusterObjects(cluster), run, task, workers)
+        return scale_workers(ClusterObjects(cluster), run_name, task_name, worker_count)
 
-    phase = runs.load_status(home, run)["phase"]
-    if phase != "Running":
+    run_phase = runs.load_status(home_folder, run_name)["phase"]
+    if run_phase != "Running":
         raise ConfigError(
-            f"run {run} is {phase}: only a running training can be scaled (`rekindle resume"
-            f" {run}`)."
+            f"run {run_name} is {run_phase}: only a running training can be scaled (`rekindle"
+            f" resume {run_name}`)."
         )
 
-    return scale_workers(LocalObjects(LocalCluster(home)), run, task, workers)
+    return scale_workers(LocalObjects(LocalCluster(home_folder)), run_name, task_name, worker_count)

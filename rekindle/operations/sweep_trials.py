@@ -48,72 +48,99 @@ class TrialsOfPod(Document):
     table: list[str]
 
 
-def trials_here(home: Path, name: str) -> Trials:
+def trials_here(home_folder: Path, run_name: str) -> Trials:
     """Return the trials of a run on this machine, as rows and as lines of a table, and the used
     budget.
 
     Raises ConfigError if the run is not a sweep.
     """
-    workflow = RunFiles(home, name).workflow()
-    section = _sweep_section(name, workflow["spec"])
-    return _read(LocalCluster(home).store(), name, section, _tariff(workflow))
+    workflow = RunFiles(home_folder, run_name).workflow()
+    sweep_section = _sweep_section(run_name, workflow["spec"])
+    return _read(LocalCluster(home_folder).store(), run_name, sweep_section, _tariff(workflow))
 
 
-def trials_on_cluster(cluster: Cluster, name: str) -> Trials:
+def trials_on_cluster(cluster: Cluster, run_name: str) -> Trials:
     """Return the trials of a run on a cluster, which a pod reads. Raises ConfigError, ApiError,
     RekindleError."""
     from rekindle.cluster import remote, workflows
 
-    workflow = workflows.read_run(cluster, name)
-    spec = workflows.spec_of(workflow)
-    tariff = _tariff({"spec": spec})
-    values = [to_json(_sweep_section(name, spec)), tariff.model_dump_json() if tariff else "null"]
-    module = "rekindle.operations.sweep_trials"
-    return remote.run_for_result(cluster, workflow, TrialsOfPod, module, name, *values).model_dump()
+    workflow = workflows.read_run(cluster, run_name)
+    workflow_spec = workflows.spec_of(workflow)
+    price_list = _tariff({"spec": workflow_spec})
+    pod_arguments = [
+        to_json(_sweep_section(run_name, workflow_spec)),
+        price_list.model_dump_json() if price_list else "null",
+    ]
+    module_name = "rekindle.operations.sweep_trials"
+    return remote.run_for_result(
+        cluster, workflow, TrialsOfPod, module_name, run_name, *pod_arguments
+    ).model_dump()
 
 
 def _tariff(workflow: Mapping[str, Any]) -> Tariff | None:
     """Return the prices for the pods of the trials; None if no prices are set."""
-    manifest = read_recorded_manifest(workflow)
-    return build_trial_tariff(manifest, read_prices(manifest) or Prices.load(project.root()))
-
-
-def _sweep_section(name: str, spec: dict[str, Any]) -> Any:
-    section = workflow_origin.read_config({"metadata": {"name": name}, "spec": spec}).get("sweep")
-    if not section:
-        raise ConfigError(
-            f"{name} is not a sweep: `rekindle sweep CONFIG` starts a sweep, `rekindle status`"
-            " lists runs."
-        )
-    return section
-
-
-def _read(store: Store, name: str, section: object, tariff: Tariff | None) -> Trials:
-    study = Study(store, f"{name}/{FOLDER}", Sweep.model_validate(section))
-    study.read()
-    rows = sweep_report.build_rows(study)
-    untried = sweep_report.describe_untried(study)
-    result = {"trials": rows, "hours": study.read_hours(), "untried": untried}
-
-    if not tariff:
-        return result | {"table": [*sweep_report.format_table(study), *untried]}
-
-    bills = compute_trial_bills(study, tariff)
-    costs = {number: bill.total for number, bill in bills.items()}
-    words = (
-        "All trials, without the start of their pods, cost"
-        f" {format_money(sum(costs.values()), tariff.prices.currency)}"
+    recorded_manifest = read_recorded_manifest(workflow)
+    return build_trial_tariff(
+        recorded_manifest, read_prices(recorded_manifest) or Prices.load(project.root())
     )
 
-    losses = sum_amounts(bills.values()).get("losses")
-    if losses:
-        words += f", {format_amount(losses)} of it for losses"
 
-    trials = [row | {"cost": bills[row["trial"]].as_json()} for row in rows]
+def _sweep_section(run_name: str, workflow_spec: dict[str, Any]) -> Any:
+    sweep_section = workflow_origin.read_config(
+        {"metadata": {"name": run_name}, "spec": workflow_spec}
+    ).get("sweep")
+    if not sweep_section:
+        raise ConfigError(
+            f"{run_name} is not a sweep: `rekindle sweep CONFIG` starts a sweep, `rekindle status`"
+            " lists runs."
+        )
+    return sweep_section
 
-    return result | {
-        "trials": trials,
-        "table": [*sweep_report.format_table(study, costs), *untried, "", f"{words}."],
+
+def _read(
+    object_store: Store, run_name: str, sweep_section: object, price_list: Tariff | None
+) -> Trials:
+    sweep_study = Study(object_store, f"{run_name}/{FOLDER}", Sweep.model_validate(sweep_section))
+    sweep_study.read()
+    trial_rows = sweep_report.build_rows(sweep_study)
+    untried_sentences = sweep_report.describe_untried(sweep_study)
+    trials_result = {
+        "trials": trial_rows,
+        "hours": sweep_study.read_hours(),
+        "untried": untried_sentences,
+    }
+
+    if not price_list:
+        return trials_result | {
+            "table": [*sweep_report.format_table(sweep_study), *untried_sentences]
+        }
+
+    bills_by_trial = compute_trial_bills(sweep_study, price_list)
+    costs_by_trial = {
+        trial_number: trial_bill.total for trial_number, trial_bill in bills_by_trial.items()
+    }
+    cost_sentence = (
+        "All trials, without the start of their pods, cost"
+        f" {format_money(sum(costs_by_trial.values()), price_list.prices.currency)}"
+    )
+
+    lost_cost = sum_amounts(bills_by_trial.values()).get("losses")
+    if lost_cost:
+        cost_sentence += f", {format_amount(lost_cost)} of it for losses"
+
+    costed_rows = [
+        trial_row | {"cost": bills_by_trial[trial_row["trial"]].as_json()}
+        for trial_row in trial_rows
+    ]
+
+    return trials_result | {
+        "trials": costed_rows,
+        "table": [
+            *sweep_report.format_table(sweep_study, costs_by_trial),
+            *untried_sentences,
+            "",
+            f"{cost_sentence}.",
+        ],
     }
 
 

@@ -79,26 +79,28 @@ def _announce_leaving(pod: Pod) -> None:
     pod.client.notify_waiters()
 
 
-def run_agent(spec: ProgramSpec) -> int:
+def run_agent(program_spec: ProgramSpec) -> int:
     """Run the program's processes of this pod; return the exit code. Raises RekindleError."""
-    coordinator = coordinator_address()
-    if coordinator is None:
+    coordinator_endpoint = coordinator_address()
+    if coordinator_endpoint is None:
         raise ConfigError(
             "MASTER_ADDR is not set: a program runs under a coordinator. Start it with `rekindle"
             " run` or in a job of a pipeline."
         )
 
     linux.LIBC.prctl(linux.SET_CHILD_SUBREAPER, 1)
-    os.chdir(find_working_folder(spec.program.command))
-    fingerprint: Fingerprint = {"program": spec.identity_hash()[:12]}
-    client = Client(*coordinator, fingerprint, lambda: bool(read_completed_model(spec)))
+    os.chdir(find_working_folder(program_spec.program.command))
+    fingerprint: Fingerprint = {"program": program_spec.identity_hash()[:12]}
+    client = Client(
+        *coordinator_endpoint, fingerprint, lambda: bool(read_completed_model(program_spec))
+    )
     try:
-        pod = Pod(spec, client)
+        pod = Pod(program_spec, client)
         notice.start_polling_process()
         return run_generations(pod)
     except RekindleError as error:
-        is_temporary = isinstance(error, StorageError)
-        client.report_error(str(error), error.exit_code, temporary=is_temporary)
+        is_temporary_error = isinstance(error, StorageError)
+        client.report_error(str(error), error.exit_code, is_temporary=is_temporary_error)
         raise
 
 

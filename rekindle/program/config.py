@@ -118,41 +118,41 @@ class ProgramConfig(Section):
 
     @model_validator(mode="after")
     def _check_placeholders(self) -> "ProgramConfig":
-        allowed = PLACEHOLDERS.keys() - {"checkpoint"}
-        _check("command", self.command, allowed)
-        _check("result", [self.result], allowed)
-        _check("environment", self.environment.values(), allowed)
+        allowed_names = PLACEHOLDERS.keys() - {"checkpoint"}
+        _check("command", self.command, allowed_names)
+        _check("result", [self.result], allowed_names)
+        _check("environment", self.environment.values(), allowed_names)
         _check("resume", self.resume, PLACEHOLDERS.keys())
         return self
 
     @field_validator("secrets")
     @classmethod
-    def _check_secrets(cls, names: list[str]) -> list[str]:
-        if not all(map(VARIABLE_NAME.fullmatch, names)):
+    def _check_secrets(cls, secret_names: list[str]) -> list[str]:
+        if not all(map(VARIABLE_NAME.fullmatch, secret_names)):
             raise ValueError("it must list names of environment variables, without their values")
-        return names
+        return secret_names
 
     @model_validator(mode="after")
     def _reject_secrets(self) -> "ProgramConfig":
         """Raise ValueError for a secret value, because the arguments of the pods' processes, MLflow
         and the manifest contain the section."""
-        names = [
-            f"environment.{name}"
-            for name, value in self.environment.items()
-            if names_secret(name) and _is_literal(value)
+        secret_settings = [
+            f"environment.{variable_name}"
+            for variable_name, variable_value in self.environment.items()
+            if names_secret(variable_name) and _is_literal(variable_value)
         ]
-        names += (
-            f"{field}: --{name}"
-            for field in ("command", "resume")
-            for name, value in secret_flags(getattr(self, field))
-            if _is_literal(value)
+        secret_settings += (
+            f"{field_name}: --{variable_name}"
+            for field_name in ("command", "resume")
+            for variable_name, variable_value in secret_flags(getattr(self, field_name))
+            if _is_literal(variable_value)
         )
-        if names:
+        if secret_settings:
             raise ValueError(
-                f"{', '.join(names)} is a secret, which everyone can read who can read the manifest"
-                " or MLflow. Remove it, and name its variable in program.secrets: the program gets"
-                f" its value from the Secret {PROGRAM_SECRET} or, on this machine, from your"
-                " environment"
+                f"{', '.join(secret_settings)} is a secret, which everyone can read who can read"
+                " the manifest or MLflow. Remove it, and name its variable in program.secrets: the"
+                f" program gets its value from the Secret {PROGRAM_SECRET} or, on this machine,"
+                " from your environment"
             )
         return self
 
@@ -165,9 +165,9 @@ class ProgramConfig(Section):
     def result_in_checkpoints(self) -> str:
         """The path of the result relative to the checkpoint folder; "" if the result is
         elsewhere."""
-        start = "{checkpoints}/"
-        if self.result.startswith(start) and "{" not in self.result[len(start) :]:
-            return self.result[len(start) :].rstrip("/")
+        folder_prefix = "{checkpoints}/"
+        if self.result.startswith(folder_prefix) and "{" not in self.result[len(folder_prefix) :]:
+            return self.result[len(folder_prefix) :].rstrip("/")
         return ""
 
     @property
@@ -176,12 +176,14 @@ class ProgramConfig(Section):
         if self.launcher is not None:
             return self.launcher
 
-        first, *others = self.command
-        if first in ("python", "python3") and others:
-            first, *others = others
+        first_argument, *other_arguments = self.command
+        if first_argument in ("python", "python3") and other_arguments:
+            first_argument, *other_arguments = other_arguments
 
-        name = first.rpartition("/")[2]
-        return name in LAUNCHERS or (first == "-m" and not LAUNCHER_MODULES.isdisjoint(others[:1]))
+        command_name = first_argument.rpartition("/")[2]
+        return command_name in LAUNCHERS or (
+            first_argument == "-m" and not LAUNCHER_MODULES.isdisjoint(other_arguments[:1])
+        )
 
 
 def _is_literal(value: str) -> bool:
@@ -190,42 +192,55 @@ def _is_literal(value: str) -> bool:
     return bool(value) and not PLACEHOLDER.fullmatch(value) and not SHELL_VARIABLE.fullmatch(value)
 
 
-def _check(field: str, texts: Iterable[str], allowed: Iterable[str]) -> None:
+def _check(field_name: str, texts: Iterable[str], allowed_names: Iterable[str]) -> None:
     """Raise ValueError for a placeholder that does not exist."""
-    allowed = set(allowed)
+    allowed_names = set(allowed_names)
     for text in texts:
-        for name in PLACEHOLDER.findall(text):
-            if name in allowed or name.startswith(MODEL_PREFIX):
+        for placeholder_name in PLACEHOLDER.findall(text):
+            if placeholder_name in allowed_names or placeholder_name.startswith(MODEL_PREFIX):
                 continue
 
-            if name in PLACEHOLDERS:
+            if placeholder_name in PLACEHOLDERS:
                 hint = " It is known only in program.resume."
             else:
-                hint = did_you_mean(name, allowed) or (
-                    f" There are {', '.join(sorted(allowed))} and {MODEL_PREFIX}NAME."
+                hint = did_you_mean(placeholder_name, allowed_names) or (
+                    f" There are {', '.join(sorted(allowed_names))} and {MODEL_PREFIX}NAME."
                 )
-            raise ValueError(f"{field} has the unknown placeholder {{{name}}}.{hint}")
+            raise ValueError(
+                f"{field_name} has the unknown placeholder {{{placeholder_name}}}.{hint}"
+            )
 
 
-def check_model_placeholders(program: ProgramConfig, model: Mapping[str, object]) -> None:
-    """Raise ConfigError for a placeholder {model.NAME} whose setting does not exist in `model`."""
-    for name in sorted({name for text in program.texts for name in PLACEHOLDER.findall(text)}):
-        setting = name.removeprefix(MODEL_PREFIX)
-        if setting != name and setting not in model:
+def check_model_placeholders(
+    program_config: ProgramConfig, model_settings: Mapping[str, object]
+) -> None:
+    """Raise ConfigError for a placeholder {model.NAME} whose setting does not exist in
+    `model_settings`."""
+    for placeholder_name in sorted(
+        {
+            placeholder_name
+            for text in program_config.texts
+            for placeholder_name in PLACEHOLDER.findall(text)
+        }
+    ):
+        setting_name = placeholder_name.removeprefix(MODEL_PREFIX)
+        if setting_name != placeholder_name and setting_name not in model_settings:
             hint = (
-                did_you_mean(setting, set(model))
-                or f" It has: {', '.join(sorted(model)) or 'none'}."
+                did_you_mean(setting_name, set(model_settings))
+                or f" It has: {', '.join(sorted(model_settings)) or 'none'}."
             )
             raise ConfigError(
-                f"program has the placeholder {{{name}}}, but the section `model` lacks the"
-                f" setting {setting}.{hint}"
+                f"program has the placeholder {{{placeholder_name}}}, but the section `model`"
+                f" lacks the setting {setting_name}.{hint}"
             )
 
 
-def fill(text: str, values: Mapping[str, object]) -> str:
+def fill(text: str, placeholder_values: Mapping[str, object]) -> str:
     """Replace the placeholders of a text. Raises KeyError for a placeholder without a value."""
-    return PLACEHOLDER.sub(lambda match: str(values[match[1]]), text)
+    return PLACEHOLDER.sub(
+        lambda placeholder_match: str(placeholder_values[placeholder_match[1]]), text
+    )
 
 
-def has_placeholder(texts: Iterable[str], name: str) -> bool:
-    return any(name in PLACEHOLDER.findall(text) for text in texts)
+def has_placeholder(texts: Iterable[str], placeholder_name: str) -> bool:
+    return any(placeholder_name in PLACEHOLDER.findall(text) for text in texts)

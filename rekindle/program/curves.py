@@ -17,9 +17,9 @@ class Curves:
     """Sends curves to the MLflow run `run_id`; without a run id (""), nothing is sent. `prefix`:
     prefix of the metric names."""
 
-    def __init__(self, run_id: str, prefix: str = "") -> None:
+    def __init__(self, run_id: str, name_prefix: str = "") -> None:
         self._run_id = run_id
-        self._prefix = f"{prefix}/train" if prefix else "train"
+        self._prefix = f"{name_prefix}/train" if name_prefix else "train"
         self._reports: queue.Queue[tuple[int, Mapping[str, float]] | None] = queue.Queue(
             MAX_WAITING_REPORTS
         )
@@ -29,12 +29,12 @@ class Curves:
         # this thread imports at that moment would stay locked
         self._thread = threading.Thread(target=self._send_reports, name="curves", daemon=True)
 
-    def record(self, metrics: Mapping[str, float], step: int) -> None:
+    def record(self, metric_values: Mapping[str, float], step: int) -> None:
         """Send the metrics of one report. The metrics are dropped while too many reports wait.
         `step`: step of the report; if it is -1 (unknown), reports are numbered instead."""
         self._number = max(self._number + 1, step)
-        if metrics and self._run_id and not self._reports.full():
-            self._reports.put((self._number, metrics))
+        if metric_values and self._run_id and not self._reports.full():
+            self._reports.put((self._number, metric_values))
             if not self._thread.ident:
                 self._thread.start()
 
@@ -47,11 +47,14 @@ class Curves:
     def _send_reports(self) -> None:
         from rekindle import tracking
 
-        while (report := self._reports.get()) is not None:
-            step, metrics = report
-            points = [(f"{self._prefix}/{name}", value, step) for name, value in metrics.items()]
+        while (waiting_report := self._reports.get()) is not None:
+            step, metric_values = waiting_report
+            metric_points = [
+                (f"{self._prefix}/{metric_name}", metric_value, step)
+                for metric_name, metric_value in metric_values.items()
+            ]
             try:
-                tracking.log_metrics(self._run_id, points)
+                tracking.log_metrics(self._run_id, metric_points)
                 self._has_failed = False
             except RekindleError as error:
                 if not self._has_failed:

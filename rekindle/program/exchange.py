@@ -79,36 +79,45 @@ R = TypeVar("R", bound=Report)
 class Exchange:
     """Sends and receives the messages of one generation."""
 
-    def __init__(self, client: Client, generation: int, members: Members) -> None:
-        self.client = client
-        self.generation = generation
-        self.ids = [id for id, _ in members]
+    def __init__(self, group_client: Client, generation_number: int, members: Members) -> None:
+        self.client = group_client
+        self.generation = generation_number
+        self.ids = [member_id for member_id, _ in members]
 
-    def send(self, kind: str, report: Report, *, shared: bool = False) -> None:
-        key = kind if shared else f"{kind}-{self.client.id}"
-        text = report.model_dump_json()
-        self.client.send_value(self.generation, key, text.encode())
+    def send(self, report_kind: str, report: Report, *, is_shared: bool = False) -> None:
+        report_key = report_kind if is_shared else f"{report_kind}-{self.client.id}"
+        report_json = report.model_dump_json()
+        self.client.send_value(self.generation, report_key, report_json.encode())
 
-    def wait_for_all(self, kind: str, model: type[R]) -> list[R]:
+    def wait_for_all(self, report_kind: str, report_class: type[R]) -> list[R]:
         """Return the reports of all nodes, by rank. Raises RuntimeError if the generation is over,
         or a report does not arrive in time."""
-        keys = [f"{kind}-{id}" for id in self.ids]
-        values = self.client.wait_for_values(self.generation, keys, REPORT_TIMEOUT_S)
-        return [_parse(model, value) for value in values]
+        report_keys = [f"{report_kind}-{member_id}" for member_id in self.ids]
+        report_bytes = self.client.wait_for_values(self.generation, report_keys, REPORT_TIMEOUT_S)
+        return [_parse(report_class, report_value) for report_value in report_bytes]
 
-    def wait_for(self, key: str, model: type[R]) -> R:
+    def wait_for(self, report_key: str, report_class: type[R]) -> R:
         """Return the report that rank 0 sends to all nodes. Raises RuntimeError."""
-        (value,) = self.client.wait_for_values(self.generation, [key], REPORT_TIMEOUT_S)
-        return _parse(model, value)
+        (report_value,) = self.client.wait_for_values(
+            self.generation, [report_key], REPORT_TIMEOUT_S
+        )
+        return _parse(report_class, report_value)
 
-    def received(self, kind: str, model: type[R]) -> list[R]:
+    def received(self, report_kind: str, report_class: type[R]) -> list[R]:
         """Return the reports that have arrived so far."""
-        values = [self.client.find_value(self.generation, f"{kind}-{id}") for id in self.ids]
-        return [_parse(model, value) for value in values if value is not None]
+        report_values = [
+            self.client.find_value(self.generation, f"{report_kind}-{member_id}")
+            for member_id in self.ids
+        ]
+        return [
+            _parse(report_class, report_value)
+            for report_value in report_values
+            if report_value is not None
+        ]
 
 
-def _parse(model: type[R], value: bytes) -> R:
+def _parse(report_class: type[R], report_bytes: bytes) -> R:
     try:
-        return validate(model, value)
+        return validate(report_class, report_bytes)
     except ValueError as error:
         raise RuntimeError(f"a message between the agents is malformed: {error}") from None

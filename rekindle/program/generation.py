@@ -93,23 +93,23 @@ class Generation:
         before the processes start."""
         self.client.is_busy = True
         try:
-            self.layout, restored = self._prepare()
-            self._start(self.layout, restored.path)
+            self.layout, restored_checkpoint = self._prepare()
+            self._start(self.layout, restored_checkpoint.path)
         except RuntimeError as error:
             if not self._is_over():
                 say(f"generation {self.number} cannot start: {error}")
                 self.client.report_failure(self.number)
             raise GenerationOver from None
 
-        succeeded = False
+        has_succeeded = False
         try:
-            succeeded = self._watch()
+            has_succeeded = self._watch()
         finally:
             # report this node as busy, so that a long shutdown or upload does not count as a hang
             self.client.is_busy = True
             self.pod.kill_all(self.processes)
-            self.checkpoints.end(succeeded=succeeded)
-            if succeeded:
+            self.checkpoints.end(has_succeeded=has_succeeded)
+            if has_succeeded:
                 # the last checkpoint may contain progress that was not reported yet that was not
                 # reported yet
                 self.pod.report_progress()
@@ -118,7 +118,7 @@ class Generation:
         if self.stop_time is not None and self.node_rank == 0:
             self._report_unsaved_work(self.stop_time)
 
-        if succeeded:
+        if has_succeeded:
             self._complete()
         else:
             self._upload()
@@ -126,76 +126,86 @@ class Generation:
     def _prepare(self) -> tuple[Layout, Restored]:
         """Agree with the other nodes on the port and the checkpoints, and restore this node's
         files. Raises RuntimeError if the group changes, or a checkpoint is damaged."""
-        position = self.pod.position
-        report = NodeReport(
+        pod_position = self.pod.position
+        node_report = NodeReport(
             processes=self.pod.process_count,
-            rank=position.rank if position else None,
-            is_server=bool(position and position.is_server),
+            rank=pod_position.rank if pod_position else None,
+            is_server=bool(pod_position and pod_position.is_server),
             port=find_free_port(self.client.address),
             last_generation=self.pod.last_generation,
             damaged=self.pod.damaged,
         )
-        self.exchange.send("node", report)
-        nodes = self._order(self.exchange.wait_for_all("node", NodeReport))
+        self.exchange.send("node", node_report)
+        node_reports = self._order(self.exchange.wait_for_all("node", NodeReport))
 
         if self.node_rank == 0:
-            choice = Choice(
-                keys=self._choose(nodes),
+            restore_choice = Choice(
+                keys=self._choose(node_reports),
                 restarts=self.pod.restarts + 1,
                 time_ns=self._retry(self.checkpoints.read_clock),
             )
-            self.exchange.send("choice", choice, shared=True)
+            self.exchange.send("choice", restore_choice, is_shared=True)
         else:
-            choice = self.exchange.wait_for("choice", Choice)
+            restore_choice = self.exchange.wait_for("choice", Choice)
 
-        self.checkpoints.set_clock(choice.time_ns)
-        self.pod.restarts = choice.restarts
-        layout = Layout(
+        self.checkpoints.set_clock(restore_choice.time_ns)
+        self.pod.restarts = restore_choice.restarts
+        process_layout = Layout(
             node_rank=self.node_rank,
-            process_counts=tuple(node.processes for node in nodes),
+            process_counts=tuple(peer_report.processes for peer_report in node_reports),
             master_address=self.members[0][1],
-            master_port=nodes[0].port,
-            restarts=choice.restarts,
-            torchrun=position is None,
+            master_port=node_reports[0].port,
+            restarts=restore_choice.restarts,
+            torchrun=pod_position is None,
         )
-        return layout, self._restore(layout, choice.keys)
+        return process_layout, self._restore(process_layout, restore_choice.keys)
 
-    def _order(self, nodes: list[NodeReport]) -> list[NodeReport]:
+    def _order(self, node_reports: list[NodeReport]) -> list[NodeReport]:
         """Sort the members by the ranks that the job prescribes, if any; return their reports in
         this order."""
-        pairs = list(zip(self.members, nodes, strict=True))
-        pairs.sort(key=lambda pair: pair[1].rank or 0)
-        self.members = [member for member, _ in pairs]
-        self.node_rank = [id for id, _ in self.members].index(self.client.id)
-        self.ending_nodes = sum(not node.is_server for _, node in pairs)
-        return [node for _, node in pairs]
+        member_reports = list(zip(self.members, node_reports, strict=True))
+        member_reports.sort(key=lambda member_report: member_report[1].rank or 0)
+        self.members = [member for member, _ in member_reports]
+        self.node_rank = [member_id for member_id, _ in self.members].index(self.client.id)
+        self.ending_nodes = sum(not node_report.is_server for _, node_report in member_reports)
+        return [node_report for _, node_report in member_reports]
 
-    def _choose(self, nodes: list[NodeReport]) -> list[str]:
-        generations = [node.last_generation for node in nodes if node.last_generation]
-        damaged = {key for node in nodes for key in node.damaged}
-        return self._retry(lambda: self.checkpoints.choose(generations, damaged))
+    def _choose(self, node_reports: list[NodeReport]) -> list[str]:
+        last_generations = [
+            node_report.last_generation
+            for node_report in node_reports
+            if node_report.last_generation
+        ]
+        damaged_keys = {key for node_report in node_reports for key in node_report.damaged}
+        return self._retry(lambda: self.checkpoints.choose(last_generations, damaged_keys))
 
-    def _restore(self, layout: Layout, keys: list[str]) -> Restored:
-        start = Start(
+    def _restore(self, process_layout: Layout, checkpoint_keys: list[str]) -> Restored:
+        generation_start = Start(
             self.number,
-            layout.node_rank,
-            layout.nodes,
-            layout.world_size if knows_processes(self.spec.program) else 0,
+            process_layout.node_rank,
+            process_layout.nodes,
+            process_layout.world_size if knows_processes(self.spec.program) else 0,
             hash_members(self.members),
         )
         try:
             with self._report_local_errors():
-                restored = self._retry(lambda: self.checkpoints.restore(start, keys))
+                restored_checkpoint = self._retry(
+                    lambda: self.checkpoints.restore(generation_start, checkpoint_keys)
+                )
         except UnusableCheckpoint as error:
             self.pod.damaged.append(error.key)
             raise RuntimeError(f"the checkpoint {error} Trying the previous one.") from error
 
-        self.pod.last_generation = start.key
-        if restored.path and self.node_rank == 0:
-            tier = "durable" if restored.fetched_bytes else "disk"
-            step = self.checkpoints.saves if restored.step is None else restored.step
-            self.client.note("restored", step=step, tier=tier)
-        return restored
+        self.pod.last_generation = generation_start.key
+        if restored_checkpoint.path and self.node_rank == 0:
+            storage_tier = "durable" if restored_checkpoint.fetched_bytes else "disk"
+            step = (
+                self.checkpoints.saves
+                if restored_checkpoint.step is None
+                else restored_checkpoint.step
+            )
+            self.client.note("restored", step=step, tier=storage_tier)
+        return restored_checkpoint
 
     @contextmanager
     def _report_local_errors(self) -> Iterator[None]:
@@ -204,19 +214,19 @@ class Generation:
         try:
             yield
         except OSError as error:
-            text = describe_disk_error(Path(error.filename or self.checkpoints.folder), error)
-            self._report_error(f"the program cannot be started: {text}")
-            raise RuntimeError(text) from error
+            error_text = describe_disk_error(Path(error.filename or self.checkpoints.folder), error)
+            self._report_error(f"the program cannot be started: {error_text}")
+            raise RuntimeError(error_text) from error
         except RekindleError as error:
             self._report_error(f"the program cannot be started: {error}", error.exit_code)
             raise RuntimeError(str(error)) from error
 
-    def _retry(self, call: Callable[[], T]) -> T:
-        """Repeat `call` until the object store answers. Raises RuntimeError if the generation is
-        over."""
+    def _retry(self, storage_call: Callable[[], T]) -> T:
+        """Repeat `storage_call` until the object store answers. Raises RuntimeError if the
+        generation is over."""
         while True:
             try:
-                return call()
+                return storage_call()
             except StorageError as error:
                 if error.exit_code in exit_codes.PERMANENT:
                     raise
@@ -225,27 +235,36 @@ class Generation:
             if self._is_over() or self.pod.leaving.is_set():
                 raise RuntimeError("the group has changed")
 
-    def _start(self, layout: Layout, checkpoint: Path | None) -> None:
-        program = self.spec.program
+    def _start(self, process_layout: Layout, checkpoint_path: Path | None) -> None:
+        program_config = self.spec.program
         with self._report_local_errors():
-            values = self._retry(lambda: self._placeholder_values(layout, checkpoint))
-        inherited = {name: value for name, value in os.environ.items() if name != REKINDLE_SECRET}
-        variables = {
-            **inherited,
-            **default_threads(inherited, layout.processes),
-            **node_variables(layout, self.spec.identity_hash()[:12]),
+            values_by_placeholder = self._retry(
+                lambda: self._placeholder_values(process_layout, checkpoint_path)
+            )
+        inherited_variables = {
+            variable_name: variable_value
+            for variable_name, variable_value in os.environ.items()
+            if variable_name != REKINDLE_SECRET
+        }
+        process_variables = {
+            **inherited_variables,
+            **default_threads(inherited_variables, process_layout.processes),
+            **node_variables(process_layout, self.spec.identity_hash()[:12]),
             **self.pod.progress.variables(),
         }
-        variables[REKINDLE_CHECKPOINTS] = str(self.checkpoints.folder)
+        process_variables[REKINDLE_CHECKPOINTS] = str(self.checkpoints.folder)
         if self.spec.run_id:
-            variables["MLFLOW_RUN_ID"] = self.spec.run_id
+            process_variables["MLFLOW_RUN_ID"] = self.spec.run_id
 
         self._note_run()
         self.pod.processes = self.processes
         with self._report_local_errors():
             self.checkpoints.begin()
         self.processes.start(
-            make_command(program, values), make_environments(program, layout, values, variables)
+            make_command(program_config, values_by_placeholder),
+            make_environments(
+                program_config, process_layout, values_by_placeholder, process_variables
+            ),
         )
 
     def _note_run(self) -> None:
@@ -261,14 +280,20 @@ class Generation:
                 unit="checkpoints" if counts_saves else "steps",
             )
 
-    def _placeholder_values(self, layout: Layout, checkpoint: Path | None) -> dict[str, object]:
-        values = placeholder_values(layout, self.checkpoints.folder, checkpoint, self.spec.model)
-        values["run_id"] = self.spec.run_id
+    def _placeholder_values(
+        self, process_layout: Layout, checkpoint_path: Path | None
+    ) -> dict[str, object]:
+        values_by_placeholder = placeholder_values(
+            process_layout, self.checkpoints.folder, checkpoint_path, self.spec.model
+        )
+        values_by_placeholder["run_id"] = self.spec.run_id
         if uses_dataset(self.spec.program):
             from rekindle.training.local_dataset import fetch_dataset
 
-            values["dataset"] = fetch_dataset(open_store(), self.spec.dataset, self.spec.digest)
-        return values
+            values_by_placeholder["dataset"] = fetch_dataset(
+                open_store(), self.spec.dataset, self.spec.digest
+            )
+        return values_by_placeholder
 
     def _watch(self) -> bool:
         """Watch the processes until the generation ends. Return True if the program has finished on
@@ -296,8 +321,8 @@ class Generation:
 
     def _report_activity(self) -> None:
         self.pod.report_progress()
-        changed = self._last_activity_time()
-        self.client.is_busy = time.monotonic() - changed < ACTIVITY_S
+        last_activity_s = self._last_activity_time()
+        self.client.is_busy = time.monotonic() - last_activity_s < ACTIVITY_S
         self.client.step = max(self.client.step, self.checkpoints.newest_step)
 
     def _last_activity_time(self) -> float:
@@ -325,10 +350,12 @@ class Generation:
 
     def _seconds_until_leave(self) -> float:
         """Return the seconds that the program has for its last save."""
-        seconds = [leaving.seconds for leaving in self.exchange.received("leaving", Leaving)]
+        leave_seconds = [
+            leaving_report.seconds for leaving_report in self.exchange.received("leaving", Leaving)
+        ]
         if self.pod.leaving.is_set():
-            seconds.append(signals.seconds_left())
-        return (1 - UPLOAD_SHARE) * min(seconds)
+            leave_seconds.append(signals.seconds_left())
+        return (1 - UPLOAD_SHARE) * min(leave_seconds)
 
     def _must_restart(self) -> bool:
         """Return True if a node has joined and the program has saved since then (or
@@ -338,56 +365,56 @@ class Generation:
         if self.exchange.received("restarting", Restarting):
             return True
 
-        now = time.monotonic()
+        now_s = time.monotonic()
         if self.join_time is None:
-            self.join_time = now
+            self.join_time = now_s
             self.saves_at_join = self.checkpoints.saves
 
         has_saved = self.checkpoints.saves > self.saves_at_join
-        if has_saved or now - self.join_time > self.spec.program.restart_seconds:
+        if has_saved or now_s - self.join_time > self.spec.program.restart_seconds:
             self.exchange.send("restarting", Restarting())
             return True
         return False
 
-    def _stop(self, seconds: float) -> None:
-        """Send SIGTERM to the program, and wait at most `seconds` for its end; after a new
+    def _stop(self, timeout_seconds: float) -> None:
+        """Send SIGTERM to the program, and wait at most `timeout_seconds` for its end; after a new
         checkpoint, at most EXIT_TIMEOUT_S."""
-        saves = self.checkpoints.saves
+        earlier_saves = self.checkpoints.saves
         self.stop_time = time.monotonic()
-        deadline = self.stop_time + seconds
+        deadline_s = self.stop_time + timeout_seconds
         self.processes.send_signal(signal.SIGTERM)
 
         has_saved = False
-        signalled: set[int] = set()
-        while time.monotonic() < deadline and not self._is_aborted():
-            orphans = self.processes.find_orphans()
-            if not (self.processes.running or orphans):
+        signalled_pids: set[int] = set()
+        while time.monotonic() < deadline_s and not self._is_aborted():
+            orphan_pids = self.processes.find_orphans()
+            if not (self.processes.running or orphan_pids):
                 break
 
-            for pid in orphans - signalled:
+            for pid in orphan_pids - signalled_pids:
                 send_signal(pid, signal.SIGTERM)
-            signalled |= orphans
+            signalled_pids |= orphan_pids
             self.processes.wait(POLL_INTERVAL_S)
             self.pod.reap(self.processes)
             self.client.is_busy = True
-            if self.checkpoints.saves > saves and not has_saved:
+            if self.checkpoints.saves > earlier_saves and not has_saved:
                 has_saved = True
-                deadline = min(deadline, time.monotonic() + EXIT_TIMEOUT_S)
+                deadline_s = min(deadline_s, time.monotonic() + EXIT_TIMEOUT_S)
 
-    def _report_unsaved_work(self, stop_time: float) -> None:
+    def _report_unsaved_work(self, stop_time_s: float) -> None:
         """Record how many seconds of work must be repeated, because the program did not save before
         it stopped."""
-        unsaved = stop_time - self.checkpoints.last_save_s
-        if unsaved >= MIN_UNSAVED_S:
-            self.client.note("unsaved", seconds=round(unsaved, 3))
+        unsaved_seconds = stop_time_s - self.checkpoints.last_save_s
+        if unsaved_seconds >= MIN_UNSAVED_S:
+            self.client.note("unsaved", seconds=round(unsaved_seconds, 3))
 
     def _have_all_finished(self) -> bool:
         """Return True once the processes of all nodes have ended, except servers."""
-        position = self.pod.position
+        pod_position = self.pod.position
         if (
             not self.finished
             and self.processes.has_finished
-            and not (position and position.is_server)
+            and not (pod_position and pod_position.is_server)
         ):
             self.finished = True
             self.exchange.send("finished", Finished())
@@ -395,76 +422,79 @@ class Generation:
 
     def _report_hang(self) -> None:
         """If the group was aborted because the program hangs, report this error."""
-        changed = self._last_activity_time()
-        seconds = self.spec.hung_seconds
-        if self.node_rank or time.monotonic() - changed < seconds:
+        last_activity_s = self._last_activity_time()
+        hung_seconds = self.spec.hung_seconds
+        if self.node_rank or time.monotonic() - last_activity_s < hung_seconds:
             return
 
         has_ended = any(process.exit_code == 0 for process in self.processes.processes)
         if has_ended or self.exchange.received("finished", Finished):
             reason = (
                 "some of its processes ended with exit code 0, and the others had no output,"
-                f" progress or checkpoint for {seconds:g} s"
+                f" progress or checkpoint for {hung_seconds:g} s"
             )
         else:
-            reason = f"it had no output, progress or checkpoint for {seconds:g} s"
+            reason = f"it had no output, progress or checkpoint for {hung_seconds:g} s"
         self._report_error(f"the program hangs: {reason}")
 
-    def _report_error(self, text: str, code: int = 1) -> None:
+    def _report_error(self, error_text: str, exit_code: int = 1) -> None:
         """Report an error of the program. The coordinator ends the run after three errors without a
         newer step. The agent ends the run after MAX_SAME_ERRORS equal errors, in case the program
         makes steps but always starts from step 0."""
-        errors = self.pod.errors
-        errors[text] += 1
-        if errors[text] >= MAX_SAME_ERRORS:
-            text = f"({errors[text]} times) {text}"
-            code = CodeError.exit_code
-        report_error(self.client.coordinator, self.client.name, text, code)
+        counts_by_error = self.pod.errors
+        counts_by_error[error_text] += 1
+        if counts_by_error[error_text] >= MAX_SAME_ERRORS:
+            error_text = f"({counts_by_error[error_text]} times) {error_text}"
+            exit_code = CodeError.exit_code
+        report_error(self.client.coordinator, self.client.name, error_text, exit_code)
 
     def _handle_failure(self) -> None:
         """Find out whether the program failed by itself, and report the process that failed
         first."""
-        first = self.processes.failures[0]
-        killed_for_memory = self.pod.has_new_oom_kill()
+        first_failure = self.processes.failures[0]
+        was_oom_killed = self.pod.has_new_oom_kill()
         self.processes.kill()
 
-        if first.exit_code in ENDED_FROM_OUTSIDE and not killed_for_memory:
-            say(f"a process of the program {describe_exit(first, Path.cwd())}: starting all again")
+        if first_failure.exit_code in ENDED_FROM_OUTSIDE and not was_oom_killed:
+            say(
+                f"a process of the program {describe_exit(first_failure, Path.cwd())}: starting"
+                " all again"
+            )
             self.client.note("killed")
             self.client.report_failure(self.number)
             return
 
-        reason = describe_exit(first, Path.cwd())
-        if killed_for_memory:
+        reason = describe_exit(first_failure, Path.cwd())
+        if was_oom_killed:
             reason = (
                 f"was OOM-killed: its pod may use {self.pod.cgroup.format_limit()}. Raise"
                 " cluster.pods.train.memory"
             )
         if self.checkpoints.is_disk_full():
             reason += f". The disk of {self.checkpoints.folder} is full"
-        rank = self.layout.first_rank + first.index
-        exit_time = self.checkpoints.to_store_time(int(first.exit_time * 1e9))
-        failure = Failure(time=exit_time, rank=rank, reason=reason)
-        self.exchange.send("failed", failure)
+        rank = self.layout.first_rank + first_failure.index
+        exit_time_ns = self.checkpoints.to_store_time(int(first_failure.exit_time * 1e9))
+        own_failure = Failure(time=exit_time_ns, rank=rank, reason=reason)
+        self.exchange.send("failed", own_failure)
 
         # a lost node makes the processes of other nodes fail, so wait until the coordinator could
         # notice a loss
-        deadline = time.monotonic() + self.spec.silence_seconds + 0.5
-        while time.monotonic() < deadline:
+        deadline_s = time.monotonic() + self.spec.silence_seconds + 0.5
+        while time.monotonic() < deadline_s:
             if self._is_aborted():
                 return
             time.sleep(POLL_INTERVAL_S)
 
-        failures = [failure, *self.exchange.received("failed", Failure)]
-        earliest = min(failures, key=lambda failed: failed.time)
-        if earliest.rank == rank:
+        node_failures = [own_failure, *self.exchange.received("failed", Failure)]
+        earliest_failure = min(node_failures, key=lambda node_failure: node_failure.time)
+        if earliest_failure.rank == rank:
             is_launcher = self.spec.program.starts_processes
-            text = (
+            error_text = (
                 f"the program {reason}" if is_launcher else f"rank {rank} of the program {reason}"
             )
-            say(text)
-            is_started = first.exit_code not in (NOT_FOUND, NOT_EXECUTABLE)
-            self._report_error(text, 1 if is_started else CodeError.exit_code)
+            say(error_text)
+            is_started = first_failure.exit_code not in (NOT_FOUND, NOT_EXECUTABLE)
+            self._report_error(error_text, 1 if is_started else CodeError.exit_code)
         self.client.report_failure(self.number)
 
     def _complete(self) -> None:
@@ -486,9 +516,9 @@ class Generation:
             self._upload()
 
     def _publish_result(self) -> None:
-        values = self._placeholder_values(self.layout, None)
-        path = find_result(self.spec, values, self.checkpoints)
-        sha256 = publish_result(self.spec, path, self.checkpoints.newest_step)
+        values_by_placeholder = self._placeholder_values(self.layout, None)
+        result_path = find_result(self.spec, values_by_placeholder, self.checkpoints)
+        sha256 = publish_result(self.spec, result_path, self.checkpoints.newest_step)
         self.client.send({"done": sha256})
 
     def _upload(self) -> None:
@@ -499,4 +529,4 @@ class Generation:
 
 def hash_members(members: Members) -> str:
     """Return a short hash of the ids of a group."""
-    return hashlib.sha256(" ".join(id for id, _ in members).encode()).hexdigest()[:8]
+    return hashlib.sha256(" ".join(member_id for member_id, _ in members).encode()).hexdigest()[:8]

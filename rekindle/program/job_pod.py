@@ -44,10 +44,14 @@ class JobPod:
     that concerns only this pod."""
 
     def __init__(
-        self, flags: list[str], *, is_leader: bool, restart_code: int = exit_codes.TERMINATED
+        self,
+        command_flags: list[str],
+        *,
+        is_leader: bool,
+        restart_code: int = exit_codes.TERMINATED,
     ) -> None:
         """Start the processes. SIGNALS must be blocked in this process."""
-        self.flags = flags
+        self.flags = command_flags
         self.restart_code = restart_code
         self.coordinator: ForkProcess | None = None
         if is_leader:
@@ -57,55 +61,58 @@ class JobPod:
     def run(self) -> int:
         """Wait until the run is over or this pod must leave; return the exit code."""
         while True:
-            received = signal.sigtimedwait(SIGNALS, POLL_INTERVAL_S)
-            if received and received.si_signo != signal.SIGCHLD:
+            received_signal = signal.sigtimedwait(SIGNALS, POLL_INTERVAL_S)
+            if received_signal and received_signal.si_signo != signal.SIGCHLD:
                 self.agent.terminate()
 
             if self.agent.exitcode is not None:
                 return self._end_with_agent(self.agent.exitcode)
             if self.coordinator and self.coordinator.exitcode is not None:
-                code = self.coordinator.exitcode
-                if code >= 0:
-                    return self._end_with_coordinator(code)
-                say(f"the coordinator was ended by {signal.Signals(-code).name}: starting it again")
+                coordinator_exit_code = self.coordinator.exitcode
+                if coordinator_exit_code >= 0:
+                    return self._end_with_coordinator(coordinator_exit_code)
+                say(
+                    f"the coordinator was ended by {signal.Signals(-coordinator_exit_code).name}:"
+                    " starting it again"
+                )
                 time.sleep(RESTART_INTERVAL_S)
                 self.coordinator = self._start(coordinator.main)
 
-    def _start(self, main: Main) -> ForkProcess:
-        process = FORK.Process(target=_run, args=(main, self.flags, os.getpid()))
-        process.start()
-        return process
+    def _start(self, main_function: Main) -> ForkProcess:
+        forked_process = FORK.Process(target=_run, args=(main_function, self.flags, os.getpid()))
+        forked_process.start()
+        return forked_process
 
-    def _end_with_agent(self, code: int) -> int:
+    def _end_with_agent(self, agent_exit_code: int) -> int:
         """Return the exit code of the pod after the agent has ended."""
-        if code == 0:
+        if agent_exit_code == 0:
             self._wait_for_coordinator(END_TIMEOUT_S)
             return 0
 
-        if code in (exit_codes.TERMINATED, -signal.SIGTERM):
+        if agent_exit_code in (exit_codes.TERMINATED, -signal.SIGTERM):
             self._stop_coordinator()
             return exit_codes.TERMINATED
 
-        verdict = self._wait_for_coordinator(VERDICT_TIMEOUT_S)
-        if verdict and verdict > 0:
-            return verdict
+        coordinator_exit_code = self._wait_for_coordinator(VERDICT_TIMEOUT_S)
+        if coordinator_exit_code and coordinator_exit_code > 0:
+            return coordinator_exit_code
         self._stop_coordinator()
-        say(f"the agent of this pod ended with code {code}: starting again")
+        say(f"the agent of this pod ended with code {agent_exit_code}: starting again")
         return self.restart_code
 
-    def _end_with_coordinator(self, code: int) -> int:
+    def _end_with_coordinator(self, coordinator_exit_code: int) -> int:
         """Return the exit code of the pod after the coordinator has ended the run."""
         self.agent.join(END_TIMEOUT_S)
         if self.agent.exitcode is None:
             self.agent.kill()
             self.agent.join()
-        return code
+        return coordinator_exit_code
 
-    def _wait_for_coordinator(self, seconds: float) -> int | None:
+    def _wait_for_coordinator(self, timeout_seconds: float) -> int | None:
         """Return the exit code of the coordinator; None if it does not end in time."""
         if self.coordinator is None:
             return None
-        self.coordinator.join(seconds)
+        self.coordinator.join(timeout_seconds)
         return self.coordinator.exitcode
 
     def _stop_coordinator(self) -> None:
@@ -116,24 +123,25 @@ class JobPod:
                 self.coordinator.join()
 
 
-def _run(main: Main, flags: list[str], parent: int) -> None:
-    """Run `main` in its own process group, so that it receives only signals from its parent."""
+def _run(main_function: Main, command_flags: list[str], parent_pid: int) -> None:
+    """Run `main_function` in its own process group, so that it receives only signals from its
+    parent."""
     os.setpgid(0, 0)
-    die_with_parent(parent)
+    die_with_parent(parent_pid)
     # the process itself unblocks SIGTERM, once it has a handler
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})
-    sys.exit(main(flags))
+    sys.exit(main_function(command_flags))
 
 
 def main(argv: list[str]) -> int:
     try:
-        position = read_position()
-        if position is None:
+        pod_position = read_position()
+        if pod_position is None:
             raise ConfigError(f"{REKINDLE_COORDINATOR} is not set: the job of a pipeline sets it.")
     except ConfigError as error:
         return fail(error)
 
-    is_leader = position.rank == 0
+    is_leader = pod_position.rank == 0
     if is_leader:
         # use the pod's own address, because Kubernetes creates the DNS name later than the pod
         os.environ[REKINDLE_COORDINATOR] = os.environ.get(POD_IP) or "127.0.0.1"

@@ -22,24 +22,27 @@ class OpenedFiles:
         if self._descriptor < 0:
             raise OSError(ctypes.get_errno(), "inotify is not available")
 
-        folders = [path, *(item for item in path.rglob("*") if item.is_dir())]
-        for folder in folders:
-            LIBC.inotify_add_watch(self._descriptor, os.fsencode(folder), IN_OPEN)
+        watched_folders = [
+            path,
+            *(descendant for descendant in path.rglob("*") if descendant.is_dir()),
+        ]
+        for watched_folder in watched_folders:
+            LIBC.inotify_add_watch(self._descriptor, os.fsencode(watched_folder), IN_OPEN)
         self._has_opened = False
 
     @property
     def any(self) -> bool:
         """True if a file was opened."""
         try:
-            data = os.read(self._descriptor, READ_BYTES)
+            event_bytes = os.read(self._descriptor, READ_BYTES)
         except BlockingIOError:
             return self._has_opened
 
-        start = 0
-        while start < len(data):
-            _, mask, _, length = EVENT.unpack_from(data, start)
-            self._has_opened |= bool(mask & IN_OPEN) and not mask & IN_ISDIR
-            start += EVENT.size + length
+        event_start = 0
+        while event_start < len(event_bytes):
+            _, event_mask, _, name_bytes = EVENT.unpack_from(event_bytes, event_start)
+            self._has_opened |= bool(event_mask & IN_OPEN) and not event_mask & IN_ISDIR
+            event_start += EVENT.size + name_bytes
         return self._has_opened
 
     def close(self) -> None:

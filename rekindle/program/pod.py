@@ -35,29 +35,31 @@ POLL_INTERVAL_S = 0.02
 class Pod:
     """The state of one pod over all generations of the program."""
 
-    def __init__(self, spec: ProgramSpec, client: Client) -> None:
-        self.spec = spec
-        self.client = client
+    def __init__(self, program_spec: ProgramSpec, group_client: Client) -> None:
+        self.spec = program_spec
+        self.client = group_client
         self.position = read_position()
         self.processes: NodeProcesses | None = None
         self.checkpoints = ProgramCheckpoints(
             open_store(),
-            spec.checkpoints,
-            checkpoint_folder(spec, client.name),
+            program_spec.checkpoints,
+            checkpoint_folder(program_spec, group_client.name),
             self.are_processes_alive,
-            keep=spec.program.keep,
-            marker=spec.program.marker,
-            result=spec.program.result_in_checkpoints,
+            keep_count=program_spec.program.keep,
+            marker_name=program_spec.program.marker,
+            result_path=program_spec.program.result_in_checkpoints,
         )
-        self.progress = ProgressServer(self.checkpoints.folder.with_name(f"{client.name}.progress"))
+        self.progress = ProgressServer(
+            self.checkpoints.folder.with_name(f"{group_client.name}.progress")
+        )
         self.saved_progress = SavedProgress()
         self.saves = 0  # number of saves whose progress was reported
         self.usage = UsageSampler()
-        self.curves = Curves(spec.run_id, spec.part)
+        self.curves = Curves(program_spec.run_id, program_spec.part)
         self.last_progress_time = time.monotonic()
         self.cgroup = MemoryCgroup()
         self.oom_kills = self.cgroup.count_oom_kills()
-        self.process_count = count_processes(spec.program)
+        self.process_count = count_processes(program_spec.program)
         self.restarts = -1
         self.last_generation = ""
         self.damaged: list[str] = []
@@ -72,55 +74,57 @@ class Pod:
         return not any(process.exit_code for process in self.processes.processes)
 
     def _start_parent(self) -> None:
-        program = self.spec.program
-        environment = {
-            name: value
-            for name, value in program.environment.items()
-            if not PLACEHOLDER.search(value)
+        program_config = self.spec.program
+        literal_variables = {
+            variable_name: variable_value
+            for variable_name, variable_value in program_config.environment.items()
+            if not PLACEHOLDER.search(variable_value)
         }
-        environment |= default_threads({**os.environ, **environment}, self.process_count)
-        self.parent = ProcessParent(program.preload, environment)
+        literal_variables |= default_threads(
+            {**os.environ, **literal_variables}, self.process_count
+        )
+        self.parent = ProcessParent(program_config.preload, literal_variables)
 
-    def reap(self, processes: NodeProcesses | None) -> None:
+    def reap(self, node_processes: NodeProcesses | None) -> None:
         """Reap the children that have exited."""
         with suppress(ChildProcessError):
             while True:
-                pid, status = os.waitpid(-1, os.WNOHANG)
+                pid, wait_status = os.waitpid(-1, os.WNOHANG)
                 if pid == 0:
                     return
 
-                code = os.waitstatus_to_exitcode(status)
+                exit_code = os.waitstatus_to_exitcode(wait_status)
                 if pid == self.parent.pid:
-                    if processes and processes.give_up_starts():
+                    if node_processes and node_processes.give_up_starts():
                         say("the process that starts the program has ended: this pod starts again")
                         raise SystemExit(exit_codes.TERMINATED)
                     say("the process that loads the program's modules has ended: starting it again")
                     self._start_parent()
-                elif processes:
-                    processes.record_exit(pid, code)
+                elif node_processes:
+                    node_processes.record_exit(pid, exit_code)
 
     def report_progress(self) -> None:
         """Send the newest report of the program to the log, the ledger and MLflow. Also record the
         use of CPU, memory and GPUs."""
-        usage = self.usage.sample()
-        if usage:
-            self.client.note("usage", **usage)
+        resource_usage = self.usage.sample()
+        if resource_usage:
+            self.client.note("usage", **resource_usage)
 
-        progress = self.progress.take() or self._read_saved_progress()
-        if progress is None:
+        newest_progress = self.progress.take() or self._read_saved_progress()
+        if newest_progress is None:
             return
 
         self.last_progress_time = time.monotonic()
-        say(progress.log_line)
+        say(newest_progress.log_line)
         self.client.note(
             "progress",
-            percentage=progress.percentage,
-            seconds_left=progress.seconds_left,
-            metrics=progress.metrics,
-            not_finite=progress.not_finite,
+            percentage=newest_progress.percentage,
+            seconds_left=newest_progress.seconds_left,
+            metrics=newest_progress.metrics,
+            not_finite=newest_progress.not_finite,
         )
-        self.client.step = max(self.client.step, progress.step)
-        self.curves.record(progress.metrics, progress.step)
+        self.client.step = max(self.client.step, newest_progress.step)
+        self.curves.record(newest_progress.metrics, newest_progress.step)
 
     def _read_saved_progress(self) -> Progress | None:
         """If the program sends no reports, return the progress that its newest checkpoint contains,
@@ -129,31 +133,31 @@ class Pod:
             return None
 
         self.saves = self.checkpoints.saves
-        newest = self.checkpoints.newest_complete()
-        return self.saved_progress.read(newest) if newest else None
+        newest_checkpoint = self.checkpoints.newest_complete()
+        return self.saved_progress.read(newest_checkpoint) if newest_checkpoint else None
 
     def has_new_oom_kill(self) -> bool:
         """Return True if a process was OOM-killed since the last call."""
-        earlier = self.oom_kills
+        earlier_oom_kills = self.oom_kills
         self.oom_kills = self.cgroup.count_oom_kills()
-        return self.oom_kills > earlier
+        return self.oom_kills > earlier_oom_kills
 
-    def kill_all(self, processes: NodeProcesses) -> None:
+    def kill_all(self, node_processes: NodeProcesses) -> None:
         """Kill the processes of the program and their descendants, and wait until they have
         ended."""
-        processes.kill()
+        node_processes.kill()
         while True:
-            self.reap(processes)
-            others = [pid for pid in list_children() if pid != self.parent.pid]
-            if not processes.running and not others:
+            self.reap(node_processes)
+            other_pids = [pid for pid in list_children() if pid != self.parent.pid]
+            if not node_processes.running and not other_pids:
                 break
-            for pid in others:
+            for pid in other_pids:
                 send_signal(pid, signal.SIGKILL)
-            processes.wait(POLL_INTERVAL_S)
-        processes.close()
+            node_processes.wait(POLL_INTERVAL_S)
+        node_processes.close()
 
 
-def checkpoint_folder(spec: ProgramSpec, pod: str) -> Path:
+def checkpoint_folder(program_spec: ProgramSpec, pod_name: str) -> Path:
     """Return the folder for the checkpoints of this pod. Raises RekindleError."""
-    run = hashlib.sha256(spec.checkpoints.encode()).hexdigest()[:16]
-    return cache_folder() / "programs" / run / pod
+    run_hash = hashlib.sha256(program_spec.checkpoints.encode()).hexdigest()[:16]
+    return cache_folder() / "programs" / run_hash / pod_name

@@ -33,7 +33,7 @@ def read_position() -> Position | None:
         return None
 
     # the Launcher of an MPIJob is the only pod whose name lacks an index
-    index = INDEX.search(os.environ.get(POD_NAME, ""))
+    index_match = INDEX.search(os.environ.get(POD_NAME, ""))
     first_rank = read_integer(REKINDLE_ROLE_RANK, 0, 0, MAX_RANK)
-    rank = first_rank + (int(index[1]) if index else 0)
+    rank = first_rank + (int(index_match[1]) if index_match else 0)
     return Position(rank, bool(os.environ.get(REKINDLE_SERVER)))

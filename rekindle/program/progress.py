@@ -65,48 +65,72 @@ class Progress(BaseModel):
     @property
     def metrics(self) -> dict[str, float]:
         """The metrics whose values are finite numbers, by name."""
-        return {name: value for name, value in self._values.items() if math.isfinite(value)}
+        return {
+            metric_name: metric_value
+            for metric_name, metric_value in self._values.items()
+            if math.isfinite(metric_value)
+        }
 
     @property
     def not_finite(self) -> list[str]:
         """The names of the metrics that are NaN or infinite, which shows that the training
         diverges."""
-        return [name for name, value in self._values.items() if not math.isfinite(value)]
+        return [
+            metric_name
+            for metric_name, metric_value in self._values.items()
+            if not math.isfinite(metric_value)
+        ]
 
     @property
     def _values(self) -> dict[str, float]:
-        values: dict[str, float] = {}
+        values_by_name: dict[str, float] = {}
         for metric in self.reported_metrics:
             with suppress(ValueError):
-                values[metric.name] = float(metric.value)
-        return values
+                values_by_name[metric.name] = float(metric.value)
+        return values_by_name
 
-    def with_metrics_of(self, earlier: "Progress") -> "Progress":
-        """Return this report, extended by the metrics that only the `earlier` report has."""
-        names = {metric.name for metric in self.reported_metrics}
-        others = [metric for metric in earlier.reported_metrics if metric.name not in names]
-        metrics = (*self.reported_metrics, *others)[:MAX_METRICS]
-        return self.model_copy(update={"reported_metrics": metrics})
+    def with_metrics_of(self, earlier_report: "Progress") -> "Progress":
+        """Return this report, extended by the metrics that only the `earlier_report` report has."""
+        reported_names = {metric.name for metric in self.reported_metrics}
+        earlier_metrics = [
+            metric
+            for metric in earlier_report.reported_metrics
+            if metric.name not in reported_names
+        ]
+        merged_metrics = (*self.reported_metrics, *earlier_metrics)[:MAX_METRICS]
+        return self.model_copy(update={"reported_metrics": merged_metrics})
 
     @property
     def step(self) -> int:
         """The step, if the metrics contain a step that the coordinator accepts; otherwise -1."""
-        values = [self.metrics[name] for name in STEP_METRICS if name in self.metrics]
-        return max((int(value) for value in values if 0 <= value <= MAX_STEP), default=-1)
+        step_values = [
+            self.metrics[metric_name] for metric_name in STEP_METRICS if metric_name in self.metrics
+        ]
+        return max(
+            (int(step_value) for step_value in step_values if 0 <= step_value <= MAX_STEP),
+            default=-1,
+        )
 
     def __str__(self) -> str:
         """Return `step 120  45 %  loss 0.0213  3 min 00 s left`."""
-        parts = []
+        text_parts = []
         if self.step >= 0:
-            parts.append(f"step {self.step}")
+            text_parts.append(f"step {self.step}")
         if self.percentage is not None:
-            parts.append(f"{self.percentage} %")
+            text_parts.append(f"{self.percentage} %")
 
-        metrics = {name: self.metrics[name] for name in self.metrics if name not in STEP_METRICS}
-        parts += [f"{name} {value:.5g}" for name, value in metrics.items()]
+        other_metrics = {
+            metric_name: self.metrics[metric_name]
+            for metric_name in self.metrics
+            if metric_name not in STEP_METRICS
+        }
+        text_parts += [
+            f"{metric_name} {metric_value:.5g}"
+            for metric_name, metric_value in other_metrics.items()
+        ]
         if self.seconds_left is not None:
-            parts.append(f"{format_duration(self.seconds_left)} left")
-        return "  ".join(parts)
+            text_parts.append(f"{format_duration(self.seconds_left)} left")
+        return "  ".join(text_parts)
 
     @property
     def log_line(self) -> str:
@@ -136,8 +160,16 @@ class TrainerState(BaseModel):
     @property
     def metrics(self) -> dict[str, float]:
         """The newest value of each logged metric."""
-        values = {name: value for entry in self.log_history for name, value in entry.items()}
-        return {name: value for name, value in values.items() if isinstance(value, int | float)}
+        newest_values = {
+            metric_name: metric_value
+            for log_entry in self.log_history
+            for metric_name, metric_value in log_entry.items()
+        }
+        return {
+            metric_name: metric_value
+            for metric_name, metric_value in newest_values.items()
+            if isinstance(metric_value, int | float)
+        }
 
 
 class SavedProgress:
@@ -146,48 +178,63 @@ class SavedProgress:
     def __init__(self) -> None:
         self._first: tuple[float, int] | None = None  # time and step of the first checkpoint
 
-    def read(self, checkpoint: Path) -> Progress | None:
+    def read(self, checkpoint_path: Path) -> Progress | None:
         """Return the progress that a new checkpoint contains; None if the checkpoint is not from a
         `Trainer`."""
         try:
-            with (checkpoint / TRAINER_STATE).open("rb") as file:
+            with (checkpoint_path / TRAINER_STATE).open("rb") as state_file:
                 # json.loads accepts NaN, which the file contains if the training has diverged
-                state = TrainerState.model_validate(json.loads(file.read(MAX_STATE_BYTES)))
+                trainer_state = TrainerState.model_validate(
+                    json.loads(state_file.read(MAX_STATE_BYTES))
+                )
         except (OSError, ValueError, RecursionError):
             return None
 
-        metrics = {"step": state.global_step, **state.metrics}
-        status: dict[str, Any] = {
-            "metrics": [{"name": name, "value": str(value)} for name, value in metrics.items()]
+        metric_values = {"step": trainer_state.global_step, **trainer_state.metrics}
+        report_fields: dict[str, Any] = {
+            "metrics": [
+                {"name": metric_name, "value": str(metric_value)}
+                for metric_name, metric_value in metric_values.items()
+            ]
         }
-        if state.max_steps:
-            status["progressPercentage"] = min(100, 100 * state.global_step // state.max_steps)
-            status["estimatedRemainingSeconds"] = self._estimate_seconds_left(state)
+        if trainer_state.max_steps:
+            report_fields["progressPercentage"] = min(
+                100, 100 * trainer_state.global_step // trainer_state.max_steps
+            )
+            report_fields["estimatedRemainingSeconds"] = self._estimate_seconds_left(trainer_state)
         try:
-            return Progress.model_validate(status)
+            return Progress.model_validate(report_fields)
         except ValidationError:
             return None
 
-    def _estimate_seconds_left(self, state: TrainerState) -> int | None:
-        now = time.monotonic()
+    def _estimate_seconds_left(self, trainer_state: TrainerState) -> int | None:
+        now_s = time.monotonic()
         if self._first is None:
-            self._first = now, state.global_step
+            self._first = now_s, trainer_state.global_step
 
-        first_time, first_step = self._first
-        steps = state.global_step - first_step
-        if steps <= 0:
+        first_time_s, first_step = self._first
+        completed_steps = trainer_state.global_step - first_step
+        if completed_steps <= 0:
             return None
-        return max(0, round((now - first_time) / steps * (state.max_steps - state.global_step)))
+        return max(
+            0,
+            round(
+                (now_s - first_time_s)
+                / completed_steps
+                * (trainer_state.max_steps - trainer_state.global_step)
+            ),
+        )
 
 
 class ProgressServer:
     """Receives reports from the processes of this node."""
 
-    def __init__(self, folder: Path) -> None:
-        """`folder`: where the file with the token of the server is written. Raises OSError."""
+    def __init__(self, token_folder: Path) -> None:
+        """`token_folder`: where the file with the token of the server is written. Raises
+        OSError."""
         self._token = secrets.token_urlsafe(24)
-        self._token_file = folder / "progress.token"
-        folder.mkdir(parents=True, exist_ok=True)
+        self._token_file = token_folder / "progress.token"
+        token_folder.mkdir(parents=True, exist_ok=True)
         self._token_file.touch(mode=0o600)
         self._token_file.write_text(self._token)
         self._lock = threading.Lock()
@@ -200,16 +247,16 @@ class ProgressServer:
 
     def variables(self) -> dict[str, str]:
         """Return the environment variables with which a program finds this server."""
-        url = f"http://127.0.0.1:{self._server.server_port}/status"
-        return {SERVER_URL: url, SERVER_TOKEN: str(self._token_file)}
+        server_url = f"http://127.0.0.1:{self._server.server_port}/status"
+        return {SERVER_URL: server_url, SERVER_TOKEN: str(self._token_file)}
 
     def take(self) -> Progress | None:
         """Return the newest report since the last call, including metrics that only earlier reports
         since then contain; None without a new report."""
         with self._lock:
-            newest = self._newest
+            newest_report = self._newest
             self._newest = None
-        return newest
+        return newest_report
 
     def close(self) -> None:
         """Stop the server, and delete its token."""
@@ -224,34 +271,40 @@ class ProgressServer:
             return 401, {"error": f"send the token in the file of {SERVER_TOKEN}"}
 
         try:
-            report = parse_report(body)
+            progress_report = parse_report(body)
             with self._lock:
-                self._newest = report.with_metrics_of(self._newest) if self._newest else report
+                self._newest = (
+                    progress_report.with_metrics_of(self._newest)
+                    if self._newest
+                    else progress_report
+                )
             self.has_reports = True
         except ValueError as error:
             return 422, {"error": str(error)}
         return 200, {}
 
     def _make_handler(self) -> type[BaseHTTPRequestHandler]:
-        answer = self._answer
+        answer_report = self._answer
 
         class Handler(BaseHTTPRequestHandler):
             timeout = REQUEST_TIMEOUT_S
 
             def do_POST(self) -> None:
-                length = self.headers.get("Content-Length", "")
-                if not WHOLE_NUMBER.fullmatch(length) or int(length) > MAX_BODY_BYTES:
-                    status, content = 413, {"error": f"at most {MAX_BODY_BYTES} bytes"}
+                length_text = self.headers.get("Content-Length", "")
+                if not WHOLE_NUMBER.fullmatch(length_text) or int(length_text) > MAX_BODY_BYTES:
+                    http_status, answer_content = 413, {"error": f"at most {MAX_BODY_BYTES} bytes"}
                     self.close_connection = True
                 else:
-                    status, content = answer(dict(self.headers), self.rfile.read(int(length)))
+                    http_status, answer_content = answer_report(
+                        dict(self.headers), self.rfile.read(int(length_text))
+                    )
 
-                data = to_json(content).encode()
-                self.send_response(status)
+                answer_bytes = to_json(answer_content).encode()
+                self.send_response(http_status)
                 self.send_header("Content-Type", "application/json")
-                self.send_header("Content-Length", str(len(data)))
+                self.send_header("Content-Length", str(len(answer_bytes)))
                 self.end_headers()
-                self.wfile.write(data)
+                self.wfile.write(answer_bytes)
 
             def log_message(self, format: str, *args: Any) -> None:
                 pass

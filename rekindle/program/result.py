@@ -20,53 +20,58 @@ class Checkpoints(Protocol):
         ...
 
 
-def find_result(spec: ProgramSpec, values: Mapping[str, object], checkpoints: Checkpoints) -> Path:
+def find_result(
+    program_spec: ProgramSpec, values_by_placeholder: Mapping[str, object], checkpoints: Checkpoints
+) -> Path:
     """Return the path of the result. Raises CodeError if it does not exist."""
-    setting = spec.program.result
-    if setting:
-        path = Path(fill(setting, values))
-        if path.exists():
-            return path
+    result_setting = program_spec.program.result
+    if result_setting:
+        result_path = Path(fill(result_setting, values_by_placeholder))
+        if result_path.exists():
+            return result_path
         raise CodeError(
-            f"the program ended with exit code 0, but its result {path} does not exist. Correct"
-            " program.result, or let the program write it."
+            f"the program ended with exit code 0, but its result {result_path} does not exist."
+            " Correct program.result, or let the program write it."
         )
 
-    newest = checkpoints.newest_complete()
-    if newest:
-        return newest
+    newest_checkpoint = checkpoints.newest_complete()
+    if newest_checkpoint:
+        return newest_checkpoint
     raise CodeError(
         "the program ended with exit code 0, but it has written no complete checkpoint. Let it save"
         " into {checkpoints}, or name the file or folder of its model in program.result."
     )
 
 
-def publish_result(spec: ProgramSpec, path: Path, step: int) -> str:
+def publish_result(program_spec: ProgramSpec, result_path: Path, step: int) -> str:
     """Store the files of the result, and then model.json; return the sha256 of the result. Raises
     CodeError or StorageError."""
     try:
-        files = list_result(path)
+        files_by_name = list_result(result_path)
     except DataError as error:
         raise CodeError(*error.lines) from error
 
     store = open_store()
-    contents = describe_files(files)
-    sha256 = result_sha256(contents)
-    for name, file in files.items():
-        store.upload(file, f"{spec.out}/{RESULT}/{name}")
+    contents_by_name = describe_files(files_by_name)
+    sha256 = result_sha256(contents_by_name)
+    for file_name, file_path in files_by_name.items():
+        store.upload(file_path, f"{program_spec.out}/{RESULT}/{file_name}")
 
-    fields = {
+    model_fields = {
         "sha256": sha256,
-        "files": {name: content.model_dump() for name, content in contents.items()},
-        "is_file": path.is_file(),
-        "workload": spec.workload,
-        "identity": spec.identity_hash(),
-        "digest": spec.digest,
+        "files": {
+            file_name: file_content.model_dump()
+            for file_name, file_content in contents_by_name.items()
+        },
+        "is_file": result_path.is_file(),
+        "workload": program_spec.workload,
+        "identity": program_spec.identity_hash(),
+        "digest": program_spec.digest,
         "step": max(0, step),
-        "model": spec.model,
+        "model": program_spec.model,
         # leave out the environment variables, because a release publishes this file
-        "program": spec.program.model_dump(mode="json", exclude={"environment"}),
+        "program": program_spec.program.model_dump(mode="json", exclude={"environment"}),
     }
     # last, because it marks the model as complete
-    store.put(f"{spec.out}/{MODEL_FILE}", describe_model(fields))
+    store.put(f"{program_spec.out}/{MODEL_FILE}", describe_model(model_fields))
     return sha256

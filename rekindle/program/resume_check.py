@@ -55,12 +55,12 @@ class ResumeCheck:
         self.checkpoints = self.folder / "checkpoints"
         self.checkpoints.mkdir(parents=True)
         self.process_count = count_processes(self.program)
-        settings = WatchSettings(
+        watch_settings = WatchSettings(
             processes=self.process_count if knows_processes(self.program) else 0,
             marker=self.program.marker,
             quiet_s=1.0,
         )
-        self.watch = Watch(self.checkpoints, settings, self._is_alive)
+        self.watch = Watch(self.checkpoints, watch_settings, self._is_alive)
         self.processes: list[subprocess.Popen[bytes]] = []
         self.started_at = time.time()
         # modification times of each checkpoint that was seen in an incomplete state
@@ -71,148 +71,176 @@ class ResumeCheck:
     def run(self) -> dict[str, Any]:
         """Return the findings: checkpoint, bytes, seconds, interval_s and resumed_at. Raises
         CodeError with the first problem that would lose work."""
-        with self._started(None) as output:
-            first = self._wait_for_save("has saved nothing", output)
-            findings = _describe_save(first)
+        with self._started(None) as output_file:
+            first_save = self._wait_for_save("has saved nothing", output_file)
+            check_findings = _describe_save(first_save)
             self._wait(lambda: self._is_over() or len(self.saves) > 1, self.timeout_s / 4)
             if len(self.saves) > 1:
-                findings["interval_s"] = round(_interval(self.saves), 3)
+                check_findings["interval_s"] = round(_interval(self.saves), 3)
             if _is_overwritten(self.saves):
-                findings["overwritten"] = True
-            is_over = self._is_over()
+                check_findings["overwritten"] = True
+            have_ended = self._is_over()
 
-        self.watch.settle(succeeded=is_over)
-        checkpoint = self._newest()
-        if is_over:
-            findings["finished"] = True
-            findings["counted_at_end"] = self.counted_at_end
-            return findings
+        self.watch.settle(has_succeeded=have_ended)
+        newest_checkpoint = self._newest()
+        if have_ended:
+            check_findings["finished"] = True
+            check_findings["counted_at_end"] = self.counted_at_end
+            return check_findings
 
-        findings["resumed_at"] = self._resume(checkpoint, output)
-        return findings
+        check_findings["resumed_at"] = self._resume(newest_checkpoint, output_file)
+        return check_findings
 
     def _resume(self, checkpoint: LocalCheckpoint, earlier_output: Path) -> str:
         """Start the program again, and return the path of the next checkpoint. Raises CodeError if
         the program does not continue from `checkpoint`."""
         self.saves.clear()
-        path = self.checkpoints / checkpoint.path
-        opened = OpenedFiles(path)
+        checkpoint_path = self.checkpoints / checkpoint.path
+        open_watcher = OpenedFiles(checkpoint_path)
         try:
-            with self._started(path) as output:
-                self._wait(lambda: opened.any or bool(self.saves) or self._is_over())
-                if not opened.any:
+            with self._started(checkpoint_path) as output_file:
+                self._wait(lambda: open_watcher.any or bool(self.saves) or self._is_over())
+                if not open_watcher.any:
                     raise CodeError(
                         f"the program did not open {checkpoint.path} after its restart, so it began"
                         " again: set program.resume to the arguments that let it continue from"
                         " {checkpoint}, or let it continue from the newest file in {checkpoints}."
                     )
-                self._wait_for_save("has saved nothing after its restart", output)
+                self._wait_for_save("has saved nothing after its restart", output_file)
         finally:
-            opened.close()
+            open_watcher.close()
 
-        newest = self.saves[0]
-        began = _find_counter(output)
-        reached = _find_counter(earlier_output)
-        is_earlier = (
-            newest.step is not None
+        newest_save = self.saves[0]
+        first_counter = _find_counter(output_file)
+        earlier_counter = _find_counter(earlier_output)
+        is_earlier_step = (
+            newest_save.step is not None
             and checkpoint.step is not None
-            and newest.step <= checkpoint.step
+            and newest_save.step <= checkpoint.step
         )
-        is_repeated = newest.step is None and began is not None and began == reached
-        if is_earlier or is_repeated:
+        is_repeated = (
+            newest_save.step is None
+            and first_counter is not None
+            and first_counter == earlier_counter
+        )
+        if is_earlier_step or is_repeated:
             raise CodeError(
                 f"the program opened {checkpoint.path} after its restart, but began again at its"
-                f" first step (its next checkpoint is {newest.path}): let it continue at the step"
-                " of the checkpoint."
+                f" first step (its next checkpoint is {newest_save.path}): let it continue at the"
+                " step of the checkpoint."
             )
-        return newest.path
+        return newest_save.path
 
-    def _wait_for_save(self, problem: str, output: Path) -> LocalCheckpoint:
+    def _wait_for_save(self, problem: str, output_file: Path) -> LocalCheckpoint:
         """Return the first complete checkpoint. Raises CodeError."""
-        start = time.monotonic()
+        start_s = time.monotonic()
         self._wait(lambda: bool(self.saves) or self._is_over())
         if self.saves:
             return self.saves[0]
 
-        codes = [process.returncode for process in self.processes if process.returncode]
-        if codes:
-            lines = output.read_text(errors="replace").strip().splitlines() or ["no output"]
-            raise CodeError(f"the program ended with exit code {codes[0]}: {lines[-1]}")
+        process_exit_codes = [
+            process.returncode for process in self.processes if process.returncode
+        ]
+        if process_exit_codes:
+            output_lines = output_file.read_text(errors="replace").strip().splitlines() or [
+                "no output"
+            ]
+            raise CodeError(
+                f"the program ended with exit code {process_exit_codes[0]}: {output_lines[-1]}"
+            )
 
         if self._is_over():
-            self.watch.settle(succeeded=True)
+            self.watch.settle(has_succeeded=True)
             self._count_saves()
             if self.saves:
-                first = self.saves[0]
+                first_save = self.saves[0]
                 # after a kill, a file is complete if its content shows its end
                 has_end = (
-                    first.unit.is_file
-                    and check_file(self.checkpoints / first.path).structure is not Structure.NONE
+                    first_save.unit.is_file
+                    and check_file(self.checkpoints / first_save.path).structure
+                    is not Structure.NONE
                 )
-                versions = self.incomplete_versions[first.path]
-                self.counted_at_end = len(versions) > 1 and not has_end
-                return first
+                incomplete_version_count = self.incomplete_versions[first_save.path]
+                self.counted_at_end = len(incomplete_version_count) > 1 and not has_end
+                return first_save
 
-        seconds = time.monotonic() - start
+        elapsed_seconds = time.monotonic() - start_s
         if self.watch.incomplete:
-            path, reason = next(iter(self.watch.incomplete.items()))
+            incomplete_path, reason = next(iter(self.watch.incomplete.items()))
             raise CodeError(
-                f"the program {problem} that is complete within {seconds:.0f} s: {path}: {reason}."
-                " Let it write under another name and rename it, or name the file that it writes"
-                " last in program.marker."
+                f"the program {problem} that is complete within {elapsed_seconds:.0f} s:"
+                f" {incomplete_path}: {reason}. Let it write under another name and rename it, or"
+                " name the file that it writes last in program.marker."
             )
-        end = "ended" if self._is_over() else "ran for"
-        if unknown := find_file(self.checkpoints):
+        ending_words = "ended" if self._is_over() else "ran for"
+        if unknown_file := find_file(self.checkpoints):
             raise CodeError(
-                f"the program {problem} that is known as a checkpoint ({end} {seconds:.0f} s): the"
-                f" name of {unknown} has neither a step, such as step-100, nor an ending such as"
-                " .pt. Let it write such a name, or a folder with the file program.marker."
+                f"the program {problem} that is known as a checkpoint ({ending_words}"
+                f" {elapsed_seconds:.0f} s): the name of {unknown_file} has neither a step, such"
+                " as step-100, nor an ending such as .pt. Let it write such a name, or a folder"
+                " with the file program.marker."
             )
-        if misplaced := self._find_misplaced_save():
+        if misplaced_path := self._find_misplaced_save():
             raise CodeError(
-                f"the program {problem} in {{checkpoints}}, but {misplaced} in its working folder,"
-                " which a pod loses: pass it the folder {checkpoints} in program.command, and"
-                f" delete {misplaced}."
+                f"the program {problem} in {{checkpoints}}, but {misplaced_path} in its working"
+                " folder, which a pod loses: pass it the folder {checkpoints} in program.command,"
+                f" and delete {misplaced_path}."
             )
         raise CodeError(
-            f"the program {problem} ({end} {seconds:.0f} s): after a loss it would begin again. Let"
-            " it save into {checkpoints}, and more often."
+            f"the program {problem} ({ending_words} {elapsed_seconds:.0f} s): after a loss it"
+            " would begin again. Let it save into {checkpoints}, and more often."
         )
 
     def _find_misplaced_save(self) -> str:
         """Return the path of a checkpoint that the program wrote to the working folder by mistake;
         "" if none exists."""
-        folder = find_working_folder(self.program.command)
+        working_folder = find_working_folder(self.program.command)
         try:
-            files = [path for path in folder.iterdir() if is_unit_file(path.name)]
-            new = [path for path in files if path.stat().st_mtime >= self.started_at]
+            unit_files = [path for path in working_folder.iterdir() if is_unit_file(path.name)]
+            new_files = [path for path in unit_files if path.stat().st_mtime >= self.started_at]
         except OSError:
             return ""
-        return str(min(new, default=""))
+        return str(min(new_files, default=""))
 
     def _newest(self) -> LocalCheckpoint:
-        complete = list(self.watch.complete.values())
-        if not complete:
-            path, reason = next(iter(self.watch.incomplete.items()), ("its checkpoint", "missing"))
-            raise CodeError(
-                f"a SIGKILL left no complete checkpoint on the node: {path}: {reason}. Let the"
-                " program write under another name and rename it."
+        complete_checkpoints = list(self.watch.complete.values())
+        if not complete_checkpoints:
+            incomplete_path, reason = next(
+                iter(self.watch.incomplete.items()), ("its checkpoint", "missing")
             )
-        return max(complete, key=lambda item: (item.step or -1, item.unit.newest_ns))
+            raise CodeError(
+                f"a SIGKILL left no complete checkpoint on the node: {incomplete_path}: {reason}."
+                " Let the program write under another name and rename it."
+            )
+        return max(
+            complete_checkpoints,
+            key=lambda local_checkpoint: (
+                local_checkpoint.step or -1,
+                local_checkpoint.unit.newest_ns,
+            ),
+        )
 
     @contextmanager
-    def _started(self, checkpoint: Path | None) -> Iterator[Path]:
+    def _started(self, checkpoint_path: Path | None) -> Iterator[Path]:
         """Start the program; yield the file with its output, and kill it at the end."""
-        layout = Layout(0, (self.process_count,), "127.0.0.1", find_free_port("127.0.0.1"), 0)
-        values = placeholder_values(layout, self.checkpoints, checkpoint, self.model)
-        values.update({"dataset": self.dataset, "run_id": ""})
-        variables = {**os.environ, "OMP_NUM_THREADS": "1", **node_variables(layout, "check")}
-        variables.pop("MLFLOW_RUN_ID", None)
-        command = executable_command(make_command(self.program, values))
+        process_layout = Layout(
+            0, (self.process_count,), "127.0.0.1", find_free_port("127.0.0.1"), 0
+        )
+        values_by_placeholder = placeholder_values(
+            process_layout, self.checkpoints, checkpoint_path, self.model
+        )
+        values_by_placeholder.update({"dataset": self.dataset, "run_id": ""})
+        shared_variables = {
+            **os.environ,
+            "OMP_NUM_THREADS": "1",
+            **node_variables(process_layout, "check"),
+        }
+        shared_variables.pop("MLFLOW_RUN_ID", None)
+        command = executable_command(make_command(self.program, values_by_placeholder))
 
         self.watch.begin()
-        descriptor, name = tempfile.mkstemp(dir=self.folder, suffix=".log")
-        with os.fdopen(descriptor, "wb") as output:
+        log_descriptor, log_name = tempfile.mkstemp(dir=self.folder, suffix=".log")
+        with os.fdopen(log_descriptor, "wb") as log_stream:
             try:
                 self.processes = [
                     subprocess.Popen(
@@ -220,17 +248,19 @@ class ResumeCheck:
                         env=environment,
                         cwd=find_working_folder(self.program.command),
                         stdin=subprocess.DEVNULL,
-                        stdout=output,
-                        stderr=output,
+                        stdout=log_stream,
+                        stderr=log_stream,
                         start_new_session=True,
                     )
-                    for environment in make_environments(self.program, layout, values, variables)
+                    for environment in make_environments(
+                        self.program, process_layout, values_by_placeholder, shared_variables
+                    )
                 ]
             except OSError as error:
                 reason = f"program.command: {command[0]} cannot be started ({error.strerror})."
                 raise CodeError(reason) from error
         try:
-            yield Path(name)
+            yield Path(log_name)
         finally:
             for process in self.processes:
                 with suppress(ProcessLookupError):
@@ -246,8 +276,8 @@ class ResumeCheck:
     def _wait(self, condition: Callable[[], bool], timeout_s: float = 0.0) -> None:
         """List the checkpoint folder repeatedly until the condition is true or the time limit is
         reached."""
-        end = time.monotonic() + (timeout_s or self.timeout_s)
-        while not condition() and time.monotonic() < end:
+        deadline_s = time.monotonic() + (timeout_s or self.timeout_s)
+        while not condition() and time.monotonic() < deadline_s:
             time.sleep(LOOK_INTERVAL_S)
             self.watch.look()
             self._count_saves()
@@ -255,26 +285,28 @@ class ResumeCheck:
                 self.incomplete_versions[path].add(_newest_ns(self.watch.files[path]))
 
     def _count_saves(self) -> None:
-        counted = [(item.path, item.unit.files) for item in self.saves]
-        started_with = self.watch.started_with
-        for path, item in self.watch.complete.items():
-            is_new = started_with.get(path) != item.unit.files
-            if is_new and (path, item.unit.files) not in counted:
-                self.saves.append(item)
+        counted_versions = [
+            (local_checkpoint.path, local_checkpoint.unit.files) for local_checkpoint in self.saves
+        ]
+        initial_files = self.watch.started_with
+        for unit_path, local_checkpoint in self.watch.complete.items():
+            is_new = initial_files.get(unit_path) != local_checkpoint.unit.files
+            if is_new and (unit_path, local_checkpoint.unit.files) not in counted_versions:
+                self.saves.append(local_checkpoint)
 
 
-def _describe_save(save: LocalCheckpoint) -> dict[str, Any]:
-    unit = save.unit
+def _describe_save(first_save: LocalCheckpoint) -> dict[str, Any]:
+    checkpoint_unit = first_save.unit
     return {
-        "checkpoint": save.path,
-        "format": save.format,
-        "bytes": sum(sizes_of(unit.files).values()),
-        "save_s": round((unit.newest_ns - unit.oldest_ns) / 1e9, 3),
+        "checkpoint": first_save.path,
+        "format": first_save.format,
+        "bytes": sum(sizes_of(checkpoint_unit.files).values()),
+        "save_s": round((checkpoint_unit.newest_ns - checkpoint_unit.oldest_ns) / 1e9, 3),
     }
 
 
-def _newest_ns(files: Mapping[str, FileState]) -> int:
-    return max((state.mtime_ns for state in files.values()), default=0)
+def _newest_ns(states_by_path: Mapping[str, FileState]) -> int:
+    return max((file_state.mtime_ns for file_state in states_by_path.values()), default=0)
 
 
 def _interval(saves: list[LocalCheckpoint]) -> float:
@@ -286,12 +318,14 @@ def _is_overwritten(saves: list[LocalCheckpoint]) -> bool:
     """Return True if the program overwrites a checkpoint in place, so that a kill may leave an
     incomplete file."""
     return any(
-        first.path == second.path and first.unit.is_file and first.unit.inode == second.unit.inode
-        for first, second in pairwise(saves)
+        earlier_save.path == later_save.path
+        and earlier_save.unit.is_file
+        and earlier_save.unit.inode == later_save.unit.inode
+        for earlier_save, later_save in pairwise(saves)
     )
 
 
-def _find_counter(output: Path) -> int | None:
+def _find_counter(output_file: Path) -> int | None:
     """Return the first step or epoch in the output of a program."""
-    match = COUNTER.search(output.read_text(errors="replace"))
-    return int(match[2]) if match else None
+    counter_match = COUNTER.search(output_file.read_text(errors="replace"))
+    return int(counter_match[2]) if counter_match else None

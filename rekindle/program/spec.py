@@ -68,18 +68,28 @@ class ProgramSpec(StepInputs):
     @classmethod
     def from_flags(cls, argv: list[str]) -> Self:
         """Parse the command line of an agent or the coordinator. Raises ConfigError."""
-        flags = vars(parser(PROGRAM.step, cls).parse_args(argv))
+        flag_values = vars(parser(PROGRAM.step, cls).parse_args(argv))
         return cast(
-            Self, parse(cls, {name: flags[name] for name in flags if name in cls.model_fields})
+            Self,
+            parse(
+                cls,
+                {
+                    flag_name: flag_values[flag_name]
+                    for flag_name in flag_values
+                    if flag_name in cls.model_fields
+                },
+            ),
         )
 
     def identity(self) -> dict[str, Any]:
         """Return the inputs that the result depends on."""
-        program = self.program.model_dump(mode="json", exclude=set(ProgramConfig.NOT_IN_RESULT))
+        program_fields = self.program.model_dump(
+            mode="json", exclude=set(ProgramConfig.NOT_IN_RESULT)
+        )
         return {
             "workload": self.workload,
             "model": self.model,
-            "program": program,
+            "program": program_fields,
             "digest": self.digest,
         }
 

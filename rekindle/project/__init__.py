@@ -31,22 +31,30 @@ DOCS = {
 }
 
 
-def find(folder: Path) -> Path:
-    """Return the root of the project that contains `folder`, or the reference project.
+def find(start_folder: Path) -> Path:
+    """Return the root of the project that contains `start_folder`, or the reference project.
 
     Files of other users are ignored, so that they cannot turn a folder such as /tmp into a project.
     """
-    trusted_uids = {os.geteuid(), 0, *(path.stat().st_uid for path in (folder,) if path.exists())}
+    trusted_uids = {
+        os.geteuid(),
+        0,
+        *(path.stat().st_uid for path in (start_folder,) if path.exists()),
+    }
     return next(
-        (parent for parent in (folder, *folder.parents) if _is_project(parent, trusted_uids)),
+        (
+            ancestor_folder
+            for ancestor_folder in (start_folder, *start_folder.parents)
+            if _is_project(ancestor_folder, trusted_uids)
+        ),
         REFERENCE,
     )
 
 
 def _is_project(folder: Path, trusted_uids: Collection[int]) -> bool:
-    pipelines = folder / "pipelines"
-    config = folder / "pyproject.toml"
-    if any(pipelines.glob("*.py")) and pipelines.lstat().st_uid in trusted_uids:
+    pipelines_folder = folder / "pipelines"
+    project_file = folder / "pyproject.toml"
+    if any(pipelines_folder.glob("*.py")) and pipelines_folder.lstat().st_uid in trusted_uids:
         return True
 
     # imported in this function: steps do not need it, since pods get their project from
@@ -54,10 +62,10 @@ def _is_project(folder: Path, trusted_uids: Collection[int]) -> bool:
     import tomllib
 
     try:
-        if config.lstat().st_uid not in trusted_uids:
+        if project_file.lstat().st_uid not in trusted_uids:
             return False
 
-        text = read_regular(config, MAX_CONFIG_BYTES).decode()
+        text = read_regular(project_file, MAX_CONFIG_BYTES).decode()
         return "rekindle" in tomllib.loads(text).get("tool", {})
     except (OSError, ValueError, RecursionError):
         return False
@@ -84,10 +92,10 @@ def use_reference() -> None:
 
 def root() -> Path:
     """Return the root of the current project; outside of any project, the working directory."""
-    first = Path(search_path()[0])
-    if first == REFERENCE:
+    first_folder = Path(search_path()[0])
+    if first_folder == REFERENCE:
         return Path.cwd()
-    return first
+    return first_folder
 
 
 def other_project(file: Path) -> Path | None:
@@ -99,11 +107,11 @@ def other_project(file: Path) -> Path | None:
     """
     # `abspath` resolves `..` but keeps symbolic links, because a linked file belongs to the project
     # that contains the link
-    folder = Path(os.path.abspath(file)).parent
-    if not file.is_file() or folder.stat().st_uid not in (os.geteuid(), 0):
+    file_folder = Path(os.path.abspath(file)).parent
+    if not file.is_file() or file_folder.stat().st_uid not in (os.geteuid(), 0):
         return None
 
-    other_root = find(folder)
+    other_root = find(file_folder)
     if other_root in (REFERENCE, find(Path.cwd())):
         return None
 
@@ -116,25 +124,27 @@ def enter(file: Path) -> None:
     other_root = other_project(file)
     if other_root:
         current_folders = {str(find(Path.cwd())), str(Path.cwd())}
-        folders = [folder for folder in search_path() if folder not in current_folders]
-        os.environ[PATH] = os.pathsep.join([*folders, str(other_root)])
+        other_folders = [folder for folder in search_path() if folder not in current_folders]
+        os.environ[PATH] = os.pathsep.join([*other_folders, str(other_root)])
 
 
 def config(path: Path) -> Path:
     """Return the config file `path` in the working directory or, failing that, in the project;
     return `path` itself if it is in neither."""
-    candidates = (path, *(Path(folder, path) for folder in search_path()))
-    return next((candidate for candidate in candidates if candidate.exists()), path)
+    candidate_files = (path, *(Path(folder, path) for folder in search_path()))
+    return next(
+        (candidate_file for candidate_file in candidate_files if candidate_file.exists()), path
+    )
 
 
 def configs() -> set[str]:
     """Return the project's config files, as paths that `config` accepts."""
-    paths = (
+    config_paths = (
         (Path(folder), path)
         for folder in search_path()
         for path in Path(folder, "configs").glob("*.yaml")
     )
-    return {str(path.relative_to(folder)) for folder, path in paths}
+    return {str(path.relative_to(folder)) for folder, path in config_paths}
 
 
 def module_of(path: Path) -> str:
@@ -143,26 +153,26 @@ def module_of(path: Path) -> str:
     path = path.resolve()
     if not path.is_file():
         raise ConfigError(f"{path} does not exist: give the file of a pipeline, or a config.")
-    folders = [Path(folder).resolve() for folder in search_path()]
-    for folder in folders:
+    search_folders = [Path(folder).resolve() for folder in search_path()]
+    for folder in search_folders:
         if path.is_relative_to(folder):
             return ".".join(path.relative_to(folder).with_suffix("").parts)
     raise ConfigError(
-        f"{path} is not in the project: it must lie in {' or '.join(map(str, folders))}."
+        f"{path} is not in the project: it must lie in {' or '.join(map(str, search_folders))}."
     )
 
 
-def check_visible(key: str, path: Path, private: Path) -> None:
-    """Raise ConfigError if `path` is outside of the project and in `private`, a folder such as
-    /tmp, because pods cannot see it."""
-    if path.is_relative_to(private) and not any(map(path.is_relative_to, search_path())):
+def check_visible(key: str, path: Path, private_folder: Path) -> None:
+    """Raise ConfigError if `path` is outside of the project and in `private_folder`, a folder
+    such as /tmp, because pods cannot see it."""
+    if path.is_relative_to(private_folder) and not any(map(path.is_relative_to, search_path())):
         raise ConfigError(
-            f"{key} is {str(path)!r}: each pod has its own {private} and cannot access it. Move it"
-            f" below {root()}, or make it an object: rekindle put {path}"
+            f"{key} is {str(path)!r}: each pod has its own {private_folder} and cannot access it."
+            f" Move it below {root()}, or make it an object: rekindle put {path}"
         )
 
 
-def load(name: str, kind: str, required: Collection[str]) -> ModuleType:
+def load(name: str, module_kind: str, required_names: Collection[str]) -> ModuleType:
     """Import the module `name` of the project or of an installed package. Raises ConfigError if the
     import fails, or the module lacks a required name.
 
@@ -170,77 +180,89 @@ def load(name: str, kind: str, required: Collection[str]) -> ModuleType:
     the project's `steps` and `pipelines` are imported from the reference project.
     """
     # skip the search for the project if the module is already imported
-    module = sys.modules.get(str(name)) or _import(name, kind)
+    imported_module = sys.modules.get(str(name)) or _import(name, module_kind)
 
-    missing_names = [attribute for attribute in required if not hasattr(module, attribute)]
+    missing_names = [
+        required_name
+        for required_name in required_names
+        if not hasattr(imported_module, required_name)
+    ]
     if missing_names:
         raise ConfigError(
-            f'{kind} "{name}" lacks {", ".join(missing_names)}: a {kind} module must define'
-            f" {', '.join(required)} (see {DOCS[kind]})."
+            f'{module_kind} "{name}" lacks {", ".join(missing_names)}: a {module_kind} module must'
+            f" define {', '.join(required_names)} (see {DOCS[module_kind]})."
         )
 
-    return module
+    return imported_module
 
 
-def _import(name: str, kind: str) -> ModuleType:
-    folders = search_path()
-    if not all(part.isidentifier() for part in str(name).split(".")):
+def _import(name: str, module_kind: str) -> ModuleType:
+    search_folders = search_path()
+    if not all(name_part.isidentifier() for name_part in str(name).split(".")):
         raise ConfigError(
-            f'{kind} "{name}" cannot be imported: it must be the dotted name of a module, such as'
-            " a.b."
+            f'{module_kind} "{name}" cannot be imported: it must be the dotted name of a module,'
+            " such as a.b."
         )
 
-    sys.path += [folder for folder in folders if folder not in sys.path]
+    sys.path += [folder for folder in search_folders if folder not in sys.path]
     try:
-        _extend_path(name.partition(".")[0], folders)
+        _extend_path(name.partition(".")[0], search_folders)
         return import_module(name)
     except ModuleNotFoundError as error:
         # `name` itself exists, but it imports a missing module
         if not f"{name}.".startswith(f"{error.name}."):
-            hint = did_you_mean(error.name or "", _sibling_modules(error.name or "", folders))
+            hint = did_you_mean(
+                error.name or "", _sibling_modules(error.name or "", search_folders)
+            )
             remedy = "Install it, also in the image."
             if (error.name or "").partition(".")[0] in SHARED:
                 remedy = f"The project does not have that module.{hint}"
 
             raise ConfigError(
-                f'{kind} "{name}" cannot be imported: {describe(error)} {remedy}'
+                f'{module_kind} "{name}" cannot be imported: {describe(error)} {remedy}'
             ) from error
 
         raise ConfigError(
-            f'{kind} "{name}" cannot be imported ({error}): it must be the dotted name of a module'
-            " that is installed, "
-            f"or lies in one of the folders {', '.join(folders)} (set ${PATH} for further folders)."
-            f"{did_you_mean(name, _sibling_modules(name, folders))}"
+            f'{module_kind} "{name}" cannot be imported ({error}): it must be the dotted name of a'
+            f" module that is installed, or lies in one of the folders {', '.join(search_folders)}"
+            f" (set ${PATH} for further"
+            f" folders).{did_you_mean(name, _sibling_modules(name, search_folders))}"
         ) from error
     except ConfigError:
         raise
     # the user's code has raised an exception
     except Exception as error:
         raise ConfigError(
-            f'{kind} "{name}" cannot be imported: {describe(error)} Correct it.'
+            f'{module_kind} "{name}" cannot be imported: {describe(error)} Correct it.'
         ) from error
 
 
-def _extend_path(package: str, search_folders: list[str]) -> None:
+def _extend_path(package_name: str, search_folders: list[str]) -> None:
     """Let the packages `steps` and `pipelines` contain the modules of both the project and the
     reference project."""
-    if package not in SHARED:
+    if package_name not in SHARED:
         return
-    if find_spec(package) is None:
+    if find_spec(package_name) is None:
         sys.path.append(str(REFERENCE))
-    module = import_module(package)
-    folders = [str(Path(path, package)) for path in search_folders if Path(path, package).is_dir()]
-    module.__path__ = list(dict.fromkeys([*folders, *module.__path__, str(REFERENCE / package)]))
+    package_module = import_module(package_name)
+    package_folders = [
+        str(Path(path, package_name))
+        for path in search_folders
+        if Path(path, package_name).is_dir()
+    ]
+    package_module.__path__ = list(
+        dict.fromkeys([*package_folders, *package_module.__path__, str(REFERENCE / package_name)])
+    )
 
 
-def _sibling_modules(name: str, folders: list[str]) -> set[str]:
+def _sibling_modules(name: str, search_folders: list[str]) -> set[str]:
     """Return modules whose names may have been meant: those in the package of `name`, and the
     project's steps."""
-    packages = {name.rpartition(".")[0], "steps", ""}
+    package_names = {name.rpartition(".")[0], "steps", ""}
     return {
-        f"{package}.{path.parent.name if path.stem == '__init__' else path.stem}".lstrip(".")
-        for package in packages
-        for folder in [*folders, *([str(REFERENCE)] if package in SHARED else [])]
-        for pattern in ("[!_]*.py", "[!_]*/__init__.py")
-        for path in Path(folder, *package.split(".")).glob(pattern)
+        f"{package_name}.{path.parent.name if path.stem == '__init__' else path.stem}".lstrip(".")
+        for package_name in package_names
+        for folder in [*search_folders, *([str(REFERENCE)] if package_name in SHARED else [])]
+        for file_pattern in ("[!_]*.py", "[!_]*/__init__.py")
+        for path in Path(folder, *package_name.split(".")).glob(file_pattern)
     }

@@ -12,11 +12,11 @@ NAME = re.compile(r"[a-z]([-a-z0-9]{0,28}[a-z0-9])?")
 WORKLOAD = ("steps/MODULE.py", "data/power.csv", "configs/PROJECT.yaml")
 
 
-def create(folder: Path, only_workload: bool = False) -> list[Path]:
-    """Create a project with the name of `folder`, and return its files. Raises ConfigError if a
-    file already exists."""
-    name = folder.resolve().name
-    template = REFERENCE / "template"
+def create(project_folder: Path, only_workload: bool = False) -> list[Path]:
+    """Create a project with the name of `project_folder`, and return its files. Raises
+    ConfigError if a file already exists."""
+    name = project_folder.resolve().name
+    template_folder = REFERENCE / "template"
 
     if not NAME.fullmatch(name):
         raise ConfigError(
@@ -25,29 +25,31 @@ def create(folder: Path, only_workload: bool = False) -> list[Path]:
         )
 
     if only_workload:
-        sources = [template / path for path in WORKLOAD]
+        template_files = [template_folder / path for path in WORKLOAD]
     else:
-        sources = sorted(template.rglob("*"))
+        template_files = sorted(template_folder.rglob("*"))
 
-    files = {
-        _fill_in(str(path.relative_to(template)), name): path for path in sources if path.is_file()
+    files_by_target = {
+        _fill_in(str(path.relative_to(template_folder)), name): path
+        for path in template_files
+        if path.is_file()
     }
-    existing = [path for path in files if (folder / path).exists()]
-    if existing:
+    existing_files = [path for path in files_by_target if (project_folder / path).exists()]
+    if existing_files:
         raise ConfigError(
-            f"{folder / existing[0]} exists already: give another name, or remove it."
+            f"{project_folder / existing_files[0]} exists already: give another name, or remove it."
         )
 
-    for path, source in files.items():
-        (folder / path).parent.mkdir(parents=True, exist_ok=True)
-        text = _fill_in(source.read_text(), name)
+    for path, template_file in files_by_target.items():
+        (project_folder / path).parent.mkdir(parents=True, exist_ok=True)
+        text = _fill_in(template_file.read_text(), name)
         if only_workload:
             text = text.replace("pipeline: pipelines.nightly\n", "")
 
-        (folder / path).write_text(text)
-        shutil.copymode(source, folder / path)
+        (project_folder / path).write_text(text)
+        shutil.copymode(template_file, project_folder / path)
 
-    return [folder / path for path in files]
+    return [project_folder / path for path in files_by_target]
 
 
 def _fill_in(text: str, name: str) -> str:

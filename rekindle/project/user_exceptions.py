@@ -58,13 +58,13 @@ TRANSIENT_TEXTS = re.compile(
 )
 
 
-def as_error(error: Exception, where: str = "") -> RekindleError:
+def as_error(error: Exception, error_origin: str = "") -> RekindleError:
     """Convert an exception of the project's code to a CodeError if a retry would raise it again,
     otherwise to a RekindleError.
 
-    `where`: start of the message, such as "`predict` failed on the test rows".
+    `error_origin`: start of the message, such as "`predict` failed on the test rows".
     """
-    text = f"{where}: {describe(error)}" if where else describe(error)
+    text = f"{error_origin}: {describe(error)}" if error_origin else describe(error)
     is_transient = any(map(_is_transient, _causes(error)))
     if is_raised_by_project(error) and not is_transient:
         return CodeError(text)
@@ -99,19 +99,21 @@ def _causes(error: BaseException) -> Iterator[BaseException]:
     """Yield an exception and its causes."""
     seen_ids: set[int] = set()
 
-    pending = [error]
-    while pending:
-        cause = pending.pop()
-        if id(cause) in seen_ids:
+    pending_errors = [error]
+    while pending_errors:
+        current_error = pending_errors.pop()
+        if id(current_error) in seen_ids:
             continue
 
-        seen_ids.add(id(cause))
-        yield cause
-        direct_cause = cause.__cause__ or (
-            None if cause.__suppress_context__ else cause.__context__
+        seen_ids.add(id(current_error))
+        yield current_error
+        direct_cause = current_error.__cause__ or (
+            None if current_error.__suppress_context__ else current_error.__context__
         )
-        pending += [direct_cause] if direct_cause else []
-        pending += cause.exceptions if isinstance(cause, BaseExceptionGroup) else ()
+        pending_errors += [direct_cause] if direct_cause else []
+        pending_errors += (
+            current_error.exceptions if isinstance(current_error, BaseExceptionGroup) else ()
+        )
 
 
 def describe(error: Exception) -> str:
@@ -120,28 +122,39 @@ def describe(error: Exception) -> str:
     # imported in this function, since `rekindle --help` does not need it
     from pydantic import ValidationError
 
-    message = str(error)
+    error_message = str(error)
 
     if isinstance(error, ValidationError):
-        first = error.errors()[0]
-        message = f"{'.'.join(map(str, first['loc']))} is {first['input']!r}: {first['msg']}"
+        first_error = error.errors()[0]
+        error_message = (
+            f"{'.'.join(map(str, first_error['loc']))} is {first_error['input']!r}:"
+            f" {first_error['msg']}"
+        )
 
     if isinstance(error, SyntaxError) and error.filename:
-        return f"{error.filename}:{error.lineno}: {_one_line(error, message)}."
+        return f"{error.filename}:{error.lineno}: {_one_line(error, error_message)}."
 
-    frames = _own_frames(error)
-    frame = next(
-        (frame for frame in reversed(frames) if not _is_engine(frame.filename)), frames[-1]
+    own_frames = _own_frames(error)
+    innermost_frame = next(
+        (
+            innermost_frame
+            for innermost_frame in reversed(own_frames)
+            if not _is_engine(innermost_frame.filename)
+        ),
+        own_frames[-1],
     )
     # an `assert` without a message raises an exception without text
-    text = _one_line(error, message or frame.line or "")
+    text = _one_line(error, error_message or innermost_frame.line or "")
 
-    return f"{frame.filename}:{frame.lineno}: {text}.{_nearest_name(error, frame.filename)}"
+    return (
+        f"{innermost_frame.filename}:{innermost_frame.lineno}:"
+        f" {text}.{_nearest_name(error, innermost_frame.filename)}"
+    )
 
 
-def _one_line(error: Exception, message: str) -> str:
-    message = without_secrets(message)
-    text = " ".join(f"{type(error).__name__}: {message}".split()).rstrip(": ")
+def _one_line(error: Exception, error_message: str) -> str:
+    error_message = without_secrets(error_message)
+    text = " ".join(f"{type(error).__name__}: {error_message}".split()).rstrip(": ")
     return cut(text, MAX_TEXT)
 
 
@@ -150,26 +163,39 @@ def _nearest_name(error: Exception, file: str) -> str:
     uses."""
     if isinstance(error, AttributeError) and error.name:
         if isinstance(error.obj, str | int | float):
-            owner = type(error.obj)
+            object_type = type(error.obj)
         else:
-            owner = error.obj
+            object_type = error.obj
 
-        return did_you_mean(error.name, [name for name in dir(owner) if not name.startswith("_")])
+        return did_you_mean(
+            error.name, [name for name in dir(object_type) if not name.startswith("_")]
+        )
 
-    if isinstance(error, TypeError) and (match := UNEXPECTED_ARGUMENT.search(str(error))):
-        users = [
+    if isinstance(error, TypeError) and (argument_match := UNEXPECTED_ARGUMENT.search(str(error))):
+        user_namespaces = [
             vars(module)
             for module in list(sys.modules.values())
             if getattr(module, "__file__", "") == file
         ]
 
-        names = {name: value for namespace in users for name, value in namespace.items()}
-        modules = [value for value in names.values() if isinstance(value, ModuleType)]
-        functions = [names.get(match[1]), *(getattr(module, match[1], None) for module in modules)]
+        names_in_use = {
+            name: namespace_value
+            for namespace in user_namespaces
+            for name, namespace_value in namespace.items()
+        }
+        used_modules = [
+            namespace_value
+            for namespace_value in names_in_use.values()
+            if isinstance(namespace_value, ModuleType)
+        ]
+        candidate_functions = [
+            names_in_use.get(argument_match[1]),
+            *(getattr(module, argument_match[1], None) for module in used_modules),
+        ]
 
-        function = next(filter(callable, functions), None)
-        if function:
-            return did_you_mean(match[2], list(signature(function).parameters))
+        called_function = next(filter(callable, candidate_functions), None)
+        if called_function:
+            return did_you_mean(argument_match[2], list(signature(called_function).parameters))
 
         return ""
 
@@ -188,14 +214,14 @@ def _own_frames(error: BaseException) -> list["FrameSummary"]:
     # imported in this function, since `rekindle --help` does not need it
     import traceback
 
-    frames = list(traceback.extract_tb(error.__traceback__))
-    outside = [
+    all_frames = list(traceback.extract_tb(error.__traceback__))
+    project_frames = [
         frame
-        for frame in frames
+        for frame in all_frames
         if any(map(Path(frame.filename).is_relative_to, ENGINE))
         or not frame.filename.startswith(("<", *LIBRARIES))
     ]
-    return outside or frames
+    return project_frames or all_frames
 
 
 def _is_engine(file: str) -> bool:

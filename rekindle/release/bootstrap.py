@@ -34,25 +34,29 @@ def paired_bootstrap(
     undefined (it raises ValueError or ArithmeticError, or is NaN) do not count; if fewer than half
     of the draws remain, the interval is NaN.
     """
-    members = _rows_by_group(size, groups)
-    generator = np.random.default_rng(seed)
-    draws = []
+    rows_by_group = _rows_by_group(size, groups)
+    random_generator = np.random.default_rng(seed)
+    draw_estimates = []
 
     for _ in range(resamples):
-        drawn_groups = generator.integers(len(members), size=len(members))
+        drawn_groups = random_generator.integers(len(rows_by_group), size=len(rows_by_group))
         try:
-            draws.append(statistic(np.concatenate([members[index] for index in drawn_groups])))
+            draw_estimates.append(
+                statistic(
+                    np.concatenate([rows_by_group[group_index] for group_index in drawn_groups])
+                )
+            )
         except (ValueError, ArithmeticError):
             continue
 
-    return statistic(np.arange(size)), *_compute_interval(draws, resamples, confidence)
+    return statistic(np.arange(size)), *_compute_interval(draw_estimates, resamples, confidence)
 
 
 def weighted_bootstrap(
     statistic: Callable[[Rows, NDArray[np.float32]], NDArray[np.float64]],
-    size: int,
+    row_count: int,
     groups: Sequence[Any] | NDArray[Any] | None = None,
-    resamples: int = 300,
+    resample_count: int = 300,
     confidence: float = 0.95,
     seed: int = 0,
 ) -> tuple[float, float]:
@@ -63,34 +67,37 @@ def weighted_bootstrap(
     [groups, resamples].
     """
     group_names, row_groups = np.unique(
-        np.arange(size) if groups is None else groups, return_inverse=True
+        np.arange(row_count) if groups is None else groups, return_inverse=True
     )
-    generator = np.random.default_rng(seed)
-    draws = np.empty((len(group_names), resamples), np.float32)
+    random_generator = np.random.default_rng(seed)
+    draw_weights = np.empty((len(group_names), resample_count), np.float32)
 
-    for column in range(resamples):
-        draws[:, column] = np.bincount(
-            generator.integers(len(group_names), size=len(group_names)), minlength=len(group_names)
+    for draw_index in range(resample_count):
+        draw_weights[:, draw_index] = np.bincount(
+            random_generator.integers(len(group_names), size=len(group_names)),
+            minlength=len(group_names),
         )
 
-    return _compute_interval(statistic(row_groups, draws), resamples, confidence)
+    return _compute_interval(statistic(row_groups, draw_weights), resample_count, confidence)
 
 
 def _compute_interval(
-    estimates: Iterable[float], resamples: int, confidence: float
+    estimates: Iterable[float], resample_count: int, confidence: float
 ) -> tuple[float, float]:
     finite_estimates = [estimate for estimate in estimates if np.isfinite(estimate)]
-    if len(finite_estimates) < resamples / 2:
+    if len(finite_estimates) < resample_count / 2:
         return float("nan"), float("nan")
-    low, high = np.quantile(finite_estimates, [(1 - confidence) / 2, (1 + confidence) / 2])
-    return float(low), float(high)
+    lower_bound, upper_bound = np.quantile(
+        finite_estimates, [(1 - confidence) / 2, (1 + confidence) / 2]
+    )
+    return float(lower_bound), float(upper_bound)
 
 
-def _rows_by_group(size: int, groups: Sequence[Any] | NDArray[Any] | None) -> list[Rows]:
+def _rows_by_group(row_count: int, groups: Sequence[Any] | NDArray[Any] | None) -> list[Rows]:
     """Return the row numbers of each group; without groups, each row is a group."""
     if groups is None:
-        return list(np.arange(size).reshape(-1, 1))
-    rows: dict[Any, list[int]] = {}
+        return list(np.arange(row_count).reshape(-1, 1))
+    rows_by_group: dict[Any, list[int]] = {}
     for row, group in enumerate(groups):
-        rows.setdefault(group, []).append(row)
-    return [np.array(members) for members in rows.values()]
+        rows_by_group.setdefault(group, []).append(row)
+    return [np.array(group_rows) for group_rows in rows_by_group.values()]

@@ -38,126 +38,159 @@ class Comparison:
     example: str = ""
     random: bool = False  # True if two predictions for the same request differ
 
-    def add(self, request: dict[str, Any], served: list[Any], expected: list[Any]) -> None:
+    def add(
+        self,
+        request: dict[str, Any],
+        served_predictions: list[Any],
+        expected_predictions: list[Any],
+    ) -> None:
         """Add the answer to a request. Raises ValueError if the numbers of served and expected
         predictions differ."""
-        for instance, prediction, offline in zip(
-            request["instances"], served, expected, strict=True
+        for instance, served_prediction, offline_prediction in zip(
+            request["instances"], served_predictions, expected_predictions, strict=True
         ):
-            distance = compute_difference(prediction, offline)
+            difference = compute_difference(served_prediction, offline_prediction)
             self.replayed += 1
-            self.differing += distance > self.tolerance
-            if distance > self.max_difference:
-                self.max_difference = distance
-                texts = (cut(to_json(value), 200) for value in (instance, prediction, offline))
-                self.worst = "{}: served {}, offline {}".format(*texts)
+            self.differing += difference > self.tolerance
+            if difference > self.max_difference:
+                self.max_difference = difference
+                value_texts = (
+                    cut(to_json(json_value), 200)
+                    for json_value in (instance, served_prediction, offline_prediction)
+                )
+                self.worst = "{}: served {}, offline {}".format(*value_texts)
 
     def add_repetition(
-        self, request: dict[str, Any], single: list[Any], batched: list[Any]
+        self, request: dict[str, Any], single_predictions: list[Any], batched_predictions: list[Any]
     ) -> bool:
         """Compare the predictions of a request sent alone and sent together with others; return
         True if they agree."""
-        unstable = self.unstable
-        for instance, alone, together in zip(request["instances"], single, batched, strict=True):
-            if compute_difference(alone, together) > self.tolerance:
+        earlier_unstable_count = self.unstable
+        for instance, single_prediction, batched_prediction in zip(
+            request["instances"], single_predictions, batched_predictions, strict=True
+        ):
+            if compute_difference(single_prediction, batched_prediction) > self.tolerance:
                 self.unstable += 1
-                texts = (cut(to_json(value), 200) for value in (instance, alone, together))
-                self.example = self.example or "{}: alone {}, with others {}".format(*texts)
-        return self.unstable == unstable
+                value_texts = (
+                    cut(to_json(json_value), 200)
+                    for json_value in (instance, single_prediction, batched_prediction)
+                )
+                self.example = self.example or "{}: alone {}, with others {}".format(*value_texts)
+        return self.unstable == earlier_unstable_count
 
 
-def compute_difference(served: Any, offline: Any) -> float:
+def compute_difference(served_value: Any, offline_value: Any) -> float:
     """Return the largest difference between corresponding numbers in two JSON values. It is
     infinite if the values differ in anything else.
 
     For absolute values above 1, the difference is relative.
     """
-    match served, offline:
+    match served_value, offline_value:
         case (bool() | None | str(), _) | (_, bool() | None | str()):
-            if served == offline and type(served) is type(offline):
+            if served_value == offline_value and type(served_value) is type(offline_value):
                 return 0.0
             return math.inf
         case (int() | float(), int() | float()):
-            distance = abs(served - offline) / max(1.0, abs(served), abs(offline))
-            if math.isnan(distance):
+            relative_difference = abs(served_value - offline_value) / max(
+                1.0, abs(served_value), abs(offline_value)
+            )
+            if math.isnan(relative_difference):
                 return math.inf
-            return distance
-        case (list(), list()) if len(served) == len(offline):
-            return max(map(compute_difference, served, offline), default=0.0)
-        case (dict(), dict()) if served.keys() == offline.keys():
+            return relative_difference
+        case (list(), list()) if len(served_value) == len(offline_value):
+            return max(map(compute_difference, served_value, offline_value), default=0.0)
+        case (dict(), dict()) if served_value.keys() == offline_value.keys():
             return max(
-                (compute_difference(served[key], offline[key]) for key in served), default=0.0
+                (compute_difference(served_value[key], offline_value[key]) for key in served_value),
+                default=0.0,
             )
 
     return math.inf
 
 
 def compare(
-    client: ModelClient, replay: Replay, tolerance: float, independent: bool = False
+    model_client: ModelClient,
+    replayed_requests: Replay,
+    tolerance: float,
+    are_independent: bool = False,
 ) -> Comparison:
     """Send each request alone, then all requests together; compare the answers with each other and
     with the expected predictions.
 
-    `independent`: the instances of a request do not influence each other, so each one is sent
+    `are_independent`: the instances of a request do not influence each other, so each one is sent
     alone. Raises DataError if a server rejects a request or answers without predictions, and
     RekindleError if the servers do not answer in time.
     """
     comparison = Comparison(tolerance)
-    replay = list(replay)
+    replayed_requests = list(replayed_requests)
 
     def send(request: dict[str, Any]) -> list[Any] | None:
         try:
-            return client.predict(request)
+            return model_client.predict(request)
         except RequestTooLarge:
             return None
 
     def send_alone(request: dict[str, Any]) -> list[Any] | None:
-        if independent:
-            rows = [request | {"instances": [row]} for row in request["instances"]]
+        if are_independent:
+            row_requests = [
+                request | {"instances": [request_instance]}
+                for request_instance in request["instances"]
+            ]
         else:
-            rows = [request]
-        answers = [send(row) for row in rows]
-        if None in answers:
+            row_requests = [request]
+        row_answers = [send(request_instance) for request_instance in row_requests]
+        if None in row_answers:
             return None
-        return [prediction for answer in answers for prediction in answer or ()]
+        return [prediction for row_answer in row_answers for prediction in row_answer or ()]
 
-    requests = [request for request, _ in replay]
+    requests = [request for request, _ in replayed_requests]
     answers_alone = [send_alone(request) for request in requests]
-    with ThreadPoolExecutor(CLIENTS) as clients:
-        answers_together = list(clients.map(send, requests))
+    with ThreadPoolExecutor(CLIENTS) as thread_pool:
+        answers_together = list(thread_pool.map(send, requests))
 
-    for (request, expected), single, batched in zip(
-        replay, answers_alone, answers_together, strict=True
+    for (request, expected_predictions), single_predictions, batched_predictions in zip(
+        replayed_requests, answers_alone, answers_together, strict=True
     ):
-        if single is None or batched is None:
-            comparison.too_large += len(expected)
+        if single_predictions is None or batched_predictions is None:
+            comparison.too_large += len(expected_predictions)
             continue
 
         comparison.add(
             request,
-            max(single, batched, key=lambda served: compute_difference(served, expected)),
-            expected,
+            max(
+                single_predictions,
+                batched_predictions,
+                key=lambda served: compute_difference(served, expected_predictions),
+            ),
+            expected_predictions,
         )
-        if not comparison.add_repetition(request, single, batched) and not comparison.random:
-            comparison.random = compute_difference(send_alone(request), single) > tolerance
+        if (
+            not comparison.add_repetition(request, single_predictions, batched_predictions)
+            and not comparison.random
+        ):
+            comparison.random = (
+                compute_difference(send_alone(request), single_predictions) > tolerance
+            )
 
     return comparison
 
 
-def read_numerics(report: Path) -> str:
+def read_numerics(report_folder: Path) -> str:
     """Return what `device.describe_numerics` returned on the machine that wrote the report, or "".
     A server with equal numerics must return the same bits. Raises DataError.
     """
-    for line in read_prediction_lines(report):
-        return line.numerics
+    for prediction_line in read_prediction_lines(report_folder):
+        return prediction_line.numerics
     return ""
 
 
-def read_predictions(report: Path, count: int) -> Iterator[tuple[dict[str, Any], list[Any]]]:
-    """Yield requests from the start of the report until at least `count` test rows are covered or
-    the report ends. Raises DataError."""
-    for line in read_prediction_lines(report):
-        yield line.request, line.predictions
-        count -= len(line.predictions)
-        if count <= 0:
+def read_predictions(
+    report_folder: Path, row_count: int
+) -> Iterator[tuple[dict[str, Any], list[Any]]]:
+    """Yield requests from the start of the report until at least `row_count` test rows are
+    covered or the report ends. Raises DataError."""
+    for prediction_line in read_prediction_lines(report_folder):
+        yield prediction_line.request, prediction_line.predictions
+        row_count -= len(prediction_line.predictions)
+        if row_count <= 0:
             return

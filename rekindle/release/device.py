@@ -57,19 +57,20 @@ def move_model(model: "torch.nn.Module", device: "torch.device") -> "torch.nn.Mo
     return model
 
 
-def move_tensors(values: object, device: "torch.device") -> Any:
-    """Return `values`, a nested structure of lists and dicts, with all tensors on `device`."""
+def move_tensors(nested_values: object, device: "torch.device") -> Any:
+    """Return `nested_values`, a nested structure of lists and dicts, with all tensors on
+    `device`."""
     import torch
     from torch.utils._pytree import tree_map
 
-    def copy(value: object) -> object:
-        if not isinstance(value, torch.Tensor) or value.device == device:
-            return value
+    def copy(nested_value: object) -> object:
+        if not isinstance(nested_value, torch.Tensor) or nested_value.device == device:
+            return nested_value
         if device.type == "cuda":
-            return value.pin_memory().to(device, non_blocking=True)
-        return value.to(device)
+            return nested_value.pin_memory().to(device, non_blocking=True)
+        return nested_value.to(device)
 
-    return tree_map(copy, values)
+    return tree_map(copy, nested_values)
 
 
 def describe_numerics(device: "torch.device") -> str:
@@ -79,15 +80,20 @@ def describe_numerics(device: "torch.device") -> str:
 
     if device.type == "cuda":
         return f"torch {torch.__version__}, {torch.cuda.get_device_name(device)}"
-    units = torch.backends.cpu.get_cpu_capability()
-    threads = torch.get_num_threads()
-    plural = "s" if threads > 1 else ""
-    return f"torch {torch.__version__}, {_read_cpu_name()} {units}, {threads} thread{plural}"
+    instruction_set = torch.backends.cpu.get_cpu_capability()
+    thread_count = torch.get_num_threads()
+    plural_suffix = "s" if thread_count > 1 else ""
+    return (
+        f"torch {torch.__version__}, {_read_cpu_name()} {instruction_set}, {thread_count}"
+        f" thread{plural_suffix}"
+    )
 
 
 @cache
 def _read_cpu_name() -> str:
     """Return the name of the CPU."""
-    lines = CPU_INFO.read_text().splitlines() if CPU_INFO.exists() else []
-    names = (line.partition(": ")[2] for line in lines if line.startswith("model name"))
-    return next(names, platform.processor() or platform.machine())
+    cpu_info_lines = CPU_INFO.read_text().splitlines() if CPU_INFO.exists() else []
+    cpu_names = (
+        line.partition(": ")[2] for line in cpu_info_lines if line.startswith("model name")
+    )
+    return next(cpu_names, platform.processor() or platform.machine())

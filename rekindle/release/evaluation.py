@@ -44,116 +44,129 @@ class NotFinite(DataError):
 
 def evaluate(
     workload: Any,
-    candidate: Path,
-    champion: Path | None,
-    dataset: Path,
-    report: Path,
+    candidate_folder: Path,
+    champion_folder: Path | None,
+    dataset_folder: Path,
+    report_folder: Path,
     gate: Gate,
     max_batch: int = MAX_BATCH,
 ) -> Evaluation:
-    """Compute the metrics of `candidate` and `champion` on the test rows of `dataset`, and write
-    the report. Raises DataError.
+    """Compute the metrics of `candidate_folder` and `champion_folder` on the test rows of
+    `dataset_folder`, and write the report. Raises DataError.
 
-    The candidate was trained on `dataset`; the directory `champion` contains the dataset.json of
-    the champion's dataset. Both models predict the rows in the same batches of up to `max_batch`
-    rows.
+    The candidate was trained on `dataset_folder`; the directory `champion_folder` contains the
+    dataset.json of the champion's dataset. Both models predict the rows in the same batches of up
+    to `max_batch` rows.
     """
-    verify_dataset(dataset)
-    verify_weights(candidate)
-    all_examples = read_examples(workload, dataset)
+    verify_dataset(dataset_folder)
+    verify_weights(candidate_folder)
+    all_examples = read_examples(workload, dataset_folder)
     examples = all_examples
     warnings = list[str]()
-    incomparable = ""
+    incomparable_reason = ""
 
-    if champion and read_dataset_digest(champion) != read_dataset_digest(dataset):
-        examples, warnings, incomparable = exclude_seen_rows(
-            workload, all_examples, dataset, dataset_facts(champion)
+    if champion_folder and read_dataset_digest(champion_folder) != read_dataset_digest(
+        dataset_folder
+    ):
+        examples, warnings, incomparable_reason = exclude_seen_rows(
+            workload, all_examples, dataset_folder, dataset_facts(champion_folder)
         )
 
     all_examples.max_batch = examples.max_batch = max_batch
 
-    others: dict[str, Scored] = {}
+    scores_of_others: dict[str, Scored] = {}
 
-    if champion and not incomparable:
+    if champion_folder and not incomparable_reason:
         try:
-            others["champion"] = compute_finite_metrics(
-                workload, score(examples, champion, champion), examples
+            scores_of_others["champion"] = compute_finite_metrics(
+                workload, score(examples, champion_folder, champion_folder), examples
             )
         # the champion cannot predict these rows, for example because it expects inputs of another
         # shape
         except (DataError, CodeError, RuntimeError) as error:
             examples = all_examples
             warnings = []
-            incomparable = f"{error}"
+            incomparable_reason = f"{error}"
 
     if examples.baseline is not None:
         try:
-            others["baseline"] = compute_finite_metrics(workload, examples.baseline, examples)
+            scores_of_others["baseline"] = compute_finite_metrics(
+                workload, examples.baseline, examples
+            )
         except NotFinite as error:
             warnings = [*warnings, f"the baseline is not compared: {error}"]
 
     candidate_scores = compute_finite_metrics(
-        workload, score(examples, candidate, dataset), examples
+        workload, score(examples, candidate_folder, dataset_folder), examples
     )
 
     differences = {
-        name: compute_difference(workload.metrics[0], candidate_scores, other, examples, gate)
-        for name, other in others.items()
+        model_name: compute_difference(
+            workload.metrics[0], candidate_scores, other_scores, examples, gate
+        )
+        for model_name, other_scores in scores_of_others.items()
     }
-    scored = {"candidate": candidate_scores, **others}
-    predictions = {name: model.predictions for name, model in scored.items()}
+    scores_by_model = {"candidate": candidate_scores, **scores_of_others}
+    predictions_by_model = {
+        model_name: scored_model.predictions for model_name, scored_model in scores_by_model.items()
+    }
     warnings = examples.warnings + warnings
-    report.mkdir(parents=True, exist_ok=True)
+    report_folder.mkdir(parents=True, exist_ok=True)
 
     with convert_errors("the report cannot be written"):
         evaluation = Evaluation(
-            {name: average_parts(model.metrics) for name, model in scored.items()},
+            {
+                model_name: average_parts(scored_model.metrics)
+                for model_name, scored_model in scores_by_model.items()
+            },
             rows=len(examples),
-            parts=describe_named_parts(scored, examples),
+            parts=describe_named_parts(scores_by_model, examples),
             difference=differences.get("champion"),
             baseline_difference=differences.get("baseline"),
-            chosen=read_description(candidate).chosen or None,
-            incomparable=incomparable,
+            chosen=read_description(candidate_folder).chosen or None,
+            incomparable=incomparable_reason,
             warnings=warnings,
         )
 
-        evaluation = examples.report(report, predictions, evaluation)
+        evaluation = examples.report(report_folder, predictions_by_model, evaluation)
 
-    problem = describe_not_finite({"metrics": evaluation.metrics, "parts": evaluation.parts})
-    if problem:
-        raise NotFinite(f"`report` returned an evaluation whose {problem}. Leave such numbers out.")
+    problem_text = describe_not_finite({"metrics": evaluation.metrics, "parts": evaluation.parts})
+    if problem_text:
+        raise NotFinite(
+            f"`report` returned an evaluation whose {problem_text}. Leave such numbers out."
+        )
 
     return evaluation
 
 
 def read_examples(
     workload: Any,
-    dataset: Path,
-    champion: dict[str, Any] | None = None,
+    dataset_folder: Path,
+    champion_facts: dict[str, Any] | None = None,
     max_rows: int | None = None,
 ) -> Examples:
-    """Return the workload's test rows; given `champion` (the facts of its dataset), only rows that
-    the champion was not trained on. Raises DataError.
+    """Return the workload's test rows; given `champion_facts` (the facts of its dataset), only rows
+    that the champion was not trained on. Raises DataError.
 
     `max_rows`: maximum number of rows to read, if the workload yields them one by one.
     """
     if takes_champion_facts(workload):
-        result = workload.examples(dataset, champion)
+        workload_examples = workload.examples(dataset_folder, champion_facts)
     else:
-        result = workload.examples(dataset)
+        workload_examples = workload.examples(dataset_folder)
 
-    if not isinstance(result, Iterable | Examples):
+    if not isinstance(workload_examples, Iterable | Examples):
         raise DataError(
-            f"`examples` returned {in_one_line(result)}: it must yield (instance, truth) for each"
-            " test row."
+            f"`examples` returned {in_one_line(workload_examples)}: it must yield (instance,"
+            " truth) for each test row."
         )
 
-    if isinstance(result, Examples):
-        examples = result
+    if isinstance(workload_examples, Examples):
+        examples = workload_examples
     else:
-        examples = Examples.of(islice(result, max_rows))
+        examples = Examples.of(islice(workload_examples, max_rows))
 
-    if not len(examples) and champion is None:
+    if not len(examples) and champion_facts is None:
         raise DataError(
             "the dataset does not contain test examples for the evaluation. Provide more data."
         )
@@ -162,7 +175,7 @@ def read_examples(
 
 
 def exclude_seen_rows(
-    workload: Any, examples: Examples, dataset: Path, facts: dict[str, Any]
+    workload: Any, examples: Examples, dataset_folder: Path, champion_facts: dict[str, Any]
 ) -> tuple[Examples, list[str], str]:
     """Return three values: the test rows that the champion was not trained on, warnings, and the
     reason why it cannot be compared ("" if it can)."""
@@ -174,27 +187,27 @@ def exclude_seen_rows(
         )
 
     try:
-        unseen_examples = read_examples(workload, dataset, facts)
-        count = len(examples)
+        unseen_examples = read_examples(workload, dataset_folder, champion_facts)
+        row_count = len(examples)
     except DataError as error:
         return examples, [], f"{error}"
 
     if not len(unseen_examples):
-        return examples, [], f"it was trained on all {count:,} test rows."
-    if len(unseen_examples) == count or unseen_examples.warnings != examples.warnings:
+        return examples, [], f"it was trained on all {row_count:,} test rows."
+    if len(unseen_examples) == row_count or unseen_examples.warnings != examples.warnings:
         return unseen_examples, [], ""
 
-    warning = (
-        f"{count - len(unseen_examples):,} of {count:,} test rows are excluded: the champion was"
-        " trained on them"
+    excluded_warning = (
+        f"{row_count - len(unseen_examples):,} of {row_count:,} test rows are excluded: the"
+        " champion was trained on them"
     )
-    return unseen_examples, [warning], ""
+    return unseen_examples, [excluded_warning], ""
 
 
-def score(examples: Examples, model: Path, dataset: Path) -> Any:
+def score(examples: Examples, model_folder: Path, dataset_folder: Path) -> Any:
     """Return the predictions of a model, one per test row. Raises DataError or CodeError."""
     with convert_errors("`predict` failed on the test rows"):
-        predictions = examples.score(model, dataset)
+        predictions = examples.score(model_folder, dataset_folder)
     if len(predictions) != len(examples):
         raise DataError(
             f"`score` returned {len(predictions)} predictions for {len(examples)} test rows."
@@ -203,7 +216,7 @@ def score(examples: Examples, model: Path, dataset: Path) -> Any:
 
 
 @contextmanager
-def convert_errors(where: str) -> Iterator[None]:
+def convert_errors(error_location: str) -> Iterator[None]:
     """Convert exceptions of the workload's code to errors with their location, of type CodeError if
     a retry cannot help."""
     try:
@@ -212,19 +225,19 @@ def convert_errors(where: str) -> Iterator[None]:
         raise
     except Exception as error:
         traceback.print_exc()
-        raise user_exceptions.as_error(error, where) from error
+        raise user_exceptions.as_error(error, error_location) from error
 
 
-def to_array(values: object) -> Any:
+def to_array(nested_numbers: object) -> Any:
     """Convert numbers, or nested lists of numbers, to a NumPy array; return other values
     unchanged."""
     try:
-        array = np.asarray(values)
+        number_array = np.asarray(nested_numbers)
     except ValueError:  # the lists have different lengths
-        return values
-    if array.dtype.kind in "biuf":
-        return array
-    return values
+        return nested_numbers
+    if number_array.dtype.kind in "biuf":
+        return number_array
+    return nested_numbers
 
 
 def split_parts(examples: Examples) -> Parts:
@@ -232,121 +245,154 @@ def split_parts(examples: Examples) -> Parts:
     with an empty name."""
     if examples.parts is None:
         return {"": np.ones(len(examples), bool)}
-    names, numbers = np.unique(np.asarray(examples.parts), return_inverse=True)
-    return {str(name): numbers == number for number, name in enumerate(names)}
+    part_names, part_numbers = np.unique(np.asarray(examples.parts), return_inverse=True)
+    return {
+        str(part_name): part_numbers == part_number
+        for part_number, part_name in enumerate(part_names)
+    }
 
 
-def select_rows(values: Any, rows: Any) -> Any:
+def select_rows(row_values: Any, selected_rows: Any) -> Any:
     """Return the values of the rows that are selected by row numbers or by a mask."""
-    if isinstance(values, np.ndarray):
-        return values[rows]
-    return [values[row] for row in np.arange(len(values))[rows]]
+    if isinstance(row_values, np.ndarray):
+        return row_values[selected_rows]
+    return [row_values[row_number] for row_number in np.arange(len(row_values))[selected_rows]]
 
 
 def compute_metrics(
     metrics: Sequence[Metric], predictions: object, examples: Examples
 ) -> PartMetrics:
     """Compute the metrics of a model on each part of the test rows."""
-    array = to_array(predictions)
+    prediction_array = to_array(predictions)
     all_truths = to_array(examples.truths)
-    result: PartMetrics = {}
-    for name, rows in split_parts(examples).items():
-        selected_predictions = select_rows(array, rows)
-        truths = select_rows(all_truths, rows)
-        result[name] = {
+    part_metrics: PartMetrics = {}
+    for part_name, part_rows in split_parts(examples).items():
+        selected_predictions = select_rows(prediction_array, part_rows)
+        truths = select_rows(all_truths, part_rows)
+        part_metrics[part_name] = {
             metric.name: compute_metric(metric, selected_predictions, truths) for metric in metrics
         }
-    return result
+    return part_metrics
 
 
 def compute_finite_metrics(workload: Any, predictions: object, examples: Examples) -> Scored:
     """Compute the metrics of a model on each part. Raises NotFinite if a metric is NaN or
     infinite."""
-    by_part = compute_metrics(workload.metrics, predictions, examples)
-    for part_name, values in by_part.items():
-        for name, value in values.items():
-            if not math.isfinite(value):
+    metrics_by_part = compute_metrics(workload.metrics, predictions, examples)
+    for part_name, metric_values in metrics_by_part.items():
+        for metric_name, metric_value in metric_values.items():
+            if not math.isfinite(metric_value):
                 if part_name:
-                    rows = f'the test rows of the part "{part_name}"'
+                    rows_description = f'the test rows of the part "{part_name}"'
                 else:
-                    rows = "the test rows"
+                    rows_description = "the test rows"
 
                 raise NotFinite(
-                    f"the metric {name} is {value} on {rows}: it must be a finite number. Let the"
-                    " metric's function return a number for such rows, or leave them out of"
-                    " `examples`."
+                    f"the metric {metric_name} is {metric_value} on {rows_description}: it must be"
+                    " a finite number. Let the metric's function return a number for such rows, or"
+                    " leave them out of `examples`."
                 )
 
-    return Scored(predictions, by_part)
+    return Scored(predictions, metrics_by_part)
 
 
-def describe_named_parts(scored: dict[str, Scored], examples: Examples) -> list[dict[str, Any]]:
+def describe_named_parts(
+    scores_by_model: dict[str, Scored], examples: Examples
+) -> list[dict[str, Any]]:
     """Return, for each named part, its name, its number of rows, and the metrics of each model."""
     return [
-        {"name": name, "rows": int(rows.sum())}
-        | {model: scored[model].metrics[name] for model in scored}
-        for name, rows in split_parts(examples).items()
-        if name
+        {"name": part_name, "rows": int(part_rows.sum())}
+        | {
+            model_name: scores_by_model[model_name].metrics[part_name]
+            for model_name in scores_by_model
+        }
+        for part_name, part_rows in split_parts(examples).items()
+        if part_name
     ]
 
 
-def average_parts(by_part: PartMetrics) -> dict[str, float]:
+def average_parts(metrics_by_part: PartMetrics) -> dict[str, float]:
     """Return the mean of each metric over the parts."""
-    names = next(iter(by_part.values()))
-    return {name: compute_mean(values[name] for values in by_part.values()) for name in names}
+    metric_names = next(iter(metrics_by_part.values()))
+    return {
+        metric_name: compute_mean(
+            part_values[metric_name] for part_values in metrics_by_part.values()
+        )
+        for metric_name in metric_names
+    }
 
 
-def compute_mean(values: Iterable[float]) -> float:
-    return float(np.mean([*values]))
+def compute_mean(numbers: Iterable[float]) -> float:
+    return float(np.mean([*numbers]))
 
 
 def compute_metric(metric: Metric, predictions: object, truths: object) -> float:
     """Compute one metric of predictions. Raises CodeError if the result is not a number."""
     assert metric.function, "workload.load rejects a metric without a function"
     with convert_errors(f"the metric {metric.name} cannot be computed"):
-        result = metric.function(predictions, truths)
-    value = to_number(result)
-    if value is None:
+        raw_value = metric.function(predictions, truths)
+    metric_value = to_number(raw_value)
+    if metric_value is None:
         raise CodeError(
-            f"the metric {metric.name} is {in_one_line(result)}: its function must return a number."
+            f"the metric {metric.name} is {in_one_line(raw_value)}: its function must return a"
+            " number."
         )
-    return value
+    return metric_value
 
 
 def compute_difference(
-    metric: Metric, candidate: Scored, other: Scored, examples: Examples, gate: Gate
+    metric: Metric, candidate_scores: Scored, other_scores: Scored, examples: Examples, gate: Gate
 ) -> Difference:
     """Return the difference of `metric` between two models, with the interval of a paired
     bootstrap."""
-    models = [to_array(model.predictions) for model in (candidate, other)]
+    model_arrays = [
+        to_array(scored_model.predictions) for scored_model in (candidate_scores, other_scores)
+    ]
     truths = to_array(examples.truths)
-    parts = split_parts(examples)
-    function = metric.function
-    weighted = metric.weighted
-    assert function, "workload.load rejects a metric without a function"
+    part_masks = split_parts(examples)
+    metric_function = metric.function
+    weighted_function = metric.weighted
+    assert metric_function, "workload.load rejects a metric without a function"
 
-    def difference_in_part(rows: Rows) -> float:
-        a, b = (function(select_rows(array, rows), select_rows(truths, rows)) for array in models)
-        return a - b
+    def difference_in_part(row_numbers: Rows) -> float:
+        candidate_value, other_value = (
+            metric_function(select_rows(model_array, row_numbers), select_rows(truths, row_numbers))
+            for model_array in model_arrays
+        )
+        return candidate_value - other_value
 
-    def difference(rows: Rows) -> float:
-        return compute_mean(difference_in_part(rows[mask[rows]]) for mask in parts.values())
+    def difference(row_numbers: Rows) -> float:
+        return compute_mean(
+            difference_in_part(row_numbers[part_mask[row_numbers]])
+            for part_mask in part_masks.values()
+        )
 
-    def differences(group: Rows, draws: NDArray[np.float32]) -> NDArray[np.float64]:
-        assert weighted
-        total = np.zeros(draws.shape[1])
-        for mask in parts.values():
-            arguments = select_rows(truths, mask), group[mask], draws
-            a, b = (weighted(select_rows(array, mask), *arguments) for array in models)
-            total += a - b
-        return total / len(parts)
+    def differences(group_numbers: Rows, draw_weights: NDArray[np.float32]) -> NDArray[np.float64]:
+        assert weighted_function
+        difference_sums = np.zeros(draw_weights.shape[1])
+        for part_mask in part_masks.values():
+            weighted_arguments = (
+                select_rows(truths, part_mask),
+                group_numbers[part_mask],
+                draw_weights,
+            )
+            candidate_values, other_values = (
+                weighted_function(select_rows(model_array, part_mask), *weighted_arguments)
+                for model_array in model_arrays
+            )
+            difference_sums += candidate_values - other_values
+        return difference_sums / len(part_masks)
 
-    size = len(examples)
-    groups = examples.groups
-    settings = (gate.resamples, gate.confidence)
+    row_count = len(examples)
+    row_groups = examples.groups
+    bootstrap_settings = (gate.resamples, gate.confidence)
 
-    if weighted is None:
-        return Difference(metric.name, *paired_bootstrap(difference, size, groups, *settings))
+    if weighted_function is None:
+        return Difference(
+            metric.name, *paired_bootstrap(difference, row_count, row_groups, *bootstrap_settings)
+        )
 
-    interval = weighted_bootstrap(differences, size, groups, *settings)
-    return Difference(metric.name, difference(np.arange(size)), *interval)
+    confidence_interval = weighted_bootstrap(
+        differences, row_count, row_groups, *bootstrap_settings
+    )
+    return Difference(metric.name, difference(np.arange(row_count)), *confidence_interval)

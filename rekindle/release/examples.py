@@ -50,12 +50,15 @@ class Examples:
     _requests: list[Any] = field(default_factory=list, init=False)  # parsed requests, one per row
 
     def __post_init__(self) -> None:
-        columns = {name: getattr(self, name) for name in ("groups", "baseline", "parts")}
-        for name, column in columns.items():
+        columns = {
+            column_name: getattr(self, column_name)
+            for column_name in ("groups", "baseline", "parts")
+        }
+        for column_name, column in columns.items():
             if column is not None and len(column) != len(self):
                 raise DataError(
-                    f"the examples have {len(column)} {name} for {len(self)} truths: give one for"
-                    " each."
+                    f"the examples have {len(column)} {column_name} for {len(self)} truths: give"
+                    " one for each."
                 )
 
     def __len__(self) -> int:
@@ -65,7 +68,7 @@ class Examples:
     def of(cls, rows: Iterable[Sequence[Any]]) -> "Examples":
         """Convert rows to columns. An optional column without any value becomes None."""
         try:
-            examples = [Example(*row) for row in rows]
+            examples = [Example(*example_row) for example_row in rows]
         except TypeError as error:
             if not user_exceptions.is_raised_by_project(error):
                 raise DataError(
@@ -76,11 +79,14 @@ class Examples:
             raise
 
         columns = {
-            name: [getattr(example, name) for example in examples] for name in Example._fields
+            column_name: [getattr(example, column_name) for example in examples]
+            for column_name in Example._fields
         }
         group, baseline, part = (
-            None if all(value is None for value in columns[name]) else columns[name]
-            for name in ("group", "baseline", "part")
+            None
+            if all(column_value is None for column_value in columns[column_name])
+            else columns[column_name]
+            for column_name in ("group", "baseline", "part")
         )
         return cls(columns["truth"], columns["instance"], group, baseline, part)
 
@@ -91,17 +97,21 @@ class Examples:
         `dataset`: directory with dataset.json and state/ of the model's own dataset. Raises
         DataError if the model does not fit the rows.
         """
-        with create_serving_folder(model, dataset) as release:
-            predictor = open_predictor(release, self.max_batch)
+        with create_serving_folder(model, dataset) as release_folder:
+            predictor = open_predictor(release_folder, self.max_batch)
             device.use_one_thread()
             self.numerics = getattr(predictor, "numerics", "")
             self._requests = self._requests or parse_instances(self, predictor.Request)
-            parts = split_into_batches(self._requests, self.max_batch)
-            answers = (answer for requests in parts for answer in predictor.predict(requests))
+            request_batches = split_into_batches(self._requests, self.max_batch)
+            answers = (
+                answer
+                for request_batch in request_batches
+                for answer in predictor.predict(request_batch)
+            )
 
             return [
-                check_json(prediction, f"test row {row}")
-                for row, [prediction] in enumerate(answers)
+                check_json(prediction, f"test row {row_number}")
+                for row_number, [prediction] in enumerate(answers)
             ]
 
     def report(self, out: Path, predictions: dict[str, Any], evaluation: Evaluation) -> Evaluation:
@@ -112,57 +122,70 @@ class Examples:
         histograms of the candidate's predictions and instances for the comparison with its servers,
         which `record_reference` writes.
         """
-        rows = sorted(random.Random(0).sample(range(len(self)), min(MAX_REPLAYED_ROWS, len(self))))
-        candidate = predictions["candidate"]
+        sampled_rows = sorted(
+            random.Random(0).sample(range(len(self)), min(MAX_REPLAYED_ROWS, len(self)))
+        )
+        candidate_predictions = predictions["candidate"]
 
         requests = (
             (
-                {"instances": [self.instances[row] for row in batch]},
-                [candidate[row] for row in batch],
+                {"instances": [self.instances[row_number] for row_number in row_batch]},
+                [candidate_predictions[row_number] for row_number in row_batch],
             )
-            for batch in split_into_batches(rows)
+            for row_batch in split_into_batches(sampled_rows)
         )
 
         record_predictions(out, requests, self.numerics if self.max_batch == 1 else "")
-        record_reference(out, candidate, [request.instances[0] for request in self._requests])
+        record_reference(
+            out, candidate_predictions, [request.instances[0] for request in self._requests]
+        )
 
         return evaluation
 
 
-def parse_instances(examples: Examples, kind: type[BaseModel]) -> list[Any]:
-    """Parse each test row as a request of the type `kind`. Raises DataError for an invalid row."""
-    return [_make_request(kind, row, examples.instances[row]) for row in range(len(examples))]
+def parse_instances(examples: Examples, request_type: type[BaseModel]) -> list[Any]:
+    """Parse each test row as a request of the type `request_type`. Raises DataError for an invalid
+    row."""
+    return [
+        _make_request(request_type, row_number, examples.instances[row_number])
+        for row_number in range(len(examples))
+    ]
 
 
-def _make_request(kind: type[BaseModel], row: int, instance: Any) -> Any:
+def _make_request(request_type: type[BaseModel], row_number: int, instance: Any) -> Any:
     try:
         body = to_json({"instances": [instance]}).encode()
     except (TypeError, ValueError) as error:
-        raise _invalid_row(row, f"{error}.".replace("instances[0].", "")) from error
+        raise _invalid_row(row_number, f"{error}.".replace("instances[0].", "")) from error
     try:
-        return parse(kind, body)
+        return parse(request_type, body)
     except DataError as error:
-        raise _invalid_row(row, " ".join(error.lines).replace("instances[0].", "")) from error
+        raise _invalid_row(
+            row_number, " ".join(error.lines).replace("instances[0].", "")
+        ) from error
 
 
-def _invalid_row(row: int, reason: str) -> DataError:
+def _invalid_row(row_number: int, reason: str) -> DataError:
     return DataError(
-        f"`examples` gives test row {row}, which is not a valid instance: {reason} It must yield a"
-        " valid `Instance` and its truth."
+        f"`examples` gives test row {row_number}, which is not a valid instance: {reason} It must"
+        " yield a valid `Instance` and its truth."
     )
 
 
 def split_into_batches(
-    rows: Sequence[Any], size: int = INSTANCES_PER_REQUEST
+    rows: Sequence[Any], batch_size: int = INSTANCES_PER_REQUEST
 ) -> Iterator[Sequence[Any]]:
-    """Split rows into batches of `size` rows."""
-    return (rows[i : i + size] for i in range(0, len(rows), size))
+    """Split rows into batches of `batch_size` rows."""
+    return (
+        rows[start_index : start_index + batch_size]
+        for start_index in range(0, len(rows), batch_size)
+    )
 
 
 @contextmanager
-def create_serving_folder(model: Path, dataset: Path) -> Iterator[Path]:
-    """Yield a temporary folder with the files that a server loads: those of `model`, and
-    dataset.json and state/ of `dataset`. Raises DataError."""
-    with TemporaryDirectory() as folder:
-        link(Path(folder), list_serving_files(model, dataset))
-        yield Path(folder)
+def create_serving_folder(model_folder: Path, dataset_folder: Path) -> Iterator[Path]:
+    """Yield a temporary folder with the files that a server loads: those of `model_folder`, and
+    dataset.json and state/ of `dataset_folder`. Raises DataError."""
+    with TemporaryDirectory() as serving_folder:
+        link(Path(serving_folder), list_serving_files(model_folder, dataset_folder))
+        yield Path(serving_folder)

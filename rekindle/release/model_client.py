@@ -29,11 +29,13 @@ def resolve(endpoint: str) -> str:
     """Return the URL of a service: $REKINDLE_ENDPOINT, else the address in the variables
     NAME_SERVICE_HOST and NAME_SERVICE_PORT of pods, else `endpoint`. Raises ConfigError if it
     contains a password."""
-    name = (urlsplit(endpoint).hostname or "").upper().replace("-", "_")
-    host = os.environ.get(f"{name}_SERVICE_HOST")
-    port = os.environ.get(f"{name}_SERVICE_PORT")
-    service = f"http://{host}:{port}" if host and port else endpoint
-    url = (os.environ.get(ENDPOINT) or service).rstrip("/")
+    service_name = (urlsplit(endpoint).hostname or "").upper().replace("-", "_")
+    service_host = os.environ.get(f"{service_name}_SERVICE_HOST")
+    service_port = os.environ.get(f"{service_name}_SERVICE_PORT")
+    service_url = (
+        f"http://{service_host}:{service_port}" if service_host and service_port else endpoint
+    )
+    url = (os.environ.get(ENDPOINT) or service_url).rstrip("/")
     reject_secrets(url)
     return url
 
@@ -61,21 +63,23 @@ class ModelClient:
     (monotonic clock).
     """
 
-    def __init__(self, endpoint: str, name: str, sha256: str, deadline: float) -> None:
+    def __init__(
+        self, endpoint: str, model_name: str, sha256: str, deadline_seconds: float
+    ) -> None:
         reject_secrets(endpoint)
         self.endpoint = endpoint
-        self.path = f"/v1/models/{name}"
+        self.path = f"/v1/models/{model_name}"
         self.sha256 = sha256
-        self.deadline = deadline
+        self.deadline = deadline_seconds
 
     def wait(self) -> dict[str, Any]:
         """Wait until a server with the expected weights is ready, and return its status. Raises
         RekindleError."""
-        status = self._send(self.path)
-        while not status.get("ready"):
-            self._retry(f"it answers {in_one_line(status)}")
-            status = self._send(self.path)
-        return status
+        server_status = self._send(self.path)
+        while not server_status.get("ready"):
+            self._retry(f"it answers {in_one_line(server_status)}")
+            server_status = self._send(self.path)
+        return server_status
 
     def example(self) -> dict[str, Any]:
         """Return the server's example request. Raises the errors of `predict`."""
@@ -85,39 +89,45 @@ class ModelClient:
         """Return the predictions, one per instance. Raises RequestTooLarge or another DataError if
         the server rejects the request or answers without predictions, and RekindleError after the
         deadline."""
-        answer = self._send(f"{self.path}:predict", to_json(request).encode())
-        predictions = answer.get("predictions")
+        server_answer = self._send(f"{self.path}:predict", to_json(request).encode())
+        predictions = server_answer.get("predictions")
         if not isinstance(predictions, list):
             raise DataError(
-                f"{self.endpoint} answered {in_one_line(answer)}: it must have a list of"
+                f"{self.endpoint} answered {in_one_line(server_answer)}: it must have a list of"
                 f" predictions. Set {ENDPOINT} to a server of the model."
             )
         return predictions
 
-    def _send(self, path: str, body: bytes | None = None) -> dict[str, Any]:
-        headers = {REPLAY: "1"} | ({"content-type": "application/json"} if body else {})
-        tokens = os.environ.get(REKINDLE_TOKEN, "").split()
-        if tokens:
-            headers["authorization"] = f"Bearer {require_header_text(tokens[0], REKINDLE_TOKEN)}"
+    def _send(self, url_path: str, request_body: bytes | None = None) -> dict[str, Any]:
+        request_headers = {REPLAY: "1"} | (
+            {"content-type": "application/json"} if request_body else {}
+        )
+        access_tokens = os.environ.get(REKINDLE_TOKEN, "").split()
+        if access_tokens:
+            request_headers["authorization"] = (
+                f"Bearer {require_header_text(access_tokens[0], REKINDLE_TOKEN)}"
+            )
 
-        request = urllib.request.Request(self.endpoint + path, body, headers)
+        http_request = urllib.request.Request(
+            self.endpoint + url_path, request_body, request_headers
+        )
         while True:
             try:
-                with urllib.request.urlopen(request, timeout=30) as answer:  # nosec B310  # an address in the pipeline
-                    sha256 = answer.headers[SHA256]
-                    if sha256 == self.sha256:
-                        return _parse_answer(answer.read(MAX_BYTES + 1))
+                with urllib.request.urlopen(http_request, timeout=30) as http_response:  # nosec B310  # an address in the pipeline
+                    answered_sha256 = http_response.headers[SHA256]
+                    if answered_sha256 == self.sha256:
+                        return _parse_answer(http_response.read(MAX_BYTES + 1))
 
-                    self._retry(f"it answers with the weights {str(sha256)[:12]}")
+                    self._retry(f"it answers with the weights {str(answered_sha256)[:12]}")
             except urllib.error.HTTPError as error:
-                text = error.read(MAX_ERROR_BYTES).decode(errors="replace")
+                error_text = error.read(MAX_ERROR_BYTES).decode(errors="replace")
                 # a server that is being replaced may answer 404
                 if error.code < 500 and error.code != 404:
                     raise (RequestTooLarge if error.code == 413 else DataError)(
-                        f"{self.endpoint}{path} answered {error.code}: {text}"
+                        f"{self.endpoint}{url_path} answered {error.code}: {error_text}"
                     ) from error
 
-                self._retry(f"it answers {error.code}: {text[:200]}")
+                self._retry(f"it answers {error.code}: {error_text[:200]}")
             except (*UNAVAILABLE, ValueError) as error:
                 self._retry(str(error))
 
@@ -132,11 +142,11 @@ class ModelClient:
         time.sleep(RETRY_PAUSE_S)
 
 
-def _parse_answer(data: bytes) -> dict[str, Any]:
+def _parse_answer(answer_bytes: bytes) -> dict[str, Any]:
     """Return the JSON object in an answer. Raises ValueError."""
-    if len(data) > MAX_BYTES:
+    if len(answer_bytes) > MAX_BYTES:
         raise ValueError(f"its answer has more than {MAX_BYTES:,} bytes")
-    value = loads(data)
-    if not isinstance(value, dict):
-        raise ValueError(f"its answer is {in_one_line(value)}, and must be a JSON object")
-    return value
+    answer_object = loads(answer_bytes)
+    if not isinstance(answer_object, dict):
+        raise ValueError(f"its answer is {in_one_line(answer_object)}, and must be a JSON object")
+    return answer_object

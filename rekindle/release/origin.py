@@ -83,25 +83,27 @@ def _check_manifest(manifest: Object) -> Object:
 
 
 def _check_parameters(parameters: dict[str, str]) -> dict[str, str]:
-    text = parameters.get("config")
-    if text:
+    config_text = parameters.get("config")
+    if config_text:
         try:
-            validate(Config, text)
+            validate(Config, config_text)
         except ValueError as error:
             raise ValueError(f"config: {error}") from None
     return parameters
 
 
-def _check_modules(modules: list[str]) -> list[str]:
-    for name in modules:
-        parts = name.removeprefix(code.FILE_PREFIX).split("/")
-        is_file = name.startswith(code.FILE_PREFIX) and not {"", ".", ".."} & set(parts)
-        if not is_file and not all(part.isidentifier() for part in name.split(".")):
+def _check_modules(module_names: list[str]) -> list[str]:
+    for module_name in module_names:
+        path_parts = module_name.removeprefix(code.FILE_PREFIX).split("/")
+        is_file = module_name.startswith(code.FILE_PREFIX) and not {"", ".", ".."} & set(path_parts)
+        if not is_file and not all(
+            name_part.isidentifier() for name_part in module_name.split(".")
+        ):
             raise ValueError(
-                f"{show(name)} is neither the dotted name of a module, such as a.b, nor a file,"
-                " such as ./a/b.py"
+                f"{show(module_name)} is neither the dotted name of a module, such as a.b, nor a"
+                " file, such as ./a/b.py"
             )
-    return modules
+    return module_names
 
 
 class RunFile(Document):
@@ -167,13 +169,13 @@ class Origin:
     def commit(self) -> str:
         """The Git commit, with the suffix -dirty if files had uncommitted changes; "" if unknown.
         Raises InvalidName."""
-        commit = self.provenance.get("git_sha", "").replace("unknown", "")
-        if commit:
-            return CommitId(commit, f"git_sha of {self.prefix}{RELEASE_RECORD}")
+        commit_sha = self.provenance.get("git_sha", "").replace("unknown", "")
+        if commit_sha:
+            return CommitId(commit_sha, f"git_sha of {self.prefix}{RELEASE_RECORD}")
         return ""
 
 
-def read(store: Store, name: str, version: str = "") -> Origin:
+def read(object_store: Store, name: str, version: str = "") -> Origin:
     """Read the origin of a version (default: the champion).
 
     Raises ConfigError if the version or its origin does not exist, DataError if a file of the
@@ -197,24 +199,28 @@ def read(store: Store, name: str, version: str = "") -> Origin:
             " check for drift, has nothing to reproduce."
         )
 
-    key = ArtifactKey(
+    release_key = ArtifactKey(
         release.uri.rstrip("/"), f"the tag {tracking.URI} of version {release.version}"
     )
-    prefix = key.prefix
+    release_prefix = release_key.prefix
 
     try:
-        with TemporaryDirectory() as folder:
-            record = download(store, prefix, Path(folder))
-            model = read_description(Path(folder))
+        with TemporaryDirectory() as temporary_folder:
+            release_record = download(object_store, release_prefix, Path(temporary_folder))
+            model_description = read_description(Path(temporary_folder))
 
-        run = parse(RunFile, read_described(store, key, FILE), store.uri(prefix + FILE))
+        run_file = parse(
+            RunFile,
+            read_described(object_store, release_key, FILE),
+            object_store.uri(release_prefix + FILE),
+        )
     except NotFound as error:
         raise ConfigError(
             f"version {release.version} of {name} cannot be reproduced: {error} Versions that an"
             " earlier Rekindle released lack this file: train and release again."
         ) from error
 
-    if not run.manifest or not run.parameters.get("config"):
+    if not run_file.manifest or not run_file.parameters.get("config"):
         raise ConfigError(
             f"version {release.version} of {name} cannot be reproduced: it was not released by a"
             " workflow that `rekindle run` or `rekindle submit` rendered from a config."
@@ -223,34 +229,36 @@ def read(store: Store, name: str, version: str = "") -> Origin:
     return Origin(
         name=name,
         version=release.version,
-        prefix=prefix,
-        sha256=record.model_sha256,
-        provenance=record.provenance,
-        files={**record.files},
-        model=model,
-        run=run,
-        curve=_read_released_curve(store, key),
+        prefix=release_prefix,
+        sha256=release_record.model_sha256,
+        provenance=release_record.provenance,
+        files={**release_record.files},
+        model=model_description,
+        run=run_file,
+        curve=_read_released_curve(object_store, release_key),
         run_id=release.run_id,
     )
 
 
-def _read_released_curve(store: Store, key: str) -> Curve:
+def _read_released_curve(object_store: Store, release_key: str) -> Curve:
     """Return the recorded losses of a release. Raises DataError if the file was changed."""
     try:
-        data = read_described(store, key, CURVE)
+        curve_bytes = read_described(object_store, release_key, CURVE)
     except NotFound:
         return {}
-    return _parse_curve(data, store.uri(f"{key}/{CURVE}"))
+    return _parse_curve(curve_bytes, object_store.uri(f"{release_key}/{CURVE}"))
 
 
-def _parse_curve(data: bytes, address: str) -> Curve:
-    return dict(parse(CurveFile, data, address).root)
+def _parse_curve(curve_bytes: bytes, address: str) -> Curve:
+    return dict(parse(CurveFile, curve_bytes, address).root)
 
 
-def read_curve(store: Store, prefix: str) -> Curve:
-    """Return the loss of each training step of the model at `prefix`; {} if it was not trained in
-    steps."""
+def read_curve(object_store: Store, model_prefix: str) -> Curve:
+    """Return the loss of each training step of the model at `model_prefix`; {} if it was not
+    trained in steps."""
     try:
-        return _parse_curve(store.get(prefix + CURVE), store.uri(prefix + CURVE))
+        return _parse_curve(
+            object_store.get(model_prefix + CURVE), object_store.uri(model_prefix + CURVE)
+        )
     except NotFound:
         return {}

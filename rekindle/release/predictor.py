@@ -30,25 +30,27 @@ from rekindle.workload import Predictor, dataset_facts, load
 T = TypeVar("T")
 
 
-def open_predictor(release: Path, max_batch: int = 0) -> Predictor:
+def open_predictor(release_folder: Path, max_batch: int = 0) -> Predictor:
     """Return the predictor that the workload defines, or one that calls its `predict`. Raises
     DataError.
 
     `max_batch`: maximum number of instances per call of `predict` (0: as in the evaluation of the
     release).
     """
-    description = read_description(release)
-    predictor = getattr(load(description.workload), "predictor", None)
+    model_description = read_description(release_folder)
+    predictor = getattr(load(model_description.workload), "predictor", None)
     if predictor:
-        return predictor(release)
-    return InstancePredictor(release, description, max_batch or read_evaluated_batch(release))
+        return predictor(release_folder)
+    return InstancePredictor(
+        release_folder, model_description, max_batch or read_evaluated_batch(release_folder)
+    )
 
 
 def find_warning(predictor: Predictor, request: object) -> str:
     """Return the warning of the predictor's optional `warn(request)`, or ""."""
-    warn = getattr(predictor, "warn", None)
-    if warn:
-        return warn(request)
+    warn_function = getattr(predictor, "warn", None)
+    if warn_function:
+        return warn_function(request)
     return ""
 
 
@@ -56,11 +58,15 @@ class InstancePredictor:
     """Calls the workload's `predict` with the released model and up to `max_batch` instances at a
     time."""
 
-    def __init__(self, release: Path, description: ModelFile, max_batch: int) -> None:
-        self.workload: Any = load(description.workload)
+    def __init__(self, release_folder: Path, model_description: ModelFile, max_batch: int) -> None:
+        self.workload: Any = load(model_description.workload)
         self.Request = make_request_model(self.workload)
-        self.release, self.facts, self.max_batch = release, dataset_facts(release), max_batch
-        self.model = open_model(self.workload, release, description, self.facts)
+        self.release, self.facts, self.max_batch = (
+            release_folder,
+            dataset_facts(release_folder),
+            max_batch,
+        )
+        self.model = open_model(self.workload, release_folder, model_description, self.facts)
         self.device = place_model(self.model)
 
     @property
@@ -84,51 +90,57 @@ class InstancePredictor:
         """Return a list of predictions per request. Raises CodeError unless `predict` returns one
         prediction per instance."""
         instances = [instance for request in requests for instance in request.instances]
-        predictions = iter(
+        prediction_iterator = iter(
             predict(self.workload, self.model, instances, self.facts, self.max_batch)
         )
-        return [[next(predictions) for _ in request.instances] for request in requests]
+        return [[next(prediction_iterator) for _ in request.instances] for request in requests]
 
 
 def make_request_model(workload: Any) -> type[BaseModel]:
-    """Return the pydantic model of a request: a list `instances` of the workload's Instance."""
-    instances: Any = list[workload.Instance]
-    return create_model("Request", instances=(instances, Field(min_length=1)))
+    """Return the pydantic model of a request: a list `instances_type` of the workload's
+    Instance."""
+    instances_type: Any = list[workload.Instance]
+    return create_model("Request", instances=(instances_type, Field(min_length=1)))
 
 
 def predict(
-    workload: Any, model: Any, instances: Sequence[Any], facts: dict[str, Any], max_batch: int = 1
+    workload: Any,
+    model: Any,
+    instances: Sequence[Any],
+    dataset_facts: dict[str, Any],
+    max_batch: int = 1,
 ) -> list[Any]:
     """Call the workload's `predict` with up to `max_batch` instances at a time. Raises CodeError
     unless it returns a list with one prediction per instance."""
-    torch = device.find_torch()
+    torch_module = device.find_torch()
     predictions = []
 
-    with torch.inference_mode() if torch else nullcontext():
-        for start in range(0, len(instances), max_batch):
-            batch = list(instances[start : start + max_batch])
-            result = workload.predict(model, batch, facts)
-            if not isinstance(result, (list, tuple)):
+    with torch_module.inference_mode() if torch_module else nullcontext():
+        for start_index in range(0, len(instances), max_batch):
+            instance_batch = list(instances[start_index : start_index + max_batch])
+            batch_predictions = workload.predict(model, instance_batch, dataset_facts)
+            if not isinstance(batch_predictions, (list, tuple)):
                 raise CodeError(
-                    f"`predict` returned {type(result).__name__}: it must return a list with a JSON"
-                    " value for each instance, such as tensor.tolist()."
+                    f"`predict` returned {type(batch_predictions).__name__}: it must return a list"
+                    " with a JSON value for each instance, such as tensor.tolist()."
                 )
 
-            if len(result) != len(batch):
+            if len(batch_predictions) != len(instance_batch):
                 raise CodeError(
-                    f"`predict` returned {len(result)} prediction{'s' * (len(result) != 1)} for"
-                    f" {len(batch)} instance{'s' * (len(batch) != 1)}: it must return one for each."
+                    f"`predict` returned {len(batch_predictions)}"
+                    f" prediction{'s' * (len(batch_predictions) != 1)} for {len(instance_batch)}"
+                    f" instance{'s' * (len(instance_batch) != 1)}: it must return one for each."
                     " With serve.max_batch: 1 it gets one instance at a time."
                 )
 
-            predictions += result
+            predictions += batch_predictions
 
     return predictions
 
 
-def check_json(prediction: T, row: str) -> T:
-    """Return `prediction` if it can be converted to JSON. `row`: description of the predicted row
-    for error messages.
+def check_json(prediction: T, row_description: str) -> T:
+    """Return `prediction` if it can be converted to JSON. `row_description`: description of the
+    predicted row for error messages.
 
     Raises CodeError if the prediction is not JSON, and DataError if it has a number that is NaN or
     infinite.
@@ -136,11 +148,12 @@ def check_json(prediction: T, row: str) -> T:
     try:
         to_json(prediction)
     except (TypeError, ValueError) as error:
-        problem = describe_not_finite({"prediction": prediction})
-        if problem:
+        problem_text = describe_not_finite({"prediction": prediction})
+        if problem_text:
             raise DataError(
-                f"`predict` returned NaN or infinity for {row}: {problem}. Correct `predict` or the"
-                " row; if the training diverged, lower train.learning_rate."
+                f"`predict` returned NaN or infinity for {row_description}: {problem_text}."
+                " Correct `predict` or the row; if the training diverged, lower"
+                " train.learning_rate."
             ) from error
 
         raise CodeError(
@@ -151,70 +164,76 @@ def check_json(prediction: T, row: str) -> T:
     return prediction
 
 
-def read_evaluated_batch(release: Path) -> int:
+def read_evaluated_batch(release_folder: Path) -> int:
     """Return the `max_batch` with which a release was evaluated; 1 if it is not recorded.
 
     Earlier versions of Rekindle recorded it only in verdict.json.
     """
-    return read_serving_code(release).max_batch or read_verdict(release).max_batch or 1
+    return (
+        read_serving_code(release_folder).max_batch or read_verdict(release_folder).max_batch or 1
+    )
 
 
-def open_model(workload: Any, folder: Path, description: ModelFile, facts: dict[str, Any]) -> Any:
-    """Load the trained model in `folder`. Raises DataError if its files do not match the
+def open_model(
+    workload: Any, model_folder: Path, model_description: ModelFile, dataset_facts: dict[str, Any]
+) -> Any:
+    """Load the trained model in `model_folder`. Raises DataError if its files do not match the
     workload."""
-    if description.files:
-        return load_result(workload, folder, description, facts)
+    if model_description.files:
+        return load_result(workload, model_folder, model_description, dataset_facts)
 
     from pydantic import ValidationError
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
     try:
-        section = workload.Model.model_validate(description.model)
-        weights = load_file(folder / WEIGHTS_FILE)
+        model_section = workload.Model.model_validate(model_description.model)
+        weights = load_file(model_folder / WEIGHTS_FILE)
     except (OSError, KeyError, SafetensorError, ValidationError) as error:
-        raise _mismatch(folder, description, error) from error
+        raise _mismatch(model_folder, model_description, error) from error
 
     # outside of the `try` above, so that exceptions of the workload's code keep their type and line
-    model = families.build(workload, description.family, section, facts)
+    model = families.build(workload, model_description.family, model_section, dataset_facts)
     try:
         model.load_state_dict(weights)
     except RuntimeError as error:
-        raise _mismatch(folder, description, error) from error
+        raise _mismatch(model_folder, model_description, error) from error
 
     return model
 
 
-def load_result(workload: Any, folder: Path, description: ModelFile, facts: dict[str, Any]) -> Any:
+def load_result(
+    workload: Any, model_folder: Path, model_description: ModelFile, dataset_facts: dict[str, Any]
+) -> Any:
     """Load the result of a training program with the workload's `load`. Raises DataError if the
     workload does not define `load`."""
     load_model = getattr(workload, "load", None)
     if load_model is None:
         raise DataError(
-            f"{folder} is the result of a program, but {description.workload} does not define"
-            " load(path, facts): define it, or train again."
+            f"{model_folder} is the result of a program, but {model_description.workload} does not"
+            " define load(path, facts): define it, or train again."
         )
-    return load_model(result_path(folder, description), facts)
+    return load_model(result_path(model_folder, model_description), dataset_facts)
 
 
 def place_model(model: Any) -> Any:
     """Set a torch.nn.Module to eval mode, move it to the GPU if the process has one, and return its
     device. Leave any other model unchanged, and return None."""
-    torch = device.find_torch()
-    if torch is None or not isinstance(model, torch.nn.Module):
+    torch_module = device.find_torch()
+    if torch_module is None or not isinstance(model, torch_module.nn.Module):
         return None
 
     model.eval()
-    target = device.pick_device()
+    target_device = device.pick_device()
     # if the model is not on the CPU, `load` has chosen its devices, for example several GPUs
-    if all(parameter.device.type == "cpu" for parameter in model.parameters()):
-        device.move_model(model, target)
-    return target
+    if all(model_parameter.device.type == "cpu" for model_parameter in model.parameters()):
+        device.move_model(model, target_device)
+    return target_device
 
 
-def _mismatch(folder: Path, description: ModelFile, error: Exception) -> DataError:
+def _mismatch(model_folder: Path, model_description: ModelFile, error: Exception) -> DataError:
     return DataError(
-        f"{folder} does not contain a model of {description.workload}"
+        f"{model_folder} does not contain a model of {model_description.workload}"
         f" ({' '.join(str(error).split())}). If the workload changed since the training, train"
         " again."
     )

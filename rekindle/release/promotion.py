@@ -27,21 +27,23 @@ from rekindle.storage import NotFound, Store
 UNFINISHED_TIMEOUT_S = 2.0  # time to wait until another run finishes its promotion
 RETRY_PAUSE_S = 1.0  # pause between attempts while a service is unavailable
 State = tuple[dict[str, Any], str | None]  # content of promotion.json, and its etag
-OptionalVersion = Annotated[str, name_field(Version, optional=True)]
-OptionalDeployment = Annotated[str, name_field(ObjectName, optional=True)]
+OptionalVersion = Annotated[str, name_field(Version, is_optional=True)]
+OptionalDeployment = Annotated[str, name_field(ObjectName, is_optional=True)]
 T = TypeVar("T")
 
 
-def _reject_other_run(text: str) -> str:
-    """Return `text` if it is the id of an MLflow run, EXPERIMENT/WORKFLOW, or ""; else raise
+def _reject_other_run(run_id: str) -> str:
+    """Return `run_id` if it is the id of an MLflow run, EXPERIMENT/WORKFLOW, or ""; else raise
     ValueError."""
-    experiment, slash, workflow = text.partition("/")
-    is_id = not slash and (not text or ObjectId.matches(text))
-    if not is_id and not (ModelName.matches(experiment) and RunName.matches(workflow)):
+    experiment_name, separator, workflow_name = run_id.partition("/")
+    is_run_id = not separator and (not run_id or ObjectId.matches(run_id))
+    if not is_run_id and not (
+        ModelName.matches(experiment_name) and RunName.matches(workflow_name)
+    ):
         raise ValueError(
-            f"{show(text)} is neither the id of a run of MLflow, nor EXPERIMENT/WORKFLOW"
+            f"{show(run_id)} is neither the id of a run of MLflow, nor EXPERIMENT/WORKFLOW"
         )
-    return text
+    return run_id
 
 
 class ChampionChanged(RekindleError):
@@ -83,123 +85,137 @@ class PromotionFile(Document):
 
 
 def promote(
-    store: Store, name: str, version: str, champion: str, deployment: str, run_id: str = ""
+    object_store: Store,
+    model_name: str,
+    version: str,
+    champion_version: str,
+    deployment_name: str,
+    run_id: str = "",
 ) -> str:
-    """Make `version` the champion if the current champion is still version `champion`.
+    """Make `version` the champion if the current champion is still version `champion_version`.
 
     Returns the Deployment of the previous champion, or "" if it is the same. `run_id`: MLflow run
     that promotes the version. Raises ChampionChanged. Repeated calls with the same arguments change
     nothing, even after a later promotion. A promotion cancels a rollback until the rollback is
     `decided`, which means that its version is becoming the champion.
     """
-    key = _promotion_key(name)
-    deadline = time.monotonic() + UNFINISHED_TIMEOUT_S
+    promotion_key = _promotion_key(model_name)
+    deadline_seconds = time.monotonic() + UNFINISHED_TIMEOUT_S
 
     while True:
-        state, etag = _read_finished(store, name, version, deadline)
-        current_champion = tracking.champion(name)
+        promotion_state, etag = _read_finished(object_store, model_name, version, deadline_seconds)
+        current_champion = tracking.champion(model_name)
         if (
             current_champion
             and current_champion.version == version
-            and current_champion.deployment == deployment
+            and current_champion.deployment == deployment_name
         ):
-            if state.get("version") == version:
-                return state.get("former", "")
+            if promotion_state.get("version") == version:
+                return promotion_state.get("former", "")
             return ""
 
         current_version = current_champion.version if current_champion else ""
-        if current_version != champion:
-            if is_superseded(name, version, champion, deployment, run_id):
+        if current_version != champion_version:
+            if is_superseded(model_name, version, champion_version, deployment_name, run_id):
                 return ""
 
             raise ChampionChanged(
-                f"version {version} of {name} was compared with {_format_version(champion)}, but by"
+                f"version {version} of {model_name} was compared with"
+                f" {_format_version(champion_version)}, but by"
                 f" now the champion is {_format_version(current_version)}: version {version} is not"
                 " promoted. Run the pipeline again to compare them."
             )
 
-        if current_champion and current_champion.deployment != deployment:
+        if current_champion and current_champion.deployment != deployment_name:
             previous_deployment = current_champion.deployment
         else:
             previous_deployment = ""
 
-        state = {
+        promotion_state = {
             "version": version,
-            "deployment": deployment,
+            "deployment": deployment_name,
             "former": previous_deployment,
             "unfinished": True,
         }
 
-        state.update({"run_id": run_id} if run_id else {})
-        _write_promotion(store, key, state, etag)  # on conflict, retry
+        promotion_state.update({"run_id": run_id} if run_id else {})
+        _write_promotion(object_store, promotion_key, promotion_state, etag)  # on conflict, retry
 
 
 def is_superseded(
-    name: str, version: str, champion: str, deployment: str, run_id: str = ""
+    model_name: str, version: str, champion_version: str, deployment_name: str, run_id: str = ""
 ) -> bool:
     """Return True if the run `run_id` promoted `version`, and a different version is the champion
     now."""
-    current_champion = tracking.champion(name)
+    current_champion = tracking.champion(model_name)
     if not current_champion or current_champion.version == version:
         return False
     # the old champion serves: either `version` was never promoted, or a rollback undid its
     # promotion; without `run_id`, assume the former
-    if current_champion.version == champion and not run_id:
+    if current_champion.version == champion_version and not run_id:
         return False
     return any(
-        (release.version, release.deployment, release.promoted_by) == (version, deployment, run_id)
-        for release in tracking.promoted_releases(name)
+        (promoted_release.version, promoted_release.deployment, promoted_release.promoted_by)
+        == (version, deployment_name, run_id)
+        for promoted_release in tracking.promoted_releases(model_name)
     )
 
 
-def was_promoted_by(store: Store, name: str, run_names: Collection[str]) -> bool:
+def was_promoted_by(object_store: Store, model_name: str, run_names: Collection[str]) -> bool:
     """Return True if the run that has one of these names made the last promotion of a model.
 
     `run_names`: the names of the run: its id in MLflow, and EXPERIMENT/WORKFLOW.
     """
-    return _read_promotion(store, _promotion_key(name))[0].get("run_id", "") in run_names
+    return (
+        _read_promotion(object_store, _promotion_key(model_name))[0].get("run_id", "") in run_names
+    )
 
 
-def read_pending_rollback(store: Store, name: str) -> Rollback | None:
+def read_pending_rollback(object_store: Store, model_name: str) -> Rollback | None:
     """Return the rollback in progress, as recorded in promotion.json, or None."""
-    return _parse_rollback(_read_finished(store, name)[0])
+    return _parse_rollback(_read_finished(object_store, model_name)[0])
 
 
-def record_rollback(store: Store, name: str, rollback: Rollback) -> None:
+def record_rollback(object_store: Store, model_name: str, rollback: Rollback) -> None:
     """Record the start of a rollback. Raises ChampionChanged if another command has changed
     promotion.json."""
-    state, etag = _read_finished(store, name)
-    if _parse_rollback(state) or not _write_promotion(
-        store, _promotion_key(name), state | {"rollback": asdict(rollback)}, etag
+    promotion_state, etag = _read_finished(object_store, model_name)
+    if _parse_rollback(promotion_state) or not _write_promotion(
+        object_store,
+        _promotion_key(model_name),
+        promotion_state | {"rollback": asdict(rollback)},
+        etag,
     ):
         raise ChampionChanged(
-            f"another command is changing {name}: nothing was changed. Repeat this command."
+            f"another command is changing {model_name}: nothing was changed. Repeat this command."
         )
 
 
-def decide_rollback(store: Store, name: str, rollback: Rollback) -> None:
+def decide_rollback(object_store: Store, model_name: str, rollback: Rollback) -> None:
     """Make the target version of a recorded rollback the champion. Raises ChampionChanged if
     another version became the champion after the rollback started."""
     while True:
-        state, etag = _read_finished(store, name, rollback.version)
-        champion = tracking.champion(name)
-        recorded_rollback = _parse_rollback(state)
+        promotion_state, etag = _read_finished(object_store, model_name, rollback.version)
+        champion = tracking.champion(model_name)
+        recorded_rollback = _parse_rollback(promotion_state)
 
-        version = champion.version if champion else ""
-        if version == rollback.version and (not recorded_rollback or recorded_rollback.decided):
+        champion_version = champion.version if champion else ""
+        if champion_version == rollback.version and (
+            not recorded_rollback or recorded_rollback.decided
+        ):
             return
 
-        is_same = recorded_rollback and replace(recorded_rollback, decided=False) == replace(
-            rollback, decided=False
-        )
+        is_same_rollback = recorded_rollback and replace(
+            recorded_rollback, decided=False
+        ) == replace(rollback, decided=False)
         if (
-            not (recorded_rollback and is_same)
+            not (recorded_rollback and is_same_rollback)
             or recorded_rollback.decided
-            or version != rollback.champion
+            or champion_version != rollback.champion
         ):
             raise ChampionChanged(
-                f"the rollback of {name} to version {rollback.version} is cancelled: by now the"
-                f" champion is {_format_version(version)}."
+                f"the rollback of {model_name} to version {rollback.version} is cancelled: by now"
+                f" the champion is {_format_version(champion_version)}."
             )
 
         if champion and champion.deployment != rollback.deployment:
@@ -207,7 +223,7 @@ def decide_rollback(store: Store, name: str, rollback: Rollback) -> None:
         else:
             previous_deployment = ""
 
-        state = {
+        promotion_state = {
             "version": rollback.version,
             "deployment": rollback.deployment,
             "former": previous_deployment,
@@ -215,21 +231,23 @@ def decide_rollback(store: Store, name: str, rollback: Rollback) -> None:
         }
 
         _write_promotion(
-            store,
-            _promotion_key(name),
-            state | {"rollback": asdict(replace(rollback, decided=True))},
+            object_store,
+            _promotion_key(model_name),
+            promotion_state | {"rollback": asdict(replace(rollback, decided=True))},
             etag,
         )
 
 
-def end_rollback(store: Store, name: str, rollback: Rollback, even_if_decided: bool = True) -> bool:
+def end_rollback(
+    object_store: Store, model_name: str, rollback: Rollback, includes_decided: bool = True
+) -> bool:
     """Remove the record of a rollback, and return True.
 
-    If the rollback is decided and `even_if_decided` is false, keep the record and return False.
+    If the rollback is decided and `includes_decided` is false, keep the record and return False.
     """
     while True:
-        state, etag = _read_promotion(store, _promotion_key(name))
-        recorded_rollback = _parse_rollback(state)
+        promotion_state, etag = _read_promotion(object_store, _promotion_key(model_name))
+        recorded_rollback = _parse_rollback(promotion_state)
         if (
             not recorded_rollback
             or recorded_rollback.version != rollback.version
@@ -237,78 +255,104 @@ def end_rollback(store: Store, name: str, rollback: Rollback, even_if_decided: b
         ):
             return True
 
-        if recorded_rollback.decided and not even_if_decided:
+        if recorded_rollback.decided and not includes_decided:
             return False
 
         if _write_promotion(
-            store,
-            _promotion_key(name),
-            {key: value for key, value in state.items() if key != "rollback"},
+            object_store,
+            _promotion_key(model_name),
+            {key: value for key, value in promotion_state.items() if key != "rollback"},
             etag,
         ):
             return True
 
 
-def list_expired_deployments(name: str, version: str, keep: int, previous: str = "") -> list[str]:
+def list_expired_deployments(
+    model_name: str, version: str, keep_count: int, previous_deployment: str = ""
+) -> list[str]:
     """Return the Deployments to delete: those of releases before `version`, except the newest
-    `keep` of them.
+    `keep_count` of them.
 
     `previous_deployment`: Deployment of the previous champion; it is deleted, too, if the same
     version has a new Deployment.
     """
-    releases = tracking.promoted_releases(name)
-    return _replaced_releases(releases, previous) + _expired_releases(releases, version, keep)
+    promoted_releases = tracking.promoted_releases(model_name)
+    return _replaced_releases(promoted_releases, previous_deployment) + _expired_releases(
+        promoted_releases, version, keep_count
+    )
 
 
-def list_running_deployments(name: str, version: str, keep: int, previous: str = "") -> list[str]:
+def list_running_deployments(
+    model_name: str, version: str, keep_count: int, previous_deployment: str = ""
+) -> list[str]:
     """Return the Deployments that may have pods: the Deployment of `version`, the Deployments of
     other releases that are not expired, and `previous_deployment` if its version has a new
     Deployment."""
-    releases = tracking.promoted_releases(name)
-    return _replaced_releases(releases, previous) + _retained_releases(releases, version, keep)
+    promoted_releases = tracking.promoted_releases(model_name)
+    return _replaced_releases(promoted_releases, previous_deployment) + _retained_releases(
+        promoted_releases, version, keep_count
+    )
 
 
-def select_own_servers(name: str, deployments: list[str], current: str = "") -> list[str]:
-    """Return the `deployments` whose names match this model's pattern; `current` always matches.
+def select_own_servers(
+    model_name: str, deployment_names: list[str], current_deployment: str = ""
+) -> list[str]:
+    """Return the `deployment_names` whose names match this model's pattern; `current_deployment`
+    always matches.
 
     Another client of MLflow may have written other names to the tags: the pipeline must not stop or
     delete such Deployments.
     """
-    own_name = re.compile(rf"{re.escape(name)}-[0-9a-f]{{12}}-[0-9a-f]{{6}}")
+    own_name_pattern = re.compile(rf"{re.escape(model_name)}-[0-9a-f]{{12}}-[0-9a-f]{{6}}")
 
-    others = [
-        deployment
-        for deployment in deployments
-        if deployment != current and not own_name.fullmatch(deployment)
+    other_deployments = [
+        deployment_name
+        for deployment_name in deployment_names
+        if deployment_name != current_deployment and not own_name_pattern.fullmatch(deployment_name)
     ]
-    for deployment in others:
-        say(f"{show(deployment)} is kept: it does not have the name of a server of {name}")
+    for deployment_name in other_deployments:
+        say(
+            f"{show(deployment_name)} is kept: it does not have the name of a server of"
+            f" {model_name}"
+        )
 
-    return [deployment for deployment in deployments if deployment not in others]
+    return [
+        deployment_name
+        for deployment_name in deployment_names
+        if deployment_name not in other_deployments
+    ]
 
 
-def list_retained_versions(name: str) -> set[str]:
+def list_retained_versions(model_name: str) -> set[str]:
     """Return the versions whose Deployments still exist after the last promotion, according to
     MLflow."""
-    releases = tracking.promoted_releases(name)
-    champion = tracking.champion(name)
+    promoted_releases = tracking.promoted_releases(model_name)
+    champion = tracking.champion(model_name)
     if not champion:
-        return {release.version for release in releases}
+        return {release.version for release in promoted_releases}
     if champion.keep_releases is None:
-        keep = ServeConfig().keep_releases
+        keep_count = ServeConfig().keep_releases
     else:
-        keep = champion.keep_releases
-    kept = _retained_releases(releases, champion.version, keep)
-    return {release.version for release in releases if release.deployment in kept}
+        keep_count = champion.keep_releases
+    kept_deployments = _retained_releases(promoted_releases, champion.version, keep_count)
+    return {
+        release.version for release in promoted_releases if release.deployment in kept_deployments
+    }
 
 
-def _expired_releases(releases: list[tracking.Release], version: str, keep: int) -> list[str]:
+def _expired_releases(
+    promoted_releases: list[tracking.Release], version: str, keep_count: int
+) -> list[str]:
     earlier_deployments = [
-        release.deployment for release in releases if int(release.version) < int(version)
+        release.deployment for release in promoted_releases if int(release.version) < int(version)
     ]
     kept_deployments = {
-        *earlier_deployments[-keep:],
-        *(release.deployment for release in releases if int(release.version) >= int(version)),
+        *earlier_deployments[-keep_count:],
+        *(
+            release.deployment
+            for release in promoted_releases
+            if int(release.version) >= int(version)
+        ),
     }
     return [
         deployment
@@ -317,92 +361,119 @@ def _expired_releases(releases: list[tracking.Release], version: str, keep: int)
     ]
 
 
-def _replaced_releases(releases: list[tracking.Release], previous: str) -> list[str]:
-    if previous and previous not in {release.deployment for release in releases}:
-        return [previous]
+def _replaced_releases(
+    promoted_releases: list[tracking.Release], previous_deployment: str
+) -> list[str]:
+    if previous_deployment and previous_deployment not in {
+        release.deployment for release in promoted_releases
+    }:
+        return [previous_deployment]
     return []
 
 
-def _retained_releases(releases: list[tracking.Release], version: str, keep: int) -> list[str]:
-    expired = _expired_releases(releases, version, keep)
-    return list(dict.fromkeys(r.deployment for r in releases if r.deployment not in expired))
+def _retained_releases(
+    promoted_releases: list[tracking.Release], version: str, keep_count: int
+) -> list[str]:
+    expired_deployments = _expired_releases(promoted_releases, version, keep_count)
+    return list(
+        dict.fromkeys(
+            promoted_release.deployment
+            for promoted_release in promoted_releases
+            if promoted_release.deployment not in expired_deployments
+        )
+    )
 
 
-def list_versions_in_use(store: Store, name: str) -> set[str]:
+def list_versions_in_use(object_store: Store, model_name: str) -> set[str]:
     """Return the version that was promoted last, and the versions of a rollback in progress."""
-    state = _read_promotion(store, _promotion_key(name))[0]
-    rollback = _parse_rollback(state)
+    promotion_state = _read_promotion(object_store, _promotion_key(model_name))[0]
+    rollback = _parse_rollback(promotion_state)
     return {
-        state.get("version", ""),
+        promotion_state.get("version", ""),
         *((rollback.version, rollback.champion) if rollback else ()),
     } - {""}
 
 
-def retry_while_unavailable(call: Callable[[], T], deadline: float) -> T:
-    """Return `call()`. Repeats the call until `deadline` (monotonic) while the object store or
-    MLflow is unavailable."""
+def retry_while_unavailable(operation: Callable[[], T], deadline_seconds: float) -> T:
+    """Return `call()`. Repeats the call until `deadline_seconds` (monotonic) while the object
+    store or MLflow is unavailable."""
     while True:
         try:
-            return call()
+            return operation()
         except InvalidDocument:
             raise
         except (StorageError, TrackingError) as error:
-            if time.monotonic() > deadline:
+            if time.monotonic() > deadline_seconds:
                 raise
             say(f"retrying: {error}")
             time.sleep(RETRY_PAUSE_S)
 
 
 def _read_finished(
-    store: Store, name: str, version: str = "", deadline: float | None = None
+    object_store: Store, model_name: str, version: str = "", deadline_seconds: float | None = None
 ) -> State:
     """Read promotion.json. If the file contains an unfinished promotion, first finish this
     promotion, also in MLflow.
 
-    A promotion of `version` is finished at once, a promotion of another version after `deadline`.
+    A promotion of `version` is finished at once, a promotion of another version after
+    `deadline_seconds`.
     """
-    key = _promotion_key(name)
-    if deadline is None:
-        deadline = time.monotonic() + UNFINISHED_TIMEOUT_S
+    promotion_key = _promotion_key(model_name)
+    if deadline_seconds is None:
+        deadline_seconds = time.monotonic() + UNFINISHED_TIMEOUT_S
 
     while True:
-        state, etag = _read_promotion(store, key)
-        if not state.get("unfinished"):
-            return state, etag
+        promotion_state, etag = _read_promotion(object_store, promotion_key)
+        if not promotion_state.get("unfinished"):
+            return promotion_state, etag
 
-        if state["version"] != version and time.monotonic() < deadline:
+        if promotion_state["version"] != version and time.monotonic() < deadline_seconds:
             # give the other run time to finish its promotion
             time.sleep(0.05)
         else:
             try:
-                _finish_promotion(store, name, key, state, etag)
+                _finish_promotion(object_store, model_name, promotion_key, promotion_state, etag)
             except RequestRefused as error:
-                if error.code != "RESOURCE_DOES_NOT_EXIST" or state["version"] == version:
+                if error.code != "RESOURCE_DOES_NOT_EXIST" or promotion_state["version"] == version:
                     raise
 
                 say(
-                    f"version {state['version']} of {name} was deleted before its promotion, which"
-                    " is discarded."
+                    f"version {promotion_state['version']} of {model_name} was deleted before its"
+                    " promotion, which is discarded."
                 )
-                _write_promotion(store, key, {}, etag)
+                _write_promotion(object_store, promotion_key, {}, etag)
 
 
 def _finish_promotion(
-    store: Store, name: str, key: str, state: dict[str, Any], etag: str | None
+    object_store: Store,
+    model_name: str,
+    promotion_key: str,
+    promotion_state: dict[str, Any],
+    etag: str | None,
 ) -> None:
-    tracking.record_champion(name, state["version"], state["deployment"], state.get("run_id", ""))
-    if not _write_promotion(store, key, state | {"unfinished": False}, etag):
+    tracking.record_champion(
+        model_name,
+        promotion_state["version"],
+        promotion_state["deployment"],
+        promotion_state.get("run_id", ""),
+    )
+    if not _write_promotion(
+        object_store, promotion_key, promotion_state | {"unfinished": False}, etag
+    ):
         # another run has finished this promotion, and may have promoted a later version
-        state, _ = _read_promotion(store, key)
+        promotion_state, _ = _read_promotion(object_store, promotion_key)
         tracking.record_champion(
-            name, state["version"], state["deployment"], state.get("run_id", "")
+            model_name,
+            promotion_state["version"],
+            promotion_state["deployment"],
+            promotion_state.get("run_id", ""),
         )
 
 
-def _parse_rollback(state: dict[str, Any]) -> Rollback | None:
-    record = state.get("rollback")
-    if record:
-        return Rollback(**record)
+def _parse_rollback(promotion_state: dict[str, Any]) -> Rollback | None:
+    rollback_record = promotion_state.get("rollback")
+    if rollback_record:
+        return Rollback(**rollback_record)
     return None
 
 
@@ -412,24 +483,30 @@ def _format_version(version: str) -> str:
     return "none"
 
 
-def _promotion_key(name: str) -> str:
-    return f"releases/{ModelName(name)}/promotion.json"
+def _promotion_key(model_name: str) -> str:
+    return f"releases/{ModelName(model_name)}/promotion.json"
 
 
-def _read_promotion(store: Store, key: str) -> State:
+def _read_promotion(object_store: Store, promotion_key: str) -> State:
     try:
-        content, etag = store.get_with_etag(key)
+        promotion_json, etag = object_store.get_with_etag(promotion_key)
     except NotFound:
         return {}, None
-    return parse(PromotionFile, content, store.uri(key)).model_dump(exclude_unset=True), etag
+    return parse(PromotionFile, promotion_json, object_store.uri(promotion_key)).model_dump(
+        exclude_unset=True
+    ), etag
 
 
-def _write_promotion(store: Store, key: str, state: dict[str, Any], etag: str | None) -> bool:
+def _write_promotion(
+    object_store: Store, promotion_key: str, promotion_state: dict[str, Any], etag: str | None
+) -> bool:
     """Write promotion.json unless it has changed since `etag`. Return True if the file was
     written."""
     try:
-        store.put(key, to_json(state).encode(), if_match=etag, if_absent=etag is None)
+        object_store.put(
+            promotion_key, to_json(promotion_state).encode(), if_match=etag, if_absent=etag is None
+        )
     except Conflict:
         # if the content is equal, an earlier attempt succeeded, but its response was lost
-        return _read_promotion(store, key)[0] == state
+        return _read_promotion(object_store, promotion_key)[0] == promotion_state
     return True

@@ -121,51 +121,54 @@ class Verdict(Document):
     max_batch: int = Field(default=0, ge=0)
 
 
-def read_serving_code(release: Path) -> ServingCode:
+def read_serving_code(release_folder: Path) -> ServingCode:
     """Return workload.json; the default values if it is missing. Raises DataError."""
-    file = release / CODE
+    code_file = release_folder / CODE
     try:
-        if file.exists():
-            return read_file(ServingCode, file)
+        if code_file.exists():
+            return read_file(ServingCode, code_file)
         return ServingCode()
     except InvalidDocument as error:
         raise DataError(f"{error} {REMEDY}") from error
 
 
-def read_evaluated_rows(release: Path) -> int:
+def read_evaluated_rows(release_folder: Path) -> int:
     """Return the number of rows on which a release was evaluated; 0 if it is unknown. Raises
     DataError, InvalidDocument."""
-    return read_serving_code(release).rows or read_verdict(release).rows
+    return read_serving_code(release_folder).rows or read_verdict(release_folder).rows
 
 
-def read_verdict(folder: Path) -> Verdict:
+def read_verdict(report_folder: Path) -> Verdict:
     """Return verdict.json of a report or a release; the default values if it is missing. Raises
     InvalidDocument."""
-    file = folder / VERDICT
-    if file.exists():
-        return read_file(Verdict, file)
+    verdict_file = report_folder / VERDICT
+    if verdict_file.exists():
+        return read_file(Verdict, verdict_file)
     return Verdict()
 
 
-def collect_files(folder: Path, model: Path, dataset: Path, report: Path) -> dict[str, str]:
-    """Fill `folder` with the files of a release except release.json; existing files are linked.
+def collect_files(
+    release_folder: Path, model_folder: Path, dataset_folder: Path, report_folder: Path
+) -> dict[str, str]:
+    """Fill `release_folder` with the files of a release except release.json; existing files are
+    linked.
 
     Returns {file: sha256} of the files that are part of the release's hash. Raises DataError.
     """
-    shutil.rmtree(folder, ignore_errors=True)
-    files = list_serving_files(model, dataset)
-    link(folder, {**files, VERDICT: report / VERDICT})
+    shutil.rmtree(release_folder, ignore_errors=True)
+    serving_files = list_serving_files(model_folder, dataset_folder)
+    link(release_folder, {**serving_files, VERDICT: report_folder / VERDICT})
 
-    for name, source in ((REFERENCE, report), (CURVE, model)):
-        if (source / name).exists():
-            link(folder, {name: source / name})
+    for name, source_folder in ((REFERENCE, report_folder), (CURVE, model_folder)):
+        if (source_folder / name).exists():
+            link(release_folder, {name: source_folder / name})
 
-    example = _read_example(report)
-    if example:
-        (folder / EXAMPLE).write_bytes(example)
+    example_bytes = _read_example(report_folder)
+    if example_bytes:
+        (release_folder / EXAMPLE).write_bytes(example_bytes)
 
-    name = read_description(model).workload
-    verdict = read_verdict(report)
+    name = read_description(model_folder).workload
+    verdict = read_verdict(report_folder)
     serving_code = {
         "workload": name,
         "sha256": compute_code_digest(load(name)),
@@ -173,69 +176,84 @@ def collect_files(folder: Path, model: Path, dataset: Path, report: Path) -> dic
         "rows": verdict.rows,
     }
 
-    (folder / CODE).write_text(to_json(serving_code))
+    (release_folder / CODE).write_text(to_json(serving_code))
 
     return {
-        key: file_sha256(folder / key) for key in [*files, CODE, *([EXAMPLE] if example else [])]
+        key: file_sha256(release_folder / key)
+        for key in [*serving_files, CODE, *([EXAMPLE] if example_bytes else [])]
     }
 
 
-def hash_describing_files(folder: Path) -> dict[str, str]:
+def hash_describing_files(release_folder: Path) -> dict[str, str]:
     """Return {file: sha256} of the files of a release that are not part of its hash."""
     return {
-        name: file_sha256(folder / name) for name in DESCRIBED_FILES if (folder / name).exists()
+        file_name: file_sha256(release_folder / file_name)
+        for file_name in DESCRIBED_FILES
+        if (release_folder / file_name).exists()
     }
 
 
-def describe_changes(store: Store, champion: Release, workload: Any, servers: str) -> str:
+def describe_changes(
+    object_store: Store, champion_release: Release, workload: Any, servers_digest: str
+) -> str:
     """Describe how a release differs from a champion with equal weights: its code, its servers, or
-    both. `servers`: digest of the new servers ("": not compared).
+    both. `servers_digest`: digest of the new servers ("": not compared).
 
     Raises DataError if the champion's workload.json was changed.
     """
-    key = champion.uri.rstrip("/")
+    champion_key = champion_release.uri.rstrip("/")
     try:
         champion_code = parse(
-            ServingCode, read_verified(store, key, [CODE])[CODE], store.uri(f"{key}/{CODE}")
+            ServingCode,
+            read_verified(object_store, champion_key, [CODE])[CODE],
+            object_store.uri(f"{champion_key}/{CODE}"),
         ).sha256
     except NotFound:
         champion_code = ""
 
-    differs = {
+    differences_by_name = {
         "its code": champion_code and champion_code != compute_code_digest(workload),
-        "its servers": servers
-        and champion.deployment
-        and not champion.deployment.endswith(f"-{servers}"),
+        "its servers": servers_digest
+        and champion_release.deployment
+        and not champion_release.deployment.endswith(f"-{servers_digest}"),
     }
-    return " and ".join(name for name, different in differs.items() if different)
+    return " and ".join(
+        difference_name
+        for difference_name, is_different in differences_by_name.items()
+        if is_different
+    )
 
 
-def upload(store: Store, name: str, folder: Path, hashes: dict[str, str]) -> str:
+def upload(
+    object_store: Store, model_name: str, release_folder: Path, file_hashes: dict[str, str]
+) -> str:
     """Upload a folder that `collect_files` has filled, and return the key prefix of the release."""
-    prefix = f"releases/{name}/{content_hash(hashes)}/"
-    store.upload(folder, prefix)
-    return prefix
+    release_prefix = f"releases/{model_name}/{content_hash(file_hashes)}/"
+    object_store.upload(release_folder, release_prefix)
+    return release_prefix
 
 
-def commit(store: Store, prefix: str, folder: Path, record: dict[str, Any]) -> None:
+def commit(
+    object_store: Store, release_prefix: str, release_folder: Path, release_record: dict[str, Any]
+) -> None:
     """Upload the files that release.json describes, then release.json, which makes the release
     loadable.
 
     If several processes release the same files at once, release.json and the files that it
     describes all come from one of them.
     """
-    key = f"{prefix}{RELEASE_RECORD}"
+    record_key = f"{release_prefix}{RELEASE_RECORD}"
     while True:
-        current = store.head(key)
-        for name in record.get("described", {}):
-            store.upload(folder / name, f"{prefix}{name}")
+        current_record = object_store.head(record_key)
+        for file_name in release_record.get("described", {}):
+            object_store.upload(release_folder / file_name, f"{release_prefix}{file_name}")
 
         try:
-            store.put(
-                key,
-                seal(record),
-                if_match=current.etag if current else None,
-                if_absent=current is None,
+            object_store.put(
+                record_key,
+                seal(release_record),
+                if_match=current_record.etag if current_record else None,
+                if_absent=current_record is None,
             )
         except (Conflict, NotFound):
             # another process has written or removed release.json, and may have replaced the files
@@ -243,88 +261,106 @@ def commit(store: Store, prefix: str, folder: Path, record: dict[str, Any]) -> N
         return
 
 
-def read_owner(store: Store, prefix: str) -> Owner | None:
+def read_owner(object_store: Store, release_prefix: str) -> Owner | None:
     """Return the owner of a release; None if release.json is missing or malformed. Raises
     StorageError."""
     try:
-        return read_object(Owner, store, f"{prefix}{RELEASE_RECORD}")
+        return read_object(Owner, object_store, f"{release_prefix}{RELEASE_RECORD}")
     except (NotFound, InvalidDocument):
         return None
 
 
-def download(store: Store, prefix: str, folder: Path) -> Record:
-    """Download a release into `folder`, and return its release.json.
+def download(object_store: Store, release_prefix: str, release_folder: Path) -> Record:
+    """Download a release into `release_folder`, and return its release.json.
 
-    Raises StorageError, or DataError if `prefix` is not a release, or if a file was changed, added
-    or removed.
+    Raises StorageError, or DataError if `release_prefix` is not a release, or if a file was
+    changed, added or removed.
     """
-    reject_other_folder(prefix, store.uri(prefix))
-    store.download(prefix.rstrip("/") + "/", folder)
-    return verify_release(folder, prefix, store.uri(prefix))
+    reject_other_folder(release_prefix, object_store.uri(release_prefix))
+    object_store.download(release_prefix.rstrip("/") + "/", release_folder)
+    return verify_release(release_folder, release_prefix, object_store.uri(release_prefix))
 
 
-def verify_release(folder: Path, prefix: str, address: str) -> Record:
-    """Return release.json of the release in `folder`. Raises DataError if a file does not match its
-    recorded hash.
+def verify_release(release_folder: Path, release_prefix: str, release_address: str) -> Record:
+    """Return release.json of the release in `release_folder`. Raises DataError if a file does not
+    match its recorded hash.
 
-    `prefix`: key prefix, which ends with the hash of the release (empty: unknown). `address`: name
-    of the release in messages.
+    `release_prefix`: key prefix, which ends with the hash of the release (empty: unknown).
+    `release_address`: name of the release in messages.
     """
     try:
-        record = parse(
+        release_record = parse(
             Record,
-            (folder / RELEASE_RECORD).read_bytes(),
-            f"{address.rstrip('/')}/{RELEASE_RECORD}",
+            (release_folder / RELEASE_RECORD).read_bytes(),
+            f"{release_address.rstrip('/')}/{RELEASE_RECORD}",
             REMEDY,
         )
-        model = (folder / MODEL_FILE).read_bytes()
-        description = parse_description(model, f"{address.rstrip('/')}/{MODEL_FILE}")
+        model_bytes = (release_folder / MODEL_FILE).read_bytes()
+        model_description = parse_description(
+            model_bytes, f"{release_address.rstrip('/')}/{MODEL_FILE}"
+        )
     except (OSError, InvalidDocument, DataError) as error:
-        raise DataError(f"{address} is not a complete release ({error}). {REMEDY}") from error
-
-    reject_other_hash(prefix.rstrip("/"), record.files, address)
-    # the files in `described` are not checked: an interrupted release may have replaced them
-    reject_other_files(folder, record.files, address)
-    if description.sha256 != record.model_sha256:
         raise DataError(
-            f"{address}: the weights have the sha256 {description.sha256} in {MODEL_FILE}, and"
-            f" {record.model_sha256} in {RELEASE_RECORD}. {REMEDY}"
+            f"{release_address} is not a complete release ({error}). {REMEDY}"
+        ) from error
+
+    reject_other_hash(release_prefix.rstrip("/"), release_record.files, release_address)
+    # the files in `described` are not checked: an interrupted release may have replaced them
+    reject_other_files(release_folder, release_record.files, release_address)
+    if model_description.sha256 != release_record.model_sha256:
+        raise DataError(
+            f"{release_address}: the weights have the sha256 {model_description.sha256} in"
+            f" {MODEL_FILE}, and {release_record.model_sha256} in {RELEASE_RECORD}. {REMEDY}"
         )
 
-    return record
+    return release_record
 
 
-def download_champion(store: Store, prefix: str, folder: Path) -> Path:
-    """Download the champion's release into `folder`, to compare the candidate with it.
+def download_champion(object_store: Store, release_prefix: str, release_folder: Path) -> Path:
+    """Download the champion's release into `release_folder`, to compare the candidate with it.
 
     Raises NotFound if a file was deleted, DataError if a file was changed.
     """
     try:
-        reject_other_folder(prefix, store.uri(prefix))
-        store.download(prefix.rstrip("/") + "/", folder)
-        _require_files(store, prefix, folder, [MODEL_FILE, DATASET, VERDICT, RELEASE_RECORD])
-        _require_files(store, prefix, folder, list_model_files(read_description(folder)))
-        verify_release(folder, prefix, store.uri(prefix))
+        reject_other_folder(release_prefix, object_store.uri(release_prefix))
+        object_store.download(release_prefix.rstrip("/") + "/", release_folder)
+        _require_files(
+            object_store,
+            release_prefix,
+            release_folder,
+            [MODEL_FILE, DATASET, VERDICT, RELEASE_RECORD],
+        )
+        _require_files(
+            object_store,
+            release_prefix,
+            release_folder,
+            list_model_files(read_description(release_folder)),
+        )
+        verify_release(release_folder, release_prefix, object_store.uri(release_prefix))
     except (NotFound, DataError) as error:
-        kind = type(error)
-        raise kind(
+        error_type = type(error)
+        raise error_type(
             f"the champion's release is incomplete: {error} Restore it, or remove the alias"
             " `champion` from that version in MLflow, so that the candidate is judged without a"
             " champion."
         ) from error
 
-    return folder
+    return release_folder
 
 
-def _require_files(store: Store, prefix: str, folder: Path, names: Iterable[str]) -> None:
-    """Raise NotFound if a file of the release in `folder` is missing."""
-    for name in names:
-        if not (folder / name).exists():
-            raise NotFound(f"{store.uri(prefix.rstrip('/'))}/{name} does not exist.")
+def _require_files(
+    object_store: Store, release_prefix: str, release_folder: Path, file_names: Iterable[str]
+) -> None:
+    """Raise NotFound if a file of the release in `release_folder` is missing."""
+    for file_name in file_names:
+        if not (release_folder / file_name).exists():
+            raise NotFound(
+                f"{object_store.uri(release_prefix.rstrip('/'))}/{file_name} does not exist."
+            )
 
 
 def record_predictions(
-    report: Path, requests: Iterable[tuple[dict[str, Any], list[Any]]], numerics: str = ""
+    report_folder: Path, requests: Iterable[tuple[dict[str, Any], list[Any]]], numerics: str = ""
 ) -> None:
     """Write requests with their expected predictions to a report, from which `verify` reads them
     (compare.read_predictions).
@@ -332,67 +368,72 @@ def record_predictions(
     `numerics`: result of `device.describe_numerics`. Servers with equal numerics and max_batch 1
     must return the same bits ("": not required).
     """
-    with gzip.open(report / PREDICTIONS, "wt", compresslevel=1) as file:
+    with gzip.open(report_folder / PREDICTIONS, "wt", compresslevel=1) as predictions_file:
         for request, predictions in requests:
-            line = {"request": request, "predictions": predictions, "numerics": numerics}
-            file.write(to_json(line) + "\n")
+            prediction_line = {"request": request, "predictions": predictions, "numerics": numerics}
+            predictions_file.write(to_json(prediction_line) + "\n")
 
 
-def list_serving_files(model: Path, dataset: Path) -> dict[str, Path]:
+def list_serving_files(model_folder: Path, dataset_folder: Path) -> dict[str, Path]:
     """Return all files that affect predictions, by their key relative to the release's prefix.
     Raises DataError."""
-    files = {name: model / name for name in list_model_files(read_description(model))}
-    files[DATASET] = dataset / DATASET
-    files.update({FILE_LIST: dataset / FILE_LIST} if (dataset / FILE_LIST).exists() else {})
+    files_by_key = {
+        file_name: model_folder / file_name
+        for file_name in list_model_files(read_description(model_folder))
+    }
+    files_by_key[DATASET] = dataset_folder / DATASET
+    files_by_key.update(
+        {FILE_LIST: dataset_folder / FILE_LIST} if (dataset_folder / FILE_LIST).exists() else {}
+    )
 
-    files.update(
+    files_by_key.update(
         {
-            str(file.relative_to(dataset)): file
-            for file in (dataset / "state").rglob("*")
-            if file.is_file()
+            str(state_file.relative_to(dataset_folder)): state_file
+            for state_file in (dataset_folder / "state").rglob("*")
+            if state_file.is_file()
         }
     )
 
-    for key, path in files.items():
+    for key, path in files_by_key.items():
         if not path.is_file():
             raise DataError(
                 f"{path} does not exist: a release needs {key}. Train, or prepare, again."
             )
 
-    return files
+    return files_by_key
 
 
-def link(folder: Path, files: dict[str, Path]) -> None:
-    """Create links in `folder` to the files, named by their keys."""
-    for key, path in files.items():
-        (folder / key).parent.mkdir(parents=True, exist_ok=True)
-        (folder / key).symlink_to(path.absolute())
+def link(target_folder: Path, files_by_key: dict[str, Path]) -> None:
+    """Create links in `target_folder` to the files, named by their keys."""
+    for key, path in files_by_key.items():
+        (target_folder / key).parent.mkdir(parents=True, exist_ok=True)
+        (target_folder / key).symlink_to(path.absolute())
 
 
-def _read_example(report: Path) -> bytes:
+def _read_example(report_folder: Path) -> bytes:
     """Return a request with the first test row in the report, or b"" if the report has none."""
-    if not (report / PREDICTIONS).exists():
+    if not (report_folder / PREDICTIONS).exists():
         return b""
 
-    for line in read_prediction_lines(report):
-        instances = line.request.get("instances")
+    for prediction_line in read_prediction_lines(report_folder):
+        instances = prediction_line.request.get("instances")
         if isinstance(instances, list):
             return to_json({"instances": instances[:1]}).encode()
     return b""
 
 
-def read_prediction_lines(report: Path) -> Iterator[PredictionLine]:
+def read_prediction_lines(report_folder: Path) -> Iterator[PredictionLine]:
     """Yield the lines of a report's predictions. Raises DataError."""
     try:
-        with gzip.open(report / PREDICTIONS) as file:
-            for data in iter(partial(file.readline, MAX_BYTES + 1), b""):
-                if len(data) > MAX_BYTES:
+        with gzip.open(report_folder / PREDICTIONS) as predictions_file:
+            for line_bytes in iter(partial(predictions_file.readline, MAX_BYTES + 1), b""):
+                if len(line_bytes) > MAX_BYTES:
                     raise ValueError(f"a line has more than {MAX_BYTES:,} bytes")
-                yield validate(PredictionLine, data)
+                yield validate(PredictionLine, line_bytes)
     except (OSError, EOFError, ValueError, zlib.error) as error:
         raise DataError(
-            f"{report / PREDICTIONS} does not contain predictions ({in_one_line(str(error))}): run"
-            " the step evaluate again."
+            f"{report_folder / PREDICTIONS} does not contain predictions"
+            f" ({in_one_line(str(error))}): run the step evaluate again."
         ) from error
 
 
@@ -402,20 +443,24 @@ def compute_code_digest(workload: Any) -> str:
 
     The code of Rekindle, which the servers' image determines, is not included.
     """
-    digests = code.module_digests([workload.__name__], project.search_path())
-    packages = tuple(folder.name for folder in ENGINE)
+    module_digests_by_name = code.module_digests([workload.__name__], project.search_path())
+    engine_packages = tuple(engine_folder.name for engine_folder in ENGINE)
     own_digests = {
-        name: digest
-        for name, digest in digests.items()
-        if name.partition(".")[0].partition("/")[0] not in packages
+        module_name: module_digest
+        for module_name, module_digest in module_digests_by_name.items()
+        if module_name.partition(".")[0].partition("/")[0] not in engine_packages
     }
     # module_digests omits the workload's module if it belongs to an installed package
     own_digests.setdefault(workload.__name__, _digest_own_files(Path(workload.__file__ or "")))
     return hashlib.sha256(to_json(own_digests).encode()).hexdigest()
 
 
-def _digest_own_files(file: Path) -> str:
+def _digest_own_files(module_file: Path) -> str:
     """Return the sha256 over a module's file or, for an `__init__.py`, over all Python files of its
     package."""
-    files = sorted(file.parent.rglob("*.py")) if file.name == "__init__.py" else [file]
-    return digest_files(files, file.parent)
+    python_files = (
+        sorted(module_file.parent.rglob("*.py"))
+        if module_file.name == "__init__.py"
+        else [module_file]
+    )
+    return digest_files(python_files, module_file.parent)

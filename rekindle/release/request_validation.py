@@ -28,7 +28,7 @@ SUSPICIOUS_NUMBER = re.compile(rb"\d{19}|[eE]\+?\d{3}|NaN|Infinity")
 R = TypeVar("R", bound=BaseModel)
 
 
-def parse(request: type[R], body: bytes) -> R:
+def parse(request_type: type[R], body: bytes) -> R:
     """Parse a request strictly: a text is not accepted as a number, and unknown keys are errors.
     Raises DataError."""
     if SUSPICIOUS_NUMBER.search(body):
@@ -36,23 +36,29 @@ def parse(request: type[R], body: bytes) -> R:
 
     try:
         if len(body) > LARGE_BODY_BYTES:
-            return fail_fast_validator(request).validate_json(body, strict=True)
-        return request.model_validate_json(body, strict=True, extra="forbid")
+            return fail_fast_validator(request_type).validate_json(body, strict=True)
+        return request_type.model_validate_json(body, strict=True, extra="forbid")
     except ValidationError as error:
-        errors = sorted(
-            error.errors(include_url=False), key=lambda detail: detail["type"] != "extra_forbidden"
+        validation_errors = sorted(
+            error.errors(include_url=False),
+            key=lambda error_detail: error_detail["type"] != "extra_forbidden",
         )
-        lines = list(
-            dict.fromkeys(describe_error(request, detail) for detail in errors[:MAX_SHOWN_ERRORS])
+        error_lines = list(
+            dict.fromkeys(
+                describe_error(request_type, error_detail)
+                for error_detail in validation_errors[:MAX_SHOWN_ERRORS]
+            )
         )
-        if len(errors) > MAX_SHOWN_ERRORS:
-            lines.append(f"There are {len(errors) - MAX_SHOWN_ERRORS:,} more errors.")
+        if len(validation_errors) > MAX_SHOWN_ERRORS:
+            error_lines.append(
+                f"There are {len(validation_errors) - MAX_SHOWN_ERRORS:,} more errors."
+            )
 
-        raise DataError(*lines) from error
+        raise DataError(*error_lines) from error
 
 
 @cache
-def fail_fast_validator(request: type[BaseModel]) -> SchemaValidator:
+def fail_fast_validator(request_type: type[BaseModel]) -> SchemaValidator:
     """Return a validator that stops at the first error of a collection and at the first unknown
     key.
 
@@ -60,32 +66,37 @@ def fail_fast_validator(request: type[BaseModel]) -> SchemaValidator:
     of 16 MB.
     """
     # disable prebuilt validators of nested models, because they collect all errors
-    return SchemaValidator(add_fail_fast(request.__pydantic_core_schema__), _use_prebuilt=False)
+    return SchemaValidator(
+        add_fail_fast(request_type.__pydantic_core_schema__), _use_prebuilt=False
+    )
 
 
-def add_fail_fast(schema: Any, alternative: bool = False) -> Any:
-    """Return a schema whose validation stops at the first error. `alternative`: True inside a
+def add_fail_fast(schema: Any, is_alternative: bool = False) -> Any:
+    """Return a schema whose validation stops at the first error. `is_alternative`: True inside a
     union, where an unknown key only excludes an alternative and must not stop the validation."""
     if isinstance(schema, list):
-        return [add_fail_fast(inner, alternative) for inner in schema]
+        return [add_fail_fast(inner_schema, is_alternative) for inner_schema in schema]
     if not isinstance(schema, dict):
         return schema
 
-    kind = schema.get("type")
-    alternative = alternative or kind in ("union", "definitions")
+    schema_type = schema.get("type")
+    is_alternative = is_alternative or schema_type in ("union", "definitions")
     schema = {
-        key: inner if key in OPAQUE_KEYS else add_fail_fast(inner, alternative)
-        for key, inner in schema.items()
+        key: inner_schema if key in OPAQUE_KEYS else add_fail_fast(inner_schema, is_alternative)
+        for key, inner_schema in schema.items()
     }
 
-    if kind in COLLECTIONS:
+    if schema_type in COLLECTIONS:
         schema["fail_fast"] = True
-    if kind in ("model-fields", "typed-dict", "dataclass-args"):
+    if schema_type in ("model-fields", "typed-dict", "dataclass-args"):
         schema["extra_behavior"] = "forbid"
 
-    if kind == "model-fields" and not alternative:
-        reject = {"type": "function-plain", "function": {"type": "no-info", "function": reject_key}}
-        schema.update({"extra_behavior": "allow", "extras_keys_schema": reject})
+    if schema_type == "model-fields" and not is_alternative:
+        reject_schema = {
+            "type": "function-plain",
+            "function": {"type": "no-info", "function": reject_key},
+        }
+        schema.update({"extra_behavior": "allow", "extras_keys_schema": reject_schema})
 
     return schema
 
@@ -97,40 +108,51 @@ def reject_key(key: str) -> NoReturn:
 def reject_huge_numbers(body: bytes) -> None:
     """Raise DataError for the first number that is not finite or needs more than 64 bits."""
     try:
-        values = from_json(body)
+        parsed_values = from_json(body)
     except ValueError:
         return  # invalid JSON: the parser reports the position of the error later
-    for path, value in numbers(values):
-        if isinstance(value, int) and not -(1 << 63) <= value < 1 << 63:
+    for number_path, number in numbers(parsed_values):
+        if isinstance(number, int) and not -(1 << 63) <= number < 1 << 63:
             raise DataError(
-                f"{format_path(path)} is {format_value(value)}: it must fit into 64 bits."
+                f"{format_path(number_path)} is {format_value(number)}: it must fit into 64 bits."
             )
-        if not math.isfinite(value):
-            raise DataError(f"{format_path(path)} is {value}: it must be a finite number.")
+        if not math.isfinite(number):
+            raise DataError(f"{format_path(number_path)} is {number}: it must be a finite number.")
 
 
-def describe_error(request: type[BaseModel], detail: ErrorDetails) -> str:
+def describe_error(request_type: type[BaseModel], error_detail: ErrorDetails) -> str:
     """Format one of pydantic's errors as a sentence with the location, the value and the rule."""
-    kind = detail["type"]
-    path = detail["loc"]
-    message = broken_rule(request, detail)
-    where = format_path(path)
+    error_type = error_detail["type"]
+    error_path = error_detail["loc"]
+    error_message = broken_rule(request_type, error_detail)
+    error_location = format_path(error_path)
 
-    match kind:
+    match error_type:
         case "json_invalid":
-            return f"the request is not JSON: {detail['ctx']['error']}."
+            return f"the request is not JSON: {error_detail['ctx']['error']}."
         case "missing":
-            return f"{where} is missing: it is required."
+            return f"{error_location} is missing: it is required."
         case "extra_forbidden":
-            hint = did_you_mean(str(path[-1]), known_keys(request, path[:-1]))
-            return f"{format_path(path[:-1])} has the unknown key {format_value(path[-1])}.{hint}"
-        case "too_short" if detail["input"] == []:
-            return f"{where} is empty: it must contain at least {detail['ctx']['min_length']}."
-        case "value_error" if not path:
+            spelling_hint = did_you_mean(
+                str(error_path[-1]), known_keys(request_type, error_path[:-1])
+            )
+            return (
+                f"{format_path(error_path[:-1])} has the unknown key"
+                f" {format_value(error_path[-1])}.{spelling_hint}"
+            )
+        case "too_short" if error_detail["input"] == []:
+            return (
+                f"{error_location} is empty: it must contain at least"
+                f" {error_detail['ctx']['min_length']}."
+            )
+        case "value_error" if not error_path:
             # the request violates a rule of the workload that concerns several of its fields
-            return message
+            return error_message
 
-    return f"{where} is {format_value(detail['input'])}: {message[:1].lower() + message[1:]}"
+    return (
+        f"{error_location} is {format_value(error_detail['input'])}:"
+        f" {error_message[:1].lower() + error_message[1:]}"
+    )
 
 
 def format_path(path: tuple[str | int, ...]) -> str:

@@ -51,8 +51,8 @@ class KubernetesObjects(Protocol):
 
 def roll_back(
     objects: KubernetesObjects,
-    store: Store,
-    model: str,
+    object_store: Store,
+    model_name: str,
     version: str,
     seconds: float,
     report: Callable[[Result], None],
@@ -65,86 +65,87 @@ def roll_back(
     ChampionChanged if another version became the champion, RekindleError if the servers are not
     ready after `seconds` or a service is unavailable.
     """
-    rollback = promotion.read_pending_rollback(store, model)
+    rollback = promotion.read_pending_rollback(object_store, model_name)
 
-    releases = _map_deployments(objects, model)
-    if rollback and not _has_deployment(releases, rollback):
+    deployments_by_version = _map_deployments(objects, model_name)
+    if rollback and not _has_deployment(deployments_by_version, rollback):
         if version in ("", rollback.version):
             raise ConfigError(
-                f"{show(rollback.deployment)}, the Deployment of the unfinished rollback of {model}"
-                f" to version {rollback.version}, was deleted or is not of this version: name"
-                f" another version, `rekindle rollback {model} VERSION`."
+                f"{show(rollback.deployment)}, the Deployment of the unfinished rollback of"
+                f" {model_name} to version {rollback.version}, was deleted or is not of this"
+                f" version: name another version, `rekindle rollback {model_name} VERSION`."
             )
 
-        promotion.end_rollback(store, model, rollback)
+        promotion.end_rollback(object_store, model_name, rollback)
         rollback = None
 
     if rollback and version not in ("", rollback.version):
         raise ConfigError(
-            f"a rollback of {model} to version {rollback.version} is unfinished: finish it with "
-            f"`rekindle rollback {model}`, then repeat this command."
+            f"a rollback of {model_name} to version {rollback.version} is unfinished: finish it"
+            f" with `rekindle rollback {model_name}`, then repeat this command."
         )
 
     if not rollback:
-        rollback = _prepare_rollback(objects, model, version, releases)
-        promotion.record_rollback(store, model, rollback)
+        rollback = _prepare_rollback(objects, model_name, version, deployments_by_version)
+        promotion.record_rollback(object_store, model_name, rollback)
 
     if rollback.champion != rollback.version:
         previous_version = rollback.champion
     else:
         previous_version = ""
 
-    result = {
-        "model": model,
+    rollback_result = {
+        "model": model_name,
         "version": rollback.version,
         "deployment": rollback.deployment,
         "before": previous_version,
     }
     try:
         other_deployments = [
-            release.deployment
-            for release in tracking.promoted_releases(model)
-            if release.version != rollback.version
+            promoted_release.deployment
+            for promoted_release in tracking.promoted_releases(model_name)
+            if promoted_release.version != rollback.version
         ]
 
-        _start_pods(objects, model, rollback, seconds)
-        promotion.decide_rollback(store, model, rollback)
-        _switch_traffic(objects, model, rollback)
-        _stop_pods(objects, model, rollback, other_deployments)
-        report(result)
-        promotion.end_rollback(store, model, rollback)
+        _start_pods(objects, model_name, rollback, seconds)
+        promotion.decide_rollback(object_store, model_name, rollback)
+        _switch_traffic(objects, model_name, rollback)
+        _stop_pods(objects, model_name, rollback, other_deployments)
+        report(rollback_result)
+        promotion.end_rollback(object_store, model_name, rollback)
     except BaseException as error:
-        outcome = _cancel_rollback(
-            objects, store, model, rollback, isinstance(error, ChampionChanged)
+        cancel_outcome = _cancel_rollback(
+            objects, object_store, model_name, rollback, isinstance(error, ChampionChanged)
         )
         if isinstance(error, RekindleError):
             if type(error) in (ConfigError, ChampionChanged):
-                kind = type(error)
+                error_type = type(error)
             else:
-                kind = RekindleError
+                error_type = RekindleError
 
-            raise kind(f"{error} {outcome}") from error
+            raise error_type(f"{error} {cancel_outcome}") from error
 
-        say(outcome)
+        say(cancel_outcome)
         raise
 
-    return result
+    return rollback_result
 
 
-def _map_deployments(objects: KubernetesObjects, model: str) -> dict[str, Object]:
+def _map_deployments(kubernetes_objects: KubernetesObjects, model_name: str) -> dict[str, Object]:
     """Return the Deployments of the promoted releases by version.
 
     Deployments of canaries and unpromoted releases are omitted. So are Deployments whose annotation
     contradicts the version in MLflow, which other clients can change.
     """
     deployments = {
-        (obj["metadata"]["name"], _version_of(obj)): obj for obj in objects.deployments(model)
+        (deployment["metadata"]["name"], _version_of(deployment)): deployment
+        for deployment in kubernetes_objects.deployments(model_name)
     }
-    promoted_releases = tracking.promoted_releases(model)
+    promoted_releases = tracking.promoted_releases(model_name)
     return {
-        r.version: deployments[r.deployment, r.version]
-        for r in promoted_releases
-        if (r.deployment, r.version) in deployments
+        promoted_release.version: deployments[promoted_release.deployment, promoted_release.version]
+        for promoted_release in promoted_releases
+        if (promoted_release.deployment, promoted_release.version) in deployments
     }
 
 
@@ -154,109 +155,129 @@ def _version_of(deployment: Object) -> str:
     return (deployment["metadata"].get("annotations") or {}).get(VERSION_ANNOTATION, "")
 
 
-def _has_deployment(releases: dict[str, Object], rollback: Rollback) -> bool:
+def _has_deployment(deployments_by_version: dict[str, Object], rollback: Rollback) -> bool:
     """Return True if the Deployment of the rollback exists and serves the version of the
     rollback."""
-    deployment = releases.get(rollback.version)
+    deployment = deployments_by_version.get(rollback.version)
     return deployment is not None and deployment["metadata"]["name"] == rollback.deployment
 
 
 def _prepare_rollback(
-    objects: KubernetesObjects, model: str, version: str, releases: dict[str, Object]
+    kubernetes_objects: KubernetesObjects,
+    model_name: str,
+    version: str,
+    deployments_by_version: dict[str, Object],
 ) -> Rollback:
     """Choose the target version, and test by dry runs all changes that could be rejected.
 
     Raises RekindleError.
     """
-    service = objects.find("Service", model)
-    if not service:
+    service_object = kubernetes_objects.find("Service", model_name)
+    if not service_object:
         raise ConfigError(
-            f'the model "{model}" is not served: `rekindle status` lists the served models.'
+            f'the model "{model_name}" is not served: `rekindle status` lists the served models.'
         )
 
-    champion = tracking.champion(model)
-    serving_deployment = service["spec"]["selector"].get(INSTANCE_LABEL, model)
+    champion = tracking.champion(model_name)
+    serving_deployment = service_object["spec"]["selector"].get(INSTANCE_LABEL, model_name)
 
     current_version = next(
         (
-            number
-            for number, obj in releases.items()
-            if obj["metadata"]["name"] == serving_deployment
+            version_number
+            for version_number, deployment in deployments_by_version.items()
+            if deployment["metadata"]["name"] == serving_deployment
         ),
         "",
     )
 
     current_version = champion.version if champion else current_version
 
-    target_version = version or _previous_version(releases, current_version, model)
-    if target_version not in releases:
-        version_list = ", ".join(sorted(releases, key=int)) or "none"
+    target_version = version or _previous_version(
+        deployments_by_version, current_version, model_name
+    )
+    if target_version not in deployments_by_version:
+        version_list = ", ".join(sorted(deployments_by_version, key=int)) or "none"
         raise ConfigError(
-            f"version {target_version} of {model} does not have a Deployment; available versions: "
-            f"{version_list} (see serve.keep_releases)."
+            f"version {target_version} of {model_name} does not have a Deployment; available"
+            f" versions: {version_list} (see serve.keep_releases)."
         )
 
-    name = releases[target_version]["metadata"]["name"]
-    replicas = releases[target_version]["spec"].get("replicas", 1)
+    deployment_name = deployments_by_version[target_version]["metadata"]["name"]
+    replica_count = deployments_by_version[target_version]["spec"].get("replicas", 1)
 
-    changes = [
-        ("Deployment", name, {"spec": {"replicas": replicas}}),
-        *_list_traffic_changes(objects, model, name),
+    planned_changes = [
+        ("Deployment", deployment_name, {"spec": {"replicas": replica_count}}),
+        *_list_traffic_changes(kubernetes_objects, model_name, deployment_name),
     ]
-    for change in changes:
-        objects.patch(*change, dry_run=True)
+    for planned_change in planned_changes:
+        kubernetes_objects.patch(*planned_change, dry_run=True)
 
     # write the unchanged value, to test the permission to change the model in MLflow
-    tracking.record_deployment(model, target_version, name)
-    return Rollback(target_version, name, champion.version if champion else "", replicas)
+    tracking.record_deployment(model_name, target_version, deployment_name)
+    return Rollback(
+        target_version, deployment_name, champion.version if champion else "", replica_count
+    )
 
 
-def _previous_version(releases: dict[str, Object], current_version: str, model: str) -> str:
+def _previous_version(
+    deployments_by_version: dict[str, Object], current_version: str, model_name: str
+) -> str:
     earlier_versions = [
-        number for number in releases if current_version and int(number) < int(current_version)
+        version_number
+        for version_number in deployments_by_version
+        if current_version and int(version_number) < int(current_version)
     ]
     if not earlier_versions:
         raise ConfigError(
-            f"{model} does not have a Deployment of a release before version"
+            f"{model_name} does not have a Deployment of a release before version"
             f" {current_version or '?'}: name a version."
         )
     return max(earlier_versions, key=int)
 
 
-def _start_pods(objects: KubernetesObjects, model: str, rollback: Rollback, seconds: float) -> None:
+def _start_pods(
+    kubernetes_objects: KubernetesObjects,
+    model_name: str,
+    rollback: Rollback,
+    timeout_seconds: float,
+) -> None:
     """Start as many pods as the current version has, and wait until they are ready.
 
-    After `seconds`, the larger of the autoscaler's minimum and the Deployment's initial number of
-    replicas is enough.
+    After `timeout_seconds`, the larger of the autoscaler's minimum and the Deployment's initial
+    number of replicas is enough.
     """
-    minimum = ((objects.find(AUTOSCALER, model) or {}).get("spec") or {}).get("minReplicas", 1)
-    minimum = max(minimum, rollback.replicas)
-    service = objects.find("Service", model) or {"spec": {"selector": {}}}
-    serving = objects.find(
-        "Deployment", service["spec"]["selector"].get(INSTANCE_LABEL, model)
+    min_replicas = ((kubernetes_objects.find(AUTOSCALER, model_name) or {}).get("spec") or {}).get(
+        "minReplicas", 1
+    )
+    min_replicas = max(min_replicas, rollback.replicas)
+    service_object = kubernetes_objects.find("Service", model_name) or {"spec": {"selector": {}}}
+    serving_deployment = kubernetes_objects.find(
+        "Deployment", service_object["spec"]["selector"].get(INSTANCE_LABEL, model_name)
     ) or {"spec": {}}
-    replicas = max(minimum, serving["spec"].get("replicas", 1))
+    replica_count = max(min_replicas, serving_deployment["spec"].get("replicas", 1))
     # the annotation changes the Deployment, so that a concurrent command that wants to stop its
     # pods gets a Conflict
     start_mark = {"annotations": {STARTED_ANNOTATION: uuid.uuid4().hex}}
-    objects.patch(
-        "Deployment", rollback.deployment, {"metadata": start_mark, "spec": {"replicas": replicas}}
+    kubernetes_objects.patch(
+        "Deployment",
+        rollback.deployment,
+        {"metadata": start_mark, "spec": {"replicas": replica_count}},
     )
-    deadline = time.monotonic() + seconds
+    deadline_seconds = time.monotonic() + timeout_seconds
 
     while True:
-        obj = objects.find("Deployment", rollback.deployment) or {}
-        status = obj.get("status") or {}
-        is_observed = status.get("observedGeneration", 0) >= (obj.get("metadata") or {}).get(
-            "generation", 0
-        )
-        ready_replicas = status.get("readyReplicas", 0)
+        target_deployment = kubernetes_objects.find("Deployment", rollback.deployment) or {}
+        deployment_status = target_deployment.get("status") or {}
+        is_observed = deployment_status.get("observedGeneration", 0) >= (
+            target_deployment.get("metadata") or {}
+        ).get("generation", 0)
+        ready_replicas = deployment_status.get("readyReplicas", 0)
 
-        is_late = time.monotonic() > deadline
-        if is_observed and ready_replicas >= (minimum if is_late else replicas):
+        is_late = time.monotonic() > deadline_seconds
+        if is_observed and ready_replicas >= (min_replicas if is_late else replica_count):
             return
 
-        if not (obj.get("spec") or {}).get("replicas", 1):
+        if not (target_deployment.get("spec") or {}).get("replicas", 1):
             raise RekindleError(
                 "a newer release, or another command, has stopped the pods of"
                 f" {rollback.deployment}: the current version keeps serving."
@@ -264,133 +285,171 @@ def _start_pods(objects: KubernetesObjects, model: str, rollback: Rollback, seco
 
         if is_late:
             raise RekindleError(
-                f"{rollback.deployment} has {ready_replicas} of {minimum} pods ready after"
-                f" {seconds:g} s: the current version keeps serving. See the logs of the pods."
+                f"{rollback.deployment} has {ready_replicas} of {min_replicas} pods ready after"
+                f" {timeout_seconds:g} s: the current version keeps serving. See the logs of the"
+                " pods."
             )
 
         time.sleep(0.05)
 
 
-def _list_traffic_changes(objects: KubernetesObjects, model: str, deployment: str) -> list[Change]:
+def _list_traffic_changes(
+    kubernetes_objects: KubernetesObjects, model_name: str, deployment_name: str
+) -> list[Change]:
     """Return the changes of Service and autoscaler that direct the traffic to a Deployment."""
-    changes: list[Change] = [
-        ("Service", model, {"spec": {"selector": {NAME_LABEL: model, INSTANCE_LABEL: deployment}}})
+    traffic_changes: list[Change] = [
+        (
+            "Service",
+            model_name,
+            {"spec": {"selector": {NAME_LABEL: model_name, INSTANCE_LABEL: deployment_name}}},
+        )
     ]
-    if objects.find(AUTOSCALER, model):
-        changes.append((AUTOSCALER, model, {"spec": {"scaleTargetRef": {"name": deployment}}}))
-    return changes
+    if kubernetes_objects.find(AUTOSCALER, model_name):
+        traffic_changes.append(
+            (AUTOSCALER, model_name, {"spec": {"scaleTargetRef": {"name": deployment_name}}})
+        )
+    return traffic_changes
 
 
-def _switch_traffic(objects: KubernetesObjects, model: str, rollback: Rollback) -> None:
+def _switch_traffic(
+    kubernetes_objects: KubernetesObjects, model_name: str, rollback: Rollback
+) -> None:
     """Direct the traffic to the version of the rollback. Raises ChampionChanged if another version
     is the champion, RekindleError if other clients keep changing the Service.
     """
     for _ in range(CHANGE_ATTEMPTS):
-        service = objects.find("Service", model) or {"metadata": {}}
+        service_object = kubernetes_objects.find("Service", model_name) or {"metadata": {}}
         # checked after reading the Service, so that the patch fails if another command changes the
         # Service later
-        _check_champion(model, rollback)
+        _check_champion(model_name, rollback)
 
         try:
-            for kind, name, change in _list_traffic_changes(objects, model, rollback.deployment):
-                condition = {
-                    "metadata": {"resourceVersion": service["metadata"].get("resourceVersion")}
+            for object_kind, object_name, traffic_change in _list_traffic_changes(
+                kubernetes_objects, model_name, rollback.deployment
+            ):
+                version_condition = {
+                    "metadata": {
+                        "resourceVersion": service_object["metadata"].get("resourceVersion")
+                    }
                 }
-                objects.patch(kind, name, change | (condition if kind == "Service" else {}))
+                kubernetes_objects.patch(
+                    object_kind,
+                    object_name,
+                    traffic_change | (version_condition if object_kind == "Service" else {}),
+                )
 
             return
         except Conflict:
             continue
 
-    raise _unchangeable("Service", model)
+    raise _unchangeable("Service", model_name)
 
 
 def _stop_pods(
-    objects: KubernetesObjects, model: str, rollback: Rollback, deployments: list[str]
+    kubernetes_objects: KubernetesObjects,
+    model_name: str,
+    rollback: Rollback,
+    deployment_names: list[str],
 ) -> None:
     """Stop the pods of these Deployments. Raises ChampionChanged if the version of the rollback is
     no longer the champion, RekindleError if other clients keep changing them."""
     for _ in range(CHANGE_ATTEMPTS):
         running_deployments = [
-            obj for obj in objects.deployments(model) if obj["spec"].get("replicas", 1)
+            deployment
+            for deployment in kubernetes_objects.deployments(model_name)
+            if deployment["spec"].get("replicas", 1)
         ]
         running_deployments = [
-            obj for obj in running_deployments if obj["metadata"]["name"] in deployments
+            deployment
+            for deployment in running_deployments
+            if deployment["metadata"]["name"] in deployment_names
         ]
         if not running_deployments:
             return
 
         # checked after reading the Deployments, so that the patch fails if another command starts
         # one of them later
-        _check_champion(model, rollback)
+        _check_champion(model_name, rollback)
         with suppress(Conflict):
-            for obj in running_deployments:
-                _scale_deployment(objects, obj, 0)
+            for deployment in running_deployments:
+                _scale_deployment(kubernetes_objects, deployment, 0)
 
-    raise _unchangeable("Deployments", model)
+    raise _unchangeable("Deployments", model_name)
 
 
-def _unchangeable(kind: str, model: str) -> RekindleError:
+def _unchangeable(object_kind: str, model_name: str) -> RekindleError:
     return RekindleError(
-        f"the {kind} of {model} could not be changed in {CHANGE_ATTEMPTS} attempts, because another"
-        " client changes it at the same time: run this command again."
+        f"the {object_kind} of {model_name} could not be changed in {CHANGE_ATTEMPTS} attempts,"
+        " because another client changes it at the same time: run this command again."
     )
 
 
-def _check_champion(model: str, rollback: Rollback) -> None:
-    champion = tracking.champion(model)
+def _check_champion(model_name: str, rollback: Rollback) -> None:
+    champion = tracking.champion(model_name)
     if not champion or champion.version != rollback.version:
         raise ChampionChanged(
-            f"version {champion.version if champion else 'none'} of {model} became the champion"
-            f" after version {rollback.version}, and keeps the traffic."
+            f"version {champion.version if champion else 'none'} of {model_name} became the"
+            f" champion after version {rollback.version}, and keeps the traffic."
         )
 
 
-def _scale_deployment(objects: KubernetesObjects, deployment: Object, replicas: int) -> None:
+def _scale_deployment(
+    kubernetes_objects: KubernetesObjects, deployment: Object, replica_count: int
+) -> None:
     """Set the number of pods of a Deployment. Raises Conflict if it has changed since it was
     read."""
-    condition = {"resourceVersion": deployment["metadata"].get("resourceVersion")}
-    change = {"metadata": condition, "spec": {"replicas": replicas}}
-    objects.patch("Deployment", deployment["metadata"]["name"], change)
+    version_condition = {"resourceVersion": deployment["metadata"].get("resourceVersion")}
+    scale_change = {"metadata": version_condition, "spec": {"replicas": replica_count}}
+    kubernetes_objects.patch("Deployment", deployment["metadata"]["name"], scale_change)
 
 
 def _cancel_rollback(
-    objects: KubernetesObjects, store: Store, model: str, rollback: Rollback, champion_changed: bool
+    kubernetes_objects: KubernetesObjects,
+    object_store: Store,
+    model_name: str,
+    rollback: Rollback,
+    has_champion_changed: bool,
 ) -> str:
     """After a failure, cancel the rollback and stop its pods, unless the rollback is decided and
     its version is the champion. Return a sentence about the outcome.
     """
     unfinished_message = (
         f"The rollback to version {rollback.version} is unfinished: finish it with `rekindle"
-        f" rollback {model}`."
+        f" rollback {model_name}`."
     )
 
     try:
-        if not promotion.end_rollback(store, model, rollback, even_if_decided=champion_changed):
+        if not promotion.end_rollback(
+            object_store, model_name, rollback, includes_decided=has_champion_changed
+        ):
             return unfinished_message
 
-        outcome = "its Deployment has been deleted"
+        cancel_outcome = "its Deployment has been deleted"
         for _ in range(CHANGE_ATTEMPTS):
-            deployment = objects.find("Deployment", rollback.deployment)
+            deployment = kubernetes_objects.find("Deployment", rollback.deployment)
             if not deployment:
                 break
 
-            service = objects.find("Service", model) or {"spec": {"selector": {}}}
-            has_traffic = service["spec"]["selector"].get(INSTANCE_LABEL) == rollback.deployment
+            service_object = kubernetes_objects.find("Service", model_name) or {
+                "spec": {"selector": {}}
+            }
+            has_traffic = (
+                service_object["spec"]["selector"].get(INSTANCE_LABEL) == rollback.deployment
+            )
             # another command needs the pods
-            if has_traffic or promotion.read_pending_rollback(store, model):
-                outcome = (
+            if has_traffic or promotion.read_pending_rollback(object_store, model_name):
+                cancel_outcome = (
                     "its pods keep running: they have the traffic, or another rollback needs them"
                 )
                 break
 
             with suppress(Conflict):
-                _scale_deployment(objects, deployment, rollback.replicas)
-                outcome = f"its Deployment has {rollback.replicas} pods, as before"
+                _scale_deployment(kubernetes_objects, deployment, rollback.replicas)
+                cancel_outcome = f"its Deployment has {rollback.replicas} pods, as before"
                 break
         else:
-            outcome = "its pods keep running: each change of its Deployment was a conflict"
+            cancel_outcome = "its pods keep running: each change of its Deployment was a conflict"
     except RekindleError:
         return unfinished_message
 
-    return f"The rollback to version {rollback.version} is cancelled, and {outcome}."
+    return f"The rollback to version {rollback.version} is cancelled, and {cancel_outcome}."

@@ -141,10 +141,12 @@ class CanaryConfig(Section):
             return [100]
         return self.steps[:-1]
 
-    def next_share(self, percent: int) -> int:
-        """Return the next share of the traffic after `percent`, or 0 if `percent` is the last
-        share."""
-        return next((share for share in self.shares if share > percent), 0)
+    def next_share(self, share_percent: int) -> int:
+        """Return the next share of the traffic after `share_percent`, or 0 if `share_percent` is
+        the last share."""
+        return next(
+            (traffic_share for traffic_share in self.shares if traffic_share > share_percent), 0
+        )
 
 
 class ServeConfig(Limits):
@@ -241,18 +243,18 @@ class ServeConfig(Limits):
                 f'host is "{self.host}": Kubernetes accepts a DNS name, but no IP address'
             )
 
-        for name in ("gateway", "ingress_class", "tls_secret", "annotations"):
-            if getattr(self, name) and not self.host:
+        for field_name in ("gateway", "ingress_class", "tls_secret", "annotations"):
+            if getattr(self, field_name) and not self.host:
                 raise ValueError(
-                    f"{name} has no effect without host: set serve.host to the DNS name of the"
-                    " model"
+                    f"{field_name} has no effect without host: set serve.host to the DNS name of"
+                    " the model"
                 )
 
-        for name in ("ingress_class", "tls_secret"):
-            if self.gateway and getattr(self, name):
+        for field_name in ("ingress_class", "tls_secret"):
+            if self.gateway and getattr(self, field_name):
                 raise ValueError(
-                    f"{name} belongs to an Ingress, but gateway is set: remove one. The listener of"
-                    " a Gateway has the certificate"
+                    f"{field_name} belongs to an Ingress, but gateway is set: remove one. The"
+                    " listener of a Gateway has the certificate"
                 )
 
         if self.host and self.canary and self.canary.gateway not in ("", self.gateway):

@@ -15,23 +15,23 @@ from rekindle.serving.openapi import OPEN_PATHS
 def read_tokens() -> tuple[str, ...]:
     """Read the accepted tokens from REKINDLE_TOKEN; () if it is not set. Raises ConfigError if it
     is empty."""
-    text = os.environ.get(REKINDLE_TOKEN)
-    if text is None:
+    tokens_text = os.environ.get(REKINDLE_TOKEN)
+    if tokens_text is None:
         return ()
-    values = tuple(text.split())
-    if not values or not text.isascii():
+    accepted_tokens = tuple(tokens_text.split())
+    if not accepted_tokens or not tokens_text.isascii():
         raise ConfigError(
             f"{REKINDLE_TOKEN} contains no token or other characters than ASCII: it must be one"
             " or more tokens, separated by spaces or lines (openssl rand -hex 32 generates one)."
         )
-    return values
+    return accepted_tokens
 
 
 class Authentication:
     """ASGI middleware that answers 401 unless a request has one of the tokens."""
 
-    def __init__(self, app: ASGIApp, tokens: tuple[str, ...]) -> None:
-        self.app, self.tokens = app, [token.encode() for token in tokens]
+    def __init__(self, app: ASGIApp, accepted_tokens: tuple[str, ...]) -> None:
+        self.app, self.tokens = app, [accepted_token.encode() for accepted_token in accepted_tokens]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if (
@@ -40,16 +40,19 @@ class Authentication:
             or self._accepts(Headers(scope=scope))
         ):
             return await self.app(scope, receive, send)
-        error = "this server needs a token: send the header `Authorization: Bearer TOKEN`."
-        await JSONResponse({"error": error}, 401, {"www-authenticate": "Bearer"})(
+        error_message = "this server needs a token: send the header `Authorization: Bearer TOKEN`."
+        await JSONResponse({"error": error_message}, 401, {"www-authenticate": "Bearer"})(
             scope, receive, send
         )
 
-    def _accepts(self, headers: Headers) -> bool:
-        scheme, _, token = headers.get("authorization", "").partition(" ")
-        value = token.strip().encode()
+    def _accepts(self, request_headers: Headers) -> bool:
+        authentication_scheme, _, token_text = request_headers.get("authorization", "").partition(
+            " "
+        )
+        token_bytes = token_text.strip().encode()
         # compare all tokens, so that the response time reveals nothing about them
         return (
-            sum(hmac.compare_digest(value, each) for each in self.tokens) > 0
-            and scheme.lower() == "bearer"
+            sum(hmac.compare_digest(token_bytes, accepted_token) for accepted_token in self.tokens)
+            > 0
+            and authentication_scheme.lower() == "bearer"
         )

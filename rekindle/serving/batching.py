@@ -57,89 +57,103 @@ class RequestQueue:
         ended."""
         if self.error:
             raise self.error
-        loop = asyncio.get_running_loop()
-        request = WaitingRequest(body, is_replay, loop.create_future(), loop.time())
-        self.queue.append(request)
+        event_loop = asyncio.get_running_loop()
+        waiting_request = WaitingRequest(
+            body, is_replay, event_loop.create_future(), event_loop.time()
+        )
+        self.queue.append(waiting_request)
         self.change_event.set()
-        return await request.answer
+        return await waiting_request.answer
 
     async def run(self) -> None:
         """Pass batches to the processes until a process ends. Then all waiting requests and this
         method raise RekindleError."""
-        feeds = [ProcessFeed(process) for process in self.processes]
+        process_feeds = [ProcessFeed(model_process) for model_process in self.processes]
 
-        tasks = [
-            asyncio.create_task(self._feed_process(feed))
-            for feed in feeds
+        feed_tasks = [
+            asyncio.create_task(self._feed_process(process_feed))
+            for process_feed in process_feeds
             for _ in range(2 if self.size > 1 else 1)
         ]
 
         try:
-            await asyncio.gather(*tasks)
+            await asyncio.gather(*feed_tasks)
         except RekindleError as error:
             self.error = error
-            for request in self.queue:
-                resolve_request(request, error)
+            for waiting_request in self.queue:
+                resolve_request(waiting_request, error)
 
             raise
         finally:
-            for task in tasks:
-                task.cancel()
+            for feed_task in feed_tasks:
+                feed_task.cancel()
 
-    async def _feed_process(self, feed: ProcessFeed) -> None:
-        loop = asyncio.get_running_loop()
-        process = feed.process
+    async def _feed_process(self, process_feed: ProcessFeed) -> None:
+        event_loop = asyncio.get_running_loop()
+        model_process = process_feed.process
 
         while True:
-            requests: list[WaitingRequest] = []
+            batch_requests: list[WaitingRequest] = []
             try:
-                async with feed.send_lock:
-                    requests = await self._take_batch(feed)
-                    replays = {index for index, request in enumerate(requests) if request.is_replay}
-                    bodies = [request.body for request in requests]
-                    await loop.run_in_executor(process.threads, process.send, bodies, replays)
-                    await feed.receive_lock.acquire()
+                async with process_feed.send_lock:
+                    batch_requests = await self._take_batch(process_feed)
+                    replay_indices = {
+                        index
+                        for index, waiting_request in enumerate(batch_requests)
+                        if waiting_request.is_replay
+                    }
+                    request_bodies = [waiting_request.body for waiting_request in batch_requests]
+                    await event_loop.run_in_executor(
+                        model_process.threads, model_process.send, request_bodies, replay_indices
+                    )
+                    await process_feed.receive_lock.acquire()
 
                 try:
-                    batch = await loop.run_in_executor(process.threads, process.receive)
+                    answered_batch = await event_loop.run_in_executor(
+                        model_process.threads, model_process.receive
+                    )
                 finally:
-                    feed.receive_lock.release()
+                    process_feed.receive_lock.release()
             except (RekindleError, asyncio.CancelledError) as error:
                 if isinstance(error, RekindleError):
                     stop_error = error
                 else:
                     stop_error = RekindleError("the server is stopping: try another.")
 
-                for request in requests:
-                    resolve_request(request, stop_error)
+                for waiting_request in batch_requests:
+                    resolve_request(waiting_request, stop_error)
 
                 raise
 
             self.change_event.set()
-            self.count_batch(batch)
-            for request, answer in zip(requests, batch.answers, strict=True):
-                resolve_request(request, answer)
+            self.count_batch(answered_batch)
+            for waiting_request, answer in zip(batch_requests, answered_batch.answers, strict=True):
+                resolve_request(waiting_request, answer)
 
-    async def _take_batch(self, feed: ProcessFeed) -> list[WaitingRequest]:
+    async def _take_batch(self, process_feed: ProcessFeed) -> list[WaitingRequest]:
         """Take the next batch from the queue. While the process is working, wait for a full
         batch."""
-        loop = asyncio.get_running_loop()
+        event_loop = asyncio.get_running_loop()
         while True:
-            while not self.queue or (feed.receive_lock.locked() and len(self.queue) < self.size):
+            while not self.queue or (
+                process_feed.receive_lock.locked() and len(self.queue) < self.size
+            ):
                 self.change_event.clear()
                 await self.change_event.wait()
-            wait = self.queue[0].arrival_time + self.delay - loop.time()
-            if wait <= 0 or len(self.queue) >= self.size:
-                share = -(-len(self.queue) // len(self.processes))
-                return [self.queue.popleft() for _ in range(min(self.size, share))]
-            await asyncio.sleep(wait)
+            wait_seconds = self.queue[0].arrival_time + self.delay - event_loop.time()
+            if wait_seconds <= 0 or len(self.queue) >= self.size:
+                process_share = -(-len(self.queue) // len(self.processes))
+                return [self.queue.popleft() for _ in range(min(self.size, process_share))]
+            await asyncio.sleep(wait_seconds)
 
 
-def resolve_request(request: WaitingRequest, result: Answer | RekindleError) -> None:
+def resolve_request(
+    waiting_request: WaitingRequest, answer_or_error: Answer | RekindleError
+) -> None:
     """Complete a request, unless its client has stopped waiting."""
-    if request.answer.done():
+    if waiting_request.answer.done():
         return
-    if isinstance(result, Answer):
-        request.answer.set_result(result)
+    if isinstance(answer_or_error, Answer):
+        waiting_request.answer.set_result(answer_or_error)
     else:
-        request.answer.set_exception(result)
+        waiting_request.answer.set_exception(answer_or_error)

@@ -25,17 +25,17 @@ class Refusal(Exception):
     `close`: close the connection without reading the rest of the request.
     """
 
-    def __init__(self, status: int, reason: str, close: bool = False) -> None:
+    def __init__(self, status: int, reason: str, should_close: bool = False) -> None:
         super().__init__(reason)
         self.status = status
-        self.close = close
+        self.close = should_close
 
 
 class Body:
     """A body that is arriving."""
 
-    def __init__(self, client: str, deadline: asyncio.Timeout) -> None:
-        self.client = client
+    def __init__(self, client_host: str, deadline: asyncio.Timeout) -> None:
+        self.client = client_host
         self.deadline = deadline
         self.start_time = time.monotonic()
         self.data = bytearray()
@@ -45,63 +45,70 @@ class Body:
 class Bodies:
     """The bodies of all arriving requests."""
 
-    def __init__(self, limits: Limits) -> None:
-        self.limits = limits
+    def __init__(self, server_limits: Limits) -> None:
+        self.limits = server_limits
         self.arriving_bodies: set[Body] = set()
         self.bytes_by_client: Counter[str] = Counter()  # client address → number of received bytes
 
     async def read(self, request: Request) -> bytes:
         """Return the request's body. Raises Refusal if the body is too large, too slow or
         incomplete."""
-        limits = self.limits
-        too_large = Refusal(
-            413, f"the request is larger than {limits.max_bytes:,} bytes: send it in parts."
+        server_limits = self.limits
+        too_large_refusal = Refusal(
+            413, f"the request is larger than {server_limits.max_bytes:,} bytes: send it in parts."
         )
 
-        if int(request.headers.get("content-length", 0)) > OVERSIZE_FACTOR * limits.max_bytes:
-            raise too_large
+        if (
+            int(request.headers.get("content-length", 0))
+            > OVERSIZE_FACTOR * server_limits.max_bytes
+        ):
+            raise too_large_refusal
 
-        now = asyncio.get_running_loop().time()
-        deadline = asyncio.timeout_at(
-            request.scope["state"].get("start_time", now) + limits.body_seconds
+        now_seconds = asyncio.get_running_loop().time()
+        deadline_timeout = asyncio.timeout_at(
+            request.scope["state"].get("start_time", now_seconds) + server_limits.body_seconds
         )
-        body = Body(request.client.host if request.client else "", deadline)
-        size = 0
-        self.arriving_bodies.add(body)
+        arriving_body = Body(request.client.host if request.client else "", deadline_timeout)
+        received_bytes = 0
+        self.arriving_bodies.add(arriving_body)
 
         try:
-            async with deadline:
-                async for chunk in request.stream():
-                    size += len(chunk)
-                    if size > OVERSIZE_FACTOR * limits.max_bytes:
+            async with deadline_timeout:
+                async for body_chunk in request.stream():
+                    received_bytes += len(body_chunk)
+                    if received_bytes > OVERSIZE_FACTOR * server_limits.max_bytes:
                         break
-                    if size <= limits.max_bytes:
-                        self._add_chunk(body, chunk)
+                    if received_bytes <= server_limits.max_bytes:
+                        self._add_chunk(arriving_body, body_chunk)
         except TimeoutError as error:
-            if not body.drop_reason:
-                reason = f"the request took longer than {limits.body_seconds:g} s to arrive."
-                raise Refusal(408, reason, close=True) from error
+            if not arriving_body.drop_reason:
+                timeout_reason = (
+                    f"the request took longer than {server_limits.body_seconds:g} s to arrive."
+                )
+                raise Refusal(408, timeout_reason, should_close=True) from error
         except ClientDisconnect as error:
             raise Refusal(400, "the client disconnected before its request had arrived.") from error
         finally:
-            self._remove_body(body)
+            self._remove_body(arriving_body)
 
-        if body.drop_reason:
+        if arriving_body.drop_reason:
             raise Refusal(
-                503, f"{body.drop_reason}, so this request was dropped: try again soon.", close=True
+                503,
+                f"{arriving_body.drop_reason}, so this request was dropped: try again soon.",
+                should_close=True,
             )
 
-        if size > limits.max_bytes:
-            raise too_large
+        if received_bytes > server_limits.max_bytes:
+            raise too_large_refusal
 
-        return bytes(body.data)
+        return bytes(arriving_body.data)
 
-    def _add_chunk(self, body: Body, chunk: bytes) -> None:
-        if body.drop_reason:
+    def _add_chunk(self, arriving_body: Body, body_chunk: bytes) -> None:
+        if arriving_body.drop_reason:
             return
 
-        body.data += chunk
-        self.bytes_by_client[body.client] += len(chunk)
+        arriving_body.data += body_chunk
+        self.bytes_by_client[arriving_body.client] += len(body_chunk)
 
         while self.bytes_by_client.total() > BUDGET_FACTOR * self.limits.max_bytes:
             largest_body = max(
@@ -121,17 +128,17 @@ class Bodies:
             return True
         return False
 
-    def _drop_body(self, body: Body, reason: str) -> None:
-        body.drop_reason = reason
-        self._remove_body(body)
-        body.data.clear()
-        if not body.deadline.expired():
+    def _drop_body(self, arriving_body: Body, reason: str) -> None:
+        arriving_body.drop_reason = reason
+        self._remove_body(arriving_body)
+        arriving_body.data.clear()
+        if not arriving_body.deadline.expired():
             # the deadline is set to now, which ends `read`
-            body.deadline.reschedule(asyncio.get_running_loop().time())
+            arriving_body.deadline.reschedule(asyncio.get_running_loop().time())
 
-    def _remove_body(self, body: Body) -> None:
-        if body in self.arriving_bodies:
-            self.arriving_bodies.remove(body)
-            self.bytes_by_client[body.client] -= len(body.data)
-            if not self.bytes_by_client[body.client]:
-                del self.bytes_by_client[body.client]
+    def _remove_body(self, arriving_body: Body) -> None:
+        if arriving_body in self.arriving_bodies:
+            self.arriving_bodies.remove(arriving_body)
+            self.bytes_by_client[arriving_body.client] -= len(arriving_body.data)
+            if not self.bytes_by_client[arriving_body.client]:
+                del self.bytes_by_client[arriving_body.client]

@@ -69,14 +69,14 @@ class Connection(HttpToolsProtocol):
         """File descriptor of the connection."""
         return self.transport.get_extra_info("socket").fileno()
 
-    def enter(self, group: "dict[Connection, float] | None") -> None:
-        """Move the connection to `group`, unless it is in that group already."""
-        if group is not self.group:
+    def enter(self, connection_group: "dict[Connection, float] | None") -> None:
+        """Move the connection to `connection_group`, unless it is in that group already."""
+        if connection_group is not self.group:
             if self.group is not None:
                 del self.group[self]
-            if group is not None:
-                group[self] = self.loop.time()
-            self.group = group
+            if connection_group is not None:
+                connection_group[self] = self.loop.time()
+            self.group = connection_group
 
     def update_group(self) -> None:
         """Move the connection to the group that matches its current state."""
@@ -91,9 +91,9 @@ class Connection(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self.enter(self.registry.unfinished)
-        excess = len(self.connections) - self.registry.limit
-        if excess > 0:
-            self.registry.make_room(self, urgent=excess > RESERVED_DESCRIPTORS // 4)
+        excess_count = len(self.connections) - self.registry.limit
+        if excess_count > 0:
+            self.registry.make_room(self, is_urgent=excess_count > RESERVED_DESCRIPTORS // 4)
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
@@ -101,24 +101,27 @@ class Connection(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         self._unset_keepalive_if_required()
-        start = 0
-        while start < len(data) and not (self.is_finished or self.transport.is_closing()):
-            piece = data[start : start + PIECE_BYTES]
-            start += len(piece)
-            self.head_bytes += len(piece)
+        start_offset = 0
+        while start_offset < len(data) and not (self.is_finished or self.transport.is_closing()):
+            data_piece = data[start_offset : start_offset + PIECE_BYTES]
+            start_offset += len(data_piece)
+            self.head_bytes += len(data_piece)
 
             try:
-                self.parser.feed_data(piece)
-            except httptools.HttpParserUpgrade as upgrade:
-                data = self.head_without_upgrade() + data[start - len(piece) + upgrade.args[0] :]
-                start = 0
+                self.parser.feed_data(data_piece)
+            except httptools.HttpParserUpgrade as upgrade_error:
+                data = (
+                    self.head_without_upgrade()
+                    + data[start_offset - len(data_piece) + upgrade_error.args[0] :]
+                )
+                start_offset = 0
             except httptools.HttpParserError as error:
                 if isinstance(error, httptools.HttpParserCallbackError):
-                    reason = "invalid URL"
+                    error_reason = "invalid URL"
                 else:
-                    reason = error
+                    error_reason = error
 
-                return self.reject(400, f"the request is not valid HTTP/1.1: {reason}.")
+                return self.reject(400, f"the request is not valid HTTP/1.1: {error_reason}.")
 
             if self.arriving_part and self.head_bytes > MAX_HEAD_BYTES:
                 return self.reject(
@@ -135,12 +138,12 @@ class Connection(HttpToolsProtocol):
     def head_without_upgrade(self) -> bytes:
         """Return the head of the request without its `Upgrade` header, because this header would
         make the parser skip the body."""
-        lines = [
+        head_lines = [
             b"%b %b HTTP/%b"
             % (self.parser.get_method(), self.url, self.parser.get_http_version().encode())
         ]
-        lines += [b"%b: %b" % header for header in self.headers if header[0] != b"upgrade"]
-        return b"\r\n".join([*lines, b"", b""])
+        head_lines += [b"%b: %b" % header for header in self.headers if header[0] != b"upgrade"]
+        return b"\r\n".join([*head_lines, b"", b""])
 
     def eof_received(self) -> bool:  # type: ignore[override]
         """Handle the end of the client's data. Return True, which keeps the connection open for
@@ -222,9 +225,9 @@ class Connection(HttpToolsProtocol):
 
     def has_bytes(self) -> bool:
         """Return True if the socket has data, or the end of the stream, that was not read yet."""
-        poll = select.poll()
-        poll.register(self.descriptor, select.POLLIN)
-        return bool(poll.poll(0))
+        poller = select.poll()
+        poller.register(self.descriptor, select.POLLIN)
+        return bool(poller.poll(0))
 
     def evict(self) -> None:
         """Close the connection, with a 503 if the client has not received an answer yet."""
@@ -235,7 +238,7 @@ class Connection(HttpToolsProtocol):
             self.transport.close()
             self.update_group()
 
-    def reject(self, status: int, reason: str) -> None:
+    def reject(self, http_status: int, reason: str) -> None:
         """Answer the arriving request and close the connection, after the answers to earlier
         requests."""
         if self.pipeline or (
@@ -245,11 +248,12 @@ class Connection(HttpToolsProtocol):
 
         # a request that was answered before its body arrived does not get a second answer
         if self.is_busy or self.arriving_part != "body":
-            retry = b"retry-after: 1\r\n" if status == 503 else b""
-            body = to_json({"error": reason}).encode()
+            retry_header = b"retry-after: 1\r\n" if http_status == 503 else b""
+            answer_body = to_json({"error": reason}).encode()
             self.transport.write(
                 b"%bcontent-type: application/json\r\n%bconnection: close\r\ncontent-length:"
-                b" %d\r\n\r\n%b" % (STATUS_LINE[status], retry, len(body), body)
+                b" %d\r\n\r\n%b"
+                % (STATUS_LINE[http_status], retry_header, len(answer_body), answer_body)
             )
 
         self.transport.close()
@@ -266,8 +270,8 @@ class Connection(HttpToolsProtocol):
     def send_end(self) -> None:
         """Shut down the sending side at once, because a request could still arrive before
         `transport.close` does this."""
-        with suppress(OSError), socket.socket(fileno=os.dup(self.descriptor)) as duplicate:
-            duplicate.shutdown(socket.SHUT_WR)
+        with suppress(OSError), socket.socket(fileno=os.dup(self.descriptor)) as duplicate_socket:
+            duplicate_socket.shutdown(socket.SHUT_WR)
 
     def expire(self) -> None:
         """Close a connection whose deadline is over. An answer that the client has not read is
@@ -288,9 +292,9 @@ class Connections:
     answer. `Bodies` limits the time for the arrival of both head and body.
     """
 
-    def __init__(self, request_seconds: float, limit: int) -> None:
+    def __init__(self, request_seconds: float, max_connections: int) -> None:
         self.request_seconds = request_seconds
-        self.limit = limit
+        self.limit = max_connections
         # connections on which the head of a request, or the body of an already answered request,
         # arrives
         self.unfinished: dict[Connection, float] = {}
@@ -303,34 +307,50 @@ class Connections:
         self.closing_idle = False  # True: idle connections are closed
         self.protocol = type("Protocol", (Connection,), {"registry": self})
 
-    def make_room(self, newcomer: Connection, urgent: bool) -> None:
-        """Close a connection to make room for `newcomer`. `urgent`: also close a connection whose
-        socket has unread data, such as a request."""
-        oldest = [
-            pair
-            for group in (self.unfinished, self.idle)
-            for pair in islice(group.items(), MAX_CANDIDATES)
+    def make_room(self, new_connection: Connection, is_urgent: bool) -> None:
+        """Close a connection to make room for `new_connection`. `is_urgent`: also close a
+        connection whose socket has unread data, such as a request."""
+        oldest_pairs = [
+            connection_pair
+            for connection_group in (self.unfinished, self.idle)
+            for connection_pair in islice(connection_group.items(), MAX_CANDIDATES)
         ]
 
-        oldest.sort(key=lambda pair: pair[1])
+        oldest_pairs.sort(key=lambda connection_pair: connection_pair[1])
         # connections newer than this are closed last: a new client is about to send its request
-        deadline = asyncio.get_running_loop().time() - FIRST_BYTES_SHARE * self.request_seconds
+        deadline_seconds = (
+            asyncio.get_running_loop().time() - FIRST_BYTES_SHARE * self.request_seconds
+        )
 
-        late_connections = [connection for connection, since in oldest if since < deadline]
-        if self.evict_one(late_connections, newcomer, urgent) or self.drop_body(
+        late_connections = [
+            connection
+            for connection, waiting_since in oldest_pairs
+            if waiting_since < deadline_seconds
+        ]
+        if self.evict_one(late_connections, new_connection, is_urgent) or self.drop_body(
             "too many connections"
         ):
             return
 
-        recent_connections = [connection for connection, since in oldest if since >= deadline]
-        if not self.evict_one(recent_connections, newcomer, urgent) and urgent and self.unread:
+        recent_connections = [
+            connection
+            for connection, waiting_since in oldest_pairs
+            if waiting_since >= deadline_seconds
+        ]
+        if (
+            not self.evict_one(recent_connections, new_connection, is_urgent)
+            and is_urgent
+            and self.unread
+        ):
             next(iter(self.unread)).transport.abort()
 
-    def evict_one(self, candidates: "list[Connection]", newcomer: Connection, urgent: bool) -> bool:
+    def evict_one(
+        self, candidate_connections: "list[Connection]", new_connection: Connection, is_urgent: bool
+    ) -> bool:
         """Close the first of the given connections that may be closed. Return False if none may be
         closed."""
-        for connection in candidates:
-            if connection is not newcomer and (urgent or not connection.has_bytes()):
+        for connection in candidate_connections:
+            if connection is not new_connection and (is_urgent or not connection.has_bytes()):
                 connection.evict()
                 return True
         return False
@@ -345,10 +365,12 @@ class Connections:
 
         while True:
             await asyncio.sleep(min(1.0, self.request_seconds / 4))
-            now = asyncio.get_running_loop().time()
-            for group, seconds in group_deadlines:
+            now_seconds = asyncio.get_running_loop().time()
+            for connection_group, max_seconds in group_deadlines:
                 for connection in [
-                    connection for connection, since in group.items() if now - since > seconds
+                    connection
+                    for connection, waiting_since in connection_group.items()
+                    if now_seconds - waiting_since > max_seconds
                 ]:
                     connection.expire()
 
@@ -366,20 +388,22 @@ class Connections:
             connection.close()
 
 
-def raise_descriptor_limit(processes: int) -> int:
+def raise_descriptor_limit(process_count: int) -> int:
     """Raise the limit of open files to its maximum. Return the number of connections that it
     allows. Raises ConfigError."""
     _, descriptor_limit = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (descriptor_limit, descriptor_limit))
 
     needed_descriptors = (
-        len(os.listdir("/proc/self/fd")) + RESERVED_DESCRIPTORS + PROCESS_DESCRIPTORS * processes
+        len(os.listdir("/proc/self/fd"))
+        + RESERVED_DESCRIPTORS
+        + PROCESS_DESCRIPTORS * process_count
     )
     if 0 <= descriptor_limit <= needed_descriptors:
         raise ConfigError(
-            f"the limit of open files is {descriptor_limit}: a server with processes={processes}"
-            f" needs more than {needed_descriptors}. Raise the limit (ulimit -n), or lower"
-            " serve.processes."
+            f"the limit of open files is {descriptor_limit}: a server with"
+            f" processes={process_count} needs more than {needed_descriptors}. Raise the limit"
+            " (ulimit -n), or lower serve.processes."
         )
 
     if descriptor_limit < 0:

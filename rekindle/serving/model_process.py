@@ -67,9 +67,9 @@ class ModelProcess:
 
     def __init__(self, max_instances: int, max_batch: int) -> None:
         # spawned, because torch does not survive a fork
-        context = multiprocessing.get_context("spawn")
-        self.pipe, worker_pipe = context.Pipe()
-        self.process = context.Process(
+        spawn_context = multiprocessing.get_context("spawn")
+        self.pipe, worker_pipe = spawn_context.Pipe()
+        self.process = spawn_context.Process(
             target=run_model_process, args=(worker_pipe, max_instances, max_batch), daemon=True
         )
         self.process.start()
@@ -77,22 +77,23 @@ class ModelProcess:
         # two threads: one waits for answers while the other sends
         self.threads = ThreadPoolExecutor(2, "model")
 
-    def load(self, release: Path) -> ModelInfo:
+    def load(self, release_folder: Path) -> ModelInfo:
         """Let the process load the model, and wait until it is ready. Raises the error of the
         process if loading fails."""
-        self._send(release)
-        result = self.receive()
-        if isinstance(result, Exception):
-            raise result
-        return result
+        self._send(release_folder)
+        info_or_error = self.receive()
+        if isinstance(info_or_error, Exception):
+            raise info_or_error
+        return info_or_error
 
-    def send(self, bodies: list[bytes], replays: set[int]) -> None:
+    def send(self, request_bodies: list[bytes], replay_indices: set[int]) -> None:
         """Send a batch, and block while the pipe is full. Raises RekindleError if the process has
         ended.
 
-        `replays`: indices of requests from `rekindle verify`, which are left out of the metrics.
+        `replay_indices`: indices of requests from `rekindle verify`, which are left out of the
+        metrics.
         """
-        self._send((bodies, replays))
+        self._send((request_bodies, replay_indices))
 
     def receive(self) -> Any:
         """Wait for the answer to the oldest batch, and return it. Raises RekindleError if the
@@ -102,17 +103,17 @@ class ModelProcess:
         except (EOFError, OSError) as error:
             raise self._exit_error() from error
 
-    def _send(self, item: object) -> None:
+    def _send(self, pipe_message: object) -> None:
         try:
-            self.pipe.send(item)
+            self.pipe.send(pipe_message)
         except OSError as error:
             raise self._exit_error() from error
 
     def _exit_error(self) -> RekindleError:
         self.process.join(1)
-        code = self.process.exitcode
-        cause = " (killed: out of memory?)" if code == -signal.SIGKILL else ""
-        return RekindleError(f"a model process ended with code {code}{cause}; {LOG}")
+        exit_code = self.process.exitcode
+        exit_cause = " (killed: out of memory?)" if exit_code == -signal.SIGKILL else ""
+        return RekindleError(f"a model process ended with code {exit_code}{exit_cause}; {LOG}")
 
     def end(self) -> None:
         """Kill the process."""
@@ -120,7 +121,7 @@ class ModelProcess:
         self.threads.shutdown(wait=False, cancel_futures=True)
 
 
-def run_model_process(pipe: Connection, max_instances: int, max_batch: int) -> None:
+def run_model_process(server_pipe: Connection, max_instances: int, max_batch: int) -> None:
     """Run a model process: receive the folder of the release, load the model, then answer batches
     until the server closes the pipe."""
     # ignored, because a terminal sends signals to all of its processes, but the server decides when
@@ -129,74 +130,94 @@ def run_model_process(pipe: Connection, max_instances: int, max_batch: int) -> N
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
     try:
-        release: Path = pipe.recv()
-        predictor = open_predictor(release, max_batch)
-        example = predictor.example()
-        _warm_up(predictor, example)
+        release_folder: Path = server_pipe.recv()
+        predictor = open_predictor(release_folder, max_batch)
+        example_request = predictor.example()
+        _warm_up(predictor, example_request)
         numerics = getattr(predictor, "numerics", "")
         gc.collect()
         # excludes the loaded objects from garbage collections, which would delay answers by 60 ms
         gc.freeze()
-        pipe.send(
-            ModelInfo(example, make_schemas(predictor.Request), read_data_until(release), numerics)
+        server_pipe.send(
+            ModelInfo(
+                example_request,
+                make_schemas(predictor.Request),
+                read_data_until(release_folder),
+                numerics,
+            )
         )
 
         while True:
-            bodies, replays = pipe.recv()
-            pipe.send(answer_batch(predictor, bodies, max_instances, replays))
+            request_bodies, replay_indices = server_pipe.recv()
+            server_pipe.send(answer_batch(predictor, request_bodies, max_instances, replay_indices))
     except (EOFError, BrokenPipeError):
         return  # the server has closed the pipe
     except RekindleError as error:
-        pipe.send(error)
+        server_pipe.send(error)
     except Exception as error:
         traceback.print_exc()
-        pipe.send(user_exceptions.as_error(error, "the model cannot be loaded"))
+        server_pipe.send(user_exceptions.as_error(error, "the model cannot be loaded"))
 
 
-def _warm_up(predictor: Predictor, example: dict[str, Any]) -> None:
+def _warm_up(predictor: Predictor, example_request: dict[str, Any]) -> None:
     """Predict the example request. If that fails, raises RekindleError with the location in the
     workload's code."""
-    where = "the model fails on its own example"
+    error_location = "the model fails on its own example"
     try:
-        request = parse(predictor.Request, to_json(example).encode())
+        request = parse(predictor.Request, to_json(example_request).encode())
         (predictions,) = predictor.predict([request])
         encode_predictions(request, predictions, find_warning(predictor, request))
     except RekindleError as error:
-        raise type(error)(f"{where}: {' '.join(error.lines)}") from error
+        raise type(error)(f"{error_location}: {' '.join(error.lines)}") from error
     except Exception as error:
         traceback.print_exc()
-        raise user_exceptions.as_error(error, where) from error
+        raise user_exceptions.as_error(error, error_location) from error
 
 
 def answer_batch(
-    predictor: Predictor, bodies: Sequence[bytes], max_instances: int, replays: Container[int] = ()
+    predictor: Predictor,
+    request_bodies: Sequence[bytes],
+    max_instances: int,
+    replay_indices: Container[int] = (),
 ) -> Batch:
-    """Answer the requests with these bodies. `replays`: indices of the requests that are left out
-    of the metrics.
+    """Answer the requests with these bodies. `replay_indices`: indices of the requests that are
+    left out of the metrics.
 
     The model predicts the requests together, but a request that fails does not affect the others.
     """
-    results: list[Any] = [parse_request(predictor, body, max_instances) for body in bodies]
-    valid = [index for index, result in enumerate(results) if not isinstance(result, Answer)]
-    predictions = list[Any]()
-    instances = list[Any]()
+    parsed_requests: list[Any] = [
+        parse_request(predictor, request_body, max_instances) for request_body in request_bodies
+    ]
+    valid_indices = [
+        index
+        for index, parsed_request in enumerate(parsed_requests)
+        if not isinstance(parsed_request, Answer)
+    ]
+    counted_predictions = list[Any]()
+    counted_instances = list[Any]()
 
-    for index, (answer, values) in zip(
-        valid, predict(predictor, [results[index] for index in valid]), strict=True
+    for index, (answer, request_predictions) in zip(
+        valid_indices,
+        predict(predictor, [parsed_requests[index] for index in valid_indices]),
+        strict=True,
     ):
-        if values and index not in replays:
-            predictions += values
-            instances += results[index].instances
+        if request_predictions and index not in replay_indices:
+            counted_predictions += request_predictions
+            counted_instances += parsed_requests[index].instances
 
-        results[index] = answer
+        parsed_requests[index] = answer
 
-    return Batch(results, count_numbers(predictions), count_numbers(convert_instances(instances)))
+    return Batch(
+        parsed_requests,
+        count_numbers(counted_predictions),
+        count_numbers(convert_instances(counted_instances)),
+    )
 
 
-def parse_request(predictor: Predictor, body: bytes, max_instances: int) -> Any:
+def parse_request(predictor: Predictor, request_body: bytes, max_instances: int) -> Any:
     """Return the parsed request, or an Answer with an error if it is invalid."""
     try:
-        request = parse(predictor.Request, body)
+        request = parse(predictor.Request, request_body)
     except DataError as error:
         return make_failure(422, str(error))
     except Exception as error:  # a validator of the workload failed
@@ -204,12 +225,12 @@ def parse_request(predictor: Predictor, body: bytes, max_instances: int) -> Any:
             500, f"the request could not be validated ({type(error).__name__}); {LOG}", error
         )
 
-    count = len(getattr(request, "instances"))  # noqa: B009
-    if count > max_instances:
+    instance_count = len(getattr(request, "instances"))  # noqa: B009
+    if instance_count > max_instances:
         return make_failure(
             413,
-            f"instances has {count:,} items: at most {max_instances:,} are allowed, send them in"
-            " parts.",
+            f"instances has {instance_count:,} items: at most {max_instances:,} are allowed, send"
+            " them in parts.",
         )
 
     return request
@@ -219,27 +240,32 @@ def predict(predictor: Predictor, requests: list[Any]) -> list[tuple[Answer, lis
     """Return (answer, predictions) of each valid request. If the prediction of several requests
     fails, predict each half of them again, until only the failing request is left."""
     try:
-        results = predictor.predict(requests) if requests else []
+        predictions_by_request = predictor.predict(requests) if requests else []
         return [
-            (encode_predictions(request, values, find_warning(predictor, request)), values)
-            for request, values in zip(requests, results, strict=True)
+            (
+                encode_predictions(request, request_predictions, find_warning(predictor, request)),
+                request_predictions,
+            )
+            for request, request_predictions in zip(requests, predictions_by_request, strict=True)
         ]
     except Exception as error:
-        half = len(requests) // 2
-        if half:
-            return predict(predictor, requests[:half]) + predict(predictor, requests[half:])
+        half_count = len(requests) // 2
+        if half_count:
+            return predict(predictor, requests[:half_count]) + predict(
+                predictor, requests[half_count:]
+            )
         if isinstance(error, DataError):
             return [(make_failure(422, str(error)), [])]
 
         if isinstance(error, RekindleError):
-            reason = str(error)
+            error_text = str(error)
         else:
-            reason = f"the model failed on this request; {LOG}"
+            error_text = f"the model failed on this request; {LOG}"
 
-        return [(make_failure(500, reason, error), [])]
+        return [(make_failure(500, error_text, error), [])]
 
 
-def encode_predictions(request: Any, predictions: list[Any], warning: str = "") -> Answer:
+def encode_predictions(request: Any, predictions: list[Any], warning_text: str = "") -> Answer:
     """Return the answer with the predictions as JSON. Raises RekindleError that names the instance
     of an invalid prediction."""
     if len(predictions) != len(request.instances):
@@ -249,8 +275,10 @@ def encode_predictions(request: Any, predictions: list[Any], warning: str = "") 
         )
 
     try:
-        content = {"predictions": predictions} | ({"warning": warning} if warning else {})
-        return Answer(200, to_json(content).encode(), len(predictions), bool(warning))
+        answer_content = {"predictions": predictions} | (
+            {"warning": warning_text} if warning_text else {}
+        )
+        return Answer(200, to_json(answer_content).encode(), len(predictions), bool(warning_text))
     except (TypeError, ValueError):
         for index, prediction in enumerate(predictions):
             try:
@@ -264,11 +292,11 @@ def encode_predictions(request: Any, predictions: list[Any], warning: str = "") 
         raise
 
 
-def make_failure(status: int, reason: str, error: Exception | None = None) -> Answer:
+def make_failure(http_status: int, reason: str, error: Exception | None = None) -> Answer:
     """Return the answer to a request that has failed, and log `error`."""
     if error:
         sys.stderr.write(
             time.strftime("%Y-%m-%dT%H:%M:%S ") + "".join(traceback.format_exception(error))
         )
         sys.stderr.flush()
-    return Answer(status, to_json({"error": reason}).encode())
+    return Answer(http_status, to_json({"error": reason}).encode())

@@ -84,13 +84,13 @@ class Metrics:
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
-        registered: dict[str, Any] = {"registry": self.registry}
+        registry_arguments: dict[str, Any] = {"registry": self.registry}
 
         self.requests = Counter(
             "rekindle_requests",
             "requests for predictions by HTTP status",
             ["version", "status"],
-            **registered,
+            **registry_arguments,
         )
 
         self.seconds = Histogram(
@@ -98,14 +98,17 @@ class Metrics:
             "time to answer a request",
             ["version"],
             buckets=SECONDS,
-            **registered,
+            **registry_arguments,
         )
 
         self.warned = Counter(
-            "rekindle_warned_requests", "answers with a warning", ["version"], **registered
+            "rekindle_warned_requests", "answers with a warning", ["version"], **registry_arguments
         )
         self.replayed = Counter(
-            "rekindle_replayed_instances", "instances sent by verify", ["version"], **registered
+            "rekindle_replayed_instances",
+            "instances sent by verify",
+            ["version"],
+            **registry_arguments,
         )
         self.scores = Histograms()
         self.registry.register(self.scores)
@@ -113,14 +116,17 @@ class Metrics:
         self.features = Histograms(FEATURE_METRIC, "numbers of the instances", "feature")
         self.registry.register(self.features)
         self.instances = Histogram(
-            "rekindle_instances", "instances in an answered request", buckets=SIZES, **registered
+            "rekindle_instances",
+            "instances in an answered request",
+            buckets=SIZES,
+            **registry_arguments,
         )
         self.waiting = Gauge(
-            "rekindle_requests_waiting", "requests queued or in progress", **registered
+            "rekindle_requests_waiting", "requests queued or in progress", **registry_arguments
         )
-        self.model = Info("rekindle_model", "the served model", **registered)
+        self.model = Info("rekindle_model", "the served model", **registry_arguments)
         self.age = Gauge(
-            "rekindle_data_age_seconds", "time since the model's data cut-off", **registered
+            "rekindle_data_age_seconds", "time since the model's data cut-off", **registry_arguments
         )
         self.age.set(math.nan)  # NaN: the age is unknown
 
@@ -133,27 +139,27 @@ class Metrics:
         """Let `/metrics` report the age of the model's data: the time since its data cut-off."""
         # the cut-off is empty or not a time
         with suppress(ValueError, OverflowError):
-            end = datetime.fromisoformat(data_until).timestamp()
-            self.age.set_function(lambda: time.time() - end)
+            cutoff_seconds = datetime.fromisoformat(data_until).timestamp()
+            self.age.set_function(lambda: time.time() - cutoff_seconds)
 
 
 class ModelServer:
     """The HTTP server of a model, from its start to the end of its shutdown."""
 
-    def __init__(self, inputs: ServerSettings, max_connections: int) -> None:
-        self.inputs = inputs
-        self.connections = Connections(inputs.body_seconds, max_connections)
-        self.max_waiting = min(inputs.max_waiting, max_connections)
+    def __init__(self, server_settings: ServerSettings, max_connections: int) -> None:
+        self.inputs = server_settings
+        self.connections = Connections(server_settings.body_seconds, max_connections)
+        self.max_waiting = min(server_settings.max_waiting, max_connections)
         self.metrics = Metrics()
         self.model: Model | None = None
         self.failure: Exception | None = None
         self.processes: list[ModelProcess] = []
         self.draining = False
         self.waiting = 0  # number of requests queued or in progress
-        self.bodies = Bodies(inputs)
+        self.bodies = Bodies(server_settings)
         self.connections.drop_body = self.bodies.drop_oldest
 
-        routes = [
+        http_routes = [
             # first, since the first matching route counts
             Route("/v1/models/{name}:predict", self.predict, methods=["POST"]),
             Route("/", self.page),
@@ -176,7 +182,7 @@ class ModelServer:
         self.tokens = read_tokens()
 
         app = Starlette(
-            routes=routes,
+            routes=http_routes,
             lifespan=self.lifespan,
             exception_handlers={Refusal: self.reject},
             middleware=[Middleware(Authentication, self.tokens)] if self.tokens else [],
@@ -193,20 +199,26 @@ class ModelServer:
                 # never reached: Connections.sweep closes idle connections
                 timeout_keep_alive=int(2 * KEEP_ALIVE_S),
                 # long enough for a request that a client starts at the end of the grace period
-                timeout_graceful_shutdown=math.ceil(inputs.grace_seconds + inputs.body_seconds) + 1,
+                timeout_graceful_shutdown=math.ceil(
+                    server_settings.grace_seconds + server_settings.body_seconds
+                )
+                + 1,
             )
         )
 
     @asynccontextmanager
     async def lifespan(self, _: Starlette) -> AsyncIterator[None]:
         """Start loading the model, and replace uvicorn's signal handlers, which do not drain."""
-        loop = asyncio.get_running_loop()
-        loop.add_signal_handler(signal.SIGTERM, self.drain)
-        loop.add_signal_handler(signal.SIGINT, self.stop)
-        tasks = [asyncio.create_task(self.run()), asyncio.create_task(self.connections.sweep())]
+        event_loop = asyncio.get_running_loop()
+        event_loop.add_signal_handler(signal.SIGTERM, self.drain)
+        event_loop.add_signal_handler(signal.SIGINT, self.stop)
+        background_tasks = [
+            asyncio.create_task(self.run()),
+            asyncio.create_task(self.connections.sweep()),
+        ]
         yield
-        for task in tasks:
-            task.cancel()
+        for background_task in background_tasks:
+            background_task.cancel()
 
     async def run(self) -> None:
         """Load the model in all processes, then answer requests until a process fails."""
@@ -219,55 +231,59 @@ class ModelServer:
 
     async def load(self) -> Model:
         """Load the release in all processes. Raises StorageError, DataError or RekindleError."""
-        start = time.perf_counter()
-        folder = self.inputs.workdir / "release"
+        start_seconds = time.perf_counter()
+        release_folder = self.inputs.workdir / "release"
 
         # the processes start during the download
         for _ in range(self.inputs.processes):
             self.processes.append(ModelProcess(self.inputs.max_instances, self.inputs.max_batch))
 
-        release = await asyncio.to_thread(download, Store.from_env(), self.inputs.model, folder)
-        loop = asyncio.get_running_loop()
+        release_record = await asyncio.to_thread(
+            download, Store.from_env(), self.inputs.model, release_folder
+        )
+        event_loop = asyncio.get_running_loop()
 
-        info, *_ = await asyncio.gather(
+        model_infos, *_ = await asyncio.gather(
             *(
-                loop.run_in_executor(process.threads, process.load, folder)
-                for process in self.processes
+                event_loop.run_in_executor(
+                    model_process.threads, model_process.load, release_folder
+                )
+                for model_process in self.processes
             )
         )
 
-        name = release.name
-        version = release.version
-        sha256 = release.model_sha256
+        model_name = release_record.name
+        model_version = release_record.version
+        model_sha256 = release_record.model_sha256
 
-        self.metrics.scores.version = self.metrics.features.version = version
-        for counter in (self.metrics.warned, self.metrics.replayed):
-            counter.labels(version)  # creates the counter with the value 0
+        self.metrics.scores.version = self.metrics.features.version = model_version
+        for labelled_counter in (self.metrics.warned, self.metrics.replayed):
+            labelled_counter.labels(model_version)  # creates the counter with the value 0
 
         info_labels = {
-            "name": name,
-            "sha256": sha256,
-            "version": version,
+            "name": model_name,
+            "sha256": model_sha256,
+            "version": model_version,
             "deployment": self.inputs.deployment,
         }
 
         self.metrics.model.info(info_labels)
-        self.metrics.show_age(info.data_until)
+        self.metrics.show_age(model_infos.data_until)
         gc.freeze()  # see model_process.py
-        seconds = time.perf_counter() - start
+        load_seconds = time.perf_counter() - start_seconds
         sys.stderr.write(
-            f"serving {name} version {version} (sha256 {sha256[:12]}), ready after"
-            f" {seconds:.1f} s\n"
+            f"serving {model_name} version {model_version} (sha256 {model_sha256[:12]}), ready"
+            f" after {load_seconds:.1f} s\n"
         )
 
-        batches = RequestQueue(
+        request_queue = RequestQueue(
             self.processes,
             self.inputs.max_batch,
             self.inputs.batch_delay_ms / 1000,
             self.metrics.count,
         )
 
-        return Model(name, version, sha256, info, batches)
+        return Model(model_name, model_version, model_sha256, model_infos, request_queue)
 
     def drain(self) -> None:
         """Handle SIGTERM: report that the server is not ready, but answer requests for
@@ -314,25 +330,33 @@ class ModelServer:
 
     def require_named_model(self, request: Request) -> Model:
         """Return the model if the request's path contains its name. Raises Refusal."""
-        model = self.require_model()
-        name = request.path_params["name"]
-        if name != model.name:
+        loaded_model = self.require_model()
+        requested_name = request.path_params["name"]
+        if requested_name != loaded_model.name:
             raise Refusal(
-                404, f'this server does not serve the model "{name[:100]}", but {model.name}.'
+                404,
+                f'this server does not serve the model "{requested_name[:100]}", but'
+                f" {loaded_model.name}.",
             )
-        return model
+        return loaded_model
 
     async def live(self, _: Request) -> Response:
         return answer(200, {"status": "live"})
 
     async def ready(self, _: Request) -> Response:
-        state = self.state()
-        model = self.model
-        if model:
-            identity = {"name": model.name, "version": model.version, "sha256": model.sha256}
+        server_state = self.state()
+        loaded_model = self.model
+        if loaded_model:
+            model_identity = {
+                "name": loaded_model.name,
+                "version": loaded_model.version,
+                "sha256": loaded_model.sha256,
+            }
         else:
-            identity = {}
-        return answer(200 if state == "ready" else 503, {"status": state} | identity)
+            model_identity = {}
+        return answer(
+            200 if server_state == "ready" else 503, {"status": server_state} | model_identity
+        )
 
     async def show_metrics(self, _: Request) -> Response:
         return Response(
@@ -347,51 +371,60 @@ class ModelServer:
         return answer(200, {"models": [self.model.name] if self.model else []})
 
     async def status(self, request: Request) -> Response:
-        """Return the fields of KServe (`name`, `ready`), of TensorFlow Serving
+        """Return the fields of KServe (`name`, `is_ready`), of TensorFlow Serving
         (`model_version_status`), and details of the model."""
-        model = self.require_named_model(request)
-        ready = self.state() == "ready"
-        status = {"error_code": "OK", "error_message": ""}
+        loaded_model = self.require_named_model(request)
+        is_ready = self.state() == "ready"
+        model_status = {"error_code": "OK", "error_message": ""}
 
-        versions = [
+        version_states = [
             {
-                "version": model.version,
-                "state": "AVAILABLE" if ready else "UNLOADING",
-                "status": status,
+                "version": loaded_model.version,
+                "state": "AVAILABLE" if is_ready else "UNLOADING",
+                "status": model_status,
             }
         ]
 
-        body = {
-            "name": model.name,
-            "ready": ready,
-            "version": model.version,
-            "sha256": model.sha256,
-            "data_until": model.info.data_until,
+        answer_body = {
+            "name": loaded_model.name,
+            "ready": is_ready,
+            "version": loaded_model.version,
+            "sha256": loaded_model.sha256,
+            "data_until": loaded_model.info.data_until,
             "max_batch": self.inputs.max_batch,
-            "numerics": model.info.numerics,
+            "numerics": loaded_model.info.numerics,
         }
 
-        return answer(200, body | {"model_version_status": versions}, model.headers)
+        return answer(
+            200, answer_body | {"model_version_status": version_states}, loaded_model.headers
+        )
 
     async def example(self, request: Request) -> Response:
         """Return a valid request for `:predict`."""
-        model = self.require_named_model(request)
-        return answer(200, model.info.example, model.headers)
+        loaded_model = self.require_named_model(request)
+        return answer(200, loaded_model.info.example, loaded_model.headers)
 
     async def openapi(self, _: Request) -> Response:
-        model = self.require_model()
-        info = model.info
+        loaded_model = self.require_model()
+        model_info = loaded_model.info
         return answer(
             200,
-            make_openapi(model.name, model.version, info.example, info.schemas, bool(self.tokens)),
+            make_openapi(
+                loaded_model.name,
+                loaded_model.version,
+                model_info.example,
+                model_info.schemas,
+                bool(self.tokens),
+            ),
         )
 
     async def unknown(self, request: Request) -> Response:
         """Answer 404 with the available paths."""
-        path = f"/v1/models/{self.model.name if self.model else 'NAME'}"
+        model_path = f"/v1/models/{self.model.name if self.model else 'NAME'}"
         raise Refusal(
             404,
-            f"{request.url.path[:100]} does not exist: POST {path}:predict, or GET {path}/example.",
+            f"{request.url.path[:100]} does not exist: POST {model_path}:predict, or GET"
+            f" {model_path}/example.",
         )
 
     async def wrong_method(self, request: Request) -> Response:
@@ -400,22 +433,22 @@ class ModelServer:
         )
 
     async def predict(self, request: Request) -> Response:
-        start = time.perf_counter()
+        start_seconds = time.perf_counter()
         try:
             response = await self.answer_predict(request)
         except Refusal as refusal:
             response = self.reject(request, refusal)
         except RekindleError as error:  # a model process has ended, so the server will end
             response = self.reject(request, Refusal(503, str(error)))
-        version = self.model.version if self.model else ""
-        self.metrics.requests.labels(version, response.status_code).inc()
-        self.metrics.seconds.labels(version).observe(time.perf_counter() - start)
+        model_version = self.model.version if self.model else ""
+        self.metrics.requests.labels(model_version, response.status_code).inc()
+        self.metrics.seconds.labels(model_version).observe(time.perf_counter() - start_seconds)
         return response
 
     async def answer_predict(self, request: Request) -> Response:
-        model = self.require_named_model(request)
+        loaded_model = self.require_named_model(request)
         is_replay = REPLAY in request.headers
-        body = await self.bodies.read(request)
+        request_body = await self.bodies.read(request)
 
         if self.waiting >= self.max_waiting:
             raise Refusal(503, f"{self.waiting} requests are waiting already: try again soon.")
@@ -423,72 +456,81 @@ class ModelServer:
         self.waiting += 1
         self.metrics.waiting.set(self.waiting)
         try:
-            result = await model.batches.answer(body, is_replay)
+            predict_answer = await loaded_model.batches.answer(request_body, is_replay)
         finally:
             self.waiting -= 1
             self.metrics.waiting.set(self.waiting)
 
         if is_replay:
-            self.metrics.replayed.labels(model.version).inc(result.instances)
-        elif result.instances:
-            self.metrics.instances.observe(result.instances)
+            self.metrics.replayed.labels(loaded_model.version).inc(predict_answer.instances)
+        elif predict_answer.instances:
+            self.metrics.instances.observe(predict_answer.instances)
 
-        if result.warned:
-            self.metrics.warned.labels(model.version).inc()
+        if predict_answer.warned:
+            self.metrics.warned.labels(loaded_model.version).inc()
 
-        return Response(result.body, result.status, model.headers, "application/json")
+        return Response(
+            predict_answer.body, predict_answer.status, loaded_model.headers, "application/json"
+        )
 
     def reject(self, _: Request, refusal: Exception) -> Response:
         assert isinstance(refusal, Refusal)
-        headers = {"retry-after": "1"} if refusal.status == 503 else {}
-        headers.update({"connection": "close"} if refusal.close else {})
-        return answer(refusal.status, {"error": str(refusal)}, headers)
+        retry_headers = {"retry-after": "1"} if refusal.status == 503 else {}
+        retry_headers.update({"connection": "close"} if refusal.close else {})
+        return answer(refusal.status, {"error": str(refusal)}, retry_headers)
 
 
-def serve(inputs: ServerSettings) -> None:
+def serve(server_settings: ServerSettings) -> None:
     """Listen at once, load the model in the background, and answer until a signal. Raises the error
     if loading fails.
     """
-    max_connections = raise_descriptor_limit(inputs.processes)
-    listeners = [listen(inputs.host, inputs.port)]
-    server = ModelServer(inputs, max_connections)
-    host, port = listeners[0].getsockname()[:2]
+    max_connections = raise_descriptor_limit(server_settings.processes)
+    listening_sockets = [listen(server_settings.host, server_settings.port)]
+    model_server = ModelServer(server_settings, max_connections)
+    server_host, server_port = listening_sockets[0].getsockname()[:2]
 
-    address = ip_address(host)
+    server_address = ip_address(server_host)
     # `kubectl port-forward` connects to the loopback address of the pod
-    if not (address.is_loopback or address.is_unspecified):
-        listeners.append(listen("127.0.0.1" if address.version == 4 else "::1", port))
+    if not (server_address.is_loopback or server_address.is_unspecified):
+        listening_sockets.append(
+            listen("127.0.0.1" if server_address.version == 4 else "::1", server_port)
+        )
 
-    sys.stderr.write(f"listening on http://{f'[{host}]' if ':' in host else host}:{port}\n")
+    sys.stderr.write(
+        "listening on"
+        f" http://{f'[{server_host}]' if ':' in server_host else server_host}:{server_port}\n"
+    )
     try:
-        server.http.run(sockets=listeners)
+        model_server.http.run(sockets=listening_sockets)
     finally:
-        for process in server.processes:
-            process.end()
+        for model_process in model_server.processes:
+            model_process.end()
 
-    if server.failure:
-        raise server.failure
+    if model_server.failure:
+        raise model_server.failure
 
 
 def listen(host: str, port: int) -> socket.socket:
     """Return a socket that listens. Raises ConfigError if the address is in use, or is not an
     address of this machine."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
     # without IPPROTO_TCP asyncio does not disable Nagle's algorithm
-    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    listening_socket = socket.socket(address_family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    listening_socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
 
     try:
-        listener.bind((host, port))
-        listener.listen(2048)
+        listening_socket.bind((host, port))
+        listening_socket.listen(2048)
     except (OSError, OverflowError) as error:
         raise ConfigError(
             f"cannot listen on {host}:{port} ({error}): stop the other process, or choose another"
             " --port or --host."
         ) from error
 
-    return listener
+    return listening_socket
 
 
-def answer(status: int, body: dict[str, Any], headers: dict[str, str] | None = None) -> Response:
-    return Response(to_json(body), status, headers, "application/json")
+def answer(
+    http_status: int, body: dict[str, Any], response_headers: dict[str, str] | None = None
+) -> Response:
+    return Response(to_json(body), http_status, response_headers, "application/json")

@@ -31,43 +31,54 @@ IDENTITY_HEADERS = {
 }
 
 
-def make_schemas(request: type[BaseModel]) -> dict[str, Any]:
+def make_schemas(request_type: type[BaseModel]) -> dict[str, Any]:
     """Return {name: JSON schema} for a request, with the name Request, and for the models in it."""
-    schema = request.model_json_schema(ref_template="#/components/schemas/{model}")
-    return schema.pop("$defs", {}) | {"Request": schema}
+    request_schema = request_type.model_json_schema(ref_template="#/components/schemas/{model}")
+    return request_schema.pop("$defs", {}) | {"Request": request_schema}
 
 
 def make_openapi(
-    name: str,
-    version: str,
-    example: dict[str, Any],
-    components: dict[str, Any],
-    token: bool = False,
+    model_name: str,
+    model_version: str,
+    example_request: dict[str, Any],
+    component_schemas: dict[str, Any],
+    needs_token: bool = False,
 ) -> dict[str, Any]:
-    """Return the OpenAPI document of a served model. `token`: True if requests need a token."""
-    path = f"/v1/models/{name}"
-    warning = {
+    """Return the OpenAPI document of a served model. `needs_token`: True if requests need a
+    token."""
+    model_path = f"/v1/models/{model_name}"
+    warning_schema = {
         "type": "string",
         "description": "a reason to distrust the predictions; omitted if none is known",
     }
-    properties = {"predictions": {"type": "array"}, "warning": warning}
-    predictions = {"type": "object", "required": ["predictions"], "properties": properties}
+    prediction_properties = {"predictions": {"type": "array"}, "warning": warning_schema}
+    predictions_schema = {
+        "type": "object",
+        "required": ["predictions"],
+        "properties": prediction_properties,
+    }
     failure_responses = {
-        str(status): {"description": text, "content": _make_json_content(_make_reference("Error"))}
-        for status, text in ERROR_DESCRIPTIONS.items()
+        str(http_status): {
+            "description": description_text,
+            "content": _make_json_content(_make_reference("Error")),
+        }
+        for http_status, description_text in ERROR_DESCRIPTIONS.items()
     }
-    headers = {
-        key: {"description": text, "schema": {"type": "string"}}
-        for key, text in IDENTITY_HEADERS.items()
+    identity_headers = {
+        header_name: {"description": description_text, "schema": {"type": "string"}}
+        for header_name, description_text in IDENTITY_HEADERS.items()
     }
-    success_response = {"description": "one prediction per instance, in order", "headers": headers}
+    success_response = {
+        "description": "one prediction per instance, in order",
+        "headers": identity_headers,
+    }
 
     predict_operation = {
         "summary": "Predictions for the instances",
         "operationId": "predict",
         "requestBody": {
             "required": True,
-            "content": _make_json_content(_make_reference("Request"), example),
+            "content": _make_json_content(_make_reference("Request"), example_request),
         },
         "responses": (
             {
@@ -83,9 +94,9 @@ def make_openapi(
     )
 
     paths = {
-        f"{path}:predict": {"post": predict_operation},
-        path: status_operation,
-        f"{path}/example": _make_get_operation(
+        f"{model_path}:predict": {"post": predict_operation},
+        model_path: status_operation,
+        f"{model_path}/example": _make_get_operation(
             "A valid request", "the body of a request that can be posted to :predict"
         ),
         "/health/live": _make_get_operation("The server runs", "for liveness probes"),
@@ -100,25 +111,25 @@ def make_openapi(
 
     return {
         "openapi": "3.1.0",
-        "info": {"title": name, "version": version},
+        "info": {"title": model_name, "version": model_version},
         "paths": paths,
         "components": (
-            {"schemas": components | {"Predictions": predictions, "Error": _ERROR}}
+            {"schemas": component_schemas | {"Predictions": predictions_schema, "Error": _ERROR}}
             | (
                 {"securitySchemes": {"token": {"type": "http", "scheme": "bearer"}}}
-                if token
+                if needs_token
                 else {}
             )
         ),
-        **({"security": [{"token": []}]} if token else {}),
+        **({"security": [{"token": []}]} if needs_token else {}),
     }
 
 
 _ERROR = {"type": "object", "required": ["error"], "properties": {"error": {"type": "string"}}}
 
 
-def _make_reference(name: str) -> dict[str, Any]:
-    return {"$ref": f"#/components/schemas/{name}"}
+def _make_reference(schema_name: str) -> dict[str, Any]:
+    return {"$ref": f"#/components/schemas/{schema_name}"}
 
 
 def _make_json_content(schema: dict[str, Any], example: object = None) -> dict[str, Any]:

@@ -30,37 +30,44 @@ SPARSE_GRADIENTS = (
 
 
 def open_samples(
-    spec: TrainingSpec, workload: Workload, path: Path
+    training_spec: TrainingSpec, workload: Workload, dataset_path: Path
 ) -> tuple[Subset, Subset | None]:
-    """Return the training samples and the held-out samples of the dataset at `path`. Raises
+    """Return the training samples and the held-out samples of the dataset at `dataset_path`. Raises
     ConfigError, DataError."""
-    data = workload.dataset(path, "train")
+    dataset = workload.dataset(dataset_path, "train")
 
-    missing_names = [name for name in ("__len__", "batch") if not hasattr(data, name)]
+    missing_names = [
+        attribute_name
+        for attribute_name in ("__len__", "batch")
+        if not hasattr(dataset, attribute_name)
+    ]
     if missing_names:
         raise ConfigError(
-            f"dataset(path, split) returned {data!r}: it must have {' and '.join(missing_names)}."
+            f"dataset(path, split) returned {dataset!r}: it must have"
+            f" {' and '.join(missing_names)}."
         )
 
-    if not len(data):
+    if not len(dataset):
         raise DataError(
             "the training split of the dataset is empty: `prepare` selected no row for it. Use more"
             " data, or check the time window and the size of the test split."
         )
 
-    return split_samples(spec, workload, data, path)
+    return split_samples(training_spec, workload, dataset, dataset_path)
 
 
-def model_section(spec: TrainingSpec, workload: Workload) -> Any:
+def model_section(training_spec: TrainingSpec, workload: Workload) -> Any:
     """Return the workload's `model` section. Raises ConfigError."""
-    return parse_section(workload.Model, spec.model, "model")
+    return parse_section(workload.Model, training_spec.model, "model")
 
 
-def build_model(spec: TrainingSpec, workload: Workload, facts: dict[str, Any]) -> nn.Module:
+def build_model(
+    training_spec: TrainingSpec, workload: Workload, dataset_properties: dict[str, Any]
+) -> nn.Module:
     """Return a new model; its initial weights depend on train.seed. Raises ConfigError."""
-    section = model_section(spec, workload)
-    torch.manual_seed(mix_seed(spec.seed, 0, 0))
-    model = families.build(workload, spec.family, section, facts)
+    model_settings = model_section(training_spec, workload)
+    torch.manual_seed(mix_seed(training_spec.seed, 0, 0))
+    model = families.build(workload, training_spec.family, model_settings, dataset_properties)
     if not isinstance(model, nn.Module):
         raise ConfigError(
             f"model(section, facts) returned {model!r}: it must return a torch.nn.Module."
@@ -69,15 +76,15 @@ def build_model(spec: TrainingSpec, workload: Workload, facts: dict[str, Any]) -
 
 
 def make_training_state(
-    spec: TrainingSpec, workload: Workload, model: nn.Module, device: torch.device
+    training_spec: TrainingSpec, workload: Workload, model: nn.Module, device: torch.device
 ) -> State:
     """Return the training state of a model, with the workload's optimizer if it defines one. Raises
     ConfigError."""
     return State(
         model,
-        spec,
+        training_spec,
         device,
-        get_training_function(workload, "optimizer", model_section(spec, workload)),
+        get_training_function(workload, "optimizer", model_section(training_spec, workload)),
     )
 
 
@@ -87,18 +94,18 @@ class StepComputation:
 
     def __init__(
         self,
-        spec: TrainingSpec,
+        training_spec: TrainingSpec,
         workload: Workload,
-        state: State,
+        training_state: State,
         samples: Subset,
         held_out: Subset | None,
         is_aborted: Callable[[], bool] = lambda: False,
     ) -> None:
-        self.spec = spec
+        self.spec = training_spec
         self.workload = workload
-        self.state = state
+        self.state = training_state
         self.samples = samples
-        self.device = state.device
+        self.device = training_state.device
 
         # seeded directly: torch.manual_seed takes 0.1 ms per call and also handles devices that
         # this machine lacks
@@ -106,15 +113,26 @@ class StepComputation:
         if self.device.type == "cuda":
             self.generators.append(torch.cuda.default_generators[self.device.index])
 
-        self.sampler = Sampler(len(samples), spec.batch_size, spec.virtual_workers, spec.seed)
-        self.total = spec.total_steps(len(samples))
-        section = model_section(spec, workload)
-        self.schedule: Callable[[int, int], float] | None = get_training_function(
-            workload, "schedule", section
+        self.sampler = Sampler(
+            len(samples),
+            training_spec.batch_size,
+            training_spec.virtual_workers,
+            training_spec.seed,
         )
-        self.precision = make_autocast(spec, self.device)
+        self.total = training_spec.total_steps(len(samples))
+        model_settings = model_section(training_spec, workload)
+        self.schedule: Callable[[int, int], float] | None = get_training_function(
+            workload, "schedule", model_settings
+        )
+        self.precision = make_autocast(training_spec, self.device)
         self.validation = Validation(
-            spec, workload, state, held_out, len(samples), self.load_batch, is_aborted
+            training_spec,
+            workload,
+            training_state,
+            held_out,
+            len(samples),
+            self.load_batch,
+            is_aborted,
         )
 
     def compute_summands(self, step: int, virtual_worker: int) -> tuple[Tensor, list[Tensor]]:
@@ -123,15 +141,15 @@ class StepComputation:
 
         The result depends only on the state, the seed, the step and the virtual worker.
         """
-        indices = self.sampler.sample_indices(step, virtual_worker)
+        sample_indices = self.sampler.sample_indices(step, virtual_worker)
         batch = self.load_batch(
-            self.samples, indices, self.sampler.micro_batch_seed(step, virtual_worker)
+            self.samples, sample_indices, self.sampler.micro_batch_seed(step, virtual_worker)
         )
-        state = self.state
-        state.buffers.load_into_model()
+        training_state = self.state
+        training_state.buffers.load_into_model()
 
         with self.precision:
-            loss = self.workload.loss(state.model, batch)
+            loss = self.workload.loss(training_state.model, batch)
 
         if (
             not isinstance(loss, Tensor)
@@ -140,34 +158,39 @@ class StepComputation:
             or loss.is_complex()
         ):
             if isinstance(loss, Tensor) and loss.is_complex():
-                kind = "a complex tensor"
+                returned_kind = "a complex tensor"
             else:
-                kind = "a tensor"
+                returned_kind = "a tensor"
 
             if isinstance(loss, Tensor):
-                result = f"{kind} of shape {tuple(loss.shape)}"
+                returned_description = f"{returned_kind} of shape {tuple(loss.shape)}"
             else:
-                result = in_one_line(loss)
+                returned_description = in_one_line(loss)
 
             raise ConfigError(
-                f"loss(model, batch) returned {result}: it must return a tensor with one element"
-                " that depends on the model's weights, such as the mean over the batch."
+                f"loss(model, batch) returned {returned_description}: it must return a tensor with"
+                " one element that depends on the model's weights, such as the mean over the"
+                " batch."
             )
 
         gradients = torch.autograd.grad(
-            loss, state.parameters, allow_unused=True, materialize_grads=True
+            loss, training_state.parameters, allow_unused=True, materialize_grads=True
         )
         if any(gradient.layout != torch.strided for gradient in gradients):
             raise ConfigError(f"a layer of the model {SPARSE_GRADIENTS}")
 
-        changes = state.buffers.collect_changes()
-        return loss, [*gradients, *changes, *self.validation.compute_sums(step, virtual_worker)]
+        buffer_changes = training_state.buffers.collect_changes()
+        return loss, [
+            *gradients,
+            *buffer_changes,
+            *self.validation.compute_sums(step, virtual_worker),
+        ]
 
-    def load_batch(self, samples: Subset, indices: Tensor, seed: int) -> tuple[Tensor, ...]:
+    def load_batch(self, samples: Subset, sample_indices: Tensor, seed: int) -> tuple[Tensor, ...]:
         """Return the samples on the device, and seed the random numbers of the micro-batch."""
-        batch = samples.batch(indices)
+        batch = samples.batch(sample_indices)
         if self.device.type != "cpu":
-            batch = tuple(tensor.to(self.device) for tensor in batch)
+            batch = tuple(batch_tensor.to(self.device) for batch_tensor in batch)
         self.seed_generators(seed)
         return batch
 
@@ -176,26 +199,28 @@ class StepComputation:
         for generator in self.generators:
             generator.manual_seed(seed)
 
-    def update(self, step: int, total: Tensor) -> tuple[float, float]:
+    def update(self, step: int, summed_summands: Tensor) -> tuple[float, float]:
         """Make one update from the sum of the summands of all virtual workers; return the norm of
         the gradient and the learning rate."""
-        rate = partial(self.learning_rate_at, step)
+        learning_rate_function = partial(self.learning_rate_at, step)
         # an optimizer of the workload may draw random numbers
         if hasattr(self.workload, "optimizer"):
             self.seed_generators(self.sampler.micro_batch_seed(step, self.spec.virtual_workers))
-        norm = self.state.update(total, self.spec.virtual_workers, rate)
-        return norm, rate(self.spec.learning_rate)
+        gradient_norm = self.state.update(
+            summed_summands, self.spec.virtual_workers, learning_rate_function
+        )
+        return gradient_norm, learning_rate_function(self.spec.learning_rate)
 
-    def learning_rate_at(self, step: int, highest: float) -> float:
+    def learning_rate_at(self, step: int, highest_learning_rate: float) -> float:
         """Return the learning rate of update `step`: by the workload's `schedule` if it defines
         one, else by train.schedule."""
         if not self.schedule:
-            return self.spec.learning_rate_at(step, self.total, highest)
+            return self.spec.learning_rate_at(step, self.total, highest_learning_rate)
 
-        share = to_number(self.schedule(step, self.total))
-        if share is None or not math.isfinite(share):
+        learning_rate_share = to_number(self.schedule(step, self.total))
+        if learning_rate_share is None or not math.isfinite(learning_rate_share):
             raise ConfigError(
-                f"schedule(step, total) returned {share} for step {step}: it must return a finite"
-                " number, the share of the highest learning rate."
+                f"schedule(step, total) returned {learning_rate_share} for step {step}: it must"
+                " return a finite number, the share of the highest learning rate."
             )
-        return highest * share
+        return highest_learning_rate * learning_rate_share

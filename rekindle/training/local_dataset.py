@@ -23,98 +23,105 @@ from rekindle.storage import NotFound, Store
 from rekindle.training.checkpoint.snapshot_file import MAX_LOADER_STATE_BYTES
 
 
-def fetch_dataset(store: Store, prefix: str, digest: str) -> Path:
-    """Return the local copy of the dataset below `prefix`.
+def fetch_dataset(store: Store, key_prefix: str, dataset_sha256: str) -> Path:
+    """Return the local copy of the dataset below `key_prefix`.
 
     Each node verifies the files once, and again if their modification times change. A damaged copy
     is downloaded again. Raises DataError if the dataset is missing or does not have this digest.
     """
-    if not Digest.matches(digest):
+    if not Digest.matches(dataset_sha256):
         raise ConfigError(
-            f'--digest is "{digest}": it must be the digest of the dataset, which `prepare`'
+            f'--digest is "{dataset_sha256}": it must be the digest of the dataset, which `prepare`'
             " returns."
         )
 
-    root = cache_folder() / "datasets"
-    root.mkdir(parents=True, exist_ok=True)
-    target = root / digest
+    datasets_folder = cache_folder() / "datasets"
+    datasets_folder.mkdir(parents=True, exist_ok=True)
+    dataset_folder = datasets_folder / dataset_sha256
 
-    with open(root / f"{digest}.lock", "w") as lock:
+    with open(datasets_folder / f"{dataset_sha256}.lock", "w") as lock_file:
         # the kernel releases the lock even if this process is killed
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if target.exists() and not _is_intact(target, digest):
+        fcntl.flock(lock_file, fcntl.LOCK_EX)
+        if dataset_folder.exists() and not _is_intact(dataset_folder, dataset_sha256):
             # the damaged files are deleted instead of overwritten, because other processes may have
             # them open
-            damaged = Path(tempfile.mkdtemp(prefix=f"{digest}.damaged-", dir=root))
-            target.rename(damaged)
-            shutil.rmtree(damaged, ignore_errors=True)
+            damaged_folder = Path(
+                tempfile.mkdtemp(prefix=f"{dataset_sha256}.damaged-", dir=datasets_folder)
+            )
+            dataset_folder.rename(damaged_folder)
+            shutil.rmtree(damaged_folder, ignore_errors=True)
 
-        if not target.exists():
-            unfinished = root / f"{digest}.unfinished"
-            shutil.rmtree(unfinished, ignore_errors=True)
-            _download(store, prefix, unfinished)
-            verify_dataset(unfinished, digest, store.uri(prefix))
-            unfinished.rename(target)
-            _record_verified(target, digest)
+        if not dataset_folder.exists():
+            unfinished_folder = datasets_folder / f"{dataset_sha256}.unfinished"
+            shutil.rmtree(unfinished_folder, ignore_errors=True)
+            _download(store, key_prefix, unfinished_folder)
+            verify_dataset(unfinished_folder, dataset_sha256, store.uri(key_prefix))
+            unfinished_folder.rename(dataset_folder)
+            _record_verified(dataset_folder, dataset_sha256)
 
-    return target
+    return dataset_folder
 
 
-def _is_intact(folder: Path, digest: str) -> bool:
+def _is_intact(folder: Path, dataset_sha256: str) -> bool:
     """Return True if the copy passes a verification now, or has passed one on this node and is
     unchanged since."""
     with suppress(OSError, RekindleError):
-        if _verified_stamp_file(digest).read_text() == _compute_stamp(folder):
+        if _verified_stamp_file(dataset_sha256).read_text() == _compute_stamp(folder):
             return True
 
     try:
-        verify_dataset(folder, digest)
+        verify_dataset(folder, dataset_sha256)
     except (DataError, OSError) as error:
         say(f"the local copy of the dataset is downloaded again: {error}")
         return False
 
-    _record_verified(folder, digest)
+    _record_verified(folder, dataset_sha256)
     return True
 
 
-def _record_verified(folder: Path, digest: str) -> None:
+def _record_verified(folder: Path, dataset_sha256: str) -> None:
     with suppress(OSError, RekindleError):
-        note = _verified_stamp_file(digest)
-        note.parent.mkdir(exist_ok=True)
-        write_atomically(note, _compute_stamp(folder))
+        stamp_file = _verified_stamp_file(dataset_sha256)
+        stamp_file.parent.mkdir(exist_ok=True)
+        write_atomically(stamp_file, _compute_stamp(folder))
 
 
-def _verified_stamp_file(digest: str) -> Path:
+def _verified_stamp_file(dataset_sha256: str) -> Path:
     """Return the file that stores a hash of the sizes and times of the copy's files at its last
     verification (`_compute_stamp`). The file is stored on this node only: if several nodes share
     the copy, each of them must verify it."""
-    return own_folder() / "verified" / digest
+    return own_folder() / "verified" / dataset_sha256
 
 
 def _compute_stamp(folder: Path) -> str:
     return hashes.compute_stamp([folder / FILE_LIST, *list_dataset_files(folder).values()])
 
 
-def _download(store: Store, prefix: str, target: Path) -> None:
-    size = sum(entry.size for entry in store.list(prefix.rstrip("/") + "/"))
+def _download(store: Store, key_prefix: str, target_folder: Path) -> None:
+    dataset_bytes = sum(
+        object_entry.size for object_entry in store.list(key_prefix.rstrip("/") + "/")
+    )
     check_space(
-        "the dataset", size, target.parent, f"free space, or set {REKINDLE_CACHE} to a larger disk."
+        "the dataset",
+        dataset_bytes,
+        target_folder.parent,
+        f"free space, or set {REKINDLE_CACHE} to a larger disk.",
     )
 
     try:
-        store.download(prefix.rstrip("/") + "/", target)
+        store.download(key_prefix.rstrip("/") + "/", target_folder)
     except NotFound as error:
         raise DataError(f"{error} First run the step prepare, which writes the dataset.") from error
     except OSError as error:
         raise RekindleError(
-            f"cannot store the dataset in {target.parent} ({error}): free some space, or set"
+            f"cannot store the dataset in {target_folder.parent} ({error}): free some space, or set"
             f" {REKINDLE_CACHE} to a larger disk."
         ) from error
 
-    if not (target / DATASET).exists():
+    if not (target_folder / DATASET).exists():
         raise DataError(
-            f"{store.uri(prefix)} is not a dataset: dataset.json is missing. Run the step prepare"
-            " again."
+            f"{store.uri(key_prefix)} is not a dataset: dataset.json is missing. Run the step"
+            " prepare again."
         )
 
 
@@ -122,9 +129,9 @@ class LoaderState:
     """The state of the workload's dataset, if the dataset defines `state_dict`; the state is JSON,
     and is equal in all workers between two steps."""
 
-    def __init__(self, data: Any) -> None:
-        self.data, self.stateful = data, hasattr(data, "state_dict")
-        self.advance: Callable[[int], None] = getattr(data, "advance", lambda step: None)
+    def __init__(self, dataset: Any) -> None:
+        self.data, self.stateful = dataset, hasattr(dataset, "state_dict")
+        self.advance: Callable[[int], None] = getattr(dataset, "advance", lambda step: None)
 
     def dump(self) -> bytes:
         """Return the current state as JSON; empty for a dataset without state. Raises
@@ -133,22 +140,22 @@ class LoaderState:
             return b""
 
         try:
-            dumped = to_json(self.data.state_dict(), sort_keys=True).encode()
+            state_json = to_json(self.data.state_dict(), sort_keys=True).encode()
         except (TypeError, ValueError) as error:
             raise ConfigError(
                 f"the dataset's state_dict() is not JSON ({error}): return only numbers, strings,"
                 " lists and dicts."
             ) from error
 
-        if len(dumped) > MAX_LOADER_STATE_BYTES:
+        if len(state_json) > MAX_LOADER_STATE_BYTES:
             raise ConfigError(
-                f"the dataset's state_dict() has {len(dumped)} bytes: the limit is"
+                f"the dataset's state_dict() has {len(state_json)} bytes: the limit is"
                 f" {MAX_LOADER_STATE_BYTES}, since every snapshot includes it. Leave out values"
                 " that can be recomputed."
             )
 
-        return dumped
+        return state_json
 
-    def load(self, dumped: bytes) -> None:
-        if self.stateful and dumped:
-            self.data.load_state_dict(json.loads(dumped))
+    def load(self, state_json: bytes) -> None:
+        if self.stateful and state_json:
+            self.data.load_state_dict(json.loads(state_json))

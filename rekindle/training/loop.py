@@ -39,39 +39,43 @@ from rekindle.workload import dataset_facts, load
 PAUSE_CHECKPOINT_TIMEOUT_S = 30.0
 
 
-def train(spec: TrainingSpec, leaving: threading.Event) -> None:
+def train(training_spec: TrainingSpec, leaving_event: threading.Event) -> None:
     """Train until the run is complete. Raises ConfigError, DataError, and SystemExit(143) once
-    `leaving` is set."""
+    `leaving_event` is set."""
     if not retry_until(
-        lambda: read_completed_model(spec), leaving, "to check if the run is complete"
+        lambda: read_completed_model(training_spec),
+        leaving_event,
+        "to check if the run is complete",
     ):
-        _train_as_member(spec, leaving)
+        _train_as_member(training_spec, leaving_event)
     # remove the snapshots that workers have left if they were killed during shutdown
     snapshot_file.remove_run_files(
-        snapshot_file.hash_run_name(spec.identity_hash(), spec.checkpoints)
+        snapshot_file.hash_run_name(training_spec.identity_hash(), training_spec.checkpoints)
     )
 
 
-def _train_as_member(spec: TrainingSpec, leaving: threading.Event) -> None:
+def _train_as_member(training_spec: TrainingSpec, leaving_event: threading.Event) -> None:
     membership = None
     try:
-        device = prepare_device(spec)
-        membership = elastic.create_membership(spec, compute_fingerprint(spec, device), device)
-        Training(spec, device, membership, leaving).run()
+        device = prepare_device(training_spec)
+        membership = elastic.create_membership(
+            training_spec, compute_fingerprint(training_spec, device), device
+        )
+        Training(training_spec, device, membership, leaving_event).run()
     except Exception as error:
         if isinstance(error, RekindleError):
-            text = str(error)
+            error_text = str(error)
         else:
-            text = user_exceptions.describe(error)
+            error_text = user_exceptions.describe(error)
 
         exit_code = getattr(error, "exit_code", 1)
-        temporary = isinstance(error, (StorageError, TrackingError))
+        is_temporary = isinstance(error, (StorageError, TrackingError))
         if membership:
-            report = membership.report_error
+            report_error_function = membership.report_error
         else:
-            report = elastic.report_early_error
+            report_error_function = elastic.report_early_error
 
-        report(text, exit_code, temporary=temporary)
+        report_error_function(error_text, exit_code, is_temporary=is_temporary)
         raise
 
 
@@ -80,67 +84,76 @@ class Training:
 
     def __init__(
         self,
-        spec: TrainingSpec,
+        training_spec: TrainingSpec,
         device: torch.device,
         membership: Membership,
-        leaving: threading.Event,
+        leaving_event: threading.Event,
     ) -> None:
-        self.spec = spec
+        self.spec = training_spec
         self.store = Store.from_env()
         self.membership = membership
-        self.fingerprint = compute_fingerprint(spec, device)
+        self.fingerprint = compute_fingerprint(training_spec, device)
 
         # the computation
-        workload = load(spec.workload)
-        check_supported_settings(spec, workload)
-        path = retry_until(
-            lambda: fetch_dataset(self.store, spec.dataset, spec.digest), leaving, "for the dataset"
+        workload = load(training_spec.workload)
+        check_supported_settings(training_spec, workload)
+        dataset_path = retry_until(
+            lambda: fetch_dataset(self.store, training_spec.dataset, training_spec.digest),
+            leaving_event,
+            "for the dataset",
         )
-        samples, held_out = open_samples(spec, workload, path)
-        model = build_model(spec, workload, dataset_facts(path))
+        samples, held_out = open_samples(training_spec, workload, dataset_path)
+        model = build_model(training_spec, workload, dataset_facts(dataset_path))
 
-        if spec.start:
+        if training_spec.start:
             retry_until(
-                lambda: load_weights(model, self.store, spec.start),
-                leaving,
+                lambda: load_weights(model, self.store, training_spec.start),
+                leaving_event,
                 "for the initial weights",
             )
 
-        self.state = make_training_state(spec, workload, model, device)
+        self.state = make_training_state(training_spec, workload, model, device)
         self.computation = StepComputation(
-            spec, workload, self.state, samples, held_out, membership.aborted
+            training_spec, workload, self.state, samples, held_out, membership.aborted
         )
-        self.total = spec.total_steps(len(samples))
-        self.pause = spec.pause_step(len(samples))
+        self.total = training_spec.total_steps(len(samples))
+        self.pause = training_spec.pause_step(len(samples))
 
         # recovery
-        loader = LoaderState(samples.data)
+        loader_state = LoaderState(samples.data)
 
         self.checkpoints = Checkpoints(
             self.store.short_retries(),
-            spec.checkpoints,
-            spec.identity_hash(),
+            training_spec.checkpoints,
+            training_spec.identity_hash(),
             self.fingerprint,
             self.state,
-            loader,
+            loader_state,
             membership.note,
-            leaving,
+            leaving_event,
         )
 
-        self.group = TrainingGroup(membership, self.state, loader, self.checkpoints, leaving)
+        self.group = TrainingGroup(
+            membership, self.state, loader_state, self.checkpoints, leaving_event
+        )
 
         # metrics
-        plan = {
+        run_plan = {
             "device": self.fingerprint["device"],
-            "workers": spec.workers,
+            "workers": training_spec.workers,
             "steps": self.total,
-            "virtual_workers": spec.virtual_workers,
+            "virtual_workers": training_spec.virtual_workers,
             "samples": len(samples),
         }
 
-        samples_per_step = spec.batch_size * spec.virtual_workers
+        samples_per_step = training_spec.batch_size * training_spec.virtual_workers
         self.metrics = Metrics(
-            spec.run_id, self.total, samples_per_step, spec.part, membership.note, plan
+            training_spec.run_id,
+            self.total,
+            samples_per_step,
+            training_spec.part,
+            membership.note,
+            run_plan,
         )
         self.curve = Curve(self.total)
 
@@ -174,10 +187,10 @@ class Training:
         """Write the training state at the pause to the object store. Rank 0 waits without a time
         limit until the state is written, the other ranks at most PAUSE_CHECKPOINT_TIMEOUT_S."""
         timeout_s = PAUSE_CHECKPOINT_TIMEOUT_S if self.group.rank else math.inf
-        deadline = time.monotonic() + timeout_s
+        deadline_s = time.monotonic() + timeout_s
 
         def seconds_left() -> float:
-            return min(signals.seconds_left() - 1, deadline - time.monotonic())
+            return min(signals.seconds_left() - 1, deadline_s - time.monotonic())
 
         self.membership.report_busy(True)
         self.checkpoints.upload_current_state(self.group.last_place, seconds_left)
@@ -185,48 +198,59 @@ class Training:
 
     def run_steps(self) -> None:
         """Run training steps until training ends or pauses, or until this process must leave;
-        `group` handles failures."""
-        group = self.group
-        state = self.state
+        `training_group` handles failures."""
+        training_group = self.group
+        training_state = self.state
         computation = self.computation
         validation = computation.validation
 
-        while group.start_step(self.total):
-            step = state.step
-            for virtual_worker in group.virtual_workers:
-                if group.is_broken:
+        while training_group.start_step(self.total):
+            step_number = training_state.step
+            for virtual_worker in training_group.virtual_workers:
+                if training_group.is_broken:
                     break
 
-                group.add(virtual_worker, *computation.compute_summands(step, virtual_worker))
+                training_group.add(
+                    virtual_worker, *computation.compute_summands(step_number, virtual_worker)
+                )
 
             # the gradients are summed along one fixed tree, so the number of workers does not
             # change the bits of the sum
-            total = group.reduce()
-            if total is None:
+            summed_summands = training_group.reduce()
+            if summed_summands is None:
                 continue  # a member was lost: the survivors repeat the step
 
-            result = validation.compute_means(total) if validation.is_due(step) else None
-            if result and group.rank == 0:
-                self.metrics.record_validation(step, result)
+            validation_means = (
+                validation.compute_means(summed_summands)
+                if validation.is_due(step_number)
+                else None
+            )
+            if validation_means and training_group.rank == 0:
+                self.metrics.record_validation(step_number, validation_means)
                 if self.spec.until:
                     self.write_file(
-                        "validation.json", to_json(replace_nan({"step": step, **result})).encode()
+                        "validation.json",
+                        to_json(replace_nan({"step": step_number, **validation_means})).encode(),
                     )
 
-            if result and self.is_paused:
-                return group.restore_loader()
+            if validation_means and self.is_paused:
+                return training_group.restore_loader()
 
-            stops_early = result and state.record_validation(
-                result["loss"], is_last=step == self.total
+            stops_early = validation_means and training_state.record_validation(
+                validation_means["loss"], is_last=step_number == self.total
             )
             if not stops_early:
-                norm, rate = computation.update(step, total)
-                self.curve.record(state.step, group.loss)
-                if group.rank == 0:
-                    self.metrics.record(state.step, group.loss, norm, rate)
+                gradient_norm, learning_rate = computation.update(step_number, summed_summands)
+                self.curve.record(training_state.step, training_group.loss)
+                if training_group.rank == 0:
+                    self.metrics.record(
+                        training_state.step, training_group.loss, gradient_norm, learning_rate
+                    )
 
-            signals.newest_step[0] = state.step
-            self.checkpoints.save_if_due(group.last_place, durable=group.saving)
+            signals.newest_step[0] = training_state.step
+            self.checkpoints.save_if_due(
+                training_group.last_place, is_durable=training_group.saving
+            )
 
     def export_model(self) -> str:
         """Write the weights, the loss curve, and finally `model.json`, which marks the run as
@@ -234,54 +258,61 @@ class Training:
 
         Returns the sha256 of the weights.
         """
-        spec = self.spec
-        tensors = self.state.copy_released_tensors()
-        sha256 = weights_sha256(tensors)
+        training_spec = self.spec
+        released_tensors = self.state.copy_released_tensors()
+        sha256 = weights_sha256(released_tensors)
 
         if not self.is_paused:
-            self.write_file(WEIGHTS_FILE, save(tensors))
+            self.write_file(WEIGHTS_FILE, save(released_tensors))
             self.write_file(CURVE, self.curve.dump())
 
         # the metrics are closed before model.json is written, because the processes may be killed
         # at any moment once it exists
         self.metrics.close()
 
-        description = {
-            **spec.identity(),
+        model_description = {
+            **training_spec.identity(),
             "sha256": sha256,
             "step": self.state.update_count,
             "fingerprint": self.fingerprint,
-            "identity": spec.identity_hash(),
+            "identity": training_spec.identity_hash(),
         }
         if self.is_paused:
-            description["paused"] = True
+            model_description["paused"] = True
 
         if self.state.best:
             best_step, best_loss = self.state.best
-            description["best"] = {
+            model_description["best"] = {
                 "step": best_step,
                 "validation_loss": best_loss,
-                "released": spec.keep_best,
+                "released": training_spec.keep_best,
             }
             if not self.is_paused:
-                if spec.keep_best:
-                    released = "released"
+                if training_spec.keep_best:
+                    released_text = "released"
                 else:
-                    released = "the last weights are released"
+                    released_text = "the last weights are released"
 
-                say(f"lowest validation loss {best_loss:.5f} after step {best_step}: {released}")
+                say(
+                    f"lowest validation loss {best_loss:.5f} after step {best_step}:"
+                    f" {released_text}"
+                )
 
-        self.write_file(MODEL_FILE, describe_model(description))
+        self.write_file(MODEL_FILE, describe_model(model_description))
 
-        action = "paused after" if self.is_paused else "trained"
-        say(f"{action} {self.state.update_count} steps: model {sha256}")
+        action_text = "paused after" if self.is_paused else "trained"
+        say(f"{action_text} {self.state.update_count} steps: model {sha256}")
 
         return sha256
 
-    def write_file(self, name: str, data: bytes) -> None:
+    def write_file(self, file_name: str, file_bytes: bytes) -> None:
         """Write one file of the model, and retry while the object store is unavailable."""
-        key = f"{self.spec.out}/{name}"
-        retry_until(lambda: self.store.put_large(key, data), self.group.leaving, f"to write {key}")
+        object_key = f"{self.spec.out}/{file_name}"
+        retry_until(
+            lambda: self.store.put_large(object_key, file_bytes),
+            self.group.leaving,
+            f"to write {object_key}",
+        )
 
     def leave(self) -> None:
         """Leave the run before its last step, and exit with 143.
@@ -295,16 +326,16 @@ class Training:
         if self.group.others_may_wait:
             self.membership.leave()
 
-        is_safe = True
+        is_state_saved = True
         if self.group.last_copy and self.state.step > 0:
-            is_safe = self.checkpoints.upload_current_state(
+            is_state_saved = self.checkpoints.upload_current_state(
                 self.group.last_place, lambda: signals.seconds_left() - 1
             )
 
         if not self.group.others_may_wait:
             self.membership.leave()
 
-        self.checkpoints.close(remove_snapshots=is_safe)
+        self.checkpoints.close(remove_snapshots=is_state_saved)
         self.metrics.close()
         say(f"left after step {self.state.step}, after SIGTERM")
         raise SystemExit(exit_codes.TERMINATED)

@@ -56,16 +56,16 @@ class Metrics:
         run_id: str,
         total_steps: int,
         samples_per_step: int,
-        prefix: str = "",
-        note: Callable[..., None] = lambda event, **fields: None,
-        plan: Mapping[str, object] | None = None,
+        name_prefix: str = "",
+        record_event: Callable[..., None] = lambda event_name, **fields: None,
+        run_plan: Mapping[str, object] | None = None,
     ) -> None:
         self.run_id = run_id
         self.total = total_steps
         self.samples_per_step = samples_per_step
-        self.note = note
-        self.plan = plan or {}
-        self.prefix = f"{prefix}/" if prefix else ""
+        self.note = record_event
+        self.plan = run_plan or {}
+        self.prefix = f"{name_prefix}/" if name_prefix else ""
         self.steps_per_point = max(1, total_steps // MAX_POINTS)
         self._sums = [0.0, 0.0, 0]  # sum of the losses, sum of the gradient norms, number of steps
         self._point_start = self._line_time = time.monotonic()
@@ -77,54 +77,62 @@ class Metrics:
         self._error = ""
         self._thread = threading.Thread(target=self._send_points, name="metrics", daemon=True)
 
-    def record(self, step: int, loss: float, norm: float, learning_rate: float) -> None:
+    def record(self, step: int, loss: float, gradient_norm: float, learning_rate: float) -> None:
         """Record update `step`, counted from 1."""
         self._sums[0] += loss
-        self._sums[1] += norm
+        self._sums[1] += gradient_norm
         self._sums[2] += 1
-        now = time.monotonic()
+        now_s = time.monotonic()
 
         if step % self.steps_per_point == 0 or step == self.total:
-            loss, norm, count = self._sums
-            speed = count * self.samples_per_step / max(1e-9, now - self._point_start)
+            loss, gradient_norm, update_count = self._sums
+            samples_per_s = (
+                update_count * self.samples_per_step / max(1e-9, now_s - self._point_start)
+            )
 
-            values = {
-                "loss": loss / count,
-                "gradient_norm": norm / count,
+            metric_values = {
+                "loss": loss / update_count,
+                "gradient_norm": gradient_norm / update_count,
                 "learning_rate": learning_rate,
-                "samples_per_s": speed,
+                "samples_per_s": samples_per_s,
             }
 
             self._sums = [0.0, 0.0, 0]
-            self._point_start = now
-            self._queue_points("train", values, step)
+            self._point_start = now_s
+            self._queue_points("train", metric_values, step)
 
         # the duration of a process's first step is not measured, because it is a warm-up
         if self._line_step < 0:
-            self._line_time = now
+            self._line_time = now_s
             self._line_step = step
             self.note("run", **self.plan)
-        elif now - self._line_time >= 1 or step == self.total:
+        elif now_s - self._line_time >= 1 or step == self.total:
             self._log_progress(
-                step, loss, (step - self._line_step) / max(1e-9, now - self._line_time)
+                step, loss, (step - self._line_step) / max(1e-9, now_s - self._line_time)
             )
-            self._line_time = now
+            self._line_time = now_s
             self._line_step = step
 
-    def record_validation(self, step: int, values: dict[str, float]) -> None:
+    def record_validation(self, step: int, validation_values: dict[str, float]) -> None:
         """Record the validation of the weights after `step` updates: the mean of the loss and of
         each measure over the held-out samples."""
-        self._validation_loss = values["loss"]
-        self._queue_points("validation", values, step)
+        self._validation_loss = validation_values["loss"]
+        self._queue_points("validation", validation_values, step)
         if step == self.total:
-            say("validation " + " ".join(f"{name}={value:.5f}" for name, value in values.items()))
+            say(
+                "validation "
+                + " ".join(
+                    f"{metric_name}={metric_value:.5f}"
+                    for metric_name, metric_value in validation_values.items()
+                )
+            )
 
-    def _queue_points(self, curve_prefix: str, values: dict[str, float], step: int) -> None:
+    def _queue_points(self, curve_prefix: str, metric_values: dict[str, float], step: int) -> None:
         if self.run_id:
             with self._lock:
                 self._points += [
-                    (f"{self.prefix}{curve_prefix}/{name}", value, step)
-                    for name, value in values.items()
+                    (f"{self.prefix}{curve_prefix}/{metric_name}", metric_value, step)
+                    for metric_name, metric_value in metric_values.items()
                 ]
             if not self._thread.ident:
                 self._thread.start()
@@ -142,10 +150,10 @@ class Metrics:
             self._points = []
 
     def _log_progress(self, step: int, loss: float, steps_per_s: float) -> None:
-        eta = (self.total - step) / max(1e-9, steps_per_s)
+        eta_s = (self.total - step) / max(1e-9, steps_per_s)
         if math.isfinite(loss):
             self.note("loss", loss=loss)
-        line = (
+        progress_line = (
             f"progress step={step}/{self.total} loss={loss:.5f}"
             f" samples_per_s={steps_per_s * self.samples_per_step:.0f}"
         )
@@ -153,7 +161,7 @@ class Metrics:
             validation_text = ""
         else:
             validation_text = f" validation_loss={self._validation_loss:.5f}"
-        say(f"{line} eta_s={eta:.0f}{validation_text}")
+        say(f"{progress_line} eta_s={eta_s:.0f}{validation_text}")
 
     def _send_points(self) -> None:
         from rekindle import tracking
@@ -162,13 +170,13 @@ class Metrics:
         while not is_closing:
             is_closing = self._closing.wait(UPLOAD_INTERVAL_S)
             with self._lock:
-                points = list(self._points)
+                unsent_points = list(self._points)
 
             try:
-                if points:
-                    tracking.log_metrics(self.run_id, points)
+                if unsent_points:
+                    tracking.log_metrics(self.run_id, unsent_points)
 
                 with self._lock:
-                    del self._points[: len(points)]
+                    del self._points[: len(unsent_points)]
             except TrackingError as error:
                 self._error = str(error)

@@ -16,21 +16,21 @@ M_TRIM_THRESHOLD = -1
 M_MMAP_THRESHOLD = -3
 
 
-def prepare_device(spec: TrainingSpec) -> torch.device:
+def prepare_device(training_spec: TrainingSpec) -> torch.device:
     """Make torch deterministic, and return the device to train on. Raises ConfigError if
     train.device does not exist."""
     _keep_freed_memory()
-    torch.set_num_threads(spec.threads)
+    torch.set_num_threads(training_spec.threads)
     # same effect as torch.use_deterministic_algorithms, but without importing torch's compiler (1.8
     # s)
     torch._C._set_deterministic_algorithms(True, warn_only=False)
-    settings: Any = torch.utils.deterministic
+    deterministic_settings: Any = torch.utils.deterministic
     # by default, deterministic torch fills new memory, which costs time and is unnecessary, since
     # this code never reads uninitialized memory
-    settings.fill_uninitialized_memory = False
+    deterministic_settings.fill_uninitialized_memory = False
 
-    has_cuda = torch.cuda.is_available() if spec.device != "cpu" else False
-    if spec.device == "cuda" and not has_cuda:
+    has_cuda = torch.cuda.is_available() if training_spec.device != "cpu" else False
+    if training_spec.device == "cuda" and not has_cuda:
         raise ConfigError(
             'train.device is "cuda", but the machine lacks a usable GPU. Use "auto" or another'
             " machine."
@@ -52,29 +52,34 @@ def _keep_freed_memory() -> None:
         libc.mallopt(M_TRIM_THRESHOLD, 1 << 30)
 
 
-def make_autocast(spec: TrainingSpec, device: torch.device) -> AbstractContextManager[Any]:
+def make_autocast(training_spec: TrainingSpec, device: torch.device) -> AbstractContextManager[Any]:
     """Return a context manager that sets the precision of models to `train.precision`."""
-    if spec.precision == "bf16":
+    if training_spec.precision == "bf16":
         return torch.autocast(device.type, torch.bfloat16)
     return nullcontext()
 
 
-def compute_fingerprint(spec: TrainingSpec, device: torch.device) -> dict[str, Any]:
+def compute_fingerprint(training_spec: TrainingSpec, device: torch.device) -> dict[str, Any]:
     """Return the properties that the bits of a result depend on, which all workers must share."""
-    facts = {
+    machine_facts = {
         "torch": f"{torch.__version__} ({torch.version.git_version[:8]})",
         "instruction set": f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()}",
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
-        "threads": spec.threads,
-        "config": spec.identity_hash(),
-        "data": spec.digest,
+        "threads": training_spec.threads,
+        "config": training_spec.identity_hash(),
+        "data": training_spec.digest,
     }
     # oneDNN chooses its kernels by the CPU's vector units
-    if spec.precision == "bf16" and device.type == "cpu":
-        units = {
+    if training_spec.precision == "bf16" and device.type == "cpu":
+        cpu_features = {
             "avx512_bf16": torch.cpu._is_avx512_bf16_supported(),
             "amx": torch.cpu._is_amx_tile_supported(),
         }
-        facts["bfloat16"] = " ".join(name for name, exists in units.items() if exists) or "emulated"
+        machine_facts["bfloat16"] = (
+            " ".join(
+                feature_name for feature_name, is_supported in cpu_features.items() if is_supported
+            )
+            or "emulated"
+        )
 
-    return facts
+    return machine_facts

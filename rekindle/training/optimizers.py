@@ -30,39 +30,58 @@ class FusedAdamW:
     come first).
     """
 
-    def __init__(self, config: TrainConfig, size: int, decay_size: int) -> None:
-        self.config = config
-        self.floats = 2 * size
+    def __init__(
+        self, train_config: TrainConfig, parameter_elements: int, decayed_elements: int
+    ) -> None:
+        self.config = train_config
+        self.floats = 2 * parameter_elements
         self.layout: list[Any] = []
-        self._slices = ((slice(0, decay_size), config.weight_decay), (slice(decay_size, size), 0.0))
+        self._slices = (
+            (slice(0, decayed_elements), train_config.weight_decay),
+            (slice(decayed_elements, parameter_elements), 0.0),
+        )
 
-    def attach(self, weights: Tensor, memory: Tensor) -> None:
-        """Store the means of the gradients and of their squares in `memory`, float32 [floats]."""
-        flats = (weights, *memory.split(weights.numel()))
+    def attach(self, weights: Tensor, state_memory: Tensor) -> None:
+        """Store the means of the gradients and of their squares in `state_memory`, float32
+        [floats]."""
+        flat_tensors = (weights, *state_memory.split(weights.numel()))
         self._groups = [
-            (span, decay, *([flat[span]] for flat in flats)) for span, decay in self._slices
+            (
+                element_slice,
+                weight_decay,
+                *([flat_tensor[element_slice]] for flat_tensor in flat_tensors),
+            )
+            for element_slice, weight_decay in self._slices
         ]
         self._count, self._divisor = weights.new_zeros(()), weights.new_zeros(())
 
-    def update(self, gradient: Tensor, divisor: float, step: int, rate: Rate) -> None:
+    def update(
+        self, gradient: Tensor, divisor: float, step: int, learning_rate_function: Rate
+    ) -> None:
         """Make update `step`, counted from 0, with the gradient `gradient` / `divisor`."""
-        config = self.config
-        lr = rate(self.config.learning_rate)
+        train_config = self.config
+        learning_rate = learning_rate_function(self.config.learning_rate)
         self._count.fill_(step + 1)
         self._divisor.fill_(divisor)
 
-        for span, decay, weights, mean, square in self._groups:
+        for (
+            element_slice,
+            weight_decay,
+            weights,
+            gradient_mean,
+            squared_gradient_mean,
+        ) in self._groups:
             kernels._fused_adamw_(
                 weights,
-                [gradient[span]],
-                mean,
-                square,
+                [gradient[element_slice]],
+                gradient_mean,
+                squared_gradient_mean,
                 [],
                 [self._count],
-                lr=lr,
-                beta1=config.beta1,
-                beta2=config.beta2,
-                weight_decay=decay,
+                lr=learning_rate,
+                beta1=train_config.beta1,
+                beta2=train_config.beta2,
+                weight_decay=weight_decay,
                 eps=1e-8,
                 amsgrad=False,
                 maximize=False,
@@ -82,10 +101,10 @@ class SparseTensorDetector(TorchDispatchMode):
         args: tuple[object, ...] = (),
         kwargs: dict[str, object] | None = None,
     ) -> object:
-        result = func(*args, **(kwargs or {}))
-        if isinstance(result, Tensor) and result.layout != torch.strided:
+        operation_result = func(*args, **(kwargs or {}))
+        if isinstance(operation_result, Tensor) and operation_result.layout != torch.strided:
             self.has_sparse_tensors = True
-        return result
+        return operation_result
 
 
 class TorchOptimizer:
@@ -101,79 +120,112 @@ class TorchOptimizer:
         self.optimizer = optimizer
         self._named_parameters = named_parameters
         self._check_parameters()
-        self._peaks = [float(group["lr"]) for group in optimizer.param_groups]
+        self._peaks = [float(parameter_group["lr"]) for parameter_group in optimizer.param_groups]
 
         self._initial_state = {
-            p: _convert_tensors(name, optimizer.state[p], torch.clone)
-            for name, p in named_parameters
-            if p in optimizer.state
+            parameter: _convert_tensors(parameter_name, optimizer.state[parameter], torch.clone)
+            for parameter_name, parameter in named_parameters
+            if parameter in optimizer.state
         }
 
         created_state = self._create_state()
 
-        states = [
-            (f"{name}.{key}", value)
-            for name, state in created_state.items()
-            for key, value in state.items()
+        named_state_tensors = [
+            (f"{parameter_name}.{state_key}", state_value)
+            for parameter_name, parameter_state in created_state.items()
+            for state_key, state_value in parameter_state.items()
         ]
 
-        self.layout = [(name, list(value.shape), str(value.dtype)) for name, value in states]
-
-        tensors = [
-            (p, key, value)
-            for name, p in named_parameters
-            for key, value in sorted(created_state[name].items())
+        self.layout = [
+            (parameter_name, list(state_value.shape), str(state_value.dtype))
+            for parameter_name, state_value in named_state_tensors
         ]
 
-        device_entries = [entry for entry in tensors if entry[2].device == entry[0].device]
+        state_entries = [
+            (parameter, state_key, state_value)
+            for parameter_name, parameter in named_parameters
+            for state_key, state_value in sorted(created_state[parameter_name].items())
+        ]
+
+        device_entries = [
+            state_entry
+            for state_entry in state_entries
+            if state_entry[2].device == state_entry[0].device
+        ]
         # step counters stay on the CPU if the parameters are on a GPU
-        host_entries = [entry for entry in tensors if entry[2].device != entry[0].device]
+        host_entries = [
+            state_entry
+            for state_entry in state_entries
+            if state_entry[2].device != state_entry[0].device
+        ]
         self._templates = device_entries + host_entries
         self._sizes = [
-            [padded_size(template.numel(), template.dtype) for *_, template in entries]
-            for entries in (device_entries, host_entries)
+            [
+                padded_size(template_tensor.numel(), template_tensor.dtype)
+                for *_, template_tensor in placed_entries
+            ]
+            for placed_entries in (device_entries, host_entries)
         ]
         self.floats = sum(map(sum, self._sizes))
 
-    def attach(self, weights: Tensor, memory: Tensor) -> None:
-        """Store the state in `memory`, float32 [floats]. The parameters are views of `weights`."""
-        device_memory, self._host_state = memory.split([sum(sizes) for sizes in self._sizes])
+    def attach(self, weights: Tensor, state_memory: Tensor) -> None:
+        """Store the state in `state_memory`, float32 [floats]. The parameters are views of
+        `weights`."""
+        device_memory, self._host_state = state_memory.split(
+            [sum(element_counts) for element_counts in self._sizes]
+        )
         self._host_copy = self._host_state.cpu()  # the optimizer works on this copy of the gradient
-        chunks = [*device_memory.split(self._sizes[0]), *self._host_copy.split(self._sizes[1])]
+        memory_chunks = [
+            *device_memory.split(self._sizes[0]),
+            *self._host_copy.split(self._sizes[1]),
+        ]
         self._views: list[tuple[nn.Parameter, str, Tensor]] = []
         self.optimizer.state.clear()
 
-        for (parameter, key, template), chunk in zip(self._templates, chunks, strict=True):
-            view = chunk.view(template.dtype)[: template.numel()].view(template.shape)
-            self._views.append((parameter, key, view))
-            self.optimizer.state[parameter][key] = view
+        for (parameter, state_key, template_tensor), memory_chunk in zip(
+            self._templates, memory_chunks, strict=True
+        ):
+            state_view = memory_chunk.view(template_tensor.dtype)[: template_tensor.numel()].view(
+                template_tensor.shape
+            )
+            self._views.append((parameter, state_key, state_view))
+            self.optimizer.state[parameter][state_key] = state_view
 
         del self._templates
         self._gradient = torch.zeros_like(weights)
         self._gradient_views: list[Tensor] = []
 
         for _, parameter in self._named_parameters:
-            start = parameter.storage_offset() - weights.storage_offset()
+            start_offset = parameter.storage_offset() - weights.storage_offset()
             self._gradient_views.append(
-                self._gradient[start : start + parameter.numel()].view(parameter.shape)
+                self._gradient[start_offset : start_offset + parameter.numel()].view(
+                    parameter.shape
+                )
             )
 
-    def update(self, gradient: Tensor, divisor: float, step: int, rate: Rate) -> None:
+    def update(
+        self, gradient: Tensor, divisor: float, step: int, learning_rate_function: Rate
+    ) -> None:
         """Make update `step`, counted from 0, with the gradient `gradient` / `divisor`. Raises
         ConfigError."""
         torch.div(gradient, divisor, out=self._gradient)
         # the gradients are set again for each step, because an optimizer may drop or replace them
-        for (_, parameter), view in zip(self._named_parameters, self._gradient_views, strict=True):
-            parameter.grad = view
+        for (_, parameter), gradient_view in zip(
+            self._named_parameters, self._gradient_views, strict=True
+        ):
+            parameter.grad = gradient_view
 
-        for group, peak in zip(self.optimizer.param_groups, self._peaks, strict=True):
-            group["lr"] = rate(peak)
+        for parameter_group, peak_learning_rate in zip(
+            self.optimizer.param_groups, self._peaks, strict=True
+        ):
+            parameter_group["lr"] = learning_rate_function(peak_learning_rate)
 
         if step == 0:
             self.optimizer.state.clear()
-            for parameter, tensors in self._initial_state.items():
+            for parameter, initial_tensors in self._initial_state.items():
                 self.optimizer.state[parameter] = {
-                    key: value.clone() for key, value in tensors.items()
+                    state_key: initial_value.clone()
+                    for state_key, initial_value in initial_tensors.items()
                 }
         elif len(self._host_copy):
             self._host_copy.copy_(self._host_state)
@@ -184,30 +236,41 @@ class TorchOptimizer:
     def _copy_state_back(self) -> None:
         """Copy to the attached memory each state tensor that the optimizer's step has created or
         replaced."""
-        for parameter, key, view in self._views:
-            state = self.optimizer.state[parameter]
-            value = state.get(key)
-            if value is not view:
-                if not isinstance(value, Tensor) or (value.shape, value.dtype) != (
-                    view.shape,
-                    view.dtype,
+        for parameter, state_key, state_view in self._views:
+            parameter_state = self.optimizer.state[parameter]
+            state_value = parameter_state.get(state_key)
+            if state_value is not state_view:
+                if not isinstance(state_value, Tensor) or (
+                    state_value.shape,
+                    state_value.dtype,
+                ) != (
+                    state_view.shape,
+                    state_view.dtype,
                 ):
                     raise ConfigError(
-                        f"the optimizer changed the shape or type of its state {key}, which must"
-                        " stay the same."
+                        f"the optimizer changed the shape or type of its state {state_key}, which"
+                        " must stay the same."
                     )
 
-                view.copy_(value)
-                state[key] = view
+                state_view.copy_(state_value)
+                parameter_state[state_key] = state_view
 
         if len(self._host_copy):
             self._host_state.copy_(self._host_copy)
 
     def _check_parameters(self) -> None:
-        groups = self.optimizer.param_groups
-        optimized_ids = {id(p) for group in groups for p in group["params"]}
+        parameter_groups = self.optimizer.param_groups
+        optimized_ids = {
+            id(parameter)
+            for parameter_group in parameter_groups
+            for parameter in parameter_group["params"]
+        }
 
-        missing_names = [name for name, p in self._named_parameters if id(p) not in optimized_ids]
+        missing_names = [
+            parameter_name
+            for parameter_name, parameter in self._named_parameters
+            if id(parameter) not in optimized_ids
+        ]
         if missing_names:
             raise ConfigError(
                 f'the workload\'s optimizer lacks the parameter "{missing_names[0]}": pass it all'
@@ -215,7 +278,10 @@ class TorchOptimizer:
                 " requires_grad_(False)."
             )
 
-        if any(not isinstance(group.get("lr"), float | int) for group in groups):
+        if any(
+            not isinstance(parameter_group.get("lr"), float | int)
+            for parameter_group in parameter_groups
+        ):
             raise ConfigError(
                 "each parameter group of the workload's optimizer must have a number as its"
                 " learning rate `lr`."
@@ -225,64 +291,82 @@ class TorchOptimizer:
         """Make a step with zero gradients, undo it, and return the state tensors that it created,
         by parameter name and key. Raises ConfigError."""
         optimizer = self.optimizer
-        kind = type(self.optimizer).__name__
-        initial_weights = [p.detach().clone() for _, p in self._named_parameters]
+        optimizer_name = type(self.optimizer).__name__
+        initial_weights = [
+            named_parameter.detach().clone() for _, named_parameter in self._named_parameters
+        ]
         earlier_settings = deepcopy(_group_settings(optimizer))
 
         for _, parameter in self._named_parameters:
             parameter.grad = torch.zeros_like(parameter)
 
-        watch = SparseTensorDetector()
+        sparse_detector = SparseTensorDetector()
         try:
-            with watch:
+            with sparse_detector:
                 optimizer.step()
         except (TypeError, RuntimeError, ValueError, AttributeError, AssertionError) as error:
             raise ConfigError(
-                f"the workload's optimizer {kind} cannot make a step ({error}): optimizers that"
-                " need a closure or sparse gradients are not supported."
+                f"the workload's optimizer {optimizer_name} cannot make a step ({error}):"
+                " optimizers that need a closure or sparse gradients are not supported."
             ) from error
 
-        if watch.has_sparse_tensors:
+        if sparse_detector.has_sparse_tensors:
             # torch adds sparse tensors to the wrong elements of parameters that are views
             raise ConfigError(
-                f"the workload's optimizer {kind} makes sparse gradients, which are not supported:"
-                " use the dense gradients that it gets."
+                f"the workload's optimizer {optimizer_name} makes sparse gradients, which are not"
+                " supported: use the dense gradients that it gets."
             )
 
         if _group_settings(optimizer) != earlier_settings:
             raise ConfigError(
-                f"the workload's optimizer {kind} keeps state in its param_groups, which would be"
-                " lost with a worker: its state must be tensors in `optimizer.state`."
+                f"the workload's optimizer {optimizer_name} keeps state in its param_groups, which"
+                " would be lost with a worker: its state must be tensors in `optimizer.state`."
             )
 
-        for (_, parameter), weights in zip(self._named_parameters, initial_weights, strict=True):
+        for (_, parameter), initial_weight in zip(
+            self._named_parameters, initial_weights, strict=True
+        ):
             parameter.grad = None
-            parameter.data.copy_(weights)
+            parameter.data.copy_(initial_weight)
 
         return {
-            name: _convert_tensors(name, optimizer.state[p], torch.Tensor.detach)
-            for name, p in self._named_parameters
+            parameter_name: _convert_tensors(
+                parameter_name, optimizer.state[named_parameter], torch.Tensor.detach
+            )
+            for parameter_name, named_parameter in self._named_parameters
         }
 
 
 def _group_settings(optimizer: "torch.optim.Optimizer") -> list[dict[str, Any]]:
     return [
-        {key: value for key, value in group.items() if key != "params"}
-        for group in optimizer.param_groups
+        {
+            setting_name: setting_value
+            for setting_name, setting_value in parameter_group.items()
+            if setting_name != "params"
+        }
+        for parameter_group in optimizer.param_groups
     ]
 
 
 def _convert_tensors(
-    name: str, state: dict[str, Any], convert: Callable[[Tensor], Tensor]
+    parameter_name: str, parameter_state: dict[str, Any], convert_tensor: Callable[[Tensor], Tensor]
 ) -> dict[str, Tensor]:
-    """Return the state of the parameter `name` with `convert` applied to each tensor.
+    """Return the state of the parameter `parameter_name` with `convert_tensor` applied to each
+    tensor.
 
     Raises ConfigError if a value is not a dense tensor.
     """
-    for key, value in state.items():
-        if value is not None and not (isinstance(value, Tensor) and value.layout == torch.strided):
+    for state_key, state_value in parameter_state.items():
+        if state_value is not None and not (
+            isinstance(state_value, Tensor) and state_value.layout == torch.strided
+        ):
             raise ConfigError(
-                f'the optimizer\'s state "{key}" of "{name}" is {type(value).__name__}: it must be'
+                f'the optimizer\'s state "{state_key}" of "{parameter_name}" is'
+                f" {type(state_value).__name__}: it must be"
                 " a dense tensor, since every snapshot includes it."
             )
-    return {key: convert(value) for key, value in state.items() if value is not None}
+    return {
+        state_key: convert_tensor(state_value)
+        for state_key, state_value in parameter_state.items()
+        if state_value is not None
+    }

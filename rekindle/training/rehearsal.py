@@ -40,75 +40,95 @@ SECTIONS = ("workload", "families", "data", "model", "train", "program")
 Sections = dict[str, Any]
 
 
-def check_trainable(config: Sections, scheduled: str = "") -> None:
+def check_trainable(config_sections: Sections, scheduled: str = "") -> None:
     """Raise ConfigError if a rehearsal shows that a training with this config must fail.
 
     `scheduled`: end of a moving data window (default: the current time).
     """
-    sections = {name: config[name] for name in SECTIONS if name in config}
-    train = sections["train"]
-    cpu_sections = sections | {
-        "train": train | ({"device": "cpu"} if train["device"] == "auto" else {})
+    rehearsed_sections = {
+        section_name: config_sections[section_name]
+        for section_name in SECTIONS
+        if section_name in config_sections
     }
-    code_digest = code.code_identity([REHEARSAL_STEP, sections["workload"]])
-    source = _stamp_source(sections["data"])
-    identity = {"code": code_digest, "sections": cpu_sections, "source": source}
-    folder = cache_folder() / "trainable"
+    train_section = rehearsed_sections["train"]
+    cpu_sections = rehearsed_sections | {
+        "train": train_section | ({"device": "cpu"} if train_section["device"] == "auto" else {})
+    }
+    code_digest = code.code_identity([REHEARSAL_STEP, rehearsed_sections["workload"]])
+    source_stamp = _stamp_source(rehearsed_sections["data"])
+    rehearsal_identity = {"code": code_digest, "sections": cpu_sections, "source": source_stamp}
+    success_folder = cache_folder() / "trainable"
 
-    success_file = folder / hashlib.sha256(to_json(identity, sort_keys=True).encode()).hexdigest()
+    success_file = (
+        success_folder
+        / hashlib.sha256(to_json(rehearsal_identity, sort_keys=True).encode()).hexdigest()
+    )
     if success_file.exists():
         return
 
-    report = rehearse(cpu_sections, timeout=TIMEOUT_S, scheduled=scheduled)
-    if report.get("may_need_more_rows") and is_certain_failure(report):
-        report = rehearse(cpu_sections, rows=0, timeout=TIMEOUT_S, scheduled=scheduled)
-
-    if report["stage"] == TIMEOUT_STAGE:
-        advice = "`rekindle check CONFIG` has no time limit."
-        say(
-            f"the workload {sections['workload']} was not rehearsed before the run:"
-            f" {report['error']} {advice}"
+    rehearsal_report = rehearse(cpu_sections, timeout_s=TIMEOUT_S, scheduled=scheduled)
+    if rehearsal_report.get("may_need_more_rows") and is_certain_failure(rehearsal_report):
+        rehearsal_report = rehearse(
+            cpu_sections, row_count=0, timeout_s=TIMEOUT_S, scheduled=scheduled
         )
 
-    if is_certain_failure(report):
-        raise ConfigError(report["error"])
+    if rehearsal_report["stage"] == TIMEOUT_STAGE:
+        advice_text = "`rekindle check CONFIG` has no time limit."
+        say(
+            f"the workload {rehearsed_sections['workload']} was not rehearsed before the run:"
+            f" {rehearsal_report['error']} {advice_text}"
+        )
 
-    if "error" not in report or (report["stage"] == "facts" and "unprepared" not in report):
-        folder.mkdir(parents=True, exist_ok=True)
+    if is_certain_failure(rehearsal_report):
+        raise ConfigError(rehearsal_report["error"])
+
+    if "error" not in rehearsal_report or (
+        rehearsal_report["stage"] == "facts" and "unprepared" not in rehearsal_report
+    ):
+        success_folder.mkdir(parents=True, exist_ok=True)
         success_file.touch()
 
 
-def is_certain_failure(report: dict[str, Any]) -> bool:
+def is_certain_failure(rehearsal_report: dict[str, Any]) -> bool:
     """Return True if a training would fail with the same error as the rehearsal."""
-    return report.get("exit_code") in CERTAIN_EXIT_CODES.get(report["stage"], ())
+    return rehearsal_report.get("exit_code") in CERTAIN_EXIT_CODES.get(
+        rehearsal_report["stage"], ()
+    )
 
 
-def _stamp_source(data: dict[str, Any]) -> list[int]:
+def _stamp_source(data_section: dict[str, Any]) -> list[int]:
     """Return the size and the modification time of the source file; [] for other sources."""
-    path = Path(str(data["source"]))
-    status = path.stat() if path.is_file() else None
-    if status:
-        return [status.st_size, status.st_mtime_ns]
+    source_path = Path(str(data_section["source"]))
+    file_status = source_path.stat() if source_path.is_file() else None
+    if file_status:
+        return [file_status.st_size, file_status.st_mtime_ns]
     return []
 
 
 def rehearse(
-    config: Sections,
-    rows: int = REHEARSAL_ROWS,
-    thorough: bool = False,
-    timeout: float | None = None,
+    config_sections: Sections,
+    row_count: int = REHEARSAL_ROWS,
+    is_thorough: bool = False,
+    timeout_s: float | None = None,
     scheduled: str = "",
 ) -> dict[str, Any]:
-    """Run the step `steps.rehearse` in a separate process and return its report; `rows`, `thorough`
-    and `scheduled` are inputs of the step."""
-    inputs = {name: config[name] for name in SECTIONS if config.get(name) is not None}
-    inputs["rows"] = rows
-    inputs["thorough"] = thorough
-    inputs["scheduled"] = scheduled
-    flags = [f"{flag(name)}={to_text(value)}" for name, value in inputs.items()]
+    """Run the step `steps.rehearse` in a separate process and return its report; `row_count`,
+    `is_thorough` and `scheduled` are inputs of the step."""
+    step_inputs = {
+        section_name: config_sections[section_name]
+        for section_name in SECTIONS
+        if config_sections.get(section_name) is not None
+    }
+    step_inputs["rows"] = row_count
+    step_inputs["thorough"] = is_thorough
+    step_inputs["scheduled"] = scheduled
+    command_flags = [
+        f"{flag(section_name)}={to_text(input_value)}"
+        for section_name, input_value in step_inputs.items()
+    ]
 
-    with TemporaryDirectory() as folder:
-        report = Path(folder) / "report.json"
+    with TemporaryDirectory() as temporary_folder:
+        report_path = Path(temporary_folder) / "report.json"
         command = [
             sys.executable,
             "-P",
@@ -116,23 +136,29 @@ def rehearse(
             "rekindle",
             "step",
             REHEARSAL_STEP,
-            *flags,
+            *command_flags,
             "--output",
-            f"report={report}",
+            f"report={report_path}",
         ]
 
         try:
-            process = subprocess.run(command, capture_output=True, text=True, timeout=timeout)
+            completed_process = subprocess.run(
+                command, capture_output=True, text=True, timeout=timeout_s
+            )
         except subprocess.TimeoutExpired:
             return {
                 "stage": TIMEOUT_STAGE,
-                "error": f"it took more than {timeout:g} s.",
+                "error": f"it took more than {timeout_s:g} s.",
                 "exit_code": 1,
             }
 
-        if report.exists():
-            return json.loads(report.read_text())
+        if report_path.exists():
+            return json.loads(report_path.read_text())
 
-    last_line = (process.stderr.strip().splitlines() or ["no output"])[-1].removeprefix("error: ")
-    error = f"the rehearsal process ended with exit code {process.returncode}: {last_line}"
-    return {"stage": "process", "error": error, "exit_code": 1}
+    last_line = (completed_process.stderr.strip().splitlines() or ["no output"])[-1].removeprefix(
+        "error: "
+    )
+    error_text = (
+        f"the rehearsal process ended with exit code {completed_process.returncode}: {last_line}"
+    )
+    return {"stage": "process", "error": error_text, "exit_code": 1}

@@ -13,25 +13,27 @@ import torch
 UINT64_MASK = (1 << 64) - 1
 
 
-def mix_seed(*numbers: int) -> int:
+def mix_seed(*seed_parts: int) -> int:
     """Hash integers to a 63-bit seed (the finalizer of splitmix64), so that similar integers give
     unrelated seeds."""
-    state = 0
-    for number in numbers:
-        state = (state + number + 0x9E3779B97F4A7C15) & UINT64_MASK
-        state = ((state ^ state >> 30) * 0xBF58476D1CE4E5B9) & UINT64_MASK
-        state = ((state ^ state >> 27) * 0x94D049BB133111EB) & UINT64_MASK
-        state ^= state >> 31
-    return state >> 1
+    hash_state = 0
+    for seed_part in seed_parts:
+        hash_state = (hash_state + seed_part + 0x9E3779B97F4A7C15) & UINT64_MASK
+        hash_state = ((hash_state ^ hash_state >> 30) * 0xBF58476D1CE4E5B9) & UINT64_MASK
+        hash_state = ((hash_state ^ hash_state >> 27) * 0x94D049BB133111EB) & UINT64_MASK
+        hash_state ^= hash_state >> 31
+    return hash_state >> 1
 
 
 class Sampler:
     """Random access to an endless shuffled stream of `samples` samples."""
 
-    def __init__(self, samples: int, batch_size: int, virtual_workers: int, seed: int) -> None:
-        self.samples = samples
+    def __init__(
+        self, sample_count: int, batch_size: int, virtual_worker_count: int, seed: int
+    ) -> None:
+        self.samples = sample_count
         self.batch_size = batch_size
-        self.virtual_workers = virtual_workers
+        self.virtual_workers = virtual_worker_count
         self.seed = seed
         # two permutations are cached, because a micro-batch spans at most two epochs, unless the
         # dataset is smaller than the micro-batch
@@ -43,17 +45,17 @@ class Sampler:
 
     def sample_indices(self, step: int, virtual_worker: int) -> torch.Tensor:
         """Return the sample indices of one micro-batch, int64 [batch_size]."""
-        start = (step * self.virtual_workers + virtual_worker) * self.batch_size
-        epoch, offset = divmod(start, self.samples)
-        pieces = [self._order(epoch)[offset : offset + self.batch_size]]
-        missing_count = self.batch_size - len(pieces[0])
+        stream_position = (step * self.virtual_workers + virtual_worker) * self.batch_size
+        epoch, epoch_offset = divmod(stream_position, self.samples)
+        index_pieces = [self._order(epoch)[epoch_offset : epoch_offset + self.batch_size]]
+        missing_count = self.batch_size - len(index_pieces[0])
         while missing_count:
             epoch += 1
-            pieces.append(self._order(epoch)[:missing_count])
-            missing_count -= len(pieces[-1])
-        if len(pieces) == 1:
-            return pieces[0]
-        return torch.cat(pieces)
+            index_pieces.append(self._order(epoch)[:missing_count])
+            missing_count -= len(index_pieces[-1])
+        if len(index_pieces) == 1:
+            return index_pieces[0]
+        return torch.cat(index_pieces)
 
     def micro_batch_seed(self, step: int, virtual_worker: int) -> int:
         """Return the seed of the random numbers of one micro-batch (dropout, augmentation)."""

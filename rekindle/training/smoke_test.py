@@ -37,89 +37,105 @@ Report = dict[str, Any]
 
 
 def make_one_step_spec(
-    train: dict[str, Any], workload: str, model: dict[str, Any], family: str
+    train_settings: dict[str, Any],
+    workload_module: str,
+    model_settings: dict[str, Any],
+    family: str,
 ) -> TrainingSpec:
     """Return the spec of a training of one step with few virtual workers."""
-    count = min(MAX_VIRTUAL_WORKERS, int(train["virtual_workers"]))
+    virtual_worker_count = min(MAX_VIRTUAL_WORKERS, int(train_settings["virtual_workers"]))
     return TrainingSpec.for_local_training(
-        workload, model, train | {"virtual_workers": count, "steps": 1}, family
+        workload_module,
+        model_settings,
+        train_settings | {"virtual_workers": virtual_worker_count, "steps": 1},
+        family,
     )
 
 
 def build_state(
-    spec: TrainingSpec,
+    training_spec: TrainingSpec,
     workload: Workload,
-    facts: dict[str, Any],
-    report: Report,
-    allow_any_size: bool,
+    dataset_properties: dict[str, Any],
+    smoke_report: Report,
+    is_any_size_allowed: bool,
 ) -> State:
-    """Build the model and its training state, and describe both in `report`.
+    """Build the model and its training state, and describe both in `smoke_report`.
 
-    A model above MAX_PARAMETERS is built on the meta device, unless `allow_any_size` is set.
+    A model above MAX_PARAMETERS is built on the meta device, unless `is_any_size_allowed` is set.
     """
-    report["stage"] = "device"
-    device = prepare_device(spec)
-    report["stage"] = "model"
+    smoke_report["stage"] = "device"
+    device = prepare_device(training_spec)
+    smoke_report["stage"] = "model"
 
-    if not allow_any_size and _count_on_meta(spec, workload, facts) > MAX_PARAMETERS:
+    if (
+        not is_any_size_allowed
+        and _count_on_meta(training_spec, workload, dataset_properties) > MAX_PARAMETERS
+    ):
         device = META_DEVICE
 
     with META_DEVICE if device is META_DEVICE else nullcontext():
-        model = build_model(spec, workload, facts)
+        model = build_model(training_spec, workload, dataset_properties)
 
-    report["stage"] = "optimizer"
-    state = make_training_state(spec, workload, model, device)
-    state.step = 0
-    report.update(describe_tensors(model, {id(p) for p in state.parameters}))
-    report["device"] = str(device)
-    report["state_bytes"] = state.memory.numel() * state.memory.element_size()
+    smoke_report["stage"] = "optimizer"
+    training_state = make_training_state(training_spec, workload, model, device)
+    training_state.step = 0
+    smoke_report.update(
+        describe_tensors(model, {id(parameter) for parameter in training_state.parameters})
+    )
+    smoke_report["device"] = str(device)
+    smoke_report["state_bytes"] = (
+        training_state.memory.numel() * training_state.memory.element_size()
+    )
 
-    return state
+    return training_state
 
 
-def reject_sparse_layers(state: State) -> None:
+def reject_sparse_layers(training_state: State) -> None:
     """Raise ConfigError if a layer would have sparse gradients. Only a model that is built without
     running a step needs this check, since a step would raise the error itself."""
-    trained_ids = {id(parameter) for parameter in state.parameters}
-    for name, layer in state.model.named_modules():
+    trained_ids = {id(parameter) for parameter in training_state.parameters}
+    for layer_name, layer in training_state.model.named_modules():
         is_sparse = isinstance(layer, (nn.Embedding, nn.EmbeddingBag)) and layer.sparse
         if is_sparse and id(layer.weight) in trained_ids:
-            raise ConfigError(f'the layer "{name}" of the model {SPARSE_GRADIENTS}')
+            raise ConfigError(f'the layer "{layer_name}" of the model {SPARSE_GRADIENTS}')
 
 
 def try_fit(
-    spec: TrainingSpec,
+    training_spec: TrainingSpec,
     workload: Workload,
-    facts: dict[str, Any],
-    dataset: Path | None,
-    out: Path,
-    report: Report,
+    dataset_properties: dict[str, Any],
+    dataset_path: Path | None,
+    output_folder: Path,
+    smoke_report: Report,
 ) -> None:
-    """Build the model of a family without training steps; if `dataset` is not None, fit the model
-    and write its files to `out`."""
-    report["stage"] = "model"
-    prepare_device(spec)
-    model = build_model(spec, workload, facts)
+    """Build the model of a family without training steps; if `dataset_path` is not None, fit the
+    model and write its files to `output_folder`."""
+    smoke_report["stage"] = "model"
+    prepare_device(training_spec)
+    model = build_model(training_spec, workload, dataset_properties)
 
-    if dataset:
-        report["stage"] = "dataset"
-        samples, _ = open_samples(spec, workload, dataset)
-        report["samples"] = len(samples)
-        report["stage"] = "fit"
-        fitting.fit_model(spec, workload, model, samples)
-        fitting.write_model(out, model, spec.identity())
-        fitting.check_saved_model(spec, workload, dataset, model, samples, out)
-        fitting.check_repeatable(spec, workload, model, samples, facts)
-        report["stage"] = "loss"
-        few = Subset(samples, torch.arange(min(len(samples), 4 * spec.batch_size)))
-        report["validation"] = choice.compute_validation(
-            spec, workload, model, few, torch.device("cpu")
+    if dataset_path:
+        smoke_report["stage"] = "dataset"
+        samples, _ = open_samples(training_spec, workload, dataset_path)
+        smoke_report["samples"] = len(samples)
+        smoke_report["stage"] = "fit"
+        fitting.fit_model(training_spec, workload, model, samples)
+        fitting.write_model(output_folder, model, training_spec.identity())
+        fitting.check_saved_model(
+            training_spec, workload, dataset_path, model, samples, output_folder
+        )
+        fitting.check_repeatable(training_spec, workload, model, samples, dataset_properties)
+        smoke_report["stage"] = "loss"
+        few_samples = Subset(samples, torch.arange(min(len(samples), 4 * training_spec.batch_size)))
+        smoke_report["validation"] = choice.compute_validation(
+            training_spec, workload, model, few_samples, torch.device("cpu")
         )
         choice.find_best_family(
-            {spec.family: report["validation"]}, families.get_selection_metric(workload)
+            {training_spec.family: smoke_report["validation"]},
+            families.get_selection_metric(workload),
         )
 
-    report.update(describe_tensors(model, set()))
+    smoke_report.update(describe_tensors(model, set()))
 
 
 def describe_tensors(model: nn.Module, trained_ids: set[int]) -> Report:
@@ -127,20 +143,25 @@ def describe_tensors(model: nn.Module, trained_ids: set[int]) -> Report:
     return {
         "model": type(model).__name__,
         "parameters": [
-            _describe_tensor(name, p) | {"trained": id(p) in trained_ids}
-            for name, p in model.named_parameters()
+            _describe_tensor(parameter_name, parameter) | {"trained": id(parameter) in trained_ids}
+            for parameter_name, parameter in model.named_parameters()
         ],
-        "buffers": [_describe_tensor(name, buffer) for name, buffer in model.named_buffers()],
+        "buffers": [
+            _describe_tensor(parameter_name, buffer)
+            for parameter_name, buffer in model.named_buffers()
+        ],
     }
 
 
-def _count_on_meta(spec: TrainingSpec, workload: Workload, facts: dict[str, Any]) -> int:
+def _count_on_meta(
+    training_spec: TrainingSpec, workload: Workload, dataset_properties: dict[str, Any]
+) -> int:
     """Return the number of parameters of the model, or 0 if the model cannot be built on the meta
     device."""
     try:
         with META_DEVICE:
-            model: nn.Module = build_model(spec, workload, facts)
-        return sum(p.numel() for p in model.parameters())
+            model: nn.Module = build_model(training_spec, workload, dataset_properties)
+        return sum(parameter.numel() for parameter in model.parameters())
     except (
         Exception
         # the exception is ignored: if the workload is at fault, building the model on a real device
@@ -149,63 +170,71 @@ def _count_on_meta(spec: TrainingSpec, workload: Workload, facts: dict[str, Any]
         return 0
 
 
-def _describe_tensor(name: str, tensor: object) -> dict[str, Any]:
+def _describe_tensor(tensor_name: str, tensor: object) -> dict[str, Any]:
     if not isinstance(tensor, Tensor):
-        return {"name": name, "shape": [], "dtype": type(tensor).__name__}
+        return {"name": tensor_name, "shape": [], "dtype": type(tensor).__name__}
     return {
-        "name": name,
+        "name": tensor_name,
         "shape": list(tensor.shape),
         "dtype": str(tensor.dtype).removeprefix("torch."),
     }
 
 
 def try_step(
-    spec: TrainingSpec, workload: Workload, state: State, dataset: Path, report: Report
+    training_spec: TrainingSpec,
+    workload: Workload,
+    training_state: State,
+    dataset_path: Path,
+    smoke_report: Report,
 ) -> StepComputation:
     """Run one training step and, if the config has validation, one validation."""
-    report["stage"] = "dataset"
-    samples, held_out = open_samples(spec, workload, dataset)
-    computation = StepComputation(spec, workload, state, samples, held_out)
-    batch = samples.batch(computation.sampler.sample_indices(0, 0))
-    report["samples"] = len(samples)
-    report["batch"] = [_describe_tensor("", value) for value in batch]
-    report["stage"] = "loss"
-    losses, total = _sum_over_virtual_workers(computation, 0)
-    report["stage"] = "step" if total.isfinite().all() else "gradient"
-    norm, _ = computation.update(0, total)
-    report["loss"] = math.fsum(losses) / len(losses)
-    report["gradient_norm"] = norm
-    report["stage"] = "loss"
-    _, total = _sum_over_virtual_workers(computation, 1)
+    smoke_report["stage"] = "dataset"
+    samples, held_out = open_samples(training_spec, workload, dataset_path)
+    step_computation = StepComputation(training_spec, workload, training_state, samples, held_out)
+    batch = samples.batch(step_computation.sampler.sample_indices(0, 0))
+    smoke_report["samples"] = len(samples)
+    smoke_report["batch"] = [_describe_tensor("", batch_tensor) for batch_tensor in batch]
+    smoke_report["stage"] = "loss"
+    virtual_worker_losses, summed_summands = _sum_over_virtual_workers(step_computation, 0)
+    smoke_report["stage"] = "step" if summed_summands.isfinite().all() else "gradient"
+    gradient_norm, _ = step_computation.update(0, summed_summands)
+    smoke_report["loss"] = math.fsum(virtual_worker_losses) / len(virtual_worker_losses)
+    smoke_report["gradient_norm"] = gradient_norm
+    smoke_report["stage"] = "loss"
+    _, summed_summands = _sum_over_virtual_workers(step_computation, 1)
 
     if held_out:
-        report["validation"] = computation.validation.compute_means(total)
-        if spec.family:
+        smoke_report["validation"] = step_computation.validation.compute_means(summed_summands)
+        if training_spec.family:
             choice.check_metric(
-                spec.family, report["validation"], families.get_selection_metric(workload)
+                training_spec.family,
+                smoke_report["validation"],
+                families.get_selection_metric(workload),
             )
 
-    return computation
+    return step_computation
 
 
 def _sum_over_virtual_workers(
-    computation: StepComputation, step: int
+    step_computation: StepComputation, step: int
 ) -> tuple[list[float], Tensor]:
     """Return the losses of all virtual workers, and the sum of their gradients and other
     summands."""
-    state = computation.state
-    losses = []
-    total = state.weights.new_zeros(state.width)
-    for virtual_worker in range(computation.spec.virtual_workers):
-        loss, summands = computation.compute_summands(step, virtual_worker)
-        losses.append(loss.item())
-        for view, value in zip(state.view_summands(total), summands, strict=True):
-            view += value
-    return losses, total
+    training_state = step_computation.state
+    virtual_worker_losses = []
+    summed_summands = training_state.weights.new_zeros(training_state.width)
+    for virtual_worker in range(step_computation.spec.virtual_workers):
+        loss, summands = step_computation.compute_summands(step, virtual_worker)
+        virtual_worker_losses.append(loss.item())
+        for summand_view, summand in zip(
+            training_state.view_summands(summed_summands), summands, strict=True
+        ):
+            summand_view += summand
+    return virtual_worker_losses, summed_summands
 
 
-def count_flops(computation: StepComputation) -> int:
+def count_flops(step_computation: StepComputation) -> int:
     """Return the floating-point operations of one micro-batch, forward and backward."""
-    with FlopCounterMode(display=False) as counter:
-        computation.compute_summands(0, 0)
-    return counter.get_total_flops()
+    with FlopCounterMode(display=False) as flop_counter:
+        step_computation.compute_summands(0, 0)
+    return flop_counter.get_total_flops()

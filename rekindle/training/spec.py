@@ -161,36 +161,36 @@ class TrainConfig(Section):
 
     @field_validator("validation", mode="before")
     @classmethod
-    def _check_validation(cls, value: str | float) -> float | str:
+    def _check_validation(cls, validation_setting: str | float) -> float | str:
         with suppress(TypeError, ValueError):
-            if value == "workload" or 0 <= float(value) < 1:
-                if value == "workload":
-                    return value
-                return float(value)
+            if validation_setting == "workload" or 0 <= float(validation_setting) < 1:
+                if validation_setting == "workload":
+                    return validation_setting
+                return float(validation_setting)
         raise ValueError(
             'it must be a share of the training samples, from 0 to below 1, or "workload"'
         )
 
     @model_validator(mode="after")
     def _check(self) -> "TrainConfig":
-        for name in ("patience", "keep_best"):
-            if getattr(self, name) and not self.validation:
+        for setting_name in ("patience", "keep_best"):
+            if getattr(self, setting_name) and not self.validation:
                 raise ValueError(
-                    f"train.{name} is {getattr(self, name)}: it needs a validation loss. Set"
-                    " train.validation to a share of the training samples, such as 0.1"
+                    f"train.{setting_name} is {getattr(self, setting_name)}: it needs a validation"
+                    " loss. Set train.validation to a share of the training samples, such as 0.1"
                 )
 
-        virtual_workers = self.virtual_workers
+        virtual_worker_count = self.virtual_workers
         if self.max_workers == 0:
             object.__setattr__(self, "max_workers", self.workers)
 
-        for name in ("workers", "max_workers"):
-            value = getattr(self, name)
-            if value > virtual_workers:
+        for setting_name in ("workers", "max_workers"):
+            setting_value = getattr(self, setting_name)
+            if setting_value > virtual_worker_count:
                 raise ValueError(
-                    f"train.{name} is {value}: it must be at most train.virtual_workers"
-                    f" ({virtual_workers}). Lower it, or raise train.virtual_workers (this changes"
-                    " the result)"
+                    f"train.{setting_name} is {setting_value}: it must be at most"
+                    f" train.virtual_workers ({virtual_worker_count}). Lower it, or raise"
+                    " train.virtual_workers (this changes the result)"
                 )
 
         if not self.min_workers <= self.workers <= self.max_workers:
@@ -205,48 +205,51 @@ class TrainConfig(Section):
     def identity(self) -> dict[str, Any]:
         """Return the settings that the weights depend on."""
         return {
-            name: getattr(self, name)
-            for name in sorted(TrainConfig.model_fields)
-            if name not in self.NOT_IN_RESULT
+            setting_name: getattr(self, setting_name)
+            for setting_name in sorted(TrainConfig.model_fields)
+            if setting_name not in self.NOT_IN_RESULT
         }
 
     def find_fingerprint_mismatches(self, fingerprint: Fingerprint) -> list[str]:
         """Describe each entry of a worker's fingerprint that `train.fingerprint` does not allow."""
         return [
-            f"{key} is {fingerprint.get(key)} and not {value}"
-            for key, value in self.fingerprint.items()
-            if fingerprint.get(key) != value
+            f"{property_name} is {fingerprint.get(property_name)} and not {allowed_value}"
+            for property_name, allowed_value in self.fingerprint.items()
+            if fingerprint.get(property_name) != allowed_value
         ]
 
-    def total_steps(self, samples: int) -> int:
-        """Return the number of optimizer updates of a training with `samples` training samples."""
-        return self.steps or self._count_updates(self.epochs, samples)
+    def total_steps(self, sample_count: int) -> int:
+        """Return the number of optimizer updates of a training with `sample_count` training
+        samples."""
+        return self.steps or self._count_updates(self.epochs, sample_count)
 
-    def validation_interval(self, samples: int) -> int:
+    def validation_interval(self, sample_count: int) -> int:
         """Return the number of optimizer updates between two validations."""
-        return self.validation_steps or self._count_updates(self.validation_epochs, samples)
+        return self.validation_steps or self._count_updates(self.validation_epochs, sample_count)
 
-    def _count_updates(self, epochs: float, samples: int) -> int:
-        return max(1, round(epochs * samples / (self.batch_size * self.virtual_workers)))
+    def _count_updates(self, epoch_count: float, sample_count: int) -> int:
+        return max(1, round(epoch_count * sample_count / (self.batch_size * self.virtual_workers)))
 
-    def learning_rate_at(self, step: int, total: int, highest: float) -> float:
-        """Return the learning rate of update `step` of `total_steps`. `highest` is the rate after
-        the warm-up."""
-        warmup_steps = round(self.warmup * total)
+    def learning_rate_at(self, step: int, total_steps: int, highest_learning_rate: float) -> float:
+        """Return the learning rate of update `step` of `total_steps`. `highest_learning_rate` is
+        the rate after the warm-up."""
+        warmup_steps = round(self.warmup * total_steps)
         if step < warmup_steps:
-            return highest * (step + 1) / warmup_steps
-        remaining = 1 - (step - warmup_steps) / max(1, total - warmup_steps)
-        factors = {
-            "linear": remaining,
-            "cosine": (1 - math.cos(math.pi * remaining)) / 2,
+            return highest_learning_rate * (step + 1) / warmup_steps
+        remaining_share = 1 - (step - warmup_steps) / max(1, total_steps - warmup_steps)
+        factor_by_schedule = {
+            "linear": remaining_share,
+            "cosine": (1 - math.cos(math.pi * remaining_share)) / 2,
             "constant": 1.0,
         }
-        return highest * factors[self.schedule]
+        return highest_learning_rate * factor_by_schedule[self.schedule]
 
 
-def check_supported_settings(train: TrainConfig, workload: Any) -> None:
+def check_supported_settings(train_config: TrainConfig, workload: Any) -> None:
     """Raise ConfigError if the workload does not support these settings."""
-    if train.validation == "workload" and "validation" not in getattr(workload, "splits", ()):
+    if train_config.validation == "workload" and "validation" not in getattr(
+        workload, "splits", ()
+    ):
         raise ConfigError(
             f'train.validation is "workload", but {workload.__name__} does not define a validation'
             " split. Set it to a share of the training samples, such as 0.1, or define splits ="
@@ -294,46 +297,56 @@ class TrainingSpec(StepInputs, TrainConfig):
     @classmethod
     def from_flags(cls, argv: list[str]) -> Self:
         """Parse the command line of the launcher or the coordinator. Raises ConfigError."""
-        flags = vars(parser("steps.train", cls).parse_args(argv))
+        flag_values = vars(parser("steps.train", cls).parse_args(argv))
         return cast(
-            Self, parse(cls, {name: flags[name] for name in flags if name in cls.model_fields})
+            Self,
+            parse(
+                cls,
+                {
+                    flag_name: flag_values[flag_name]
+                    for flag_name in flag_values
+                    if flag_name in cls.model_fields
+                },
+            ),
         )
 
     @classmethod
     def for_local_training(
         cls,
         workload: str,
-        model: Mapping[str, object],
-        train: Mapping[str, object],
+        model_settings: Mapping[str, object],
+        train_settings: Mapping[str, object],
         family: str = "",
-        digest: str = "",
+        dataset_sha256: str = "",
     ) -> Self:
         """Return the inputs of a training that runs in one process and does not use the object
         store."""
-        values = {
-            **train,
+        spec_values = {
+            **train_settings,
             **SINGLE_WORKER,
             "dataset": "",
             "out": "",
             "checkpoints": "",
             "workload": workload,
-            "model": model,
+            "model": model_settings,
             "family": family,
-            "digest": digest,
+            "digest": dataset_sha256,
         }
-        return cls.model_validate(values)
+        return cls.model_validate(spec_values)
 
     def identity(self) -> dict[str, Any]:
         """Return all inputs that the weights depend on, except the properties of the machine, which
         `numerics.compute_fingerprint` returns."""
-        facts = {
+        identity_inputs = {
             "workload": self.workload,
             "model": self.model,
             "train": super().identity(),
             "digest": self.digest,
         }
-        return facts | {
-            name: value for name in ("start", "family") if (value := getattr(self, name))
+        return identity_inputs | {
+            input_name: input_value
+            for input_name in ("start", "family")
+            if (input_value := getattr(self, input_name))
         }
 
     def identity_hash(self) -> str:
@@ -350,12 +363,15 @@ class TrainingSpec(StepInputs, TrainConfig):
         """Key prefix of the run's ledger."""
         return f"{self.checkpoints}/ledger"
 
-    def pause_step(self, samples: int) -> int:
+    def pause_step(self, sample_count: int) -> int:
         """Return the number of the step where training pauses: the step of a validation other than
         the last; 0 if training does not pause."""
-        every = self.validation_interval(samples)
-        total = self.total_steps(samples)
-        step = max(1, round(self.until * total / every)) * every
-        if self.validation and 0 < self.until < 1 and step < total:
-            return step
+        validation_interval_steps = self.validation_interval(sample_count)
+        total_step_count = self.total_steps(sample_count)
+        pause_step_number = (
+            max(1, round(self.until * total_step_count / validation_interval_steps))
+            * validation_interval_steps
+        )
+        if self.validation and 0 < self.until < 1 and pause_step_number < total_step_count:
+            return pause_step_number
         return 0

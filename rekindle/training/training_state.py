@@ -43,19 +43,19 @@ class State:
     def __init__(
         self,
         model: nn.Module,
-        config: TrainConfig,
+        train_config: TrainConfig,
         device: torch.device,
         make_optimizer: Callable[[nn.Module, TrainConfig], object] | None = None,
     ) -> None:
         self.model = model.to(device)
-        self.config = config
+        self.config = train_config
         self.device = device
         self.step = -1
 
         optimizer = None
         if make_optimizer:
             # `make_optimizer` is called first, because it may freeze parameters
-            optimizer = make_optimizer(model, config)
+            optimizer = make_optimizer(model, train_config)
             if not isinstance(optimizer, torch.optim.Optimizer):
                 raise ConfigError(
                     f"`optimizer` returned {in_one_line(optimizer)}: it must return a"
@@ -63,133 +63,164 @@ class State:
                 )
 
         named_parameters = _list_trainable_parameters(model)
-        self.parameters = [p for _, p in named_parameters]
-        offsets = [0]
+        self.parameters = [parameter for _, parameter in named_parameters]
+        parameter_offsets = [0]
 
-        for p in self.parameters:
-            offsets.append(offsets[-1] + math.ceil(p.numel() / ALIGNMENT) * ALIGNMENT)
+        for parameter in self.parameters:
+            parameter_offsets.append(
+                parameter_offsets[-1] + math.ceil(parameter.numel() / ALIGNMENT) * ALIGNMENT
+            )
 
-        self.size = offsets[-1]
-        self._offsets = offsets[:-1]
-        decay_size = offsets[sum(p.ndim >= 2 for p in self.parameters)]
+        self.size = parameter_offsets[-1]
+        self._offsets = parameter_offsets[:-1]
+        decayed_elements = parameter_offsets[
+            sum(parameter.ndim >= 2 for parameter in self.parameters)
+        ]
 
         self.optimizer = (
             TorchOptimizer(optimizer, named_parameters)
             if optimizer
-            else FusedAdamW(config, self.size, decay_size)
+            else FusedAdamW(train_config, self.size, decayed_elements)
         )
 
         self.buffers = Buffers(model)
 
         self.layout = (
-            [[name, list(p.shape)] for name, p in named_parameters]
+            [
+                [parameter_name, list(parameter.shape)]
+                for parameter_name, parameter in named_parameters
+            ]
             + self.optimizer.layout
             + self.buffers.layout
         )
 
-        sizes = [
+        part_sizes = [
             self.size,
             self.optimizer.floats,
-            self.size if config.average else 0,
+            self.size if train_config.average else 0,
             self.buffers.floats,
-            self.size + self.buffers.floats if config.keep_best else 0,
-            ALIGNMENT if config.validation else 0,
+            self.size + self.buffers.floats if train_config.keep_best else 0,
+            ALIGNMENT if train_config.validation else 0,
         ]
-        self.memory = torch.zeros(sum(sizes), device=device)
-        self.weights, moments, average, self._buffers, self._best, record = self.memory.split(sizes)
-        self._average = average if config.average else self.weights
-        self._record = record.view(torch.float64)[:RECORD_LENGTH] if config.validation else None
+        self.memory = torch.zeros(sum(part_sizes), device=device)
+        self.weights, moments, weight_average, self._buffers, self._best, validation_record = (
+            self.memory.split(part_sizes)
+        )
+        self._average = weight_average if train_config.average else self.weights
+        self._record = (
+            validation_record.view(torch.float64)[:RECORD_LENGTH]
+            if train_config.validation
+            else None
+        )
 
-        for p, view in zip(self.parameters, self.view_parameters(self.weights), strict=True):
-            view.copy_(p.data)
-            p.data = view
+        for parameter, parameter_view in zip(
+            self.parameters, self.view_parameters(self.weights), strict=True
+        ):
+            parameter_view.copy_(parameter.data)
+            parameter.data = parameter_view
 
         self._average.copy_(self.weights)
         self.optimizer.attach(self.weights, moments)
         self.buffers.attach(self._buffers)
         self._extra_widths = [
             *self.buffers.widths,
-            *([1 + MAX_MEASURES] if config.validation else []),
+            *([1 + MAX_MEASURES] if train_config.validation else []),
         ]
         # number of float32 elements that are summed over the virtual workers
         self.width = self.size + sum(self._extra_widths)
 
-    def view_parameters(self, flat: Tensor) -> list[Tensor]:
+    def view_parameters(self, flat_tensor: Tensor) -> list[Tensor]:
         """Return views of a flat tensor, one per parameter."""
-        pairs = zip(self._offsets, self.parameters, strict=True)
-        return [flat[start : start + p.numel()].view(p.shape) for start, p in pairs]
-
-    def view_summands(self, flat: Tensor) -> list[Tensor]:
-        """Return views of `flat`, a tensor of `width` elements; one view per summand: gradients,
-        changes of buffers, validation sums."""
+        offset_parameter_pairs = zip(self._offsets, self.parameters, strict=True)
         return [
-            *self.view_parameters(flat),
-            *flat[self.size : self.width].split(self._extra_widths),
+            flat_tensor[start_offset : start_offset + parameter.numel()].view(parameter.shape)
+            for start_offset, parameter in offset_parameter_pairs
         ]
 
-    def update(self, total: Tensor, scale: float, rate: Rate) -> float:
-        """Make one update from `total` [width], the sum of the summands of `scale` virtual workers.
+    def view_summands(self, flat_tensor: Tensor) -> list[Tensor]:
+        """Return views of `flat_tensor`, a tensor of `width` elements; one view per summand:
+        gradients, changes of buffers, validation sums."""
+        return [
+            *self.view_parameters(flat_tensor),
+            *flat_tensor[self.size : self.width].split(self._extra_widths),
+        ]
+
+    def update(
+        self, summed_summands: Tensor, virtual_worker_count: float, learning_rate_function: Rate
+    ) -> float:
+        """Make one update from `summed_summands` [width], the sum of the summands of
+        `virtual_worker_count` virtual workers.
 
         Returns the norm of the mean gradient before clipping. Raises ConfigError if the norm is not
         finite.
         """
-        config = self.config
-        gradient = total[: self.size] if self._extra_widths else total
+        train_config = self.config
+        summed_gradient = summed_summands[: self.size] if self._extra_widths else summed_summands
 
-        norm = torch.linalg.vector_norm(gradient).item() / scale
-        if not math.isfinite(norm):
+        gradient_norm = torch.linalg.vector_norm(summed_gradient).item() / virtual_worker_count
+        if not math.isfinite(gradient_norm):
             raise ConfigError(
                 f"the gradient of step {self.step} is not finite: training has diverged, and a"
-                f" retry would, too. Lower train.learning_rate ({config.learning_rate}) or"
-                f" train.clip ({config.clip})."
+                f" retry would, too. Lower train.learning_rate ({train_config.learning_rate}) or"
+                f" train.clip ({train_config.clip})."
             )
 
         if self.buffers.widths:
             self.buffers.apply_totals(
-                total[self.size :][: sum(self.buffers.widths)], config.virtual_workers
+                summed_summands[self.size :][: sum(self.buffers.widths)],
+                train_config.virtual_workers,
             )
 
-        divisor = scale * max(1.0, norm / config.clip) if config.clip else scale
-        self.optimizer.update(gradient, divisor, self.step, rate)
+        divisor = (
+            virtual_worker_count * max(1.0, gradient_norm / train_config.clip)
+            if train_config.clip
+            else virtual_worker_count
+        )
+        self.optimizer.update(summed_gradient, divisor, self.step, learning_rate_function)
         self.step += 1
 
         # the factor of the previous average is smaller at first, so that the average soon forgets
         # the initial weights
-        if config.average:
+        if train_config.average:
             self._average.lerp_(
-                self.weights, 1 - min(config.average, (1 + self.step) / (10 + self.step))
+                self.weights, 1 - min(train_config.average, (1 + self.step) / (10 + self.step))
             )
 
-        return norm
+        return gradient_norm
 
-    def record_validation(self, loss: float, *, is_last: bool) -> bool:
+    def record_validation(self, validation_loss: float, *, is_last: bool) -> bool:
         """Record the validation loss of the current weights. Returns True if training ends with
         this validation."""
         assert self._record is not None
 
-        best, best_step, misses, _ = self._record.tolist()
-        if math.isfinite(loss) and (not best_step or loss < best):
-            best = loss
+        best_loss, best_step, validations_without_gain, _ = self._record.tolist()
+        if math.isfinite(validation_loss) and (not best_step or validation_loss < best_loss):
+            best_loss = validation_loss
             best_step = self.step
-            misses = 0
+            validations_without_gain = 0
 
             if self.config.keep_best:
                 self._best[: self.size].copy_(self._average)
                 self._best[self.size :].copy_(self._buffers)
         else:
-            misses += 1
+            validations_without_gain += 1
 
-        ends = is_last or 0 < self.config.patience <= misses
-        self._record.copy_(torch.tensor([best, best_step, misses, ends], dtype=torch.float64))
-        if ends:
+        is_training_ended = is_last or 0 < self.config.patience <= validations_without_gain
+        self._record.copy_(
+            torch.tensor(
+                [best_loss, best_step, validations_without_gain, is_training_ended],
+                dtype=torch.float64,
+            )
+        )
+        if is_training_ended:
             self.step += 1
 
-        return ends
+        return is_training_ended
 
-    def is_finished(self, total: int) -> bool:
+    def is_finished(self, total_steps: int) -> bool:
         """Return True if training has ended, either early or after `total_steps` updates."""
         if self._record is None:
-            return self.step >= total
+            return self.step >= total_steps
         return self.step > 0 and self._record[3].item() > 0
 
     @property
@@ -201,16 +232,16 @@ class State:
     @property
     def best(self) -> tuple[int, float] | None:
         """Step and loss of the best validation so far; None before the first one."""
-        loss, step = self._record[:2].tolist() if self._record is not None else (0.0, 0.0)
-        if step:
-            return (int(step), loss)
+        best_loss, best_step = self._record[:2].tolist() if self._record is not None else (0.0, 0.0)
+        if best_step:
+            return (int(best_step), best_loss)
         return None
 
     @contextmanager
     def use_released_weights(self) -> Iterator[None]:
         """Let the model use the weights that a release would contain now, in eval mode and without
         gradients, inside a `with` block."""
-        modes = [(module, module.training) for module in self.model.modules()]
+        training_modes = [(module, module.training) for module in self.model.modules()]
         self.buffers.load_into_model()
         self._use_weights(self._average)
         self.model.eval()
@@ -220,52 +251,66 @@ class State:
                 yield
         finally:
             self._use_weights(self.weights)
-            for module, mode in modes:
-                module.training = mode
+            for module, training_mode in training_modes:
+                module.training = training_mode
 
-    def _use_weights(self, flat: Tensor) -> None:
+    def _use_weights(self, flat_weights: Tensor) -> None:
         if self.config.average:
-            for p, view in zip(self.parameters, self.view_parameters(flat), strict=True):
-                p.data = view
+            for parameter, weight_view in zip(
+                self.parameters, self.view_parameters(flat_weights), strict=True
+            ):
+                parameter.data = weight_view
 
     def copy_released_tensors(self) -> dict[str, Tensor]:
         """Return a copy of the state_dict on the CPU, with the weights to release: the best weights
         (train.keep_best), the average (train.average), or the current weights."""
-        best = self._best if self.config.keep_best and self.best else None
-        weights = self._average if best is None else best[: self.size]
-        self.buffers.load_into_model(None if best is None else best[self.size :])
-        released = {
-            id(p): view
-            for p, view in zip(self.parameters, self.view_parameters(weights), strict=True)
+        best_weights = self._best if self.config.keep_best and self.best else None
+        released_weights = self._average if best_weights is None else best_weights[: self.size]
+        self.buffers.load_into_model(None if best_weights is None else best_weights[self.size :])
+        released_by_id = {
+            id(parameter): weight_view
+            for parameter, weight_view in zip(
+                self.parameters, self.view_parameters(released_weights), strict=True
+            )
         }
-        tensors: dict[str, Tensor] = self.model.state_dict(keep_vars=True)
+        tensor_by_name: dict[str, Tensor] = self.model.state_dict(keep_vars=True)
 
         return {
-            name: released.get(id(value), value).detach().cpu().clone()
-            for name, value in tensors.items()
+            tensor_name: released_by_id.get(id(state_tensor), state_tensor).detach().cpu().clone()
+            for tensor_name, state_tensor in tensor_by_name.items()
         }
 
 
 def _list_trainable_parameters(model: nn.Module) -> list[tuple[str, nn.Parameter]]:
     """Return the trainable parameters by name, matrices first, since weight decay applies only to
     matrices. Raises ConfigError."""
-    named_parameters = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
-
-    shapeless = [
-        name for name, p in named_parameters if isinstance(p, nn.parameter.UninitializedParameter)
+    named_parameters = [
+        (parameter_name, parameter)
+        for parameter_name, parameter in model.named_parameters()
+        if parameter.requires_grad
     ]
-    if shapeless:
+
+    shapeless_names = [
+        parameter_name
+        for parameter_name, parameter in named_parameters
+        if isinstance(parameter, nn.parameter.UninitializedParameter)
+    ]
+    if shapeless_names:
         raise ConfigError(
-            f"parameter {shapeless[0]} of the model has no shape yet: call its lazy module in"
+            f"parameter {shapeless_names[0]} of the model has no shape yet: call its lazy module in"
             " `model`, or give the module the size of its input."
         )
 
-    named_parameters.sort(key=lambda item: item[1].ndim < 2)
-    unsupported = [name for name, p in named_parameters if p.dtype != torch.float32]
-    if unsupported:
+    named_parameters.sort(key=lambda named_parameter: named_parameter[1].ndim < 2)
+    unsupported_names = [
+        parameter_name
+        for parameter_name, parameter in named_parameters
+        if parameter.dtype != torch.float32
+    ]
+    if unsupported_names:
         raise ConfigError(
-            f"parameter {unsupported[0]} of the model is not float32: training supports float32"
-            " only. For bfloat16 arithmetic set train.precision to bf16."
+            f"parameter {unsupported_names[0]} of the model is not float32: training supports"
+            " float32 only. For bfloat16 arithmetic set train.precision to bf16."
         )
 
     if not named_parameters:
@@ -278,56 +323,62 @@ def _list_trainable_parameters(model: nn.Module) -> list[tuple[str, nn.Parameter
     return named_parameters
 
 
-def load_weights(model: nn.Module, store: Store, prefix: str) -> None:
-    """Copy to `model` the weights of the release at `prefix` whose names and shapes match.
+def load_weights(model: nn.Module, store: Store, release_prefix: str) -> None:
+    """Copy to `model` the weights of the release at `release_prefix` whose names and shapes match.
 
     Raises DataError if the release does not exist, if its weights were changed, or if nothing
     matches.
     """
-    key = prefix.rstrip("/")
-    names = (MODEL_FILE, WEIGHTS_FILE)
+    release_key = release_prefix.rstrip("/")
+    file_names = (MODEL_FILE, WEIGHTS_FILE)
 
     try:
-        if key.startswith("releases/"):
-            files = read_verified(store, key, names, max_bytes=None)
+        if release_key.startswith("releases/"):
+            file_bytes_by_name = read_verified(store, release_key, file_names, max_bytes=None)
         else:
-            files = {name: store.get(f"{key}/{name}", max_bytes=None) for name in names}
+            file_bytes_by_name = {
+                file_name: store.get(f"{release_key}/{file_name}", max_bytes=None)
+                for file_name in file_names
+            }
     except NotFound as error:
         raise DataError(f"the initial weights do not exist: {error}") from error
 
-    description = parse_description(files[MODEL_FILE], store.uri(f"{key}/{MODEL_FILE}"))
-    content = files[WEIGHTS_FILE]
+    model_description = parse_description(
+        file_bytes_by_name[MODEL_FILE], store.uri(f"{release_key}/{MODEL_FILE}")
+    )
+    weights_bytes = file_bytes_by_name[WEIGHTS_FILE]
 
     try:
-        released = load(content)
+        released_tensors = load(weights_bytes)
     except SafetensorError as error:
         raise DataError(
-            f"{store.uri(key)}/{WEIGHTS_FILE} does not contain tensors ({error}). {REMEDY}"
+            f"{store.uri(release_key)}/{WEIGHTS_FILE} does not contain tensors ({error}). {REMEDY}"
         ) from error
 
     reject_other_weights(
-        description.sha256,
-        weights_sha256(released),
-        lambda: hashlib.sha256(content).hexdigest(),
-        store.uri(f"{key}/{WEIGHTS_FILE}"),
+        model_description.sha256,
+        weights_sha256(released_tensors),
+        lambda: hashlib.sha256(weights_bytes).hexdigest(),
+        store.uri(f"{release_key}/{WEIGHTS_FILE}"),
     )
 
-    initial = model.state_dict()
+    initial_tensors = model.state_dict()
 
-    copied = {
-        name: value
-        for name, value in released.items()
-        if name in initial and initial[name].shape == value.shape
+    copied_tensors = {
+        file_name: released_tensor
+        for file_name, released_tensor in released_tensors.items()
+        if file_name in initial_tensors
+        and initial_tensors[file_name].shape == released_tensor.shape
     }
-    if not copied:
+    if not copied_tensors:
         raise DataError(
-            f"{store.uri(prefix)} does not have a tensor with the name and shape of a tensor of the"
-            " model: choose another release."
+            f"{store.uri(release_prefix)} does not have a tensor with the name and shape of a"
+            " tensor of the model: choose another release."
         )
 
-    model.load_state_dict(copied, strict=False)
-    others = ", ".join(initial.keys() - copied.keys())
+    model.load_state_dict(copied_tensors, strict=False)
+    other_names = ", ".join(initial_tensors.keys() - copied_tensors.keys())
     say(
-        f"{len(copied)} of {len(initial)} tensors copied from {prefix}"
-        + (f"; random: {others}" if others else "")
+        f"{len(copied_tensors)} of {len(initial_tensors)} tensors copied from {release_prefix}"
+        + (f"; random: {other_names}" if other_names else "")
     )

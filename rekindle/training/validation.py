@@ -26,9 +26,9 @@ Batch = tuple[Tensor, ...]
 class Subset:
     """The samples of a dataset at `indices` (int64), or all samples if `indices` is None."""
 
-    def __init__(self, data: Dataset, indices: Tensor | None) -> None:
-        self.data = data
-        self.indices = indices
+    def __init__(self, dataset: Dataset, sample_indices: Tensor | None) -> None:
+        self.data = dataset
+        self.indices = sample_indices
 
     def __len__(self) -> int:
         if self.indices is None:
@@ -40,49 +40,58 @@ class Subset:
 
 
 def split_samples(
-    spec: TrainingSpec, workload: Workload, data: Dataset, path: Path
+    training_spec: TrainingSpec, workload: Workload, dataset: Dataset, dataset_path: Path
 ) -> tuple[Subset, Subset | None]:
     """Return the training samples and the held-out samples (None if no validation is configured).
     Raises DataError if one of the two sets would be empty."""
-    if spec.validation == "workload":
-        held_out = Subset(workload.dataset(path, "validation"), None)
+    if training_spec.validation == "workload":
+        held_out = Subset(workload.dataset(dataset_path, "validation"), None)
         if not len(held_out):
             raise DataError(
                 "the validation split is empty: set train.validation to a share of the samples,"
                 " such as 0.1."
             )
 
-        return Subset(data, None), held_out
+        return Subset(dataset, None), held_out
 
-    count = round(float(spec.validation) * len(data))
-    if not spec.validation:
-        return Subset(data, None), None
+    held_out_count = round(float(training_spec.validation) * len(dataset))
+    if not training_spec.validation:
+        return Subset(dataset, None), None
 
-    if not 0 < count < len(data):
+    if not 0 < held_out_count < len(dataset):
         raise DataError(
-            f"train.validation is {spec.validation}, which holds out {count} of {len(data)}"
-            " samples: at least one must be held out, and one must remain for training. Change the"
-            " share, or use more data."
+            f"train.validation is {training_spec.validation}, which holds out {held_out_count} of"
+            f" {len(dataset)} samples: at least one must be held out, and one must remain for"
+            " training. Change the share, or use more data."
         )
 
-    order = torch.randperm(
-        len(data), generator=torch.Generator().manual_seed(mix_seed(spec.seed, 0, 0, 1))
+    sample_order = torch.randperm(
+        len(dataset), generator=torch.Generator().manual_seed(mix_seed(training_spec.seed, 0, 0, 1))
     )
-    return Subset(data, order[count:].sort().values), Subset(data, order[:count].sort().values)
+    return Subset(dataset, sample_order[held_out_count:].sort().values), Subset(
+        dataset, sample_order[:held_out_count].sort().values
+    )
 
 
-def parse_measures(result: object) -> dict[str, float]:
+def parse_measures(workload_measures: object) -> dict[str, float]:
     """Convert the result of a workload's `measures` to numbers by name. Raises ConfigError."""
-    if isinstance(result, dict):
-        values = {name: to_number(value) for name, value in result.items()}
+    if isinstance(workload_measures, dict):
+        measure_values = {
+            measure_name: to_number(measure_value)
+            for measure_name, measure_value in workload_measures.items()
+        }
     else:
-        values = {"": None}
-    if None in values.values():
+        measure_values = {"": None}
+    if None in measure_values.values():
         raise ConfigError(
-            f"measures(model, batch) returned {in_one_line(result)}: it must return a dict with a"
-            " number for each name."
+            f"measures(model, batch) returned {in_one_line(workload_measures)}: it must return a"
+            " dict with a number for each name."
         )
-    return {name: value for name, value in values.items() if value is not None}
+    return {
+        measure_name: measure_value
+        for measure_name, measure_value in measure_values.items()
+        if measure_value is not None
+    }
 
 
 class Validation:
@@ -94,27 +103,29 @@ class Validation:
 
     def __init__(
         self,
-        spec: TrainingSpec,
+        training_spec: TrainingSpec,
         workload: Workload,
-        state: State,
+        training_state: State,
         samples: Subset | None,
-        training_samples: int,
+        training_sample_count: int,
         load_batch: Callable[[Subset, Tensor, int], Batch],
         is_aborted: Callable[[], bool] = lambda: False,
     ) -> None:
-        self.spec = spec
+        self.spec = training_spec
         self.workload = workload
-        self.state = state
+        self.state = training_state
         self.samples = samples
         self.fetch = load_batch
         self.aborted = is_aborted
         self.measures: Callable[..., dict[str, Any]] = getattr(
             workload, "measures", lambda model, batch: {}
         )
-        self.total = spec.total_steps(training_samples)
-        self.every = spec.validation_interval(training_samples)
+        self.total = training_spec.total_steps(training_sample_count)
+        self.every = training_spec.validation_interval(training_sample_count)
         self.names: list[str] | None = None
-        self._zero_sums = [torch.zeros(1 + MAX_MEASURES, device=state.device)] if samples else []
+        self._zero_sums = (
+            [torch.zeros(1 + MAX_MEASURES, device=training_state.device)] if samples else []
+        )
 
     def is_due(self, step: int) -> bool:
         """Return True if the weights after `step` updates must be validated."""
@@ -131,52 +142,64 @@ class Validation:
         if self.samples is None or not self.is_due(step):
             return self._zero_sums
 
-        sums = [0.0] * (1 + MAX_MEASURES)
-        count = len(self.samples)
-        size = self.spec.batch_size
+        value_sums = [0.0] * (1 + MAX_MEASURES)
+        sample_count = len(self.samples)
+        batch_size = self.spec.batch_size
 
         with self.state.use_released_weights(), make_autocast(self.spec, self.state.device):
-            for number in range(virtual_worker, -(-count // size), self.spec.virtual_workers):
+            for batch_number in range(
+                virtual_worker, -(-sample_count // batch_size), self.spec.virtual_workers
+            ):
                 if self.aborted():
                     break
 
-                indices = torch.arange(number * size, min(count, (number + 1) * size))
-                batch = self.fetch(self.samples, indices, mix_seed(self.spec.seed, number, 0, 2))
-                for index, value in enumerate(self._values(batch)):
-                    sums[index] += value * len(indices)
+                sample_indices = torch.arange(
+                    batch_number * batch_size, min(sample_count, (batch_number + 1) * batch_size)
+                )
+                batch = self.fetch(
+                    self.samples, sample_indices, mix_seed(self.spec.seed, batch_number, 0, 2)
+                )
+                for value_index, batch_value in enumerate(self._values(batch)):
+                    value_sums[value_index] += batch_value * len(sample_indices)
 
-        return [torch.tensor(sums, device=self.state.device)]
+        return [torch.tensor(value_sums, device=self.state.device)]
 
     def _values(self, batch: Batch) -> list[float]:
         """Return the loss and the measures of one micro-batch. Raises ConfigError."""
         loss = float(self.workload.loss(self.state.model, batch))
-        measures = parse_measures(self.measures(self.state.model, batch))
-        names = list(measures)
+        measure_values = parse_measures(self.measures(self.state.model, batch))
+        measure_names = list(measure_values)
 
         if self.names is None:
-            if len(names) > MAX_MEASURES or "loss" in names:
+            if len(measure_names) > MAX_MEASURES or "loss" in measure_names:
                 raise ConfigError(
-                    f"the workload's measures are {names}: at most {MAX_MEASURES} are allowed, and"
+                    f"the workload's measures are {measure_names}: at most {MAX_MEASURES} are"
+                    " allowed, and"
                     ' "loss" is reserved.'
                 )
 
-            self.names = names
-        elif names != self.names:
+            self.names = measure_names
+        elif measure_names != self.names:
             raise ConfigError(
-                f"the workload's measures are {names}, but were {self.names} before: the measures"
-                " must not change."
+                f"the workload's measures are {measure_names}, but were {self.names} before: the"
+                " measures must not change."
             )
 
-        return [loss, *measures.values()]
+        return [loss, *measure_values.values()]
 
-    def compute_means(self, total: Tensor) -> dict[str, float]:
+    def compute_means(self, summed_summands: Tensor) -> dict[str, float]:
         """Return the means of the loss and the measures over all held-out samples.
 
-        `total`: sum of the summands of all virtual workers (see `State.view_summands`). Only rank
-        0, which has virtual worker 0, knows the names of the measures; other ranks return only the
-        loss.
+        `summed_summands`: sum of the summands of all virtual workers (see `State.view_summands`).
+        Only rank 0, which has virtual worker 0, knows the names of the measures; other ranks return
+        only the loss.
         """
         assert self.samples is not None
-        names = ["loss", *(self.names or [])]
-        sums: list[float] = total[-(1 + MAX_MEASURES) :][: len(names)].tolist()
-        return {name: value / len(self.samples) for name, value in zip(names, sums, strict=True)}
+        value_names = ["loss", *(self.names or [])]
+        value_sums: list[float] = summed_summands[-(1 + MAX_MEASURES) :][
+            : len(value_names)
+        ].tolist()
+        return {
+            value_name: value_sum / len(self.samples)
+            for value_name, value_sum in zip(value_names, value_sums, strict=True)
+        }

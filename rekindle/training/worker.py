@@ -7,7 +7,7 @@ from rekindle.training.launch.signals import install_sigterm_handler
 from rekindle.training.spec import TrainingSpec
 
 
-def run_worker(spec: TrainingSpec) -> None:
+def run_worker(training_spec: TrainingSpec) -> None:
     """Train until the model is in the object store. Raises ConfigError, DataError, and after
     SIGTERM SystemExit(143)."""
     # cuBLAS reads this variable when it starts; without it, matrix products on a GPU are not
@@ -15,7 +15,7 @@ def run_worker(spec: TrainingSpec) -> None:
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     # called before the import of torch, which takes seconds: without a handler, PID 1 ignores
     # SIGTERM
-    leaving = install_sigterm_handler()
+    leaving_event = install_sigterm_handler()
     from rekindle.training.loop import train
 
-    train(spec, leaving)
+    train(training_spec, leaving_event)

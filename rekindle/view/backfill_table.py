@@ -5,13 +5,22 @@ from typing import Any
 from argolocal.view import runs
 
 
-def table(rows: list[dict[str, Any]]) -> str:
-    names = list(dict.fromkeys(name for row in rows for name in row["metrics"]))
+def table(backfill_rows: list[dict[str, Any]]) -> str:
+    metric_names = list(
+        dict.fromkeys(name for backfill_row in backfill_rows for name in backfill_row["metrics"])
+    )
 
-    def cells(row: dict[str, Any]) -> dict[str, str]:
-        metrics = {name: row["metrics"].get(name) for name in names}
-        figures = {name: "" if value is None else f"{value:.4g}" for name, value in metrics.items()}
-        result = {"scheduled": row["scheduled"], "phase": row["phase"], "gate": row["gate"] or ""}
-        return result | figures | {"weights": (row["model_sha256"] or "")[:12]}
+    def cells(backfill_row: dict[str, Any]) -> dict[str, str]:
+        metric_values = {name: backfill_row["metrics"].get(name) for name in metric_names}
+        metric_texts = {
+            name: "" if metric_value is None else f"{metric_value:.4g}"
+            for name, metric_value in metric_values.items()
+        }
+        cell_texts = {
+            "scheduled": backfill_row["scheduled"],
+            "phase": backfill_row["phase"],
+            "gate": backfill_row["gate"] or "",
+        }
+        return cell_texts | metric_texts | {"weights": (backfill_row["model_sha256"] or "")[:12]}
 
-    return runs.format_table([cells(row) for row in rows])
+    return runs.format_table([cells(backfill_row) for backfill_row in backfill_rows])

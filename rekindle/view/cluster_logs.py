@@ -65,15 +65,22 @@ class Logs:
     """Writes the logs of one run to `out`."""
 
     def __init__(
-        self, cluster: Cluster, name: str, out: TextIO, step: str = "", as_json: bool = False
+        self,
+        cluster: Cluster,
+        name: str,
+        output_stream: TextIO,
+        step_name: str = "",
+        as_json: bool = False,
     ) -> None:
         self.cluster = cluster
         self.name = name
-        self.step = step
+        self.step = step_name
 
-        self.out = out
+        self.out = output_stream
         self.as_json = as_json
-        self.colors: dict[str, int] | None = {} if is_terminal(out) and not as_json else None
+        self.colors: dict[str, int] | None = (
+            {} if is_terminal(output_stream) and not as_json else None
+        )
 
         self.lock = threading.Lock()
         self.readers: dict[tuple[str, str, int], threading.Thread] = {}
@@ -88,75 +95,75 @@ class Logs:
     def print(self, workflow: Object) -> int:
         """Write the current logs, and the archived logs of deleted pods. Return the number of pods
         whose logs were written, plus the number of archived lines written."""
-        pods = self.cluster.list_objects(PODS, f"{WORKFLOW}={self.name}")
-        pods.sort(key=lambda pod: pod["metadata"]["creationTimestamp"])
-        labels = {label_of(self.name, pod) for pod in pods}
-        count = len([label for label in labels if self.step in label])
+        run_pods = self.cluster.list_objects(PODS, f"{WORKFLOW}={self.name}")
+        run_pods.sort(key=lambda run_pod: run_pod["metadata"]["creationTimestamp"])
+        pod_labels = {label_of(self.name, run_pod) for run_pod in run_pods}
+        shown_pod_count = len([pod_label for pod_label in pod_labels if self.step in pod_label])
 
-        for label, line in read_archived(self.cluster, workflow, self.step, labels):
-            self._write(label, line)
-            self.shown.add(label)
-            count += 1
+        for pod_label, line in read_archived(self.cluster, workflow, self.step, pod_labels):
+            self._write(pod_label, line)
+            self.shown.add(pod_label)
+            shown_pod_count += 1
 
-        for pod in pods:
-            for container, starts in _started_containers(pod):
-                self._read(pod, container, starts, follow=False)
+        for run_pod in run_pods:
+            for container, restart_count in _started_containers(run_pod):
+                self._read(run_pod, container, restart_count, follows_log=False)
 
         self._note_missing(workflow, "its pod is deleted, and its log is not in the object store.")
-        return count
+        return shown_pod_count
 
     def follow(self) -> None:
         """Write logs until the run is completed or deleted. Raises ApiError, BrokenPipeError if
         `out` is closed."""
-        for watch in (self._watch_pods, self._watch_workflow):
-            self._start_thread("watch", watch)
+        for watch_function in (self._watch_pods, self._watch_workflow):
+            self._start_thread("watch", watch_function)
 
         self.ended.wait()
         if self.failed:
             raise self.failed
 
         # print the logs of pods that the watch has missed
-        for pod in self.cluster.list_objects(PODS, f"{WORKFLOW}={self.name}"):
-            self._start_readers(pod)
+        for run_pod in self.cluster.list_objects(PODS, f"{WORKFLOW}={self.name}"):
+            self._start_readers(run_pod)
 
         self.completed.set()
-        deadline = time.monotonic() + DRAIN_TIMEOUT_S
-        for reader in list(self.readers.values()):
-            reader.join(max(0.0, deadline - time.monotonic()))
+        drain_deadline = time.monotonic() + DRAIN_TIMEOUT_S
+        for reader_thread in list(self.readers.values()):
+            reader_thread.join(max(0.0, drain_deadline - time.monotonic()))
 
         self.drained.set()
         if self.failed:
             raise self.failed
 
         hint = f"`rekindle logs {self.name} --cluster` reads archived logs."
-        for reader in self.readers.values():
-            if reader.is_alive():
-                self.missing_lines_reasons[reader.name] = (
+        for reader_thread in self.readers.values():
+            if reader_thread.is_alive():
+                self.missing_lines_reasons[reader_thread.name] = (
                     f"its log had not ended {DRAIN_TIMEOUT_S:g} s after the run. {hint}"
                 )
 
         self._note_missing(self.workflow, f"its pod was deleted before its log was read. {hint}")
 
-    def _note_missing(self, workflow: Object, reason: str) -> None:
-        """For each started pod whose log was not read, record `reason` as the reason for missing
-        lines."""
-        for label in started_pod_labels(workflow):
-            if self.step in label and label not in self.shown:
-                self.missing_lines_reasons.setdefault(label, reason)
+    def _note_missing(self, workflow: Object, missing_reason: str) -> None:
+        """For each started pod whose log was not read, record `missing_reason` as the reason for
+        missing lines."""
+        for pod_label in started_pod_labels(workflow):
+            if self.step in pod_label and pod_label not in self.shown:
+                self.missing_lines_reasons.setdefault(pod_label, missing_reason)
 
     def _start_thread(
-        self, name: str, function: Callable[..., None], *args: Any
+        self, name: str, thread_function: Callable[..., None], *function_arguments: Any
     ) -> threading.Thread:
         def run() -> None:
             try:
-                function(*args)
+                thread_function(*function_arguments)
             except (ApiError, BrokenPipeError) as error:
                 self.failed = error
                 self.ended.set()
 
-        thread = threading.Thread(target=run, name=name, daemon=True)
-        thread.start()
-        return thread
+        daemon_thread = threading.Thread(target=run, name=name, daemon=True)
+        daemon_thread.start()
+        return daemon_thread
 
     def _watch_workflow(self) -> None:
         for event_type, workflow in self.cluster.watch(WORKFLOWS, name=self.name):
@@ -176,70 +183,89 @@ class Logs:
             if event_type != "DELETED":
                 self._start_readers(pod)
 
-    def _start_readers(self, pod: Object) -> None:
+    def _start_readers(self, run_pod: Object) -> None:
         with self.lock:
-            for container, starts in _started_containers(pod):
-                key = (pod["metadata"].get("uid", ""), container, starts)
+            for container, restart_count in _started_containers(run_pod):
+                key = (run_pod["metadata"].get("uid", ""), container, restart_count)
                 if key not in self.readers:
                     self.readers[key] = self._start_thread(
-                        label_of(self.name, pod), self._read, pod, container, starts, True
+                        label_of(self.name, run_pod),
+                        self._read,
+                        run_pod,
+                        container,
+                        restart_count,
+                        True,
                     )
 
-    def _read(self, pod: Object, container: str, starts: int, follow: bool) -> None:
-        label = label_of(self.name, pod)
-        if self.step not in label:
+    def _read(
+        self, pod: Object, container_name: str, restart_count: int, follows_log: bool
+    ) -> None:
+        pod_label = label_of(self.name, pod)
+        if self.step not in pod_label:
             return
 
-        lines = self._stream_lines(pod, container, starts, follow)
-        if starts and (pod["metadata"].get("uid", ""), container, starts - 1) not in self.readers:
-            lines = chain(
-                self._stream_lines(pod, container, starts, follow=False, previous=True), lines
+        log_lines = self._stream_lines(pod, container_name, restart_count, follows_log)
+        if (
+            restart_count
+            and (pod["metadata"].get("uid", ""), container_name, restart_count - 1)
+            not in self.readers
+        ):
+            log_lines = chain(
+                self._stream_lines(
+                    pod, container_name, restart_count, follows_log=False, reads_previous_start=True
+                ),
+                log_lines,
             )
 
-        for line in lines:
-            self._write(label, line)
-        self.shown.add(label)
+        for line in log_lines:
+            self._write(pod_label, line)
+        self.shown.add(pod_label)
 
     def _stream_lines(
-        self, pod: Object, container: str, starts: int, follow: bool, previous: bool = False
+        self,
+        pod: Object,
+        container_name: str,
+        restart_count: int,
+        follows_log: bool,
+        reads_previous_start: bool = False,
     ) -> Iterator[str]:
-        """Yield each line that a container has logged since its last start (with `previous`: before
-        it). Reconnecting repeats no lines."""
-        query = {"timestamps": "true"}
-        if follow:
-            query["follow"] = "true"
-        if previous:
-            query["previous"] = "true"
+        """Yield each line that a container has logged since its last start (with
+        `reads_previous_start`: before it). Reconnecting repeats no lines."""
+        log_query = {"timestamps": "true"}
+        if follows_log:
+            log_query["follow"] = "true"
+        if reads_previous_start:
+            log_query["previous"] = "true"
 
         # the newest timestamp, and the number of lines already read with this timestamp
-        last = ""
-        written = 0
-        pause = 0.2
+        last_time = ""
+        written_lines = 0
+        pause_seconds = 0.2
 
         while True:
-            skip = written
-            began = last
+            lines_to_skip = written_lines
+            first_time = last_time
 
             try:
                 # the Kubernetes API accepts only whole seconds as `sinceTime`
-                if last:
-                    query["sinceTime"] = re.sub(r"\.\d+", "", last)
+                if last_time:
+                    log_query["sinceTime"] = re.sub(r"\.\d+", "", last_time)
 
-                for raw in self.cluster.log(
-                    pod["metadata"]["name"], container, SILENCE_TIMEOUT_S, **query
+                for raw_line in self.cluster.log(
+                    pod["metadata"]["name"], container_name, SILENCE_TIMEOUT_S, **log_query
                 ):
                     time_of_line, _, text = (
-                        raw.decode(errors="replace").rstrip("\r\n").partition(" ")
+                        raw_line.decode(errors="replace").rstrip("\r\n").partition(" ")
                     )
-                    if time_of_line < began:
+                    if time_of_line < first_time:
                         continue
-                    if time_of_line == began and skip > 0:
-                        skip -= 1
+                    if time_of_line == first_time and lines_to_skip > 0:
+                        lines_to_skip -= 1
                         continue
 
-                    written = written + 1 if time_of_line == last else 1
-                    pause = 0.2
-                    last = time_of_line
+                    written_lines = written_lines + 1 if time_of_line == last_time else 1
+                    pause_seconds = 0.2
+                    last_time = time_of_line
                     yield text
             except ApiError as error:
                 if error.code == 404:
@@ -255,109 +281,117 @@ class Logs:
                 if error.code in (401, 403):
                     raise
             else:
-                if not follow or not self._is_running(pod, container, starts):
+                if not follows_log or not self._is_running(pod, container_name, restart_count):
                     return
 
-            if not follow or self.drained.wait(pause):
+            if not follows_log or self.drained.wait(pause_seconds):
                 return
 
-            pause = min(5.0, pause * 2)
+            pause_seconds = min(5.0, pause_seconds * 2)
 
-    def _is_running(self, pod: Object, container: str, starts: int) -> bool:
+    def _is_running(self, pod: Object, container_name: str, restart_count: int) -> bool:
         """Return True if the container still runs. The end of a log stream does not show this,
         because the kubelet also ends the stream when it rotates the log."""
         try:
-            now = self.cluster.find(PODS, pod["metadata"]["name"])
+            current_pod = self.cluster.find(PODS, pod["metadata"]["name"])
         except ApiError:
             return True
 
-        if now is None or now["metadata"].get("uid") != pod["metadata"].get("uid"):
+        if current_pod is None or current_pod["metadata"].get("uid") != pod["metadata"].get("uid"):
             return False
 
-        statuses = (now.get("status") or {}).get("containerStatuses") or []
-        running = [
-            (status["name"], status.get("restartCount", 0))
-            for status in statuses
-            if "running" in (status.get("state") or {})
+        container_statuses = (current_pod.get("status") or {}).get("containerStatuses") or []
+        running_containers = [
+            (container_status["name"], container_status.get("restartCount", 0))
+            for container_status in container_statuses
+            if "running" in (container_status.get("state") or {})
         ]
-        return (container, starts) in running
+        return (container_name, restart_count) in running_containers
 
-    def _write(self, label: str, line: str) -> None:
+    def _write(self, pod_label: str, line: str) -> None:
         with self.lock:
             if self.colors is None:
-                self.out.write(log_line(label, line, self.as_json) + "\n")
+                self.out.write(log_line(pod_label, line, self.as_json) + "\n")
             else:
-                color = self.colors.setdefault(label, COLORS[len(self.colors) % len(COLORS)])
+                label_color = self.colors.setdefault(
+                    pod_label, COLORS[len(self.colors) % len(COLORS)]
+                )
                 without_escapes(self.out).write(
-                    f"\x1b[{color}m{visible(label)}\x1b[0m | {visible(line)}\n"
+                    f"\x1b[{label_color}m{visible(pod_label)}\x1b[0m | {visible(line)}\n"
                 )
             self.out.flush()
 
 
 def started_pod_labels(workflow: Mapping[str, Any]) -> Iterator[str]:
     """Yield the labels of the pods that a run has started."""
-    for node in ((workflow.get("status") or {}).get("nodes") or {}).values():
-        if node["type"] == "Pod" and node.get("phase") in ("Running", *COMPLETED):
-            yield _strip_workflow_name(workflow["metadata"]["name"], node["name"])
+    for workflow_node in ((workflow.get("status") or {}).get("nodes") or {}).values():
+        if workflow_node["type"] == "Pod" and workflow_node.get("phase") in ("Running", *COMPLETED):
+            yield _strip_workflow_name(workflow["metadata"]["name"], workflow_node["name"])
 
 
 def label_of(name: str, pod: Mapping[str, Any]) -> str:
     """Return the label of a pod: `ship.release` for a step, `train-worker-0` for a pod of a step's
     job."""
-    metadata = pod["metadata"]
-    node = (metadata.get("annotations") or {}).get(NODE_NAME)
-    return _strip_workflow_name(name, node or metadata["name"])
+    pod_metadata = pod["metadata"]
+    node_name = (pod_metadata.get("annotations") or {}).get(NODE_NAME)
+    return _strip_workflow_name(name, node_name or pod_metadata["name"])
 
 
-def _strip_workflow_name(workflow: str, name: str) -> str:
-    return re.sub(r"^[.-]", "", name.removeprefix(workflow))
+def _strip_workflow_name(workflow_name: str, name: str) -> str:
+    return re.sub(r"^[.-]", "", name.removeprefix(workflow_name))
 
 
 def _started_containers(pod: Mapping[str, Any]) -> Iterator[tuple[str, int]]:
     """Yield the containers that may have written logs, with their restart counts."""
-    status = pod.get("status") or {}
-    for container in [
-        *(status.get("initContainerStatuses") or []),
-        *(status.get("containerStatuses") or []),
+    pod_status = pod.get("status") or {}
+    for container_status in [
+        *(pod_status.get("initContainerStatuses") or []),
+        *(pod_status.get("containerStatuses") or []),
     ]:
-        name = container["name"]
-        state = container.get("state") or {}
-        restarts = container.get("restartCount", 0)
+        name = container_status["name"]
+        container_state = container_status.get("state") or {}
+        restart_count = container_status.get("restartCount", 0)
 
-        has_started = "running" in state or "terminated" in state or restarts
+        has_started = (
+            "running" in container_state or "terminated" in container_state or restart_count
+        )
         if has_started and name not in ARGO_CONTAINERS:
-            yield name, restarts
+            yield name, restart_count
 
 
 def tail(
-    cluster: Cluster, name: str, labels: list[str], deployment: str = "", line_count: int = 50
+    cluster: Cluster,
+    name: str,
+    step_labels: list[str],
+    deployment_name: str = "",
+    line_count: int = 50,
 ) -> str:
-    """Return the last lines of the log of a pod of these steps or of `deployment`, preferably of a
-    pod with an error; "" if neither the steps nor `deployment` have a pod."""
-    pods = []
-    for pod in cluster.list_objects(PODS, f"{WORKFLOW}={name}"):
-        pod_label = label_of(name, pod)
+    """Return the last lines of the log of a pod of these steps or of `deployment_name`,
+    preferably of a pod with an error; "" if neither the steps nor `deployment_name` have a pod."""
+    matching_pods = []
+    for run_pod in cluster.list_objects(PODS, f"{WORKFLOW}={name}"):
+        pod_label = label_of(name, run_pod)
         if any(
-            pod_label == label or pod_label.startswith((f"{label}(", f"{label}-"))
-            for label in labels
+            pod_label == step_label or pod_label.startswith((f"{step_label}(", f"{step_label}-"))
+            for step_label in step_labels
         ):
-            pods.append(pod)
+            matching_pods.append(run_pod)
 
-    if deployment:
-        pods += cluster.list_objects(PODS, f"{INSTANCE_LABEL}={deployment}")
+    if deployment_name:
+        matching_pods += cluster.list_objects(PODS, f"{INSTANCE_LABEL}={deployment_name}")
 
-    texts = [
-        _tail_of(cluster, pod, container, line_count)
-        for pod in pods
-        for container, _ in _started_containers(pod)
+    pod_logs = [
+        _tail_of(cluster, run_pod, container_name, line_count)
+        for run_pod in matching_pods
+        for container_name, _ in _started_containers(run_pod)
     ]
-    return next(filter(ERROR.search, texts), texts[0] if texts else "")
+    return next(filter(ERROR.search, pod_logs), pod_logs[0] if pod_logs else "")
 
 
-def _tail_of(cluster: Cluster, pod: Mapping[str, Any], container: str, line_count: int) -> str:
+def _tail_of(cluster: Cluster, pod: Mapping[str, Any], container_name: str, line_count: int) -> str:
     try:
-        lines = cluster.log(pod["metadata"]["name"], container, tailLines=str(line_count))
-        return b"".join(line for line in lines if not EXECUTOR_LINE.search(line)).decode(
+        log_lines = cluster.log(pod["metadata"]["name"], container_name, tailLines=str(line_count))
+        return b"".join(line for line in log_lines if not EXECUTOR_LINE.search(line)).decode(
             errors="replace"
         )
     except ApiError:
@@ -366,50 +400,52 @@ def _tail_of(cluster: Cluster, pod: Mapping[str, Any], container: str, line_coun
 
 
 def read_archived(
-    cluster: Cluster, workflow: Object, step: str, present: Collection[str] = ()
+    cluster: Cluster, workflow: Object, step_name: str, present_labels: Collection[str] = ()
 ) -> Iterator[Line]:
     """Yield (label, line) of the logs that Argo has archived, for steps whose pods are not
-    `present`.
+    `present_labels`.
 
     The logs are read from the object store by a temporary pod. Raises ApiError or RekindleError if
     it fails.
     """
-    keys: dict[str, str] = {}
-    run = workflow["metadata"]["name"]
+    label_by_key: dict[str, str] = {}
+    run_name = workflow["metadata"]["name"]
 
-    for node in ((workflow.get("status") or {}).get("nodes") or {}).values():
+    for workflow_node in ((workflow.get("status") or {}).get("nodes") or {}).values():
         # skip the Retry node: it repeats the outputs of its last attempt, whose pod may still exist
-        if node["type"] == "Retry":
+        if workflow_node["type"] == "Retry":
             continue
 
-        label = _strip_workflow_name(run, node["name"])
-        if step not in label or label in present:
+        step_label = _strip_workflow_name(run_name, workflow_node["name"])
+        if step_name not in step_label or step_label in present_labels:
             continue
 
-        for artifact in (node.get("outputs") or {}).get("artifacts") or []:
-            key = (artifact.get("s3") or {}).get("key")
-            if not key or artifact["name"] != "main-logs":
+        for log_artifact in (workflow_node.get("outputs") or {}).get("artifacts") or []:
+            key = (log_artifact.get("s3") or {}).get("key")
+            if not key or log_artifact["name"] != "main-logs":
                 continue
 
-            if _is_log_of(run, key):
-                keys[key] = label
+            if _is_log_of(run_name, key):
+                label_by_key[key] = step_label
             else:
-                yield label, f"{show(key)} is not read: it is not the key of a log of this run"
+                yield step_label, f"{show(key)} is not read: it is not the key of a log of this run"
 
-    if keys:
+    if label_by_key:
         next_number = 0
-        module = "rekindle.view.cluster_logs"
-        for stored in remote.run_module(cluster, workflow, StoredLine, module, *keys):
-            label = keys.get(stored.key, stored.key)
-            missing_lines = stored.number - next_number
+        module_name = "rekindle.view.cluster_logs"
+        for stored_line in remote.run_module(
+            cluster, workflow, StoredLine, module_name, *label_by_key
+        ):
+            step_label = label_by_key.get(stored_line.key, stored_line.key)
+            missing_lines = stored_line.number - next_number
             if missing_lines:
-                yield label, CUT_MESSAGE.format(missing_lines)
+                yield step_label, CUT_MESSAGE.format(missing_lines)
 
-            next_number = stored.number + 1
-            yield label, stored.line
+            next_number = stored_line.number + 1
+            yield step_label, stored_line.line
 
 
-def _is_log_of(run: str, key: str) -> bool:
+def _is_log_of(run_name: str, key: str) -> bool:
     """Return True if a key may belong to an archived log of a run: one folder is named like the
     run, and the file is named CONTAINER.log.
 
@@ -418,32 +454,35 @@ def _is_log_of(run: str, key: str) -> bool:
     """
     if not ArtifactKey.matches(key):
         return False
-    *folders, file = key.split("/")
-    return run in folders and file.endswith(".log")
+    *key_folders, file = key.split("/")
+    return run_name in key_folders and file.endswith(".log")
 
 
-def _print_stored(keys: Iterable[str]) -> None:
-    """Print each line of the objects `keys` as a JSON object that includes the number of the line.
-    For a missing object, print one line that reports it."""
+def _print_stored(log_keys: Iterable[str]) -> None:
+    """Print each line of the objects `log_keys` as a JSON object that includes the number of the
+    line. For a missing object, print one line that reports it."""
     from rekindle.storage import NotFound, Store
 
-    store = Store.from_env()
-    numbers = count()
+    object_store = Store.from_env()
+    line_numbers = count()
 
-    for key in keys:
+    for key in log_keys:
         try:
-            lines = store.get(key).decode(errors="replace").splitlines()
+            log_lines = object_store.get(key).decode(errors="replace").splitlines()
         except NotFound:
-            lines = [f"{store.uri(key)} does not exist"]
+            log_lines = [f"{object_store.uri(key)} does not exist"]
 
-        for line in lines:
-            print(to_json({"key": key, "number": next(numbers), "line": line}))
+        for line in log_lines:
+            print(to_json({"key": key, "number": next(line_numbers), "line": line}))
 
 
-def inputs_of(row: Step) -> dict[str, str]:
+def inputs_of(step_row: Step) -> dict[str, str]:
     """Return the input parameters of a step."""
-    parameters = ((row.node or {}).get("inputs") or {}).get("parameters") or []
-    return {parameter["name"]: str(parameter.get("value", "")) for parameter in parameters}
+    input_parameters = ((step_row.node or {}).get("inputs") or {}).get("parameters") or []
+    return {
+        input_parameter["name"]: str(input_parameter.get("value", ""))
+        for input_parameter in input_parameters
+    }
 
 
 class TrainingProgress:
@@ -460,46 +499,46 @@ class TrainingProgress:
 
     def of(self, row: Step) -> str:
         if row.phase in FAILED:
-            labels = [row.name.partition("(")[0], task_of(row)]
-            server = inputs_of(row).get("server", "")
+            step_labels = [row.name.partition("(")[0], task_of(row)]
+            server_name = inputs_of(row).get("server", "")
             # if the logs cannot be read, only the message of the step is shown
             with suppress(ApiError):
-                return last_error(tail(self.cluster, self.name, labels, server))
+                return last_error(tail(self.cluster, self.name, step_labels, server_name))
             return ""
 
         self.requested.set()
-        prefix = f"{self.name}-{row.label}-"
+        pod_prefix = f"{self.name}-{row.label}-"
         return next(
-            (text for pod, text in self.progress.items() if pod.startswith(prefix)),
+            (text for pod_name, text in self.progress.items() if pod_name.startswith(pod_prefix)),
             "",
         )
 
     def _poll(self) -> None:
         while self.requested.wait():
             self.requested.clear()
-            progress = {}
+            progress_by_pod = {}
 
             try:
-                for pod in self.cluster.list_objects(
+                for training_pod in self.cluster.list_objects(
                     PODS, f"{WORKFLOW}={self.name},{REPLICA_TYPE}=worker"
                 ):
-                    if (pod.get("status") or {}).get("phase") == "Running":
-                        containers = (pod.get("spec") or {}).get("containers") or [{}]
-                        container = containers[0].get("name", "")
-                        text = progress_in(_tail_of(self.cluster, pod, container, 30))
+                    if (training_pod.get("status") or {}).get("phase") == "Running":
+                        containers = (training_pod.get("spec") or {}).get("containers") or [{}]
+                        container_name = containers[0].get("name", "")
+                        text = progress_in(_tail_of(self.cluster, training_pod, container_name, 30))
                         if text:
-                            progress[pod["metadata"]["name"]] = text
+                            progress_by_pod[training_pod["metadata"]["name"]] = text
                             break
                 else:
                     for line in queue.describe_waiting(self.cluster, self.name):
-                        step, _, reason = line.partition(" ")
-                        progress[f"{self.name}-{step}-"] = reason
+                        step_name, _, queue_reason = line.partition(" ")
+                        progress_by_pod[f"{self.name}-{step_name}-"] = queue_reason
             # an error of the cluster, or of a log with strange lines: keep the previous progress,
             # because the next poll may succeed
             except Exception:
-                progress = self.progress
+                progress_by_pod = self.progress
 
-            self.progress = progress
+            self.progress = progress_by_pod
             time.sleep(PROGRESS_INTERVAL_S)
 
 

@@ -21,31 +21,38 @@ from rekindle.view.overview import run_row, steps_table
 
 def everything(cluster: Cluster, as_json: bool) -> str:
     """Return two tables: the runs, newest first, and the schedules."""
-    workflows = cluster.list_objects(WORKFLOWS)
-    workflows.sort(key=lambda workflow: workflow["metadata"]["creationTimestamp"], reverse=True)
-    runs = [_run(add_waiting(cluster, _decompress(workflow))) for workflow in workflows]
-    schedules = [_cron(cron) for cron in cluster.list_objects(CRON_WORKFLOWS)]
-    empty = f"no runs in namespace {cluster.namespace} yet: `rekindle submit CONFIG` starts a run"
-    return show_tables({"runs": runs, "schedules": schedules}, as_json, empty)
+    workflow_objects = cluster.list_objects(WORKFLOWS)
+    workflow_objects.sort(
+        key=lambda workflow_object: workflow_object["metadata"]["creationTimestamp"], reverse=True
+    )
+    run_rows = [
+        _run(add_waiting(cluster, _decompress(workflow_object)))
+        for workflow_object in workflow_objects
+    ]
+    schedule_rows = [_cron(cron_workflow) for cron_workflow in cluster.list_objects(CRON_WORKFLOWS)]
+    empty_message = (
+        f"no runs in namespace {cluster.namespace} yet: `rekindle submit CONFIG` starts a run"
+    )
+    return show_tables({"runs": run_rows, "schedules": schedule_rows}, as_json, empty_message)
 
 
-def run(cluster: Cluster, name: str, as_json: bool, show_all: bool = False) -> str:
-    """Return the steps of a run, without internal steps unless `show_all`. Raises ConfigError if
+def run(cluster: Cluster, name: str, as_json: bool, shows_all: bool = False) -> str:
+    """Return the steps of a run, without internal steps unless `shows_all`. Raises ConfigError if
     the run does not exist."""
     workflow = add_waiting(cluster, read_run(cluster, name))
     if as_json:
         return to_json(as_object(cluster, workflow), indent=2)
 
-    status = workflow.get("status") or {}
+    workflow_status = workflow.get("status") or {}
     manifest = {"metadata": workflow["metadata"], "spec": spec_of(workflow)}
-    lines = [steps_table(name, status, manifest, show_all)]
+    output_lines = [steps_table(name, workflow_status, manifest, shows_all)]
 
     if is_offloaded(workflow):
-        lines += ["", f"its steps are stored in Argo's database: `argo get {name}`"]
-    if status.get("phase") not in COMPLETED:
-        lines += queue.describe_waiting(cluster, name)
+        output_lines += ["", f"its steps are stored in Argo's database: `argo get {name}`"]
+    if workflow_status.get("phase") not in COMPLETED:
+        output_lines += queue.describe_waiting(cluster, name)
 
-    return "\n".join(lines)
+    return "\n".join(output_lines)
 
 
 def _decompress(workflow: Object) -> Object:
@@ -58,21 +65,32 @@ def _decompress(workflow: Object) -> Object:
 
 
 def _run(workflow: Object) -> dict[str, str]:
-    metadata = workflow["metadata"]
-    status = workflow.get("status") or {}
-    phase = status.get("phase") or (metadata.get("labels") or {}).get(PHASE) or "Pending"
-    return run_row(metadata["name"], status, phase, metadata["creationTimestamp"])
+    workflow_metadata = workflow["metadata"]
+    workflow_status = workflow.get("status") or {}
+    run_phase = (
+        workflow_status.get("phase")
+        or (workflow_metadata.get("labels") or {}).get(PHASE)
+        or "Pending"
+    )
+    return run_row(
+        workflow_metadata["name"],
+        workflow_status,
+        run_phase,
+        workflow_metadata["creationTimestamp"],
+    )
 
 
-def _cron(cron: Object) -> Object:
-    spec = cron["spec"]
-    status = cron.get("status") or {}
-    last = status.get("lastScheduledTime")
+def _cron(cron_workflow: Object) -> Object:
+    cron_spec = cron_workflow["spec"]
+    cron_status = cron_workflow.get("status") or {}
+    last_scheduled_time = cron_status.get("lastScheduledTime")
     return {
-        "schedule": cron["metadata"]["name"],
-        "at": " | ".join(spec.get("schedules") or [spec.get("schedule", "")]),
-        "timezone": spec.get("timezone") or "",
-        "suspended": bool(spec.get("suspend")),
-        "running": len(status.get("active") or []),
-        "last": f"{format_duration(time.time() - timestamp(last))} ago" if last else "never",
+        "schedule": cron_workflow["metadata"]["name"],
+        "at": " | ".join(cron_spec.get("schedules") or [cron_spec.get("schedule", "")]),
+        "timezone": cron_spec.get("timezone") or "",
+        "suspended": bool(cron_spec.get("suspend")),
+        "running": len(cron_status.get("active") or []),
+        "last": f"{format_duration(time.time() - timestamp(last_scheduled_time))} ago"
+        if last_scheduled_time
+        else "never",
     }

@@ -39,19 +39,21 @@ REFRESH_INTERVAL_S = 2.0
 def watch(cluster: Cluster, name: str, *, as_json: bool) -> int:
     """Show a run until it completes. Raises ConfigError if the run does not exist."""
     workflow = read_run(cluster, name)
-    out = sys.stderr if as_json else sys.stdout
-    progress = cluster_logs.TrainingProgress(cluster, name).of
+    output_stream = sys.stderr if as_json else sys.stdout
+    describe_progress = cluster_logs.TrainingProgress(cluster, name).of
 
     try:
-        with display.show(name, progress, {"spec": spec_of(workflow)}, out) as shown:
-            refresher = _RunRefresher(cluster, shown)
+        with display.show(
+            name, describe_progress, {"spec": spec_of(workflow)}, output_stream
+        ) as run_display:
+            refresher = _RunRefresher(cluster, run_display)
             with refresher.refreshed():
-                workflow = _watch_to_completion(cluster, name, refresher, shown)
+                workflow = _watch_to_completion(cluster, name, refresher, run_display)
     except KeyboardInterrupt:
-        flags = f" --cluster{cluster.flags}"
+        cluster_flags = f" --cluster{cluster.flags}"
         sys.stderr.write(
             f"\n{name} continues; only the watch has ended\nwatch   rekindle status {name}"
-            f" --watch{flags}\nstop    rekindle stop {name}{flags}\n"
+            f" --watch{cluster_flags}\nstop    rekindle stop {name}{cluster_flags}\n"
         )
         return exit_codes.INTERRUPTED
 
@@ -62,9 +64,9 @@ class _RunRefresher:
     """Shows the newest state of a run. Checks every few seconds for waiting pods, whose steps it
     shows as Pending."""
 
-    def __init__(self, cluster: Cluster, shown: display.RunDisplay) -> None:
+    def __init__(self, cluster: Cluster, run_display: display.RunDisplay) -> None:
         self._cluster = cluster
-        self._shown = shown
+        self._shown = run_display
         self._workflow: Object | None = None
         self._lock = threading.Lock()
         self._ended = threading.Event()
@@ -78,14 +80,14 @@ class _RunRefresher:
     def refreshed(self) -> Iterator[None]:
         """Redraw the run every few seconds during the `with` block, because the watch does not
         report changes of the jobs' pods."""
-        thread = threading.Thread(target=self._refresh, name="waiting", daemon=True)
-        thread.start()
+        refresh_thread = threading.Thread(target=self._refresh, name="waiting", daemon=True)
+        refresh_thread.start()
         try:
             yield
         finally:
             self._ended.set()
             # limit the wait, because a request in progress may take long
-            thread.join(REFRESH_INTERVAL_S)
+            refresh_thread.join(REFRESH_INTERVAL_S)
 
     def _refresh(self) -> None:
         while not self._ended.wait(REFRESH_INTERVAL_S):
@@ -107,27 +109,27 @@ class _RunRefresher:
 
 
 def _watch_to_completion(
-    cluster: Cluster, name: str, refresher: _RunRefresher, shown: display.RunDisplay
+    cluster: Cluster, name: str, run_refresher: _RunRefresher, run_display: display.RunDisplay
 ) -> Object:
     unreachable = False
 
     def report_lost(error: ApiError) -> None:
         nonlocal unreachable
         if not unreachable:
-            shown.say(f"waiting for the cluster: {error}")
+            run_display.say(f"waiting for the cluster: {error}")
         unreachable = True
 
-    for kind, workflow in cluster.watch(WORKFLOWS, name=name, on_lost=report_lost):
+    for event_type, workflow in cluster.watch(WORKFLOWS, name=name, on_lost=report_lost):
         if unreachable:
-            shown.say("the cluster answers again")
+            run_display.say("the cluster answers again")
 
         unreachable = False
-        if kind == "DELETED":
+        if event_type == "DELETED":
             raise RekindleError(f"{name} was deleted while it was watched: its outcome is unknown.")
 
         workflow = decompress_nodes(workflow)
         if workflow.get("status"):
-            refresher.show(workflow)
+            run_refresher.show(workflow)
             if workflow["status"].get("phase") in COMPLETED:
                 return workflow
 
@@ -136,90 +138,105 @@ def _watch_to_completion(
 
 def print_outcome(cluster: Cluster, workflow: Object, as_json: bool) -> int:
     """Print the outcome of a completed run and return the exit code."""
-    status = workflow.get("status") or {}
+    workflow_status = workflow.get("status") or {}
     is_rekindle = workflow_origin.is_rekindle(workflow)
-    code = results.exit_code(status, is_rekindle)
-    endpoint = _endpoint(cluster, workflow_origin.pipeline_label(workflow))
+    exit_code = results.exit_code(workflow_status, is_rekindle)
+    service_endpoint = _endpoint(cluster, workflow_origin.pipeline_label(workflow))
 
     if as_json:
         print(to_json(as_object(cluster, workflow)), flush=True)
 
-    if code in (0, results.NOT_RELEASED):
-        cost = results.costs(status, {"spec": spec_of(workflow)}).get("words")
-        facts = _endpoint_facts(cluster, workflow, endpoint) | {"cost": cost}
-        text = outcome.success(status, facts, is_rekindle)
+    if exit_code in (0, results.NOT_RELEASED):
+        cost_text = results.costs(workflow_status, {"spec": spec_of(workflow)}).get("words")
+        outcome_facts = _endpoint_facts(cluster, workflow, service_endpoint) | {"cost": cost_text}
+        text = outcome.success(workflow_status, outcome_facts, is_rekindle)
         (sys.stderr if as_json else sys.stdout).write(text)
     else:
         sys.stderr.write("\n" + _describe_failure(cluster, workflow) + "\n")
 
-    return code
+    return exit_code
 
 
 def as_object(cluster: Cluster, workflow: Mapping[str, Any]) -> Object:
     """Return the run as `-o json` prints it."""
-    metadata = workflow["metadata"]
-    sha256 = (metadata.get("annotations") or {}).get(SHA256_ANNOTATION)
-    facts = {
+    workflow_metadata = workflow["metadata"]
+    sha256 = (workflow_metadata.get("annotations") or {}).get(SHA256_ANNOTATION)
+    run_facts = {
         "manifest_sha256": sha256,
-        "namespace": metadata.get("namespace") or cluster.namespace,
+        "namespace": workflow_metadata.get("namespace") or cluster.namespace,
         "endpoint": _endpoint(cluster, workflow_origin.pipeline_label(workflow)),
     }
-    status = workflow.get("status") or {"phase": "Pending"}
-    cost = results.costs(status, {"spec": spec_of(workflow)})
-    return outcome.as_json(metadata["name"], status, **facts, **({"cost": cost} if cost else {}))
+    workflow_status = workflow.get("status") or {"phase": "Pending"}
+    run_costs = results.costs(workflow_status, {"spec": spec_of(workflow)})
+    return outcome.as_json(
+        workflow_metadata["name"],
+        workflow_status,
+        **run_facts,
+        **({"cost": run_costs} if run_costs else {}),
+    )
 
 
 def _endpoint(cluster: Cluster, name: str | None) -> str | None:
     """Return the URL of the pipeline's Service inside the cluster, if it exists."""
     try:
-        service = cluster.find(SERVICES, name) if name else None
+        service_object = cluster.find(SERVICES, name) if name else None
     except ApiError:
         # a user without permission to read Services gets no URL
         return None
 
-    if service:
-        return f"http://{name}.{cluster.namespace}:{service['spec']['ports'][0]['port']}"
+    if service_object:
+        return f"http://{name}.{cluster.namespace}:{service_object['spec']['ports'][0]['port']}"
     return None
 
 
 def _endpoint_facts(
-    cluster: Cluster, workflow: Object, endpoint: str | None
+    cluster: Cluster, workflow: Object, service_endpoint: str | None
 ) -> dict[str, str | None]:
     name = workflow_origin.pipeline_label(workflow)
-    port = endpoint and endpoint.rpartition(":")[2]
-    forward = f"kubectl port-forward{cluster.flags} svc/{name} {port}"
-    url = f"localhost:{port}/v1/models/{name}/example"
-    request = f"curl -s {url}"
+    service_port = service_endpoint and service_endpoint.rpartition(":")[2]
+    forward_command = f"kubectl port-forward{cluster.flags} svc/{name} {service_port}"
+    url = f"localhost:{service_port}/v1/models/{name}/example"
+    request_command = f"curl -s {url}"
 
     if results.needs_token({"spec": spec_of(workflow)}):
         # printf is a shell builtin, so the token is not visible to other users of the machine
-        request = f"printf 'Authorization: Bearer %s' \"${REKINDLE_TOKEN}\" | curl -s -H @- {url}"
+        request_command = (
+            f"printf 'Authorization: Bearer %s' \"${REKINDLE_TOKEN}\" | curl -s -H @- {url}"
+        )
 
     return {
-        "endpoint": endpoint and f"{endpoint} (inside the cluster)",
-        "try it": endpoint and f"{forward} & {request}",
+        "endpoint": service_endpoint and f"{service_endpoint} (inside the cluster)",
+        "try it": service_endpoint and f"{forward_command} & {request_command}",
     }
 
 
 def _describe_failure(cluster: Cluster, workflow: Object) -> str:
     name = workflow["metadata"]["name"]
-    status = workflow.get("status") or {}
+    workflow_status = workflow.get("status") or {}
     if is_offloaded(workflow):
         return (
-            f"{name}: {status.get('phase')}: {status.get('message') or ''}\nsteps   in Argo's"
+            f"{name}: {workflow_status.get('phase')}:"
+            f" {workflow_status.get('message') or ''}\nsteps   in Argo's"
             f" database: `argo get {name}`"
         )
 
-    step = summary.failed_step(summary.steps(name, status))
-    log = ""
-    command = ""
-    flags = f" --cluster{cluster.flags}"
+    failed_step = summary.failed_step(summary.steps(name, workflow_status))
+    log_text = ""
+    logs_command = ""
+    cluster_flags = f" --cluster{cluster.flags}"
 
-    if step:
-        attempt = str(summary.last_attempt(status, step).get("name", "")).removeprefix(f"{name}.")
-        log = cluster_logs.tail(
-            cluster, name, [attempt, step.name], cluster_logs.inputs_of(step).get("server", "")
+    if failed_step:
+        attempt_name = str(
+            summary.last_attempt(workflow_status, failed_step).get("name", "")
+        ).removeprefix(f"{name}.")
+        log_text = cluster_logs.tail(
+            cluster,
+            name,
+            [attempt_name, failed_step.name],
+            cluster_logs.inputs_of(failed_step).get("server", ""),
         )
-        command = f"rekindle logs {name} {step.name}{flags}" if log else ""
+        logs_command = f"rekindle logs {name} {failed_step.name}{cluster_flags}" if log_text else ""
 
-    return summary.failure(name, status, log, command, f"rekindle resume {name}{flags}")
+    return summary.failure(
+        name, workflow_status, log_text, logs_command, f"rekindle resume {name}{cluster_flags}"
+    )

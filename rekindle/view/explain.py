@@ -68,15 +68,15 @@ def explain(home: Path, name: str | None, as_json: bool) -> str:
     is unavailable.
     """
     name = name or runs.find_newest(home)
-    status = runs.load_status(home, name)
+    run_status = runs.load_status(home, name)
     workflow = RunFiles(home, name).workflow()
 
-    costs = Costs(name, workflow, status)
-    trainings = {}
-    if costs.tariffs:
-        trainings = reports(LocalCluster(home).store(), name, costs.tariffs)
+    run_costs = Costs(name, workflow, run_status)
+    training_reports = {}
+    if run_costs.tariffs:
+        training_reports = reports(LocalCluster(home).store(), name, run_costs.tariffs)
 
-    return _report(name, status["phase"], trainings, costs, status, as_json)
+    return _report(name, run_status["phase"], training_reports, run_costs, run_status, as_json)
 
 
 def explain_on_cluster(cluster: Cluster, name: str | None, as_json: bool) -> str:
@@ -89,23 +89,32 @@ def explain_on_cluster(cluster: Cluster, name: str | None, as_json: bool) -> str
 
     name = name or workflows.newest_run(cluster)
     workflow = workflows.read_run(cluster, name)
-    status = workflow.get("status") or {}
-    costs = Costs(name, {"spec": workflows.spec_of(workflow)}, status)
+    workflow_status = workflow.get("status") or {}
+    run_costs = Costs(name, {"spec": workflows.spec_of(workflow)}, workflow_status)
 
-    tariffs = {task: tariff and tariff.model_dump() for task, tariff in costs.tariffs.items()}
-    answer: dict[str, dict[str, Any]] = {}
-    if tariffs:
-        module = "rekindle.view.explain"
-        reports = remote.run_for_result(
-            cluster, workflow, TrainingReports, module, name, to_json(tariffs)
+    tariffs_by_task = {
+        task_name: tariff and tariff.model_dump() for task_name, tariff in run_costs.tariffs.items()
+    }
+    reports_by_task: dict[str, dict[str, Any]] = {}
+    if tariffs_by_task:
+        module_name = "rekindle.view.explain"
+        pod_reports = remote.run_for_result(
+            cluster, workflow, TrainingReports, module_name, name, to_json(tariffs_by_task)
         )
-        answer = reports.model_dump(exclude_unset=True)
+        reports_by_task = pod_reports.model_dump(exclude_unset=True)
 
-    return _report(name, status.get("phase") or "Pending", answer, costs, status, as_json)
+    return _report(
+        name,
+        workflow_status.get("phase") or "Pending",
+        reports_by_task,
+        run_costs,
+        workflow_status,
+        as_json,
+    )
 
 
 def reports(
-    store: "Store", name: str, tariffs: Mapping[str, "Tariff | None"]
+    object_store: "Store", name: str, tariffs_by_task: Mapping[str, "Tariff | None"]
 ) -> dict[str, dict[str, Any]]:
     """Summarize the ledger of each training, in lines of text and in figures. Raises
     StorageError."""
@@ -114,8 +123,10 @@ def reports(
     from rekindle.training.ledger.events import read_events
 
     return {
-        task: build_report(summarize(read_events(store, key(task, LEDGER, name))), tariff)
-        for task, tariff in tariffs.items()
+        task_name: build_report(
+            summarize(read_events(object_store, key(task_name, LEDGER, name))), tariff
+        )
+        for task_name, tariff in tariffs_by_task.items()
     }
 
 
@@ -131,106 +142,119 @@ class Costs:
         from rekindle.training.cost import jobs, tariff
         from rekindle.training.cost.prices import Prices
 
-        tasks = sorted(set(LEDGERS.findall(to_json(workflow))))
+        task_names = sorted(set(LEDGERS.findall(to_json(workflow))))
         self.manifest = tariff.read_recorded_manifest(workflow)
 
         self.jobs = [
             *jobs.list_job_runs(status, self.manifest),
             *jobs.list_planned_jobs(status, self.manifest),
         ]
-        if not tasks and not self.jobs:
+        if not task_names and not self.jobs:
             raise ConfigError(f"{name} does not train: `rekindle status {name}` shows its steps.")
 
         self.prices = tariff.read_prices(self.manifest) or Prices.load(project.root())
-        self.tariffs = dict.fromkeys(tasks) | tariff.build_tariffs(
-            self.manifest, self.prices, tasks
+        self.tariffs = dict.fromkeys(task_names) | tariff.build_tariffs(
+            self.manifest, self.prices, task_names
         )
 
     def of_run(
-        self, status: Mapping[str, Any], trainings: Mapping[str, dict[str, Any]]
+        self, run_status: Mapping[str, Any], training_reports: Mapping[str, dict[str, Any]]
     ) -> dict[str, Any]:
         """Return the total cost of the run in words and the cost by task, or {} without prices."""
         from rekindle.training.cost.run_cost import compute_run_costs
 
-        totals = {
-            task: report["cost"]["total"]
-            for task, report in trainings.items()
-            if report.get("cost")
+        total_by_task = {
+            task_name: training_report["cost"]["total"]
+            for task_name, training_report in training_reports.items()
+            if training_report.get("cost")
         }
-        return compute_run_costs(status, self.manifest, self.prices, totals)
+        return compute_run_costs(run_status, self.manifest, self.prices, total_by_task)
 
 
-def job_report(job: "JobRun", prices: "Prices | None") -> dict[str, Any]:
+def job_report(job_run: "JobRun", project_prices: "Prices | None") -> dict[str, Any]:
     """Return a report on a job of another framework: a line of text, its pods, time, outcome and
     cost."""
     from rekindle.training.cost.bill import format_money
 
-    counts: dict[str, int] = {}
-    for replicas in job.replicas:
-        role = replicas.role or "pods"
-        counts[role] = counts.get(role, 0) + replicas.count
+    pods_by_role: dict[str, int] = {}
+    for replicas in job_run.replicas:
+        role_name = replicas.role or "pods"
+        pods_by_role[role_name] = pods_by_role.get(role_name, 0) + replicas.count
 
-    if job.phase == "Waiting":
-        outcome = "has not started"
+    if job_run.phase == "Waiting":
+        outcome_text = "has not started"
     else:
-        outcome = f"{job.phase.lower()} after {format_duration(job.seconds)}"
+        outcome_text = f"{job_run.phase.lower()} after {format_duration(job_run.seconds)}"
 
-    pods = ", ".join(f"{role} {count}" for role, count in counts.items())
-    words = f"{job.task}: {job.kind} ({pods}) {outcome}."
-    if job.message and job.phase != "Succeeded":
-        words += f" Cause: {job.message.rstrip('.')}."
+    pods_text = ", ".join(
+        f"{role_name} {pod_count}" for role_name, pod_count in pods_by_role.items()
+    )
+    report_line = f"{job_run.task}: {job_run.kind} ({pods_text}) {outcome_text}."
+    if job_run.message and job_run.phase != "Succeeded":
+        report_line += f" Cause: {job_run.message.rstrip('.')}."
 
-    facts: dict[str, Any] = {
-        "task": job.task,
-        "kind": job.kind,
-        "pods": counts,
-        "phase": job.phase,
-        "seconds": job.seconds,
-        "message": job.message,
+    job_facts: dict[str, Any] = {
+        "task": job_run.task,
+        "kind": job_run.kind,
+        "pods": pods_by_role,
+        "phase": job_run.phase,
+        "seconds": job_run.seconds,
+        "message": job_run.message,
     }
-    if prices and job.phase != "Waiting":
-        facts["cost"] = job.cost(prices)
-        words += f" It cost {format_money(facts['cost'], prices.currency)}."
+    if project_prices and job_run.phase != "Waiting":
+        job_facts["cost"] = job_run.cost(project_prices)
+        report_line += f" It cost {format_money(job_facts['cost'], project_prices.currency)}."
 
-    return {"words": [words]} | facts
+    return {"words": [report_line]} | job_facts
 
 
 def _report(
     name: str,
-    phase: str,
-    trainings: Mapping[str, dict[str, Any]],
-    costs: Costs,
-    status: Mapping[str, Any],
+    run_phase: str,
+    training_reports: Mapping[str, dict[str, Any]],
+    run_costs: Costs,
+    run_status: Mapping[str, Any],
     as_json: bool,
 ) -> str:
-    jobs: Sequence[dict[str, Any]] = [job_report(job, costs.prices) for job in costs.jobs]
-    run_cost = costs.of_run(status, trainings)
-    words = run_cost.pop("words", "")
+    job_reports: Sequence[dict[str, Any]] = [
+        job_report(job_run, run_costs.prices) for job_run in run_costs.jobs
+    ]
+    run_cost = run_costs.of_run(run_status, training_reports)
+    cost_text = run_cost.pop("words", "")
 
     if as_json:
-        if len(trainings) == 1:
-            content = next(iter(trainings.values()))
+        if len(training_reports) == 1:
+            report_content = next(iter(training_reports.values()))
         else:
-            content = {"trainings": trainings}
+            report_content = {"trainings": training_reports}
 
-        if jobs:
-            content = content | {"jobs": jobs}
+        if job_reports:
+            report_content = report_content | {"jobs": job_reports}
         if run_cost:
-            content = content | {"run_cost": run_cost}
+            report_content = report_content | {"run_cost": run_cost}
 
-        return to_json({"workflow": name, "phase": phase} | content, indent=2)
+        return to_json({"workflow": name, "phase": run_phase} | report_content, indent=2)
 
-    titles = {task: [] if len(trainings) == 1 and not jobs else [f"{task}:"] for task in trainings}
-    lines = [
-        line for task, report in trainings.items() for line in ("", *titles[task], *report["words"])
+    title_lines = {
+        task_name: [] if len(training_reports) == 1 and not job_reports else [f"{task_name}:"]
+        for task_name in training_reports
+    }
+    report_lines = [
+        line
+        for task_name, training_report in training_reports.items()
+        for line in ("", *title_lines[task_name], *training_report["words"])
     ]
 
-    if jobs:
-        lines += ["", *(line for job in jobs for line in job["words"]), NO_LEDGER]
-    if words:
-        lines += ["", f"The whole run cost {words}."]
+    if job_reports:
+        report_lines += [
+            "",
+            *(line for job_run in job_reports for line in job_run["words"]),
+            NO_LEDGER,
+        ]
+    if cost_text:
+        report_lines += ["", f"The whole run cost {cost_text}."]
 
-    return visible("\n".join([f"{name}: {phase}", *lines]))
+    return visible("\n".join([f"{name}: {run_phase}", *report_lines]))
 
 
 if __name__ == "__main__":

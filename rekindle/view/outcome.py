@@ -9,78 +9,89 @@ from argolocal.view.summary import Status, lines_of, named_warnings, timestamp
 from rekindle.operations.results import VERDICTS, metrics, parameters, releases, verdicts
 
 
-def as_json(name: str, status: Status, **facts: Any) -> dict[str, Any]:
-    """Return the object that `-o json` prints. `facts` adds or overrides keys (manifest_sha256,
-    endpoint, ...)."""
-    values = parameters(status)
+def as_json(name: str, run_status: Status, **more_fields: Any) -> dict[str, Any]:
+    """Return the object that `-o json` prints. `more_fields` adds or overrides keys
+    (manifest_sha256, endpoint, ...)."""
+    output_values = parameters(run_status)
 
-    fields = {
+    outcome_fields = {
         "manifest_sha256": None,
-        "model_sha256": values.get("model_sha256"),
-        "verdict": values.get("verdict"),
-        "reason": values.get("reason"),
-        "metrics": metrics(values),
-        "verdicts": verdicts(status),
+        "model_sha256": output_values.get("model_sha256"),
+        "verdict": output_values.get("verdict"),
+        "reason": output_values.get("reason"),
+        "metrics": metrics(output_values),
+        "verdicts": verdicts(run_status),
         "endpoint": None,
-        "run_id": values.get("run_id"),
+        "run_id": output_values.get("run_id"),
     }
-    return summary.as_json(name, status, **fields | facts)
+    return summary.as_json(name, run_status, **outcome_fields | more_fields)
 
 
-def success(status: Status, facts: Mapping[str, str | None], is_rekindle: bool) -> str:
-    """Return the outcome of a successful run as text, with one line per fact. `facts` (endpoint,
-    commands, cost, ...): further lines, placed before the line with the duration. `is_rekindle`:
-    Rekindle rendered the workflow, so outputs such as `verdict` have their meaning."""
-    values = parameters(status) if is_rekindle else {}
-    started = status.get("startedAt")
-    finished = status.get("finishedAt")
-    if started and finished:
-        took = format_duration(timestamp(finished) - timestamp(started))
+def success(run_status: Status, outcome_facts: Mapping[str, str | None], is_rekindle: bool) -> str:
+    """Return the outcome of a successful run as text, with one line per fact. `outcome_facts`
+    (endpoint, commands, cost, ...): further lines, placed before the line with the duration.
+    `is_rekindle`: Rekindle rendered the workflow, so outputs such as `verdict` have their
+    meaning."""
+    output_values = parameters(run_status) if is_rekindle else {}
+    start_time = run_status.get("startedAt")
+    finish_time = run_status.get("finishedAt")
+    if start_time and finish_time:
+        duration_text = format_duration(timestamp(finish_time) - timestamp(start_time))
     else:
-        took = None
+        duration_text = None
 
     evaluations = []
-    if is_rekindle and not values.get("verdict"):
-        evaluations = verdicts(status)
+    if is_rekindle and not output_values.get("verdict"):
+        evaluations = verdicts(run_status)
 
-    winners = [row["metrics"] for row in evaluations if row["version"]]
-    figures = winners[0] if len(winners) == 1 else metrics(values)
+    released_metrics = [
+        evaluation_row["metrics"] for evaluation_row in evaluations if evaluation_row["version"]
+    ]
+    shown_metrics = released_metrics[0] if len(released_metrics) == 1 else metrics(output_values)
 
-    lines = {
-        "verdict": _verdict(status, values),
-        "reason": values.get("reason"),
+    text_by_label = {
+        "verdict": _verdict(run_status, output_values),
+        "reason": output_values.get("reason"),
         "metrics": "  ".join(
-            f"{name} {value:.4g}" for name, value in figures.items() if value is not None
+            f"{name} {metric_value:.4g}"
+            for name, metric_value in shown_metrics.items()
+            if metric_value is not None
         ),
-        **facts,
-        "took": took,
+        **outcome_facts,
+        "took": duration_text,
     }
 
-    rows = [("judged", f"{row['task']}: {row['verdict']}. {row['reason']}") for row in evaluations]
-    rows += lines.items()
+    labelled_rows = [
+        (
+            "judged",
+            f"{evaluation_row['task']}: {evaluation_row['verdict']}. {evaluation_row['reason']}",
+        )
+        for evaluation_row in evaluations
+    ]
+    labelled_rows += text_by_label.items()
     if is_rekindle:
-        warnings = named_warnings((status.get("nodes") or {}).values())
-        rows += [("warning", text) for text in warnings]
+        warnings = named_warnings((run_status.get("nodes") or {}).values())
+        labelled_rows += [("warning", text) for text in warnings]
 
-    return lines_of(rows)
+    return lines_of(labelled_rows)
 
 
-def _verdict(status: Status, values: Mapping[str, str]) -> str:
+def _verdict(run_status: Status, output_values: Mapping[str, str]) -> str:
     """Describe the verdict, and whether the model was released, because a positive verdict does not
     imply a release."""
-    released = releases(status)
-    verdict = values.get("verdict", "")
+    released_versions = releases(run_status)
+    verdict_text = output_values.get("verdict", "")
 
-    if not verdict:
-        if released:
-            return f"released: {', '.join(sorted(map(str, released)))}"
+    if not verdict_text:
+        if released_versions:
+            return f"released: {', '.join(sorted(map(str, released_versions)))}"
         return ""
 
-    if verdict == "release" and not released:
+    if verdict_text == "release" and not released_versions:
         return "release: the model passed the gate, but this pipeline has not released it"
-    if values.get("unchanged"):
+    if output_values.get("unchanged"):
         return "same: nothing to train: the data, the code and the config did not change"
-    if verdict in VERDICTS:
-        return f"{verdict}: {VERDICTS[verdict]}"
+    if verdict_text in VERDICTS:
+        return f"{verdict_text}: {VERDICTS[verdict_text]}"
 
     return ""

@@ -21,52 +21,54 @@ def everything(home: Path, as_json: bool) -> str:
     return runs.show_all(LocalCluster(home), as_json, run_row)
 
 
-def run(home: Path, name: str, as_json: bool, show_all: bool = False) -> str:
-    """Return the steps of a run, without internal steps unless `show_all`, and its live
+def run(home: Path, name: str, as_json: bool, shows_all: bool = False) -> str:
+    """Return the steps of a run, without internal steps unless `shows_all`, and its live
     processes."""
-    status = runs.load_status(home, name)
+    run_status = runs.load_status(home, name)
     manifest = RunFiles(home, name).workflow()
     if as_json:
-        return to_json(as_object(home, name, manifest, status), indent=2)
+        return to_json(as_object(home, name, manifest, run_status), indent=2)
 
-    processes = runs.processes(home, name)
-    return steps_table(name, status, manifest, show_all) + runs.processes_table(processes)
+    live_processes = runs.processes(home, name)
+    return steps_table(name, run_status, manifest, shows_all) + runs.processes_table(live_processes)
 
 
-def as_object(home: Path, name: str, manifest: Mapping[str, Any], status: Status) -> dict[str, Any]:
+def as_object(
+    home: Path, name: str, manifest: Mapping[str, Any], run_status: Status
+) -> dict[str, Any]:
     """Return the JSON object that `rekindle status NAME -o json` prints."""
-    result = outcome.as_json(name, status, **facts(home, manifest, status))
-    return result | {"processes": runs.processes(home, name)}
+    outcome_fields = outcome.as_json(name, run_status, **facts(home, manifest, run_status))
+    return outcome_fields | {"processes": runs.processes(home, name)}
 
 
 def steps_table(
-    name: str, status: Status, manifest: Mapping[str, Any], show_all: bool = False
+    name: str, run_status: Status, manifest: Mapping[str, Any], shows_all: bool = False
 ) -> str:
-    """Return a table of the steps of a run, without internal steps unless `show_all`."""
-    internal_steps = InternalSteps(manifest, status)
-    rows = [internal_steps.make_readable(row) for row in steps(name, status)]
-    if show_all:
-        return runs.steps_table(name, status, rows)
+    """Return a table of the steps of a run, without internal steps unless `shows_all`."""
+    internal_steps = InternalSteps(manifest, run_status)
+    step_rows = [internal_steps.make_readable(step_row) for step_row in steps(name, run_status)]
+    if shows_all:
+        return runs.steps_table(name, run_status, step_rows)
 
-    shown_rows = [row for row in rows if not internal_steps.is_internal(row)]
-    table = runs.steps_table(name, status, shown_rows)
-    hidden_count = len(rows) - len(shown_rows)
+    shown_rows = [step_row for step_row in step_rows if not internal_steps.is_internal(step_row)]
+    table_text = runs.steps_table(name, run_status, shown_rows)
+    hidden_count = len(step_rows) - len(shown_rows)
     if hidden_count:
-        table += f"\n\n{hidden_count} internal steps are not shown: `--all` shows them"
+        table_text += f"\n\n{hidden_count} internal steps are not shown: `--all` shows them"
 
-    return table
+    return table_text
 
 
-def facts(home: Path, manifest: Mapping[str, Any], status: Status) -> dict[str, Any]:
+def facts(home: Path, manifest: Mapping[str, Any], run_status: Status) -> dict[str, Any]:
     """Return further fields for `-o json`: the hash of a run's manifest, the endpoint of its model,
     and its cost."""
     # imported here to keep `rekindle status` fast
     from rekindle.blocks.manifest.render import manifest_sha256
 
     sha256 = workflow_origin.read_parameter(manifest, "manifest_hash") or manifest_sha256(manifest)
-    cost = results.costs(status, manifest)
+    run_costs = results.costs(run_status, manifest)
     return {"manifest_sha256": sha256, "endpoint": endpoint(home, manifest)} | (
-        {"cost": cost} if cost else {}
+        {"cost": run_costs} if run_costs else {}
     )
 
 
@@ -74,13 +76,16 @@ def endpoint(home: Path, manifest: Mapping[str, Any]) -> str | None:
     """Return the URL of the pipeline's Service, if its deployment is running."""
     name = workflow_origin.pipeline_label(manifest)
     cluster = LocalCluster(home)
-    service = cluster.find("Service", name) if name else None
-    if not service:
+    service_object = cluster.find("Service", name) if name else None
+    if not service_object:
         return None
 
-    address = f"http://127.0.0.1:{service['spec']['ports'][0]['port']}"
-    if any(row.get("address") == address and row["running"] for row in cluster.overview()):
-        return address
+    service_address = f"http://127.0.0.1:{service_object['spec']['ports'][0]['port']}"
+    if any(
+        deployment_row.get("address") == service_address and deployment_row["running"]
+        for deployment_row in cluster.overview()
+    ):
+        return service_address
     return None
 
 
@@ -90,11 +95,17 @@ def token_header(home: Path, manifest: Mapping[str, Any]) -> str:
     if not results.needs_token(manifest):
         return ""
 
-    services = LocalCluster(home).services
-    services.serving_token()
-    return f" -H {shlex.quote(f'@{services.authorization_file}')}"
+    local_services = LocalCluster(home).services
+    local_services.serving_token()
+    return f" -H {shlex.quote(f'@{local_services.authorization_file}')}"
 
 
-def run_row(name: str, status: Status, phase: str, created: str | None) -> dict[str, str]:
-    verdict = {"verdict": results.parameters(status).get("verdict", "")}
-    return {"run": name, "phase": phase} | verdict | runs.run_row(name, status, phase, created)
+def run_row(
+    name: str, run_status: Status, run_phase: str, creation_time: str | None
+) -> dict[str, str]:
+    verdict_field = {"verdict": results.parameters(run_status).get("verdict", "")}
+    return (
+        {"run": name, "phase": run_phase}
+        | verdict_field
+        | runs.run_row(name, run_status, run_phase, creation_time)
+    )

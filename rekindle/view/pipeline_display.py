@@ -28,52 +28,53 @@ from rekindle.view.progress import LogProgress
 def create_run(
     home: Path,
     manifest: Mapping[str, Any],
-    parameters: Mapping[str, str],
+    parameter_values: Mapping[str, str],
     other_objects: Iterable[Mapping[str, Any]] = (),
-    notes: bool = False,
+    shows_notes: bool = False,
     is_queued: bool = False,
 ) -> "Pipeline":
     """Create the run of a manifest, without starting it. Raises ConfigError.
 
-    `notes`: whether to print the notes of `lint`. `is_queued`: the server of the home starts it.
+    `shows_notes`: whether to print the notes of `lint`. `is_queued`: the server of the home starts
+    it.
     """
-    local = foreground.create_run(
+    local_run = foreground.create_run(
         LocalCluster(home),
         manifest,
-        parameters,
+        parameter_values,
         [*other_objects, *_cache_claims(manifest)],
-        notes=notes,
-        needs_ports=not (may_use_any_port(manifest) or parameters.get(BACKFILL) == "true"),
+        shows_notes=shows_notes,
+        checks_ports=not (may_use_any_port(manifest) or parameter_values.get(BACKFILL) == "true"),
         is_queued=is_queued,
     )
-    return Pipeline(local)
+    return Pipeline(local_run)
 
 
 def _cache_claims(manifest: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Return the PersistentVolumeClaim that `cluster.cache` names, if any. A local run creates a
     folder in its place."""
-    cluster = (
+    cluster_section = (
         workflow_origin.read_config_or_empty(manifest).get("cluster")
         if manifest.get("spec")
         else None
     )
-    claim = cluster.get("cache") if isinstance(cluster, dict) else None
-    if isinstance(claim, str) and claim:
-        return [volume_claim(claim, "1Gi")]
+    claim_name = cluster_section.get("cache") if isinstance(cluster_section, dict) else None
+    if isinstance(claim_name, str) and claim_name:
+        return [volume_claim(claim_name, "1Gi")]
     return []
 
 
 def load_run(
-    home: Path, name: str | None, values: Mapping[str, str], as_json: bool
+    home: Path, name: str | None, parameter_values: Mapping[str, str], as_json: bool
 ) -> "Pipeline | None":
     """Load a run to resume. If another process executes the run, resume its suspended steps and
     return None.
 
     Raises ConfigError, Busy.
     """
-    local = foreground.load_run(LocalCluster(home), name, values, as_json)
-    if local:
-        return Pipeline(local)
+    local_run = foreground.load_run(LocalCluster(home), name, parameter_values, as_json)
+    if local_run:
+        return Pipeline(local_run)
     return None
 
 
@@ -107,9 +108,9 @@ def execute_queued(home: Path, name: str) -> int:
 class Pipeline(foreground.Foreground):
     """Runs a workflow. `is_rekindle` is True if Rekindle has rendered the workflow."""
 
-    def __init__(self, local: LocalRun) -> None:
-        super().__init__(local)
-        self.is_rekindle = workflow_origin.is_rekindle(local.workflow)
+    def __init__(self, local_run: LocalRun) -> None:
+        super().__init__(local_run)
+        self.is_rekindle = workflow_origin.is_rekindle(local_run.workflow)
 
     def begin(self) -> None:
         """Mark the run's folder in the object store. Also restart the deployments that `rekindle
@@ -124,14 +125,14 @@ class Pipeline(foreground.Foreground):
 
     def _writes_artifacts(self) -> bool:
         """Return True if the run writes artifacts to the object store."""
-        spec = self.local.workflow["spec"]
-        templates = spec.get("templates") or []
+        workflow_spec = self.local.workflow["spec"]
+        workflow_templates = workflow_spec.get("templates") or []
         has_artifacts = any(
-            (template.get("outputs") or {}).get("artifacts") for template in templates
+            (template.get("outputs") or {}).get("artifacts") for template in workflow_templates
         )
         has_logs = any(
-            (owner.get("archiveLocation") or owner).get("archiveLogs")
-            for owner in (spec, *templates)
+            (log_settings_owner.get("archiveLocation") or log_settings_owner).get("archiveLogs")
+            for log_settings_owner in (workflow_spec, *workflow_templates)
         )
         return self.is_rekindle or has_artifacts or has_logs
 
@@ -141,38 +142,45 @@ class Pipeline(foreground.Foreground):
         from rekindle.storage import Store
 
         workflow = self.local.workflow
-        store = self.local.cluster.store()
-        if not isinstance(store, Store):
+        object_store = self.local.cluster.store()
+        if not isinstance(object_store, Store):
             return
 
         try:
-            counted = not workflow_origin.read_parameter(workflow, BACKFILL)
-            pipeline = workflow_origin.pipeline_of(workflow)
-            ownership.begin(store.short_retries(), workflow, pipeline, counted=counted)
+            is_counted = not workflow_origin.read_parameter(workflow, BACKFILL)
+            pipeline_name = workflow_origin.pipeline_of(workflow)
+            ownership.begin(
+                object_store.short_retries(), workflow, pipeline_name, is_counted=is_counted
+            )
         except RekindleError as error:
             say(f"note: retention will keep the artifacts of {self.name}: {error}")
 
-    def progress(self, row: Step) -> str:
-        return LogProgress(self.name, self.local.files.logs, self.deployments).of(row)
+    def progress(self, step: Step) -> str:
+        return LogProgress(self.name, self.local.files.logs, self.deployments).of(step)
 
     def exit_code(self, status: Status) -> int:
         return results.exit_code(status, self.is_rekindle)
 
-    def succeeded(self, code: int) -> bool:
-        return code in (0, results.NOT_RELEASED)
+    def succeeded(self, exit_code: int) -> bool:
+        return exit_code in (0, results.NOT_RELEASED)
 
     def as_json(self, status: Status) -> dict[str, Any]:
-        facts = overview.facts(self.local.cluster.home, self.local.workflow, status)
-        return outcome.as_json(self.name, status, **facts)
+        run_facts = overview.facts(self.local.cluster.home, self.local.workflow, status)
+        return outcome.as_json(self.name, status, **run_facts)
 
     def success(self, status: Status) -> str:
-        endpoint = overview.endpoint(self.local.cluster.home, self.local.workflow)
-        model = f"{endpoint}/v1/models/{workflow_origin.pipeline_label(self.local.workflow)}"
-        curl = f"curl -s{overview.token_header(self.local.cluster.home, self.local.workflow)}"
-        facts = {
-            "endpoint": endpoint,
-            "try it": endpoint and f"{curl} {model}/example | {curl} {model}:predict -d @-",
+        model_endpoint = overview.endpoint(self.local.cluster.home, self.local.workflow)
+        model_url = (
+            f"{model_endpoint}/v1/models/{workflow_origin.pipeline_label(self.local.workflow)}"
+        )
+        curl_command = (
+            f"curl -s{overview.token_header(self.local.cluster.home, self.local.workflow)}"
+        )
+        outcome_facts = {
+            "endpoint": model_endpoint,
+            "try it": model_endpoint
+            and f"{curl_command} {model_url}/example | {curl_command} {model_url}:predict -d @-",
             "page": f"rekindle ui {self.name}",
             "cost": results.costs(status, self.local.workflow).get("words"),
         }
-        return outcome.success(status, facts, self.is_rekindle)
+        return outcome.success(status, outcome_facts, self.is_rekindle)

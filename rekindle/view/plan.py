@@ -19,181 +19,207 @@ MAX_NAMES = 8  # maximum number of tasks that a line of totals names
 MIN_TIME_SHARE = 0.01
 
 
-def text(plan: Forecast) -> str:
+def text(run_forecast: Forecast) -> str:
     """Return the text of the forecast: the table of tasks, the totals, and the models that the run
     may release."""
-    rows = [_cells(row) for row in plan.rows if row.status != SKIPPED]
-    return visible("\n".join([runs.format_table(rows), "", *_describe_totals(plan)]))
+    task_rows = [_cells(task_row) for task_row in run_forecast.rows if task_row.status != SKIPPED]
+    return visible("\n".join([runs.format_table(task_rows), "", *_describe_totals(run_forecast)]))
 
 
-def _cells(row: Row) -> dict[str, Any]:
-    memory = row.requests.get("memory", 0.0) / GIB
-    gpus = count_gpus(row.requests)
+def _cells(task_row: Row) -> dict[str, Any]:
+    memory_gib = task_row.requests.get("memory", 0.0) / GIB
+    gpu_count = count_gpus(task_row.requests)
     return {
-        "task": row.task,
-        "plan": row.status,
-        "time": _time(row),
-        "runs": row.time.runs or "",
+        "task": task_row.task,
+        "plan": task_row.status,
+        "time": _time(task_row),
+        "runs": task_row.time.runs or "",
         "pods": (
-            f"{'≥ ' if row.items is None else ''}{row.requests['pods']:.0f}" if row.requests else ""
+            f"{'≥ ' if task_row.items is None else ''}{task_row.requests['pods']:.0f}"
+            if task_row.requests
+            else ""
         ),
-        "cpu": f"{row.requests.get('cpu', 0.0):.3g}" if row.requests else "",
-        "memory": f"{memory:.3g}Gi" if memory else "",
-        "gpu": f"{gpus:.3g}" if gpus else "",
-        **({} if row.usage.cost is None else {"cost": _cost(row, row.usage.cost)}),
-        "reason": "; ".join(filter(None, [cut(row.reason.text, MAX_REASON_LENGTH), row.time.note])),
+        "cpu": f"{task_row.requests.get('cpu', 0.0):.3g}" if task_row.requests else "",
+        "memory": f"{memory_gib:.3g}Gi" if memory_gib else "",
+        "gpu": f"{gpu_count:.3g}" if gpu_count else "",
+        **({} if task_row.usage.cost is None else {"cost": _cost(task_row, task_row.usage.cost)}),
+        "reason": "; ".join(
+            filter(None, [cut(task_row.reason.text, MAX_REASON_LENGTH), task_row.time.note])
+        ),
     }
 
 
-def _cost(row: Row, cost: float) -> str:
-    if not row.requests:
+def _cost(task_row: Row, row_cost: float) -> str:
+    if not task_row.requests:
         return ""
-    if row.time.seconds is None:
+    if task_row.time.seconds is None:
         return "unknown"
-    return format_amount(cost)
+    return format_amount(row_cost)
 
 
-def _time(row: Row) -> str:
-    time = row.time
-    if row.status == CACHED_RESULT:
+def _time(task_row: Row) -> str:
+    task_time = task_row.time
+    if task_row.status == CACHED_RESULT:
         return ""
-    if time.seconds is None:
+    if task_time.seconds is None:
         return "unknown"
-    return _format_range(time.seconds, time.low, time.high)
+    return _format_range(task_time.seconds, task_time.low, task_time.high)
 
 
-def _limit_names(names: list[str]) -> list[str]:
-    if len(names) <= MAX_NAMES:
-        return names
-    return [*names[: MAX_NAMES - 1], f"{len(names) - MAX_NAMES + 1} more"]
+def _limit_names(task_names: list[str]) -> list[str]:
+    if len(task_names) <= MAX_NAMES:
+        return task_names
+    return [*task_names[: MAX_NAMES - 1], f"{len(task_names) - MAX_NAMES + 1} more"]
 
 
-def _format_range(seconds: float, low: float, high: float) -> str:
+def _format_range(seconds: float, low_seconds: float, high_seconds: float) -> str:
     text = format_duration(seconds)
-    shortest = format_duration(low)
-    longest = format_duration(high)
-    if shortest == longest:
+    shortest_text = format_duration(low_seconds)
+    longest_text = format_duration(high_seconds)
+    if shortest_text == longest_text:
         return text
-    return f"{text} ({shortest} – {longest})"
+    return f"{text} ({shortest_text} – {longest_text})"
 
 
-def _describe_totals(plan: Forecast) -> Iterator[str]:
-    counts = {
-        status: sum(row.status == status for row in plan.rows)
+def _describe_totals(run_forecast: Forecast) -> Iterator[str]:
+    count_by_status = {
+        status: sum(task_row.status == status for task_row in run_forecast.rows)
         for status in (RUNS, CACHED_RESULT, CONDITIONAL)
     }
-    parts = [f"{count} {status}" for status, count in counts.items() if count]
-    yield f"tasks      {', '.join(parts)}"
+    count_texts = [f"{count} {status}" for status, count in count_by_status.items() if count]
+    yield f"tasks      {', '.join(count_texts)}"
 
-    at_least = "at least " if plan.unknown_tasks else ""
-    unconditional = plan.unconditional_total
-    total = plan.total
+    at_least = "at least " if run_forecast.unknown_tasks else ""
+    unconditional = run_forecast.unconditional_total
+    maximum_total = run_forecast.total
 
-    if not counts[RUNS] + counts[CONDITIONAL]:
+    if not count_by_status[RUNS] + count_by_status[CONDITIONAL]:
         yield "time       0 s: every task is cached"
-    elif plan.former_runs:
-        certain = _format_range(unconditional.seconds, unconditional.low, unconditional.high)
-        yield f"time       {at_least}{certain}"
-        if counts[CONDITIONAL]:
-            maximum = _format_range(total.seconds, total.low, total.high)
-            yield f"           {at_least}{maximum}, if all conditional tasks run"
+    elif run_forecast.former_runs:
+        unconditional_text = _format_range(
+            unconditional.seconds, unconditional.low, unconditional.high
+        )
+        yield f"time       {at_least}{unconditional_text}"
+        if count_by_status[CONDITIONAL]:
+            maximum_text = _format_range(
+                maximum_total.seconds, maximum_total.low, maximum_total.high
+            )
+            yield f"           {at_least}{maximum_text}, if all conditional tasks run"
 
-        names = plan.former_runs
-        yield f"           from {len(names)} former run{'s' * (len(names) > 1)}, newest {names[0]}"
+        former_run_names = run_forecast.former_runs
+        yield (
+            f"           from {len(former_run_names)} former"
+            f" run{'s' * (len(former_run_names) > 1)}, newest {former_run_names[0]}"
+        )
 
-        spans = unconditional.spans
-        min_s = MIN_TIME_SHARE * unconditional.seconds
+        task_spans = unconditional.spans
+        min_shown_seconds = MIN_TIME_SHARE * unconditional.seconds
         shown_tasks = [
-            task
-            for task in unconditional.critical_path
-            if spans[task].end - spans[task].start >= min_s
+            task_name
+            for task_name in unconditional.critical_path
+            if task_spans[task_name].end - task_spans[task_name].start >= min_shown_seconds
         ]
         yield f"critical   {' → '.join(_limit_names(shown_tasks or unconditional.critical_path))}"
     else:
         yield "time       unknown: former runs of this pipeline do not exist"
 
-    if plan.unknown_tasks:
-        yield f"unknown    time of {', '.join(_limit_names(plan.unknown_tasks))}"
+    if run_forecast.unknown_tasks:
+        yield f"unknown    time of {', '.join(_limit_names(run_forecast.unknown_tasks))}"
 
-    usage = plan.usage
+    usage = run_forecast.usage
     yield (
-        f"peak       {plan.peak.get('pods', 0):.0f} pods, {plan.peak.get('cpu', 0.0):.3g} CPU, "
-        f"{plan.peak.get('memory', 0.0) / GIB:.3g} GiB, {count_gpus(plan.peak):.3g} GPU"
+        f"peak       {run_forecast.peak.get('pods', 0):.0f} pods,"
+        f" {run_forecast.peak.get('cpu', 0.0):.3g} CPU, "
+        f"{run_forecast.peak.get('memory', 0.0) / GIB:.3g} GiB,"
+        f" {count_gpus(run_forecast.peak):.3g} GPU"
     )
 
     if usage.cpu_seconds or not at_least:
-        yield f"total      {at_least}{_usage(plan)}"
+        yield f"total      {at_least}{_usage(run_forecast)}"
     else:
         yield "total      unknown"
 
-    if usage.cpu_seconds and counts[CONDITIONAL] and plan.unconditional_cost is not None:
+    if (
+        usage.cpu_seconds
+        and count_by_status[CONDITIONAL]
+        and run_forecast.unconditional_cost is not None
+    ):
         yield (
-            f"           {at_least}{format_money(plan.unconditional_cost, plan.currency)} without"
-            " conditional tasks"
+            "          "
+            f" {at_least}{format_money(run_forecast.unconditional_cost, run_forecast.currency)}"
+            " without conditional tasks"
         )
 
-    yield from (f"release    {release}" for release in plan.releases)
-    yield from (f"capacity   {line}" for line in plan.shortages)
-    yield from (f"note       {line}" for line in plan.notes)
+    yield from (f"release    {release}" for release in run_forecast.releases)
+    yield from (f"capacity   {line}" for line in run_forecast.shortages)
+    yield from (f"note       {line}" for line in run_forecast.notes)
 
 
-def _usage(plan: Forecast) -> str:
-    usage = plan.usage
-    seconds = f"{usage.cpu_seconds:.0f} CPU-seconds, {usage.gib_seconds:.0f} GiB-seconds"
-    cost = "" if usage.cost is None else f", {format_money(usage.cost, plan.currency)}"
-    is_conditional = any(row.status == CONDITIONAL for row in plan.rows)
-    condition = ", if all conditional tasks run" if is_conditional else ""
-    return f"{seconds}, {usage.gpu_seconds:.0f} GPU-seconds{cost}{condition}"
+def _usage(run_forecast: Forecast) -> str:
+    resource_usage = run_forecast.usage
+    usage_text = (
+        f"{resource_usage.cpu_seconds:.0f} CPU-seconds, {resource_usage.gib_seconds:.0f}"
+        " GiB-seconds"
+    )
+    cost_text = (
+        ""
+        if resource_usage.cost is None
+        else f", {format_money(resource_usage.cost, run_forecast.currency)}"
+    )
+    is_conditional = any(task_row.status == CONDITIONAL for task_row in run_forecast.rows)
+    condition_text = ", if all conditional tasks run" if is_conditional else ""
+    return f"{usage_text}, {resource_usage.gpu_seconds:.0f} GPU-seconds{cost_text}{condition_text}"
 
 
 def _pods_as_json(replicas: Replicas) -> dict[str, Any]:
-    names = ("count", "pod", "queue", "is_executor")
-    return {name: value for name, value in asdict(replicas).items() if name in names}
+    field_names = ("count", "pod", "queue", "is_executor")
+    return {name: value for name, value in asdict(replicas).items() if name in field_names}
 
 
-def as_json(plan: Forecast) -> dict[str, Any]:
+def as_json(run_forecast: Forecast) -> dict[str, Any]:
     """Return the object that `-o json` prints."""
 
-    def total_as_json(total: Total) -> dict[str, Any]:
-        times = {
-            "seconds": round(total.seconds, 3),
-            "low": round(total.low, 3),
-            "high": round(total.high, 3),
+    def total_as_json(time_total: Total) -> dict[str, Any]:
+        time_fields = {
+            "seconds": round(time_total.seconds, 3),
+            "low": round(time_total.low, 3),
+            "high": round(time_total.high, 3),
         }
-        return times | {"critical_path": total.critical_path}
+        return time_fields | {"critical_path": time_total.critical_path}
 
-    tasks = [
+    task_objects = [
         {
-            "task": row.task,
-            "status": row.status,
-            "reason": row.reason.text,
-            "compared_with": row.reason.earlier_result or None,
-            "differences": [asdict(difference) for difference in row.reason.differences],
+            "task": task_row.task,
+            "status": task_row.status,
+            "reason": task_row.reason.text,
+            "compared_with": task_row.reason.earlier_result or None,
+            "differences": [asdict(difference) for difference in task_row.reason.differences],
             "time": (
-                asdict(row.time)
-                | ({} if row.time.seconds is not None else {"low": None, "high": None})
+                asdict(task_row.time)
+                | ({} if task_row.time.seconds is not None else {"low": None, "high": None})
             ),
-            "items": row.items,
-            "pods": [_pods_as_json(replicas) for replicas in row.pods],
-            "requests": row.requests,
-            **asdict(row.usage),
+            "items": task_row.items,
+            "pods": [_pods_as_json(replicas) for replicas in task_row.pods],
+            "requests": task_row.requests,
+            **asdict(task_row.usage),
         }
-        for row in plan.rows
+        for task_row in run_forecast.rows
     ]
 
     return {
-        "name": plan.name,
-        "runs_anything": plan.runs_anything(),
-        "tasks": tasks,
-        "total": total_as_json(plan.total) | {"unknown": plan.unknown_tasks},
+        "name": run_forecast.name,
+        "runs_anything": run_forecast.runs_anything(),
+        "tasks": task_objects,
+        "total": total_as_json(run_forecast.total) | {"unknown": run_forecast.unknown_tasks},
         "without_conditional_tasks": (
-            total_as_json(plan.unconditional_total) | {"cost": plan.unconditional_cost}
+            total_as_json(run_forecast.unconditional_total)
+            | {"cost": run_forecast.unconditional_cost}
         ),
-        "former_runs": plan.former_runs,
-        "currency": plan.currency or None,
-        "peak": plan.peak,
-        **asdict(plan.usage),
-        "releases": [asdict(release) for release in plan.releases],
-        "does_not_fit": plan.shortages,
-        "notes": plan.notes,
+        "former_runs": run_forecast.former_runs,
+        "currency": run_forecast.currency or None,
+        "peak": run_forecast.peak,
+        **asdict(run_forecast.usage),
+        "releases": [asdict(release) for release in run_forecast.releases],
+        "does_not_fit": run_forecast.shortages,
+        "notes": run_forecast.notes,
     }

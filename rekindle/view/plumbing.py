@@ -26,85 +26,111 @@ OUTPUT = re.compile(
 class InternalSteps:
     """Recognizes the internal steps of one run. `manifest`: the workflow of the run."""
 
-    def __init__(self, manifest: Mapping[str, Any], status: Status) -> None:
+    def __init__(self, manifest: Mapping[str, Any], run_status: Status) -> None:
         self.is_rekindle = is_rekindle(manifest)
         self.templates = {
-            template["name"]: template for template in manifest["spec"].get("templates") or []
+            workflow_template["name"]: workflow_template
+            for workflow_template in manifest["spec"].get("templates") or []
         }
-        self.nodes = {node["id"]: node for node in list((status.get("nodes") or {}).values())}
+        self.nodes = {
+            workflow_node["id"]: workflow_node
+            for workflow_node in list((run_status.get("nodes") or {}).values())
+        }
 
-    def is_internal(self, row: Step) -> bool:
+    def is_internal(self, step_row: Step) -> bool:
         """Return True if a block added this step, and the step neither runs nor has failed."""
-        if not (self.is_rekindle and row.node and row.phase in DONE):
+        if not (self.is_rekindle and step_row.node and step_row.phase in DONE):
             return False
 
         # cut "(...)", so that a loop item counts as the loop's task
-        task = row.name.rpartition(".")[2].partition("(")[0]
-        is_run = row.phase not in NOT_RUN
-        return self.is_added(task, self._template(row.node), self._parent(row), is_run)
+        task_name = step_row.name.rpartition(".")[2].partition("(")[0]
+        has_run = step_row.phase not in NOT_RUN
+        return self.is_added(
+            task_name, self._template(step_row.node), self._parent(step_row), has_run
+        )
 
     def is_added(
-        self, task: str, template: Mapping[str, Any], parent: Mapping[str, Any], is_run: bool
+        self,
+        task_name: str,
+        task_template: Mapping[str, Any],
+        parent_template: Mapping[str, Any],
+        has_run: bool,
     ) -> bool:
-        """Return True if a block added the task `task` of the DAG `parent`. `is_run`: True if the
-        task has run."""
+        """Return True if a block added the task `task_name` of the DAG `parent_template`.
+        `has_run`: True if the task has run."""
         if not self.is_rekindle:
             return False
 
-        tasks = _task_names(parent)
-        if _inputs(parent) >= SWITCH_INPUTS or tasks == DEPLOY_TASKS:
+        parent_task_names = _task_names(parent_template)
+        if _inputs(parent_template) >= SWITCH_INPUTS or parent_task_names == DEPLOY_TASKS:
             return True
 
-        is_secret = task.endswith("-secret") and "resource" in template
-        if is_secret and task.removesuffix("-secret") in tasks:
+        is_secret = task_name.endswith("-secret") and "resource" in task_template
+        if is_secret and task_name.removesuffix("-secret") in parent_task_names:
             return True
 
-        action = (template.get("resource") or {}).get("action")
-        if action == "delete" and DELETE_TASKS.fullmatch(task):
+        resource_action = (task_template.get("resource") or {}).get("action")
+        if resource_action == "delete" and DELETE_TASKS.fullmatch(task_name):
             return True
 
-        return bool("next" in tasks and REPETITIONS.fullmatch(task) and not is_run)
+        return bool(
+            "next" in parent_task_names and REPETITIONS.fullmatch(task_name) and not has_run
+        )
 
-    def make_readable(self, row: Step) -> Step:
+    def make_readable(self, step_row: Step) -> Step:
         """Return the row of a skipped step, with its condition written as in the pipeline's
         source."""
-        if row.phase != "Skipped" or not row.node or not row.message.startswith("when "):
-            return row
+        if (
+            step_row.phase != "Skipped"
+            or not step_row.node
+            or not step_row.message.startswith("when ")
+        ):
+            return step_row
 
-        task = row.name.rpartition(".")[2].partition("(")[0]
-        condition = _conditions(self._parent(row)).get(task)
-        if condition:
-            return replace(row, message=f"not true: {_simplify_condition(condition)}")
-        return row
+        task_name = step_row.name.rpartition(".")[2].partition("(")[0]
+        step_condition = _conditions(self._parent(step_row)).get(task_name)
+        if step_condition:
+            return replace(step_row, message=f"not true: {_simplify_condition(step_condition)}")
+        return step_row
 
-    def _parent(self, row: Step) -> Mapping[str, Any]:
+    def _parent(self, step_row: Step) -> Mapping[str, Any]:
         """Return the template of the DAG that contains a step."""
-        return self._template(self.nodes.get((row.node or {}).get("boundaryID", "")) or {})
+        return self._template(self.nodes.get((step_row.node or {}).get("boundaryID", "")) or {})
 
-    def _template(self, node: Mapping[str, Any]) -> Mapping[str, Any]:
-        return self.templates.get(node.get("templateName", "")) or {}
-
-
-def _tasks(template: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    return (template.get("dag") or {}).get("tasks") or []
+    def _template(self, workflow_node: Mapping[str, Any]) -> Mapping[str, Any]:
+        return self.templates.get(workflow_node.get("templateName", "")) or {}
 
 
-def _task_names(template: Mapping[str, Any]) -> set[str]:
-    return {task["name"] for task in _tasks(template)}
+def _tasks(dag_template: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    return (dag_template.get("dag") or {}).get("tasks") or []
 
 
-def _conditions(template: Mapping[str, Any]) -> dict[str, str]:
-    return {task["name"]: task["when"] for task in _tasks(template) if task.get("when")}
+def _task_names(dag_template: Mapping[str, Any]) -> set[str]:
+    return {dag_task["name"] for dag_task in _tasks(dag_template)}
+
+
+def _conditions(dag_template: Mapping[str, Any]) -> dict[str, str]:
+    return {
+        dag_task["name"]: dag_task["when"]
+        for dag_task in _tasks(dag_template)
+        if dag_task.get("when")
+    }
 
 
 def _inputs(template: Mapping[str, Any]) -> set[str]:
     return {
-        parameter["name"] for parameter in (template.get("inputs") or {}).get("parameters") or []
+        input_parameter["name"]
+        for input_parameter in (template.get("inputs") or {}).get("parameters") or []
     }
 
 
-def _simplify_condition(condition: str) -> str:
+def _simplify_condition(argo_condition: str) -> str:
     """Write `{{=tasks.evaluate.outputs.parameters.verdict == 'release'}}` as `evaluate.verdict ==
     'release'`."""
-    text = OUTPUT.sub(lambda match: f"{match[1] or match[2]}.{match[3] or match[4]}", condition)
+    text = OUTPUT.sub(
+        lambda output_match: (
+            f"{output_match[1] or output_match[2]}.{output_match[3] or output_match[4]}"
+        ),
+        argo_condition,
+    )
     return text.replace("{{=", "").replace("{{", "").replace("}}", "")

@@ -10,26 +10,26 @@ from rekindle.training.metrics import PROGRESS_LINE
 MAX_NUMBER = 1e12  # limit for samples per second and seconds
 
 
-def progress_in(log: str) -> str:
+def progress_in(log_text: str) -> str:
     """Return `step 120/600  loss 0.0213  10 234 samples/s  12 s left` from the newest progress line
     in a log. Without one, return the newest report of a program, or ""."""
-    matches = PROGRESS_LINE.findall(log)
-    if not matches:
-        reports = LOG_LINE.findall(log)
-        return visible(reports[-1]) if reports else ""
+    progress_matches = PROGRESS_LINE.findall(log_text)
+    if not progress_matches:
+        program_reports = LOG_LINE.findall(log_text)
+        return visible(program_reports[-1]) if program_reports else ""
 
-    step, total, loss, rate, eta, validation = matches[-1]
-    parts = [f"step {step}/{total}", f"loss {loss}"]
-    if validation:
-        parts[-1] += f"  validation {validation}"
+    step_text, total_text, loss_text, rate_text, eta_text, validation_text = progress_matches[-1]
+    progress_parts = [f"step {step_text}/{total_text}", f"loss {loss_text}"]
+    if validation_text:
+        progress_parts[-1] += f"  validation {validation_text}"
 
-    speed = _parse_number(rate)
-    if speed is not None:
-        parts.append(f"{speed:,.0f} samples/s".replace(",", " "))
-    seconds_left = _parse_number(eta)
+    samples_per_second = _parse_number(rate_text)
+    if samples_per_second is not None:
+        progress_parts.append(f"{samples_per_second:,.0f} samples/s".replace(",", " "))
+    seconds_left = _parse_number(eta_text)
     if seconds_left is not None:
-        parts.append(f"{format_duration(seconds_left)} left")
-    return visible("  ".join(parts))
+        progress_parts.append(f"{format_duration(seconds_left)} left")
+    return visible("  ".join(progress_parts))
 
 
 def _parse_number(text: str) -> float | None:
@@ -45,10 +45,10 @@ def _parse_number(text: str) -> float | None:
 class LogProgress(LogErrors):
     """Reads progress and errors from the logs of a step's workers (`WORKFLOW-STEP-worker*.log`)."""
 
-    def of(self, row: Step) -> str:
-        if row.phase in FAILED:
-            return super().of(row)
+    def of(self, step: Step) -> str:
+        if step.phase in FAILED:
+            return super().of(step)
 
-        logs = self.logs.glob(f"{self.name}-{row.label}-worker*.log")
-        newest_first = sorted(logs, key=lambda path: path.stat().st_mtime, reverse=True)
+        worker_logs = self.logs.glob(f"{self.name}-{step.label}-worker*.log")
+        newest_first = sorted(worker_logs, key=lambda path: path.stat().st_mtime, reverse=True)
         return next(filter(None, (progress_in(read_end(path, 4096)) for path in newest_first)), "")

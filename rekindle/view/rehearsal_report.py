@@ -10,94 +10,120 @@ from argolocal.common.wording import cut
 MAX_TEXT = 100  # maximum number of characters of an instance or a prediction
 
 
-def text(report: dict[str, Any]) -> str:
+def text(rehearsal_report: dict[str, Any]) -> str:
     """Format the report: the data, the model, the first step, and the error, if any."""
-    families = report.get("families", {})
-    parts = [
-        line for name in families for line in ("", f"family      {name}", *_lines(families[name]))
+    family_reports = rehearsal_report.get("families", {})
+    report_lines = [
+        line
+        for name in family_reports
+        for line in ("", f"family      {name}", *_lines(family_reports[name]))
     ]
-    return "\n".join([*_lines(report), *parts, *_error(report)])
+    return "\n".join([*_lines(rehearsal_report), *report_lines, *_error(rehearsal_report)])
 
 
-def _lines(report: dict[str, Any]) -> Iterator[str]:
-    if "first_rows_error" in report:
+def _lines(family_report: dict[str, Any]) -> Iterator[str]:
+    if "first_rows_error" in family_report:
         yield (
             "note        the first rows are not enough, so all rows were used:"
-            f" {report['first_rows_error']}"
+            f" {family_report['first_rows_error']}"
         )
 
-    if report["rows"]:
-        samples = f", {report['samples']:,} training samples" if "samples" in report else ""
-        yield f"data        {report['rows']:,} rows{samples}"
+    if family_report["rows"]:
+        samples_text = (
+            f", {family_report['samples']:,} training samples" if "samples" in family_report else ""
+        )
+        yield f"data        {family_report['rows']:,} rows{samples_text}"
 
-    if "batch" in report:
-        yield f"batch       {', '.join(map(_tensor, report['batch']))}"
-    if "model" in report:
-        yield from _describe_model(report)
+    if "batch" in family_report:
+        yield f"batch       {', '.join(map(_tensor, family_report['batch']))}"
+    if "model" in family_report:
+        yield from _describe_model(family_report)
 
-    if "loss" in report:
-        flops = f", {report['flops_per_step']:,} FLOPs" if "flops_per_step" in report else ""
+    if "loss" in family_report:
+        flops_text = (
+            f", {family_report['flops_per_step']:,} FLOPs"
+            if "flops_per_step" in family_report
+            else ""
+        )
         yield (
-            f"step        loss {_number(report['loss'])}, gradient norm"
-            f" {_number(report['gradient_norm'])}{flops}"
+            f"step        loss {_number(family_report['loss'])}, gradient norm"
+            f" {_number(family_report['gradient_norm'])}{flops_text}"
         )
 
     for name in ("validation", "metrics"):
-        if name in report:
-            figures = [f"{key} {_number(value)}" for key, value in report[name].items()]
-            yield f"{name:11} {', '.join(figures)}"
+        if name in family_report:
+            figure_texts = [
+                f"{key} {_number(metric_value)}"
+                for key, metric_value in family_report[name].items()
+            ]
+            yield f"{name:11} {', '.join(figure_texts)}"
 
-    if "program" in report:
-        yield from _describe_program(report["program"])
-    if "prediction" in report:
-        yield f"predict     {_short(report['instance'])} → {_short(report['prediction'])}"
-    elif "instance" in report:
-        yield f"instance    {_short(report['instance'])}"
+    if "program" in family_report:
+        yield from _describe_program(family_report["program"])
+    if "prediction" in family_report:
+        yield (
+            f"predict     {_short(family_report['instance'])} →"
+            f" {_short(family_report['prediction'])}"
+        )
+    elif "instance" in family_report:
+        yield f"instance    {_short(family_report['instance'])}"
 
 
-def _describe_model(report: dict[str, Any]) -> Iterator[str]:
-    parameters = report["parameters"]
-    buffers = report["buffers"]
-    trained = _count_elements(value for value in parameters if value["trained"])
-    is_fitted = "state_bytes" not in report
-    count = "fitted" if is_fitted else f"{trained:,} trained"
-    yield f"model       {report['model']}: {_count_elements(parameters):,} parameters, {count}"
+def _describe_model(family_report: dict[str, Any]) -> Iterator[str]:
+    parameter_tensors = family_report["parameters"]
+    buffer_tensors = family_report["buffers"]
+    trained_elements = _count_elements(
+        tensor_record for tensor_record in parameter_tensors if tensor_record["trained"]
+    )
+    is_fitted = "state_bytes" not in family_report
+    element_count_text = "fitted" if is_fitted else f"{trained_elements:,} trained"
+    yield (
+        f"model       {family_report['model']}: {_count_elements(parameter_tensors):,}"
+        f" parameters, {element_count_text}"
+    )
 
-    for kind, values in (("", parameters), ("buffer ", buffers)):
-        for value in values:
-            is_trained = is_fitted or value.get("trained", True)
-            frozen = "" if is_trained else ", frozen"
-            yield f"            {kind}{value['name']}: {_tensor(value)}{frozen}"
+    for kind_prefix, tensor_records in (("", parameter_tensors), ("buffer ", buffer_tensors)):
+        for tensor_record in tensor_records:
+            is_trained = is_fitted or tensor_record.get("trained", True)
+            frozen_text = "" if is_trained else ", frozen"
+            yield (
+                f"            {kind_prefix}{tensor_record['name']}:"
+                f" {_tensor(tensor_record)}{frozen_text}"
+            )
 
     if not is_fitted:
         yield (
-            f"memory      {report['state_bytes']:,} bytes of training state per worker"
-            f" ({report['device']})"
+            f"memory      {family_report['state_bytes']:,} bytes of training state per worker"
+            f" ({family_report['device']})"
         )
 
 
-def _describe_program(program: dict[str, Any]) -> Iterator[str]:
+def _describe_program(program_report: dict[str, Any]) -> Iterator[str]:
     yield (
-        f"save        {program['checkpoint']} ({program['format']}): {program['bytes']:,} bytes,"
-        f" written within {program['save_s']:g} s"
+        f"save        {program_report['checkpoint']} ({program_report['format']}):"
+        f" {program_report['bytes']:,} bytes, written within {program_report['save_s']:g} s"
     )
-    if "interval_s" in program:
-        seconds = program["interval_s"]
-        yield f"interval    {seconds:g} s between two saves: a loss costs at most this time"
-    if program.get("overwritten"):
+    if "interval_s" in program_report:
+        interval_seconds = program_report["interval_s"]
+        yield (
+            f"interval    {interval_seconds:g} s between two saves: a loss costs at most this time"
+        )
+    if program_report.get("overwritten"):
         yield (
             "warning     the file is overwritten in place, so a kill during a save leaves only the"
             " copy in the object store: write under another name and rename the file"
         )
 
-    if program.get("counted_at_end"):
+    if program_report.get("counted_at_end"):
         yield (
             "warning     no save counted before the end of the program: a loss costs all work"
             ", unless saves are 2 s apart: write under another name and rename the file"
         )
 
-    if "resumed_at" in program:
-        yield f"resume      continued after SIGKILL; the next save was {program['resumed_at']}"
+    if "resumed_at" in program_report:
+        yield (
+            f"resume      continued after SIGKILL; the next save was {program_report['resumed_at']}"
+        )
     else:
         yield (
             "resume      not tried: the program ended before it could be killed; let it run longer,"
@@ -105,29 +131,34 @@ def _describe_program(program: dict[str, Any]) -> Iterator[str]:
         )
 
 
-def _error(report: dict[str, Any]) -> Iterator[str]:
-    if "error" in report:
-        stage = report["stage"]
+def _error(rehearsal_report: dict[str, Any]) -> Iterator[str]:
+    if "error" in rehearsal_report:
+        failed_stage = rehearsal_report["stage"]
         hint = ""
-        if report.get("first_rows") and stage in ("dataset", "gradient", "examples", "metrics"):
+        if rehearsal_report.get("first_rows") and failed_stage in (
+            "dataset",
+            "gradient",
+            "examples",
+            "metrics",
+        ):
             hint = " Only the first rows were used: --rows sets the number of rows."
 
-        yield f"error       {report['error']}{hint}"
+        yield f"error       {rehearsal_report['error']}{hint}"
 
 
-def _count_elements(values: Iterable[dict[str, Any]]) -> int:
-    return sum(math.prod(value["shape"]) for value in values)
+def _count_elements(tensor_records: Iterable[dict[str, Any]]) -> int:
+    return sum(math.prod(tensor_record["shape"]) for tensor_record in tensor_records)
 
 
-def _tensor(value: dict[str, Any]) -> str:
-    return f"{value['dtype']} {value['shape']}"
+def _tensor(tensor_record: dict[str, Any]) -> str:
+    return f"{tensor_record['dtype']} {tensor_record['shape']}"
 
 
-def _number(value: float | None) -> str:
-    if value is None:
+def _number(number_or_none: float | None) -> str:
+    if number_or_none is None:
         return "not a number"
-    return f"{value:.4g}"
+    return f"{number_or_none:.4g}"
 
 
-def _short(value: Any) -> str:
-    return cut(to_json(value), MAX_TEXT)
+def _short(shown_value: Any) -> str:
+    return cut(to_json(shown_value), MAX_TEXT)

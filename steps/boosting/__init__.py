@@ -34,7 +34,7 @@ class Model(digits.Model):
     rounds: int = Field(60, ge=1, description="number of stumps per digit")
 
 
-def stumps(section: Model, facts: dict[str, Any]) -> "torch.nn.Module":
+def stumps(model_section: Model, dataset_facts: dict[str, Any]) -> "torch.nn.Module":
     import torch
 
     class Stumps(torch.nn.Module):
@@ -43,28 +43,35 @@ def stumps(section: Model, facts: dict[str, Any]) -> "torch.nn.Module":
 
         def __init__(self) -> None:
             super().__init__()
-            for name in ("pixel", "threshold", "below", "above"):
-                self.register_buffer(name, torch.zeros(section.rounds, 10, dtype=torch.float32))
+            for buffer_name in ("pixel", "threshold", "below", "above"):
+                self.register_buffer(
+                    buffer_name, torch.zeros(model_section.rounds, 10, dtype=torch.float32)
+                )
 
         def forward(self, images: torch.Tensor) -> torch.Tensor:
-            tensors = dict(self.named_buffers())
+            buffers = dict(self.named_buffers())
             # pixel values that the stumps compare, shape [B, rounds, 10]
-            values = images.flatten(1)[:, tensors["pixel"].long()]
+            pixel_values = images.flatten(1)[:, buffers["pixel"].long()]
             return torch.where(
-                values <= tensors["threshold"], tensors["below"], tensors["above"]
+                pixel_values <= buffers["threshold"], buffers["below"], buffers["above"]
             ).sum(1)
 
     return Stumps()
 
 
-def fit_stumps(model: Any, samples: Any) -> None:
+def fit_stumps(stumps_model: Any, samples: Any) -> None:
     import torch
 
     from steps.boosting.boost import Peers, boost
 
     images, labels = samples.batch(torch.arange(len(samples)))
-    arrays = boost(images, labels, len(model.pixel), Peers(0, 1, []))
-    model.load_state_dict({name: torch.from_numpy(values) for name, values in arrays.items()})
+    stump_arrays = boost(images, labels, len(stumps_model.pixel), Peers(0, 1, []))
+    stumps_model.load_state_dict(
+        {
+            array_name: torch.from_numpy(array_values)
+            for array_name, array_values in stump_arrays.items()
+        }
+    )
 
 
 families = {"stumps": Fitted(stumps, fit_stumps), "network": digits.model}

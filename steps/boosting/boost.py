@@ -70,90 +70,110 @@ def run(inputs: Inputs) -> Outputs:
     from rekindle.training.computation import open_samples
     from rekindle.workload import load
 
-    store = Store.from_env()
-    dataset = inputs.workdir / "dataset"
-    store.download(f"{inputs.dataset}/", dataset)
-    verify_dataset(dataset, inputs.digest, store.uri(inputs.dataset))
-    spec = TrainingSpec.for_local_training(
+    object_store = Store.from_env()
+    dataset_folder = inputs.workdir / "dataset"
+    object_store.download(f"{inputs.dataset}/", dataset_folder)
+    verify_dataset(dataset_folder, inputs.digest, object_store.uri(inputs.dataset))
+    training_spec = TrainingSpec.for_local_training(
         inputs.workload, inputs.model, inputs.train, "stumps", inputs.digest
     )
-    samples, _ = open_samples(spec, load(inputs.workload), dataset)
+    samples, _ = open_samples(training_spec, load(inputs.workload), dataset_folder)
 
-    with connect_replicas() as peers:
-        share = torch.arange(peers.rank, len(samples), peers.size)
-        images, labels = samples.batch(share)
-        stumps = boost(images, labels, inputs.model["rounds"], peers)
-        shares = {"replicas": peers.size, "rows": int(peers.all_reduce(np.array([len(share)]))[0])}
+    with connect_replicas() as replica_connections:
+        own_indices = torch.arange(replica_connections.rank, len(samples), replica_connections.size)
+        images, labels = samples.batch(own_indices)
+        stumps = boost(images, labels, inputs.model["rounds"], replica_connections)
+        share_description = {
+            "replicas": replica_connections.size,
+            "rows": int(replica_connections.all_reduce(np.array([len(own_indices)]))[0]),
+        }
 
-    if peers.rank == 0:
-        save(store, inputs, stumps, spec.identity() | shares)
+    if replica_connections.rank == 0:
+        save(object_store, inputs, stumps, training_spec.identity() | share_description)
 
     return Outputs()
 
 
-def boost(images: Any, labels: Any, rounds: int, peers: "Peers") -> dict[str, Any]:
+def boost(
+    images: Any, labels: Any, round_count: int, replica_connections: "Peers"
+) -> dict[str, Any]:
     """Train on the images [n, 1, 8, 8] and labels [n] of all replicas; return the stumps as NumPy
     arrays by name."""
-    rows = (images.numpy().reshape(len(images), -1) * (PIXEL_VALUES - 1)).round()
-    targets = np.eye(DIGITS)[labels]
-    scores = np.zeros((len(rows), DIGITS))
+    pixel_rows = (images.numpy().reshape(len(images), -1) * (PIXEL_VALUES - 1)).round()
+    one_hot_targets = np.eye(DIGITS)[labels]
+    class_scores = np.zeros((len(pixel_rows), DIGITS))
     # shape [n, 64 * PIXEL_VALUES]
-    one_hot = (rows[:, :, None] == np.arange(PIXEL_VALUES)).reshape(len(rows), -1).astype(float)
+    one_hot = (
+        (pixel_rows[:, :, None] == np.arange(PIXEL_VALUES))
+        .reshape(len(pixel_rows), -1)
+        .astype(float)
+    )
     stumps = {
-        name: np.zeros((rounds, DIGITS), "float32")
-        for name in ("pixel", "threshold", "below", "above")
+        array_name: np.zeros((round_count, DIGITS), "float32")
+        for array_name in ("pixel", "threshold", "below", "above")
     }
 
-    for number in range(rounds):
-        probabilities = np.exp(scores - scores.max(1, keepdims=True))
+    for round_number in range(round_count):
+        probabilities = np.exp(class_scores - class_scores.max(1, keepdims=True))
         probabilities /= probabilities.sum(1, keepdims=True)
 
         local_sums = np.stack(
             [
-                one_hot.T @ (probabilities - targets),
+                one_hot.T @ (probabilities - one_hot_targets),
                 one_hot.T @ (probabilities * (1 - probabilities)),
             ]
         )
 
         # for each pixel and value: sums over the rows whose pixel is at most this value
-        sums = peers.all_reduce(local_sums).reshape(2, -1, PIXEL_VALUES, DIGITS).cumsum(2)
-        total = sums[:, :, -1:]
+        cumulative_sums = (
+            replica_connections.all_reduce(local_sums)
+            .reshape(2, -1, PIXEL_VALUES, DIGITS)
+            .cumsum(2)
+        )
+        total_sums = cumulative_sums[:, :, -1:]
         gain_below, gain_above = (
-            gradient**2 / (weight + L2_PENALTY) for gradient, weight in (sums, total - sums)
+            gradient_sum**2 / (weight_sum + L2_PENALTY)
+            for gradient_sum, weight_sum in (cumulative_sums, total_sums - cumulative_sums)
         )
-        gain = gain_below + gain_above
-        best = gain[:, :-1].reshape(-1, DIGITS).argmax(0)
-        pixel = best // (PIXEL_VALUES - 1)
-        value = best % (PIXEL_VALUES - 1)
-        digit = np.arange(DIGITS)
-        sums_below = sums[:, pixel, value, digit]
-        sums_total = total[:, pixel, 0, digit]
+        split_gain = gain_below + gain_above
+        best_split = split_gain[:, :-1].reshape(-1, DIGITS).argmax(0)
+        best_pixel = best_split // (PIXEL_VALUES - 1)
+        threshold_value = best_split % (PIXEL_VALUES - 1)
+        digit_indices = np.arange(DIGITS)
+        sums_below = cumulative_sums[:, best_pixel, threshold_value, digit_indices]
+        sums_total = total_sums[:, best_pixel, 0, digit_indices]
         score_below, score_above = (
-            -SHRINKAGE * gradient / (weight + L2_PENALTY)
-            for gradient, weight in (sums_below, sums_total - sums_below)
+            -SHRINKAGE * gradient_sum / (weight_sum + L2_PENALTY)
+            for gradient_sum, weight_sum in (sums_below, sums_total - sums_below)
         )
-        scores += np.where(rows[:, pixel] <= value, score_below, score_above)
+        class_scores += np.where(
+            pixel_rows[:, best_pixel] <= threshold_value, score_below, score_above
+        )
 
-        for name, column in zip(
+        for array_name, stump_column in zip(
             stumps,
-            (pixel, (value + 0.5) / (PIXEL_VALUES - 1), score_below, score_above),
+            (best_pixel, (threshold_value + 0.5) / (PIXEL_VALUES - 1), score_below, score_above),
             strict=True,
         ):
-            stumps[name][number] = column
+            stumps[array_name][round_number] = stump_column
 
     return stumps
 
 
-def save(store: Store, inputs: Inputs, stumps: dict[str, Any], description: dict[str, Any]) -> None:
+def save(
+    object_store: Store, inputs: Inputs, stumps: dict[str, Any], model_description: dict[str, Any]
+) -> None:
     """Upload the model in the layout of steps.train, with model.json last."""
     import torch
     from safetensors.torch import save as serialize
 
-    tensors = {name: torch.from_numpy(values) for name, values in stumps.items()}
-    store.put(f"{inputs.out}/model.safetensors", serialize(tensors))
-    store.put(
+    stump_tensors = {
+        array_name: torch.from_numpy(array_values) for array_name, array_values in stumps.items()
+    }
+    object_store.put(f"{inputs.out}/model.safetensors", serialize(stump_tensors))
+    object_store.put(
         f"{inputs.out}/model.json",
-        describe_model(description | {"sha256": weights_sha256(tensors)}),
+        describe_model(model_description | {"sha256": weights_sha256(stump_tensors)}),
     )
 
 
@@ -161,105 +181,115 @@ class Peers:
     """The connections of a replica: rank 0 is connected to all other replicas, in rank order, and
     each of these only to rank 0."""
 
-    def __init__(self, rank: int, size: int, sockets: list[socket.socket]) -> None:
+    def __init__(self, rank: int, replica_count: int, sockets: list[socket.socket]) -> None:
         self.rank = rank
-        self.size = size
+        self.size = replica_count
         self.sockets = sockets
 
-    def all_reduce(self, values: Any) -> Any:
-        """Return the sum of `values` over all replicas. Rank 0 adds the values in rank order, so
-        that the sum is reproducible bit for bit."""
+    def all_reduce(self, local_values: Any) -> Any:
+        """Return the sum of `local_values` over all replicas. Rank 0 adds the values in rank
+        order, so that the sum is reproducible bit for bit."""
         if self.rank != 0:
-            self.sockets[0].sendall(values.tobytes())
-            return _receive(self.sockets[0], values)
+            self.sockets[0].sendall(local_values.tobytes())
+            return _receive(self.sockets[0], local_values)
 
-        total = values + sum(_receive(connection, values) for connection in self.sockets)
+        global_sum = local_values + sum(
+            _receive(connection, local_values) for connection in self.sockets
+        )
         for connection in self.sockets:
-            connection.sendall(total.tobytes())
-        return total
+            connection.sendall(global_sum.tobytes())
+        return global_sum
 
 
 @contextlib.contextmanager
 def connect_replicas() -> Iterator[Peers]:
     """Connect all replicas; in an MPIJob, the Launcher first starts the other replicas."""
-    agent, hostfile = (
-        os.environ.get(f"OMPI_MCA_{name}", "")
-        for name in ("plm_rsh_agent", "orte_default_hostfile")
+    remote_shell_agent, hostfile_path = (
+        os.environ.get(f"OMPI_MCA_{variable_name}", "")
+        for variable_name in ("plm_rsh_agent", "orte_default_hostfile")
     )
-    processes: list[subprocess.Popen[bytes]] = []
+    launched_processes: list[subprocess.Popen[bytes]] = []
 
     environment = {
-        name: os.environ.get(name, "")
-        for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+        variable_name: os.environ.get(variable_name, "")
+        for variable_name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
     }
-    if hostfile and not environment["RANK"]:
-        slots = [line.split(" slots=") for line in Path(hostfile).read_text().splitlines()]
-        hosts = [host for host, count in slots for _ in range(int(count))]
+    if hostfile_path and not environment["RANK"]:
+        host_slots = [
+            line.split(" slots=") for line in Path(hostfile_path).read_text().splitlines()
+        ]
+        host_per_process = [host for host, slot_count in host_slots for _ in range(int(slot_count))]
 
         environment = {
             "RANK": "0",
-            "WORLD_SIZE": str(len(hosts) + 1),
+            "WORLD_SIZE": str(len(host_per_process) + 1),
             "MASTER_PORT": str(DEFAULT_PORT),
             "MASTER_ADDR": os.environ[POD_IP],
         }
 
-        for rank, host in enumerate(hosts, 1):
-            variables = [
-                f"{name}={value}" for name, value in (environment | {"RANK": str(rank)}).items()
+        for rank, host in enumerate(host_per_process, 1):
+            variable_assignments = [
+                f"{variable_name}={value}"
+                for variable_name, value in (environment | {"RANK": str(rank)}).items()
             ]
-            program = shlex.join(["env", *variables, *sys.orig_argv])
-            processes.append(subprocess.Popen([agent, host, program]))
+            remote_command = shlex.join(["env", *variable_assignments, *sys.orig_argv])
+            launched_processes.append(subprocess.Popen([remote_shell_agent, host, remote_command]))
 
     os.environ.update(environment)
-    size = read_integer("WORLD_SIZE", 1, 1, MAX_REPLICAS)
-    rank = read_integer("RANK", 0, 0, size - 1)
-    port = read_integer("MASTER_PORT", DEFAULT_PORT, 1, MAX_PORT)
+    replica_count = read_integer("WORLD_SIZE", 1, 1, MAX_REPLICAS)
+    rank = read_integer("RANK", 0, 0, replica_count - 1)
+    master_port = read_integer("MASTER_PORT", DEFAULT_PORT, 1, MAX_PORT)
 
     try:
         if rank == 0:
-            sockets = _accept(port, size)
+            replica_sockets = _accept(master_port, replica_count)
         else:
-            sockets = [_connect(environment["MASTER_ADDR"], port, rank)]
+            replica_sockets = [_connect(environment["MASTER_ADDR"], master_port, rank)]
 
-        yield Peers(rank, size, sockets)
+        yield Peers(rank, replica_count, replica_sockets)
     except OSError as error:
         print(f"a replica is lost: {error}", file=sys.stderr)
         # the training operator restarts a replica that ends with this exit code
         sys.exit(exit_codes.TERMINATED)
 
-    for process in processes:
-        process.wait()
+    for launched_process in launched_processes:
+        launched_process.wait()
 
 
-def _accept(port: int, size: int) -> list[socket.socket]:
+def _accept(port: int, replica_count: int) -> list[socket.socket]:
     """Accept the connections of the other replicas; return them in rank order."""
-    if size == 1:
+    if replica_count == 1:
         return []
-    with socket.create_server((os.environ.get(POD_IP, ""), port)) as server:
-        server.settimeout(TIMEOUT_S)
-        sockets = [server.accept()[0] for _ in range(size - 1)]
-    sockets_by_rank = [(peer.recv(1), peer) for peer in sockets]
-    return [peer for _, peer in sorted(sockets_by_rank, key=lambda pair: pair[0])]
+    with socket.create_server((os.environ.get(POD_IP, ""), port)) as listening_socket:
+        listening_socket.settimeout(TIMEOUT_S)
+        sockets = [listening_socket.accept()[0] for _ in range(replica_count - 1)]
+    sockets_by_rank = [(peer_socket.recv(1), peer_socket) for peer_socket in sockets]
+    return [
+        peer_socket
+        for _, peer_socket in sorted(
+            sockets_by_rank, key=lambda rank_and_socket: rank_and_socket[0]
+        )
+    ]
 
 
 def _connect(host: str, port: int, rank: int) -> socket.socket:
-    deadline = time.monotonic() + TIMEOUT_S
+    deadline_seconds = time.monotonic() + TIMEOUT_S
     while True:
         try:
             connection = socket.create_connection((host, port), timeout=TIMEOUT_S)
             connection.sendall(bytes([rank]))
             return connection
         except OSError:
-            if time.monotonic() > deadline:
+            if time.monotonic() > deadline_seconds:
                 raise
             time.sleep(0.1)
 
 
 def _receive(connection: socket.socket, expected_array: Any) -> Any:
-    data = bytearray()
-    while len(data) < expected_array.nbytes:
-        chunk = connection.recv(expected_array.nbytes - len(data))
-        if not chunk:
+    received_bytes = bytearray()
+    while len(received_bytes) < expected_array.nbytes:
+        received_chunk = connection.recv(expected_array.nbytes - len(received_bytes))
+        if not received_chunk:
             raise ConnectionError("the peer closed the connection")
-        data += chunk
-    return np.frombuffer(data, expected_array.dtype).reshape(expected_array.shape)
+        received_bytes += received_chunk
+    return np.frombuffer(received_bytes, expected_array.dtype).reshape(expected_array.shape)

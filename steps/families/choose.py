@@ -53,14 +53,20 @@ def run(inputs: Inputs) -> Outputs:
     from rekindle.training.selection.choice import choose_family
     from rekindle.training.spec import TrainingSpec
 
-    store = Store.from_env()
+    object_store = Store.from_env()
 
-    folders = {name: inputs.workdir / name for name in inputs.models}
-    for name, folder in folders.items():
-        store.download(f"{inputs.models[name].rstrip('/')}/", folder)
+    folder_by_family = {family_name: inputs.workdir / family_name for family_name in inputs.models}
+    for family_name, family_folder in folder_by_family.items():
+        object_store.download(f"{inputs.models[family_name].rstrip('/')}/", family_folder)
 
-    spec = TrainingSpec.for_local_training(inputs.workload, {}, inputs.train)
-    model = inputs.workdir / "chosen"
-    family = choose_family(spec, workload.load(inputs.workload), folders, inputs.dataset, model)
+    training_spec = TrainingSpec.for_local_training(inputs.workload, {}, inputs.train)
+    chosen_model_folder = inputs.workdir / "chosen"
+    best_family = choose_family(
+        training_spec,
+        workload.load(inputs.workload),
+        folder_by_family,
+        inputs.dataset,
+        chosen_model_folder,
+    )
 
-    return Outputs(model=model, family=family)
+    return Outputs(model=chosen_model_folder, family=best_family)

@@ -42,9 +42,9 @@ def run(inputs: Inputs) -> Outputs:
     from rekindle.training.selection.fitting import fit_family
     from rekindle.training.spec import TrainingSpec
 
-    spec = TrainingSpec.for_local_training(
+    training_spec = TrainingSpec.for_local_training(
         inputs.workload, inputs.model, inputs.train, inputs.family, inputs.digest
     )
-    model = inputs.workdir / "model"
-    fit_family(spec, workload.load(inputs.workload), inputs.dataset, model)
-    return Outputs(model=model)
+    model_folder = inputs.workdir / "model"
+    fit_family(training_spec, workload.load(inputs.workload), inputs.dataset, model_folder)
+    return Outputs(model=model_folder)

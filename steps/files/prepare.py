@@ -18,8 +18,8 @@ class Inputs(prepare.Inputs):
 
 
 def run(inputs: Inputs) -> Outputs:
-    data = inputs.data | {"source": str(inputs.source)}
-    outputs = prepare.run(inputs.model_copy(update={"data": data}))
+    data_settings = inputs.data | {"source": str(inputs.source)}
+    prepare_outputs = prepare.run(inputs.model_copy(update={"data": data_settings}))
     # leave source_digest empty, because `reproduce` compares it with data.source, which this step
     # has not read
-    return outputs.model_copy(update={"source_digest": ""})
+    return prepare_outputs.model_copy(update={"source_digest": ""})

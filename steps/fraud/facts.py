@@ -20,11 +20,11 @@ class Facts(Document):
     test_weeks: list[tuple[int, int]]
 
 
-def read_facts(path: Path) -> Facts:
+def read_facts(dataset_folder: Path) -> Facts:
     """Return the facts of the dataset in a folder. Raises DataError."""
     try:
-        return validate(Facts, to_json(dataset_facts(path)))
+        return validate(Facts, to_json(dataset_facts(dataset_folder)))
     except ValueError as error:
         raise DataError(
-            f"{path} is not a complete dataset ({error}). Run the step prepare again."
+            f"{dataset_folder} is not a complete dataset ({error}). Run the step prepare again."
         ) from error

@@ -43,10 +43,10 @@ class Columns(Section):
         default="TX_FRAUD_SCENARIO", description="kind of fraud, for reports only; optional"
     )
 
-    def describe(self, name: str) -> str:
+    def describe(self, column_name: str) -> str:
         """Describe a column for messages, by its name in the source and the setting that contains
         this name."""
-        return f'column "{getattr(self, name)}" (data.columns.{name})'
+        return f'column "{getattr(self, column_name)}" (data.columns.{column_name})'
 
 
 class Text(Section):
@@ -97,17 +97,19 @@ class Data(DataConfig):
 
     @field_validator("source")
     @classmethod
-    def _check_source(cls, source: str) -> str:
-        scheme = urlsplit(source).scheme
-        address = parse_s3_address(source)
-        if scheme == "simulate":
-            parse(source)
-        elif address and not (address.bucket and address.key.strip("/")):
+    def _check_source(cls, source_uri: str) -> str:
+        uri_scheme = urlsplit(source_uri).scheme
+        s3_address = parse_s3_address(source_uri)
+        if uri_scheme == "simulate":
+            parse(source_uri)
+        elif s3_address and not (s3_address.bucket and s3_address.key.strip("/")):
             raise ValueError("it must be s3://BUCKET/KEY")
-        elif scheme not in ("", "file", "s3"):
-            near = did_you_mean(scheme, {"simulate", "s3", "file"})
-            raise ValueError(f"it must be a path, an s3:// URI or simulate://SEED.{near}")
-        return source
+        elif uri_scheme not in ("", "file", "s3"):
+            suggestion_text = did_you_mean(uri_scheme, {"simulate", "s3", "file"})
+            raise ValueError(
+                f"it must be a path, an s3:// URI or simulate://SEED.{suggestion_text}"
+            )
+        return source_uri
 
     columns: Columns = Field(default_factory=Columns, description="column names of the source")
     text: Text = Field(
@@ -149,11 +151,15 @@ class Data(DataConfig):
 
     @model_validator(mode="after")
     def _check_window(self) -> Self:
-        fixed = [name for name in ("first_day", "last_day", "labels_until") if getattr(self, name)]
-        if self.window and fixed:
+        fixed_date_settings = [
+            setting_name
+            for setting_name in ("first_day", "last_day", "labels_until")
+            if getattr(self, setting_name)
+        ]
+        if self.window and fixed_date_settings:
             raise ValueError(
-                f"window is {self.window} and {fixed[0]} is set: the window sets it. Remove window"
-                f" or {fixed[0]}"
+                f"window is {self.window} and {fixed_date_settings[0]} is set: the window sets it."
+                f" Remove window or {fixed_date_settings[0]}"
             )
         return self
 
@@ -166,13 +172,17 @@ class Data(DataConfig):
         starts later."""
         if not self.window:
             return self
-        last = time.date() - timedelta(days=1)
-        first = last - timedelta(
+        last_day_of_window = time.date() - timedelta(days=1)
+        first_day_of_window = last_day_of_window - timedelta(
             days=int(self.window[:-1]) * (7 if self.window[-1] == "w" else 1) - 1
         )
-        labels_until = last - timedelta(days=self.label_delay_days)
+        labels_until = last_day_of_window - timedelta(days=self.label_delay_days)
         return self.model_copy(
-            update={"first_day": first, "last_day": last, "labels_until": labels_until}
+            update={
+                "first_day": first_day_of_window,
+                "last_day": last_day_of_window,
+                "labels_until": labels_until,
+            }
         )
 
     def first_rows(self, rows: int, folder: Path) -> Self | None:
@@ -180,10 +190,15 @@ class Data(DataConfig):
         first rows would not reach the test weeks."""
         if not self.source.startswith("simulate://"):
             return None
-        world = parse(self.source)
-        cards = min(world.cards, max(MIN_CARDS, rows // world.days))
-        size = {"cards": cards, "terminals": max(1, world.terminals * cards // world.cards)}
-        return self.model_copy(update={"source": unparse(world.model_copy(update=size))})
+        simulated_world = parse(self.source)
+        card_count = min(simulated_world.cards, max(MIN_CARDS, rows // simulated_world.days))
+        world_size = {
+            "cards": card_count,
+            "terminals": max(1, simulated_world.terminals * card_count // simulated_world.cards),
+        }
+        return self.model_copy(
+            update={"source": unparse(simulated_world.model_copy(update=world_size))}
+        )
 
 
 class Model(Section):

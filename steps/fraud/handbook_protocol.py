@@ -72,48 +72,59 @@ class Week:
         return format_day(self.start)
 
 
-def judged_weeks(rows: Rows) -> list[Week]:
+def judged_weeks(dataset_rows: Rows) -> list[Week]:
     """Return the test weeks, oldest first. Raises DataError if a week of the published data does
     not have the published counts of rows and frauds."""
-    delay = rows.facts.label_delay_days
-    weeks = [Week(start, counted_rows(rows, start, delay)) for start, _ in rows.facts.test_weeks]
-    for week in weeks:
-        _verify_published(rows, week, delay)
-    return weeks
+    label_delay_days = dataset_rows.facts.label_delay_days
+    test_weeks = [
+        Week(week_start, counted_rows(dataset_rows, week_start, label_delay_days))
+        for week_start, _ in dataset_rows.facts.test_weeks
+    ]
+    for test_week in test_weeks:
+        _verify_published(dataset_rows, test_week, label_delay_days)
+    return test_weeks
 
 
-def counted_rows(rows: Rows, start: int, delay_days: int) -> Ints:
+def counted_rows(dataset_rows: Rows, week_start: int, delay_days: int) -> Ints:
     """Return the indices of the week's rows with known labels, without rows of cards known to be
     compromised."""
-    number_of_day = (rows.times - start) // DAY
-    reference = start - delay_days * DAY - WEEK
-    fraud = (rows.labels == 1) & (rows.times >= reference)
-    counted = np.zeros(len(rows), bool)
-    for number in range(7):
-        compromised = rows.cards[fraud & (rows.times < start + (number - delay_days) * DAY)]
-        counted |= (number_of_day == number) & ~np.isin(rows.cards, np.unique(compromised))
-    return np.flatnonzero(counted & (rows.labels != UNKNOWN))
+    day_numbers = (dataset_rows.times - week_start) // DAY
+    reference_week_start = week_start - delay_days * DAY - WEEK
+    is_earlier_fraud = (dataset_rows.labels == 1) & (dataset_rows.times >= reference_week_start)
+    is_counted = np.zeros(len(dataset_rows), bool)
+    for day_number in range(7):
+        compromised_cards = dataset_rows.cards[
+            is_earlier_fraud & (dataset_rows.times < week_start + (day_number - delay_days) * DAY)
+        ]
+        is_counted |= (day_numbers == day_number) & ~np.isin(
+            dataset_rows.cards, np.unique(compromised_cards)
+        )
+    return np.flatnonzero(is_counted & (dataset_rows.labels != UNKNOWN))
 
 
-def is_published(rows: Rows, week: Week) -> bool:
+def is_published(dataset_rows: Rows, test_week: Week) -> bool:
     """Return True if the rows until the end of the week match the published data in start time and
     counts."""
-    if week.name not in PUBLISHED or rows.times.min() != PUBLISHED_FIRST:
+    if test_week.name not in PUBLISHED or dataset_rows.times.min() != PUBLISHED_FIRST:
         return False
-    in_time = rows.times < week.start + WEEK
-    return PUBLISHED[week.name][:2] == (int(in_time.sum()), int((rows.labels[in_time] == 1).sum()))
+    is_before_week_end = dataset_rows.times < test_week.start + WEEK
+    return PUBLISHED[test_week.name][:2] == (
+        int(is_before_week_end.sum()),
+        int((dataset_rows.labels[is_before_week_end] == 1).sum()),
+    )
 
 
-def _verify_published(rows: Rows, week: Week, delay_days: int) -> None:
-    if delay_days != 7 or not is_published(rows, week):
+def _verify_published(dataset_rows: Rows, test_week: Week, delay_days: int) -> None:
+    if delay_days != 7 or not is_published(dataset_rows, test_week):
         return
-    actual = (len(week.rows), int(rows.labels[week.rows].sum()))
-    expected = PUBLISHED[week.name][2:]
-    if actual != expected:
+    actual_counts = (len(test_week.rows), int(dataset_rows.labels[test_week.rows].sum()))
+    expected_counts = PUBLISHED[test_week.name][2:]
+    if actual_counts != expected_counts:
         raise DataError(
-            f"the test week {week.name} of the published data has {actual[0]} rows with {actual[1]}"
-            f" frauds, but published are {expected[0]} rows with {expected[1]} frauds, so metrics"
-            " are not comparable. Restore the rules of the protocol."
+            f"the test week {test_week.name} of the published data has {actual_counts[0]} rows"
+            f" with {actual_counts[1]} frauds, but published are {expected_counts[0]} rows with"
+            f" {expected_counts[1]} frauds, so metrics are not comparable. Restore the rules of"
+            " the protocol."
         )
 
 
@@ -127,103 +138,137 @@ class Boosted:
     values: Floats  # log-odds of the rows in `ids`
 
     @classmethod
-    def load(cls, release: Path) -> "Boosted":
+    def load(cls, release_folder: Path) -> "Boosted":
         """Read the log-odds from a release. Raises DataError."""
-        state = State.load(release / "state")
-        log_odds = load_trained(release / "state")
-        train_end = dataset_facts(release).get(
-            "train_end", state.train_end
+        serving_state = State.load(release_folder / "state")
+        trained_log_odds = load_trained(release_folder / "state")
+        train_end = dataset_facts(release_folder).get(
+            "train_end", serving_state.train_end
         )  # take train_end from the dataset's facts, since a refresh changes train_end in the state
-        order = np.argsort(log_odds["id"])
-        return cls(state.trees, train_end, log_odds["id"][order], log_odds["boosted"][order])
+        id_order = np.argsort(trained_log_odds["id"])
+        return cls(
+            serving_state.trees,
+            train_end,
+            trained_log_odds["id"][id_order],
+            trained_log_odds["boosted"][id_order],
+        )
 
-    def replace(self, rows: Rows, index: Ints, features: Tensor) -> None:
-        """Replace the log-odds in the features [B, L, F] of the rows `index` [B, L]."""
+    def replace(self, dataset_rows: Rows, row_indices: Ints, feature_windows: Tensor) -> None:
+        """Replace the log-odds in the features [B, L, F] of the rows `row_indices` [B, L]."""
         # exclude rows of other cards, since a window may extend beyond its card
-        same_card = rows.first[index] == rows.first[index[:, :1]]
-        later = same_card & (rows.times[index] >= self.train_end)
-        position = np.minimum(np.searchsorted(self.ids, rows.ids[index]), len(self.ids) - 1)
-        earlier = same_card & ~later & (self.ids[position] == rows.ids[index])
-        column = rows.facts.features.index(BOOSTED)
-        scores = self.trees.score(features[torch.from_numpy(later)][:, : len(NAMES)].numpy())
-        features[..., column][torch.from_numpy(later)] = torch.from_numpy(scores)
-        features[..., column][torch.from_numpy(earlier)] = torch.from_numpy(
-            self.values[position[earlier]]
+        is_same_card = dataset_rows.first[row_indices] == dataset_rows.first[row_indices[:, :1]]
+        is_later_row = is_same_card & (dataset_rows.times[row_indices] >= self.train_end)
+        id_positions = np.minimum(
+            np.searchsorted(self.ids, dataset_rows.ids[row_indices]), len(self.ids) - 1
+        )
+        is_earlier_row = (
+            is_same_card & ~is_later_row & (self.ids[id_positions] == dataset_rows.ids[row_indices])
+        )
+        boosted_column = dataset_rows.facts.features.index(BOOSTED)
+        tree_scores = self.trees.score(
+            feature_windows[torch.from_numpy(is_later_row)][:, : len(NAMES)].numpy()
+        )
+        feature_windows[..., boosted_column][torch.from_numpy(is_later_row)] = torch.from_numpy(
+            tree_scores
+        )
+        feature_windows[..., boosted_column][torch.from_numpy(is_earlier_row)] = torch.from_numpy(
+            self.values[id_positions[is_earlier_row]]
         )
 
 
 def score(
-    model: TreesModel | FraudModel, rows: Rows, index: Ints, served: Boosted | None = None
+    model: TreesModel | FraudModel,
+    dataset_rows: Rows,
+    row_indices: Ints,
+    served_scores: Boosted | None = None,
 ) -> Floats:
-    """Return the probability of fraud of each of the rows `index` (ascending), as a server would.
+    """Return the probability of fraud of each of the rows `row_indices` (ascending), as a server
+    would.
 
-    The dataset contains the log-odds of its own trees. For a model of another dataset, `served`
-    provides the log-odds that its servers compute.
+    The dataset contains the log-odds of its own trees. For a model of another dataset,
+    `served_scores` provides the log-odds that its servers compute.
     """
-    starts, window, position = scoring_windows(rows.first, index)
-    offset = torch.from_numpy(rows.offsets[starts])
-    table = np.empty((len(starts), SCORED))
+    window_starts, window_by_row, position_by_row = scoring_windows(dataset_rows.first, row_indices)
+    feature_offsets = torch.from_numpy(dataset_rows.offsets[window_starts])
+    score_table = np.empty((len(window_starts), SCORED))
 
-    for first in range(0, len(starts), BATCH):
-        batch = slice(first, first + BATCH)
-        features = rows.windows(offset[batch], SCORED)
-        if served:
-            positions = np.minimum(starts[batch, None] + np.arange(SCORED), len(rows) - 1)
-            served.replace(rows, positions, features)
+    for batch_start in range(0, len(window_starts), BATCH):
+        batch_slice = slice(batch_start, batch_start + BATCH)
+        feature_windows = dataset_rows.windows(feature_offsets[batch_slice], SCORED)
+        if served_scores:
+            window_row_indices = np.minimum(
+                window_starts[batch_slice, None] + np.arange(SCORED), len(dataset_rows) - 1
+            )
+            served_scores.replace(dataset_rows, window_row_indices, feature_windows)
 
-        table[batch] = score_all(model, features).numpy()
+        score_table[batch_slice] = score_all(model, feature_windows).numpy()
 
-    return table[window, position]
+    return score_table[window_by_row, position_by_row]
 
 
 class Weekly(Examples):
     """Rows of the test weeks: those at the positions `index` (ascending) in the dataset at
     `path`."""
 
-    def __init__(self, path: Path, rows: Rows, weeks: list[Week], warnings: list[str]) -> None:
-        self.path = path
-        self.rows = rows
-        self.weeks = weeks
-        self.index = index = np.unique(np.concatenate([week.rows for week in weeks]))
-        week = np.searchsorted([week.start for week in weeks], rows.times[index], side="right") - 1
+    def __init__(
+        self, dataset_folder: Path, dataset_rows: Rows, test_weeks: list[Week], warnings: list[str]
+    ) -> None:
+        self.path = dataset_folder
+        self.rows = dataset_rows
+        self.weeks = test_weeks
+        self.index = judged_rows = np.unique(
+            np.concatenate([test_week.rows for test_week in test_weeks])
+        )
+        test_week = (
+            np.searchsorted(
+                [test_week.start for test_week in test_weeks],
+                dataset_rows.times[judged_rows],
+                side="right",
+            )
+            - 1
+        )
 
         super().__init__(
             truths=np.column_stack(
-                [rows.labels[index].astype(np.int64), rows.cards[index], rows.times[index] // DAY]
+                [
+                    dataset_rows.labels[judged_rows].astype(np.int64),
+                    dataset_rows.cards[judged_rows],
+                    dataset_rows.times[judged_rows] // DAY,
+                ]
             ),
-            groups=rows.cards[index],
-            baseline=1 / (1 + np.exp(-rows.boosted(index))),
-            parts=np.array([week.name for week in weeks])[week],
+            groups=dataset_rows.cards[judged_rows],
+            baseline=1 / (1 + np.exp(-dataset_rows.boosted(judged_rows))),
+            parts=np.array([test_week.name for test_week in test_weeks])[test_week],
             warnings=warnings,
         )
 
     def score(self, model: Path, dataset: Path) -> Floats:
         """Score all rows at once, because one request for each row would have to contain thousands
         of earlier transactions."""
-        loaded = load(model)
+        loaded_model = load(model)
         is_candidate = dataset == self.path
 
-        problem = _compare_features(loaded, self.rows)
-        if problem:
-            does_not_fit = (
-                f"the candidate does not fit this dataset: {problem} Train on the dataset that is"
-                " evaluated."
+        mismatch_sentence = _compare_features(loaded_model, self.rows)
+        if mismatch_sentence:
+            mismatch_message = (
+                f"the candidate does not fit this dataset: {mismatch_sentence} Train on the"
+                " dataset that is evaluated."
             )
-            raise DataError(does_not_fit if is_candidate else problem)
+            raise DataError(mismatch_message if is_candidate else mismatch_sentence)
 
-        scores = score(
-            loaded, self.rows, self.index, None if is_candidate else Boosted.load(dataset)
+        fraud_probabilities = score(
+            loaded_model, self.rows, self.index, None if is_candidate else Boosted.load(dataset)
         )
-        if not np.isfinite(scores).all():
-            diverged = (
+        if not np.isfinite(fraud_probabilities).all():
+            divergence_message = (
                 "the candidate's scores are not numbers: its training diverged. Lower"
                 " train.learning_rate."
             )
             raise DataError(
-                diverged if is_candidate else "the scores of the model are not numbers."
+                divergence_message if is_candidate else "the scores of the model are not numbers."
             )
 
-        return scores
+        return fraud_probabilities
 
     def report(self, out: Path, predictions: dict[str, Any], evaluation: Evaluation) -> Evaluation:
         """Write the scores, the requests that `verify` replays, and plots; return the evaluation
@@ -231,151 +276,193 @@ class Weekly(Examples):
         from steps.fraud import pictures
         from steps.fraud.replays import replay
 
-        labels = self.rows.labels[self.index]
+        fraud_labels = self.rows.labels[self.index]
         _write_scores(out / "scores.parquet", self, predictions)
-        record_predictions(out, replay(self.path, out, REPLAY_ROWS, seed=0))
+        record_predictions(out, replay(self.path, out, REPLAY_ROWS, random_seed=0))
         record_reference(out, predictions["candidate"].tolist())
-        pictures.draw(out, labels, self.rows.scenarios[self.index], predictions, evaluation.parts)
-        frauds = {week.name: int(self.rows.labels[week.rows].sum()) for week in self.weeks}
-        parts = [week | {"frauds": frauds[week["name"]]} for week in evaluation.parts]
+        pictures.draw(
+            out, fraud_labels, self.rows.scenarios[self.index], predictions, evaluation.parts
+        )
+        fraud_counts_by_week = {
+            test_week.name: int(self.rows.labels[test_week.rows].sum()) for test_week in self.weeks
+        }
+        evaluated_parts = [
+            test_week | {"frauds": fraud_counts_by_week[test_week["name"]]}
+            for test_week in evaluation.parts
+        ]
         warnings = evaluation.warnings + _warn_of_leakage(self.rows, self.weeks, evaluation.metrics)
         warnings += self._warn_of_chance(
             predictions["candidate"], evaluation.metrics["candidate"]["ap"]
         )
 
-        return replace(evaluation, parts=parts, warnings=warnings)
+        return replace(evaluation, parts=evaluated_parts, warnings=warnings)
 
-    def _warn_of_chance(self, scores: Floats, ap: float) -> list[str]:
+    def _warn_of_chance(self, scores: Floats, candidate_ap: float) -> list[str]:
         """Return a warning if the candidate's AP is not clearly better than the AP of its scores
         after random shuffling."""
-        labels = self.rows.labels[self.index]
-        weeks = [self.parts == week.name for week in self.weeks]
+        fraud_labels = self.rows.labels[self.index]
+        week_masks = [self.parts == test_week.name for test_week in self.weeks]
 
-        def bootstrap(card: Ints, draws: NDArray[np.float32]) -> Floats:
+        def bootstrap(card_ids: Ints, resample_weights: NDArray[np.float32]) -> Floats:
             return np.mean(
-                [weighted_ap(scores[rows], labels[rows], card[rows], draws) for rows in weeks],
+                [
+                    weighted_ap(
+                        scores[week_mask],
+                        fraud_labels[week_mask],
+                        card_ids[week_mask],
+                        resample_weights,
+                    )
+                    for week_mask in week_masks
+                ],
                 axis=0,
             )
 
-        low, high = weighted_bootstrap(
+        lowest_ap, highest_ap = weighted_bootstrap(
             bootstrap, len(self), self.groups, Gate().resamples, Gate().confidence
         )
-        random: Any = np.random.default_rng(0)
+        random_generator: Any = np.random.default_rng(0)
 
-        chance = [
+        random_order_aps = [
             np.mean(
                 [
-                    average_precision(random.permutation(scores[rows]), labels[rows])
-                    for rows in weeks
+                    average_precision(
+                        random_generator.permutation(scores[week_mask]), fraud_labels[week_mask]
+                    )
+                    for week_mask in week_masks
                 ]
             )
             for _ in range(RANDOM_ORDERS)
         ]
-        if low > np.mean(chance) and ap > max(chance):
+        if lowest_ap > np.mean(random_order_aps) and candidate_ap > max(random_order_aps):
             return []
 
         return [
-            f"the candidate may be no better than chance: its ap is {ap:.4f} (interval {low:.4f} to"
-            f" {high:.4f}), and {np.mean(chance):.4f} (up to {max(chance):.4f}) with its scores in"
-            " random order. Do the labels belong to their rows (data.columns.fraud)? If so, train"
-            " longer or on more data."
+            f"the candidate may be no better than chance: its ap is {candidate_ap:.4f} (interval"
+            f" {lowest_ap:.4f} to {highest_ap:.4f}), and {np.mean(random_order_aps):.4f} (up to"
+            f" {max(random_order_aps):.4f}) with its scores in random order. Do the labels belong"
+            " to their rows (data.columns.fraud)? If so, train longer or on more data."
         ]
 
 
-def open_examples(path: Path, champion: dict[str, Any] | None) -> Weekly:
+def open_examples(dataset_folder: Path, champion_facts: dict[str, Any] | None) -> Weekly:
     """Open the test weeks; if the facts of a champion's dataset are given, only the weeks that the
     champion was not trained on.
 
     Raises DataError if no week remains.
     """
-    rows = Rows(path)
-    all_weeks = judged_weeks(rows)
+    dataset_rows = Rows(dataset_folder)
+    all_weeks = judged_weeks(dataset_rows)
 
-    weeks = [week for week in all_weeks if 0 < rows.labels[week.rows].sum() < len(week.rows)]
-    if not weeks:
+    judgeable_weeks = [
+        test_week
+        for test_week in all_weeks
+        if 0 < dataset_rows.labels[test_week.rows].sum() < len(test_week.rows)
+    ]
+    if not judgeable_weeks:
         raise DataError(
             "no test week holds frauds and genuine transactions, so no model can be evaluated. Give"
             " more data."
         )
 
     warnings = [
-        f"test week {week.name} does not contain frauds, so it does not count."
-        for week in all_weeks
-        if week not in weeks
+        f"test week {test_week.name} does not contain frauds, so it does not count."
+        for test_week in all_weeks
+        if test_week not in judgeable_weeks
     ]
-    if champion is not None:
-        unseen = [week for week in weeks if week.start >= champion.get("train_end", 0)]
-        if not unseen:
+    if champion_facts is not None:
+        unseen_weeks = [
+            test_week
+            for test_week in judgeable_weeks
+            if test_week.start >= champion_facts.get("train_end", 0)
+        ]
+        if not unseen_weeks:
             raise DataError("the model was trained on rows of every test week.")
 
-        if len(unseen) < len(weeks):
-            counted = f"{len(unseen)} of {len(weeks)}"
+        if len(unseen_weeks) < len(judgeable_weeks):
+            week_count_text = f"{len(unseen_weeks)} of {len(judgeable_weeks)}"
             warnings.append(
-                f"only the test weeks that the champion was not trained on count: {counted}."
+                "only the test weeks that the champion was not trained on count:"
+                f" {week_count_text}."
             )
 
-        weeks = unseen
+        judgeable_weeks = unseen_weeks
 
-    return Weekly(path, rows, weeks, warnings)
+    return Weekly(dataset_folder, dataset_rows, judgeable_weeks, warnings)
 
 
-def _compare_features(model: TreesModel | FraudModel, rows: Rows) -> str:
-    of_model = model.feature_names
-    of_data = rows.facts.features
-    if of_model == of_data:
+def _compare_features(model: TreesModel | FraudModel, dataset_rows: Rows) -> str:
+    model_features = model.feature_names
+    dataset_features = dataset_rows.facts.features
+    if model_features == dataset_features:
         return ""
-    missing = sorted(set(of_model) - set(of_data))
-    new = sorted(set(of_data) - set(of_model))
-    names = f"missing: {', '.join(missing) or 'none'}; new: {', '.join(new) or 'none'}"
-    return f"the features of the model and of the dataset differ ({names})."
+    missing_features = sorted(set(model_features) - set(dataset_features))
+    new_features = sorted(set(dataset_features) - set(model_features))
+    difference_text = (
+        f"missing: {', '.join(missing_features) or 'none'}; new:"
+        f" {', '.join(new_features) or 'none'}"
+    )
+    return f"the features of the model and of the dataset differ ({difference_text})."
 
 
 def _warn_of_leakage(
-    rows: Rows, weeks: list[Week], metrics: dict[str, dict[str, float]]
+    dataset_rows: Rows, test_weeks: list[Week], metrics_by_model: dict[str, dict[str, float]]
 ) -> list[str]:
-    result = []
-    means = metrics["candidate"]
+    warning_sentences = []
+    candidate_metrics = metrics_by_model["candidate"]
 
-    if len(weeks) >= 4 and all(is_published(rows, week) for week in weeks):
-        high = [
-            f"{name} {means[name]:.4f} > {limit:g}"
-            for name, limit in IDEAL.items()
-            if means[name] > limit
+    if len(test_weeks) >= 4 and all(
+        is_published(dataset_rows, test_week) for test_week in test_weeks
+    ):
+        suspicious_metrics = [
+            f"{metric_name} {candidate_metrics[metric_name]:.4f} > {metric_limit:g}"
+            for metric_name, metric_limit in IDEAL.items()
+            if candidate_metrics[metric_name] > metric_limit
         ]
-        if high:
-            result.append(
+        if suspicious_metrics:
+            warning_sentences.append(
                 "the candidate is better than an ideal observer of the published data"
-                f" ({', '.join(high)}): look for leakage."
+                f" ({', '.join(suspicious_metrics)}): look for leakage."
             )
 
-    for model in ("candidate", "baseline"):
-        if any(metrics[model][name] > limit for name, limit in TOO_GOOD.items()):
-            figures = " and ".join(f"{name} {metrics[model][name]:.4f}" for name in TOO_GOOD)
-            result.append(
-                f"the {model} is too good to be true ({figures}): does a column contain the label,"
-                " or facts from after the transaction? Check data.columns."
+    for model_name in ("candidate", "baseline"):
+        if any(
+            metrics_by_model[model_name][metric_name] > metric_limit
+            for metric_name, metric_limit in TOO_GOOD.items()
+        ):
+            metric_texts = " and ".join(
+                f"{metric_name} {metrics_by_model[model_name][metric_name]:.4f}"
+                for metric_name in TOO_GOOD
+            )
+            warning_sentences.append(
+                f"the {model_name} is too good to be true ({metric_texts}): does a column contain"
+                " the label, or facts from after the transaction? Check data.columns."
             )
             break
 
-    return result
+    return warning_sentences
 
 
-def _write_scores(path: Path, examples: Weekly, scores: dict[str, Floats]) -> None:
+def _write_scores(
+    scores_path: Path, weekly_examples: Weekly, scores_by_model: dict[str, Floats]
+) -> None:
     import polars as pl
 
-    rows = examples.rows
-    weeks = examples.weeks
-    index = np.concatenate([week.rows for week in weeks])
-    position = np.searchsorted(examples.index, index)
+    dataset_rows = weekly_examples.rows
+    test_weeks = weekly_examples.weeks
+    row_indices = np.concatenate([test_week.rows for test_week in test_weeks])
+    score_positions = np.searchsorted(weekly_examples.index, row_indices)
 
-    table = {
-        "id": rows.ids[index],
-        "week": np.repeat([w.name for w in weeks], [len(w.rows) for w in weeks]),
-        "label": rows.labels[index],
-        "score": scores["candidate"][position],
+    score_columns = {
+        "id": dataset_rows.ids[row_indices],
+        "week": np.repeat(
+            [table_week.name for table_week in test_weeks],
+            [len(table_week.rows) for table_week in test_weeks],
+        ),
+        "label": dataset_rows.labels[row_indices],
+        "score": scores_by_model["candidate"][score_positions],
     }
 
-    if "champion" in scores:
-        table["champion_score"] = scores["champion"][position]
+    if "champion" in scores_by_model:
+        score_columns["champion_score"] = scores_by_model["champion"][score_positions]
 
-    pl.DataFrame(table).write_parquet(path)
+    pl.DataFrame(score_columns).write_parquet(scores_path)

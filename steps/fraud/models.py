@@ -33,35 +33,41 @@ class Block(nn.Module):
     """Transformer block with pre-norm attention and feed-forward layers and residual connections:
     [B, L, width] → [B, L, width]."""
 
-    def __init__(self, section: Model) -> None:
+    def __init__(self, model_section: Model) -> None:
         super().__init__()
-        width = section.width
-        self.heads = section.heads
+        width = model_section.width
+        self.heads = model_section.heads
         self.norm_attention = nn.LayerNorm(width)
         self.norm_hidden = nn.LayerNorm(width)
         self.qkv = nn.Linear(width, 3 * width)
         self.project = nn.Linear(width, width)
-        self.hidden = nn.Linear(width, section.hidden)
-        self.back = nn.Linear(section.hidden, width)
-        self.dropout = nn.Dropout(section.dropout)
+        self.hidden = nn.Linear(width, model_section.hidden)
+        self.back = nn.Linear(model_section.hidden, width)
+        self.dropout = nn.Dropout(model_section.dropout)
 
-    def forward(self, x: Tensor, mask: Tensor, last: Tensor | None = None) -> Tensor:
-        """Add `mask` [L, L] to the attention logits. If `last` [B] is given, return only the
-        outputs at the positions `last`: [B, 1, width]."""
+    def forward(
+        self, x: Tensor, attention_mask: Tensor, last_positions: Tensor | None = None
+    ) -> Tensor:
+        """Add `attention_mask` [L, L] to the attention logits. If `last_positions` [B] is given,
+        return only the outputs at the positions `last_positions`: [B, 1, width]."""
         batch, length, width = x.shape
         qkv = self.qkv(self.norm_attention(x)).view(
             batch, length, 3, self.heads, width // self.heads
         )
         query, key, value = qkv.permute(2, 0, 3, 1, 4)
 
-        if last is not None:
-            row = torch.arange(batch)
-            x = x[row, last, None]
-            query = query[row, :, last, None]
-            mask = mask[last, None, None]
+        if last_positions is not None:
+            batch_indices = torch.arange(batch)
+            x = x[batch_indices, last_positions, None]
+            query = query[batch_indices, :, last_positions, None]
+            attention_mask = attention_mask[last_positions, None, None]
 
-        attended = fn.scaled_dot_product_attention(query, key, value, attn_mask=mask)
-        x = x + self.dropout(self.project(attended.transpose(1, 2).reshape(batch, -1, width)))
+        attended_values = fn.scaled_dot_product_attention(
+            query, key, value, attn_mask=attention_mask
+        )
+        x = x + self.dropout(
+            self.project(attended_values.transpose(1, 2).reshape(batch, -1, width))
+        )
         return x + self.dropout(self.back(fn.gelu(self.hidden(self.norm_hidden(x)))))
 
 
@@ -72,13 +78,15 @@ class Inputs(nn.Module):
     mean: Tensor
     spread: Tensor
 
-    def __init__(self, names: list[str], mean: Tensor, spread: Tensor) -> None:
+    def __init__(
+        self, input_names: list[str], input_means: Tensor, input_deviations: Tensor
+    ) -> None:
         super().__init__()
         self.register_buffer(
-            "names", torch.tensor(list("\n".join(names).encode()), dtype=torch.uint8)
+            "names", torch.tensor(list("\n".join(input_names).encode()), dtype=torch.uint8)
         )
-        self.register_buffer("mean", mean.float())
-        self.register_buffer("spread", spread.float())
+        self.register_buffer("mean", input_means.float())
+        self.register_buffer("spread", input_deviations.float())
 
     @property
     def feature_names(self) -> list[str]:
@@ -92,46 +100,60 @@ class TreesModel(Inputs):
     reach = 0
     width = 0
 
-    def __init__(self, section: Model, names: list[str], mean: Tensor, spread: Tensor) -> None:
-        super().__init__(names, mean, spread)
-        self.boosted = names.index(BOOSTED)
+    def __init__(
+        self,
+        model_section: Model,
+        input_names: list[str],
+        input_means: Tensor,
+        input_deviations: Tensor,
+    ) -> None:
+        super().__init__(input_names, input_means, input_deviations)
+        self.boosted = input_names.index(BOOSTED)
 
-    def forward(self, features: Tensor, last: Tensor | None = None) -> Tensor:
-        """Return the log-odds [B, L], or, if `last` [B] is given, only those at the positions
-        `last`: [B, 1]."""
-        boosted = features[..., self.boosted]
-        if last is None:
-            return boosted
-        return boosted.gather(1, last[:, None])
+    def forward(self, features: Tensor, last_positions: Tensor | None = None) -> Tensor:
+        """Return the log-odds [B, L], or, if `last_positions` [B] is given, only those at the
+        positions `last_positions`: [B, 1]."""
+        boosted_log_odds = features[..., self.boosted]
+        if last_positions is None:
+            return boosted_log_odds
+        return boosted_log_odds.gather(1, last_positions[:, None])
 
 
 class FraudModel(Inputs):
     """Causal transformer: features [B, L, F], each row with consecutive transactions of one card →
     log-odds of fraud [B, L]."""
 
-    def __init__(self, section: Model, names: list[str], mean: Tensor, spread: Tensor) -> None:
-        super().__init__(names, mean, spread)
-        self.window = section.window
-        self.reach = section.reach
-        self.width = section.width
-        self.embed = nn.Linear(len(names), section.width)
-        self.blocks = nn.ModuleList(Block(section) for _ in range(section.layers))
-        self.norm = nn.LayerNorm(section.width)
-        self.head = nn.Linear(section.width, 1)
+    def __init__(
+        self,
+        model_section: Model,
+        input_names: list[str],
+        input_means: Tensor,
+        input_deviations: Tensor,
+    ) -> None:
+        super().__init__(input_names, input_means, input_deviations)
+        self.window = model_section.window
+        self.reach = model_section.reach
+        self.width = model_section.width
+        self.embed = nn.Linear(len(input_names), model_section.width)
+        self.blocks = nn.ModuleList(Block(model_section) for _ in range(model_section.layers))
+        self.norm = nn.LayerNorm(model_section.width)
+        self.head = nn.Linear(model_section.width, 1)
         nn.init.zeros_(self.head.weight)
         nn.init.constant_(self.head.bias, INITIAL_LOGIT)
 
-    def forward(self, features: Tensor, last: Tensor | None = None) -> Tensor:
-        """Return the log-odds [B, L]; with `last` [B], at these positions: [B, 1]."""
+    def forward(self, features: Tensor, last_positions: Tensor | None = None) -> Tensor:
+        """Return the log-odds [B, L]; with `last_positions` [B], at these positions: [B, 1]."""
         x = self.embed(((features - self.mean) / self.spread).clamp(-CLIP, CLIP))
-        position = torch.arange(features.shape[1], device=features.device)
-        distance = position[:, None] - position[None, :]
-        hidden = (distance < 0) | (distance >= self.window)
-        mask = torch.zeros(distance.shape, device=features.device).masked_fill(hidden, -torch.inf)
-        *lower, top = self.blocks
-        for block in lower:
+        row_positions = torch.arange(features.shape[1], device=features.device)
+        row_distances = row_positions[:, None] - row_positions[None, :]
+        is_hidden = (row_distances < 0) | (row_distances >= self.window)
+        mask = torch.zeros(row_distances.shape, device=features.device).masked_fill(
+            is_hidden, -torch.inf
+        )
+        *lower_blocks, top_block = self.blocks
+        for block in lower_blocks:
             x = block(x, mask)
-        return self.head(self.norm(top(x, mask, last))).squeeze(-1)
+        return self.head(self.norm(top_block(x, mask, last_positions))).squeeze(-1)
 
 
 FAMILIES: dict[str, type[TreesModel | FraudModel]] = {
@@ -140,24 +162,34 @@ FAMILIES: dict[str, type[TreesModel | FraudModel]] = {
 }
 
 
-def build(family: str, section: Model, facts: dict[str, Any]) -> TreesModel | FraudModel:
-    """Build an untrained model for a dataset with `facts` (keys `features`, `mean`, `std`)."""
-    spread = torch.tensor(facts["std"]).clamp(min=1e-6)  # avoids division by 0
-    return FAMILIES[family](section, facts["features"], torch.tensor(facts["mean"]), spread)
+def build(
+    family_name: str, model_section: Model, dataset_facts: dict[str, Any]
+) -> TreesModel | FraudModel:
+    """Build an untrained model for a dataset with `dataset_facts` (keys `features`, `mean`,
+    `std`)."""
+    input_deviations = torch.tensor(dataset_facts["std"]).clamp(min=1e-6)  # avoids division by 0
+    return FAMILIES[family_name](
+        model_section,
+        dataset_facts["features"],
+        torch.tensor(dataset_facts["mean"]),
+        input_deviations,
+    )
 
 
-def load(folder: Path) -> TreesModel | FraudModel:
-    """Load the trained model in `folder` (`model.safetensors`, `model.json`) for scoring. Raises
-    DataError."""
+def load(model_folder: Path) -> TreesModel | FraudModel:
+    """Load the trained model in `model_folder` (`model.safetensors`, `model.json`) for scoring.
+    Raises DataError."""
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
     try:
-        description = read_description(folder)
-        section = Model.model_validate(description.model)
-        tensors = load_file(folder / WEIGHTS_FILE)
-        names = bytes(tensors["names"].tolist()).decode().split("\n")
-        model = FAMILIES[description.family](section, names, tensors["mean"], tensors["spread"])
+        model_description = read_description(model_folder)
+        model_section = Model.model_validate(model_description.model)
+        tensors = load_file(model_folder / WEIGHTS_FILE)
+        input_names = bytes(tensors["names"].tolist()).decode().split("\n")
+        model = FAMILIES[model_description.family](
+            model_section, input_names, tensors["mean"], tensors["spread"]
+        )
         model.load_state_dict(tensors)
     except (
         DataError,
@@ -169,30 +201,30 @@ def load(folder: Path) -> TreesModel | FraudModel:
         ValidationError,
     ) as error:
         raise DataError(
-            f"{folder} is not a model of this workload ({type(error).__name__}: {error})."
+            f"{model_folder} is not a model of this workload ({type(error).__name__}: {error})."
         ) from error
 
     return model.eval()
 
 
 def loss(model: Any, batch: tuple[Tensor, ...]) -> Tensor:
-    """Return the mean cross entropy over the positions that `counted` marks; the batch is (features
-    [B, L, F], labels [B, L], counted [B, L])."""
-    features, labels, counted = batch
-    losses = fn.binary_cross_entropy_with_logits(
-        model(features), labels.to(features.dtype), reduction="none"
+    """Return the mean cross entropy over the positions that `is_counted` marks; the batch is
+    (features [B, L, F], labels [B, L], counted [B, L])."""
+    feature_windows, labels, is_counted = batch
+    loss_by_position = fn.binary_cross_entropy_with_logits(
+        model(feature_windows), labels.to(feature_windows.dtype), reduction="none"
     )
-    return (losses * counted).sum() / counted.sum().clamp(min=1)
+    return (loss_by_position * is_counted).sum() / is_counted.sum().clamp(min=1)
 
 
 @torch.inference_mode()
-def score_all(model: nn.Module, features: Tensor) -> Tensor:
+def score_all(model: nn.Module, feature_windows: Tensor) -> Tensor:
     """Return the probability of fraud at every position: features [B, L, F] → float64 [B, L]."""
-    return model(features).double().sigmoid()
+    return model(feature_windows).double().sigmoid()
 
 
 @torch.inference_mode()
-def score_windows(model: nn.Module, features: Tensor, lengths: Tensor) -> Tensor:
+def score_windows(model: nn.Module, feature_windows: Tensor, window_lengths: Tensor) -> Tensor:
     """Return the probability of fraud of the last row of each history: features [B, L, F], lengths
     [B] (≥ 1) → float64 [B].
 
@@ -201,4 +233,4 @@ def score_windows(model: nn.Module, features: Tensor, lengths: Tensor) -> Tensor
     the position in the batch. To ensure this, the sigmoid is applied to the last positions only.
     Over all positions, its vectorized loop would compute the remainder differently.
     """
-    return model(features, lengths - 1).squeeze(1).double().sigmoid()
+    return model(feature_windows, window_lengths - 1).squeeze(1).double().sigmoid()

@@ -19,47 +19,56 @@ ALARM_SCORE = 0.5  # scores from here on count as alarms
 
 
 def draw(
-    folder: Path,
+    plot_folder: Path,
     labels: Ints,
     scenarios: Ints,
-    scores: dict[str, Floats],
-    parts: list[dict[str, Any]],
+    scores_by_model: dict[str, Floats],
+    evaluated_weeks: list[dict[str, Any]],
 ) -> None:
-    """Write plots into `folder`. `scores`: name of a model → its scores [n] of the rows, which have
-    `labels` and `scenarios`."""
-    folder.mkdir(parents=True, exist_ok=True)
+    """Write plots into `plot_folder`. `scores_by_model`: name of a model → its scores [n] of the
+    rows, which have `labels` and `scenarios`."""
+    plot_folder.mkdir(parents=True, exist_ok=True)
 
     with matplotlib.rc_context(
         {"axes.spines.top": False, "axes.spines.right": False, "font.size": 9}
     ):
-        for name, picture in {
-            "scores": lambda axes: _histogram(axes, labels, scores["candidate"]),
-            "precision_recall": lambda axes: _precision_recall(axes, labels, scores),
-            "calibration": lambda axes: _calibration(axes, labels, scores),
-            "scenarios": lambda axes: _scenarios(axes, labels, scenarios, scores["candidate"]),
-            "weeks": lambda axes: _weeks(axes, parts, list(scores)),
+        for plot_name, draw_picture in {
+            "scores": lambda axes: _histogram(axes, labels, scores_by_model["candidate"]),
+            "precision_recall": lambda axes: _precision_recall(axes, labels, scores_by_model),
+            "calibration": lambda axes: _calibration(axes, labels, scores_by_model),
+            "scenarios": lambda axes: _scenarios(
+                axes, labels, scenarios, scores_by_model["candidate"]
+            ),
+            "weeks": lambda axes: _weeks(axes, evaluated_weeks, list(scores_by_model)),
         }.items():
             figure = Figure(figsize=(5, 3.4))
             axes = figure.add_axes((0.14, 0.15, 0.82, 0.75))
-            picture(axes)
-            figure.savefig(folder / f"{name}.png", dpi=110)
+            draw_picture(axes)
+            figure.savefig(plot_folder / f"{plot_name}.png", dpi=110)
 
 
 def _histogram(axes: Axes, labels: Ints, scores: Floats) -> None:
-    bins = np.linspace(0, 1, 41).tolist()
-    for value, name, colour in ((0, "genuine", "#94a3b8"), (1, "fraud", COLOUR["candidate"])):
-        axes.hist(scores[labels == value], bins, label=name, color=colour, alpha=0.7)
+    bin_edges = np.linspace(0, 1, 41).tolist()
+    for label_value, label_name, bar_colour in (
+        (0, "genuine", "#94a3b8"),
+        (1, "fraud", COLOUR["candidate"]),
+    ):
+        axes.hist(
+            scores[labels == label_value], bin_edges, label=label_name, color=bar_colour, alpha=0.7
+        )
     axes.set(yscale="log", xlabel="score", ylabel="transactions", title="Scores of the candidate")
     axes.legend()
 
 
-def _precision_recall(axes: Axes, labels: Ints, scores: dict[str, Floats]) -> None:
-    for name, values in scores.items():
-        frauds, called = counts(values, labels)
-        finds_more = np.diff(frauds, prepend=0) > 0
-        recall = frauds[finds_more] / frauds[-1]
-        precision = frauds[finds_more] / called[finds_more]
-        axes.plot(recall, precision, label=name, color=COLOUR[name], drawstyle="steps-pre")
+def _precision_recall(axes: Axes, labels: Ints, scores_by_model: dict[str, Floats]) -> None:
+    for model_name, model_scores in scores_by_model.items():
+        fraud_counts, flagged_counts = counts(model_scores, labels)
+        finds_more = np.diff(fraud_counts, prepend=0) > 0
+        recall = fraud_counts[finds_more] / fraud_counts[-1]
+        precision = fraud_counts[finds_more] / flagged_counts[finds_more]
+        axes.plot(
+            recall, precision, label=model_name, color=COLOUR[model_name], drawstyle="steps-pre"
+        )
 
     axes.set(
         xlabel="recall",
@@ -72,15 +81,27 @@ def _precision_recall(axes: Axes, labels: Ints, scores: dict[str, Floats]) -> No
     axes.legend()
 
 
-def _calibration(axes: Axes, labels: Ints, scores: dict[str, Floats]) -> None:
-    edges = np.array([0, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 0.6, 0.9, 1])
-    for name, values in scores.items():
-        bucket = np.digitize(values, edges[1:-1])
-        count = np.bincount(bucket, minlength=len(edges) - 1)
-        kept = count >= 20
-        stated = np.bincount(bucket, values, len(edges) - 1)[kept] / count[kept]
-        observed = np.bincount(bucket, labels, len(edges) - 1)[kept] / count[kept]
-        axes.plot(stated, observed, "o-", label=name, color=COLOUR[name])
+def _calibration(axes: Axes, labels: Ints, scores_by_model: dict[str, Floats]) -> None:
+    bucket_edges = np.array([0, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 0.6, 0.9, 1])
+    for model_name, model_scores in scores_by_model.items():
+        bucket_by_row = np.digitize(model_scores, bucket_edges[1:-1])
+        bucket_sizes = np.bincount(bucket_by_row, minlength=len(bucket_edges) - 1)
+        is_large_bucket = bucket_sizes >= 20
+        stated_probabilities = (
+            np.bincount(bucket_by_row, model_scores, len(bucket_edges) - 1)[is_large_bucket]
+            / bucket_sizes[is_large_bucket]
+        )
+        observed_fractions = (
+            np.bincount(bucket_by_row, labels, len(bucket_edges) - 1)[is_large_bucket]
+            / bucket_sizes[is_large_bucket]
+        )
+        axes.plot(
+            stated_probabilities,
+            observed_fractions,
+            "o-",
+            label=model_name,
+            color=COLOUR[model_name],
+        )
 
     axes.plot([1e-4, 1], [1e-4, 1], "--", color="#cbd5e1")
     axes.set_xscale("log")
@@ -97,50 +118,53 @@ def _calibration(axes: Axes, labels: Ints, scores: dict[str, Floats]) -> None:
     axes.legend()
 
 
-def _scenarios(axes: Axes, labels: Ints, scenarios: Ints, scores: Floats) -> None:
+def _scenarios(axes: Axes, labels: Ints, scenarios: Ints, candidate_scores: Floats) -> None:
     """Draw a table with a row for each kind of fraud: the number of frauds, the fraction of them
     above ALARM_SCORE, and the AP against genuine rows."""
-    rows = []
+    table_rows = []
 
-    for kind in np.unique(scenarios[labels == 1]):
-        chosen = (labels == 1) & (scenarios == kind)
-        against = chosen | (labels == 0)
-        ap = average_precision(scores[against], labels[against])
-        name = f"scenario {kind}" if kind else "not known"
+    for scenario_number in np.unique(scenarios[labels == 1]):
+        is_of_scenario = (labels == 1) & (scenarios == scenario_number)
+        is_compared_row = is_of_scenario | (labels == 0)
+        scenario_ap = average_precision(candidate_scores[is_compared_row], labels[is_compared_row])
+        scenario_name = f"scenario {scenario_number}" if scenario_number else "not known"
 
-        rows.append(
+        table_rows.append(
             [
-                name,
-                f"{chosen.sum():,}",
-                f"{(scores[chosen] >= ALARM_SCORE).mean():.0%}",
-                f"{ap:.3f}",
+                scenario_name,
+                f"{is_of_scenario.sum():,}",
+                f"{(candidate_scores[is_of_scenario] >= ALARM_SCORE).mean():.0%}",
+                f"{scenario_ap:.3f}",
             ]
         )
 
-    false = int(((labels == 0) & (scores >= ALARM_SCORE)).sum())
-    rows.append(["genuine", f"{(labels == 0).sum():,}", f"{false:,} alarms", ""])
+    false_alarm_count = int(((labels == 0) & (candidate_scores >= ALARM_SCORE)).sum())
+    table_rows.append(["genuine", f"{(labels == 0).sum():,}", f"{false_alarm_count:,} alarms", ""])
     axes.axis("off")
     axes.set_title(f"Kinds of fraud (alarm: score ≥ {ALARM_SCORE:g})")
     axes.table(
-        rows, colLabels=["kind", "transactions", "alarm", "AP"], loc="center", cellLoc="center"
+        table_rows,
+        colLabels=["kind", "transactions", "alarm", "AP"],
+        loc="center",
+        cellLoc="center",
     ).scale(1, 1.5)
 
 
-def _weeks(axes: Axes, parts: list[dict[str, Any]], names: list[str]) -> None:
-    x = np.arange(len(parts))
-    width = 0.8 / len(names)
+def _weeks(axes: Axes, evaluated_weeks: list[dict[str, Any]], model_names: list[str]) -> None:
+    week_positions = np.arange(len(evaluated_weeks))
+    bar_width = 0.8 / len(model_names)
 
-    for number, name in enumerate(names):
-        heights = [week[name]["ap"] for week in parts]
-        bars = axes.bar(
-            x + (number - (len(names) - 1) / 2) * width,
-            heights,
-            width,
-            label=name,
-            color=COLOUR[name],
+    for model_index, model_name in enumerate(model_names):
+        bar_heights = [week_metrics[model_name]["ap"] for week_metrics in evaluated_weeks]
+        drawn_bars = axes.bar(
+            week_positions + (model_index - (len(model_names) - 1) / 2) * bar_width,
+            bar_heights,
+            bar_width,
+            label=model_name,
+            color=COLOUR[model_name],
         )
-        axes.bar_label(bars, fmt="%.3f", fontsize=7)
+        axes.bar_label(drawn_bars, fmt="%.3f", fontsize=7)
 
-    axes.set_xticks(x, [week["name"] for week in parts])
+    axes.set_xticks(week_positions, [week_metrics["name"] for week_metrics in evaluated_weeks])
     axes.set(ylabel="AP", title="Average precision by test week", ylim=(0, 1))
     axes.legend()

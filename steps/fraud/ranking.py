@@ -16,63 +16,90 @@ Ints = NDArray[np.integer[Any]]
 def counts(scores: Floats, labels: Ints) -> tuple[Ints, Ints]:
     """For each distinct score, highest first, return how many frauds, and how many transactions,
     have at least this score."""
-    order = np.argsort(-scores, kind="stable")
+    score_order = np.argsort(-scores, kind="stable")
     # True at the last position of each sequence of equal scores
-    last = np.append(np.diff(scores[order]) != 0, True)
-    return np.cumsum(labels[order], dtype=np.int64)[last], np.flatnonzero(last) + 1
+    is_last_of_score = np.append(np.diff(scores[score_order]) != 0, True)
+    return np.cumsum(labels[score_order], dtype=np.int64)[is_last_of_score], np.flatnonzero(
+        is_last_of_score
+    ) + 1
 
 
 def average_precision(scores: Floats, labels: Ints) -> float:
     """Return the average precision: the sum of (increase in recall) * precision over all
     thresholds; at least one row must be a fraud."""
-    frauds, called = counts(scores, labels)
-    return float(np.sum(np.diff(frauds, prepend=0) * frauds / called) / frauds[-1])
+    fraud_counts, flagged_counts = counts(scores, labels)
+    return float(
+        np.sum(np.diff(fraud_counts, prepend=0) * fraud_counts / flagged_counts) / fraud_counts[-1]
+    )
 
 
 def roc_auc(scores: Floats, labels: Ints) -> float:
     """Return the probability that a fraud has a higher score than a genuine transaction (ties count
     half); both kinds of rows must exist."""
-    frauds, called = (np.append(0, column) for column in counts(scores, labels))
-    return float(np.trapezoid(frauds, called - frauds) / (frauds[-1] * (called[-1] - frauds[-1])))
+    fraud_counts, flagged_counts = (
+        np.append(0, count_column) for count_column in counts(scores, labels)
+    )
+    return float(
+        np.trapezoid(fraud_counts, flagged_counts - fraud_counts)
+        / (fraud_counts[-1] * (flagged_counts[-1] - fraud_counts[-1]))
+    )
 
 
-def card_precision(scores: Floats, labels: Ints, cards: Ints, days: Ints, top: int = 100) -> float:
-    """Return CP@top: the fraction of compromised cards among the `top` cards with the highest
-    scores of a day, averaged over the days.
+def card_precision(
+    scores: Floats, labels: Ints, cards: Ints, days: Ints, top_card_count: int = 100
+) -> float:
+    """Return CP@top: the fraction of compromised cards among the `top_card_count` cards with the
+    highest scores of a day, averaged over the days.
 
     The score and label of a card on a day are the maxima over its transactions. A compromised card
     that was checked on a day is excluded on later days. Ties are ordered by card number.
     """
-    compromised: set[int] = set()
-    shares = []
+    compromised_cards: set[int] = set()
+    daily_precisions = []
 
     for day in np.unique(days):
-        today = days == day
-        names, index = np.unique(cards[today], return_inverse=True)
-        score = np.full(len(names), -np.inf)
-        label = np.zeros(len(names), np.int64)
-        np.maximum.at(score, index, scores[today])
-        np.maximum.at(label, index, labels[today])
-        score[np.isin(names, list(compromised))] = -np.inf
-        called = np.argsort(-score, kind="stable")[:top]
-        hits = names[called][(label[called] == 1) & np.isfinite(score[called])]
-        compromised.update(hits.tolist())
-        shares.append(len(hits) / top)
+        is_today = days == day
+        cards_of_day, card_index_by_row = np.unique(cards[is_today], return_inverse=True)
+        card_scores = np.full(len(cards_of_day), -np.inf)
+        card_labels = np.zeros(len(cards_of_day), np.int64)
+        np.maximum.at(card_scores, card_index_by_row, scores[is_today])
+        np.maximum.at(card_labels, card_index_by_row, labels[is_today])
+        card_scores[np.isin(cards_of_day, list(compromised_cards))] = -np.inf
+        flagged_card_indices = np.argsort(-card_scores, kind="stable")[:top_card_count]
+        detected_cards = cards_of_day[flagged_card_indices][
+            (card_labels[flagged_card_indices] == 1)
+            & np.isfinite(card_scores[flagged_card_indices])
+        ]
+        compromised_cards.update(detected_cards.tolist())
+        daily_precisions.append(len(detected_cards) / top_card_count)
 
-    return float(np.mean(shares))
+    return float(np.mean(daily_precisions))
 
 
-def weighted_ap(scores: Floats, labels: Ints, card: Ints, draws: NDArray[np.float32]) -> Floats:
-    """Return the average precision for each column of `draws`, which contains one weight for each
-    card."""
+def weighted_ap(
+    scores: Floats, labels: Ints, card_indices: Ints, resample_weights: NDArray[np.float32]
+) -> Floats:
+    """Return the average precision for each column of `resample_weights`, which contains one
+    weight for each card."""
     from scipy.sparse import csr_array
 
     thresholds = np.unique(scores[labels == 1])
     # level 0: rows with at least the highest threshold; each further level: rows between two
     # thresholds
-    level = len(thresholds) - np.searchsorted(thresholds, scores, side="right")
-    shape = (len(thresholds) + 1, len(draws))
-    every = csr_array((np.ones(len(level), np.float32), (level, card)), shape)[:-1] @ draws
-    fraud = csr_array((labels.astype(np.float32), (level, card)), shape)[:-1] @ draws
-    precision = np.cumsum(fraud, axis=0) / np.maximum(np.cumsum(every, axis=0), 1)
-    return (fraud * precision).sum(axis=0) / np.maximum(fraud.sum(axis=0), 1)
+    threshold_level = len(thresholds) - np.searchsorted(thresholds, scores, side="right")
+    matrix_shape = (len(thresholds) + 1, len(resample_weights))
+    transaction_weights = (
+        csr_array(
+            (np.ones(len(threshold_level), np.float32), (threshold_level, card_indices)),
+            matrix_shape,
+        )[:-1]
+        @ resample_weights
+    )
+    fraud_weights = (
+        csr_array((labels.astype(np.float32), (threshold_level, card_indices)), matrix_shape)[:-1]
+        @ resample_weights
+    )
+    precision = np.cumsum(fraud_weights, axis=0) / np.maximum(
+        np.cumsum(transaction_weights, axis=0), 1
+    )
+    return (fraud_weights * precision).sum(axis=0) / np.maximum(fraud_weights.sum(axis=0), 1)

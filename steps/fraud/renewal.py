@@ -26,106 +26,132 @@ CHUNK = 4096  # rows per call of the trees
 VERIFIED_TRANSACTIONS = 50
 
 
-def refresh(release: Path, data: Data, out: Path) -> Refreshed | None:
-    """Write the state of `release`, updated with newer transactions of `data`, to `out`; return
-    None if no transaction is newer.
+def refresh(release_folder: Path, data_settings: Data, output_folder: Path) -> Refreshed | None:
+    """Write the state of `release_folder`, updated with newer transactions of `data_settings`, to
+    `output_folder`; return None if no transaction is newer.
 
     Raises DataError if rows between the end of the state and the start of the data are missing.
     """
-    current = serving_state.State.load(release / "state")
-    checked = check(
-        source.read(data, out / "download"), data.columns, data.tolerated_rejects, data.text
+    current_state = serving_state.State.load(release_folder / "state")
+    checked_rows = check(
+        source.read(data_settings, output_folder / "download"),
+        data_settings.columns,
+        data_settings.tolerated_rejects,
+        data_settings.text,
     )
-    rows = checked.rows
+    source_rows = checked_rows.rows
 
-    until = (last_full_day(rows.time) + 1) * DAY
-    if until <= current.train_end:
+    new_state_end = (last_full_day(source_rows.time) + 1) * DAY
+    if new_state_end <= current_state.train_end:
         return None
 
-    if rows.time[0] >= current.train_end + DAY:
+    if source_rows.time[0] >= current_state.train_end + DAY:
         raise DataError(
-            f"{data.source} begins at {format_utc(rows.time[0])}, but the state of the model ends"
-            f" at {format_utc(current.train_end)}: the transactions in between are missing. Give"
-            " data from"
-            " that time on."
+            f"{data_settings.source} begins at {format_utc(source_rows.time[0])}, but the state of"
+            f" the model ends at {format_utc(current_state.train_end)}: the transactions in"
+            " between are missing. Give data from that time on."
         )
 
-    later = rows[(rows.time >= current.train_end) & (rows.time < until)]
-    kept, table = extend(current, fill_labels(current.rows, rows), later, until)
+    later_rows = source_rows[
+        (source_rows.time >= current_state.train_end) & (source_rows.time < new_state_end)
+    ]
+    kept_rows, kept_features = extend(
+        current_state, fill_labels(current_state.rows, source_rows), later_rows, new_state_end
+    )
 
-    facts = {
-        "features": list(current.features),
-        "train_end": until,
-        "label_delay_days": current.label_delay_days,
+    state_facts = {
+        "features": list(current_state.features),
+        "train_end": new_state_end,
+        "label_delay_days": current_state.label_delay_days,
     }
 
-    serving_state.write(out / "state", kept, table, current.trees, facts)
-    write_arrays(
-        out / "state" / serving_state.TRAINED, serving_state.load_trained(release / "state")
+    serving_state.write(
+        output_folder / "state", kept_rows, kept_features, current_state.trees, state_facts
     )
-    newest = later[-VERIFIED_TRANSACTIONS:]
-    columns = zip(
-        newest.card.tolist(), newest.terminal.tolist(), newest.cents.tolist(), strict=True
+    write_arrays(
+        output_folder / "state" / serving_state.TRAINED,
+        serving_state.load_trained(release_folder / "state"),
+    )
+    newest_rows = later_rows[-VERIFIED_TRANSACTIONS:]
+    newest_columns = zip(
+        newest_rows.card.tolist(),
+        newest_rows.terminal.tolist(),
+        newest_rows.cents.tolist(),
+        strict=True,
     )
 
-    instances = [
+    example_instances = [
         {
-            "transaction_id": number,
-            "time": format_utc(until),
+            "transaction_id": instance_number,
+            "time": format_utc(new_state_end),
             "card": card,
             "terminal": terminal,
             "amount": cents / 100,
         }
-        for number, (card, terminal, cents) in enumerate(columns)
+        for instance_number, (card, terminal, cents) in enumerate(newest_columns)
     ]
 
     return Refreshed(
-        len(later), dataset_facts(release) | {"data_until": format_utc(until)}, instances
+        len(later_rows),
+        dataset_facts(release_folder) | {"data_until": format_utc(new_state_end)},
+        example_instances,
     )
 
 
-def fill_labels(old: Rows, new: Rows) -> Rows:
-    """Return the `old` rows, with labels replaced by those of `new` rows with the same ids."""
-    labelled = new[new.fraud != UNKNOWN]
-    order = np.argsort(labelled.id)
-    position = np.minimum(
-        np.searchsorted(labelled.id, old.id, sorter=order), max(0, len(labelled) - 1)
+def fill_labels(old_rows: Rows, new_rows: Rows) -> Rows:
+    """Return the `old_rows` rows, with labels replaced by those of `new_rows` rows with the same
+    ids."""
+    labelled_rows = new_rows[new_rows.fraud != UNKNOWN]
+    id_order = np.argsort(labelled_rows.id)
+    id_positions = np.minimum(
+        np.searchsorted(labelled_rows.id, old_rows.id, sorter=id_order),
+        max(0, len(labelled_rows) - 1),
     )
 
-    if not len(labelled):
-        return old
+    if not len(labelled_rows):
+        return old_rows
 
-    match = order[position]
+    matching_indices = id_order[id_positions]
 
     return replace(
-        old,
-        fraud=np.where(labelled.id[match] == old.id, labelled.fraud[match], old.fraud).astype(
-            np.uint8
-        ),
+        old_rows,
+        fraud=np.where(
+            labelled_rows.id[matching_indices] == old_rows.id,
+            labelled_rows.fraud[matching_indices],
+            old_rows.fraud,
+        ).astype(np.uint8),
     )
 
 
-def extend(current: serving_state.State, old: Rows, later: Rows, until: int) -> tuple[Rows, Floats]:
-    """Return the rows that a server needs from `until` on, sorted by (card, time, id), and their
-    features."""
-    rows = Rows.concat([old, later])
+def extend(
+    current_state: serving_state.State, old_rows: Rows, later_rows: Rows, new_state_end: int
+) -> tuple[Rows, Floats]:
+    """Return the rows that a server needs from `new_state_end` on, sorted by (card, time, id),
+    and their features."""
+    joined_rows = Rows.concat([old_rows, later_rows])
     # number the rows, to find the rows of `old`, whose features are kept
-    number = np.arange(len(rows))
-    order = np.lexsort((rows.id, rows.time))
-    numbered = replace(rows, scenario=number)[order]
-    pieces: list[Rows] = []
-    features: list[Floats] = []
+    row_numbers = np.arange(len(joined_rows))
+    time_order = np.lexsort((joined_rows.id, joined_rows.time))
+    numbered_rows = replace(joined_rows, scenario=row_numbers)[time_order]
+    kept_pieces: list[Rows] = []
+    kept_features: list[Floats] = []
 
-    for piece, table in tables(numbered, current.label_delay_days):
-        scored = np.column_stack([table, np.zeros(len(table), np.float32)])
-        index = piece.scenario.astype(np.int64)
+    for piece_rows, feature_table in tables(numbered_rows, current_state.label_delay_days):
+        scored_table = np.column_stack([feature_table, np.zeros(len(feature_table), np.float32)])
+        piece_row_numbers = piece_rows.scenario.astype(np.int64)
 
-        scored[index < len(old)] = current.table[index[index < len(old)]]
-        for new in np.array_split(np.flatnonzero(index >= len(old)), 1 + len(index) // CHUNK):
-            scored[new, -1] = current.trees.score(table[new])
+        scored_table[piece_row_numbers < len(old_rows)] = current_state.table[
+            piece_row_numbers[piece_row_numbers < len(old_rows)]
+        ]
+        for new_row_indices in np.array_split(
+            np.flatnonzero(piece_row_numbers >= len(old_rows)), 1 + len(piece_row_numbers) // CHUNK
+        ):
+            scored_table[new_row_indices, -1] = current_state.trees.score(
+                feature_table[new_row_indices]
+            )
 
-        keep = serving_state.needed(piece, until, current.label_delay_days)
-        pieces.append(rows[index[keep]])
-        features.append(scored[keep])
+        is_needed = serving_state.needed(piece_rows, new_state_end, current_state.label_delay_days)
+        kept_pieces.append(joined_rows[piece_row_numbers[is_needed]])
+        kept_features.append(scored_table[is_needed])
 
-    return Rows.concat(pieces), np.concatenate(features)
+    return Rows.concat(kept_pieces), np.concatenate(kept_features)

@@ -37,35 +37,39 @@ MAX_WITHOUT_HISTORY = DAY
 MIN_BATCH_WIDTH = 16
 
 
-def _identity(value: object) -> int:
-    if type(value) is int and abs(value) < 1 << 63:
-        return value
-    if isinstance(value, str) and (text := value.strip()):
-        return identity(text)
+def _identity(raw_identity: object) -> int:
+    if type(raw_identity) is int and abs(raw_identity) < 1 << 63:
+        return raw_identity
+    if isinstance(raw_identity, str) and (identity_text := raw_identity.strip()):
+        return identity(identity_text)
     raise ValueError("it must be a whole number of 64 bits or non-empty text")
 
 
-def _time(value: Any) -> int:
+def _time(raw_time: Any) -> int:
     try:
-        time = datetime.fromisoformat(value)
-        return ((time if time.tzinfo else time.replace(tzinfo=UTC)) - EPOCH) // timedelta(
-            microseconds=1
-        )
+        parsed_time = datetime.fromisoformat(raw_time)
+        return (
+            (parsed_time if parsed_time.tzinfo else parsed_time.replace(tzinfo=UTC)) - EPOCH
+        ) // timedelta(microseconds=1)
     except (TypeError, ValueError, OverflowError) as error:
         raise ValueError(
             "it must be ISO 8601 text such as 2024-04-01T12:00:00 (UTC unless it names a zone)"
         ) from error
 
 
-def _amount(value: Any) -> float:
-    if type(value) in (int, float) and math.isfinite(value) and 0 <= value <= MAX_AMOUNT:
-        return value
+def _amount(raw_amount: Any) -> float:
+    if (
+        type(raw_amount) in (int, float)
+        and math.isfinite(raw_amount)
+        and 0 <= raw_amount <= MAX_AMOUNT
+    ):
+        return raw_amount
     raise ValueError(f"it must be a number from 0 to {MAX_AMOUNT:,.0f}")
 
 
-def _label(value: object) -> int:
-    if value is None or (isinstance(value, int) and value in (0, 1)):
-        return int(value or 0)
+def _label(raw_label: object) -> int:
+    if raw_label is None or (isinstance(raw_label, int) and raw_label in (0, 1)):
+        return int(raw_label or 0)
     raise ValueError("it must be 1 or 0, or left out if the label is not known yet")
 
 
@@ -108,14 +112,14 @@ class Request(BaseModel):
 
     @model_validator(mode="after")
     def _check_unique_ids(self) -> Self:
-        for name, transactions in (("instances", self.instances), ("history", self.history)):
-            indices: dict[int, int] = {}
-            for index, transaction in enumerate(transactions):
-                first = indices.setdefault(transaction.transaction_id, index)
-                if first != index:
+        for field_name, transactions in (("instances", self.instances), ("history", self.history)):
+            index_by_id: dict[int, int] = {}
+            for transaction_index, transaction in enumerate(transactions):
+                first_index = index_by_id.setdefault(transaction.transaction_id, transaction_index)
+                if first_index != transaction_index:
                     raise ValueError(
-                        f"{name}[{index}].transaction_id equals {name}[{first}]'s: each"
-                        " transaction_id must be unique"
+                        f"{field_name}[{transaction_index}].transaction_id equals"
+                        f" {field_name}[{first_index}]'s: each transaction_id must be unique"
                     )
         return self
 
@@ -125,63 +129,81 @@ class FraudPredictor:
 
     Request = Request
 
-    def __init__(self, release: Path) -> None:
-        self.model = load(release)
+    def __init__(self, release_folder: Path) -> None:
+        self.model = load(release_folder)
         self.batch = BATCH if self.model.width >= MIN_BATCH_WIDTH else 1
-        self.state = State.load(release / "state")
+        self.state = State.load(release_folder / "state")
         if tuple(self.model.feature_names) != self.state.features:
             raise DataError(
-                f"{release}: the model and the serving state have different features. Release the"
-                " model again."
+                f"{release_folder}: the model and the serving state have different features."
+                " Release the model again."
             )
 
     def example(self) -> dict[str, Any]:
         """Return a request with one made-up transaction."""
-        time = format_instant(self.state.train_end)
+        example_time = format_instant(self.state.train_end)
         return {
             "instances": [
-                {"transaction_id": 1, "time": time, "card": 7, "terminal": 9, "amount": 250.0}
+                {
+                    "transaction_id": 1,
+                    "time": example_time,
+                    "card": 7,
+                    "terminal": 9,
+                    "amount": 250.0,
+                }
             ]
         }
 
     def predict(self, requests: Sequence[Request]) -> list[list[float]]:
         """Return the probability of fraud of each instance. Raises DataError if an instance is
         older than the state."""
-        pairs = zip(
-            rows([r.instances for r in requests]), rows([r.history for r in requests]), strict=True
+        row_pairs = zip(
+            rows([scored_request.instances for scored_request in requests]),
+            rows([scored_request.history for scored_request in requests]),
+            strict=True,
         )
-        scores = iter(self._scores(*self.state.windows(list(pairs), self.model.reach + 1)))
-        return [[next(scores) for _ in request.instances] for request in requests]
+        score_iterator = iter(
+            self._scores(*self.state.windows(list(row_pairs), self.model.reach + 1))
+        )
+        return [[next(score_iterator) for _ in request.instances] for request in requests]
 
     def warn(self, request: Request) -> str:
         """Return a warning if the history is missing and an instance is long after the end of the
         state; otherwise ""."""
-        end = self.state.train_end
+        state_end = self.state.train_end
 
-        newest = max(transaction.time for transaction in request.instances)
-        if newest - end <= MAX_WITHOUT_HISTORY or any(
-            payment.time >= end for payment in request.history
+        newest_time = max(transaction.time for transaction in request.instances)
+        if newest_time - state_end <= MAX_WITHOUT_HISTORY or any(
+            past_transaction.time >= state_end for past_transaction in request.history
         ):
             return ""
 
-        days = (newest - end) / DAY
+        days_since_state_end = (newest_time - state_end) / DAY
 
         return (
-            f"the history is missing: the model knows the payments until {format_instant(end)} UTC,"
-            f" {days:.1f} days before the newest transaction, so its scores are worse. Send the"
-            " later payments of the cards and terminals in `history`, or refresh the model."
+            "the history is missing: the model knows the payments until"
+            f" {format_instant(state_end)} UTC, {days_since_state_end:.1f} days before the newest"
+            " transaction, so its scores are worse. Send the later payments of the cards and"
+            " terminals in `history`, or refresh the model."
         )
 
-    def _scores(self, windows: Floats, lengths: Ints) -> list[float]:
+    def _scores(self, feature_windows: Floats, window_lengths: Ints) -> list[float]:
         """Return the probability of fraud of the last row of each window. The last batch is padded
         with copies of the last window."""
-        count = len(lengths)
-        padded_index = np.minimum(np.arange(-(-count // self.batch) * self.batch), count - 1)
-        batches = zip(
-            *(torch.from_numpy(a[padded_index]).split(self.batch) for a in (windows, lengths)),
+        window_count = len(window_lengths)
+        padded_index = np.minimum(
+            np.arange(-(-window_count // self.batch) * self.batch), window_count - 1
+        )
+        window_batches = zip(
+            *(
+                torch.from_numpy(window_array[padded_index]).split(self.batch)
+                for window_array in (feature_windows, window_lengths)
+            ),
             strict=True,
         )
-        return torch.cat([score_windows(self.model, *batch) for batch in batches])[:count].tolist()
+        return torch.cat(
+            [score_windows(self.model, *window_batch) for window_batch in window_batches]
+        )[:window_count].tolist()
 
 
 def rows(requests: Sequence[Sequence[Transaction]]) -> list[Rows]:
@@ -189,15 +211,21 @@ def rows(requests: Sequence[Sequence[Transaction]]) -> list[Rows]:
     because numpy is slow for few rows."""
     transactions = list(chain.from_iterable(requests))
 
-    table = Rows.of(
-        id=[t.transaction_id for t in transactions],
-        time=[t.time for t in transactions],
-        card=[t.card for t in transactions],
-        terminal=[t.terminal for t in transactions],
-        amount=[t.amount for t in transactions],
-        fraud=[t.fraud if isinstance(t, PastTransaction) else 0 for t in transactions],
+    all_rows = Rows.of(
+        id=[transaction.transaction_id for transaction in transactions],
+        time=[transaction.time for transaction in transactions],
+        card=[transaction.card for transaction in transactions],
+        terminal=[transaction.terminal for transaction in transactions],
+        amount=[transaction.amount for transaction in transactions],
+        fraud=[
+            transaction.fraud if isinstance(transaction, PastTransaction) else 0
+            for transaction in transactions
+        ],
     )
 
-    ends = list(accumulate(len(request) for request in requests))
+    end_positions = list(accumulate(len(request) for request in requests))
 
-    return [table[end - len(request) : end] for request, end in zip(requests, ends, strict=True)]
+    return [
+        all_rows[end_position - len(request) : end_position]
+        for request, end_position in zip(requests, end_positions, strict=True)
+    ]

@@ -80,42 +80,45 @@ def prepare(data: Data, out: Path) -> Prepared:
     if data.source == "python://topics":
         from pydoc_data.topics import topics
 
-        text = "\n\n".join(topics[name] for name in sorted(topics)).encode()
+        text_bytes = "\n\n".join(topics[topic_name] for topic_name in sorted(topics)).encode()
     elif data.source == "python://code":
-        text = b"\n\n".join(
-            Path(module.__file__ or "").read_bytes() for module in (argparse, ast, inspect)
+        text_bytes = b"\n\n".join(
+            Path(documented_module.__file__ or "").read_bytes()
+            for documented_module in (argparse, ast, inspect)
         )
     else:
         try:
-            text = Path(data.source).read_text().encode()
+            text_bytes = Path(data.source).read_text().encode()
         except (OSError, UnicodeDecodeError) as error:
             raise DataError(
                 f"{data.source} cannot be read ({error}): data.source must be a text file."
             ) from error
 
-    cut = int(len(text) * (1 - data.test_share))
-    if min(cut, len(text) - cut) <= data.window:
+    train_byte_count = int(len(text_bytes) * (1 - data.test_share))
+    if min(train_byte_count, len(text_bytes) - train_byte_count) <= data.window:
         raise DataError(
-            f"{data.source} has {len(text)} bytes: too few for data.window ({data.window}). Lower"
-            " data.window."
+            f"{data.source} has {len(text_bytes)} bytes: too few for data.window ({data.window})."
+            " Lower data.window."
         )
 
-    (out / "train.txt").write_bytes(text[:cut])
-    (out / "test.txt").write_bytes(text[cut:])
-    return Prepared(rows=len(text), facts={"window": data.window}, tags={"train_bytes": cut})
+    (out / "train.txt").write_bytes(text_bytes[:train_byte_count])
+    (out / "test.txt").write_bytes(text_bytes[train_byte_count:])
+    return Prepared(
+        rows=len(text_bytes), facts={"window": data.window}, tags={"train_bytes": train_byte_count}
+    )
 
 
 class Windows:
     """All windows of `window` bytes of a text; a batch is int64 [B, window + 1], where the first
     byte is only context."""
 
-    def __init__(self, path: Path, split: str) -> None:
+    def __init__(self, path: Path, split_name: str) -> None:
         import torch
 
         from rekindle.workload import dataset_facts
 
-        text = bytearray((path / f"{split}.txt").read_bytes())
-        self.windows = torch.frombuffer(text, dtype=torch.uint8).unfold(
+        text_bytes = bytearray((path / f"{split_name}.txt").read_bytes())
+        self.windows = torch.frombuffer(text_bytes, dtype=torch.uint8).unfold(
             0, dataset_facts(path)["window"] + 1, 1
         )
 
@@ -142,18 +145,18 @@ def model(section: Model, facts: dict[str, Any]) -> "torch.nn.Module":
 def loss(model: "torch.nn.Module", batch: tuple["torch.Tensor", ...]) -> "torch.Tensor":
     from torch.nn.functional import cross_entropy
 
-    (tokens,) = batch
-    return cross_entropy(model(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten())
+    (token_batch,) = batch
+    return cross_entropy(model(token_batch[:, :-1]).flatten(0, 1), token_batch[:, 1:].flatten())
 
 
 def examples(path: Path) -> Iterator[tuple[dict[str, Any], int]]:
     from rekindle.workload import dataset_facts
 
-    text = (path / "test.txt").read_bytes().decode(errors="ignore")
-    window = dataset_facts(path)["window"]
-    for start in range(0, len(text), window):
-        excerpt = text[start : start + window]
-        yield {"text": excerpt}, len(excerpt.encode()[-window:])
+    test_text = (path / "test.txt").read_bytes().decode(errors="ignore")
+    window_bytes = dataset_facts(path)["window"]
+    for excerpt_start in range(0, len(test_text), window_bytes):
+        excerpt = test_text[excerpt_start : excerpt_start + window_bytes]
+        yield {"text": excerpt}, len(excerpt.encode()[-window_bytes:])
 
 
 def predict(model: Any, instances: list[Instance], facts: dict[str, Any]) -> list[dict[str, Any]]:
@@ -161,31 +164,40 @@ def predict(model: Any, instances: list[Instance], facts: dict[str, Any]) -> lis
     preceding bytes, and the most likely next bytes."""
     import torch
 
-    window = facts["window"]
-    texts = [instance.text.encode()[-window:] for instance in instances]
+    window_bytes = facts["window"]
+    encoded_texts = [instance.text.encode()[-window_bytes:] for instance in instances]
     # pad the texts to a fixed shape
-    tokens = torch.tensor([[START, *text, *[START] * (window - len(text))] for text in texts])
-    nats = -model(tokens[:, :-1]).log_softmax(-1).gather(-1, tokens[:, 1:, None])[..., 0].double()
-    padding = torch.arange(window) >= torch.tensor([[len(text)] for text in texts])
-    bits = nats.masked_fill(padding, 0).sum(1) / math.log(2)
+    tokens = torch.tensor(
+        [
+            [START, *encoded_text, *[START] * (window_bytes - len(encoded_text))]
+            for encoded_text in encoded_texts
+        ]
+    )
+    nats_by_byte = (
+        -model(tokens[:, :-1]).log_softmax(-1).gather(-1, tokens[:, 1:, None])[..., 0].double()
+    )
+    is_padding = torch.arange(window_bytes) >= torch.tensor(
+        [[len(encoded_text)] for encoded_text in encoded_texts]
+    )
+    bits_by_text = nats_by_byte.masked_fill(is_padding, 0).sum(1) / math.log(2)
 
-    results = [
-        {"bits": total, "bytes": len(text)}
-        for total, text in zip(bits.tolist(), texts, strict=True)
+    predictions = [
+        {"bits": total_bits, "bytes": len(encoded_text)}
+        for total_bits, encoded_text in zip(bits_by_text.tolist(), encoded_texts, strict=True)
     ]
-    for result, instance in zip(results, instances, strict=True):
+    for prediction, instance in zip(predictions, instances, strict=True):
         if instance.continue_bytes:
-            result["continuation"] = _continue_text(model, instance, window)
+            prediction["continuation"] = _continue_text(model, instance, window_bytes)
 
-    return results
+    return predictions
 
 
-def _continue_text(model: Any, instance: Instance, window: int) -> str:
+def _continue_text(model: Any, instance: Instance, window_bytes: int) -> str:
     import torch
 
-    text = instance.text.encode()
+    continued_text = instance.text.encode()
     for _ in range(instance.continue_bytes):
-        seen = [START, *text][-window:]
-        tokens = torch.tensor([[*seen, *[START] * (window - len(seen))]])
-        text += bytes([int(model(tokens)[0, len(seen) - 1].argmax())])
-    return text[len(instance.text.encode()) :].decode(errors="replace")
+        visible_tokens = [START, *continued_text][-window_bytes:]
+        tokens = torch.tensor([[*visible_tokens, *[START] * (window_bytes - len(visible_tokens))]])
+        continued_text += bytes([int(model(tokens)[0, len(visible_tokens) - 1].argmax())])
+    return continued_text[len(instance.text.encode()) :].decode(errors="replace")

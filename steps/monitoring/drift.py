@@ -40,41 +40,55 @@ def run(inputs: Inputs) -> Outputs:
     from rekindle.release.watch import drift
     from rekindle.storage import Store
 
-    store = Store.from_env()
+    object_store = Store.from_env()
     run_id = tracking.start_run(inputs.experiment, inputs.workflow, {tracking.MODEL: inputs.model})
-    rows, shifts = drift.compare(store, inputs, inputs.workflow)
-    above = drift.select_drifted(shifts, inputs.threshold)
-    again = False
-    seen = f"{rows:,} instances of {inputs.model} since the last check"
+    row_count, shift_by_feature = drift.compare(object_store, inputs, inputs.workflow)
+    drifted_shifts = drift.select_drifted(shift_by_feature, inputs.threshold)
+    should_retrain = False
+    instances_text = f"{row_count:,} instances of {inputs.model} since the last check"
 
-    if not shifts:
+    if not shift_by_feature:
         verdict = "few"
-        reason = f"{seen}: drift.minimum is {inputs.minimum:,}."
-    elif not above:
-        name, largest = max(shifts.items(), key=lambda item: item[1].psi)
+        reason = f"{instances_text}: drift.minimum is {inputs.minimum:,}."
+    elif not drifted_shifts:
+        feature_name, largest_shift = max(
+            shift_by_feature.items(), key=lambda feature_and_shift: feature_and_shift[1].psi
+        )
         verdict = "steady"
-        reason = f"{seen} resemble its test rows: the largest PSI is {largest.psi:.3f} ({name})."
+        reason = (
+            f"{instances_text} resemble its test rows: the largest PSI is"
+            f" {largest_shift.psi:.3f} ({feature_name})."
+        )
     else:
-        figures = ", ".join(f"{name} (PSI {shift.psi:.3f})" for name, shift in above.items())
+        shift_texts = ", ".join(
+            f"{feature_name} (PSI {feature_shift.psi:.3f})"
+            for feature_name, feature_shift in drifted_shifts.items()
+        )
         verdict = "drift"
         reason = (
-            f"{seen} differ from its test rows: {figures}; drift.threshold is {inputs.threshold:g}."
+            f"{instances_text} differ from its test rows: {shift_texts}; drift.threshold is"
+            f" {inputs.threshold:g}."
         )
 
         if inputs.retrain:
-            days = drift.claim_retraining(store, inputs, inputs.workflow)
-            again = not days
-            wait = f"drift.min_days_between allows a training in {days:.1f} days."
-            reason += " A training starts." if again else f" {wait}"
+            days_until_retraining = drift.claim_retraining(object_store, inputs, inputs.workflow)
+            should_retrain = not days_until_retraining
+            waiting_sentence = (
+                f"drift.min_days_between allows a training in {days_until_retraining:.1f} days."
+            )
+            reason += " A training starts." if should_retrain else f" {waiting_sentence}"
 
-    psi = {f"psi/{name.replace(' ', '/')}": shift.psi for name, shift in shifts.items()}
+    psi_metrics = {
+        f"psi/{feature_name.replace(' ', '/')}": feature_shift.psi
+        for feature_name, feature_shift in shift_by_feature.items()
+    }
     tracking.log(
         run_id,
-        metrics={"instances": float(rows)} | psi,
-        tags={"verdict": verdict, "reason": reason},
+        run_metrics={"instances": float(row_count)} | psi_metrics,
+        run_tags={"verdict": verdict, "reason": reason},
     )
-    if shifts:
-        drift.draw(shifts, inputs.threshold, inputs.workdir / "drift/psi.png")
+    if shift_by_feature:
+        drift.draw(shift_by_feature, inputs.threshold, inputs.workdir / "drift/psi.png")
         tracking.log_dir(run_id, inputs.workdir / "drift", "evaluation")
 
-    return Outputs(verdict=verdict, reason=reason, again=again, run_id=run_id)
+    return Outputs(verdict=verdict, reason=reason, again=should_retrain, run_id=run_id)

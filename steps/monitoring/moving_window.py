@@ -21,36 +21,44 @@ SAME_TAG = "data.same_as"
 HASH_TAGS = (tracking.CONFIG_HASH, tracking.MANIFEST_HASH, tracking.GIT_SHA)
 
 
-def prepare(module: Any, data: Any, out: Path, time: datetime) -> tuple[Prepared, str]:
+def prepare(
+    workload_module: Any, data_settings: Any, dataset_folder: Path, window_end_time: datetime
+) -> tuple[Prepared, str]:
     """Create a dataset as `rekindle.workload.prepare` does; if the data has a moving window, error
     messages also state the end of the window."""
     try:
-        prepared, digest = workload.prepare(module, data, out)
-        if data.moves and not prepared.rows:
-            raise DataError(f"{data.source} does not contain a row of the moving window.")
+        prepared, dataset_digest = workload.prepare(workload_module, data_settings, dataset_folder)
+        if data_settings.moves and not prepared.rows:
+            raise DataError(f"{data_settings.source} does not contain a row of the moving window.")
     except DataError as error:
-        if not data.moves:
+        if not data_settings.moves:
             raise
 
         raise type(error)(
-            f"{error} The moving window ends at {time:{TIME}}, the scheduled time of the run: if"
-            " the data ends earlier, set an earlier time with `-p scheduled-time=TIME`."
+            f"{error} The moving window ends at {window_end_time:{TIME}}, the scheduled time of"
+            " the run: if the data ends earlier, set an earlier time with `-p"
+            " scheduled-time=TIME`."
         ) from error
     except Exception as error:
-        if not data.moves or isinstance(error, RekindleError):
+        if not data_settings.moves or isinstance(error, RekindleError):
             raise
 
         traceback.print_exc()
-        window = (
-            f"the moving window until {time:{TIME}} (`-p scheduled-time=TIME` sets another end)"
+        window_sentence = (
+            f"the moving window until {window_end_time:{TIME}} (`-p scheduled-time=TIME` sets"
+            " another end)"
         )
-        raise user_exceptions.as_error(error, f"`prepare` failed for {window}") from error
+        raise user_exceptions.as_error(error, f"`prepare` failed for {window_sentence}") from error
 
-    return prepared, digest
+    return prepared, dataset_digest
 
 
 def warn_of_stale_data(
-    prepared: Prepared, data: Any, time: datetime, runs: list[RunData], is_past: bool = False
+    prepared: Prepared,
+    data_settings: Any,
+    window_end_time: datetime,
+    earlier_runs: list[RunData],
+    is_past: bool = False,
 ) -> list[str]:
     """Return a warning if the window has moved since the last training, but the data has no newer
     rows, or has far fewer rows than before.
@@ -58,136 +66,167 @@ def warn_of_stale_data(
     Raises DataError if the data has fewer rows than data.minimum_share requires, unless the run
     `is_past`.
     """
-    if not data.moves:
+    if not data_settings.moves:
         return []
 
-    earlier = {
-        until: run
-        for run in reversed(runs)
-        if tracking.WINDOW_END in run.tags
-        and SAME_TAG not in run.tags
-        and (until := parse_time(run.tags[tracking.WINDOW_END]))
-        and until < time
-        and (moved := data.at(until)) != data
-        and _unmoved_params(data, moved).items() <= run.params.items()
+    run_by_window_end = {
+        earlier_window_end: earlier_run
+        for earlier_run in reversed(earlier_runs)
+        if tracking.WINDOW_END in earlier_run.tags
+        and SAME_TAG not in earlier_run.tags
+        and (earlier_window_end := parse_time(earlier_run.tags[tracking.WINDOW_END]))
+        and earlier_window_end < window_end_time
+        and (moved_settings := data_settings.at(earlier_window_end)) != data_settings
+        and _unmoved_params(data_settings, moved_settings).items() <= earlier_run.params.items()
     }
-    if not earlier:
+    if not run_by_window_end:
         return []
 
-    until, last = max(earlier.items(), key=lambda pair: pair[0])
-    rows = prepared.rows
-    last_rows = int(last.metrics.get("rows", 0.0))
-    counts = f"this run has {rows:,} rows; the run for {until:%Y-%m-%d} had {last_rows:,}."
+    earlier_window_end, last_run = max(
+        run_by_window_end.items(), key=lambda window_end_and_run: window_end_and_run[0]
+    )
+    row_count = prepared.rows
+    last_row_count = int(last_run.metrics.get("rows", 0.0))
+    counts_sentence = (
+        f"this run has {row_count:,} rows; the run for {earlier_window_end:%Y-%m-%d} had"
+        f" {last_row_count:,}."
+    )
 
     if prepared.newest:
-        ends = f" Its newest row is of {prepared.newest}."
+        newest_row_sentence = f" Its newest row is of {prepared.newest}."
     else:
-        ends = ""
+        newest_row_sentence = ""
 
-    if rows < data.minimum_share * last_rows and not is_past:
+    if row_count < data_settings.minimum_share * last_row_count and not is_past:
         raise DataError(
-            f"{data.source} has fewer rows than data.minimum_share ({data.minimum_share:g}) of the"
-            f" last training requires: {counts}{ends} Add the missing rows, or lower"
+            f"{data_settings.source} has fewer rows than data.minimum_share"
+            f" ({data_settings.minimum_share:g}) of the last training requires:"
+            f" {counts_sentence}{newest_row_sentence} Add the missing rows, or lower"
             " data.minimum_share."
         )
 
-    if has_no_newer_rows(prepared.newest, last):
+    if has_no_newer_rows(prepared.newest, last_run):
         return [
-            f"{data.source} does not contain newer rows, its newest row is of {prepared.newest}:"
-            f" {counts}"
+            f"{data_settings.source} does not contain newer rows, its newest row is of"
+            f" {prepared.newest}: {counts_sentence}"
         ]
 
-    if rows < MIN_ROWS_RATIO * last_rows:
-        return [counts + ends]
+    if row_count < MIN_ROWS_RATIO * last_row_count:
+        return [counts_sentence + newest_row_sentence]
 
     return []
 
 
-def has_no_newer_rows(newest: str, last: RunData) -> bool:
-    """Return True if the source has not got newer rows since the run `last`. `newest`: time of the
-    source's newest row."""
-    newest_time = parse_time(newest)
-    last_time = parse_time(last.tags.get(NEWEST_TAG, ""))
+def has_no_newer_rows(newest_row_time: str, last_run: RunData) -> bool:
+    """Return True if the source has not got newer rows since the run `last_run`.
+    `newest_row_time`: time of the source's newest row."""
+    newest_time = parse_time(newest_row_time)
+    last_time = parse_time(last_run.tags.get(NEWEST_TAG, ""))
     return bool(newest_time and last_time and newest_time <= last_time)
 
 
-def parse_time(text: str) -> datetime | None:
+def parse_time(time_text: str) -> datetime | None:
     """Parse a time with a time zone; return None for any other text, such as a tag that another
     client of MLflow wrote."""
     try:
-        time = datetime.fromisoformat(text)
+        parsed_time = datetime.fromisoformat(time_text)
     except ValueError:
         return None
     # reject other years, because arithmetic with them could exceed datetime.min or datetime.max
-    if time.tzinfo and time.year in YEARS:
-        return time
+    if parsed_time.tzinfo and parsed_time.year in YEARS:
+        return parsed_time
     return None
 
 
 def identity_tags(manifest: dict[str, Any], code_identity: str) -> dict[str, str]:
     """Return the tags that identify a run: its `code`, and the hashes in the parameters of its
     manifest."""
-    arguments = manifest["spec"].get("arguments") or {}
-    parameters = arguments.get("parameters") or []
-    values = {parameter["name"]: str(parameter.get("value", "")) for parameter in parameters}
-    hashes = {tag: values.get(tag.removeprefix(tracking.PREFIX), "") for tag in HASH_TAGS}
-    return {**hashes, tracking.CODE: code_identity}
+    workflow_arguments = manifest["spec"].get("arguments") or {}
+    argument_parameters = workflow_arguments.get("parameters") or []
+    parameter_values = {
+        parameter["name"]: str(parameter.get("value", "")) for parameter in argument_parameters
+    }
+    hash_tags = {
+        hash_tag: parameter_values.get(hash_tag.removeprefix(tracking.PREFIX), "")
+        for hash_tag in HASH_TAGS
+    }
+    return {**hash_tags, tracking.CODE: code_identity}
 
 
 def last_scheduled(
-    experiment: str, workload: str, except_run: str, time: datetime
+    experiment_name: str, workload: str, excluded_run_id: str, scheduled_before: datetime
 ) -> RunData | None:
-    """Return the last successful run that was scheduled before `time`; runs of a backfill do not
-    count."""
+    """Return the last successful run that was scheduled before `scheduled_before`; runs of a
+    backfill do not count."""
     has_succeeded = f"tags.`{tracking.CODE}` != '' AND attributes.status = 'FINISHED'"
-    runs = tracking.find_last_prepared_runs(experiment, workload, except_run, has_succeeded)
-    times = [
-        (parse_time(run.tags.get(tracking.SCHEDULED, "")), -number)
-        for number, run in enumerate(runs)
+    earlier_runs = tracking.find_last_prepared_runs(
+        experiment_name, workload, excluded_run_id, has_succeeded
+    )
+    scheduled_positions = [
+        (parse_time(earlier_run.tags.get(tracking.SCHEDULED, "")), -run_number)
+        for run_number, earlier_run in enumerate(earlier_runs)
     ]
 
-    earlier = [
-        (scheduled, position) for scheduled, position in times if scheduled and scheduled < time
+    earlier_positions = [
+        (scheduled_time, negative_position)
+        for scheduled_time, negative_position in scheduled_positions
+        if scheduled_time and scheduled_time < scheduled_before
     ]
-    if earlier:
-        return runs[-max(earlier)[1]]
+    if earlier_positions:
+        return earlier_runs[-max(earlier_positions)[1]]
 
     return None
 
 
-def describe_changes(tags: dict[str, str], config: dict[str, Any], last: RunData) -> list[str]:
-    """Return what has changed since the run `last`: the changed config keys, and "the code" if it
-    changed. If neither changed, return "the manifest"."""
-    changed_tags = [name for name, value in tags.items() if value != last.tags.get(name)]
-    values = {
-        name: to_text(value)[: tracking.MAX_PARAM_LENGTH]
-        for name, value in tracking.flatten(config).items()
+def describe_changes(
+    run_tags: dict[str, str], config_document: dict[str, Any], last_run: RunData
+) -> list[str]:
+    """Return what has changed since the run `last_run`: the changed config keys, and "the code"
+    if it changed. If neither changed, return "the manifest"."""
+    changed_tags = [
+        tag_name
+        for tag_name, tag_value in run_tags.items()
+        if tag_value != last_run.tags.get(tag_name)
+    ]
+    config_values = {
+        tag_name: to_text(tag_value)[: tracking.MAX_PARAM_LENGTH]
+        for tag_name, tag_value in tracking.flatten(config_document).items()
     }
-    keys = sorted(name for name, value in values.items() if value != last.params.get(name))
+    changed_keys = sorted(
+        tag_name
+        for tag_name, tag_value in config_values.items()
+        if tag_value != last_run.params.get(tag_name)
+    )
 
     if tracking.CONFIG_HASH in changed_tags:
-        descriptions = keys or ["the config"]
+        descriptions = changed_keys or ["the config"]
     else:
         descriptions = []
 
     if tracking.CODE in changed_tags:
-        commits = [item.get(tracking.GIT_SHA, "")[:12] for item in (last.tags, tags)]
+        commit_hashes = [
+            tags_of_run.get(tracking.GIT_SHA, "")[:12] for tags_of_run in (last_run.tags, run_tags)
+        ]
         descriptions.append(
-            f"the code ({commits[0]} → {commits[1]})"
-            if all(commits) and len({*commits}) == 2
+            f"the code ({commit_hashes[0]} → {commit_hashes[1]})"
+            if all(commit_hashes) and len({*commit_hashes}) == 2
             else "the code"
         )
 
     return descriptions or (["the manifest"] if tracking.MANIFEST_HASH in changed_tags else [])
 
 
-def _unmoved_params(data: Any, moved: Any) -> dict[str, str]:
-    """Return the string settings of `data` that moving the window leaves unchanged, as parameters
-    of an MLflow run."""
-    other = moved.model_dump(mode="json")
-    same = {
-        name: value for name, value in data.model_dump(mode="json").items() if other[name] == value
+def _unmoved_params(data_settings: Any, moved_settings: Any) -> dict[str, str]:
+    """Return the string settings of `data_settings` that moving the window leaves unchanged, as
+    parameters of an MLflow run."""
+    moved_values = moved_settings.model_dump(mode="json")
+    unmoved_values = {
+        setting_name: setting_value
+        for setting_name, setting_value in data_settings.model_dump(mode="json").items()
+        if moved_values[setting_name] == setting_value
     }
     return {
-        f"data.{name}": to_text(value) for name, value in same.items() if isinstance(value, str)
+        f"data.{setting_name}": to_text(setting_value)
+        for setting_name, setting_value in unmoved_values.items()
+        if isinstance(setting_value, str)
     }

@@ -54,79 +54,99 @@ def run(inputs: Inputs) -> Outputs:
     from rekindle import tracking
     from rekindle.errors import TrackingError, say
 
-    tags = dict[str, str]()
-    link = ""
+    run_tags = dict[str, str]()
+    run_link = ""
     warnings = list[str]()
 
     try:
         run_id = tracking.find_run(inputs.experiment, inputs.workflow)
         if run_id:
-            tags = tracking.read_tags(run_id)
-            link = tracking.find_page_address(inputs.workflow, inputs.mlflow_url)
+            run_tags = tracking.read_tags(run_id)
+            run_link = tracking.find_page_address(inputs.workflow, inputs.mlflow_url)
     except TrackingError as error:
         warnings.append(f"the notification lacks the details that MLflow has: {error}")
 
-    message = compose(inputs, tags, link)
-    sent = False
-    if message:
-        delivery = deliver(message, inputs, inputs.attempts)
-        sent = delivery.sent
-        warnings += [delivery.problem] if delivery.problem else []
+    notification = compose(inputs, run_tags, run_link)
+    was_sent = False
+    if notification:
+        delivery_result = deliver(notification, inputs, inputs.attempts)
+        was_sent = delivery_result.sent
+        warnings += [delivery_result.problem] if delivery_result.problem else []
 
     for warning in warnings:
         say(warning)
 
-    return Outputs(event=message.event if message else "", sent=sent, warnings=warnings)
-
-
-def compose(inputs: Inputs, tags: Mapping[str, str], link: str) -> Message | None:
-    """Return the notification about a run with the MLflow tags `tags`, or None if its result needs
-    no notification."""
-    from rekindle import tracking
-
-    run = inputs.workflow
-    about = {"name": inputs.experiment, "workflow": run, "link": link}
-    lines = describe_failures(inputs.failures)
-    evaluations = parse_verdicts(tags)
-
-    if inputs.status != "Succeeded":
-        if convert_phase(inputs.status, lines) == "KILLED":
-            return None
-
-        failures = tags.get(tracking.FAILURES) or "\n".join(
-            line[:900] for line in lines[:MAX_FAILURES]
-        )
-        return Message("failure", text=f"{run} failed.", reason=failures, **about)
-
-    rollbacks = [reason for _, verdict, reason in evaluations if verdict == "taken back"]
-    if rollbacks:
-        return Message(
-            "rollback", text=f"{run} was rolled back.", reason="\n".join(rollbacks), **about
-        )
-
-    text = "\n".join(
-        f"{prefix}{reason}"
-        for prefix, verdict, reason in evaluations
-        if verdict in ("release", "keep")
+    return Outputs(
+        event=notification.event if notification else "", sent=was_sent, warnings=warnings
     )
 
-    promoted = tags.get(tracking.PROMOTED)
-    if promoted:
-        model, _, version = promoted.rpartition(" ")
+
+def compose(inputs: Inputs, run_tags: Mapping[str, str], run_link: str) -> Message | None:
+    """Return the notification about a run with the MLflow tags `run_tags`, or None if its result
+    needs no notification."""
+    from rekindle import tracking
+
+    run_name = inputs.workflow
+    message_fields = {"name": inputs.experiment, "workflow": run_name, "link": run_link}
+    failure_lines = describe_failures(inputs.failures)
+    evaluations = parse_verdicts(run_tags)
+
+    if inputs.status != "Succeeded":
+        if convert_phase(inputs.status, failure_lines) == "KILLED":
+            return None
+
+        failures_text = run_tags.get(tracking.FAILURES) or "\n".join(
+            line[:900] for line in failure_lines[:MAX_FAILURES]
+        )
         return Message(
-            "release", text=f"{run} released version {version} of {model}.", reason=text, **about
+            "failure", text=f"{run_name} failed.", reason=failures_text, **message_fields
         )
 
-    if any(verdict == "keep" for _, verdict, _ in evaluations):
-        return Message("refusal", text=f"{run} released nothing.", reason=text, **about)
+    rollback_reasons = [
+        verdict_reason
+        for _, evaluation_verdict, verdict_reason in evaluations
+        if evaluation_verdict == "taken back"
+    ]
+    if rollback_reasons:
+        return Message(
+            "rollback",
+            text=f"{run_name} was rolled back.",
+            reason="\n".join(rollback_reasons),
+            **message_fields,
+        )
 
-    drift = [reason for _, verdict, reason in evaluations if verdict == "drift"]
-    if drift:
+    verdict_texts = "\n".join(
+        f"{evaluation_prefix}{verdict_reason}"
+        for evaluation_prefix, evaluation_verdict, verdict_reason in evaluations
+        if evaluation_verdict in ("release", "keep")
+    )
+
+    promoted_tag = run_tags.get(tracking.PROMOTED)
+    if promoted_tag:
+        model_name, _, model_version = promoted_tag.rpartition(" ")
+        return Message(
+            "release",
+            text=f"{run_name} released version {model_version} of {model_name}.",
+            reason=verdict_texts,
+            **message_fields,
+        )
+
+    if any(evaluation_verdict == "keep" for _, evaluation_verdict, _ in evaluations):
+        return Message(
+            "refusal", text=f"{run_name} released nothing.", reason=verdict_texts, **message_fields
+        )
+
+    drift_reasons = [
+        verdict_reason
+        for _, evaluation_verdict, verdict_reason in evaluations
+        if evaluation_verdict == "drift"
+    ]
+    if drift_reasons:
         return Message(
             "drift",
             text="the requests of the model have drifted.",
-            reason="\n".join(drift),
-            **about,
+            reason="\n".join(drift_reasons),
+            **message_fields,
         )
 
     return None

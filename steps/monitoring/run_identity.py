@@ -27,37 +27,41 @@ class RunIdentity:
     uncovered: str = ""
 
 
-def find(manifest: Mapping[str, Any], more_modules: Iterable[str]) -> RunIdentity:
+def find(manifest: Mapping[str, Any], extra_module_names: Iterable[str]) -> RunIdentity:
     """Return the identity of the code of a run: of the modules and files that its manifest names,
-    of `more_modules`, and of everything that they import."""
-    folders = project.search_path()
-    modules = sorted({*run_code.modules_in(manifest, folders), *more_modules})
-    identity = code.code_identity(modules)
+    of `extra_module_names`, and of everything that they import."""
+    search_folders = project.search_path()
+    module_names = sorted({*run_code.modules_in(manifest, search_folders), *extra_module_names})
+    code_identity = code.code_identity(module_names)
 
-    reason = run_code.reason_other_images(manifest)
+    uncovered_reason = run_code.reason_other_images(manifest)
     # an image contains its pods' code; `reason` is "" if all pods use this image
-    if not reason and not identity.startswith(code.IMAGE_DIGEST):
-        sections = run_code.program_sections(manifest)
-        reason = program_code.reason_unknown(sections, modules, folders)
-        reason = reason or loaded.reason_uncovered(modules)
-    return RunIdentity(identity, reason)
+    if not uncovered_reason and not code_identity.startswith(code.IMAGE_DIGEST):
+        program_sections = run_code.program_sections(manifest)
+        uncovered_reason = program_code.reason_unknown(
+            program_sections, module_names, search_folders
+        )
+        uncovered_reason = uncovered_reason or loaded.reason_uncovered(module_names)
+    return RunIdentity(code_identity, uncovered_reason)
 
 
-def why_uncovered(last: RunData, manifest: Mapping[str, Any]) -> str:
+def why_uncovered(last_run: RunData, manifest: Mapping[str, Any]) -> str:
     """Return the reason why the identity of an earlier run does not cover all files that it loaded,
     or ""."""
-    if UNCOVERED_TAG in last.tags:
-        return f"in the earlier run, {last.tags[UNCOVERED_TAG]}"
+    if UNCOVERED_TAG in last_run.tags:
+        return f"in the earlier run, {last_run.tags[UNCOVERED_TAG]}"
     if not os.environ.get(S3_BUCKET):
         return ""
 
-    run = last.tags[WORKFLOW]
+    run_name = last_run.tags[WORKFLOW]
     try:
-        store = Store.from_env().short_retries()
-        reasons = reasons_uncovered(store, run, _tasks(manifest))
+        object_store = Store.from_env().short_retries()
+        reason_by_task = reasons_uncovered(object_store, run_name, _tasks(manifest))
     except StorageError as error:
-        return f"it is unknown which files {run} has loaded ({error})"
-    return next((f"in {run}/{task}, {reason}" for task, reason in reasons.items()), "")
+        return f"it is unknown which files {run_name} has loaded ({error})"
+    return next(
+        (f"in {run_name}/{task_name}, {reason}" for task_name, reason in reason_by_task.items()), ""
+    )
 
 
 def _tasks(manifest: Mapping[str, Any]) -> Iterator[str]:

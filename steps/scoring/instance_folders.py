@@ -19,17 +19,19 @@ class Outputs(StepOutputs):
 
 def run(inputs: Inputs) -> Outputs:
     """List the keys below the prefix. Raises DataError if no key starts with the prefix."""
-    store = Store.from_env()
-    prefix = inputs.prefix.strip("/") + "/"
+    object_store = Store.from_env()
+    folder_prefix = inputs.prefix.strip("/") + "/"
 
-    keys = list(
+    distinct_keys = list(
         dict.fromkeys(
-            prefix + entry.key.removeprefix(prefix).split("/")[0] for entry in store.list(prefix)
+            folder_prefix + listed_object.key.removeprefix(folder_prefix).split("/")[0]
+            for listed_object in object_store.list(folder_prefix)
         )
     )
-    if not keys:
+    if not distinct_keys:
         raise DataError(
-            f"{store.uri(prefix)} contains no file: correct the prefix, or upload the files."
+            f"{object_store.uri(folder_prefix)} contains no file: correct the prefix, or upload"
+            " the files."
         )
 
-    return Outputs(keys=keys)
+    return Outputs(keys=distinct_keys)

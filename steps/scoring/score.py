@@ -40,42 +40,57 @@ def run(inputs: Inputs) -> Outputs:
     from rekindle.release.release_files import download
     from rekindle.storage import Store
 
-    release = inputs.workdir / "release"
-    download(Store.from_env(), inputs.model_uri, release)
-    predictor = open_predictor(release)
-    out = inputs.workdir / "predictions"
-    out.mkdir()
-    source = inputs.instances
-    files = {path: path.name for path in sorted(source.rglob("*")) if path.is_file()}
-    files.update({source: Path(inputs.file or source).name} if source.is_file() else {})
+    release_folder = inputs.workdir / "release"
+    download(Store.from_env(), inputs.model_uri, release_folder)
+    predictor = open_predictor(release_folder)
+    predictions_folder = inputs.workdir / "predictions"
+    predictions_folder.mkdir()
+    instances_path = inputs.instances
+    name_by_file = {path: path.name for path in sorted(instances_path.rglob("*")) if path.is_file()}
+    name_by_file.update(
+        {instances_path: Path(inputs.file or instances_path).name}
+        if instances_path.is_file()
+        else {}
+    )
 
     return Outputs(
-        predictions=out,
-        rows=sum(score(predictor, file, out / name, inputs.batch) for file, name in files.items()),
+        predictions=predictions_folder,
+        rows=sum(
+            score(predictor, instance_file, predictions_folder / file_name, inputs.batch)
+            for instance_file, file_name in name_by_file.items()
+        ),
     )
 
 
-def score(predictor: "Predictor", source: Path, target: Path, size: int) -> int:
-    """Write the prediction of each line of `source` to a line of `target`; return the number of
-    lines."""
+def score(
+    predictor: "Predictor", instances_path: Path, predictions_path: Path, batch_size: int
+) -> int:
+    """Write the prediction of each line of `instances_path` to a line of `predictions_path`;
+    return the number of lines."""
     from rekindle.release.predictor import check_json
     from rekindle.release.request_validation import parse
 
-    lines = source.read_bytes().splitlines()
+    instance_lines = instances_path.read_bytes().splitlines()
 
-    with open(target, "w") as predictions:
-        for start in range(0, len(lines), size):
-            batch = lines[start : start + size]
+    with open(predictions_path, "w") as predictions_file:
+        for batch_start in range(0, len(instance_lines), batch_size):
+            batch_lines = instance_lines[batch_start : batch_start + batch_size]
             try:
-                request = parse(predictor.Request, b'{"instances": [%s]}' % b", ".join(batch))
+                prediction_request = parse(
+                    predictor.Request, b'{"instances": [%s]}' % b", ".join(batch_lines)
+                )
             except DataError as error:
                 raise DataError(
-                    f"{target.name}, lines {start + 1} to {start + len(batch)}: {error}"
+                    f"{predictions_path.name}, lines {batch_start + 1} to"
+                    f" {batch_start + len(batch_lines)}: {error}"
                 ) from error
 
-            for line, prediction in enumerate(predictor.predict([request])[0], start + 1):
-                predictions.write(
-                    to_json(check_json(prediction, f"{target.name}, line {line}")) + "\n"
+            for line_number, prediction in enumerate(
+                predictor.predict([prediction_request])[0], batch_start + 1
+            ):
+                predictions_file.write(
+                    to_json(check_json(prediction, f"{predictions_path.name}, line {line_number}"))
+                    + "\n"
                 )
 
-    return len(lines)
+    return len(instance_lines)

@@ -40,48 +40,56 @@ def run(inputs: Inputs) -> Outputs:
     from rekindle.training.sweep import sweep_report
     from rekindle.training.sweep.study import Study
 
-    store = Store.from_env()
-    study = Study(store, inputs.root, inputs.sweep)
-    trials = study.read()
-    last = inputs.sweep.rungs - 1
-    trial = study.find_winner()
-    model = inputs.workdir / "model"
-    trained_model = study.output_prefix(trial.number, last)
-    store.download(f"{trained_model}/", model)
-    verify_weights(model, store.uri(trained_model))
+    object_store = Store.from_env()
+    sweep_study = Study(object_store, inputs.root, inputs.sweep)
+    all_trials = sweep_study.read()
+    last_rung = inputs.sweep.rungs - 1
+    best_trial = sweep_study.find_winner()
+    model_folder = inputs.workdir / "model"
+    trained_model_prefix = sweep_study.output_prefix(best_trial.number, last_rung)
+    object_store.download(f"{trained_model_prefix}/", model_folder)
+    verify_weights(model_folder, object_store.uri(trained_model_prefix))
 
-    for line in [*sweep_report.format_table(study), *sweep_report.describe_untried(study)]:
-        say(line)
+    for report_line in [
+        *sweep_report.format_table(sweep_study),
+        *sweep_report.describe_untried(sweep_study),
+    ]:
+        say(report_line)
 
-    value = trial.values[last]
-    steps = sum(other.steps for other in trials)
-    assert value is not None
-    hours = study.read_hours()
-    untried = sweep_report.describe_untried(study)
+    best_value = best_trial.values[last_rung]
+    total_steps = sum(sweep_trial.steps for sweep_trial in all_trials)
+    assert best_value is not None
+    worker_hours = sweep_study.read_hours()
+    untried_parts = sweep_report.describe_untried(sweep_study)
 
     if inputs.run_id:
-        picture = inputs.workdir / "search.png"
-        sweep_report.plot_results(study, picture)
-        tracking.log_artifact(inputs.run_id, "search/search.png", picture.read_bytes())
+        plot_path = inputs.workdir / "search.png"
+        sweep_report.plot_results(sweep_study, plot_path)
+        tracking.log_artifact(inputs.run_id, "search/search.png", plot_path.read_bytes())
 
-        metrics = {
-            "best_trial": trial.number,
-            "best_objective": value,
-            "trials": len(trials),
-            "trial_steps": steps,
-            "trial_hours": hours,
-            "trials_not_started": inputs.sweep.trial_count - len(trials),
+        sweep_metrics = {
+            "best_trial": best_trial.number,
+            "best_objective": best_value,
+            "trials": len(all_trials),
+            "trial_steps": total_steps,
+            "trial_hours": worker_hours,
+            "trials_not_started": inputs.sweep.trial_count - len(all_trials),
         }
 
-        tags = {"sweep.untried": "\n".join(untried)} if untried else {}
-        tracking.log(inputs.run_id, metrics=metrics, params={"best": trial.settings}, tags=tags)
+        sweep_tags = {"sweep.untried": "\n".join(untried_parts)} if untried_parts else {}
+        tracking.log(
+            inputs.run_id,
+            run_metrics=sweep_metrics,
+            run_params={"best": best_trial.settings},
+            run_tags=sweep_tags,
+        )
 
     return Outputs(
-        model=model,
-        trial=trial.number,
-        value=value,
-        settings=trial.settings,
-        steps=steps,
-        hours=hours,
-        untried=untried,
+        model=model_folder,
+        trial=best_trial.number,
+        value=best_value,
+        settings=best_trial.settings,
+        steps=total_steps,
+        hours=worker_hours,
+        untried=untried_parts,
     )

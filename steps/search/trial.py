@@ -58,23 +58,25 @@ def run(inputs: Inputs) -> Outputs:
     from rekindle.training.sweep.study import Study
     from rekindle.training.sweep.trials import Trainer, WorkloadTrainer, train_trials
 
-    trainer: Trainer
+    trial_trainer: Trainer
     if inputs.program:
         from rekindle.program.trials.run import ProgramTrainer
 
-        trainer = ProgramTrainer(inputs.model_dump())
+        trial_trainer = ProgramTrainer(inputs.model_dump())
     else:
-        trainer = WorkloadTrainer(inputs.model_dump())
+        trial_trainer = WorkloadTrainer(inputs.model_dump())
 
-    study = Study(Store.from_env(), inputs.root, inputs.sweep)
+    sweep_study = Study(Store.from_env(), inputs.root, inputs.sweep)
     train_trials(
-        study,
+        sweep_study,
         inputs.part,
         inputs.default,
         inputs.whole,
-        trainer,
+        trial_trainer,
         inputs.experiment,
         inputs.run,
-        lambda store, run_id: ownership.record_trial(store, RunName(inputs.run), run_id),
+        lambda object_store, run_id: ownership.record_trial(
+            object_store, RunName(inputs.run), run_id
+        ),
     )
     return Outputs()

@@ -55,7 +55,7 @@ def problems(run: Run) -> list[str]:
         name: (values.get(name), tags.get(name)) for name in ("verdict", "reason")
     }
     pairs["promoted"] = (verdict == "release", "rekindle.promoted" in tags)
-    pairs["exit code"] = (results.exit_code(status, is_rekindle=True), EXIT_CODES.get(verdict))
+    pairs["exit code"] = (results.exit_code(status, is_rekindle_run=True), EXIT_CODES.get(verdict))
     return [f"{run.name}: {name} {pair}" for name, pair in pairs.items() if pair[0] != pair[1]]
 
 

@@ -60,9 +60,9 @@ def test_logging_the_same_values_twice_changes_nothing(
     for _ in range(2):
         tracking.log(
             run_id,
-            params={f"p{n}": n for n in range(150)},
-            metrics={"ap": 0.5},
-            tags={"digest": "abc"},
+            run_params={f"p{n}": n for n in range(150)},
+            run_metrics={"ap": 0.5},
+            run_tags={"digest": "abc"},
         )
         tracking.log_dir(run_id, tmp_path, "report")
 
@@ -151,9 +151,9 @@ def test_a_deleted_experiment_is_explained(client: "MlflowClient", name: str, ru
 
 
 def test_the_error_has_the_answer_of_mlflow(run_id: str) -> None:
-    tracking.log(run_id, params={"rate": 1})
+    tracking.log(run_id, run_params={"rate": 1})
     with pytest.raises(TrackingError, match=r"refused: .*Changing param values is not allowed"):
-        tracking.log(run_id, params={"rate": 2})
+        tracking.log(run_id, run_params={"rate": 2})
 
 
 @pytest.mark.parametrize(

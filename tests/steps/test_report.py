@@ -196,7 +196,7 @@ def test_one_run_distinguishes_its_two_trainings(mlflow_server: str, s3: Store) 
     for task, verdict in (("small", "keep"), ("wide", "release")):
         prefix = f"evaluate-{task}"
         tracking.log(
-            run_id, tags={f"{prefix}/verdict": verdict, f"{prefix}/reason": f"It is {task}."}
+            run_id, run_tags={f"{prefix}/verdict": verdict, f"{prefix}/reason": f"It is {task}."}
         )
 
     report.run(
@@ -267,7 +267,7 @@ def test_the_page_of_a_run_shows_its_verdict_and_plots(mlflow_server: str, tmp_p
     run_id = tracking.start_run("reports", name)
     (tmp_path / "a curve.png").write_bytes(b"\x89PNG")
     tracking.log_dir(run_id, tmp_path, "evaluation")
-    tracking.log(run_id, tags={"verdict": "keep", "reason": "The candidate is worse."})
+    tracking.log(run_id, run_tags={"verdict": "keep", "reason": "The candidate is worse."})
 
     report.run(
         report.Inputs(

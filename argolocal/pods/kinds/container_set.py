@@ -38,11 +38,11 @@ RESERVED_NAMES = ("wait", "supervisor")
 
 def members(template: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Return the containers of a containerSet template, each with the shared volume mounts."""
-    group = template["containerSet"]
-    shared_mounts = group.get("volumeMounts") or []
+    container_set = template["containerSet"]
+    shared_mounts = container_set.get("volumeMounts") or []
     return [
         {**container, "volumeMounts": [*(container.get("volumeMounts") or []), *shared_mounts]}
-        for container in group["containers"]
+        for container in container_set["containers"]
     ]
 
 
@@ -58,19 +58,23 @@ def main_container(template: dict[str, Any]) -> dict[str, Any]:
 class ContainerSet(Sidecars):
     """The containers of one containerSet template."""
 
-    def __init__(self, template: dict[str, Any], run: ContainerRun, cluster: Cluster) -> None:
-        super().__init__({}, run, cluster)
+    def __init__(
+        self, template: dict[str, Any], container_run: ContainerRun, cluster: Cluster
+    ) -> None:
+        super().__init__({}, container_run, cluster)
         self.main = main_container(template)
         self.is_inline = not template.get("name")
         self.containers = {container["name"]: container for container in members(template)}
         self.sidecar_specs = [
             container for container in self.containers.values() if container["name"] != "main"
         ]
-        strategy = template["containerSet"].get("retryStrategy") or {}
+        retry_strategy = template["containerSet"].get("retryStrategy") or {}
         self.retry_delay = (
-            gofmt.parse_seconds(strategy["duration"]) if strategy.get("duration") else 0.0
+            gofmt.parse_seconds(retry_strategy["duration"])
+            if retry_strategy.get("duration")
+            else 0.0
         )
-        self.attempts_left = dict.fromkeys(self.containers, int(strategy.get("retries", 1)))
+        self.attempts_left = dict.fromkeys(self.containers, int(retry_strategy.get("retries", 1)))
         self.retry_at: dict[str, float] = {}  # name of a container → time of its next attempt
         self.codes: dict[str, int] = {}  # name of a completed container → its exit code
         # name of a completed container → exit code that containers depending on it see
@@ -95,62 +99,70 @@ class ContainerSet(Sidecars):
         has_changed = True
         while has_changed:
             has_changed = False
-            for name in self._pending():
-                if self.retry_at.get(name, 0) > now or not self._dependencies_succeeded(name):
-                    has_changed |= name in self.codes
+            for container_name in self._pending():
+                if self.retry_at.get(container_name, 0) > now or not self._dependencies_succeeded(
+                    container_name
+                ):
+                    has_changed |= container_name in self.codes
                     continue
 
-                self.retry_at.pop(name, None)
-                self.attempts_left[name] -= 1
+                self.retry_at.pop(container_name, None)
+                self.attempts_left[container_name] -= 1
                 # with `retries: 0`, not even one attempt is allowed
-                if self.attempts_left[name] < 0:
-                    self._record_end(name, 0)
+                if self.attempts_left[container_name] < 0:
+                    self._record_end(container_name, 0)
                 else:
-                    self._try_start(name)
+                    self._try_start(container_name)
 
-                if name in self.running:
-                    yield name, self.running[name]
+                if container_name in self.running:
+                    yield container_name, self.running[container_name]
                 else:
                     has_changed = True
 
-    def _try_start(self, name: str) -> None:
+    def _try_start(self, container_name: str) -> None:
         try:
-            self.running[name] = self._run(name)
+            self.running[container_name] = self._run(container_name)
         except StartError as error:
-            self._record_end(name, START_ERROR_CODE, str(error))
+            self._record_end(container_name, START_ERROR_CODE, str(error))
         except (FileNotFoundError, PermissionError) as error:
             # in Argo, the exit code of a container with dependencies gets lost
-            if self.containers[name].get("dependencies"):
-                visible_code = 0
+            if self.containers[container_name].get("dependencies"):
+                visible_exit_code = 0
             else:
-                visible_code = exit_codes.EXECUTOR_ERROR
+                visible_exit_code = exit_codes.EXECUTOR_ERROR
             self._record_end(
-                name, exit_codes.EXECUTOR_ERROR, missing_command_message(error), visible_code
+                container_name,
+                exit_codes.EXECUTOR_ERROR,
+                missing_command_message(error),
+                visible_exit_code,
             )
 
-    def on_exit(self, name: str, now: float) -> None:
-        """Handle the exit of the process of container `name`: schedule a retry, or complete the
-        container."""
-        process = self.running.pop(name)
-        if process.code and self.attempts_left[name] > 0:
-            self.retry_at[name] = now + self.retry_delay
+    def on_exit(self, container_name: str, now: float) -> None:
+        """Handle the exit of the process of container `container_name`: schedule a retry, or
+        complete the container."""
+        process = self.running.pop(container_name)
+        if process.code and self.attempts_left[container_name] > 0:
+            self.retry_at[container_name] = now + self.retry_delay
         else:
-            self.reasons[name] = process.reason
-            self._record_end(name, process.code)
+            self.reasons[container_name] = process.reason
+            self._record_end(container_name, process.code)
 
     def kill(self) -> None:
         """Complete the containers that have not started, and cancel pending retries."""
         self.retry_at.clear()
         self.attempts_left = dict.fromkeys(self.attempts_left, 0)
-        for name in self._pending():
-            self._record_end(name, exit_codes.TERMINATED)
+        for container_name in self._pending():
+            self._record_end(container_name, exit_codes.TERMINATED)
 
     def failure(self) -> str:
         """Return Argo's message about the first failed container in alphabetical order, or "". In
         inline templates, a failed container `main` takes precedence."""
         failed_names = sorted(
-            (name for name, code in self.codes.items() if code),
-            key=lambda name: (self.is_inline and name != "main", name),
+            (container_name for container_name, exit_code in self.codes.items() if exit_code),
+            key=lambda container_name: (
+                self.is_inline and container_name != "main",
+                container_name,
+            ),
         )
         if failed_names:
             return self._message(failed_names[0]).removesuffix(": ")
@@ -158,116 +170,132 @@ class ContainerSet(Sidecars):
 
     def _pending(self) -> list[str]:
         return [
-            name for name in self.containers if name not in self.codes and name not in self.running
+            container_name
+            for container_name in self.containers
+            if container_name not in self.codes and container_name not in self.running
         ]
 
-    def _dependencies_succeeded(self, name: str) -> bool:
-        for dependency in self.containers[name].get("dependencies") or []:
+    def _dependencies_succeeded(self, container_name: str) -> bool:
+        for dependency in self.containers[container_name].get("dependencies") or []:
             if dependency not in self.visible_codes:
                 return False
 
-            code = self.visible_codes[dependency]
-            if code:
+            exit_code = self.visible_codes[dependency]
+            if exit_code:
                 self._record_end(
-                    name,
+                    container_name,
                     exit_codes.EXECUTOR_ERROR,
-                    f'dependency "{dependency}" exited with non-zero code: {code}',
-                    code,
+                    f'dependency "{dependency}" exited with non-zero code: {exit_code}',
+                    exit_code,
                 )
                 return False
 
         return True
 
-    def _run(self, name: str) -> Process:
-        if name == "main":
+    def _run(self, container_name: str) -> Process:
+        if container_name == "main":
             process = start_container(replace(self.run, container=self.main), self.cluster)
             self.view = process.view
             return process
-        return self._start(self.containers[name])
+        return self._start(self.containers[container_name])
 
     def _record_end(
-        self, name: str, code: int, error: str = "", visible_code: int | None = None
+        self,
+        container_name: str,
+        exit_code: int,
+        error: str = "",
+        visible_exit_code: int | None = None,
     ) -> None:
-        self.codes[name] = code
-        self.visible_codes[name] = code if visible_code is None else visible_code
-        self.errors[name] = error
-        phase = {0: "Succeeded", exit_codes.EXECUTOR_ERROR: "Error"}.get(code, "Failed")
-        self.events.append((name, phase, self._message(name) if code else ""))
+        self.codes[container_name] = exit_code
+        self.visible_codes[container_name] = (
+            exit_code if visible_exit_code is None else visible_exit_code
+        )
+        self.errors[container_name] = error
+        phase = {0: "Succeeded", exit_codes.EXECUTOR_ERROR: "Error"}.get(exit_code, "Failed")
+        self.events.append(
+            (container_name, phase, self._message(container_name) if exit_code else "")
+        )
 
-    def _message(self, name: str) -> str:
+    def _message(self, container_name: str) -> str:
         return (
-            f"{name}: {self.reasons.get(name, 'Error')} (exit code {self.codes[name]}):"
-            f" {self.errors[name]}"
+            f"{container_name}: {self.reasons.get(container_name, 'Error')} (exit code"
+            f" {self.codes[container_name]}): {self.errors[container_name]}"
         )
 
 
-def check(template: dict[str, Any], where: str) -> None:
+def check(template: dict[str, Any], field_path: str) -> None:
     """Raise ConfigError for a containerSet that Argo rejects or that this system does not
     support."""
-    group = template["containerSet"]
-    where = f"{where}.containerSet"
+    container_set = template["containerSet"]
+    field_path = f"{field_path}.containerSet"
 
     dependencies = {
-        container["name"]: container.get("dependencies") or [] for container in group["containers"]
+        container["name"]: container.get("dependencies") or []
+        for container in container_set["containers"]
     }
-    if not dependencies or len(dependencies) != len(group["containers"]):
+    if not dependencies or len(dependencies) != len(container_set["containers"]):
         raise ConfigError(
-            f"{where}.containers must have at least one container, each with a different name."
+            f"{field_path}.containers must have at least one container, each with a different name."
         )
 
-    for index, container in enumerate(group["containers"]):
+    for index, container in enumerate(container_set["containers"]):
         if container["name"] in RESERVED_NAMES or container["name"].startswith("artifact-plugin-"):
-            name = f"{where}.containers[{index}].name is {container['name']!r}"
+            name_text = f"{field_path}.containers[{index}].name is {container['name']!r}"
             raise ConfigError(
-                f"{name}, which is a name of Argo's own containers. Choose another name."
+                f"{name_text}, which is a name of Argo's own containers. Choose another name."
             )
 
-        unknown = next(
-            (name for name in dependencies[container["name"]] if name not in dependencies), None
+        unknown_dependency = next(
+            (
+                name_text
+                for name_text in dependencies[container["name"]]
+                if name_text not in dependencies
+            ),
+            None,
         )
-        if unknown:
+        if unknown_dependency:
             raise ConfigError(
-                f"{where}.containers[{index}].dependencies names {unknown!r}, which is not a"
-                " container of the set."
+                f"{field_path}.containers[{index}].dependencies names {unknown_dependency!r},"
+                " which is not a container of the set."
             )
 
     try:
         TopologicalSorter(dependencies).prepare()
     except CycleError as error:
         raise ConfigError(
-            f"{where}.containers depend on each other: {' → '.join(error.args[1])}."
+            f"{field_path}.containers depend on each other: {' → '.join(error.args[1])}."
         ) from None
 
-    files = [
+    artifact_lists = [
         (template.get("inputs") or {}).get("artifacts"),
         *(template.get("outputs") or {}).values(),
     ]
-    if any(files) and "main" not in dependencies:
+    if any(artifact_lists) and "main" not in dependencies:
         raise ConfigError(
-            f'{where}.containers must include one named "main" if there are input artifacts or'
+            f'{field_path}.containers must include one named "main" if there are input artifacts or'
             " outputs."
         )
 
-    retries = (group.get("retryStrategy") or {}).get("retries")
-    if retries is not None and str(retries) == "0":
+    retry_count = (container_set.get("retryStrategy") or {}).get("retries")
+    if retry_count is not None and str(retry_count) == "0":
         raise ConfigError(
-            f"{where}.retryStrategy.retries is 0: Argo would not run any container. 1 means one"
-            " attempt."
+            f"{field_path}.retryStrategy.retries is 0: Argo would not run any container. 1 means"
+            " one attempt."
         )
 
     if template.get("daemon"):
         raise ConfigError(
-            f"{where} as a daemon is not supported by the local runner: use a container."
+            f"{field_path} as a daemon is not supported by the local runner: use a container."
         )
 
-    other_kinds = [kind for kind in KINDS if template.get(kind)]
+    other_kinds = [other_kind for other_kind in KINDS if template.get(other_kind)]
     if other_kinds:
         raise ConfigError(
-            f"{where} with {other_kinds[0]} is not supported by the local runner: move their"
+            f"{field_path} with {other_kinds[0]} is not supported by the local runner: move their"
             " containers to the set."
         )
 
     if not filesystem.available():
         raise ConfigError(
-            f"{where} needs private mount namespaces, which are not available on this system."
+            f"{field_path} needs private mount namespaces, which are not available on this system."
         )

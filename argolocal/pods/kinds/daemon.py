@@ -24,33 +24,39 @@ from argolocal.pods.process import ContainerRun, start_container
 KINDS = ("exec", "httpGet", "tcpSocket")
 
 
-def wait_until_ready(run: ContainerRun, cluster: Cluster, is_running: Callable[[], bool]) -> bool:
+def wait_until_ready(
+    container_run: ContainerRun, cluster: Cluster, is_running: Callable[[], bool]
+) -> bool:
     """Wait until the probe passes. Return False if the container exits first."""
-    probe = Probe(run.container, "readinessProbe")
+    probe = Probe(container_run.container, "readinessProbe")
     success_count = 0
     time.sleep(probe.delay)
     while is_running():
-        success_count = success_count + 1 if _passes(probe, run, cluster) else 0
+        success_count = success_count + 1 if _passes(probe, container_run, cluster) else 0
         if success_count >= probe.success_threshold:
             return is_running()
         time.sleep(min(probe.period, 1.0))
     return False
 
 
-def _passes(probe: Probe, run: ContainerRun, cluster: Cluster) -> bool:
+def _passes(probe: Probe, container_run: ContainerRun, cluster: Cluster) -> bool:
     if not probe.command:
-        return probe.answers(run.ip)
-    probe_run = replace(run, container={**run.container, "command": probe.command, "args": []})
+        return probe.answers(container_run.ip)
+    probe_run = replace(
+        container_run, container={**container_run.container, "command": probe.command, "args": []}
+    )
     return _exec(probe_run, cluster, probe.timeout)
 
 
-def _exec(run: ContainerRun, cluster: Cluster, timeout: float) -> bool:
+def _exec(container_run: ContainerRun, cluster: Cluster, timeout_seconds: float) -> bool:
     try:
-        process = start_container(replace(run, stdout=None, log=Path(os.devnull)), cluster)
+        process = start_container(
+            replace(container_run, stdout=None, log=Path(os.devnull)), cluster
+        )
     except (OSError, subprocess.SubprocessError):
         return False
     try:
-        return process.wait(timeout) == 0
+        return process.wait(timeout_seconds) == 0
     except subprocess.TimeoutExpired:
         return False
     finally:
@@ -58,21 +64,22 @@ def _exec(run: ContainerRun, cluster: Cluster, timeout: float) -> bool:
         process.wait()
 
 
-def check(template: dict[str, Any], where: str) -> None:
+def check(template: dict[str, Any], field_path: str) -> None:
     """Raise ConfigError for a readiness probe that is not supported here."""
-    kind = "container" if "container" in template else "script"
-    container = template.get(kind) or {}
+    container_field = "container" if "container" in template else "script"
+    container = template.get(container_field) or {}
 
     if not template.get("daemon"):
         return
 
     probe = container.get("readinessProbe")
     if probe:
-        where = f"{where}.{kind}.readinessProbe"
-        kinds = [kind for kind in KINDS if probe.get(kind)]
-        if len(kinds) != 1:
+        field_path = f"{field_path}.{container_field}.readinessProbe"
+        probe_types = [container_field for container_field in KINDS if probe.get(container_field)]
+        if len(probe_types) != 1:
             raise ConfigError(
-                f"{where} has {len(kinds)} of {', '.join(KINDS)}: it must have exactly one."
+                f"{field_path} has {len(probe_types)} of {', '.join(KINDS)}: it must have exactly"
+                " one."
             )
 
         try:
@@ -81,12 +88,13 @@ def check(template: dict[str, Any], where: str) -> None:
             )
         except ValueError:
             raise ConfigError(
-                f"{where}.{kinds[0]}.port must be a number or the name of a container port."
+                f"{field_path}.{probe_types[0]}.port must be a number or the name of a container"
+                " port."
             ) from None
 
     for index, sidecar in enumerate(template.get("sidecars") or []):
         if sidecar.get("readinessProbe"):
             raise ConfigError(
-                f"{where}.sidecars[{index}].readinessProbe is not supported by the local runner in"
-                " the pod of a daemon: move the probe to the daemon."
+                f"{field_path}.sidecars[{index}].readinessProbe is not supported by the local"
+                " runner in the pod of a daemon: move the probe to the daemon."
             )

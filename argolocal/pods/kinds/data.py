@@ -17,39 +17,47 @@ from argolocal.language.expr import ExprError, evaluate
 Result = tuple[str, str, dict[str, Any] | None]  # (phase, message, outputs) of a node
 
 
-def transform(data: Mapping[str, Any], store: Callable[[dict[str, Any]], Any]) -> Result:
+def transform(
+    data_template: Mapping[str, Any], open_store: Callable[[dict[str, Any]], Any]
+) -> Result:
     """List the keys and apply the transformations. Any error, such as a missing bucket, fails the
     node."""
     try:
-        result = _list_keys(data["source"]["artifactPaths"]["s3"], store)
+        listed_values = _list_keys(data_template["source"]["artifactPaths"]["s3"], open_store)
     except (StorageError, ConfigError) as error:
         return _failed(f"unable to process data source: unable to source artifact paths: {error}")
 
-    for index, step in enumerate(data.get("transformation") or []):
+    for index, transformation in enumerate(data_template.get("transformation") or []):
         try:
-            if step.get("expression"):
-                result = evaluate(step["expression"], {"data": result})
+            if transformation.get("expression"):
+                listed_values = evaluate(transformation["expression"], {"data": listed_values})
         except ExprError as error:
             return _failed(
                 f"unable to process data transformation: error processing data step {index}:"
                 f" {error}"
             )
 
-    return "Succeeded", "", {"result": gofmt.dumps(result), "exitCode": "0"}
+    return "Succeeded", "", {"result": gofmt.dumps(listed_values), "exitCode": "0"}
 
 
-def _list_keys(s3: dict[str, Any], store: Callable[[dict[str, Any]], Any]) -> list[str]:
-    """Return all keys below the key of `s3`. Raises StorageError, for example if no such key
-    exists."""
-    if not s3.get("bucket"):
+def _list_keys(
+    s3_location: dict[str, Any], open_store: Callable[[dict[str, Any]], Any]
+) -> list[str]:
+    """Return all keys below the key of `s3_location`. Raises StorageError, for example if no
+    such key exists."""
+    if not s3_location.get("bucket"):
         # as in Argo, the bucket of the artifact repository is not the default here
         raise StorageError("Bucket name cannot be empty")
-    key = s3.get("key") or ""
-    bucket = store(s3)
-    prefix = f"{posixpath.normpath(key)}/" if key else ""
-    keys = [entry.key for entry in bucket.list(prefix) if not entry.key.endswith("/")]
-    if not keys and not next(iter(bucket.list(key)), None):
-        raise StorageError(f"no key found of name {key}")
+    base_key = s3_location.get("key") or ""
+    object_store = open_store(s3_location)
+    key_prefix = f"{posixpath.normpath(base_key)}/" if base_key else ""
+    keys = [
+        listed_object.key
+        for listed_object in object_store.list(key_prefix)
+        if not listed_object.key.endswith("/")
+    ]
+    if not keys and not next(iter(object_store.list(base_key)), None):
+        raise StorageError(f"no key found of name {base_key}")
     return keys
 
 

@@ -23,65 +23,74 @@ Result = tuple[str, str, dict[str, Any] | None]  # (phase, message, outputs) of 
 ReadSecret = Callable[[str], Mapping[str, str]]
 
 
-def send(http: Mapping[str, Any], read_secret: ReadSecret) -> Result:
+def send(http_template: Mapping[str, Any], read_secret: ReadSecret) -> Result:
     """Send the request and check the response. Without `timeoutSeconds`, wait for ever, as Argo
     does."""
     try:
         headers = [
             (header["name"], _header_value(header, read_secret))
-            for header in http.get("headers") or []
+            for header in http_template.get("headers") or []
         ]
-        status, body, response_headers = _send(http, headers)
+        status_code, response_body, response_headers = _send(http_template, headers)
     except KeyError as error:
         return "Failed", f"secrets {error} not found", None
     except (web.WebError, ValueError) as error:  # a ValueError means that bodyFrom is not base64
         if isinstance(error, web.WebError):
             web_error = error
         else:
-            web_error = web.WebError(web.hide_password(http["url"]), error)
+            web_error = web.WebError(web.hide_password(http_template["url"]), error)
 
-        method = (http.get("method") or "GET").capitalize()
+        method = (http_template.get("method") or "GET").capitalize()
         return "Failed", f'{method} "{web_error.url}": {_format_as_go_error(web_error)}', None
 
-    condition = http.get("successCondition")
-    if not condition:
-        succeeded = 200 <= status < 300
-        reason = f"received non-2xx response code: {status}"
+    success_condition = http_template.get("successCondition")
+    if not success_condition:
+        has_succeeded = 200 <= status_code < 300
+        reason = f"received non-2xx response code: {status_code}"
     else:
-        request = {key: http.get(key, "") for key in ("method", "url", "body")} | {
-            "headers": _canonical(headers)
+        request_scope = {
+            request_field: http_template.get(request_field, "")
+            for request_field in ("method", "url", "body")
+        } | {"headers": _canonical(headers)}
+        response_scope = {
+            "statusCode": status_code,
+            "body": response_body,
+            "headers": _canonical(response_headers),
         }
-        response = {"statusCode": status, "body": body, "headers": _canonical(response_headers)}
         try:
-            succeeded = evaluate_bool(condition, {"request": request, "response": response})
+            has_succeeded = evaluate_bool(
+                success_condition, {"request": request_scope, "response": response_scope}
+            )
         except ExprError as error:
             return "Failed", str(error), None
 
-        reason = f"successCondition '{condition}' evaluated false"
+        reason = f"successCondition '{success_condition}' evaluated false"
 
-    if succeeded:
-        return ("Succeeded", "", {"result": body})
+    if has_succeeded:
+        return ("Succeeded", "", {"result": response_body})
 
-    return ("Failed", reason, {"result": body})
+    return ("Failed", reason, {"result": response_body})
 
 
 def _send(
-    http: Mapping[str, Any], headers: list[tuple[str, str]]
+    http_template: Mapping[str, Any], headers: list[tuple[str, str]]
 ) -> tuple[int, str, list[tuple[str, str]]]:
-    source = (http.get("bodyFrom") or {}).get("bytes")
-    if source:
-        body = base64.b64decode(source)
+    encoded_body = (http_template.get("bodyFrom") or {}).get("bytes")
+    if encoded_body:
+        request_body = base64.b64decode(encoded_body)
     else:
-        body = (http.get("body") or "").encode() or None
-    seconds = http.get("timeoutSeconds")
-    verify = not http.get("insecureSkipVerify")
-    method = http.get("method") or "GET"
-    timeout = seconds and float(seconds)
-    with web.request(http["url"], method, headers, body, timeout, verify) as response:
-        buffer = io.BytesIO()
-        web.copy(response, buffer, MAX_BODY_BYTES)
-        text = buffer.getvalue().decode(errors="replace")
-        return response.status, text, response.getheaders()
+        request_body = (http_template.get("body") or "").encode() or None
+    timeout_text = http_template.get("timeoutSeconds")
+    verifies_certificate = not http_template.get("insecureSkipVerify")
+    method = http_template.get("method") or "GET"
+    timeout_seconds = timeout_text and float(timeout_text)
+    with web.request(
+        http_template["url"], method, headers, request_body, timeout_seconds, verifies_certificate
+    ) as response:
+        body_buffer = io.BytesIO()
+        web.copy(response, body_buffer, MAX_BODY_BYTES)
+        body_text = body_buffer.getvalue().decode(errors="replace")
+        return response.status, body_text, response.getheaders()
 
 
 def _format_as_go_error(web_error: web.WebError) -> str:
@@ -94,23 +103,23 @@ def _format_as_go_error(web_error: web.WebError) -> str:
         errno.ENETUNREACH,
     ):
         return str(error)
-    parts = urllib.parse.urlsplit(web_error.url)
-    port = parts.port or {"https": 443}.get(parts.scheme, 80)
-    return f"dial tcp {parts.hostname}:{port}: connect: {os.strerror(error.errno).lower()}"
+    url_parts = urllib.parse.urlsplit(web_error.url)
+    port = url_parts.port or {"https": 443}.get(url_parts.scheme, 80)
+    return f"dial tcp {url_parts.hostname}:{port}: connect: {os.strerror(error.errno).lower()}"
 
 
 def _header_value(header: Mapping[str, Any], read_secret: ReadSecret) -> str:
-    reference = (header.get("valueFrom") or {}).get("secretKeyRef")
-    if reference:
-        return read_secret(reference["name"])[reference["key"]]
+    secret_reference = (header.get("valueFrom") or {}).get("secretKeyRef")
+    if secret_reference:
+        return read_secret(secret_reference["name"])[secret_reference["key"]]
     return header.get("value") or ""
 
 
 def _canonical(headers: Iterable[tuple[str, str]]) -> dict[str, list[str]]:
     """Return the headers as Go's http.Header does: canonical name → all values."""
     values_by_name: dict[str, list[str]] = {}
-    for name, value in headers:
+    for header_name, header_value in headers:
         values_by_name.setdefault(
-            "-".join(word.capitalize() for word in name.split("-")), []
-        ).append(value)
+            "-".join(name_part.capitalize() for name_part in header_name.split("-")), []
+        ).append(header_value)
     return values_by_name

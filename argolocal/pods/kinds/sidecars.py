@@ -32,12 +32,16 @@ KINDS = ("initContainers", "sidecars")
 class Sidecars:
     """The init containers and sidecars of one pod."""
 
-    def __init__(self, template: dict[str, Any], run: ContainerRun, cluster: Cluster) -> None:
-        self.run = run
+    def __init__(
+        self, template: dict[str, Any], container_run: ContainerRun, cluster: Cluster
+    ) -> None:
+        self.run = container_run
         self.cluster = cluster
         self.main = template.get("container") or template.get("script") or {}
-        artifacts = (template.get("inputs") or {}).get("artifacts") or []
-        self.input_paths = [artifact["path"] for artifact in artifacts if artifact.get("path")]
+        input_artifacts = (template.get("inputs") or {}).get("artifacts") or []
+        self.input_paths = [
+            artifact["path"] for artifact in input_artifacts if artifact.get("path")
+        ]
         self.init_specs = list(template.get("initContainers") or [])
         self.sidecar_specs = list(template.get("sidecars") or [])
         self.running: dict[str, Process] = {}
@@ -59,7 +63,7 @@ class Sidecars:
         for container in self.sidecar_specs:
             self.running[container["name"]] = self._start(container)
 
-    def stop(self, grace: float) -> str:
+    def stop(self, grace_seconds: float) -> str:
         """Terminate the sidecars and wait for their end. Return Argo's message about a failed
         sidecar, or "" if none has failed."""
         # two threads may call `stop` at the same time: one to collect outputs, the other to stop
@@ -68,7 +72,7 @@ class Sidecars:
         for process in processes.values():
             signal_group(process.pid, signal.SIGTERM)
 
-        kill_at = time.monotonic() + grace
+        kill_at = time.monotonic() + grace_seconds
         for process in processes.values():
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(max(0.0, kill_at - time.monotonic()))
@@ -85,11 +89,14 @@ class Sidecars:
             artifacts.remove_directory(self._container_root(container))
 
         failed_sidecars = (
-            (name, process)
-            for name, process in processes.items()
+            (container_name, process)
+            for container_name, process in processes.items()
             if process.code not in TERMINATED_EXIT_CODES
         )
-        return next((f"{name}: {process.failure}" for name, process in failed_sidecars), "")
+        return next(
+            (f"{container_name}: {process.failure}" for container_name, process in failed_sidecars),
+            "",
+        )
 
     def _container_root(self, container: dict[str, Any]) -> Path:
         return self.run.root.with_name(f"{self.run.root.name}.{container['name']}")
@@ -98,51 +105,63 @@ class Sidecars:
         mirrored_mounts, input_volumes = (
             self._mirror_mounts() if container.get("mirrorVolumeMounts") else ([], {})
         )
-        mounts = [*(container.get("volumeMounts") or []), *mirrored_mounts]
-        log = self.run.log.with_name(f"{self.run.name}.{container['name']}.log")
-        main = {**container, "name": "main", "volumeMounts": mounts}
+        volume_mounts = [*(container.get("volumeMounts") or []), *mirrored_mounts]
+        log_path = self.run.log.with_name(f"{self.run.name}.{container['name']}.log")
+        main_spec = {**container, "name": "main", "volumeMounts": volume_mounts}
 
-        run = replace(
+        container_run = replace(
             self.run,
-            container=main,
+            container=main_spec,
             root=self._container_root(container),
-            log=log,
+            log=log_path,
             private_paths=(),
             stdout=None,
         )
 
         return start_container(
-            replace(run, volumes={**self.run.volumes, **input_volumes}), self.cluster
+            replace(container_run, volumes={**self.run.volumes, **input_volumes}), self.cluster
         )
 
     def _mirror_mounts(self) -> tuple[list[dict[str, Any]], dict[str, VolumeDirectory]]:
         """Return the mounts of the main container: its volumes, and its input artifacts, which Argo
         mounts."""
-        mounts = [*(self.main.get("volumeMounts") or [])]
+        volume_mounts = [*(self.main.get("volumeMounts") or [])]
 
         unmounted_paths = [
-            path
-            for path in self.input_paths
-            if not any(Path(path).is_relative_to(mount["mountPath"]) for mount in mounts)
+            input_path
+            for input_path in self.input_paths
+            if not any(
+                Path(input_path).is_relative_to(volume_mount["mountPath"])
+                for volume_mount in volume_mounts
+            )
         ]
 
         host_paths = {
-            path: filesystem.path_in_root(self.run.root, path) for path in unmounted_paths
+            input_path: filesystem.path_in_root(self.run.root, input_path)
+            for input_path in unmounted_paths
         }
-        existing_paths = {path: host for path, host in host_paths.items() if host.exists()}
-        mounts += [{"name": f"input-artifacts{path}", "mountPath": path} for path in existing_paths]
+        existing_paths = {
+            input_path: host_path
+            for input_path, host_path in host_paths.items()
+            if host_path.exists()
+        }
+        volume_mounts += [
+            {"name": f"input-artifacts{input_path}", "mountPath": input_path}
+            for input_path in existing_paths
+        ]
 
-        return mounts, {
-            f"input-artifacts{path}": VolumeDirectory(host) for path, host in existing_paths.items()
+        return volume_mounts, {
+            f"input-artifacts{input_path}": VolumeDirectory(host_path)
+            for input_path, host_path in existing_paths.items()
         }
 
 
-def check(template: dict[str, Any], where: str) -> None:
+def check(template: dict[str, Any], field_path: str) -> None:
     """Raise ConfigError for a pod with several containers if this system does not support such
     pods."""
-    kinds = [kind for kind in KINDS if template.get(kind)]
-    if kinds and not filesystem.available():
+    used_list_fields = [list_field for list_field in KINDS if template.get(list_field)]
+    if used_list_fields and not filesystem.available():
         raise ConfigError(
-            f"{where}.{kinds[0]} needs a private mount namespace, which is not available on this"
-            " system."
+            f"{field_path}.{used_list_fields[0]} needs a private mount namespace, which is not"
+            " available on this system."
         )

@@ -218,7 +218,7 @@ class StoredKindAddresses:
         return body.manifest(self.stored.field, self.stored.kind, namespace)
 
     def _validate(self, manifest: Object) -> None:
-        refuse_invalid(lambda: validate.check(manifest, find=self.backend.cluster.find))
+        refuse_invalid(lambda: validate.check(manifest, find_object=self.backend.cluster.find))
 
     def _find(self, path: Mapping[str, str]) -> Object:
         """Return the object of an address. Raises ApiError."""

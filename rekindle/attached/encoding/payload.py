@@ -26,16 +26,16 @@ class _Span(NamedTuple):
 class Payload:
     """A state that is ready to be copied. Its tensors share memory with the program's tensors."""
 
-    def __init__(self, tree: Any) -> None:
+    def __init__(self, state_tree: Any) -> None:
         self._tensors: list[tuple[_Span, torch.Tensor]] = []
         self._end = 0
 
-        buffer = io.BytesIO()
-        pickler = pickle.Pickler(buffer, pickle.HIGHEST_PROTOCOL)
+        pickle_buffer = io.BytesIO()
+        pickler = pickle.Pickler(pickle_buffer, pickle.HIGHEST_PROTOCOL)
         pickler.persistent_id = self._take_tensor  # type: ignore[method-assign]
-        pickler.dump(tree)
+        pickler.dump(state_tree)
 
-        self._structure = buffer.getvalue()
+        self._structure = pickle_buffer.getvalue()
         self._data_offset = _align(START.size + len(self._structure))
         self.size = self._data_offset + self._end
 
@@ -44,69 +44,71 @@ class Payload:
             return None
 
         tensor = value.detach()
-        span = _Span(self._end, tensor.dtype, tuple(tensor.shape))
-        self._tensors.append((span, tensor))
+        tensor_span = _Span(self._end, tensor.dtype, tuple(tensor.shape))
+        self._tensors.append((tensor_span, tensor))
         self._end = _align(self._end + tensor.numel() * tensor.element_size())
-        return span
+        return tensor_span
 
-    def write(self, target: torch.Tensor) -> None:
-        """Copy the state to `target`, uint8 [at least `size`]. Waits until the copies from GPUs are
-        complete."""
-        structure = torch.frombuffer(bytearray(self._structure), dtype=torch.uint8)
-        target[: START.size] = torch.frombuffer(
-            bytearray(START.pack(len(structure))), dtype=torch.uint8
+    def write(self, target_bytes: torch.Tensor) -> None:
+        """Copy the state to `target_bytes`, uint8 [at least `size`]. Waits until the copies from
+        GPUs are complete."""
+        structure_bytes = torch.frombuffer(bytearray(self._structure), dtype=torch.uint8)
+        target_bytes[: START.size] = torch.frombuffer(
+            bytearray(START.pack(len(structure_bytes))), dtype=torch.uint8
         )
-        target[START.size : START.size + len(structure)] = structure
+        target_bytes[START.size : START.size + len(structure_bytes)] = structure_bytes
 
-        devices = set()
-        for span, tensor in self._tensors:
-            _view(target, self._data_offset, span).copy_(tensor, non_blocking=True)
-            devices.add(tensor.device)
-        for device in devices:
+        cuda_devices = set()
+        for tensor_span, tensor in self._tensors:
+            _view(target_bytes, self._data_offset, tensor_span).copy_(tensor, non_blocking=True)
+            cuda_devices.add(tensor.device)
+        for device in cuda_devices:
             if device.type == "cuda":
                 torch.cuda.synchronize(device)
 
     def to_bytes(self) -> torch.Tensor:
         """Return a copy of the state, uint8 [size]."""
-        target = torch.empty(self.size, dtype=torch.uint8)
-        self.write(target)
-        return target
+        target_bytes = torch.empty(self.size, dtype=torch.uint8)
+        self.write(target_bytes)
+        return target_bytes
 
 
-def decode(source: torch.Tensor) -> Any:
-    """Return the state in the bytes `source`, uint8 [size or more]. Its tensors share the memory of
-    `source`."""
-    (length,) = START.unpack(source[: START.size].numpy().tobytes())
-    structure = source[START.size : START.size + length].numpy().tobytes()
-    data_offset = _align(START.size + length)
+def decode(payload_bytes: torch.Tensor) -> Any:
+    """Return the state in the bytes `payload_bytes`, uint8 [size or more]. Its tensors share the
+    memory of `payload_bytes`."""
+    (structure_length,) = START.unpack(payload_bytes[: START.size].numpy().tobytes())
+    pickled_structure = payload_bytes[START.size : START.size + structure_length].numpy().tobytes()
+    data_offset = _align(START.size + structure_length)
 
-    unpickler = pickle.Unpickler(io.BytesIO(structure))  # nosec B301
-    unpickler.persistent_load = lambda span: _own_view(source, data_offset, span)  # type: ignore[method-assign]
+    unpickler = pickle.Unpickler(io.BytesIO(pickled_structure))  # nosec B301
+    unpickler.persistent_load = lambda tensor_span: _own_view(
+        payload_bytes, data_offset, tensor_span
+    )  # type: ignore[method-assign]
     return unpickler.load()
 
 
-def _view(data: torch.Tensor, data_offset: int, span: _Span) -> torch.Tensor:
-    start = data_offset + span.offset
-    count = 1
-    for length in span.shape:
-        count = count * length
-    end = start + count * span.dtype.itemsize
-    return data[start:end].view(span.dtype).view(span.shape)
+def _view(payload_bytes: torch.Tensor, data_offset: int, tensor_span: _Span) -> torch.Tensor:
+    start_byte = data_offset + tensor_span.offset
+    element_count = 1
+    for dimension_size in tensor_span.shape:
+        element_count = element_count * dimension_size
+    end_byte = start_byte + element_count * tensor_span.dtype.itemsize
+    return payload_bytes[start_byte:end_byte].view(tensor_span.dtype).view(tensor_span.shape)
 
 
-def _own_view(data: torch.Tensor, data_offset: int, span: _Span) -> torch.Tensor:
+def _own_view(payload_bytes: torch.Tensor, data_offset: int, tensor_span: _Span) -> torch.Tensor:
     """Return a view with its own storage, because torch.save writes the whole storage of a
     tensor."""
-    view = _view(data, data_offset, span)
-    if not view.numel():
-        return torch.empty(span.shape, dtype=span.dtype)
-    content = torch.frombuffer(
-        data.numpy(),
-        dtype=span.dtype,
-        count=view.numel(),
-        offset=data_offset + span.offset,
+    shared_view = _view(payload_bytes, data_offset, tensor_span)
+    if not shared_view.numel():
+        return torch.empty(tensor_span.shape, dtype=tensor_span.dtype)
+    tensor_elements = torch.frombuffer(
+        payload_bytes.numpy(),
+        dtype=tensor_span.dtype,
+        count=shared_view.numel(),
+        offset=data_offset + tensor_span.offset,
     )
-    return content.view(span.shape)
+    return tensor_elements.view(tensor_span.shape)
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:
@@ -116,5 +118,5 @@ def _is_plain(tensor: torch.Tensor) -> bool:
     return is_plain_class and tensor.layout is torch.strided and not tensor.is_quantized
 
 
-def _align(size: int) -> int:
-    return -(-size // ALIGNMENT) * ALIGNMENT
+def _align(size_bytes: int) -> int:
+    return -(-size_bytes // ALIGNMENT) * ALIGNMENT

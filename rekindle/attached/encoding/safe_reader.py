@@ -54,10 +54,10 @@ class SafePlanner(DefaultLoadPlanner):
     """A planner that loads values other than tensors with the restrictions of torch.load."""
 
     def load_bytes(self, read_item: ReadItem, value: io.BytesIO) -> None:
-        content = torch.load(value, map_location="cpu", weights_only=True)
-        buffer = io.BytesIO()
-        torch.save(content, buffer)
-        super().load_bytes(read_item, io.BytesIO(buffer.getvalue()))
+        loaded_value = torch.load(value, map_location="cpu", weights_only=True)
+        value_buffer = io.BytesIO()
+        torch.save(loaded_value, value_buffer)
+        super().load_bytes(read_item, io.BytesIO(value_buffer.getvalue()))
 
 
 class _Unpickler(pickle.Unpickler):
@@ -71,15 +71,15 @@ class _Unpickler(pickle.Unpickler):
         raise pickle.UnpicklingError(f"{module_name}.{global_name} is not a part of metadata")
 
 
-def encode_values(values: dict[str, Any]) -> bytes:
+def encode_values(named_values: dict[str, Any]) -> bytes:
     """Return values as bytes that `decode_values` reads."""
     buffer = io.BytesIO()
-    torch.save(values, buffer)
+    torch.save(named_values, buffer)
     return buffer.getvalue()
 
 
-def decode_values(data: bytes) -> dict[str, Any]:
+def decode_values(encoded_values: bytes) -> dict[str, Any]:
     """Return the values that `encode_values` has encoded. If they are damaged or contain a class
     that torch.serialization.add_safe_globals has not allowed, an exception of torch.load is raised.
     """
-    return torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
+    return torch.load(io.BytesIO(encoded_values), map_location="cpu", weights_only=True)

@@ -32,13 +32,15 @@ def queue_metadata(cluster: ClusterConfig) -> Manifest:
     return {}
 
 
-def preset_fields(section: str, cluster: ClusterConfig, priority: str = "") -> dict[str, Any]:
+def preset_fields(
+    section_name: str, cluster: ClusterConfig, priority_class: str = ""
+) -> dict[str, Any]:
     """Return the fields in a section of the gang scheduler's preset: labels, annotations, pods,
     policy or runtime."""
-    values = read_presets()["gang"].get(cluster.gang, {}).get(section, {})
-    tag_values = {"queue": cluster.queue, "priority": priority}
+    preset_values = read_presets()["gang"].get(cluster.gang, {}).get(section_name, {})
+    tag_values = {"queue": cluster.queue, "priority": priority_class}
     filled_fields = {
         key: text.format(**tag_values) if isinstance(text, str) else text
-        for key, text in values.items()
+        for key, text in preset_values.items()
     }
-    return {key: value for key, value in filled_fields.items() if value != ""}
+    return {key: filled_value for key, filled_value in filled_fields.items() if filled_value != ""}

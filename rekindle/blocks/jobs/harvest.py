@@ -20,41 +20,48 @@ HARVEST_ROLE = "harvest"
 HARVEST_KIND = "deployment"
 
 
-def limit_to_minimum(train: TrainConfig, cluster: ClusterConfig) -> TrainConfig:
+def limit_to_minimum(train_config: TrainConfig, cluster: ClusterConfig) -> TrainConfig:
     """Return the settings of the job, which has only `train.min_workers` workers if
     `cluster.harvest` is set.
 
     Raises ConfigError if no workers remain for the Deployment.
     """
     if not cluster.harvest:
-        return train
+        return train_config
 
-    if train.max_workers <= train.min_workers:
+    if train_config.max_workers <= train_config.min_workers:
         raise ConfigError(
-            f"cluster.harvest is on, but train.max_workers is {train.max_workers}: it must exceed"
-            f" train.min_workers ({train.min_workers}). Raise train.max_workers or lower"
-            " train.min_workers; neither changes the result."
+            f"cluster.harvest is on, but train.max_workers is {train_config.max_workers}: it must"
+            f" exceed train.min_workers ({train_config.min_workers}). Raise train.max_workers or"
+            " lower train.min_workers; neither changes the result."
         )
 
-    return train.model_copy(update={"workers": train.min_workers})
+    return train_config.model_copy(update={"workers": train_config.min_workers})
 
 
 def harvest_deployment(
-    name: str, train: TrainConfig, cluster: ClusterConfig, commands: MemberCommands, host: str
+    name: str,
+    train_config: TrainConfig,
+    cluster: ClusterConfig,
+    commands: MemberCommands,
+    coordinator_host: str,
 ) -> Manifest:
     """Return the Deployment of the extra workers, which join the `train.workers` workers of the
     job.
 
-    `host`: host name of the coordinator, with {0} in place of the job's name. Raises ConfigError if
-    the numbers of workers are not multiples of the number of GPUs per pod.
+    `coordinator_host`: host name of the coordinator, with {0} in place of the job's name. Raises
+    ConfigError if the numbers of workers are not multiples of the number of GPUs per pod.
     """
-    counts = count_pods(train, cluster)
-    pod = cluster.pod("train")
+    pod_counts = count_pods(train_config, cluster)
+    worker_pod = cluster.pod("train")
     if not cluster.gang:
-        pod = pod.model_copy(update={"priority_class": cluster.harvest_priority})
+        worker_pod = worker_pod.model_copy(update={"priority_class": cluster.harvest_priority})
 
     cluster = cluster.model_copy(
-        update={"pods": cluster.pods | {"train": pod}, "queue_priority": cluster.harvest_priority}
+        update={
+            "pods": cluster.pods | {"train": worker_pod},
+            "queue_priority": cluster.harvest_priority,
+        }
     )
 
     return {
@@ -62,12 +69,14 @@ def harvest_deployment(
         "kind": "Deployment",
         "metadata": gang.job_metadata(name, cluster),
         "spec": {
-            "replicas": counts.max_pods - counts.pods,
+            "replicas": pod_counts.max_pods - pod_counts.pods,
             "selector": {"matchLabels": {JOB_NAME: name, REPLICA_TYPE: HARVEST_ROLE}},
             "revisionHistoryLimit": 0,
             "template": {
-                "metadata": member_metadata(name, HARVEST_ROLE, pod),
-                "spec": worker_spec(name, train, cluster, commands, "worker", host.format(name)),
+                "metadata": member_metadata(name, HARVEST_ROLE, worker_pod),
+                "spec": worker_spec(
+                    name, train_config, cluster, commands, "worker", coordinator_host.format(name)
+                ),
             },
         },
     }

@@ -49,7 +49,7 @@ SIGNAL_EXIT_CODES = [
 
 
 def job_set(
-    name: str, train: TrainConfig, cluster: ClusterConfig, commands: MemberCommands
+    name: str, train_config: TrainConfig, cluster: ClusterConfig, commands: MemberCommands
 ) -> Manifest:
     """Return the JobSet `name`, whose pods run `commands`. `name` has at most 45 characters,
     because the names of the pods are longer.
@@ -57,46 +57,51 @@ def job_set(
     The job succeeds or fails with the coordinator. Raises ConfigError if train.workers is not
     divisible by the number of GPUs per pod.
     """
-    counts = count_pods(train, cluster)
-    rules = list[Manifest]()
+    pod_counts = count_pods(train_config, cluster)
+    failure_rules = list[Manifest]()
     if cluster.restart_job:
-        action = {"action": "RestartJobAndIgnoreMaxRestarts", "targetReplicatedJobs": [WORKER]}
-        rules = [{"name": "worker", **action}]
+        failure_action = {
+            "action": "RestartJobAndIgnoreMaxRestarts",
+            "targetReplicatedJobs": [WORKER],
+        }
+        failure_rules = [{"name": "worker", **failure_action}]
 
-    pod = worker_spec(name, train, cluster, commands, "worker", HOST.format(name))
-    workers = worker_job(name, pod, cluster, restarts=not cluster.restart_job)
-    jobs = [
+    worker_pod = worker_spec(name, train_config, cluster, commands, "worker", HOST.format(name))
+    worker_job_spec = worker_job(name, worker_pod, cluster, is_restarted=not cluster.restart_job)
+    replicated_jobs = [
         {"name": LEAD, "replicas": 1, "template": {"spec": lead_job(name, cluster, commands)}},
-        {"name": WORKER, "replicas": counts.pods, "template": {"spec": workers}},
+        {"name": WORKER, "replicas": pod_counts.pods, "template": {"spec": worker_job_spec}},
     ]
 
     return {
         "apiVersion": "jobset.x-k8s.io/v1alpha2",
         "kind": "JobSet",
         "metadata": gang.job_metadata(name, cluster),
-        "spec": {**lead_policies(rules), "replicatedJobs": jobs},
+        "spec": {**lead_policies(failure_rules), "replicatedJobs": replicated_jobs},
     }
 
 
-def worker_job(name: str, pod: Manifest, cluster: ClusterConfig, *, restarts: bool) -> Manifest:
-    """Return the JobSpec of a worker. If `restarts` is True, the Job controller replaces the pod of
-    a failed worker; otherwise the JobSet recreates the whole Job."""
-    metadata = member_metadata(name, "worker", cluster.pod("train"))
-    if restarts:
-        limit = UNLIMITED_RETRIES
-        policy = "OnFailure"
+def worker_job(
+    name: str, worker_pod: Manifest, cluster: ClusterConfig, *, is_restarted: bool
+) -> Manifest:
+    """Return the JobSpec of a worker. If `is_restarted` is True, the Job controller replaces the
+    pod of a failed worker; otherwise the JobSet recreates the whole Job."""
+    pod_metadata = member_metadata(name, "worker", cluster.pod("train"))
+    if is_restarted:
+        max_retries = UNLIMITED_RETRIES
+        restart_policy = "OnFailure"
     else:
-        limit = 0
-        policy = "Never"
-    pod = pod | {"restartPolicy": policy}
-    return {"backoffLimit": limit, **indexed_pod(pod, metadata, cluster)}
+        max_retries = 0
+        restart_policy = "Never"
+    worker_pod = worker_pod | {"restartPolicy": restart_policy}
+    return {"backoffLimit": max_retries, **indexed_pod(worker_pod, pod_metadata, cluster)}
 
 
 def lead_job(name: str, cluster: ClusterConfig, commands: MemberCommands) -> Manifest:
     """Return the JobSpec of the coordinator. An exit code of the coordinator from 1 to 127 fails
     the job; after a signal or the loss of its node, the coordinator is restarted."""
-    fatal = {"containerName": LEAD, "operator": "NotIn", "values": SIGNAL_EXIT_CODES}
-    pod = coordinator_spec(name, cluster, commands, LEAD) | {"restartPolicy": "Never"}
+    fatal_exit_codes = {"containerName": LEAD, "operator": "NotIn", "values": SIGNAL_EXIT_CODES}
+    coordinator_pod = coordinator_spec(name, cluster, commands, LEAD) | {"restartPolicy": "Never"}
 
     return {
         "backoffLimit": UNLIMITED_RETRIES,
@@ -109,27 +114,34 @@ def lead_job(name: str, cluster: ClusterConfig, commands: MemberCommands) -> Man
                     "action": "Ignore",
                     "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}],
                 },
-                {"action": "FailJob", "onExitCodes": fatal},
+                {"action": "FailJob", "onExitCodes": fatal_exit_codes},
             ]
         },
-        **indexed_pod(pod, member_metadata(name, "master", cluster.pod("coordinator")), cluster),
+        **indexed_pod(
+            coordinator_pod, member_metadata(name, "master", cluster.pod("coordinator")), cluster
+        ),
     }
 
 
-def indexed_pod(pod: Manifest, metadata: Manifest, cluster: ClusterConfig) -> Manifest:
+def indexed_pod(pod_spec: Manifest, pod_metadata: Manifest, cluster: ClusterConfig) -> Manifest:
     """Return the fields of a JobSpec for one indexed pod."""
-    template = {
-        "metadata": merge_mappings(metadata, gang.queue_metadata(cluster)),
-        "spec": pod | gang.preset_fields("pods", cluster),
+    pod_template = {
+        "metadata": merge_mappings(pod_metadata, gang.queue_metadata(cluster)),
+        "spec": pod_spec | gang.preset_fields("pods", cluster),
     }
-    return {"completionMode": "Indexed", "completions": 1, "parallelism": 1, "template": template}
+    return {
+        "completionMode": "Indexed",
+        "completions": 1,
+        "parallelism": 1,
+        "template": pod_template,
+    }
 
 
-def lead_policies(rules: list[Manifest]) -> Manifest:
+def lead_policies(failure_rules: list[Manifest]) -> Manifest:
     """Return the fields of a JobSetSpec that make the JobSet succeed or fail with its
     coordinator."""
     return {
         "network": {"enableDNSHostnames": True},
         "successPolicy": {"operator": "All", "targetReplicatedJobs": [LEAD]},
-        "failurePolicy": {"maxRestarts": 0, **({"rules": rules} if rules else {})},
+        "failurePolicy": {"maxRestarts": 0, **({"rules": failure_rules} if failure_rules else {})},
     }

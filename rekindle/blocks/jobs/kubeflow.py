@@ -103,121 +103,142 @@ FRAMEWORKS = {
 
 
 def training_job(
-    kind: str, name: str, replicas: Mapping[str, Replica], cluster: ClusterConfig, **spec: object
+    job_kind: str,
+    name: str,
+    replicas: Mapping[str, Replica],
+    cluster: ClusterConfig,
+    **more_spec_fields: object,
 ) -> Manifest:
     """Return the job `name`, which has at most 50 characters, because the names of its pods are
-    longer. `spec`: additional fields of the job's spec.
+    longer. `more_spec_fields`: additional fields of the job's spec.
 
     Raises ConfigError for a kind that the operator no longer supports, an unknown role, or a wrong
     number of pods.
     """
-    check_replicas(kind, name, replicas)
-    framework = FRAMEWORKS[kind]
+    check_replicas(job_kind, name, replicas)
+    framework = FRAMEWORKS[job_kind]
 
-    specs = {
+    replica_specs = {
         role: replica_spec(
             replica.count,
             framework.roles[role].restart_policy,
             replica.pod,
-            role_pod(kind, role, replica, cluster),
+            role_pod(job_kind, role, replica, cluster),
         )
         for role, replica in replicas.items()
     }
 
-    workers = replicas.get("Worker") or next(iter(replicas.values()))
+    worker_replica = replicas.get("Worker") or next(iter(replicas.values()))
     restart_limit = RESTARTS_PER_POD * sum(replica.count for replica in replicas.values())
 
     return {
         "apiVersion": JOB_VERSION,
-        "kind": kind,
+        "kind": job_kind,
         "metadata": gang.job_metadata(name, cluster),
         "spec": {
-            "runPolicy": run_policy(cluster, workers.pod) | {"backoffLimit": restart_limit},
-            JOBS[kind].replicas_field: specs,
-            **spec,
+            "runPolicy": run_policy(cluster, worker_replica.pod) | {"backoffLimit": restart_limit},
+            JOBS[job_kind].replicas_field: replica_specs,
+            **more_spec_fields,
         },
     }
 
 
-def check_replicas(kind: str, name: str, replicas: Mapping[str, Replica]) -> None:
+def check_replicas(job_kind: str, name: str, replicas: Mapping[str, Replica]) -> None:
     """Raise ConfigError if the operator would reject the job, or if the job could never
     complete."""
-    job = f"{kind} {name}"
-    if kind in REMOVED_KINDS:
-        raise ConfigError(f"{job}: {REMOVED_KINDS[kind]}.")
+    job_title = f"{job_kind} {name}"
+    if job_kind in REMOVED_KINDS:
+        raise ConfigError(f"{job_title}: {REMOVED_KINDS[job_kind]}.")
 
-    framework = FRAMEWORKS[kind]
+    framework = FRAMEWORKS[job_kind]
     for role in replicas.keys() - framework.roles.keys():
         hint = (
             did_you_mean(role, set(framework.roles)) or f" Its roles: {', '.join(framework.roles)}."
         )
-        raise ConfigError(f"{job} has no role {role}.{hint}")
+        raise ConfigError(f"{job_title} has no role {role}.{hint}")
 
-    for role, rule in framework.roles.items():
-        count = replicas[role].count if role in replicas else 0
-        if not rule.min_pods <= count <= rule.max_pods:
-            if rule.min_pods == rule.max_pods:
-                limits = f"{rule.min_pods}"
+    for role, role_limits in framework.roles.items():
+        pod_count = replicas[role].count if role in replicas else 0
+        if not role_limits.min_pods <= pod_count <= role_limits.max_pods:
+            if role_limits.min_pods == role_limits.max_pods:
+                allowed_counts = f"{role_limits.min_pods}"
             else:
-                limits = f"at least {rule.min_pods} and at most {rule.max_pods}"
+                allowed_counts = (
+                    f"at least {role_limits.min_pods} and at most {role_limits.max_pods}"
+                )
 
-            raise ConfigError(f"{job} has {count} {role}: there must be {limits}.")
+            raise ConfigError(
+                f"{job_title} has {pod_count} {role}: there must be {allowed_counts}."
+            )
 
     if not replicas.keys() & set(framework.completing_roles):
-        roles = " nor a ".join(framework.completing_roles)
-        raise ConfigError(f"{job} has neither a {roles}: it would never complete. Add one.")
+        completing_roles = " nor a ".join(framework.completing_roles)
+        raise ConfigError(
+            f"{job_title} has neither a {completing_roles}: it would never complete. Add one."
+        )
 
 
-def role_pod(kind: str, role: str, replica: Replica, cluster: ClusterConfig) -> Manifest:
+def role_pod(job_kind: str, role: str, replica: Replica, cluster: ClusterConfig) -> Manifest:
     """Return the PodSpec of a role's pods."""
-    job = JOBS[kind]
+    job_description = JOBS[job_kind]
 
-    if role in job.leader_roles:
-        config = replica.pod.on_demand()
+    if role in job_description.leader_roles:
+        pod_config = replica.pod.on_demand()
     else:
-        config = replica.pod
+        pod_config = replica.pod
 
-    main = hardened_container(job.container_name, config, replica.args)
-    if FRAMEWORKS[kind].roles[role].is_idle:
-        main["command"] = ["sh", "-c"]
-        main["args"] = [IDLE_COMMAND]
+    main_container = hardened_container(job_description.container_name, pod_config, replica.args)
+    if FRAMEWORKS[job_kind].roles[role].is_idle:
+        main_container["command"] = ["sh", "-c"]
+        main_container["args"] = [IDLE_COMMAND]
 
-    pod = pod_spec(
-        config, cluster.pod_account, [main], terminationGracePeriodSeconds=config.grace_seconds
+    pod_manifest = pod_spec(
+        pod_config,
+        cluster.pod_account,
+        [main_container],
+        terminationGracePeriodSeconds=pod_config.grace_seconds,
     )
-    return omit_account(kind, role, pod)
+    return omit_account(job_kind, role, pod_manifest)
 
 
-def omit_account(kind: str, role: str, pod: Manifest) -> Manifest:
+def omit_account(job_kind: str, role: str, pod_manifest: Manifest) -> Manifest:
     """Return a PodSpec; remove its ServiceAccount if the operator creates one for this role."""
-    if FRAMEWORKS[kind].roles[role].has_account:
-        return pod
+    if FRAMEWORKS[job_kind].roles[role].has_account:
+        return pod_manifest
 
     omitted_fields = ("serviceAccountName", "automountServiceAccountToken")
-    return {field: value for field, value in pod.items() if field not in omitted_fields}
-
-
-def replica_spec(count: int, restart_policy: str, config: PodConfig, pod: Manifest) -> Manifest:
-    """Return the ReplicaSpec of one role."""
     return {
-        "replicas": count,
-        "restartPolicy": restart_policy,
-        "template": {"metadata": pods.pod_metadata(config), "spec": pod},
+        field_name: value
+        for field_name, value in pod_manifest.items()
+        if field_name not in omitted_fields
     }
 
 
-def run_policy(cluster: ClusterConfig, workers: PodConfig, min_pods: int | None = None) -> Manifest:
+def replica_spec(
+    pod_count: int, restart_policy: str, pod_config: PodConfig, pod_manifest: Manifest
+) -> Manifest:
+    """Return the ReplicaSpec of one role."""
+    return {
+        "replicas": pod_count,
+        "restartPolicy": restart_policy,
+        "template": {"metadata": pods.pod_metadata(pod_config), "spec": pod_manifest},
+    }
+
+
+def run_policy(
+    cluster: ClusterConfig, worker_config: PodConfig, min_pods: int | None = None
+) -> Manifest:
     """Return the RunPolicy of a job. `min_pods`: number of pods that suffice for gang scheduling to
     start an elastic job.
 
     The deadline of the job is only a safeguard, because the workflow itself has a deadline.
     """
-    policy = gang.preset_fields("policy", cluster, workers.priority_class)
+    gang_policy = gang.preset_fields("policy", cluster, worker_config.priority_class)
     if min_pods:
-        policy = {"minAvailable": min_pods, **policy}
+        gang_policy = {"minAvailable": min_pods, **gang_policy}
 
     return {
         "cleanPodPolicy": "Running",
-        "activeDeadlineSeconds": 60 * workers.deadline_minutes,
-        **({"schedulingPolicy": policy} if policy else {}),
+        "activeDeadlineSeconds": 60 * worker_config.deadline_minutes,
+        **({"schedulingPolicy": gang_policy} if gang_policy else {}),
     }

@@ -48,13 +48,13 @@ def run_secret(name: str) -> Manifest:
     The value is visible to users who may read Secrets and, while the pod that applies the Secret
     exists, to users who may read pods.
     """
-    secret = {
+    secret_manifest = {
         "apiVersion": "v1",
         "kind": "Secret",
         "metadata": {"name": name, "labels": WORKFLOW_LABEL},
     }
 
-    return secret | {
+    return secret_manifest | {
         "type": "Opaque",
         "data": {SECRET_FIELD: "{{=sprig.b64enc(sprig.randAlphaNum(43))}}"},
     }
@@ -71,13 +71,13 @@ class MemberCommands:
 
 
 def member_commands(
-    modules: MemberModules, flags: list[str], secrets: Sequence[str] = ()
+    member_modules: MemberModules, step_flags: list[str], secret_names: Sequence[str] = ()
 ) -> MemberCommands:
-    """Return the commands of a training; all its processes get the arguments `flags`."""
+    """Return the commands of a training; all its processes get the arguments `step_flags`."""
     return MemberCommands(
-        coordinator=("-m", modules.coordinator, *flags),
-        worker=("-m", modules.launcher, *flags),
-        secrets=tuple(secrets),
+        coordinator=("-m", member_modules.coordinator, *step_flags),
+        worker=("-m", member_modules.launcher, *step_flags),
+        secrets=tuple(secret_names),
     )
 
 
@@ -92,39 +92,39 @@ class PodCounts:
     max_pods: int
 
 
-def count_pods(train: TrainConfig, cluster: ClusterConfig) -> PodCounts:
+def count_pods(train_config: TrainConfig, cluster: ClusterConfig) -> PodCounts:
     """Return the numbers of pods for `train.workers`, `train.min_workers` and `train.max_workers`.
     Raises ConfigError if a number of workers is not a multiple of the GPUs per pod."""
-    gpus = max(1, cluster.pod("train").gpus)
+    gpus_per_pod = max(1, cluster.pod("train").gpus)
 
     for key in ("workers", "max_workers"):
-        number = getattr(train, key)
-        if number % gpus:
+        worker_count = getattr(train_config, key)
+        if worker_count % gpus_per_pod:
             raise ConfigError(
-                f"train.{key} is {number}: it must be a multiple of cluster.pods.train.gpus"
-                f" ({gpus}), as each pod runs one worker per GPU. Set it to"
-                f" {number - number % gpus or gpus}, or change the GPUs of a pod; neither changes"
-                " the result."
+                f"train.{key} is {worker_count}: it must be a multiple of cluster.pods.train.gpus"
+                f" ({gpus_per_pod}), as each pod runs one worker per GPU. Set it to"
+                f" {worker_count - worker_count % gpus_per_pod or gpus_per_pod}, or change the"
+                " GPUs of a pod; neither changes the result."
             )
 
     return PodCounts(
-        workers_per_pod=gpus,
-        pods=train.workers // gpus,
-        min_pods=ceil(train.min_workers / gpus),
-        max_pods=train.max_workers // gpus,
+        workers_per_pod=gpus_per_pod,
+        pods=train_config.workers // gpus_per_pod,
+        min_pods=ceil(train_config.min_workers / gpus_per_pod),
+        max_pods=train_config.max_workers // gpus_per_pod,
     )
 
 
-def member_metadata(name: str, role: str, pod: PodConfig) -> Manifest:
+def member_metadata(name: str, role_name: str, pod_config: PodConfig) -> Manifest:
     """Return the metadata of a pod, with the labels that the training operator would set; network
     policies, metrics and logs select pods by these labels."""
-    return pod_metadata(pod, WORKFLOW_LABEL | {JOB_NAME: name, REPLICA_TYPE: role})
+    return pod_metadata(pod_config, WORKFLOW_LABEL | {JOB_NAME: name, REPLICA_TYPE: role_name})
 
 
-def coordinator_variables(pod: PodConfig) -> dict[str, str]:
-    """Return the environment variables of the coordinator; `pod`: pod of the members."""
+def coordinator_variables(member_config: PodConfig) -> dict[str, str]:
+    """Return the environment variables of the coordinator; `member_config`: pod of the members."""
     return {
-        REKINDLE_DEADLINE: str(60 * pod.deadline_minutes),
+        REKINDLE_DEADLINE: str(60 * member_config.deadline_minutes),
         REKINDLE_METRICS: str(METRICS_PORT),
     }
 
@@ -134,44 +134,60 @@ def coordinator_spec(
 ) -> Manifest:
     """Return the PodSpec of the coordinator. `container_name`: container name that the kind of job
     prescribes."""
-    pod = cluster.pod("coordinator")
-    args = list(commands.coordinator)
+    pod_config = cluster.pod("coordinator")
+    python_arguments = list(commands.coordinator)
     variables = coordinator_variables(cluster.pod("train"))
-    env = [*POD_ADDRESS, _secret_variable(name), *image_variables(cluster.pod("train").image)]
-    env += ({"name": key, "value": value} for key, value in variables.items())
-    main = hardened_container(container_name, pod, args, env=env, ports=METRICS_PORTS)
+    environment_variables = [
+        *POD_ADDRESS,
+        _secret_variable(name),
+        *image_variables(cluster.pod("train").image),
+    ]
+    environment_variables += (
+        {"name": key, "value": variable_value} for key, variable_value in variables.items()
+    )
+    main_container = hardened_container(
+        container_name, pod_config, python_arguments, env=environment_variables, ports=METRICS_PORTS
+    )
 
     # The operator checks the deadline of the job only when a pod changes. This pod gets the same
     # deadline, so that its end triggers the check.
     return pod_spec(
-        pod, cluster.pod_account, [main], activeDeadlineSeconds=3600 * cluster.deadline_hours
+        pod_config,
+        cluster.pod_account,
+        [main_container],
+        activeDeadlineSeconds=3600 * cluster.deadline_hours,
     )
 
 
 def worker_spec(
     name: str,
-    train: TrainConfig,
+    train_config: TrainConfig,
     cluster: ClusterConfig,
     commands: MemberCommands,
     container_name: str,
-    host: str = "",
+    coordinator_host: str = "",
 ) -> Manifest:
-    """Return the PodSpec of a worker. `host`: host name of the coordinator; empty if the operator
-    of the job sets it in the workers."""
-    pod = cluster.pod("train")
-    gpus = count_pods(train, cluster).workers_per_pod
-    pod = pod.model_copy(update={"cpu": pod.cpu or str(train.threads * gpus)})
+    """Return the PodSpec of a worker. `coordinator_host`: host name of the coordinator; empty if
+    the operator of the job sets it in the workers."""
+    pod_config = cluster.pod("train")
+    gpus_per_pod = count_pods(train_config, cluster).workers_per_pod
+    pod_config = pod_config.model_copy(
+        update={"cpu": pod_config.cpu or str(train_config.threads * gpus_per_pod)}
+    )
 
-    if host:
-        variables = {"MASTER_ADDR": host, "PET_NPROC_PER_NODE": str(gpus) if gpus > 1 else ""}
+    if coordinator_host:
+        variables = {
+            "MASTER_ADDR": coordinator_host,
+            "PET_NPROC_PER_NODE": str(gpus_per_pod) if gpus_per_pod > 1 else "",
+        }
     else:
         variables = {}
-    return member_spec(name, pod, cluster, commands, container_name, variables)
+    return member_spec(name, pod_config, cluster, commands, container_name, variables)
 
 
 def member_spec(
     name: str,
-    pod: PodConfig,
+    pod_config: PodConfig,
     cluster: ClusterConfig,
     commands: MemberCommands,
     container_name: str,
@@ -180,16 +196,20 @@ def member_spec(
 ) -> Manifest:
     """Return the PodSpec of a member of the group. `variables`: environment variables that only
     this member needs."""
-    main = hardened_container(
+    main_container = hardened_container(
         container_name,
-        pod,
+        pod_config,
         list(commands.worker),
         env=[
             *POD_ADDRESS,
             {"name": POD_NAME, "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}},
             _secret_variable(name),
-            *({"name": key, "value": value} for key, value in variables.items() if value),
-            *shutdown_variables(pod),
+            *(
+                {"name": key, "value": variable_value}
+                for key, variable_value in variables.items()
+                if variable_value
+            ),
+            *shutdown_variables(pod_config),
             *secret_variables(commands.secrets),
         ],
         volumeMounts=[*TMP_MOUNTS, SHARED_MOUNT],
@@ -197,11 +217,11 @@ def member_spec(
     )
 
     pod_fields = {
-        "volumes": [*pod_volumes(pod), SHARED_MEMORY],
-        "terminationGracePeriodSeconds": pod.grace_seconds,
+        "volumes": [*pod_volumes(pod_config), SHARED_MEMORY],
+        "terminationGracePeriodSeconds": pod_config.grace_seconds,
     }
     return volume.mount_cache(
-        pod_spec(pod, cluster.pod_account, [main], **pod_fields), cluster.cache
+        pod_spec(pod_config, cluster.pod_account, [main_container], **pod_fields), cluster.cache
     )
 
 

@@ -50,13 +50,13 @@ class ProgramJob:
         """The roles whose pods run the program, in the order of ranks. Roles whose programs end by
         themselves come first."""
         framework = FRAMEWORKS[self.kind]
-        completing = [role for role in framework.completing_roles if self.counts.get(role)]
-        others = [
+        completing_roles = [role for role in framework.completing_roles if self.counts.get(role)]
+        other_roles = [
             role
-            for role, rule in framework.roles.items()
-            if role not in completing and self.counts.get(role) and not rule.is_idle
+            for role, role_limits in framework.roles.items()
+            if role not in completing_roles and self.counts.get(role) and not role_limits.is_idle
         ]
-        return [*completing, *others]
+        return [*completing_roles, *other_roles]
 
     @property
     def members(self) -> int:
@@ -69,54 +69,66 @@ class ProgramJob:
         check_replicas(self.kind, name, self._replicas())
 
     def manifest(
-        self, name: str, train: TrainConfig, cluster: ClusterConfig, commands: MemberCommands
+        self, name: str, train_config: TrainConfig, cluster: ClusterConfig, commands: MemberCommands
     ) -> Manifest:
         """Return the job `name`, which has at most 50 characters, because the names of its pods are
         longer."""
-        policy = run_policy(cluster, self.pod)
+        run_policy_fields = run_policy(cluster, self.pod)
         # the coordinator enforces the time limit of an attempt
-        policy["activeDeadlineSeconds"] = 3600 * cluster.deadline_hours
+        run_policy_fields["activeDeadlineSeconds"] = 3600 * cluster.deadline_hours
         if self.kind == "MPIJob":
-            policy["backoffLimit"] = LAUNCHER_RESTARTS
+            run_policy_fields["backoffLimit"] = LAUNCHER_RESTARTS
 
-        specs: dict[str, Manifest] = {}
+        replica_specs: dict[str, Manifest] = {}
         for role, replica in self._replicas().items():
             if role in self.roles:
-                pod_spec = self._member_spec(name, role, cluster, commands)
+                member_pod = self._member_spec(name, role, cluster, commands)
             else:
-                pod_spec = role_pod(self.kind, role, replica, cluster)
-            restarts = "OnFailure" if role == "Launcher" else "ExitCode"
-            specs[role] = replica_spec(replica.count, restarts, self.pod, pod_spec)
+                member_pod = role_pod(self.kind, role, replica, cluster)
+            restart_policy = "OnFailure" if role == "Launcher" else "ExitCode"
+            replica_specs[role] = replica_spec(replica.count, restart_policy, self.pod, member_pod)
 
         return {
             "apiVersion": JOB_VERSION,
             "kind": self.kind,
             "metadata": gang.job_metadata(name, cluster),
-            "spec": {"runPolicy": policy, JOBS[self.kind].replicas_field: specs, **self.spec},
+            "spec": {
+                "runPolicy": run_policy_fields,
+                JOBS[self.kind].replicas_field: replica_specs,
+                **self.spec,
+            },
         }
 
     def _replicas(self) -> dict[str, Replica]:
-        return {role: Replica(self.pod, [], count) for role, count in self.counts.items()}
+        return {role: Replica(self.pod, [], pod_count) for role, pod_count in self.counts.items()}
 
     def _member_spec(
         self, name: str, role: str, cluster: ClusterConfig, commands: MemberCommands
     ) -> Manifest:
         """Return the PodSpec of a role whose pods run the program."""
-        leader = self.roles[0]
+        leading_role = self.roles[0]
         previous_roles = self.roles[: self.roles.index(role)]
         variables = {
-            REKINDLE_COORDINATOR: pod_name(name, leader),
+            REKINDLE_COORDINATOR: pod_name(name, leading_role),
             REKINDLE_ROLE_RANK: str(sum(self.counts[role] for role in previous_roles)),
         }
         if role not in FRAMEWORKS[self.kind].completing_roles:
             variables[REKINDLE_SERVER] = "yes"
 
-        ports: list[Manifest] = []
-        if role == leader:
+        container_ports: list[Manifest] = []
+        if role == leading_role:
             variables.update(coordinator_variables(self.pod))
-            ports = METRICS_PORTS
+            container_ports = METRICS_PORTS
 
-        job = JOBS[self.kind]
-        pod = self.pod.on_demand() if role in job.leader_roles else self.pod
-        spec = member_spec(name, pod, cluster, commands, job.container_name, variables, ports=ports)
-        return omit_account(self.kind, role, spec)
+        job_description = JOBS[self.kind]
+        pod_config = self.pod.on_demand() if role in job_description.leader_roles else self.pod
+        pod_spec = member_spec(
+            name,
+            pod_config,
+            cluster,
+            commands,
+            job_description.container_name,
+            variables,
+            ports=container_ports,
+        )
+        return omit_account(self.kind, role, pod_spec)

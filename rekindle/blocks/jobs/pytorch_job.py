@@ -16,7 +16,7 @@ HOST = "{0}-master-0"  # host name of the coordinator
 
 
 def pytorch_job(
-    name: str, train: TrainConfig, cluster: ClusterConfig, commands: MemberCommands
+    name: str, train_config: TrainConfig, cluster: ClusterConfig, commands: MemberCommands
 ) -> Manifest:
     """Return the job `name`, which has at most 53 characters, because the names of its pods are
     longer. All pods run `commands` and share the Secret `name`.
@@ -27,31 +27,36 @@ def pytorch_job(
     GPU. Raises ConfigError if the numbers of workers are not multiples of the number of GPUs per
     pod.
     """
-    counts = count_pods(train, cluster)
+    pod_counts = count_pods(train_config, cluster)
     master_pod = coordinator_spec(name, cluster, commands, "pytorch")
-    worker_pod = worker_spec(name, train, cluster, commands, "pytorch")
+    worker_pod = worker_spec(name, train_config, cluster, commands, "pytorch")
 
     # one more pod, for the coordinator
-    policy = run_policy(cluster, cluster.pod("train"), counts.min_pods + 1)
+    scheduling_policy = run_policy(cluster, cluster.pod("train"), pod_counts.min_pods + 1)
     # The deadline of the workflow, not of an attempt. The coordinator enforces the time limit of an
     # attempt, which excludes the time that pods wait for nodes.
-    policy["activeDeadlineSeconds"] = 3600 * cluster.deadline_hours
+    scheduling_policy["activeDeadlineSeconds"] = 3600 * cluster.deadline_hours
 
-    processes = {}
-    if counts.workers_per_pod > 1:
-        processes["nprocPerNode"] = str(counts.workers_per_pod)
+    processes_per_pod = {}
+    if pod_counts.workers_per_pod > 1:
+        processes_per_pod["nprocPerNode"] = str(pod_counts.workers_per_pod)
 
     return {
         "apiVersion": JOB_VERSION,
         "kind": "PyTorchJob",
         "metadata": gang.job_metadata(name, cluster),
         "spec": {
-            "runPolicy": policy,
-            **processes,
-            "elasticPolicy": {"minReplicas": counts.min_pods, "maxReplicas": counts.max_pods},
+            "runPolicy": scheduling_policy,
+            **processes_per_pod,
+            "elasticPolicy": {
+                "minReplicas": pod_counts.min_pods,
+                "maxReplicas": pod_counts.max_pods,
+            },
             "pytorchReplicaSpecs": {
                 "Master": replica_spec(1, "ExitCode", cluster.pod("coordinator"), master_pod),
-                "Worker": replica_spec(counts.pods, "OnFailure", cluster.pod("train"), worker_pod),
+                "Worker": replica_spec(
+                    pod_counts.pods, "OnFailure", cluster.pod("train"), worker_pod
+                ),
             },
         },
     }

@@ -32,20 +32,20 @@ def success_condition(cluster: ClusterConfig) -> str:
 
 
 def training_runtime(
-    name: str, train: TrainConfig, cluster: ClusterConfig, commands: MemberCommands
+    name: str, train_config: TrainConfig, cluster: ClusterConfig, commands: MemberCommands
 ) -> Manifest:
     """Return the TrainingRuntime of the job `name`: a JobSet with a Job for the coordinator and a
     Job for the nodes."""
-    pod = worker_spec(name, train, cluster, commands, NODE, HOST.format(name))
-    nodes = worker_job(name, pod, cluster, restarts=True)
-    jobs = [
+    worker_pod = worker_spec(name, train_config, cluster, commands, NODE, HOST.format(name))
+    node_job_spec = worker_job(name, worker_pod, cluster, is_restarted=True)
+    replicated_jobs = [
         {"name": LEAD, "replicas": 1, "template": {"spec": lead_job(name, cluster, commands)}},
         {
             "name": NODE,
             "replicas": 1,
             "template": {
                 "metadata": {"labels": {TRAINER_STEP: "trainer"}},
-                "spec": nodes,
+                "spec": node_job_spec,
             },
         },
     ]
@@ -65,24 +65,24 @@ def training_runtime(
             **({"podGroupPolicy": group_policy} if group_policy else {}),
             "template": {
                 **({"metadata": metadata} if metadata else {}),
-                "spec": {**lead_policies([]), "replicatedJobs": jobs},
+                "spec": {**lead_policies([]), "replicatedJobs": replicated_jobs},
             },
         },
     }
 
 
 def train_job(
-    name: str, train: TrainConfig, cluster: ClusterConfig, commands: MemberCommands
+    name: str, train_config: TrainConfig, cluster: ClusterConfig, commands: MemberCommands
 ) -> Manifest:
     """Return the TrainJob `name`, which uses the TrainingRuntime `name`. `name` has at most 45
     characters, because the names of the pods are longer."""
-    counts = count_pods(train, cluster)
+    pod_counts = count_pods(train_config, cluster)
     return {
         "apiVersion": TRAINER_VERSION,
         "kind": "TrainJob",
         "metadata": gang.job_metadata(name, cluster),
         "spec": {
             "runtimeRef": {"name": name, "kind": "TrainingRuntime"},
-            "trainer": {"numNodes": counts.pods, "numProcPerNode": counts.workers_per_pod},
+            "trainer": {"numNodes": pod_counts.pods, "numProcPerNode": pod_counts.workers_per_pod},
         },
     }

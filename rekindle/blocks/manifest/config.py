@@ -69,8 +69,8 @@ MAX_ERRORS = 20  # maximum number of errors in one message
 KeyPath = tuple[str, ...]  # path of a value in the config, such as ("train", "workers")
 
 
-def _default_section(section: type[Section]) -> Any:
-    return Field(default_factory=partial(section.model_validate, {}))
+def _default_section(section_type: type[Section]) -> Any:
+    return Field(default_factory=partial(section_type.model_validate, {}))
 
 
 class ScheduleConfig(Section):
@@ -97,17 +97,17 @@ class ScheduleConfig(Section):
     def _check_cron(cls, text: str) -> str:
         if text.startswith(("@", "TZ=", "CRON_TZ=")):
             raise ValueError("it must have five fields; schedule.timezone sets the time zone")
-        reason = crontab.schedule_error(text)
-        if reason:
-            raise ValueError(reason)
+        cron_error = crontab.schedule_error(text)
+        if cron_error:
+            raise ValueError(cron_error)
         return text
 
     @field_validator("timezone")
     @classmethod
     def _check_timezone(cls, name: str) -> str:
-        reason = crontab.timezone_error(name)
-        if reason:
-            raise ValueError(reason)
+        timezone_error = crontab.timezone_error(name)
+        if timezone_error:
+            raise ValueError(timezone_error)
         return name
 
 
@@ -169,38 +169,38 @@ def _working_directory(key: str) -> Path:
 
 
 def resolve_data(
-    data: DataConfig, folder_for_key: Callable[[str], Path] = _working_directory
+    data_config: DataConfig, folder_for_key: Callable[[str], Path] = _working_directory
 ) -> DataConfig:
-    """Return the section `data` with absolute paths. A relative path is relative to the folder that
-    `folder_for_key` returns for its key."""
-    if "://" not in data.source:
-        source = str(folder_for_key("data.source") / Path(data.source).expanduser())
-        data = data.model_copy(update={"source": source})
-    return absolute_paths(data, "data", folder_for_key)
+    """Return the section `data_config` with absolute paths. A relative path is relative to the
+    folder that `folder_for_key` returns for its key."""
+    if "://" not in data_config.source:
+        source_path = str(folder_for_key("data.source") / Path(data_config.source).expanduser())
+        data_config = data_config.model_copy(update={"source": source_path})
+    return absolute_paths(data_config, "data", folder_for_key)
 
 
 def relative_paths(config: Config) -> Iterator[tuple[str, str]]:
     """Yield (key, value) for each value in the user's own sections that is the relative path of an
     existing file."""
-    for section in _own_sections(config):
-        for key, value in leaves(getattr(config, section), section):
+    for section_name in _own_sections(config):
+        for key, value in leaves(getattr(config, section_name), section_name):
             if isinstance(value, str) and value and _is_relative_path(value):
                 yield key, value
 
 
-def _own_sections(config: Config) -> list[str]:
+def _own_sections(pipeline_config: Config) -> list[str]:
     """Return the names of the sections that the workload and the pipeline define."""
     return sorted(
-        [*(type(config).model_fields.keys() - Config.model_fields.keys()), "data", "model"]
+        [*(type(pipeline_config).model_fields.keys() - Config.model_fields.keys()), "data", "model"]
     )
 
 
 def _is_relative_path(text: str) -> bool:
     if "://" in text or Path(text).is_absolute():
         return False
-    paths = [Path(folder, text) for folder in (Path.cwd(), *project.search_path())]
+    candidate_paths = [Path(folder, text) for folder in (Path.cwd(), *project.search_path())]
     try:
-        return any(path.is_file() or ("/" in text and path.exists()) for path in paths)
+        return any(path.is_file() or ("/" in text and path.exists()) for path in candidate_paths)
     except (OSError, ValueError):  # a text that is too long or contains a null byte is not a path
         return False
 
@@ -215,21 +215,21 @@ class Loaded:
     def rows(self) -> Iterator[tuple[str, Any, str]]:
         """Yield (dotted path, value, origin) for every value, in the order of the sections.
         The rows of `cluster.pods` contain every kind of pod, with defaults and presets applied."""
-        values = self.config.model_dump(mode="json")
+        config_values = self.config.model_dump(mode="json")
         cluster = self.config.cluster
-        names = dict.fromkeys([*POD_DEFAULTS, *cluster.pods])
+        pod_kinds = dict.fromkeys([*POD_DEFAULTS, *cluster.pods])
 
-        values["cluster"]["pods"] = {
-            name: cluster.pod(name).model_dump(mode="json") for name in names
+        config_values["cluster"]["pods"] = {
+            name: cluster.pod(name).model_dump(mode="json") for name in pod_kinds
         }
-        for keys, value in _iterate_leaves(values):
-            path = ".".join(keys)
-            if keys[:2] == ("cluster", "pods"):
-                derived = cluster.origin(keys[2], keys[3])
+        for key_path, value in _iterate_leaves(config_values):
+            path = ".".join(key_path)
+            if key_path[:2] == ("cluster", "pods"):
+                derived_origin = cluster.origin(key_path[2], key_path[3])
             else:
-                derived = ""
+                derived_origin = ""
 
-            yield path, value, derived or self.origin(path)
+            yield path, value, derived_origin or self.origin(path)
 
     def origin_below(self, path: str) -> str:
         """Return the origin of the first value that is set below `path`; "" if none is set."""
@@ -267,31 +267,31 @@ def load_config(
     `Path` in the user's own sections are relative to that project.
     """
     file = project.config(Path(file))
-    values, origins = _merge(
+    config_values, origins = _merge(
         _iterate_settings(file, sets, os.environ if environment is None else environment)
     )
-    if "workload" not in values:
+    if "workload" not in config_values:
         raise ConfigError(_missing_workload(file))
 
-    modules = _module_names(values, origins)
+    module_names = _module_names(config_values, origins)
     with _prefix_errors(origins["workload"]):
-        workload = load(modules["workload"])
+        workload = load(module_names["workload"])
 
     with _prefix_errors(origins.get("pipeline", str(file))):
-        model = _schema(**modules)
+        config_model = _schema(**module_names)
 
     other_root = project.other_project(file)
 
     def folder_for_key(key: str) -> Path:
-        origin = Loaded(model.model_construct(), origins).origin(key)
-        if other_root and origin in (str(file), "default"):
+        value_origin = Loaded(config_model.model_construct(), origins).origin(key)
+        if other_root and value_origin in (str(file), "default"):
             return other_root
         return Path.cwd()
 
     try:
-        config = _validate(model, values, folder_for_key)
+        config = _validate(config_model, config_values, folder_for_key)
     except ValidationError as error:
-        loaded = Loaded(model.model_construct(), origins)
+        loaded = Loaded(config_model.model_construct(), origins)
         raise ConfigError(*_describe_errors(error, loaded, str(file))) from error
 
     loaded = Loaded(config, origins)
@@ -305,96 +305,106 @@ def _merge(
 ) -> tuple[dict[str, Any], dict[str, str]]:
     """Return the values of all settings, and the origin of each value by its path. A later setting
     replaces earlier ones."""
-    values: dict[str, Any] = {}
-    origins: dict[str, str] = {}
-    sections: set[str] = set()  # paths of sections, that is, of values that contain other keys
+    config_values: dict[str, Any] = {}
+    origins_by_path: dict[str, str] = {}
+    section_paths: set[str] = set()  # paths of sections, that is, of values that contain other keys
 
-    for keys, value, origin in settings:
-        _assign_value(values, keys, value, origin)
-        path = ".".join(keys)
-        if path in sections:
-            origins = {p: o for p, o in origins.items() if not p.startswith(path + ".")}
+    for key_path, value, origin in settings:
+        _assign_value(config_values, key_path, value, origin)
+        path = ".".join(key_path)
+        if path in section_paths:
+            origins_by_path = {
+                existing_path: existing_origin
+                for existing_path, existing_origin in origins_by_path.items()
+                if not existing_path.startswith(path + ".")
+            }
 
-        origins[path] = origin
-        sections.update(".".join(keys[:depth]) for depth in range(1, len(keys)))
+        origins_by_path[path] = origin
+        section_paths.update(".".join(key_path[:depth]) for depth in range(1, len(key_path)))
 
-    return values, origins
+    return config_values, origins_by_path
 
 
-def _module_names(values: Mapping[str, Any], origins: Mapping[str, str]) -> dict[str, str]:
+def _module_names(config_values: Mapping[str, Any], origins: Mapping[str, str]) -> dict[str, str]:
     """Return the modules of the workload and of the pipeline. Raises ConfigError."""
-    modules = {"workload": values["workload"], "pipeline": values.get("pipeline", DEFAULT_PIPELINE)}
-    for key, module in modules.items():
-        if not isinstance(module, str) or not module:
+    module_names = {
+        "workload": config_values["workload"],
+        "pipeline": config_values.get("pipeline", DEFAULT_PIPELINE),
+    }
+    for key, module_name in module_names.items():
+        if not isinstance(module_name, str) or not module_name:
             raise ConfigError(
-                f"{origins[key]}: {key} is {module!r}: it must be the dotted name of a module."
+                f"{origins[key]}: {key} is {module_name!r}: it must be the dotted name of a module."
             )
-    return modules
+    return module_names
 
 
-def _check_against_workload(loaded: Loaded, workload: Any, file: str) -> None:
+def _check_against_workload(loaded_config: Loaded, workload_module: Any, file: str) -> None:
     """Raise ConfigError if settings of the gate, the training or the families do not fit the
     workload."""
-    config = loaded.config
-    with _prefix_errors(loaded.origin_below("gate") or file):
-        check_bounds(config.gate, workload.metrics)
+    config = loaded_config.config
+    with _prefix_errors(loaded_config.origin_below("gate") or file):
+        check_bounds(config.gate, workload_module.metrics)
 
     if config.program:
-        with _prefix_errors(loaded.origin_below("program") or file):
+        with _prefix_errors(loaded_config.origin_below("program") or file):
             check_program(config.workload)
             check_file(config.program.command)
             check_model_placeholders(config.program, dict(config.model))
         return
 
     # pipelines without a training, such as batch scoring, need no model
-    if not families.has_model(workload):
+    if not families.has_model(workload_module):
         return
 
-    with _prefix_errors(loaded.origin("train.validation")):
-        check_supported_settings(config.train, workload)
+    with _prefix_errors(loaded_config.origin("train.validation")):
+        check_supported_settings(config.train, workload_module)
 
-    with _prefix_errors(loaded.origins.get("train.validation", file)):
+    with _prefix_errors(loaded_config.origins.get("train.validation", file)):
         families.check_validation(
-            families.select(workload, config.families), config.train.validation
+            families.select(workload_module, config.families), config.train.validation
         )
 
 
-def _describe_errors(error: ValidationError, loaded: Loaded, file: str) -> list[str]:
+def _describe_errors(error: ValidationError, loaded_config: Loaded, file: str) -> list[str]:
     """Return one line for each wrong key or value of a config."""
-    errors = error.errors()
-    lines = dict.fromkeys(_describe_error(each, loaded, file) for each in errors[:MAX_ERRORS])
-    if len(errors) > MAX_ERRORS:
-        lines[f"{file}: and {len(errors) - MAX_ERRORS:,} more errors."] = None
+    error_details = error.errors()
+    error_lines = dict.fromkeys(
+        _describe_error(error_detail, loaded_config, file)
+        for error_detail in error_details[:MAX_ERRORS]
+    )
+    if len(error_details) > MAX_ERRORS:
+        error_lines[f"{file}: and {len(error_details) - MAX_ERRORS:,} more errors."] = None
 
-    return [without_secrets(line) for line in lines]
+    return [without_secrets(line) for line in error_lines]
 
 
-def _reject_passwords(loaded: Loaded) -> None:
+def _reject_passwords(loaded_config: Loaded) -> None:
     """Raise ConfigError for a URL with a password or signature: MLflow records the config, and `ps`
     shows it during a run. Also raise ConfigError for a secret in one of the user's own sections."""
-    own_sections = _own_sections(loaded.config)
-    for key, value in leaves(loaded.config, ""):
+    own_sections = _own_sections(loaded_config.config)
+    for key, value in leaves(loaded_config.config, ""):
         name = key.lstrip(".")
         if isinstance(value, str) and PASSWORD_URL.search(value):
             raise ConfigError(
-                f"{without_secrets(loaded.origin(name))}: {name} is a URL with a password or"
+                f"{without_secrets(loaded_config.origin(name))}: {name} is a URL with a password or"
                 " a signature, which everyone can read who can read the manifest or MLflow:"
                 " remove it. A step can read a password from its environment, which has the keys of"
                 " the Secret rekindle-s3."
             )
         if name.partition(".")[0] in own_sections and _is_own_secret(name, value):
             raise ConfigError(
-                f"{_without_value(loaded.origin(name))}: {name} is a secret, which"
+                f"{_without_value(loaded_config.origin(name))}: {name} is a secret, which"
                 " everyone can read who can read the manifest or MLflow: remove it. A step can read"
                 " it from its environment, which has the keys of the Secret rekindle-s3."
             )
 
 
-def _without_value(origin: str) -> str:
+def _without_value(value_origin: str) -> str:
     """Return an origin such as `--set data.password=VALUE` without the value."""
-    if origin.startswith("--set "):
-        return origin.partition("=")[0]
-    return origin
+    if value_origin.startswith("--set "):
+        return value_origin.partition("=")[0]
+    return value_origin
 
 
 def _is_own_secret(key: str, value: object) -> bool:
@@ -405,7 +415,7 @@ def _is_own_secret(key: str, value: object) -> bool:
 
 
 def _validate(
-    model: type[Config], values: dict[str, Any], folder_for_key: Callable[[str], Path]
+    config_model: type[Config], config_values: dict[str, Any], folder_for_key: Callable[[str], Path]
 ) -> Config:
     """Validate the values of a config. Raises ValidationError.
 
@@ -413,196 +423,215 @@ def _validate(
     directory does not contain the path, the path is looked up in the folder that `folder_for_key`
     returns for its key.
     """
-    context = {"folder_for_key": folder_for_key}
+    validation_context = {"folder_for_key": folder_for_key}
 
     try:
-        return model.model_validate(values, context=context)
+        return config_model.model_validate(config_values, context=validation_context)
     except ValidationError as error:
         missing_paths = [
-            item
-            for item in error.errors()
-            if item["type"] in ("path_not_file", "path_not_directory")
+            error_detail
+            for error_detail in error.errors()
+            if error_detail["type"] in ("path_not_file", "path_not_directory")
         ]
         if not missing_paths:
             raise
 
-    for item in missing_paths:
-        *parents, last_key = item["loc"]
+    for error_detail in missing_paths:
+        *parent_keys, last_key = error_detail["loc"]
         # skip a value in a union, because its location in the error also contains parts that are
         # not keys
         with suppress(KeyError, IndexError, TypeError):
-            holder: Any = reduce(operator.getitem, parents, cast(Any, values))
-            holder[last_key] = str(
-                folder_for_key(".".join(map(str, item["loc"])))
-                / Path(holder[last_key]).expanduser()
+            parent_mapping: Any = reduce(operator.getitem, parent_keys, cast(Any, config_values))
+            parent_mapping[last_key] = str(
+                folder_for_key(".".join(map(str, error_detail["loc"])))
+                / Path(parent_mapping[last_key]).expanduser()
             )
 
-    return model.model_validate(values, context=context)
+    return config_model.model_validate(config_values, context=validation_context)
 
 
 @contextmanager
-def _prefix_errors(origin: str) -> Iterator[None]:
+def _prefix_errors(value_origin: str) -> Iterator[None]:
     """Put the origin of the wrong value in front of each line of a ConfigError."""
     try:
         yield
     except ConfigError as error:
-        raise ConfigError(*(f"{origin}: {line}" for line in error.lines)) from error
+        raise ConfigError(*(f"{value_origin}: {line}" for line in error.lines)) from error
 
 
 @cache
-def _schema(workload: str, pipeline: str) -> type[Config]:
+def _schema(workload_name: str, pipeline_module: str) -> type[Config]:
     """Return the pydantic model of a config: `Config` or the pipeline's subclass of it, extended by
     the sections of the workload."""
-    module = load(workload)
-    base = Config
+    workload_module = load(workload_name)
+    base_model = Config
 
-    if pipeline != DEFAULT_PIPELINE:
-        base = getattr(project.load(pipeline, "pipeline", ("build",)), "Config", Config)
-
-    if not (isinstance(base, type) and issubclass(base, Config)):
-        raise ConfigError(
-            f"{pipeline}.Config is {base!r}: it must be a class that inherits from rekindle.Config."
+    if pipeline_module != DEFAULT_PIPELINE:
+        base_model = getattr(
+            project.load(pipeline_module, "pipeline", ("build",)), "Config", Config
         )
 
-    sections: dict[str, Any] = {"data": (module.Data, ...), "model": (module.Model, module.Model())}
-    fields = base.model_fields
+    if not (isinstance(base_model, type) and issubclass(base_model, Config)):
+        raise ConfigError(
+            f"{pipeline_module}.Config is {base_model!r}: it must be a class that inherits from"
+            " rekindle.Config."
+        )
 
-    overridden = {
+    section_fields: dict[str, Any] = {
+        "data": (workload_module.Data, ...),
+        "model": (workload_module.Model, workload_module.Model()),
+    }
+    base_fields = base_model.model_fields
+
+    overridden_sections = {
         name
-        for name in sections
-        if fields[name].annotation is not Config.model_fields[name].annotation
+        for name in section_fields
+        if base_fields[name].annotation is not Config.model_fields[name].annotation
     }
 
     return create_model(
-        "Config", __base__=base, **{name: sections[name] for name in sections.keys() - overridden}
+        "Config",
+        __base__=base_model,
+        **{name: section_fields[name] for name in section_fields.keys() - overridden_sections},
     )
 
 
 def _iterate_settings(
-    file: Path, sets: Iterable[str], environment: Mapping[str, str]
+    file: Path, set_flags: Iterable[str], environment: Mapping[str, str]
 ) -> Iterator[tuple[KeyPath, Any, str]]:
     if file.suffix == ".py":
-        content = {"pipeline": project.module_of(file), "name": file.stem.replace("_", "-")}
+        config_values = {"pipeline": project.module_of(file), "name": file.stem.replace("_", "-")}
     else:
-        content = None
+        config_values = None
 
-    for keys, value in _iterate_leaves(content or _read_config_file(file)):
-        yield keys, value, str(file)
+    for key_path, value in _iterate_leaves(config_values or _read_config_file(file)):
+        yield key_path, value, str(file)
 
     variables.check(environment)
     for name, text in sorted(environment.items()):
-        keys = tuple(name.removeprefix(variables.PREFIX).lower().split("__"))
+        key_path = tuple(name.removeprefix(variables.PREFIX).lower().split("__"))
         if variables.sets_config(name):
-            yield keys, _parse_value(text, name), name
+            yield key_path, _parse_value(text, name), name
 
-    for item in sets:
-        path, equals, text = item.partition("=")
-        if not equals or not path.strip():
-            raise ConfigError(f"--set {item}: it must be KEY=VALUE, such as --set train.workers=3.")
+    for set_flag in set_flags:
+        path, equals_sign, text = set_flag.partition("=")
+        if not equals_sign or not path.strip():
+            raise ConfigError(
+                f"--set {set_flag}: it must be KEY=VALUE, such as --set train.workers=3."
+            )
 
-        yield tuple(path.strip().split(".")), _parse_value(text, f"--set {item}"), f"--set {item}"
+        yield (
+            tuple(path.strip().split(".")),
+            _parse_value(text, f"--set {set_flag}"),
+            f"--set {set_flag}",
+        )
 
 
 def _read_config_file(file: Path) -> dict[str, Any]:
     try:
         documents = parse(read_text(file), str(file))
     except FileNotFoundError as error:
-        files = {str(path) for path in file.parent.glob("*.yaml")} | project.configs()
+        existing_configs = {str(path) for path in file.parent.glob("*.yaml")} | project.configs()
         raise ConfigError(
-            f"{file} does not exist: give a config file.{did_you_mean(str(file), files)}"
+            f"{file} does not exist: give a config file.{did_you_mean(str(file), existing_configs)}"
         ) from error
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{file} cannot be read ({error}): give a YAML file.") from error
 
-    values = documents[0] if len(documents) == 1 else documents
-    if not isinstance(values, dict):
+    config_values = documents[0] if len(documents) == 1 else documents
+    if not isinstance(config_values, dict):
         if len(documents) != 1:
-            content = f"{len(documents)} documents"
+            content_description = f"{len(documents)} documents"
         else:
-            content = type(values).__name__
+            content_description = type(config_values).__name__
 
         raise ConfigError(
-            f"{file} holds {content}: a config must be a mapping, see configs/demo.yaml."
+            f"{file} holds {content_description}: a config must be a mapping, see"
+            " configs/demo.yaml."
         )
 
-    if "apiVersion" in values:
+    if "apiVersion" in config_values:
         raise ConfigError(f"{file} is a manifest, not a config: use --manifest {file}.")
 
-    return values
+    return config_values
 
 
-def _parse_value(text: str, origin: str) -> Any:
+def _parse_value(text: str, value_origin: str) -> Any:
     """Parse lists, mappings and null as YAML; return other values as text, which pydantic converts
     to the type of the field."""
     if text.strip()[:1] in ("[", "{") or text.strip() in ("null", "~"):
-        return next(iter(parse(text, origin)), None)
+        return next(iter(parse(text, value_origin)), None)
     return text
 
 
 def _iterate_leaves(
-    values: Mapping[str, Any], parent_keys: KeyPath = ()
+    nested_values: Mapping[str, Any], parent_keys: KeyPath = ()
 ) -> Iterator[tuple[KeyPath, Any]]:
-    for key, value in values.items():
+    for key, value in nested_values.items():
         # the path is a tuple instead of a dotted text, because a key, such as a node label, may
         # contain dots
-        keys = (*parent_keys, str(key))
+        key_path = (*parent_keys, str(key))
         if isinstance(value, Mapping) and value:
-            yield from _iterate_leaves(value, keys)
+            yield from _iterate_leaves(value, key_path)
         else:
-            yield keys, value
+            yield key_path, value
 
 
-def _assign_value(values: dict[str, Any], keys: KeyPath, value: object, origin: str) -> None:
-    *parents, last = keys
-    for depth, parent in enumerate(parents):
-        inner = values.setdefault(parent, {})
-        if inner is None:  # a section without a value, such as `train:`, is empty
-            inner = values[parent] = {}
-        if not isinstance(inner, dict):
+def _assign_value(
+    config_values: dict[str, Any], key_path: KeyPath, value: object, value_origin: str
+) -> None:
+    *parent_keys, last_key = key_path
+    for depth, parent in enumerate(parent_keys):
+        inner_mapping = config_values.setdefault(parent, {})
+        if inner_mapping is None:  # a section without a value, such as `train:`, is empty
+            inner_mapping = config_values[parent] = {}
+        if not isinstance(inner_mapping, dict):
             raise ConfigError(
-                f"{origin}: {'.'.join(parents[: depth + 1])} is {inner!r}: it cannot have keys"
-                " below it."
+                f"{value_origin}: {'.'.join(parent_keys[: depth + 1])} is {inner_mapping!r}: it"
+                " cannot have keys below it."
             )
-        values = inner
-    values[last] = value
+        config_values = inner_mapping
+    config_values[last_key] = value
 
 
-def _describe_error(error: ErrorDetails, loaded: Loaded, file: str) -> str:
-    model = type(loaded.config)
-    keys = [str(key) for key in error["loc"] if key != "[key]"]
-    path = ".".join(keys)
-    value = error["input"]
-    source = loaded.origin(path)
-    location = file if source == "default" else source
+def _describe_error(error: ErrorDetails, loaded_config: Loaded, file: str) -> str:
+    config_model = type(loaded_config.config)
+    key_path = [str(key) for key in error["loc"] if key != "[key]"]
+    path = ".".join(key_path)
+    invalid_value = error["input"]
+    value_origin = loaded_config.origin(path)
+    location = file if value_origin == "default" else value_origin
 
     if error["type"] == "extra_forbidden":
-        location = loaded.origin_below(path) or location
-        valid = known_keys(model, keys[:-1])
-        hint = did_you_mean(keys[-1], valid) or (
-            f" Known: {', '.join(sorted(valid))}." if valid else ""
+        location = loaded_config.origin_below(path) or location
+        valid_keys = known_keys(config_model, key_path[:-1])
+        hint = did_you_mean(key_path[-1], valid_keys) or (
+            f" Known: {', '.join(sorted(valid_keys))}." if valid_keys else ""
         )
 
         return f"{location}: {path} is not a known key.{hint}"
 
     if error["type"] == "missing":
         return f"{location}: {path} is missing: it is required."
-    if error["type"] in ("model_type", "dict_type") and value is None:
+    if error["type"] in ("model_type", "dict_type") and invalid_value is None:
         return f"{location}: {path} is empty: give it keys, or remove it."
 
-    if error["type"] == "value_error" and isinstance(value, Mapping):
+    if error["type"] == "value_error" and isinstance(invalid_value, Mapping):
         # omit the value and the flag that sets it, because both may contain a secret
         value_text = ""
         location = _without_value(location)
     else:
-        value_text = f" is {value!r}"
+        value_text = f" is {invalid_value!r}"
 
     if error["type"] == "literal_error":
         choices = re.findall(r"'(.+?)'", error["ctx"]["expected"])
     else:
         choices = []
 
-    hint = did_you_mean(str(value), choices)
-    return f"{location}: {path or 'the config'}{value_text}: {broken_rule(model, error)}{hint}"
+    hint = did_you_mean(str(invalid_value), choices)
+    return (
+        f"{location}: {path or 'the config'}{value_text}: {broken_rule(config_model, error)}{hint}"
+    )
 
 
 def _missing_workload(file: Path) -> str:

@@ -48,24 +48,27 @@ def read_git_sha() -> str:
         return ""
 
 
-def find_lock_file(folder: Path | None = None) -> Path | None:
+def find_lock_file(project_folder: Path | None = None) -> Path | None:
     """Return the lock file with the pinned packages of a project (default: the current project).
 
     The file may be in a parent folder in the same repository. Return None if none exists.
     """
-    folder = folder or project.root()
-    for parent in (folder, *folder.parents):
-        file = next((parent / name for name in LOCK_FILES if (parent / name).is_file()), None)
+    project_folder = project_folder or project.root()
+    for ancestor_folder in (project_folder, *project_folder.parents):
+        file = next(
+            (ancestor_folder / name for name in LOCK_FILES if (ancestor_folder / name).is_file()),
+            None,
+        )
         if file:
             return file
-        if (parent / ".git").exists():
+        if (ancestor_folder / ".git").exists():
             break
     return None
 
 
-def hash_lock_file(folder: Path | None = None) -> str:
+def hash_lock_file(project_folder: Path | None = None) -> str:
     """Return the sha256 of the lock file; "" if none exists."""
-    file = find_lock_file(folder)
+    file = find_lock_file(project_folder)
     if file:
         return hashlib.sha256(file.read_bytes()).hexdigest()
     return ""

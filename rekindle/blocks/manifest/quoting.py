@@ -25,37 +25,37 @@ SAFE_TAG = re.compile(
 WORD_PATTERN = "^([A-Za-z0-9][A-Za-z0-9._/-]*)?$"
 
 
-def quote_in_json(value: object) -> Any:
+def quote_in_json(manifest_value: object) -> Any:
     """Return the object with its tags quoted for JSON, as which the object is rendered."""
-    return _quote_json(value, "toJson({0})[1:-1]")
+    return _quote_json(manifest_value, "toJson({0})[1:-1]")
 
 
-def format_input(value: object) -> str:
+def format_input(input_value: object) -> str:
     """Format an input of a step as text. If the value is not text, quote its tags for JSON.
 
     Sections of the config and other models are first converted to plain values, also inside lists
     and mappings, since `_quote_json` finds no tags in a model.
     """
-    if isinstance(value, SCALARS):
-        return to_text(value)
+    if isinstance(input_value, SCALARS):
+        return to_text(input_value)
 
-    plain_value = to_jsonable_python(value)
+    plain_value = to_jsonable_python(input_value)
     return to_text(_quote_json(plain_value, "toJson(string({0}))[1:-1]"))
 
 
 def quote_argument(text: str) -> str:
     """Return an argument of a container with each `$` escaped, because the kubelet would replace
     `$(NAME)` by an environment variable."""
-    pieces: list[str] = []
-    end = 0
-    for match in TEMPLATE_TAG.finditer(text):
-        pieces.append(text[end : match.start()].replace("$", "$$"))
-        pieces.append(
-            _replace_tags(match[0], lambda expression: f"replace({expression}, '$', '$$')")
+    quoted_pieces: list[str] = []
+    previous_end = 0
+    for tag_match in TEMPLATE_TAG.finditer(text):
+        quoted_pieces.append(text[previous_end : tag_match.start()].replace("$", "$$"))
+        quoted_pieces.append(
+            _replace_tags(tag_match[0], lambda expression: f"replace({expression}, '$', '$$')")
         )
-        end = match.end()
-    pieces.append(text[end:].replace("$", "$$"))
-    return "".join(pieces)
+        previous_end = tag_match.end()
+    quoted_pieces.append(text[previous_end:].replace("$", "$$"))
+    return "".join(quoted_pieces)
 
 
 def quote_word(text: str) -> str:
@@ -70,12 +70,12 @@ def quote_word(text: str) -> str:
     )
 
 
-def skip_if(origin: str) -> dict[str, Any]:
-    """Return the task options that skip a task if the value of the expression `origin`, the
-    RUN/TASK whose outputs are reused, is not empty."""
+def skip_if(origin_expression: str) -> dict[str, Any]:
+    """Return the task options that skip a task if the value of the expression
+    `origin_expression`, the RUN/TASK whose outputs are reused, is not empty."""
     # Argo shows the condition in the message of a skipped task, so the condition contains the
     # RUN/TASK
-    return {"when": quote_word(f"'{{{{={origin}}}}}' == ''")}
+    return {"when": quote_word(f"'{{{{={origin_expression}}}}}' == ''")}
 
 
 def integer_tag(expression: str) -> str:
@@ -84,29 +84,30 @@ def integer_tag(expression: str) -> str:
     return f"{{{{=asInt({expression})}}}}"
 
 
-def _quote_json(value: object, quoted: str) -> Any:
-    """Replace each template tag in the texts of a value. `quoted`: expression of the new tag, with
-    {0} for the expression of the old tag."""
-    if isinstance(value, dict):
+def _quote_json(manifest_value: object, quoted_expression: str) -> Any:
+    """Replace each template tag in the texts of a value. `quoted_expression`: expression of the
+    new tag, with {0} for the expression of the old tag."""
+    if isinstance(manifest_value, dict):
         return {
-            _quote_json(name, quoted): _quote_json(child, quoted) for name, child in value.items()
+            _quote_json(name, quoted_expression): _quote_json(child_value, quoted_expression)
+            for name, child_value in manifest_value.items()
         }
-    if isinstance(value, (list, tuple)):
-        return [_quote_json(child, quoted) for child in value]
-    if isinstance(value, str):
-        return _replace_tags(value, quoted.format)
-    return value
+    if isinstance(manifest_value, (list, tuple)):
+        return [_quote_json(child_value, quoted_expression) for child_value in manifest_value]
+    if isinstance(manifest_value, str):
+        return _replace_tags(manifest_value, quoted_expression.format)
+    return manifest_value
 
 
-def _replace_tags(text: str, quote: Callable[[str], str]) -> str:
-    def substitute(match: re.Match[str]) -> str:
-        is_expression, content = match.groups()
-        if not is_expression and SAFE_TAG.fullmatch(content.strip()):
-            return match[0]
+def _replace_tags(text: str, quote_expression: Callable[[str], str]) -> str:
+    def substitute(tag_match: re.Match[str]) -> str:
+        is_expression, tag_content = tag_match.groups()
+        if not is_expression and SAFE_TAG.fullmatch(tag_content.strip()):
+            return tag_match[0]
         if is_expression:
-            expression = content
+            expression = tag_content
         else:
-            expression = to_expression(content.strip())
-        return f"{{{{={quote(expression)}}}}}"
+            expression = to_expression(tag_content.strip())
+        return f"{{{{={quote_expression(expression)}}}}}"
 
     return TEMPLATE_TAG.sub(substitute, text)

@@ -50,7 +50,7 @@ def render_manifest(config: "Config", kind: Kind = "workflow") -> Manifest:
         manifest["metadata"]["name"] = config.name
 
     manifest = order_keys(manifest)
-    parameters = manifest["spec"].get("arguments", {}).get("parameters", [])
+    workflow_parameters = manifest["spec"].get("arguments", {}).get("parameters", [])
     config_values = config.model_dump(mode="json")
 
     provenance = {
@@ -61,34 +61,36 @@ def render_manifest(config: "Config", kind: Kind = "workflow") -> Manifest:
         "manifest_hash": manifest_sha256(manifest),
     }
 
-    for parameter in parameters:
-        if parameter["name"] in PROVENANCE_PARAMETERS:
-            parameter["value"] = provenance.get(parameter["name"], parameter.get("value", ""))
+    for workflow_parameter in workflow_parameters:
+        if workflow_parameter["name"] in PROVENANCE_PARAMETERS:
+            workflow_parameter["value"] = provenance.get(
+                workflow_parameter["name"], workflow_parameter.get("value", "")
+            )
 
     metadata = {name: value for name, value in manifest["metadata"].items() if name != "name"}
     # prices are added only to the recorded manifest, because the manifest itself must not depend on
     # them
-    prices = Prices.load(project.root())
-    if prices:
-        prices.check_pods(list_manifest_pods(manifest))
+    project_prices = Prices.load(project.root())
+    if project_prices:
+        project_prices.check_pods(list_manifest_pods(manifest))
         metadata["annotations"] = metadata.get("annotations", {}) | {
-            ANNOTATION: prices.model_dump_json()
+            ANNOTATION: project_prices.model_dump_json()
         }
 
-    run = manifest | {
+    run_manifest = manifest | {
         "kind": "Workflow",
         "metadata": {"generateName": f"{config.name}-"} | metadata,
     }
     # the recorded manifest contains all parameters except `manifest` itself
-    packed_manifest = encode_parameter(to_json(order_keys(run), indent=1))
-    for parameter in parameters:
-        if parameter["name"] == "manifest":
-            parameter["value"] = packed_manifest
+    packed_manifest = encode_parameter(to_json(order_keys(run_manifest), indent=1))
+    for workflow_parameter in workflow_parameters:
+        if workflow_parameter["name"] == "manifest":
+            workflow_parameter["value"] = packed_manifest
 
-    size = len(to_json(manifest))
-    if size > MAX_BYTES:
+    size_bytes = len(to_json(manifest))
+    if size_bytes > MAX_BYTES:
         sys.stderr.write(
-            f"warning: the manifest of {config.name} has {size:,} bytes; Kubernetes rejects"
+            f"warning: the manifest of {config.name} has {size_bytes:,} bytes; Kubernetes rejects"
             " 1,500,000 and more.\n"
         )
 
@@ -98,59 +100,64 @@ def render_manifest(config: "Config", kind: Kind = "workflow") -> Manifest:
 def _render_cron(config: "Config") -> Manifest:
     """Return the CronWorkflow that runs the WorkflowTemplate `config.name`, one run at a time.
     Argo names the runs NAME-UNIXTIME."""
-    schedule = config.schedule
+    schedule_config = config.schedule
     run_metadata = {"labels": workflow_labels(config.name)}
-    arguments = {"parameters": [{"name": SCHEDULED_TIME, "value": "{{workflow.scheduledTime}}"}]}
+    workflow_arguments = {
+        "parameters": [{"name": SCHEDULED_TIME, "value": "{{workflow.scheduledTime}}"}]
+    }
 
-    spec = {
-        "schedules": [schedule.cron],
-        "timezone": schedule.timezone,
+    cron_spec = {
+        "schedules": [schedule_config.cron],
+        "timezone": schedule_config.timezone,
         "concurrencyPolicy": "Forbid",
-        "startingDeadlineSeconds": 60 * schedule.deadline_minutes,
-        "successfulJobsHistoryLimit": schedule.keep_succeeded,
-        "failedJobsHistoryLimit": schedule.keep_failed,
-        **({"suspend": True} if schedule.suspend else {}),
+        "startingDeadlineSeconds": 60 * schedule_config.deadline_minutes,
+        "successfulJobsHistoryLimit": schedule_config.keep_succeeded,
+        "failedJobsHistoryLimit": schedule_config.keep_failed,
+        **({"suspend": True} if schedule_config.suspend else {}),
         "workflowMetadata": run_metadata,
-        "workflowSpec": {"arguments": arguments, "workflowTemplateRef": {"name": config.name}},
+        "workflowSpec": {
+            "arguments": workflow_arguments,
+            "workflowTemplateRef": {"name": config.name},
+        },
     }
 
     if config.cluster.namespace:
-        namespace = {"namespace": config.cluster.namespace}
+        namespace_field = {"namespace": config.cluster.namespace}
     else:
-        namespace = {}
+        namespace_field = {}
 
-    metadata = {"name": config.name, **run_metadata, **namespace}
+    cron_metadata = {"name": config.name, **run_metadata, **namespace_field}
 
     return {
         "apiVersion": API_VERSION,
         "kind": "CronWorkflow",
-        "metadata": metadata,
-        "spec": spec,
+        "metadata": cron_metadata,
+        "spec": cron_spec,
     }
 
 
 def _build_workflow(config: "Config") -> Manifest:
     from hera.workflows import Workflow
 
-    pipeline = project.load(config.pipeline, "pipeline", ("build",))
-    location = str(pipeline.__file__)
+    pipeline_module = project.load(config.pipeline, "pipeline", ("build",))
+    pipeline_file = str(pipeline_module.__file__)
 
-    build = pipeline.build
-    if inspect.isfunction(build):
-        code = inspect.unwrap(build).__code__
-        location = f"{code.co_filename}:{code.co_firstlineno}"
+    build_function = pipeline_module.build
+    if inspect.isfunction(build_function):
+        build_code = inspect.unwrap(build_function).__code__
+        pipeline_file = f"{build_code.co_filename}:{build_code.co_firstlineno}"
 
     try:
-        inspect.signature(build).bind(config)
+        inspect.signature(build_function).bind(config)
     except TypeError as error:
         raise ConfigError(
-            f"{location}: build must be a function of the config: def build(config). ({error})"
+            f"{pipeline_file}: build must be a function of the config: def build(config). ({error})"
         ) from error
 
     try:
-        workflow = build(config)
-        if type(workflow) is Workflow:
-            return workflow.to_dict()
+        hera_workflow = build_function(config)
+        if type(hera_workflow) is Workflow:
+            return hera_workflow.to_dict()
     except RekindleError:
         raise
     # any other exception is an error in the user's pipeline
@@ -160,24 +167,24 @@ def _build_workflow(config: "Config") -> Manifest:
         ) from error
 
     raise ConfigError(
-        f"{location}: build returns {type(workflow).__name__}: it must end with `return workflow`,"
-        " a Workflow of Hera, also for a WorkflowTemplate and a CronWorkflow."
+        f"{pipeline_file}: build returns {type(hera_workflow).__name__}: it must end with `return"
+        " workflow`, a Workflow of Hera, also for a WorkflowTemplate and a CronWorkflow."
     )
 
 
 def manifest_sha256(manifest: Mapping[str, Any]) -> str:
-    """Return the sha256 of the manifest's `spec`, as JSON in UTF-8 with sorted keys and without
-    spaces.
+    """Return the sha256 of the manifest's `spec_copy`, as JSON in UTF-8 with sorted keys and
+    without spaces.
 
     A Workflow and the WorkflowTemplate of the same pipeline have the same hash, because it excludes
     the metadata and the workflow parameters that Rekindle sets (provenance, and the scheduled time
     of a run).
     """
-    spec = copy.deepcopy(manifest["spec"])
-    for parameter in (spec.get("arguments") or {}).get("parameters") or []:
-        if parameter.get("name") in RESERVED_PARAMETERS:
-            parameter.pop("value", None)
-    return _sha256(spec)
+    spec_copy = copy.deepcopy(manifest["spec"])
+    for workflow_parameter in (spec_copy.get("arguments") or {}).get("parameters") or []:
+        if workflow_parameter.get("name") in RESERVED_PARAMETERS:
+            workflow_parameter.pop("value", None)
+    return _sha256(spec_copy)
 
 
 def to_yaml(manifest: Mapping[str, Any]) -> str:
@@ -194,20 +201,20 @@ def check_golden(manifest: Mapping[str, Any], file: Path) -> None:
     in the environment, write the file instead.
     """
     manifest = copy.deepcopy(dict(manifest))
-    for parameter in (manifest["spec"].get("arguments") or {}).get("parameters") or []:
-        if parameter["name"] in PROVENANCE_PARAMETERS:
-            parameter["value"] = ""
+    for workflow_parameter in (manifest["spec"].get("arguments") or {}).get("parameters") or []:
+        if workflow_parameter["name"] in PROVENANCE_PARAMETERS:
+            workflow_parameter["value"] = ""
 
     text = to_yaml(manifest)
     if os.environ.get("REGENERATE"):
         file.write_text(text)
 
-    golden = file.read_text() if file.exists() else ""
-    changes = unified_diff(
-        golden.splitlines(), text.splitlines(), str(file), "now", n=1, lineterm=""
+    golden_text = file.read_text() if file.exists() else ""
+    diff_lines = unified_diff(
+        golden_text.splitlines(), text.splitlines(), str(file), "now", n=1, lineterm=""
     )
-    assert text == golden, "\n".join(
-        [*changes, "if the change is intended, set REGENERATE=1 to update the file"]
+    assert text == golden_text, "\n".join(
+        [*diff_lines, "if the change is intended, set REGENERATE=1 to update the file"]
     )
 
 
@@ -215,12 +222,16 @@ def order_keys(value: object) -> Any:
     """Return `value` with its keys sorted: first the identifying keys (kind, name, ...), then the
     others by name."""
     if isinstance(value, Mapping):
-        keys = sorted(
-            value, key=lambda k: (FIRST_KEYS.index(k) if k in FIRST_KEYS else len(FIRST_KEYS), k)
+        sorted_keys = sorted(
+            value,
+            key=lambda mapping_key: (
+                FIRST_KEYS.index(mapping_key) if mapping_key in FIRST_KEYS else len(FIRST_KEYS),
+                mapping_key,
+            ),
         )
-        return {key: order_keys(value[key]) for key in keys}
+        return {key: order_keys(value[key]) for key in sorted_keys}
     if isinstance(value, list):
-        return [order_keys(item) for item in value]
+        return [order_keys(list_item) for list_item in value]
     return value
 
 

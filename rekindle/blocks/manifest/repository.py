@@ -98,26 +98,26 @@ class Repository:
     private: Path
 
     def git(
-        self, *arguments: str, index: Path | None = None, work_tree: Path | None = None
+        self, *git_arguments: str, index: Path | None = None, work_tree: Path | None = None
     ) -> bytes:
         """Return the output of a git command, which by default uses the index and the work tree.
         Raises GitError."""
-        variables = {
+        git_variables = {
             "GIT_OBJECT_DIRECTORY": str(self.common / "objects"),
             "GIT_INDEX_FILE": str(index or self.git_dir / "index"),
             "GIT_WORK_TREE": str(work_tree or self.top),
         }
-        return _run_git(self.private, arguments, variables, work_tree or self.top)
+        return _run_git(self.private, git_arguments, git_variables, work_tree or self.top)
 
     def find_commit(self, revision: str) -> str:
         """Return the sha of a commit; "" if it does not exist."""
         try:
-            output = self.git(
+            git_output = self.git(
                 "rev-parse", "--verify", "--quiet", "--end-of-options", f"{revision}^{{commit}}"
             )
         except GitError:
             return ""
-        return output.decode().strip()
+        return git_output.decode().strip()
 
     def commit(self) -> str:
         """Return the id of the current commit, with the suffix -dirty if tracked files were
@@ -129,41 +129,51 @@ class Repository:
         has_moved_submodule = self._has_moved_submodule(index_entries)
 
         # ignore submodules, because git would read their files with the submodule's own settings
-        flags = [
+        status_flags = [
             "--untracked-files=no",
             "--ignore-submodules=all",
             "--no-renames",
             "--no-ahead-behind",
         ]
-        status = self.git("status", "--porcelain=2", "-z", "--branch", *flags)
-        entries = status.decode(errors="surrogateescape").rstrip("\0").split("\0")
+        status_output = self.git("status", "--porcelain=2", "-z", "--branch", *status_flags)
+        status_entries = status_output.decode(errors="surrogateescape").rstrip("\0").split("\0")
 
-        commit = entries[0].removeprefix("# branch.oid ")
-        if not commit.isalnum():
+        commit_sha = status_entries[0].removeprefix("# branch.oid ")
+        if not commit_sha.isalnum():
             return ""
 
         is_dirty = (
-            any(self._is_change(entry) for entry in entries if not entry.startswith("#"))
+            any(
+                self._is_change(status_entry)
+                for status_entry in status_entries
+                if not status_entry.startswith("#")
+            )
             or self._has_staged_change()
             or has_moved_submodule
             or self._has_unchecked_change(index_entries)
         )
         if is_dirty:
-            return f"{commit}-dirty"
+            return f"{commit_sha}-dirty"
 
-        return commit
+        return commit_sha
 
     def _index_entries(self) -> list[IndexEntry]:
-        output = self.git("ls-files", "--stage", "-v", "-z")
-        lines = output.decode(errors="surrogateescape").split("\0")
-        matches = (INDEX_ENTRY.fullmatch(line) for line in lines)
-        return [IndexEntry(**match.groupdict()) for match in matches if match]
+        git_output = self.git("ls-files", "--stage", "-v", "-z")
+        entry_lines = git_output.decode(errors="surrogateescape").split("\0")
+        entry_matches = (INDEX_ENTRY.fullmatch(line) for line in entry_lines)
+        return [
+            IndexEntry(**entry_match.groupdict()) for entry_match in entry_matches if entry_match
+        ]
 
-    def _reject_special_attributes(self, entries: Iterable[IndexEntry]) -> None:
+    def _reject_special_attributes(self, index_entries: Iterable[IndexEntry]) -> None:
         """Raise GitError if a .gitattributes file is a FIFO or a device."""
-        folders = {os.path.dirname(entry.name) for entry in entries}
-        parents = {parent for folder in folders for parent in Path(folder, "file").parents}
-        for folder in parents:
+        entry_folders = {os.path.dirname(index_entry.name) for index_entry in index_entries}
+        parent_folders = {
+            parent_folder
+            for folder in entry_folders
+            for parent_folder in Path(folder, "file").parents
+        }
+        for folder in parent_folders:
             path = self.top / folder / ".gitattributes"
             # a symbolic link is harmless, because git does not follow a .gitattributes link
             if os.path.lexists(path) and not path.is_symlink() and not path.is_file():
@@ -174,118 +184,133 @@ class Repository:
         commit of a submodule."""
         return bool(self.git("diff-index", "--cached", "--raw", "-z", "--no-renames", "HEAD"))
 
-    def _has_moved_submodule(self, entries: Iterable[IndexEntry]) -> bool:
+    def _has_moved_submodule(self, index_entries: Iterable[IndexEntry]) -> bool:
         """Return True if a submodule is at another commit than the index records. Raises GitError
         if the repository of a submodule contains a FIFO or a device."""
         has_moved = False
-        for entry in entries:
-            if entry.mode != GITLINK:
+        for index_entry in index_entries:
+            if index_entry.mode != GITLINK:
                 continue
 
-            folder = self.top / entry.name
-            if (folder / ".git").exists():
-                with open_repository(folder) as submodule:
-                    commit = submodule.find_commit("HEAD") if submodule else ""
-                if commit != entry.object_id:
+            submodule_folder = self.top / index_entry.name
+            if (submodule_folder / ".git").exists():
+                with open_repository(submodule_folder) as submodule:
+                    submodule_commit = submodule.find_commit("HEAD") if submodule else ""
+                if submodule_commit != index_entry.object_id:
                     has_moved = True
 
         return has_moved
 
-    def _has_unchecked_change(self, entries: Iterable[IndexEntry]) -> bool:
+    def _has_unchecked_change(self, index_entries: Iterable[IndexEntry]) -> bool:
         """Return True if a file was changed, but a flag in the index hides the change from `git
         status`."""
-        unchecked = [entry for entry in entries if entry.is_unchecked and entry.mode != GITLINK]
-        existing = [entry for entry in unchecked if os.path.lexists(self.top / entry.name)]
-        has_missing_file = any(not entry.is_skipped for entry in unchecked if entry not in existing)
+        unchecked_entries = [
+            index_entry
+            for index_entry in index_entries
+            if index_entry.is_unchecked and index_entry.mode != GITLINK
+        ]
+        existing_entries = [
+            index_entry
+            for index_entry in unchecked_entries
+            if os.path.lexists(self.top / index_entry.name)
+        ]
+        has_missing_file = any(
+            not index_entry.is_skipped
+            for index_entry in unchecked_entries
+            if index_entry not in existing_entries
+        )
         has_other_file = any(
-            not stat.S_ISREG((self.top / entry.name).lstat().st_mode) for entry in existing
+            not stat.S_ISREG((self.top / index_entry.name).lstat().st_mode)
+            for index_entry in existing_entries
         )
         if has_missing_file or has_other_file:
             return True
 
-        for start in range(0, len(existing), NAMES_AT_ONCE):
-            batch = existing[start : start + NAMES_AT_ONCE]
-            object_ids = self.git("hash-object", "--", *(entry.name for entry in batch)).split()
-            if [entry.object_id.encode() for entry in batch] != object_ids:
+        for batch_start in range(0, len(existing_entries), NAMES_AT_ONCE):
+            batch_entries = existing_entries[batch_start : batch_start + NAMES_AT_ONCE]
+            object_ids = self.git(
+                "hash-object", "--", *(index_entry.name for index_entry in batch_entries)
+            ).split()
+            if [index_entry.object_id.encode() for index_entry in batch_entries] != object_ids:
                 return True
 
         return False
 
-    def _is_change(self, entry: str) -> bool:
+    def _is_change(self, status_entry: str) -> bool:
         """Return True if an entry of `git status` is a change. A Git LFS file with the committed
         content does not count as changed."""
-        fields = entry.split(" ", 8)
+        entry_fields = status_entry.split(" ", 8)
 
         is_changed_file = (
-            fields[:2] == ["1", ".M"]
-            and fields[3] == fields[4] == fields[5]
-            and fields[3][:3] == "100"
+            entry_fields[:2] == ["1", ".M"]
+            and entry_fields[3] == entry_fields[4] == entry_fields[5]
+            and entry_fields[3][:3] == "100"
         )
         if not is_changed_file:
             return True
 
-        object_id, name = fields[7:]
+        object_id, name = entry_fields[7:]
         try:
-            size = int(self.git("cat-file", "-s", object_id))
-            if size <= LFS_POINTER_BYTES:
+            blob_size_bytes = int(self.git("cat-file", "-s", object_id))
+            if blob_size_bytes <= LFS_POINTER_BYTES:
                 text = self.git("cat-file", "blob", object_id)
             else:
                 text = b""
         except GitError:  # the object is missing if the clone is partial
             return True
 
-        pointer = LFS_POINTER.fullmatch(text)
-        return pointer is None or not _has_content(self.top / name, pointer)
+        pointer_match = LFS_POINTER.fullmatch(text)
+        return pointer_match is None or not _has_content(self.top / name, pointer_match)
 
-    def check_out(self, commit: str, folder: Path) -> None:
+    def check_out(self, commit_sha: str, folder: Path) -> None:
         """Write the files of a commit to the empty `folder`. The index and the work tree of the
         repository are not changed."""
         index = folder.with_suffix(".index")
-        self.git("read-tree", "--end-of-options", commit, index=index, work_tree=folder)
+        self.git("read-tree", "--end-of-options", commit_sha, index=index, work_tree=folder)
         self.git("checkout-index", "--all", "--force", index=index, work_tree=folder)
         self._restore_lfs_files(folder)
 
     def _restore_lfs_files(self, folder: Path) -> None:
         """Replace the pointer files of Git LFS by the contents that this clone has fetched, as the
         filter of Git LFS would."""
-        objects = self.common / "lfs" / "objects"
-        if not objects.is_dir():
+        lfs_objects = self.common / "lfs" / "objects"
+        if not lfs_objects.is_dir():
             return
 
-        for parent, _, names in os.walk(folder):
-            for path in (Path(parent) / name for name in names):
+        for parent_folder, _, file_names in os.walk(folder):
+            for path in (Path(parent_folder) / name for name in file_names):
                 text = _read_if_regular(path, LFS_POINTER_BYTES)
-                pointer = LFS_POINTER.fullmatch(text) if text else None
-                if not pointer:
+                pointer_match = LFS_POINTER.fullmatch(text) if text else None
+                if not pointer_match:
                     continue
 
-                oid = pointer["oid"].decode()
-                source = objects / oid[:2] / oid[2:4] / oid
+                object_id = pointer_match["oid"].decode()
+                object_file = lfs_objects / object_id[:2] / object_id[2:4] / object_id
                 # skip links, because a link in the commit may lead to a file outside of the folder
-                if not path.is_symlink() and _has_content(source, pointer):
-                    path.write_bytes(source.read_bytes())
+                if not path.is_symlink() and _has_content(object_file, pointer_match):
+                    path.write_bytes(object_file.read_bytes())
 
 
 @contextmanager
 def open_repository(folder: Path) -> Iterator[Repository | None]:
     """Yield the repository that contains `folder`, or None. Raises GitError if the repository
     cannot be read."""
-    top = next((path for path in (folder, *folder.parents) if (path / ".git").exists()), None)
-    if top is None:
+    work_tree = next((path for path in (folder, *folder.parents) if (path / ".git").exists()), None)
+    if work_tree is None:
         yield None
         return
     with tempfile.TemporaryDirectory(prefix="rekindle-git-") as name:
-        git_dir = _git_dir(top)
-        common = _folder_named_in(git_dir / "commondir", "") or git_dir
-        repository = Repository(top, git_dir, common, Path(name))
+        git_dir = _git_dir(work_tree)
+        common_dir = _folder_named_in(git_dir / "commondir", "") or git_dir
+        repository = Repository(work_tree, git_dir, common_dir, Path(name))
         _fill_private_folder(repository)
         yield repository
 
 
-def _git_dir(top: Path) -> Path:
+def _git_dir(work_tree: Path) -> Path:
     """Return the git directory of a work tree; `.git` is a file instead of a folder in a linked
     work tree or a submodule."""
-    path = top / ".git"
+    path = work_tree / ".git"
     git_dir = path if path.is_dir() else _folder_named_in(path, "gitdir:")
     if git_dir is None:
         raise GitError(
@@ -295,74 +320,74 @@ def _git_dir(top: Path) -> Path:
     return git_dir
 
 
-def _folder_named_in(file: Path, prefix: str) -> Path | None:
-    """Return the folder that `file` names after `prefix`, by a path relative to the folder of
+def _folder_named_in(file: Path, line_prefix: str) -> Path | None:
+    """Return the folder that `file` names after `line_prefix`, by a path relative to the folder of
     `file`; None if this folder does not exist."""
     text = (_read_if_regular(file) or b"").decode(errors="surrogateescape").rstrip("\n")
-    name = text.removeprefix(prefix).strip()
-    if not name or "\0" in name or not text.startswith(prefix):
+    name = text.removeprefix(line_prefix).strip()
+    if not name or "\0" in name or not text.startswith(line_prefix):
         return None
-    target = (file.parent / name).resolve()
-    if target.is_dir():
-        return target
+    target_folder = (file.parent / name).resolve()
+    if target_folder.is_dir():
+        return target_folder
     return None
 
 
 def _fill_private_folder(repository: Repository) -> None:
     """Fill the private git directory with links to data of the repository, a copy of HEAD, and
     harmless settings."""
-    private = repository.private
+    private_dir = repository.private
     git_dir = repository.git_dir
-    common = repository.common
+    common_dir = repository.common
 
-    head = _read_if_regular(git_dir / "HEAD")
-    if head is None:
+    head_content = _read_if_regular(git_dir / "HEAD")
+    if head_content is None:
         raise GitError(
             f"{git_dir} does not have a file HEAD, so it is not a git directory: clone the"
             " repository again."
         )
 
-    alternates = common / "objects" / "info" / "alternates"
-    if alternates.exists():
+    alternates_file = common_dir / "objects" / "info" / "alternates"
+    if alternates_file.exists():
         raise GitError(
-            f"{alternates} names objects outside of the repository, which are not read: run `git"
-            " repack -a -d`, and remove this file."
+            f"{alternates_file} names objects outside of the repository, which are not read: run"
+            " `git repack -a -d`, and remove this file."
         )
 
-    _reject_special_files(common / "objects")
+    _reject_special_files(common_dir / "objects")
     for name in DATA_FOLDERS:
-        _reject_special_files(common / name, MAX_TEXT_BYTES if name == "refs" else None)
+        _reject_special_files(common_dir / name, MAX_TEXT_BYTES if name == "refs" else None)
 
-    for path in (folder / name for folder in (git_dir, common) for name in READ_FILES):
+    for path in (folder / name for folder in (git_dir, common_dir) for name in READ_FILES):
         if path.exists() and not path.is_file():
             raise GitError(_refusal(path, "not a regular file"))
 
-    (private / "HEAD").write_bytes(head)
-    (private / "info").mkdir()
+    (private_dir / "HEAD").write_bytes(head_content)
+    (private_dir / "info").mkdir()
     for name in DATA_FOLDERS:
-        if (common / name).is_dir():
-            (private / name).symlink_to(common / name)
+        if (common_dir / name).is_dir():
+            (private_dir / name).symlink_to(common_dir / name)
 
     for name in DATA_FILES:
-        if (common / name).is_file():
-            (private / name).symlink_to(common / name)
+        if (common_dir / name).is_file():
+            (private_dir / name).symlink_to(common_dir / name)
 
     for path in git_dir.glob("sharedindex.*"):  # files of a split index
         if path.is_file():
-            (private / path.name).symlink_to(path)
+            (private_dir / path.name).symlink_to(path)
 
-    settings = _read_settings(repository)
-    if "extensions.refstorage" in settings and git_dir != common:
+    git_settings = _read_settings(repository)
+    if "extensions.refstorage" in git_settings and git_dir != common_dir:
         raise GitError(
             f"{git_dir} has another format of references than files: use the main work tree."
         )
 
-    (private / "config").write_text(_format_config(settings))
+    (private_dir / "config").write_text(_format_config(git_settings))
 
 
-def _reject_special_files(path: Path, limit: int | None = None) -> None:
-    """Raise GitError unless a folder contains only folders, and regular files of at most `limit`
-    bytes.
+def _reject_special_files(path: Path, max_bytes: int | None = None) -> None:
+    """Raise GitError unless a folder contains only folders, and regular files of at most
+    `max_bytes` bytes.
 
     Links are rejected, because they could lead to objects outside of the repository, as alternates
     do.
@@ -372,136 +397,140 @@ def _reject_special_files(path: Path, limit: int | None = None) -> None:
     if not path.is_dir():
         return
 
-    with os.scandir(path) as listing:
-        for entry in listing:
-            if entry.is_symlink() or entry.is_dir(follow_symlinks=False):
-                _reject_special_files(Path(entry), limit)
-            elif not entry.is_file(follow_symlinks=False):
-                raise GitError(_refusal(entry.path, "not a regular file"))
-            elif limit is not None and entry.stat().st_size > limit:
-                raise GitError(_refusal(entry.path, f"a reference of more than {limit:,} bytes"))
+    with os.scandir(path) as folder_entries:
+        for folder_entry in folder_entries:
+            if folder_entry.is_symlink() or folder_entry.is_dir(follow_symlinks=False):
+                _reject_special_files(Path(folder_entry), max_bytes)
+            elif not folder_entry.is_file(follow_symlinks=False):
+                raise GitError(_refusal(folder_entry.path, "not a regular file"))
+            elif max_bytes is not None and folder_entry.stat().st_size > max_bytes:
+                raise GitError(
+                    _refusal(folder_entry.path, f"a reference of more than {max_bytes:,} bytes")
+                )
 
 
-def _refusal(path: Path | str, reason: str) -> str:
-    return f"{path} is {reason}, which is not read: clone the repository again."
+def _refusal(path: Path | str, refusal_reason: str) -> str:
+    return f"{path} is {refusal_reason}, which is not read: clone the repository again."
 
 
 def _read_settings(repository: Repository) -> dict[str, str]:
     """Return those settings of the user's and the repository's configuration that are harmless."""
     (repository.private / "config").write_text(_format_config({}))
 
-    list_settings = ["config", "-z", "--list"]
-    texts = [_run_git(repository.private, list_settings, with_user_settings=True)]
+    list_command = ["config", "-z", "--list"]
+    setting_texts = [_run_git(repository.private, list_command, with_user_settings=True)]
 
     for file in (repository.common / "config", repository.git_dir / "config.worktree"):
         if _read_if_regular(file) is not None:
-            texts.append(
+            setting_texts.append(
                 _run_git(
                     repository.private,
                     ["config", "-z", "--no-includes", "--list", "--file", str(file)],
                 )
             )
 
-    settings: dict[str, str] = {}
-    for entry in b"".join(texts).decode(errors="surrogateescape").split("\0"):
-        name, separator, value = entry.partition("\n")
-        if name in HARMLESS_SETTINGS and SETTING_VALUE.fullmatch(value):
-            settings[name] = value if separator else "true"
+    harmless_settings: dict[str, str] = {}
+    for setting_entry in b"".join(setting_texts).decode(errors="surrogateescape").split("\0"):
+        name, separator, setting_value = setting_entry.partition("\n")
+        if name in HARMLESS_SETTINGS and SETTING_VALUE.fullmatch(setting_value):
+            harmless_settings[name] = setting_value if separator else "true"
 
-    return settings
+    return harmless_settings
 
 
-def _format_config(settings: Mapping[str, str]) -> str:
-    lines = [
+def _format_config(git_settings: Mapping[str, str]) -> str:
+    config_lines = [
         "[core]",
         "repositoryformatversion = 1",
         "bare = false",
         "fsmonitor = false",
         "attributesfile = /dev/null",
     ]
-    for name, value in settings.items():
-        section, _, key = name.partition(".")
-        lines += [f"[{section}]", f"{key} = {value}"]
-    return "\n".join(lines) + "\n"
+    for name, value in git_settings.items():
+        section_name, _, key = name.partition(".")
+        config_lines += [f"[{section_name}]", f"{key} = {value}"]
+    return "\n".join(config_lines) + "\n"
 
 
 def _run_git(
-    private: Path,
-    arguments: list[str] | tuple[str, ...],
-    variables: Mapping[str, str] | None = None,
-    folder: Path | None = None,
+    private_dir: Path,
+    git_arguments: list[str] | tuple[str, ...],
+    git_variables: Mapping[str, str] | None = None,
+    working_folder: Path | None = None,
     with_user_settings: bool = False,
 ) -> bytes:
     """Run git on the private git directory, without network access; return its output. Raises
     GitError."""
     environment = {
         **{name: value for name, value in os.environ.items() if not name.startswith("GIT_")},
-        "GIT_DIR": str(private),
+        "GIT_DIR": str(private_dir),
         "GIT_ALLOW_PROTOCOL": "",
         "GIT_ATTR_NOSYSTEM": "1",
         "GIT_NO_LAZY_FETCH": "1",
         "GIT_NO_REPLACE_OBJECTS": "1",
         "GIT_OPTIONAL_LOCKS": "0",
         "GIT_TERMINAL_PROMPT": "0",
-        **(variables or {}),
+        **(git_variables or {}),
     }
 
     if not with_user_settings:
         environment["GIT_CONFIG_NOSYSTEM"] = "1"
         environment["GIT_CONFIG_GLOBAL"] = os.devnull
 
-    is_checkout = arguments[0] in ("read-tree", "checkout-index")
-    timeout = CHECKOUT_TIMEOUT_S if is_checkout else TIMEOUT_S
+    is_checkout = git_arguments[0] in ("read-tree", "checkout-index")
+    timeout_s = CHECKOUT_TIMEOUT_S if is_checkout else TIMEOUT_S
 
     try:
-        process = subprocess.run(
-            ["git", *arguments],
-            cwd=folder or private,
+        git_process = subprocess.run(
+            ["git", *git_arguments],
+            cwd=working_folder or private_dir,
             env=environment,
             stdin=subprocess.DEVNULL,
             capture_output=True,
-            timeout=timeout,
+            timeout=timeout_s,
             preexec_fn=_limit_memory,
         )
     except FileNotFoundError:
         raise GitError("git is not installed: install it.") from None
     except subprocess.TimeoutExpired:
-        raise GitError(f"git {arguments[0]} did not end within {timeout} seconds.") from None
+        raise GitError(f"git {git_arguments[0]} did not end within {timeout_s} seconds.") from None
     except OSError as error:
-        raise GitError(f"git {arguments[0]} failed: {error}") from None
+        raise GitError(f"git {git_arguments[0]} failed: {error}") from None
 
-    if process.returncode:
-        reason = process.stderr.decode(errors="replace").strip()
-        raise GitError(f"git {arguments[0]} says: {shorten(reason[:500])}")
+    if git_process.returncode:
+        error_output = git_process.stderr.decode(errors="replace").strip()
+        raise GitError(f"git {git_arguments[0]} says: {shorten(error_output[:500])}")
 
-    return process.stdout
+    return git_process.stdout
 
 
 def _limit_memory() -> None:
     """Limit the memory of this process."""
-    _, highest = resource.getrlimit(resource.RLIMIT_DATA)
-    limit = MAX_MEMORY_BYTES
-    if highest != resource.RLIM_INFINITY:
-        limit = min(limit, highest)
-    resource.setrlimit(resource.RLIMIT_DATA, (limit, highest))
+    _, hard_limit_bytes = resource.getrlimit(resource.RLIMIT_DATA)
+    limit_bytes = MAX_MEMORY_BYTES
+    if hard_limit_bytes != resource.RLIM_INFINITY:
+        limit_bytes = min(limit_bytes, hard_limit_bytes)
+    resource.setrlimit(resource.RLIMIT_DATA, (limit_bytes, hard_limit_bytes))
 
 
-def _read_if_regular(path: Path, limit: int = MAX_TEXT_BYTES) -> bytes | None:
+def _read_if_regular(path: Path, max_bytes: int = MAX_TEXT_BYTES) -> bytes | None:
     """Return the content of a file; None if it does not exist, is not a regular file or is too
     large."""
     try:
-        return read_regular(path, limit)
+        return read_regular(path, max_bytes)
     except OSError:
         return None
 
 
-def _has_content(path: Path, pointer: "re.Match[bytes]") -> bool:
+def _has_content(path: Path, pointer_match: "re.Match[bytes]") -> bool:
     """Return True if a file has the content that a pointer of Git LFS names."""
     try:
-        status = path.lstat()
-        if not stat.S_ISREG(status.st_mode) or status.st_size != int(pointer["size"]):
+        file_status = path.lstat()
+        if not stat.S_ISREG(file_status.st_mode) or file_status.st_size != int(
+            pointer_match["size"]
+        ):
             return False
         with path.open("rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest() == pointer["oid"].decode()
+            return hashlib.file_digest(file, "sha256").hexdigest() == pointer_match["oid"].decode()
     except OSError:
         return False

@@ -15,18 +15,18 @@ PROCESS_SETTINGS = (
 
 def sets_config(name: str) -> bool:
     """Return True if the variable sets a key of the config."""
-    suffix = name.removeprefix(PREFIX)
+    setting_name = name.removeprefix(PREFIX)
     return (
         name.startswith(PREFIX)
-        and suffix not in PROCESS_SETTINGS
-        and not suffix.startswith("TEST_")
+        and setting_name not in PROCESS_SETTINGS
+        and not setting_name.startswith("TEST_")
     )
 
 
-def check(names: Iterable[str]) -> None:
+def check(variable_names: Iterable[str]) -> None:
     """Raise ConfigError for a misspelt variable that configures a process; if it were ignored, the
     wrong home or project could be used."""
-    for name in filter(sets_config, names):
+    for name in filter(sets_config, variable_names):
         # imported only here, because difflib would slow down `rekindle --help`
         from difflib import get_close_matches
 

@@ -31,7 +31,14 @@ def pipeline_of(workflow: Mapping[str, Any]) -> str:
 def read_parameter(manifest: Mapping[str, Any], name: str) -> str:
     """Return the value of a workflow parameter; "" if it is missing or empty."""
     parameters = (manifest["spec"].get("arguments") or {}).get("parameters") or []
-    return next((str(item.get("value") or "") for item in parameters if item["name"] == name), "")
+    return next(
+        (
+            str(parameter.get("value") or "")
+            for parameter in parameters
+            if parameter["name"] == name
+        ),
+        "",
+    )
 
 
 def read_config(manifest: Mapping[str, Any]) -> dict[str, Any]:

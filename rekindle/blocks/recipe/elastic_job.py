@@ -54,13 +54,14 @@ class Training:
     dataset: StoredArtifact
     parameters: Mapping[str, Any]
 
-    def manifest(self, build: ManifestBuilder, **more_flags: str) -> Manifest:
-        """Call `build` with the settings of this training, and return the object that it builds."""
-        flags = step_flags(self.modules.step, {**self.flags, **more_flags})
-        program = self.flags.get("program")
-        secrets = program.secrets if program else ()
-        commands = member_commands(self.modules, flags, secrets)
-        return build(self.object_name, self.train, self.cluster, commands)
+    def manifest(self, build_manifest: ManifestBuilder, **more_flags: str) -> Manifest:
+        """Call `build_manifest` with the settings of this training, and return the object that it
+        builds."""
+        member_flags = step_flags(self.modules.step, {**self.flags, **more_flags})
+        program_config = self.flags.get("program")
+        secret_names = program_config.secrets if program_config else ()
+        member_command_lines = member_commands(self.modules, member_flags, secret_names)
+        return build_manifest(self.object_name, self.train, self.cluster, member_command_lines)
 
 
 @dataclass(frozen=True)
@@ -73,192 +74,212 @@ class AppliedObject:
 
 
 def train_elastic(
-    data: Block,
+    data_block: Block,
     *,
     task: str,
     train: TrainConfig,
-    model: Section,
-    program: ProgramConfig | None = None,
+    model_section: Section,
+    program_config: ProgramConfig | None = None,
     **inputs: object,
 ) -> Block:
-    """Train one model in an elastic job (cluster.backend). The pods run `program` or, if it is not
-    set, train the workload."""
+    """Train one model in an elastic job (cluster.backend). The pods run `program_config` or, if
+    it is not set, train the workload."""
     cluster = current_pipeline().config.cluster
     backend = BACKENDS[cluster.backend]
     train = limit_to_minimum(train, cluster)
-    settings = member_settings(train, model, program, count_pods(train, cluster))
-    return add_training(data, task, backend, train, settings, inputs)
+    pod_inputs = member_settings(train, model_section, program_config, count_pods(train, cluster))
+    return add_training(data_block, task, backend, train, pod_inputs, inputs)
 
 
 def add_training(
-    data: Block,
-    task: str,
+    data_block: Block,
+    task_name: str,
     backend: Backend,
-    train: TrainConfig,
-    settings: Mapping[str, Any],
+    train_config: TrainConfig,
+    pod_inputs: Mapping[str, Any],
     inputs: Mapping[str, object],
 ) -> Block:
     """Add the tasks that apply a job of the kind `backend`, after its Secret and its runtime.
-    `settings`: inputs of the job's pods that come from the config."""
+    `pod_inputs`: inputs of the job's pods that come from the config."""
     pipeline = current_pipeline()
     cluster = pipeline.config.cluster
-    training = _define_training(data, task, backend, train, settings, inputs)
+    training = _define_training(data_block, task_name, backend, train_config, pod_inputs, inputs)
 
     # if the job has a runtime, the runtime contains the flags, not the job
     job_parameters = {} if backend.runtime else training.parameters
     template = watch_template(
         training.task,
         training.manifest(backend.job),
-        parameters=job_parameters,
-        success=backend.success(cluster),
-        failure=backend.failure,
+        parameter_names=job_parameters,
+        success_condition=backend.success(cluster),
+        failure_conditions=backend.failure,
     )
-    parameters = training.parameters
-    unless_cached = pipeline.skip_if_cached(training.task)
-    unless_reused = _skip_if_reused(data, training.task) or unless_cached
+    template_parameters = training.parameters
+    cache_options = pipeline.skip_if_cached(training.task)
+    skip_options = _skip_if_reused(data_block, training.task) or cache_options
 
     # Apply server-side, which needs no permission to read Secrets. The task has no inputs, so it
     # can run while `prepare` still runs.
-    flags = ["--server-side"]
-    predecessors = [
-        _add_apply_task(training, "secret", _build_secret, {}, unless_cached, flags=flags)
+    apply_flags = ["--server-side"]
+    applied_objects = [
+        _add_apply_task(
+            training, "secret", _build_secret, {}, cache_options, apply_flags=apply_flags
+        )
     ]
     if backend.runtime:
-        predecessors.append(
-            _add_apply_task(training, "runtime", backend.runtime, parameters, unless_reused)
+        applied_objects.append(
+            _add_apply_task(training, "runtime", backend.runtime, template_parameters, skip_options)
         )
 
-    names = [applied.task for applied in predecessors]
-    job = Job(
+    applied_task_names = [applied_object.task for applied_object in applied_objects]
+    training_job = Job(
         task=training.task,
         kind=backend.kind,
         template=template,
         dataset=training.dataset,
         model_key=cached_key(training.task, MODEL),
         parameters=job_parameters,
-        options=unless_reused,
-        after=names,
+        options=skip_options,
+        after=applied_task_names,
     )
-    block = add_job(job, data)
+    training_block = add_job(training_job, data_block)
     pipeline.ledgers.append(key(training.task, LEDGER))
-    block.inputs = {
+    training_block.inputs = {
         "dataset": training.dataset,
-        **parameters,
-        "held_out": held_out_settings(train),
+        **template_parameters,
+        "held_out": held_out_settings(train_config),
     }
 
-    objects = [AppliedObject(training.task, template, backend.job), *predecessors]
+    all_objects = [AppliedObject(training.task, template, backend.job), *applied_objects]
     if cluster.harvest and backend.host:
-        build = partial(harvest_deployment, host=backend.host)
-        uses = [training.dataset]
-        objects.append(
+        build_harvest = partial(harvest_deployment, coordinator_host=backend.host)
+        used_artifacts = [training.dataset]
+        all_objects.append(
             _add_apply_task(
-                training, "harvest", build, parameters, unless_reused, after=names, uses=uses
+                training,
+                "harvest",
+                build_harvest,
+                template_parameters,
+                skip_options,
+                predecessor_names=applied_task_names,
+                used_artifacts=used_artifacts,
             )
         )
         _delete_at_end(training)
 
-    set_part = partial(_pass_training_name, training, objects)
-    pipeline.part_setters.setdefault("train", []).append(set_part)
-    return block
+    pass_training_name = partial(_pass_training_name, training, all_objects)
+    pipeline.part_setters.setdefault("train", []).append(pass_training_name)
+    return training_block
 
 
 def member_settings(
-    train: TrainConfig, model: Section, program: ProgramConfig | None, counts: PodCounts
+    train_config: TrainConfig,
+    model_section: Section,
+    program_config: ProgramConfig | None,
+    pod_counts: PodCounts,
 ) -> dict[str, Any]:
     """Return the inputs of a training that come from the config."""
-    if program is None:
-        return {**dict(train), "model": model}
+    if program_config is None:
+        return {**dict(train_config), "model": model_section}
 
     return {
-        "program": program,
-        "model": model,
-        "workers": counts.pods,
-        "min_workers": counts.min_pods,
-        "max_workers": counts.max_pods,
-        "silence_seconds": train.silence_seconds,
-        "hung_seconds": train.hung_seconds,
+        "program": program_config,
+        "model": model_section,
+        "workers": pod_counts.pods,
+        "min_workers": pod_counts.min_pods,
+        "max_workers": pod_counts.max_pods,
+        "silence_seconds": train_config.silence_seconds,
+        "hung_seconds": train_config.hung_seconds,
     }
 
 
 def _define_training(
-    data: Block,
-    task: str,
+    data_block: Block,
+    task_name: str,
     backend: Backend,
-    train: TrainConfig,
-    settings: Mapping[str, Any],
+    train_config: TrainConfig,
+    pod_inputs: Mapping[str, Any],
     inputs: Mapping[str, Any],
 ) -> Training:
     """Reserve the name of a training, validate its flags, and return its settings. Raises
     WiringError."""
-    modules = backend.program if "program" in settings else WORKLOAD
+    member_modules = backend.program if "program" in pod_inputs else WORKLOAD
     pipeline = current_pipeline()
     config = pipeline.config
-    sources = find_sources(data, inputs)
+    input_sources = find_sources(data_block, inputs)
     if inputs.get("start"):
-        sources["start"] = inputs["start"]
+        input_sources["start"] = inputs["start"]
 
-    name = pipeline.reserve_name(task, "train")
-    dataset = sources.pop("dataset")
+    name = pipeline.reserve_name(task_name, "train")
+    dataset = input_sources.pop("dataset")
     more_inputs = {
-        field: value
-        for field, value in inputs.items()
-        if field != "dataset" and field not in sources
+        field_name: value
+        for field_name, value in inputs.items()
+        if field_name != "dataset" and field_name not in input_sources
     }
-    flags = {
-        **settings,
+    input_flags = {
+        **pod_inputs,
         "workload": config.workload,
         **more_inputs,
         "dataset": dataset.key,
         "out": key(name, MODEL),
         "checkpoints": key(name, CHECKPOINTS),
-        **{field: text_tag(field) for field in sources},
+        **{field_name: text_tag(field_name) for field_name in input_sources},
     }
-    fields = load(modules.step).Inputs.model_fields
-    if "reuse" in fields:
-        flags["reuse"] = reuse()
+    input_fields = load(member_modules.step).Inputs.model_fields
+    if "reuse" in input_fields:
+        input_flags["reuse"] = reuse()
 
-    check_input_names(name, flags, fields, ("task", "train", "model", "program"))
-    validate_inputs(name, {**sources, **more_inputs}, fields)
+    check_input_names(name, input_flags, input_fields, ("task", "train", "model", "program"))
+    validate_inputs(name, {**input_sources, **more_inputs}, input_fields)
 
     object_name = pipeline.job_name(name, backend.max_name_length)
-    return Training(modules, name, object_name, train, config.cluster, flags, dataset, sources)
+    return Training(
+        member_modules,
+        name,
+        object_name,
+        train_config,
+        config.cluster,
+        input_flags,
+        dataset,
+        input_sources,
+    )
 
 
-def _skip_if_reused(data: Block, task: str) -> dict[str, Any]:
+def _skip_if_reused(data_block: Block, task_name: str) -> dict[str, Any]:
     """Return the options that skip a task if the block `prepare` has found a cached model for the
-    training `task`; {} if the pipeline has no such block."""
-    models = resolve(data, REUSED_MODELS, "")
-    if models:
-        return skip_if(f"jsonpath({models.expression}, '$.{cached_name(task)}.at')")
+    training `task_name`; {} if the pipeline has no such block."""
+    reused_models = resolve(data_block, REUSED_MODELS, "")
+    if reused_models:
+        return skip_if(f"jsonpath({reused_models.expression}, '$.{cached_name(task_name)}.at')")
     return {}
 
 
 def _add_apply_task(
     training: Training,
-    suffix: str,
-    build: ManifestBuilder,
+    task_suffix: str,
+    build_manifest: ManifestBuilder,
     parameters: Mapping[str, Any],
-    options: Mapping[str, Any],
+    task_options: Mapping[str, Any],
     *,
-    flags: list[str] | None = None,
-    after: Sequence[str] = (),
-    uses: Sequence[StoredArtifact] = (),
+    apply_flags: list[str] | None = None,
+    predecessor_names: Sequence[str] = (),
+    used_artifacts: Sequence[StoredArtifact] = (),
 ) -> AppliedObject:
     """Add the task that applies an object of a training."""
     pipeline = current_pipeline()
-    task = f"{training.task}-{suffix}"
+    task_name = f"{training.task}-{task_suffix}"
     template = apply(
-        pipeline.template_name(task),
-        training.manifest(build),
+        pipeline.template_name(task_name),
+        training.manifest(build_manifest),
         inputs=tuple(parameters),
         owned=True,
-        flags=flags,
+        flags=apply_flags,
         retry=retries(training.cluster.retries),
     )
-    name = pipeline.reserve_name("", task)
-    pipeline.add_task(name, template, parameters, options, after, uses)
-    return AppliedObject(name, template, build)
+    name = pipeline.reserve_name("", task_name)
+    pipeline.add_task(name, template, parameters, task_options, predecessor_names, used_artifacts)
+    return AppliedObject(name, template, build_manifest)
 
 
 def _build_secret(name: str, *_: object) -> Manifest:
@@ -268,20 +289,20 @@ def _build_secret(name: str, *_: object) -> Manifest:
 def _delete_at_end(training: Training) -> None:
     """Add the tasks that delete the extra workers when the job of the training ends."""
     pipeline = current_pipeline()
-    deletion = (f"{training.task}-harvest-end", HARVEST, training.object_name)
+    deletion_arguments = (f"{training.task}-harvest-end", HARVEST, training.object_name)
 
-    end = pipeline.add_deletion(*deletion)
-    end.waits_for = after_any([training.task], FINAL_PHASES)
+    deletion_task = pipeline.add_deletion(*deletion_arguments)
+    deletion_task.waits_for = after_any([training.task], FINAL_PHASES)
     pipeline.current_scope().guarded.append(training.task)
 
     # an exit task also deletes the extra workers, because the workflow may be stopped
     with at_exit():
-        pipeline.add_deletion(*deletion, when=WORKFLOW_FAILED)
+        pipeline.add_deletion(*deletion_arguments, when=WORKFLOW_FAILED)
 
 
-def _pass_training_name(training: Training, objects: list[AppliedObject]) -> None:
+def _pass_training_name(training: Training, applied_objects: list[AppliedObject]) -> None:
     """Pass the name of the training to its processes, which need the name if the run has several
     trainings."""
-    for applied in objects:
-        manifest = training.manifest(applied.build, part=training.task)
-        applied.template.manifest = render(manifest)
+    for applied_object in applied_objects:
+        manifest = training.manifest(applied_object.build, part=training.task)
+        applied_object.template.manifest = render(manifest)

@@ -30,61 +30,67 @@ class Job:
     after: Sequence[str] = ()
 
 
-def find_sources(data: Block, inputs: Mapping[str, Any]) -> dict[str, Any]:
+def find_sources(data_block: Block, inputs: Mapping[str, Any]) -> dict[str, Any]:
     """Return three inputs of a training: the dataset, its digest and the MLflow run. They come from
-    `inputs` or from `data` and its predecessors.
+    `inputs` or from `data_block` and its predecessors.
 
     Raises WiringError unless the dataset is an artifact of a block.
     """
-    names = ("dataset", "digest", "run_id")
-    sources = {name: inputs.get(name) or resolve(data, name) for name in names}
+    source_names = ("dataset", "digest", "run_id")
+    input_sources = {name: inputs.get(name) or resolve(data_block, name) for name in source_names}
 
-    if not isinstance(sources["dataset"], StoredArtifact):
+    if not isinstance(input_sources["dataset"], StoredArtifact):
         refuse(
             "a training gets its dataset by key: pass the artifact of a block, as in"
             " TASK.outputs.dataset."
         )
 
-    return sources
+    return input_sources
 
 
-def held_out_settings(train: TrainConfig) -> dict[str, Any]:
+def held_out_settings(train_config: TrainConfig) -> dict[str, Any]:
     """Return the settings that determine which samples are held out from training."""
-    return {name: getattr(train, name) for name in TrainConfig.HELD_OUT_SETTINGS}
+    return {name: getattr(train_config, name) for name in TrainConfig.HELD_OUT_SETTINGS}
 
 
 def watch_template(
-    task: str,
+    task_name: str,
     manifest: Manifest,
     *,
-    parameters: Iterable[str],
-    success: str,
-    failure: tuple[str, ...],
+    parameter_names: Iterable[str],
+    success_condition: str,
+    failure_conditions: tuple[str, ...],
 ) -> Resource:
     """Return the template that applies a job and waits until it succeeds or fails."""
     pipeline = current_pipeline()
     return apply(
-        pipeline.template_name(task),
+        pipeline.template_name(task_name),
         manifest,
-        inputs=tuple(parameters),
-        success=success,
-        failure=failure,
+        inputs=tuple(parameter_names),
+        success=success_condition,
+        failure=failure_conditions,
         owned=True,
         retry=retry_watcher(max(5, pipeline.config.cluster.retries)),
     )
 
 
-def add_job(job: Job, data: Block) -> Block:
-    """Add the task of a job that trains on the dataset of `data`. Output: model."""
+def add_job(training_job: Job, data_block: Block) -> Block:
+    """Add the task of a job that trains on the dataset of `data_block`. Output: model."""
     pipeline = current_pipeline()
-    block = pipeline.add_task(
-        job.task, job.template, job.parameters, job.options, job.after, uses=[job.dataset]
+    job_block = pipeline.add_task(
+        training_job.task,
+        training_job.template,
+        training_job.parameters,
+        training_job.options,
+        training_job.after,
+        used_artifacts=[training_job.dataset],
     )
 
-    producer = Producer(pipeline.current_scope(), job.task)
-    block.outputs = Outputs(
-        job.task, {"model": StoredArtifact.from_key("model", job.model_key, producer)}
+    artifact_producer = Producer(pipeline.current_scope(), training_job.task)
+    job_block.outputs = Outputs(
+        training_job.task,
+        {"model": StoredArtifact.from_key("model", training_job.model_key, artifact_producer)},
     )
-    pipeline.jobs[job.task] = job.kind
+    pipeline.jobs[training_job.task] = training_job.kind
 
-    return block.follow(data)
+    return job_block.follow(data_block)

@@ -60,82 +60,110 @@ def job(
 
     pipeline = current_pipeline()
     config = pipeline.config
-    sources = find_sources(data, inputs)
+    input_sources = find_sources(data, inputs)
     name = pipeline.reserve_name(task, short_name(module))
-    fields = load_step(module).Inputs.model_fields
-    parameters = {field: sources[field] for field in ("digest", "run_id") if field in fields}
-    args = _step_arguments(module, name, sources, parameters, inputs)
+    input_fields = load_step(module).Inputs.model_fields
+    parameters = {
+        field_name: input_sources[field_name]
+        for field_name in ("digest", "run_id")
+        if field_name in input_fields
+    }
+    python_arguments = _step_arguments(module, name, input_sources, parameters, inputs)
 
     try:
         pod_config = config.cluster.pod(pod)
-        roles = {role: Replica(pod_config, args, count) for role, count in replicas.items()}
+        replicas_by_role = {
+            role: Replica(pod_config, python_arguments, pod_count)
+            for role, pod_count in replicas.items()
+        }
         manifest = training_job(
-            kind, pipeline.job_name(name), roles, config.cluster, **(spec or {})
+            kind, pipeline.job_name(name), replicas_by_role, config.cluster, **(spec or {})
         )
     except ConfigError as error:
         refuse(" ".join(error.lines))
 
-    success = FRAMEWORKS[kind].success
-    template = watch_template(
-        name, manifest, parameters=parameters, success=success, failure=FAILURE
+    success_condition = FRAMEWORKS[kind].success
+    job_template = watch_template(
+        name,
+        manifest,
+        parameter_names=parameters,
+        success_condition=success_condition,
+        failure_conditions=FAILURE,
     )
     job = Job(
         task=name,
         kind=kind,
-        template=template,
-        dataset=sources["dataset"],
+        template=job_template,
+        dataset=input_sources["dataset"],
         model_key=key(name, MODEL),
         parameters=parameters,
     )
-    block = add_job(job, data)
-    block.inputs = sources
+    job_block = add_job(job, data)
+    job_block.inputs = input_sources
 
-    return block
+    return job_block
 
 
 def _run_program(
-    data: Block, job: ProgramJob, program: ProgramConfig, task: str, inputs: Mapping[str, Any]
+    data_block: Block,
+    program_job: ProgramJob,
+    program_config: ProgramConfig,
+    task_name: str,
+    inputs: Mapping[str, Any],
 ) -> Block:
     """Run a training program in a job of another framework."""
     config = current_pipeline().config
-    sections = {name: inputs.get(name) or getattr(config, name) for name in ("train", "model")}
-    check_section("train", sections["train"], TrainConfig)
-    check_section("model", sections["model"], type(config.model))
-    if program.processes > 1:
+    config_sections = {
+        name: inputs.get(name) or getattr(config, name) for name in ("train", "model")
+    }
+    check_section("train", config_sections["train"], TrainConfig)
+    check_section("model", config_sections["model"], type(config.model))
+    if program_config.processes > 1:
         refuse(
-            f"program.processes is {program.processes}: the operator of a {job.kind} numbers pods,"
-            " so a pod has one process. Leave the setting out, or let the command start the"
-            " processes."
+            f"program.processes is {program_config.processes}: the operator of a"
+            f" {program_job.kind} numbers pods, so a pod has one process. Leave the setting out,"
+            " or let the command start the processes."
         )
 
     try:
         check_program(config.workload)
-        job.check(task or "train")
+        program_job.check(task_name or "train")
     except ConfigError as error:
         refuse(" ".join(error.lines))
 
     # not the default of the setting, which is meant for PyTorch programs
-    if "preload" not in program.model_fields_set:
-        program = program.model_copy(update={"preload": []})
+    if "preload" not in program_config.model_fields_set:
+        program_config = program_config.model_copy(update={"preload": []})
 
-    counts = PodCounts(1, job.members, job.members, job.members)
-    settings = member_settings(sections["train"], sections["model"], program, counts)
-    others = {name: value for name, value in inputs.items() if name not in sections}
-    return add_training(data, task, program_backend(job), sections["train"], settings, others)
+    pod_counts = PodCounts(1, program_job.members, program_job.members, program_job.members)
+    pod_inputs = member_settings(
+        config_sections["train"], config_sections["model"], program_config, pod_counts
+    )
+    other_inputs = {name: value for name, value in inputs.items() if name not in config_sections}
+    return add_training(
+        data_block,
+        task_name,
+        program_backend(program_job),
+        config_sections["train"],
+        pod_inputs,
+        other_inputs,
+    )
 
 
-def _check_job(kind: str, replicas: Mapping[str, int]) -> None:
+def _check_job(job_kind: str, replicas: Mapping[str, int]) -> None:
     """Raise WiringError if the kind is unknown, or a number of replicas is not an integer."""
-    if kind == "PyTorchJob":
+    if job_kind == "PyTorchJob":
         refuse(
             "a PyTorchJob is made by blocks.program, which runs a training program of your own (see"
             " docs/your-own-program.md), or by blocks.train, which trains the workload's model."
         )
-    if kind not in FRAMEWORKS:
-        refuse(f'the job kind "{kind}" is not supported.{did_you_mean(kind, set(FRAMEWORKS))}')
+    if job_kind not in FRAMEWORKS:
+        refuse(
+            f'the job kind "{job_kind}" is not supported.{did_you_mean(job_kind, set(FRAMEWORKS))}'
+        )
 
     if not isinstance(replicas, Mapping) or not all(
-        isinstance(count, int) for count in replicas.values()
+        isinstance(pod_count, int) for pod_count in replicas.values()
     ):
         refuse(
             f"the replicas are {describe(replicas)}: they must be numbers by role, such as"
@@ -144,27 +172,33 @@ def _check_job(kind: str, replicas: Mapping[str, int]) -> None:
 
 
 def _step_arguments(
-    module: str,
-    task: str,
-    sources: Mapping[str, Any],
-    parameters: Iterable[str],
+    step_module: str,
+    task_name: str,
+    input_sources: Mapping[str, Any],
+    parameter_names: Iterable[str],
     inputs: Mapping[str, Any],
 ) -> list[str]:
-    """Return the arguments of `python` that run the step, with template tags for `parameters`.
+    """Return the arguments of `python` that run the step, with template tags for `parameter_names`.
     Raises WiringError."""
     config = current_pipeline().config
-    fields = load_step(module).Inputs.model_fields
-    own_inputs = {field: value for field, value in inputs.items() if field not in sources}
-    defaults = {
+    input_fields = load_step(step_module).Inputs.model_fields
+    own_inputs = {
+        field_name: value for field_name, value in inputs.items() if field_name not in input_sources
+    }
+    default_values = {
         "workload": config.workload,
         "model": config.model,
-        "dataset": sources["dataset"].key,
-        **{field: text_tag(field) for field in parameters},
-        "out": key(task, MODEL),
+        "dataset": input_sources["dataset"].key,
+        **{field_name: text_tag(field_name) for field_name in parameter_names},
+        "out": key(task_name, MODEL),
     }
-    values = {field: value for field, value in defaults.items() if field in fields} | own_inputs
+    input_values = {
+        field_name: value
+        for field_name, value in default_values.items()
+        if field_name in input_fields
+    } | own_inputs
 
-    check_input_names(task, values, fields)
-    texts = {field: dump_model(value) for field, value in own_inputs.items()}
-    validate_inputs(task, texts, fields)
-    return ["-m", "rekindle", "step", module, *step_flags(module, values)]
+    check_input_names(task_name, input_values, input_fields)
+    input_texts = {field_name: dump_model(value) for field_name, value in own_inputs.items()}
+    validate_inputs(task_name, input_texts, input_fields)
+    return ["-m", "rekindle", "step", step_module, *step_flags(step_module, input_values)]

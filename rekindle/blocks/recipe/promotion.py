@@ -42,23 +42,30 @@ GROUP_OUTPUTS = ("promoted", "max_difference", "replayed", "former", "running", 
 MAX_REPETITIONS = 5
 
 
-def add_promotion(deployed: Block, servers: Servers, values: dict[str, Any], task: str) -> Block:
-    """Add the group that verifies the new servers, using the inputs `values`, and then promotes the
-    model."""
-    suffix = task.removeprefix("verify").removeprefix("-")
-    name = current_pipeline().reserve_name(f"promote-{suffix}" if suffix else "", "promote")
-    with nested_dag(name, after=[deployed.name]) as promotion:
-        kinds = _add_attempt(deployed, servers, values, task)
+def add_promotion(
+    deploy_block: Block, servers: Servers, verify_inputs: dict[str, Any], task_name: str
+) -> Block:
+    """Add the group that verifies the new servers, using the inputs `verify_inputs`, and then
+    promotes the model."""
+    name_suffix = task_name.removeprefix("verify").removeprefix("-")
+    name = current_pipeline().reserve_name(
+        f"promote-{name_suffix}" if name_suffix else "", "promote"
+    )
+    with nested_dag(name, predecessor_names=[deploy_block.name]) as promotion_block:
+        output_types = _add_attempt(deploy_block, servers, verify_inputs, task_name)
 
-    path = f"tasks.{promotion.name}.outputs.parameters"
-    outputs = {result: Value(result, f"{path}.{result}", kind) for result, kind in kinds.items()}
-    promotion.outputs = Outputs(promotion.name, outputs)
+    path = f"tasks.{promotion_block.name}.outputs.parameters"
+    group_outputs = {
+        output_name: Value(output_name, f"{path}.{output_name}", output_type)
+        for output_name, output_type in output_types.items()
+    }
+    promotion_block.outputs = Outputs(promotion_block.name, group_outputs)
 
-    return promotion.follow(deployed)
+    return promotion_block.follow(deploy_block)
 
 
 def _add_attempt(
-    deployed: Block, servers: Servers, values: dict[str, Any], task: str
+    deploy_block: Block, servers: Servers, verify_inputs: dict[str, Any], task_name: str
 ) -> dict[str, Any]:
     """Add to the active group the tasks that verify and promote a release; return the names and
     types of the group's outputs.
@@ -68,53 +75,56 @@ def _add_attempt(
     """
     pipeline = current_pipeline()
     scope = pipeline.current_scope()
-    evaluation = _find_evaluation(deployed)
-    limits = {
-        "champion": values["champion"],
+    evaluation = _find_evaluation(deploy_block)
+    repetition_inputs = {
+        "champion": verify_inputs["champion"],
         "repetitions": str(MAX_REPETITIONS if evaluation else 0),
     }
-    values = values | {
-        name: pipeline.pass_to_group(scope, name, value) for name, value in limits.items()
+    verify_inputs = verify_inputs | {
+        name: pipeline.pass_to_group(scope, name, value)
+        for name, value in repetition_inputs.items()
     }
 
-    inputs = dict(values)
+    step_inputs = dict(verify_inputs)
     if servers.serve.canary:
-        inputs["promote"] = False
-    first = last = step("steps.verify", task=task, inputs=inputs).follow(deployed)
+        step_inputs["promote"] = False
+    first_verification = last_verification = step(
+        "steps.verify", task=task_name, inputs=step_inputs
+    ).follow(deploy_block)
 
-    canary = None
+    canary_block = None
     if servers.serve.canary:
-        canary = _add_canary(servers, first, can_repeat=bool(evaluation))
-        last = _verify_again(first, canary, values)
+        canary_block = _add_canary(servers, first_verification, can_repeat=bool(evaluation))
+        last_verification = _verify_again(first_verification, canary_block, verify_inputs)
 
-    results = _group_outputs(last)
-    kinds = {name: result.kind for name, result in results.items()}
-    expressions = {name: result.expression for name, result in results.items()}
+    group_results = _group_outputs(last_verification)
+    output_types = {name: output_value.kind for name, output_value in group_results.items()}
+    expressions = {name: output_value.expression for name, output_value in group_results.items()}
     if evaluation:
-        expressions = _repeat_evaluation(evaluation, last, expressions)
+        expressions = _repeat_evaluation(evaluation, last_verification, expressions)
 
-    if canary:
-        passed = _not_rolled_back_condition(canary).text
+    if canary_block:
+        canary_passed = _not_rolled_back_condition(canary_block).text
         expressions = {
-            name: f"{passed} ? ({expressions[name]}) : {result.expression}"
-            for name, result in _group_outputs(first).items()
+            name: f"{canary_passed} ? ({expressions[name]}) : {output_value.expression}"
+            for name, output_value in _group_outputs(first_verification).items()
         }
 
     scope.dag.outputs = [
-        Parameter(name=name, value_from=m.ValueFrom(expression=expression))
-        for name, expression in expressions.items()
+        Parameter(name=name, value_from=m.ValueFrom(expression=output_expression))
+        for name, output_expression in expressions.items()
     ]
-    return kinds
+    return output_types
 
 
 def _group_outputs(verification: Block) -> dict[str, Value]:
     return {name: getattr(verification.outputs, name) for name in GROUP_OUTPUTS}
 
 
-def _find_evaluation(block: Block) -> Block | None:
+def _find_evaluation(release_block: Block) -> Block | None:
     """Return the block that evaluated the model; None if this block also creates the model, so that
     it cannot be repeated."""
-    evaluation = find_provider(block, "verdict")
+    evaluation = find_provider(release_block, "verdict")
     can_repeat = (
         evaluation and "champion" in evaluation.outputs and "model" not in evaluation.outputs
     )
@@ -123,46 +133,53 @@ def _find_evaluation(block: Block) -> Block | None:
     return None
 
 
-def _verify_again(first_verification: Block, canary: Block, values: dict[str, Any]) -> Block:
+def _verify_again(
+    first_verification: Block, canary_block: Block, verify_inputs: dict[str, Any]
+) -> Block:
     """Add the second verification, which follows the rollout of a canary and promotes the
     release."""
     if first_verification.name.startswith("verify"):
-        suffix = first_verification.name.removeprefix("verify")
+        name_suffix = first_verification.name.removeprefix("verify")
     else:
-        suffix = f"-{first_verification.name}"
+        name_suffix = f"-{first_verification.name}"
 
-    again = step(
+    second_verification = step(
         "steps.verify",
-        task=f"verify-again{suffix}",
-        inputs=values | {"canary": canary.outputs.canary},
-        when=_not_rolled_back_condition(canary),
+        task=f"verify-again{name_suffix}",
+        inputs=verify_inputs | {"canary": canary_block.outputs.canary},
+        when=_not_rolled_back_condition(canary_block),
     )
-    return again.follow(canary)
+    return second_verification.follow(canary_block)
 
 
 def _repeat_evaluation(
-    evaluation: Block, verification: Block, expressions: dict[str, str]
+    evaluation: Block, verification: Block, output_expressions: dict[str, str]
 ) -> dict[str, str]:
     """Add the tasks that repeat the evaluation, and then the group, if the champion has changed.
     Return expressions for the outputs of the last repetition."""
-    promoted = verification.outputs.promoted
-    again = repeat(evaluation, when=promoted == False)  # noqa: E712
+    promoted_output = verification.outputs.promoted
+    repeated_evaluation = repeat(evaluation, when=promoted_output == False)  # noqa: E712
     # require Succeeded, because the evaluation must not be repeated if the verification was skipped
-    again.waits_for = after_all([f"{verification.name}.Succeeded"])
+    repeated_evaluation.waits_for = after_all([f"{verification.name}.Succeeded"])
 
-    following = current_pipeline().repeat_group(again)
-    is_last = f"{promoted.expression} == 'true' || {again.outputs.verdict.expression} != 'release'"
+    repeated_group = current_pipeline().repeat_group(repeated_evaluation)
+    is_last_condition = (
+        f"{promoted_output.expression} == 'true' ||"
+        f" {repeated_evaluation.outputs.verdict.expression} != 'release'"
+    )
     return {
-        name: f"{is_last} ? {expression} : "
-        + to_expression(f"tasks.{following.name}.outputs.parameters.{name}")
-        for name, expression in expressions.items()
+        name: f"{is_last_condition} ? {output_expression} : "
+        + to_expression(f"tasks.{repeated_group.name}.outputs.parameters.{name}")
+        for name, output_expression in output_expressions.items()
     }
 
 
-def _not_rolled_back_condition(canary: Block) -> Condition:
+def _not_rolled_back_condition(canary_block: Block) -> Condition:
     """Return a condition that holds if the canary was not rolled back, that is, if it passed or
     ended because the champion changed."""
-    return (canary.outputs.canary == PASSED) | (canary.outputs.canary == CHAMPION_CHANGED)
+    return (canary_block.outputs.canary == PASSED) | (
+        canary_block.outputs.canary == CHAMPION_CHANGED
+    )
 
 
 def _add_canary(servers: Servers, verification: Block, can_repeat: bool) -> Block:
@@ -177,17 +194,17 @@ def _add_canary(servers: Servers, verification: Block, can_repeat: bool) -> Bloc
         deployment_manifest(servers.model, pipeline.config.cluster, servers.serve),
         can_repeat,
     )
-    values = {
+    rollout_inputs = {
         **resolve_missing(verification, {}, "model_uri", "version", "champion", "run_id", "former"),
         "server": servers.name,
         "percent": "0",
     }
 
     name = pipeline.reserve_name("", "canary")
-    block = pipeline.add_task(name, template, values).follow(verification)
-    outcome = Value("canary", f"tasks.{name}.outputs.parameters.canary", str)
-    block.outputs = Outputs(name, {"canary": outcome})
-    _add_unshare_task(servers, f"{servers.name}-canary", [name], when=outcome != PASSED)
+    canary_block = pipeline.add_task(name, template, rollout_inputs).follow(verification)
+    canary_outcome = Value("canary", f"tasks.{name}.outputs.parameters.canary", str)
+    canary_block.outputs = Outputs(name, {"canary": canary_outcome})
+    _add_unshare_task(servers, f"{servers.name}-canary", [name], when=canary_outcome != PASSED)
 
     # an exit task ends the candidate's share of the requests if the workflow is stopped during the
     # rollout
@@ -196,60 +213,76 @@ def _add_canary(servers: Servers, verification: Block, can_repeat: bool) -> Bloc
             servers, f"-l={canaries.WORKFLOW}={{{{workflow.name}}}}", when=WORKFLOW_FAILED
         )
 
-    return block
+    return canary_block
 
 
 def _add_unshare_task(
-    servers: Servers, name_or_selector: str, after: Iterable[str] = (), **options: object
+    servers: Servers,
+    name_or_selector: str,
+    predecessor_names: Iterable[str] = (),
+    **task_options: object,
 ) -> None:
     """Add a task that stops sending requests to the candidates. `name_or_selector`: name or label
     selector of their Deployments."""
     pipeline = current_pipeline()
     if not (servers.serve.canary and servers.serve.canary.gateway):
-        pipeline.add_deletion("unshare", "deployment", name_or_selector, after, **options)
+        pipeline.add_deletion(
+            "unshare", "deployment", name_or_selector, predecessor_names, **task_options
+        )
         return
 
     templates = pipeline.unshare_templates
     if servers.model not in templates:
-        unshared = http_route(servers.model, servers.serve)
+        unshared_route = http_route(servers.model, servers.serve)
         name = pipeline.template_name("unshare")
-        templates[servers.model] = apply(name, unshared, retry=retries(2))
+        templates[servers.model] = apply(name, unshared_route, retry=retries(2))
 
     pipeline.add_task(
-        pipeline.reserve_name("", "unshare"), templates[servers.model], {}, options, after
+        pipeline.reserve_name("", "unshare"),
+        templates[servers.model],
+        {},
+        task_options,
+        predecessor_names,
     )
 
 
-def switch_clients(deployed: Block, servers: Servers, promotion: Block) -> None:
+def switch_clients(deploy_block: Block, servers: Servers, promotion_block: Block) -> None:
     """Add the tasks after a promotion, which switch clients to the new servers, scale earlier
     servers to zero, and delete expired and failed servers."""
     pipeline = current_pipeline()
-    champion = pipeline.step_template("steps.champion", "champion")
-    template = switch_dag(pipeline.template_name, champion, servers.model, servers.serve)
-    values = {"server": servers.name, "running": promotion.outputs.running}
-    task = pipeline.add_task(
-        pipeline.reserve_name("", "switch"), template, values, after=[promotion.name]
+    champion_template = pipeline.step_template("steps.champion", "champion")
+    switch_template = switch_dag(
+        pipeline.template_name, champion_template, servers.model, servers.serve
+    )
+    switch_inputs = {"server": servers.name, "running": promotion_block.outputs.running}
+    switch_task = pipeline.add_task(
+        pipeline.reserve_name("", "switch"),
+        switch_template,
+        switch_inputs,
+        previous_tasks=[promotion_block.name],
     ).name
 
     if servers.serve.canary:
-        _add_unshare_task(servers, f"{servers.name}-canary", [task])
+        _add_unshare_task(servers, f"{servers.name}-canary", [switch_task])
 
-    champion_server = f"'{{{{tasks.{task}.outputs.parameters.deployment}}}}'"
+    champion_server = f"'{{{{tasks.{switch_task}.outputs.parameters.deployment}}}}'"
     pipeline.add_deletion(
         "expire",
         SERVER_KINDS,
         "{{item}}",
-        [task],
-        with_param=promotion.outputs.expired,
+        [switch_task],
+        with_param=promotion_block.outputs.expired,
         when=quote_word(f"{champion_server} == '{servers.name}'"),
     )
 
     # the candidate may be an earlier release that a rollback has just made the champion
-    is_refused = quote_word(
-        f"{champion_server} != '{servers.name}' && '{promotion.outputs.promoted}' == 'false'"
+    refused_condition = quote_word(
+        f"{champion_server} != '{servers.name}' && '{promotion_block.outputs.promoted}' == 'false'"
     )
-    pipeline.add_deletion("take-back", SERVER_KINDS, servers.name, [task], when=is_refused)
+    pipeline.add_deletion(
+        "take-back", SERVER_KINDS, servers.name, [switch_task], when=refused_condition
+    )
 
-    withdraw = pipeline.add_deletion("withdraw", SERVER_KINDS, servers.name)
-    withdraw.waits_for = after_any([deployed.name, promotion.name], FAILURES)
-    pipeline.current_scope().guarded += [promotion.name, task]
+    withdraw_task = pipeline.add_deletion("withdraw", SERVER_KINDS, servers.name)
+    withdraw_task.waits_for = after_any([deploy_block.name, promotion_block.name], FAILURES)
+    pipeline.current_scope().guarded += [promotion_block.name, switch_task]

@@ -32,7 +32,7 @@ def evaluate(model: Block, *, task: str = "", **inputs: object) -> Block:
     report, ..."""
     config = current_pipeline().config
 
-    values = {
+    step_inputs = {
         "workload": config.workload,
         "name": config.name,
         **dict(config.gate),
@@ -43,10 +43,10 @@ def evaluate(model: Block, *, task: str = "", **inputs: object) -> Block:
         **resolve_digest(model, inputs),
         **inputs,
     }
-    bounds = {name: inputs[name] for name in ("minimum", "maximum") if name in inputs}
-    check_workload(values["workload"], **bounds)
+    metric_bounds = {name: inputs[name] for name in ("minimum", "maximum") if name in inputs}
+    check_workload(step_inputs["workload"], **metric_bounds)
 
-    evaluation = step("steps.evaluate", task=task, inputs=values).follow(model)
+    evaluation = step("steps.evaluate", task=task, inputs=step_inputs).follow(model)
     evaluation.outputs.metrics.keys = current_pipeline().metrics
     current_pipeline().part_setters.setdefault("evaluate", []).append(
         partial(_pass_task_name, evaluation)
@@ -56,21 +56,21 @@ def evaluate(model: Block, *, task: str = "", **inputs: object) -> Block:
 
 
 def _pass_task_name(evaluation: Block) -> None:
-    for block in (evaluation, *evaluation.repetitions):
-        arguments: dict[str, Any] = block.arguments  # pyright: ignore[reportAssignmentType]
-        arguments.setdefault("part", evaluation.name)
+    for evaluation_block in (evaluation, *evaluation.repetitions):
+        task_arguments: dict[str, Any] = evaluation_block.arguments  # pyright: ignore[reportAssignmentType]
+        task_arguments.setdefault("part", evaluation.name)
 
 
 def release(evaluation: Block, *, task: str = "", **inputs: object) -> Block:
     """Upload and register a model with the verdict `release`. Outputs: model_uri, version, content
     (a digest of the served files)."""
     config = current_pipeline().config
-    image = config.cluster.pod("train").image
+    training_image = config.cluster.pod("train").image
 
-    values = {
+    step_inputs = {
         "name": inputs.get("name") or resolve(evaluation, "name"),
-        "image": image,
-        "image_digest": image.partition("@")[2] or "not pinned",
+        "image": training_image,
+        "image_digest": training_image.partition("@")[2] or "not pinned",
         **resolve_missing(evaluation, inputs, "run_id", "verdict", "dataset", "model", "report"),
         "source_digest": _raw_data_digest(evaluation),
         "champion": resolve(evaluation, "champion", ""),
@@ -79,7 +79,7 @@ def release(evaluation: Block, *, task: str = "", **inputs: object) -> Block:
         **{name: parameter_tag(name) for name in RELEASE_PARAMETERS},
         **inputs,
     }
-    return step("steps.release", task=task, inputs=values).follow(evaluation)
+    return step("steps.release", task=task, inputs=step_inputs).follow(evaluation)
 
 
 def _raw_data_digest(evaluation: Block) -> str:
@@ -89,16 +89,18 @@ def _raw_data_digest(evaluation: Block) -> str:
     if digest:
         return digest
 
-    tasks = (
+    enclosing_tasks = (
         task
         for scope in current_pipeline().current_scope().enclosing()
         for task in scope.dag.tasks
         if isinstance(task, Block)
     )
 
-    digests = [task.outputs.source_digest for task in tasks if "source_digest" in task.outputs]
-    if len(digests) == 1 and digests[0].kind is str:
-        return digests[0]
+    source_digests = [
+        task.outputs.source_digest for task in enclosing_tasks if "source_digest" in task.outputs
+    ]
+    if len(source_digests) == 1 and source_digests[0].kind is str:
+        return source_digests[0]
 
     return ""
 
@@ -112,25 +114,29 @@ def deploy(released: Block, *, task: str = "", serve: ServeConfig | None = None)
     pipeline = current_pipeline()
     cluster = pipeline.config.cluster
     check_section("serve", serve, ServeConfig)
-    uri = resolve(released, "model_uri")
+    model_uri = resolve(released, "model_uri")
 
-    model = str(resolve(released, "name"))
-    if "{{" in model:
+    model_name = str(resolve(released, "name"))
+    if "{{" in model_name:
         refuse(
-            f"a deployment is named after its model, but {model} is known only at run time: pass a"
-            " constant name."
+            f"a deployment is named after its model, but {model_name} is known only at run time:"
+            " pass a constant name."
         )
 
     name = pipeline.reserve_name(task, "deploy")
     serve = serve or pipeline.config.serve
-    template = start_template(pipeline.template_name, name, model, serve, cluster)
+    template = start_template(pipeline.template_name, name, model_name, serve, cluster)
 
-    server = f"{model}-{resolve(released, 'content')}-{servers_digest(cluster, serve)}"
-    inputs = {"model_uri": uri, "server": server, "version": resolve(released, "version")}
-    block = pipeline.add_task(name, template, inputs)
-    block.inputs = {"name": model, "serve": serve, "server": server}
+    server_name = f"{model_name}-{resolve(released, 'content')}-{servers_digest(cluster, serve)}"
+    start_inputs = {
+        "model_uri": model_uri,
+        "server": server_name,
+        "version": resolve(released, "version"),
+    }
+    deploy_block = pipeline.add_task(name, template, start_inputs)
+    deploy_block.inputs = {"name": model_name, "serve": serve, "server": server_name}
 
-    return block.follow(released)
+    return deploy_block.follow(released)
 
 
 def verify(deployed: Block, *, task: str = "", **inputs: object) -> Block:
@@ -143,7 +149,7 @@ def verify(deployed: Block, *, task: str = "", **inputs: object) -> Block:
     that fail, or that are not promoted, are removed.
     """
     servers = Servers.of(deployed)
-    values = {
+    verify_inputs = {
         "name": servers.model,
         "endpoint": f"http://{servers.name}:{PORT}",
         **resolve_missing(deployed, inputs, *VERIFY_INPUTS),
@@ -156,10 +162,12 @@ def verify(deployed: Block, *, task: str = "", **inputs: object) -> Block:
     template = current_pipeline().step_template("steps.verify", "verify")
     # one retry is enough, because the step `verify` itself waits until the servers are ready
     template.retry_strategy = retries(1, RETRY_CONDITION)
-    variables = [m.EnvVar.model_validate(variable) for variable in token_variables(servers.serve)]
-    template.env = variables or template.env
+    token_environment = [
+        m.EnvVar.model_validate(variable) for variable in token_variables(servers.serve)
+    ]
+    template.env = token_environment or template.env
 
-    promotion = add_promotion(deployed, servers, values, task)
+    promotion = add_promotion(deployed, servers, verify_inputs, task)
     switch_clients(deployed, servers, promotion)
 
     return promotion
@@ -173,8 +181,8 @@ def ship(
     `when`: a condition in addition to the verdict; `inputs`: inputs of `verify`. Returns the block
     `verify`.
     """
-    verdict = resolve(evaluation, "verdict") == "release"
-    with group(name, when=verdict & when if when is not None else verdict):
+    is_release = resolve(evaluation, "verdict") == "release"
+    with group(name, when=is_release & when if when is not None else is_release):
         return verify(deploy(release(evaluation)), **inputs)
 
 

@@ -31,77 +31,86 @@ class Servers:
     serve: ServeConfig
 
     @classmethod
-    def of(cls, deployed: Block) -> "Servers":
+    def of(cls, deploy_block: Block) -> "Servers":
         """Return the servers that the block `deploy` starts."""
         return cls(
-            serve=resolve(deployed, "serve"),
-            name=resolve(deployed, "server"),
-            model=resolve(deployed, "name"),
+            serve=resolve(deploy_block, "serve"),
+            name=resolve(deploy_block, "server"),
+            model=resolve(deploy_block, "name"),
         )
 
 
-def servers_digest(cluster: ClusterConfig, serve: ServeConfig) -> str:
+def servers_digest(cluster: ClusterConfig, serve_config: ServeConfig) -> str:
     """Return a hash of the servers' settings; it does not depend on the model or its release."""
-    objects = [
-        deployment_manifest("", cluster, serve),
-        service("", serve.port, ""),
-        autoscaler("", serve, ""),
+    server_manifests = [
+        deployment_manifest("", cluster, serve_config),
+        service("", serve_config.port, ""),
+        autoscaler("", serve_config, ""),
     ]
-    public = route("", serve)
-    if public:
-        objects.append(public)
-    return hashlib.sha256(to_json(objects).encode()).hexdigest()[:6]
+    route_manifest = route("", serve_config)
+    if route_manifest:
+        server_manifests.append(route_manifest)
+    return hashlib.sha256(to_json(server_manifests).encode()).hexdigest()[:6]
 
 
-def deployment_manifest(model: str, cluster: ClusterConfig, serve: ServeConfig) -> Manifest:
+def deployment_manifest(
+    model_name: str, cluster: ClusterConfig, serve_config: ServeConfig
+) -> Manifest:
     """Return the Deployment of a release, with template tags for its name, version and model
     files."""
-    fields = load("steps.serve").Inputs.model_fields
-    server = text_tag("server")
-    values = {
-        **{name: value for name, value in dict(serve).items() if name in fields},
+    input_fields = load("steps.serve").Inputs.model_fields
+    server_tag = text_tag("server")
+    step_inputs = {
+        **{name: value for name, value in dict(serve_config).items() if name in input_fields},
         "model": text_tag("model_uri"),
         "port": PORT,
-        "deployment": server,
+        "deployment": server_tag,
     }
 
-    flags = [*step_flags("steps.serve", values), "--host=$(POD_IP)"]
-    return deployment(model, server, serve, cluster, flags, text_tag("version"))
+    serve_flags = [*step_flags("steps.serve", step_inputs), "--host=$(POD_IP)"]
+    return deployment(
+        model_name, server_tag, serve_config, cluster, serve_flags, text_tag("version")
+    )
 
 
 def start_template(
-    unique_name: Callable[[str], str],
+    make_unique_name: Callable[[str], str],
     name: str,
-    model: str,
-    serve: ServeConfig,
+    model_name: str,
+    serve_config: ServeConfig,
     cluster: ClusterConfig,
 ) -> DAG:
-    """Return the DAG that starts the servers of a release; `unique_name` returns unique template
-    names."""
-    templates = {
+    """Return the DAG that starts the servers of a release; `make_unique_name` returns unique
+    template names."""
+    apply_templates = {
         # retry this task, because its first attempt may see the status Failed of the previous
         # manifest
         "deployment": apply(
-            unique_name("deployment"),
-            deployment_manifest(model, cluster, serve),
+            make_unique_name("deployment"),
+            deployment_manifest(model_name, cluster, serve_config),
             inputs=START_INPUTS,
             success=SUCCESS,
             failure=FAILURE,
             retry=retries(2),
         ),
         "address": apply(
-            unique_name("address"),
-            headless_service(model, text_tag("server")),
+            make_unique_name("address"),
+            headless_service(model_name, text_tag("server")),
             inputs=("server",),
             retry=retries(2),
         ),
     }
 
-    values = {field: text_tag(field) for field in START_INPUTS}
+    input_tags = {input_name: text_tag(input_name) for input_name in START_INPUTS}
     with DAG(
-        name=unique_name(name), inputs=[Parameter(name=field) for field in START_INPUTS]
+        name=make_unique_name(name),
+        inputs=[Parameter(name=input_name) for input_name in START_INPUTS],
     ) as dag:
-        for task, template in templates.items():
-            Task(name=task, template=template, arguments=select_arguments(template, values))
+        for task_name, apply_template in apply_templates.items():
+            Task(
+                name=task_name,
+                template=apply_template,
+                arguments=select_arguments(apply_template, input_tags),
+            )
 
     return dag

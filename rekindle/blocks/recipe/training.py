@@ -31,10 +31,10 @@ def prepare(
     """
     pipeline = current_pipeline()
     config = pipeline.config
-    module = "steps.prepare"
+    step_module = "steps.prepare"
 
     if isinstance(source, StoredArtifact):
-        module = "steps.files.prepare"
+        step_module = "steps.files.prepare"
         inputs["source"] = source
     elif isinstance(source, str):
         data = inputs.get("data", config.data)
@@ -42,30 +42,30 @@ def prepare(
     elif source is not None:
         refuse(f"source is {describe(source)}: pass an output of a step, as in TASK.outputs.NAME.")
 
-    times = {}
+    time_inputs = {}
     if config.data.moves:
-        times = {
+        time_inputs = {
             "created": "{{workflow.creationTimestamp}}",
             "scheduled": parameter_tag(SCHEDULED_TIME),
             "backfill": parameter_tag(BACKFILL),
         }
 
-    values = {
+    step_inputs = {
         "workflow": "{{workflow.name}}",
         "workload": config.workload,
         "data": config.data.model_dump(mode="json"),
-        **times,
+        **time_inputs,
         "experiment": config.name,
         **{name: parameter_tag(name) for name in ("config", "manifest", CACHED)},
         **inputs,
     }
-    check_workload(values["workload"], dump_model(inputs.get("data")))
+    check_workload(step_inputs["workload"], dump_model(inputs.get("data")))
 
-    block = step(module, task=task, pod="prepare", inputs=values)
+    prepare_block = step(step_module, task=task, pod="prepare", inputs=step_inputs)
     if config.data.moves:
-        pipeline.moving_datasets.append(block)
+        pipeline.moving_datasets.append(prepare_block)
 
-    return block
+    return prepare_block
 
 
 def train(
@@ -91,24 +91,33 @@ def train(
 
     check_section("train", train, TrainConfig)
     check_section("model", model, type(config.model))
-    workload = load_workload(config.workload)
-    section = train or config.train
+    workload_module = load_workload(config.workload)
+    train_config = train or config.train
 
     try:
-        names = families.select(workload, [family] if family else config.families)
-        families.check_validation(names, section.validation)
+        family_names = families.select(workload_module, [family] if family else config.families)
+        families.check_validation(family_names, train_config.validation)
     except ConfigError as error:
         refuse(" ".join(error.lines))
 
-    if len(names) > 1:
-        return _train_families(data, names, section, task=task, train=train, model=model, **inputs)
-    if isinstance(families.get_families(workload)[names[0]], families.Fitted):
-        return _add_fit_task(data, names[0], section, task=task, model=model, **inputs)
+    if len(family_names) > 1:
+        return _train_families(
+            data, family_names, train_config, task_prefix=task, train=train, model=model, **inputs
+        )
+    if isinstance(families.get_families(workload_module)[family_names[0]], families.Fitted):
+        return _add_fit_task(
+            data, family_names[0], train_config, task_name=task, model_section=model, **inputs
+        )
 
-    if names[0]:
-        inputs["family"] = names[0]
+    if family_names[0]:
+        inputs["family"] = family_names[0]
     return train_elastic(
-        data, task=task, train=section, model=model or config.model, program=None, **inputs
+        data,
+        task=task,
+        train=train_config,
+        model_section=model or config.model,
+        program_config=None,
+        **inputs,
     )
 
 
@@ -131,8 +140,8 @@ def program(
     check_section("train", train, TrainConfig)
     check_section("model", model, type(config.model))
 
-    section = program or config.program
-    if section is None:
+    program_config = program or config.program
+    if program_config is None:
         refuse(
             "the config has no section `program`: add it, or pass one, as in program(data,"
             ' program=ProgramConfig(command=["train.py"])).'
@@ -147,8 +156,8 @@ def program(
         data,
         task=task,
         train=train or config.train,
-        model=model or config.model,
-        program=section,
+        model_section=model or config.model,
+        program_config=program_config,
         **inputs,
     )
 
@@ -169,7 +178,7 @@ def choose(
     """
     config = current_pipeline().config
     check_section("train", train, TrainConfig)
-    section = train or config.train
+    train_config = train or config.train
 
     if (
         not isinstance(models, Mapping)
@@ -177,60 +186,68 @@ def choose(
         or not all(NAME.fullmatch(str(name)) for name in models)
     ):
         if isinstance(models, Mapping):
-            description = f"named {', '.join(map(str, models)) or 'nothing'}"
+            models_description = f"named {', '.join(map(str, models)) or 'nothing'}"
         else:
-            description = describe(models)
+            models_description = describe(models)
 
         refuse(
-            f"the models are {description}: pass at least two, by name, as in"
+            f"the models are {models_description}: pass at least two, by name, as in"
             ' {"small": small, "wide": wide}.'
         )
 
     artifacts = {name: resolve(model, "model") for name, model in models.items()}
     for name, model in models.items():
-        trained = model.inputs.get("held_out", held_out_settings(section))
-        if trained != held_out_settings(section):
+        training_settings = model.inputs.get("held_out", held_out_settings(train_config))
+        if training_settings != held_out_settings(train_config):
             refuse(
-                f"{name} has train.validation {trained['validation']} and train.seed"
-                f" {trained['seed']}, and the choice {section.validation} and {section.seed}:"
-                f" {name} may have seen the held-out samples. Use the same two values."
+                f"{name} has train.validation {training_settings['validation']} and train.seed"
+                f" {training_settings['seed']}, and the choice {train_config.validation} and"
+                f" {train_config.seed}: {name} may have seen the held-out samples. Use the same"
+                " two values."
             )
 
-    values = {
+    step_inputs = {
         "workload": config.workload,
-        "train": section.identity(),
+        "train": train_config.identity(),
         "models": {name: artifact.key for name, artifact in artifacts.items()},
         **resolve_missing(data, inputs, "dataset"),
         **resolve_digest(data, inputs),
         **inputs,
     }
-    after = list(models.values())
-    choice = step("steps.families.choose", task=task, pod="train", after=after, inputs=values)
+    model_blocks = list(models.values())
+    choose_block = step(
+        "steps.families.choose", task=task, pod="train", after=model_blocks, inputs=step_inputs
+    )
 
-    return choice.follow(data)
+    return choose_block.follow(data)
 
 
 def _train_families(
-    data: Block, names: list[str], section: TrainConfig, task: str, **more: Any
+    data_block: Block,
+    family_names: list[str],
+    train_config: TrainConfig,
+    task_prefix: str,
+    **more_inputs: Any,
 ) -> Block:
     """Train the families in parallel, and choose one by validation."""
-    if more.get("start"):
+    if more_inputs.get("start"):
         refuse(
             "`start` has the weights of one family: name it, as in train(data, family=...,"
             " start=...)."
         )
-    models = {
-        name: train(data, task=f"{task or 'train'}-{name}", family=name, **more) for name in names
+    family_models = {
+        name: train(data_block, task=f"{task_prefix or 'train'}-{name}", family=name, **more_inputs)
+        for name in family_names
     }
-    return choose(data, models, task=task, train=section)
+    return choose(data_block, family_models, task=task_prefix, train=train_config)
 
 
 def _add_fit_task(
-    data: Block,
-    family: str,
-    section: TrainConfig,
-    task: str,
-    model: Section | None,
+    data_block: Block,
+    family_name: str,
+    train_config: TrainConfig,
+    task_name: str,
+    model_section: Section | None,
     **inputs: object,
 ) -> Block:
     """Add a task that fits a model without a training loop, such as boosted trees, in one pod."""
@@ -238,16 +255,18 @@ def _add_fit_task(
     # remove the inputs of `train` that `fit` does not have
     inputs = {name: value for name, value in inputs.items() if name not in ("run_id", "train")}
 
-    values = {
+    step_inputs = {
         "workload": config.workload,
-        "family": family,
-        "train": section.identity(),
-        "model": (model or config.model).model_dump(mode="json"),
-        "dataset": resolve(data, "dataset"),
-        "digest": resolve(data, "digest"),
+        "family": family_name,
+        "train": train_config.identity(),
+        "model": (model_section or config.model).model_dump(mode="json"),
+        "dataset": resolve(data_block, "dataset"),
+        "digest": resolve(data_block, "digest"),
         **inputs,
     }
-    block = step("steps.families.fit", task=task, pod="train", inputs=values).follow(data)
-    block.inputs["held_out"] = held_out_settings(section)
+    fit_block = step("steps.families.fit", task=task_name, pod="train", inputs=step_inputs).follow(
+        data_block
+    )
+    fit_block.inputs["held_out"] = held_out_settings(train_config)
 
-    return block
+    return fit_block

@@ -5,19 +5,21 @@ from rekindle.blocks.serving.model_deployment import labels
 from rekindle.release.serve_config import ServeConfig
 
 
-def autoscaler(name: str, serve: ServeConfig, server: str) -> Manifest:
+def autoscaler(name: str, serve_config: ServeConfig, server_name: str) -> Manifest:
     """Return an autoscaler that scales up immediately if any metric is above its target, and scales
     down by one pod per minute.
 
     Source: autoscaling/v2 HPA.
     """
-    metrics = [_utilization("cpu", serve.cpu_percent)]
-    if serve.memory_percent:
-        metrics.append(_utilization("memory", serve.memory_percent))
+    metric_specs = [_utilization("cpu", serve_config.cpu_percent)]
+    if serve_config.memory_percent:
+        metric_specs.append(_utilization("memory", serve_config.memory_percent))
 
-    for metric, value in sorted(serve.metrics.items()):
-        target = {"type": "AverageValue", "averageValue": value}
-        metrics.append({"type": "Pods", "pods": {"metric": {"name": metric}, "target": target}})
+    for metric_name, average_value in sorted(serve_config.metrics.items()):
+        metric_target = {"type": "AverageValue", "averageValue": average_value}
+        metric_specs.append(
+            {"type": "Pods", "pods": {"metric": {"name": metric_name}, "target": metric_target}}
+        )
 
     one_pod_per_minute = {"type": "Pods", "value": 1, "periodSeconds": 60}
 
@@ -26,13 +28,13 @@ def autoscaler(name: str, serve: ServeConfig, server: str) -> Manifest:
         "kind": "HorizontalPodAutoscaler",
         "metadata": {"name": name, "labels": labels(name)},
         "spec": {
-            "scaleTargetRef": {"apiVersion": "apps/v1", "kind": "Deployment", "name": server},
-            "minReplicas": serve.min_replicas,
-            "maxReplicas": serve.max_replicas,
-            "metrics": metrics,
+            "scaleTargetRef": {"apiVersion": "apps/v1", "kind": "Deployment", "name": server_name},
+            "minReplicas": serve_config.min_replicas,
+            "maxReplicas": serve_config.max_replicas,
+            "metrics": metric_specs,
             "behavior": {
                 "scaleDown": {
-                    "stabilizationWindowSeconds": serve.scale_down_seconds,
+                    "stabilizationWindowSeconds": serve_config.scale_down_seconds,
                     "policies": [one_pod_per_minute],
                 }
             },
@@ -40,6 +42,6 @@ def autoscaler(name: str, serve: ServeConfig, server: str) -> Manifest:
     }
 
 
-def _utilization(resource: str, percent: int) -> Manifest:
-    target = {"type": "Utilization", "averageUtilization": percent}
-    return {"type": "Resource", "resource": {"name": resource, "target": target}}
+def _utilization(resource_name: str, percent: int) -> Manifest:
+    metric_target = {"type": "Utilization", "averageUtilization": percent}
+    return {"type": "Resource", "resource": {"name": resource_name, "target": metric_target}}

@@ -47,117 +47,140 @@ OUTCOME_EXPRESSION = (
 
 
 def rollout_dag(
-    unique_name: Callable[[str], str],
-    watch: Container,
-    model: str,
-    serve: ServeConfig,
-    deployment: Manifest,
+    make_unique_name: Callable[[str], str],
+    watch_template: Container,
+    model_name: str,
+    serve_config: ServeConfig,
+    deployment_manifest: Manifest,
     can_repeat: bool,
 ) -> DAG:
     """Return a DAG that increases a candidate's share of the requests, starting from its input
     `percent` (0 in the first call); its output `canary` is the outcome.
 
-    `unique_name`: function that makes a template name unique; `watch`: template of steps.canary;
-    `deployment`: the candidate's Deployment; `can_repeat`: input of steps.canary.
+    `make_unique_name`: function that makes a template name unique; `watch_template`: template of
+    steps.canary; `deployment_manifest`: the candidate's Deployment; `can_repeat`: input of
+    steps.canary.
     """
-    outcome = Parameter(name="canary", value_from=m.ValueFrom(expression=OUTCOME_EXPRESSION))
-    inputs = [Parameter(name=field) for field in (*CANDIDATE, "percent")]
-    with DAG(name=unique_name("rollout"), inputs=inputs, outputs=[outcome]) as dag:
+    outcome_parameter = Parameter(
+        name="canary", value_from=m.ValueFrom(expression=OUTCOME_EXPRESSION)
+    )
+    dag_inputs = [Parameter(name=field_name) for field_name in (*CANDIDATE, "percent")]
+    with DAG(
+        name=make_unique_name("rollout"), inputs=dag_inputs, outputs=[outcome_parameter]
+    ) as dag:
         former_server = text_tag("former")
-        pods = read_template(
-            unique_name("champion-pods"), "deployment", former_server, PODS_PATH, ("former",)
+        champion_pods_template = read_template(
+            make_unique_name("champion-pods"), "deployment", former_server, PODS_PATH, ("former",)
         )
-        Task(name="champion", template=pods, arguments={"former": former_server})
+        Task(name="champion", template=champion_pods_template, arguments={"former": former_server})
 
         watch_inputs = {
-            **{field: value for field, value in CANDIDATE.items() if field != "model_uri"},
+            **{
+                field_name: value
+                for field_name, value in CANDIDATE.items()
+                if field_name != "model_uri"
+            },
             "percent": text_tag("percent"),
-            "name": model,
-            "rule": to_text(serve.canary),
+            "name": model_name,
+            "rule": to_text(serve_config.canary),
             "can_repeat": to_text(can_repeat),
             "servers": f"{{{{={CHAMPION_PODS} == '' ? '1' : {CHAMPION_PODS}}}}}",
         }
-        Task(name="watch", template=watch, arguments=watch_inputs, depends="champion")
+        Task(name="watch", template=watch_template, arguments=watch_inputs, depends="champion")
 
-        continues = quote_word(f"'{DECISION['percent']}' != '0'")
-        is_split = bool(serve.canary and serve.canary.gateway)
+        continue_condition = quote_word(f"'{DECISION['percent']}' != '0'")
+        is_split = bool(serve_config.canary and serve_config.canary.gateway)
         if is_split:
-            _add_scaling(scale_template(unique_name("scale"), STARTUP_SECONDS), serve, continues)
+            _add_scaling(
+                scale_template(make_unique_name("scale"), STARTUP_SECONDS),
+                serve_config,
+                continue_condition,
+            )
 
-        share = _share_template(unique_name("share"), model, serve, deployment)
+        share_template = _share_template(
+            make_unique_name("share"), model_name, serve_config, deployment_manifest
+        )
         Task(
             name="share",
-            template=share,
-            arguments=select_arguments(share, CANDIDATE | DECISION),
-            when=continues,
+            template=share_template,
+            arguments=select_arguments(share_template, CANDIDATE | DECISION),
+            when=continue_condition,
             depends=AFTER_SCALE if is_split else "watch",
         )
         Task(
             name="next",
             template=dag.name,
             arguments=CANDIDATE | {"percent": DECISION["percent"]},
-            when=continues,
+            when=continue_condition,
             depends="share",
         )
 
     return dag
 
 
-def _add_scaling(template: Resource, serve: ServeConfig, continues: str) -> None:
+def _add_scaling(
+    scale_template: Resource, serve_config: ServeConfig, continue_condition: str
+) -> None:
     """Add a task that scales up the candidate if its share of the requests needs more pods than its
     Deployment started with."""
-    needs_pods = f"{{{{=asInt({WATCH_OUTPUTS}.replicas) > {serve.min_replicas}}}}}"
+    needs_pods = f"{{{{=asInt({WATCH_OUTPUTS}.replicas) > {serve_config.min_replicas}}}}}"
     Task(
         name="scale",
-        template=template,
+        template=scale_template,
         arguments={"server": text_tag("server"), "replicas": DECISION["replicas"]},
-        when=f"{continues} && {needs_pods}",
+        when=f"{continue_condition} && {needs_pods}",
         depends="watch",
     )
 
 
-def _share_template(name: str, model: str, serve: ServeConfig, deployment: Manifest) -> Resource:
+def _share_template(
+    name: str, model_name: str, serve_config: ServeConfig, deployment_manifest: Manifest
+) -> Resource:
     """Return the template that gives a candidate its share of the requests."""
-    if serve.canary and serve.canary.gateway:
+    if serve_config.canary and serve_config.canary.gateway:
         return apply(
             name,
-            http_route(model, serve, text_tag("server")),
+            http_route(model_name, serve_config, text_tag("server")),
             inputs=("server", "percent"),
             retry=retries(2),
         )
 
-    inputs = ("model_uri", "server", "version", "former", "replicas")
+    input_names = ("model_uri", "server", "version", "former", "replicas")
 
     return apply(
         name,
-        _canary_deployment(deployment, model),
-        inputs=inputs,
+        _canary_deployment(deployment_manifest, model_name),
+        inputs=input_names,
         retry=retries(2),
         success=SUCCESS,
         failure=FAILURE,
     )
 
 
-def _canary_deployment(deployment: Manifest, model: str) -> Manifest:
+def _canary_deployment(deployment_manifest: Manifest, model_name: str) -> Manifest:
     """Return a Deployment of `replicas` candidate pods that get requests from the Service of the
     current version.
 
     The pods have the labels of the current Deployment (the input `former`), so that the Service
     selects them, too; the returned Deployment selects its pods by an additional label.
     """
-    selector = {NAME_LABEL: model, CANARY: text_tag("server")}
-    template = deployment["spec"]["template"]
-    pod_labels = template["metadata"]["labels"] | labels(model, text_tag("former")) | selector
-    pods = {"template": template | {"metadata": {"labels": pod_labels}}}
+    canary_selector = {NAME_LABEL: model_name, CANARY: text_tag("server")}
+    pod_template = deployment_manifest["spec"]["template"]
+    pod_labels = (
+        pod_template["metadata"]["labels"]
+        | labels(model_name, text_tag("former"))
+        | canary_selector
+    )
+    pod_template_field = {"template": pod_template | {"metadata": {"labels": pod_labels}}}
 
-    return deployment | {
+    return deployment_manifest | {
         "metadata": {
             "name": f"{text_tag('server')}-canary",
-            "labels": selector | {WORKFLOW: "{{workflow.name}}"},
+            "labels": canary_selector | {WORKFLOW: "{{workflow.name}}"},
         },
         "spec": (
-            deployment["spec"]
-            | {"replicas": integer_input("replicas"), "selector": {"matchLabels": selector}}
-            | pods
+            deployment_manifest["spec"]
+            | {"replicas": integer_input("replicas"), "selector": {"matchLabels": canary_selector}}
+            | pod_template_field
         ),
     }

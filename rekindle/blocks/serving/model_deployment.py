@@ -34,39 +34,39 @@ FAILURE = tuple(f"status.conditions.{i}.reason == ProgressDeadlineExceeded" for 
 SCORING_LABEL = {COMPONENT_LABEL: "scoring"}
 
 
-def labels(model: str, server: str = "") -> dict[str, str]:
-    """Return the labels of the objects of a model or, with `server`, of its Deployment
-    `server`."""
-    instance = {INSTANCE_LABEL: server} if server else {}
-    return {NAME_LABEL: model} | instance
+def labels(model_name: str, server_name: str = "") -> dict[str, str]:
+    """Return the labels of the objects of a model or, with `server_name`, of its Deployment
+    `server_name`."""
+    instance_label = {INSTANCE_LABEL: server_name} if server_name else {}
+    return {NAME_LABEL: model_name} | instance_label
 
 
 def deployment(
-    model: str,
-    server: str,
-    serve: ServeConfig,
+    model_name: str,
+    server_name: str,
+    serve_config: ServeConfig,
     cluster: ClusterConfig,
-    flags: list[str],
-    version: str = "",
+    serve_flags: list[str],
+    model_version: str = "",
 ) -> Manifest:
-    """Return the Deployment `server`, which runs `rekindle step steps.serve FLAGS` for `version` of
-    the model.
+    """Return the Deployment `server_name`, which runs `rekindle step steps.serve FLAGS` for
+    `model_version` of the model.
 
     Source: Kubernetes apps/v1 DeploymentSpec.
     """
-    selector = labels(model, server)
+    label_selector = labels(model_name, server_name)
 
     return {
         "apiVersion": "apps/v1",
         "kind": "Deployment",
         "metadata": {
-            "name": server,
-            "labels": selector,
-            "annotations": {VERSION_ANNOTATION: version},
+            "name": server_name,
+            "labels": label_selector,
+            "annotations": {VERSION_ANNOTATION: model_version},
         },
         "spec": {
-            "replicas": serve.min_replicas,
-            "selector": {"matchLabels": selector},
+            "replicas": serve_config.min_replicas,
+            "selector": {"matchLabels": label_selector},
             "strategy": {
                 "type": "RollingUpdate",
                 "rollingUpdate": {"maxUnavailable": 0, "maxSurge": 1},
@@ -74,44 +74,61 @@ def deployment(
             "progressDeadlineSeconds": STARTUP_SECONDS + 60,
             "revisionHistoryLimit": 3,
             "template": {
-                "metadata": pod_metadata(cluster.pod("serve"), selector | SCORING_LABEL),
-                "spec": _server_pod(selector, serve, cluster, flags),
+                "metadata": pod_metadata(cluster.pod("serve"), label_selector | SCORING_LABEL),
+                "spec": _server_pod(label_selector, serve_config, cluster, serve_flags),
             },
         },
     }
 
 
 def _server_pod(
-    labels: dict[str, str], serve: ServeConfig, cluster: ClusterConfig, flags: list[str]
+    pod_labels: dict[str, str],
+    serve_config: ServeConfig,
+    cluster: ClusterConfig,
+    serve_flags: list[str],
 ) -> Manifest:
     """Return the PodSpec of a model server, which requests one CPU core per thread unless the
     config says otherwise."""
-    pod = cluster.pod("serve")
-    pod = pod.model_copy(update={"cpu": pod.cpu or str(serve.processes * serve.threads)})
+    pod_config = cluster.pod("serve")
+    pod_config = pod_config.model_copy(
+        update={"cpu": pod_config.cpu or str(serve_config.processes * serve_config.threads)}
+    )
 
-    main = hardened_container(
+    main_container = hardened_container(
         "serve",
-        pod,
-        ["-m", "rekindle", "step", "steps.serve", *flags],
-        env=[*POD_ADDRESS, *token_variables(serve)],
+        pod_config,
+        ["-m", "rekindle", "step", "steps.serve", *serve_flags],
+        env=[*POD_ADDRESS, *token_variables(serve_config)],
         envFrom=environment_sources(SERVING_SECRET),
         ports=[{"name": "http", "containerPort": PORT}],
-        startupProbe=_probe("/health/ready", period=1, failures=STARTUP_SECONDS),
-        readinessProbe=_probe("/health/ready", period=2, failures=3),
-        livenessProbe=_probe("/health/live", period=10, failures=3),
+        startupProbe=_probe("/health/ready", period_seconds=1, failure_threshold=STARTUP_SECONDS),
+        readinessProbe=_probe("/health/ready", period_seconds=2, failure_threshold=3),
+        livenessProbe=_probe("/health/live", period_seconds=10, failure_threshold=3),
     )
 
     # 5 s more, in which the process exits
-    grace_seconds = ceil(serve.drain_seconds + serve.grace_seconds + serve.body_seconds) + 5
+    grace_seconds = (
+        ceil(serve_config.drain_seconds + serve_config.grace_seconds + serve_config.body_seconds)
+        + 5
+    )
 
     return pod_spec(
-        pod, cluster.serving_account, [main], labels, terminationGracePeriodSeconds=grace_seconds
+        pod_config,
+        cluster.serving_account,
+        [main_container],
+        pod_labels,
+        terminationGracePeriodSeconds=grace_seconds,
     )
 
 
-def _probe(path: str, period: int, failures: int) -> Manifest:
-    check = {"httpGet": {"path": path, "port": "http"}}
-    return {**check, "periodSeconds": period, "timeoutSeconds": 3, "failureThreshold": failures}
+def _probe(path: str, period_seconds: int, failure_threshold: int) -> Manifest:
+    http_check = {"httpGet": {"path": path, "port": "http"}}
+    return {
+        **http_check,
+        "periodSeconds": period_seconds,
+        "timeoutSeconds": 3,
+        "failureThreshold": failure_threshold,
+    }
 
 
 def disruption_budget(name: str) -> Manifest:

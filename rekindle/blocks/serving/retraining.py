@@ -8,20 +8,20 @@ from rekindle.blocks.pod_settings import workflow_labels
 from rekindle.blocks.resource import apply
 
 
-def retraining(pipeline: str) -> Resource:
-    """Return a template that starts a run of `pipeline` with a name like that of a scheduled run,
-    and does not wait for the end of the run.
+def retraining(pipeline_name: str) -> Resource:
+    """Return a template that starts a run of `pipeline_name` with a name like that of a scheduled
+    run, and does not wait for the end of the run.
 
     The workflow's ServiceAccount needs the permissions of `rekindle platform render --with
     retraining`.
     """
-    name = f"{pipeline}-{{{{workflow.creationTimestamp.s}}}}"
+    name = f"{pipeline_name}-{{{{workflow.creationTimestamp.s}}}}"
 
-    workflow = {
+    workflow_manifest = {
         "apiVersion": API_VERSION,
         "kind": "Workflow",
-        "metadata": {"name": name, "labels": workflow_labels(pipeline)},
-        "spec": {"workflowTemplateRef": {"name": pipeline}},
+        "metadata": {"name": name, "labels": workflow_labels(pipeline_name)},
+        "spec": {"workflowTemplateRef": {"name": pipeline_name}},
     }
 
-    return apply("retrain", workflow, flags=["--server-side"], retry=retries(2))
+    return apply("retrain", workflow_manifest, flags=["--server-side"], retry=retries(2))

@@ -8,89 +8,99 @@ from rekindle.blocks.serving.model_deployment import labels
 from rekindle.release.serve_config import PORT, ServeConfig
 
 
-def route(model: str, serve: ServeConfig) -> Manifest | None:
+def route(model_name: str, serve_config: ServeConfig) -> Manifest | None:
     """Return the HTTPRoute or Ingress of `serve.host`, or None without a host."""
-    if not serve.host:
+    if not serve_config.host:
         return None
-    if serve.gateway:
-        return http_route(model, serve)
-    return _ingress(model, serve)
+    if serve_config.gateway:
+        return http_route(model_name, serve_config)
+    return _ingress(model_name, serve_config)
 
 
-def http_route(model: str, serve: ServeConfig, server: str = "") -> Manifest:
+def http_route(model_name: str, serve_config: ServeConfig, server_name: str = "") -> Manifest:
     """Return an HTTPRoute that sends a model's requests to its Service.
 
-    The Service `server`, if set, gets a share of the requests (the template's input `percent`) or,
-    with `serve.canary.shadow`, a copy of each request.
+    The Service `server_name`, if set, gets a share of the requests (the template's input `percent`)
+    or, with `serve.canary.shadow`, a copy of each request.
 
     Source: gateway.networking.k8s.io/v1 HTTPRouteSpec.
     """
     namespace, _, gateway = (
-        serve.gateway or (serve.canary and serve.canary.gateway) or ""
+        serve_config.gateway or (serve_config.canary and serve_config.canary.gateway) or ""
     ).rpartition("/")
-    parent = {"name": gateway} | ({"namespace": namespace} if namespace else {})
-    predict, other = _public_paths(model)
-    paths = [{"type": "Exact", "value": predict}, {"type": "PathPrefix", "value": other}]
-    champion = {"name": model, "port": serve.port}
-    candidate = {"name": server, "port": PORT}
-    rule: dict[str, Any] = {
-        "matches": [{"path": path} for path in paths],
-        "backendRefs": [champion],
+    parent_reference = {"name": gateway} | ({"namespace": namespace} if namespace else {})
+    predict_path, path_prefix = _public_paths(model_name)
+    path_matches = [
+        {"type": "Exact", "value": predict_path},
+        {"type": "PathPrefix", "value": path_prefix},
+    ]
+    champion_backend = {"name": model_name, "port": serve_config.port}
+    candidate_backend = {"name": server_name, "port": PORT}
+    route_rule: dict[str, Any] = {
+        "matches": [{"path": path} for path in path_matches],
+        "backendRefs": [champion_backend],
     }
 
-    if server and serve.canary and serve.canary.shadow:
-        rule["filters"] = [{"type": "RequestMirror", "requestMirror": {"backendRef": candidate}}]
-    elif server:
-        rule["backendRefs"] = [
-            champion | {"weight": integer_placeholder("100 - asInt(inputs.parameters.percent)")},
-            candidate | {"weight": integer_input("percent")},
+    if server_name and serve_config.canary and serve_config.canary.shadow:
+        route_rule["filters"] = [
+            {"type": "RequestMirror", "requestMirror": {"backendRef": candidate_backend}}
+        ]
+    elif server_name:
+        route_rule["backendRefs"] = [
+            champion_backend
+            | {"weight": integer_placeholder("100 - asInt(inputs.parameters.percent)")},
+            candidate_backend | {"weight": integer_input("percent")},
         ]
 
     return {
         "apiVersion": "gateway.networking.k8s.io/v1",
         "kind": "HTTPRoute",
-        "metadata": _metadata(model, serve),
+        "metadata": _metadata(model_name, serve_config),
         "spec": {
-            "parentRefs": [parent],
-            **({"hostnames": [serve.host]} if serve.host else {}),
-            "rules": [rule],
+            "parentRefs": [parent_reference],
+            **({"hostnames": [serve_config.host]} if serve_config.host else {}),
+            "rules": [route_rule],
         },
     }
 
 
-def _ingress(model: str, serve: ServeConfig) -> Manifest:
+def _ingress(model_name: str, serve_config: ServeConfig) -> Manifest:
     """Return an Ingress. Source: networking.k8s.io/v1 IngressSpec."""
-    backend = {"service": {"name": model, "port": {"number": serve.port}}}
+    service_backend = {"service": {"name": model_name, "port": {"number": serve_config.port}}}
     # ingress-nginx rejects a colon in paths of the types Exact and Prefix
-    kinds = ("ImplementationSpecific", "Prefix")
-    paths = [
-        {"path": path, "pathType": kind, "backend": backend}
-        for path, kind in zip(_public_paths(model), kinds, strict=True)
+    path_types = ("ImplementationSpecific", "Prefix")
+    ingress_paths = [
+        {"path": path, "pathType": path_type, "backend": service_backend}
+        for path, path_type in zip(_public_paths(model_name), path_types, strict=True)
     ]
-    spec: dict[str, Any] = {"rules": [{"host": serve.host, "http": {"paths": paths}}]}
+    ingress_spec: dict[str, Any] = {
+        "rules": [{"host": serve_config.host, "http": {"paths": ingress_paths}}]
+    }
 
-    if serve.ingress_class:
-        spec["ingressClassName"] = serve.ingress_class
-    if serve.tls_secret:
-        spec["tls"] = [{"hosts": [serve.host], "secretName": serve.tls_secret}]
+    if serve_config.ingress_class:
+        ingress_spec["ingressClassName"] = serve_config.ingress_class
+    if serve_config.tls_secret:
+        ingress_spec["tls"] = [
+            {"hosts": [serve_config.host], "secretName": serve_config.tls_secret}
+        ]
 
     return {
         "apiVersion": "networking.k8s.io/v1",
         "kind": "Ingress",
-        "metadata": _metadata(model, serve),
-        "spec": spec,
+        "metadata": _metadata(model_name, serve_config),
+        "spec": ingress_spec,
     }
 
 
-def _public_paths(model: str) -> tuple[str, str]:
+def _public_paths(model_name: str) -> tuple[str, str]:
     """Return the public paths of a model: the exact path for predictions, and the path prefix for
     all other requests. The paths of probes and metrics are not public."""
-    return f"/v1/models/{model}:predict", f"/v1/models/{model}"
+    return f"/v1/models/{model_name}:predict", f"/v1/models/{model_name}"
 
 
-def _metadata(model: str, serve: ServeConfig) -> Manifest:
-    if serve.annotations:
-        annotations = {"annotations": serve.annotations}
+def _metadata(model_name: str, serve_config: ServeConfig) -> Manifest:
+    if serve_config.annotations:
+        annotation_fields = {"annotations": serve_config.annotations}
     else:
-        annotations = {}
-    return {"name": model, "labels": labels(model), **annotations}
+        annotation_fields = {}
+    return {"name": model_name, "labels": labels(model_name), **annotation_fields}

@@ -5,28 +5,28 @@ from rekindle.blocks.serving.model_deployment import labels
 from rekindle.release.serve_config import PORT
 
 
-def service(model: str, port: int, server: str) -> Manifest:
-    """Return the Service for clients, which selects the pods of `server`. Source: Kubernetes v1
-    ServiceSpec."""
-    return _service(model, labels(model), {"port": port}, labels(model, server))
+def service(model_name: str, port: int, server_name: str) -> Manifest:
+    """Return the Service for clients, which selects the pods of `server_name`. Source:
+    Kubernetes v1 ServiceSpec."""
+    return _service(model_name, labels(model_name), {"port": port}, labels(model_name, server_name))
 
 
-def headless_service(model: str, server: str) -> Manifest:
-    """Return the headless Service of the pods of `server`, through which `verify` reaches these
-    pods before they get traffic."""
-    selector = labels(model, server)
-    manifest = _service(server, selector, {"port": PORT}, selector)
-    manifest["spec"]["clusterIP"] = "None"
-    return manifest
+def headless_service(model_name: str, server_name: str) -> Manifest:
+    """Return the headless Service of the pods of `server_name`, through which `verify` reaches
+    these pods before they get traffic."""
+    pod_selector = labels(model_name, server_name)
+    service_manifest = _service(server_name, pod_selector, {"port": PORT}, pod_selector)
+    service_manifest["spec"]["clusterIP"] = "None"
+    return service_manifest
 
 
 def _service(
-    name: str, labels: dict[str, str], port: Manifest, selector: dict[str, str]
+    name: str, service_labels: dict[str, str], port_fields: Manifest, pod_selector: dict[str, str]
 ) -> Manifest:
-    ports = [{"name": "http", **port, "targetPort": "http"}]
+    service_ports = [{"name": "http", **port_fields, "targetPort": "http"}]
     return {
         "apiVersion": "v1",
         "kind": "Service",
-        "metadata": {"name": name, "labels": labels},
-        "spec": {"selector": selector, "ports": ports},
+        "metadata": {"name": name, "labels": service_labels},
+        "spec": {"selector": pod_selector, "ports": service_ports},
     }

@@ -46,56 +46,65 @@ REPLICAS = "tasks.champion.outputs.parameters.replicas"
 
 
 def switch_dag(
-    unique_name: Callable[[str], str], champion: Container, model: str, serve: ServeConfig
+    make_unique_name: Callable[[str], str],
+    champion_template: Container,
+    model_name: str,
+    serve_config: ServeConfig,
 ) -> DAG:
     """Return a DAG that switches clients to the Deployment `server` if it serves the champion.
 
     First, `server` is scaled up to the number of pods of the largest earlier Deployment. At the
-    end, the Deployments in the input `running` are scaled to zero. The output `deployment` is the
-    Deployment that serves the champion. `unique_name`: function that makes a template name unique;
-    `champion`: template of steps.champion.
+    end, the Deployments in the input `running` are scaled to zero. The output `deployment_value` is
+    the Deployment that serves the champion. `make_unique_name`: function that makes a template name
+    unique; `champion_template`: template of steps.champion.
     """
-    service_version = read_template(
-        unique_name("service-version"), "service", model, {"version": "{.metadata.resourceVersion}"}
+    version_template = read_template(
+        make_unique_name("service-version"),
+        "service",
+        model_name,
+        {"version": "{.metadata.resourceVersion}"},
     )
     earlier_template = read_template(
-        unique_name("earlier"), "deployment", SERVER, DEPLOYMENT_FIELDS, ("server",)
+        make_unique_name("earlier"), "deployment", SERVER, DEPLOYMENT_FIELDS, ("server",)
     )
-    templates = _apply_templates(unique_name, model, serve)
-    deployment = m.ValueFrom(parameter="{{tasks.champion.outputs.parameters.deployment}}")
-    outputs = [Parameter(name="deployment", value_from=deployment)]
-    inputs = [Parameter(name="server"), Parameter(name="running")]
+    apply_templates = _apply_templates(make_unique_name, model_name, serve_config)
+    deployment_value = m.ValueFrom(parameter="{{tasks.champion.outputs.parameters.deployment}}")
+    dag_outputs = [Parameter(name="deployment", value_from=deployment_value)]
+    dag_inputs = [Parameter(name="server"), Parameter(name="running")]
 
     with DAG(
-        name=unique_name("switch"), inputs=inputs, outputs=outputs, retry_strategy=retries(3)
+        name=make_unique_name("switch"),
+        inputs=dag_inputs,
+        outputs=dag_outputs,
+        retry_strategy=retries(3),
     ) as dag:
-        Task(name="service-version", template=service_version)
+        Task(name="service-version", template=version_template)
         Task(
             name="earlier",
             template=earlier_template,
             arguments={"server": "{{item}}"},
             with_param="{{inputs.parameters.running}}",
         )
-        deployments = "{{tasks.earlier.outputs.parameters}}"
+        earlier_deployments = "{{tasks.earlier.outputs.parameters}}"
         Task(
             name="champion",
-            template=champion,
-            arguments={"name": model, "server": SERVER, "deployments": deployments},
+            template=champion_template,
+            arguments={"name": model_name, "server": SERVER, "deployments": earlier_deployments},
             depends="service-version && earlier",
         )
         Task(
             name="scale",
-            template=scale_template(unique_name("scale"), STARTUP_SECONDS),
+            template=scale_template(make_unique_name("scale"), STARTUP_SECONDS),
             arguments={"server": SERVER, "replicas": f"{{{{{REPLICAS}}}}}"},
-            when=f"{SERVES_CHAMPION} && {{{{=asInt({REPLICAS}) > {serve.min_replicas}}}}}",
+            when=f"{SERVES_CHAMPION} && {{{{=asInt({REPLICAS}) > {serve_config.min_replicas}}}}}",
             depends="champion",
         )
-        _add_changes(templates)
+        _add_changes(apply_templates)
         Task(
             name="retire",
-            template=_retire_template(unique_name("retire")),
+            template=_retire_template(make_unique_name("retire")),
             arguments={"server": "{{item.server}}", "generation": "{{item.generation}}"},
-            with_param=deployments,
+            with_param=earlier_deployments,
             when=" && ".join(
                 [SERVES_CHAMPION, HAS_PODS, quote_word(f"'{{{{item.server}}}}' != '{SERVER}'")]
             ),
@@ -105,52 +114,60 @@ def switch_dag(
     return dag
 
 
-def _add_changes(templates: dict[str, Resource]) -> None:
+def _add_changes(templates_by_task: dict[str, Resource]) -> None:
     """Add the tasks that apply the model's Service, autoscaler, disruption budget and route for the
     new servers."""
-    server = {"server": SERVER}
-    version = {"version": "{{tasks.service-version.outputs.parameters.version}}"}
-    arguments = {"service": server | version, "autoscaler": server}
-    depends = {"service": AFTER_SCALE, "disruption-budget": "champion"}
-    for name, template in templates.items():
+    server_argument = {"server": SERVER}
+    version_argument = {"version": "{{tasks.service-version.outputs.parameters.version}}"}
+    arguments_by_task = {
+        "service": server_argument | version_argument,
+        "autoscaler": server_argument,
+    }
+    depends_by_task = {"service": AFTER_SCALE, "disruption-budget": "champion"}
+    for name, template in templates_by_task.items():
         Task(
             name=name,
             template=template,
-            arguments=arguments.get(name),
+            arguments=arguments_by_task.get(name),
             when=SERVES_CHAMPION,
-            depends=depends.get(name, "service"),
+            depends=depends_by_task.get(name, "service"),
         )
 
 
 def _apply_templates(
-    unique_name: Callable[[str], str], model: str, serve: ServeConfig
+    make_unique_name: Callable[[str], str], model_name: str, serve_config: ServeConfig
 ) -> dict[str, Resource]:
     """Return the templates that apply the objects of the model, by the name of their task."""
-    manifest = service(model, serve.port, SERVER)
-    manifest["metadata"]["resourceVersion"] = VERSION
+    service_manifest = service(model_name, serve_config.port, SERVER)
+    service_manifest["metadata"]["resourceVersion"] = VERSION
 
-    templates = {
+    templates_by_task = {
         "service": apply(
-            unique_name("service"), manifest, inputs=("server", "version"), retry=retries(1)
+            make_unique_name("service"),
+            service_manifest,
+            inputs=("server", "version"),
+            retry=retries(1),
         ),
         "autoscaler": apply(
-            unique_name("autoscaler"),
-            autoscaler(model, serve, SERVER),
+            make_unique_name("autoscaler"),
+            autoscaler(model_name, serve_config, SERVER),
             inputs=("server",),
             retry=retries(2),
         ),
         "disruption-budget": apply(
-            unique_name("disruption-budget"), disruption_budget(model), retry=retries(2)
+            make_unique_name("disruption-budget"), disruption_budget(model_name), retry=retries(2)
         ),
     }
 
     # omit the HTTPRoute if the release has a canary, because other tasks apply it before and after
     # the switch
-    public = route(model, serve)
-    if public and not (serve.canary and serve.canary.gateway):
-        templates["route"] = apply(unique_name("route"), public, retry=retries(2))
+    route_manifest = route(model_name, serve_config)
+    if route_manifest and not (serve_config.canary and serve_config.canary.gateway):
+        templates_by_task["route"] = apply(
+            make_unique_name("route"), route_manifest, retry=retries(2)
+        )
 
-    return templates
+    return templates_by_task
 
 
 def _retire_template(name: str) -> Resource:

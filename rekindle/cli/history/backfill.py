@@ -72,29 +72,31 @@ def backfill(
     from rekindle.view.backfill_table import table
 
     with print_errors_as_json(as_json):
-        settings = source.load().config
+        loaded_config = source.load().config
         if not cluster:
-            settings.data.check_source()
+            loaded_config.data.check_source()
 
-        manifest = render_manifest(settings)
-        runs = missed_runs(
-            settings,
+        manifest = render_manifest(loaded_config)
+        scheduled_runs = missed_runs(
+            loaded_config,
             manifest_sha256(manifest),
             first_day.date(),
             last_day.date(),
             datetime.now(UTC),
         )
 
-        execute = select_executor(
-            homes.path() if cluster else homes.current(), manifest, settings.name, cluster
+        execute_run = select_executor(
+            homes.path() if cluster else homes.current(), manifest, loaded_config.name, cluster
         )
 
     if not uses_scheduled_time(manifest):
-        say(f"warning: {FIXED_DATA.format(settings.name)}")
+        say(f"warning: {FIXED_DATA.format(loaded_config.name)}")
 
-    rows = backfill(runs, execute, parallel, lambda line: click.echo(line, err=True))
-    click.echo(to_json({"weeks": rows}, indent=2) if as_json else f"\n{table(rows)}")
+    result_rows = backfill(
+        scheduled_runs, execute_run, parallel, lambda line: click.echo(line, err=True)
+    )
+    click.echo(to_json({"weeks": result_rows}, indent=2) if as_json else f"\n{table(result_rows)}")
 
-    if all(row["phase"] == "Succeeded" for row in rows):
+    if all(result_row["phase"] == "Succeeded" for result_row in result_rows):
         return 0
     return 1

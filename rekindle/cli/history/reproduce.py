@@ -63,39 +63,42 @@ def reproduce(
     """
     from rekindle.operations.reproduce.reproduction import Request, reproduce
 
-    name, _, version = model.partition("@")
-    if "@" in model and not version.isdecimal():
+    name, _, model_version = model.partition("@")
+    if "@" in model and not model_version.isdecimal():
         raise click.UsageError(f"{model}: the version must be a number, as in {name}@3.")
 
     with print_errors_as_json(as_json):
-        request = Request(
-            name, version, commit, data, ignore_errors, check, parse_pairs(parameters)
+        reproduce_request = Request(
+            name, model_version, commit, data, ignore_errors, check, parse_pairs(parameters)
         )
-        result = reproduce(home(), request, lambda line: click.echo(line, err=True))
+        reproduction = reproduce(home(), reproduce_request, lambda line: click.echo(line, err=True))
 
     if as_json:
-        click.echo(to_json(result.as_json(), indent=2))
+        click.echo(to_json(reproduction.as_json(), indent=2))
 
-    compared = result.comparison
-    if not compared:
-        if result.fatal and not check:
+    weight_comparison = reproduction.comparison
+    if not weight_comparison:
+        if reproduction.fatal and not check:
             raise ConfigError(
                 "nothing was trained: correct the errors above, or add --ignore-errors."
             )
 
-        if not result.findings:
+        if not reproduction.findings:
             click.echo("no difference was found", err=True)
-        if result.fatal:
+        if reproduction.fatal:
             return CANNOT_BE_EQUAL
         return 0
 
-    if compared.equal:
-        text = f"equal: the weights of {name} {result.origin.version} are {compared.sha256}"
+    if weight_comparison.equal:
+        text = (
+            f"equal: the weights of {name} {reproduction.origin.version} are"
+            f" {weight_comparison.sha256}"
+        )
     else:
-        text = f"different: {compared.difference}\nsha256 {compared.sha256}"
+        text = f"different: {weight_comparison.difference}\nsha256 {weight_comparison.sha256}"
     if not as_json:
         click.echo(text)
 
-    if compared.equal:
+    if weight_comparison.equal:
         return 0
     return DIFFERENT

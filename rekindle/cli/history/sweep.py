@@ -18,18 +18,18 @@ from rekindle.cluster.kubernetes_api import Cluster
 from rekindle.errors import ConfigError
 
 
-def check_sweep(config: Any) -> None:
+def check_sweep(sweep_config: Any) -> None:
     """Raise ConfigError if the config is not a sweep, its data does not exist, or its workload
     cannot be trained."""
     from rekindle.training.sweep.sweep_config import Sweep
 
-    if not isinstance(getattr(config, "sweep", None), Sweep):
+    if not isinstance(getattr(sweep_config, "sweep", None), Sweep):
         raise ConfigError(
-            f"{config.pipeline} is not a sweep: a config for `rekindle sweep` needs `pipeline:"
-            " pipelines.sweep` and a section `sweep`, see configs/sweep.yaml. To run this config,"
-            " use `rekindle run`."
+            f"{sweep_config.pipeline} is not a sweep: a config for `rekindle sweep` needs"
+            " `pipeline: pipelines.sweep` and a section `sweep`, see configs/sweep.yaml. To run"
+            " this config, use `rekindle run`."
         )
-    check_training(config)
+    check_training(sweep_config)
 
 
 @command
@@ -74,12 +74,16 @@ def sweep(
     if name:
         with run_output(as_json):
             if cluster:
-                trials = sweep_trials.trials_on_cluster(cluster, name)
+                sweep_trials_report = sweep_trials.trials_on_cluster(cluster, name)
             else:
-                trials = sweep_trials.trials_here(home(), name)
+                sweep_trials_report = sweep_trials.trials_here(home(), name)
 
-        table = "\n".join(trials.pop("table"))
-        click.echo(to_json({"workflow": name, **trials}, indent=2) if as_json else table)
+        trials_table = "\n".join(sweep_trials_report.pop("table"))
+        click.echo(
+            to_json({"workflow": name, **sweep_trials_report}, indent=2)
+            if as_json
+            else trials_table
+        )
         return 0
 
     if cluster:
@@ -91,22 +95,22 @@ def sweep(
     from rekindle.view import pipeline_display
 
     with run_output(as_json):
-        manifests = source.manifests()
-        check_sweep(manifests.config)
+        pipeline_manifests = source.manifests()
+        check_sweep(pipeline_manifests.config)
 
-        workflow = manifests.main_for_this_machine()
-        values = cached_results.add_cached(home(), workflow, {}, not no_cache)
-        pipeline = pipeline_display.create_run(home(), workflow, values)
+        workflow = pipeline_manifests.main_for_this_machine()
+        parameter_values = cached_results.add_cached(home(), workflow, {}, not no_cache)
+        sweep_run = pipeline_display.create_run(home(), workflow, parameter_values)
 
-        out = StringIO()
-        with redirect_stdout(out) if as_json else nullcontext():
-            code = pipeline_display.run_here(
-                pipeline, as_json=as_json, ask=not yes, full_status=False
+        captured_output = StringIO()
+        with redirect_stdout(captured_output) if as_json else nullcontext():
+            exit_code = pipeline_display.run_here(
+                sweep_run, as_json=as_json, ask=not yes, full_status=False
             )
 
-        result = json.loads(out.getvalue()) if as_json else {}
-        trials = sweep_trials.trials_here(home(), pipeline.name)
+        run_result = json.loads(captured_output.getvalue()) if as_json else {}
+        sweep_trials_report = sweep_trials.trials_here(home(), sweep_run.name)
 
-    table = "\n".join(["", *trials.pop("table")])
-    click.echo(to_json(result | trials) if as_json else table)
-    return code
+    trials_table = "\n".join(["", *sweep_trials_report.pop("table")])
+    click.echo(to_json(run_result | sweep_trials_report) if as_json else trials_table)
+    return exit_code

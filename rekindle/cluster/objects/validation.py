@@ -39,29 +39,29 @@ METADATA_TYPES: dict[str, type[BaseModel]] = {"workflows": types.RunObject}
 NODES = TypeAdapter(dict[str, types.WorkflowNode])
 
 
-def find_fault(plural: str, obj: Any, metadata_only: bool = False) -> str:
+def find_fault(plural_kind: str, kubernetes_object: Any, metadata_only: bool = False) -> str:
     """Return a text with the first wrong field of an object and the violated rule; "" if the object
     is valid.
 
     `metadata_only`: True if the object was read without its spec and status.
     """
     if metadata_only:
-        model = METADATA_TYPES.get(plural, types.KubernetesObject)
+        object_model = METADATA_TYPES.get(plural_kind, types.KubernetesObject)
     else:
-        model = TYPES.get(plural, types.KubernetesObject)
+        object_model = TYPES.get(plural_kind, types.KubernetesObject)
 
     try:
-        validate_value(model, obj)
+        validate_value(object_model, kubernetes_object)
     except ValueError as error:
         return str(error)
     return ""
 
 
-def find_nodes_fault(nodes: Any) -> str:
+def find_nodes_fault(workflow_nodes: Any) -> str:
     """Return a text with the first wrong field in a workflow's nodes and the violated rule; "" if
     the nodes are valid."""
     try:
-        NODES.validate_python(nodes)
+        NODES.validate_python(workflow_nodes)
     except ValidationError as error:
         return describe_first_error(error)
     return ""

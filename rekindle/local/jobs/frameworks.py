@@ -19,78 +19,101 @@ Address = Callable[[str], str]  # function that returns the address of a pod, gi
 MPI_DIRECTORY = "/etc/mpi"  # directory of an MPIJob's files in the pod of its Launcher
 
 
-def replicas_of(obj: Object) -> Object:
-    return obj["spec"].get(JOBS[obj["kind"]].replicas_field) or {}
+def replicas_of(training_job: Object) -> Object:
+    return training_job["spec"].get(JOBS[training_job["kind"]].replicas_field) or {}
 
 
-def replica_count(obj: Object, role: str) -> int:
-    return replicas_of(obj)[role].get(
-        "replicas", 0 if (obj["kind"], role) == ("MPIJob", "Worker") else 1
+def replica_count(training_job: Object, role: str) -> int:
+    return replicas_of(training_job)[role].get(
+        "replicas", 0 if (training_job["kind"], role) == ("MPIJob", "Worker") else 1
     )
 
 
-def pod_name(obj: Object, role: str, index: int = 0) -> str:
-    return training_jobs.pod_name(obj["metadata"]["name"], role, index)
+def pod_name(training_job: Object, role: str, index: int = 0) -> str:
+    return training_jobs.pod_name(training_job["metadata"]["name"], role, index)
 
 
-def pods_of(obj: Object) -> dict[str, tuple[str, int]]:
+def pods_of(training_job: Object) -> dict[str, tuple[str, int]]:
     """Return the role and index of each pod, by pod name."""
-    replicas = [
-        (role, index) for role in replicas_of(obj) for index in range(replica_count(obj, role))
+    role_indices = [
+        (role, index)
+        for role in replicas_of(training_job)
+        for index in range(replica_count(training_job, role))
     ]
-    return {pod_name(obj, role, index): (role, index) for role, index in replicas}
+    return {pod_name(training_job, role, index): (role, index) for role, index in role_indices}
 
 
-def leading_role(obj: Object) -> str:
+def leading_role(training_job: Object) -> str:
     """Return the role that decides when a job ends."""
     return next(
-        (role for role in JOBS[obj["kind"]].leader_roles if role in replicas_of(obj)), "Worker"
+        (
+            role
+            for role in JOBS[training_job["kind"]].leader_roles
+            if role in replicas_of(training_job)
+        ),
+        "Worker",
     )
 
 
-def is_complete(obj: Object, succeeded_pods: set[str]) -> bool:
+def is_complete(training_job: Object, succeeded_pods: set[str]) -> bool:
     """Return True if the job has succeeded, given the names of the succeeded pods."""
-    role = leading_role(obj)
-    spec = obj["spec"]
-    pods = [pod for pod, (pod_role, _) in pods_of(obj).items() if pod_role == role]
-    succeeded_of_role = [pod for pod in pods if pod in succeeded_pods]
-    if role == "Worker" and obj["kind"] == "TFJob" and spec.get("successPolicy") != "AllWorkers":
-        return pods[:1] == succeeded_of_role[:1] and bool(pods)
-    if role == "Worker" and obj["kind"] == "PyTorchJob" and spec.get("elasticPolicy") is not None:
-        return bool(succeeded_of_role)
-    return len(succeeded_of_role) == len(pods) > 0
+    deciding_role = leading_role(training_job)
+    job_spec = training_job["spec"]
+    role_pods = [
+        pod for pod, (pod_role, _) in pods_of(training_job).items() if pod_role == deciding_role
+    ]
+    succeeded_role_pods = [pod for pod in role_pods if pod in succeeded_pods]
+    if (
+        deciding_role == "Worker"
+        and training_job["kind"] == "TFJob"
+        and job_spec.get("successPolicy") != "AllWorkers"
+    ):
+        return role_pods[:1] == succeeded_role_pods[:1] and bool(role_pods)
+    if (
+        deciding_role == "Worker"
+        and training_job["kind"] == "PyTorchJob"
+        and job_spec.get("elasticPolicy") is not None
+    ):
+        return bool(succeeded_role_pods)
+    return len(succeeded_role_pods) == len(role_pods) > 0
 
 
-def tolerates_failure(obj: Object, role: str, restart_policy: str) -> bool:
+def tolerates_failure(training_job: Object, role: str, restart_policy: str) -> bool:
     """Return True if a job continues although a pod with this role has failed permanently."""
-    is_dynamic = (
-        obj["kind"] == "TFJob"
-        and bool(obj["spec"].get("enableDynamicWorker"))
+    has_dynamic_workers = (
+        training_job["kind"] == "TFJob"
+        and bool(training_job["spec"].get("enableDynamicWorker"))
         and restart_policy == "Never"
     )
     return role == "Worker" and (
-        is_dynamic or (obj["kind"] == "MPIJob" and restart_policy == "ExitCode")
+        has_dynamic_workers or (training_job["kind"] == "MPIJob" and restart_policy == "ExitCode")
     )
 
 
-def operator_environment(obj: Object, role: str, index: int, address: Address) -> dict[str, str]:
-    return ENVIRONMENTS[obj["kind"]](obj, role, index, address)
+def operator_environment(
+    training_job: Object, role: str, index: int, get_address: Address
+) -> dict[str, str]:
+    return ENVIRONMENTS[training_job["kind"]](training_job, role, index, get_address)
 
 
-def port_of(obj: Object, role: str) -> int:
+def port_of(training_job: Object, role: str) -> int:
     """Return the container port with the operator's port name, or the operator's default port."""
-    return find_port(obj, role) or JOBS[obj["kind"]].port[1]
+    return find_port(training_job, role) or JOBS[training_job["kind"]].port[1]
 
 
-def find_port(obj: Object, role: str) -> int | None:
+def find_port(training_job: Object, role: str) -> int | None:
     """Return the container port that has the operator's port name; None if there is none."""
-    name = JOBS[obj["kind"]].port[0]
-    ports = replicas_of(obj)[role]["template"]["spec"]["containers"][0].get("ports") or []
-    return next((port["containerPort"] for port in ports if port.get("name") == name), None)
+    port_name = JOBS[training_job["kind"]].port[0]
+    container_ports = (
+        replicas_of(training_job)[role]["template"]["spec"]["containers"][0].get("ports") or []
+    )
+    return next(
+        (port["containerPort"] for port in container_ports if port.get("name") == port_name), None
+    )
 
 
-def _total_replicas(obj: Object) -> int:
-    return sum(replica_count(obj, role) for role in replicas_of(obj))
+def _total_replicas(training_job: Object) -> int:
+    return sum(replica_count(training_job, role) for role in replicas_of(training_job))
 
 
 def _rank_after_master(role: str, index: int) -> int:
@@ -99,154 +122,179 @@ def _rank_after_master(role: str, index: int) -> int:
     return index + 1
 
 
-def _pytorch(obj: Object, role: str, index: int, address: Address) -> dict[str, str]:
-    name = obj["metadata"]["name"]
-    spec = obj["spec"]
-    replicas = replicas_of(obj)
-    elastic = spec.get("elasticPolicy")
-    nproc = str(spec.get("nprocPerNode", "auto"))
-    env = {"PYTHONUNBUFFERED": "1"}
+def _pytorch(training_job: Object, role: str, index: int, get_address: Address) -> dict[str, str]:
+    job_name = training_job["metadata"]["name"]
+    job_spec = training_job["spec"]
+    replica_specs = replicas_of(training_job)
+    elastic_policy = job_spec.get("elasticPolicy")
+    processes_per_node = str(job_spec.get("nprocPerNode", "auto"))
+    environment = {"PYTHONUNBUFFERED": "1"}
 
-    if "Master" in replicas:
-        host = address(pod_name(obj, "Master"))
-        port = str(port_of(obj, "Master"))
+    if "Master" in replica_specs:
+        master_host = get_address(pod_name(training_job, "Master"))
+        master_port = str(port_of(training_job, "Master"))
         rank = str(_rank_after_master(role, index))
-        env["MASTER_PORT"] = port
-        env["PET_MASTER_PORT"] = port
-        env["MASTER_ADDR"] = host
-        env["PET_MASTER_ADDR"] = host
-        size = _total_replicas(obj) * (int(nproc) if WHOLE_NUMBER.fullmatch(nproc) else 1)
-        env["WORLD_SIZE"] = str(size)
-        env["RANK"] = rank
-        env["PET_NODE_RANK"] = rank
+        environment["MASTER_PORT"] = master_port
+        environment["PET_MASTER_PORT"] = master_port
+        environment["MASTER_ADDR"] = master_host
+        environment["PET_MASTER_ADDR"] = master_host
+        world_size = _total_replicas(training_job) * (
+            int(processes_per_node) if WHOLE_NUMBER.fullmatch(processes_per_node) else 1
+        )
+        environment["WORLD_SIZE"] = str(world_size)
+        environment["RANK"] = rank
+        environment["PET_NODE_RANK"] = rank
 
-    if elastic is None:
-        return env | {"PET_NPROC_PER_NODE": nproc, "PET_NNODES": str(_total_replicas(obj))}
+    if elastic_policy is None:
+        return environment | {
+            "PET_NPROC_PER_NODE": processes_per_node,
+            "PET_NNODES": str(_total_replicas(training_job)),
+        }
 
-    workers = replica_count(obj, "Worker")
-    minimum = elastic.get("minReplicas")
-    maximum = elastic.get("maxReplicas")
-    minimum, maximum = minimum or maximum or workers, maximum or minimum or workers
+    worker_count = replica_count(training_job, "Worker")
+    min_workers = elastic_policy.get("minReplicas")
+    max_workers = elastic_policy.get("maxReplicas")
+    min_workers, max_workers = (
+        min_workers or max_workers or worker_count,
+        max_workers or min_workers or worker_count,
+    )
 
-    host = elastic.get("rdzvHost", pod_name(obj, "Worker"))
-    if re.fullmatch(rf"{name}-(master|worker)-\d+", host):
-        host = address(host)
+    master_host = elastic_policy.get("rdzvHost", pod_name(training_job, "Worker"))
+    if re.fullmatch(rf"{job_name}-(master|worker)-\d+", master_host):
+        master_host = get_address(master_host)
     else:
-        host = host
+        master_host = master_host
 
-    env["PET_RDZV_ENDPOINT"] = f"{host}:{elastic.get('rdzvPort', port_of(obj, 'Worker'))}"
-    env["PET_RDZV_BACKEND"] = elastic.get("rdzvBackend", "c10d")
-    env["PET_NNODES"] = f"{minimum}:{maximum}"
-    env["PET_NPROC_PER_NODE"] = str(elastic.get("nProcPerNode", nproc))
+    environment["PET_RDZV_ENDPOINT"] = (
+        f"{master_host}:{elastic_policy.get('rdzvPort', port_of(training_job, 'Worker'))}"
+    )
+    environment["PET_RDZV_BACKEND"] = elastic_policy.get("rdzvBackend", "c10d")
+    environment["PET_NNODES"] = f"{min_workers}:{max_workers}"
+    environment["PET_NPROC_PER_NODE"] = str(elastic_policy.get("nProcPerNode", processes_per_node))
 
-    if "maxRestarts" in elastic:
-        env["PET_MAX_RESTARTS"] = str(elastic["maxRestarts"])
-    if "rdzvId" in elastic:
-        env["PET_RDZV_ID"] = elastic["rdzvId"]
+    if "maxRestarts" in elastic_policy:
+        environment["PET_MAX_RESTARTS"] = str(elastic_policy["maxRestarts"])
+    if "rdzvId" in elastic_policy:
+        environment["PET_RDZV_ID"] = elastic_policy["rdzvId"]
 
-    if "rdzvConf" in elastic:
-        env["PET_RDZV_CONF"] = ",".join(
-            f"{entry['key']}={entry['value']}" for entry in elastic["rdzvConf"]
+    if "rdzvConf" in elastic_policy:
+        environment["PET_RDZV_CONF"] = ",".join(
+            f"{rendezvous_setting['key']}={rendezvous_setting['value']}"
+            for rendezvous_setting in elastic_policy["rdzvConf"]
         )
 
-    return env
+    return environment
 
 
-def _tensorflow(obj: Object, role: str, index: int, address: Address) -> dict[str, str]:
-    if _total_replicas(obj) == 1:
+def _tensorflow(
+    training_job: Object, role: str, index: int, get_address: Address
+) -> dict[str, str]:
+    if _total_replicas(training_job) == 1:
         return {}
 
-    hosts = {
-        kind.lower(): [
-            f"{address(pod_name(obj, kind, i))}:{port_of(obj, kind)}"
-            for i in range(replica_count(obj, kind))
+    addresses_by_role = {
+        cluster_role.lower(): [
+            f"{get_address(pod_name(training_job, cluster_role, i))}"
+            f":{port_of(training_job, cluster_role)}"
+            for i in range(replica_count(training_job, cluster_role))
         ]
-        for kind in sorted(replicas_of(obj))
+        for cluster_role in sorted(replicas_of(training_job))
     }
 
     task_type = role.lower()
-    task = {"type": role.lower(), "index": index}
+    task_spec = {"type": role.lower(), "index": index}
 
     # with dynamic workers, TF_CONFIG lists only the worker itself and the parameter servers
-    if obj["spec"].get("enableDynamicWorker"):
-        servers = hosts.get("ps", [])
+    if training_job["spec"].get("enableDynamicWorker"):
+        parameter_servers = addresses_by_role.get("ps", [])
         if task_type != "worker":
-            servers = servers[index : index + 1] if task_type == "ps" else []
+            parameter_servers = parameter_servers[index : index + 1] if task_type == "ps" else []
 
-        cluster = {
-            "worker": {str(index): hosts[task_type][index]} if task_type == "worker" else {},
-            "ps": servers,
+        cluster_spec = {
+            "worker": {str(index): addresses_by_role[task_type][index]}
+            if task_type == "worker"
+            else {},
+            "ps": parameter_servers,
         }
-        return {"TF_CONFIG": to_json({"cluster": cluster, "task": task})}
+        return {"TF_CONFIG": to_json({"cluster": cluster_spec, "task": task_spec})}
 
-    return {"TF_CONFIG": to_json({"cluster": hosts, "task": task, "environment": "cloud"})}
+    return {
+        "TF_CONFIG": to_json(
+            {"cluster": addresses_by_role, "task": task_spec, "environment": "cloud"}
+        )
+    }
 
 
-def _xgboost(obj: Object, role: str, index: int, address: Address) -> dict[str, str]:
-    env = {
-        "MASTER_PORT": str(port_of(obj, "Master")),
-        "MASTER_ADDR": address(pod_name(obj, "Master")),
-        "WORLD_SIZE": str(_total_replicas(obj)),
+def _xgboost(training_job: Object, role: str, index: int, get_address: Address) -> dict[str, str]:
+    environment = {
+        "MASTER_PORT": str(port_of(training_job, "Master")),
+        "MASTER_ADDR": get_address(pod_name(training_job, "Master")),
+        "WORLD_SIZE": str(_total_replicas(training_job)),
         "RANK": str(_rank_after_master(role, index)),
         "PYTHONUNBUFFERED": "1",
     }
-    if _total_replicas(obj) > 1:
-        workers = [address(pod_name(obj, "Worker", i)) for i in range(replica_count(obj, "Worker"))]
-        env["WORKER_PORT"] = str(port_of(obj, "Worker"))
-        env["WORKER_ADDRS"] = ",".join(workers)
-    return env
+    if _total_replicas(training_job) > 1:
+        worker_addresses = [
+            get_address(pod_name(training_job, "Worker", i))
+            for i in range(replica_count(training_job, "Worker"))
+        ]
+        environment["WORKER_PORT"] = str(port_of(training_job, "Worker"))
+        environment["WORKER_ADDRS"] = ",".join(worker_addresses)
+    return environment
 
 
-def _paddle(obj: Object, role: str, index: int, address: Address) -> dict[str, str]:
-    has_servers = "Master" in replicas_of(obj)
-    first_role = "Master" if has_servers else "Worker"
-    host = address(pod_name(obj, first_role))
+def _paddle(training_job: Object, role: str, index: int, get_address: Address) -> dict[str, str]:
+    has_parameter_servers = "Master" in replicas_of(training_job)
+    first_role = "Master" if has_parameter_servers else "Worker"
+    first_host = get_address(pod_name(training_job, first_role))
 
-    env = {
+    environment = {
         "PYTHONUNBUFFERED": "1",
-        "PADDLE_JOB_ID": obj["metadata"]["name"],
-        "PADDLE_NNODES": str(_total_replicas(obj)),
-        "PADDLE_MASTER": f"{host}:{port_of(obj, first_role)}",
+        "PADDLE_JOB_ID": training_job["metadata"]["name"],
+        "PADDLE_NNODES": str(_total_replicas(training_job)),
+        "PADDLE_MASTER": f"{first_host}:{port_of(training_job, first_role)}",
     }
 
     if (role, index) == (first_role, 0):
-        env["POD_IP_DUMMY"] = host
-    if has_servers:
-        env["PADDLE_SERVER_NUM" if role == "Master" else "PADDLE_TRAINER_NUM"] = "1"
+        environment["POD_IP_DUMMY"] = first_host
+    if has_parameter_servers:
+        environment["PADDLE_SERVER_NUM" if role == "Master" else "PADDLE_TRAINER_NUM"] = "1"
 
-    return env
+    return environment
 
 
-def _jax(obj: Object, role: str, index: int, address: Address) -> dict[str, str]:
+def _jax(training_job: Object, role: str, index: int, get_address: Address) -> dict[str, str]:
     return {
         "PYTHONUNBUFFERED": "1",
-        "COORDINATOR_PORT": str(port_of(obj, "Worker")),
-        "COORDINATOR_ADDRESS": address(pod_name(obj, "Worker")),
-        "NUM_PROCESSES": str(_total_replicas(obj)),
+        "COORDINATOR_PORT": str(port_of(training_job, "Worker")),
+        "COORDINATOR_ADDRESS": get_address(pod_name(training_job, "Worker")),
+        "NUM_PROCESSES": str(_total_replicas(training_job)),
         "PROCESS_ID": str(index),
     }
 
 
-def _mpi(obj: Object, role: str, index: int, address: Address) -> dict[str, str]:
+def _mpi(training_job: Object, role: str, index: int, get_address: Address) -> dict[str, str]:
     if role == "Worker":
         return {}
 
-    agent = f"{MPI_DIRECTORY}/kubexec.sh"
-    container = replicas_of(obj)[role]["template"]["spec"]["containers"][0]
-    limits = (container.get("resources") or {}).get("limits") or {}
-    env = {
-        "OMPI_MCA_plm_rsh_agent": agent,
+    agent_path = f"{MPI_DIRECTORY}/kubexec.sh"
+    container = replicas_of(training_job)[role]["template"]["spec"]["containers"][0]
+    resource_limits = (container.get("resources") or {}).get("limits") or {}
+    environment = {
+        "OMPI_MCA_plm_rsh_agent": agent_path,
         "OMPI_MCA_orte_default_hostfile": f"{MPI_DIRECTORY}/hostfile",
     }
 
-    if not any(name.endswith("/gpu") for name in limits):
-        env["NVIDIA_VISIBLE_DEVICES"] = ""
-        env["NVIDIA_DRIVER_CAPABILITIES"] = ""
+    if not any(resource_name.endswith("/gpu") for resource_name in resource_limits):
+        environment["NVIDIA_VISIBLE_DEVICES"] = ""
+        environment["NVIDIA_DRIVER_CAPABILITIES"] = ""
 
-    container_names = {variable["name"] for variable in container.get("env") or []}
-    intel_variables = {"I_MPI_HYDRA_BOOTSTRAP": "rsh", "I_MPI_HYDRA_BOOTSTRAP_EXEC": agent}
-    return env | {
-        name: value for name, value in intel_variables.items() if name not in container_names
+    container_variables = {variable["name"] for variable in container.get("env") or []}
+    intel_variables = {"I_MPI_HYDRA_BOOTSTRAP": "rsh", "I_MPI_HYDRA_BOOTSTRAP_EXEC": agent_path}
+    return environment | {
+        resource_name: variable_value
+        for resource_name, variable_value in intel_variables.items()
+        if resource_name not in container_variables
     }
 
 

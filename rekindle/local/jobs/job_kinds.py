@@ -10,11 +10,11 @@ from rekindle.local.jobs.training_job import TrainingJobs
 
 
 def kinds() -> Kinds:
-    registry = Kinds()
-    registry.register(ModelDeployments)
-    registry.register(ModelServices)
-    registry.register(TrainingJobs, *JOBS)
-    registry.register(JobSets)
-    registry.register(TrainJobs)
-    registry.register(Controller, "TrainingRuntime")
-    return registry
+    kind_registry = Kinds()
+    kind_registry.register(ModelDeployments)
+    kind_registry.register(ModelServices)
+    kind_registry.register(TrainingJobs, *JOBS)
+    kind_registry.register(JobSets)
+    kind_registry.register(TrainJobs)
+    kind_registry.register(Controller, "TrainingRuntime")
+    return kind_registry

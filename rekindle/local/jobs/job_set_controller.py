@@ -27,17 +27,23 @@ from rekindle.local.jobs.training_job import Job, TrainingJobs, condition, is_fi
 PodIndex = tuple[str, str, int]
 
 
-def pods_of(obj: Object) -> dict[str, PodIndex]:
+def pods_of(job_set: Object) -> dict[str, PodIndex]:
     """Map the name of each pod of a JobSet, without the random suffix, to its PodIndex."""
-    name = obj["metadata"]["name"]
-    pods = {}
-    for entry in obj["spec"]["replicatedJobs"]:
-        spec = _job_spec(entry)
-        for job in range(entry.get("replicas", 1)):
-            owner = f"{name}-{entry['name']}-{job}"
-            for index in range(spec.get("completions", spec.get("parallelism", 1))):
-                pods[f"{owner}-{index}"] = (entry["name"], owner, index)
-    return pods
+    job_set_name = job_set["metadata"]["name"]
+    pod_positions = {}
+    for replicated_job in job_set["spec"]["replicatedJobs"]:
+        job_spec = _job_spec(replicated_job)
+        for job_number in range(replicated_job.get("replicas", 1)):
+            job_name = f"{job_set_name}-{replicated_job['name']}-{job_number}"
+            for completion_index in range(
+                job_spec.get("completions", job_spec.get("parallelism", 1))
+            ):
+                pod_positions[f"{job_name}-{completion_index}"] = (
+                    replicated_job["name"],
+                    job_name,
+                    completion_index,
+                )
+    return pod_positions
 
 
 class JobSets(TrainingJobs):
@@ -48,232 +54,300 @@ class JobSets(TrainingJobs):
     api_versions = ()
     pods_of = staticmethod(pods_of)
 
-    def check(self, obj: Object) -> None:
+    def check(self, kubernetes_object: Object) -> None:
         """Raise ConfigError for a JobSet that its webhook or the API server rejects, or that cannot
         run locally."""
-        Controller.check(self, obj)
-        reject_invalid(obj)
-        name = obj["metadata"]["name"]
+        Controller.check(self, kubernetes_object)
+        reject_invalid(kubernetes_object)
+        job_set_name = kubernetes_object["metadata"]["name"]
 
-        spec = obj["spec"]
-        if spec.get("startupPolicy"):
+        job_set_spec = kubernetes_object["spec"]
+        if job_set_spec.get("startupPolicy"):
             raise ConfigError(
-                f"JobSet {name}: spec.startupPolicy is not supported here: all jobs start at once."
+                f"JobSet {job_set_name}: spec.startupPolicy is not supported here: all jobs start"
+                " at once."
             )
 
-        for pod in (f"{pod}-abcde" for pod in pods_of(obj)):
-            if len(pod) > 63:
+        for pod_name in (f"{pod_name}-abcde" for pod_name in pods_of(kubernetes_object)):
+            if len(pod_name) > 63:
                 raise ConfigError(
-                    f"JobSet {name}: the pod name {pod} has {len(pod)} characters: shorten"
-                    " metadata.name, so that the pod name has at most 63."
+                    f"JobSet {job_set_name}: the pod name {pod_name} has {len(pod_name)}"
+                    " characters: shorten metadata.name, so that the pod name has at most 63."
                 )
 
-        for job in spec["replicatedJobs"]:
+        for replicated_job in job_set_spec["replicatedJobs"]:
             require_single_container(
-                _job_spec(job)["template"]["spec"], f"JobSet {name}: {job['name']}"
+                _job_spec(replicated_job)["template"]["spec"],
+                f"JobSet {job_set_name}: {replicated_job['name']}",
             )
 
-        current_job_set = self.read(name)
-        status = (current_job_set or {}).get("status") or {}
+        current_job_set = self.read(job_set_name)
+        current_status = (current_job_set or {}).get("status") or {}
         if (
             current_job_set
-            and not is_finished(status)
-            and current_job_set["spec"].get("replicatedJobs") != spec["replicatedJobs"]
+            and not is_finished(current_status)
+            and current_job_set["spec"].get("replicatedJobs") != job_set_spec["replicatedJobs"]
         ):
-            raise ConfigError(f"JobSet {name}: spec.replicatedJobs: field is immutable.")
+            raise ConfigError(f"JobSet {job_set_name}: spec.replicatedJobs: field is immutable.")
 
-    def _advance(self, obj: Object, job: Job, status: Object, succeeded_pods: set[str]) -> None:
+    def _advance(
+        self, job_object: Object, job_state: Job, status: Object, succeeded_pods: set[str]
+    ) -> None:
         status.setdefault("restarts", 0)
         if not is_finished(status):
-            if obj["spec"].get("suspend"):
-                self._end_pods(job, list(job.pods))
+            if job_object["spec"].get("suspend"):
+                self._end_pods(job_state, list(job_state.pods))
                 _set_condition(status, "Suspended", "SuspendedJobs", "jobset is suspended")
             else:
                 if is_suspended(status):
                     _set_condition(status, "Suspended", "ResumeJobs", "jobset is resumed", "False")
-                self._run(obj, job, status, succeeded_pods)
-        status["replicatedJobsStatus"] = _job_statuses(obj, job, succeeded_pods)
+                self._run(job_object, job_state, status, succeeded_pods)
+        status["replicatedJobsStatus"] = _job_statuses(job_object, job_state, succeeded_pods)
         if is_finished(status):
-            self._end_pods(job, list(job.pods))
+            self._end_pods(job_state, list(job_state.pods))
 
     def _set_failed(self, status: Object, message: str) -> None:
         _end(status, "Failed", "Error", message)
 
-    def _run(self, obj: Object, job: Job, status: Object, succeeded_pods: set[str]) -> None:
+    def _run(
+        self, job_object: Object, job_state: Job, status: Object, succeeded_pods: set[str]
+    ) -> None:
         """Start missing pods, handle pods that ended, and apply the failure and success
         policies."""
-        pods = pods_of(obj)
-        terminating_names = {pod.name for pod in job.terminating}
+        pod_positions = pods_of(job_object)
+        terminating_pod_names = {pod.name for pod in job_state.terminating}
 
-        for pod, (role, _, index) in pods.items():
-            if pod not in {*job.pods, *succeeded_pods, *terminating_names}:
-                job.pods[pod] = self._start_pod(obj, pod, role, index)
+        for pod, (replicated_job_name, _, completion_index) in pod_positions.items():
+            if pod not in {*job_state.pods, *succeeded_pods, *terminating_pod_names}:
+                job_state.pods[pod] = self._start_pod(
+                    job_object, pod, replicated_job_name, completion_index
+                )
 
-        jobs = {entry["name"]: entry for entry in obj["spec"]["replicatedJobs"]}
-        for pod in list(job.pods.values()):
-            code = pod.poll()
-            if code is not None:
-                role, owner, _ = pods[pod.name]
-                if code == 0:
+        replicated_jobs = {
+            replicated_job["name"]: replicated_job
+            for replicated_job in job_object["spec"]["replicatedJobs"]
+        }
+        for pod in list(job_state.pods.values()):
+            exit_code = pod.poll()
+            if exit_code is not None:
+                replicated_job_name, job_name, _ = pod_positions[pod.name]
+                if exit_code == 0:
                     succeeded_pods.add(pod.name)
-                    del job.pods[pod.name]
-                elif reason := _restart_or_fail(_job_spec(jobs[role]), pod, code, job, owner):
-                    details = (
-                        f"{pod.name} ended with code {code} ({pod.log}): {pod.last_log_line()}"
+                    del job_state.pods[pod.name]
+                elif failure_reason := _restart_or_fail(
+                    _job_spec(replicated_jobs[replicated_job_name]),
+                    pod,
+                    exit_code,
+                    job_state,
+                    job_name,
+                ):
+                    failure_details = (
+                        f"{pod.name} ended with code {exit_code} ({pod.log}): {pod.last_log_line()}"
                     )
                     self._apply_failure_policy(
-                        obj, job, status, succeeded_pods, pod.name, reason, details
+                        job_object,
+                        job_state,
+                        status,
+                        succeeded_pods,
+                        pod.name,
+                        failure_reason,
+                        failure_details,
                     )
                     return
 
-        policy = obj["spec"].get("successPolicy") or {}
-        targets = policy.get("targetReplicatedJobs") or list(jobs)
+        success_policy = job_object["spec"].get("successPolicy") or {}
+        target_jobs = success_policy.get("targetReplicatedJobs") or list(replicated_jobs)
 
-        has_ended = [pod in succeeded_pods for pod, (role, _, _) in pods.items() if role in targets]
-        if all(has_ended) or (policy.get("operator") == "Any" and any(has_ended)):
+        pod_successes = [
+            pod in succeeded_pods
+            for pod, (replicated_job_name, _, _) in pod_positions.items()
+            if replicated_job_name in target_jobs
+        ]
+        if all(pod_successes) or (success_policy.get("operator") == "Any" and any(pod_successes)):
             _end(status, "Completed", "AllJobsCompleted", "jobset completed successfully")
 
     def _apply_failure_policy(
         self,
-        obj: Object,
-        job: Job,
+        job_object: Object,
+        job_state: Job,
         status: Object,
         succeeded_pods: set[str],
-        pod: str,
-        reason: str,
-        details: str,
+        failed_pod_name: str,
+        failure_reason: str,
+        failure_details: str,
     ) -> None:
         """Apply the failure policy of the JobSet: restart the failed Job or all Jobs, or fail the
         JobSet."""
-        pods = pods_of(obj)
-        policy = obj["spec"].get("failurePolicy") or {}
-        role, owner, _ = pods[pod]
+        pod_positions = pods_of(job_object)
+        failure_policy = job_object["spec"].get("failurePolicy") or {}
+        replicated_job_name, job_name, _ = pod_positions[failed_pod_name]
 
-        rules = (
-            rule
-            for rule in policy.get("rules") or []
-            if role in (rule.get("targetReplicatedJobs") or [role])
-            and reason in (rule.get("onJobFailureReasons") or [reason])
+        matching_rules = (
+            failure_rule
+            for failure_rule in failure_policy.get("rules") or []
+            if replicated_job_name
+            in (failure_rule.get("targetReplicatedJobs") or [replicated_job_name])
+            and failure_reason in (failure_rule.get("onJobFailureReasons") or [failure_reason])
         )
 
-        action = next((rule["action"] for rule in rules), "RestartJobSet")
-        if action == "FailJobSet":
+        failure_action = next(
+            (failure_rule["action"] for failure_rule in matching_rules), "RestartJobSet"
+        )
+        if failure_action == "FailJobSet":
             _end(
-                status, "Failed", "FailJobSetFailurePolicyAction", f"{reason} of {owner}: {details}"
+                status,
+                "Failed",
+                "FailJobSetFailurePolicyAction",
+                f"{failure_reason} of {job_name}: {failure_details}",
             )
             return
 
-        if action == "RestartJobSet" and status["restarts"] >= policy.get("maxRestarts", 0):
-            _end(status, "Failed", "ReachedMaxRestarts", f"{reason} of {owner}: {details}")
+        if failure_action == "RestartJobSet" and status["restarts"] >= failure_policy.get(
+            "maxRestarts", 0
+        ):
+            _end(
+                status,
+                "Failed",
+                "ReachedMaxRestarts",
+                f"{failure_reason} of {job_name}: {failure_details}",
+            )
             return
 
-        only_this_job = action.startswith("RestartJobAnd")
-        if not only_this_job:
+        restarts_only_this_job = failure_action.startswith("RestartJobAnd")
+        if not restarts_only_this_job:
             status["restarts"] += 1
 
         restarted_pods = [
-            name
-            for name, (_, pod_owner, _) in pods.items()
-            if not only_this_job or pod_owner == owner
+            pod_name
+            for pod_name, (_, pod_job_name, _) in pod_positions.items()
+            if not restarts_only_this_job or pod_job_name == job_name
         ]
 
-        self._end_pods(job, [name for name in restarted_pods if name in job.pods])
+        self._end_pods(
+            job_state, [pod_name for pod_name in restarted_pods if pod_name in job_state.pods]
+        )
         succeeded_pods -= set(restarted_pods)
 
-        for name in restarted_pods:
-            job.failures.pop(pods[name][1], None)
+        for pod_name in restarted_pods:
+            job_state.failures.pop(pod_positions[pod_name][1], None)
 
-    def _start_pod(self, obj: Object, name: str, role: str, index: int) -> Pod:
-        entry = next(entry for entry in obj["spec"]["replicatedJobs"] if entry["name"] == role)
-        spec = _job_spec(entry)["template"]["spec"]
-        environment = {"JOB_COMPLETION_INDEX": str(index)}
-        domain = (obj["spec"].get("network") or {}).get("subdomain") or obj["metadata"]["name"]
-        for variable in spec["containers"][0].get("env") or []:
-            host, dot, suffix = str(variable.get("value", "")).partition(".")
-            if dot and suffix == domain and host in pods_of(obj):
-                environment[variable["name"]] = self.cluster.address(host)
-        environment.update(self._memory(obj, spec))
-        return Pod(self.cluster, name, spec, self.run, environment, claims=self._claims())
+    def _start_pod(
+        self, job_object: Object, pod_name: str, replicated_job_name: str, completion_index: int
+    ) -> Pod:
+        replicated_job = next(
+            replicated_job
+            for replicated_job in job_object["spec"]["replicatedJobs"]
+            if replicated_job["name"] == replicated_job_name
+        )
+        pod_spec = _job_spec(replicated_job)["template"]["spec"]
+        environment = {"JOB_COMPLETION_INDEX": str(completion_index)}
+        subdomain = (job_object["spec"].get("network") or {}).get("subdomain") or job_object[
+            "metadata"
+        ]["name"]
+        for variable in pod_spec["containers"][0].get("env") or []:
+            host_name, separator, domain_suffix = str(variable.get("value", "")).partition(".")
+            if separator and domain_suffix == subdomain and host_name in pods_of(job_object):
+                environment[variable["name"]] = self.cluster.address(host_name)
+        environment.update(self._memory(job_object, pod_spec))
+        return Pod(
+            self.cluster, pod_name, pod_spec, self.run, environment, claim_names=self._claims()
+        )
 
 
-def _job_spec(entry: Object) -> Object:
-    return (entry.get("template") or {}).get("spec") or {}
+def _job_spec(replicated_job: Object) -> Object:
+    return (replicated_job.get("template") or {}).get("spec") or {}
 
 
-def _restart_or_fail(spec: Object, pod: Pod, code: int, job: Job, owner: str) -> str:
+def _restart_or_fail(
+    job_spec: Object, pod: Pod, exit_code: int, job_state: Job, job_name: str
+) -> str:
     """Restart the pod as the Job controller would, and return ""; if its Job has failed instead,
     return the reason."""
-    recreate = spec["template"]["spec"].get("restartPolicy") == "Never"
-    rules = (spec.get("podFailurePolicy") or {}).get("rules") or []
+    must_recreate = job_spec["template"]["spec"].get("restartPolicy") == "Never"
+    failure_rules = (job_spec.get("podFailurePolicy") or {}).get("rules") or []
 
-    action = next((rule["action"] for rule in rules if _matches(rule, code)), "Count")
-    if action == "FailJob":
+    failure_action = next(
+        (
+            failure_rule["action"]
+            for failure_rule in failure_rules
+            if _matches(failure_rule, exit_code)
+        ),
+        "Count",
+    )
+    if failure_action == "FailJob":
         return "PodFailurePolicy"
 
-    if action == "Count":
-        job.failures[owner] = job.failures.get(owner, 0) + 1
-        if job.failures[owner] > spec.get("backoffLimit", 6):
+    if failure_action == "Count":
+        job_state.failures[job_name] = job_state.failures.get(job_name, 0) + 1
+        if job_state.failures[job_name] > job_spec.get("backoffLimit", 6):
             return "BackoffLimitExceeded"
 
-    pod.restart(code, recreate=recreate)
+    pod.restart(exit_code, recreates_pod=must_recreate)
     return ""
 
 
-def _matches(rule: Mapping[str, Any], code: int) -> bool:
-    codes = rule.get("onExitCodes")
-    return bool(codes) and (code in codes["values"]) == (codes["operator"] == "In")
+def _matches(failure_rule: Mapping[str, Any], exit_code: int) -> bool:
+    exit_code_condition = failure_rule.get("onExitCodes")
+    return bool(exit_code_condition) and (exit_code in exit_code_condition["values"]) == (
+        exit_code_condition["operator"] == "In"
+    )
 
 
-def _job_statuses(obj: Object, job: Job, succeeded_pods: set[str]) -> list[Object]:
-    counts: dict[str, Counter[str]] = {
-        entry["name"]: Counter() for entry in obj["spec"]["replicatedJobs"]
+def _job_statuses(job_set: Object, job_state: Job, succeeded_pods: set[str]) -> list[Object]:
+    counts_by_job: dict[str, Counter[str]] = {
+        replicated_job["name"]: Counter() for replicated_job in job_set["spec"]["replicatedJobs"]
     }
     pods_by_job: dict[tuple[str, str], list[str]] = {}
-    for pod, (role, owner, _) in pods_of(obj).items():
-        pods_by_job.setdefault((role, owner), []).append(pod)
+    for pod, (replicated_job_name, job_name, _) in pods_of(job_set).items():
+        pods_by_job.setdefault((replicated_job_name, job_name), []).append(pod)
 
-    for (role, _), pods in pods_by_job.items():
-        running = [pod for pod in pods if pod in job.pods]
-        counts[role]["succeeded"] += all(pod in succeeded_pods for pod in pods)
-        counts[role]["active"] += bool(running)
-        counts[role]["ready"] += len(running) + sum(pod in succeeded_pods for pod in pods) == len(
-            pods
+    for (replicated_job_name, _), job_pods in pods_by_job.items():
+        running_pods = [pod for pod in job_pods if pod in job_state.pods]
+        counts_by_job[replicated_job_name]["succeeded"] += all(
+            pod in succeeded_pods for pod in job_pods
         )
-        counts[role]["suspended"] += bool(obj["spec"].get("suspend"))
+        counts_by_job[replicated_job_name]["active"] += bool(running_pods)
+        counts_by_job[replicated_job_name]["ready"] += len(running_pods) + sum(
+            pod in succeeded_pods for pod in job_pods
+        ) == len(job_pods)
+        counts_by_job[replicated_job_name]["suspended"] += bool(job_set["spec"].get("suspend"))
 
-    states = ("active", "failed", "ready", "succeeded", "suspended")
+    pod_states = ("active", "failed", "ready", "succeeded", "suspended")
 
     return [
-        {"name": name, **{state: count[state] for state in states}}
-        for name, count in sorted(counts.items())
+        {"name": name, **{pod_state: state_counts[pod_state] for pod_state in pod_states}}
+        for name, state_counts in sorted(counts_by_job.items())
     ]
 
 
 def _set_condition(
-    status: Object, condition_type: str, reason: str, message: str, value: str = "True"
+    status: Object, condition_type: str, reason: str, message: str, condition_status: str = "True"
 ) -> None:
-    current = condition(status, condition_type)
-    if current and (current["status"], current["reason"]) == (value, reason):
+    current_condition = condition(status, condition_type)
+    if current_condition and (current_condition["status"], current_condition["reason"]) == (
+        condition_status,
+        reason,
+    ):
         return
 
-    entry = {
+    new_condition = {
         "type": condition_type,
-        "status": value,
+        "status": condition_status,
         "reason": reason,
         "message": message,
         "lastTransitionTime": timestamp(time.time()),
     }
 
     conditions = status.setdefault("conditions", [])
-    if current:
-        conditions[conditions.index(current)] = entry
+    if current_condition:
+        conditions[conditions.index(current_condition)] = new_condition
     else:
-        conditions.append(entry)
+        conditions.append(new_condition)
 
 
-def _end(status: Object, state: str, reason: str, message: str) -> None:
-    _set_condition(status, state, reason, message)
-    status["terminalState"] = state
+def _end(status: Object, terminal_state: str, reason: str, message: str) -> None:
+    _set_condition(status, terminal_state, reason, message)
+    status["terminalState"] = terminal_state
 
 
 class TrainJobs(Controller):
@@ -282,30 +356,34 @@ class TrainJobs(Controller):
 
     kind = "TrainJob"
 
-    def check(self, obj: Object) -> None:
+    def check(self, kubernetes_object: Object) -> None:
         """Raise ConfigError for a TrainJob whose runtime is missing, or that changes an immutable
         field."""
-        super().check(obj)
-        name = obj["metadata"]["name"]
-        current = self.read(obj["metadata"]["name"])
+        super().check(kubernetes_object)
+        train_job_name = kubernetes_object["metadata"]["name"]
+        current_train_job = self.read(kubernetes_object["metadata"]["name"])
 
-        for field in ("runtimeRef", "trainer"):
-            if current and current["spec"].get(field) != obj["spec"].get(field):
-                raise ConfigError(f"TrainJob {name}: spec.{field}: field is immutable.")
+        for immutable_field in ("runtimeRef", "trainer"):
+            if current_train_job and current_train_job["spec"].get(
+                immutable_field
+            ) != kubernetes_object["spec"].get(immutable_field):
+                raise ConfigError(
+                    f"TrainJob {train_job_name}: spec.{immutable_field}: field is immutable."
+                )
 
-        reference = obj["spec"].get("runtimeRef") or {}
-        runtimes = self.controllers["TrainingRuntime"]
-        if reference.get("kind") != "TrainingRuntime" or not runtimes.read(
-            str(reference.get("name"))
+        runtime_reference = kubernetes_object["spec"].get("runtimeRef") or {}
+        runtime_controller = self.controllers["TrainingRuntime"]
+        if runtime_reference.get("kind") != "TrainingRuntime" or not runtime_controller.read(
+            str(runtime_reference.get("name"))
         ):
             raise ConfigError(
-                f"TrainJob {name}: TrainingRuntime {reference.get('name')} does not exist:"
-                " apply it."
+                f"TrainJob {train_job_name}: TrainingRuntime {runtime_reference.get('name')} does"
+                " not exist: apply it."
             )
 
-    def on_write(self, stored: Object) -> Object:
-        self.controllers["JobSet"].apply(self._job_set(stored))
-        return stored
+    def on_write(self, stored_object: Object) -> Object:
+        self.controllers["JobSet"].apply(self._job_set(stored_object))
+        return stored_object
 
     def get(self, name: str) -> Object | None:
         self.controllers["JobSet"].get(name)
@@ -326,62 +404,91 @@ class TrainJobs(Controller):
                     lambda obj, child=child: obj and obj | {"status": _train_job_status(child)},
                 )
 
-    def _job_set(self, obj: Object) -> Object:
-        spec = obj["spec"]
-        name = obj["metadata"]["name"]
-        runtime = self.controllers["TrainingRuntime"].read(spec["runtimeRef"]["name"])
-        assert runtime
-        trainer = spec.get("trainer") or {}
-        nodes = trainer.get("numNodes", (runtime["spec"].get("mlPolicy") or {}).get("numNodes", 1))
-        job_set = dict(runtime["spec"]["template"]["spec"])
-        job_set["replicatedJobs"] = [
-            _with_trainer(entry, nodes, trainer) for entry in job_set["replicatedJobs"]
+    def _job_set(self, train_job: Object) -> Object:
+        train_job_spec = train_job["spec"]
+        train_job_name = train_job["metadata"]["name"]
+        training_runtime = self.controllers["TrainingRuntime"].read(
+            train_job_spec["runtimeRef"]["name"]
+        )
+        assert training_runtime
+        trainer_spec = train_job_spec.get("trainer") or {}
+        node_count = trainer_spec.get(
+            "numNodes", (training_runtime["spec"].get("mlPolicy") or {}).get("numNodes", 1)
+        )
+        job_set_spec = dict(training_runtime["spec"]["template"]["spec"])
+        job_set_spec["replicatedJobs"] = [
+            _with_trainer(replicated_job, node_count, trainer_spec)
+            for replicated_job in job_set_spec["replicatedJobs"]
         ]
-        job_set.update({"suspend": spec["suspend"]} if "suspend" in spec else {})
-        meta = {"name": name, "labels": obj["metadata"].get("labels") or {}}
+        job_set_spec.update(
+            {"suspend": train_job_spec["suspend"]} if "suspend" in train_job_spec else {}
+        )
+        job_set_metadata = {
+            "name": train_job_name,
+            "labels": train_job["metadata"].get("labels") or {},
+        }
 
         return {
             "apiVersion": "jobset.x-k8s.io/v1alpha2",
             "kind": "JobSet",
-            "metadata": meta,
-            "spec": job_set,
+            "metadata": job_set_metadata,
+            "spec": job_set_spec,
         }
 
 
-def _with_trainer(entry: Object, nodes: int, trainer: Object) -> Object:
-    """Return the runtime's job `entry`. If it is the job of the trainer, the TrainJob's nodes,
-    command and image replace those of the runtime.
+def _with_trainer(replicated_job: Object, node_count: int, trainer_spec: Object) -> Object:
+    """Return the runtime's job `replicated_job`. If it is the job of the trainer, the TrainJob's
+    nodes, command and image replace those of the runtime.
 
     Source: plugins/torch/torch.go.
     """
-    labels = ((entry.get("template") or {}).get("metadata") or {}).get("labels") or {}
-    if labels.get(TRAINER_STEP) != "trainer":
-        return entry
+    template_labels = ((replicated_job.get("template") or {}).get("metadata") or {}).get(
+        "labels"
+    ) or {}
+    if template_labels.get(TRAINER_STEP) != "trainer":
+        return replicated_job
 
-    spec = _job_spec(entry)
-    pod = spec["template"]["spec"]
-    container = pod["containers"][0] | {
-        key: trainer[key] for key in ("image", "command", "args") if key in trainer
+    job_spec = _job_spec(replicated_job)
+    pod_spec = job_spec["template"]["spec"]
+    container = pod_spec["containers"][0] | {
+        key: trainer_spec[key] for key in ("image", "command", "args") if key in trainer_spec
     }
-    torchrun = {
-        "PET_NNODES": str(nodes),
-        "PET_NPROC_PER_NODE": str(trainer.get("numProcPerNode", 1)),
+    torchrun_variables = {
+        "PET_NNODES": str(node_count),
+        "PET_NPROC_PER_NODE": str(trainer_spec.get("numProcPerNode", 1)),
     }
-    env = [variable for variable in container.get("env") or [] if variable["name"] not in torchrun]
-    env += [
-        *(trainer.get("env") or []),
-        *({"name": key, "value": value} for key, value in torchrun.items()),
+    environment = [
+        variable
+        for variable in container.get("env") or []
+        if variable["name"] not in torchrun_variables
     ]
-    template = spec["template"] | {"spec": pod | {"containers": [container | {"env": env}]}}
-    job = spec | {"completions": nodes, "parallelism": nodes, "template": template}
+    environment += [
+        *(trainer_spec.get("env") or []),
+        *(
+            {"name": key, "value": variable_value}
+            for key, variable_value in torchrun_variables.items()
+        ),
+    ]
+    pod_template = job_spec["template"] | {
+        "spec": pod_spec | {"containers": [container | {"env": environment}]}
+    }
+    updated_job_spec = job_spec | {
+        "completions": node_count,
+        "parallelism": node_count,
+        "template": pod_template,
+    }
 
-    return entry | {"template": entry["template"] | {"spec": job}}
+    return replicated_job | {"template": replicated_job["template"] | {"spec": updated_job_spec}}
 
 
-def _train_job_status(child: Object) -> Object:
-    types = {"Completed": "Complete"}
+def _train_job_status(job_set_status: Object) -> Object:
+    condition_types = {"Completed": "Complete"}
     conditions = [
-        entry | {"type": types.get(entry["type"], entry["type"])}
-        for entry in child.get("conditions") or []
+        job_set_condition
+        | {"type": condition_types.get(job_set_condition["type"], job_set_condition["type"])}
+        for job_set_condition in job_set_status.get("conditions") or []
     ]
-    return {"conditions": conditions, "jobsStatus": child.get("replicatedJobsStatus") or []}
+    return {
+        "conditions": conditions,
+        "jobsStatus": job_set_status.get("replicatedJobsStatus") or [],
+    }

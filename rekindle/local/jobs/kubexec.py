@@ -24,63 +24,68 @@ class Worker:
     environment: dict[str, str]
 
 
-def read_worker(path: Path, pod: str) -> Worker | None:
+def read_worker(workers_path: Path, pod_name: str) -> Worker | None:
     """Return the process of a pod; None if the pod does not exist. Raises OSError, ValueError."""
-    workers = json.loads(path.read_text())
-    if not isinstance(workers, dict):
+    worker_records = json.loads(workers_path.read_text())
+    if not isinstance(worker_records, dict):
         raise ValueError("it must be an object")
-    if pod not in workers:
+    if pod_name not in worker_records:
         return None
 
-    fields = workers[pod]
-    if not isinstance(fields, dict):
-        raise ValueError(f"{pod!r} must be an object")
+    worker_fields = worker_records[pod_name]
+    if not isinstance(worker_fields, dict):
+        raise ValueError(f"{pod_name!r} must be an object")
 
-    pid = fields.get("pid")
-    environment = fields.get("environment")
+    pid = worker_fields.get("pid")
+    environment = worker_fields.get("environment")
     if type(pid) is not int or pid < 1:
-        raise ValueError(f"the pid of {pod!r} must be a positive number")
+        raise ValueError(f"the pid of {pod_name!r} must be a positive number")
     if not isinstance(environment, dict) or not all(
-        isinstance(value, str) for value in environment.values()
+        isinstance(variable_value, str) for variable_value in environment.values()
     ):
-        raise ValueError(f"the environment of {pod!r} must map names to texts")
+        raise ValueError(f"the environment of {pod_name!r} must map names to texts")
 
     return Worker(pid, environment)
 
 
-def main(folder: str, pod: str, *command: str) -> int:
-    path = Path(folder) / WORKERS_FILE
+def main(job_folder: str, pod_name: str, *command_words: str) -> int:
+    workers_path = Path(job_folder) / WORKERS_FILE
     try:
-        worker = read_worker(path, pod)
+        worker_process = read_worker(workers_path, pod_name)
     except (OSError, ValueError) as error:
-        reason = " ".join(str(error).split())
-        print(f"error: {path} is malformed: {reason}. Run the workflow again.", file=sys.stderr)
+        error_text = " ".join(str(error).split())
+        print(
+            f"error: {workers_path} is malformed: {error_text}. Run the workflow again.",
+            file=sys.stderr,
+        )
         return 1
 
     try:
-        pod_fd = os.pidfd_open(worker.pid) if worker else -1
+        pod_descriptor = os.pidfd_open(worker_process.pid) if worker_process else -1
     except ProcessLookupError:
-        pod_fd = -1
+        pod_descriptor = -1
 
-    if not worker or pod_fd < 0:
-        print(f'Error from server (NotFound): pods "{pod}" not found', file=sys.stderr)
+    if not worker_process or pod_descriptor < 0:
+        print(f'Error from server (NotFound): pods "{pod_name}" not found', file=sys.stderr)
         return 1
 
-    child = subprocess.Popen(["/bin/sh", "-c", " ".join(command)], env=worker.environment)
-    poll = select.poll()
-    for fd in (pod_fd, os.pidfd_open(child.pid)):
-        poll.register(fd, select.POLLIN)
+    shell_process = subprocess.Popen(
+        ["/bin/sh", "-c", " ".join(command_words)], env=worker_process.environment
+    )
+    poller = select.poll()
+    for process_descriptor in (pod_descriptor, os.pidfd_open(shell_process.pid)):
+        poller.register(process_descriptor, select.POLLIN)
 
-    ended_fds = [fd for fd, _ in poll.poll()]
-    if ended_fds == [pod_fd]:
-        child.kill()
-        print(f"{pod} has ended", file=sys.stderr)
+    ended_descriptors = [process_descriptor for process_descriptor, _ in poller.poll()]
+    if ended_descriptors == [pod_descriptor]:
+        shell_process.kill()
+        print(f"{pod_name} has ended", file=sys.stderr)
 
-    code = child.wait()
-    if code >= 0:
-        return code
+    exit_code = shell_process.wait()
+    if exit_code >= 0:
+        return exit_code
 
-    return 128 - code
+    return 128 - exit_code
 
 
 if __name__ == "__main__":

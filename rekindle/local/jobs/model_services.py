@@ -22,16 +22,16 @@ ANY_PORT = "rekindle.dev/any-port"
 def allow_any_port(workflow: Mapping[str, Any]) -> dict[str, Any]:
     """Return the workflow with the permission to serve its model at any free port of this
     machine."""
-    metadata = workflow["metadata"]
-    annotations = (metadata.get("annotations") or {}) | {ANY_PORT: "true"}
-    return {**workflow, "metadata": {**metadata, "annotations": annotations}}
+    workflow_metadata = workflow["metadata"]
+    new_annotations = (workflow_metadata.get("annotations") or {}) | {ANY_PORT: "true"}
+    return {**workflow, "metadata": {**workflow_metadata, "annotations": new_annotations}}
 
 
 def may_use_any_port(workflow: Mapping[str, Any]) -> bool:
     """Return True if the workflow has the permission of `allow_any_port`."""
-    metadata = workflow.get("metadata")
-    if isinstance(metadata, dict):
-        annotations = metadata.get("annotations")
+    workflow_metadata = workflow.get("metadata")
+    if isinstance(workflow_metadata, dict):
+        annotations = workflow_metadata.get("annotations")
     else:
         annotations = None
     return isinstance(annotations, dict) and annotations.get(ANY_PORT) == "true"
@@ -40,11 +40,11 @@ def may_use_any_port(workflow: Mapping[str, Any]) -> bool:
 class ModelDeployments(Deployments):
     """The Deployments of model servers."""
 
-    def apply(self, obj: Object) -> Object:
+    def apply(self, kubernetes_object: Object) -> Object:
         """Apply the Deployment; its pods use another port if a program of this machine listens on
         their port at all addresses."""
-        self.check(obj)
-        return super().apply(move_server_port(self.cluster, obj))
+        self.check(kubernetes_object)
+        return super().apply(move_server_port(self.cluster, kubernetes_object))
 
 
 class ModelServices(Services):
@@ -52,74 +52,79 @@ class ModelServices(Services):
 
     hint = " (--set serve.port=...)"
 
-    def apply(self, obj: Object) -> Object:
+    def apply(self, kubernetes_object: Object) -> Object:
         """Apply the Service, at a free port if the run may use any port. Raises ConfigError."""
-        spec = obj.get("spec") or {}
-        if not spec.get("ports"):
-            return super().apply(obj)  # raises ConfigError
+        service_spec = kubernetes_object.get("spec") or {}
+        if not service_spec.get("ports"):
+            return super().apply(kubernetes_object)  # raises ConfigError
 
-        if is_headless(obj):
-            self.check(obj)
-            return super().apply(move_service_port(self.cluster, obj))
+        if is_headless(kubernetes_object):
+            self.check(kubernetes_object)
+            return super().apply(move_service_port(self.cluster, kubernetes_object))
 
         if not self._may_use_any_port():
-            return super().apply(obj)
+            return super().apply(kubernetes_object)
 
         # until the Service is stored, another run of this home must not choose the same port
         with self._lock_ports():
-            return super().apply(self._set_free_port(obj))
+            return super().apply(self._set_free_port(kubernetes_object))
 
     def _may_use_any_port(self) -> bool:
-        run = RunFiles(self.cluster.home, self.run.name)
-        return run.is_own_folder() and may_use_any_port(run.workflow())
+        run_files = RunFiles(self.cluster.home, self.run.name)
+        return run_files.is_own_folder() and may_use_any_port(run_files.workflow())
 
     @contextmanager
     def _lock_ports(self) -> Iterator[None]:
         self.folder.mkdir(parents=True, exist_ok=True)
-        with open(self.folder / ".ports.lock", "w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
+        with open(self.folder / ".ports.lock", "w") as lock_file:
+            fcntl.flock(lock_file, fcntl.LOCK_EX)
             yield
 
-    def _set_free_port(self, obj: Object) -> Object:
+    def _set_free_port(self, service: Object) -> Object:
         """Return the Service with its current port or, if it does not have a port yet or the port
         is taken, with the next free port."""
-        name = obj["metadata"]["name"]
-        first_entry, *other_entries = obj["spec"]["ports"]
-        default = first_entry["port"]
+        service_name = service["metadata"]["name"]
+        first_port_entry, *other_port_entries = service["spec"]["ports"]
+        default_port = first_port_entry["port"]
 
-        current = self.read(name)
-        if current:
-            first_choice = current["spec"]["ports"][0]["port"]
+        current_service = self.read(service_name)
+        if current_service:
+            preferred_port = current_service["spec"]["ports"][0]["port"]
         else:
-            first_choice = default
+            preferred_port = default_port
 
-        ports_of_others = self._ports_of_other_services(name)
+        other_service_ports = self._ports_of_other_services(service_name)
 
-        for port in (first_choice, *range(default, default + PORTS_TO_TRY)):
-            if port in ports_of_others:
+        for port in (preferred_port, *range(default_port, default_port + PORTS_TO_TRY)):
+            if port in other_service_ports:
                 continue
 
-            moved = {
-                **obj,
-                "spec": {**obj["spec"], "ports": [{**first_entry, "port": port}, *other_entries]},
+            moved_service = {
+                **service,
+                "spec": {
+                    **service["spec"],
+                    "ports": [{**first_port_entry, "port": port}, *other_port_entries],
+                },
             }
             with suppress(ConfigError):
-                self.check(moved)
-                if port != default:
-                    reason = f"because port {default} is taken (setting serve.port)"
-                    say(f"note: the model is served at port {port}, {reason}.")
+                self.check(moved_service)
+                if port != default_port:
+                    move_reason = f"because port {default_port} is taken (setting serve.port)"
+                    say(f"note: the model is served at port {port}, {move_reason}.")
 
-                return moved
+                return moved_service
 
-        return obj
+        return service
 
-    def _ports_of_other_services(self, name: str) -> set[int]:
+    def _ports_of_other_services(self, service_name: str) -> set[int]:
         """Return the ports of the other Services of this home, including Services that
         `rekindle down` has stopped."""
-        services = [service for other, service in self.objects().items() if other != name]
+        other_services = [
+            service for other_name, service in self.objects().items() if other_name != service_name
+        ]
         return {
             port["port"]
-            for service in services
+            for service in other_services
             if not is_headless(service)
             for port in service["spec"]["ports"]
         }

@@ -21,65 +21,82 @@ from rekindle.local.jobs.frameworks import MPI_DIRECTORY, pod_name, replica_coun
 VOLUME = "mpi-job-config"
 
 
-def worker_names(obj: Object) -> list[str]:
-    if "Worker" in replicas_of(obj):
-        return [pod_name(obj, "Worker", i) for i in range(replica_count(obj, "Worker"))]
+def worker_names(mpi_job: Object) -> list[str]:
+    if "Worker" in replicas_of(mpi_job):
+        return [pod_name(mpi_job, "Worker", i) for i in range(replica_count(mpi_job, "Worker"))]
     return []
 
 
-def all_workers_run(obj: Object, pods: Mapping[str, Pod]) -> bool:
+def all_workers_run(mpi_job: Object, pods_by_name: Mapping[str, Pod]) -> bool:
     """Return True if all Workers run. The Launcher must wait for them, as with the operator's init
     container."""
-    return all(name in pods and pods[name].running for name in worker_names(obj))
+    return all(
+        name in pods_by_name and pods_by_name[name].running for name in worker_names(mpi_job)
+    )
 
 
-def write_files(obj: Object, folder: Path) -> None:
+def write_files(mpi_job: Object, job_folder: Path) -> None:
     """Write the hostfile, the agent that `mpirun` starts for a Worker, and the script of Horovod's
     elastic mode."""
-    folder.mkdir(parents=True, exist_ok=True)
-    slots = obj["spec"].get("slotsPerWorker", 1)
-    names = worker_names(obj)
-    agent = shlex.join(python_command(kubexec.__file__))
-    (folder / "hostfile").write_text("".join(f"{name} slots={slots}\n" for name in names))
+    job_folder.mkdir(parents=True, exist_ok=True)
+    slots_per_worker = mpi_job["spec"].get("slotsPerWorker", 1)
+    all_worker_names = worker_names(mpi_job)
+    agent_command = shlex.join(python_command(kubexec.__file__))
+    (job_folder / "hostfile").write_text(
+        "".join(f"{name} slots={slots_per_worker}\n" for name in all_worker_names)
+    )
 
-    scripts = {
-        "kubexec.sh": f'exec {agent} "$(dirname "$0")" "$@"',
-        "discover_hosts.sh": "\n".join(f"echo {name}:{slots}" for name in names),
+    script_texts = {
+        "kubexec.sh": f'exec {agent_command} "$(dirname "$0")" "$@"',
+        "discover_hosts.sh": "\n".join(
+            f"echo {name}:{slots_per_worker}" for name in all_worker_names
+        ),
     }
-    for name, text in scripts.items():
-        (folder / name).write_text(f"#!/bin/sh\n{text}\n")
-        (folder / name).chmod(0o755)
+    for name, text in script_texts.items():
+        (job_folder / name).write_text(f"#!/bin/sh\n{text}\n")
+        (job_folder / name).chmod(0o755)
 
 
-def write_processes(folder: Path, pods: Mapping[str, Pod]) -> None:
+def write_processes(job_folder: Path, pods_by_name: Mapping[str, Pod]) -> None:
     """Write the pids and environments of the Workers for kubexec.py."""
-    processes = {name: pod.process for name, pod in pods.items() if pod.process}
-    records = {
-        name: {"pid": process.pid, "environment": dict(process.environment)}
-        for name, process in processes.items()
+    worker_processes = {name: pod.process for name, pod in pods_by_name.items() if pod.process}
+    worker_records = {
+        name: {"pid": worker_process.pid, "environment": dict(worker_process.environment)}
+        for name, worker_process in worker_processes.items()
     }
-    path = folder / kubexec.WORKERS_FILE
-    text = to_json(records)
-    if not path.exists() or path.read_text() != text:
-        folder.mkdir(parents=True, exist_ok=True)
+    workers_path = job_folder / kubexec.WORKERS_FILE
+    records_json = to_json(worker_records)
+    if not workers_path.exists() or workers_path.read_text() != records_json:
+        job_folder.mkdir(parents=True, exist_ok=True)
         # 0o600: 0o600: the environments may contain secret keys
-        write_atomically(path, text, 0o600)
+        write_atomically(workers_path, records_json, 0o600)
 
 
 def mount_files(
-    spec: Mapping[str, Any], env: dict[str, str], folder: Path
+    pod_spec: Mapping[str, Any], environment: dict[str, str], job_folder: Path
 ) -> tuple[dict[str, Any], dict[str, str], dict[str, Path]]:
-    """Return the Launcher's PodSpec, environment and volumes, with `folder` mounted at /etc/mpi.
+    """Return the Launcher's PodSpec, environment and volumes, with `job_folder` mounted at
+    /etc/mpi.
 
-    Without mount namespaces, the environment has the path of `folder` instead of /etc/mpi.
+    Without mount namespaces, the environment has the path of `job_folder` instead of /etc/mpi.
     """
     if not filesystem.available():
         return (
-            dict(spec),
-            {name: value.replace(MPI_DIRECTORY, str(folder)) for name, value in env.items()},
+            dict(pod_spec),
+            {
+                variable_name: variable_value.replace(MPI_DIRECTORY, str(job_folder))
+                for variable_name, variable_value in environment.items()
+            },
             {},
         )
 
-    (container,) = spec["containers"]
-    mounts = [*(container.get("volumeMounts") or []), {"name": VOLUME, "mountPath": MPI_DIRECTORY}]
-    return {**spec, "containers": [container | {"volumeMounts": mounts}]}, env, {VOLUME: folder}
+    (container,) = pod_spec["containers"]
+    volume_mounts = [
+        *(container.get("volumeMounts") or []),
+        {"name": VOLUME, "mountPath": MPI_DIRECTORY},
+    ]
+    return (
+        {**pod_spec, "containers": [container | {"volumeMounts": volume_mounts}]},
+        environment,
+        {VOLUME: job_folder},
+    )

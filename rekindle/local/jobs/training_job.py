@@ -65,146 +65,171 @@ class TrainingJobs(Controller):
         super().__init__(cluster, kind, run)
         self.jobs: dict[str, Job] = {}
 
-    def check(self, obj: Object) -> None:
+    def check(self, kubernetes_object: Object) -> None:
         """Raise ConfigError for a job that the operator's webhook rejects or the operator cannot
         handle."""
-        super().check(obj)
-        label = f"{self.kind} {obj['metadata']['name']}"
-        if self.api_versions and obj.get("apiVersion", JOB_VERSION) not in self.api_versions:
+        super().check(kubernetes_object)
+        job_label = f"{self.kind} {kubernetes_object['metadata']['name']}"
+        if (
+            self.api_versions
+            and kubernetes_object.get("apiVersion", JOB_VERSION) not in self.api_versions
+        ):
             raise ConfigError(
-                f"{label}: its apiVersion is {obj['apiVersion']}: use {self.api_versions[0]}."
+                f"{job_label}: its apiVersion is {kubernetes_object['apiVersion']}: use"
+                f" {self.api_versions[0]}."
             )
-        reject_invalid(obj)
-        for role, replica in replicas_of(obj).items():
-            require_single_container(replica["template"]["spec"], f"{label}: {role}")
+        reject_invalid(kubernetes_object)
+        for role, replica_spec in replicas_of(kubernetes_object).items():
+            require_single_container(replica_spec["template"]["spec"], f"{job_label}: {role}")
 
-    def apply(self, obj: Object) -> Object:
+    def apply(self, kubernetes_object: Object) -> Object:
         """Apply the job; its pods use another port if a program of this machine listens on the
         default port at all addresses."""
-        self.check(obj)
-        return super().apply(move_job_port(self.cluster, obj, self.read(obj["metadata"]["name"])))
+        self.check(kubernetes_object)
+        return super().apply(
+            move_job_port(
+                self.cluster, kubernetes_object, self.read(kubernetes_object["metadata"]["name"])
+            )
+        )
 
-    def on_write(self, stored: Object) -> Object:
-        self._adopt(stored)
-        return stored
+    def on_write(self, stored_object: Object) -> Object:
+        self._adopt(stored_object)
+        return stored_object
 
     def get(self, name: str) -> Object | None:
-        obj = self.read(name)
-        if obj:
-            self._adopt(obj)
-        return obj
+        job_object = self.read(name)
+        if job_object:
+            self._adopt(job_object)
+        return job_object
 
     def delete(self, name: str) -> bool:
-        job = self.jobs.pop(name, None)
-        if job:
-            terminate_all([*job.pods.values(), *job.terminating], float("inf"))
-            os.close(job.lock)
+        job_state = self.jobs.pop(name, None)
+        if job_state:
+            terminate_all([*job_state.pods.values(), *job_state.terminating], float("inf"))
+            os.close(job_state.lock)
         rmtree(shared_memory(self.run, name), ignore_errors=True)
         return super().delete(name)
 
     def poll(self) -> None:
-        for name, job in list(self.jobs.items()):
-            obj = self.read(name)
-            if obj is None:  # another command has deleted the job
-                self.delete(name)
+        for job_name, job_state in list(self.jobs.items()):
+            job_object = self.read(job_name)
+            if job_object is None:  # another command has deleted the job
+                self.delete(job_name)
                 continue
             try:
-                self._reconcile(obj, job)
+                self._reconcile(job_object, job_state)
             except Exception as error:  # an error, such as a missing Secret, fails only this job
-                self._fail(obj, job, error)
+                self._fail(job_object, job_state, error)
 
-    def stop(self, grace: float) -> None:
-        jobs = list(self.jobs.values())
+    def stop(self, grace_seconds: float) -> None:
+        job_states = list(self.jobs.values())
         terminate_all(
-            [pod for job in jobs for pod in [*job.pods.values(), *job.terminating]], grace
+            [
+                pod
+                for job_state in job_states
+                for pod in [*job_state.pods.values(), *job_state.terminating]
+            ],
+            grace_seconds,
         )
-        for job in jobs:
-            os.close(job.lock)
+        for job_state in job_states:
+            os.close(job_state.lock)
         self.jobs.clear()
 
     def clean_up(self) -> None:
         """Remove the files of the finished jobs of this run."""
-        for name in self.names():
-            obj = self.read(name) or {}
-            status = obj.get("status") or {}
-            if is_finished(status):
-                self._remove_job_files(obj, status)
+        for job_name in self.names():
+            job_object = self.read(job_name) or {}
+            job_status = job_object.get("status") or {}
+            if is_finished(job_status):
+                self._remove_job_files(job_object, job_status)
 
-    def _remove_job_files(self, obj: Object, status: Object) -> None:
-        rmtree(shared_memory(self.run, obj["metadata"]["name"]), ignore_errors=True)
-        rmtree(self._mpi_folder(obj), ignore_errors=True)
+    def _remove_job_files(self, job_object: Object, job_status: Object) -> None:
+        rmtree(shared_memory(self.run, job_object["metadata"]["name"]), ignore_errors=True)
+        rmtree(self._mpi_folder(job_object), ignore_errors=True)
         # the directories of a failed job are kept for diagnosis
-        if not condition(status, "Failed"):
-            for folder in (
-                self.run / kind / pod for kind in ("pods", "volumes") for pod in self.pods_of(obj)
+        if not condition(job_status, "Failed"):
+            for pod_folder in (
+                self.run / folder_kind / pod_name
+                for folder_kind in ("pods", "volumes")
+                for pod_name in self.pods_of(job_object)
             ):
-                rmtree(folder, ignore_errors=True)
+                rmtree(pod_folder, ignore_errors=True)
 
-    def _adopt(self, obj: Object) -> None:
+    def _adopt(self, job_object: Object) -> None:
         """Continue an unfinished job after the process that ran it has died; its pods count as
         lost, as after a node failure."""
-        name = obj["metadata"]["name"]
-        if name in self.jobs or is_finished(obj.get("status") or {}):
+        job_name = job_object["metadata"]["name"]
+        if job_name in self.jobs or is_finished(job_object.get("status") or {}):
             return
 
         self.folder.mkdir(parents=True, exist_ok=True)
-        lock = os.open(self.folder / f".{name}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC)
+        lock_descriptor = os.open(
+            self.folder / f".{job_name}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
+        )
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(lock_descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            os.close(lock)
+            os.close(lock_descriptor)
             return
 
-        self.jobs[name] = Job(lock)
-        if condition(obj.get("status") or {}, "Running"):
-            status = obj["status"]
+        self.jobs[job_name] = Job(lock_descriptor)
+        if condition(job_object.get("status") or {}, "Running"):
+            job_status = job_object["status"]
             set_condition(
-                status,
+                job_status,
                 self.kind,
                 "Restarting",
-                f"{self.kind} {name} is restarting because its node was lost.",
+                f"{self.kind} {job_name} is restarting because its node was lost.",
             )
-            self._save(name, status)
+            self._save(job_name, job_status)
 
-    def _reconcile(self, obj: Object, job: Job) -> None:
-        name = obj["metadata"]["name"]
-        status = obj.get("status") or {}
-        job.terminating = [pod for pod in job.terminating if pod.poll() is None and pod.running]
+    def _reconcile(self, job_object: Object, job_state: Job) -> None:
+        job_name = job_object["metadata"]["name"]
+        job_status = job_object.get("status") or {}
+        job_state.terminating = [
+            pod for pod in job_state.terminating if pod.poll() is None and pod.running
+        ]
         succeeded_pods = set(
-            filter(None, obj["metadata"]["annotations"].get(SUCCEEDED_ANNOTATION, "").split(","))
+            filter(
+                None, job_object["metadata"]["annotations"].get(SUCCEEDED_ANNOTATION, "").split(",")
+            )
         )
-        self._advance(obj, job, status, succeeded_pods)
-        self._save(name, status, succeeded_pods)
-        if is_finished(status) and not job.pods and not job.terminating:
-            os.close(self.jobs.pop(name).lock)
-            self._remove_job_files(obj, status)
+        self._advance(job_object, job_state, job_status, succeeded_pods)
+        self._save(job_name, job_status, succeeded_pods)
+        if is_finished(job_status) and not job_state.pods and not job_state.terminating:
+            os.close(self.jobs.pop(job_name).lock)
+            self._remove_job_files(job_object, job_status)
 
-    def _fail(self, obj: Object, job: Job, error: Exception) -> None:
+    def _fail(self, job_object: Object, job_state: Job, error: Exception) -> None:
         """Fail a job that cannot be reconciled."""
-        name = obj["metadata"]["name"]
-        status = (self.read(name) or obj).get("status") or {}
+        job_name = job_object["metadata"]["name"]
+        job_status = (self.read(job_name) or job_object).get("status") or {}
         self._set_failed(
-            status, f"{self.kind} {name} is failed because of an error: {describe(error)}"
+            job_status, f"{self.kind} {job_name} is failed because of an error: {describe(error)}"
         )
-        self._end_pods(job, list(job.pods))
-        self._save(name, status)
+        self._end_pods(job_state, list(job_state.pods))
+        self._save(job_name, job_status)
 
     def _set_failed(self, status: Object, message: str) -> None:
         set_condition(status, self.kind, "Created", f"{self.kind} is created.")
         set_condition(status, self.kind, "Failed", message)
 
-    def _advance(self, obj: Object, job: Job, status: Object, succeeded_pods: set[str]) -> None:
+    def _advance(
+        self, job_object: Object, job_state: Job, status: Object, succeeded_pods: set[str]
+    ) -> None:
         """Reconcile the pods and the status with the spec; `succeeded_pods` are the pods that have
         succeeded."""
-        name = obj["metadata"]["name"]
-        spec = obj["spec"]
-        policy = spec.get("runPolicy") or {}
-        set_condition(status, self.kind, "Created", f"{self.kind} {name} is created.")
+        job_name = job_object["metadata"]["name"]
+        job_spec = job_object["spec"]
+        run_policy = job_spec.get("runPolicy") or {}
+        set_condition(status, self.kind, "Created", f"{self.kind} {job_name} is created.")
 
         if not is_finished(status):
-            if policy.get("suspend"):
-                self._end_pods(job, list(job.pods))
-                set_condition(status, self.kind, "Suspended", f"{self.kind} {name} is suspended.")
+            if run_policy.get("suspend"):
+                self._end_pods(job_state, list(job_state.pods))
+                set_condition(
+                    status, self.kind, "Suspended", f"{self.kind} {job_name} is suspended."
+                )
                 status.pop("startTime", None)
             else:
                 if is_suspended(status):
@@ -212,207 +237,242 @@ class TrainingJobs(Controller):
                         status,
                         self.kind,
                         "Suspended",
-                        f"{self.kind} {name} is resumed.",
+                        f"{self.kind} {job_name} is resumed.",
                         "Resumed",
                         "False",
                     )
 
                 status.setdefault("startTime", timestamp(time.time()))
-                self._sync_pods(obj, job, succeeded_pods)
-                self._reap(obj, job, status, succeeded_pods)
+                self._sync_pods(job_object, job_state, succeeded_pods)
+                self._reap(job_object, job_state, status, succeeded_pods)
 
-                reason = find_exceeded_limit(policy, status, job)
-                if reason:
+                limit_message = find_exceeded_limit(run_policy, status, job_state)
+                if limit_message:
                     status.setdefault("completionTime", timestamp(time.time()))
                     set_condition(
                         status,
                         self.kind,
                         "Failed",
-                        f"{self.kind} {name} has failed because it {reason}.",
+                        f"{self.kind} {job_name} has failed because it {limit_message}.",
                     )
 
-            self._update_counts(obj, job, status, succeeded_pods)
+            self._update_counts(job_object, job_state, status, succeeded_pods)
 
         if is_finished(status):
-            self._finish(_clean_policy(spec), job, status)
+            self._finish(_clean_policy(job_spec), job_state, status)
 
-    def _sync_pods(self, obj: Object, job: Job, succeeded_pods: set[str]) -> None:
+    def _sync_pods(self, job_object: Object, job_state: Job, succeeded_pods: set[str]) -> None:
         """Create missing pods, and delete surplus pods."""
-        desired_pods = pods_of(obj)
-        terminating_names = {pod.name for pod in job.terminating}
+        desired_pods = pods_of(job_object)
+        terminating_pod_names = {pod.name for pod in job_state.terminating}
 
         for pod, (role, index) in desired_pods.items():
-            must_wait = role == "Launcher" and not mpi_job.all_workers_run(obj, job.pods)
-            if not must_wait and pod not in {
-                *job.pods,
+            must_wait_for_workers = role == "Launcher" and not mpi_job.all_workers_run(
+                job_object, job_state.pods
+            )
+            if not must_wait_for_workers and pod not in {
+                *job_state.pods,
                 *succeeded_pods,
-                *job.failures,
-                *terminating_names,
+                *job_state.failures,
+                *terminating_pod_names,
             }:
-                job.pods[pod] = self._pod(obj, pod, role, index)
+                job_state.pods[pod] = self._pod(job_object, pod, role, index)
 
-        self._end_pods(job, [pod for pod in job.pods if pod not in desired_pods])
+        self._end_pods(job_state, [pod for pod in job_state.pods if pod not in desired_pods])
         if self.kind == "MPIJob":
-            mpi_job.write_processes(self._mpi_folder(obj), job.pods)
+            mpi_job.write_processes(self._mpi_folder(job_object), job_state.pods)
 
-    def _pod(self, obj: Object, name: str, role: str, index: int) -> Pod:
-        spec = replicas_of(obj)[role]["template"]["spec"]
+    def _pod(self, job_object: Object, pod_name: str, role: str, index: int) -> Pod:
+        pod_spec = replicas_of(job_object)[role]["template"]["spec"]
         environment = {
-            **operator_environment(obj, role, index, self.cluster.address),
-            **self._host_variables(obj, spec),
-            **self._memory(obj, spec),
+            **operator_environment(job_object, role, index, self.cluster.address),
+            **self._host_variables(job_object, pod_spec),
+            **self._memory(job_object, pod_spec),
         }
-        directories = {}
+        volume_directories = {}
         if role == "Launcher":
-            mpi_job.write_files(obj, self._mpi_folder(obj))
-            spec, environment, directories = mpi_job.mount_files(
-                spec, environment, self._mpi_folder(obj)
+            mpi_job.write_files(job_object, self._mpi_folder(job_object))
+            pod_spec, environment, volume_directories = mpi_job.mount_files(
+                pod_spec, environment, self._mpi_folder(job_object)
             )
         return Pod(
-            self.cluster, name, spec, self.run, environment, directories, claims=self._claims()
+            self.cluster,
+            pod_name,
+            pod_spec,
+            self.run,
+            environment,
+            volume_directories,
+            claim_names=self._claims(),
         )
 
     def _claims(self) -> list[str]:
         """Return the names of the PersistentVolumeClaims that the workflow of this run creates."""
         return claims_of_run(RunFiles(self.cluster.home, self.run.name))
 
-    def _host_variables(self, obj: Object, spec: Object) -> dict[str, str]:
+    def _host_variables(self, job_object: Object, pod_spec: Object) -> dict[str, str]:
         """Return the environment variables whose value is the host name of a pod; the address of
         the pod replaces the host name."""
-        variables = spec["containers"][0].get("env") or []
-        names = pods_of(obj)
+        environment_variables = pod_spec["containers"][0].get("env") or []
+        own_pods = pods_of(job_object)
         return {
-            variable["name"]: self.cluster.address(variable["value"])
-            for variable in variables
-            if variable.get("value") in names
+            environment_variable["name"]: self.cluster.address(environment_variable["value"])
+            for environment_variable in environment_variables
+            if environment_variable.get("value") in own_pods
         }
 
-    def _memory(self, obj: Object, spec: Object) -> dict[str, str]:
-        return memory_volume(self.run, obj["metadata"]["name"], spec)
+    def _memory(self, job_object: Object, pod_spec: Object) -> dict[str, str]:
+        return memory_volume(self.run, job_object["metadata"]["name"], pod_spec)
 
-    def _mpi_folder(self, obj: Object) -> Path:
-        return self.run / "mpi" / obj["metadata"]["name"]
+    def _mpi_folder(self, job_object: Object) -> Path:
+        return self.run / "mpi" / job_object["metadata"]["name"]
 
-    def _reap(self, obj: Object, job: Job, status: Object, succeeded_pods: set[str]) -> None:
+    def _reap(
+        self, job_object: Object, job_state: Job, status: Object, succeeded_pods: set[str]
+    ) -> None:
         """Poll the pods. The restartPolicy decides whether an exited pod succeeds, fails, restarts
         in place or is recreated."""
-        name = obj["metadata"]["name"]
+        job_name = job_object["metadata"]["name"]
 
-        for pod in list(job.pods.values()):
-            code = pod.poll()
-            if code is None:
+        for pod in list(job_state.pods.values()):
+            exit_code = pod.poll()
+            if exit_code is None:
                 continue
 
-            role = pods_of(obj)[pod.name][0]
-            policy = replicas_of(obj)[role].get("restartPolicy", JOBS[self.kind].restart_policy)
-            if policy == "Always" or (code and policy == "OnFailure"):
-                pod.restart(code)
-            elif code == 0:
+            role = pods_of(job_object)[pod.name][0]
+            restart_policy = replicas_of(job_object)[role].get(
+                "restartPolicy", JOBS[self.kind].restart_policy
+            )
+            if restart_policy == "Always" or (exit_code and restart_policy == "OnFailure"):
+                pod.restart(exit_code)
+            elif exit_code == 0:
                 succeeded_pods.add(pod.name)
-                del job.pods[pod.name]
-            elif policy == "ExitCode" and code >= MIN_RETRYABLE_CODE and self.kind != "MPIJob":
-                pod.restart(code, recreate=True)
-                message = f"{self.kind} {name} is restarting because 1 {role} replica(s) failed."
-                set_condition(status, self.kind, "Restarting", message)
+                del job_state.pods[pod.name]
+            elif (
+                restart_policy == "ExitCode"
+                and exit_code >= MIN_RETRYABLE_CODE
+                and self.kind != "MPIJob"
+            ):
+                pod.restart(exit_code, recreates_pod=True)
+                restart_message = (
+                    f"{self.kind} {job_name} is restarting because 1 {role} replica(s) failed."
+                )
+                set_condition(status, self.kind, "Restarting", restart_message)
             else:
-                job.failures[pod.name] = code
-                del job.pods[pod.name]
-                if tolerates_failure(obj, role, policy):
+                job_state.failures[pod.name] = exit_code
+                del job_state.pods[pod.name]
+                if tolerates_failure(job_object, role, restart_policy):
                     continue
                 # the operator sets completionTime here, except for restartPolicy ExitCode in kinds
                 # other than MPIJob
-                if policy == "Never" or self.kind == "MPIJob":
+                if restart_policy == "Never" or self.kind == "MPIJob":
                     status.setdefault("completionTime", timestamp(time.time()))
 
-                details = f"{pod.name} ended with code {code} ({pod.log}): {pod.last_log_line()}"
-                message = (
-                    f"{self.kind} {name} is failed because 1 {role} replica(s) failed: {details}"
+                failure_details = (
+                    f"{pod.name} ended with code {exit_code} ({pod.log}): {pod.last_log_line()}"
                 )
-                set_condition(status, self.kind, "Failed", message)
+                restart_message = (
+                    f"{self.kind} {job_name} is failed because 1 {role} replica(s) failed:"
+                    f" {failure_details}"
+                )
+                set_condition(status, self.kind, "Failed", restart_message)
 
     def _update_counts(
-        self, obj: Object, job: Job, status: Object, succeeded_pods: set[str]
+        self, job_object: Object, job_state: Job, status: Object, succeeded_pods: set[str]
     ) -> None:
         """Update replicaStatuses and the conditions derived from them."""
-        name = obj["metadata"]["name"]
-        roles = {pod: role for pod, (role, _) in pods_of(obj).items()}
+        job_name = job_object["metadata"]["name"]
+        roles_by_pod = {pod: role for pod, (role, _) in pods_of(job_object).items()}
         status["replicaStatuses"] = {}
 
-        for role in sorted(replicas_of(obj)):
-            counts = {
+        for role in sorted(replicas_of(job_object)):
+            replica_counts = {
                 # a pod whose container is about to restart is in phase Running
-                "active": sum(roles.get(pod) == role for pod in job.pods),
-                "succeeded": sum(roles.get(pod) == role for pod in succeeded_pods),
-                "failed": sum(roles.get(pod) == role for pod in job.failures),
+                "active": sum(roles_by_pod.get(pod) == role for pod in job_state.pods),
+                "succeeded": sum(roles_by_pod.get(pod) == role for pod in succeeded_pods),
+                "failed": sum(roles_by_pod.get(pod) == role for pod in job_state.failures),
             }
 
-            selector = f"{JOB_NAME}={name},{REPLICA_TYPE}={role.lower()}"
-            status["replicaStatuses"][role] = {k: v for k, v in counts.items() if v} | {
-                "selector": selector
-            }
+            label_selector = f"{JOB_NAME}={job_name},{REPLICA_TYPE}={role.lower()}"
+            status["replicaStatuses"][role] = {
+                count_name: pod_count
+                for count_name, pod_count in replica_counts.items()
+                if pod_count
+            } | {"selector": label_selector}
 
         if is_finished(status):
             return
 
-        if is_complete(obj, succeeded_pods):
+        if is_complete(job_object, succeeded_pods):
             status.setdefault("completionTime", timestamp(time.time()))
             set_condition(
-                status, self.kind, "Succeeded", f"{self.kind} {name} is successfully completed."
+                status, self.kind, "Succeeded", f"{self.kind} {job_name} is successfully completed."
             )
         elif any(
-            pod.running for key, pod in job.pods.items() if roles.get(key) == leading_role(obj)
+            pod.running
+            for pod_name, pod in job_state.pods.items()
+            if roles_by_pod.get(pod_name) == leading_role(job_object)
         ):
-            set_condition(status, self.kind, "Running", f"{self.kind} {name} is running.")
+            set_condition(status, self.kind, "Running", f"{self.kind} {job_name} is running.")
 
-    def _finish(self, clean_policy: str, job: Job, status: Object) -> None:
+    def _finish(self, clean_policy: str, job_state: Job, status: Object) -> None:
         if clean_policy in ("Running", "All"):
-            self._end_pods(job, list(job.pods))
+            self._end_pods(job_state, list(job_state.pods))
         else:  # every other cleanPodPolicy leaves the pods of a finished job unchanged
-            job.pods = {
-                key: pod for key, pod in job.pods.items() if pod.running and pod.poll() is None
+            job_state.pods = {
+                pod_name: pod
+                for pod_name, pod in job_state.pods.items()
+                if pod.running and pod.poll() is None
             }
         if condition(status, "Succeeded"):
-            for counts in status["replicaStatuses"].values():
-                total = counts.pop("active", 0) + counts.get("succeeded", 0)
-                if total:
-                    counts["succeeded"] = total
+            for replica_counts in status["replicaStatuses"].values():
+                succeeded_count = replica_counts.pop("active", 0) + replica_counts.get(
+                    "succeeded", 0
+                )
+                if succeeded_count:
+                    replica_counts["succeeded"] = succeeded_count
 
-    def _end_pods(self, job: Job, names: list[str]) -> None:
-        for name in names:
-            pod = job.pods.pop(name)
+    def _end_pods(self, job_state: Job, pod_names: list[str]) -> None:
+        for pod_name in pod_names:
+            pod = job_state.pods.pop(pod_name)
             pod.end()
-            job.terminating.append(pod)
+            job_state.terminating.append(pod)
 
-    def _save(self, name: str, status: Object, succeeded_pods: set[str] | None = None) -> None:
-        def set_status(obj: Object | None) -> Object | None:
-            if obj and succeeded_pods is not None:
-                obj["metadata"]["annotations"][SUCCEEDED_ANNOTATION] = ",".join(
+    def _save(
+        self, job_name: str, job_status: Object, succeeded_pods: set[str] | None = None
+    ) -> None:
+        def set_status(job_object: Object | None) -> Object | None:
+            if job_object and succeeded_pods is not None:
+                job_object["metadata"]["annotations"][SUCCEEDED_ANNOTATION] = ",".join(
                     sorted(succeeded_pods)
                 )
-            return obj and obj | {"status": status}
+            return job_object and job_object | {"status": job_status}
 
-        self.change(name, set_status)
+        self.change(job_name, set_status)
 
 
-def _clean_policy(spec: Object) -> str:
+def _clean_policy(job_spec: Object) -> str:
     return (
-        (spec.get("runPolicy") or {}).get("cleanPodPolicy") or spec.get("cleanPodPolicy") or "None"
+        (job_spec.get("runPolicy") or {}).get("cleanPodPolicy")
+        or job_spec.get("cleanPodPolicy")
+        or "None"
     )
 
 
-def find_exceeded_limit(policy: Object, status: Object, job: Job) -> str:
+def find_exceeded_limit(run_policy: Object, status: Object, job_state: Job) -> str:
     """Return a message about the limit that a job has exceeded, or "". As in the operator, only
     in-place restarts count towards backoffLimit."""
-    restarts = sum(pod.restarts for pod in job.pods.values() if pod.running)
-    if policy.get("backoffLimit") is not None and restarts >= max(1, policy["backoffLimit"]):
+    restart_count = sum(pod.restarts for pod in job_state.pods.values() if pod.running)
+    if run_policy.get("backoffLimit") is not None and restart_count >= max(
+        1, run_policy["backoffLimit"]
+    ):
         return "has reached the specified backoff limit"
 
     start_seconds = (
         time.mktime(time.strptime(status["startTime"], "%Y-%m-%dT%H:%M:%SZ")) - time.timezone
     )
     if (
-        policy.get("activeDeadlineSeconds") is not None
-        and time.time() - start_seconds >= policy["activeDeadlineSeconds"]
+        run_policy.get("activeDeadlineSeconds") is not None
+        and time.time() - start_seconds >= run_policy["activeDeadlineSeconds"]
     ):
         return "was active longer than specified deadline"
 
@@ -421,12 +481,19 @@ def find_exceeded_limit(policy: Object, status: Object, job: Job) -> str:
 
 def condition(status: Object, condition_type: str) -> Object | None:
     return next(
-        (entry for entry in status.get("conditions") or [] if entry["type"] == condition_type), None
+        (
+            status_condition
+            for status_condition in status.get("conditions") or []
+            if status_condition["type"] == condition_type
+        ),
+        None,
     )
 
 
 def is_finished(status: Object) -> bool:
-    return any(condition(status, name) for name in ("Succeeded", "Completed", "Failed"))
+    return any(
+        condition(status, condition_type) for condition_type in ("Succeeded", "Completed", "Failed")
+    )
 
 
 def is_suspended(status: Object) -> bool:
@@ -439,31 +506,40 @@ def set_condition(
     condition_type: str,
     message: str,
     reason: str = "",
-    value: str = "True",
+    condition_status: str = "True",
 ) -> None:
     """Append a condition as the operator does: Failed is final, Running and Restarting replace each
     other."""
     reason = f"{job_kind}{reason or condition_type}"
 
-    current = condition(status, condition_type)
+    current_condition = condition(status, condition_type)
     if condition(status, "Failed") or (
-        current and (current["status"], current["reason"]) == (value, reason)
+        current_condition
+        and (current_condition["status"], current_condition["reason"]) == (condition_status, reason)
     ):
         return
 
-    opposite = {"Running": "Restarting", "Restarting": "Running"}.get(condition_type)
+    opposite_type = {"Running": "Restarting", "Restarting": "Running"}.get(condition_type)
     conditions = [
-        entry
-        for entry in status.get("conditions") or []
-        if entry["type"] not in (condition_type, opposite)
+        other_condition
+        for other_condition in status.get("conditions") or []
+        if other_condition["type"] not in (condition_type, opposite_type)
     ]
     if condition_type in ("Succeeded", "Failed", "Suspended"):
         conditions = [
-            entry | {"status": "False"} if entry["type"] == "Running" else entry
-            for entry in conditions
+            other_condition | {"status": "False"}
+            if other_condition["type"] == "Running"
+            else other_condition
+            for other_condition in conditions
         ]
 
-    stamp = timestamp(time.time())
-    times = {"lastUpdateTime": stamp, "lastTransitionTime": stamp}
-    entry = {"type": condition_type, "status": value, "reason": reason, "message": message, **times}
-    status["conditions"] = [*conditions, entry]
+    current_timestamp = timestamp(time.time())
+    condition_times = {"lastUpdateTime": current_timestamp, "lastTransitionTime": current_timestamp}
+    other_condition = {
+        "type": condition_type,
+        "status": condition_status,
+        "reason": reason,
+        "message": message,
+        **condition_times,
+    }
+    status["conditions"] = [*conditions, other_condition]

@@ -23,35 +23,42 @@ REDIRECT = "<!doctype html><script>location.replace(location.pathname + location
 class MlflowLogin:
     """Accepts or rejects requests after reading only their heads."""
 
-    def __init__(self, token: str, port: int) -> None:
+    def __init__(self, login_token: str, port: int) -> None:
         # the name contains the port, because browsers share cookies between ports
-        self.login = Login(token, f"rekindle-mlflow-{port}", secrets.token_urlsafe(32), HINT)
+        self.login = Login(login_token, f"rekindle-mlflow-{port}", secrets.token_urlsafe(32), HINT)
 
-    def answer(self, head: bytes) -> bytes | None:
-        """Return the answer if MLflow must not receive the request, else None. `head`: head of the
-        request, in which `find_fault` has found no error."""
-        first, *lines = head.decode("latin-1").strip("\r\n").split("\r\n")
-        method, target, _ = first.split(" ")
-        if target.partition("?")[0] == "/health":
+    def answer(self, request_head: bytes) -> bytes | None:
+        """Return the answer if MLflow must not receive the request, else None. `request_head`:
+        head of the request, in which `find_fault` has found no error."""
+        request_line, *header_lines = request_head.decode("latin-1").strip("\r\n").split("\r\n")
+        http_method, request_target, _ = request_line.split(" ")
+        if request_target.partition("?")[0] == "/health":
             return response(200, "OK")
 
         headers: dict[str, list[str]] = {}
-        for name, _, value in (line.partition(":") for line in lines):
-            headers.setdefault(name.lower(), []).append(value.strip(" \t"))
+        for header_name, _, header_value in (
+            header_line.partition(":") for header_line in header_lines
+        ):
+            headers.setdefault(header_name.lower(), []).append(header_value.strip(" \t"))
 
-        match self.login.check(method, target, headers):
+        match self.login.check(http_method, request_target, headers):
             case NewSession(cookie):
-                no_leaks = "Cache-Control: no-store\r\nReferrer-Policy: no-referrer\r\n"
-                return response(200, REDIRECT, f"Set-Cookie: {cookie}\r\n{no_leaks}", "text/html")
+                privacy_headers = "Cache-Control: no-store\r\nReferrer-Policy: no-referrer\r\n"
+                return response(
+                    200, REDIRECT, f"Set-Cookie: {cookie}\r\n{privacy_headers}", "text/html"
+                )
             case Refusal(status, message):
                 return _refusal(status, message)
             case None:
                 return None
 
 
-def _refusal(status: int, message: str) -> bytes:
+def _refusal(http_status: int, refusal_message: str) -> bytes:
     """Return an error response in MLflow's format, so that MLflow's client shows its message."""
-    code = {401: "UNAUTHENTICATED", 403: "PERMISSION_DENIED"}[status]
+    error_code = {401: "UNAUTHENTICATED", 403: "PERMISSION_DENIED"}[http_status]
     return response(
-        status, to_json({"error_code": code, "message": message}), "", "application/json"
+        http_status,
+        to_json({"error_code": error_code, "message": refusal_message}),
+        "",
+        "application/json",
     )

@@ -34,29 +34,29 @@ SOURCE_PATTERN = "^(s3://|mlflow-artifacts:/(?!/)|runs:/|models:/|prompt)"
 class RequestStream(io.RawIOBase):
     """A request whose head has already been read: `head`, then the rest of the connection."""
 
-    def __init__(self, head: bytes, connection: socket.socket) -> None:
-        self.head = memoryview(head)
+    def __init__(self, request_head: bytes, connection: socket.socket) -> None:
+        self.head = memoryview(request_head)
         self.connection = connection
 
     def readable(self) -> bool:
         return True
 
-    def readinto(self, into: Any) -> int:
+    def readinto(self, buffer: Any) -> int:
         if not self.head:
-            return self.connection.recv_into(into)
-        size = min(len(into), len(self.head))
-        into[:size] = self.head[:size]
-        self.head = self.head[size:]
-        return size
+            return self.connection.recv_into(buffer)
+        byte_count = min(len(buffer), len(self.head))
+        buffer[:byte_count] = self.head[:byte_count]
+        self.head = self.head[byte_count:]
+        return byte_count
 
 
-def settings(store: str, artifacts: str) -> Mapping[str, str]:
+def settings(store_uri: str, artifacts_uri: str) -> Mapping[str, str]:
     """Return the environment variables that mlflow.server reads on import, as `mlflow server` sets
     them."""
     return {
-        "_MLFLOW_SERVER_FILE_STORE": store,
+        "_MLFLOW_SERVER_FILE_STORE": store_uri,
         "_MLFLOW_SERVER_ARTIFACT_ROOT": ARTIFACT_ROOT,
-        "_MLFLOW_SERVER_ARTIFACT_DESTINATION": artifacts,
+        "_MLFLOW_SERVER_ARTIFACT_DESTINATION": artifacts_uri,
         "_MLFLOW_SERVER_SERVE_ARTIFACTS": "true",
         "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
         "MLFLOW_DISABLE_TELEMETRY": "true",
@@ -64,9 +64,9 @@ def settings(store: str, artifacts: str) -> Mapping[str, str]:
     }
 
 
-def confine_artifacts(destination: str) -> None:
+def confine_artifacts(artifacts_destination: str) -> None:
     """Restrict MLflow to artifacts below ARTIFACT_ROOT, which are stored in the bucket of
-    `destination`.
+    `artifacts_destination`.
 
     MLflow would otherwise follow paths on this machine, links, and every address that its libraries
     support.
@@ -78,21 +78,21 @@ def confine_artifacts(destination: str) -> None:
     )
     from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
 
-    repositories: dict[str, Any] = get_registered_artifact_repositories()
-    make_repository = repositories["s3"]
-    bucket = f"{destination.rpartition('/')[0]}/"
+    repository_types: dict[str, Any] = get_registered_artifact_repositories()
+    make_repository = repository_types["s3"]
+    bucket_uri = f"{artifacts_destination.rpartition('/')[0]}/"
 
     def make_confined(uri: str, **options: object) -> Any:
         # the whole bucket is allowed: the page of a model version reads the signature of its
         # release
-        if not uri.startswith(bucket):
+        if not uri.startswith(bucket_uri):
             raise MlflowException.invalid_parameter_value(
-                f"{uri} is not below {bucket}, where artifacts must be."
+                f"{uri} is not below {bucket_uri}, where artifacts must be."
             )
         return make_repository(uri, **options)
 
-    repositories.clear()
-    repositories["s3"] = make_confined
+    repository_types.clear()
+    repository_types["s3"] = make_confined
 
     class Store(SqlAlchemyStore):
         def create_experiment(
@@ -111,9 +111,9 @@ def confine_artifacts(destination: str) -> None:
         def delete_run(self, run_id: object) -> None:
             """Delete a run. Also delete its data if Rekindle's retention has marked the run for
             removal; the data of any other deleted run remains until `mlflow gc` removes it."""
-            removed = REMOVED in self.get_run(run_id).data.tags
+            is_marked_removed = REMOVED in self.get_run(run_id).data.tags
             super().delete_run(run_id)
-            if removed:
+            if is_marked_removed:
                 self._hard_delete_run(run_id)
 
     handlers._tracking_store_registry.register(
@@ -121,54 +121,56 @@ def confine_artifacts(destination: str) -> None:
     )
 
 
-def create_database(store: str) -> None:
+def create_database(database_uri: str) -> None:
     """Create the database atomically, if it is missing: MLflow cannot continue a partial
     creation."""
     from mlflow.store.db.utils import _initialize_tables, create_sqlalchemy_engine
 
-    path = Path(store.removeprefix("sqlite:///"))
-    if path.exists():
+    database_path = Path(database_uri.removeprefix("sqlite:///"))
+    if database_path.exists():
         return
 
-    new_path = path.with_name(f"{path.name}.new")
-    new_path.unlink(missing_ok=True)
-    engine = create_sqlalchemy_engine(f"sqlite:///{new_path}")
-    _initialize_tables(engine)
-    engine.dispose()
-    new_path.replace(path)
+    new_database_path = database_path.with_name(f"{database_path.name}.new")
+    new_database_path.unlink(missing_ok=True)
+    database_engine = create_sqlalchemy_engine(f"sqlite:///{new_database_path}")
+    _initialize_tables(database_engine)
+    database_engine.dispose()
+    new_database_path.replace(database_path)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m rekindle.local.services.mlflow")
-    parser.add_argument("--fd", type=int, required=True, help="descriptor of the listening socket")
-    parser.add_argument("--store", required=True, help="URI of the database")
-    parser.add_argument("--artifacts", required=True, help="s3:// URI for artifacts")
+    argument_parser = argparse.ArgumentParser(prog="python -m rekindle.local.services.mlflow")
+    argument_parser.add_argument(
+        "--fd", type=int, required=True, help="descriptor of the listening socket"
+    )
+    argument_parser.add_argument("--store", required=True, help="URI of the database")
+    argument_parser.add_argument("--artifacts", required=True, help="s3:// URI for artifacts")
 
-    parser.add_argument(
+    argument_parser.add_argument(
         "--record",
         type=Path,
         required=True,
         help="exit when this file is missing or has another pid",
     )
 
-    args = parser.parse_args()
+    arguments = argument_parser.parse_args()
 
-    token = os.environ.pop(MLFLOW_TRACKING_TOKEN, "")
-    if not token:
+    login_token = os.environ.pop(MLFLOW_TRACKING_TOKEN, "")
+    if not login_token:
         raise SystemExit(
             f"{MLFLOW_TRACKING_TOKEN} is not set: clients authenticate with this token. Set it."
         )
 
-    end_unless_recorded(args.record)
-    os.environ.update(settings(args.store, args.artifacts))
+    end_unless_recorded(arguments.record)
+    os.environ.update(settings(arguments.store, arguments.artifacts))
     from mlflow.server import app
     from mlflow.server.handlers import initialize_backend_stores
     from werkzeug.serving import WSGIRequestHandler, make_server
 
     class Handler(WSGIRequestHandler):
-        def __init__(self, connection: socket.socket, head: bytes) -> None:
-            self.head = head
-            super().__init__(connection, connection.getpeername(), server)
+        def __init__(self, connection: socket.socket, request_head: bytes) -> None:
+            self.head = request_head
+            super().__init__(connection, connection.getpeername(), mlflow_server)
 
         def setup(self) -> None:
             super().setup()
@@ -179,21 +181,21 @@ def main() -> None:
             if str(code).startswith("5"):
                 super().log_request(code, size)
 
-    confine_artifacts(args.artifacts)
-    create_database(args.store)
-    initialize_backend_stores(args.store, None, ARTIFACT_ROOT)
-    listening_socket = socket.socket(fileno=args.fd)
-    port = listening_socket.getsockname()[1]
+    confine_artifacts(arguments.artifacts)
+    create_database(arguments.store)
+    initialize_backend_stores(arguments.store, None, ARTIFACT_ROOT)
+    listening_socket = socket.socket(fileno=arguments.fd)
+    server_port = listening_socket.getsockname()[1]
     # used only as data for Handler: this server is never started
-    server = make_server("127.0.0.1", port, app, threaded=True, fd=args.fd)
-    login = MlflowLogin(token, port)
+    mlflow_server = make_server("127.0.0.1", server_port, app, threaded=True, fd=arguments.fd)
+    mlflow_login = MlflowLogin(login_token, server_port)
 
-    def answer(connection: socket.socket, head: bytes) -> bool:
-        refusal = login.answer(head)
+    def answer(connection: socket.socket, request_head: bytes) -> bool:
+        refusal = mlflow_login.answer(request_head)
         if refusal:
             connection.sendall(refusal)
         else:
-            Handler(connection, head)
+            Handler(connection, request_head)
         return False
 
     Connections(listening_socket, answer).serve_forever()

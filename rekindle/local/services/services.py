@@ -95,62 +95,66 @@ class Secrets(RootModel[dict[str, str]]):
 class Services:
     """The services of one home directory."""
 
-    def __init__(self, home: Path, environ: Mapping[str, str] = os.environ) -> None:
-        self.home, self.folder, self.environ = home.resolve(), home.resolve() / "services", environ
+    def __init__(self, home_folder: Path, environment: Mapping[str, str] = os.environ) -> None:
+        self.home, self.folder, self.environ = (
+            home_folder.resolve(),
+            home_folder.resolve() / "services",
+            environment,
+        )
         self.children: dict[str, subprocess.Popen] = {}
         self.used_names: set[str] = set()  # names of services that this process uses
 
-    def start(self, *names: str) -> None:
-        """Start the services `names` (default: all), except services that run already, and services
-        that a real service replaces (ADDRESS_VARIABLES). Returns immediately."""
-        for name in names or SERVICES:
-            if self.environ.get(ADDRESS_VARIABLES[name]):
+    def start(self, *service_names: str) -> None:
+        """Start the services `service_names` (default: all), except services that run already,
+        and services that a real service replaces (ADDRESS_VARIABLES). Returns immediately."""
+        for service_name in service_names or SERVICES:
+            if self.environ.get(ADDRESS_VARIABLES[service_name]):
                 continue
 
-            self.used_names.add(name)
-            record = self.find(name)
-            if record and record.alive:
+            self.used_names.add(service_name)
+            service_record = self.find(service_name)
+            if service_record and service_record.alive:
                 continue
 
-            child = self.children.get(name)
-            if child and (code := child.poll()) and code > 0:
+            child_process = self.children.get(service_name)
+            if child_process and (exit_code := child_process.poll()) and exit_code > 0:
                 # the service has exited with an error, so another start would not help
-                raise self._error(name, f"ended with code {code}")
+                raise self._error(service_name, f"ended with code {exit_code}")
 
-            if name == "mlflow":
+            if service_name == "mlflow":
                 self.start("s3")
 
             with self._locked():
-                self._launch(name)
+                self._launch(service_name)
 
     def restart_dead(self) -> None:
         """Restart dead services, and report each restart. A service that another command has
         stopped is restarted only if this process uses it."""
-        for name in SERVICES:
-            record = self.find(name)
-            if name in self.used_names or (record and record.pid):
-                if not (record and record.alive):
-                    say(f"the embedded {name} service has died: restarting it")
-                self.start(name)
+        for service_name in SERVICES:
+            service_record = self.find(service_name)
+            if service_name in self.used_names or (service_record and service_record.pid):
+                if not (service_record and service_record.alive):
+                    say(f"the embedded {service_name} service has died: restarting it")
+                self.start(service_name)
 
-    def url(self, name: str) -> str:
+    def url(self, service_name: str) -> str:
         """Return the address of a service; start the service if needed.
 
         Raises StorageError or TrackingError if a real service is down.
         """
-        real_url = self.environ.get(ADDRESS_VARIABLES[name])
-        if real_url:
-            check_reachable(name, real_url)
-            return real_url
+        configured_url = self.environ.get(ADDRESS_VARIABLES[service_name])
+        if configured_url:
+            check_reachable(service_name, configured_url)
+            return configured_url
 
-        self.start(name)
-        record = self.find(name)
-        if not record:
-            raise ERROR_TYPES[name](
-                f"{self.folder}/{name}.json was deleted by another command. Try again."
+        self.start(service_name)
+        service_record = self.find(service_name)
+        if not service_record:
+            raise ERROR_TYPES[service_name](
+                f"{self.folder}/{service_name}.json was deleted by another command. Try again."
             )
 
-        return record.url
+        return service_record.url
 
     def environment(self) -> dict[str, str]:
         """Start the services, and return the environment variables with their addresses for pods
@@ -170,8 +174,12 @@ class Services:
         """Return the credentials of the object store (the Secret): from the environment for a real
         S3, from the home for the embedded one."""
         if self.environ.get(ADDRESS_VARIABLES["s3"]):
-            names = (AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, "AWS_SESSION_TOKEN")
-            return {name: self.environ[name] for name in names if self.environ.get(name)}
+            variable_names = (AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, "AWS_SESSION_TOKEN")
+            return {
+                variable_name: self.environ[variable_name]
+                for variable_name in variable_names
+                if self.environ.get(variable_name)
+            }
         return self._keep_secret(
             CREDENTIALS_FILE,
             {
@@ -184,11 +192,11 @@ class Services:
         """Return the tokens that the model servers of this home accept. Also write the header
         `Authorization: Bearer TOKEN`, with the first token, to a file for clients."""
         self._make_folder()
-        text = write_once(self.folder / "token", secrets.token_urlsafe(32), 0o600)
+        token_text = write_once(self.folder / "token", secrets.token_urlsafe(32), 0o600)
         # for `curl -H @FILE`: all users of the machine can see the arguments of a command
-        header = f"Authorization: Bearer {text.split()[0]}\n"
-        write_atomically(self.authorization_file, header, 0o600)
-        return {REKINDLE_TOKEN: text}
+        authorization_header = f"Authorization: Bearer {token_text.split()[0]}\n"
+        write_atomically(self.authorization_file, authorization_header, 0o600)
+        return {REKINDLE_TOKEN: token_text}
 
     @property
     def authorization_file(self) -> Path:
@@ -201,60 +209,69 @@ class Services:
 
         Raises ConfigError.
         """
-        text = self.environ.get(REKINDLE_TOKEN)
-        if text is None:
+        token_text = self.environ.get(REKINDLE_TOKEN)
+        if token_text is None:
             return
 
-        if not text.strip() or not text.isascii():
+        if not token_text.strip() or not token_text.isascii():
             raise ConfigError(
                 f"{REKINDLE_TOKEN} contains no token or other characters than ASCII: set it to one"
                 " or more tokens, separated by spaces or lines, or unset it."
             )
 
         self._make_folder()
-        write_atomically(self.folder / "token", " ".join(text.split()), 0o600)
+        write_atomically(self.folder / "token", " ".join(token_text.split()), 0o600)
 
-    def login_page(self, page: str) -> str:
-        """Return an address that logs a browser in to the embedded MLflow and then shows `page`, an
-        address of MLflow."""
-        address, _, fragment = page.partition("/#")
-        return (
-            f"{address}/?token={self.login()[MLFLOW_TRACKING_TOKEN]}{fragment and '#' + fragment}"
-        )
+    def login_page(self, page_url: str) -> str:
+        """Return an address that logs a browser in to the embedded MLflow and then shows
+        `page_url`, an address of MLflow."""
+        base_url, _, url_fragment = page_url.partition("/#")
+        login_url = f"{base_url}/?token={self.login()[MLFLOW_TRACKING_TOKEN]}"
+        if url_fragment:
+            return f"{login_url}#{url_fragment}"
+        return login_url
 
     def login(self) -> dict[str, str]:
         """Return MLFLOW_TRACKING_* for clients (in Secrets): for a real MLflow from the
         environment, else start the embedded MLflow and return its token."""
         if self.environ.get(ADDRESS_VARIABLES["mlflow"]):
-            return {name: self.environ[name] for name in LOGIN_VARIABLES if self.environ.get(name)}
+            return {
+                variable_name: self.environ[variable_name]
+                for variable_name in LOGIN_VARIABLES
+                if self.environ.get(variable_name)
+            }
         self.start("mlflow")
         return self._token()
 
     def _token(self) -> dict[str, str]:
         return self._keep_secret(TOKEN_FILE, {MLFLOW_TRACKING_TOKEN: secrets.token_urlsafe(32)})
 
-    def _keep_secret(self, name: str, initial: dict[str, str]) -> dict[str, str]:
-        """Return the content of a file that only its owner can read; write `initial` if the file is
-        missing."""
+    def _keep_secret(self, file_name: str, initial_secrets: dict[str, str]) -> dict[str, str]:
+        """Return the content of a file that only its owner can read; write `initial_secrets` if
+        the file is missing."""
         self._make_folder()
-        path = self.folder / name
-        return parse(Secrets, write_once(path, to_json(initial), 0o600), str(path)).root
+        secret_path = self.folder / file_name
+        return parse(
+            Secrets, write_once(secret_path, to_json(initial_secrets), 0o600), str(secret_path)
+        ).root
 
-    def ready(self, timeout: float = 60) -> None:
+    def ready(self, timeout_seconds: float = 60) -> None:
         """Wait until all services answer. Raises StorageError or TrackingError with the last lines
         of the service's log."""
-        deadline = time.monotonic() + timeout
-        for name in SERVICES:
-            while not answers(self.url(name) + ("/health" if name == "mlflow" else "")):
-                if time.monotonic() > deadline:
-                    raise self._error(name, "does not answer")
+        deadline_seconds = time.monotonic() + timeout_seconds
+        for service_name in SERVICES:
+            while not answers(
+                self.url(service_name) + ("/health" if service_name == "mlflow" else "")
+            ):
+                if time.monotonic() > deadline_seconds:
+                    raise self._error(service_name, "does not answer")
                 time.sleep(0.05)
 
-    def find(self, name: str) -> Record | None:
+    def find(self, service_name: str) -> Record | None:
         """Return the record of a running or dead service; None if it was never started."""
-        path = self.folder / f"{name}.json"
-        if path.exists():
-            return read_file(Record, path)
+        record_path = self.folder / f"{service_name}.json"
+        if record_path.exists():
+            return read_file(Record, record_path)
         return None
 
     def down(self) -> list[str]:
@@ -266,76 +283,85 @@ class Services:
 
         with self._locked():
             running_services = [
-                record
-                for name in reversed(SERVICES)
-                if (record := self.find(name)) and record.alive
+                service_record
+                for service_name in reversed(SERVICES)
+                if (service_record := self.find(service_name)) and service_record.alive
             ]
-            for record in running_services:
-                end_group(record.pid, record.since, GRACE_S)
+            for service_record in running_services:
+                end_group(service_record.pid, service_record.since, GRACE_S)
                 try:
                     # the record keeps the port for the next start
-                    self._write(record.model_copy(update={"pid": 0, "since": 0}))
+                    self._write(service_record.model_copy(update={"pid": 0, "since": 0}))
                 except OSError:  # the disk is full: delete the record
-                    (self.folder / f"{record.name}.json").unlink(missing_ok=True)
+                    (self.folder / f"{service_record.name}.json").unlink(missing_ok=True)
 
             self._forget_token()
-            for child in self.children.values():
-                child.wait()
+            for child_process in self.children.values():
+                child_process.wait()
 
-            return [record.name for record in running_services]
+            return [service_record.name for service_record in running_services]
 
     def _forget_token(self) -> None:
         """Delete the token, because clients of the stopped MLflow may send it to another process
         that now uses the port."""
         (self.folder / TOKEN_FILE).unlink(missing_ok=True)
 
-    def _error(self, name: str, problem: str) -> RekindleError:
-        log = self.folder / f"{name}.log"
-        tail = log.read_text().splitlines()[-8:]
-        return ERROR_TYPES[name](f"The embedded {name} service {problem}. {log} ends:", *tail)
+    def _error(self, service_name: str, problem_text: str) -> RekindleError:
+        log_file = self.folder / f"{service_name}.log"
+        log_tail = log_file.read_text().splitlines()[-8:]
+        return ERROR_TYPES[service_name](
+            f"The embedded {service_name} service {problem_text}. {log_file} ends:", *log_tail
+        )
 
-    def _launch(self, name: str) -> None:
-        previous_record = self.find(name)
+    def _launch(self, service_name: str) -> None:
+        previous_record = self.find(service_name)
         if previous_record and previous_record.alive:
             return  # another command has started the service
 
         listening_socket = _listen(previous_record.port if previous_record else 0)
         if (
-            name == "mlflow"
+            service_name == "mlflow"
             and previous_record
             and listening_socket.getsockname()[1] != previous_record.port
         ):
             self._forget_token()
 
-        with listening_socket, open(self.folder / f"{name}.log", "ab") as log:
-            child = subprocess.Popen(
-                python_command("-m", *self._command(name, listening_socket.fileno())),
+        with listening_socket, open(self.folder / f"{service_name}.log", "ab") as log_file:
+            child_process = subprocess.Popen(
+                python_command("-m", *self._command(service_name, listening_socket.fileno())),
                 pass_fds=[listening_socket.fileno()],
                 start_new_session=True,
                 cwd="/",
-                env=self._environment(name),
+                env=self._environment(service_name),
                 stdin=subprocess.PIPE,
-                stdout=log,
-                stderr=log,
+                stdout=log_file,
+                stderr=log_file,
             )
 
-            self.children[name] = child
-            record = Record(
-                name=name,
+            self.children[service_name] = child_process
+            service_record = Record(
+                name=service_name,
                 port=listening_socket.getsockname()[1],
-                pid=child.pid,
-                since=start_time(child.pid) or 0,
+                pid=child_process.pid,
+                since=start_time(child_process.pid) or 0,
             )
 
-        self._write(record)
-        confirm_recorded(child)
+        self._write(service_record)
+        confirm_recorded(child_process)
 
-    def _write(self, record: Record) -> None:
-        write_atomically(self.folder / f"{record.name}.json", to_json(record.model_dump()))
+    def _write(self, service_record: Record) -> None:
+        write_atomically(
+            self.folder / f"{service_record.name}.json", to_json(service_record.model_dump())
+        )
 
-    def _command(self, name: str, fd: int) -> list[str]:
-        common_flags = ["--fd", str(fd), "--record", str(self.folder / f"{name}.json")]
-        if name == "s3":
+    def _command(self, service_name: str, socket_descriptor: int) -> list[str]:
+        common_flags = [
+            "--fd",
+            str(socket_descriptor),
+            "--record",
+            str(self.folder / f"{service_name}.json"),
+        ]
+        if service_name == "s3":
             return [
                 "rekindle.local.services.s3",
                 *common_flags,
@@ -345,37 +371,37 @@ class Services:
                 BUCKET,
             ]
 
-        bucket = self.environ.get(S3_BUCKET, BUCKET)
-        store = f"sqlite:///{self.home / DATABASE}"
-        artifacts = f"s3://{bucket}/mlflow"
+        bucket_name = self.environ.get(S3_BUCKET, BUCKET)
+        database_uri = f"sqlite:///{self.home / DATABASE}"
+        artifacts_uri = f"s3://{bucket_name}/mlflow"
 
         return [
             "rekindle.local.services.mlflow",
             *common_flags,
             "--store",
-            store,
+            database_uri,
             "--artifacts",
-            artifacts,
+            artifacts_uri,
         ]
 
-    def _environment(self, name: str) -> dict[str, str]:
-        env = remove_secrets(self.environ, needs_services=name == "mlflow")
-        env.update({**self.credentials(), "PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "1"})
-        if name == "mlflow":
-            env.update(self._token())
-            env.update(
+    def _environment(self, service_name: str) -> dict[str, str]:
+        environment = remove_secrets(self.environ, needs_services=service_name == "mlflow")
+        environment.update({**self.credentials(), "PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "1"})
+        if service_name == "mlflow":
+            environment.update(self._token())
+            environment.update(
                 {
                     "MLFLOW_S3_ENDPOINT_URL": self.url("s3"),
-                    "AWS_DEFAULT_REGION": env.get("AWS_REGION", REGION),
+                    "AWS_DEFAULT_REGION": environment.get("AWS_REGION", REGION),
                 }
             )
-        return env
+        return environment
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
         self._make_folder()
-        with open(self.folder / "lock", "w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
+        with open(self.folder / "lock", "w") as lock_file:
+            fcntl.flock(lock_file, fcntl.LOCK_EX)
             yield
 
     def _make_folder(self) -> None:
@@ -383,13 +409,13 @@ class Services:
         self.folder.mkdir(exist_ok=True)
 
 
-def answers(url: str, timeout: float = 2) -> bool:
+def answers(url: str, timeout_seconds: float = 2) -> bool:
     """Return True if an HTTP server answers at `url` with a status below 500."""
     import urllib.error
     import urllib.request  # imported in this function, because the import takes 40 ms
 
     try:
-        with urllib.request.urlopen(url, timeout=timeout):  # nosec B310  # our own URLs
+        with urllib.request.urlopen(url, timeout=timeout_seconds):  # nosec B310  # our own URLs
             return True
     except urllib.error.HTTPError as error:
         return error.code < 500
@@ -397,24 +423,24 @@ def answers(url: str, timeout: float = 2) -> bool:
         return False
 
 
-def check_reachable(name: str, url: str) -> None:
+def check_reachable(service_name: str, url: str) -> None:
     """Raise an error unless a process listens at the address of a service."""
     if not url.startswith(("http://", "https://")):
         return  # not checked: MLflow also supports databases and managed services
 
     try:
-        parts = urlsplit(url)
-        port = parts.port or {"http": 80, "https": 443}[parts.scheme]
-        with socket.create_connection((parts.hostname or "", port), 3):
+        url_parts = urlsplit(url)
+        port = url_parts.port or {"http": 80, "https": 443}[url_parts.scheme]
+        with socket.create_connection((url_parts.hostname or "", port), 3):
             return
     except (OSError, ValueError) as error:
         # do not show the ValueError: its text contains the invalid port, which may be a password
-        reason = error if isinstance(error, OSError) else "its host or port is invalid"
-        variable = ADDRESS_VARIABLES[name]
-        raise ERROR_TYPES[name](
-            f"{variable} is {format_address(url)}, but nothing answers at this address ({reason})."
-            f" Start the service or correct the address; unset {variable} to use the embedded"
-            " service."
+        error_reason = error if isinstance(error, OSError) else "its host or port is invalid"
+        address_variable = ADDRESS_VARIABLES[service_name]
+        raise ERROR_TYPES[service_name](
+            f"{address_variable} is {format_address(url)}, but nothing answers at this address"
+            f" ({error_reason}). Start the service or correct the address; unset"
+            f" {address_variable} to use the embedded service."
         ) from error
 
 

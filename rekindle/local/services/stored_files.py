@@ -36,9 +36,9 @@ class StoredFiles:
     """A bucket of the store in the directory `root`, with the reading methods of
     `rekindle.storage.Store`."""
 
-    def __init__(self, root: Path, bucket: str) -> None:
-        self.folder = root / "buckets" / bucket
-        self.bucket = bucket
+    def __init__(self, root_folder: Path, bucket_name: str) -> None:
+        self.folder = root_folder / "buckets" / bucket_name
+        self.bucket = bucket_name
         self._lock = threading.Lock()
         self._files: dict[str, tuple[Version, Item | None]] = {}
         self._items: Sequence[Item] = ()
@@ -51,9 +51,9 @@ class StoredFiles:
     def get_with_etag(self, key: str) -> tuple[bytes, str]:
         """Return the bytes of an object and its ETag. Raises NotFound."""
         try:
-            with (self.folder / file_name(key)).open("rb") as file:
-                meta = meta_of(file)
-                return file.read(meta["size"]), f'"{meta["etag"]}"'
+            with (self.folder / file_name(key)).open("rb") as object_file:
+                metadata = meta_of(object_file)
+                return object_file.read(metadata["size"]), f'"{metadata["etag"]}"'
         except (OSError, ValueError):
             raise NotFound(f"{self.uri(key)} does not exist.") from None
 
@@ -61,8 +61,12 @@ class StoredFiles:
         """Yield all objects whose key starts with `prefix`, in key order."""
         with self._lock:
             self._read_changes()
-            items = self._items
-        return (item for item in items if item.key.startswith(prefix))
+            stored_objects = self._items
+        return (
+            stored_object
+            for stored_object in stored_objects
+            if stored_object.key.startswith(prefix)
+        )
 
     def uri(self, key: str) -> str:
         return f"s3://{self.bucket}/{key}"
@@ -74,40 +78,46 @@ class StoredFiles:
     def _read_changes(self) -> None:
         """Read the metadata of the objects that were written since the last listing."""
         try:
-            folder_time = self.folder.stat().st_mtime
+            folder_change_seconds = self.folder.stat().st_mtime
         except FileNotFoundError:
             return
 
-        if folder_time == self._folder_time:
+        if folder_change_seconds == self._folder_time:
             return
 
-        start = time.time()
-        files: dict[str, tuple[Version, Item | None]] = {}
-        with os.scandir(self.folder) as entries:
-            for entry in entries:
+        start_seconds = time.time()
+        current_files: dict[str, tuple[Version, Item | None]] = {}
+        with os.scandir(self.folder) as directory_entries:
+            for directory_entry in directory_entries:
                 try:
-                    state = entry.stat()
+                    file_status = directory_entry.stat()
                 except FileNotFoundError:
                     continue
 
-                version = state.st_ino, state.st_size, state.st_mtime_ns
-                previous_version, item = self._files.get(entry.name, (None, None))
-                if version != previous_version:
-                    item = _item(Path(entry.path))
-                files[entry.name] = version, item
+                file_version = file_status.st_ino, file_status.st_size, file_status.st_mtime_ns
+                previous_version, stored_object = self._files.get(
+                    directory_entry.name, (None, None)
+                )
+                if file_version != previous_version:
+                    stored_object = _item(Path(directory_entry.path))
+                current_files[directory_entry.name] = file_version, stored_object
 
-        self._files = files
-        items = [item for _, item in files.values() if item]
-        self._items = sorted(items, key=lambda item: item.key.encode())
-        if folder_time < start - CLOCK_TICK_S:
-            self._folder_time = folder_time
+        self._files = current_files
+        stored_objects = [
+            stored_object for _, stored_object in current_files.values() if stored_object
+        ]
+        self._items = sorted(stored_objects, key=lambda stored_object: stored_object.key.encode())
+        if folder_change_seconds < start_seconds - CLOCK_TICK_S:
+            self._folder_time = folder_change_seconds
 
 
-def _item(path: Path) -> Item | None:
+def _item(object_path: Path) -> Item | None:
     try:
-        with path.open("rb", buffering=0) as file:
-            meta = meta_of(file)
-        return Item(meta["key"], meta["size"], f'"{meta["etag"]}"', meta["modified"])
+        with object_path.open("rb", buffering=0) as object_file:
+            metadata = meta_of(object_file)
+        return Item(
+            metadata["key"], metadata["size"], f'"{metadata["etag"]}"', metadata["modified"]
+        )
     except (OSError, ValueError, KeyError):
         # the file was removed since the listing, or a power cut left it incomplete
         return None

@@ -43,10 +43,12 @@ class Connections:
     connection open."""
 
     def __init__(
-        self, listening: socket.socket, answer: Callable[[socket.socket, bytes], bool]
+        self,
+        listening_socket: socket.socket,
+        answer_request: Callable[[socket.socket, bytes], bool],
     ) -> None:
-        self.listening = listening
-        self.answer = answer
+        self.listening = listening_socket
+        self.answer = answer_request
         # file descriptor → connection, and start time of its silence
         self.silent_connections: dict[int, tuple[socket.socket, float]] = {}
         self.ready_connections: SimpleQueue[socket.socket] = SimpleQueue()
@@ -54,15 +56,17 @@ class Connections:
         self.taken_count = 0
         self.lock = threading.Lock()
         self.poll = select.epoll()
-        _, limit = resource.getrlimit(resource.RLIMIT_NOFILE)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
-        self.max_connections = min(MAX_CONNECTIONS, limit // 2) if limit > 0 else MAX_CONNECTIONS
+        _, descriptor_limit = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (descriptor_limit, descriptor_limit))
+        self.max_connections = (
+            min(MAX_CONNECTIONS, descriptor_limit // 2) if descriptor_limit > 0 else MAX_CONNECTIONS
+        )
 
     def serve_forever(self) -> None:
         self.listening.setblocking(False)
         self.poll.register(self.listening, select.EPOLLIN)
         self._start_threads(THREADS)
-        last_cleanup = last_progress = time.monotonic()
+        last_cleanup_seconds = last_progress_seconds = time.monotonic()
         taken_count = 0
 
         while True:
@@ -72,24 +76,24 @@ class Connections:
                 if descriptor == self.listening.fileno():
                     self._accept()
                 # connections that a thread serves are not in this dict
-                elif entry := self.silent_connections.get(descriptor):
-                    self._check(entry[0])
+                elif silent_connection := self.silent_connections.get(descriptor):
+                    self._check(silent_connection[0])
 
             if self.ready_connections.empty() or self.taken_count != taken_count:
-                last_progress = time.monotonic()
+                last_progress_seconds = time.monotonic()
                 taken_count = self.taken_count
-            elif time.monotonic() - last_progress > BLOCKED_AFTER_S:
+            elif time.monotonic() - last_progress_seconds > BLOCKED_AFTER_S:
                 self._start_threads(self.ready_connections.qsize())
-                last_progress = time.monotonic()
+                last_progress_seconds = time.monotonic()
 
-            if time.monotonic() - last_cleanup > IDLE_TIMEOUT_S / 10:
-                last_cleanup = time.monotonic()
-                start_limit = last_cleanup - IDLE_TIMEOUT_S
+            if time.monotonic() - last_cleanup_seconds > IDLE_TIMEOUT_S / 10:
+                last_cleanup_seconds = time.monotonic()
+                oldest_start_seconds = last_cleanup_seconds - IDLE_TIMEOUT_S
                 self._close(
                     *(
                         connection
-                        for connection, since in list(self.silent_connections.values())
-                        if since < start_limit
+                        for connection, silent_since in list(self.silent_connections.values())
+                        if silent_since < oldest_start_seconds
                     )
                 )
 
@@ -118,21 +122,21 @@ class Connections:
         """Pass a connection to a thread if the head of its request is complete; close the
         connection if the client has left or the head is too long."""
         try:
-            data = connection.recv(MAX_HEAD_BYTES, socket.MSG_PEEK)
+            received_bytes = connection.recv(MAX_HEAD_BYTES, socket.MSG_PEEK)
         except BlockingIOError:
             return
         except OSError:
-            data = b""
+            received_bytes = b""
 
-        if HEAD_END in data:
+        if HEAD_END in received_bytes:
             self.poll.modify(connection, 0)
             del self.silent_connections[connection.fileno()]
             self.ready_connections.put(connection)
-        elif not data or len(data) == MAX_HEAD_BYTES:
+        elif not received_bytes or len(received_bytes) == MAX_HEAD_BYTES:
             self._close(connection)
 
-    def _start_threads(self, count: int) -> None:
-        for _ in range(count):
+    def _start_threads(self, thread_count: int) -> None:
+        for _ in range(thread_count):
             try:
                 threading.Thread(target=self._work, daemon=True).start()
             except RuntimeError:  # the thread limit is reached: requests wait for running threads
@@ -143,9 +147,9 @@ class Connections:
     def _should_stay(self) -> bool:
         """Return True if this thread should wait for another request."""
         with self.lock:
-            should_stay = self.threads <= THREADS or not self.ready_connections.empty()
-            self.threads -= not should_stay
-            return should_stay
+            should_keep_thread = self.threads <= THREADS or not self.ready_connections.empty()
+            self.threads -= not should_keep_thread
+            return should_keep_thread
 
     def _work(self) -> None:
         while self._should_stay():
@@ -172,22 +176,24 @@ class Connections:
 
         while True:
             try:
-                data = connection.recv(MAX_HEAD_BYTES, socket.MSG_PEEK)
+                received_bytes = connection.recv(MAX_HEAD_BYTES, socket.MSG_PEEK)
             except TimeoutError:
                 return True
 
-            if HEAD_END not in data:
-                return bool(data)
+            if HEAD_END not in received_bytes:
+                return bool(received_bytes)
 
-            head = connection.recv(data.index(HEAD_END) + len(HEAD_END), socket.MSG_WAITALL)
+            request_head = connection.recv(
+                received_bytes.index(HEAD_END) + len(HEAD_END), socket.MSG_WAITALL
+            )
             connection.settimeout(STALL_TIMEOUT_S)
 
-            fault = find_fault(head)
-            if fault:
-                connection.sendall(response(400, fault))
+            head_fault = find_fault(request_head)
+            if head_fault:
+                connection.sendall(response(400, head_fault))
                 return False
 
-            if not self.answer(connection, head):
+            if not self.answer(connection, request_head):
                 return False
             if not self.ready_connections.empty():
                 return True
@@ -203,26 +209,35 @@ class Connections:
             connection.close()
 
 
-def find_fault(head: bytes) -> str:
+def find_fault(request_head: bytes) -> str:
     """Return an error message if two parsers may interpret a line of the head in different ways,
     else "".
 
     Python's own parser ends the headers at such a line, and would read a body as another request.
     """
-    first, *lines = head.removesuffix(HEAD_END).split(b"\r\n")
-    if not REQUEST_LINE.fullmatch(first):
-        return f"the request line is {first[:80]!r}: it must be METHOD TARGET HTTP/1.1."
-    invalid_line = next((line for line in lines if not HEADER_LINE.fullmatch(line)), None)
-    if invalid_line is None:
+    request_line, *header_lines = request_head.removesuffix(HEAD_END).split(b"\r\n")
+    if not REQUEST_LINE.fullmatch(request_line):
+        return f"the request line is {request_line[:80]!r}: it must be METHOD TARGET HTTP/1.1."
+    invalid_header_line = next(
+        (header_line for header_line in header_lines if not HEADER_LINE.fullmatch(header_line)),
+        None,
+    )
+    if invalid_header_line is None:
         return ""
-    return f"a header line is {invalid_line[:80]!r}: it must be NAME: VALUE."
+    return f"a header line is {invalid_header_line[:80]!r}: it must be NAME: VALUE."
 
 
-def response(status: int, body: str, headers: str = "", kind: str = "text/plain") -> bytes:
-    """Return a complete answer that closes the connection; `headers`: additional lines."""
-    head = (
-        f"HTTP/1.1 {status} {http.HTTPStatus(status).phrase}\r\n{headers}Content-Type: {kind};"
+def response(
+    http_status: int, body_text: str, header_lines: str = "", content_type: str = "text/plain"
+) -> bytes:
+    """Return a complete answer that closes the connection; `header_lines`: additional lines."""
+    response_head = (
+        f"HTTP/1.1 {http_status}"
+        f" {http.HTTPStatus(http_status).phrase}\r\n{header_lines}Content-Type: {content_type};"
         " charset=utf-8\r\n"
     )
-    data = body.encode()
-    return f"{head}Content-Length: {len(data)}\r\nConnection: close\r\n\r\n".encode() + data
+    body_bytes = body_text.encode()
+    return (
+        f"{response_head}Content-Length: {len(body_bytes)}\r\nConnection: close\r\n\r\n".encode()
+        + body_bytes
+    )

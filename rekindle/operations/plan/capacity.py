@@ -20,125 +20,159 @@ QUOTAS = Resource("v1", "resourcequotas")
 
 
 def find_shortages(
-    cluster: Cluster, pods: Mapping[str, list[Replicas]], peak: Mapping[str, float]
+    cluster: Cluster,
+    replicas_by_task: Mapping[str, list[Replicas]],
+    peak_requests: Mapping[str, float],
 ) -> list[str]:
     """Return sentences about pods that do not fit into the cluster, and about failed comparisons.
-    `pods`: pods of each task."""
-    lines: list[str] = []
-    comparisons = {
+    `replicas_by_task`: pods of each task."""
+    shortage_sentences: list[str] = []
+    shortage_functions = {
         "nodes": _node_shortages,
         "quotas": _quota_shortages,
         "queue": _queue_shortages,
     }
-    for subject, compare in comparisons.items():
+    for subject, shortage_function in shortage_functions.items():
         try:
-            lines += compare(cluster, pods, peak)
+            shortage_sentences += shortage_function(cluster, replicas_by_task, peak_requests)
         except ApiError as error:
-            lines.append(f"not compared with the {subject} of the cluster: {error}")
+            shortage_sentences.append(f"not compared with the {subject} of the cluster: {error}")
 
-    return list(dict.fromkeys(lines))
+    return list(dict.fromkeys(shortage_sentences))
 
 
 def _node_shortages(
-    cluster: Cluster, pods: Mapping[str, list[Replicas]], peak: Mapping[str, float]
+    cluster: Cluster,
+    replicas_by_task: Mapping[str, list[Replicas]],
+    peak_requests: Mapping[str, float],
 ) -> Iterator[str]:
-    nodes = read_nodes(cluster, with_pods=False)
-    for task, replicas in pods.items():
-        for pod in (item.pod for item in replicas):
-            obstacle = find_obstacle(nodes, pod)
-            if obstacle:
-                yield f"{task}: {obstacle.text}"
+    cluster_nodes = read_nodes(cluster, reads_pods=False)
+    for task_name, replicas in replicas_by_task.items():
+        for pod_requests in (replica_group.pod for replica_group in replicas):
+            pod_obstacle = find_obstacle(cluster_nodes, pod_requests)
+            if pod_obstacle:
+                yield f"{task_name}: {pod_obstacle.text}"
 
-    capacity: dict[str, float] = {}
-    for node in nodes:
-        for name, value in node.allocatable.items():
-            capacity[name] = capacity.get(name, 0.0) + value
+    total_capacity: dict[str, float] = {}
+    for cluster_node in cluster_nodes:
+        for resource_name, resource_amount in cluster_node.allocatable.items():
+            total_capacity[resource_name] = total_capacity.get(resource_name, 0.0) + resource_amount
 
-    shortage = list_shortages(peak, capacity)
+    shortage = list_shortages(peak_requests, total_capacity)
     if shortage:
         yield f"the peak of the run exceeds all nodes together: {', '.join(shortage)}"
 
 
 def _quota_shortages(
-    cluster: Cluster, pods: Mapping[str, list[Replicas]], peak: Mapping[str, float]
+    cluster: Cluster,
+    replicas_by_task: Mapping[str, list[Replicas]],
+    peak_requests: Mapping[str, float],
 ) -> Iterator[str]:
-    for quota in cluster.list_objects(QUOTAS):
-        status = quota.get("status") or {}
-        hard = parse_amounts(status.get("hard") or quota["spec"].get("hard") or {})
-        used = parse_amounts(status.get("used") or {})
-        free = {name.removeprefix("requests."): hard[name] - used.get(name, 0.0) for name in hard}
+    for quota_object in cluster.list_objects(QUOTAS):
+        quota_status = quota_object.get("status") or {}
+        hard_limits = parse_amounts(
+            quota_status.get("hard") or quota_object["spec"].get("hard") or {}
+        )
+        used_amounts = parse_amounts(quota_status.get("used") or {})
+        free_amounts = {
+            resource_name.removeprefix("requests."): hard_limits[resource_name]
+            - used_amounts.get(resource_name, 0.0)
+            for resource_name in hard_limits
+        }
 
-        shortage = list_shortages(peak, {name: free[name] for name in peak if name in free})
+        shortage = list_shortages(
+            peak_requests,
+            {
+                resource_name: free_amounts[resource_name]
+                for resource_name in peak_requests
+                if resource_name in free_amounts
+            },
+        )
         if shortage:
-            name = quota["metadata"]["name"]
+            resource_name = quota_object["metadata"]["name"]
             yield (
-                f"the peak of the run exceeds the unused part of the ResourceQuota {name}:"
+                f"the peak of the run exceeds the unused part of the ResourceQuota {resource_name}:"
                 f" {', '.join(shortage)}"
             )
 
 
 def _queue_shortages(
-    cluster: Cluster, pods: Mapping[str, list[Replicas]], peak: Mapping[str, float]
+    cluster: Cluster,
+    replicas_by_task: Mapping[str, list[Replicas]],
+    peak_requests: Mapping[str, float],
 ) -> Iterator[str]:
-    for task, replicas in pods.items():
-        for name in sorted({item.queue for item in replicas if item.queue}):
-            needed = totals(item for item in replicas if item.queue == name)
-            queue = _find_kueue_object(cluster, "localqueues", name)
-            if not queue:
+    for task_name, replicas in replicas_by_task.items():
+        for queue_name in sorted(
+            {replica_group.queue for replica_group in replicas if replica_group.queue}
+        ):
+            needed_amounts = totals(
+                replica_group for replica_group in replicas if replica_group.queue == queue_name
+            )
+            local_queue = _find_kueue_object(cluster, "localqueues", queue_name)
+            if not local_queue:
                 yield (
-                    f"{task}: the LocalQueue {name} does not exist in namespace {cluster.namespace}"
+                    f"{task_name}: the LocalQueue {queue_name} does not exist in namespace"
+                    f" {cluster.namespace}"
                 )
                 continue
 
             cluster_queue = _find_kueue_object(
-                cluster, "clusterqueues", queue["spec"]["clusterQueue"], namespaced=False
+                cluster, "clusterqueues", local_queue["spec"]["clusterQueue"], is_namespaced=False
             )
             if not cluster_queue:
                 continue
 
-            shortage = list_shortages(needed, _usable_quota(cluster, cluster_queue, needed))
+            shortage = list_shortages(
+                needed_amounts, _usable_quota(cluster, cluster_queue, needed_amounts)
+            )
             if shortage:
                 yield (
-                    f"{task} exceeds the quota of {cluster_queue['metadata']['name']}:"
+                    f"{task_name} exceeds the quota of {cluster_queue['metadata']['name']}:"
                     f" {', '.join(shortage)}"
                 )
 
 
 def _find_kueue_object(
-    cluster: Cluster, plural: str, name: str, namespaced: bool = True
+    cluster: Cluster, plural_name: str, object_name: str, is_namespaced: bool = True
 ) -> Object | None:
-    for version in VERSIONS:
-        found = cluster.find(Resource(f"kueue.x-k8s.io/{version}", plural, namespaced), name)
-        if found:
-            return found
+    for api_version in VERSIONS:
+        kueue_object = cluster.find(
+            Resource(f"kueue.x-k8s.io/{api_version}", plural_name, is_namespaced), object_name
+        )
+        if kueue_object:
+            return kueue_object
     return None
 
 
-def _usable_quota(cluster: Cluster, queue: Object, needed: Mapping[str, float]) -> dict[str, float]:
+def _usable_quota(
+    cluster: Cluster, cluster_queue: Object, needed_amounts: Mapping[str, float]
+) -> dict[str, float]:
     """Return the maximum amount that a ClusterQueue can use of each requested resource, over all
     flavors. Resources that the queue does not limit are left out."""
-    result: dict[str, float] = {}
-    cohort = _cohort(queue)
+    usable_amounts: dict[str, float] = {}
+    cohort_name = _cohort(cluster_queue)
 
-    for (flavor, name), resource in _quotas_by_flavor(queue):
-        if name not in needed:
+    for (flavor_name, resource_name), resource_quota in _quotas_by_flavor(cluster_queue):
+        if resource_name not in needed_amounts:
             continue
 
-        borrowing_limit = resource.get("borrowingLimit")
+        borrowing_limit = resource_quota.get("borrowingLimit")
         # without a borrowingLimit, the queue may use all quotas of the cohort
-        if cohort and borrowing_limit is None:
-            amount = _cohort_quota(cluster, cohort, flavor, name)
+        if cohort_name and borrowing_limit is None:
+            cohort_amount = _cohort_quota(cluster, cohort_name, flavor_name, resource_name)
         else:
-            amount = quantity_or_zero(resource.get("nominalQuota") or 0) + quantity_or_zero(
-                borrowing_limit or 0
-            )
+            cohort_amount = quantity_or_zero(
+                resource_quota.get("nominalQuota") or 0
+            ) + quantity_or_zero(borrowing_limit or 0)
 
-        result[name] = result.get(name, 0.0) + amount
+        usable_amounts[resource_name] = usable_amounts.get(resource_name, 0.0) + cohort_amount
 
-    return result
+    return usable_amounts
 
 
-def _cohort_quota(cluster: Cluster, cohort: str, flavor: str, name: str) -> float:
+def _cohort_quota(
+    cluster: Cluster, cohort_name: str, flavor_name: str, resource_name: str
+) -> float:
     """Return the sum of the nominal quotas of a cohort's ClusterQueues; infinity if the sum is
     unknown.
 
@@ -147,38 +181,41 @@ def _cohort_quota(cluster: Cluster, cohort: str, flavor: str, name: str) -> floa
     """
     try:
         if any(
-            cohort in (item["metadata"]["name"], _cohort(item))
-            for item in list_kueue_objects(cluster, "cohorts", False)
+            cohort_name in (kueue_object["metadata"]["name"], _cohort(kueue_object))
+            for kueue_object in list_kueue_objects(cluster, "cohorts", False)
         ):
             return math.inf
 
-        queues = [
-            item
-            for item in list_kueue_objects(cluster, "clusterqueues", False)
-            if _cohort(item) == cohort
+        cohort_queues = [
+            kueue_object
+            for kueue_object in list_kueue_objects(cluster, "clusterqueues", False)
+            if _cohort(kueue_object) == cohort_name
         ]
     except ApiError:
         return math.inf
 
-    resources = [
-        found
-        for queue in queues
-        for key, found in _quotas_by_flavor(queue)
-        if key == (flavor, name)
+    resource_quotas = [
+        queue_quota
+        for cohort_queue in cohort_queues
+        for quota_key, queue_quota in _quotas_by_flavor(cohort_queue)
+        if quota_key == (flavor_name, resource_name)
     ]
-    return sum(quantity_or_zero(resource.get("nominalQuota") or 0) for resource in resources)
+    return sum(
+        quantity_or_zero(resource_quota.get("nominalQuota") or 0)
+        for resource_quota in resource_quotas
+    )
 
 
-def _cohort(item: Object) -> str:
+def _cohort(kueue_object: Object) -> str:
     """Return the cohort of a ClusterQueue, or the parent of a Cohort; "" without one."""
-    spec = item.get("spec") or {}
-    keys = ("cohortName", "cohort", "parentName", "parent")
-    return next((spec[key] for key in keys if spec.get(key)), "")
+    object_spec = kueue_object.get("spec") or {}
+    cohort_keys = ("cohortName", "cohort", "parentName", "parent")
+    return next((object_spec[key] for key in cohort_keys if object_spec.get(key)), "")
 
 
-def _quotas_by_flavor(queue: Object) -> Iterator[tuple[tuple[str, str], Object]]:
+def _quotas_by_flavor(cluster_queue: Object) -> Iterator[tuple[tuple[str, str], Object]]:
     """Yield each quota of a ClusterQueue with the names of its flavor and resource."""
-    for group in queue["spec"].get("resourceGroups") or []:
-        for flavor in group.get("flavors") or []:
-            for resource in flavor.get("resources") or []:
-                yield (flavor["name"], resource["name"]), resource
+    for resource_group in cluster_queue["spec"].get("resourceGroups") or []:
+        for flavor in resource_group.get("flavors") or []:
+            for resource_quota in flavor.get("resources") or []:
+                yield (flavor["name"], resource_quota["name"]), resource_quota

@@ -73,30 +73,36 @@ class Forecast:
     @property
     def unknown_tasks(self) -> list[str]:
         """The tasks that will run for an unknown time."""
-        return [row.task for row in self.rows if row.status == RUNS and row.time.seconds is None]
+        return [
+            task_forecast.task
+            for task_forecast in self.rows
+            if task_forecast.status == RUNS and task_forecast.time.seconds is None
+        ]
 
     @property
     def usage(self) -> ResourceSeconds:
         """The total resource usage of all tasks."""
-        return sum((row.usage for row in self.rows), ResourceSeconds())
+        return sum((task_forecast.usage for task_forecast in self.rows), ResourceSeconds())
 
     @property
     def unconditional_cost(self) -> float | None:
         """Return the cost of the tasks that do not depend on conditions; None if the prices are
         unknown."""
-        running = (row.usage.cost for row in self.rows if row.status == RUNS)
-        costs = [cost for cost in running if cost is not None]
-        if costs:
-            return sum(costs)
+        running_costs = (
+            task_forecast.usage.cost for task_forecast in self.rows if task_forecast.status == RUNS
+        )
+        known_costs = [cost for cost in running_costs if cost is not None]
+        if known_costs:
+            return sum(known_costs)
         return None
 
     def runs_anything(self) -> bool:
         """Return True if a task would or may run. Tasks of the exit handler, which every run has,
         do not count."""
         return any(
-            row.status in (RUNS, CONDITIONAL)
-            for row in self.rows
-            if not row.task.startswith(EXIT_PATH)
+            task_forecast.status in (RUNS, CONDITIONAL)
+            for task_forecast in self.rows
+            if not task_forecast.task.startswith(EXIT_PATH)
         )
 
 
@@ -104,14 +110,16 @@ class Sources:
     """The sources of a forecast: the home of this machine, or a cluster; the object store, if it
     can be read."""
 
-    def __init__(self, home: Path, cluster: Cluster | None) -> None:
-        self.home = home
+    def __init__(self, home_folder: Path, cluster: Cluster | None) -> None:
+        self.home = home_folder
         self.cluster = cluster
         self.notes = list[str]()
         self.store: Store | None = None
 
         try:
-            self.store = cached_results.readable_store(home, on_cluster=cluster is not None)
+            self.store = cached_results.readable_store(
+                home_folder, is_on_cluster=cluster is not None
+            )
         except RekindleError as error:
             self.notes.append(f"the object store cannot be read: {error}")
 
@@ -119,182 +127,221 @@ class Sources:
             self.notes.append("S3_BUCKET is not set, so cached results and ledgers are unknown")
 
     def former_runs(self, workflow: Mapping[str, Any], name_prefix: str) -> list[history.FormerRun]:
-        note = self.notes.append
+        add_note = self.notes.append
         if not self.cluster:
-            return list(history.read_local_runs(self.home, workflow, name_prefix, note))
+            return list(history.read_local_runs(self.home, workflow, name_prefix, add_note))
 
         try:
-            return list(history.read_cluster_runs(self.cluster, workflow, name_prefix, note))
+            return list(history.read_cluster_runs(self.cluster, workflow, name_prefix, add_note))
         except RekindleError as error:
             self.notes.append(f"former runs cannot be read: {error}")
             return []
 
-    def object_finder(self, objects: Iterable[Mapping[str, Any]]) -> Any:
-        """Return a function that finds an object by kind and name: in `objects`, else in the
-        cluster or, without a cluster, in argolocal's home folder."""
-        find = make_finder(objects)
+    def object_finder(self, manifest_objects: Iterable[Mapping[str, Any]]) -> Any:
+        """Return a function that finds an object by kind and name: in `manifest_objects`, else
+        in the cluster or, without a cluster, in argolocal's home folder."""
+        find_in_manifest = make_finder(manifest_objects)
 
-        def find_anywhere(kind: str, name: str) -> Any:
-            found = find(kind, name)
-            if found:
-                return found
+        def find_anywhere(object_kind: str, object_name: str) -> Any:
+            found_object = find_in_manifest(object_kind, object_name)
+            if found_object:
+                return found_object
 
             if not self.cluster:
-                return LocalCluster(self.home).find(kind, name)
-            if kind in REFERENCED_KINDS:
-                return self.cluster.find(REFERENCED_KINDS[kind], name)
+                return LocalCluster(self.home).find(object_kind, object_name)
+            if object_kind in REFERENCED_KINDS:
+                return self.cluster.find(REFERENCED_KINDS[object_kind], object_name)
             return None
 
         return find_anywhere
 
     def look_up(
-        self, manifest: Mapping[str, Any], parameters: Mapping[str, str]
+        self, manifest: Mapping[str, Any], workflow_parameters: Mapping[str, str]
     ) -> list[CacheResult]:
         if not self.store or any(shape_errors(manifest)) or not lookup.has_reuse(manifest):
             return []
 
-        on_cluster = self.cluster is not None
-        if not on_cluster:
+        is_on_cluster = self.cluster is not None
+        if not is_on_cluster:
             cached_results.set_bucket()
 
-        def open_store(name: str) -> "Store":
-            return cast("Store", cached_results.readable_store(self.home, bucket=name))
+        def open_store(bucket_name: str) -> "Store":
+            return cast("Store", cached_results.readable_store(self.home, bucket=bucket_name))
 
-        open_bucket = None if on_cluster else open_store
+        open_bucket = None if is_on_cluster else open_store
 
         try:
             return lookup.look_up(
                 manifest,
-                parameters,
+                workflow_parameters,
                 self.store,
-                on_cluster=on_cluster,
+                is_on_cluster=is_on_cluster,
                 open_bucket=open_bucket,
-                read_only=True,
+                is_read_only=True,
             )
         except RekindleError as error:
             self.notes.append(f"the cache cannot be read: {error}")
             return []
 
-    def champion(self, model: str) -> releases.Champion:
+    def champion(self, model_name: str) -> releases.Champion:
         if self.cluster:
-            return releases.cluster_champion(self.cluster, model)
-        return releases.local_champion(self.home, model)
+            return releases.cluster_champion(self.cluster, model_name)
+        return releases.local_champion(self.home, model_name)
 
 
 def forecast(
-    sources: Sources,
+    forecast_sources: Sources,
     manifest: Mapping[str, Any],
-    parameters: Mapping[str, str],
+    workflow_parameters: Mapping[str, str],
     other_objects: Iterable[Mapping[str, Any]] = (),
-    use_cache: bool = True,
+    is_cache_used: bool = True,
 ) -> Forecast:
-    """Forecast the run of a manifest with `parameters`. `other_objects`: the other objects in the
-    manifest's files, such as WorkflowTemplates. Raises ConfigError if the manifest is invalid."""
-    find = sources.object_finder(other_objects)
-    workflow = manifests.workflow(manifest, parameters, find, for_this_machine=not sources.cluster)
-    workflow = store_templates(workflow, find, lambda spec, path: None)
+    """Forecast the run of a manifest with `workflow_parameters`. `other_objects`: the other
+    objects in the manifest's files, such as WorkflowTemplates. Raises ConfigError if the
+    manifest is invalid."""
+    find_object = forecast_sources.object_finder(other_objects)
+    workflow = manifests.workflow(
+        manifest, workflow_parameters, find_object, is_for_this_machine=not forecast_sources.cluster
+    )
+    workflow = store_templates(workflow, find_object, lambda spec, path: None)
 
-    if use_cache and CACHED not in parameters:
-        results = sources.look_up(manifest, parameters)
+    if is_cache_used and CACHED not in workflow_parameters:
+        cache_results = forecast_sources.look_up(manifest, workflow_parameters)
     else:
-        results = []
+        cache_results = []
 
-    by_task = {result.task: result for result in results}
-    tree = Tree(workflow, lookup.cached_parameter(manifest, results) if results else "")
-    prefix = _run_name_prefix(manifest)
+    results_by_task = {cache_result.task: cache_result for cache_result in cache_results}
+    task_tree = Tree(
+        workflow, lookup.cached_parameter(manifest, cache_results) if cache_results else ""
+    )
+    run_name_prefix = _run_name_prefix(manifest)
 
-    has_running_tasks = any(task.status in (RUNS, CONDITIONAL) for task in tree.leaves())
+    has_running_tasks = any(task.status in (RUNS, CONDITIONAL) for task in task_tree.leaves())
     if has_running_tasks:
-        former_runs = sources.former_runs(workflow, prefix)
+        former_runs = forecast_sources.former_runs(workflow, run_name_prefix)
     else:
         former_runs = []
 
-    estimates = timing.Estimates(tree, former_runs, sources.store, not sources.cluster)
-    reasons = Reasons(tree, by_task, sources.store, prefix, bool(sources.cluster))
-    times = {task.path: estimates.of(task) for task in tree.leaves()}
-    overhead_s = timing.overhead(tree, former_runs)
+    task_estimates = timing.Estimates(
+        task_tree, former_runs, forecast_sources.store, not forecast_sources.cluster
+    )
+    task_reasons = Reasons(
+        task_tree,
+        results_by_task,
+        forecast_sources.store,
+        run_name_prefix,
+        bool(forecast_sources.cluster),
+    )
+    time_estimates = {task.path: task_estimates.of(task) for task in task_tree.leaves()}
+    overhead_seconds = timing.overhead(task_tree, former_runs)
 
     prices = Prices.load(project.root())
-    runtimes = list_training_runtimes(tree.templates.values())
+    training_runtimes = list_training_runtimes(task_tree.templates.values())
 
-    rows = [
+    task_forecasts = [
         _row(
             task,
-            resources.task_pods(task, runtimes),
-            times[task.path],
-            reasons.explain(parent, task) if use_cache or task.status != RUNS else NO_CACHE,
+            resources.task_pods(task, training_runtimes),
+            time_estimates[task.path],
+            task_reasons.explain(parent_task, task)
+            if is_cache_used or task.status != RUNS
+            else NO_CACHE,
             prices,
         )
-        for parent, task in _leaves_with_parents(tree)
+        for parent_task, task in _leaves_with_parents(task_tree)
     ]
 
-    requests = {row.path: row.requests for row in rows if row.status in (RUNS, CONDITIONAL)}
-    peak = resources.peak(requests, timing.pod_spans(tree, times))
-    pods = {row.task: row.pods for row in rows if row.status in (RUNS, CONDITIONAL)}
+    requests_by_path = {
+        task_forecast.path: task_forecast.requests
+        for task_forecast in task_forecasts
+        if task_forecast.status in (RUNS, CONDITIONAL)
+    }
+    peak_requests = resources.peak(requests_by_path, timing.pod_spans(task_tree, time_estimates))
+    replicas_by_task = {
+        task_forecast.task: task_forecast.pods
+        for task_forecast in task_forecasts
+        if task_forecast.status in (RUNS, CONDITIONAL)
+    }
 
-    if sources.cluster:
-        shortages = capacity.find_shortages(sources.cluster, pods, peak)
+    if forecast_sources.cluster:
+        shortages = capacity.find_shortages(
+            forecast_sources.cluster, replicas_by_task, peak_requests
+        )
     else:
         shortages = []
 
     return Forecast(
-        name=prefix.rstrip("-"),
-        rows=rows,
-        total=timing.total(tree, times, overhead_s, with_conditional=True),
-        unconditional_total=timing.total(tree, times, overhead_s, with_conditional=False),
-        former_runs=[former.name for former in former_runs],
-        peak=peak,
-        releases=releases.plan_releases(tree, sources.champion),
+        name=run_name_prefix.rstrip("-"),
+        rows=task_forecasts,
+        total=timing.total(task_tree, time_estimates, overhead_seconds, includes_conditional=True),
+        unconditional_total=timing.total(
+            task_tree, time_estimates, overhead_seconds, includes_conditional=False
+        ),
+        former_runs=[former_run.name for former_run in former_runs],
+        peak=peak_requests,
+        releases=releases.plan_releases(task_tree, forecast_sources.champion),
         currency=prices.currency if prices else "",
         shortages=shortages,
-        notes=sources.notes,
+        notes=forecast_sources.notes,
     )
 
 
-def _leaves_with_parents(tree: Tree) -> list[tuple[Task, Task]]:
-    pending = [(root, root) for root in (tree.root, tree.exit) if root]
-    result = []
+def _leaves_with_parents(task_tree: Tree) -> list[tuple[Task, Task]]:
+    pending_pairs = [
+        (root_task, root_task) for root_task in (task_tree.root, task_tree.exit) if root_task
+    ]
+    leaf_pairs = []
 
-    while pending:
-        parent, task = pending.pop(0)
-        pending = [(task, child) for child in task.children.values()] + pending
+    while pending_pairs:
+        parent_task, task = pending_pairs.pop(0)
+        pending_pairs = [
+            (task, child_task) for child_task in task.children.values()
+        ] + pending_pairs
         if not task.children:
-            result.append((parent, task))
+            leaf_pairs.append((parent_task, task))
 
-    return result
+    return leaf_pairs
 
 
 def _row(
-    task: Task, pods: list[Replicas], time: Estimate, reason: Reason, prices: Prices | None
+    task: Task,
+    replica_groups: list[Replicas],
+    time_estimate: Estimate,
+    task_reason: Reason,
+    prices: Prices | None,
 ) -> Row:
     if task.status not in (RUNS, CONDITIONAL):
-        pods = []
+        replica_groups = []
 
     # model servers are excluded, as in the cost of a run, because they continue after the run
     if "kind: Deployment" in str((task.template.get("resource") or {}).get("manifest")):
         charged_pods = []
     else:
-        charged_pods = pods
+        charged_pods = replica_groups
 
-    charged_seconds = max((time.seconds or 0.0) - time.free_seconds, 0.0)
-    usage = resources.resource_seconds(charged_pods, charged_seconds, prices)
+    charged_seconds = max((time_estimate.seconds or 0.0) - time_estimate.free_seconds, 0.0)
+    resource_usage = resources.resource_seconds(charged_pods, charged_seconds, prices)
 
     return Row(
         task.path or "main",
         task.path,
         task.status,
-        reason,
-        time,
+        task_reason,
+        time_estimate,
         task.items,
-        pods,
-        resources.totals(pods),
-        usage,
+        replica_groups,
+        resources.totals(replica_groups),
+        resource_usage,
     )
 
 
 def _run_name_prefix(manifest: Mapping[str, Any]) -> str:
     """Return the common prefix of the names of a manifest's runs."""
-    metadata = manifest.get("metadata") or {}
-    if manifest.get("kind") in ("WorkflowTemplate", "CronWorkflow") and metadata.get("name"):
-        return f"{metadata['name']}-"
-    return str(metadata.get("name") or metadata.get("generateName") or "workflow-")
+    workflow_metadata = manifest.get("metadata") or {}
+    if manifest.get("kind") in ("WorkflowTemplate", "CronWorkflow") and workflow_metadata.get(
+        "name"
+    ):
+        return f"{workflow_metadata['name']}-"
+    return str(
+        workflow_metadata.get("name") or workflow_metadata.get("generateName") or "workflow-"
+    )

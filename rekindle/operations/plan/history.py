@@ -54,144 +54,173 @@ class FormerRun:
 
 
 def read_local_runs(
-    home: Path, workflow: Mapping[str, Any], prefix: str, note: Note
+    home_folder: Path, workflow: Mapping[str, Any], name_prefix: str, add_note: Note
 ) -> Iterator[FormerRun]:
-    """Yield the newest runs of a pipeline on this machine. `prefix`: common prefix of the names of
-    the pipeline's runs; `note` is called for each malformed run."""
-    names = runs.run_names(home) if (home / "runs").is_dir() else []
+    """Yield the newest runs of a pipeline on this machine. `name_prefix`: common prefix of the
+    names of the pipeline's runs; `add_note` is called for each malformed run."""
+    all_run_names = runs.run_names(home_folder) if (home_folder / "runs").is_dir() else []
     yield from _newest_runs(
-        (_read_local_run(home, name) for name in names if name.startswith(prefix)), workflow, note
+        (
+            _read_local_run(home_folder, run_name)
+            for run_name in all_run_names
+            if run_name.startswith(name_prefix)
+        ),
+        workflow,
+        add_note,
     )
 
 
 def read_cluster_runs(
-    cluster: Cluster, workflow: Mapping[str, Any], prefix: str, note: Note
+    cluster: Cluster, workflow: Mapping[str, Any], name_prefix: str, add_note: Note
 ) -> Iterator[FormerRun]:
     """Yield the newest runs of a pipeline in the namespace; if ARGO_SERVER is set, also those in
     Argo's archive.
 
     Raises RekindleError.
     """
-    labels = workflow["metadata"].get("labels") or {}
-    if NAME_LABEL in labels:
-        selector = f"{NAME_LABEL}={labels[NAME_LABEL]}"
+    workflow_labels = workflow["metadata"].get("labels") or {}
+    if NAME_LABEL in workflow_labels:
+        label_selector = f"{NAME_LABEL}={workflow_labels[NAME_LABEL]}"
     else:
-        selector = ""
+        label_selector = ""
 
-    live = {
-        item["metadata"]["name"]: item
-        for item in cluster.list_objects(WORKFLOWS, selector, metadata_only=True)
+    live_workflows = {
+        workflow_object["metadata"]["name"]: workflow_object
+        for workflow_object in cluster.list_objects(WORKFLOWS, label_selector, metadata_only=True)
     }
-    server = ArgoServer.from_url(None, cluster.namespace)
-    if server:
-        archived = {item["metadata"]["name"]: item for item in server.list_runs(selector)}
+    argo_server = ArgoServer.from_url(None, cluster.namespace)
+    if argo_server:
+        archived_workflows = {
+            workflow_object["metadata"]["name"]: workflow_object
+            for workflow_object in argo_server.list_runs(label_selector)
+        }
     else:
-        archived = {}
+        archived_workflows = {}
 
-    created = {
-        name: item["metadata"]["creationTimestamp"]
-        for name, item in (archived | live).items()
-        if name.startswith(prefix)
+    creation_times = {
+        run_name: workflow_object["metadata"]["creationTimestamp"]
+        for run_name, workflow_object in (archived_workflows | live_workflows).items()
+        if run_name.startswith(name_prefix)
     }
-    names = sorted(created, key=lambda name: created[name], reverse=True)
+    names_newest_first = sorted(
+        creation_times, key=lambda run_name: creation_times[run_name], reverse=True
+    )
 
     yield from _newest_runs(
-        (_fetch(cluster, None if name in live else server, name) for name in names), workflow, note
+        (
+            _fetch(cluster, None if run_name in live_workflows else argo_server, run_name)
+            for run_name in names_newest_first
+        ),
+        workflow,
+        add_note,
     )
 
 
 def _newest_runs(
-    candidates: Iterable[tuple[str, Any, Status] | None], workflow: Mapping[str, Any], note: Note
+    candidate_runs: Iterable[tuple[str, Any, Status] | None],
+    workflow: Mapping[str, Any],
+    add_note: Note,
 ) -> Iterator[FormerRun]:
-    count = 0
-    identity = _pipeline_identity(workflow)
-    for candidate in candidates:
-        if not candidate or candidate[2].get("phase") not in FINISHED:
+    run_count = 0
+    pipeline_identity = _pipeline_identity(workflow)
+    for candidate_run in candidate_runs:
+        if not candidate_run or candidate_run[2].get("phase") not in FINISHED:
             continue
-        if _pipeline_identity(candidate[1]) != identity:
+        if _pipeline_identity(candidate_run[1]) != pipeline_identity:
             continue
 
         try:
-            former = former_run(*candidate)
+            parsed_run = former_run(*candidate_run)
         except InvalidDocument as error:
-            note(f"the run {candidate[0]} is not compared: {error}")
+            add_note(f"the run {candidate_run[0]} is not compared: {error}")
             continue
 
-        if former.records:
-            yield former
-            count += 1
-            if count == MAX_RUNS:
+        if parsed_run.records:
+            yield parsed_run
+            run_count += 1
+            if run_count == MAX_RUNS:
                 return
 
 
-def _read_local_run(home: Path, name: str) -> tuple[str, Any, Status] | None:
-    files = RunFiles(home, name)
+def _read_local_run(home_folder: Path, run_name: str) -> tuple[str, Any, Status] | None:
+    run_files = RunFiles(home_folder, run_name)
     try:
-        return name, files.workflow(), files.load()[0]
+        return run_name, run_files.workflow(), run_files.load()[0]
     except ConfigError:
         # the run's files are corrupt
         return None
 
 
 def _fetch(
-    cluster: Cluster, archive: ArgoServer | None, name: str
+    cluster: Cluster, argo_server: ArgoServer | None, run_name: str
 ) -> tuple[str, Any, Status] | None:
     try:
-        if archive:
-            workflow = workflows.decompress_nodes(archive.read(name))
+        if argo_server:
+            workflow = workflows.decompress_nodes(argo_server.read(run_name))
         else:
-            workflow = workflows.read_run(cluster, name)
+            workflow = workflows.read_run(cluster, run_name)
     except RekindleError:
         # the run was deleted since the listing
         return None
 
-    return name, workflow | {"spec": workflows.spec_of(workflow)}, workflow.get("status") or {}
+    return run_name, workflow | {"spec": workflows.spec_of(workflow)}, workflow.get("status") or {}
 
 
 def _pipeline_identity(workflow: Mapping[str, Any]) -> tuple[Any, ...]:
     """Return the name and the module of a pipeline, which are the same for all its runs."""
     try:
-        pipeline = json.loads(read_parameter(workflow, "config") or "{}").get("pipeline")
+        pipeline_section = json.loads(read_parameter(workflow, "config") or "{}").get("pipeline")
     except (ValueError, AttributeError, RecursionError):
-        pipeline = None
-    return pipeline_label(workflow), pipeline
+        pipeline_section = None
+    return pipeline_label(workflow), pipeline_section
 
 
-def former_run(name: str, workflow: Mapping[str, Any], status: Status) -> FormerRun:
+def former_run(run_name: str, workflow: Mapping[str, Any], workflow_status: Status) -> FormerRun:
     """Return the durations and inputs of the tasks of a run. Raises InvalidDocument."""
-    validate_manifest(workflow, f"the manifest of {name}")
-    records = {}
+    validate_manifest(workflow, f"the manifest of {run_name}")
+    task_records = {}
 
-    for node in (status.get("nodes") or {}).values():
-        node_name = str(node.get("name"))
-        is_task = node.get("phase") == "Succeeded" and node.get("type") in TASK_TYPES
-        is_attempt_or_item = node.get("type") != "TaskGroup" and ATTEMPT_OR_ITEM.search(node_name)
-        if not (is_task and node.get("startedAt") and node.get("finishedAt")) or is_attempt_or_item:
+    for workflow_node in (workflow_status.get("nodes") or {}).values():
+        node_name = str(workflow_node.get("name"))
+        is_task = (
+            workflow_node.get("phase") == "Succeeded" and workflow_node.get("type") in TASK_TYPES
+        )
+        is_attempt_or_item = workflow_node.get("type") != "TaskGroup" and ATTEMPT_OR_ITEM.search(
+            node_name
+        )
+        if (
+            not (is_task and workflow_node.get("startedAt") and workflow_node.get("finishedAt"))
+            or is_attempt_or_item
+        ):
             continue
 
-        path = node_name.removeprefix(name).removeprefix(".")
-        inputs = {
-            p["name"]: str(p.get("value"))
-            for p in (node.get("inputs") or {}).get("parameters") or []
-            if p["name"] not in RUN_PARAMETERS
+        task_path = node_name.removeprefix(run_name).removeprefix(".")
+        input_texts = {
+            input_parameter["name"]: str(input_parameter.get("value"))
+            for input_parameter in (workflow_node.get("inputs") or {}).get("parameters") or []
+            if input_parameter["name"] not in RUN_PARAMETERS
         }
 
-        seconds = timestamp(node["finishedAt"]) - timestamp(node["startedAt"])
-        records[path] = Record(path, seconds, inputs)
+        duration_seconds = timestamp(workflow_node["finishedAt"]) - timestamp(
+            workflow_node["startedAt"]
+        )
+        task_records[task_path] = Record(task_path, duration_seconds, input_texts)
 
-    times = status.get("startedAt") and status.get("finishedAt")
-    if status.get("phase") == "Succeeded" and times:
-        seconds = timestamp(status["finishedAt"]) - timestamp(status["startedAt"])
+    has_times = workflow_status.get("startedAt") and workflow_status.get("finishedAt")
+    if workflow_status.get("phase") == "Succeeded" and has_times:
+        duration_seconds = timestamp(workflow_status["finishedAt"]) - timestamp(
+            workflow_status["startedAt"]
+        )
     else:
-        seconds = 0.0
+        duration_seconds = 0.0
 
-    tree = Tree(workflow) if _has_training(workflow) else None
-    return FormerRun(name, tree, seconds, records)
+    task_tree = Tree(workflow) if _has_training(workflow) else None
+    return FormerRun(run_name, task_tree, duration_seconds, task_records)
 
 
 def _has_training(workflow: Mapping[str, Any]) -> bool:
-    templates = workflow["spec"].get("templates") or []
+    workflow_templates = workflow["spec"].get("templates") or []
     return any(
-        WORKLOAD.launcher in str((template.get("resource") or {}).get("manifest"))
-        for template in templates
+        WORKLOAD.launcher in str((workflow_template.get("resource") or {}).get("manifest"))
+        for workflow_template in workflow_templates
     )

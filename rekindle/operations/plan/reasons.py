@@ -35,19 +35,19 @@ class Reasons:
 
     def __init__(
         self,
-        tree: Tree,
-        results: Mapping[str, CacheResult],
-        store: "Store | None",
-        prefix: str,
-        on_cluster: bool,
+        task_tree: Tree,
+        cache_results: Mapping[str, CacheResult],
+        object_store: "Store | None",
+        run_name_prefix: str,
+        is_on_cluster: bool,
     ) -> None:
-        self.tree = tree
-        self.results = results
-        self.store = store
-        self.prefix = prefix
-        self.on_cluster = on_cluster
+        self.tree = task_tree
+        self.results = cache_results
+        self.store = object_store
+        self.prefix = run_name_prefix
+        self.on_cluster = is_on_cluster
 
-    def explain(self, parent: Task, task: Task) -> Reason:
+    def explain(self, parent_task: Task, task: Task) -> Reason:
         """Return the reason why a task runs, does not run, or may not run."""
         if task.status != RUNS:
             return Reason(task.reason)
@@ -60,85 +60,103 @@ class Reasons:
         if not self.tree.cache_row(task):
             return Reason("never cached")
 
-        result = self.results.get(task.name)
-        if not result or not self.store:
+        cache_result = self.results.get(task.name)
+        if not cache_result or not self.store:
             return Reason("the cache cannot be read")
 
-        earlier = None
-        found = []
+        earlier_entry = None
+        found_differences = []
 
         try:
-            facts = result.facts
-            if not facts and result.call:
-                facts = lookup.facts_before_run(result.call, self.on_cluster)
-            if facts:
-                earlier = self._newest_entry(facts["step"], task.name)
-            if facts and earlier:
-                found = list_differences(self.store, earlier.facts, facts)
+            task_facts = cache_result.facts
+            if not task_facts and cache_result.call:
+                task_facts = lookup.facts_before_run(cache_result.call, self.on_cluster)
+            if task_facts:
+                earlier_entry = self._newest_entry(task_facts["step"], task.name)
+            if task_facts and earlier_entry:
+                found_differences = list_differences(self.store, earlier_entry.facts, task_facts)
         except NotReusable as error:
             return Reason(str(error))
         except RekindleError:
-            found = []
+            found_differences = []
 
-        upstream = "" if result.facts else self._running_dependency(parent, task)
-        if upstream:
-            found.append(Difference("upstream", upstream))
+        upstream_name = "" if cache_result.facts else self._running_dependency(parent_task, task)
+        if upstream_name:
+            found_differences.append(Difference("upstream", upstream_name))
 
-        if not found and result.facts and earlier:
-            return Reason(f"the result of {earlier.at} is no longer valid", earlier.at)
-        if not found and not result.facts:
-            return Reason(result.reason)
-        if not earlier and not any(difference.kind == "upstream" for difference in found):
+        if not found_differences and cache_result.facts and earlier_entry:
+            return Reason(f"the result of {earlier_entry.at} is no longer valid", earlier_entry.at)
+        if not found_differences and not cache_result.facts:
+            return Reason(cache_result.reason)
+        if not earlier_entry and not any(
+            difference.kind == "upstream" for difference in found_differences
+        ):
             return Reason("no earlier result")
 
-        return Reason(describe(found[0]), earlier.at if earlier else "", found)
+        return Reason(
+            describe(found_differences[0]),
+            earlier_entry.at if earlier_entry else "",
+            found_differences,
+        )
 
-    def _running_dependency(self, parent: Task, task: Task) -> str:
+    def _running_dependency(self, parent_task: Task, task: Task) -> str:
         """Return the name of a task that will run and that `task` depends on, preferably a task
         that may be cached; "" if such a task does not exist."""
-        seen = set()
-        pending = list(parent.needs.get(task.name, ()))
-        running = []
+        seen_names = set()
+        pending_names = list(parent_task.needs.get(task.name, ()))
+        running_names = []
 
-        while pending:
-            name = pending.pop(0)
-            if name in seen:
+        while pending_names:
+            task_name = pending_names.pop(0)
+            if task_name in seen_names:
                 continue
 
-            seen.add(name)
-            pending += parent.needs.get(name, ())
-            if parent.children[name].status == RUNS:
-                running.append(name)
+            seen_names.add(task_name)
+            pending_names += parent_task.needs.get(task_name, ())
+            if parent_task.children[task_name].status == RUNS:
+                running_names.append(task_name)
 
-        reusable = [name for name in running if self.tree.cache_row(parent.children[name])]
-        return next(iter(reusable or running), "")
+        reusable_names = [
+            task_name
+            for task_name in running_names
+            if self.tree.cache_row(parent_task.children[task_name])
+        ]
+        return next(iter(reusable_names or running_names), "")
 
-    def _newest_entry(self, step: str, task: str) -> entries.Entry | None:
+    def _newest_entry(self, step_name: str, task_name: str) -> entries.Entry | None:
         """Return the newest cache entry of a step: preferably of this task in this pipeline, then
         of this pipeline, then of any pipeline."""
 
-        def rank(entry: entries.Entry) -> tuple[bool, bool, float]:
-            return entry.workflow.startswith(self.prefix), entry.task == task, entry.made
+        def rank(cache_entry: entries.Entry) -> tuple[bool, bool, float]:
+            return (
+                cache_entry.workflow.startswith(self.prefix),
+                cache_entry.task == task_name,
+                cache_entry.made,
+            )
 
-        return max(self._entries_by_step.get(step, ()), key=rank, default=None)
+        return max(self._entries_by_step.get(step_name, ()), key=rank, default=None)
 
     @cached_property
     def _entries_by_step(self) -> dict[str, list[entries.Entry]]:
         """The newest cache entries of each step."""
-        result: dict[str, list[entries.Entry]] = {}
-        for entry in self._read_entries():
-            result.setdefault(str(entry.facts.get("step")), []).append(entry)
-        return result
+        step_entries: dict[str, list[entries.Entry]] = {}
+        for cache_entry in self._read_entries():
+            step_entries.setdefault(str(cache_entry.facts.get("step")), []).append(cache_entry)
+        return step_entries
 
     def _read_entries(self) -> Iterator[entries.Entry]:
         if not self.store:
             return
         try:
-            items = sorted(self.store.list(entries.CACHE_FOLDER), key=lambda item: -item.modified)
-            for item in items[:MAX_ENTRIES]:
-                entry = entries.read_entry(self.store, item.key.removeprefix(entries.CACHE_FOLDER))
-                if entry:
-                    yield entry
+            stored_objects = sorted(
+                self.store.list(entries.CACHE_FOLDER), key=lambda item: -item.modified
+            )
+            for item in stored_objects[:MAX_ENTRIES]:
+                cache_entry = entries.read_entry(
+                    self.store, item.key.removeprefix(entries.CACHE_FOLDER)
+                )
+                if cache_entry:
+                    yield cache_entry
         except StorageError:
             return
 
@@ -149,30 +167,37 @@ def describe(difference: Difference) -> str:
         return f"{difference.name} runs"
 
     if difference.kind == "image":
-        name = "image"
+        difference_name = "image"
     else:
-        name = f"{difference.kind} {difference.name}"
+        difference_name = f"{difference.kind} {difference.name}"
 
     if difference.before == MISSING:
-        return f"{name} is new ({_short(difference.now)})"
+        return f"{difference_name} is new ({_short(difference.now)})"
     if difference.now == MISSING:
-        return f"{name} was removed"
+        return f"{difference_name} was removed"
 
-    before, now = (" ".join(value.split()) for value in (difference.before, difference.now))
-    pairs = enumerate(zip(before, now, strict=False))
-    if max(len(before), len(now)) > MAX_VALUE_LENGTH:
-        common = next((index for index, (a, b) in pairs if a != b), 0)
+    earlier_text, current_text = (
+        " ".join(value.split()) for value in (difference.before, difference.now)
+    )
+    character_pairs = enumerate(zip(earlier_text, current_text, strict=False))
+    if max(len(earlier_text), len(current_text)) > MAX_VALUE_LENGTH:
+        common_length = next((index for index, (a, b) in character_pairs if a != b), 0)
     else:
-        common = 0
+        common_length = 0
 
-    return f"{name}: {_short(before, common)} → {_short(now, common)}"
+    return (
+        f"{difference_name}: {_short(earlier_text, common_length)} →"
+        f" {_short(current_text, common_length)}"
+    )
 
 
-def _short(value: str, common: int = 0) -> str:
-    """Shorten a value for display. Its first `common` characters are equal to those of the value
-    with which it is compared."""
-    if len(value) >= 40 and all(c in "0123456789abcdef" for c in value.removeprefix("sha256:")):
+def _short(value: str, common_length: int = 0) -> str:
+    """Shorten a value for display. Its first `common_length` characters are equal to those of
+    the value with which it is compared."""
+    if len(value) >= 40 and all(
+        character in "0123456789abcdef" for character in value.removeprefix("sha256:")
+    ):
         return value.removeprefix("sha256:")[:8]
-    start = max(0, common - MAX_VALUE_LENGTH // 2)
-    text = f"...{value[start:]}" if start else value
+    start_index = max(0, common_length - MAX_VALUE_LENGTH // 2)
+    text = f"...{value[start_index:]}" if start_index else value
     return cut(text, MAX_VALUE_LENGTH)

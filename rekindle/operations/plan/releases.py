@@ -61,99 +61,111 @@ class PlannedRelease:
     note: str = ""
 
     def __str__(self) -> str:
-        condition = self.condition or "in every run"
+        condition_text = self.condition or "in every run"
         if not self.champion:
-            return f"{self.model}: {condition}; its champion is not known: {self.note}"
+            return f"{self.model}: {condition_text}; its champion is not known: {self.note}"
         if not self.champion.version:
-            return f"{self.model}: {condition}; it would be the first version"
+            return f"{self.model}: {condition_text}; it would be the first version"
 
-        address = f" at {self.champion.endpoint}" if self.champion.endpoint else ""
+        address_text = f" at {self.champion.endpoint}" if self.champion.endpoint else ""
         return (
-            f"{self.model}: {condition}; it would replace version {self.champion.version}{address}"
+            f"{self.model}: {condition_text}; it would replace version"
+            f" {self.champion.version}{address_text}"
         )
 
 
-def plan_releases(tree: Tree, find: Callable[[str], Champion]) -> list[PlannedRelease]:
-    """Return the releases of a run. `find` returns the champion of a model, or raises
+def plan_releases(
+    task_tree: Tree, find_champion: Callable[[str], Champion]
+) -> list[PlannedRelease]:
+    """Return the releases of a run. `find_champion` returns the champion of a model, or raises
     RekindleError."""
-    releases = []
+    planned_releases = []
 
-    for task in tree.leaves():
+    for task in task_tree.leaves():
         if task.status in (CACHED_RESULT, SKIPPED):
             continue
 
-        model = _model(task)
-        if not model:
+        model_name = _model(task)
+        if not model_name:
             continue
 
         try:
-            releases.append(PlannedRelease(task.path, model, task.reason, find(model)))
+            planned_releases.append(
+                PlannedRelease(task.path, model_name, task.reason, find_champion(model_name))
+            )
         except (RekindleError, OSError, sqlite3.Error) as error:
-            releases.append(PlannedRelease(task.path, model, task.reason, None, str(error)))
+            planned_releases.append(
+                PlannedRelease(task.path, model_name, task.reason, None, str(error))
+            )
 
-    return releases
+    return planned_releases
 
 
 def _model(task: Task) -> str:
     """Return the name of the model that a task registers, or ""."""
-    outputs = {p["name"] for p in (task.template.get("outputs") or {}).get("parameters") or []}
-    arguments = {
-        p["name"]: p.get("value")
-        for p in (task.call.get("arguments") or {}).get("parameters") or []
+    output_names = {
+        parameter["name"]
+        for parameter in (task.template.get("outputs") or {}).get("parameters") or []
     }
-    if outputs >= RELEASE_OUTPUTS:
-        return str(arguments.get("name", ""))
+    argument_values = {
+        parameter["name"]: parameter.get("value")
+        for parameter in (task.call.get("arguments") or {}).get("parameters") or []
+    }
+    if output_names >= RELEASE_OUTPUTS:
+        return str(argument_values.get("name", ""))
     return ""
 
 
-def local_champion(home: Path, model: str) -> Champion:
-    """Return the champion of `model` on this machine. Its version is read from the MLflow server at
-    MLFLOW_TRACKING_URI or, if this is not set, from the database of the embedded MLflow; its
-    address is read from the home."""
+def local_champion(home_folder: Path, model_name: str) -> Champion:
+    """Return the champion of `model_name` on this machine. Its version is read from the MLflow
+    server at MLFLOW_TRACKING_URI or, if this is not set, from the database of the embedded
+    MLflow; its address is read from the home."""
     endpoint = ""
-    service = home / "objects/Service" / f"{model}.json"
-    if service.exists():
-        port = read_file(Service, service).port
-        endpoint = f"http://127.0.0.1:{port}"
+    service_file = home_folder / "objects/Service" / f"{model_name}.json"
+    if service_file.exists():
+        service_port = read_file(Service, service_file).port
+        endpoint = f"http://127.0.0.1:{service_port}"
 
     if os.environ.get(MLFLOW_TRACKING_URI):
-        return Champion(_tracked_version(model), endpoint)
+        return Champion(_tracked_version(model_name), endpoint)
 
-    database = home / DATABASE
-    if not database.exists():
+    database_path = home_folder / DATABASE
+    if not database_path.exists():
         return Champion()
 
-    with closing(sqlite3.connect(f"{database.resolve().as_uri()}?mode=ro", uri=True)) as connection:
-        row = connection.execute(CHAMPION_QUERY, [model]).fetchone()
+    with closing(
+        sqlite3.connect(f"{database_path.resolve().as_uri()}?mode=ro", uri=True)
+    ) as connection:
+        version_row = connection.execute(CHAMPION_QUERY, [model_name]).fetchone()
 
-    if row:
-        return Champion(str(row[0]), endpoint)
+    if version_row:
+        return Champion(str(version_row[0]), endpoint)
 
     return Champion()
 
 
-def cluster_champion(cluster: Cluster, model: str) -> Champion:
-    """Return the champion of `model` from the MLflow server at MLFLOW_TRACKING_URI, which must be
-    set, and its address in the cluster. Raises RekindleError."""
+def cluster_champion(cluster: Cluster, model_name: str) -> Champion:
+    """Return the champion of `model_name` from the MLflow server at MLFLOW_TRACKING_URI, which
+    must be set, and its address in the cluster. Raises RekindleError."""
     if not os.environ.get(MLFLOW_TRACKING_URI):
         raise RekindleError("MLFLOW_TRACKING_URI is not set on this machine")
 
-    version = _tracked_version(model)
-    service = cluster.find(SERVICES, model) if version else None
-    if not service:
-        return Champion(version)
+    champion_version = _tracked_version(model_name)
+    service_object = cluster.find(SERVICES, model_name) if champion_version else None
+    if not service_object:
+        return Champion(champion_version)
 
-    port = service["spec"]["ports"][0]["port"]
-    return Champion(version, f"http://{model}.{cluster.namespace}:{port}")
+    service_port = service_object["spec"]["ports"][0]["port"]
+    return Champion(champion_version, f"http://{model_name}.{cluster.namespace}:{service_port}")
 
 
-def _tracked_version(model: str) -> str:
+def _tracked_version(model_name: str) -> str:
     from rekindle import tracking
     from rekindle.mlflow_api import RETRIES
 
     # only one retry, because a plan is useful even without the champion
     os.environ.setdefault(RETRIES, "1")
-    release = tracking.champion(model)
-    if release:
-        return release.version
+    champion_release = tracking.champion(model_name)
+    if champion_release:
+        return champion_release.version
     return ""

@@ -21,12 +21,12 @@ class ResourceSeconds:
     cost: float | None = None
 
     def __add__(self, other: "ResourceSeconds") -> "ResourceSeconds":
-        costs = [cost for cost in (self.cost, other.cost) if cost is not None]
+        known_costs = [cost for cost in (self.cost, other.cost) if cost is not None]
         return ResourceSeconds(
             self.cpu_seconds + other.cpu_seconds,
             self.gib_seconds + other.gib_seconds,
             self.gpu_seconds + other.gpu_seconds,
-            sum(costs) if costs else None,
+            sum(known_costs) if known_costs else None,
         )
 
 
@@ -36,51 +36,69 @@ def task_pods(task: Task, runtimes: Mapping[str, list[Replicas]]) -> list[Replic
 
     `runtimes`: pods of the TrainingRuntimes, by name.
     """
-    items = 1 if task.items is None else task.items
-    found = pod_requests.list_template_replicas(task.template, runtimes) if items else []
-    return [replace(item, count=item.count * items) for item in found]
+    item_count = 1 if task.items is None else task.items
+    replica_groups = (
+        pod_requests.list_template_replicas(task.template, runtimes) if item_count else []
+    )
+    return [
+        replace(replica_group, count=replica_group.count * item_count)
+        for replica_group in replica_groups
+    ]
 
 
-def totals(replicas: Iterable[Replicas]) -> dict[str, float]:
+def totals(replica_groups: Iterable[Replicas]) -> dict[str, float]:
     """Add up the requests of all pods, by resource name."""
-    result: dict[str, float] = {}
-    for item in replicas:
-        for name, value in item.pod.requests.items():
-            result[name] = result.get(name, 0.0) + item.count * value
-    return result
+    total_requests: dict[str, float] = {}
+    for replica_group in replica_groups:
+        for resource_name, resource_amount in replica_group.pod.requests.items():
+            total_requests[resource_name] = (
+                total_requests.get(resource_name, 0.0) + replica_group.count * resource_amount
+            )
+    return total_requests
 
 
 def resource_seconds(
-    replicas: Iterable[Replicas], seconds: float, prices: Prices | None
+    replica_groups: Iterable[Replicas], duration_seconds: float, prices: Prices | None
 ) -> ResourceSeconds:
-    """Return the resource requests of pods, multiplied by `seconds`. As in the cost of a run, the
-    pods of Argo itself are free."""
-    result = ResourceSeconds(cost=0.0 if prices else None)
+    """Return the resource requests of pods, multiplied by `duration_seconds`. As in the cost of
+    a run, the pods of Argo itself are free."""
+    resource_usage = ResourceSeconds(cost=0.0 if prices else None)
 
-    for item in replicas:
-        cpu, gib, gpu = (item.count * value for value in item.pod.resource_seconds(seconds))
-        if prices and not item.is_executor:
-            cost = item.count * prices.pod_cost(item.pod, seconds)
+    for replica_group in replica_groups:
+        cpu_seconds, gib_seconds, gpu_seconds = (
+            replica_group.count * seconds_per_pod
+            for seconds_per_pod in replica_group.pod.resource_seconds(duration_seconds)
+        )
+        if prices and not replica_group.is_executor:
+            group_cost = replica_group.count * prices.pod_cost(replica_group.pod, duration_seconds)
         else:
-            cost = None
-        result += ResourceSeconds(cpu, gib, gpu, cost)
+            group_cost = None
+        resource_usage += ResourceSeconds(cpu_seconds, gib_seconds, gpu_seconds, group_cost)
 
-    return result
+    return resource_usage
 
 
 def peak(
-    requested: Mapping[str, Mapping[str, float]], spans: Mapping[str, Span]
+    requests_by_task: Mapping[str, Mapping[str, float]], spans_by_task: Mapping[str, Span]
 ) -> dict[str, float]:
     """Return the largest amount of each resource that the tasks request at the same time.
-    `requested`, `spans`: requests and time span of each task, by its path."""
-    changes = [(span.start, 1, path) for path, span in spans.items()]
-    changes += [(span.end, -1, path) for path, span in spans.items()]
+    `requests_by_task`, `spans_by_task`: requests and time span of each task, by its path."""
+    request_changes = [
+        (task_span.start, 1, task_path) for task_path, task_span in spans_by_task.items()
+    ]
+    request_changes += [
+        (task_span.end, -1, task_path) for task_path, task_span in spans_by_task.items()
+    ]
 
-    current: dict[str, float] = {}
-    result: dict[str, float] = {}
-    for _, sign, path in sorted(changes):
-        for name, value in requested.get(path, {}).items():
-            current[name] = current.get(name, 0.0) + sign * value
-            result[name] = max(result.get(name, 0.0), round(current[name], 6))
+    current_requests: dict[str, float] = {}
+    peak_requests: dict[str, float] = {}
+    for _, change_sign, task_path in sorted(request_changes):
+        for resource_name, resource_amount in requests_by_task.get(task_path, {}).items():
+            current_requests[resource_name] = (
+                current_requests.get(resource_name, 0.0) + change_sign * resource_amount
+            )
+            peak_requests[resource_name] = max(
+                peak_requests.get(resource_name, 0.0), round(current_requests[resource_name], 6)
+            )
 
-    return result
+    return peak_requests

@@ -64,115 +64,148 @@ class Task:
         """Yield the tasks that create pods, in the order of the manifest."""
         if not self.children:
             yield self
-        for child in self.children.values():
-            yield from child.leaves()
+        for child_task in self.children.values():
+            yield from child_task.leaves()
 
 
 class Tree:
     """The entrypoint of a workflow with resolved references, and its exit handler."""
 
-    def __init__(self, workflow: Mapping[str, Any], cached: str = "") -> None:
-        """Raises InvalidDocument if the parameter `cached` is malformed.
+    def __init__(self, workflow: Mapping[str, Any], given_cached_json: str = "") -> None:
+        """Raises InvalidDocument if the parameter `given_cached_json` is malformed.
 
-        `cached`: value of the workflow parameter `cached` (default: as in the workflow).
+        `given_cached_json`: value of the workflow parameter `given_cached_json` (default: as in the
+        workflow).
         """
-        spec = workflow["spec"]
-        self.templates = {template["name"]: template for template in spec["templates"]}
-        self.templates |= workflow.get("storedTemplates") or {}
-        parameters = (spec.get("arguments") or {}).get("parameters") or []
-        self.scope: Scope = {
-            f"workflow.parameters.{p['name']}": p["value"] for p in parameters if "value" in p
+        workflow_spec = workflow["spec"]
+        self.templates = {
+            workflow_template["name"]: workflow_template
+            for workflow_template in workflow_spec["templates"]
         }
-        text = cached or self.scope.get(f"workflow.parameters.{CACHED}") or "{}"
-        self.cached = parse_cached(str(text))
-        self.root = self._task("", "", {"template": spec.get("entrypoint")}, self.scope, {})
+        self.templates |= workflow.get("storedTemplates") or {}
+        workflow_parameters = (workflow_spec.get("arguments") or {}).get("parameters") or []
+        self.scope: Scope = {
+            f"workflow.parameters.{parameter['name']}": parameter["value"]
+            for parameter in workflow_parameters
+            if "value" in parameter
+        }
+        cached_json = given_cached_json or self.scope.get(f"workflow.parameters.{CACHED}") or "{}"
+        self.cached = parse_cached(str(cached_json))
+        self.root = self._task(
+            "", "", {"template": workflow_spec.get("entrypoint")}, self.scope, {}
+        )
         self.root.status = RUNS
         self.root.reason = ""
         self._classify(self.root)
 
         self.exit: Task | None = None
-        if spec.get("onExit"):
-            scope = self.scope | {"workflow.status": "Succeeded", "workflow.failures": "[]"}
-            self.exit = self._task(EXIT_PATH, EXIT_PATH, {"template": spec["onExit"]}, scope, {})
+        if workflow_spec.get("onExit"):
+            exit_scope = self.scope | {"workflow.status": "Succeeded", "workflow.failures": "[]"}
+            self.exit = self._task(
+                EXIT_PATH, EXIT_PATH, {"template": workflow_spec["onExit"]}, exit_scope, {}
+            )
             self._classify(self.exit)
 
     def leaves(self) -> list[Task]:
         return [*self.root.leaves(), *(self.exit.leaves() if self.exit else ())]
 
     def _task(
-        self, path: str, name: str, call: Mapping[str, Any], scope: Scope, outer: Mapping[str, str]
+        self,
+        task_path: str,
+        task_name: str,
+        task_call: Mapping[str, Any],
+        scope: Scope,
+        outer_paths: Mapping[str, str],
     ) -> Task:
-        """Return a task with its children. `outer`: path of each outer task, by its template."""
-        template = call.get("inline") or self.templates.get(str(call.get("template"))) or {}
+        """Return a task with its children. `outer_paths`: path of each outer task, by its
+        template."""
+        template = (
+            task_call.get("inline") or self.templates.get(str(task_call.get("template"))) or {}
+        )
         task = Task(
-            path, name, call, template, scope, repeats=outer.get(call.get("template", ""), "")
+            task_path,
+            task_name,
+            task_call,
+            template,
+            scope,
+            repeats=outer_paths.get(task_call.get("template", ""), ""),
         )
 
         if "dag" in template:
-            groups = [[t] for t in template["dag"]["tasks"]]
+            task_groups = [[dag_task] for dag_task in template["dag"]["tasks"]]
         else:
-            groups = template.get("steps") or []
+            task_groups = template.get("steps") or []
 
-        if not groups or task.repeats:
+        if not task_groups or task.repeats:
             return task
 
-        if "template" in call:
-            outer = {**outer, call["template"]: path or "main"}
+        if "template" in task_call:
+            outer_paths = {**outer_paths, task_call["template"]: task_path or "main"}
 
-        inner_scope = self._inner_scope(call, template, scope)
-        by_name = {child["name"]: child for group in groups for child in group}
-        earlier: list[str] = []
+        inner_scope = self._inner_scope(task_call, template, scope)
+        calls_by_name = {
+            child_call["name"]: child_call
+            for task_group in task_groups
+            for child_call in task_group
+        }
+        earlier_names: list[str] = []
 
-        for number, group in enumerate(groups):
-            for child in group:
-                name = child["name"]
+        for group_number, task_group in enumerate(task_groups):
+            for child_call in task_group:
+                task_name = child_call["name"]
                 if "steps" in template:
-                    prefix = f"{path}[{number}]"
-                    task.needs[name] = list(earlier)
+                    group_path = f"{task_path}[{group_number}]"
+                    task.needs[task_name] = list(earlier_names)
                 else:
-                    prefix = path
-                    task.needs[name] = parse_dependencies(dict(child), by_name)[0]
+                    group_path = task_path
+                    task.needs[task_name] = parse_dependencies(dict(child_call), calls_by_name)[0]
 
-                child_path = f"{prefix}.{name}" if prefix else name
-                task.children[name] = self._task(child_path, name, child, inner_scope, outer)
+                child_path = f"{group_path}.{task_name}" if group_path else task_name
+                task.children[task_name] = self._task(
+                    child_path, task_name, child_call, inner_scope, outer_paths
+                )
 
-            earlier = [child["name"] for child in group]
+            earlier_names = [child_call["name"] for child_call in task_group]
 
         return task
 
     def _inner_scope(
-        self, call: Mapping[str, Any], template: Mapping[str, Any], scope: Scope
+        self, task_call: Mapping[str, Any], template: Mapping[str, Any], scope: Scope
     ) -> Scope:
         """Return the scope of the tasks in a template, with its inputs."""
-        inputs = (template.get("inputs") or {}).get("parameters") or []
-        if not inputs:
+        input_parameters = (template.get("inputs") or {}).get("parameters") or []
+        if not input_parameters:
             return scope
 
-        values = {p["name"]: p.get("value", p.get("default")) for p in inputs}
-        arguments = {
-            p["name"]: p.get("value") for p in (call.get("arguments") or {}).get("parameters") or []
+        input_values = {
+            parameter["name"]: parameter.get("value", parameter.get("default"))
+            for parameter in input_parameters
         }
-        values.update(self._substitute_known(arguments, scope))
+        argument_values = {
+            parameter["name"]: parameter.get("value")
+            for parameter in (task_call.get("arguments") or {}).get("parameters") or []
+        }
+        input_values.update(self._substitute_known(argument_values, scope))
 
         return scope | {
             f"inputs.parameters.{name}": value
-            for name, value in values.items()
+            for name, value in input_values.items()
             if value is not None
         }
 
-    def _substitute_known(self, value: object, scope: Scope) -> Any:
+    def _substitute_known(self, manifest_value: object, scope: Scope) -> Any:
         """Replace the tags whose values are known."""
         try:
-            return substitute(value, scope | self._cached_scope(value))
+            return substitute(manifest_value, scope | self._cached_scope(manifest_value))
         except (TemplateError, ArgolocalError, ValueError):
-            return value
+            return manifest_value
 
-    def _cached_scope(self, value: object) -> Scope:
-        """Return the parameter `cached` with only the rows that `value` refers to, because the
-        expression in each tag parses the whole text of the parameter."""
-        names = set(JSON_PATH_NAME.findall(to_json(value)))
-        rows = {name: self.cached[name] for name in names if name in self.cached}
-        return {f"workflow.parameters.{CACHED}": to_json(rows)}
+    def _cached_scope(self, manifest_value: object) -> Scope:
+        """Return the parameter `cached` with only the rows that `manifest_value` refers to,
+        because the expression in each tag parses the whole text of the parameter."""
+        cached_names = set(JSON_PATH_NAME.findall(to_json(manifest_value)))
+        cached_rows = {name: self.cached[name] for name in cached_names if name in self.cached}
+        return {f"workflow.parameters.{CACHED}": to_json(cached_rows)}
 
     def step_call(self, task: Task) -> StepCall | None:
         """Return the step of Rekindle that a task runs, or None."""
@@ -188,94 +221,101 @@ class Tree:
     def _classify(self, task: Task) -> None:
         """Decide for each child whether it will run; the children of a task that cannot run are
         skipped, too."""
-        for name, child in task.children.items():
-            child.status, child.reason = self._status(task, name, child)
-            if child.status == RUNS and task.status == CONDITIONAL:
-                child.status = CONDITIONAL
-                child.reason = task.reason
+        for name, child_task in task.children.items():
+            child_task.status, child_task.reason = self._status(task, name, child_task)
+            if child_task.status == RUNS and task.status == CONDITIONAL:
+                child_task.status = CONDITIONAL
+                child_task.reason = task.reason
 
-            if child.repeats and child.status in (RUNS, CONDITIONAL):
-                child.reason = "; ".join(filter(None, [child.reason, f"repeats {child.repeats}"]))
+            if child_task.repeats and child_task.status in (RUNS, CONDITIONAL):
+                child_task.reason = "; ".join(
+                    filter(None, [child_task.reason, f"repeats {child_task.repeats}"])
+                )
 
-            self._count_items(child)
-            if child.status in (SKIPPED, CACHED_RESULT):
-                child.children = {}
+            self._count_items(child_task)
+            if child_task.status in (SKIPPED, CACHED_RESULT):
+                child_task.children = {}
 
-            self._classify(child)
+            self._classify(child_task)
 
-    def _status(self, parent: Task, name: str, child: Task) -> tuple[str, str]:
-        depends = str(child.call.get("depends") or "")
-        if FAILURE.search(depends) and not re.search(
-            r"[\w-]+\.(Succeeded|Skipped)|&&|(^|\s)[\w-]+(\s|$)", depends
+    def _status(self, parent_task: Task, child_name: str, child_task: Task) -> tuple[str, str]:
+        depends_expression = str(child_task.call.get("depends") or "")
+        if FAILURE.search(depends_expression) and not re.search(
+            r"[\w-]+\.(Succeeded|Skipped)|&&|(^|\s)[\w-]+(\s|$)", depends_expression
         ):
-            return SKIPPED, f"only if {' or '.join(parent.needs[name])} fails"
+            return SKIPPED, f"only if {' or '.join(parent_task.needs[child_name])} fails"
 
-        for needed in parent.needs[name]:
-            if parent.children[needed].reason.startswith("only if ") and "||" not in depends:
-                return SKIPPED, parent.children[needed].reason
+        for dependency_name in parent_task.needs[child_name]:
+            if (
+                parent_task.children[dependency_name].reason.startswith("only if ")
+                and "||" not in depends_expression
+            ):
+                return SKIPPED, parent_task.children[dependency_name].reason
 
-        when = str(child.call.get("when") or "")
-        if not when:
+        when_expression = str(child_task.call.get("when") or "")
+        if not when_expression:
             return RUNS, ""
 
-        match = CACHE_CONDITION.fullmatch(when)
+        cache_match = CACHE_CONDITION.fullmatch(when_expression)
         # evaluate this without the expression parser, which would take longer than the rest of the
         # plan
-        if match:
-            location = self._reused_location(match[1])
-            if location:
-                return CACHED_RESULT, f"result of {location}"
+        if cache_match:
+            reused_location = self._reused_location(cache_match[1])
+            if reused_location:
+                return CACHED_RESULT, f"result of {reused_location}"
             return RUNS, ""
 
-        text = self._substitute_known(when, child.scope)
-        outputs = unknown_outputs(text)
-        if outputs:
-            return CONDITIONAL, f"depends on {describe_outputs(outputs, parent)}"
-        if "{{" in text:
-            return CONDITIONAL, f"depends on {text}"
+        known_when = self._substitute_known(when_expression, child_task.scope)
+        missing_outputs = unknown_outputs(known_when)
+        if missing_outputs:
+            return CONDITIONAL, f"depends on {describe_outputs(missing_outputs, parent_task)}"
+        if "{{" in known_when:
+            return CONDITIONAL, f"depends on {known_when}"
 
         try:
-            runs = "{{item" in text or should_execute(text)
+            should_run = "{{item" in known_when or should_execute(known_when)
         except (WhenError, ArgolocalError, ValueError):
-            return CONDITIONAL, f"depends on {text}"
+            return CONDITIONAL, f"depends on {known_when}"
 
-        if runs:
+        if should_run:
             return RUNS, ""
 
-        locations = [self._reused_location(key) for key in JSON_PATH_NAME.findall(when)]
-        if any(locations):
-            return CACHED_RESULT, f"result of {next(filter(None, locations))}"
+        reused_locations = [
+            self._reused_location(key) for key in JSON_PATH_NAME.findall(when_expression)
+        ]
+        if any(reused_locations):
+            return CACHED_RESULT, f"result of {next(filter(None, reused_locations))}"
 
-        if "workflow.status" in when:
+        if "workflow.status" in when_expression:
             return SKIPPED, "only if the run fails"
-        return SKIPPED, f"its condition is false: {text}"
+        return SKIPPED, f"its condition is false: {known_when}"
 
     def _count_items(self, task: Task) -> None:
         if not has_loop(task.call):
             return
 
         try:
-            call = {
+            loop_call = {
                 key: self._substitute_known(task.call[key], task.scope)
                 for key in LOOP_FIELDS
                 if key in task.call
             }
-            task.items = len(expand({"name": task.name, **call}, {}))
+            task.items = len(expand({"name": task.name, **loop_call}, {}))
         except (TemplateError, ArgolocalError, ValueError):
             task.items = None
 
-    def _reused_location(self, name: str) -> str:
+    def _reused_location(self, cached_row_name: str) -> str:
         """Return the RUN/TASK whose outputs a task reuses, or ""."""
-        row = self.cached.get(name)
-        if isinstance(row, dict):
-            return row["at"]
+        cached_row = self.cached.get(cached_row_name)
+        if isinstance(cached_row, dict):
+            return cached_row["at"]
         return ""
 
     def cache_row(self, task: Task) -> Mapping[str, Any] | None:
         """Return the row of a reusable task in the parameter `cached`, or None."""
-        row = self.cached.get(cached_name(task.name))
-        if isinstance(row, dict) and row.get("task") == task.name:
-            return row
+        cached_row = self.cached.get(cached_name(task.name))
+        if isinstance(cached_row, dict) and cached_row.get("task") == task.name:
+            return cached_row
         return None
 
 
@@ -286,10 +326,15 @@ def unknown_outputs(text: str) -> list[tuple[str, str]]:
     return []
 
 
-def describe_outputs(outputs: list[tuple[str, str]], parent: Task) -> str:
-    """Describe outputs of tasks; a task that is not a child of `parent` is named without its
+def describe_outputs(task_outputs: list[tuple[str, str]], parent_task: Task) -> str:
+    """Describe outputs of tasks; a task that is not a child of `parent_task` is named without its
     path."""
-    paths = {
-        task: parent.children[task].path if task in parent.children else task for task, _ in outputs
+    task_paths = {
+        task_name: parent_task.children[task_name].path
+        if task_name in parent_task.children
+        else task_name
+        for task_name, _ in task_outputs
     }
-    return ", ".join(f"{output} of {paths[task]}" for task, output in outputs)
+    return ", ".join(
+        f"{output_name} of {task_paths[task_name]}" for task_name, output_name in task_outputs
+    )

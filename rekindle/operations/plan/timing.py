@@ -61,11 +61,15 @@ class Estimates:
     read."""
 
     def __init__(
-        self, tree: Tree, former_runs: Iterable[FormerRun], store: "Store | None", is_local: bool
+        self,
+        task_tree: Tree,
+        former_runs: Iterable[FormerRun],
+        object_store: "Store | None",
+        is_local: bool,
     ) -> None:
-        self.tree = tree
+        self.tree = task_tree
         self.former_runs = list(former_runs)
-        self.store = store
+        self.store = object_store
         self.is_local = is_local
 
     def of(self, task: Task) -> Estimate:
@@ -74,97 +78,119 @@ class Estimates:
         if task.status in (CACHED_RESULT, SKIPPED):
             return NO_TIME
 
-        pairs = [(run, _find_record(run, task)) for run in self.former_runs]
-        records = [(run, record) for run, record in pairs if record]
-        if not records:
+        run_record_pairs = [
+            (former_run, _find_record(former_run, task)) for former_run in self.former_runs
+        ]
+        matching_records = [
+            (former_run, task_record) for former_run, task_record in run_record_pairs if task_record
+        ]
+        if not matching_records:
             return Estimate(None)
 
-        spec = training_spec(self.tree, task)
-        if spec:
-            trainings = [self._estimate_training(task, spec, *pair) for pair in records]
+        task_spec = training_spec(self.tree, task)
+        if task_spec:
+            training_estimates = [
+                self._estimate_training(task, task_spec, *record_pair)
+                for record_pair in matching_records
+            ]
         else:
-            trainings = []
+            training_estimates = []
 
-        notes = sorted({note for _, note, _ in trainings if note})
-        free_seconds = median([free for *_, free in trainings] or [0.0])
-        seconds = [value for value, *_ in trainings] or [
-            record.seconds for record in _most_similar(task, records)
+        training_notes = sorted(
+            {training_note for _, training_note, _ in training_estimates if training_note}
+        )
+        free_seconds = median(
+            [free_part_seconds for *_, free_part_seconds in training_estimates] or [0.0]
+        )
+        estimated_seconds = [training_seconds for training_seconds, *_ in training_estimates] or [
+            task_record.seconds for task_record in _most_similar(task, matching_records)
         ]
 
         return Estimate(
-            median(seconds),
-            min(seconds),
-            max(seconds),
-            len(seconds),
-            "; ".join(notes),
+            median(estimated_seconds),
+            min(estimated_seconds),
+            max(estimated_seconds),
+            len(estimated_seconds),
+            "; ".join(training_notes),
             free_seconds,
         )
 
     def _estimate_training(
-        self, task: Task, spec: TrainingSpec, former: FormerRun, record: Record
+        self, task: Task, task_spec: TrainingSpec, former_run: FormerRun, task_record: Record
     ) -> tuple[float, str, float]:
-        """Estimate a training with the settings `spec` from a former training; return its seconds,
-        a note, and the seconds that are not charged."""
-        tree = former.tree
-        if tree:
-            former_task = next((leaf for leaf in tree.leaves() if leaf.path == record.path), None)
+        """Estimate a training with the settings `task_spec` from a former training; return its
+        seconds, a note, and the seconds that are not charged."""
+        former_tree = former_run.tree
+        if former_tree:
+            former_task = next(
+                (
+                    leaf_task
+                    for leaf_task in former_tree.leaves()
+                    if leaf_task.path == task_record.path
+                ),
+                None,
+            )
         else:
             former_task = None
 
-        if tree and former_task:
-            former_spec = training_spec(tree, former_task)
+        if former_tree and former_task:
+            former_spec = training_spec(former_tree, former_task)
         else:
             former_spec = None
 
         if not former_spec:
-            return record.seconds, "", 0.0
+            return task_record.seconds, "", 0.0
 
         if not (
-            self.store and (step_times := _read_step_times(self.store, former.name, task.name))
+            self.store and (step_times := _read_step_times(self.store, former_run.name, task.name))
         ):
-            ratio = _sequential_samples(spec, self.is_local) / _sequential_samples(
+            samples_ratio = _sequential_samples(task_spec, self.is_local) / _sequential_samples(
                 former_spec, self.is_local
             )
-            if spec.steps and former_spec.steps:
-                ratio *= spec.steps / former_spec.steps
+            if task_spec.steps and former_spec.steps:
+                samples_ratio *= task_spec.steps / former_spec.steps
             else:
-                ratio *= spec.epochs / former_spec.epochs
-                ratio *= _samples_per_step(former_spec) / _samples_per_step(spec)
+                samples_ratio *= task_spec.epochs / former_spec.epochs
+                samples_ratio *= _samples_per_step(former_spec) / _samples_per_step(task_spec)
 
-            return record.seconds * ratio, "" if ratio == 1 else "scaled without a ledger", 0.0
+            return (
+                task_record.seconds * samples_ratio,
+                "" if samples_ratio == 1 else "scaled without a ledger",
+                0.0,
+            )
 
-        fixed_s = record.seconds - step_times.seconds
-        samples = step_times.samples
-        free_s = max(record.seconds - step_times.ledger_seconds, 0.0)
+        fixed_seconds = task_record.seconds - step_times.seconds
+        sample_count = step_times.samples
+        free_seconds = max(task_record.seconds - step_times.ledger_seconds, 0.0)
         seconds_per_step = step_times.seconds / step_times.steps
 
-        if not samples and not former_spec.steps:
-            samples = round(
+        if not sample_count and not former_spec.steps:
+            sample_count = round(
                 step_times.planned_steps * _samples_per_step(former_spec) / former_spec.epochs
             )
 
-        if not (samples or spec.steps):
+        if not (sample_count or task_spec.steps):
             return (
-                record.seconds,
+                task_record.seconds,
                 "the number of samples is unknown, so its time is not scaled",
-                free_s,
+                free_seconds,
             )
 
-        steps = spec.total_steps(samples)
+        step_count = task_spec.total_steps(sample_count)
         if (
-            former_spec.total_steps(samples) == step_times.planned_steps > step_times.steps
-            and spec.patience
+            former_spec.total_steps(sample_count) == step_times.planned_steps > step_times.steps
+            and task_spec.patience
         ):
             # train.patience stopped the former training early
-            steps = round(steps * step_times.steps / step_times.planned_steps)
+            step_count = round(step_count * step_times.steps / step_times.planned_steps)
 
-        ratio = _sequential_samples(spec, self.is_local) / _sequential_samples(
+        samples_ratio = _sequential_samples(task_spec, self.is_local) / _sequential_samples(
             former_spec, self.is_local
         )
-        is_scaled = steps != step_times.steps or ratio != 1
-        seconds = max(fixed_s, 0.0) + steps * seconds_per_step * ratio
+        is_scaled = step_count != step_times.steps or samples_ratio != 1
+        total_seconds = max(fixed_seconds, 0.0) + step_count * seconds_per_step * samples_ratio
 
-        return seconds, f"scaled to {steps} steps" if is_scaled else "", free_s
+        return total_seconds, f"scaled to {step_count} steps" if is_scaled else "", free_seconds
 
 
 @dataclass(frozen=True)
@@ -179,144 +205,173 @@ class StepTimes:
     samples: int
 
 
-def _read_step_times(store: "Store", run: str, task: str) -> StepTimes | None:
+def _read_step_times(object_store: "Store", run_name: str, task_name: str) -> StepTimes | None:
     try:
-        summary = accounting.summarize(events.read_events(store, key(task, LEDGER, run)))
+        ledger_summary = accounting.summarize(
+            events.read_events(object_store, key(task_name, LEDGER, run_name))
+        )
     except RekindleError:
         return None
 
-    steps = summary.steps - summary.first_step
-    if steps <= 0 or summary.training_seconds <= 0:
+    step_count = ledger_summary.steps - ledger_summary.first_step
+    if step_count <= 0 or ledger_summary.training_seconds <= 0:
         return None
 
     return StepTimes(
-        seconds=summary.training_seconds,
-        ledger_seconds=summary.ended - summary.began,
-        steps=steps,
-        planned_steps=int(summary.run.get("steps") or steps),
-        samples=int(summary.run.get("samples") or 0),
+        seconds=ledger_summary.training_seconds,
+        ledger_seconds=ledger_summary.ended - ledger_summary.began,
+        steps=step_count,
+        planned_steps=int(ledger_summary.run.get("steps") or step_count),
+        samples=int(ledger_summary.run.get("samples") or 0),
     )
 
 
-def _samples_per_step(spec: TrainingSpec) -> int:
-    return spec.batch_size * spec.virtual_workers
+def _samples_per_step(task_spec: TrainingSpec) -> int:
+    return task_spec.batch_size * task_spec.virtual_workers
 
 
-def _sequential_samples(spec: TrainingSpec, is_local: bool) -> float:
+def _sequential_samples(task_spec: TrainingSpec, is_local: bool) -> float:
     """Return the number of samples that one worker processes one after the other in each step."""
-    workers = min(spec.workers, spec.virtual_workers)
+    worker_count = min(task_spec.workers, task_spec.virtual_workers)
     if is_local:
-        workers = min(workers, os.cpu_count() or 1)
-    return spec.batch_size * -(-spec.virtual_workers // workers)
+        worker_count = min(worker_count, os.cpu_count() or 1)
+    return task_spec.batch_size * -(-task_spec.virtual_workers // worker_count)
 
 
-def training_spec(tree: Tree, task: Task) -> TrainingSpec | None:
+def training_spec(task_tree: Tree, task: Task) -> TrainingSpec | None:
     """Return the settings of a task that trains with Rekindle, else None."""
-    manifest = str((task.template.get("resource") or {}).get("manifest"))
-    call = tree.step_call(task) if WORKLOAD.launcher in manifest else None
-    if not call:
+    manifest_text = str((task.template.get("resource") or {}).get("manifest"))
+    step_call = task_tree.step_call(task) if WORKLOAD.launcher in manifest_text else None
+    if not step_call:
         return None
 
     try:
-        texts = {
-            name: text for name, text in call.flags.items() if name in TrainingSpec.model_fields
+        flag_texts = {
+            flag_name: flag_text
+            for flag_name, flag_text in step_call.flags.items()
+            if flag_name in TrainingSpec.model_fields
         }
-        spec = parse(TrainingSpec, replace_unknown(TrainingSpec, texts))
+        parsed_spec = parse(TrainingSpec, replace_unknown(TrainingSpec, flag_texts))
     except RekindleError:
         return None
 
-    if isinstance(spec, TrainingSpec):
-        return spec
+    if isinstance(parsed_spec, TrainingSpec):
+        return parsed_spec
 
     return None
 
 
-def _find_record(former: FormerRun, task: Task) -> Record | None:
+def _find_record(former_run: FormerRun, task: Task) -> Record | None:
     """Return the record of the task with the same path, or else of a task with the same name at
     another path."""
-    record = former.records.get(task.path)
-    if record:
-        return record
+    task_record = former_run.records.get(task.path)
+    if task_record:
+        return task_record
     if not task.name or task.repeats:
         return None
     return next(
-        (r for path, r in former.records.items() if path.rpartition(".")[2] == task.name), None
+        (
+            other_record
+            for record_path, other_record in former_run.records.items()
+            if record_path.rpartition(".")[2] == task.name
+        ),
+        None,
     )
 
 
-def _most_similar(task: Task, records: list[tuple[FormerRun, Record]]) -> list[Record]:
+def _most_similar(task: Task, run_record_pairs: list[tuple[FormerRun, Record]]) -> list[Record]:
     """Return the records whose inputs agree most with the known inputs of the task."""
-    arguments = (task.call.get("arguments") or {}).get("parameters") or []
-    texts = {p["name"]: str(p.get("value")) for p in arguments if "{{" not in str(p.get("value"))}
-    scores = [
-        sum(record.inputs.get(name) == text for name, text in texts.items())
-        for _, record in records
+    argument_parameters = (task.call.get("arguments") or {}).get("parameters") or []
+    argument_texts = {
+        parameter["name"]: str(parameter.get("value"))
+        for parameter in argument_parameters
+        if "{{" not in str(parameter.get("value"))
+    }
+    match_counts = [
+        sum(task_record.inputs.get(name) == text for name, text in argument_texts.items())
+        for _, task_record in run_record_pairs
     ]
     return [
-        record for score, (_, record) in zip(scores, records, strict=True) if score == max(scores)
+        task_record
+        for match_count, (_, task_record) in zip(match_counts, run_record_pairs, strict=True)
+        if match_count == max(match_counts)
     ]
 
 
-def schedule(tree: Tree, seconds: Mapping[str, float]) -> tuple[float, dict[str, Span]]:
+def schedule(
+    task_tree: Tree, seconds_by_path: Mapping[str, float]
+) -> tuple[float, dict[str, Span]]:
     """Return the duration of the run in seconds and the span of each task, if all pods start
-    without delay. `seconds`: by path."""
-    spans: dict[str, Span] = {}
+    without delay. `seconds_by_path`: by path."""
+    spans_by_path: dict[str, Span] = {}
 
-    def schedule_task(task: Task, start: float) -> float:
+    def schedule_task(task: Task, start_seconds: float) -> float:
         if not task.children:
-            end = start + seconds.get(task.path, 0.0)
-            spans[task.path] = Span(start, end)
-            return end
+            end_seconds = start_seconds + seconds_by_path.get(task.path, 0.0)
+            spans_by_path[task.path] = Span(start_seconds, end_seconds)
+            return end_seconds
 
-        ends: dict[str, float] = {}
-        for name in TopologicalSorter(task.needs).static_order():
-            child_start = max((ends[needed] for needed in task.needs[name]), default=start)
-            ends[name] = schedule_task(task.children[name], child_start)
-        return max(ends.values(), default=start)
+        end_by_name: dict[str, float] = {}
+        for child_name in TopologicalSorter(task.needs).static_order():
+            child_start_seconds = max(
+                (end_by_name[dependency_name] for dependency_name in task.needs[child_name]),
+                default=start_seconds,
+            )
+            end_by_name[child_name] = schedule_task(task.children[child_name], child_start_seconds)
+        return max(end_by_name.values(), default=start_seconds)
 
-    end = schedule_task(tree.root, 0.0)
-    if tree.exit:
-        end = schedule_task(tree.exit, end)
-    return end, spans
+    end_seconds = schedule_task(task_tree.root, 0.0)
+    if task_tree.exit:
+        end_seconds = schedule_task(task_tree.exit, end_seconds)
+    return end_seconds, spans_by_path
 
 
-def pod_spans(tree: Tree, estimates: Mapping[str, Estimate]) -> dict[str, Span]:
+def pod_spans(task_tree: Tree, estimates: Mapping[str, Estimate]) -> dict[str, Span]:
     """Return the time span in which the pods of each task exist, if all tasks run. A task of
     unknown duration is assumed to take one second."""
-    seconds = {
-        path: 1.0 if e.seconds is None else max(e.seconds, MIN_POD_S)
-        for path, e in estimates.items()
+    seconds_by_path = {
+        path: 1.0 if estimate.seconds is None else max(estimate.seconds, MIN_POD_S)
+        for path, estimate in estimates.items()
     }
-    return schedule(tree, seconds)[1]
+    return schedule(task_tree, seconds_by_path)[1]
 
 
-def critical_path(spans: Mapping[str, Span]) -> list[str]:
+def critical_path(spans_by_path: Mapping[str, Span]) -> list[str]:
     """Return the paths of the tasks that determine the end of the run, in their order."""
-    path: list[str] = []
-    end = max((span.end for span in spans.values()), default=0.0)
+    critical_tasks: list[str] = []
+    end_seconds = max((span.end for span in spans_by_path.values()), default=0.0)
 
-    while end > 0:
-        found = next((name for name, s in spans.items() if s.end == end and s.start < end), None)
-        if found is None:
+    while end_seconds > 0:
+        critical_task = next(
+            (
+                task_path
+                for task_path, other_span in spans_by_path.items()
+                if other_span.end == end_seconds and other_span.start < end_seconds
+            ),
+            None,
+        )
+        if critical_task is None:
             break
-        path.append(found)
-        end = spans[found].start
+        critical_tasks.append(critical_task)
+        end_seconds = spans_by_path[critical_task].start
 
-    return path[::-1]
+    return critical_tasks[::-1]
 
 
-def overhead(tree: Tree, former_runs: Iterable[FormerRun]) -> float:
+def overhead(task_tree: Tree, former_runs: Iterable[FormerRun]) -> float:
     """Return the median time that former runs spent between their tasks, such as for the start of
     services."""
-    gaps = []
-    for former in former_runs:
-        if former.seconds:
-            seconds = {path: record.seconds for path, record in former.records.items()}
-            end, _ = schedule(tree, seconds)
-            gaps.append(max(0.0, former.seconds - end))
+    gap_seconds = []
+    for former_run in former_runs:
+        if former_run.seconds:
+            seconds_by_path = {
+                path: task_record.seconds for path, task_record in former_run.records.items()
+            }
+            end_seconds, _ = schedule(task_tree, seconds_by_path)
+            gap_seconds.append(max(0.0, former_run.seconds - end_seconds))
 
-    if gaps:
-        return median(gaps)
+    if gap_seconds:
+        return median(gap_seconds)
     return 0.0
 
 
@@ -333,19 +388,36 @@ class Total:
 
 
 def total(
-    tree: Tree, estimates: Mapping[str, Estimate], overhead_s: float, with_conditional: bool
+    task_tree: Tree,
+    estimates_by_path: Mapping[str, Estimate],
+    overhead_seconds: float,
+    includes_conditional: bool,
 ) -> Total:
     """Return the duration, the critical path and the spans of the run. Tasks of unknown duration
-    count as 0; `overhead_s`: seconds between the tasks."""
-    leaves = [leaf for leaf in tree.leaves() if with_conditional or leaf.status != CONDITIONAL]
+    count as 0; `overhead_seconds`: seconds between the tasks."""
+    leaf_tasks = [
+        leaf_task
+        for leaf_task in task_tree.leaves()
+        if includes_conditional or leaf_task.status != CONDITIONAL
+    ]
 
-    def schedule_with(value: Callable[[Estimate], Any]) -> tuple[float, dict[str, Span]]:
-        return schedule(tree, {leaf.path: value(estimates[leaf.path]) or 0.0 for leaf in leaves})
+    def schedule_with(select_seconds: Callable[[Estimate], Any]) -> tuple[float, dict[str, Span]]:
+        return schedule(
+            task_tree,
+            {
+                leaf_task.path: select_seconds(estimates_by_path[leaf_task.path]) or 0.0
+                for leaf_task in leaf_tasks
+            },
+        )
 
     seconds, spans = schedule_with(lambda estimate: estimate.seconds)
     low, _ = schedule_with(lambda estimate: estimate.low)
     high, _ = schedule_with(lambda estimate: estimate.high)
 
     return Total(
-        seconds + overhead_s, low + overhead_s, high + overhead_s, critical_path(spans), spans
+        seconds + overhead_seconds,
+        low + overhead_seconds,
+        high + overhead_seconds,
+        critical_path(spans),
+        spans,
     )

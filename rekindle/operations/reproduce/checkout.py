@@ -11,51 +11,53 @@ from rekindle.errors import ConfigError
 PARTIAL_CLONE = re.compile(r"unable to read|missing blob|could not fetch")
 
 
-def find_commit(revision: str) -> str:
+def find_commit(git_revision: str) -> str:
     """Return the sha of a commit in the project's repository; "" if it does not exist. Raises
     ConfigError."""
-    if not revision:
+    if not git_revision:
         return ""
 
     try:
         with open_repository(project.root()) as repository:
             if repository:
-                return repository.find_commit(revision)
+                return repository.find_commit(git_revision)
             return ""
     except GitError as error:
         raise ConfigError(str(error)) from error
 
 
-def check_out(commit: str, folder: Path) -> Path:
-    """Write the files of a commit to `folder`; return the folder of the project in it. Raises
-    ConfigError."""
-    folder.mkdir()
-    root = project.root()
+def check_out(commit_sha: str, target_folder: Path) -> Path:
+    """Write the files of a commit to `target_folder`; return the folder of the project in it.
+    Raises ConfigError."""
+    target_folder.mkdir()
+    project_root = project.root()
 
     try:
-        with open_repository(root) as repository:
+        with open_repository(project_root) as repository:
             if not repository:
                 raise ConfigError(
-                    f"{root} is not in a git repository: run the command in the folder of the"
-                    " project."
+                    f"{project_root} is not in a git repository: run the command in the folder of"
+                    " the project."
                 )
 
-            repository.check_out(commit, folder)
-            inner = root.relative_to(repository.top)
+            repository.check_out(commit_sha, target_folder)
+            inner_path = project_root.relative_to(repository.top)
     except GitError as error:
-        remedy = ""
+        error_remedy = ""
         if PARTIAL_CLONE.search(str(error)):
-            remedy = (
+            error_remedy = (
                 ". A partial clone gets the missing files by `git fetch --refetch --no-filter`."
             )
 
-        raise ConfigError(f"commit {commit} cannot be checked out: {error}{remedy}") from error
+        raise ConfigError(
+            f"commit {commit_sha} cannot be checked out: {error}{error_remedy}"
+        ) from error
 
-    project_folder = folder / inner
+    project_folder = target_folder / inner_path
     if not project_folder.is_dir():
         raise ConfigError(
-            f"commit {commit} does not have the folder {inner}: run the command in the folder of"
-            " the project, in the repository that the release was made from."
+            f"commit {commit_sha} does not have the folder {inner_path}: run the command in the"
+            " folder of the project, in the repository that the release was made from."
         )
 
     return project_folder

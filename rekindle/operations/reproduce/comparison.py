@@ -38,110 +38,128 @@ class Comparison:
         return not self.difference
 
 
-def compare(origin: Origin, store: Store, run: str) -> Comparison:
-    """Compare the release with the models of `run`. Raises RekindleError if the run has trained no
-    model."""
-    models = list(_models(store, run))
-    if not models:
-        raise RekindleError(f"the run {run} has not stored a model, so nothing can be compared.")
-
-    model = max(models, key=lambda model: _similarity(origin, model))
-    sha256 = model.description.sha256
-    if sha256 == origin.sha256:
-        return Comparison(sha256, _state_difference(origin, store, run))
-
-    differences = _settings_differences(origin.model.as_json(), model.description.as_json())
-    curve = curve_difference(origin.curve, read_curve(store, model.prefix))
-    return Comparison(sha256, next(differences, curve))
-
-
-def _models(store: Store, run: str) -> Iterator[Model]:
-    for entry in store.list(f"{run}/"):
-        prefix, _, file = entry.key.rpartition("/")
-        if file == MODEL_FILE:
-            description = read_object(ModelFile, store, entry.key)
-            if not description.paused:
-                yield Model(f"{prefix}/", description)
-
-
-def _similarity(origin: Origin, model: Model) -> tuple[bool, int]:
-    """Return a sort key for the similarity of a model to the release, because a run may train
-    several models."""
-    names = ("digest", *SETTING_ENTRIES)
-    expected = origin.model.as_json()
-    actual = model.description.as_json()
-    equal_settings = sum(expected.get(name) == actual.get(name) for name in names)
-    return model.description.sha256 == origin.sha256, equal_settings
-
-
-def _settings_differences(expected: Mapping[str, Any], actual: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the differences of the dataset, then of the settings, then of the machine."""
-    digest = expected.get("digest")
-    other = actual.get("digest")
-    if digest != other:
-        yield (
-            f"the digest of the dataset is {other}, and {digest} in the release: `prepare` made"
-            " another dataset"
+def compare(origin: Origin, object_store: Store, run_name: str) -> Comparison:
+    """Compare the release with the models of `run_name`. Raises RekindleError if the run has
+    trained no model."""
+    trained_models = list(_models(object_store, run_name))
+    if not trained_models:
+        raise RekindleError(
+            f"the run {run_name} has not stored a model, so nothing can be compared."
         )
 
-    for name in SETTING_ENTRIES:
-        yield from _value_differences(name, expected.get(name), actual.get(name))
+    trained_model = max(
+        trained_models, key=lambda trained_model: _similarity(origin, trained_model)
+    )
+    sha256 = trained_model.description.sha256
+    if sha256 == origin.sha256:
+        return Comparison(sha256, _state_difference(origin, object_store, run_name))
 
-    expected_facts = expected.get("fingerprint", {})
-    actual_facts = actual.get("fingerprint", {})
-    for name in sorted(expected_facts.keys() | actual_facts.keys()):
-        if name not in DERIVED_ENTRIES:
-            yield from _value_differences(name, expected_facts.get(name), actual_facts.get(name))
-
-
-def _value_differences(name: str, expected: object, actual: object) -> Iterator[str]:
-    if isinstance(expected, Mapping) and isinstance(actual, Mapping):
-        for key in sorted(expected.keys() | actual.keys()):
-            yield from _value_differences(f"{name}.{key}", expected.get(key), actual.get(key))
-    elif expected != actual:
-        yield f"{name} is {actual!r}, and {expected!r} in the release"
+    differences = _settings_differences(origin.model.as_json(), trained_model.description.as_json())
+    loss_difference = curve_difference(origin.curve, read_curve(object_store, trained_model.prefix))
+    return Comparison(sha256, next(differences, loss_difference))
 
 
-def curve_difference(expected: Curve, actual: Curve) -> str:
+def _models(object_store: Store, run_name: str) -> Iterator[Model]:
+    for object_entry in object_store.list(f"{run_name}/"):
+        key_prefix, _, file_name = object_entry.key.rpartition("/")
+        if file_name == MODEL_FILE:
+            model_description = read_object(ModelFile, object_store, object_entry.key)
+            if not model_description.paused:
+                yield Model(f"{key_prefix}/", model_description)
+
+
+def _similarity(origin: Origin, trained_model: Model) -> tuple[bool, int]:
+    """Return a sort key for the similarity of a model to the release, because a run may train
+    several models."""
+    compared_names = ("digest", *SETTING_ENTRIES)
+    expected_model = origin.model.as_json()
+    actual_model = trained_model.description.as_json()
+    equal_count = sum(expected_model.get(name) == actual_model.get(name) for name in compared_names)
+    return trained_model.description.sha256 == origin.sha256, equal_count
+
+
+def _settings_differences(
+    expected_model: Mapping[str, Any], actual_model: Mapping[str, Any]
+) -> Iterator[str]:
+    """Yield the differences of the dataset, then of the settings, then of the machine."""
+    expected_digest = expected_model.get("digest")
+    actual_digest = actual_model.get("digest")
+    if expected_digest != actual_digest:
+        yield (
+            f"the digest of the dataset is {actual_digest}, and {expected_digest} in the release:"
+            " `prepare` made another dataset"
+        )
+
+    for setting_name in SETTING_ENTRIES:
+        yield from _value_differences(
+            setting_name, expected_model.get(setting_name), actual_model.get(setting_name)
+        )
+
+    expected_facts = expected_model.get("fingerprint", {})
+    actual_facts = actual_model.get("fingerprint", {})
+    for setting_name in sorted(expected_facts.keys() | actual_facts.keys()):
+        if setting_name not in DERIVED_ENTRIES:
+            yield from _value_differences(
+                setting_name, expected_facts.get(setting_name), actual_facts.get(setting_name)
+            )
+
+
+def _value_differences(
+    setting_name: str, expected_value: object, actual_value: object
+) -> Iterator[str]:
+    if isinstance(expected_value, Mapping) and isinstance(actual_value, Mapping):
+        for key in sorted(expected_value.keys() | actual_value.keys()):
+            yield from _value_differences(
+                f"{setting_name}.{key}", expected_value.get(key), actual_value.get(key)
+            )
+    elif expected_value != actual_value:
+        yield f"{setting_name} is {actual_value!r}, and {expected_value!r} in the release"
+
+
+def curve_difference(expected_curve: Curve, actual_curve: Curve) -> str:
     """Return the first step whose loss differs, as a sentence."""
-    steps = sorted(expected.keys() & actual.keys())
-    for step in steps:
-        if expected[step] != actual[step]:
-            losses = f"{actual[step]!r}, and {expected[step]!r} in the release"
-            return f"the first recorded step with another loss is step {step}: {losses}"
+    common_steps = sorted(expected_curve.keys() & actual_curve.keys())
+    for step_number in common_steps:
+        if expected_curve[step_number] != actual_curve[step_number]:
+            losses_text = (
+                f"{actual_curve[step_number]!r}, and {expected_curve[step_number]!r} in the release"
+            )
+            return f"the first recorded step with another loss is step {step_number}: {losses_text}"
 
-    if not steps:
+    if not common_steps:
         return "the weights differ; losses of the same steps were not recorded"
     return (
-        f"the losses of all {len(steps)} recorded steps up to step {steps[-1]} are equal, but the"
-        " weights differ"
+        f"the losses of all {len(common_steps)} recorded steps up to step {common_steps[-1]} are"
+        " equal, but the weights differ"
     )
 
 
-def _state_difference(origin: Origin, store: Store, run: str) -> str:
+def _state_difference(origin: Origin, object_store: Store, run_name: str) -> str:
     """Return a sentence that names the files of the serving state that differ; "" if all are
     equal."""
     from hashlib import sha256
 
-    names = sorted(name for name in origin.files if name == DATASET or name.startswith("state/"))
+    file_names = sorted(
+        name for name in origin.files if name == DATASET or name.startswith("state/")
+    )
 
-    def is_equal(key: str, name: str) -> bool:
-        if not store.head(key):
+    def is_equal(key: str, file_name: str) -> bool:
+        if not object_store.head(key):
             return False
-        content = store.get(key, max_bytes=None)
-        return sha256(content).hexdigest() == origin.files[name]
+        file_content = object_store.get(key, max_bytes=None)
+        return sha256(file_content).hexdigest() == origin.files[file_name]
 
-    candidates = {
-        entry.key.removesuffix(DATASET)
-        for entry in store.list(f"{run}/")
-        if entry.key.endswith(f"/{DATASET}")
+    candidate_prefixes = {
+        object_entry.key.removesuffix(DATASET)
+        for object_entry in object_store.list(f"{run_name}/")
+        if object_entry.key.endswith(f"/{DATASET}")
     }
-    differences = [
-        [name for name in names if not is_equal(prefix + name, name)]
-        for prefix in sorted(candidates)
+    differing_names = [
+        [name for name in file_names if not is_equal(candidate_prefix + name, name)]
+        for candidate_prefix in sorted(candidate_prefixes)
     ]
 
-    different_files = min(differences, key=len, default=names)
+    different_files = min(differing_names, key=len, default=file_names)
     if different_files:
         return (
             f"the weights are equal, but {', '.join(different_files[:3])} of the serving state"

@@ -38,11 +38,11 @@ class Finding:
     def __str__(self) -> str:
         # the subject and the text may contain values of origin.json, which may have line breaks or
         # control characters
-        line = one_line(f"{self.subject}: {self.text}")
-        message = f"{'error' if self.fatal else 'warning':9}{line}"
+        summary_line = one_line(f"{self.subject}: {self.text}")
+        finding_message = f"{'error' if self.fatal else 'warning':9}{summary_line}"
         if self.diff:
-            return f"{message}\n{visible(self.diff)}"
-        return message
+            return f"{finding_message}\n{visible(self.diff)}"
+        return finding_message
 
     def as_json(self) -> dict[str, Any]:
         text = f"{self.text}\n{self.diff}" if self.diff else self.text
@@ -53,48 +53,52 @@ class Commit:
     """The commit to check out: the commit of the release, unless the user gives another
     revision."""
 
-    def __init__(self, origin: Origin, revision: str) -> None:
+    def __init__(self, origin: Origin, git_revision: str) -> None:
         self.recorded_sha = origin.commit.removesuffix("-dirty")
         self.is_dirty = origin.commit.endswith("-dirty")
 
-        self.sha = find_commit(revision or self.recorded_sha)
+        self.sha = find_commit(git_revision or self.recorded_sha)
         if self.sha:
             return
 
-        release = f"{origin.name} {origin.version}"
-        if revision:
-            reason = f"revision {revision} does not exist"
+        release_name = f"{origin.name} {origin.version}"
+        if git_revision:
+            error_reason = f"revision {git_revision} does not exist"
         elif self.recorded_sha:
-            reason = (
-                f"{release} was made from commit {self.recorded_sha}, which is not in the"
+            error_reason = (
+                f"{release_name} was made from commit {self.recorded_sha}, which is not in the"
                 " repository of this folder"
             )
         else:
-            reason = f"{release} was made outside of a git repository"
+            error_reason = f"{release_name} was made outside of a git repository"
 
         raise ConfigError(
-            f"{reason}: run the command in a clone that has the commit (`git fetch --all`), or"
-            " give another revision with --commit."
+            f"{error_reason}: run the command in a clone that has the commit (`git fetch --all`),"
+            " or give another revision with --commit."
         )
 
     def findings(self) -> Iterator[Finding]:
         if self.sha != self.recorded_sha:
-            recorded = self.recorded_sha or "unknown"
-            yield Finding("commit", f"{self.sha} is used; the commit of the release is {recorded}")
+            recorded_commit = self.recorded_sha or "unknown"
+            yield Finding(
+                "commit", f"{self.sha} is used; the commit of the release is {recorded_commit}"
+            )
 
 
-def code_findings(origin: Origin, commit: Commit, folder: Path) -> Iterator[Finding]:
+def code_findings(origin: Origin, commit: Commit, project_folder: Path) -> Iterator[Finding]:
     """Compare the code of the release with the files of the commit, and with the installed packages
     of Rekindle."""
-    recorded = origin.run.code
-    current = code.module_digests(origin.run.modules, [str(folder)])
-    names = sorted(
-        name for name in recorded.keys() | current.keys() if recorded.get(name) != current.get(name)
+    recorded_digests = origin.run.code
+    current_digests = code.module_digests(origin.run.modules, [str(project_folder)])
+    changed_modules = sorted(
+        name
+        for name in recorded_digests.keys() | current_digests.keys()
+        if recorded_digests.get(name) != current_digests.get(name)
     )
 
-    packages = ("rekindle", "argolocal")
-    rekindle_modules = [name for name in names if name.partition(".")[0] in packages]
-    project_modules = [name for name in names if name not in rekindle_modules]
+    own_packages = ("rekindle", "argolocal")
+    rekindle_modules = [name for name in changed_modules if name.partition(".")[0] in own_packages]
+    project_modules = [name for name in changed_modules if name not in rekindle_modules]
     if project_modules:
         yield Finding(
             "code",
@@ -103,80 +107,103 @@ def code_findings(origin: Origin, commit: Commit, folder: Path) -> Iterator[Find
             True,
         )
     elif commit.is_dirty and commit.sha == commit.recorded_sha:
-        text = (
+        finding_text = (
             "the release was made with uncommitted changes, but its steps and workload equal the"
             " commit"
         )
-        yield Finding("commit", text)
+        yield Finding("commit", finding_text)
 
     if rekindle_modules:
-        differing = first_names(rekindle_modules, MAX_NAMES)
-        yield Finding("code", f"Rekindle itself differs from the release, in {differing}")
+        differing_modules = first_names(rekindle_modules, MAX_NAMES)
+        yield Finding("code", f"Rekindle itself differs from the release, in {differing_modules}")
 
 
 def environment_findings(origin: Origin) -> Iterator[Finding]:
     """Compare the Python version, packages, lock file and image of the release with this
     environment."""
-    recorded = origin.run.python
-    current = platform.python_version()
-    if recorded != current:
-        yield Finding("python", f"the release was made with Python {recorded}, this is {current}")
+    recorded_python = origin.run.python
+    current_python = platform.python_version()
+    if recorded_python != current_python:
+        yield Finding(
+            "python",
+            f"the release was made with Python {recorded_python}, this is {current_python}",
+        )
 
-    lock = provenance.hash_lock_file()
-    recorded_lock = origin.provenance.get("lock_hash", "")
-    if lock != recorded_lock:
-        file = provenance.find_lock_file()
-        here = f"{file.name if file else 'the lock file'} has the sha256 {lock or '(missing)'}"
-        yield Finding("lock", f"{here}; the release was made with {recorded_lock or '(missing)'}")
+    lock_hash = provenance.hash_lock_file()
+    recorded_lock_hash = origin.provenance.get("lock_hash", "")
+    if lock_hash != recorded_lock_hash:
+        lock_file = provenance.find_lock_file()
+        lock_description = (
+            f"{lock_file.name if lock_file else 'the lock file'} has the sha256"
+            f" {lock_hash or '(missing)'}"
+        )
+        yield Finding(
+            "lock",
+            f"{lock_description}; the release was made with {recorded_lock_hash or '(missing)'}",
+        )
 
     recorded_packages = _split_versions(origin.run.packages)
     current_packages = _split_versions(code.list_packages())
-    names = sorted(recorded_packages.keys() | current_packages.keys())
-    changes = [
-        f"{name} {recorded_packages.get(name, '(missing)')} →"
-        f" {current_packages.get(name, '(missing)')}"
-        for name in names
-        if recorded_packages.get(name) != current_packages.get(name)
+    package_names = sorted(recorded_packages.keys() | current_packages.keys())
+    package_changes = [
+        f"{package_name} {recorded_packages.get(package_name, '(missing)')} →"
+        f" {current_packages.get(package_name, '(missing)')}"
+        for package_name in package_names
+        if recorded_packages.get(package_name) != current_packages.get(package_name)
     ]
 
-    if changes:
-        advice = "install the lock file of the commit to have the same packages"
-        yield Finding("packages", f"{first_names(changes, MAX_NAMES)} (release → here): {advice}")
-
-    image = origin.provenance.get("image", "host")
-    digest = origin.provenance.get("image_digest", "host")
-    if image != "host":
-        text = (
-            f"the release was made in {image} ({digest}); here its steps run on the packages of"
-            " this environment"
+    if package_changes:
+        install_advice = "install the lock file of the commit to have the same packages"
+        yield Finding(
+            "packages",
+            f"{first_names(package_changes, MAX_NAMES)} (release → here): {install_advice}",
         )
-        yield Finding("image", text)
+
+    image_name = origin.provenance.get("image", "host")
+    image_digest = origin.provenance.get("image_digest", "host")
+    if image_name != "host":
+        finding_text = (
+            f"the release was made in {image_name} ({image_digest}); here its steps run on the"
+            " packages of this environment"
+        )
+        yield Finding("image", finding_text)
 
 
 def machine_findings(origin: Origin) -> Iterator[Finding]:
     """If Rekindle trained the model, compare the torch, device and processor of the training with
     this machine."""
-    model = origin.model
-    recorded = model.fingerprint
-    if not recorded:
+    released_model = origin.model
+    recorded_facts = released_model.fingerprint
+    if not recorded_facts:
         return
 
-    settings = {
-        name: value for name, value in model.train.items() if name in TrainConfig.model_fields
+    train_settings = {
+        setting_name: value
+        for setting_name, value in released_model.train.items()
+        if setting_name in TrainConfig.model_fields
     }
-    spec = to_json([model.workload, model.model, settings, model.family])
-    command = python_command("-m", "rekindle.operations.reproduce.machine_facts", spec)
-    process = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL)
-    if process.returncode:
-        text = f"the facts of this machine are unknown: {process.stderr.strip()[-500:]}"
-        yield Finding("machine", text, True)
+    spec_json = to_json(
+        [released_model.workload, released_model.model, train_settings, released_model.family]
+    )
+    command = python_command("-m", "rekindle.operations.reproduce.machine_facts", spec_json)
+    facts_process = subprocess.run(
+        command, capture_output=True, text=True, stdin=subprocess.DEVNULL
+    )
+    if facts_process.returncode:
+        finding_text = (
+            f"the facts of this machine are unknown: {facts_process.stderr.strip()[-500:]}"
+        )
+        yield Finding("machine", finding_text, True)
         return
 
-    current = json.loads(process.stdout.splitlines()[-1])
-    for name, value in recorded.items():
-        if name not in DERIVED_ENTRIES and current.get(name) != value:
-            text = f"the release was trained with {value}, here it is {current.get(name)}"
-            yield Finding(name, text, True)
+    current_facts = json.loads(facts_process.stdout.splitlines()[-1])
+    for setting_name, value in recorded_facts.items():
+        if setting_name not in DERIVED_ENTRIES and current_facts.get(setting_name) != value:
+            finding_text = (
+                f"the release was trained with {value}, here it is"
+                f" {current_facts.get(setting_name)}"
+            )
+            yield Finding(setting_name, finding_text, True)
 
 
 class Data:
@@ -186,85 +213,106 @@ class Data:
     tried below the project folder of the commit.
     """
 
-    def __init__(self, origin: Origin, source: str, folder: Path) -> None:
+    def __init__(self, origin: Origin, source: str, project_folder: Path) -> None:
         self.recorded_source = origin.config.data.source
         self.recorded_digest = origin.provenance.get("source_digest", "")
         self.given_source = source
-        self.folder = folder
+        self.folder = project_folder
 
     @cached_property
     def digests(self) -> Mapping[str, str]:
         """The digest of the data at each possible place; "" if the data does not exist there or
         cannot be verified."""
-        source = self.given_source or self.recorded_source
-        places = list[str]()
+        chosen_source = self.given_source or self.recorded_source
+        candidate_places = list[str]()
         if not self.given_source and "://" not in self.recorded_source:
-            parts = Path(self.recorded_source).parts[1:]
-            places = [str(self.folder.joinpath(*parts[start:])) for start in range(len(parts))]
+            path_parts = Path(self.recorded_source).parts[1:]
+            candidate_places = [
+                str(self.folder.joinpath(*path_parts[start_index:]))
+                for start_index in range(len(path_parts))
+            ]
 
-        digests = {place: _digest_or_empty(place) for place in [*places, source]}
-        return {place: digest for place, digest in digests.items() if digest or place == source}
+        digests_by_place = {
+            candidate_place: _digest_or_empty(candidate_place)
+            for candidate_place in [*candidate_places, chosen_source]
+        }
+        return {
+            candidate_place: place_digest
+            for candidate_place, place_digest in digests_by_place.items()
+            if place_digest or candidate_place == chosen_source
+        }
 
     @cached_property
     def source(self) -> str:
         """The place of the data to use: the first with the content of the release, else the first
         that exists."""
-        existing = [place for place, digest in self.digests.items() if digest]
-        equal = (place for place in existing if self.digests[place] == self.recorded_digest)
-        return next(equal, existing[0] if existing else self.given_source or self.recorded_source)
+        existing_places = [
+            data_place for data_place, place_digest in self.digests.items() if place_digest
+        ]
+        equal_places = (
+            data_place
+            for data_place in existing_places
+            if self.digests[data_place] == self.recorded_digest
+        )
+        return next(
+            equal_places,
+            existing_places[0] if existing_places else self.given_source or self.recorded_source,
+        )
 
     @property
     def description(self) -> str:
         """The place of the data, for messages; for a file of the commit, its path in the
         project."""
-        path = Path(self.source)
-        if path.is_relative_to(self.folder):
-            return f"{path.relative_to(self.folder)} of the commit"
+        source_path = Path(self.source)
+        if source_path.is_relative_to(self.folder):
+            return f"{source_path.relative_to(self.folder)} of the commit"
         return self.source
 
     def findings(self) -> Iterator[Finding]:
-        digest = self.digests.get(self.source, "")
+        source_digest = self.digests.get(self.source, "")
         if not self.recorded_digest:
             yield Finding(
                 "data",
                 f"the release does not have a digest of {self.recorded_source}, so it cannot be"
                 " verified",
             )
-        elif digest != self.recorded_digest:
-            if digest:
-                state = f"its digest is {digest}"
+        elif source_digest != self.recorded_digest:
+            if source_digest:
+                digest_text = f"its digest is {source_digest}"
             else:
-                state = "it does not exist, or cannot be read"
+                digest_text = "it does not exist, or cannot be read"
 
-            remedy = "restore it, or give the place of the same data with --data"
+            data_remedy = "restore it, or give the place of the same data with --data"
             yield Finding(
                 "data",
-                f"{self.description}: {state}; the release has the digest {self.recorded_digest}:"
-                f" {remedy}",
+                f"{self.description}: {digest_text}; the release has the digest"
+                f" {self.recorded_digest}: {data_remedy}",
                 True,
             )
         elif self._is_private():
-            text = (
+            finding_text = (
                 f"{self.source}: each step has its own /tmp and cannot access it: copy it, and use"
                 " --data"
             )
-            yield Finding("data", text, True)
+            yield Finding("data", finding_text, True)
 
     def _is_private(self) -> bool:
         """Return True if the data is in a folder that the pods of steps cannot see."""
-        path = Path(self.source)
-        return path.is_relative_to(POD_PRIVATE) and not path.is_relative_to(self.folder)
+        source_path = Path(self.source)
+        return source_path.is_relative_to(POD_PRIVATE) and not source_path.is_relative_to(
+            self.folder
+        )
 
 
-def _digest_or_empty(uri: str) -> str:
+def _digest_or_empty(data_uri: str) -> str:
     try:
-        return data_digest_or_empty(uri)
+        return data_digest_or_empty(data_uri)
     except RekindleError:
         # raised if a bucket is missing, or the object store is unavailable
         return ""
 
 
-def _split_versions(names: list[str]) -> dict[str, str]:
+def _split_versions(package_names: list[str]) -> dict[str, str]:
     """Split package names with versions, such as torch-2.8.0, into name and version."""
-    parts = (package.rpartition("-") for package in names)
-    return {name: version for name, _, version in parts}
+    name_parts = (package_name.rpartition("-") for package_name in package_names)
+    return {base_name: version for base_name, _, version in name_parts}

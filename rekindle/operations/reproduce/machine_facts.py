@@ -16,8 +16,8 @@ from rekindle.training.spec import TrainingSpec
 
 
 def main() -> None:
-    spec = TrainingSpec.for_local_training(*json.loads(sys.argv[1]))
-    print(to_json(compute_fingerprint(spec, prepare_device(spec))))
+    local_spec = TrainingSpec.for_local_training(*json.loads(sys.argv[1]))
+    print(to_json(compute_fingerprint(local_spec, prepare_device(local_spec))))
 
 
 if __name__ == "__main__":

@@ -77,89 +77,105 @@ class Result:
         return any(finding.fatal for finding in self.findings)
 
     def as_json(self) -> dict[str, Any]:
-        compared = self.comparison
+        model_comparison = self.comparison
         return {
             "model": self.origin.name,
             "version": self.origin.version,
             "commit": self.commit,
             "findings": [finding.as_json() for finding in self.findings],
             "release_sha256": self.origin.sha256,
-            "model_sha256": compared and compared.sha256,
-            "equal": compared and compared.equal,
-            "difference": compared and (compared.difference or None),
+            "model_sha256": model_comparison and model_comparison.sha256,
+            "equal": model_comparison and model_comparison.equal,
+            "difference": model_comparison and (model_comparison.difference or None),
         }
 
 
-def reproduce(home: Path, request: Request, log: Callable[[str], None]) -> Result:
-    """Train the model of a release again, and compare the weights; report findings to `log` before
-    the training.
+def reproduce(
+    home_folder: Path, reproduction_request: Request, log_line: Callable[[str], None]
+) -> Result:
+    """Train the model of a release again, and compare the weights; report findings to `log_line`
+    before the training.
 
     The release is read from the S3 store and MLflow at the addresses in the environment or, without
-    addresses, from the services embedded in `home`. If a finding is fatal, nothing is trained,
-    unless `request.ignore_errors` is True. Raises ConfigError, RekindleError.
+    addresses, from the services embedded in `home_folder`. If a finding is fatal, nothing is
+    trained, unless `request.ignore_errors` is True. Raises ConfigError, RekindleError.
     """
-    local = LocalCluster(home)
-    if not home.exists() and not os.environ.get(MLFLOW_TRACKING_URI):
+    local_cluster = LocalCluster(home_folder)
+    if not home_folder.exists() and not os.environ.get(MLFLOW_TRACKING_URI):
         raise ConfigError(
-            f"no release of {request.model} is known: {home} does not exist, and"
-            " MLFLOW_TRACKING_URI is not set. Run the command in the project of the release, or"
-            " set the addresses of the services that have the release."
+            f"no release of {reproduction_request.model} is known: {home_folder} does not exist,"
+            " and MLFLOW_TRACKING_URI is not set. Run the command in the project of the release,"
+            " or set the addresses of the services that have the release."
         )
 
-    os.environ.update(local.configmap(CONFIG_MAP) | local.secret(STORE_SECRET))
-    store = Store.from_env()
-    origin = read(store, request.model, request.version)
-    commit = checks.Commit(origin, request.commit)
+    os.environ.update(local_cluster.configmap(CONFIG_MAP) | local_cluster.secret(STORE_SECRET))
+    object_store = Store.from_env()
+    origin = read(object_store, reproduction_request.model, reproduction_request.version)
+    release_commit = checks.Commit(origin, reproduction_request.commit)
 
     with temporary_workspace() as workspace:
-        result = Result(origin, commit.sha)
-        folder = check_out(commit.sha, workspace.checkout)
-        data = checks.Data(origin, request.data, folder)
-        log(f"{origin.name} version {origin.version}, commit {commit.sha}, data {data.description}")
+        reproduction_result = Result(origin, release_commit.sha)
+        project_folder = check_out(release_commit.sha, workspace.checkout)
+        raw_data = checks.Data(origin, reproduction_request.data, project_folder)
+        log_line(
+            f"{origin.name} version {origin.version}, commit {release_commit.sha}, data"
+            f" {raw_data.description}"
+        )
 
         def report(found: Iterator[Finding]) -> None:
             for finding in found:
-                result.findings.append(finding)
-                log(str(finding))
+                reproduction_result.findings.append(finding)
+                log_line(str(finding))
 
-        report(commit.findings())
-        report(checks.code_findings(origin, commit, folder))
-        report(data.findings())
+        report(release_commit.findings())
+        report(checks.code_findings(origin, release_commit, project_folder))
+        report(raw_data.findings())
         report(checks.environment_findings(origin))
         report(checks.machine_findings(origin))
 
-        inputs = Inputs(origin, store, data.source)
-        report(inputs.findings())
+        run_inputs = Inputs(origin, object_store, raw_data.source)
+        report(run_inputs.findings())
 
-        manifest = render(workspace, folder, origin.whole_config)
-        reject_unrecorded_program(origin, manifest)
-        report(manifest_findings(origin, manifest))
+        rendered_manifest = render(workspace, project_folder, origin.whole_config)
+        reject_unrecorded_program(origin, rendered_manifest)
+        report(manifest_findings(origin, rendered_manifest))
 
-        recorded = recorded_values(local.home, origin)
-        report(suspended_findings(manifest, run_parameters(origin), request.values, recorded))
+        recorded_step_values = recorded_values(local_cluster.home, origin)
+        report(
+            suspended_findings(
+                rendered_manifest,
+                run_parameters(origin),
+                reproduction_request.values,
+                recorded_step_values,
+            )
+        )
 
         report(program_findings(origin))
 
-        if request.check_only or (result.fatal and not request.ignore_errors):
-            return result
+        if reproduction_request.check_only or (
+            reproduction_result.fatal and not reproduction_request.ignore_errors
+        ):
+            return reproduction_result
         if origin.is_of_program:
-            return result
+            return reproduction_result
 
-        inputs.provide(workspace)
-        values = recorded | dict(request.values)
-        run = run_pipeline(workspace, folder, origin, data.source, local.home, values)
-        result.comparison = compare(origin, workspace.store(), run)
+        run_inputs.provide(workspace)
+        step_values = recorded_step_values | dict(reproduction_request.values)
+        run_name = run_pipeline(
+            workspace, project_folder, origin, raw_data.source, local_cluster.home, step_values
+        )
+        reproduction_result.comparison = compare(origin, workspace.store(), run_name)
 
-    return result
+    return reproduction_result
 
 
 class Inputs:
     """The releases and objects that the run reads, in addition to files of the project."""
 
-    def __init__(self, origin: Origin, store: Store, source: str) -> None:
+    def __init__(self, origin: Origin, object_store: Store, data_source: str) -> None:
         self.origin = origin
-        self.store = store
-        self.source = source
+        self.store = object_store
+        self.source = data_source
         self.start = origin.model.start
         self.releases: dict[str, tracking.Release] = {}
 
@@ -167,11 +183,13 @@ class Inputs:
         if self.start.startswith("releases/"):
             self.releases[self.start.split("/")[1]] = tracking.Release("start", self.start, "")
 
-        champion = origin.run.champion
-        release = tracking.find_version(origin.name, champion) if champion else None
+        champion_version = origin.run.champion
+        champion_release = (
+            tracking.find_version(origin.name, champion_version) if champion_version else None
+        )
         # the release has the weights of this champion, so it is the refreshed champion
-        if release and release.sha256 == origin.sha256:
-            self.releases[origin.name] = release
+        if champion_release and champion_release.sha256 == origin.sha256:
+            self.releases[origin.name] = champion_release
 
     def findings(self) -> Iterator[Finding]:
         for release in self.releases.values():
@@ -184,21 +202,28 @@ class Inputs:
 
     def provide(self, workspace: Workspace) -> None:
         """Copy the inputs to the object store of the workspace."""
-        address = parse_s3_address(self.source)
-        if address:
-            workspace.copy(Store(address.bucket, self.store.endpoint), address.key)
-        for name, release in self.releases.items():
-            workspace.add_champion(self.store, release, name)
+        s3_address = parse_s3_address(self.source)
+        if s3_address:
+            workspace.copy(Store(s3_address.bucket, self.store.endpoint), s3_address.key)
+        for model_name, release in self.releases.items():
+            workspace.add_champion(self.store, release, model_name)
 
 
-def render(workspace: Workspace, project: Path, config: Mapping[str, Any], *sets: str) -> Manifest:
+def render(
+    workspace: Workspace,
+    project_folder: Path,
+    pipeline_config: Mapping[str, Any],
+    *setting_overrides: str,
+) -> Manifest:
     """Render a config in the project of the commit. Raises ConfigError."""
-    file = workspace.folder / "config.yaml"
-    file.write_text(yaml.safe_dump(config, sort_keys=False))
-    flags = [f"--set={item}" for item in sets]
+    config_file = workspace.folder / "config.yaml"
+    config_file.write_text(yaml.safe_dump(pipeline_config, sort_keys=False))
+    override_flags = [f"--set={setting_override}" for setting_override in setting_overrides]
 
     try:
-        return yaml.safe_load(workspace.rekindle(project, "render", str(file), *flags))
+        return yaml.safe_load(
+            workspace.rekindle(project_folder, "render", str(config_file), *override_flags)
+        )
     except RekindleError as error:
         raise ConfigError(
             f"the project of the commit cannot render the config of the release: {error}"
@@ -210,15 +235,18 @@ def manifest_findings(origin: Origin, manifest: Manifest) -> Iterator[Finding]:
     if manifest_sha256(manifest) == origin.provenance.get("manifest_hash"):
         return
 
-    texts = [
-        to_yaml(_without_provenance(each)).splitlines() for each in (origin.run.manifest, manifest)
+    manifest_lines = [
+        to_yaml(_without_provenance(compared_manifest)).splitlines()
+        for compared_manifest in (origin.run.manifest, manifest)
     ]
-    lines = list(unified_diff(texts[0], texts[1], "release", "commit", n=1, lineterm=""))
-    if len(lines) > MAX_DIFF_LINES:
-        lines[MAX_DIFF_LINES:] = [f"... {len(lines) - MAX_DIFF_LINES} more lines"]
+    diff_lines = list(
+        unified_diff(manifest_lines[0], manifest_lines[1], "release", "commit", n=1, lineterm="")
+    )
+    if len(diff_lines) > MAX_DIFF_LINES:
+        diff_lines[MAX_DIFF_LINES:] = [f"... {len(diff_lines) - MAX_DIFF_LINES} more lines"]
 
-    text = "the commit renders a manifest that differs from the release:"
-    yield Finding("manifest", text, diff="\n".join(lines))
+    finding_text = "the commit renders a manifest that differs from the release:"
+    yield Finding("manifest", finding_text, diff="\n".join(diff_lines))
 
 
 def program_findings(origin: Origin) -> Iterator[Finding]:
@@ -241,8 +269,8 @@ def reject_unrecorded_program(origin: Origin, manifest: Manifest) -> None:
     if origin.is_of_program:
         return
 
-    text = to_json(manifest)
-    has_program_job = any(modules.launcher in text for modules in PROGRAMS)
+    manifest_text = to_json(manifest)
+    has_program_job = any(program_modules.launcher in manifest_text for program_modules in PROGRAMS)
     if origin.whole_config.get("program") is None and not has_program_job:
         return
 
@@ -255,41 +283,52 @@ def reject_unrecorded_program(origin: Origin, manifest: Manifest) -> None:
 
 
 def _without_provenance(manifest: Manifest) -> Manifest:
-    spec = json.loads(to_json(manifest["spec"]))
-    for parameter in spec.get("arguments", {}).get("parameters", []):
+    manifest_spec = json.loads(to_json(manifest["spec"]))
+    for parameter in manifest_spec.get("arguments", {}).get("parameters", []):
         if parameter["name"] in PROVENANCE_PARAMETERS:
             parameter["value"] = ""
-    return {"spec": spec}
+    return {"spec": manifest_spec}
 
 
 def run_pipeline(
     workspace: Workspace,
-    project: Path,
+    project_folder: Path,
     origin: Origin,
-    source: str,
+    data_source: str,
     user_home: Path,
-    values: Mapping[str, str],
+    step_values: Mapping[str, str],
 ) -> str:
     """Run the pipeline without the cache, and return the name of the run. Raises RekindleError if
     the run fails.
 
-    `values`: outputs of suspended steps.
+    `step_values`: outputs of suspended steps.
     """
-    sets = [f"serve.port={_free_port()}", "notify.format=off"]
-    if source != origin.config.data.source:
-        sets.append(f"data.source={source}")
+    setting_overrides = [f"serve.port={_free_port()}", "notify.format=off"]
+    if data_source != origin.config.data.source:
+        setting_overrides.append(f"data.source={data_source}")
 
-    manifest = render(workspace, project, training_config(origin), *sets)
-    resume_at_once(manifest, values)
+    manifest = render(workspace, project_folder, training_config(origin), *setting_overrides)
+    resume_at_once(manifest, step_values)
     workspace.use_images(origin.config, manifest, user_home)
 
-    file = workspace.folder / "manifest.json"
-    file.write_text(to_json(manifest))
-    flags = [f"-p{name}={value}" for name, value in run_parameters(origin).items()]
-    output = workspace.rekindle(
-        project, "run", "--manifest", str(file), *flags, "--no-cache", "--yes", "-o", "json"
+    manifest_file = workspace.folder / "manifest.json"
+    manifest_file.write_text(to_json(manifest))
+    parameter_flags = [
+        f"-p{parameter_name}={parameter_value}"
+        for parameter_name, parameter_value in run_parameters(origin).items()
+    ]
+    command_output = workspace.rekindle(
+        project_folder,
+        "run",
+        "--manifest",
+        str(manifest_file),
+        *parameter_flags,
+        "--no-cache",
+        "--yes",
+        "-o",
+        "json",
     )
-    return json.loads(output)["workflow"]
+    return json.loads(command_output)["workflow"]
 
 
 def training_config(origin: Origin) -> dict[str, Any]:
@@ -298,28 +337,32 @@ def training_config(origin: Origin) -> dict[str, Any]:
 
     The sweep is not repeated, because a sweep with a budget depends on the speed of the machine.
     """
-    config = origin.whole_config
+    pipeline_config = origin.whole_config
     if TRIAL_STEP not in origin.run.modules:
-        return config
+        return pipeline_config
 
-    space = {
-        section: {key: [_released_setting(origin, section, key)] for key in keys}
-        for section, keys in origin.config.sweep.space.items()
+    search_space = {
+        section_name: {key: [_released_setting(origin, section_name, key)] for key in section_keys}
+        for section_name, section_keys in origin.config.sweep.space.items()
     }
-    return config | {
-        "sweep": config["sweep"] | {"space": space, "trials": 1, "rungs": 1, "budget": {}}
+    return pipeline_config | {
+        "sweep": pipeline_config["sweep"]
+        | {"space": search_space, "trials": 1, "rungs": 1, "budget": {}}
     }
 
 
-def _released_setting(origin: Origin, section: str, key: str) -> Any:
+def _released_setting(origin: Origin, section_name: str, key: str) -> Any:
     """Return the value that the released trial of a sweep has for a setting. Raises ConfigError."""
-    settings = {"model": origin.model.model, "train": origin.model.train}.get(section, {})
-    if key not in settings:
+    section_settings = {"model": origin.model.model, "train": origin.model.train}.get(
+        section_name, {}
+    )
+    if key not in section_settings:
         raise ConfigError(
             f"version {origin.version} of {origin.name} cannot be reproduced: its model.json lacks"
-            f" {show(section)}, {show(key)}, which the sweep searched. Train and release again."
+            f" {show(section_name)}, {show(key)}, which the sweep searched. Train and release"
+            " again."
         )
-    return settings[key]
+    return section_settings[key]
 
 
 def run_parameters(origin: Origin) -> dict[str, str]:
@@ -328,16 +371,18 @@ def run_parameters(origin: Origin) -> dict[str, str]:
 
     A moving window ends at the scheduled time, or else at the creation time of that run.
     """
-    values = {
-        name: value
-        for name, value in origin.parameters.items()
-        if name not in PROVENANCE_PARAMETERS
+    parameter_values = {
+        parameter_name: value
+        for parameter_name, value in origin.parameters.items()
+        if parameter_name not in PROVENANCE_PARAMETERS
     }
     if uses_scheduled_time(origin.run.manifest):
-        values[SCHEDULED_TIME] = values.get(SCHEDULED_TIME) or origin.run.created
-    return values | {BACKFILL: "true"}
+        parameter_values[SCHEDULED_TIME] = (
+            parameter_values.get(SCHEDULED_TIME) or origin.run.created
+        )
+    return parameter_values | {BACKFILL: "true"}
 
 
 def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return server.getsockname()[1]
+    with socket.create_server(("127.0.0.1", 0)) as server_socket:
+        return server_socket.getsockname()[1]

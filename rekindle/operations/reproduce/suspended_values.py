@@ -19,91 +19,116 @@ from rekindle.release.origin import Origin
 Values = Mapping[str, str]
 
 
-def recorded_values(home: Path, origin: Origin) -> dict[str, str]:
-    """Return the values in the run of the release, if the run is in `home`; a name with several
-    values is left out."""
-    run = ""
+def recorded_values(home_folder: Path, origin: Origin) -> dict[str, str]:
+    """Return the values in the run of the release, if the run is in `home_folder`; a name with
+    several values is left out."""
+    run_name = ""
     # the MLflow run may have been deleted
     with suppress(TrackingError):
         if origin.run_id:
-            run = tracking.read_tags(origin.run_id).get(tracking.WORKFLOW, "")
+            run_name = tracking.read_tags(origin.run_id).get(tracking.WORKFLOW, "")
 
-    if not run:
+    if not run_name:
         return {}
 
-    values: dict[str, set[str]] = defaultdict(set)
-    for node in RunFiles(home, run).load()[0]["nodes"].values():
-        for parameter in (node.get("outputs") or {}).get("parameters") or []:
-            if node["type"] == "Suspend" and "value" in parameter:
-                values[parameter["name"]].add(parameter["value"])
+    values_by_name: dict[str, set[str]] = defaultdict(set)
+    for workflow_node in RunFiles(home_folder, run_name).load()[0]["nodes"].values():
+        for output_parameter in (workflow_node.get("outputs") or {}).get("parameters") or []:
+            if workflow_node["type"] == "Suspend" and "value" in output_parameter:
+                values_by_name[output_parameter["name"]].add(output_parameter["value"])
 
-    return {name: choices.pop() for name, choices in values.items() if len(choices) == 1}
+    return {
+        name: recorded_choices.pop()
+        for name, recorded_choices in values_by_name.items()
+        if len(recorded_choices) == 1
+    }
 
 
 def suspended_findings(
-    manifest: Manifest, parameters: Values, values_given: Values, values_recorded: Values
+    manifest: Manifest,
+    workflow_parameters: Values,
+    given_values: Values,
+    recorded_step_values: Values,
 ) -> Iterator[Finding]:
     """Yield a finding for each value of a suspended step that neither the user has given nor the
     run of the release has recorded.
 
-    `parameters`: workflow parameters of the run. Raises ConfigError if a given value is not an
-    output of a suspended step.
+    `workflow_parameters`: workflow parameters of the run. Raises ConfigError if a given value is
+    not an output of a suspended step.
     """
-    declared = manifest["spec"]["arguments"]["parameters"]
-    values = [
-        item | ({"value": parameters[item["name"]]} if item["name"] in parameters else {})
-        for item in declared
+    declared_parameters = manifest["spec"]["arguments"]["parameters"]
+    parameter_values = [
+        parameter
+        | (
+            {"value": workflow_parameters[parameter["name"]]}
+            if parameter["name"] in workflow_parameters
+            else {}
+        )
+        for parameter in declared_parameters
     ]
 
-    tree = Tree(manifest | {"spec": manifest["spec"] | {"arguments": {"parameters": values}}})
-    tasks = [
-        task for task in tree.leaves() if "suspend" in task.template and task.status != SKIPPED
+    task_tree = Tree(
+        manifest | {"spec": manifest["spec"] | {"arguments": {"parameters": parameter_values}}}
+    )
+    suspended_tasks = [
+        suspended_task
+        for suspended_task in task_tree.leaves()
+        if "suspend" in suspended_task.template and suspended_task.status != SKIPPED
     ]
-    outputs = {
-        name: (task, default)
-        for task in tasks
-        for name, default in _output_defaults(task.template).items()
+    outputs_by_name = {
+        output_name: (suspended_task, default_value)
+        for suspended_task in suspended_tasks
+        for output_name, default_value in _output_defaults(suspended_task.template).items()
     }
 
-    for name in values_given.keys() - outputs.keys():
+    for output_name in given_values.keys() - outputs_by_name.keys():
         raise ConfigError(
-            f"-p {name}: a suspended step does not have this"
-            f" output.{did_you_mean(name, set(outputs))}"
+            f"-p {output_name}: a suspended step does not have this"
+            f" output.{did_you_mean(output_name, set(outputs_by_name))}"
         )
 
-    for name, (task, default) in outputs.items():
-        if name in values_given or name in values_recorded:
+    for output_name, (suspended_task, default_value) in outputs_by_name.items():
+        if output_name in given_values or output_name in recorded_step_values:
             continue
 
-        text = (
-            f'the value "{name}" of the suspended step {task.path} is not recorded on this machine'
+        finding_text = (
+            f'the value "{output_name}" of the suspended step {suspended_task.path} is not'
+            " recorded on this machine"
         )
-        if default is not None:
-            text += f", so its default {default!r} is used"
-        text += f": give the value of the release's run with -p {name}=VALUE"
-        yield Finding("value", text, default is None and task.status == RUNS)
+        if default_value is not None:
+            finding_text += f", so its default {default_value!r} is used"
+        finding_text += f": give the value of the release's run with -p {output_name}=VALUE"
+        yield Finding(
+            "value", finding_text, default_value is None and suspended_task.status == RUNS
+        )
 
 
-def resume_at_once(manifest: Manifest, values: Values) -> None:
+def resume_at_once(manifest: Manifest, output_values: Values) -> None:
     """Let the suspended steps of a manifest end at once, with these values as outputs."""
-    for template, _ in all_templates(manifest["spec"], "spec"):
-        if "suspend" not in template:
+    for workflow_template, _ in all_templates(manifest["spec"], "spec"):
+        if "suspend" not in workflow_template:
             continue
 
         # do not wait for an approval, because the run releases nothing
-        template["suspend"] = {"duration": "0"}
-        for parameter in (template.get("outputs") or {}).get("parameters") or []:
-            if parameter["name"] in values:
-                parameter["valueFrom"] = {"supplied": {}, "default": values[parameter["name"]]}
+        workflow_template["suspend"] = {"duration": "0"}
+        for output_parameter in (workflow_template.get("outputs") or {}).get("parameters") or []:
+            if output_parameter["name"] in output_values:
+                output_parameter["valueFrom"] = {
+                    "supplied": {},
+                    "default": output_values[output_parameter["name"]],
+                }
 
 
 def _output_defaults(template: Mapping[str, Any]) -> dict[str, str | None]:
     """Map the outputs of a suspend template to their defaults."""
-    inputs = {
-        item["name"]: item.get("default")
-        for item in (template.get("inputs") or {}).get("parameters") or []
+    input_defaults = {
+        input_parameter["name"]: input_parameter.get("default")
+        for input_parameter in (template.get("inputs") or {}).get("parameters") or []
     }
-    outputs = (template.get("outputs") or {}).get("parameters") or []
+    output_parameters = (template.get("outputs") or {}).get("parameters") or []
     return {
-        item["name"]: item["valueFrom"].get("default", inputs.get(item["name"])) for item in outputs
+        input_parameter["name"]: input_parameter["valueFrom"].get(
+            "default", input_defaults.get(input_parameter["name"])
+        )
+        for input_parameter in output_parameters
     }

@@ -46,35 +46,42 @@ REKINDLE_PACKAGES = ("rekindle", "argolocal")
 class Workspace:
     """The temporary folder, with its commands and services."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.home = folder / "home"
-        self.checkout = folder / "checkout"
+    def __init__(self, workspace_folder: Path) -> None:
+        self.folder = workspace_folder
+        self.home = workspace_folder / "home"
+        self.checkout = workspace_folder / "checkout"
         self.services = Services(self.home, self._clean_environment())
 
     def _clean_environment(self) -> dict[str, str]:
         """Return the environment without the addresses and settings of the user."""
 
-        def is_kept(variable: str) -> bool:
-            is_removed = variable.startswith(REMOVED_PREFIXES) or variable in REMOVED_VARIABLES
-            return variable in KEPT_VARIABLES or not is_removed
+        def is_kept(variable_name: str) -> bool:
+            is_removed = (
+                variable_name.startswith(REMOVED_PREFIXES) or variable_name in REMOVED_VARIABLES
+            )
+            return variable_name in KEPT_VARIABLES or not is_removed
 
-        return {name: value for name, value in os.environ.items() if is_kept(name)}
+        return {
+            variable_name: variable_value
+            for variable_name, variable_value in os.environ.items()
+            if is_kept(variable_name)
+        }
 
     @property
     def commit_variables(self) -> dict[str, str]:
         """PYTHONPATH, if the commit contains Rekindle itself, so that the commit's code runs
         instead of the installed Rekindle."""
         has_rekindle = all(
-            (self.checkout / name / "__init__.py").is_file() for name in REKINDLE_PACKAGES
+            (self.checkout / package_name / "__init__.py").is_file()
+            for package_name in REKINDLE_PACKAGES
         )
         if has_rekindle:
             return {"PYTHONPATH": str(self.checkout)}
         return {}
 
-    def rekindle(self, folder: Path, *arguments: str) -> str:
-        """Return the output of a command of Rekindle in the project `folder`. The command is
-        stopped when this process ends.
+    def rekindle(self, project_folder: Path, *command_arguments: str) -> str:
+        """Return the output of a command of Rekindle in the project `project_folder`. The command
+        is stopped when this process ends.
 
         The lines of its stderr appear on the stderr of this process, except the summary of a
         successful run, because the summary refers to the temporary services. Raises RekindleError
@@ -83,115 +90,134 @@ class Workspace:
         environment = (
             self._clean_environment() | self.commit_variables | {"REKINDLE_HOME": str(self.home)}
         )
-        parent = os.getpid()
-        summary = list[str]()
+        parent_pid = os.getpid()
+        summary_lines = list[str]()
 
-        with tempfile.TemporaryFile("w+") as output:
-            process = subprocess.Popen(
-                python_command("-m", "rekindle", *arguments),
-                cwd=folder,
+        with tempfile.TemporaryFile("w+") as output_file:
+            rekindle_process = subprocess.Popen(
+                python_command("-m", "rekindle", *command_arguments),
+                cwd=project_folder,
                 env=environment,
                 stdin=subprocess.DEVNULL,
-                stdout=output,
+                stdout=output_file,
                 stderr=subprocess.PIPE,
                 text=True,
-                preexec_fn=lambda: die_with_parent(parent),
+                preexec_fn=lambda: die_with_parent(parent_pid),
             )
 
-            assert process.stderr
-            for line in process.stderr:
-                if summary or not line.strip():
-                    summary.append(line)
+            assert rekindle_process.stderr
+            for line in rekindle_process.stderr:
+                if summary_lines or not line.strip():
+                    summary_lines.append(line)
                 else:
                     sys.stderr.write(line)
 
-            if process.wait() not in SUCCESS_EXIT_CODES:
-                sys.stderr.writelines(line for line in summary if not line.startswith("resume "))
+            if rekindle_process.wait() not in SUCCESS_EXIT_CODES:
+                sys.stderr.writelines(
+                    line for line in summary_lines if not line.startswith("resume ")
+                )
                 raise RekindleError(
-                    f"`rekindle {arguments[0]}` ended with exit code {process.returncode}."
+                    f"`rekindle {command_arguments[0]}` ended with exit code"
+                    f" {rekindle_process.returncode}."
                 )
 
-            output.seek(0)
-            return output.read()
+            output_file.seek(0)
+            return output_file.read()
 
-    def use_images(self, config: Config, manifest: Mapping[str, Any], user_home: Path) -> None:
+    def use_images(
+        self, pipeline_config: Config, manifest: Mapping[str, Any], user_home: Path
+    ) -> None:
         """Copy images.yaml of the user's home, which maps images to interpreters; add the variables
         of the commit."""
         homes.make(self.home)
 
-        file = user_home / IMAGES_FILE
-        table = (yaml.safe_load(file.read_text()) if file.exists() else None) or {}
+        images_file = user_home / IMAGES_FILE
+        images_table = (
+            yaml.safe_load(images_file.read_text()) if images_file.exists() else None
+        ) or {}
 
-        templates = manifest["spec"].get("templates") or []
-        images = {
-            container["image"] for template in templates for _, container in containers_of(template)
+        workflow_templates = manifest["spec"].get("templates") or []
+        image_names = {
+            container["image"]
+            for workflow_template in workflow_templates
+            for _, container in containers_of(workflow_template)
         }
         # the images of jobs and servers
-        cluster = config.cluster
-        images.update({pod.image for pod in (cluster, *cluster.pods.values()) if pod.image})
+        cluster_config = pipeline_config.cluster
+        image_names.update(
+            {
+                pod_config.image
+                for pod_config in (cluster_config, *cluster_config.pods.values())
+                if pod_config.image
+            }
+        )
 
         if self.commit_variables:
-            for image in images:
-                table.setdefault(image, {}).setdefault("env", {}).update(self.commit_variables)
+            for image_name in image_names:
+                images_table.setdefault(image_name, {}).setdefault("env", {}).update(
+                    self.commit_variables
+                )
 
-        (self.home / IMAGES_FILE).write_text(yaml.safe_dump(table))
+        (self.home / IMAGES_FILE).write_text(yaml.safe_dump(images_table))
 
-    def store(self, bucket: str = BUCKET) -> Store:
+    def store(self, bucket_name: str = BUCKET) -> Store:
         """Return a bucket of the folder's own object store; it is created unless it exists."""
-        store = Store(bucket, self.services.url("s3"), *self.services.credentials().values())
-        store.client.create_bucket(Bucket=bucket)
-        return store
+        object_store = Store(
+            bucket_name, self.services.url("s3"), *self.services.credentials().values()
+        )
+        object_store.client.create_bucket(Bucket=bucket_name)
+        return object_store
 
-    def copy(self, source: Store, key: str) -> None:
+    def copy(self, source_store: Store, key: str) -> None:
         """Copy an object or a folder to the bucket of the same name in the folder's own object
         store."""
-        target = self.store(source.bucket)
-        for entry in find_objects(source, key):
-            target.put(entry.key, source.get(entry.key))
+        target_store = self.store(source_store.bucket)
+        for object_entry in find_objects(source_store, key):
+            target_store.put(object_entry.key, source_store.get(object_entry.key))
 
-    def add_champion(self, source: Store, release: tracking.Release, name: str) -> None:
+    def add_champion(self, source_store: Store, release: tracking.Release, model_name: str) -> None:
         """Copy a release, and make the copy the champion of `model` in the folder's own MLflow."""
-        prefix = f"{release.uri.rstrip('/')}/"
-        for entry in source.list(prefix):
-            self.store().put(entry.key, source.get(entry.key))
+        release_prefix = f"{release.uri.rstrip('/')}/"
+        for object_entry in source_store.list(release_prefix):
+            self.store().put(object_entry.key, source_store.get(object_entry.key))
 
         os.environ.update(
             {MLFLOW_TRACKING_URI: self.services.url("mlflow"), **self.services.login()}
         )
         self.services.ready()
 
-        run_id = tracking.start_run("releases", f"{name}-{release.version}")
-        copied = tracking.register(
-            name, prefix, self.store().uri(prefix), release.sha256, run_id, {}
+        run_id = tracking.start_run("releases", f"{model_name}-{release.version}")
+        copied_release = tracking.register(
+            model_name, release_prefix, self.store().uri(release_prefix), release.sha256, run_id, {}
         )
-        tracking.record_champion(name, copied.version, "none")
+        tracking.record_champion(model_name, copied_release.version, "none")
 
     def stop(self) -> None:
         """Stop the services, and the servers of a pipeline that released a model."""
-        cluster = LocalCluster(self.home, {})
-        cluster.services = self.services
+        local_cluster = LocalCluster(self.home, {})
+        local_cluster.services = self.services
         with suppress(RekindleError):
-            cluster.down()
+            local_cluster.down()
 
 
 @contextmanager
 def temporary_workspace() -> Iterator[Workspace]:
     """Yield a workspace, and remove it at the end, even if this process is killed."""
-    folder = Path(tempfile.mkdtemp(prefix="rekindle-reproduce-"))
+    workspace_folder = Path(tempfile.mkdtemp(prefix="rekindle-reproduce-"))
 
-    remover = subprocess.Popen(
-        ["sh", "-c", REMOVAL_SCRIPT, "sh", str(folder)],
+    removal_process = subprocess.Popen(
+        ["sh", "-c", REMOVAL_SCRIPT, "sh", str(workspace_folder)],
         stdin=subprocess.PIPE,
         start_new_session=True,
         cwd="/",
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )
-    workspace = Workspace(folder)
+    workspace = Workspace(workspace_folder)
 
     try:
         yield workspace
     finally:
         workspace.stop()
-        assert remover.stdin
-        remover.stdin.close()
+        assert removal_process.stdin
+        removal_process.stdin.close()

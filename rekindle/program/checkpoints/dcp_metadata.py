@@ -32,55 +32,57 @@ class DcpMetadata:
     save_id: str
 
 
-def parse_dcp_metadata(data: bytes) -> DcpMetadata:
+def parse_dcp_metadata(pickle_bytes: bytes) -> DcpMetadata:
     """Return the files that a checkpoint consists of. Raises InvalidMetadata."""
     try:
-        metadata = _Pickle(data).read()
+        metadata = _Pickle(pickle_bytes).read()
     except (IndexError, KeyError, ValueError) as error:
         raise InvalidMetadata(f"it cannot be read ({type(error).__name__}: {error})") from None
 
-    storage = _find_field(metadata, "storage_data")
-    if not isinstance(storage, _Dictionary):
+    storage_data = _find_field(metadata, "storage_data")
+    if not isinstance(storage_data, _Dictionary):
         raise InvalidMetadata("storage_data, which names the files, is missing")
 
-    sizes: dict[str, int] = {}
-    for item in storage.values:
-        path, end = _parse_storage_item(item)
-        sizes[path] = max(sizes.get(path, 0), end)
+    file_sizes: dict[str, int] = {}
+    for storage_item in storage_data.values:
+        path, end_offset = _parse_storage_item(storage_item)
+        file_sizes[path] = max(file_sizes.get(path, 0), end_offset)
 
     save_id = _find_field(_find_field(metadata, "storage_meta"), "save_id")
-    return DcpMetadata(sizes, save_id if isinstance(save_id, str) else "")
+    return DcpMetadata(file_sizes, save_id if isinstance(save_id, str) else "")
 
 
-def _parse_storage_item(item: Any) -> tuple[str, int]:
+def _parse_storage_item(storage_item: Any) -> tuple[str, int]:
     """Return the path of the file that contains an item, and the offset at which the item ends in
     this file."""
-    path = _find_field(item, "relative_path")
+    path = _find_field(storage_item, "relative_path")
     if not (isinstance(path, str) and is_safe_path(path)):
-        shown = show(path) if isinstance(path, str) else "an entry of storage_data"
-        raise InvalidMetadata(f"{shown} is not a path below the checkpoint")
+        shown_path = show(path) if isinstance(path, str) else "an entry of storage_data"
+        raise InvalidMetadata(f"{shown_path} is not a path below the checkpoint")
 
-    offset, length = (_find_field(item, name) for name in ("offset", "length"))
-    if not (_is_size(offset) and _is_size(length)):
+    offset_bytes, length_bytes = (
+        _find_field(storage_item, field_name) for field_name in ("offset", "length")
+    )
+    if not (_is_size(offset_bytes) and _is_size(length_bytes)):
         raise InvalidMetadata(f"the place in {show(path)} is not a range of bytes")
-    return path, offset + length
+    return path, offset_bytes + length_bytes
 
 
 def _is_size(value: Any) -> bool:
     return isinstance(value, int) and 0 <= value < MAX_FILE_BYTES
 
 
-def _find_field(item: Any, name: str) -> Any:
+def _find_field(pickled_object: Any, field_name: str) -> Any:
     """Return the field of an object of the pickle; None if it does not exist."""
-    state = item.state if isinstance(item, _Object) else None
-    if not isinstance(state, _Dictionary):
+    object_state = pickled_object.state if isinstance(pickled_object, _Object) else None
+    if not isinstance(object_state, _Dictionary):
         return None
 
-    found = None
-    for key, value in zip(state.keys, state.values, strict=True):
-        if isinstance(key, str) and key == name:
-            found = value
-    return found
+    field_value = None
+    for key, value in zip(object_state.keys, object_state.values, strict=True):
+        if isinstance(key, str) and key == field_name:
+            field_value = value
+    return field_value
 
 
 class _Object:
@@ -107,8 +109,8 @@ class _Pickle:
     """Reads a pickle of protocol 2 or later. Values of types other than dictionary, text, integer
     and object are replaced by None."""
 
-    def __init__(self, data: bytes) -> None:
-        self._data = data
+    def __init__(self, pickle_bytes: bytes) -> None:
+        self._data = pickle_bytes
         self._position = 0
         self._stack: list[Any] = []
         self._marks: list[int] = []  # size of the stack at each mark
@@ -118,35 +120,35 @@ class _Pickle:
         """Return the value that the pickle contains. Raises IndexError, KeyError or ValueError if
         the pickle is malformed."""
         while True:
-            code = self._data[self._position]
+            opcode = self._data[self._position]
             self._position += 1
-            if code == STOP:
+            if opcode == STOP:
                 return self._stack.pop()
-            OPERATIONS[code](self)
+            OPERATIONS[opcode](self)
 
-    def _take(self, count: int) -> bytes:
-        end = self._position + count
-        if end > len(self._data):
+    def _take(self, byte_count: int) -> bytes:
+        end_position = self._position + byte_count
+        if end_position > len(self._data):
             raise ValueError("it ends early")
-        data = self._data[self._position : end]
-        self._position = end
-        return data
+        taken_bytes = self._data[self._position : end_position]
+        self._position = end_position
+        return taken_bytes
 
-    def _take_number(self, size: int) -> int:
-        return int.from_bytes(self._take(size), "little")
+    def _take_number(self, size_bytes: int) -> int:
+        return int.from_bytes(self._take(size_bytes), "little")
 
     def _take_line(self) -> None:
         self._position = self._data.index(b"\n", self._position) + 1
 
     def _pop_to_mark(self) -> list[Any]:
-        size = self._marks.pop()
-        items = self._stack[size:]
-        del self._stack[size:]
-        return items
+        mark_position = self._marks.pop()
+        popped_values = self._stack[mark_position:]
+        del self._stack[mark_position:]
+        return popped_values
 
-    def skip(self, size: int) -> None:
+    def skip(self, size_bytes: int) -> None:
         """Skip bytes that do not contribute to the value."""
-        self._take(size)
+        self._take(size_bytes)
 
     def mark(self) -> None:
         self._marks.append(len(self._stack))
@@ -158,14 +160,14 @@ class _Pickle:
         """Remove the items after the last mark from the stack."""
         self._pop_to_mark()
 
-    def push_none(self, size: int = 0) -> None:
-        """Skip a value of `size` bytes, and push None in its place."""
-        self._take(size)
+    def push_none(self, size_bytes: int = 0) -> None:
+        """Skip a value of `size_bytes` bytes, and push None in its place."""
+        self._take(size_bytes)
         self._stack.append(None)
 
-    def push_none_for(self, count: int) -> None:
-        """Replace the last `count` values on the stack by None."""
-        for _ in range(count):
+    def push_none_for(self, value_count: int) -> None:
+        """Replace the last `value_count` values on the stack by None."""
+        for _ in range(value_count):
             self._stack.pop()
         self._stack.append(None)
 
@@ -173,26 +175,27 @@ class _Pickle:
         self._pop_to_mark()
         self._stack.append(None)
 
-    def push_none_of_length(self, size: int) -> None:
-        """Skip a value whose length is stored in `size` bytes, and push None in its place."""
-        self.push_none(self._take_number(size))
+    def push_none_of_length(self, length_bytes: int) -> None:
+        """Skip a value whose length is stored in `length_bytes` bytes, and push None in its
+        place."""
+        self.push_none(self._take_number(length_bytes))
 
-    def push_number(self, size: int) -> None:
-        self._stack.append(self._take_number(size))
+    def push_number(self, size_bytes: int) -> None:
+        self._stack.append(self._take_number(size_bytes))
 
     def push_signed(self) -> None:
         self._stack.append(int.from_bytes(self._take(4), "little", signed=True))
 
-    def push_long(self, size: int) -> None:
-        """Push an integer whose length is stored in `size` bytes."""
-        length = self._take_number(size)
-        if length > MAX_LONG_BYTES:
-            raise ValueError(f"an integer has {length} bytes")
-        self._stack.append(int.from_bytes(self._take(length), "little", signed=True))
+    def push_long(self, length_bytes: int) -> None:
+        """Push an integer whose length is stored in `length_bytes` bytes."""
+        long_bytes = self._take_number(length_bytes)
+        if long_bytes > MAX_LONG_BYTES:
+            raise ValueError(f"an integer has {long_bytes} bytes")
+        self._stack.append(int.from_bytes(self._take(long_bytes), "little", signed=True))
 
-    def push_text(self, size: int) -> None:
-        """Push a text whose length is stored in `size` bytes."""
-        text = self._take(self._take_number(size))
+    def push_text(self, length_bytes: int) -> None:
+        """Push a text whose length is stored in `length_bytes` bytes."""
+        text = self._take(self._take_number(length_bytes))
         self._stack.append(text.decode(errors="surrogatepass"))
 
     def push_dictionary(self) -> None:
@@ -204,42 +207,42 @@ class _Pickle:
         self._add([key], [value])
 
     def set_marked_items(self) -> None:
-        items = self._pop_to_mark()
-        self._add(items[::2], items[1::2])
+        marked_items = self._pop_to_mark()
+        self._add(marked_items[::2], marked_items[1::2])
 
-    def _add(self, keys: list[Any], values: list[Any]) -> None:
-        if len(keys) != len(values):
+    def _add(self, added_keys: list[Any], added_values: list[Any]) -> None:
+        if len(added_keys) != len(added_values):
             raise ValueError("a key has no value")
-        target = self._stack[-1]
-        if isinstance(target, _Dictionary):
-            target.keys += keys
-            target.values += values
+        target_dictionary = self._stack[-1]
+        if isinstance(target_dictionary, _Dictionary):
+            target_dictionary.keys += added_keys
+            target_dictionary.values += added_values
 
     def push_class_of_lines(self) -> None:
         self._take_line()
         self._take_line()
         self._stack.append(None)
 
-    def push_object_for(self, count: int) -> None:
-        """Push an object in place of `count` values: its class and arguments."""
-        for _ in range(count):
+    def push_object_for(self, value_count: int) -> None:
+        """Push an object in place of `value_count` values: its class and arguments."""
+        for _ in range(value_count):
             self._stack.pop()
         self._stack.append(_Object())
 
     def set_state(self) -> None:
-        state = self._stack.pop()
-        target = self._stack[-1]
-        if isinstance(target, _Object):
-            target.state = state
+        object_state = self._stack.pop()
+        target_object = self._stack[-1]
+        if isinstance(target_object, _Object):
+            target_object.state = object_state
 
     def memoize(self) -> None:
         self._memo[len(self._memo)] = self._stack[-1]
 
-    def put(self, size: int) -> None:
-        self._memo[self._take_number(size)] = self._stack[-1]
+    def put(self, index_bytes: int) -> None:
+        self._memo[self._take_number(index_bytes)] = self._stack[-1]
 
-    def get(self, size: int) -> None:
-        self._stack.append(self._memo[self._take_number(size)])
+    def get(self, index_bytes: int) -> None:
+        self._stack.append(self._memo[self._take_number(index_bytes)])
 
 
 # Source: the list of operations in CPython's Lib/pickletools.py

@@ -50,43 +50,45 @@ class FileCheck(NamedTuple):
 
 def check_file(path: Path) -> FileCheck:
     """Read a file and check its structure. Raises OSError."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    with open(descriptor, "rb") as file:
-        status = os.fstat(descriptor)
-        if not stat.S_ISREG(status.st_mode):
+    file_descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    with open(file_descriptor, "rb") as file:
+        file_status = os.fstat(file_descriptor)
+        if not stat.S_ISREG(file_status.st_mode):
             return FileCheck(Structure.NONE, "it is not a regular file")
 
-        if status.st_size < len(ZIP_START):
+        if file_status.st_size < len(ZIP_START):
             if path.suffix in NEVER_SHORT:
-                return FileCheck(Structure.NONE, f"it has only {status.st_size} bytes")
+                return FileCheck(Structure.NONE, f"it has only {file_status.st_size} bytes")
             return FileCheck(Structure.NONE)
 
         if path.suffix == ".distcp":
             # several archives in one file, whose size `.metadata` records
             return FileCheck(Structure.NONE)
 
-        start = file.read(len(ZIP_START))
+        first_bytes = file.read(len(ZIP_START))
         file.seek(0)
-        if start == ZIP_START:
-            return FileCheck(Structure.ZIP, _find_zip_problem(file, status.st_size))
+        if first_bytes == ZIP_START:
+            return FileCheck(Structure.ZIP, _find_zip_problem(file, file_status.st_size))
         if path.suffix == ".safetensors":
-            return FileCheck(Structure.SAFETENSORS, _find_safetensors_problem(file, status.st_size))
+            return FileCheck(
+                Structure.SAFETENSORS, _find_safetensors_problem(file, file_status.st_size)
+            )
         if path.suffix == ".json":
-            return FileCheck(Structure.JSON, _find_json_problem(file, status.st_size))
+            return FileCheck(Structure.JSON, _find_json_problem(file, file_status.st_size))
 
     return FileCheck(Structure.NONE)
 
 
-def _find_zip_problem(file: BinaryIO, size: int) -> str:
-    file.seek(max(size - ZIP_END_BYTES, 0))
+def _find_zip_problem(file: BinaryIO, file_bytes: int) -> str:
+    file.seek(max(file_bytes - ZIP_END_BYTES, 0))
     if not file.read().startswith(ZIP_END):
         return "the end of the zip archive is missing"
 
     try:
         with zipfile.ZipFile(file) as archive:
-            budget = READ_FACTOR * size + MIN_READ_BYTES
-            for entry in archive.infolist():
-                budget -= _read_entry(archive, entry, budget)
+            budget_bytes = READ_FACTOR * file_bytes + MIN_READ_BYTES
+            for zip_entry in archive.infolist():
+                budget_bytes -= _read_entry(archive, zip_entry, budget_bytes)
     except (
         zipfile.BadZipFile,
         zlib.error,
@@ -104,41 +106,43 @@ def _find_zip_problem(file: BinaryIO, size: int) -> str:
     return ""
 
 
-def _read_entry(archive: zipfile.ZipFile, entry: zipfile.ZipInfo, budget: int) -> int:
-    """Read at most `budget` bytes of an entry, and return the number of bytes read. The limit is
-    needed because a small archive can have huge entries. Raises BadZipFile for a wrong checksum or
-    header."""
-    with archive.open(entry) as content:
-        if entry.CRC == 0:
+def _read_entry(archive: zipfile.ZipFile, zip_entry: zipfile.ZipInfo, budget_bytes: int) -> int:
+    """Read at most `budget_bytes` bytes of an entry, and return the number of bytes read. The
+    limit is needed because a small archive can have huge entries. Raises BadZipFile for a wrong
+    checksum or header."""
+    with archive.open(zip_entry) as entry_stream:
+        if zip_entry.CRC == 0:
             # torch writes 0 if the program has turned checksums off
-            content._expected_crc = None  # type: ignore[attr-defined]
+            entry_stream._expected_crc = None  # type: ignore[attr-defined]
 
-        count = 0
-        while count < budget and (data := content.read(READ_BYTES)):
-            count += len(data)
+        entry_bytes = 0
+        while entry_bytes < budget_bytes and (chunk := entry_stream.read(READ_BYTES)):
+            entry_bytes += len(chunk)
 
-    if count >= budget:
-        return count
+    if entry_bytes >= budget_bytes:
+        return entry_bytes
 
-    if count != entry.file_size:
-        raise zipfile.BadZipFile(f"an entry has {count} bytes instead of {entry.file_size}")
-    return count
+    if entry_bytes != zip_entry.file_size:
+        raise zipfile.BadZipFile(
+            f"an entry has {entry_bytes} bytes instead of {zip_entry.file_size}"
+        )
+    return entry_bytes
 
 
-def _find_safetensors_problem(file: BinaryIO, size: int) -> str:
-    if size < 8:
+def _find_safetensors_problem(file: BinaryIO, file_bytes: int) -> str:
+    if file_bytes < 8:
         return "the header of the safetensors file is missing"
 
-    header_size = int.from_bytes(file.read(8), "little")
-    if header_size > min(size - 8, MAX_HEADER_BYTES):
-        return f"the safetensors header has {header_size} bytes, and the file {size}"
+    header_bytes = int.from_bytes(file.read(8), "little")
+    if header_bytes > min(file_bytes - 8, MAX_HEADER_BYTES):
+        return f"the safetensors header has {header_bytes} bytes, and the file {file_bytes}"
 
     try:
-        header = json.loads(file.read(header_size))
-        ends = [
-            int(tensor["data_offsets"][1])
-            for name, tensor in header.items()
-            if name != "__metadata__"
+        header = json.loads(file.read(header_bytes))
+        end_offsets = [
+            int(tensor_info["data_offsets"][1])
+            for tensor_name, tensor_info in header.items()
+            if tensor_name != "__metadata__"
         ]
     except (
         ValueError,
@@ -151,14 +155,14 @@ def _find_safetensors_problem(file: BinaryIO, size: int) -> str:
     ):
         return "the safetensors header is malformed"
 
-    expected_size = 8 + header_size + max(ends, default=0)
-    if size != expected_size:
-        return f"the file has {size} bytes, and its safetensors header says {expected_size}"
+    expected_bytes = 8 + header_bytes + max(end_offsets, default=0)
+    if file_bytes != expected_bytes:
+        return f"the file has {file_bytes} bytes, and its safetensors header says {expected_bytes}"
     return ""
 
 
-def _find_json_problem(file: BinaryIO, size: int) -> str:
-    if size > MAX_JSON_BYTES:
+def _find_json_problem(file: BinaryIO, file_bytes: int) -> str:
+    if file_bytes > MAX_JSON_BYTES:
         return ""
     try:
         loads(file.read())

@@ -106,15 +106,15 @@ class Unit:
     @cached_property
     def newest_ns(self) -> int:
         """The time of the last change, in nanoseconds."""
-        return max((state.mtime_ns for state in self.files.values()), default=0)
+        return max((file_state.mtime_ns for file_state in self.files.values()), default=0)
 
     @cached_property
     def oldest_ns(self) -> int:
-        return min((state.mtime_ns for state in self.files.values()), default=0)
+        return min((file_state.mtime_ns for file_state in self.files.values()), default=0)
 
-    def file_path(self, root: Path, file: str) -> Path:
+    def file_path(self, root: Path, relative_path: str) -> Path:
         """Return the path of a file of this unit below the checkpoint folder `root`."""
-        return root / self.path / file if file else root / self.path
+        return root / self.path / relative_path if relative_path else root / self.path
 
 
 @dataclass(frozen=True)
@@ -138,14 +138,14 @@ class Listing:
     temporary_inodes: set[int] = field(default_factory=set)
 
 
-def list_folder(root: Path, marker: str = "") -> Listing:
+def list_folder(root: Path, marker_name: str = "") -> Listing:
     """List the units and pointers below `root`. Files that disappear during the listing are left
-    out. `marker`: the name of a file that the program writes into a complete checkpoint."""
+    out. `marker_name`: the name of a file that the program writes into a complete checkpoint."""
     listing = Listing()
-    _list_directory(root, "", marker, listing, MAX_DEPTH)
+    _list_directory(root, "", marker_name, listing, MAX_DEPTH)
     if not listing.units:
         listing.units = listing.text_units
-        pointers = [item for item in listing.pointers if item.path not in listing.units]
+        pointers = [pointer for pointer in listing.pointers if pointer.path not in listing.units]
         listing.pointers = pointers
     return listing
 
@@ -156,57 +156,67 @@ def find_file(folder: Path) -> str:
     return min((path for path, _ in _walk_files(resolve(folder), folder, "")), default="")
 
 
-def _list_directory(root: Path, parent: str, marker: str, listing: Listing, depth: int) -> None:
-    entries = _scan(root / parent)
-    has_model = not MODEL_FILES.isdisjoint(entry.name for entry in entries)
+def _list_directory(
+    root: Path, parent_path: str, marker_name: str, listing: Listing, depth: int
+) -> None:
+    directory_entries = _scan(root / parent_path)
+    has_model = not MODEL_FILES.isdisjoint(
+        directory_entry.name for directory_entry in directory_entries
+    )
 
-    for entry in entries:
-        path = f"{parent}/{entry.name}" if parent else entry.name
-        status = _read_status(entry)
-        if status is None or not _is_valid_name(entry.name):
+    for directory_entry in directory_entries:
+        path = f"{parent_path}/{directory_entry.name}" if parent_path else directory_entry.name
+        file_status = _read_status(directory_entry)
+        if file_status is None or not _is_valid_name(directory_entry.name):
             continue
 
-        if is_temporary(entry.name):
-            listing.temporary_inodes.add(status.st_ino)
-        elif stat.S_ISLNK(status.st_mode):
+        if is_temporary(directory_entry.name):
+            listing.temporary_inodes.add(file_status.st_ino)
+        elif stat.S_ISLNK(file_status.st_mode):
             with suppress(OSError):
                 listing.pointers.append(Pointer(path, os.readlink(root / path), True))
-        elif stat.S_ISDIR(status.st_mode):
-            if entry.name.startswith("."):
+        elif stat.S_ISDIR(file_status.st_mode):
+            if directory_entry.name.startswith("."):
                 continue
-            if _is_unit_directory(root / path, entry.name, marker):
-                files = dict(_walk_files(resolve(root), root / path, ""))
-                listing.units[path] = Unit(path, files, status.st_ino, _was_renamed(status))
+            if _is_unit_directory(root / path, directory_entry.name, marker_name):
+                states_by_path = dict(_walk_files(resolve(root), root / path, ""))
+                listing.units[path] = Unit(
+                    path, states_by_path, file_status.st_ino, _was_renamed(file_status)
+                )
             elif depth > 0:
-                _list_directory(root, path, marker, listing, depth - 1)
-        elif stat.S_ISREG(status.st_mode):
-            if not has_model and is_unit_file(entry.name):
-                files = {"": _file_state(status)}
-                listing.units[path] = Unit(path, files, status.st_ino, _was_renamed(status))
+                _list_directory(root, path, marker_name, listing, depth - 1)
+        elif stat.S_ISREG(file_status.st_mode):
+            if not has_model and is_unit_file(directory_entry.name):
+                states_by_path = {"": _file_state(file_status)}
+                listing.units[path] = Unit(
+                    path, states_by_path, file_status.st_ino, _was_renamed(file_status)
+                )
                 continue
-            if TEXT_CHECKPOINT.fullmatch(entry.name):
-                files = {"": _file_state(status)}
-                listing.text_units[path] = Unit(path, files, status.st_ino, _was_renamed(status))
-            if status.st_size <= MAX_POINTER_BYTES and Path(path).suffix in ("", ".txt"):
+            if TEXT_CHECKPOINT.fullmatch(directory_entry.name):
+                states_by_path = {"": _file_state(file_status)}
+                listing.text_units[path] = Unit(
+                    path, states_by_path, file_status.st_ino, _was_renamed(file_status)
+                )
+            if file_status.st_size <= MAX_POINTER_BYTES and Path(path).suffix in ("", ".txt"):
                 _add_text_pointer(root, path, listing)
 
 
-def _was_renamed(status: os.stat_result) -> bool:
+def _was_renamed(file_status: os.stat_result) -> bool:
     # a rename changes only the ctime, but a write also changes the mtime
-    return status.st_ctime_ns > status.st_mtime_ns
+    return file_status.st_ctime_ns > file_status.st_mtime_ns
 
 
 def _scan(directory: Path) -> list[os.DirEntry[str]]:
     try:
-        with os.scandir(directory) as entries:
-            return sorted(entries, key=lambda entry: entry.name)
+        with os.scandir(directory) as directory_entries:
+            return sorted(directory_entries, key=lambda directory_entry: directory_entry.name)
     except OSError:
         return []
 
 
-def _read_status(entry: os.DirEntry[str]) -> os.stat_result | None:
+def _read_status(directory_entry: os.DirEntry[str]) -> os.stat_result | None:
     try:
-        return os.lstat(entry.path)
+        return os.lstat(directory_entry.path)
     except OSError:
         return None
 
@@ -219,17 +229,21 @@ def _is_valid_name(name: str) -> bool:
     return True
 
 
-def _is_unit_directory(directory: Path, name: str, marker: str) -> bool:
-    entries = _scan(directory)
-    names = [entry.name for entry in entries]
-    if any(SIGNATURES.fullmatch(entry) or entry == marker for entry in names):
+def _is_unit_directory(directory: Path, name: str, marker_name: str) -> bool:
+    directory_entries = _scan(directory)
+    entry_names = [directory_entry.name for directory_entry in directory_entries]
+    if any(
+        SIGNATURES.fullmatch(directory_entry) or directory_entry == marker_name
+        for directory_entry in entry_names
+    ):
         return True
     if not has_step(name):
         return False
 
     # a folder `epoch_3` that contains only `step_100` and `step_200` is not a checkpoint itself
-    return not entries or not all(
-        entry.is_dir(follow_symlinks=False) and has_step(entry.name) for entry in entries
+    return not directory_entries or not all(
+        directory_entry.is_dir(follow_symlinks=False) and has_step(directory_entry.name)
+        for directory_entry in directory_entries
     )
 
 
@@ -240,35 +254,40 @@ def is_unit_file(name: str) -> bool:
     return suffix in WEIGHTS_SUFFIXES or (has_step(name) and not name.isdigit())
 
 
-def _walk_files(root: Path, directory: Path, parent: str) -> Iterator[tuple[str, FileState]]:
+def _walk_files(root: Path, directory: Path, start_prefix: str) -> Iterator[tuple[str, FileState]]:
     """Yield the regular files below a directory, except temporary files. A symbolic link to a file
     below `root` counts as that file; other links are left out."""
     # a loop instead of recursion, since directories can be nested deeper than Python's call stack
-    folders = [(directory, parent)]
-    while folders:
-        folder, prefix = folders.pop()
-        for entry in _scan(folder):
-            path = f"{prefix}{entry.name}"
-            if is_temporary(entry.name) or not _is_valid_name(entry.name):
+    pending_folders = [(directory, start_prefix)]
+    while pending_folders:
+        folder, path_prefix = pending_folders.pop()
+        for directory_entry in _scan(folder):
+            path = f"{path_prefix}{directory_entry.name}"
+            if is_temporary(directory_entry.name) or not _is_valid_name(directory_entry.name):
                 continue
 
             try:
-                if entry.is_dir(follow_symlinks=False):
-                    folders.append((folder / entry.name, f"{path}/"))
+                if directory_entry.is_dir(follow_symlinks=False):
+                    pending_folders.append((folder / directory_entry.name, f"{path}/"))
                     continue
-                if entry.is_symlink() and not resolve(Path(entry.path)).is_relative_to(root):
+                if directory_entry.is_symlink() and not resolve(
+                    Path(directory_entry.path)
+                ).is_relative_to(root):
                     continue
 
-                status = os.stat(entry.path)
-                if stat.S_ISREG(status.st_mode):
-                    yield path, _file_state(status)
+                file_status = os.stat(directory_entry.path)
+                if stat.S_ISREG(file_status.st_mode):
+                    yield path, _file_state(file_status)
             except OSError:
                 continue
 
 
-def _file_state(status: os.stat_result) -> FileState:
+def _file_state(file_status: os.stat_result) -> FileState:
     return FileState(
-        status.st_ino, status.st_size, status.st_mtime_ns, stat.S_IMODE(status.st_mode)
+        file_status.st_ino,
+        file_status.st_size,
+        file_status.st_mtime_ns,
+        stat.S_IMODE(file_status.st_mode),
     )
 
 

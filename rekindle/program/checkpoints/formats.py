@@ -89,14 +89,14 @@ class Content:
             return path in self.demands
         return self.written_files.fullmatch(path) is not None
 
-    def find_missing(self, sizes: Mapping[str, int]) -> str:
-        """Return a message about the first required file that is missing or too small in `sizes`,
-        or ""."""
-        for path, size in self.demands.items():
-            if path not in sizes:
+    def find_missing(self, sizes_by_path: Mapping[str, int]) -> str:
+        """Return a message about the first required file that is missing or too small in
+        `sizes_by_path`, or ""."""
+        for path, demanded_bytes in self.demands.items():
+            if path not in sizes_by_path:
                 return f"{path} is missing"
-            if sizes[path] < size:
-                return f"{path} has {sizes[path]} bytes of at least {size}"
+            if sizes_by_path[path] < demanded_bytes:
+                return f"{path} has {sizes_by_path[path]} bytes of at least {demanded_bytes}"
         return ""
 
 
@@ -109,181 +109,216 @@ class Context(NamedTuple):
     marker: str = ""
 
 
-def read_content(unit: Unit, context: Context) -> Content:
+def read_content(checkpoint_unit: Unit, format_context: Context) -> Content:
     """Determine the format of a unit, and read which files a complete checkpoint needs."""
-    if context.marker and not unit.is_file:
-        problem = "" if context.marker in unit.files else f"{context.marker} is missing"
-        written_files = re.compile(re.escape(context.marker))
-        return Content("marker", End.VISIBLE, written_files, problem, unit.step)
-    if unit.is_file:
-        return Content("file", End.STRUCTURE, step=unit.step)
+    if format_context.marker and not checkpoint_unit.is_file:
+        problem = (
+            ""
+            if format_context.marker in checkpoint_unit.files
+            else f"{format_context.marker} is missing"
+        )
+        written_files = re.compile(re.escape(format_context.marker))
+        return Content("marker", End.VISIBLE, written_files, problem, checkpoint_unit.step)
+    if checkpoint_unit.is_file:
+        return Content("file", End.STRUCTURE, step=checkpoint_unit.step)
 
-    for matches, read in FORMATS:
-        if matches(unit):
-            content = read(unit, context)
+    for matches_format, read_format in FORMATS:
+        if matches_format(checkpoint_unit):
+            unit_content = read_format(checkpoint_unit, format_context)
             break
     else:
-        content = Content("directory", End.HIDDEN)
+        unit_content = Content("directory", End.HIDDEN)
 
-    if content.step is None:
-        content.step = unit.step
-    _add_shard_demands(unit, context, content)
-    return content
+    if unit_content.step is None:
+        unit_content.step = checkpoint_unit.step
+    _add_shard_demands(checkpoint_unit, format_context, unit_content)
+    return unit_content
 
 
-def _is_trainer(unit: Unit) -> bool:
+def _is_trainer(checkpoint_unit: Unit) -> bool:
     return any(
         path in (TRAINER_STATE, INCOMPLETE_SENTINEL, "training_args.bin")
         or TRAINER_RNG.fullmatch(path)
-        for path in unit.files
+        for path in checkpoint_unit.files
     )
 
 
-def _read_trainer(unit: Unit, context: Context) -> Content:
+def _read_trainer(checkpoint_unit: Unit, format_context: Context) -> Content:
     written_files = re.compile(f"{TRAINER_FILES.pattern}|{TRAINER_STATE}|{SHARD_FILE}")
-    content = Content(HUGGING_FACE, End.VISIBLE, written_files, demands={TRAINER_STATE: 2})
-    if INCOMPLETE_SENTINEL in unit.files:
-        content.problem = f"{INCOMPLETE_SENTINEL} exists"
-        return content
+    unit_content = Content(HUGGING_FACE, End.VISIBLE, written_files, demands={TRAINER_STATE: 2})
+    if INCOMPLETE_SENTINEL in checkpoint_unit.files:
+        unit_content.problem = f"{INCOMPLETE_SENTINEL} exists"
+        return unit_content
 
-    states = [match for path in unit.files if (match := TRAINER_RNG.fullmatch(path))]
-    ranks = [int(match[2]) for match in states if match[2]]
-    if TRAINER_STATE not in unit.files:
+    state_matches = [
+        state_match
+        for path in checkpoint_unit.files
+        if (state_match := TRAINER_RNG.fullmatch(path))
+    ]
+    file_ranks = [int(state_match[2]) for state_match in state_matches if state_match[2]]
+    if TRAINER_STATE not in checkpoint_unit.files:
         # a node without rank 0 has only the files of its own ranks
-        content.end = End.QUIET
+        unit_content.end = End.QUIET
     else:
-        _read_trainer_state(unit, context, content)
+        _read_trainer_state(checkpoint_unit, format_context, unit_content)
 
-    saves_only_model = not states and "scheduler.pt" not in unit.files
-    if not saves_only_model or TRAINER_STATE not in unit.files:
-        _demand_trainer_files(unit, context, content, ranks)
-    return content
+    saves_only_model = not state_matches and "scheduler.pt" not in checkpoint_unit.files
+    if not saves_only_model or TRAINER_STATE not in checkpoint_unit.files:
+        _demand_trainer_files(checkpoint_unit, format_context, unit_content, file_ranks)
+    return unit_content
 
 
-def _read_trainer_state(unit: Unit, context: Context, content: Content) -> None:
+def _read_trainer_state(
+    checkpoint_unit: Unit, format_context: Context, unit_content: Content
+) -> None:
     try:
-        data = read_regular(context.root / unit.path / TRAINER_STATE, MAX_STATE_BYTES)
-        step = loads(data)["global_step"]
+        state_bytes = read_regular(
+            format_context.root / checkpoint_unit.path / TRAINER_STATE, MAX_STATE_BYTES
+        )
+        step = loads(state_bytes)["global_step"]
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
-        content.problem = f"{TRAINER_STATE} is not complete"
+        unit_content.problem = f"{TRAINER_STATE} is not complete"
         return
 
     if type(step) is not int or not 0 <= step <= MAX_STEP:
-        content.problem = f"{TRAINER_STATE} does not contain a valid global_step"
-    elif unit.step is not None and unit.step != step:
-        content.problem = f"{TRAINER_STATE} is of step {step}"
-    elif not any(WEIGHTS.fullmatch(path) for path in unit.files):
-        content.problem = "the weights are missing"
+        unit_content.problem = f"{TRAINER_STATE} does not contain a valid global_step"
+    elif checkpoint_unit.step is not None and checkpoint_unit.step != step:
+        unit_content.problem = f"{TRAINER_STATE} is of step {step}"
+    elif not any(WEIGHTS.fullmatch(path) for path in checkpoint_unit.files):
+        unit_content.problem = "the weights are missing"
     else:
-        content.step = step
+        unit_content.step = step
 
-    content.demands.update(_read_weights_index(unit, context))
-    state_time = unit.files[TRAINER_STATE].mtime_ns
-    for path, state in unit.files.items():
-        if TRAINER_FILES.fullmatch(path) and state.mtime_ns > state_time:
-            content.problem = f"{path} was written after {TRAINER_STATE}, so it is of a later save"
+    unit_content.demands.update(_read_weights_index(checkpoint_unit, format_context))
+    state_mtime_ns = checkpoint_unit.files[TRAINER_STATE].mtime_ns
+    for path, file_state in checkpoint_unit.files.items():
+        if TRAINER_FILES.fullmatch(path) and file_state.mtime_ns > state_mtime_ns:
+            unit_content.problem = (
+                f"{path} was written after {TRAINER_STATE}, so it is of a later save"
+            )
 
 
-def _demand_trainer_files(unit: Unit, context: Context, content: Content, ranks: list[int]) -> None:
-    if TRAINER_STATE in unit.files and not any(
-        path.startswith("global_step") for path in unit.files
+def _demand_trainer_files(
+    checkpoint_unit: Unit, format_context: Context, unit_content: Content, file_ranks: list[int]
+) -> None:
+    if TRAINER_STATE in checkpoint_unit.files and not any(
+        path.startswith("global_step") for path in checkpoint_unit.files
     ):
-        content.demands["scheduler.pt"] = 1
-        if not any(re.match(r"optimizer(\.|_\d+/)|rank\d+-of-", path) for path in unit.files):
-            content.demands["optimizer.pt"] = 1
+        unit_content.demands["scheduler.pt"] = 1
+        if not any(
+            re.match(r"optimizer(\.|_\d+/)|rank\d+-of-", path) for path in checkpoint_unit.files
+        ):
+            unit_content.demands["optimizer.pt"] = 1
 
-    if not ranks and context.processes <= 1:
-        content.demands["rng_state.pth"] = 1
+    if not file_ranks and format_context.processes <= 1:
+        unit_content.demands["rng_state.pth"] = 1
         return
 
-    if not context.processes:
+    if not format_context.processes:
         # if the number of processes is unknown, further ranks may still write their files
-        content.end = End.QUIET
-    for rank in range(_count_processes(context, ranks, content)):
-        content.demands[f"rng_state_{rank}.pth"] = 1
+        unit_content.end = End.QUIET
+    for rank in range(_count_processes(format_context, file_ranks, unit_content)):
+        unit_content.demands[f"rng_state_{rank}.pth"] = 1
 
 
-def _count_processes(context: Context, ranks: list[int], content: Content) -> int:
+def _count_processes(format_context: Context, file_ranks: list[int], unit_content: Content) -> int:
     """Return the number of processes; if it is unknown, derive it from the highest rank in the file
     names."""
-    if context.processes:
-        return context.processes
-    if max(ranks) >= MAX_PROCESSES:
-        content.problem = f"the file of rank {max(ranks)} is not of this program"
+    if format_context.processes:
+        return format_context.processes
+    if max(file_ranks) >= MAX_PROCESSES:
+        unit_content.problem = f"the file of rank {max(file_ranks)} is not of this program"
         return 0
-    return max(ranks) + 1
+    return max(file_ranks) + 1
 
 
-def _read_weights_index(unit: Unit, context: Context) -> dict[str, int]:
+def _read_weights_index(checkpoint_unit: Unit, format_context: Context) -> dict[str, int]:
     """Return the weight files that the weights index lists, with their minimum sizes in bytes."""
-    demands: dict[str, int] = {}
-    for path in unit.files:
+    demanded_files: dict[str, int] = {}
+    for path in checkpoint_unit.files:
         if WEIGHTS_INDEX.fullmatch(path):
             try:
-                data = read_regular(context.root / unit.path / path, MAX_STATE_BYTES)
-                demands.update({str(name): 1 for name in loads(data)["weight_map"].values()})
+                index_bytes = read_regular(
+                    format_context.root / checkpoint_unit.path / path, MAX_STATE_BYTES
+                )
+                demanded_files.update(
+                    {
+                        str(weights_file): 1
+                        for weights_file in loads(index_bytes)["weight_map"].values()
+                    }
+                )
             except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
-                demands[f"{path} (readable)"] = 1
-    return demands
+                demanded_files[f"{path} (readable)"] = 1
+    return demanded_files
 
 
-def _is_accelerate(unit: Unit) -> bool:
-    return any(ACCELERATE_RNG.fullmatch(path) for path in unit.files)
+def _is_accelerate(checkpoint_unit: Unit) -> bool:
+    return any(ACCELERATE_RNG.fullmatch(path) for path in checkpoint_unit.files)
 
 
-def _read_accelerate(unit: Unit, context: Context) -> Content:
+def _read_accelerate(checkpoint_unit: Unit, format_context: Context) -> Content:
     written_files = re.compile(rf"model.*|pytorch_model.*|optimizer.*|custom_.*|{SHARD_FILE}")
-    content = Content(ACCELERATE, End.QUIET, written_files)
-    ranks = [int(match[1]) for path in unit.files if (match := ACCELERATE_RNG.fullmatch(path))]
-    for rank in range(_count_processes(context, ranks, content)):
-        content.demands[f"random_states_{rank}.pkl"] = 1
+    unit_content = Content(ACCELERATE, End.QUIET, written_files)
+    file_ranks = [
+        int(rank_match[1])
+        for path in checkpoint_unit.files
+        if (rank_match := ACCELERATE_RNG.fullmatch(path))
+    ]
+    for rank in range(_count_processes(format_context, file_ranks, unit_content)):
+        unit_content.demands[f"random_states_{rank}.pkl"] = 1
 
-    if 0 in ranks and not any(
-        WEIGHTS.fullmatch(path) or path.startswith("model_") for path in unit.files
+    if 0 in file_ranks and not any(
+        WEIGHTS.fullmatch(path) or path.startswith("model_") for path in checkpoint_unit.files
     ):
-        content.problem = "the weights are missing"
-    return content
+        unit_content.problem = "the weights are missing"
+    return unit_content
 
 
-def _is_shards(unit: Unit) -> bool:
+def _is_shards(checkpoint_unit: Unit) -> bool:
     return any(
-        SHARD_METADATA.fullmatch(path) or path.endswith(".distcp") for path in unit.files
-    ) and not any("/" in path and path.endswith(METADATA) for path in unit.files)
+        SHARD_METADATA.fullmatch(path) or path.endswith(".distcp") for path in checkpoint_unit.files
+    ) and not any("/" in path and path.endswith(METADATA) for path in checkpoint_unit.files)
 
 
-def _read_shards(unit: Unit, context: Context) -> Content:
-    content = Content(DISTRIBUTED_CHECKPOINT, End.QUIET, re.compile(SHARD_FILE))
-    ranks = {path for path in unit.files if re.fullmatch(r"__\d+\.metadata", path)}
-    if ranks and METADATA not in unit.files:
+def _read_shards(checkpoint_unit: Unit, format_context: Context) -> Content:
+    unit_content = Content(DISTRIBUTED_CHECKPOINT, End.QUIET, re.compile(SHARD_FILE))
+    rank_files = {path for path in checkpoint_unit.files if re.fullmatch(r"__\d+\.metadata", path)}
+    if rank_files and METADATA not in checkpoint_unit.files:
         # no common `.metadata` exists, but each rank has written its own
-        count = context.processes or len(ranks)
-        content.demands = {f"__{rank}{METADATA}": 1 for rank in range(count)}
+        process_count = format_context.processes or len(rank_files)
+        unit_content.demands = {f"__{rank}{METADATA}": 1 for rank in range(process_count)}
     else:
-        content.demands = {METADATA: 1}
-    return content
+        unit_content.demands = {METADATA: 1}
+    return unit_content
 
 
-def _add_shard_demands(unit: Unit, context: Context, content: Content) -> None:
+def _add_shard_demands(
+    checkpoint_unit: Unit, format_context: Context, unit_content: Content
+) -> None:
     """Add the files that each `.metadata` lists to the demands. Report a file that is newer than
     the `.metadata`."""
-    for path in unit.files:
+    for path in checkpoint_unit.files:
         if not SHARD_METADATA.fullmatch(path):
             continue
 
         try:
-            data = read_regular(context.root / unit.path / path, MAX_METADATA_BYTES)
-            sizes = parse_dcp_metadata(data).sizes
+            metadata_bytes = read_regular(
+                format_context.root / checkpoint_unit.path / path, MAX_METADATA_BYTES
+            )
+            sizes_by_name = parse_dcp_metadata(metadata_bytes).sizes
         except (OSError, InvalidMetadata) as error:
-            content.problem = f"{path}: {error}"
+            unit_content.problem = f"{path}: {error}"
             return
 
         folder = path.rpartition("/")[0]
-        prefix = f"{folder}/" if folder else ""
-        for name, size in sizes.items():
-            content.demands[prefix + name] = size
-            state = unit.files.get(prefix + name)
-            if state and state.mtime_ns > unit.files[path].mtime_ns:
-                content.problem = f"{prefix}{name} was written after {path}, by a later save"
+        path_prefix = f"{folder}/" if folder else ""
+        for file_name, file_bytes in sizes_by_name.items():
+            unit_content.demands[path_prefix + file_name] = file_bytes
+            file_state = checkpoint_unit.files.get(path_prefix + file_name)
+            if file_state and file_state.mtime_ns > checkpoint_unit.files[path].mtime_ns:
+                unit_content.problem = (
+                    f"{path_prefix}{file_name} was written after {path}, by a later save"
+                )
 
 
 FORMATS: tuple[tuple[Callable[[Unit], bool], Callable[[Unit, Context], Content]], ...] = (
@@ -293,6 +328,6 @@ FORMATS: tuple[tuple[Callable[[Unit], bool], Callable[[Unit, Context], Content]]
 )
 
 
-def sizes_of(files: Mapping[str, FileState]) -> dict[str, int]:
+def sizes_of(states_by_path: Mapping[str, FileState]) -> dict[str, int]:
     """Return the sizes of files by path."""
-    return {path: state.size for path, state in files.items()}
+    return {path: file_state.size for path, file_state in states_by_path.items()}

@@ -22,47 +22,56 @@ class ChangedFile(Exception):
 def hidden_folder(root: Path) -> Path:
     """Return a folder for links and drafts on the file system of the checkpoint folder: next to it,
     or inside if the checkpoint folder is a mount point."""
-    sibling = root.parent / f".{root.name}.rekindle"
+    sibling_folder = root.parent / f".{root.name}.rekindle"
     if root.parent.stat().st_dev == root.stat().st_dev and os.access(root.parent, os.W_OK):
-        return sibling
+        return sibling_folder
     return root / ".rekindle"
 
 
 def remove_leftovers(root: Path) -> None:
     """Remove the links and drafts of processes that were killed."""
-    for name in ("held", "drafts"):
-        shutil.rmtree(hidden_folder(root) / name, ignore_errors=True)
+    for folder_name in ("held", "drafts"):
+        shutil.rmtree(hidden_folder(root) / folder_name, ignore_errors=True)
 
 
 @contextmanager
-def hold(root: Path, unit: Unit) -> Iterator[dict[str, Path]]:
+def hold(root: Path, checkpoint_unit: Unit) -> Iterator[dict[str, Path]]:
     """Link the files of a unit inside a `with` block. Yields, for each file, the path to read.
     Raises ChangedFile."""
-    folder = hidden_folder(root) / "held" / uuid.uuid4().hex
+    link_folder = hidden_folder(root) / "held" / uuid.uuid4().hex
     with suppress(OSError):  # on a full disk, read without links
-        folder.mkdir(parents=True)
+        link_folder.mkdir(parents=True)
     try:
-        yield {file: _hold_file(root, unit, file, folder, n) for n, file in enumerate(unit.files)}
+        yield {
+            relative_path: _hold_file(
+                root, checkpoint_unit, relative_path, link_folder, file_number
+            )
+            for file_number, relative_path in enumerate(checkpoint_unit.files)
+        }
     finally:
-        shutil.rmtree(folder, ignore_errors=True)
+        shutil.rmtree(link_folder, ignore_errors=True)
 
 
-def _hold_file(root: Path, unit: Unit, file: str, folder: Path, number: int) -> Path:
-    source = unit.file_path(root, file)
-    link = folder / str(number)
+def _hold_file(
+    root: Path, checkpoint_unit: Unit, relative_path: str, link_folder: Path, file_number: int
+) -> Path:
+    source_path = checkpoint_unit.file_path(root, relative_path)
+    link_path = link_folder / str(file_number)
     with suppress(OSError):
-        os.link(resolve(source), link)
+        os.link(resolve(source_path), link_path)
 
-    path = link if link.exists() else source
-    check_unchanged(path, unit, file)
-    return path
+    held_path = link_path if link_path.exists() else source_path
+    check_unchanged(held_path, checkpoint_unit, relative_path)
+    return held_path
 
 
-def check_unchanged(path: Path | int, unit: Unit, file: str) -> None:
+def check_unchanged(path: Path | int, checkpoint_unit: Unit, relative_path: str) -> None:
     """Raise ChangedFile unless a path or file descriptor is this version of the unit's file."""
     try:
-        is_same = read_file_state(path) == unit.files[file]
+        is_unchanged = read_file_state(path) == checkpoint_unit.files[relative_path]
     except OSError:
-        is_same = False
-    if not is_same:
-        raise ChangedFile(f"{unit.path}/{file}" if file else unit.path)
+        is_unchanged = False
+    if not is_unchanged:
+        raise ChangedFile(
+            f"{checkpoint_unit.path}/{relative_path}" if relative_path else checkpoint_unit.path
+        )

@@ -41,12 +41,15 @@ def resolve(path: Path) -> Path:
 
 def is_safe_path(path: str) -> bool:
     """Return True if a relative path stays below its folder and is valid on every file system."""
-    names = path.split("/")
+    path_parts = path.split("/")
     return (
         0 < len(path) <= MAX_PATH_CHARS
         and "\0" not in path
-        and all(name not in ("", ".", "..") for name in names)
-        and all(len(name.encode(errors="surrogatepass")) <= MAX_NAME_BYTES for name in names)
+        and all(path_part not in ("", ".", "..") for path_part in path_parts)
+        and all(
+            len(path_part.encode(errors="surrogatepass")) <= MAX_NAME_BYTES
+            for path_part in path_parts
+        )
         and _is_unicode(path)
     )
 
@@ -73,10 +76,10 @@ def has_step(name: str) -> bool:
 def parse_step(name: str) -> int | None:
     """Return the step in a name, or None."""
     name = _without_parts(name)
-    for pattern in STEP_NUMBERS:
-        match = pattern.search(name)
-        if match and len(match[1]) <= 15:
-            return int(match[1])
+    for step_pattern in STEP_NUMBERS:
+        step_match = step_pattern.search(name)
+        if step_match and len(step_match[1]) <= 15:
+            return int(step_match[1])
     return None
 
 
@@ -92,10 +95,12 @@ def save_numbers(path: str) -> list[int]:
 
 def _without_parts(path: str) -> str:
     """Remove the numbers of ranks and shards from a path, including the word before each number."""
-    return NUMBERS.sub(lambda match: "" if match["part"] else match[0], path)
+    return NUMBERS.sub(lambda number_match: "" if number_match["part"] else number_match[0], path)
 
 
 def family_of(path: str) -> str:
     """Replace the numbers in a path by N, except the numbers of ranks and shards. Paths with the
     same result are versions of the same checkpoint."""
-    return NUMBERS.sub(lambda match: match["part"] or without_numbers(match[0]), path)
+    return NUMBERS.sub(
+        lambda number_match: number_match["part"] or without_numbers(number_match[0]), path
+    )

@@ -13,66 +13,86 @@ from rekindle.program.checkpoints.paths import family_of, parse_step, resolve
 from rekindle.program.checkpoints.records import PointerRecord
 
 
-def describe_pointers(root: Path, pointers: Iterable[Pointer], unit: Unit) -> list[PointerRecord]:
+def describe_pointers(
+    root: Path, pointers: Iterable[Pointer], checkpoint_unit: Unit
+) -> list[PointerRecord]:
     """Return the pointers to checkpoints of the unit's family, with a placeholder instead of the
     checkpoint's name."""
-    records: list[PointerRecord] = []
+    pointer_records: list[PointerRecord] = []
     for pointer in pointers:
-        pattern = _find_pattern(root, pointer, unit)
-        if pattern:
+        text_pattern = _find_pattern(root, pointer, checkpoint_unit)
+        if text_pattern:
             # ignore invalid names and texts: a pointer must not prevent the upload of the
             # checkpoint
             with suppress(ValidationError):
-                records.append(
-                    PointerRecord(path=pointer.path, text=pattern, is_link=pointer.is_link)
+                pointer_records.append(
+                    PointerRecord(path=pointer.path, text=text_pattern, is_link=pointer.is_link)
                 )
-    return records
+    return pointer_records
 
 
-def _find_pattern(root: Path, pointer: Pointer, unit: Unit) -> str:
-    text = pointer.text.strip()
-    rest = pointer.text[len(pointer.text.rstrip()) :]
-    if "{" in text or not text:
+def _find_pattern(root: Path, pointer: Pointer, checkpoint_unit: Unit) -> str:
+    stripped_text = pointer.text.strip()
+    trailing_whitespace = pointer.text[len(pointer.text.rstrip()) :]
+    if "{" in stripped_text or not stripped_text:
         return ""
 
-    name = PurePosixPath(text).name
-    parent = os.path.dirname(unit.path)
-    target = os.path.normpath(os.path.join(root, os.path.dirname(pointer.path), text))
-    relative = os.path.relpath(target, root)
-    if family_of(relative) == unit.family and name == relative.rpartition("/")[2]:
-        is_in_parent = os.path.dirname(relative) == parent and not os.path.isabs(text)
-        if parent and not is_in_parent:
+    target_name = PurePosixPath(stripped_text).name
+    unit_parent = os.path.dirname(checkpoint_unit.path)
+    target_path = os.path.normpath(os.path.join(root, os.path.dirname(pointer.path), stripped_text))
+    relative_target = os.path.relpath(target_path, root)
+    if (
+        family_of(relative_target) == checkpoint_unit.family
+        and target_name == relative_target.rpartition("/")[2]
+    ):
+        is_in_parent = os.path.dirname(relative_target) == unit_parent and not os.path.isabs(
+            stripped_text
+        )
+        if unit_parent and not is_in_parent:
             return ""  # a pointer to a nested unit must name a sibling
-        return text[: len(text) - len(name)] + "{name}" + rest
-    if family_of(text) == unit.family:
-        return "{path}" + rest
-    is_sibling = os.path.dirname(pointer.path) == parent
-    if text.isdigit() and unit.step is not None and is_sibling and not pointer.is_link:
-        return "{step}" + rest
+        return (
+            stripped_text[: len(stripped_text) - len(target_name)] + "{name}" + trailing_whitespace
+        )
+    if family_of(stripped_text) == checkpoint_unit.family:
+        return "{path}" + trailing_whitespace
+    is_sibling = os.path.dirname(pointer.path) == unit_parent
+    if (
+        stripped_text.isdigit()
+        and checkpoint_unit.step is not None
+        and is_sibling
+        and not pointer.is_link
+    ):
+        return "{step}" + trailing_whitespace
     return ""
 
 
-def write_pointer(root: Path, pointer: PointerRecord, path: str) -> None:
-    """Write a pointer to the unit `path`. Raises OSError."""
-    name = path.rpartition("/")[2]
-    values = {"{name}": name, "{path}": path, "{step}": str(parse_step(name) or 0)}
+def write_pointer(root: Path, pointer: PointerRecord, unit_path: str) -> None:
+    """Write a pointer to the unit `unit_path`. Raises OSError."""
+    unit_name = unit_path.rpartition("/")[2]
+    placeholder_values = {
+        "{name}": unit_name,
+        "{path}": unit_path,
+        "{step}": str(parse_step(unit_name) or 0),
+    }
     text = pointer.text
-    for key, value in values.items():
-        text = text.replace(key, value)
+    for placeholder, replacement in placeholder_values.items():
+        text = text.replace(placeholder, replacement)
 
-    place = root / pointer.path
-    if not _is_below(root, place.parent) or (place.is_dir() and not place.is_symlink()):
+    pointer_path = root / pointer.path
+    if not _is_below(root, pointer_path.parent) or (
+        pointer_path.is_dir() and not pointer_path.is_symlink()
+    ):
         return
-    if pointer.is_link and not _stays_below(root, place, text):
+    if pointer.is_link and not _stays_below(root, pointer_path, text):
         return
 
-    draft = place.with_name(f".tmp-{uuid.uuid4().hex}")
-    place.parent.mkdir(parents=True, exist_ok=True)
+    temporary_path = pointer_path.with_name(f".tmp-{uuid.uuid4().hex}")
+    pointer_path.parent.mkdir(parents=True, exist_ok=True)
     if pointer.is_link:
-        draft.symlink_to(text)
+        temporary_path.symlink_to(text)
     else:
-        draft.write_text(text)
-    draft.replace(place)
+        temporary_path.write_text(text)
+    temporary_path.replace(pointer_path)
 
 
 def _is_below(root: Path, folder: Path) -> bool:
@@ -80,12 +100,12 @@ def _is_below(root: Path, folder: Path) -> bool:
     return resolve(folder) == resolve(root) / folder.relative_to(root)
 
 
-def _stays_below(root: Path, link: Path, text: str) -> bool:
+def _stays_below(root: Path, link: Path, target_text: str) -> bool:
     """Return True if the target of a link is below `root`."""
-    names = text.split("/")
-    while names and names[0] == "..":
-        names.pop(0)
+    path_parts = target_text.split("/")
+    while path_parts and path_parts[0] == "..":
+        path_parts.pop(0)
     # reject `..` after a folder name: if the folder is a link, `..` leads elsewhere
-    if os.path.isabs(text) or ".." in names:
+    if os.path.isabs(target_text) or ".." in path_parts:
         return False
-    return resolve(link.parent / text).is_relative_to(resolve(root))
+    return resolve(link.parent / target_text).is_relative_to(resolve(root))

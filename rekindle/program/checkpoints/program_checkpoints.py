@@ -102,13 +102,13 @@ class ProgramCheckpoints:
         folder: Path,
         is_alive: Callable[[], bool],
         *,
-        keep: int = 2,
-        marker: str = "",
-        result: str = "",
+        keep_count: int = 2,
+        marker_name: str = "",
+        result_path: str = "",
         look_interval_s: float = LOOK_INTERVAL_S,
     ) -> None:
         self.folder = folder
-        self.store = ProgramStore(store, prefix, keep)
+        self.store = ProgramStore(store, prefix, keep_count)
         self.generation = Generation()
         self.saves = 0  # number of complete checkpoints of the run that this node knows
         self.last_change_s = time.monotonic()  # time of the last change of the folder
@@ -117,9 +117,9 @@ class ProgramCheckpoints:
 
         self._clock_offset_ns = 0  # clock of the object store minus clock of this node
         self._look_interval_s = look_interval_s
-        self._marker = marker
-        self._result = result
-        self._watch = Watch(folder, WatchSettings(marker=marker), is_alive)
+        self._marker = marker_name
+        self._result = result_path
+        self._watch = Watch(folder, WatchSettings(marker=marker_name), is_alive)
         self._lock = threading.Lock()  # protects the watch
         self._files: Mapping[str, object] = {}  # path of a unit → its files when last listed
         self._counted: dict[str, object] = {}  # path → files of the last version in `saves`
@@ -149,9 +149,9 @@ class ProgramCheckpoints:
     def newest_step(self) -> int:
         """Step of the newest complete checkpoint; the number of saves if no step is known, and -1
         before the first save."""
-        steps = self._list_steps()
-        if steps:
-            return max(steps)
+        known_steps = self._list_steps()
+        if known_steps:
+            return max(known_steps)
         return self.saves or -1
 
     @property
@@ -161,12 +161,12 @@ class ProgramCheckpoints:
 
     def newest_complete(self) -> Path | None:
         """Return the path of the newest complete checkpoint in the folder."""
-        newest = max(self._list_usable(), key=_age_key, default=None)
-        return self.folder / newest.path if newest else None
+        newest_checkpoint = max(self._list_usable(), key=_age_key, default=None)
+        return self.folder / newest_checkpoint.path if newest_checkpoint else None
 
-    def choose(self, generations: Iterable[str], damaged: Collection[str]) -> list[str]:
+    def choose(self, generations: Iterable[str], damaged_keys: Collection[str]) -> list[str]:
         """Return the keys of the checkpoints that all nodes restore: the newest of each family that
-        is not in `damaged`. `generations`: keys of the last generations of all nodes, whose
+        is not in `damaged_keys`. `generations`: keys of the last generations of all nodes, whose
         checkpoints are committed first.
 
         Raises StorageError.
@@ -175,7 +175,7 @@ class ProgramCheckpoints:
         self.store.end_deletions()
         for generation in sorted(set(generations)):
             self.store.commit_ended(generation)
-        return self.store.list_newest(damaged)
+        return self.store.list_newest(damaged_keys)
 
     def read_clock(self) -> int:
         """Return the time of the object store in nanoseconds. Raises StorageError."""
@@ -190,39 +190,57 @@ class ProgramCheckpoints:
         """Convert a time of this node's clock to the clock of the object store."""
         return max(time_ns + self._clock_offset_ns, 0)
 
-    def restore(self, generation: Generation, keys: list[str] | None = None) -> Restored:
-        """Restore the checkpoints `keys` (default: the newest complete ones) on this node. The
-        program must not be running. Incomplete checkpoints are moved out of the folder.
+    def restore(self, generation: Generation, checkpoint_keys: list[str] | None = None) -> Restored:
+        """Restore the checkpoints `checkpoint_keys` (default: the newest complete ones) on this
+        node. The program must not be running. Incomplete checkpoints are moved out of the folder.
 
-        Raises UnusableCheckpoint if one of `keys` is damaged, UnwritableDisk if this node cannot
-        write, StorageError if the object store is unavailable.
+        Raises UnusableCheckpoint if one of `checkpoint_keys` is damaged, UnwritableDisk if this
+        node cannot write, StorageError if the object store is unavailable.
         """
         self.folder.mkdir(parents=True, exist_ok=True)
         may_use_local = generation.nodes == 1 and self._read_nodes() == 1
         self.generation = generation
         with self._lock:
             self._watch.settings = self._watch_settings()
-            self._watch.settle(succeeded=False)
-            counts = RestoreCounts()
+            self._watch.settle(has_succeeded=False)
+            restore_counts = RestoreCounts()
             is_cut_off = generation.nodes == 1 and self._is_cut_off()
-            local = self._find_newer_local() if may_use_local and not is_cut_off else None
-            if local:
+            local_checkpoint = (
+                self._find_newer_local() if may_use_local and not is_cut_off else None
+            )
+            if local_checkpoint:
                 self._set_aside_incomplete([])
-                return Restored(self.folder / local.path, local.step)
+                return Restored(self.folder / local_checkpoint.path, local_checkpoint.step)
 
-            if keys is None:
-                records = restore_newest(self.store, self.folder, generation.node, counts)
+            if checkpoint_keys is None:
+                restored_records = restore_newest(
+                    self.store, self.folder, generation.node, restore_counts
+                )
             else:
-                records = restore_keys(self.store, self.folder, generation.node, keys, counts)
-            self._adopt(records)
-            self._set_aside_incomplete(records, is_cut_off=is_cut_off)
+                restored_records = restore_keys(
+                    self.store, self.folder, generation.node, checkpoint_keys, restore_counts
+                )
+            self._adopt(restored_records)
+            self._set_aside_incomplete(restored_records, is_cut_off=is_cut_off)
 
-        newest = next((record for record in records if self._is_for_resume(record.path)), None)
-        if newest is None:
+        newest_record = next(
+            (
+                restored_record
+                for restored_record in restored_records
+                if self._is_for_resume(restored_record.path)
+            ),
+            None,
+        )
+        if newest_record is None:
             return Restored(None)
-        self.saves = max(self.saves, newest.order + 1)
-        path = self.folder / newest.path
-        return Restored(path, newest.step, counts.kept_bytes, counts.fetched_bytes)
+        self.saves = max(self.saves, newest_record.order + 1)
+        restored_path = self.folder / newest_record.path
+        return Restored(
+            restored_path,
+            newest_record.step,
+            restore_counts.kept_bytes,
+            restore_counts.fetched_bytes,
+        )
 
     def begin(self) -> None:
         """Start the threads that list the folder and upload checkpoints. Call directly before the
@@ -239,21 +257,24 @@ class ProgramCheckpoints:
                         self._uploaded[path] = checkpoint.unit.files
 
             self._files = self._watch.files
-            self._counted = {path: item.unit.files for path, item in self._watch.complete.items()}
+            self._counted = {
+                path: local_checkpoint.unit.files
+                for path, local_checkpoint in self._watch.complete.items()
+            }
 
-        stop = self._stop = threading.Event()
-        looks = threading.Thread(target=self._run_looks, args=(stop,), daemon=True)
+        stop_event = self._stop = threading.Event()
+        look_thread = threading.Thread(target=self._run_looks, args=(stop_event,), daemon=True)
         self._uploads = threading.Thread(
-            target=self._run_uploads, args=(stop, self._uploads), daemon=True
+            target=self._run_uploads, args=(stop_event, self._uploads), daemon=True
         )
-        looks.start()
+        look_thread.start()
         self._uploads.start()
 
-    def end(self, *, succeeded: bool) -> None:
+    def end(self, *, has_succeeded: bool) -> None:
         """Decide, after all processes of the program have ended, which checkpoints are complete.
-        `succeeded`: True if all exit codes are 0."""
+        `has_succeeded`: True if all exit codes are 0."""
         with self._lock:
-            self._watch.settle(succeeded=succeeded)
+            self._watch.settle(has_succeeded=has_succeeded)
             self._count_saves()
         self._has_news.set()
 
@@ -271,14 +292,14 @@ class ProgramCheckpoints:
     def flush(self, timeout_s: float) -> bool:
         """Wait until the newest complete checkpoints are in the store, then stop the threads.
         Returns False if `timeout_s` seconds were not enough."""
-        end = time.monotonic() + timeout_s
-        while (is_pending := bool(self._find_pending())) and time.monotonic() < end:
+        deadline_s = time.monotonic() + timeout_s
+        while (is_pending := bool(self._find_pending())) and time.monotonic() < deadline_s:
             time.sleep(0.05)
 
         self._stop.set()
         self._has_news.set()
         if self._uploads:
-            self._uploads.join(max(end - time.monotonic(), 0.1))
+            self._uploads.join(max(deadline_s - time.monotonic(), 0.1))
 
         if self.generation.nodes > 1:
             try:
@@ -293,10 +314,10 @@ class ProgramCheckpoints:
     def _watch_settings(self) -> WatchSettings:
         return WatchSettings(self.generation.processes, self.generation.nodes, self._marker)
 
-    def _run_looks(self, stop: threading.Event) -> None:
+    def _run_looks(self, stop_event: threading.Event) -> None:
         """List the folder periodically, even during a long upload."""
         _lower_priority()
-        while not stop.is_set():
+        while not stop_event.is_set():
             try:
                 with self._lock:
                     if not self._watch.has_ended:
@@ -307,20 +328,22 @@ class ProgramCheckpoints:
             # a file of the program can cause any error; the thread must look at the other files
             except Exception as error:
                 self._log_problem(error)
-            stop.wait(self._look_interval_s)
+            stop_event.wait(self._look_interval_s)
 
-    def _run_uploads(self, stop: threading.Event, previous: threading.Thread | None) -> None:
+    def _run_uploads(
+        self, stop_event: threading.Event, previous_thread: threading.Thread | None
+    ) -> None:
         """Wait until the upload thread of the previous start has ended, then upload complete
         checkpoints."""
         _lower_priority()
-        if previous:
-            previous.join()
+        if previous_thread:
+            previous_thread.join()
 
         pause_s = self._look_interval_s
-        while not stop.is_set():
+        while not stop_event.is_set():
             self._has_news.clear()
             try:
-                self._upload_pending(stop)
+                self._upload_pending(stop_event)
                 pause_s = self._look_interval_s
                 self.problem = ""
             # not only errors of the store: a file can, for example, have a path that is too long
@@ -343,16 +366,16 @@ class ProgramCheckpoints:
 
     def _count_saves(self) -> None:
         """Count new complete checkpoints, and record when the folder last changed."""
-        files = self._watch.files
-        if files != self._files:
-            self._files = files
+        watched_files = self._watch.files
+        if watched_files != self._files:
+            self._files = watched_files
             self.last_change_s = time.monotonic()
 
-        for path, item in self._watch.complete.items():
-            if self._counted.get(path) != item.unit.files and self._is_for_resume(path):
+        for path, local_checkpoint in self._watch.complete.items():
+            if self._counted.get(path) != local_checkpoint.unit.files and self._is_for_resume(path):
                 self.saves += 1
                 self.last_save_s = time.monotonic()
-            self._counted[path] = item.unit.files
+            self._counted[path] = local_checkpoint.unit.files
 
     def _is_for_resume(self, path: str) -> bool:
         """Return True if a program can continue from the checkpoint, which is neither the result
@@ -361,16 +384,24 @@ class ProgramCheckpoints:
         return not (self._result and is_result) and "best" not in path.rpartition("/")[2].lower()
 
     def _list_steps(self) -> list[int]:
-        return [item.step for item in self._list_usable() if item.step is not None]
+        return [
+            local_checkpoint.step
+            for local_checkpoint in self._list_usable()
+            if local_checkpoint.step is not None
+        ]
 
     def _list_usable(self) -> list[LocalCheckpoint]:
-        return [item for item in self.complete.values() if self._is_for_resume(item.path)]
+        return [
+            local_checkpoint
+            for local_checkpoint in self.complete.values()
+            if self._is_for_resume(local_checkpoint.path)
+        ]
 
     def _write_nodes(self) -> None:
         """Record in the hidden folder on how many nodes the program runs."""
-        hidden = hidden_folder(self.folder)
-        hidden.mkdir(parents=True, exist_ok=True)
-        (hidden / NODES).write_text(str(self.generation.nodes))
+        hidden_path = hidden_folder(self.folder)
+        hidden_path.mkdir(parents=True, exist_ok=True)
+        (hidden_path / NODES).write_text(str(self.generation.nodes))
 
     def _read_nodes(self) -> int:
         """Return the number of nodes of the last generation that used this folder; 1 if the folder
@@ -388,31 +419,36 @@ class ProgramCheckpoints:
         """Return the complete checkpoints to upload, oldest first: the newest of each family. With
         several nodes, after the program's end, also the second newest, since the newest may be
         complete only on this node."""
-        count = 2 if self.generation.nodes > 1 and self._watch.has_ended else 1
-        families: dict[str, list[LocalCheckpoint]] = {}
-        complete = sorted(self.complete.values(), key=_age_key)
+        version_count = 2 if self.generation.nodes > 1 and self._watch.has_ended else 1
+        checkpoints_by_family: dict[str, list[LocalCheckpoint]] = {}
+        complete_checkpoints = sorted(self.complete.values(), key=_age_key)
         if not self._watch.has_ended:
             # while the program is writing a save, upload the files of the previous save
-            versions = [
-                _LocalVersion(item.path, 1, item.unit.newest_ns / 1e9) for item in complete[::-1]
+            local_versions = [
+                _LocalVersion(local_checkpoint.path, 1, local_checkpoint.unit.newest_ns / 1e9)
+                for local_checkpoint in complete_checkpoints[::-1]
             ]
-            chosen = {version.path for version in choose_versions(versions)}
-            complete = [item for item in complete if item.path in chosen]
-        for checkpoint in complete:
-            families.setdefault(checkpoint.family, []).append(checkpoint)
+            chosen_paths = {version.path for version in choose_versions(local_versions)}
+            complete_checkpoints = [
+                local_checkpoint
+                for local_checkpoint in complete_checkpoints
+                if local_checkpoint.path in chosen_paths
+            ]
+        for checkpoint in complete_checkpoints:
+            checkpoints_by_family.setdefault(checkpoint.family, []).append(checkpoint)
 
         return [
             checkpoint
-            for family in families.values()
-            for checkpoint in family[-count:]
+            for family_checkpoints in checkpoints_by_family.values()
+            for checkpoint in family_checkpoints[-version_count:]
             if self._uploaded.get(checkpoint.path) != checkpoint.unit.files
         ]
 
-    def _upload_pending(self, stop: threading.Event) -> None:
+    def _upload_pending(self, stop_event: threading.Event) -> None:
         generation = self.generation
         for checkpoint in self._find_pending():
             try:
-                self._upload(checkpoint, generation, stop)
+                self._upload(checkpoint, generation, stop_event)
             except (ChangedFile, MissingChunks):
                 # the program replaced or deleted the checkpoint; the next listing finds a newer
                 # version
@@ -421,47 +457,49 @@ class ProgramCheckpoints:
                 return
             self._uploaded[checkpoint.path] = checkpoint.unit.files
 
-        if generation.nodes > 1 and not stop.is_set():
+        if generation.nodes > 1 and not stop_event.is_set():
             self._commit_shares()
 
     def _upload(
-        self, checkpoint: LocalCheckpoint, generation: Generation, stop: threading.Event
+        self, checkpoint: LocalCheckpoint, generation: Generation, stop_event: threading.Event
     ) -> None:
-        unit = checkpoint.unit
-        files = self.store.upload_files(self.folder, unit, generation.node, stop)
+        checkpoint_unit = checkpoint.unit
+        file_records = self.store.upload_files(
+            self.folder, checkpoint_unit, generation.node, stop_event
+        )
         with self._lock:
-            pointers = describe_pointers(self.folder, self._watch.pointers, unit)
+            pointer_records = describe_pointers(self.folder, self._watch.pointers, checkpoint_unit)
 
         if generation.nodes == 1:
             self.store.commit(
-                unit.path,
+                checkpoint_unit.path,
                 checkpoint.format,
                 checkpoint.step,
                 1,
-                files,
-                pointers,
-                self.to_store_time(unit.newest_ns) / 1e9,
+                file_records,
+                pointer_records,
+                self.to_store_time(checkpoint_unit.newest_ns) / 1e9,
             )
             return
 
         with self._lock:
-            earlier_ns = self._watch.earlier_ns(unit.path)
-        share = ShareRecord(
-            path=unit.path,
+            earlier_ns = self._watch.earlier_ns(checkpoint_unit.path)
+        share_record = ShareRecord(
+            path=checkpoint_unit.path,
             format=checkpoint.format,
             step=checkpoint.step,
             nodes=generation.nodes,
-            files=files,
-            pointers=pointers,
+            files=file_records,
+            pointers=pointer_records,
             node=generation.node,
             sequence=time.time_ns(),
             demands=dict(checkpoint.demands),
             proves_end=self._proves_end(checkpoint),
-            newest_ns=self.to_store_time(unit.newest_ns),
+            newest_ns=self.to_store_time(checkpoint_unit.newest_ns),
             earlier_ns=self.to_store_time(earlier_ns) if earlier_ns else 0,
         )
-        self.store.write_share(generation.key, share)
-        self.store.check_chunks(files)
+        self.store.write_share(generation.key, share_record)
+        self.store.check_chunks(file_records)
 
     def _proves_end(self, checkpoint: LocalCheckpoint) -> bool:
         """Return True if the demands of the checkpoint list the files of all nodes."""
@@ -476,27 +514,27 @@ class ProgramCheckpoints:
         own_units = self._list_own_units()
         absent_since = self._absent_since
         self._absent_since = {}
-        for unit, keys in self.store.list_shares(generation.key).items():
-            if generation.node not in keys and unit not in own_units:
-                now = time.monotonic()
-                first = absent_since.get(unit, now)
-                if now - first >= self._watch.settings.quiet_s:
-                    keys = {**keys, **self._write_absence(keys)}
+        for unit_name, share_keys in self.store.list_shares(generation.key).items():
+            if generation.node not in share_keys and unit_name not in own_units:
+                now_s = time.monotonic()
+                first_absent_s = absent_since.get(unit_name, now_s)
+                if now_s - first_absent_s >= self._watch.settings.quiet_s:
+                    share_keys = {**share_keys, **self._write_absence(share_keys)}
                 else:
-                    self._absent_since[unit] = first
+                    self._absent_since[unit_name] = first_absent_s
 
             with suppress(MissingChunks):
-                self.store.commit_shares(generation.key, unit, keys)
+                self.store.commit_shares(generation.key, unit_name, share_keys)
 
-    def _write_absence(self, keys: dict[int, str]) -> dict[int, str]:
+    def _write_absence(self, share_keys: dict[int, str]) -> dict[int, str]:
         """Record that this node lacks the unit of these shares; return {index of this node: key of
         the record}."""
-        path = self.store.find_path(keys.values())
-        if path is None:
+        unit_path = self.store.find_path(share_keys.values())
+        if unit_path is None:
             return {}
 
-        share = ShareRecord(
-            path=path,
+        share_record = ShareRecord(
+            path=unit_path,
             format="absent",
             step=None,
             nodes=self.generation.nodes,
@@ -504,90 +542,110 @@ class ProgramCheckpoints:
             node=self.generation.node,
             sequence=time.time_ns(),
         )
-        return {share.node: self.store.write_share(self.generation.key, share)}
+        return {share_record.node: self.store.write_share(self.generation.key, share_record)}
 
     def _find_newer_local(self) -> LocalCheckpoint | None:
         """Return the newest complete checkpoint in the folder if it is newer than its family's
         checkpoints in the store, else None."""
-        local = max(
-            (item for item in self._watch.complete.values() if self._is_for_resume(item.path)),
+        local_checkpoint = max(
+            (
+                complete_checkpoint
+                for complete_checkpoint in self._watch.complete.values()
+                if self._is_for_resume(complete_checkpoint.path)
+            ),
             key=_age_key,
             default=None,
         )
-        if local is None:
+        if local_checkpoint is None:
             return None
 
-        record = self.store.find_newest(local.family)
-        if record is None:
-            return local
-        is_newer = self.to_store_time(local.unit.newest_ns) / 1e9 > record.created
-        if local.step is not None and record.step is not None and local.step != record.step:
-            is_newer = local.step > record.step
-        return local if is_newer else None
+        stored_record = self.store.find_newest(local_checkpoint.family)
+        if stored_record is None:
+            return local_checkpoint
+        is_newer = self.to_store_time(local_checkpoint.unit.newest_ns) / 1e9 > stored_record.created
+        if (
+            local_checkpoint.step is not None
+            and stored_record.step is not None
+            and local_checkpoint.step != stored_record.step
+        ):
+            is_newer = local_checkpoint.step > stored_record.step
+        return local_checkpoint if is_newer else None
 
     def _is_cut_off(self) -> bool:
         """Return True if the program was killed between two files of a save, so that it must
         continue from an earlier save."""
-        records = [record for _, record in self.store.read_records()]
-        local: list[_LocalVersion | CheckpointRecord] = []
-        for item in sorted(self._watch.complete.values(), key=_age_key, reverse=True):
-            created = self.to_store_time(item.unit.newest_ns) / 1e9
+        stored_records = [stored_record for _, stored_record in self.store.read_records()]
+        local_versions: list[_LocalVersion | CheckpointRecord] = []
+        for local_checkpoint in sorted(self._watch.complete.values(), key=_age_key, reverse=True):
+            created_s = self.to_store_time(local_checkpoint.unit.newest_ns) / 1e9
             if not any(
-                record.path == item.path and abs(record.created - created) < SAME_TIME_S
-                for record in records
+                stored_record.path == local_checkpoint.path
+                and abs(stored_record.created - created_s) < SAME_TIME_S
+                for stored_record in stored_records
             ):
-                local.append(_LocalVersion(item.path, 1, created))
+                local_versions.append(_LocalVersion(local_checkpoint.path, 1, created_s))
 
-        chosen = choose_versions([*local, *records])
-        newest = {family_of(version.path): version for version in reversed([*local, *records])}
-        return any(newest[family_of(version.path)] is not version for version in chosen)
+        chosen_versions = choose_versions([*local_versions, *stored_records])
+        newest_by_family = {
+            family_of(version.path): version
+            for version in reversed([*local_versions, *stored_records])
+        }
+        return any(
+            newest_by_family[family_of(version.path)] is not version for version in chosen_versions
+        )
 
-    def _adopt(self, records: list[CheckpointRecord]) -> None:
+    def _adopt(self, restored_records: list[CheckpointRecord]) -> None:
         """Record that restored checkpoints are complete and in the store, and update the pointers
         to them."""
-        for record in records:
-            for pointer in record.pointers:
+        for restored_record in restored_records:
+            for pointer in restored_record.pointers:
                 with suppress(OSError):
-                    write_pointer(self.folder, pointer, record.path)
+                    write_pointer(self.folder, pointer, restored_record.path)
 
-            self._watch.adopt(record.path, record.format, record.step)
-            if record.path in self._watch.complete:
-                self._uploaded[record.path] = self._watch.complete[record.path].unit.files
+            self._watch.adopt(restored_record.path, restored_record.format, restored_record.step)
+            if restored_record.path in self._watch.complete:
+                self._uploaded[restored_record.path] = self._watch.complete[
+                    restored_record.path
+                ].unit.files
 
     def _set_aside_incomplete(
-        self, records: list[CheckpointRecord], *, is_cut_off: bool = False
+        self, restored_records: list[CheckpointRecord], *, is_cut_off: bool = False
     ) -> None:
         """Move incomplete checkpoints out of the folder, so that the program ignores them.
         `is_cut_off`: True if the program was killed between two files of a save."""
-        restored = {record.path for record in records}
-        reasons = {
-            path: reason for path, reason in self._watch.incomplete.items() if path not in restored
+        restored_paths = {restored_record.path for restored_record in restored_records}
+        reasons_by_path = {
+            path: reason
+            for path, reason in self._watch.incomplete.items()
+            if path not in restored_paths
         }
         if self.generation.nodes > 1 or is_cut_off:
             # a checkpoint that is newer than the restored ones is incomplete: other nodes or other
             # files of its save lack their parts, so the program would mix different steps
-            for path, item in self._watch.complete.items():
-                if path not in restored and _is_newer(item, records):
-                    reasons[path] = (
+            for path, local_checkpoint in self._watch.complete.items():
+                if path not in restored_paths and _is_newer(local_checkpoint, restored_records):
+                    reasons_by_path[path] = (
                         "other files of its save are missing"
                         if is_cut_off
                         else "not all pods have their files of it"
                     )
-        if not reasons:
+        if not reasons_by_path:
             return
 
-        for path, reason in reasons.items():
+        for path, reason in reasons_by_path.items():
             say(f"the checkpoint {path} is not complete ({reason}): the program does not see it")
-        set_aside(self.folder, reasons)
-        self._watch.forget(list(reasons))
+        set_aside(self.folder, reasons_by_path)
+        self._watch.forget(list(reasons_by_path))
 
 
-def _is_newer(item: LocalCheckpoint, records: list[CheckpointRecord]) -> bool:
+def _is_newer(local_checkpoint: LocalCheckpoint, restored_records: list[CheckpointRecord]) -> bool:
     """Return True if a local checkpoint is newer than all records of its family."""
     return all(
-        record.step is None or item.step is None or item.step > record.step
-        for record in records
-        if family_of(record.path) == item.family
+        restored_record.step is None
+        or local_checkpoint.step is None
+        or local_checkpoint.step > restored_record.step
+        for restored_record in restored_records
+        if family_of(restored_record.path) == local_checkpoint.family
     )
 
 
@@ -603,7 +661,7 @@ def _lower_priority() -> None:
     with suppress(OSError):
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
 
-    number = IO_PRIORITY_CALLS.get(platform.machine())
-    if number and platform.system() == "Linux":
+    syscall_number = IO_PRIORITY_CALLS.get(platform.machine())
+    if syscall_number and platform.system() == "Linux":
         with suppress(OSError, AttributeError):
-            ctypes.CDLL(None).syscall(number, 1, 0, IDLE_IO_CLASS << 13)
+            ctypes.CDLL(None).syscall(syscall_number, 1, 0, IDLE_IO_CLASS << 13)

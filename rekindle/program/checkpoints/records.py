@@ -37,7 +37,7 @@ def _check_path(path: str) -> str:
 
 
 def _check_unit(path: str) -> str:
-    if any(name.startswith(".") for name in _check_path(path).split("/")):
+    if any(path_part.startswith(".") for path_part in _check_path(path).split("/")):
         raise ValueError(f"{show(path)} is hidden")
     return path
 
@@ -69,14 +69,16 @@ class FileRecord(Document):
 
     @model_validator(mode="after")
     def _check_chunks(self) -> "FileRecord":
-        count = -(-self.size // self.chunk_bytes)
-        if len(self.chunks) != count:
-            raise ValueError(f"{self.size} bytes have {count} chunks, and not {len(self.chunks)}")
+        chunk_count = -(-self.size // self.chunk_bytes)
+        if len(self.chunks) != chunk_count:
+            raise ValueError(
+                f"{self.size} bytes have {chunk_count} chunks, and not {len(self.chunks)}"
+            )
         return self
 
-    def chunk_size(self, number: int) -> int:
+    def chunk_size(self, chunk_number: int) -> int:
         """Return the number of bytes of a chunk."""
-        return min(self.chunk_bytes, self.size - number * self.chunk_bytes)
+        return min(self.chunk_bytes, self.size - chunk_number * self.chunk_bytes)
 
 
 class PointerRecord(Document):
@@ -108,22 +110,25 @@ class Files(Sealed):
 
     def content_id(self) -> str:
         """Return a hash of the unit's path and its files."""
-        files = sorted((file.path, file.node, file.sha256, file.mode) for file in self.files)
-        return hashlib.sha256(to_json([self.path, files]).encode()).hexdigest()[:16]
+        sorted_files = sorted(
+            (file_record.path, file_record.node, file_record.sha256, file_record.mode)
+            for file_record in self.files
+        )
+        return hashlib.sha256(to_json([self.path, sorted_files]).encode()).hexdigest()[:16]
 
 
-def find_contradiction(files: Iterable[FileRecord]) -> str:
+def find_contradiction(file_records: Iterable[FileRecord]) -> str:
     """Return the reason why files cannot be in one checkpoint, or ""."""
-    places = [(file.path, file.node) for file in files]
-    if len(set(places)) != len(places):
+    path_node_pairs = [(file_record.path, file_record.node) for file_record in file_records]
+    if len(set(path_node_pairs)) != len(path_node_pairs):
         return "a file occurs twice"
 
-    paths = {path for path, _ in places}
+    paths = {path for path, _ in path_node_pairs}
     if "" in paths and len(paths) > 1:
         return "the checkpoint is both a file and a directory"
     for path in paths:
-        parents = {path[:index] for index, char in enumerate(path) if char == "/"}
-        if not parents.isdisjoint(paths):
+        parent_paths = {path[:index] for index, character in enumerate(path) if character == "/"}
+        if not parent_paths.isdisjoint(paths):
             return f"{show(path)} is below a file"
     return ""
 
@@ -141,9 +146,11 @@ class CheckpointRecord(Files):
     def files_for(self, node: int) -> dict[str, FileRecord]:
         """Return all files by path. If several nodes have a file with the same path, return that of
         `node`."""
-        files = {file.path: file for file in reversed(self.files)}
-        own_files = {file.path: file for file in self.files if file.node == node}
-        return {**files, **own_files}
+        files_by_path = {file_record.path: file_record for file_record in reversed(self.files)}
+        own_files_by_path = {
+            file_record.path: file_record for file_record in self.files if file_record.node == node
+        }
+        return {**files_by_path, **own_files_by_path}
 
 
 class ShareRecord(Files):
@@ -182,15 +189,15 @@ class Latest(Document):
 
 def parse_order(key: str) -> int:
     """Return the commit number that the key of a checkpoint contains; -1 if the key is invalid."""
-    match = RECORD_NAME.fullmatch(key.rpartition("/")[2])
-    return int(match[1]) if match else -1
+    name_match = RECORD_NAME.fullmatch(key.rpartition("/")[2])
+    return int(name_match[1]) if name_match else -1
 
 
-def parse_node(pattern: re.Pattern[str], key: str) -> int | None:
+def parse_node(name_pattern: re.Pattern[str], key: str) -> int | None:
     """Return the node in the key of a share (SHARE_NAME) or of an ended node (ENDED_NAME); None if
     the key is invalid."""
-    match = pattern.fullmatch(key.rpartition("/")[2])
-    return int(match[1]) if match else None
+    name_match = name_pattern.fullmatch(key.rpartition("/")[2])
+    return int(name_match[1]) if name_match else None
 
 
 def parse_sequence(key: str) -> int:

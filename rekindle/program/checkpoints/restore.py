@@ -45,65 +45,87 @@ class RestoreCounts:
 
 
 def restore_newest(
-    store: ProgramStore, folder: Path, node: int, counts: RestoreCounts
+    store: ProgramStore, folder: Path, node: int, restore_counts: RestoreCounts
 ) -> list[CheckpointRecord]:
     """Restore the newest intact checkpoint of each family; return their records, newest first.
 
     Logs damaged checkpoints, and restores the previous one in their place. Raises UnwritableDisk,
     StorageError.
     """
-    damaged: set[str] = set()
+    damaged_keys: set[str] = set()
     while True:
         try:
-            return restore_keys(store, folder, node, store.list_newest(damaged), counts)
+            return restore_keys(
+                store, folder, node, store.list_newest(damaged_keys), restore_counts
+            )
         except UnusableCheckpoint as error:
-            damaged.add(error.key)
+            damaged_keys.add(error.key)
             say(f"a checkpoint cannot be used: {error} Trying the previous one.")
 
 
 def restore_keys(
-    store: ProgramStore, folder: Path, node: int, keys: Iterable[str], counts: RestoreCounts
+    store: ProgramStore,
+    folder: Path,
+    node: int,
+    checkpoint_keys: Iterable[str],
+    restore_counts: RestoreCounts,
 ) -> list[CheckpointRecord]:
     """Restore these checkpoints. Raises UnusableCheckpoint, UnwritableDisk, StorageError."""
-    restored: list[CheckpointRecord] = []
+    restored_records: list[CheckpointRecord] = []
     with store.lease("readers"):
-        for key in keys:
+        for checkpoint_key in checkpoint_keys:
             try:
-                record = store.read_record(key)
-                restore_record(store, folder, node, record, counts)
+                checkpoint_record = store.read_record(checkpoint_key)
+                restore_record(store, folder, node, checkpoint_record, restore_counts)
             except (NotFound, InvalidDocument, DamagedCheckpoint) as error:
-                raise UnusableCheckpoint(key, f"{store.store.uri(key)}: {error}") from error
-            restored.append(record)
-    return restored
+                raise UnusableCheckpoint(
+                    checkpoint_key, f"{store.store.uri(checkpoint_key)}: {error}"
+                ) from error
+            restored_records.append(checkpoint_record)
+    return restored_records
 
 
 def restore_record(
-    store: ProgramStore, folder: Path, node: int, record: CheckpointRecord, counts: RestoreCounts
+    store: ProgramStore,
+    folder: Path,
+    node: int,
+    checkpoint_record: CheckpointRecord,
+    restore_counts: RestoreCounts,
 ) -> None:
     """Write the files of a checkpoint below `folder`. Raises DamagedCheckpoint, UnwritableDisk,
     StorageError."""
-    target = folder / record.path
-    _check_parents(folder, record.path)
-    files = record.files_for(node)
-    intact = {path for path, file in files.items() if _is_intact(_join(target, path), file)}
-    counts.kept_bytes += sum(files[path].size for path in intact)
-    if len(intact) == len(files):
+    unit_path = folder / checkpoint_record.path
+    _check_parents(folder, checkpoint_record.path)
+    file_records = checkpoint_record.files_for(node)
+    intact_paths = {
+        path
+        for path, file_record in file_records.items()
+        if _is_intact(_join(unit_path, path), file_record)
+    }
+    restore_counts.kept_bytes += sum(file_records[path].size for path in intact_paths)
+    if len(intact_paths) == len(file_records):
         return
 
-    draft = hidden_folder(folder) / "drafts" / uuid.uuid4().hex
+    draft_path = hidden_folder(folder) / "drafts" / uuid.uuid4().hex
     try:
-        for path, file in files.items():
-            _write_file(store, _join(target, path), _join(draft, path), file, path in intact)
-            if path not in intact:
-                counts.fetched_bytes += file.size
+        for path, file_record in file_records.items():
+            _write_file(
+                store,
+                _join(unit_path, path),
+                _join(draft_path, path),
+                file_record,
+                path in intact_paths,
+            )
+            if path not in intact_paths:
+                restore_counts.fetched_bytes += file_record.size
 
-        _sync_folders(draft)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        _replace(draft, target, hidden_folder(folder))
+        _sync_folders(draft_path)
+        unit_path.parent.mkdir(parents=True, exist_ok=True)
+        _replace(draft_path, unit_path, hidden_folder(folder))
     except OSError as error:
-        raise UnwritableDisk(describe_disk_error(target, error)) from error
+        raise UnwritableDisk(describe_disk_error(unit_path, error)) from error
     finally:
-        _remove(draft)
+        _remove(draft_path)
 
 
 def describe_disk_error(path: Path, error: OSError) -> str:
@@ -113,95 +135,101 @@ def describe_disk_error(path: Path, error: OSError) -> str:
     )
 
 
-def _join(target: Path, path: str) -> Path:
-    return target / path if path else target
+def _join(unit_path: Path, relative_path: str) -> Path:
+    return unit_path / relative_path if relative_path else unit_path
 
 
-def _check_parents(folder: Path, path: str) -> None:
+def _check_parents(folder: Path, relative_path: str) -> None:
     """Raise DamagedCheckpoint if a parent of the path is a link or a file."""
-    parent = folder
-    for name in path.split("/")[:-1]:
-        parent = parent / name
-        if parent.is_symlink() or (parent.exists() and not parent.is_dir()):
-            raise DamagedCheckpoint(f"{parent} is not a directory.")
+    parent_folder = folder
+    for path_part in relative_path.split("/")[:-1]:
+        parent_folder = parent_folder / path_part
+        if parent_folder.is_symlink() or (parent_folder.exists() and not parent_folder.is_dir()):
+            raise DamagedCheckpoint(f"{parent_folder} is not a directory.")
 
 
-def _is_intact(path: Path, file: FileRecord) -> bool:
+def _is_intact(path: Path, file_record: FileRecord) -> bool:
     try:
-        if path.is_symlink() or not path.is_file() or path.stat().st_size != file.size:
+        if path.is_symlink() or not path.is_file() or path.stat().st_size != file_record.size:
             return False
-        return file_sha256(path) == file.sha256
+        return file_sha256(path) == file_record.sha256
     except OSError:
         return False
 
 
 def _write_file(
-    store: ProgramStore, source: Path, draft: Path, file: FileRecord, is_intact: bool
+    store: ProgramStore,
+    source_path: Path,
+    draft_path: Path,
+    file_record: FileRecord,
+    is_intact: bool,
 ) -> None:
-    draft.parent.mkdir(parents=True, exist_ok=True)
+    draft_path.parent.mkdir(parents=True, exist_ok=True)
     if is_intact:
         with suppress(OSError):
-            os.link(source, draft)
+            os.link(source_path, draft_path)
             return
 
-    whole = hashlib.sha256()
-    with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as content:
-        for number, name in enumerate(file.chunks):
-            data = _fetch(store, name, file.chunk_size(number))
-            whole.update(data)
-            content.write(data)
-        content.flush()
-        os.fchmod(content.fileno(), file.mode | 0o600)
-        os.fsync(content.fileno())
+    file_hash = hashlib.sha256()
+    with open(
+        os.open(draft_path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb"
+    ) as draft_stream:
+        for chunk_number, chunk_name in enumerate(file_record.chunks):
+            chunk = _fetch(store, chunk_name, file_record.chunk_size(chunk_number))
+            file_hash.update(chunk)
+            draft_stream.write(chunk)
+        draft_stream.flush()
+        os.fchmod(draft_stream.fileno(), file_record.mode | 0o600)
+        os.fsync(draft_stream.fileno())
 
-    if whole.hexdigest() != file.sha256:
-        raise DamagedCheckpoint(f"the sha256 of {file.path or 'the file'} is wrong.")
+    if file_hash.hexdigest() != file_record.sha256:
+        raise DamagedCheckpoint(f"the sha256 of {file_record.path or 'the file'} is wrong.")
 
 
-def _fetch(store: ProgramStore, name: str, size: int) -> bytes:
-    key = f"{store.root}/chunks/{name}"
+def _fetch(store: ProgramStore, chunk_name: str, chunk_bytes: int) -> bytes:
+    chunk_key = f"{store.root}/chunks/{chunk_name}"
     try:
-        return fetch_chunk(store.store, key, name, size)
+        return fetch_chunk(store.store, chunk_key, chunk_name, chunk_bytes)
     except NotFound as error:
         raise DamagedCheckpoint(str(error)) from None
     except DamagedChunk as error:
         raise DamagedCheckpoint(f"{error}.") from None
 
 
-def _sync_folders(draft: Path) -> None:
-    folders = [draft, *draft.rglob("*")] if draft.is_dir() else [draft.parent]
+def _sync_folders(draft_path: Path) -> None:
+    folders = [draft_path, *draft_path.rglob("*")] if draft_path.is_dir() else [draft_path.parent]
     for folder in folders:
         if folder.is_dir():
             sync_folder(folder)
 
 
-def _replace(draft: Path, target: Path, hidden: Path) -> None:
-    """Replace the unit `target` by `draft`. After a crash, the old unit, the new unit or neither
-    exists."""
-    if draft.is_file() and not target.is_dir():
-        draft.replace(target)
+def _replace(draft_path: Path, unit_path: Path, hidden_path: Path) -> None:
+    """Replace the unit `unit_path` by `draft_path`. After a crash, the old unit, the new unit or
+    neither exists."""
+    if draft_path.is_file() and not unit_path.is_dir():
+        draft_path.replace(unit_path)
     else:
-        _move(target, hidden / "replaced")
-        draft.rename(target)
-    sync_folder(target.parent)
+        _move(unit_path, hidden_path / "replaced")
+        draft_path.rename(unit_path)
+    sync_folder(unit_path.parent)
 
 
-def set_aside(folder: Path, paths: Iterable[str]) -> None:
+def set_aside(folder: Path, unit_paths: Iterable[str]) -> None:
     """Move units out of the checkpoint folder, and delete the units that an earlier call has moved
     out."""
-    aside = hidden_folder(folder) / "aside"
-    _remove(aside)
-    for path in paths:
+    aside_folder = hidden_folder(folder) / "aside"
+    _remove(aside_folder)
+    for unit_path in unit_paths:
         with suppress(OSError):
-            _move(folder / path, aside / path.replace("/", "--"))
+            _move(folder / unit_path, aside_folder / unit_path.replace("/", "--"))
 
 
-def _move(target: Path, place: Path) -> None:
-    """Move a unit to `place`, whose earlier content is deleted first."""
-    if target.exists() or target.is_symlink():
-        _remove(place)
-        place.parent.mkdir(parents=True, exist_ok=True)
-        target.rename(place)
+def _move(unit_path: Path, destination_path: Path) -> None:
+    """Move a unit to `destination_path`, whose earlier content is deleted first."""
+    if unit_path.exists() or unit_path.is_symlink():
+        _remove(destination_path)
+        destination_path.parent.mkdir(parents=True, exist_ok=True)
+        unit_path.rename(destination_path)
 
 
 def _remove(path: Path) -> None:

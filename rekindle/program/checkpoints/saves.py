@@ -34,58 +34,74 @@ def choose_versions(versions: Iterable[V]) -> list[V]:
     """Return one version of each family: the newest, or an earlier one if the newest save is
     incomplete because the program was killed. `versions` and the result are sorted, newest first.
     """
-    ordered = list(versions)
-    families: dict[str, list[V]] = {}
-    for version in ordered:
-        families.setdefault(family_of(version.path), []).append(version)
+    ordered_versions = list(versions)
+    versions_by_family: dict[str, list[V]] = {}
+    for version in ordered_versions:
+        versions_by_family.setdefault(family_of(version.path), []).append(version)
 
     is_changed = True
     while is_changed:
         is_changed = False
-        for family in families.values():
-            for others in families.values():
-                number = _find_save(family, others)
-                if number:
-                    del family[:number]
+        for family_versions in versions_by_family.values():
+            for other_versions in versions_by_family.values():
+                save_index = _find_save(family_versions, other_versions)
+                if save_index:
+                    del family_versions[:save_index]
                     is_changed = True
 
-    chosen = [family[0] for family in families.values()]
-    return sorted(chosen, key=ordered.index)
+    chosen_versions = [family_versions[0] for family_versions in versions_by_family.values()]
+    return sorted(chosen_versions, key=ordered_versions.index)
 
 
-def _find_save(versions: Sequence[V], others: Sequence[V]) -> int:
-    """Return the index of the version that belongs to the same save as the newest of `others`; 0 if
-    no version does."""
-    if not _are_written_together(versions[0], others[0]):
+def _find_save(versions: Sequence[V], other_versions: Sequence[V]) -> int:
+    """Return the index of the version that belongs to the same save as the newest of
+    `other_versions`; 0 if no version does."""
+    if not _are_written_together(versions[0], other_versions[0]):
         return 0
     if save_numbers(versions[0].path):
-        if _are_of_ranks(versions[0], others[0]):
+        if _are_of_ranks(versions[0], other_versions[0]):
             # nodes upload the files of their ranks at different times and skip some saves; files of
             # other ranks may remain from an earlier, larger group
-            saves = [save_numbers(item.path) for item in others if item.nodes == versions[0].nodes]
+            other_save_numbers = [
+                save_numbers(other_version.path)
+                for other_version in other_versions
+                if other_version.nodes == versions[0].nodes
+            ]
         else:
-            saves = [save_numbers(others[0].path)]
-        return next((n for n, item in enumerate(versions) if save_numbers(item.path) in saves), 0)
+            other_save_numbers = [save_numbers(other_versions[0].path)]
+        return next(
+            (
+                version_index
+                for version_index, other_version in enumerate(versions)
+                if save_numbers(other_version.path) in other_save_numbers
+            ),
+            0,
+        )
 
-    other = others[0]
-    distances_s = [abs(version.created - other.created) for version in versions]
-    number = distances_s.index(min(distances_s))
-    if number and distances_s[number] > SAME_SAVE_SHARE * distances_s[number - 1]:
+    newest_other = other_versions[0]
+    distances_s = [abs(version.created - newest_other.created) for version in versions]
+    closest_index = distances_s.index(min(distances_s))
+    if (
+        closest_index
+        and distances_s[closest_index] > SAME_SAVE_SHARE * distances_s[closest_index - 1]
+    ):
         return 0
-    return number
+    return closest_index
 
 
-def _are_written_together(one: Version, other: Version) -> bool:
+def _are_written_together(first_version: Version, second_version: Version) -> bool:
     """Return True if a program may write both files in each save: their families differ, and their
     names have the same form."""
-    if family_of(one.path) == family_of(other.path):
+    if family_of(first_version.path) == family_of(second_version.path):
         return False
-    if _are_of_ranks(one, other):
+    if _are_of_ranks(first_version, second_version):
         return True
-    is_same_folder = one.path.rpartition("/")[0] == other.path.rpartition("/")[0]
-    return is_same_folder and len(save_numbers(one.path)) == len(save_numbers(other.path))
+    is_same_folder = first_version.path.rpartition("/")[0] == second_version.path.rpartition("/")[0]
+    return is_same_folder and len(save_numbers(first_version.path)) == len(
+        save_numbers(second_version.path)
+    )
 
 
-def _are_of_ranks(one: Version, other: Version) -> bool:
+def _are_of_ranks(first_version: Version, second_version: Version) -> bool:
     """Return True if two paths differ only in their numbers."""
-    return without_numbers(one.path) == without_numbers(other.path)
+    return without_numbers(first_version.path) == without_numbers(second_version.path)

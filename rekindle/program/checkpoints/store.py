@@ -69,67 +69,78 @@ class ProgramStore:
         return f"{self.prefix}/program"
 
     def upload_files(
-        self, folder: Path, unit: Unit, node: int, stop: Event | None = None
+        self, folder: Path, checkpoint_unit: Unit, node: int, stop_event: Event | None = None
     ) -> list[FileRecord]:
         """Upload the chunks of a unit's files that the store does not have. Raises ChangedFile if
-        the program changes a file in the meantime, UploadStopped once `stop` is set,
+        the program changes a file in the meantime, UploadStopped once `stop_event` is set,
         StorageError."""
         self._stored_chunks = self._list_chunks()
-        with hold(folder, unit) as paths:
-            records = [
-                self._upload_file(unit, file, path, node, stop or Event())
-                for file, path in paths.items()
+        with hold(folder, checkpoint_unit) as held_paths:
+            file_records = [
+                self._upload_file(
+                    checkpoint_unit, relative_path, held_path, node, stop_event or Event()
+                )
+                for relative_path, held_path in held_paths.items()
             ]
             # the program may have changed a file in place after it was read
-            for file, path in paths.items():
-                check_unchanged(path, unit, file)
-        return records
+            for relative_path, held_path in held_paths.items():
+                check_unchanged(held_path, checkpoint_unit, relative_path)
+        return file_records
 
-    def _upload_file(self, unit: Unit, file: str, path: Path, node: int, stop: Event) -> FileRecord:
+    def _upload_file(
+        self,
+        checkpoint_unit: Unit,
+        relative_path: str,
+        held_path: Path,
+        node: int,
+        stop_event: Event,
+    ) -> FileRecord:
         chunk_bytes = chunks.CHUNK_BYTES
-        names: list[str] = []
-        whole = hashlib.sha256()
-        size = 0
+        chunk_names: list[str] = []
+        file_hash = hashlib.sha256()
+        file_bytes = 0
 
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        with open(descriptor, "rb", buffering=0) as content:
-            check_unchanged(descriptor, unit, file)
-            while batch := list(_read_chunks(content.fileno(), size, chunk_bytes)):
-                if stop.is_set():
+        file_descriptor = os.open(held_path, os.O_RDONLY | os.O_CLOEXEC)
+        with open(file_descriptor, "rb", buffering=0) as file_stream:
+            check_unchanged(file_descriptor, checkpoint_unit, relative_path)
+            while chunk_batch := list(_read_chunks(file_stream.fileno(), file_bytes, chunk_bytes)):
+                if stop_event.is_set():
                     raise UploadStopped
-                batch_names = [hashlib.sha256(data).hexdigest() for data in batch]
-                for data in batch:
-                    whole.update(data)
-                    size += len(data)
+                batch_chunk_names = [hashlib.sha256(chunk).hexdigest() for chunk in chunk_batch]
+                for chunk in chunk_batch:
+                    file_hash.update(chunk)
+                    file_bytes += len(chunk)
 
-                self._put_chunks(dict(zip(batch_names, batch, strict=True)))
-                names += batch_names
-            check_unchanged(descriptor, unit, file)
+                self._put_chunks(dict(zip(batch_chunk_names, chunk_batch, strict=True)))
+                chunk_names += batch_chunk_names
+            check_unchanged(file_descriptor, checkpoint_unit, relative_path)
 
         return FileRecord(
-            path=file,
-            size=size,
-            sha256=whole.hexdigest(),
-            chunks=names,
+            path=relative_path,
+            size=file_bytes,
+            sha256=file_hash.hexdigest(),
+            chunks=chunk_names,
             chunk_bytes=chunk_bytes,
-            mode=unit.files[file].mode & 0o777,
+            mode=checkpoint_unit.files[relative_path].mode & 0o777,
             node=node,
         )
 
-    def _put_chunks(self, batch: Mapping[str, bytes]) -> None:
-        missing = [name for name in batch if name not in self._stored_chunks]
+    def _put_chunks(self, chunks_by_name: Mapping[str, bytes]) -> None:
+        missing_names = [
+            chunk_name for chunk_name in chunks_by_name if chunk_name not in self._stored_chunks
+        ]
 
-        def put(number: int) -> None:
-            name = missing[number]
-            self.store.put(f"{self.root}/chunks/{name}", batch[name])
+        def put(chunk_index: int) -> None:
+            chunk_name = missing_names[chunk_index]
+            self.store.put(f"{self.root}/chunks/{chunk_name}", chunks_by_name[chunk_name])
 
-        run_parallel(put, range(len(missing)))
-        self._stored_chunks.update(missing)
-        self.uploaded_bytes += sum(len(batch[name]) for name in missing)
+        run_parallel(put, range(len(missing_names)))
+        self._stored_chunks.update(missing_names)
+        self.uploaded_bytes += sum(len(chunks_by_name[chunk_name]) for chunk_name in missing_names)
 
     def _list_chunks(self) -> set[str]:
-        start = f"{self.root}/chunks/"
-        return {entry.key[len(start) :] for entry in self.store.list(start)}
+        key_prefix = f"{self.root}/chunks/"
+        return {object_entry.key[len(key_prefix) :] for object_entry in self.store.list(key_prefix)}
 
     def end_deletions(self) -> None:
         """End the deletions of all nodes, including lost nodes, so that no commit waits for a
@@ -137,178 +148,224 @@ class ProgramStore:
         self.store.delete(sorted(self._list_deletions()))
 
     def _list_deletions(self) -> set[str]:
-        return {entry.key for entry in self.store.list(f"{self.root}/deletions/")}
+        return {object_entry.key for object_entry in self.store.list(f"{self.root}/deletions/")}
 
-    def check_chunks(self, files: list[FileRecord]) -> None:
+    def check_chunks(self, file_records: list[FileRecord]) -> None:
         """Wait for running deletions. Raises MissingChunks if a chunk of these files was
         removed."""
-        running = self._list_deletions()
-        end = time.monotonic() + LEASE_TIMEOUT_S
-        while running and time.monotonic() < end:
+        running_deletions = self._list_deletions()
+        deadline_s = time.monotonic() + LEASE_TIMEOUT_S
+        while running_deletions and time.monotonic() < deadline_s:
             time.sleep(0.2)
-            running &= self._list_deletions()
+            running_deletions &= self._list_deletions()
         # a deletion stops before its next request when its lease is gone
-        self.store.delete(sorted(running))
+        self.store.delete(sorted(running_deletions))
 
-        if not {name for file in files for name in file.chunks} <= self._list_chunks():
+        if (
+            not {chunk_name for file_record in file_records for chunk_name in file_record.chunks}
+            <= self._list_chunks()
+        ):
             raise MissingChunks
 
     def read_clock(self) -> int:
         """Return the current time of the object store in nanoseconds, which is the same for all
         nodes. Raises StorageError."""
-        key = f"{self.root}/clock"
-        self.store.put(key, b"")
-        times = [entry.modified for entry in self.store.list(key) if entry.key == key]
-        return int(times[0] * 1e9) if times else time.time_ns()
+        clock_key = f"{self.root}/clock"
+        self.store.put(clock_key, b"")
+        modification_times_s = [
+            object_entry.modified
+            for object_entry in self.store.list(clock_key)
+            if object_entry.key == clock_key
+        ]
+        return int(modification_times_s[0] * 1e9) if modification_times_s else time.time_ns()
 
-    def write_share(self, generation: str, share: ShareRecord) -> str:
+    def write_share(self, generation: str, share_record: ShareRecord) -> str:
         """Record which files of a unit one node has, and delete its earlier record of this unit;
         return the key of the record. `generation`: key of the generation."""
-        key = f"{self.root}/shares/{generation}/{share.name}"
-        folder = key.rpartition("-")[0] + "-"
-        self.store.put(key, seal(share.model_dump(exclude={"checksum"})))
-        self.store.delete([entry.key for entry in self.store.list(folder) if entry.key < key])
-        return key
+        share_key = f"{self.root}/shares/{generation}/{share_record.name}"
+        share_prefix = share_key.rpartition("-")[0] + "-"
+        self.store.put(share_key, seal(share_record.model_dump(exclude={"checksum"})))
+        self.store.delete(
+            [
+                object_entry.key
+                for object_entry in self.store.list(share_prefix)
+                if object_entry.key < share_key
+            ]
+        )
+        return share_key
 
-    def write_ended(self, generation: str, node: int, units: Iterable[str]) -> None:
+    def write_ended(self, generation: str, node: int, unit_keys: Iterable[str]) -> None:
         """Record that a node's processes have ended, and the keys of the units that it has."""
-        data = seal(EndedNode(units=sorted(units)).model_dump(exclude={"checksum"}))
-        self.store.put(f"{self.root}/ended/{generation}/{node}.json", data)
+        record_bytes = seal(EndedNode(units=sorted(unit_keys)).model_dump(exclude={"checksum"}))
+        self.store.put(f"{self.root}/ended/{generation}/{node}.json", record_bytes)
 
     def commit_ended(self, generation: str) -> None:
         """Commit the complete checkpoints of a generation whose processes have ended. A node that
         has not recorded its end was lost. Raises StorageError."""
-        for unit, keys in self.list_shares(generation).items():
+        for unit_name, share_keys in self.list_shares(generation).items():
             with suppress(MissingChunks):
-                self.commit_shares(generation, unit, keys, has_ended=True)
+                self.commit_shares(generation, unit_name, share_keys, has_ended=True)
 
-        folder = f"{self.root}/ended/{generation}/"
-        self.store.delete([entry.key for entry in self.store.list(folder)])
+        key_prefix = f"{self.root}/ended/{generation}/"
+        self.store.delete([object_entry.key for object_entry in self.store.list(key_prefix)])
 
     def list_shares(self, generation: str) -> dict[str, dict[int, str]]:
         """Return the keys of the newest shares: key of the unit → node → key of the share. The
         units are sorted by upload time, because an older version cannot be committed after a newer
         one."""
-        shares: dict[str, dict[int, str]] = {}
-        start = f"{self.root}/shares/{generation}/"
-        for entry in self.store.list(start):
-            unit = entry.key[len(start) :].partition("/")[0]
-            node = parse_node(SHARE_NAME, entry.key)
+        share_keys_by_unit: dict[str, dict[int, str]] = {}
+        key_prefix = f"{self.root}/shares/{generation}/"
+        for object_entry in self.store.list(key_prefix):
+            unit_name = object_entry.key[len(key_prefix) :].partition("/")[0]
+            node = parse_node(SHARE_NAME, object_entry.key)
             if node is not None:
-                shares.setdefault(unit, {})[node] = entry.key
+                share_keys_by_unit.setdefault(unit_name, {})[node] = object_entry.key
         return dict(
-            sorted(shares.items(), key=lambda item: min(map(parse_sequence, item[1].values())))
+            sorted(
+                share_keys_by_unit.items(),
+                key=lambda unit_shares: min(map(parse_sequence, unit_shares[1].values())),
+            )
         )
 
     def commit_shares(
-        self, generation: str, unit: str, keys: Mapping[int, str], *, has_ended: bool = False
+        self,
+        generation: str,
+        unit_name: str,
+        share_keys: Mapping[int, str],
+        *,
+        has_ended: bool = False,
     ) -> CheckpointRecord | None:
-        """Commit the checkpoint of these shares if it is complete. `unit`: key of the unit; `keys`:
-        keys of the shares by node; `has_ended`: True if no node will write another share. Returns
-        None if the checkpoint is incomplete, or older than a committed one.
+        """Commit the checkpoint of these shares if it is complete. `unit_name`: key of the unit;
+        `share_keys`: keys of the shares by node; `has_ended`: True if no node will write another
+        share. Returns None if the checkpoint is incomplete, or older than a committed one.
 
         Raises MissingChunks, StorageError.
         """
         # ignore replaced or damaged shares, which their nodes write again
-        shares = [share for key in keys.values() if (share := self._try_read_share(key))]
-        contents = [share for share in shares if share.files]
-        if not contents:
+        share_records = [
+            share_record
+            for share_key in share_keys.values()
+            if (share_record := self._try_read_share(share_key))
+        ]
+        nonempty_shares = [share_record for share_record in share_records if share_record.files]
+        if not nonempty_shares:
             return None
 
-        first = contents[0]
-        created = max(share.newest_ns for share in contents) / 1e9
-        newest = self.find_newest(family_of(first.path))
-        if newest and newest.created > created:
+        first_share = nonempty_shares[0]
+        created_s = max(share_record.newest_ns for share_record in nonempty_shares) / 1e9
+        newest_record = self.find_newest(family_of(first_share.path))
+        if newest_record and newest_record.created > created_s:
             return None
 
-        absent = self._find_absent_nodes(generation, unit, first.nodes)
+        absent_nodes = self._find_absent_nodes(generation, unit_name, first_share.nodes)
         # a checkpoint of a single file does not need the versions of lost nodes
         is_whole_file = has_ended and all(
-            file.path == "" for share in contents for file in share.files
+            file_record.path == ""
+            for share_record in nonempty_shares
+            for file_record in share_record.files
         )
         if is_whole_file:
-            absent |= set(range(first.nodes))
-        if not _are_complete(shares, absent, newest):
+            absent_nodes |= set(range(first_share.nodes))
+        if not _are_complete(share_records, absent_nodes, newest_record):
             return None
 
-        files = [file for share in contents for file in share.files]
-        if find_contradiction(files):
+        file_records = [
+            file_record for share_record in nonempty_shares for file_record in share_record.files
+        ]
+        if find_contradiction(file_records):
             return None
 
-        pointers = {pointer.path: pointer for share in contents for pointer in share.pointers}
+        pointers_by_path = {
+            pointer.path: pointer
+            for share_record in nonempty_shares
+            for pointer in share_record.pointers
+        }
         return self.commit(
-            first.path,
-            first.format,
-            next((share.step for share in contents if share.step is not None), None),
-            first.nodes,
-            files,
-            list(pointers.values()),
-            created,
+            first_share.path,
+            first_share.format,
+            next(
+                (
+                    share_record.step
+                    for share_record in nonempty_shares
+                    if share_record.step is not None
+                ),
+                None,
+            ),
+            first_share.nodes,
+            file_records,
+            list(pointers_by_path.values()),
+            created_s,
         )
 
-    def _find_absent_nodes(self, generation: str, unit: str, nodes: int) -> set[int]:
+    def _find_absent_nodes(self, generation: str, unit_name: str, node_count: int) -> set[int]:
         """Return the nodes that have recorded their end and do not have this unit."""
-        folder = f"{self.root}/ended/{generation}/"
-        absent: set[int] = set()
-        for entry in self.store.list(folder):
-            node = parse_node(ENDED_NAME, entry.key)
-            if node is None or node >= nodes:
+        key_prefix = f"{self.root}/ended/{generation}/"
+        absent_nodes: set[int] = set()
+        for object_entry in self.store.list(key_prefix):
+            node = parse_node(ENDED_NAME, object_entry.key)
+            if node is None or node >= node_count:
                 continue
             with suppress(NotFound, InvalidDocument):
-                if unit not in read_object(EndedNode, self.store, entry.key).units:
-                    absent.add(node)
-        return absent
+                if unit_name not in read_object(EndedNode, self.store, object_entry.key).units:
+                    absent_nodes.add(node)
+        return absent_nodes
 
     def commit(
         self,
-        path: str,
-        kind: str,
+        unit_path: str,
+        format_name: str,
         step: int | None,
-        nodes: int,
-        files: list[FileRecord],
-        pointers: list[PointerRecord],
-        created: float,
+        node_count: int,
+        file_records: list[FileRecord],
+        pointer_records: list[PointerRecord],
+        created_s: float,
     ) -> CheckpointRecord:
-        """Write the record of a complete checkpoint, and let `latest` name it.
+        """Write the record of a complete checkpoint, and let `latest_key` name it.
 
         Raises MissingChunks, StorageError.
         """
-        self.check_chunks(files)
+        self.check_chunks(file_records)
         for _ in range(COMMIT_ATTEMPTS):
-            latest, etag = self._read_latest()
-            keys = self.list_keys()
-            order = max([parse_order(key) for key in [*keys, latest]], default=-1) + 1
-            record = CheckpointRecord(
-                path=path,
-                format=kind,
+            latest_key, etag = self._read_latest()
+            checkpoint_keys = self.list_keys()
+            commit_order = (
+                max([parse_order(key) for key in [*checkpoint_keys, latest_key]], default=-1) + 1
+            )
+            checkpoint_record = CheckpointRecord(
+                path=unit_path,
+                format=format_name,
                 step=step,
-                nodes=nodes,
-                files=files,
-                pointers=pointers,
-                order=order,
-                created=created,
+                nodes=node_count,
+                files=file_records,
+                pointers=pointer_records,
+                order=commit_order,
+                created=created_s,
             )
 
-            suffix = f"-{record.content_id()}.json"
-            same_records = (self._try_read(key) for key in keys if key.endswith(suffix))
-            earlier = next(filter(None, same_records), None)
-            if earlier and parse_order(latest) >= earlier.order:
-                return earlier
+            key_suffix = f"-{checkpoint_record.content_id()}.json"
+            same_records = (
+                self._try_read(key) for key in checkpoint_keys if key.endswith(key_suffix)
+            )
+            earlier_record = next(filter(None, same_records), None)
+            if earlier_record and parse_order(latest_key) >= earlier_record.order:
+                return earlier_record
 
-            key = (earlier or record).key(self.root)
-            if not earlier:
-                data = seal(record.model_dump(exclude={"checksum"}))
-                self.store.put(key, data)
+            key = (earlier_record or checkpoint_record).key(self.root)
+            if not earlier_record:
+                record_bytes = seal(checkpoint_record.model_dump(exclude={"checksum"}))
+                self.store.put(key, record_bytes)
 
             try:
-                data = seal(Latest(checkpoint=key).model_dump())
-                self.store.put(f"{self.root}/latest", data, if_match=etag, if_absent=not etag)
+                record_bytes = seal(Latest(checkpoint=key).model_dump())
+                self.store.put(
+                    f"{self.root}/latest", record_bytes, if_match=etag, if_absent=not etag
+                )
             except Conflict:
                 continue
 
             with suppress(RekindleError):
                 self._delete_expired()
-            return record
+            return checkpoint_record
 
         raise Conflict(f"{self.store.uri(self.root)}/latest was changed {COMMIT_ATTEMPTS} times.")
 
@@ -316,137 +373,182 @@ class ProgramStore:
         """Return the checkpoint key in `latest` and the etag of `latest`; "" for a value that does
         not exist."""
         try:
-            data, etag = self.store.get_with_etag(f"{self.root}/latest")
+            latest_bytes, etag = self.store.get_with_etag(f"{self.root}/latest")
         except NotFound:
             return "", ""
         try:
-            return parse(Latest, data, "latest").checkpoint, etag
+            return parse(Latest, latest_bytes, "latest").checkpoint, etag
         except InvalidDocument:
             return "", etag
 
     def list_keys(self) -> list[str]:
         """Return the keys of all checkpoints in the order of their commits."""
-        entries = self.store.list(f"{self.root}/checkpoints/")
-        return [entry.key for entry in entries if parse_order(entry.key) >= 0]
+        object_entries = self.store.list(f"{self.root}/checkpoints/")
+        return [
+            object_entry.key
+            for object_entry in object_entries
+            if parse_order(object_entry.key) >= 0
+        ]
 
     def read_record(self, key: str) -> CheckpointRecord:
         """Return a checkpoint. Raises NotFound, InvalidDocument, StorageError."""
-        record = read_object(CheckpointRecord, self.store, key)
-        if record.key(self.root) != key:
+        checkpoint_record = read_object(CheckpointRecord, self.store, key)
+        if checkpoint_record.key(self.root) != key:
             raise InvalidDocument(f"{self.store.uri(key)} does not match its name. Remove it.")
-        return record
+        return checkpoint_record
 
     def read_share(self, key: str) -> ShareRecord:
         """Return the share of one node. Raises NotFound, InvalidDocument, StorageError."""
-        share = read_object(ShareRecord, self.store, key)
-        if not key.endswith(f"/{share.name}"):
+        share_record = read_object(ShareRecord, self.store, key)
+        if not key.endswith(f"/{share_record.name}"):
             raise InvalidDocument(f"{self.store.uri(key)} does not match its name. Remove it.")
-        return share
+        return share_record
 
-    def list_newest(self, damaged: Collection[str] = ()) -> list[str]:
+    def list_newest(self, damaged_keys: Collection[str] = ()) -> list[str]:
         """Return the keys of the checkpoints to restore, newest first: the newest readable
-        checkpoint of each family, so that all belong to the same save. Keys in `damaged` are
+        checkpoint of each family, so that all belong to the same save. Keys in `damaged_keys` are
         skipped. Raises StorageError."""
-        records = [record for key, record in self.read_records() if key not in damaged]
-        return [record.key(self.root) for record in choose_versions(records)]
+        readable_records = [
+            readable_record
+            for key, readable_record in self.read_records()
+            if key not in damaged_keys
+        ]
+        return [
+            readable_record.key(self.root) for readable_record in choose_versions(readable_records)
+        ]
 
     def read_records(self) -> Iterator[tuple[str, CheckpointRecord]]:
         """Yield the readable checkpoints and their keys, newest first. Raises StorageError."""
         for key in reversed(self.list_keys()):
-            if record := self._try_read(key):
-                yield key, record
+            if checkpoint_record := self._try_read(key):
+                yield key, checkpoint_record
 
     def find_newest(self, family: str) -> CheckpointRecord | None:
         """Return the newest readable checkpoint of a family."""
-        records = (record for _, record in self.read_records())
-        return next((record for record in records if family_of(record.path) == family), None)
+        checkpoint_records = (checkpoint_record for _, checkpoint_record in self.read_records())
+        return next(
+            (
+                checkpoint_record
+                for checkpoint_record in checkpoint_records
+                if family_of(checkpoint_record.path) == family
+            ),
+            None,
+        )
 
     @contextmanager
-    def lease(self, kind: str) -> Iterator[str]:
+    def lease(self, lease_kind: str) -> Iterator[str]:
         """Announce a reader (`readers`) or a deletion (`deletions`) to the other nodes; yield the
         key of the lease."""
-        key = f"{self.root}/{kind}/{uuid.uuid4().hex}"
-        self.store.put(key, b"")
+        lease_key = f"{self.root}/{lease_kind}/{uuid.uuid4().hex}"
+        self.store.put(lease_key, b"")
         try:
-            yield key
+            yield lease_key
         finally:
             # a lease that is not deleted expires
             with suppress(RekindleError):
-                self.store.delete([key])
+                self.store.delete([lease_key])
 
     def _delete_expired(self) -> None:
         """Delete the checkpoints beyond `keep`, and the chunks and shares that nothing needs."""
-        keys = self.list_keys()
-        with self.lease("deletions") as lease:
-            start = time.monotonic()
-            readers = list(self.store.list(f"{self.root}/readers/"))
-            shares = list(self.store.list(f"{self.root}/shares/"))
-            stored = list(self.store.list(f"{self.root}/chunks/"))
-            records = {key: self._try_read(key) for key in keys}
-            now = max([entry.modified for entry in [*stored, *shares, *readers]], default=0.0)
-            dead_readers = [
-                entry.key for entry in readers if entry.modified < now - READER_TIMEOUT_S
+        checkpoint_keys = self.list_keys()
+        with self.lease("deletions") as lease_key:
+            start_s = time.monotonic()
+            reader_entries = list(self.store.list(f"{self.root}/readers/"))
+            share_entries = list(self.store.list(f"{self.root}/shares/"))
+            chunk_entries = list(self.store.list(f"{self.root}/chunks/"))
+            records_by_key = {key: self._try_read(key) for key in checkpoint_keys}
+            store_time_s = max(
+                [
+                    object_entry.modified
+                    for object_entry in [*chunk_entries, *share_entries, *reader_entries]
+                ],
+                default=0.0,
+            )
+            dead_reader_keys = [
+                object_entry.key
+                for object_entry in reader_entries
+                if object_entry.modified < store_time_s - READER_TIMEOUT_S
             ]
-            self.store.delete(dead_readers)
-            if len(dead_readers) < len(readers):
+            self.store.delete(dead_reader_keys)
+            if len(dead_reader_keys) < len(reader_entries):
                 return
 
-            expired = self._find_expired(records)
-            kept_files = _files_of(record for key, record in records.items() if key not in expired)
-            known_files = _files_of(records.values())
+            expired_keys = self._find_expired(records_by_key)
+            kept_files = _files_of(
+                checkpoint_record
+                for key, checkpoint_record in records_by_key.items()
+                if key not in expired_keys
+            )
+            known_files = _files_of(records_by_key.values())
             # compare paths, too: a copy with another path, such as `latest.pt`, is a separate
             # checkpoint
             known_paths = {
-                (record.path, file)
-                for record in records.values()
-                if record
-                for file in _files_of([record])
+                (checkpoint_record.path, path_chunks)
+                for checkpoint_record in records_by_key.values()
+                if checkpoint_record
+                for path_chunks in _files_of([checkpoint_record])
             }
 
-            unneeded_shares: list[str] = []
-            for entry in shares:
-                share = self._try_read_share(entry.key)
-                is_old = entry.modified < now - UNFINISHED_TIMEOUT_S
-                files = _files_of([share])
+            unneeded_share_keys: list[str] = []
+            for object_entry in share_entries:
+                share_record = self._try_read_share(object_entry.key)
+                is_old = object_entry.modified < store_time_s - UNFINISHED_TIMEOUT_S
+                share_files = _files_of([share_record])
                 is_known = (
-                    share is not None and {(share.path, file) for file in files} <= known_paths
+                    share_record is not None
+                    and {(share_record.path, path_chunks) for path_chunks in share_files}
+                    <= known_paths
                 )
-                if share is None or is_old or (share.files and is_known):
-                    unneeded_shares.append(entry.key)
+                if share_record is None or is_old or (share_record.files and is_known):
+                    unneeded_share_keys.append(object_entry.key)
                 else:
-                    kept_files |= files
+                    kept_files |= share_files
 
-            kept_chunks = {name for file in kept_files for name in file[1]}
-            known_chunks = {name for file in known_files for name in file[1]}
-            unneeded_chunks = [
-                entry.key
-                for entry in stored
-                if (name := entry.key.rpartition("/")[2]) not in kept_chunks
-                and (name in known_chunks or entry.modified < now - UNFINISHED_TIMEOUT_S)
+            kept_chunks = {
+                chunk_name for path_chunks in kept_files for chunk_name in path_chunks[1]
+            }
+            known_chunks = {
+                chunk_name for path_chunks in known_files for chunk_name in path_chunks[1]
+            }
+            unneeded_chunk_keys = [
+                object_entry.key
+                for object_entry in chunk_entries
+                if (chunk_name := object_entry.key.rpartition("/")[2]) not in kept_chunks
+                and (
+                    chunk_name in known_chunks
+                    or object_entry.modified < store_time_s - UNFINISHED_TIMEOUT_S
+                )
             ]
 
             # records are deleted first, so that no reader finds a record without its chunks
-            for objects in (sorted(expired), [*unneeded_shares, *unneeded_chunks]):
-                for first in range(0, len(objects), DELETED_OBJECTS):
+            for object_keys in (sorted(expired_keys), [*unneeded_share_keys, *unneeded_chunk_keys]):
+                for batch_start in range(0, len(object_keys), DELETED_OBJECTS):
                     # stop if the lease is gone: another node has ended this deletion and no longer
                     # waits
-                    is_late = time.monotonic() - start > DELETION_TIMEOUT_S
-                    if is_late or lease not in self._list_deletions():
+                    is_late = time.monotonic() - start_s > DELETION_TIMEOUT_S
+                    if is_late or lease_key not in self._list_deletions():
                         return
-                    self.store.delete(objects[first : first + DELETED_OBJECTS])
+                    self.store.delete(object_keys[batch_start : batch_start + DELETED_OBJECTS])
 
-    def _find_expired(self, records: Mapping[str, CheckpointRecord | None]) -> set[str]:
-        newest_first = [record for key in reversed(list(records)) if (record := records[key])]
-        needed = {record.key(self.root) for record in choose_versions(newest_first)}
-        counts: dict[str, int] = {}
-        expired: set[str] = set()
-        for key in reversed(list(records)):
-            record = records[key]
-            family = family_of(record.path) if record else ""
-            counts[family] = counts.get(family, 0) + 1
-            if counts[family] > self.keep and key not in needed:
-                expired.add(key)
-        return expired
+    def _find_expired(self, records_by_key: Mapping[str, CheckpointRecord | None]) -> set[str]:
+        newest_first_records = [
+            checkpoint_record
+            for key in reversed(list(records_by_key))
+            if (checkpoint_record := records_by_key[key])
+        ]
+        needed_keys = {
+            checkpoint_record.key(self.root)
+            for checkpoint_record in choose_versions(newest_first_records)
+        }
+        counts_by_family: dict[str, int] = {}
+        expired_keys: set[str] = set()
+        for key in reversed(list(records_by_key)):
+            checkpoint_record = records_by_key[key]
+            family = family_of(checkpoint_record.path) if checkpoint_record else ""
+            counts_by_family[family] = counts_by_family.get(family, 0) + 1
+            if counts_by_family[family] > self.keep and key not in needed_keys:
+                expired_keys.add(key)
+        return expired_keys
 
     def _try_read(self, key: str) -> CheckpointRecord | None:
         try:
@@ -454,11 +556,11 @@ class ProgramStore:
         except (NotFound, InvalidDocument):
             return None
 
-    def find_path(self, keys: Iterable[str]) -> str | None:
+    def find_path(self, share_keys: Iterable[str]) -> str | None:
         """Return the path of the unit to which these shares belong; None if no share can be
         read."""
-        shares = (self._try_read_share(key) for key in keys)
-        return next((share.path for share in shares if share), None)
+        share_records = (self._try_read_share(share_key) for share_key in share_keys)
+        return next((share_record.path for share_record in share_records if share_record), None)
 
     def _try_read_share(self, key: str) -> ShareRecord | None:
         try:
@@ -467,50 +569,73 @@ class ProgramStore:
             return None
 
 
-def _read_chunks(descriptor: int, offset: int, chunk_bytes: int) -> Iterator[bytes]:
-    """Yield the next PARALLEL_REQUESTS chunks of a file from `offset` on."""
-    for number in range(PARALLEL_REQUESTS):
-        data = os.pread(descriptor, chunk_bytes, offset + number * chunk_bytes)
-        if not data:
+def _read_chunks(file_descriptor: int, offset_bytes: int, chunk_bytes: int) -> Iterator[bytes]:
+    """Yield the next PARALLEL_REQUESTS chunks of a file from `offset_bytes` on."""
+    for chunk_index in range(PARALLEL_REQUESTS):
+        chunk = os.pread(file_descriptor, chunk_bytes, offset_bytes + chunk_index * chunk_bytes)
+        if not chunk:
             return
-        yield data
-        if len(data) < chunk_bytes:
+        yield chunk
+        if len(chunk) < chunk_bytes:
             return
 
 
-def _files_of(records: Iterable[Files | None]) -> set[tuple[str, tuple[str, ...]]]:
+def _files_of(unit_records: Iterable[Files | None]) -> set[tuple[str, tuple[str, ...]]]:
     return {
-        (file.sha256, tuple(file.chunks)) for record in records if record for file in record.files
+        (file_record.sha256, tuple(file_record.chunks))
+        for unit_record in unit_records
+        if unit_record
+        for file_record in unit_record.files
     }
 
 
 def _are_complete(
-    shares: list[ShareRecord], absent: set[int], newest: CheckpointRecord | None
+    share_records: list[ShareRecord], absent_nodes: set[int], newest_record: CheckpointRecord | None
 ) -> bool:
-    """Return True if these shares together are a complete checkpoint. `absent`: nodes that have no
-    files of this checkpoint; `newest`: the newest complete checkpoint of the family."""
-    sizes = {file.path: file.size for share in shares for file in share.files}
-    demands = {path: size for share in shares for path, size in share.demands.items()}
-    if any(sizes.get(path, -1) < size for path, size in demands.items()):
+    """Return True if these shares together are a complete checkpoint. `absent_nodes`: nodes that
+    have no files of this checkpoint; `newest_record`: the newest complete checkpoint of the
+    family."""
+    sizes_by_path = {
+        file_record.path: file_record.size
+        for share_record in share_records
+        for file_record in share_record.files
+    }
+    demanded_sizes = {
+        path: demanded_bytes
+        for share_record in share_records
+        for path, demanded_bytes in share_record.demands.items()
+    }
+    if any(
+        sizes_by_path.get(path, -1) < demanded_bytes
+        for path, demanded_bytes in demanded_sizes.items()
+    ):
         return False
 
     # if a save has overwritten the checkpoint, reject shares from before: their times are nearer to
     # the earlier save
-    contents = [share for share in shares if share.files]
-    overwriting = [share for share in contents if share.earlier_ns]
-    limit_ns = max(((share.earlier_ns + share.newest_ns) // 2 for share in overwriting), default=0)
-    if any(share.newest_ns < limit_ns for share in contents):
+    nonempty_shares = [share_record for share_record in share_records if share_record.files]
+    overwriting_shares = [
+        share_record for share_record in nonempty_shares if share_record.earlier_ns
+    ]
+    limit_ns = max(
+        (
+            (share_record.earlier_ns + share_record.newest_ns) // 2
+            for share_record in overwriting_shares
+        ),
+        default=0,
+    )
+    if any(share_record.newest_ns < limit_ns for share_record in nonempty_shares):
         return False
-    if any(share.proves_end for share in shares):
+    if any(share_record.proves_end for share_record in share_records):
         return True
 
-    sharing_nodes = {share.node for share in shares}
-    nodes = shares[0].nodes
-    if sharing_nodes | absent >= set(range(nodes)):
+    sharing_nodes = {share_record.node for share_record in share_records}
+    node_count = share_records[0].nodes
+    if sharing_nodes | absent_nodes >= set(range(node_count)):
         return True
 
     # accept if all nodes that wrote files of the previous checkpoint have written files again
-    if newest is None or newest.nodes != nodes:
+    if newest_record is None or newest_record.nodes != node_count:
         return False
-    writers = {share.node for share in shares if share.files}
-    return writers >= {file.node for file in newest.files}
+    writer_nodes = {share_record.node for share_record in share_records if share_record.files}
+    return writer_nodes >= {file_record.node for file_record in newest_record.files}

@@ -111,10 +111,10 @@ class Watch:
     _ended: bool = True
     _succeeded: bool = False
 
-    def learn_shape(self, family: str, paths: list[str]) -> None:
+    def learn_shape(self, family: str, file_paths: list[str]) -> None:
         """Record which files a finished checkpoint has. The next checkpoint of its family is
         complete only when it has the same files."""
-        self._shapes[family] = frozenset(map(without_numbers, paths))
+        self._shapes[family] = frozenset(map(without_numbers, file_paths))
 
     @property
     def has_ended(self) -> bool:
@@ -124,274 +124,321 @@ class Watch:
     @property
     def files(self) -> dict[str, Mapping[str, FileState]]:
         """The files of all units when the folder was last listed, by path of the unit."""
-        return {path: history.files for path, history in self._histories.items()}
+        return {path: unit_history.files for path, unit_history in self._histories.items()}
 
     @property
     def started_with(self) -> dict[str, Mapping[str, FileState] | None]:
         """The files that existed when the program started, by the path of the unit."""
-        return {path: history.started_with for path, history in self._histories.items()}
+        return {path: unit_history.started_with for path, unit_history in self._histories.items()}
 
-    def adopt(self, path: str, kind: str, step: int | None) -> None:
-        """Record that the unit `path` is complete, because its files were restored."""
-        unit = list_folder(self.root, self.settings.marker).units.get(path)
-        if unit is None:
+    def adopt(self, unit_path: str, format_name: str, step: int | None) -> None:
+        """Record that the unit `unit_path` is complete, because its files were restored."""
+        checkpoint_unit = list_folder(self.root, self.settings.marker).units.get(unit_path)
+        if checkpoint_unit is None:
             return
-        self.complete[path] = LocalCheckpoint(unit, kind, step, {})
-        self.incomplete.pop(path, None)
-        if not unit.is_file:
-            self.learn_shape(unit.family, list(unit.files))
+        self.complete[unit_path] = LocalCheckpoint(checkpoint_unit, format_name, step, {})
+        self.incomplete.pop(unit_path, None)
+        if not checkpoint_unit.is_file:
+            self.learn_shape(checkpoint_unit.family, list(checkpoint_unit.files))
 
-    def forget(self, paths: list[str]) -> None:
+    def forget(self, unit_paths: list[str]) -> None:
         """Forget units that were moved out of the folder."""
-        for path in paths:
-            self.complete.pop(path, None)
-            self.incomplete.pop(path, None)
-            self._histories.pop(path, None)
+        for unit_path in unit_paths:
+            self.complete.pop(unit_path, None)
+            self.incomplete.pop(unit_path, None)
+            self._histories.pop(unit_path, None)
 
-    def earlier_ns(self, path: str) -> int:
+    def earlier_ns(self, unit_path: str) -> int:
         """Return the time of the last change of the previous version of a unit; 0 if this is the
         first one."""
-        history = self._histories.get(path)
-        earlier = history.earlier_files if history else None
-        if history is None or not earlier or earlier == history.files:
+        unit_history = self._histories.get(unit_path)
+        earlier_files = unit_history.earlier_files if unit_history else None
+        if unit_history is None or not earlier_files or earlier_files == unit_history.files:
             return 0
-        return max(state.mtime_ns for state in earlier.values())
+        return max(file_state.mtime_ns for file_state in earlier_files.values())
 
-    def begin(self, settings: WatchSettings | None = None) -> None:
+    def begin(self, watch_settings: WatchSettings | None = None) -> None:
         """Record the files that exist before the program starts. A file that the program does not
-        write again is not part of a new checkpoint. `settings`: new settings, if they have changed.
+        write again is not part of a new checkpoint. `watch_settings`: new settings, if they have
+        changed.
         """
-        self.settings = settings or self.settings
+        self.settings = watch_settings or self.settings
         self._has_begun = True
         self._ended = False
         self._succeeded = False
         self._temporary_inodes.clear()
-        listing = list_folder(self.root, self.settings.marker)
-        now = self.clock()
+        folder_listing = list_folder(self.root, self.settings.marker)
+        now_s = self.clock()
 
-        histories: dict[str, _History] = {}
-        for path, unit in listing.units.items():
-            is_complete = path in self.complete and self.complete[path].unit.files == unit.files
-            histories[path] = _History(
-                unit.files,
-                now,
-                started_with=unit.files,
-                earlier_files=unit.files,
+        histories_by_path: dict[str, _History] = {}
+        for unit_path, checkpoint_unit in folder_listing.units.items():
+            is_complete = (
+                unit_path in self.complete
+                and self.complete[unit_path].unit.files == checkpoint_unit.files
+            )
+            histories_by_path[unit_path] = _History(
+                checkpoint_unit.files,
+                now_s,
+                started_with=checkpoint_unit.files,
+                earlier_files=checkpoint_unit.files,
                 earlier_complete=is_complete,
             )
-        self._histories = histories
+        self._histories = histories_by_path
 
     def look(self) -> None:
         """List the folder while the program runs, and update `complete` and `incomplete`."""
-        listing = list_folder(self.root, self.settings.marker)
-        now = self.clock()
+        folder_listing = list_folder(self.root, self.settings.marker)
+        now_s = self.clock()
         # if the program died before the end of the listing, it may have left an incomplete file
-        counts = self.is_alive() and not self._ended
+        counts_as_look = self.is_alive() and not self._ended
 
-        self._update_histories(listing, now, counts)
-        self._judge(listing)
+        self._update_histories(folder_listing, now_s, counts_as_look)
+        self._judge(folder_listing)
 
-    def settle(self, *, succeeded: bool) -> None:
+    def settle(self, *, has_succeeded: bool) -> None:
         """List the folder after all processes of the program have ended, and update `complete` and
-        `incomplete`. `succeeded`: True if all exit codes are 0, so that no save was interrupted."""
+        `incomplete`. `has_succeeded`: True if all exit codes are 0, so that no save was
+        interrupted."""
         self._ended = True
-        self._succeeded = succeeded
-        listing = list_folder(self.root, self.settings.marker)
-        self._update_histories(listing, self.clock(), counts=False)
-        self._judge(listing)
+        self._succeeded = has_succeeded
+        folder_listing = list_folder(self.root, self.settings.marker)
+        self._update_histories(folder_listing, self.clock(), counts_as_look=False)
+        self._judge(folder_listing)
 
-    def _update_histories(self, listing: Listing, now: float, counts: bool) -> None:
-        histories: dict[str, _History] = {}
-        for path, unit in listing.units.items():
-            history = self._histories.get(path)
-            if history is None:
-                history = _History(unit.files, now)
-            elif history.files != unit.files:
-                if path in self.complete:
-                    history.earlier_files = history.files
-                    history.earlier_complete = True
-                history.files = unit.files
-                history.first_look_s = now
-                history.quiet = False
-                history.renamed = False
-            elif counts and now - history.first_look_s >= self.settings.quiet_s:
-                history.quiet = True
+    def _update_histories(
+        self, folder_listing: Listing, now_s: float, counts_as_look: bool
+    ) -> None:
+        histories_by_path: dict[str, _History] = {}
+        for unit_path, checkpoint_unit in folder_listing.units.items():
+            unit_history = self._histories.get(unit_path)
+            if unit_history is None:
+                unit_history = _History(checkpoint_unit.files, now_s)
+            elif unit_history.files != checkpoint_unit.files:
+                if unit_path in self.complete:
+                    unit_history.earlier_files = unit_history.files
+                    unit_history.earlier_complete = True
+                unit_history.files = checkpoint_unit.files
+                unit_history.first_look_s = now_s
+                unit_history.quiet = False
+                unit_history.renamed = False
+            elif counts_as_look and now_s - unit_history.first_look_s >= self.settings.quiet_s:
+                unit_history.quiet = True
 
-            if unit.inode in self._temporary_inodes:
-                history.renamed = True
-            histories[path] = history
+            if checkpoint_unit.inode in self._temporary_inodes:
+                unit_history.renamed = True
+            histories_by_path[unit_path] = unit_history
 
-        self._histories = histories
-        self._temporary_inodes |= listing.temporary_inodes
+        self._histories = histories_by_path
+        self._temporary_inodes |= folder_listing.temporary_inodes
 
-    def _judge(self, listing: Listing) -> None:
-        previous = self.complete
+    def _judge(self, folder_listing: Listing) -> None:
+        previous_checkpoints = self.complete
         self.complete = {}
         self.incomplete = {}
-        self.pointers = listing.pointers
+        self.pointers = folder_listing.pointers
 
-        for path, unit in listing.units.items():
-            checkpoint = previous.get(path)
-            if checkpoint and checkpoint.unit.files == unit.files:
-                self.complete[path] = checkpoint
+        for unit_path, checkpoint_unit in folder_listing.units.items():
+            previous_checkpoint = previous_checkpoints.get(unit_path)
+            if previous_checkpoint and previous_checkpoint.unit.files == checkpoint_unit.files:
+                self.complete[unit_path] = previous_checkpoint
                 continue
 
             try:
-                self._judge_unit(unit, listing)
+                self._judge_unit(checkpoint_unit, folder_listing)
             # catch every error: a malformed file must not affect the other checkpoints
             except Exception as error:
-                self.incomplete[path] = f"it cannot be read ({type(error).__name__}: {error})"
+                self.incomplete[unit_path] = f"it cannot be read ({type(error).__name__}: {error})"
 
-        kept = {_check_key(unit, file) for unit in listing.units.values() for file in unit.files}
-        self._checks = {key: check for key, check in self._checks.items() if key in kept}
+        current_check_keys = {
+            _check_key(checkpoint_unit, relative_path)
+            for checkpoint_unit in folder_listing.units.values()
+            for relative_path in checkpoint_unit.files
+        }
+        self._checks = {
+            check_key: file_check
+            for check_key, file_check in self._checks.items()
+            if check_key in current_check_keys
+        }
 
-    def _judge_unit(self, unit: Unit, listing: Listing) -> None:
-        context = Context(self.root, self.settings.processes, self.settings.marker)
-        content = read_content(unit, context)
-        problem = self._find_problem(unit, content, listing)
+    def _judge_unit(self, checkpoint_unit: Unit, folder_listing: Listing) -> None:
+        format_context = Context(self.root, self.settings.processes, self.settings.marker)
+        unit_content = read_content(checkpoint_unit, format_context)
+        problem = self._find_problem(checkpoint_unit, unit_content, folder_listing)
         if problem:
-            self.incomplete[unit.path] = problem
+            self.incomplete[checkpoint_unit.path] = problem
             return
 
-        self.complete[unit.path] = LocalCheckpoint(
-            unit, content.format, content.step, content.demands
+        self.complete[checkpoint_unit.path] = LocalCheckpoint(
+            checkpoint_unit, unit_content.format, unit_content.step, unit_content.demands
         )
 
-    def _find_problem(self, unit: Unit, content: Content, listing: Listing) -> str:
+    def _find_problem(
+        self, checkpoint_unit: Unit, unit_content: Content, folder_listing: Listing
+    ) -> str:
         """Return the reason why a unit is not complete, or ""."""
-        if content.problem:
-            return content.problem
-        if not unit.files:
+        if unit_content.problem:
+            return unit_content.problem
+        if not checkpoint_unit.files:
             return "it is empty"
-        if self.settings.nodes == 1 and (missing := content.find_missing(sizes_of(unit.files))):
-            return missing
+        if self.settings.nodes == 1 and (
+            missing_reason := unit_content.find_missing(sizes_of(checkpoint_unit.files))
+        ):
+            return missing_reason
 
-        history = self._histories[unit.path]
-        if problem := self._find_files_of_earlier_save(unit, content, history):
+        unit_history = self._histories[checkpoint_unit.path]
+        if problem := self._find_files_of_earlier_save(checkpoint_unit, unit_content, unit_history):
             return problem
 
-        for file in unit.files:
-            if problem := self._check(unit, file).problem:
-                return f"{file or unit.name}: {problem}"
+        for relative_path in checkpoint_unit.files:
+            if problem := self._check(checkpoint_unit, relative_path).problem:
+                return f"{relative_path or checkpoint_unit.name}: {problem}"
 
-        problem = self._find_missing_end(unit, content, history, listing)
-        if not problem and self._has_changed(unit):
+        problem = self._find_missing_end(
+            checkpoint_unit, unit_content, unit_history, folder_listing
+        )
+        if not problem and self._has_changed(checkpoint_unit):
             return "it changed during the look"
         return problem
 
-    def _find_files_of_earlier_save(self, unit: Unit, content: Content, history: _History) -> str:
-        earlier = history.earlier_files
-        if unit.is_file or earlier is None or earlier == unit.files:
+    def _find_files_of_earlier_save(
+        self, checkpoint_unit: Unit, unit_content: Content, unit_history: _History
+    ) -> str:
+        earlier_files = unit_history.earlier_files
+        if (
+            checkpoint_unit.is_file
+            or earlier_files is None
+            or earlier_files == checkpoint_unit.files
+        ):
             return ""
 
-        same = [path for path, state in earlier.items() if unit.files.get(path) == state]
-        if len(same) == len(earlier) and history.earlier_complete:
+        unchanged_paths = [
+            path
+            for path, file_state in earlier_files.items()
+            if checkpoint_unit.files.get(path) == file_state
+        ]
+        if len(unchanged_paths) == len(earlier_files) and unit_history.earlier_complete:
             # the program only added files to a complete checkpoint, for example the results of an
             # evaluation
             return ""
 
-        for path in same:
-            if content.is_written_by_every_save(path):
+        for path in unchanged_paths:
+            if unit_content.is_written_by_every_save(path):
                 return f"{path} is of an earlier save"
         return ""
 
     def _find_missing_end(
-        self, unit: Unit, content: Content, history: _History, listing: Listing
+        self,
+        checkpoint_unit: Unit,
+        unit_content: Content,
+        unit_history: _History,
+        folder_listing: Listing,
     ) -> str:
         """Return "" if the program has finished this save, else the reason why this is unknown."""
-        is_new = history.started_with != unit.files
+        is_new = unit_history.started_with != checkpoint_unit.files
         is_finished = (
-            content.end is End.VISIBLE
-            or history.renamed
-            or self._was_renamed(unit, history)
+            unit_content.end is End.VISIBLE
+            or unit_history.renamed
+            or self._was_renamed(checkpoint_unit, unit_history)
             or (self._succeeded and is_new)
-            or (is_new and self._has_later_unit(unit, listing))
+            or (is_new and self._has_later_unit(checkpoint_unit, folder_listing))
         )
         if is_finished:
-            if not unit.is_file:
-                self.learn_shape(unit.family, list(unit.files))
+            if not checkpoint_unit.is_file:
+                self.learn_shape(checkpoint_unit.family, list(checkpoint_unit.files))
             return ""
 
         # an unfinished file of an earlier process does not change either, so it must be new
-        is_quiet = history.quiet and is_new
-        if unit.is_file:
-            return self._find_missing_end_of_file(unit, is_quiet)
+        is_quiet = unit_history.quiet and is_new
+        if checkpoint_unit.is_file:
+            return self._find_missing_end_of_file(checkpoint_unit, is_quiet)
 
-        shape = self._shapes.get(unit.family, frozenset())
-        names = {without_numbers(path) for path in unit.files}
-        if missing := sorted(shape - names):
-            return f"{missing[0]} is missing, which the earlier checkpoint has"
-        if content.end is not End.QUIET and not shape:
+        expected_names = self._shapes.get(checkpoint_unit.family, frozenset())
+        present_names = {without_numbers(path) for path in checkpoint_unit.files}
+        if missing_names := sorted(expected_names - present_names):
+            return f"{missing_names[0]} is missing, which the earlier checkpoint has"
+        if unit_content.end is not End.QUIET and not expected_names:
             return "nothing shows yet that the program has finished this save"
 
         if is_quiet:
             return ""
         if not self._ended:
             return "it may still be written"
-        if content.format == ACCELERATE and not shape:
+        if unit_content.format == ACCELERATE and not expected_names:
             return "nothing shows that the program had finished this save"
 
-        for file in unit.files:
-            is_proven = file in content.demands or file.endswith((".distcp", METADATA))
-            if not is_proven and self._check(unit, file).structure is Structure.NONE:
-                return f"nothing shows that {file} was written to its end"
+        for relative_path in checkpoint_unit.files:
+            is_proven = relative_path in unit_content.demands or relative_path.endswith(
+                (".distcp", METADATA)
+            )
+            if (
+                not is_proven
+                and self._check(checkpoint_unit, relative_path).structure is Structure.NONE
+            ):
+                return f"nothing shows that {relative_path} was written to its end"
         return ""
 
-    def _was_renamed(self, unit: Unit, history: _History) -> bool:
+    def _was_renamed(self, checkpoint_unit: Unit, unit_history: _History) -> bool:
         """Return True if the program renamed the unit after writing it."""
-        if not (unit.was_renamed and unit.is_file):
-            return unit.was_renamed
+        if not (checkpoint_unit.was_renamed and checkpoint_unit.is_file):
+            return checkpoint_unit.was_renamed
 
         # the hard links for uploads look like a rename, so the file must be new and not an earlier
         # file that the program overwrites in place
-        if not self._has_begun or history.started_with == unit.files:
+        if not self._has_begun or unit_history.started_with == checkpoint_unit.files:
             return False
-        earlier = (history.earlier_files or {}).get("")
-        return earlier is None or earlier.inode != unit.inode
+        earlier_state = (unit_history.earlier_files or {}).get("")
+        return earlier_state is None or earlier_state.inode != checkpoint_unit.inode
 
-    def _find_missing_end_of_file(self, unit: Unit, is_quiet: bool) -> str:
-        structure = self._check(unit, "").structure
-        if structure is Structure.ZIP or is_quiet:
+    def _find_missing_end_of_file(self, checkpoint_unit: Unit, is_quiet: bool) -> str:
+        file_structure = self._check(checkpoint_unit, "").structure
+        if file_structure is Structure.ZIP or is_quiet:
             return ""
-        if structure is not Structure.NONE and self._ended:
+        if file_structure is not Structure.NONE and self._ended:
             return ""
         if self._ended:
             return "nothing shows that it was written to its end"
         return "it may still be written"
 
-    def _has_later_unit(self, unit: Unit, listing: Listing) -> bool:
+    def _has_later_unit(self, checkpoint_unit: Unit, folder_listing: Listing) -> bool:
         """Return True if the program has since started another unit of the same family."""
         return any(
-            other.family == unit.family
-            and other.path != unit.path
-            and other.files
-            and other.oldest_ns > unit.newest_ns
-            and self._histories[other.path].started_with != other.files
-            for other in listing.units.values()
+            other_unit.family == checkpoint_unit.family
+            and other_unit.path != checkpoint_unit.path
+            and other_unit.files
+            and other_unit.oldest_ns > checkpoint_unit.newest_ns
+            and self._histories[other_unit.path].started_with != other_unit.files
+            for other_unit in folder_listing.units.values()
         )
 
-    def _check(self, unit: Unit, file: str) -> FileCheck:
+    def _check(self, checkpoint_unit: Unit, relative_path: str) -> FileCheck:
         """Return the check of a file. Each version of a file is checked only once."""
-        key = _check_key(unit, file)
-        if key not in self._checks:
+        check_key = _check_key(checkpoint_unit, relative_path)
+        if check_key not in self._checks:
             try:
-                self._checks[key] = check_file(unit.file_path(self.root, file))
+                self._checks[check_key] = check_file(
+                    checkpoint_unit.file_path(self.root, relative_path)
+                )
             except OSError as error:
                 return FileCheck(Structure.NONE, f"it cannot be read ({error.strerror})")
-        return self._checks[key]
+        return self._checks[check_key]
 
-    def _has_changed(self, unit: Unit) -> bool:
+    def _has_changed(self, checkpoint_unit: Unit) -> bool:
         """Return True if a file has changed since the listing, so that the checks may have read
         another version."""
         try:
             return any(
-                read_file_state(unit.file_path(self.root, file)) != state
-                for file, state in unit.files.items()
+                read_file_state(checkpoint_unit.file_path(self.root, relative_path)) != file_state
+                for relative_path, file_state in checkpoint_unit.files.items()
             )
         except OSError:
             return True
 
 
-def _check_key(unit: Unit, file: str) -> tuple[int, int, int, str]:
-    state = unit.files[file]
-    return state.inode, state.size, state.mtime_ns, f"{unit.path}/{file}"
+def _check_key(checkpoint_unit: Unit, relative_path: str) -> tuple[int, int, int, str]:
+    file_state = checkpoint_unit.files[relative_path]
+    return (
+        file_state.inode,
+        file_state.size,
+        file_state.mtime_ns,
+        f"{checkpoint_unit.path}/{relative_path}",
+    )

@@ -8,66 +8,80 @@ from rekindle.program.processes.environment import Layout, rank_variables
 
 
 def placeholder_values(
-    layout: Layout, checkpoints: Path, checkpoint: Path | None, model: Mapping[str, object]
+    process_layout: Layout,
+    checkpoint_folder: Path,
+    checkpoint_path: Path | None,
+    model_settings: Mapping[str, object],
 ) -> dict[str, object]:
     """Return the values of all placeholders except `dataset` and `run_id`."""
     return {
-        "checkpoints": checkpoints,
-        "checkpoint": checkpoint or "",
-        "nodes": layout.nodes,
-        "node_rank": layout.node_rank,
-        "processes": layout.processes,
-        "world_size": layout.world_size,
-        "master_address": layout.master_address,
-        "master_port": layout.master_port,
-        **{f"model.{name}": value for name, value in model.items()},
+        "checkpoints": checkpoint_folder,
+        "checkpoint": checkpoint_path or "",
+        "nodes": process_layout.nodes,
+        "node_rank": process_layout.node_rank,
+        "processes": process_layout.processes,
+        "world_size": process_layout.world_size,
+        "master_address": process_layout.master_address,
+        "master_port": process_layout.master_port,
+        **{
+            f"model.{setting_name}": setting_value
+            for setting_name, setting_value in model_settings.items()
+        },
     }
 
 
-def count_processes(program: ProgramConfig) -> int:
+def count_processes(program_config: ProgramConfig) -> int:
     """Return the number of processes of this pod: `program.processes`, or one per GPU. Raises
     ConfigError."""
-    if program.processes:
-        return program.processes
+    if program_config.processes:
+        return program_config.processes
 
     from rekindle.training.launch.launcher import count_workers
 
     return count_workers()
 
 
-def knows_processes(program: ProgramConfig) -> bool:
+def knows_processes(program_config: ProgramConfig) -> bool:
     """Return True if the number of processes is known. False if the command is a launcher that may
     start another number."""
-    if not program.starts_processes or program.processes:
+    if not program_config.starts_processes or program_config.processes:
         return True
-    return has_placeholder(program.texts, "processes") or has_placeholder(
-        program.texts, "world_size"
+    return has_placeholder(program_config.texts, "processes") or has_placeholder(
+        program_config.texts, "world_size"
     )
 
 
-def uses_dataset(program: ProgramConfig) -> bool:
+def uses_dataset(program_config: ProgramConfig) -> bool:
     """Return True if the program gets the path of the dataset."""
-    return has_placeholder(program.texts, "dataset")
+    return has_placeholder(program_config.texts, "dataset")
 
 
-def make_command(program: ProgramConfig, values: Mapping[str, object]) -> list[str]:
+def make_command(
+    program_config: ProgramConfig, values_by_placeholder: Mapping[str, object]
+) -> list[str]:
     """Return the command. If a checkpoint exists, append the arguments in `program.resume`."""
-    resume = program.resume if values["checkpoint"] else []
-    return [fill(argument, values) for argument in [*program.command, *resume]]
+    resume_arguments = program_config.resume if values_by_placeholder["checkpoint"] else []
+    return [
+        fill(argument, values_by_placeholder)
+        for argument in [*program_config.command, *resume_arguments]
+    ]
 
 
 def make_environments(
-    program: ProgramConfig,
-    layout: Layout,
-    values: Mapping[str, object],
-    variables: Mapping[str, str],
+    program_config: ProgramConfig,
+    process_layout: Layout,
+    values_by_placeholder: Mapping[str, object],
+    shared_variables: Mapping[str, str],
 ) -> list[dict[str, str]]:
-    """Return the environment of each process of this node. `variables`: environment variables that
-    all processes share."""
-    own_variables = {name: fill(value, values) for name, value in program.environment.items()}
-    if program.starts_processes:
-        return [{**variables, **own_variables}]
+    """Return the environment of each process of this node. `shared_variables`: environment
+    variables that all processes share."""
+    configured_variables = {
+        variable_name: fill(variable_value, values_by_placeholder)
+        for variable_name, variable_value in program_config.environment.items()
+    }
+    if program_config.starts_processes:
+        return [{**shared_variables, **configured_variables}]
     return [
-        {**variables, **rank_variables(layout, index), **own_variables}
-        for index in range(layout.processes)
+        {**shared_variables, **rank_variables(process_layout, local_rank), **configured_variables}
+        for local_rank in range(process_layout.processes)
     ]

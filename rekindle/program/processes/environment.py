@@ -49,81 +49,81 @@ class Layout:
 
 def find_free_port(address: str) -> int:
     """Return a free port of an address; DEFAULT_PORT if the address is not one of this machine."""
-    with socket.socket() as probe:
+    with socket.socket() as probe_socket:
         with suppress(OSError):
-            probe.bind((address, 0))
-        return probe.getsockname()[1] or DEFAULT_PORT
+            probe_socket.bind((address, 0))
+        return probe_socket.getsockname()[1] or DEFAULT_PORT
 
 
-def node_variables(layout: Layout, run: str) -> dict[str, str]:
+def node_variables(process_layout: Layout, run_id: str) -> dict[str, str]:
     """Return the variables that all processes of a node share, including the options of torchrun
-    (PET_*). `run`: id of the run."""
-    if not layout.torchrun:
+    (PET_*). `run_id`: id of the run."""
+    if not process_layout.torchrun:
         return {"PYTHONUNBUFFERED": "1"}
 
-    address = layout.master_address
-    port = str(layout.master_port)
+    master_address = process_layout.master_address
+    master_port = str(process_layout.master_port)
 
-    variables = {
-        "MASTER_ADDR": address,
-        "MASTER_PORT": port,
-        "GROUP_RANK": str(layout.node_rank),
-        "GROUP_WORLD_SIZE": str(layout.nodes),
-        "TORCHELASTIC_RUN_ID": run,
-        "TORCHELASTIC_RESTART_COUNT": str(layout.restarts),
+    variables_by_name = {
+        "MASTER_ADDR": master_address,
+        "MASTER_PORT": master_port,
+        "GROUP_RANK": str(process_layout.node_rank),
+        "GROUP_WORLD_SIZE": str(process_layout.nodes),
+        "TORCHELASTIC_RUN_ID": run_id,
+        "TORCHELASTIC_RESTART_COUNT": str(process_layout.restarts),
         "TORCHELASTIC_MAX_RESTARTS": str(MAX_RESTARTS),
         # no agent of torchrun runs, so rank 0 of the program serves the store
         "TORCHELASTIC_USE_AGENT_STORE": "False",
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
-        "PET_NNODES": str(layout.nodes),
-        "PET_NPROC_PER_NODE": str(layout.processes),
-        "PET_NODE_RANK": str(layout.node_rank),
-        "PET_MASTER_ADDR": address,
-        "PET_MASTER_PORT": port,
+        "PET_NNODES": str(process_layout.nodes),
+        "PET_NPROC_PER_NODE": str(process_layout.processes),
+        "PET_NODE_RANK": str(process_layout.node_rank),
+        "PET_MASTER_ADDR": master_address,
+        "PET_MASTER_PORT": master_port,
         # replace the endpoint that the operator sets for an elasticPolicy, because the coordinator
         # uses that port
         "PET_RDZV_BACKEND": "static",
-        "PET_RDZV_ENDPOINT": f"{address}:{port}",
+        "PET_RDZV_ENDPOINT": f"{master_address}:{master_port}",
         "PYTHONUNBUFFERED": "1",
         "PATH": _search_path(),
     }
     # gloo must use the loopback interface: host names do not resolve to the addresses of local pods
-    if address.startswith("127."):
-        variables["GLOO_SOCKET_IFNAME"] = "lo" if os.uname().sysname == "Linux" else "lo0"
-    return variables
+    if master_address.startswith("127."):
+        variables_by_name["GLOO_SOCKET_IFNAME"] = "lo" if os.uname().sysname == "Linux" else "lo0"
+    return variables_by_name
 
 
 def _search_path() -> str:
     """Return PATH with the folder of this interpreter, so that `torchrun` is found even if the
     virtual environment is not activated."""
-    folders = os.environ.get("PATH", os.defpath).split(os.pathsep)
-    own_folder = os.path.dirname(sys.executable)
-    if own_folder not in folders:
-        folders.insert(0, own_folder)
-    return os.pathsep.join(folders)
+    path_folders = os.environ.get("PATH", os.defpath).split(os.pathsep)
+    interpreter_folder = os.path.dirname(sys.executable)
+    if interpreter_folder not in path_folders:
+        path_folders.insert(0, interpreter_folder)
+    return os.pathsep.join(path_folders)
 
 
-def rank_variables(layout: Layout, local_rank: int) -> dict[str, str]:
+def rank_variables(process_layout: Layout, local_rank: int) -> dict[str, str]:
     """Return the variables of one process."""
-    if not layout.torchrun:
+    if not process_layout.torchrun:
         return {}
 
-    rank = layout.first_rank + local_rank
-    size = layout.world_size
+    rank = process_layout.first_rank + local_rank
+    world_size = process_layout.world_size
     return {
         "RANK": str(rank),
-        "WORLD_SIZE": str(size),
+        "WORLD_SIZE": str(world_size),
         "LOCAL_RANK": str(local_rank),
-        "LOCAL_WORLD_SIZE": str(layout.processes),
+        "LOCAL_WORLD_SIZE": str(process_layout.processes),
         "ROLE_NAME": "default",
         "ROLE_RANK": str(rank),
-        "ROLE_WORLD_SIZE": str(size),
+        "ROLE_WORLD_SIZE": str(world_size),
     }
 
 
-def default_threads(variables: Mapping[str, str], processes: int) -> dict[str, str]:
+def default_threads(environment_variables: Mapping[str, str], process_count: int) -> dict[str, str]:
     """Return OMP_NUM_THREADS=1, as torchrun does, if a node has several processes and the variable
     is not set; else {}."""
-    if processes > 1 and "OMP_NUM_THREADS" not in variables:
+    if process_count > 1 and "OMP_NUM_THREADS" not in environment_variables:
         return {"OMP_NUM_THREADS": "1"}
     return {}

@@ -60,13 +60,13 @@ class NodeProcesses:
 
     def start(self, command: Sequence[str], environments: Iterable[Mapping[str, str]]) -> None:
         """Start one process for each environment."""
-        for index, environment in enumerate(environments):
-            reader, writer = os.pipe()
-            os.set_blocking(reader, False)
-            self.processes.append(Process(index, reader))
-            start = ProcessStart(index, tuple(command), dict(environment))
-            self.parent.request(start, writer)
-            os.close(writer)
+        for process_index, environment in enumerate(environments):
+            read_descriptor, write_descriptor = os.pipe()
+            os.set_blocking(read_descriptor, False)
+            self.processes.append(Process(process_index, read_descriptor))
+            process_start = ProcessStart(process_index, tuple(command), dict(environment))
+            self.parent.request(process_start, write_descriptor)
+            os.close(write_descriptor)
 
     @property
     def running(self) -> list[Process]:
@@ -75,8 +75,8 @@ class NodeProcesses:
     @property
     def failures(self) -> list[Process]:
         """The processes that ended with an error, in order of their end times."""
-        failed = [process for process in self.processes if process.exit_code]
-        return sorted(failed, key=lambda process: process.exit_time)
+        failed_processes = [process for process in self.processes if process.exit_code]
+        return sorted(failed_processes, key=lambda process: process.exit_time)
 
     @property
     def has_finished(self) -> bool:
@@ -85,48 +85,50 @@ class NodeProcesses:
 
     def wait(self, seconds: float) -> None:
         """Wait for output or new processes at most `seconds`, and copy the output to stdout."""
-        outputs = {process.output: process for process in self.processes if process.output >= 0}
-        sources = [*outputs, self.parent.socket.fileno()]
-        readable, _, _ = select.select(sources, [], [], seconds)
+        process_by_output = {
+            process.output: process for process in self.processes if process.output >= 0
+        }
+        watched_descriptors = [*process_by_output, self.parent.socket.fileno()]
+        readable_descriptors, _, _ = select.select(watched_descriptors, [], [], seconds)
 
-        for index, pid in self.parent.take_started():
-            if index < len(self.processes) and not self.processes[index].pid:
-                self.processes[index].pid = pid
+        for process_index, pid in self.parent.take_started():
+            if process_index < len(self.processes) and not self.processes[process_index].pid:
+                self.processes[process_index].pid = pid
 
-        for source in readable:
-            if source in outputs:
-                self._copy_output(outputs[source])
+        for readable_descriptor in readable_descriptors:
+            if readable_descriptor in process_by_output:
+                self._copy_output(process_by_output[readable_descriptor])
 
     def give_up_starts(self) -> bool:
         """Mark the processes that have not started yet as failed; return True if any exist."""
-        waiting = [process for process in self.running if not process.pid]
-        for process in waiting:
+        unstarted_processes = [process for process in self.running if not process.pid]
+        for process in unstarted_processes:
             process.exit_code = exit_codes.TERMINATED
-        return bool(waiting)
+        return bool(unstarted_processes)
 
-    def record_exit(self, pid: int, code: int) -> bool:
+    def record_exit(self, pid: int, exit_code: int) -> bool:
         """Record the exit of one of these processes; return False if `pid` is not one of them."""
         for process in self.processes:
             if process.pid == pid and process.exit_code is None:
-                process.exit_code = code
+                process.exit_code = exit_code
                 process.exit_time = time.time()
                 self._copy_output(process)
                 return True
         return False
 
-    def send_signal(self, number: int) -> None:
+    def send_signal(self, signal_number: int) -> None:
         for process in self.running:
             if process.pid:
                 with suppress(ProcessLookupError):
-                    os.kill(process.pid, number)
+                    os.kill(process.pid, signal_number)
 
     def find_orphans(self) -> set[int]:
         """Return the pids of processes that did not get the SIGTERM that ended their launcher, such
         as the program that a shell script has started."""
         if all(process.exit_code != -signal.SIGTERM for process in self.processes):
             return set()
-        started = {process.pid for process in self.running}
-        return set(list_children()) - started - {self.parent.pid}
+        started_pids = {process.pid for process in self.running}
+        return set(list_children()) - started_pids - {self.parent.pid}
 
     def kill(self) -> None:
         """Kill the processes and their process groups."""
@@ -147,139 +149,160 @@ class NodeProcesses:
             self._write(process.unfinished_line)
             process.unfinished_line = b""
 
-    def _copy_output(self, process: Process) -> None:
+    def _copy_output(self, program_process: Process) -> None:
         """Copy complete lines to stdout, so that lines of several processes do not mix."""
-        if process.output < 0:
+        if program_process.output < 0:
             return
 
         for _ in range(MAX_READS):
             try:
-                data = os.read(process.output, READ_BYTES)
+                output_bytes = os.read(program_process.output, READ_BYTES)
             except BlockingIOError:
                 return
-            if not data:
-                os.close(process.output)
-                process.output = -1
+            if not output_bytes:
+                os.close(program_process.output)
+                program_process.output = -1
                 return
 
             self.last_output_time = time.monotonic()
-            process.tail = (process.tail + data)[-TAIL_BYTES:]
-            lines, separator, rest = (process.unfinished_line + data).rpartition(b"\n")
-            if len(rest) > READ_BYTES:  # such as a progress bar, which has no line end
-                lines, separator, rest = lines + separator + rest, b"", b""
-            self._write(lines + separator)
-            process.unfinished_line = rest
+            program_process.tail = (program_process.tail + output_bytes)[-TAIL_BYTES:]
+            complete_lines, separator, unfinished_line = (
+                program_process.unfinished_line + output_bytes
+            ).rpartition(b"\n")
+            if len(unfinished_line) > READ_BYTES:  # such as a progress bar, which has no line end
+                complete_lines, separator, unfinished_line = (
+                    complete_lines + separator + unfinished_line,
+                    b"",
+                    b"",
+                )
+            self._write(complete_lines + separator)
+            program_process.unfinished_line = unfinished_line
 
-    def _write(self, data: bytes) -> None:
+    def _write(self, output_bytes: bytes) -> None:
         with suppress(OSError, ValueError):
-            sys.stdout.buffer.write(data)
+            sys.stdout.buffer.write(output_bytes)
             sys.stdout.buffer.flush()
 
 
-def describe_exit(process: Process, folder: Path) -> str:
+def describe_exit(program_process: Process, working_folder: Path) -> str:
     """Return the reason of an exit: FILE:LINE and exception of the traceback in its output, or the
-    exit code with the last line. `folder`: folder of the program's own files."""
-    code = process.exit_code or 0
-    if code in (-signal.SIGKILL, -signal.SIGTERM):
+    exit code with the last line. `working_folder`: folder of the program's own files."""
+    exit_code = program_process.exit_code or 0
+    if exit_code in (-signal.SIGKILL, -signal.SIGTERM):
         # after SIGKILL or SIGTERM, the last line of the output is unrelated to the reason
-        return f"was ended by {signal.Signals(-code).name}"
-    if code < 0:
+        return f"was ended by {signal.Signals(-exit_code).name}"
+    if exit_code < 0:
         try:
-            text = f"was ended by {signal.Signals(-code).name}"
+            exit_description = f"was ended by {signal.Signals(-exit_code).name}"
         except ValueError:
-            text = f"was ended by signal {-code}"
+            exit_description = f"was ended by signal {-exit_code}"
     else:
-        text = f"ended with exit code {code}"
+        exit_description = f"ended with exit code {exit_code}"
 
-    output = process.tail.decode(errors="replace").replace("\r", "\n")
-    output = _remove_launcher_report(output, folder)
-    cause = _find_exception(output, folder)
+    output_text = program_process.tail.decode(errors="replace").replace("\r", "\n")
+    output_text = _remove_launcher_report(output_text, working_folder)
+    cause = _find_exception(output_text, working_folder)
     if cause:
-        return f"{text}: {cause}"
+        return f"{exit_description}: {cause}"
 
-    output = RANK_PREFIX.sub("", output)
-    lines = [line.strip() for line in output.splitlines() if line.strip()]
-    return f"{text}: {lines[-1][:MAX_LINE_CHARS]}" if lines else text
+    output_text = RANK_PREFIX.sub("", output_text)
+    output_lines = [line.strip() for line in output_text.splitlines() if line.strip()]
+    return (
+        f"{exit_description}: {output_lines[-1][:MAX_LINE_CHARS]}"
+        if output_lines
+        else exit_description
+    )
 
 
-def _remove_launcher_report(output: str, folder: Path) -> str:
+def _remove_launcher_report(output_text: str, working_folder: Path) -> str:
     """Remove the traceback of a launcher at the end of an output, and its log lines. If the
     launcher is a script of the user, its traceback is removed only if it follows another traceback.
     """
-    before, found, last = output.rpartition(TRACEBACK)
-    if not (found and LAUNCHER_ERROR.search(last)):
-        return output
+    text_before, traceback_marker, last_traceback = output_text.rpartition(TRACEBACK)
+    if not (traceback_marker and LAUNCHER_ERROR.search(last_traceback)):
+        return output_text
 
-    _, is_own = _parse_traceback(last, folder)
-    if is_own and TRACEBACK not in before:
-        return output
-    lines = before.splitlines()
-    return "\n".join(line for line in lines if not LAUNCHER_LOG.match(line))
+    _, is_own_traceback = _parse_traceback(last_traceback, working_folder)
+    if is_own_traceback and TRACEBACK not in text_before:
+        return output_text
+    lines_before = text_before.splitlines()
+    return "\n".join(line for line in lines_before if not LAUNCHER_LOG.match(line))
 
 
-def _find_exception(output: str, folder: Path) -> str:
+def _find_exception(output_text: str, working_folder: Path) -> str:
     """Return "FILE:LINE: exception" of the traceback in an output that shows the reason of the
     exit, or "".
 
     This is the last traceback that contains a line of the program; later tracebacks are from a
     launcher such as torchrun. If the output mixes several ranks, the rank that failed first counts.
     """
-    tracebacks = _split_tracebacks(output)
-    parsed = [(rank, *_parse_traceback(text, folder)) for rank, text in tracebacks]
-    own_causes = [(rank, cause) for rank, cause, is_own in parsed if cause and is_own]
-    if not own_causes:
-        return parsed[-1][1] if parsed else ""
+    tracebacks = _split_tracebacks(output_text)
+    parsed_tracebacks = [
+        (rank_prefix, *_parse_traceback(traceback_text, working_folder))
+        for rank_prefix, traceback_text in tracebacks
+    ]
+    own_rank_causes = [
+        (rank_prefix, cause)
+        for rank_prefix, cause, is_own_traceback in parsed_tracebacks
+        if cause and is_own_traceback
+    ]
+    if not own_rank_causes:
+        return parsed_tracebacks[-1][1] if parsed_tracebacks else ""
 
     # torch.distributed writes the prefix for an exception that ends the process
-    first_rank = next((rank for rank, _ in own_causes if rank), "")
-    return [cause for rank, cause in own_causes if rank == first_rank][-1]
+    first_rank_prefix = next((rank_prefix for rank_prefix, _ in own_rank_causes if rank_prefix), "")
+    return [cause for rank_prefix, cause in own_rank_causes if rank_prefix == first_rank_prefix][-1]
 
 
-def _split_tracebacks(output: str) -> list[tuple[str, str]]:
+def _split_tracebacks(output_text: str) -> list[tuple[str, str]]:
     """Return the tracebacks of an output in order, as (prefix of the rank or "", text)."""
-    lines_of_rank: dict[str, list[str]] = {}
+    lines_by_rank: dict[str, list[str]] = {}
     tracebacks: list[tuple[str, list[str]]] = []
-    for line in output.splitlines():
-        match = RANK_PREFIX.match(line)
-        rank = match[0].strip() if match else ""
-        text = RANK_PREFIX.sub("", line)
-        if TRACEBACK in text:
-            lines_of_rank[rank] = []
-            tracebacks.append((rank, lines_of_rank[rank]))
-        elif rank in lines_of_rank:
-            lines_of_rank[rank].append(text)
-    return [(rank, "\n".join(lines)) for rank, lines in tracebacks]
+    for line in output_text.splitlines():
+        prefix_match = RANK_PREFIX.match(line)
+        rank_prefix = prefix_match[0].strip() if prefix_match else ""
+        unprefixed_line = RANK_PREFIX.sub("", line)
+        if TRACEBACK in unprefixed_line:
+            lines_by_rank[rank_prefix] = []
+            tracebacks.append((rank_prefix, lines_by_rank[rank_prefix]))
+        elif rank_prefix in lines_by_rank:
+            lines_by_rank[rank_prefix].append(unprefixed_line)
+    return [
+        (rank_prefix, "\n".join(traceback_lines)) for rank_prefix, traceback_lines in tracebacks
+    ]
 
 
-def _parse_traceback(text: str, folder: Path) -> tuple[str, bool]:
+def _parse_traceback(traceback_text: str, working_folder: Path) -> tuple[str, bool]:
     """Return "FILE:LINE: exception" of a traceback, or "", and whether the traceback contains a
     line of the program's own files."""
-    exception = ""
-    for line in text.splitlines():
+    exception_line = ""
+    for line in traceback_text.splitlines():
         if line and not line.startswith(" ") and EXCEPTION.match(line):
-            exception = line.strip()
+            exception_line = line.strip()
             break
 
-    frames = FRAME.findall(text)
-    if not exception or not frames:
-        return exception, False
+    frames = FRAME.findall(traceback_text)
+    if not exception_line or not frames:
+        return exception_line, False
 
-    own_frames = [frame for frame in frames if _is_own(Path(frame[0]), folder)]
+    own_frames = [frame for frame in frames if _is_own(Path(frame[0]), working_folder)]
     user_frames = own_frames or [frame for frame in frames if not _is_installed(Path(frame[0]))]
-    file, number = (user_frames or frames)[-1]
+    frame_file, line_number = (user_frames or frames)[-1]
     with suppress(ValueError):
-        file = str(resolve(Path(file)).relative_to(resolve(folder)))
-    return f"{file}:{number}: {exception}", bool(user_frames)
+        frame_file = str(resolve(Path(frame_file)).relative_to(resolve(working_folder)))
+    return f"{frame_file}:{line_number}: {exception_line}", bool(user_frames)
 
 
-def _is_own(file: Path, folder: Path) -> bool:
-    path = file if file.is_absolute() else folder / file
-    return path.is_relative_to(folder) and not _is_installed(path)
+def _is_own(source_file: Path, working_folder: Path) -> bool:
+    absolute_path = source_file if source_file.is_absolute() else working_folder / source_file
+    return absolute_path.is_relative_to(working_folder) and not _is_installed(absolute_path)
 
 
-def _is_installed(file: Path) -> bool:
+def _is_installed(source_file: Path) -> bool:
     """Return True for a file of an installed package or of Python itself."""
-    if "site-packages" in file.parts or str(file).startswith("<frozen"):
+    if "site-packages" in source_file.parts or str(source_file).startswith("<frozen"):
         return True
-    is_entry_point = file.parent.name == "bin" and not file.suffix  # such as `torchrun`
-    return is_entry_point or file.is_relative_to(STANDARD_LIBRARY)
+    is_entry_point = (
+        source_file.parent.name == "bin" and not source_file.suffix
+    )  # such as `torchrun`
+    return is_entry_point or source_file.is_relative_to(STANDARD_LIBRARY)

@@ -47,14 +47,18 @@ class ProcessStart:
 class ProcessParent:
     """The agent's connection to the process that forks the program's processes."""
 
-    def __init__(self, modules: Iterable[str], environment: Mapping[str, str]) -> None:
-        """Fork the process, which imports `modules` with the variables of `environment`, since
+    def __init__(self, module_names: Iterable[str], environment: Mapping[str, str]) -> None:
+        """Fork the process, which imports `module_names` with the variables of `environment`, since
         libraries read some variables when they are imported. Variables that Python reads only at
         its start are not set here: programs with such variables run in a new interpreter."""
-        early = {name: value for name, value in environment.items() if not _is_of_python(name)}
+        import_variables = {
+            variable_name: variable_value
+            for variable_name, variable_value in environment.items()
+            if not _is_of_python(variable_name)
+        }
         self.socket, remote_socket = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        for end in (self.socket, remote_socket):
-            end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, MAX_MESSAGE_BYTES)
+        for socket_end in (self.socket, remote_socket):
+            socket_end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, MAX_MESSAGE_BYTES)
 
         agent_pid = os.getpid()
 
@@ -62,8 +66,8 @@ class ProcessParent:
         if self.pid == 0:
             try:
                 self.socket.close()
-                os.environ.update(early)
-                _run_parent(remote_socket, modules, agent_pid)
+                os.environ.update(import_variables)
+                _run_parent(remote_socket, module_names, agent_pid)
             except BaseException:
                 traceback.print_exc()
             finally:
@@ -72,19 +76,19 @@ class ProcessParent:
         remote_socket.close()
         self.socket.setblocking(False)
 
-    def request(self, start: ProcessStart, output: int) -> None:
-        """Start a process whose output goes to the descriptor `output`."""
+    def request(self, process_start: ProcessStart, output_descriptor: int) -> None:
+        """Start a process whose output goes to the descriptor `output_descriptor`."""
         with suppress(ConnectionError, BlockingIOError):  # the agent detects the parent's death
-            socket.send_fds(self.socket, [pickle.dumps(start)], [output])
+            socket.send_fds(self.socket, [pickle.dumps(process_start)], [output_descriptor])
 
     def take_started(self) -> list[tuple[int, int]]:
         """Return (index, pid) of the processes that have started since the last call."""
-        started = []
+        started_processes = []
         with suppress(BlockingIOError, ConnectionError):
             while message := self.socket.recv(64):
-                index, pid = map(int, message.split())
-                started.append((index, pid))
-        return started
+                process_index, pid = map(int, message.split())
+                started_processes.append((process_index, pid))
+        return started_processes
 
     def end(self) -> None:
         """Kill the parent; the agent reaps it."""
@@ -92,51 +96,57 @@ class ProcessParent:
             os.kill(self.pid, signal.SIGKILL)
 
 
-def _run_parent(connection: socket.socket, modules: Iterable[str], agent_pid: int) -> None:
+def _run_parent(agent_socket: socket.socket, module_names: Iterable[str], agent_pid: int) -> None:
     prepare_forkserver(agent_pid)
-    _import_modules(modules)
+    _import_modules(module_names)
     gc.freeze()
     gc.enable()
 
     while True:
-        message, descriptors, _, _ = socket.recv_fds(connection, MAX_MESSAGE_BYTES, 1)
-        if not message:
+        start_message, descriptors, _, _ = socket.recv_fds(agent_socket, MAX_MESSAGE_BYTES, 1)
+        if not start_message:
             return
 
-        start: ProcessStart = pickle.loads(message)  # nosec B301  # our parent is the sender
-        run = partial(_run_process, start, descriptors[0])
-        fork_for_launcher(connection, start.index, agent_pid, run)
+        process_start: ProcessStart = pickle.loads(start_message)  # nosec B301  # our parent is the sender
+        run_process = partial(_run_process, process_start, descriptors[0])
+        fork_for_launcher(agent_socket, process_start.index, agent_pid, run_process)
         os.close(descriptors[0])
 
 
-def _import_modules(modules: Iterable[str]) -> None:
-    for name in modules:
+def _import_modules(module_names: Iterable[str]) -> None:
+    for module_name in module_names:
         try:
-            importlib.import_module(name)
+            importlib.import_module(module_name)
         except Exception as error:  # the program itself may not need the module
-            say(f"program.preload: {name} cannot be imported ({error})")
+            say(f"program.preload: {module_name} cannot be imported ({error})")
 
 
-def _run_process(start: ProcessStart, output: int) -> NoReturn:
+def _run_process(process_start: ProcessStart, output_descriptor: int) -> NoReturn:
     """Turn this forked process into a process of the program."""
     os.setsid()
-    nothing = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(nothing, 0)
-    os.close(nothing)
-    os.dup2(output, 1)
-    os.dup2(output, 2)
-    os.close(output)
+    null_descriptor = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null_descriptor, 0)
+    os.close(null_descriptor)
+    os.dup2(output_descriptor, 1)
+    os.dup2(output_descriptor, 2)
+    os.close(output_descriptor)
 
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD, signal.SIGPIPE):
-        signal.signal(number, signal.SIG_DFL)
+    for signal_number in (
+        signal.SIGINT,
+        signal.SIGTERM,
+        signal.SIGHUP,
+        signal.SIGCHLD,
+        signal.SIGPIPE,
+    ):
+        signal.signal(signal_number, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_SETMASK, set())
 
-    arguments = python_arguments(start.command)
-    if arguments is None or _needs_new_interpreter(start.environment):
-        _execute(start)
+    arguments = python_arguments(process_start.command)
+    if arguments is None or _needs_new_interpreter(process_start.environment):
+        _execute(process_start)
 
     os.environ.clear()
-    os.environ.update(start.environment)
+    os.environ.update(process_start.environment)
     _restore_interpreter()
     run_python(arguments)
 
@@ -144,20 +154,20 @@ def _run_process(start: ProcessStart, output: int) -> NoReturn:
 def _needs_new_interpreter(environment: Mapping[str, str]) -> bool:
     """Return True if the environment changes a variable that Python reads only at its start."""
     return any(
-        environment.get(name) != os.environ.get(name)
-        for name in environment.keys() | os.environ.keys()
-        if _is_of_python(name)
+        environment.get(variable_name) != os.environ.get(variable_name)
+        for variable_name in environment.keys() | os.environ.keys()
+        if _is_of_python(variable_name)
     )
 
 
-def _is_of_python(name: str) -> bool:
-    return name.startswith("PYTHON") and name != "PYTHONUNBUFFERED"
+def _is_of_python(variable_name: str) -> bool:
+    return variable_name.startswith("PYTHON") and variable_name != "PYTHONUNBUFFERED"
 
 
-def _execute(start: ProcessStart) -> NoReturn:
-    command = executable_command(start.command)
+def _execute(process_start: ProcessStart) -> NoReturn:
+    command = executable_command(process_start.command)
     try:
-        os.execvpe(command[0], command, start.environment)  # nosec B606  # the program
+        os.execvpe(command[0], command, process_start.environment)  # nosec B606  # the program
     except OSError as error:
         os.write(2, f"{command[0]}: {error.strerror}\n".encode())
         os._exit(NOT_FOUND if isinstance(error, FileNotFoundError) else NOT_EXECUTABLE)
@@ -171,6 +181,6 @@ def _restore_interpreter() -> None:
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(line_buffering=True, write_through=True)  # type: ignore[union-attr]
 
-    numpy = sys.modules.get("numpy")
-    if numpy:
-        numpy.random.seed()  # otherwise all processes would draw the same random numbers
+    numpy_module = sys.modules.get("numpy")
+    if numpy_module:
+        numpy_module.random.seed()  # otherwise all processes would draw the same random numbers

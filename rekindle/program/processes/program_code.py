@@ -13,31 +13,36 @@ IMPORT_VARIABLES = frozenset({"PYTHONPATH", "PYTHONHOME", "PYTHONSTARTUP"})
 
 
 def reason_unknown(
-    sections: Sequence[str], covered: Collection[str], folders: Sequence[str]
+    program_sections: Sequence[str], covered_names: Collection[str], project_folders: Sequence[str]
 ) -> str:
     """Return the reason why the code of training programs is unknown or not among the modules and
-    files `covered` (run_code.modules_in); "" if all code is covered.
+    files `covered_names` (run_code.modules_in); "" if all code is covered.
 
-    `sections`: sections `program` of a config, as JSON; `folders`: folders of the project.
+    `program_sections`: sections `program_config` of a config, as JSON; `project_folders`: folders
+    of the project.
     """
-    for section in sections:
-        if section in run_code.EMPTY_SECTIONS or section.startswith(TAG):
+    for program_section in program_sections:
+        if program_section in run_code.EMPTY_SECTIONS or program_section.startswith(TAG):
             continue
         try:
-            program = ProgramConfig.model_validate_json(section)
+            program_config = ProgramConfig.model_validate_json(program_section)
         except ValueError:
             return "the command of a training program is known only at run time"
 
-        variables = IMPORT_VARIABLES & program.environment.keys()
-        if variables:
-            return f"the files in program.environment.{min(variables)} are not compared"
+        import_variables = IMPORT_VARIABLES & program_config.environment.keys()
+        if import_variables:
+            return f"the files in program.environment.{min(import_variables)} are not compared"
 
-        script = find_script(program.command)
-        name = run_code.file_name(script, folders) if script.endswith(".py") else script
-        if name not in covered and not (name and code.is_installed_module(name)):
+        script = find_script(program_config.command)
+        script_name = (
+            run_code.file_name(script, project_folders) if script.endswith(".py") else script
+        )
+        if script_name not in covered_names and not (
+            script_name and code.is_installed_module(script_name)
+        ):
             return (
-                f"it is unknown which files the program {' '.join(program.command[:2])} loads: only"
-                " a Python program in the project is compared"
+                f"it is unknown which files the program {' '.join(program_config.command[:2])}"
+                " loads: only a Python program in the project is compared"
             )
     return ""
 
@@ -56,8 +61,12 @@ def find_script(command: Sequence[str]) -> str:
     arguments = arguments[2:] or list(command[1:])
     if not {"--no-python", "--no_python"}.isdisjoint(arguments):
         return ""
-    starts = (number for number, text in enumerate(arguments) if _starts_script(text))
-    return _first_script(arguments[next(starts, len(arguments)) :])
+    script_positions = (
+        argument_index
+        for argument_index, argument in enumerate(arguments)
+        if _starts_script(argument)
+    )
+    return _first_script(arguments[next(script_positions, len(arguments)) :])
 
 
 def _starts_script(argument: str) -> bool:
@@ -65,5 +74,5 @@ def _starts_script(argument: str) -> bool:
 
 
 def _first_script(arguments: Sequence[str]) -> str:
-    first, *others = [*arguments, ""]
-    return others[0] if first in MODULE_FLAGS else first
+    first_argument, *other_arguments = [*arguments, ""]
+    return other_arguments[0] if first_argument in MODULE_FLAGS else first_argument

@@ -19,12 +19,14 @@ INTERPRETERS = frozenset({"python", "python3", sys.executable})
 def python_arguments(command: Sequence[str]) -> list[str] | None:
     """Return the arguments of `python` for a command, which begin with FILE.py or -m MODULE; None
     for other commands."""
-    first, *others = command
-    if first in INTERPRETERS:
-        while others and others[0] == "-u":  # the output of all programs is unbuffered
-            del others[0]
-        arguments = others
-    elif first.endswith(".py") or first == "-m":
+    first_argument, *other_arguments = command
+    if first_argument in INTERPRETERS:
+        while (
+            other_arguments and other_arguments[0] == "-u"
+        ):  # the output of all programs is unbuffered
+            del other_arguments[0]
+        arguments = other_arguments
+    elif first_argument.endswith(".py") or first_argument == "-m":
         arguments = list(command)
     else:
         return None
@@ -45,9 +47,9 @@ def executable_command(command: Sequence[str]) -> list[str]:
 
 def run_python(arguments: Sequence[str]) -> NoReturn:
     """Run a program, its exit handlers and its threads, and end this process with its exit code."""
-    code = 1
+    exit_code = 1
     try:
-        code = _run(arguments)
+        exit_code = _run(arguments)
         threading._shutdown()  # type: ignore[attr-defined]  # as at the end of an interpreter
         atexit._run_exitfuncs()
     except BaseException:
@@ -56,7 +58,7 @@ def run_python(arguments: Sequence[str]) -> NoReturn:
         with suppress(OSError, ValueError):
             sys.stdout.flush()
             sys.stderr.flush()
-        os._exit(code)
+        os._exit(exit_code)
 
 
 def _run(arguments: Sequence[str]) -> int:
@@ -74,10 +76,10 @@ def _run(arguments: Sequence[str]) -> int:
     return 0
 
 
-def _run_module(name: str, arguments: list[str]) -> None:
+def _run_module(module_name: str, arguments: list[str]) -> None:
     _set_first_folder(os.getcwd())
-    sys.argv = [name, *arguments]
-    runpy.run_module(name, run_name="__main__", alter_sys=True)
+    sys.argv = [module_name, *arguments]
+    runpy.run_module(module_name, run_name="__main__", alter_sys=True)
 
 
 def _run_file(path: Path, arguments: list[str]) -> None:
@@ -89,14 +91,16 @@ def _run_file(path: Path, arguments: list[str]) -> None:
         return
 
     # not run_path, which replaces the module before exit handlers and threads have ended
-    main = types.ModuleType("__main__")
-    names: dict[str, Any] = main.__dict__
-    names.update(__file__=str(path), __builtins__=__builtins__, __cached__=None, __spec__=None)
-    sys.modules["__main__"] = main
+    main_module = types.ModuleType("__main__")
+    main_namespace: dict[str, Any] = main_module.__dict__
+    main_namespace.update(
+        __file__=str(path), __builtins__=__builtins__, __cached__=None, __spec__=None
+    )
+    sys.modules["__main__"] = main_module
 
-    with io.open_code(str(path.resolve())) as file:
-        source = file.read()
-    exec(compile(source, str(path), "exec"), names)  # nosec B102  # the user's own program
+    with io.open_code(str(path.resolve())) as source_file:
+        source_code = source_file.read()
+    exec(compile(source_code, str(path), "exec"), main_namespace)  # nosec B102  # the user's own program
 
 
 def _set_first_folder(folder: str) -> None:
@@ -115,8 +119,12 @@ def _exit_code(error: SystemExit) -> int:
     return 1
 
 
-def _skip_own_frames(trace: types.TracebackType | None) -> types.TracebackType | None:
+def _skip_own_frames(exception_traceback: types.TracebackType | None) -> types.TracebackType | None:
     own_files = {__file__, runpy.__file__, "<frozen runpy>"}
-    while trace and trace.tb_next and trace.tb_frame.f_code.co_filename in own_files:
-        trace = trace.tb_next
-    return trace
+    while (
+        exception_traceback
+        and exception_traceback.tb_next
+        and exception_traceback.tb_frame.f_code.co_filename in own_files
+    ):
+        exception_traceback = exception_traceback.tb_next
+    return exception_traceback

@@ -13,50 +13,55 @@ from rekindle.project.folders import REFERENCE
 def find_working_folder(command: Sequence[str]) -> Path:
     """Return the first folder of the project that contains the file of a command; if none does, the
     project's own folder."""
-    folders = [Path(folder) for folder in project.search_path()]
-    path = _relative_path(command)
-    for folder in folders:
-        if path and any((folder / name).exists() for name in path):
-            return folder
+    search_folders = [Path(search_folder) for search_folder in project.search_path()]
+    relative_paths = _relative_path(command)
+    for search_folder in search_folders:
+        if relative_paths and any(
+            (search_folder / relative_path).exists() for relative_path in relative_paths
+        ):
+            return search_folder
 
-    own_folders = [folder for folder in folders if folder != REFERENCE]
-    return (own_folders or folders)[0]
+    project_folders = [
+        search_folder for search_folder in search_folders if search_folder != REFERENCE
+    ]
+    return (project_folders or search_folders)[0]
 
 
 def check_file(command: Sequence[str]) -> None:
     """Raise ConfigError if the program is a file that does not exist."""
-    first = _script(command)
-    if not first.endswith(".py") or "{" in first:
+    program_argument = _script(command)
+    if not program_argument.endswith(".py") or "{" in program_argument:
         return
 
-    folder = find_working_folder(command)
-    if not (folder / first).is_file():
-        places = ", ".join(project.search_path())
+    working_folder = find_working_folder(command)
+    if not (working_folder / program_argument).is_file():
+        searched_places = ", ".join(project.search_path())
         raise ConfigError(
-            f'program.command starts with "{first}", but this file does not exist in {places}.'
-            " Correct the path, which is relative to the folder of the project."
+            f'program.command starts with "{program_argument}", but this file does not exist in'
+            f" {searched_places}. Correct the path, which is relative to the folder of the"
+            " project."
         )
 
 
 def _script(command: Sequence[str]) -> str:
     """Return the first argument after an interpreter and its options."""
-    first, *others = command
-    if first in INTERPRETERS:
-        others = [argument for argument in others if argument != "-u"]
-        return others[0] if others else ""
-    return first
+    first_argument, *other_arguments = command
+    if first_argument in INTERPRETERS:
+        other_arguments = [argument for argument in other_arguments if argument != "-u"]
+        return other_arguments[0] if other_arguments else ""
+    return first_argument
 
 
 def _relative_path(command: Sequence[str]) -> tuple[str, ...]:
     """Return the possible relative paths of the program."""
-    first = _script(command)
-    if first == "-m":
-        module = command[list(command).index("-m") + 1 :]
-        name = module[0].replace(".", "/") if module else ""
-        return (f"{name}.py", f"{name}/__main__.py") if name else ()
-    if first.startswith("/"):
+    program_argument = _script(command)
+    if program_argument == "-m":
+        module_arguments = command[list(command).index("-m") + 1 :]
+        module_path = module_arguments[0].replace(".", "/") if module_arguments else ""
+        return (f"{module_path}.py", f"{module_path}/__main__.py") if module_path else ()
+    if program_argument.startswith("/"):
         return ()
-    if "/" in first or "." in first:
-        return (first,)
+    if "/" in program_argument or "." in program_argument:
+        return (program_argument,)
     # arguments of a launcher such as `torchrun` may name the program, too
     return tuple(argument for argument in command if argument.endswith(".py"))

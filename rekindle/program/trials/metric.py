@@ -16,65 +16,76 @@ class MissingMetric(Exception):
     reported."""
 
 
-def find_metric(name: str, events: Iterable[Event], run_id: str) -> float:
+def find_metric(metric_name: str, ledger_events: Iterable[Event], run_id: str) -> float:
     """Return the newest value of a metric in a program's reports or, if it is missing there, in its
     MLflow run. The value may be NaN.
 
-    `events`: the ledger of the program; `run_id`: its MLflow run, or "". Raises MissingMetric, and
-    TrackingError if MLflow is needed and unavailable.
+    `ledger_events`: the ledger of the program; `run_id`: its MLflow run, or "". Raises
+    MissingMetric, and TrackingError if MLflow is needed and unavailable.
     """
-    reported = read_reported_metrics(events)
-    if name in reported:
-        return reported[name]
+    reported_metrics = read_reported_metrics(ledger_events)
+    if metric_name in reported_metrics:
+        return reported_metrics[metric_name]
 
-    logged = read_logged_metrics(run_id) if run_id else {}
-    if name in logged:
-        return logged[name]
+    logged_metrics = read_logged_metrics(run_id) if run_id else {}
+    if metric_name in logged_metrics:
+        return logged_metrics[metric_name]
 
     # the curves of the reported metrics are also in MLflow
-    curves = {f"train/{reported_name}" for reported_name in reported}
-    names = sorted(reported.keys() | logged.keys() - curves)
+    curve_names = {f"train/{reported_name}" for reported_name in reported_metrics}
+    metric_names = sorted(reported_metrics.keys() | logged_metrics.keys() - curve_names)
     raise MissingMetric(
-        f"the program ended without the metric {name} (sweep.metric): it reported"
-        f" {_join_names(names)}. Set sweep.metric to a metric that the program reports, or let it"
-        f' report {name}, such as by mlflow.log_metric("{name}", ...)'
+        f"the program ended without the metric {metric_name} (sweep.metric): it reported"
+        f" {_join_names(metric_names)}. Set sweep.metric to a metric that the program reports, or"
+        " let it"
+        f' report {metric_name}, such as by mlflow.log_metric("{metric_name}", ...)'
     )
 
 
-def read_reported_metrics(events: Iterable[Event]) -> dict[str, float]:
+def read_reported_metrics(ledger_events: Iterable[Event]) -> dict[str, float]:
     """Return the newest value of each metric in the reports of a program. A value that is not
     finite becomes NaN."""
-    metrics: dict[str, float] = {}
-    for event in events:
-        if event["event"] == "progress":
-            metrics.update(_read_values(event))
-    return metrics
+    newest_values: dict[str, float] = {}
+    for ledger_event in ledger_events:
+        if ledger_event["event"] == "progress":
+            newest_values.update(_read_values(ledger_event))
+    return newest_values
 
 
 def read_logged_metrics(run_id: str) -> dict[str, float]:
     """Return the newest value of each metric of an MLflow run, without values that are not finite.
     Raises TrackingError."""
-    answer = request("GET", "mlflow/runs/get", RunAnswer, params={"run_id": run_id})
-    return answer.run.data.metrics
+    run_answer = request("GET", "mlflow/runs/get", RunAnswer, params={"run_id": run_id})
+    return run_answer.run.data.metrics
 
 
-def _read_values(event: Mapping[str, Any]) -> dict[str, float]:
-    values = event.get("metrics")
-    names = event.get("not_finite")
+def _read_values(ledger_event: Mapping[str, Any]) -> dict[str, float]:
+    finite_values = ledger_event.get("metrics")
+    non_finite_names = ledger_event.get("not_finite")
 
-    metrics: dict[str, float] = {}
-    if isinstance(values, dict):
-        metrics.update(
-            {name: value for name, value in values.items() if isinstance(value, int | float)}
+    metric_values: dict[str, float] = {}
+    if isinstance(finite_values, dict):
+        metric_values.update(
+            {
+                metric_name: metric_value
+                for metric_name, metric_value in finite_values.items()
+                if isinstance(metric_value, int | float)
+            }
         )
-    if isinstance(names, list):
-        metrics.update({name: math.nan for name in names if isinstance(name, str)})
-    return metrics
+    if isinstance(non_finite_names, list):
+        metric_values.update(
+            {
+                metric_name: math.nan
+                for metric_name in non_finite_names
+                if isinstance(metric_name, str)
+            }
+        )
+    return metric_values
 
 
-def _join_names(names: list[str]) -> str:
-    if not names:
+def _join_names(metric_names: list[str]) -> str:
+    if not metric_names:
         return "no metrics"
-    if len(names) > MAX_NAMES:
-        return f"{', '.join(names[:MAX_NAMES])} and {len(names) - MAX_NAMES} more"
-    return ", ".join(names)
+    if len(metric_names) > MAX_NAMES:
+        return f"{', '.join(metric_names[:MAX_NAMES])} and {len(metric_names) - MAX_NAMES} more"
+    return ", ".join(metric_names)

@@ -43,22 +43,24 @@ class ProgramTrainer:
     def import_modules(self) -> None:
         import rekindle.program.job_pod  # noqa: F401
 
-    def train(self, study: Study, trial: Trial, rung: int, run_id: str) -> None:
+    def train(self, study: Study, trial: Trial, rung_index: int, run_id: str) -> None:
         """Run the program to its end, and record its metric or its failure."""
         try:
-            spec = make_program_spec(study, trial, rung, self.shared_inputs, run_id)
+            program_spec = make_program_spec(study, trial, rung_index, self.shared_inputs, run_id)
             # an earlier process may have ended before it recorded the metric
-            if not read_completed_model(spec):
-                pod = f"trial-{trial.number}-pod-{self.shared_inputs['part']}"
-                _run_program(study, spec, pod)
+            if not read_completed_model(program_spec):
+                pod_name = f"trial-{trial.number}-pod-{self.shared_inputs['part']}"
+                _run_program(study, program_spec, pod_name)
 
-            events = read_events(study.store, spec.ledger)
-            value = find_metric(study.sweep.metric, events, run_id)
+            ledger_events = read_events(study.store, program_spec.ledger)
+            metric_value = find_metric(study.sweep.metric, ledger_events, run_id)
         except (ConfigError, ProgramFailed, MissingMetric) as error:
-            record_failure(study, trial, rung, str(error))
+            record_failure(study, trial, rung_index, str(error))
         else:
-            say(f"trial {trial.number}: {study.sweep.metric} {value:.5g}")
-            study.record_metric(trial.number, rung, value if math.isfinite(value) else None)
+            say(f"trial {trial.number}: {study.sweep.metric} {metric_value:.5g}")
+            study.record_metric(
+                trial.number, rung_index, metric_value if math.isfinite(metric_value) else None
+            )
 
 
 class ProgramFailed(Exception):
@@ -66,33 +68,40 @@ class ProgramFailed(Exception):
 
 
 def make_program_spec(
-    study: Study, trial: Trial, rung: int, shared_inputs: Mapping[str, Any], run_id: str = ""
+    study: Study, trial: Trial, rung_index: int, shared_inputs: Mapping[str, Any], run_id: str = ""
 ) -> ProgramSpec:
     """Return the inputs of a trial's program. Raises ConfigError."""
-    model = dict(shared_inputs["model"])
-    for path, value in trial.settings.items():
-        model[path.partition(".")[2]] = value
+    model_settings = dict(shared_inputs["model"])
+    for setting_path, setting_value in trial.settings.items():
+        model_settings[setting_path.partition(".")[2]] = setting_value
 
-    train = shared_inputs["train"]
-    inputs = {
-        **{name: shared_inputs[name] for name in ("program", "workload", "dataset", "digest")},
-        **{name: train[name] for name in TRAIN_SETTINGS if name in train},
+    train_settings = shared_inputs["train"]
+    program_inputs = {
+        **{
+            input_name: shared_inputs[input_name]
+            for input_name in ("program", "workload", "dataset", "digest")
+        },
+        **{
+            input_name: train_settings[input_name]
+            for input_name in TRAIN_SETTINGS
+            if input_name in train_settings
+        },
         **SINGLE_WORKER,
-        "out": study.output_prefix(trial.number, rung),
+        "out": study.output_prefix(trial.number, rung_index),
         "checkpoints": study.checkpoint_prefix(trial.number),
-        "model": model,
+        "model": model_settings,
         "run_id": run_id,
     }
 
     try:
-        return ProgramSpec.model_validate(inputs)
+        return ProgramSpec.model_validate(program_inputs)
     except ValueError as error:
         raise ConfigError(f"{trial.settings}: {error}") from error
 
 
-def _run_program(study: Study, spec: ProgramSpec, pod: str) -> None:
-    """Run the program until its result is in the object store. `pod`: name of this pod, which its
-    replacement also has, so that it finds the checkpoints on the disk.
+def _run_program(study: Study, program_spec: ProgramSpec, pod_name: str) -> None:
+    """Run the program until its result is in the object store. `pod_name`: name of this pod, which
+    its replacement also has, so that it finds the checkpoints on the disk.
 
     Raises ProgramFailed if the coordinator has ended the run; exits with 143 after SIGTERM, and
     with another code after an error of this pod.
@@ -106,23 +115,26 @@ def _run_program(study: Study, spec: ProgramSpec, pod: str) -> None:
         "MASTER_ADDR": LOCALHOST,
         "MASTER_PORT": str(find_free_port(LOCALHOST)),
         POD_IP: LOCALHOST,
-        POD_NAME: pod,
+        POD_NAME: pod_name,
         REKINDLE_SECRET: secrets.token_hex(SECRET_BYTES),
     }
 
-    start_time = time.time()
-    flags = [f"{flag(name)}={to_text(getattr(spec, name))}" for name in ProgramSpec.model_fields]
-    code = JobPod(flags, is_leader=True, restart_code=1).run()
-    if code == 0:
+    start_time_s = time.time()
+    command_flags = [
+        f"{flag(field_name)}={to_text(getattr(program_spec, field_name))}"
+        for field_name in ProgramSpec.model_fields
+    ]
+    exit_code = JobPod(command_flags, is_leader=True, restart_code=1).run()
+    if exit_code == 0:
         return
 
-    if code != exit_codes.TERMINATED:
-        verdicts = [
-            event
-            for event in read_events(study.store, spec.ledger)
-            if event["event"] == "verdict" and event["t"] >= start_time
+    if exit_code != exit_codes.TERMINATED:
+        end_events = [
+            ledger_event
+            for ledger_event in read_events(study.store, program_spec.ledger)
+            if ledger_event["event"] == "verdict" and ledger_event["t"] >= start_time_s
         ]
-        if verdicts:
-            raise ProgramFailed(verdicts[-1].get("message", ""))
+        if end_events:
+            raise ProgramFailed(end_events[-1].get("message", ""))
 
-    raise SystemExit(code)
+    raise SystemExit(exit_code)

@@ -49,49 +49,49 @@ class Model:
         """Return the predictions of all rows. Raises DataError for an invalid request."""
         instances = self.converter.to_instances(frame)
         try:
-            others = {name: loads(text) for name, text in (params or {}).items() if text}
-            body = to_json({INSTANCES: instances, **others}).encode()
+            other_fields = {name: loads(text) for name, text in (params or {}).items() if text}
+            request_body = to_json({INSTANCES: instances, **other_fields}).encode()
         except (TypeError, ValueError) as error:
             raise DataError(f"the request is not JSON: {error}.") from error
-        parsed = parse(self.predictor.Request, body)
-        sentence = find_warning(self.predictor, parsed)
-        if sentence:
-            warnings.warn(sentence, stacklevel=2)
-        return self.predictor.predict([parsed])[0]
+        parsed_request = parse(self.predictor.Request, request_body)
+        warning_sentence = find_warning(self.predictor, parsed_request)
+        if warning_sentence:
+            warnings.warn(warning_sentence, stacklevel=2)
+        return self.predictor.predict([parsed_request])[0]
 
 
 def _load_pyfunc(release: str) -> Model:
     """Load a release from its folder. MLflow calls this function with only the folder, so the key
     prefix of the release is unknown. Raises DataError if a file differs from release.json."""
-    folder = Path(release)
-    record = verify_release(folder, "", release)
-    if MLMODEL not in record.files:
+    release_folder = Path(release)
+    release_record = verify_release(release_folder, "", release)
+    if MLMODEL not in release_record.files:
         raise DataError(
             f"{release} was released by an earlier version of Rekindle, whose hash does not cover"
             f" the file {MLMODEL} that MLflow executes. {REMEDY}"
         )
-    return Model(open_predictor(folder))
+    return Model(open_predictor(release_folder))
 
 
-def write_mlmodel(release: Path) -> dict[str, str]:
+def write_mlmodel(release_folder: Path) -> dict[str, str]:
     """Write the MLmodel file of a release, with its signature, and the input examples; return
     {file: sha256}.
 
     MLmodel omits the `run_id`, so that equal releases have equal hashes. The version in MLflow
     records it. Raises DataError if the release cannot predict.
     """
-    predictor = open_predictor(release)
-    example = predictor.example()
-    [predictions] = predictor.predict([parse(predictor.Request, to_json(example).encode())])
-    instances = example[INSTANCES]
-    columns = list(dict.fromkeys(key for instance in instances for key in instance))
+    predictor = open_predictor(release_folder)
+    example_request = predictor.example()
+    [predictions] = predictor.predict([parse(predictor.Request, to_json(example_request).encode())])
+    instances = example_request[INSTANCES]
+    column_names = list(dict.fromkeys(key for instance in instances for key in instance))
     example_table = {
-        "columns": columns,
-        "data": [[instance.get(key) for key in columns] for instance in instances],
+        "columns": column_names,
+        "data": [[instance.get(key) for key in column_names] for instance in instances],
     }
-    inputs, params = make_signature(predictor.Request)
+    input_columns, signature_params = make_signature(predictor.Request)
 
-    model = {
+    mlmodel_fields = {
         "flavors": {
             "python_function": {
                 "loader_module": __name__,
@@ -99,9 +99,9 @@ def write_mlmodel(release: Path) -> dict[str, str]:
             }
         },
         "signature": {
-            "inputs": to_json(inputs),
+            "inputs": to_json(input_columns),
             "outputs": to_json([{**describe_type(predictions[0]), "required": True}]),
-            "params": to_json(params) if params else None,
+            "params": to_json(signature_params) if signature_params else None,
         },
         "saved_input_example_info": {
             "artifact_path": INPUT_EXAMPLE,
@@ -111,32 +111,36 @@ def write_mlmodel(release: Path) -> dict[str, str]:
         },
     }
 
-    (release / MLMODEL).write_text(yaml.safe_dump(model, sort_keys=False))
-    (release / INPUT_EXAMPLE).write_text(to_json(example_table))
-    (release / SERVING_EXAMPLE).write_text(to_json({"dataframe_split": example_table}))
+    (release_folder / MLMODEL).write_text(yaml.safe_dump(mlmodel_fields, sort_keys=False))
+    (release_folder / INPUT_EXAMPLE).write_text(to_json(example_table))
+    (release_folder / SERVING_EXAMPLE).write_text(to_json({"dataframe_split": example_table}))
 
-    return {name: file_sha256(release / name) for name in sorted(MLFLOW_FILES)}
+    return {
+        file_name: file_sha256(release_folder / file_name) for file_name in sorted(MLFLOW_FILES)
+    }
 
 
-def make_signature(request: type[BaseModel]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+def make_signature(
+    request_type: type[BaseModel],
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """Return the columns and params of MLflow's signature for a type of request.
 
     Each column has the type `any`, because MLflow's own validation would convert texts, and would
     reject integers in a double column and missing values in an integer or boolean column.
     """
-    converter = FrameConverter(request)
-    columns = [
-        {"name": name, "type": "any", "required": name in converter.required}
-        for name in converter.properties
+    frame_converter = FrameConverter(request_type)
+    signature_columns = [
+        {"name": field_name, "type": "any", "required": field_name in frame_converter.required}
+        for field_name in frame_converter.properties
     ]
 
-    params = [
-        {"name": name, "type": "string", "default": "", "shape": None}
-        for name in converter.schema["properties"]
-        if name != INSTANCES
+    signature_params = [
+        {"name": field_name, "type": "string", "default": "", "shape": None}
+        for field_name in frame_converter.schema["properties"]
+        if field_name != INSTANCES
     ]
 
-    return columns, params
+    return signature_columns, signature_params
 
 
 def describe_type(prediction: Any) -> dict[str, Any]:
@@ -147,6 +151,9 @@ def describe_type(prediction: Any) -> dict[str, Any]:
         case {**values} if values:
             return {
                 "type": "object",
-                "properties": {k: describe_type(v) | {"required": True} for k, v in values.items()},
+                "properties": {
+                    field_name: describe_type(field_value) | {"required": True}
+                    for field_name, field_value in values.items()
+                },
             }
     return {"type": PYTHON_TYPES.get(type(prediction), "any")}

@@ -29,15 +29,15 @@ Schema = dict[str, Any]
 class FrameConverter:
     """Converts data frames to the instances of one type of request."""
 
-    def __init__(self, request: type[BaseModel]) -> None:
-        self.schema: Schema = request.model_json_schema(schema_generator=AnyModel)
+    def __init__(self, request_type: type[BaseModel]) -> None:
+        self.schema: Schema = request_type.model_json_schema(schema_generator=AnyModel)
         self.definitions: Schema = self.schema.get("$defs", {})
 
     @cached_property
     def instance(self) -> Schema:
         """The JSON schema of an instance."""
-        instances = resolve(self.schema["properties"][INSTANCES], self.definitions)
-        return resolve(instances.get("items", {}), self.definitions)
+        instances_schema = resolve(self.schema["properties"][INSTANCES], self.definitions)
+        return resolve(instances_schema.get("items", {}), self.definitions)
 
     @property
     def properties(self) -> Schema:
@@ -47,23 +47,26 @@ class FrameConverter:
     def required(self) -> set[str]:
         return set(self.instance.get("required", []))
 
-    def to_instances(self, frame: "DataFrame") -> list[dict[str, Any]]:
+    def to_instances(self, data_frame: "DataFrame") -> list[dict[str, Any]]:
         """Convert each row to an instance. Raises DataError for a large integer that has lost
         digits."""
-        return [self._to_instance(row, number) for number, row in enumerate(self._rows(frame))]
+        return [
+            self._to_instance(row, row_number)
+            for row_number, row in enumerate(self._rows(data_frame))
+        ]
 
-    def _rows(self, frame: "DataFrame") -> list[dict[str, Any]]:
+    def _rows(self, data_frame: "DataFrame") -> list[dict[str, Any]]:
         """Return the rows of a frame as dictionaries.
 
         From a dictionary of text columns, MLflow makes a single row that contains the whole
         columns. Such a frame is converted back to its rows.
         """
-        names = list(map(str, frame.columns))
+        column_names = list(map(str, data_frame.columns))
 
         # `to_dict` is not used, because it converts pandas.NA to None
         rows = [
-            dict(zip(names, values, strict=True))
-            for values in frame.itertuples(index=False, name=None)
+            dict(zip(column_names, row_values, strict=True))
+            for row_values in data_frame.itertuples(index=False, name=None)
         ]
         if (
             len(rows) != 1
@@ -80,88 +83,113 @@ class FrameConverter:
             )
 
         return [
-            dict(zip(columns, values, strict=True))
-            for values in zip(*columns.values(), strict=True)
+            dict(zip(columns, row_values, strict=True))
+            for row_values in zip(*columns.values(), strict=True)
         ]
 
-    def _is_column(self, name: str, value: object) -> bool:
+    def _is_column(self, field_name: str, value: object) -> bool:
         """Return True if `value` is a whole column: a list in a field that accepts no lists."""
-        types = self._types(self.properties.get(name, {}))
-        return isinstance(value, list) and bool(types) and "array" not in types
+        field_types = self._types(self.properties.get(field_name, {}))
+        return isinstance(value, list) and bool(field_types) and "array" not in field_types
 
-    def _to_instance(self, row: Mapping[str, Any], number: int) -> dict[str, Any]:
+    def _to_instance(self, row: Mapping[str, Any], row_number: int) -> dict[str, Any]:
         """Convert a row. A missing value becomes null if the field accepts null and either the
         value is None or the field is required. Otherwise, the field is omitted."""
         instance: dict[str, Any] = {}
 
-        for name, value in row.items():
-            field = self.properties.get(name, {})
+        for field_name, field_value in row.items():
+            field_schema = self.properties.get(field_name, {})
             # a field without types accepts any value
-            accepts_null = name in self.properties and "null" in (self._types(field) or {"null"})
-            if not is_missing(value):
-                is_optional = accepts_null or name not in self.required
-                instance[name] = self._convert(
-                    value, field, f"{INSTANCES}[{number}].{name}", is_optional
+            accepts_null = field_name in self.properties and "null" in (
+                self._types(field_schema) or {"null"}
+            )
+            if not is_missing(field_value):
+                is_optional = accepts_null or field_name not in self.required
+                instance[field_name] = self._convert(
+                    field_value,
+                    field_schema,
+                    f"{INSTANCES}[{row_number}].{field_name}",
+                    is_optional,
                 )
-            elif accepts_null and (value is None or name in self.required):
-                instance[name] = None
+            elif accepts_null and (field_value is None or field_name in self.required):
+                instance[field_name] = None
 
         return instance
 
-    def _convert(self, value: Any, field: Schema, location: str, is_optional: bool = False) -> Any:
+    def _convert(
+        self, value: Any, field_schema: Schema, location: str, is_optional: bool = False
+    ) -> Any:
         """Convert a value of a frame to JSON. `is_optional`: the column may contain missing values,
         for which pandas converts its integers to floats."""
-        options = list(self._options(field))
+        schema_options = list(self._options(field_schema))
 
         if isinstance(value, Mapping):
             properties = {
-                name: inner
-                for option in options
-                for name, inner in option.get("properties", {}).items()
+                property_name: inner_schema
+                for schema_option in schema_options
+                for property_name, inner_schema in schema_option.get("properties", {}).items()
             }
 
-            other = next(
+            other_schema = next(
                 (
-                    option["additionalProperties"]
-                    for option in options
-                    if option.get("additionalProperties")
+                    schema_option["additionalProperties"]
+                    for schema_option in schema_options
+                    if schema_option.get("additionalProperties")
                 ),
                 {},
             )
             # `additionalProperties: true` allows any other property, without a schema
-            if not isinstance(other, dict):
-                other = {}
+            if not isinstance(other_schema, dict):
+                other_schema = {}
 
             return {
-                name: self._convert(inner, properties.get(name, other), f"{location}.{name}")
-                for name, inner in value.items()
+                property_name: self._convert(
+                    inner_schema,
+                    properties.get(property_name, other_schema),
+                    f"{location}.{property_name}",
+                )
+                for property_name, inner_schema in value.items()
             }
 
         if is_collection(value):
-            items: Schema = next((option["items"] for option in options if "items" in option), {})
+            items_schema: Schema = next(
+                (
+                    schema_option["items"]
+                    for schema_option in schema_options
+                    if "items" in schema_option
+                ),
+                {},
+            )
             return [
-                self._convert(item, items, f"{location}[{index}]")
-                for index, item in enumerate(value)
+                self._convert(list_item, items_schema, f"{location}[{index}]")
+                for index, list_item in enumerate(value)
             ]
 
         if is_missing(value) and not isinstance(value, float):
             return None
 
-        return self._convert_scalar(to_python(value), field, location, is_optional)
+        return self._convert_scalar(to_python(value), field_schema, location, is_optional)
 
-    def _convert_scalar(self, value: Any, field: Schema, location: str, is_optional: bool) -> Any:
-        types = self._types(field)
-        formats = {option.get("format") for option in self._options(field)}
+    def _convert_scalar(
+        self, value: Any, field_schema: Schema, location: str, is_optional: bool
+    ) -> Any:
+        field_types = self._types(field_schema)
+        field_formats = {
+            schema_option.get("format") for schema_option in self._options(field_schema)
+        }
 
         match value:
             case float() if (
-                is_optional and value.is_integer() and "integer" in types and "number" not in types
+                is_optional
+                and value.is_integer()
+                and "integer" in field_types
+                and "number" not in field_types
             ):
                 return self._to_integer(value, location)
-            case Decimal() if "string" not in types:
+            case Decimal() if "string" not in field_types:
                 return float(value)
             case datetime() if (
-                "date" in formats and "date-time" not in formats and is_midnight(value)
+                "date" in field_formats and "date-time" not in field_formats and is_midnight(value)
             ):
                 return value.date().isoformat()
             case datetime():  # with nanoseconds, if it is one of pandas
@@ -177,31 +205,46 @@ class FrameConverter:
             )
         return int(value)
 
-    def _options(self, field: Schema) -> Iterator[Schema]:
+    def _options(self, field_schema: Schema) -> Iterator[Schema]:
         """Yield the alternatives of a JSON schema."""
-        field = resolve(field, self.definitions) if "$ref" in field else field
-        alternatives = [*field.get("anyOf", []), *field.get("oneOf", []), *field.get("allOf", [])]
+        field_schema = (
+            resolve(field_schema, self.definitions) if "$ref" in field_schema else field_schema
+        )
+        alternatives = [
+            *field_schema.get("anyOf", []),
+            *field_schema.get("oneOf", []),
+            *field_schema.get("allOf", []),
+        ]
         if not alternatives:
-            yield field
+            yield field_schema
         for alternative in alternatives:
             yield from self._options(alternative)
 
-    def _types(self, field: Schema) -> set[str]:
+    def _types(self, field_schema: Schema) -> set[str]:
         """Return the JSON types that a field accepts; an empty set if it accepts all types."""
-        types: set[str] = set()
+        json_types: set[str] = set()
 
-        for option in self._options(field):
-            choices = option.get("enum", [option["const"]] if "const" in option else [])
-            if "type" in option:
-                types.update(
-                    {option["type"]} if isinstance(option["type"], str) else {*option["type"]}
+        for schema_option in self._options(field_schema):
+            allowed_values = schema_option.get(
+                "enum", [schema_option["const"]] if "const" in schema_option else []
+            )
+            if "type" in schema_option:
+                json_types.update(
+                    {schema_option["type"]}
+                    if isinstance(schema_option["type"], str)
+                    else {*schema_option["type"]}
                 )
-            elif choices:
-                types.update({JSON_TYPES.get(type(choice), "object") for choice in choices})
+            elif allowed_values:
+                json_types.update(
+                    {
+                        JSON_TYPES.get(type(allowed_value), "object")
+                        for allowed_value in allowed_values
+                    }
+                )
             else:
                 return set()
 
-        return types
+        return json_types
 
 
 def is_missing(value: object) -> bool:

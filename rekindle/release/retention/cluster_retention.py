@@ -19,37 +19,51 @@ from rekindle.release.serve_config import RetentionConfig
 from rekindle.storage import Store
 
 
-def compute_resumable_s(cluster: Mapping[str, Any]) -> float:
+def compute_resumable_s(cluster_section: Mapping[str, Any]) -> float:
     """Return for how many seconds after its end a run may be resumed and still be running, from the
-    section `cluster` of its config."""
-    return float(cluster["keep_days"] * DAY_S + cluster["deadline_hours"] * 3600)
+    section `cluster_section` of its config."""
+    return float(cluster_section["keep_days"] * DAY_S + cluster_section["deadline_hours"] * 3600)
 
 
-def apply(store: Store, workflow: str, config: Mapping[str, Any], promoted: str) -> list[str]:
+def apply(
+    object_store: Store, workflow_name: str, run_config: Mapping[str, Any], promoted_model: str
+) -> list[str]:
     """Apply the limits of a run's config to the runs of its pipeline; return the names of the
     removed runs.
 
-    `promoted`: name of the model if the run has succeeded and promoted a release, else "". Raises
-    StorageError, TrackingError.
+    `promoted_model`: name of the model if the run has succeeded and promoted a release, else "".
+    Raises StorageError, TrackingError.
     """
-    limits = RetentionConfig.model_validate(config["retention"])
-    if limits == NO_LIMITS:
+    retention_limits = RetentionConfig.model_validate(run_config["retention"])
+    if retention_limits == NO_LIMITS:
         return []
 
-    pipeline = config["name"]
-    seconds = compute_resumable_s(config["cluster"])
+    pipeline_name = run_config["name"]
+    resumable_seconds = compute_resumable_s(run_config["cluster"])
 
-    def targets(model: str) -> set[str]:
-        if model == promoted:
-            return promotion.list_retained_versions(model)
-        return {release.version for release in tracking.promoted_releases(model)}
+    def targets(model_name: str) -> set[str]:
+        if model_name == promoted_model:
+            return promotion.list_retained_versions(model_name)
+        return {release.version for release in tracking.promoted_releases(model_name)}
 
-    now = time.time()
-    current = Run(RunName(workflow, "the input workflow"), pipeline, ended=now)
-    context = listing.Context({workflow: current}, seconds, seconds, targets if promoted else None)
-    found = listing.read(store, [pipeline], context)
-    plan = choose_removals(
-        found, {pipeline: limits}, now, listing.make_inputs_function(store, found.releases)
+    now_seconds = time.time()
+    current_run = Run(
+        RunName(workflow_name, "the input workflow"), pipeline_name, ended=now_seconds
+    )
+    listing_context = listing.Context(
+        {workflow_name: current_run},
+        resumable_seconds,
+        resumable_seconds,
+        targets if promoted_model else None,
+    )
+    current_listing = listing.read(object_store, [pipeline_name], listing_context)
+    planned_removal = choose_removals(
+        current_listing,
+        {pipeline_name: retention_limits},
+        now_seconds,
+        listing.make_inputs_function(object_store, current_listing.releases),
     )
 
-    return removal.remove(store, removal.limit_removal(plan), removal.NoHost(), context)
+    return removal.remove(
+        object_store, removal.limit_removal(planned_removal), removal.NoHost(), listing_context
+    )

@@ -85,120 +85,146 @@ class Removal:
 
 def choose_removals(
     listing: Listing,
-    limits: Mapping[str, RetentionConfig],
-    now: float,
-    inputs: Callable[[Release], Iterable[str]],
+    limits_by_pipeline: Mapping[str, RetentionConfig],
+    now_seconds: float,
+    find_inputs: Callable[[Release], Iterable[str]],
 ) -> Removal:
-    """Choose the runs and releases that exceed the `limits` of their pipeline and are not needed.
+    """Choose the runs and releases that exceed the `limits_by_pipeline` of their pipeline and are
+    not needed.
 
-    `limits`: by pipeline; a pipeline without limits keeps everything. `inputs(release)`: prefixes
-    of the other releases that `rekindle reproduce` needs for `release`.
+    `limits_by_pipeline`: by pipeline; a pipeline without limits keeps everything.
+    `inputs(release)`: prefixes of the other releases that `rekindle reproduce` needs for `release`.
     """
-    inputs_of = cache(lambda release: frozenset(inputs(release)))
-    expired = {run.name for run in _surplus_runs(listing.runs, limits, now)}
+    find_cached_inputs = cache(lambda release: frozenset(find_inputs(release)))
+    expired_names = {
+        run.name for run in _surplus_runs(listing.runs, limits_by_pipeline, now_seconds)
+    }
 
     while True:
-        unfinished = {
-            run.name for run in listing.runs if run.name not in expired and not run.succeeded
+        unfinished_names = {
+            run.name for run in listing.runs if run.name not in expired_names and not run.succeeded
         }
-        removed_releases = _surplus_releases(listing.releases, unfinished, limits, inputs_of)
-        released = {release.run for release in listing.releases if release not in removed_releases}
-        readers = [run for run in listing.runs if run.name not in expired or run.name in released]
-        needed_tasks = listing.claimed.union(*(run.uses for run in readers))
-        sources = {task.partition("/")[0] for task in needed_tasks}
+        removed_releases = _surplus_releases(
+            listing.releases, unfinished_names, limits_by_pipeline, find_cached_inputs
+        )
+        released_names = {
+            release.run for release in listing.releases if release not in removed_releases
+        }
+        reading_runs = [
+            run
+            for run in listing.runs
+            if run.name not in expired_names or run.name in released_names
+        ]
+        needed_tasks = listing.claimed.union(*(run.uses for run in reading_runs))
+        source_names = {task_reference.partition("/")[0] for task_reference in needed_tasks}
 
         # a failed run keeps all of its artifacts if any of them is needed, so that the run can be
         # resumed
-        resumable = {
-            run.name for run in listing.runs if run.name in expired & sources and not run.succeeded
+        resumable_names = {
+            run.name
+            for run in listing.runs
+            if run.name in expired_names & source_names and not run.succeeded
         }
-        if not resumable:
+        if not resumable_names:
             break
 
-        expired -= resumable
+        expired_names -= resumable_names
 
-    removals = []
-    for run in (run for run in listing.runs if run.name in expired):
-        kept_tasks = frozenset(task for task in needed_tasks if task.startswith(f"{run.name}/"))
-        keep_mlflow = bool(kept_tasks) or run.compared or run.name in released
-        if not (run.emptied and keep_mlflow):
-            removals.append(RunRemoval(run, kept_tasks, keep_mlflow))
+    run_removals = []
+    for run in (run for run in listing.runs if run.name in expired_names):
+        kept_tasks = frozenset(
+            task_reference
+            for task_reference in needed_tasks
+            if task_reference.startswith(f"{run.name}/")
+        )
+        keeps_mlflow_record = bool(kept_tasks) or run.compared or run.name in released_names
+        if not (run.emptied and keeps_mlflow_record):
+            run_removals.append(RunRemoval(run, kept_tasks, keeps_mlflow_record))
 
     removed_entries = [
-        e for e in listing.entries if e.workflow in expired and e.at not in needed_tasks
+        cache_entry
+        for cache_entry in listing.entries
+        if cache_entry.workflow in expired_names and cache_entry.at not in needed_tasks
     ]
-    return Removal(removed_releases, removed_entries, removals)
+    return Removal(removed_releases, removed_entries, run_removals)
 
 
 def _surplus_runs(
-    runs: Iterable[Run], limits: Mapping[str, RetentionConfig], now: float
+    runs: Iterable[Run], limits_by_pipeline: Mapping[str, RetentionConfig], now_seconds: float
 ) -> list[Run]:
-    surplus = []
-    counts = Counter[str]()
+    surplus_runs = []
+    counts_by_pipeline = Counter[str]()
     # sort by number first, since a clock that was set back would make a new run look old
-    newest_first = sorted(runs, key=lambda run: (-run.number, -(run.ended or 0), run.name))
-    ends = _increasing_ends(newest_first)
-    has_newer: set[str] = set()
+    runs_newest_first = sorted(runs, key=lambda run: (-run.number, -(run.ended or 0), run.name))
+    end_times = _increasing_ends(runs_newest_first)
+    pipelines_with_newer_runs: set[str] = set()
 
-    for run in newest_first:
-        limit = limits.get(run.pipeline, NO_LIMITS)
+    for run in runs_newest_first:
+        pipeline_limits = limits_by_pipeline.get(run.pipeline, NO_LIMITS)
         if run.ended is None:
             continue
 
         is_counted = run.counted and not run.emptied
         if is_counted:
-            counts[run.pipeline] += 1
+            counts_by_pipeline[run.pipeline] += 1
 
         exceeds_number = (
-            is_counted and limit.keep_runs is not None and counts[run.pipeline] > limit.keep_runs
+            is_counted
+            and pipeline_limits.keep_runs is not None
+            and counts_by_pipeline[run.pipeline] > pipeline_limits.keep_runs
         )
-        is_old = limit.keep_days is not None and now - ends[run.name] > limit.keep_days * DAY_S
-        if run.emptied or exceeds_number or (is_old and run.pipeline in has_newer):
-            surplus.append(run)
+        is_old = (
+            pipeline_limits.keep_days is not None
+            and now_seconds - end_times[run.name] > pipeline_limits.keep_days * DAY_S
+        )
+        if run.emptied or exceeds_number or (is_old and run.pipeline in pipelines_with_newer_runs):
+            surplus_runs.append(run)
         if not run.emptied:
-            has_newer.add(run.pipeline)
+            pipelines_with_newer_runs.add(run.pipeline)
 
-    return surplus
+    return surplus_runs
 
 
-def _increasing_ends(newest_first: Iterable[Run]) -> dict[str, float]:
+def _increasing_ends(runs_newest_first: Iterable[Run]) -> dict[str, float]:
     """Return the end times of the runs, made ascending: a time that is earlier than that of a
     previous run is raised to it."""
-    ends: dict[str, float] = {}
-    latest = 0.0
-    for run in reversed([*newest_first]):
+    end_times: dict[str, float] = {}
+    latest_end_seconds = 0.0
+    for run in reversed([*runs_newest_first]):
         if run.ended is not None:
-            latest = max(latest, run.ended)
-            ends[run.name] = latest
-    return ends
+            latest_end_seconds = max(latest_end_seconds, run.ended)
+            end_times[run.name] = latest_end_seconds
+    return end_times
 
 
 def _surplus_releases(
     releases: Iterable[Release],
-    unfinished: Set[str],
-    limits: Mapping[str, RetentionConfig],
-    inputs: Callable[[Release], Iterable[str]],
+    unfinished_names: Set[str],
+    limits_by_pipeline: Mapping[str, RetentionConfig],
+    find_inputs: Callable[[Release], Iterable[str]],
 ) -> list[Release]:
-    """Return the releases that exceed the limits and are not needed. `unfinished`: names of runs
-    that are active or can be resumed, whose releases are needed."""
-    surplus = []
-    kept = []
-    counts = Counter[tuple[str, str]]()
+    """Return the releases that exceed the limits and are not needed. `unfinished_names`: names
+    of runs that are active or can be resumed, whose releases are needed."""
+    surplus_releases = []
+    kept_releases = []
+    counts_by_owner = Counter[tuple[str, str]]()
 
     for release in sorted(releases, key=lambda release: -release.version):
-        limit = limits.get(release.pipeline, NO_LIMITS).keep_releases
-        owner = release.model, release.pipeline
-        counts[owner] += not release.marked
-        exceeds_number = limit is not None and counts[owner] > limit
-        is_needed = release.needed or release.run in unfinished
+        keep_count = limits_by_pipeline.get(release.pipeline, NO_LIMITS).keep_releases
+        owner_key = release.model, release.pipeline
+        counts_by_owner[owner_key] += not release.marked
+        exceeds_number = keep_count is not None and counts_by_owner[owner_key] > keep_count
+        is_needed = release.needed or release.run in unfinished_names
         is_surplus = release.marked or (exceeds_number and not is_needed)
-        (surplus if is_surplus else kept).append(release)
+        (surplus_releases if is_surplus else kept_releases).append(release)
 
-    if surplus:
-        needed_prefixes = {prefix for release in kept for prefix in inputs(release)}
+    if surplus_releases:
+        needed_prefixes = {prefix for release in kept_releases for prefix in find_inputs(release)}
     else:
         needed_prefixes = set()
 
     return [
-        release for release in surplus if release.marked or release.prefix not in needed_prefixes
+        release
+        for release in surplus_releases
+        if release.marked or release.prefix not in needed_prefixes
     ]

@@ -57,119 +57,134 @@ class Mark(BaseModel):
     ended: float | None = None
     succeeded: bool = False
     counted: bool = True
-    run_id: Annotated[str, name_field(ObjectId, optional=True)] = ""
+    run_id: Annotated[str, name_field(ObjectId, is_optional=True)] = ""
     trial_ids: list[Annotated[str, name_field(ObjectId)]] = Field(default_factory=list)
     uid: str = ""
 
-    def belongs_to(self, uid: str) -> bool:
+    def belongs_to(self, workflow_uid: str) -> bool:
         """Return True unless the mark belongs to a different Workflow of the same name, with
         another uid."""
-        return not uid or not self.uid or self.uid == uid
+        return not workflow_uid or not self.uid or self.uid == workflow_uid
 
-    def owns(self, run: RunName, key: str) -> bool:
+    def owns(self, run_name: RunName, key: str) -> bool:
         """Return True if the run owns the object with this key."""
-        folder, _, rest = key.partition("/")
-        task, slash, _ = rest.partition("/")
+        run_folder, _, relative_path = key.partition("/")
+        task_folder, separator, _ = relative_path.partition("/")
         # a mark may be forged, so `whole` counts only for a run whose name looks generated: such a
         # name is unique
-        owns_folder = self.whole and GENERATED.fullmatch(run) is not None
-        if folder != run:
+        owns_folder = self.whole and GENERATED.fullmatch(run_name) is not None
+        if run_folder != run_name:
             return False
         # the object is in no task's folder
-        if not slash:
+        if not separator:
             return owns_folder
 
-        is_pod = run in self.tasks and task.startswith(f"{run}-")
-        return owns_folder or task in self.tasks or is_pod
+        is_pod_folder = run_name in self.tasks and task_folder.startswith(f"{run_name}-")
+        return owns_folder or task_folder in self.tasks or is_pod_folder
 
 
 def begin(
-    store: Store,
+    object_store: Store,
     workflow: Mapping[str, Any],
-    pipeline: str,
+    pipeline_name: str,
     *,
     is_first: bool = True,
-    counted: bool = True,
+    is_counted: bool = True,
 ) -> None:
     """Write the mark of a run that begins or is resumed. Raises StorageError.
 
     `workflow`: the Workflow with its name and tasks. `is_first`: True if no task of the run has
     written artifacts yet. In this case, existing objects in the folder of the run belong to another
     owner, even if the name looks generated: a manifest may have both a name and a generateName.
-    `counted`: True if `keep_runs` counts the run; False for a run of a backfill.
+    `is_counted`: True if `keep_runs` counts the run; False for a run of a backfill.
     """
-    run = RunName(workflow["metadata"]["name"], "metadata.name")
-    if run in SHARED_FOLDERS:
+    run_name = RunName(workflow["metadata"]["name"], "metadata.name")
+    if run_name in SHARED_FOLDERS:
         return
 
-    own_id = store_id(store)
+    own_store_id = store_id(object_store)
     has_new_name = has_generated_name(workflow["metadata"])
 
     while True:
-        mark, etag = _read_any_mark(store, run)
-        if mark and mark.store == own_id:
-            own_mark = mark
+        recorded_mark, etag = _read_any_mark(object_store, run_name)
+        if recorded_mark and recorded_mark.store == own_store_id:
+            own_mark = recorded_mark
         else:
-            own_mark = Mark(store=own_id, pipeline=pipeline, number=0)
+            own_mark = Mark(store=own_store_id, pipeline=pipeline_name, number=0)
 
-        tasks = own_mark.tasks
-        whole = own_mark.whole or (has_new_name and not (is_first and _has_objects(store, run)))
-        if not whole:
-            folders = [task for task in _list_folders(run, workflow) if task not in tasks]
-            tasks = [*tasks, *(task for task in folders if _is_empty(store, run, task))]
+        own_tasks = own_mark.tasks
+        owns_whole_folder = own_mark.whole or (
+            has_new_name and not (is_first and _has_objects(object_store, run_name))
+        )
+        if not owns_whole_folder:
+            new_folders = [
+                task_name
+                for task_name in _list_folders(run_name, workflow)
+                if task_name not in own_tasks
+            ]
+            own_tasks = [
+                *own_tasks,
+                *(
+                    task_name
+                    for task_name in new_folders
+                    if _is_empty(object_store, run_name, task_name)
+                ),
+            ]
 
         new_mark = Mark(
-            store=own_id,
-            pipeline=pipeline,
-            number=_next_number(store),
-            whole=whole,
-            tasks=tasks,
-            counted=counted,
+            store=own_store_id,
+            pipeline=pipeline_name,
+            number=_next_number(object_store),
+            whole=owns_whole_folder,
+            tasks=own_tasks,
+            counted=is_counted,
             run_id=own_mark.run_id,
             trial_ids=own_mark.trial_ids,
             uid=workflow["metadata"].get("uid") or own_mark.uid,
         )
-        if _write_mark(store, run, new_mark, etag):
+        if _write_mark(object_store, run_name, new_mark, etag):
             return
 
 
 def end(
-    store: Store,
+    object_store: Store,
     workflow: Mapping[str, Any],
-    pipeline: str,
-    succeeded: bool,
+    pipeline_name: str,
+    has_succeeded: bool,
     run_id: str = "",
     *,
-    counted: bool = True,
+    is_counted: bool = True,
 ) -> None:
     """Record the end of a run, and the id `run_id` of its record in MLflow. Raises StorageError.
 
     A run without a mark gets one here; it owns its folder only if its name was generated.
-    `counted`: False for a run of a backfill, also if its mark lacks the field.
+    `is_counted`: False for a run of a backfill, also if its mark lacks the field.
     """
-    run = RunName(workflow["metadata"]["name"], "metadata.name")
-    if run in SHARED_FOLDERS:
+    run_name = RunName(workflow["metadata"]["name"], "metadata.name")
+    if run_name in SHARED_FOLDERS:
         return
 
-    own_id = store_id(store)
+    own_store_id = store_id(object_store)
     while True:
-        mark, etag = _read_any_mark(store, run)
-        if not mark or mark.store != own_id:
-            whole = has_generated_name(workflow["metadata"])
-            mark = Mark(store=own_id, pipeline=pipeline, number=0, whole=whole)
+        recorded_mark, etag = _read_any_mark(object_store, run_name)
+        if not recorded_mark or recorded_mark.store != own_store_id:
+            owns_whole_folder = has_generated_name(workflow["metadata"])
+            recorded_mark = Mark(
+                store=own_store_id, pipeline=pipeline_name, number=0, whole=owns_whole_folder
+            )
 
-        change = {
-            "number": _next_number(store),
+        mark_changes = {
+            "number": _next_number(object_store),
             "ended": time.time(),
-            "succeeded": succeeded,
-            "counted": mark.counted and counted,
-            "run_id": run_id or mark.run_id,
+            "succeeded": has_succeeded,
+            "counted": recorded_mark.counted and is_counted,
+            "run_id": run_id or recorded_mark.run_id,
         }
-        if _write_mark(store, run, mark.model_copy(update=change), etag):
+        if _write_mark(object_store, run_name, recorded_mark.model_copy(update=mark_changes), etag):
             return
 
 
-def record_trial(store: Store, run: RunName, run_id: str) -> None:
+def record_trial(object_store: Store, run_name: RunName, run_id: str) -> None:
     """Record the id of a trial's record in MLflow in the mark of its sweep, if the sweep has one.
     Raises StorageError.
 
@@ -177,74 +192,91 @@ def record_trial(store: Store, run: RunName, run_id: str) -> None:
     create a record with a trial's name.
     """
     while True:
-        mark, etag = _read_any_mark(store, run)
-        if not mark or mark.store != store_id(store) or run_id in mark.trial_ids:
+        recorded_mark, etag = _read_any_mark(object_store, run_name)
+        if (
+            not recorded_mark
+            or recorded_mark.store != store_id(object_store)
+            or run_id in recorded_mark.trial_ids
+        ):
             return
-        change = {"trial_ids": [*mark.trial_ids, run_id]}
-        if _write_mark(store, run, mark.model_copy(update=change), etag):
+        mark_changes = {"trial_ids": [*recorded_mark.trial_ids, run_id]}
+        if _write_mark(object_store, run_name, recorded_mark.model_copy(update=mark_changes), etag):
             return
 
 
-def read(store: Store, run: RunName) -> Mark | None:
+def read(object_store: Store, run_name: RunName) -> Mark | None:
     """Return the mark of a run in this store, or None. Raises StorageError."""
-    if run in SHARED_FOLDERS:
+    if run_name in SHARED_FOLDERS:
         return None
-    mark, _ = _read_any_mark(store, run)
-    if mark and mark.store == store_id(store):
-        return mark
+    recorded_mark, _ = _read_any_mark(object_store, run_name)
+    if recorded_mark and recorded_mark.store == store_id(object_store):
+        return recorded_mark
     return None
 
 
-def has_artifacts(store: Store, run: RunName) -> bool:
+def has_artifacts(object_store: Store, run_name: RunName) -> bool:
     """Return True if the store has objects that the run owns. Raises StorageError."""
-    mark = read(store, run)
-    keys = (item.key for item in store.list(f"{run}/") if item.key != mark_key(run))
-    return mark is not None and any(mark.owns(run, key) for key in keys)
+    run_mark = read(object_store, run_name)
+    artifact_keys = (
+        object_entry.key
+        for object_entry in object_store.list(f"{run_name}/")
+        if object_entry.key != mark_key(run_name)
+    )
+    return run_mark is not None and any(run_mark.owns(run_name, key) for key in artifact_keys)
 
 
-def mark_key(run: RunName) -> str:
-    return f"{run}/{FILE}"
+def mark_key(run_name: RunName) -> str:
+    return f"{run_name}/{FILE}"
 
 
-def has_generated_name(metadata: Mapping[str, Any]) -> bool:
+def has_generated_name(workflow_metadata: Mapping[str, Any]) -> bool:
     """Return True if the name is generateName, followed by random characters as the API server
     appends them."""
-    name = metadata.get("name")
-    prefix = metadata.get("generateName")
-    if not isinstance(name, str) or not isinstance(prefix, str) or not prefix:
+    run_name = workflow_metadata.get("name")
+    name_prefix = workflow_metadata.get("generateName")
+    if not isinstance(run_name, str) or not isinstance(name_prefix, str) or not name_prefix:
         return False
-    stem = prefix[:MAX_PREFIX_LENGTH]
-    return name.startswith(stem) and SUFFIX.fullmatch(name.removeprefix(stem)) is not None
+    name_stem = name_prefix[:MAX_PREFIX_LENGTH]
+    return (
+        run_name.startswith(name_stem)
+        and SUFFIX.fullmatch(run_name.removeprefix(name_stem)) is not None
+    )
 
 
-def _list_folders(run: RunName, workflow: Mapping[str, Any]) -> list[str]:
+def _list_folders(run_name: RunName, workflow: Mapping[str, Any]) -> list[str]:
     """Return the folders below RUN/ that a run may write: the names of its tasks, and the name of
     the run, which stands for the folders of all its pods."""
     folders: dict[str, None] = {}
-    for template in (workflow.get("spec") or {}).get("templates") or []:
-        tasks = list((template.get("dag") or {}).get("tasks") or [])
-        for group in template.get("steps") or []:
-            tasks += group if isinstance(group, list) else group.get("parallel") or []
-        for task in tasks:
-            name = TaskName.or_none(task.get("name"))
-            if name:
-                folders[name] = None
-    return [*folders, str(run)]
+    for workflow_template in (workflow.get("spec") or {}).get("templates") or []:
+        template_tasks = list((workflow_template.get("dag") or {}).get("tasks") or [])
+        for step_group in workflow_template.get("steps") or []:
+            template_tasks += (
+                step_group if isinstance(step_group, list) else step_group.get("parallel") or []
+            )
+        for template_task in template_tasks:
+            task_name = TaskName.or_none(template_task.get("name"))
+            if task_name:
+                folders[task_name] = None
+    return [*folders, str(run_name)]
 
 
-def _is_empty(store: Store, run: RunName, folder: str) -> bool:
-    """Return True if the folder of a task is empty. The name of the run as `folder` stands for the
-    folders of all its pods."""
-    prefix = f"{run}/{run}" if folder == run else f"{run}/{folder}/"
-    return next(iter(store.list(prefix)), None) is None
+def _is_empty(object_store: Store, run_name: RunName, task_folder: str) -> bool:
+    """Return True if the folder of a task is empty. The name of the run as `task_folder` stands
+    for the folders of all its pods."""
+    key_prefix = (
+        f"{run_name}/{run_name}" if task_folder == run_name else f"{run_name}/{task_folder}/"
+    )
+    return next(iter(object_store.list(key_prefix)), None) is None
 
 
-def _has_objects(store: Store, run: RunName) -> bool:
+def _has_objects(object_store: Store, run_name: RunName) -> bool:
     """Return True if the folder of a run has objects other than the mark."""
-    return any(item.key != mark_key(run) for item in store.list(f"{run}/"))
+    return any(
+        object_entry.key != mark_key(run_name) for object_entry in object_store.list(f"{run_name}/")
+    )
 
 
-def _next_number(store: Store) -> int:
+def _next_number(object_store: Store) -> int:
     """Return the number of the next mark: the last number plus 1, or the Unix time in milliseconds
     if that is larger.
 
@@ -252,34 +284,38 @@ def _next_number(store: Store) -> int:
     """
     while True:
         try:
-            data, etag = store.get_with_etag(NUMBER_KEY)
+            number_bytes, etag = object_store.get_with_etag(NUMBER_KEY)
         except NotFound:
-            data = b"0"
+            number_bytes = b"0"
             etag = None
-        last = int(data) if data.isdigit() and len(data) <= MAX_DIGITS else 0
-        number = max(last + 1, int(1000 * time.time()))
+        last_number = (
+            int(number_bytes) if number_bytes.isdigit() and len(number_bytes) <= MAX_DIGITS else 0
+        )
+        next_number = max(last_number + 1, int(1000 * time.time()))
         with suppress(Conflict):
-            store.put(NUMBER_KEY, str(number).encode(), if_match=etag, if_absent=etag is None)
-            return number
+            object_store.put(
+                NUMBER_KEY, str(next_number).encode(), if_match=etag, if_absent=etag is None
+            )
+            return next_number
 
 
-def _read_any_mark(store: Store, run: RunName) -> tuple[Mark | None, str | None]:
+def _read_any_mark(object_store: Store, run_name: RunName) -> tuple[Mark | None, str | None]:
     try:
-        data, etag = store.get_with_etag(mark_key(run))
+        mark_bytes, etag = object_store.get_with_etag(mark_key(run_name))
     except NotFound:
         return None, None
     try:
-        return Mark.model_validate_json(data), etag
+        return Mark.model_validate_json(mark_bytes), etag
     except ValidationError:  # not a valid mark, so Rekindle has not written this object
         return None, etag
 
 
-def _write_mark(store: Store, run: RunName, mark: Mark, etag: str | None) -> bool:
+def _write_mark(object_store: Store, run_name: RunName, new_mark: Mark, etag: str | None) -> bool:
     """Write a mark unless it has changed since `etag`. Return True if the mark was written."""
     try:
-        store.put(
-            mark_key(run),
-            to_json(mark.model_dump()).encode(),
+        object_store.put(
+            mark_key(run_name),
+            to_json(new_mark.model_dump()).encode(),
             if_match=etag,
             if_absent=etag is None,
         )

@@ -31,12 +31,12 @@ class Host(Protocol):
     """Access to the records of runs outside of MLflow and the object store: local run folders or
     Workflows."""
 
-    def hold(self, run: str) -> AbstractContextManager[bool]:
+    def hold(self, run_name: str) -> AbstractContextManager[bool]:
         """Prevent that the run is resumed during the `with` block. Yields False if the run is
         active."""
         ...
 
-    def remove(self, run: str) -> None:
+    def remove(self, run_name: str) -> None:
         """Remove the record of the run, if it exists."""
         ...
 
@@ -45,98 +45,127 @@ class NoHost:
     """The Host of a pod, which cannot access Workflows: it does nothing."""
 
     @contextmanager
-    def hold(self, run: str) -> Iterator[bool]:
+    def hold(self, run_name: str) -> Iterator[bool]:
         yield True
 
-    def remove(self, run: str) -> None:
+    def remove(self, run_name: str) -> None:
         pass
 
 
 def limit_removal(removal: Removal) -> Removal:
     """Limit a removal to MAX_AT_END releases and runs; the ends of later runs remove the remaining
     ones."""
-    releases = removal.releases[:MAX_AT_END]
-    return Removal(releases, removal.entries, removal.runs[: MAX_AT_END - len(releases)])
+    limited_releases = removal.releases[:MAX_AT_END]
+    return Removal(
+        limited_releases, removal.entries, removal.runs[: MAX_AT_END - len(limited_releases)]
+    )
 
 
-def remove(store: Store, removal: Removal, host: Host, context: listing.Context) -> list[str]:
+def remove(
+    object_store: Store, removal: Removal, run_host: Host, listing_context: listing.Context
+) -> list[str]:
     """Remove releases, cache entries and runs; return the names of the removed runs.
 
     Runs that became active after the decision are kept, and so are artifacts that another run has
     claimed since. Raises StorageError, TrackingError.
     """
     for release in removal.releases:
-        _remove_release(store, release, context.resumable_s)
+        _remove_release(object_store, release, listing_context.resumable_s)
 
     removed_names = []
-    for item in removal.runs:
-        with host.hold(item.run.name) as is_held:
+    for run_removal in removal.runs:
+        with run_host.hold(run_removal.run.name) as is_held:
             if is_held:
                 entries.remove_entries(
-                    store, [entry for entry in removal.entries if entry.workflow == item.run.name]
+                    object_store,
+                    [
+                        cache_entry
+                        for cache_entry in removal.entries
+                        if cache_entry.workflow == run_removal.run.name
+                    ],
                 )
                 # includes tasks that were claimed after the decision
-                claimed = claims.claimed_tasks(store, context.claim_s, item.run.name)
-                if _remove_run(store, item, item.kept_tasks | claimed, host):
-                    removed_names.append(item.run.name)
+                claimed_tasks = claims.claimed_tasks(
+                    object_store, listing_context.claim_s, run_removal.run.name
+                )
+                if _remove_run(
+                    object_store, run_removal, run_removal.kept_tasks | claimed_tasks, run_host
+                ):
+                    removed_names.append(run_removal.run.name)
 
     if removal.entries:
-        difference.remove_unused_code(store)
+        difference.remove_unused_code(object_store)
 
     return removed_names
 
 
 def list_own_artifacts(
-    store: Store, item: RunRemoval, kept_tasks: frozenset[str]
+    object_store: Store, run_removal: RunRemoval, kept_tasks: frozenset[str]
 ) -> list[tuple[str, int]]:
     """Return the keys and sizes of the objects that a run owns, except its mark and the artifacts
     of `kept_tasks`."""
-    run = RunName(item.run.name)
+    run_name = RunName(run_removal.run.name)
 
-    mark = ownership.read(store, run)
-    if not mark or not mark.belongs_to(item.run.uid):
+    run_mark = ownership.read(object_store, run_name)
+    if not run_mark or not run_mark.belongs_to(run_removal.run.uid):
         return []
 
-    kept_prefixes = tuple(f"{task}/" for task in kept_tasks)
-    objects = (obj for obj in store.list(f"{run}/") if obj.key != ownership.mark_key(run))
+    kept_prefixes = tuple(f"{task_reference}/" for task_reference in kept_tasks)
+    run_objects = (
+        object_entry
+        for object_entry in object_store.list(f"{run_name}/")
+        if object_entry.key != ownership.mark_key(run_name)
+    )
 
     return [
-        (obj.key, obj.size)
-        for obj in objects
-        if mark.owns(run, obj.key) and not obj.key.startswith(kept_prefixes)
+        (object_entry.key, object_entry.size)
+        for object_entry in run_objects
+        if run_mark.owns(run_name, object_entry.key)
+        and not object_entry.key.startswith(kept_prefixes)
     ]
 
 
-def _remove_run(store: Store, item: RunRemoval, kept_tasks: frozenset[str], host: Host) -> bool:
+def _remove_run(
+    object_store: Store, run_removal: RunRemoval, kept_tasks: frozenset[str], run_host: Host
+) -> bool:
     """Remove a run. If `kept_tasks` is not empty, remove only the artifacts of all other tasks.
     Return False if nothing was removed."""
-    run = RunName(item.run.name)
-    mark = ownership.read(store, run)
-    if mark and not mark.belongs_to(item.run.uid):
-        host.remove(run)
+    run_name = RunName(run_removal.run.name)
+    run_mark = ownership.read(object_store, run_name)
+    if run_mark and not run_mark.belongs_to(run_removal.run.uid):
+        run_host.remove(run_name)
         return True
 
-    keys = [key for key, _ in list_own_artifacts(store, item, kept_tasks)]
-    store.delete(keys)
+    artifact_keys = [
+        artifact_key
+        for artifact_key, _ in list_own_artifacts(object_store, run_removal, kept_tasks)
+    ]
+    object_store.delete(artifact_keys)
 
     if kept_tasks:
-        return bool(keys)
+        return bool(artifact_keys)
 
-    if mark:
-        claims.remove_claims(store, run)
-    own_id = listing.store_id(store)
+    if run_mark:
+        claims.remove_claims(object_store, run_name)
+    own_store_id = listing.store_id(object_store)
 
-    run_id = listing.find_record_id(item.run.pipeline, run, mark.run_id if mark else "", own_id)
-    if run_id and item.keep_mlflow:
-        tracking.log(run_id, tags={tracking.EMPTIED: "removed", listing.STORE_TAG: own_id})
+    run_id = listing.find_record_id(
+        run_removal.run.pipeline, run_name, run_mark.run_id if run_mark else "", own_store_id
+    )
+    if run_id and run_removal.keep_mlflow:
+        tracking.log(
+            run_id, run_tags={tracking.EMPTIED: "removed", listing.STORE_TAG: own_store_id}
+        )
     elif run_id:
-        trial_ids = listing.find_trial_ids(run_id, run, mark.trial_ids if mark else [])
-        for each in (*trial_ids, run_id):
-            delete_record(each)
+        trial_ids = listing.find_trial_ids(run_id, run_name, run_mark.trial_ids if run_mark else [])
+        for record_id in (*trial_ids, run_id):
+            delete_record(record_id)
 
-    host.remove(run)
-    if not item.keep_mlflow:
-        store.delete([ownership.mark_key(run)] if ownership.read(store, run) else [])
+    run_host.remove(run_name)
+    if not run_removal.keep_mlflow:
+        object_store.delete(
+            [ownership.mark_key(run_name)] if ownership.read(object_store, run_name) else []
+        )
 
     return True
 
@@ -148,90 +177,98 @@ def delete_record(run_id: str) -> None:
     of a run with the tag tracking.REMOVED.
     """
     with suppress_missing():
-        answer = request("GET", "mlflow/runs/get", RunAnswer, params={"run_id": run_id})
-        root = split_address(answer.run.info.artifact_uri)
+        run_answer = request("GET", "mlflow/runs/get", RunAnswer, params={"run_id": run_id})
+        artifact_root = split_address(run_answer.run.info.artifact_uri)
 
         # only artifacts in a folder with the run's id are deleted, since users may choose any
         # folder for an experiment. MLflow can delete artifacts only at addresses with the scheme
         # mlflow-artifacts
-        has_own_folder = root.path.strip("/").endswith(f"{ObjectId(run_id)}/artifacts")
-        if root.scheme == "mlflow-artifacts" and has_own_folder:
-            path = quote(root.path.strip("/"))
-            request("DELETE", f"mlflow-artifacts/artifacts/{path}", ArtifactChanged)
+        has_own_folder = artifact_root.path.strip("/").endswith(f"{ObjectId(run_id)}/artifacts")
+        if artifact_root.scheme == "mlflow-artifacts" and has_own_folder:
+            artifact_path = quote(artifact_root.path.strip("/"))
+            request("DELETE", f"mlflow-artifacts/artifacts/{artifact_path}", ArtifactChanged)
 
-        tracking.log(run_id, tags={tracking.REMOVED: "yes"})
+        tracking.log(run_id, run_tags={tracking.REMOVED: "yes"})
         request("POST", "mlflow/runs/delete", Answer, json={"run_id": run_id})
 
 
-def _remove_release(store: Store, release: Release, resumable_s: float) -> None:
+def _remove_release(object_store: Store, release: Release, resumable_seconds: float) -> None:
     """Remove a version and then its files, except if a run is just releasing the same files
     again."""
-    objects = list(store.list(release.prefix))
+    release_objects = list(object_store.list(release.prefix))
 
-    newest = max((obj.modified for obj in objects), default=0.0)
+    newest_change_seconds = max(
+        (object_entry.modified for object_entry in release_objects), default=0.0
+    )
     if (
-        newest > release.created + COMMIT_S
-        and time.time() - newest < resumable_s
+        newest_change_seconds > release.created + COMMIT_S
+        and time.time() - newest_change_seconds < resumable_seconds
         and not release.marked
     ):
         return
 
-    version = {"name": release.model, "version": str(release.version)}
-    mark = {**version, "key": tracking.REMOVED}
+    version_fields = {"name": release.model, "version": str(release.version)}
+    removed_mark = {**version_fields, "key": tracking.REMOVED}
     with suppress_missing():
-        tag = {**mark, "value": listing.store_id(store)}
-        request("POST", "mlflow/model-versions/set-tag", Answer, json=tag)
+        removed_tag = {**removed_mark, "value": listing.store_id(object_store)}
+        request("POST", "mlflow/model-versions/set-tag", Answer, json=removed_tag)
         # keep it: the alias was set after the decision
         if listing.has_alias(release.model, str(release.version)):
-            request("DELETE", "mlflow/model-versions/delete-tag", Answer, json=mark)
+            request("DELETE", "mlflow/model-versions/delete-tag", Answer, json=removed_mark)
             return
 
     tracking.remove_duplicates(
-        release.model, release.prefix, store.uri(release.prefix), version["version"]
+        release.model, release.prefix, object_store.uri(release.prefix), version_fields["version"]
     )
     # checked again: another version of the same files may have been registered since the decision
-    if not listing.has_other_version(store, release):
-        _remove_files(store, release, [obj.key for obj in objects])
+    if not listing.has_other_version(object_store, release):
+        _remove_files(object_store, release, [object_entry.key for object_entry in release_objects])
 
     with suppress_missing():
-        request("DELETE", "mlflow/model-versions/delete", Answer, json=version)
+        request("DELETE", "mlflow/model-versions/delete", Answer, json=version_fields)
 
 
-def _remove_files(store: Store, release: Release, keys: list[str]) -> None:
+def _remove_files(object_store: Store, release: Release, object_keys: list[str]) -> None:
     """Remove the files of a release; release.json, which names them, is removed last.
 
     Other objects in its folder are kept.
     """
-    mark = _mark_removed(store, release)
-    if not mark:
+    marked_owner = _mark_removed(object_store, release)
+    if not marked_owner:
         return
 
     record_key = f"{release.prefix}{RELEASE_RECORD}"
-    names = mark.files.keys() | UNHASHED_FILES | MLFLOW_FILES
-    own_keys = {f"{release.prefix}{name}" for name in names} - {record_key}
-    store.delete([key for key in keys if key in own_keys])
-    if read_owner(store, release.prefix) == mark:
-        store.delete([record_key])
+    file_names = marked_owner.files.keys() | UNHASHED_FILES | MLFLOW_FILES
+    own_keys = {f"{release.prefix}{file_name}" for file_name in file_names} - {record_key}
+    object_store.delete([object_key for object_key in object_keys if object_key in own_keys])
+    if read_owner(object_store, release.prefix) == marked_owner:
+        object_store.delete([record_key])
 
 
-def _mark_removed(store: Store, release: Release) -> Owner | None:
+def _mark_removed(object_store: Store, release: Release) -> Owner | None:
     """Write into release.json that its files are being removed, and return its content; None if the
     files belong to another version, such as a version that is being released at this moment."""
     record_key = f"{release.prefix}{RELEASE_RECORD}"
 
     while True:
-        current = store.head(record_key)
-        owner = read_owner(store, release.prefix)
-        version = (release.model, str(release.version))
-        if not current or not owner or (owner.name, owner.version) != version:
+        current_record = object_store.head(record_key)
+        release_owner = read_owner(object_store, release.prefix)
+        version_key = (release.model, str(release.version))
+        if (
+            not current_record
+            or not release_owner
+            or (release_owner.name, release_owner.version) != version_key
+        ):
             return None
 
-        mark = owner.model_copy(update={"removed": True})
+        marked_owner = release_owner.model_copy(update={"removed": True})
         try:
-            store.put(record_key, mark.model_dump_json().encode(), if_match=current.etag)
+            object_store.put(
+                record_key, marked_owner.model_dump_json().encode(), if_match=current_record.etag
+            )
         except (Conflict, NotFound):
             continue
-        return mark
+        return marked_owner
 
 
 @contextmanager

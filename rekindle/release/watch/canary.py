@@ -20,22 +20,22 @@ class Canary:
 
     def __init__(
         self,
-        name: str,
+        model_name: str,
         champion_deployment: str,
-        deployment: str,
-        version: str,
-        champion: str,
-        config: CanaryConfig,
+        candidate_deployment: str,
+        candidate_version: str,
+        champion_version: str,
+        canary_config: CanaryConfig,
     ) -> None:
-        self.name = name
+        self.name = model_name
         self.watch = ServerWatch(
-            f"http://{champion_deployment}:{PORT}", f"http://{deployment}:{PORT}"
+            f"http://{champion_deployment}:{PORT}", f"http://{candidate_deployment}:{PORT}"
         )
-        self.candidate_key = (deployment, version)
-        self.champion_key = (champion_deployment, champion)
-        self.champion = champion
-        self.config = config
-        self.alpha = config.false_alarms / (len(config.shares) * (CHECKS + 1))
+        self.candidate_key = (candidate_deployment, candidate_version)
+        self.champion_key = (champion_deployment, champion_version)
+        self.champion = champion_version
+        self.config = canary_config
+        self.alpha = canary_config.false_alarms / (len(canary_config.shares) * (CHECKS + 1))
         self.start = time.monotonic()
         self.champion_changed = False
 
@@ -43,64 +43,73 @@ class Canary:
     def stats(self) -> tuple[VersionStats, VersionStats]:
         """Statistics of the candidate and the champion."""
         # servers that an earlier version of Rekindle has deployed do not report their Deployment
-        stats = self.watch.stats
+        stats_by_server = self.watch.stats
         earlier_server = ("", self.champion)
-        champion = stats.get(self.champion_key) or stats.get(earlier_server, VersionStats())
-        return stats.get(self.candidate_key, VersionStats()), champion
+        champion_stats = stats_by_server.get(self.champion_key) or stats_by_server.get(
+            earlier_server, VersionStats()
+        )
+        return stats_by_server.get(self.candidate_key, VersionStats()), champion_stats
 
     def observe(self) -> str:
         """Compare both versions until the end of the step. Return the reason for a rollback of the
         candidate, or ""."""
-        seconds = 60 * self.config.minutes
-        for number in range(1, CHECKS + 1):
-            self._watch_until(self.start + seconds * number / CHECKS)
-            reason = self._describe_champion_change() or find_breach(
+        step_seconds = 60 * self.config.minutes
+        for check_number in range(1, CHECKS + 1):
+            self._watch_until(self.start + step_seconds * check_number / CHECKS)
+            breach_reason = self._describe_champion_change() or find_breach(
                 *self.stats, self.config, self.alpha
             )
-            if reason:
-                return reason
+            if breach_reason:
+                return breach_reason
 
         if self._has_enough_requests():
             return ""
 
-        deadline = self.start + seconds + 60 * self.config.wait_minutes
+        deadline_seconds = self.start + step_seconds + 60 * self.config.wait_minutes
         while not self._has_enough_requests():
-            reason = self._describe_champion_change()
-            if reason:
-                return reason
+            breach_reason = self._describe_champion_change()
+            if breach_reason:
+                return breach_reason
 
-            if time.monotonic() > deadline:
-                candidate, champion = self.stats
+            if time.monotonic() > deadline_seconds:
+                candidate_stats, champion_stats = self.stats
                 return (
                     f"after {(time.monotonic() - self.start) / 60:.3g} minutes the candidate had"
-                    f" answered {candidate.requests:g} requests, the champion"
-                    f" {champion.requests:g}: too few for a comparison (serve.canary.requests is"
-                    f" {self.config.requests})"
+                    f" answered {candidate_stats.requests:g} requests, the champion"
+                    f" {champion_stats.requests:g}: too few for a comparison"
+                    f" (serve.canary.requests is {self.config.requests})"
                 )
 
-            self._watch_until(time.monotonic() + min(MAX_PAUSE_S, seconds / CHECKS))
+            self._watch_until(time.monotonic() + min(MAX_PAUSE_S, step_seconds / CHECKS))
 
         return self._describe_champion_change() or find_breach(*self.stats, self.config, self.alpha)
 
     def figures(self) -> dict[str, float]:
         """Return metrics of the candidate and the champion for MLflow."""
-        figures: dict[str, float] = {}
+        metric_values: dict[str, float] = {}
 
-        candidate, champion = self.stats
-        for name, stats in (("candidate", candidate), ("champion", champion)):
-            figures[f"{name}.requests"] = stats.requests
-            figures[f"{name}.errors"] = stats.errors
-            figures[f"{name}.median_ms"] = 1000 * compute_quantile(stats.seconds, 0.5)
+        candidate_stats, champion_stats = self.stats
+        for version_role, version_stats in (
+            ("candidate", candidate_stats),
+            ("champion", champion_stats),
+        ):
+            metric_values[f"{version_role}.requests"] = version_stats.requests
+            metric_values[f"{version_role}.errors"] = version_stats.errors
+            metric_values[f"{version_role}.median_ms"] = 1000 * compute_quantile(
+                version_stats.seconds, 0.5
+            )
 
-        shared_outputs = candidate.scores.keys() & champion.scores.keys()
-        distance = max(
+        shared_outputs = candidate_stats.scores.keys() & champion_stats.scores.keys()
+        ks_distance = max(
             (
-                compute_ks_distance(candidate.scores[name], champion.scores[name])
-                for name in shared_outputs
+                compute_ks_distance(
+                    candidate_stats.scores[version_role], champion_stats.scores[version_role]
+                )
+                for version_role in shared_outputs
             ),
             default=0.0,
         )
-        return figures | {"score_shift": distance}
+        return metric_values | {"score_shift": ks_distance}
 
     def _describe_champion_change(self) -> str:
         """Return a reason to stop if another version has become the champion, else ""."""
@@ -113,11 +122,11 @@ class Canary:
         self.champion_changed = True
         return f"by now the champion is version {champion.version}"
 
-    def _watch_until(self, end_time: float) -> None:
-        """Scrape the servers periodically until `end_time` (monotonic)."""
-        while (remaining_seconds := end_time - time.monotonic()) > 0:
+    def _watch_until(self, end_seconds: float) -> None:
+        """Scrape the servers periodically until `end_seconds` (monotonic)."""
+        while (remaining_seconds := end_seconds - time.monotonic()) > 0:
             time.sleep(min(MAX_PAUSE_S, remaining_seconds))
             self.watch.scrape()
 
     def _has_enough_requests(self) -> bool:
-        return all(stats.requests >= self.config.requests for stats in self.stats)
+        return all(version_stats.requests >= self.config.requests for version_stats in self.stats)

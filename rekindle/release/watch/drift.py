@@ -55,200 +55,228 @@ class State(Document):
     retrained_by: str = ""
 
 
-def compare(store: Store, config: DriftConfig, workflow: str) -> tuple[int, Shifts]:
+def compare(
+    object_store: Store, drift_config: DriftConfig, workflow_name: str
+) -> tuple[int, Shifts]:
     """Return the number of instances since the last check or promotion, and the shifts.
 
     With fewer than `config.minimum` instances, the shifts are empty. Repeated calls by one
     workflow, such as retries, count from the check before its first call. Raises DataError,
     RekindleError.
     """
-    champion = tracking.champion(config.model)
+    champion = tracking.champion(drift_config.model)
     if not champion or not champion.deployment:
         raise DataError(
-            f'the model "{config.model}" does not have a champion: correct drift.model, or'
+            f'the model "{drift_config.model}" does not have a champion: correct drift.model, or'
             " release it."
         )
 
-    key = champion.uri.rstrip("/")
-    reject_other_folder(key, store.uri(key))
+    release_key = champion.uri.rstrip("/")
+    reject_other_folder(release_key, object_store.uri(release_key))
 
     try:
-        data = read_described(store, key, REFERENCE)
-        reference = parse(Reference, data, store.uri(f"{key}/{REFERENCE}")).model_dump()
+        reference_bytes = read_described(object_store, release_key, REFERENCE)
+        reference_counts = parse(
+            Reference, reference_bytes, object_store.uri(f"{release_key}/{REFERENCE}")
+        ).model_dump()
     except NotFound as error:
         raise DataError(
-            f"version {champion.version} of {config.model} lacks {REFERENCE}: release it again."
+            f"version {champion.version} of {drift_config.model} lacks {REFERENCE}: release it"
+            " again."
         ) from error
 
     endpoint = f"http://{champion.deployment}:{PORT}"
-    new_counts = _count_new_requests(store, config, endpoint, champion.version, workflow)
-    if new_counts["rows"] < config.minimum:
+    new_counts = _count_new_requests(
+        object_store, drift_config, endpoint, champion.version, workflow_name
+    )
+    if new_counts["rows"] < drift_config.minimum:
         return new_counts["rows"], {}
-    return new_counts["rows"], compute_shifts(reference, new_counts, config.ignore)
+    return new_counts["rows"], compute_shifts(reference_counts, new_counts, drift_config.ignore)
 
 
 def _count_new_requests(
-    store: Store, config: DriftConfig, endpoint: str, version: str, workflow: str
+    object_store: Store, drift_config: DriftConfig, endpoint: str, version: str, workflow_name: str
 ) -> Counts:
     """Return the histograms of the requests since the last check. If there are at least
     `config.minimum` instances, record them as checked, so that checks of other workflows do not
     count them again."""
     while True:
-        state, etag = _read_state(store, config.model)
-        histograms = state.before if state.workflow == workflow else state.seen
+        drift_state, etag = _read_state(object_store, drift_config.model)
+        earlier_histograms = (
+            drift_state.before if drift_state.workflow == workflow_name else drift_state.seen
+        )
 
-        if state.version == version:
-            earlier_counts = {process: item.model_dump() for process, item in histograms.items()}
+        if drift_state.version == version:
+            earlier_counts = {
+                process_name: histogram.model_dump()
+                for process_name, histogram in earlier_histograms.items()
+            }
         else:
             earlier_counts = {}
 
         current_counts = scrape(endpoint, version, earlier_counts)
         new_counts = subtract_counts(current_counts, earlier_counts)
-        if new_counts["rows"] < config.minimum:
+        if new_counts["rows"] < drift_config.minimum:
             return new_counts
 
-        changes = {
+        state_changes = {
             "version": version,
-            "workflow": workflow,
+            "workflow": workflow_name,
             "before": earlier_counts,
             "seen": current_counts,
         }
-        if _write_state(store, config.model, state, changes, etag):
+        if _write_state(object_store, drift_config.model, drift_state, state_changes, etag):
             return new_counts
 
 
-def reset_counts(store: Store, model: str, version: str) -> None:
+def reset_counts(object_store: Store, model_name: str, version: str) -> None:
     """Let the next check of a new champion count requests from now on, without the copies of
     requests that its servers received as a shadow.
 
     If the servers cannot be read, the next check counts from their start.
     """
-    champion = tracking.champion(model)
+    champion = tracking.champion(model_name)
     if not champion or champion.version != version or not champion.deployment:
         return
 
     try:
-        seen = scrape(f"http://{champion.deployment}:{PORT}", version, {})
+        seen_counts = scrape(f"http://{champion.deployment}:{PORT}", version, {})
     except RekindleError as error:
         return say(f"the next check for drift counts all requests of version {version}: {error}")
 
-    changes = {"version": version, "workflow": "", "before": {}, "seen": seen}
+    state_changes = {"version": version, "workflow": "", "before": {}, "seen": seen_counts}
     while True:
-        state, etag = _read_state(store, model)
-        if _write_state(store, model, state, changes, etag):
+        drift_state, etag = _read_state(object_store, model_name)
+        if _write_state(object_store, model_name, drift_state, state_changes, etag):
             return
 
 
-def compute_shifts(reference: Counts, new_counts: Counts, ignore: list[str]) -> Shifts:
+def compute_shifts(
+    reference_counts: Counts, new_counts: Counts, ignored_names: list[str]
+) -> Shifts:
     """Compute the shift of each output and feature of the reference. Missing values form a separate
     group."""
-    result: Shifts = {}
+    shifts_by_name: Shifts = {}
 
-    for kind in ("scores", "features"):
-        for name, expected_counts in reference[kind].items():
-            if name not in ignore:
-                actual_counts = new_counts[kind].get(name, [0] * len(expected_counts))
-                missing = (
-                    max(0, reference["rows"] - sum(expected_counts)),
+    for quantity_kind in ("scores", "features"):
+        for quantity_name, expected_counts in reference_counts[quantity_kind].items():
+            if quantity_name not in ignored_names:
+                actual_counts = new_counts[quantity_kind].get(
+                    quantity_name, [0] * len(expected_counts)
+                )
+                missing_counts = (
+                    max(0, reference_counts["rows"] - sum(expected_counts)),
                     max(0, new_counts["rows"] - sum(actual_counts)),
                 )
-                result[f"{kind.removesuffix('s')} {name}"] = compute_shift(
-                    expected_counts, actual_counts, missing
+                shifts_by_name[f"{quantity_kind.removesuffix('s')} {quantity_name}"] = (
+                    compute_shift(expected_counts, actual_counts, missing_counts)
                 )
 
-    return result
+    return shifts_by_name
 
 
 def select_drifted(shifts: Shifts, threshold: float) -> Shifts:
     """Return the significant shifts above the threshold, the largest first."""
-    drifted_shifts = {name: s for name, s in shifts.items() if s.psi > max(threshold, s.chance)}
+    drifted_shifts = {
+        quantity_name: quantity_shift
+        for quantity_name, quantity_shift in shifts.items()
+        if quantity_shift.psi > max(threshold, quantity_shift.chance)
+    }
     return dict(sorted(drifted_shifts.items(), key=lambda item: -item[1].psi))
 
 
-def claim_retraining(store: Store, config: DriftConfig, workflow: str) -> float:
-    """If the model may be trained again, claim its retraining for `workflow` and return 0; else
-    return the number of days to wait."""
+def claim_retraining(object_store: Store, drift_config: DriftConfig, workflow_name: str) -> float:
+    """If the model may be trained again, claim its retraining for `workflow_name` and return 0;
+    else return the number of days to wait."""
     while True:
-        now = time.time()
-        state, etag = _read_state(store, config.model)
-        if state.retrained_by == workflow:
+        now_seconds = time.time()
+        drift_state, etag = _read_state(object_store, drift_config.model)
+        if drift_state.retrained_by == workflow_name:
             return 0.0
 
-        last_training_time = max(tracking.find_last_start(config.model), state.retrained)
-        remaining_days = config.min_days_between - (now - last_training_time) / DAY_S
+        last_training_seconds = max(
+            tracking.find_last_start(drift_config.model), drift_state.retrained
+        )
+        remaining_days = (
+            drift_config.min_days_between - (now_seconds - last_training_seconds) / DAY_S
+        )
         if remaining_days > 0:
             return remaining_days
 
-        claim = {"retrained": now, "retrained_by": workflow}
-        if _write_state(store, config.model, state, claim, etag):
+        claim_changes = {"retrained": now_seconds, "retrained_by": workflow_name}
+        if _write_state(object_store, drift_config.model, drift_state, claim_changes, etag):
             return 0.0
 
 
-def draw(shifts: Shifts, threshold: float, file: Path) -> None:
+def draw(shifts: Shifts, threshold: float, image_file: Path) -> None:
     """Plot the PSI of each output and feature, and the histograms with the largest PSI."""
     from matplotlib.figure import Figure
 
     sorted_names = sorted(shifts, key=lambda name: shifts[name].psi)
     figure = Figure(figsize=(12, 9), layout="constrained")
-    overview, *panels = figure.subplot_mosaic("AAA;BCD;EFG").values()
-    overview.barh(sorted_names, [shifts[name].psi for name in sorted_names], color="#4477aa")
-    overview.axvline(threshold, color="#cc3311", linestyle="--")
-    overview.set_xlabel("PSI (dashed: drift.threshold)")
+    overview_axes, *panel_axes = figure.subplot_mosaic("AAA;BCD;EFG").values()
+    overview_axes.barh(sorted_names, [shifts[name].psi for name in sorted_names], color="#4477aa")
+    overview_axes.axvline(threshold, color="#cc3311", linestyle="--")
+    overview_axes.set_xlabel("PSI (dashed: drift.threshold)")
 
-    for panel, name in zip_longest(panels, sorted_names[::-1][: len(panels)]):
+    for panel_axis, name in zip_longest(panel_axes, sorted_names[::-1][: len(panel_axes)]):
         if name is None:
-            panel.set_visible(False)
+            panel_axis.set_visible(False)
             continue
 
         quantity_shift = shifts[name]
-        positions = range(len(quantity_shift.expected))
+        bar_positions = range(len(quantity_shift.expected))
 
-        panel.bar(
-            [p - 0.2 for p in positions],
+        panel_axis.bar(
+            [bar_position - 0.2 for bar_position in bar_positions],
             quantity_shift.expected,
             0.4,
             color="#bbbbbb",
             label="test rows",
         )
 
-        panel.bar(
-            [p + 0.2 for p in positions],
+        panel_axis.bar(
+            [bar_position + 0.2 for bar_position in bar_positions],
             quantity_shift.actual,
             0.4,
             color="#4477aa",
             label="served",
         )
 
-        panel.set_title(f"{name}: PSI {quantity_shift.psi:.3f}", fontsize=9)
-        panel.set_xticks([])
+        panel_axis.set_title(f"{name}: PSI {quantity_shift.psi:.3f}", fontsize=9)
+        panel_axis.set_xticks([])
 
-    panels[0].legend(fontsize=8)
-    file.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(file, dpi=100)
-
-
-def _state_key(model: str) -> str:
-    return f"releases/{ModelName(model)}/drift.json"
+    panel_axes[0].legend(fontsize=8)
+    image_file.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(image_file, dpi=100)
 
 
-def _read_state(store: Store, model: str) -> tuple[State, str | None]:
+def _state_key(model_name: str) -> str:
+    return f"releases/{ModelName(model_name)}/drift.json"
+
+
+def _read_state(object_store: Store, model_name: str) -> tuple[State, str | None]:
     """Return drift.json and its etag; None if it does not exist."""
-    key = _state_key(model)
+    state_key = _state_key(model_name)
     try:
-        data, etag = store.get_with_etag(key)
+        state_bytes, etag = object_store.get_with_etag(state_key)
     except NotFound:
         return State(), None
-    return parse(State, data, store.uri(key)), etag
+    return parse(State, state_bytes, object_store.uri(state_key)), etag
 
 
 def _write_state(
-    store: Store, model: str, state: State, changes: Mapping[str, Any], etag: str | None
+    object_store: Store,
+    model_name: str,
+    drift_state: State,
+    state_changes: Mapping[str, Any],
+    etag: str | None,
 ) -> bool:
-    """Write `state` with `changes`, unless drift.json has changed since `etag`. Return True if it
-    was written."""
-    data = to_json(state.model_dump() | dict(changes)).encode()
+    """Write `drift_state` with `state_changes`, unless drift.json has changed since `etag`.
+    Return True if it was written."""
+    state_bytes = to_json(drift_state.model_dump() | dict(state_changes)).encode()
     try:
-        store.put(_state_key(model), data, if_match=etag, if_absent=etag is None)
+        object_store.put(_state_key(model_name), state_bytes, if_match=etag, if_absent=etag is None)
     except (Conflict, NotFound):
         # another check, or a promotion, has changed or removed it
         return False

@@ -20,58 +20,77 @@ TEST_KINDS = 3  # number of kinds of tests: errors, response times, prediction s
 
 
 def find_breach(
-    candidate: VersionStats, champion: VersionStats, config: CanaryConfig, alpha: float
+    candidate_stats: VersionStats,
+    champion_stats: VersionStats,
+    canary_config: CanaryConfig,
+    alpha: float,
 ) -> str:
     """Return a sentence that says, with figures, in what the candidate is worse; "" if it is not
     worse.
 
     `alpha`: significance level of this check.
     """
-    if candidate.crashes > champion.crashes:
+    if candidate_stats.crashes > champion_stats.crashes:
         return (
-            f"the candidate's servers restarted {candidate.crashes} times, the champion's"
-            f" {champion.crashes} times"
+            f"the candidate's servers restarted {candidate_stats.crashes} times, the champion's"
+            f" {champion_stats.crashes} times"
         )
-    return next(_find_breaches(candidate, champion, config, alpha / TEST_KINDS), "")
+    return next(
+        _find_breaches(candidate_stats, champion_stats, canary_config, alpha / TEST_KINDS), ""
+    )
 
 
 def _find_breaches(
-    candidate: VersionStats, champion: VersionStats, config: CanaryConfig, alpha: float
+    candidate_stats: VersionStats,
+    champion_stats: VersionStats,
+    canary_config: CanaryConfig,
+    alpha: float,
 ) -> Iterator[str]:
     p_value = compute_errors_p_value(
-        candidate.errors, candidate.requests, champion.errors, champion.requests
+        candidate_stats.errors,
+        candidate_stats.requests,
+        champion_stats.errors,
+        champion_stats.requests,
     )
     if p_value <= alpha:
         yield (
-            f"{candidate.errors:g} of the candidate's {candidate.requests:g} requests failed, of"
-            f" the champion's {champion.errors:g} of {champion.requests:g}"
+            f"{candidate_stats.errors:g} of the candidate's {candidate_stats.requests:g} requests"
+            f" failed, of the champion's {champion_stats.errors:g} of {champion_stats.requests:g}"
         )
 
     for q in QUANTILES:
-        if is_slower(candidate.seconds, champion.seconds, q, config.slower, alpha / len(QUANTILES)):
+        if is_slower(
+            candidate_stats.seconds,
+            champion_stats.seconds,
+            q,
+            canary_config.slower,
+            alpha / len(QUANTILES),
+        ):
             candidate_milliseconds, champion_milliseconds = (
-                1000 * compute_quantile(stats.seconds, q) for stats in (candidate, champion)
+                1000 * compute_quantile(version_stats.seconds, q)
+                for version_stats in (candidate_stats, champion_stats)
             )
             yield (
                 f"{q:.0%} of the candidate's answers take up to {candidate_milliseconds:.3g} ms,"
-                f" the champion's {champion_milliseconds:.3g} ms: more than {config.slower:g} times"
-                " as long"
+                f" the champion's {champion_milliseconds:.3g} ms: more than"
+                f" {canary_config.slower:g} times as long"
             )
 
-    for output in sorted(candidate.scores.keys() | champion.scores.keys()):
+    for output in sorted(candidate_stats.scores.keys() | champion_stats.scores.keys()):
         candidate_scores, champion_scores = (
-            stats.scores.get(output, {}) for stats in (candidate, champion)
+            version_stats.scores.get(output, {})
+            for version_stats in (candidate_stats, champion_stats)
         )
-        n = min(candidate.requests, count_values(candidate_scores))
-        m = min(champion.requests, count_values(champion_scores))
+        candidate_count = min(candidate_stats.requests, count_values(candidate_scores))
+        champion_count = min(champion_stats.requests, count_values(champion_scores))
 
-        distance = compute_ks_distance(candidate_scores, champion_scores)
-        if bound_shift_p_value(distance, n, m, config.score_shift) <= alpha / len(
-            candidate.scores | champion.scores
-        ):
+        ks_distance = compute_ks_distance(candidate_scores, champion_scores)
+        if bound_shift_p_value(
+            ks_distance, candidate_count, champion_count, canary_config.score_shift
+        ) <= alpha / len(candidate_stats.scores | champion_stats.scores):
             yield (
                 f"the candidate's predictions have another distribution: {output} differs by"
-                f" {distance:.2f} (Kolmogorov-Smirnov), more than {config.score_shift:g}"
+                f" {ks_distance:.2f} (Kolmogorov-Smirnov), more than {canary_config.score_shift:g}"
             )
 
 
@@ -85,56 +104,73 @@ def compute_errors_p_value(
     Categorical Data Analysis, 3.5.1). For more than MAX_EXACT_REQUESTS, the result is the Chernoff
     bound of this tail, which is not smaller (Hoeffding 1963, Theorems 1 and 4).
     """
-    n = round(requests)
-    total = n + round(other_requests)
+    request_count = round(requests)
+    total_requests = request_count + round(other_requests)
     total_errors = round(errors) + round(other_errors)
 
-    k = round(errors)
-    if not n or not other_requests or k * total <= total_errors * n:
+    error_count = round(errors)
+    if (
+        not request_count
+        or not other_requests
+        or error_count * total_requests <= total_errors * request_count
+    ):
         return 1.0
 
-    if total > MAX_EXACT_REQUESTS:
-        return exp(-n * _compute_divergence(k / n, total_errors / total))
+    if total_requests > MAX_EXACT_REQUESTS:
+        return exp(
+            -request_count
+            * _compute_divergence(error_count / request_count, total_errors / total_requests)
+        )
 
-    log_all = _compute_log_choices(total, n)
+    log_all_choices = _compute_log_choices(total_requests, request_count)
     probability = 0.0
 
-    for number in range(k, min(n, total_errors) + 1):
-        term = exp(
-            _compute_log_choices(total_errors, number)
-            + _compute_log_choices(total - total_errors, n - number)
-            - log_all
+    for candidate_errors in range(error_count, min(request_count, total_errors) + 1):
+        choice_probability = exp(
+            _compute_log_choices(total_errors, candidate_errors)
+            + _compute_log_choices(total_requests - total_errors, request_count - candidate_errors)
+            - log_all_choices
         )
-        probability += term
+        probability += choice_probability
         # stop early, since the terms only decrease; a first term that underflows to 0 also ends the
         # loop
-        if term <= 1e-9 * probability:
+        if choice_probability <= 1e-9 * probability:
             break
 
     return min(1.0, probability)
 
 
-def is_slower(candidate: Buckets, champion: Buckets, q: float, ratio: float, alpha: float) -> bool:
-    """Return True if the candidate's quantile `q` is significantly above `ratio` times the
+def is_slower(
+    candidate_buckets: Buckets, champion_buckets: Buckets, q: float, max_ratio: float, alpha: float
+) -> bool:
+    """Return True if the candidate's quantile `q` is significantly above `max_ratio` times the
     champion's quantile.
 
     The test takes the upper confidence bound of the champion's quantile, and tests the share of the
     candidate's values above it. Both steps use the Chernoff bound of the binomial distribution
     (Hoeffding 1963, Theorem 1), each at the level alpha / 2.
     """
-    n = count_values(candidate)
+    candidate_count = count_values(candidate_buckets)
 
-    m = count_values(champion)
-    if not n or not m or (upper_quantile := _bound_share(q, log(2 / alpha) / m)) >= 1:
+    champion_count = count_values(champion_buckets)
+    if (
+        not candidate_count
+        or not champion_count
+        or (upper_quantile := _bound_share(q, log(2 / alpha) / champion_count)) >= 1
+    ):
         return False
 
     share_below = _compute_share_below(
-        candidate, ratio * compute_quantile(champion, upper_quantile)
+        candidate_buckets, max_ratio * compute_quantile(champion_buckets, upper_quantile)
     )
-    return share_below < q and n * _compute_divergence(share_below, q) >= log(2 / alpha)
+    return share_below < q and candidate_count * _compute_divergence(share_below, q) >= log(
+        2 / alpha
+    )
 
 
-def bound_shift_p_value(distance: float, n: float, m: float, tolerance: float) -> float:
+def bound_shift_p_value(
+    distance: float, candidate_count: float, champion_count: float, tolerance: float
+) -> float:
     """Return an upper bound of the probability of a Kolmogorov-Smirnov distance of at least
     `distance` between samples of n and m values if the distance of their distributions is at most
     `tolerance`.
@@ -143,29 +179,51 @@ def bound_shift_p_value(distance: float, n: float, m: float, tolerance: float) -
     2012). The instances of a request are not independent, so n and m must not exceed the numbers of
     requests. The rounding of values to buckets can only reduce the distance.
     """
-    if not n or not m or distance <= tolerance:
+    if not candidate_count or not champion_count or distance <= tolerance:
         return 1.0
-    return min(1.0, 2 * exp(-2 * (distance - tolerance) ** 2 * n * m / (n + m)))
+    return min(
+        1.0,
+        2
+        * exp(
+            -2
+            * (distance - tolerance) ** 2
+            * candidate_count
+            * champion_count
+            / (candidate_count + champion_count)
+        ),
+    )
 
 
-def compute_ks_distance(a: Buckets, b: Buckets) -> float:
+def compute_ks_distance(first_buckets: Buckets, second_buckets: Buckets) -> float:
     """Return the Kolmogorov-Smirnov distance: the largest difference of two cumulative
     distributions at the bounds of the buckets."""
-    n = count_values(a)
-    m = count_values(b)
-    if not n or not m:
-        return float(bool(n or m))  # 1 if only one version has this output, 0 if none has
-    return max(abs(a.get(bound, 0) / n - b.get(bound, 0) / m) for bound in {**a, **b})
+    first_count = count_values(first_buckets)
+    second_count = count_values(second_buckets)
+    if not first_count or not second_count:
+        return float(
+            bool(first_count or second_count)
+        )  # 1 if only one version has this output, 0 if none has
+    return max(
+        abs(
+            first_buckets.get(bucket_bound, 0) / first_count
+            - second_buckets.get(bucket_bound, 0) / second_count
+        )
+        for bucket_bound in {**first_buckets, **second_buckets}
+    )
 
 
 def compute_quantile(buckets: Buckets, q: float) -> float:
     """Return the quantile `q`, interpolated linearly within a bucket."""
-    rank = q * count_values(buckets)
-    for (low, count_low), (high, count_high) in pairwise([(0.0, 0.0), *sorted(buckets.items())]):
-        if count_high >= rank and count_high > count_low:
-            if high == inf:
-                return low
-            return low + (high - low) * (rank - count_low) / (count_high - count_low)
+    target_rank = q * count_values(buckets)
+    for (lower_bound, lower_count), (upper_bound, upper_count) in pairwise(
+        [(0.0, 0.0), *sorted(buckets.items())]
+    ):
+        if upper_count >= target_rank and upper_count > lower_count:
+            if upper_bound == inf:
+                return lower_bound
+            return lower_bound + (upper_bound - lower_bound) * (target_rank - lower_count) / (
+                upper_count - lower_count
+            )
     return 0.0
 
 
@@ -173,28 +231,36 @@ def count_values(buckets: Buckets) -> float:
     return buckets.get(inf, 0)
 
 
-def _compute_share_below(buckets: Buckets, value: float) -> float:
-    """Return the share of a histogram's values that are below `value`."""
+def _compute_share_below(buckets: Buckets, threshold: float) -> float:
+    """Return the share of a histogram's values that are below `threshold`."""
     bounds: Sequence[tuple[float, float]] = [(0.0, 0.0), *sorted(buckets.items())]
-    for (low, count_low), (high, count_high) in pairwise(bounds):
-        if value < high:
-            if high == inf:
+    for (lower_bound, lower_count), (upper_bound, upper_count) in pairwise(bounds):
+        if threshold < upper_bound:
+            if upper_bound == inf:
                 count_inside = 0.0
             else:
-                count_inside = (count_high - count_low) * (value - low) / (high - low)
-            return (count_low + count_inside) / count_values(buckets)
+                count_inside = (
+                    (upper_count - lower_count)
+                    * (threshold - lower_bound)
+                    / (upper_bound - lower_bound)
+                )
+            return (lower_count + count_inside) / count_values(buckets)
     return 1.0
 
 
-def _bound_share(q: float, rate: float) -> float:
+def _bound_share(q: float, divergence_rate: float) -> float:
     """Return the upper confidence bound of the share `q`: the larger share whose Kullback-Leibler
-    divergence from `q` is `rate`."""
-    low = q
-    high = 1.0
+    divergence from `q` is `divergence_rate`."""
+    lower_share = q
+    upper_share = 1.0
     for _ in range(60):
-        middle = (low + high) / 2
-        low, high = (middle, high) if _compute_divergence(middle, q) < rate else (low, middle)
-    return high
+        middle_share = (lower_share + upper_share) / 2
+        lower_share, upper_share = (
+            (middle_share, upper_share)
+            if _compute_divergence(middle_share, q) < divergence_rate
+            else (lower_share, middle_share)
+        )
+    return upper_share
 
 
 def _compute_divergence(p: float, q: float) -> float:

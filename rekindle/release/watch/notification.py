@@ -77,23 +77,29 @@ class Message:
 
     def body(self, message_format: str) -> dict[str, Any]:
         """Return the JSON of the request."""
-        reason = without_secrets(visible(self.reason))[:MAX_REASON_LENGTH]
-        link = without_secrets(self.link)
+        shown_reason = without_secrets(visible(self.reason))[:MAX_REASON_LENGTH]
+        shown_link = without_secrets(self.link)
         if message_format == "json":
-            return asdict(self) | {"reason": reason, "link": link}
-        lines = [f"*{self.name}*: {self.text}", reason]
-        lines = [line.translate(SLACK_ESCAPES) for line in lines if line]
-        return {"text": "\n".join([*lines, *([f"<{link}|MLflow run>"] if link else [])])}
+            return asdict(self) | {"reason": shown_reason, "link": shown_link}
+        message_lines = [f"*{self.name}*: {self.text}", shown_reason]
+        message_lines = [
+            message_line.translate(SLACK_ESCAPES) for message_line in message_lines if message_line
+        ]
+        return {
+            "text": "\n".join(
+                [*message_lines, *([f"<{shown_link}|MLflow run>"] if shown_link else [])]
+            )
+        }
 
 
 def send(
     message: Message,
-    config: NotifyConfig,
-    attempts: int = 6,
-    environ: Mapping[str, str] = os.environ,
+    notify_config: NotifyConfig,
+    max_attempts: int = 6,
+    environment: Mapping[str, str] = os.environ,
 ) -> bool:
     """Send `message` (see `deliver`) and log a failure. Return True if the message was sent."""
-    delivery = deliver(message, config, attempts, environ)
+    delivery = deliver(message, notify_config, max_attempts, environment)
     if delivery.problem:
         say(delivery.problem)
     return delivery.sent
@@ -110,45 +116,51 @@ class Delivery:
 
 def deliver(
     message: Message,
-    config: NotifyConfig,
-    attempts: int = 6,
-    environ: Mapping[str, str] = os.environ,
+    notify_config: NotifyConfig,
+    max_attempts: int = 6,
+    environment: Mapping[str, str] = os.environ,
 ) -> Delivery:
-    """Send `message` if `config` selects its event. The pauses between attempts are 0, 2, 4, 8 and
-    16 s."""
-    if config.format == "off" or message.event not in config.events:
+    """Send `message` if `notify_config` selects its event. The pauses between attempts are 0, 2,
+    4, 8 and 16 s."""
+    if notify_config.format == "off" or message.event not in notify_config.events:
         return Delivery(sent=False)
 
-    url = environ.get(NOTIFY_URL, "").strip()
-    if not url:
-        remedy = f"Set it to the webhook's address, on a cluster in the Secret {NOTIFY_SECRET}."
+    webhook_url = environment.get(NOTIFY_URL, "").strip()
+    if not webhook_url:
+        error_remedy = (
+            f"Set it to the webhook's address, on a cluster in the Secret {NOTIFY_SECRET}."
+        )
         return Delivery(
-            sent=False, problem=f"notification not sent: {NOTIFY_URL} is not set. {remedy}"
+            sent=False, problem=f"notification not sent: {NOTIFY_URL} is not set. {error_remedy}"
         )
 
-    body = message.body(config.format)
+    request_body = message.body(notify_config.format)
     try:
-        problem = call_within(TOTAL_TIMEOUT_S, lambda: _post_with_retries(url, body, attempts))
+        problem_text = call_within(
+            TOTAL_TIMEOUT_S, lambda: _post_with_retries(webhook_url, request_body, max_attempts)
+        )
     except TimeoutError as error:
-        problem = f"answers too slowly ({error}). Correct {NOTIFY_URL} if this persists."
+        problem_text = f"answers too slowly ({error}). Correct {NOTIFY_URL} if this persists."
 
-    if problem:
+    if problem_text:
         return Delivery(
             sent=False,
-            problem=f"notification not sent: the webhook at {_parse_host(url)} {problem}",
+            problem=(
+                f"notification not sent: the webhook at {_parse_host(webhook_url)} {problem_text}"
+            ),
         )
 
     return Delivery(sent=True)
 
 
-def _post_with_retries(url: str, body: dict[str, Any], attempts: int) -> str:
+def _post_with_retries(webhook_url: str, request_body: dict[str, Any], max_attempts: int) -> str:
     """Post the notification and return the reason of a failure, or ""."""
     import requests
     from requests.adapters import HTTPAdapter
     from urllib3.util import Retry
 
-    retry = Retry(
-        attempts - 1,
+    retry_policy = Retry(
+        max_attempts - 1,
         backoff_factor=1,
         status_forcelist=RETRIED_STATUSES,
         allowed_methods=None,
@@ -158,36 +170,55 @@ def _post_with_retries(url: str, body: dict[str, Any], attempts: int) -> str:
 
     try:
         with requests.Session() as session:
-            for scheme in ("http://", "https://"):
-                session.mount(scheme, HTTPAdapter(max_retries=retry))
+            for url_scheme in ("http://", "https://"):
+                session.mount(url_scheme, HTTPAdapter(max_retries=retry_policy))
 
             # redirects are not followed, because they would change the POST to a GET
             with session.post(
-                url, json=body, timeout=TIMEOUT_S, allow_redirects=False, stream=True
-            ) as answer:
-                if 200 <= answer.status_code < 300:
+                webhook_url,
+                json=request_body,
+                timeout=TIMEOUT_S,
+                allow_redirects=False,
+                stream=True,
+            ) as http_response:
+                if 200 <= http_response.status_code < 300:
                     return ""
 
-                content = next(answer.iter_content(MAX_ANSWER_BYTES), b"").decode(errors="replace")
-                shown = visible(_hide_address(content, url)[:MAX_SHOWN_CHARACTERS])
-                remedy = f"Correct {NOTIFY_URL} if this persists."
-                return f"answered {answer.status_code} ({shown}). {remedy}"
+                answer_text = next(http_response.iter_content(MAX_ANSWER_BYTES), b"").decode(
+                    errors="replace"
+                )
+                shown_answer = visible(
+                    _hide_address(answer_text, webhook_url)[:MAX_SHOWN_CHARACTERS]
+                )
+                error_remedy = f"Correct {NOTIFY_URL} if this persists."
+                return f"answered {http_response.status_code} ({shown_answer}). {error_remedy}"
     except (requests.RequestException, ValueError) as error:
-        cause = _hide_address(str(innermost(error)), url)
-        remedy = f"Correct {NOTIFY_URL}, or allow pipelines to connect to it."
-        return f"cannot be reached ({cause}). {remedy}"
+        error_cause = _hide_address(str(innermost(error)), webhook_url)
+        error_remedy = f"Correct {NOTIFY_URL}, or allow pipelines to connect to it."
+        return f"cannot be reached ({error_cause}). {error_remedy}"
 
 
-def _hide_address(text: str, url: str) -> str:
+def _hide_address(text: str, webhook_url: str) -> str:
     """Remove the webhook's address and its parts, also in escaped form, from a text, because a
     server's answer may repeat them."""
-    path = "/" + url.partition("://")[2].partition("/")[2]
-    segments = [segment for segment in SEPARATOR.split(path) if len(segment) >= MIN_SECRET_LENGTH]
-    secrets = [path, *segments] if len(path) > 1 else segments
+    url_path = "/" + webhook_url.partition("://")[2].partition("/")[2]
+    path_segments = [
+        path_segment
+        for path_segment in SEPARATOR.split(url_path)
+        if len(path_segment) >= MIN_SECRET_LENGTH
+    ]
+    secret_parts = [url_path, *path_segments] if len(url_path) > 1 else path_segments
 
-    for secret in [url, *secrets]:
-        for spelling in (secret, quote(secret), unquote(secret), html.escape(secret)):
-            text = text.replace(spelling, "its address" if secret == url else "...")
+    for secret_part in [webhook_url, *secret_parts]:
+        for secret_spelling in (
+            secret_part,
+            quote(secret_part),
+            unquote(secret_part),
+            html.escape(secret_part),
+        ):
+            text = text.replace(
+                secret_spelling, "its address" if secret_part == webhook_url else "..."
+            )
     return text
 
 
@@ -198,39 +229,49 @@ def _parse_host(url: str) -> str:
         return "no address"
 
 
-def convert_phase(phase: str, reasons: list[str]) -> str:
+def convert_phase(workflow_phase: str, failure_reasons: list[str]) -> str:
     """Convert Argo's phase to MLflow's run status. Argo's phase of a stopped workflow is `Failed`,
-    so `reasons` decide whether it was stopped."""
-    if phase != "Succeeded" and any(causes.STOPPED.search(reason) for reason in reasons):
+    so `failure_reasons` decide whether it was stopped."""
+    if workflow_phase != "Succeeded" and any(
+        causes.STOPPED.search(failure_reason) for failure_reason in failure_reasons
+    ):
         return "KILLED"
-    return RUN_STATUSES.get(phase, "FAILED")
+    return RUN_STATUSES.get(workflow_phase, "FAILED")
 
 
-def describe_failures(failures: str) -> list[str]:
-    """Return a line for each failed step in `failures`, the value of {{workflow.failures}}: a JSON
-    list that Argo has quoted (strconv.Quote).
+def describe_failures(failures_json: str) -> list[str]:
+    """Return a line for each failed step in `failures_json`, the value of {{workflow.failures}}: a
+    JSON list that Argo has quoted (strconv.Quote).
 
     Each line has the message of the step's process, without passwords in addresses.
     """
-    value: Any = failures
-    while isinstance(value, str) and value:
+    parsed_failures: Any = failures_json
+    while isinstance(parsed_failures, str) and parsed_failures:
         try:
-            value = json.loads(value)
+            parsed_failures = json.loads(parsed_failures)
         except (ValueError, RecursionError):
-            return [f"workflow: {without_secrets(value)}"]
+            return [f"workflow: {without_secrets(parsed_failures)}"]
 
     # `null` if no step has failed
-    if isinstance(value, list):
-        nodes = [item for item in value if isinstance(item, dict)]
+    if isinstance(parsed_failures, list):
+        failed_nodes = [
+            failed_node for failed_node in parsed_failures if isinstance(failed_node, dict)
+        ]
     else:
-        nodes = []
+        failed_nodes = []
 
-    return [f"{name}: {without_secrets(message)}" for name, message in causes.failed_steps(nodes)]
+    return [
+        f"{step_name}: {without_secrets(failure_message)}"
+        for step_name, failure_message in causes.failed_steps(failed_nodes)
+    ]
 
 
 def parse_verdicts(tags: Mapping[str, str]) -> list[tuple[str, str, str]]:
     """Return (tag prefix, verdict, reason) for each evaluation of a run."""
-    prefixes = [name.removesuffix("verdict") for name in tags if VERDICT_TAG.fullmatch(name)]
+    tag_prefixes = [
+        tag_name.removesuffix("verdict") for tag_name in tags if VERDICT_TAG.fullmatch(tag_name)
+    ]
     return [
-        (prefix, tags[f"{prefix}verdict"], tags.get(f"{prefix}reason", "")) for prefix in prefixes
+        (tag_prefix, tags[f"{tag_prefix}verdict"], tags.get(f"{tag_prefix}reason", ""))
+        for tag_prefix in tag_prefixes
     ]

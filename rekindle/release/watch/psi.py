@@ -29,46 +29,56 @@ class Shift:
 
 
 def compute_shift(
-    expected: Sequence[int], actual: Sequence[int], missing: tuple[int, int] = (0, 0)
+    expected_counts: Sequence[int],
+    actual_counts: Sequence[int],
+    missing_counts: tuple[int, int] = (0, 0),
 ) -> Shift:
     """Compute the shift between two non-empty histograms with the same buckets.
 
-    `missing`: numbers of rows without a value in the reference and in the new data.
+    `missing_counts`: numbers of rows without a value in the reference and in the new data.
     """
     expected_groups, actual_groups = merge_buckets(
-        expected, actual, (sum(expected) + missing[0]) / GROUPS
+        expected_counts, actual_counts, (sum(expected_counts) + missing_counts[0]) / GROUPS
     )
     # missing values form a separate group, since they are not close to any bucket
-    if any(missing):
-        expected_groups.append(missing[0])
-        actual_groups.append(missing[1])
+    if any(missing_counts):
+        expected_groups.append(missing_counts[0])
+        actual_groups.append(missing_counts[1])
 
-    n = sum(expected_groups)
-    m = sum(actual_groups)
+    expected_total = sum(expected_groups)
+    actual_total = sum(actual_groups)
     group_count = len(expected_groups)
     # half a row is added to each group, so that no share is 0
-    expected_shares = [(count + 0.5) / (n + group_count / 2) for count in expected_groups]
-    actual_shares = [(count + 0.5) / (m + group_count / 2) for count in actual_groups]
+    expected_shares = [
+        (group_size + 0.5) / (expected_total + group_count / 2) for group_size in expected_groups
+    ]
+    actual_shares = [
+        (group_size + 0.5) / (actual_total + group_count / 2) for group_size in actual_groups
+    ]
     psi = sum(
-        (b - a) * math.log(b / a) for a, b in zip(expected_shares, actual_shares, strict=True)
+        (actual_share - expected_share) * math.log(actual_share / expected_share)
+        for expected_share, actual_share in zip(expected_shares, actual_shares, strict=True)
     )
 
     return Shift(
-        psi, chi_squared_quantile(group_count - 1) * (1 / n + 1 / m), expected_shares, actual_shares
+        psi,
+        chi_squared_quantile(group_count - 1) * (1 / expected_total + 1 / actual_total),
+        expected_shares,
+        actual_shares,
     )
 
 
 def merge_buckets(
-    expected: Sequence[int], actual: Sequence[int], group_size: float
+    expected_counts: Sequence[int], actual_counts: Sequence[int], rows_per_group: float
 ) -> tuple[list[int], list[int]]:
-    """Merge adjacent buckets into groups of about `group_size` reference rows. A bucket with more
-    rows stays a group of its own."""
+    """Merge adjacent buckets into groups of about `rows_per_group` reference rows. A bucket with
+    more rows stays a group of its own."""
     expected_groups = [0]
     actual_groups = [0]
 
-    for expected_count, actual_count in zip(expected, actual, strict=True):
-        if expected_groups[-1] >= group_size or (
-            expected_count >= group_size and expected_groups[-1] + actual_groups[-1]
+    for expected_count, actual_count in zip(expected_counts, actual_counts, strict=True):
+        if expected_groups[-1] >= rows_per_group or (
+            expected_count >= rows_per_group and expected_groups[-1] + actual_groups[-1]
         ):
             expected_groups.append(0)
             actual_groups.append(0)
@@ -79,13 +89,17 @@ def merge_buckets(
     return expected_groups, actual_groups
 
 
-def chi_squared_quantile(degrees: int) -> float:
+def chi_squared_quantile(degrees_of_freedom: int) -> float:
     """Return the CHANCE_QUANTILE of the chi-squared distribution, by the approximation of Wilson
     and Hilferty (1931).
 
     The error is below 2 % for 3 or more degrees of freedom.
     """
-    if degrees < 1:
+    if degrees_of_freedom < 1:
         return 0.0
-    width = 2 / (9 * degrees)
-    return degrees * (1 - width + NormalDist().inv_cdf(CHANCE_QUANTILE) * math.sqrt(width)) ** 3
+    scaled_variance = 2 / (9 * degrees_of_freedom)
+    return (
+        degrees_of_freedom
+        * (1 - scaled_variance + NormalDist().inv_cdf(CHANCE_QUANTILE) * math.sqrt(scaled_variance))
+        ** 3
+    )

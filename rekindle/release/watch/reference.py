@@ -23,11 +23,15 @@ def convert_instances(instances: Iterable[Any]) -> list[Any]:
 
 
 def record_reference(
-    report: Path, predictions: Sequence[Any], instances: Sequence[Any] = ()
+    report_folder: Path, predictions: Sequence[Any], instances: Sequence[Any] = ()
 ) -> None:
     """Write the histograms of the predictions and instances of the test rows to a report."""
-    scores = count_numbers(predictions)
-    counts = count_numbers(convert_instances(instances))
-    record = {"rows": len(predictions), "scores": scores, "features": counts}
-    report.mkdir(parents=True, exist_ok=True)
-    (report / REFERENCE).write_text(to_json(record))
+    score_counts = count_numbers(predictions)
+    feature_counts = count_numbers(convert_instances(instances))
+    reference_record = {
+        "rows": len(predictions),
+        "scores": score_counts,
+        "features": feature_counts,
+    }
+    report_folder.mkdir(parents=True, exist_ok=True)
+    (report_folder / REFERENCE).write_text(to_json(reference_record))

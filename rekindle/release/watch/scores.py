@@ -41,31 +41,31 @@ Counts = dict[str, list[int]]  # output or feature → the count of each bucket
 def count_numbers(predictions: Iterable[Any]) -> Counts:
     """Count the numbers in predictions (or instances) per bucket, separately for each output (or
     feature)."""
-    counts: Counts = {}
+    counts_by_output: Counts = {}
     for prediction in predictions:
-        for output, number in list_numbers(prediction):
-            if output not in counts:
-                if len(counts) == MAX_OUTPUTS:
+        for output_name, number in list_numbers(prediction):
+            if output_name not in counts_by_output:
+                if len(counts_by_output) == MAX_OUTPUTS:
                     continue
-                counts[output] = [*ZERO_COUNTS]
-            counts[output][bisect_left(EDGES, number)] += 1
-    return counts
+                counts_by_output[output_name] = [*ZERO_COUNTS]
+            counts_by_output[output_name][bisect_left(EDGES, number)] += 1
+    return counts_by_output
 
 
-def list_numbers(value: object, name: str = "") -> Iterator[tuple[str, float]]:
+def list_numbers(json_value: object, output_name: str = "") -> Iterator[tuple[str, float]]:
     """Yield (name of the output or feature, number) for each number in a prediction or instance."""
-    match value:
+    match json_value:
         case bool() | int() | float():
-            yield name or "prediction", float(max(-MAX_NUMBER, min(value, MAX_NUMBER)))
+            yield output_name or "prediction", float(max(-MAX_NUMBER, min(json_value, MAX_NUMBER)))
         case str():
-            yield f"{name or 'prediction'}.length", float(len(value))
-            yield f"{name or 'prediction'}.hash", crc32(value.encode()) / 2**32
+            yield f"{output_name or 'prediction'}.length", float(len(json_value))
+            yield f"{output_name or 'prediction'}.hash", crc32(json_value.encode()) / 2**32
         case Mapping():
-            for key in value:
-                yield from list_numbers(value[key], f"{name}.{key}".lstrip("."))
+            for key in json_value:
+                yield from list_numbers(json_value[key], f"{output_name}.{key}".lstrip("."))
         case list() | tuple():
-            for index, item in enumerate(value[:MAX_OUTPUTS]):
-                yield from list_numbers(item, f"{name}.{index}".lstrip("."))
+            for index, list_item in enumerate(json_value[:MAX_OUTPUTS]):
+                yield from list_numbers(list_item, f"{output_name}.{index}".lstrip("."))
 
 
 class Histograms:
@@ -73,33 +73,38 @@ class Histograms:
 
     def __init__(
         self,
-        name: str = SCORE_METRIC,
+        metric_name: str = SCORE_METRIC,
         description: str = "numbers of the predictions",
-        label: str = "output",
+        label_name: str = "output",
     ) -> None:
-        self.name = name
+        self.name = metric_name
         self.description = description
-        self.label = label
+        self.label = label_name
         self.version = ""
         self.counts: Counts = {}
 
     def add(self, counts: Counts) -> None:
         """Add the counts of more predictions or instances."""
-        for output, buckets in counts.items():
-            if output in self.counts or len(self.counts) < MAX_OUTPUTS:
-                self.counts[output] = list(
-                    map(sum, zip(self.counts.get(output, ZERO_COUNTS), buckets, strict=True))
+        for output_name, bucket_counts in counts.items():
+            if output_name in self.counts or len(self.counts) < MAX_OUTPUTS:
+                self.counts[output_name] = list(
+                    map(
+                        sum,
+                        zip(self.counts.get(output_name, ZERO_COUNTS), bucket_counts, strict=True),
+                    )
                 )
 
     def collect(self) -> Iterator[HistogramMetricFamily]:
         """Yield the metric for the Prometheus client. It has no sum, as OpenMetrics requires for
         negative numbers."""
-        text = f"{self.description}, by {self.label}"
-        family = HistogramMetricFamily(self.name, text, labels=["version", self.label])
-        for output, buckets in self.counts.items():
-            family.add_metric(
-                [self.version, output],
-                list(zip(BUCKET_BOUNDS, accumulate(buckets), strict=True)),
+        metric_description = f"{self.description}, by {self.label}"
+        metric_family = HistogramMetricFamily(
+            self.name, metric_description, labels=["version", self.label]
+        )
+        for output_name, bucket_counts in self.counts.items():
+            metric_family.add_metric(
+                [self.version, output_name],
+                list(zip(BUCKET_BOUNDS, accumulate(bucket_counts), strict=True)),
                 None,
             )
-        yield family
+        yield metric_family

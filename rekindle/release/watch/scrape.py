@@ -54,17 +54,22 @@ class VersionStats:
         self.requests += current_stats.requests - earlier_stats.requests
         self.errors += current_stats.errors - earlier_stats.errors
         _add_increase(self.seconds, current_stats.seconds, earlier_stats.seconds)
-        for output, buckets in current_stats.scores.items():
+        for output_name, buckets in current_stats.scores.items():
             _add_increase(
-                self.scores.setdefault(output, {}), buckets, earlier_stats.scores.get(output, {})
+                self.scores.setdefault(output_name, {}),
+                buckets,
+                earlier_stats.scores.get(output_name, {}),
             )
 
     def counts(self) -> Counts:
         """Return the histograms with separate, not cumulative, counts per bucket."""
         histograms = {"scores": self.scores, "features": self.features}
         return {"rows": int(self.instances)} | {
-            kind: {name: _per_bucket(buckets) for name, buckets in histogram_by_name.items()}
-            for kind, histogram_by_name in histograms.items()
+            quantity_kind: {
+                quantity_name: _per_bucket(buckets)
+                for quantity_name, buckets in buckets_by_name.items()
+            }
+            for quantity_kind, buckets_by_name in histograms.items()
         }
 
 
@@ -90,32 +95,34 @@ class ServerWatch:
 
     def scrape(self) -> dict[Key, VersionStats]:
         """Read all servers, and return the statistics until now."""
-        loaded_addresses = {address for (address, _), stats in self.last_answers.items() if stats}
+        loaded_addresses = {
+            address for (address, _), version_stats in self.last_answers.items() if version_stats
+        }
 
-        for url, answer in read(*self.endpoints).items():
-            if not isinstance(answer, str):
-                start, stats_by_key = answer
-                earlier_stats = self.last_answers.get((url, start))
-                restarted = url in loaded_addresses and not earlier_stats
+        for server_url, server_answer in read(*self.endpoints).items():
+            if not isinstance(server_answer, str):
+                start_seconds, stats_by_key = server_answer
+                earlier_stats = self.last_answers.get((server_url, start_seconds))
+                was_restarted = server_url in loaded_addresses and not earlier_stats
 
                 # if a process started before this object, count only the increase since its first
                 # scrape
                 if earlier_stats is None:
-                    if restarted or start > self.start_time:
+                    if was_restarted or start_seconds > self.start_time:
                         earlier_stats = {}
                     else:
                         earlier_stats = stats_by_key
 
-                for key, current_stats in stats_by_key.items():
-                    stats = self.stats.setdefault(key, VersionStats())
-                    stats.add(current_stats, earlier_stats.get(key, VersionStats()))
-                    stats.crashes += restarted
+                for server_key, current_stats in stats_by_key.items():
+                    version_stats = self.stats.setdefault(server_key, VersionStats())
+                    version_stats.add(current_stats, earlier_stats.get(server_key, VersionStats()))
+                    version_stats.crashes += was_restarted
 
-                self.last_answers[url, start] = stats_by_key
+                self.last_answers[server_url, start_seconds] = stats_by_key
 
-            elif answer not in self.problems:
-                self.problems.add(answer)
-                say(answer)
+            elif server_answer not in self.problems:
+                self.problems.add(server_answer)
+                say(server_answer)
 
         return self.stats
 
@@ -127,78 +134,92 @@ def scrape(endpoint: str, version: str, earlier_counts: Mapping[str, Counts]) ->
     For a server that cannot be read, its entry in `earlier_counts` is returned. Raises
     RekindleError if no server can be read.
     """
-    servers = dict[str, Counts]()
-    kept = dict[str, Counts]()
-    problem = f"{endpoint} does not have servers"
+    counts_by_process = dict[str, Counts]()
+    kept_counts = dict[str, Counts]()
+    problem_text = f"{endpoint} does not have servers"
 
-    for url, answer in read(endpoint).items():
-        if isinstance(answer, str):
-            problem = answer
-            say(problem)
-            kept.update(
+    for server_url, server_answer in read(endpoint).items():
+        if isinstance(server_answer, str):
+            problem_text = server_answer
+            say(problem_text)
+            kept_counts.update(
                 {
-                    process: counts
-                    for process, counts in earlier_counts.items()
-                    if process.startswith(f"{url} ")
+                    process_name: counts
+                    for process_name, counts in earlier_counts.items()
+                    if process_name.startswith(f"{server_url} ")
                 }
             )
         else:
-            start, stats_by_key = answer
-            stats = next(
-                (stats for key, stats in stats_by_key.items() if key[1] == version), VersionStats()
+            start_seconds, stats_by_key = server_answer
+            version_stats = next(
+                (
+                    version_stats
+                    for server_key, version_stats in stats_by_key.items()
+                    if server_key[1] == version
+                ),
+                VersionStats(),
             )
-            servers[f"{url} since {start}"] = stats.counts()
+            counts_by_process[f"{server_url} since {start_seconds}"] = version_stats.counts()
 
-    if not servers:
-        raise RekindleError(f"{problem}: is the model deployed? See the log of its servers.")
+    if not counts_by_process:
+        raise RekindleError(f"{problem_text}: is the model deployed? See the log of its servers.")
 
-    return kept | servers
+    return kept_counts | counts_by_process
 
 
 def subtract_counts(
     current_counts: Mapping[str, Counts], earlier_counts: Mapping[str, Counts]
 ) -> Counts:
     """Return the increase of the counts of all processes between two scrapes."""
-    total: Counts = {"rows": 0, "scores": {}, "features": {}}
+    count_increase: Counts = {"rows": 0, "scores": {}, "features": {}}
 
-    for process, counts in current_counts.items():
-        previous_counts = earlier_counts.get(process, {"rows": 0, "scores": {}, "features": {}})
-        total["rows"] += max(0, counts["rows"] - previous_counts["rows"])
+    for process_name, counts in current_counts.items():
+        previous_counts = earlier_counts.get(
+            process_name, {"rows": 0, "scores": {}, "features": {}}
+        )
+        count_increase["rows"] += max(0, counts["rows"] - previous_counts["rows"])
 
-        for kind in ("scores", "features"):
-            for name, buckets in counts[kind].items():
-                zeros = [0] * len(buckets)
-                columns = (
-                    total[kind].get(name, zeros),
+        for quantity_kind in ("scores", "features"):
+            for quantity_name, buckets in counts[quantity_kind].items():
+                zero_counts = [0] * len(buckets)
+                count_columns = (
+                    count_increase[quantity_kind].get(quantity_name, zero_counts),
                     buckets,
-                    previous_counts[kind].get(name, zeros),
+                    previous_counts[quantity_kind].get(quantity_name, zero_counts),
                 )
-                total[kind][name] = [a + max(0, b - c) for a, b, c in zip(*columns, strict=True)]
+                count_increase[quantity_kind][quantity_name] = [
+                    total_count + max(0, current_count - previous_count)
+                    for total_count, current_count, previous_count in zip(
+                        *count_columns, strict=True
+                    )
+                ]
 
-    return total
+    return count_increase
 
 
 def read(*endpoints: str) -> dict[str, Answer | str]:
     """Return {URL: answer} of all servers behind these Services; an answer that is a text is an
     error message."""
-    urls = list(dict.fromkeys(url for endpoint in endpoints for url in addresses(endpoint)))
-    with ThreadPoolExecutor(16) as pool:
-        return dict(zip(urls, pool.map(_read, urls), strict=True))
+    server_urls = list(
+        dict.fromkeys(server_url for endpoint in endpoints for server_url in addresses(endpoint))
+    )
+    with ThreadPoolExecutor(16) as thread_pool:
+        return dict(zip(server_urls, thread_pool.map(_read, server_urls), strict=True))
 
 
-def _read(url: str) -> Answer | str:
+def _read(server_url: str) -> Answer | str:
     try:
-        data = call_within(TOTAL_TIMEOUT_S, lambda: _fetch(f"{url}/metrics"))
-        if len(data) > MAX_PAGE_BYTES:
+        page_bytes = call_within(TOTAL_TIMEOUT_S, lambda: _fetch(f"{server_url}/metrics"))
+        if len(page_bytes) > MAX_PAGE_BYTES:
             raise ValueError(f"it has more than {MAX_PAGE_BYTES:,} bytes")
-        return parse_metrics(data.decode())
+        return parse_metrics(page_bytes.decode())
     except (OSError, http.client.HTTPException, ValueError) as error:
-        return f"{url}/metrics cannot be read ({error})"
+        return f"{server_url}/metrics cannot be read ({error})"
 
 
-def _fetch(url: str) -> bytes:
-    with urllib.request.urlopen(url, timeout=TIMEOUT_S) as answer:  # nosec B310  # an address in the pipeline
-        return answer.read(MAX_PAGE_BYTES + 1)
+def _fetch(page_url: str) -> bytes:
+    with urllib.request.urlopen(page_url, timeout=TIMEOUT_S) as http_response:  # nosec B310  # an address in the pipeline
+        return http_response.read(MAX_PAGE_BYTES + 1)
 
 
 def addresses(endpoint: str) -> Iterable[str]:
@@ -206,98 +227,127 @@ def addresses(endpoint: str) -> Iterable[str]:
 
     Locally, an environment variable replaces the DNS records.
     """
-    host, _, port = endpoint.removeprefix("http://").partition(":")
+    host_name, _, port_text = endpoint.removeprefix("http://").partition(":")
 
-    pods = os.environ.get(f"{host.upper().replace('-', '_')}_SERVICE_ENDPOINTS")
-    if pods is not None:
-        return [f"http://{pod}:{port}" for pod in pods.split(",") if pod]
+    pod_addresses = os.environ.get(f"{host_name.upper().replace('-', '_')}_SERVICE_ENDPOINTS")
+    if pod_addresses is not None:
+        return [
+            f"http://{pod_address}:{port_text}"
+            for pod_address in pod_addresses.split(",")
+            if pod_address
+        ]
 
-    url = resolve(endpoint)
-    if url != endpoint:
-        return [url]
+    service_url = resolve(endpoint)
+    if service_url != endpoint:
+        return [service_url]
 
     try:
-        records = {
-            str(info[4][0]) for info in socket.getaddrinfo(host, int(port), type=socket.SOCK_STREAM)
+        ip_addresses = {
+            str(address_info[4][0])
+            for address_info in socket.getaddrinfo(
+                host_name, int(port_text), type=socket.SOCK_STREAM
+            )
         }
     except OSError:
         return []
 
     return [
-        f"http://[{ip}]:{port}" if ":" in ip else f"http://{ip}:{port}" for ip in sorted(records)
+        f"http://[{ip_address}]:{port_text}"
+        if ":" in ip_address
+        else f"http://{ip_address}:{port_text}"
+        for ip_address in sorted(ip_addresses)
     ]
 
 
-def parse_metrics(text: str) -> Answer:
-    """Return the start time of the process, and its statistics. Raises ValueError if `text` is
-    invalid."""
+def parse_metrics(metrics_text: str) -> Answer:
+    """Return the start time of the process, and its statistics. Raises ValueError if
+    `metrics_text` is invalid."""
     try:
-        answer = _parse(text)
+        server_answer = _parse(metrics_text)
     except KeyError as error:
         raise ValueError(f"a metric lacks the label {error}") from None
 
-    bounds = {float(bound) for bound in BUCKET_BOUNDS}
-    for stats in answer[1].values():
-        for name, buckets in [*stats.scores.items(), *stats.features.items()]:
-            if not bounds <= buckets.keys():
-                raise ValueError(f"the histogram of {show(name)} lacks buckets")
+    expected_bounds = {float(bound_text) for bound_text in BUCKET_BOUNDS}
+    for version_stats in server_answer[1].values():
+        for quantity_name, buckets in [
+            *version_stats.scores.items(),
+            *version_stats.features.items(),
+        ]:
+            if not expected_bounds <= buckets.keys():
+                raise ValueError(f"the histogram of {show(quantity_name)} lacks buckets")
 
-    return answer
+    return server_answer
 
 
-def _parse(text: str) -> Answer:
+def _parse(metrics_text: str) -> Answer:
     """Return the answer of a server. Raises ValueError, or KeyError with the name of a missing
     label."""
     start_time = 0.0
-    instances = 0.0
-    deployment = ""
+    instance_count = 0.0
+    deployment_name = ""
     stats_by_version = dict[str, VersionStats]()
 
-    for family in text_string_to_metric_families(text):
-        for sample in family.samples:
+    for metric_family in text_string_to_metric_families(metrics_text):
+        for metric_sample in metric_family.samples:
             # other metrics may be NaN, as the age of data that is unknown
-            if sample.name in USED_SAMPLES and not 0 <= sample.value < math.inf:
-                raise ValueError(f"{show(sample.name)} is {sample.value}")
+            if metric_sample.name in USED_SAMPLES and not 0 <= metric_sample.value < math.inf:
+                raise ValueError(f"{show(metric_sample.name)} is {metric_sample.value}")
 
-            if sample.name == "process_start_time_seconds":
-                start_time = sample.value
-            if sample.name == "rekindle_instances_sum":
-                instances = sample.value
+            if metric_sample.name == "process_start_time_seconds":
+                start_time = metric_sample.value
+            if metric_sample.name == "rekindle_instances_sum":
+                instance_count = metric_sample.value
 
-            if sample.name == "rekindle_model_info":
-                deployment = sample.labels.get("deployment", "")
+            if metric_sample.name == "rekindle_model_info":
+                deployment_name = metric_sample.labels.get("deployment", "")
                 continue
 
-            version = sample.labels.get("version")
-            if not version:
+            version_label = metric_sample.labels.get("version")
+            if not version_label:
                 continue
 
-            stats = stats_by_version.setdefault(version, VersionStats())
-            if sample.name == "rekindle_requests_total":
-                stats.requests += sample.value
-                stats.errors += 0 if sample.labels["status"].startswith("2") else sample.value
-            elif sample.name == "rekindle_request_seconds_bucket":
-                stats.seconds[float(sample.labels["le"])] = sample.value
-            elif sample.name == f"{SCORE_METRIC}_bucket":
-                stats.scores.setdefault(sample.labels["output"], {})[float(sample.labels["le"])] = (
-                    sample.value
+            version_stats = stats_by_version.setdefault(version_label, VersionStats())
+            if metric_sample.name == "rekindle_requests_total":
+                version_stats.requests += metric_sample.value
+                version_stats.errors += (
+                    0 if metric_sample.labels["status"].startswith("2") else metric_sample.value
                 )
-            elif sample.name == f"{FEATURE_METRIC}_bucket":
-                stats.features.setdefault(sample.labels["feature"], {})[
-                    float(sample.labels["le"])
-                ] = sample.value
+            elif metric_sample.name == "rekindle_request_seconds_bucket":
+                version_stats.seconds[float(metric_sample.labels["le"])] = metric_sample.value
+            elif metric_sample.name == f"{SCORE_METRIC}_bucket":
+                version_stats.scores.setdefault(metric_sample.labels["output"], {})[
+                    float(metric_sample.labels["le"])
+                ] = metric_sample.value
+            elif metric_sample.name == f"{FEATURE_METRIC}_bucket":
+                version_stats.features.setdefault(metric_sample.labels["feature"], {})[
+                    float(metric_sample.labels["le"])
+                ] = metric_sample.value
 
-    for stats in stats_by_version.values():
-        stats.instances = instances
+    for version_stats in stats_by_version.values():
+        version_stats.instances = instance_count
 
-    return start_time, {(deployment, version): stats for version, stats in stats_by_version.items()}
-
-
-def _per_bucket(buckets: Buckets) -> list[int]:
-    values = [int(buckets[float(le)]) for le in BUCKET_BOUNDS]
-    return [b - a for a, b in zip([0, *values], values, strict=False)]
+    return start_time, {
+        (deployment_name, version_label): version_stats
+        for version_label, version_stats in stats_by_version.items()
+    }
 
 
-def _add_increase(total: Buckets, now: Buckets, earlier: Buckets) -> None:
-    for bound, count in now.items():
-        total[bound] = total.get(bound, 0) + count - earlier.get(bound, 0)
+def _per_bucket(cumulative_buckets: Buckets) -> list[int]:
+    cumulative_counts = [
+        int(cumulative_buckets[float(upper_bound)]) for upper_bound in BUCKET_BOUNDS
+    ]
+    return [
+        upper_count - lower_count
+        for lower_count, upper_count in zip(
+            [0, *cumulative_counts], cumulative_counts, strict=False
+        )
+    ]
+
+
+def _add_increase(
+    total_buckets: Buckets, current_buckets: Buckets, earlier_buckets: Buckets
+) -> None:
+    for bucket_bound, bucket_count in current_buckets.items():
+        total_buckets[bucket_bound] = (
+            total_buckets.get(bucket_bound, 0) + bucket_count - earlier_buckets.get(bucket_bound, 0)
+        )

@@ -9,23 +9,23 @@ from typing import TypeVar
 T = TypeVar("T")
 
 
-def call_within(seconds: float, call: Callable[[], T]) -> T:
-    """Return `call()`. Raises TimeoutError after `seconds`.
+def call_within(limit_seconds: float, operation: Callable[[], T]) -> T:
+    """Return `call()`. Raises TimeoutError after `limit_seconds`.
 
     A call that takes longer continues in its thread until the call or this process ends.
     """
-    result: Future[T] = Future()
+    result_future: Future[T] = Future()
 
     def run() -> None:
         try:
-            result.set_result(call())
+            result_future.set_result(operation())
         except BaseException as error:
-            result.set_exception(error)
+            result_future.set_exception(error)
 
     threading.Thread(target=run, daemon=True).start()
     try:
-        return result.result(seconds)
+        return result_future.result(limit_seconds)
     except TimeoutError:
-        if result.done():
+        if result_future.done():
             raise
-        raise TimeoutError(f"it took more than {seconds:g} s") from None
+        raise TimeoutError(f"it took more than {limit_seconds:g} s") from None

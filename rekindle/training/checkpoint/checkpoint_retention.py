@@ -32,102 +32,113 @@ class Retention:
     # key of a manifest → names of its chunks
     _chunk_names: dict[str, list[str]] = field(default_factory=dict)
 
-    def delete_expired(self, latest: str, chunks: list[str]) -> None:
-        """Delete expired checkpoints; called after the manifest `latest`, which refers to `chunks`,
-        was published.
+    def delete_expired(self, latest_key: str, chunk_names: list[str]) -> None:
+        """Delete expired checkpoints; called after the manifest `latest_key`, which refers to
+        `chunk_names`, was published.
 
         Ignores errors of the object store: the next call tries again.
         """
-        self._chunk_names[latest] = chunks
+        self._chunk_names[latest_key] = chunk_names
         with suppress(RekindleError):
-            self._delete_unneeded(latest)
+            self._delete_unneeded(latest_key)
 
-    def _delete_unneeded(self, latest: str) -> None:
-        list_time = time.monotonic()
+    def _delete_unneeded(self, latest_key: str) -> None:
+        listing_start_s = time.monotonic()
         # listed in this order, so that a reader or checkpoint that appears during the listing is
         # not overlooked
-        kinds = ("readers", "manifests", "chunks")
-        readers, manifests, chunks = (
-            list(self.store.list(f"{self.prefix}/{kind}/")) for kind in kinds
+        object_kinds = ("readers", "manifests", "chunks")
+        reader_entries, manifest_entries, chunk_entries = (
+            list(self.store.list(f"{self.prefix}/{object_kind}/")) for object_kind in object_kinds
         )
         # the current time by the clock of the object store, which also sets the objects' times
-        now = max((entry.modified for entry in manifests), default=0.0)
+        store_time_s = max(
+            (object_entry.modified for object_entry in manifest_entries), default=0.0
+        )
 
-        dead_leases = [entry.key for entry in readers if entry.modified < now - READER_TIMEOUT_S]
-        if len(dead_leases) == len(readers):
-            expired_keys = self._find_expired_manifests(latest, manifests, now)
+        dead_lease_keys = [
+            object_entry.key
+            for object_entry in reader_entries
+            if object_entry.modified < store_time_s - READER_TIMEOUT_S
+        ]
+        if len(dead_lease_keys) == len(reader_entries):
+            expired_keys = self._find_expired_manifests(latest_key, manifest_entries, store_time_s)
             needed_chunks = {
-                chunk
-                for entry in manifests
-                if entry.key not in expired_keys
-                for chunk in self._read_chunk_names(entry.key)
+                chunk_name
+                for object_entry in manifest_entries
+                if object_entry.key not in expired_keys
+                for chunk_name in self._read_chunk_names(object_entry.key)
             }
 
             expired_chunks = {
-                chunk for key in expired_keys for chunk in self._read_chunk_names(key)
+                chunk_name
+                for manifest_key in expired_keys
+                for chunk_name in self._read_chunk_names(manifest_key)
             }
             expired_chunks.update(
                 {
-                    _object_name(entry)
-                    for entry in chunks
-                    if entry.modified < now - UNFINISHED_TIMEOUT_S
+                    _object_name(object_entry)
+                    for object_entry in chunk_entries
+                    if object_entry.modified < store_time_s - UNFINISHED_TIMEOUT_S
                 }
             )
 
             unneeded_keys = [
-                entry.key
-                for entry in chunks
-                if _object_name(entry) in expired_chunks - needed_chunks
+                object_entry.key
+                for object_entry in chunk_entries
+                if _object_name(object_entry) in expired_chunks - needed_chunks
             ]
             # manifests are deleted first, so that no reader finds a manifest without its chunks
-            for keys in (sorted(expired_keys), unneeded_keys):
-                if time.monotonic() - list_time < LISTING_TIMEOUT_S:
-                    self.store.delete(keys)
+            for deleted_keys in (sorted(expired_keys), unneeded_keys):
+                if time.monotonic() - listing_start_s < LISTING_TIMEOUT_S:
+                    self.store.delete(deleted_keys)
 
             self._chunk_names = {
-                entry.key: self._chunk_names[entry.key]
-                for entry in manifests
-                if entry.key not in expired_keys
+                object_entry.key: self._chunk_names[object_entry.key]
+                for object_entry in manifest_entries
+                if object_entry.key not in expired_keys
             }
 
-        self.store.delete(dead_leases)
+        self.store.delete(dead_lease_keys)
 
     def _find_expired_manifests(
-        self, latest: str, manifests: Sequence[Entry], now: float
+        self, latest_key: str, manifest_entries: Sequence[Entry], store_time_s: float
     ) -> set[str]:
-        earlier_manifests = [entry for entry in manifests if entry.key < latest][::-1]
-        expired = set(earlier_manifests[self.max_checkpoints - 1 :])
+        earlier_manifests = [
+            manifest_entry for manifest_entry in manifest_entries if manifest_entry.key < latest_key
+        ][::-1]
+        expired_manifests = set(earlier_manifests[self.max_checkpoints - 1 :])
 
         if self.max_hours:
-            expired.update(
+            expired_manifests.update(
                 {
-                    entry
-                    for entry in earlier_manifests
-                    if entry.modified < now - 3600 * self.max_hours
+                    manifest_entry
+                    for manifest_entry in earlier_manifests
+                    if manifest_entry.modified < store_time_s - 3600 * self.max_hours
                 }
             )
 
         # manifests newer than `latest` are being written now, or were left by an interrupted write
-        expired.update(
+        expired_manifests.update(
             {
-                entry
-                for entry in manifests
-                if entry.key > latest and entry.modified < now - UNFINISHED_TIMEOUT_S
+                manifest_entry
+                for manifest_entry in manifest_entries
+                if manifest_entry.key > latest_key
+                and manifest_entry.modified < store_time_s - UNFINISHED_TIMEOUT_S
             }
         )
-        return {entry.key for entry in expired}
+        return {manifest_entry.key for manifest_entry in expired_manifests}
 
-    def _read_chunk_names(self, manifest: str) -> list[str]:
-        if manifest not in self._chunk_names:
+    def _read_chunk_names(self, manifest_key: str) -> list[str]:
+        if manifest_key not in self._chunk_names:
             try:
-                self._chunk_names[manifest] = manifest_file.parse_manifest(
-                    manifest, self.store.get(manifest)
+                self._chunk_names[manifest_key] = manifest_file.parse_manifest(
+                    manifest_key, self.store.get(manifest_key)
                 )["chunks"]
             except (NotFound, InvalidDocument, manifest_file.DamagedCheckpoint):
                 # the manifest is damaged, or was deleted by another process that has rank 0
-                self._chunk_names[manifest] = []
-        return self._chunk_names[manifest]
+                self._chunk_names[manifest_key] = []
+        return self._chunk_names[manifest_key]
 
 
-def _object_name(entry: Entry) -> str:
-    return entry.key.rpartition("/")[2]
+def _object_name(object_entry: Entry) -> str:
+    return object_entry.key.rpartition("/")[2]

@@ -17,13 +17,13 @@ PARALLEL_REQUESTS = 4  # maximum number of parallel requests per worker
 class DamagedChunk(Exception):
     """The bytes of a chunk do not match its name. `sha256`: the hash of the bytes in the store."""
 
-    def __init__(self, name: str, sha256: str) -> None:
-        super().__init__(f"the chunk {name} is damaged: its sha256 is {sha256}")
+    def __init__(self, chunk_name: str, sha256: str) -> None:
+        super().__init__(f"the chunk {chunk_name} is damaged: its sha256 is {sha256}")
         self.sha256 = sha256
 
 
-def fetch_chunk(store: Store, key: str, name: str, size: int) -> bytes:
-    """Return the `size` bytes of a chunk with the sha256 `name`.
+def fetch_chunk(store: Store, chunk_key: str, chunk_name: str, chunk_bytes: int) -> bytes:
+    """Return the `chunk_bytes` bytes of a chunk with the sha256 `chunk_name`.
 
     A damaged chunk is deleted, so that the next checkpoint uploads it again. Raises DamagedChunk,
     NotFound, StorageError.
@@ -33,41 +33,41 @@ def fetch_chunk(store: Store, key: str, name: str, size: int) -> bytes:
     # a second attempt, in case the data was damaged in transit
     for _ in range(2):
         try:
-            data = store.get(key, max_bytes=size)
+            fetched_bytes = store.get(chunk_key, max_bytes=chunk_bytes)
         except InvalidDocument:
             break
 
-        sha256 = hashlib.sha256(data).hexdigest()
-        if sha256 == name and len(data) == size:
-            return data
+        sha256 = hashlib.sha256(fetched_bytes).hexdigest()
+        if sha256 == chunk_name and len(fetched_bytes) == chunk_bytes:
+            return fetched_bytes
 
     with suppress(RekindleError):
-        store.delete([key])
-    raise DamagedChunk(name, sha256)
+        store.delete([chunk_key])
+    raise DamagedChunk(chunk_name, sha256)
 
 
-def run_parallel(call: Callable[[int], None], numbers: Iterable[int]) -> float:
-    """Call `call` for each chunk number in PARALLEL_REQUESTS threads. Return the CPU seconds of all
-    calls; raise the first error.
+def run_parallel(chunk_function: Callable[[int], None], chunk_numbers: Iterable[int]) -> float:
+    """Call `chunk_function` for each chunk number in PARALLEL_REQUESTS threads. Return the CPU
+    seconds of all calls; raise the first error.
 
     The threads are daemons, so they do not delay the exit of the process.
     """
-    errors: list[BaseException] = []
-    seconds: list[float] = []
-    queue = iter(numbers)
-    lock = threading.Lock()
+    thread_errors: list[BaseException] = []
+    cpu_seconds: list[float] = []
+    number_iterator = iter(chunk_numbers)
+    number_lock = threading.Lock()
 
     def run() -> None:
-        while not errors:
-            with lock:
-                number = next(queue, None)
-            if number is None:
+        while not thread_errors:
+            with number_lock:
+                chunk_number = next(number_iterator, None)
+            if chunk_number is None:
                 break
             try:
-                call(number)
+                chunk_function(chunk_number)
             except BaseException as error:
-                errors.append(error)
-        seconds.append(time.thread_time())
+                thread_errors.append(error)
+        cpu_seconds.append(time.thread_time())
 
     threads = [
         threading.Thread(target=run, name="chunks", daemon=True) for _ in range(PARALLEL_REQUESTS)
@@ -78,7 +78,7 @@ def run_parallel(call: Callable[[int], None], numbers: Iterable[int]) -> float:
     for thread in threads:
         thread.join()
 
-    if errors:
-        raise errors[0]
+    if thread_errors:
+        raise thread_errors[0]
 
-    return sum(seconds)
+    return sum(cpu_seconds)

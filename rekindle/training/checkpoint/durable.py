@@ -79,22 +79,22 @@ class Upload:
     def chunk_count(self) -> int:
         return -(-len(self.state) // CHUNK_BYTES)
 
-    def chunk(self, number: int) -> memoryview:
-        return self.state[number * CHUNK_BYTES : (number + 1) * CHUNK_BYTES]
+    def chunk(self, chunk_number: int) -> memoryview:
+        return self.state[chunk_number * CHUNK_BYTES : (chunk_number + 1) * CHUNK_BYTES]
 
-    def chunk_name(self, number: int) -> str:
-        if number not in self.chunk_names:
-            self.chunk_names[number] = hashlib.sha256(self.chunk(number)).hexdigest()
-        return self.chunk_names[number]
+    def chunk_name(self, chunk_number: int) -> str:
+        if chunk_number not in self.chunk_names:
+            self.chunk_names[chunk_number] = hashlib.sha256(self.chunk(chunk_number)).hexdigest()
+        return self.chunk_names[chunk_number]
 
     @property
     def uploaded_bytes(self) -> int:
         """Number of bytes that all workers have uploaded, without chunks that already existed."""
         existing_chunks = self.existing_chunks or set()
         return sum(
-            len(self.chunk(number))
-            for number, name in self.chunk_names.items()
-            if name not in existing_chunks
+            len(self.chunk(chunk_number))
+            for chunk_number, stored_chunk_name in self.chunk_names.items()
+            if stored_chunk_name not in existing_chunks
         )
 
 
@@ -105,16 +105,16 @@ class RemoteCheckpoints:
     def __init__(
         self,
         store: Store,
-        prefix: str,
-        identity: str,
-        layout: str,
+        key_prefix: str,
+        run_identity: str,
+        layout_hash: str,
         fingerprint: Fingerprint,
         retention: Retention,
     ) -> None:
         self.store = store
-        self.prefix = prefix
-        self.identity = identity
-        self.layout = layout
+        self.prefix = key_prefix
+        self.identity = run_identity
+        self.layout = layout_hash
         self.fingerprint = fingerprint
         self.retention = retention
         self.damage: list[tuple[str, str]] = []  # (uri, reason) of damaged objects
@@ -128,8 +128,8 @@ class RemoteCheckpoints:
         verified. Raises ConfigError, StorageError."""
         return parse_step(self._read_latest())
 
-    def restore(self, target: memoryview, after_step: int) -> Manifest | None:
-        """Load the newest intact checkpoint, if its step is after `after_step`, into `target`.
+    def restore(self, state_bytes: memoryview, after_step: int) -> Manifest | None:
+        """Load the newest intact checkpoint, if its step is after `after_step`, into `state_bytes`.
 
         Logs damaged checkpoints and adds them to `damage`. Returns None if no such checkpoint
         exists. Raises StorageError, or ConfigError if the prefix belongs to another run.
@@ -137,33 +137,39 @@ class RemoteCheckpoints:
         if not self._read_latest() and not self._list_manifests():
             return None
 
-        lease = f"{self.prefix}/readers/{uuid.uuid4().hex}"
-        self.store.put(lease, b"")
+        lease_key = f"{self.prefix}/readers/{uuid.uuid4().hex}"
+        self.store.put(lease_key, b"")
         try:
-            return self._restore(target, after_step, self._read_latest())
+            return self._restore(state_bytes, after_step, self._read_latest())
         finally:
             with suppress(RekindleError):  # a lease that is not deleted expires
-                self.store.delete([lease])
+                self.store.delete([lease_key])
 
-    def _restore(self, target: memoryview, after_step: int, newest: str) -> Manifest | None:
-        names = self._list_manifests()
-        for name in [
-            *([newest] if newest else []),
-            *(name for name in reversed(names) if name != newest),
+    def _restore(
+        self, state_bytes: memoryview, after_step: int, newest_key: str
+    ) -> Manifest | None:
+        manifest_keys = self._list_manifests()
+        for manifest_key in [
+            *([newest_key] if newest_key else []),
+            *(
+                manifest_key
+                for manifest_key in reversed(manifest_keys)
+                if manifest_key != newest_key
+            ),
         ]:
-            if parse_step(name) <= after_step:
+            if parse_step(manifest_key) <= after_step:
                 continue
 
             try:
-                manifest = self._read_manifest(name)
-                self._load_chunks(manifest, target)
+                manifest = self._read_manifest(manifest_key)
+                self._load_chunks(manifest, state_bytes)
             except (NotFound, DamagedCheckpoint) as error:
                 # retention may have deleted this checkpoint after a newer one was written
-                latest = self._read_latest()
-                if latest != newest and latest:
-                    return self._restore(target, after_step, latest)
+                latest_key = self._read_latest()
+                if latest_key != newest_key and latest_key:
+                    return self._restore(state_bytes, after_step, latest_key)
 
-                self._report_damage(name, error)
+                self._report_damage(manifest_key, error)
                 continue
 
             if manifest["fingerprint"] != self.fingerprint:
@@ -174,21 +180,21 @@ class RemoteCheckpoints:
 
             return manifest
 
-        if names and after_step < 0:
+        if manifest_keys and after_step < 0:
             say(
                 f"no checkpoint below {self.store.uri(self.prefix)} is intact: restarting at step 0"
             )
 
         return None
 
-    def _report_damage(self, name: str, error: Exception) -> None:
+    def _report_damage(self, object_name: str, error: Exception) -> None:
         say(
-            f"the checkpoint {self.store.uri(name)} cannot be used: {error}. Trying the previous"
-            " checkpoint."
+            f"the checkpoint {self.store.uri(object_name)} cannot be used: {error}. Trying the"
+            " previous checkpoint."
         )
-        self.damage.append((self.store.uri(name), str(error)))
-        self._damaged_names.add(name)
-        if name == self._newest_manifest:
+        self.damage.append((self.store.uri(object_name), str(error)))
+        self._damaged_names.add(object_name)
+        if object_name == self._newest_manifest:
             # cleared, so that the next checkpoint replaces the damaged one even if its step is
             # lower
             self._newest_manifest = ""
@@ -199,19 +205,19 @@ class RemoteCheckpoints:
 
         Remembers the etag of `latest` in `_etag`, for compare-and-swap. Raises ConfigError.
         """
-        key = f"{self.prefix}/latest"
+        latest_object_key = f"{self.prefix}/latest"
         self._etag = None
         self._newest_manifest = ""
 
         try:
-            data, etag = self.store.get_with_etag(key)
+            latest_bytes, etag = self.store.get_with_etag(latest_object_key)
         except NotFound:
             return ""
 
         try:
-            name = str(json.loads(data)["manifest"])
-            if name not in self._damaged_names:
-                self._read_manifest(name)
+            manifest_key = str(json.loads(latest_bytes)["manifest"])
+            if manifest_key not in self._damaged_names:
+                self._read_manifest(manifest_key)
         except (
             NotFound,
             DamagedCheckpoint,
@@ -221,75 +227,77 @@ class RemoteCheckpoints:
             RecursionError,
         ) as error:
             say(
-                f"{self.store.uri(key)} does not name an intact manifest ({error}): the next"
-                " checkpoint overwrites it"
+                f"{self.store.uri(latest_object_key)} does not name an intact manifest ({error}):"
+                " the next checkpoint overwrites it"
             )
-            self.damage.append((self.store.uri(key), str(error)))
-            name = ""
+            self.damage.append((self.store.uri(latest_object_key), str(error)))
+            manifest_key = ""
 
         self._etag = etag
-        self._newest_manifest = "" if name in self._damaged_names else name
+        self._newest_manifest = "" if manifest_key in self._damaged_names else manifest_key
         return self._newest_manifest
 
     def _list_manifests(self) -> list[str]:
-        return sorted(entry.key for entry in self.store.list(f"{self.prefix}/manifests/"))
+        return sorted(
+            manifest_entry.key for manifest_entry in self.store.list(f"{self.prefix}/manifests/")
+        )
 
-    def _read_manifest(self, name: str) -> Manifest:
+    def _read_manifest(self, manifest_key: str) -> Manifest:
         """Return an intact manifest of this run.
 
         Raises NotFound, DamagedCheckpoint, ConfigError.
         """
-        if not name.startswith(f"{self.prefix}/manifests/") or parse_step(name) < 0:
-            raise DamagedCheckpoint(f"{name[:200]!r} is not a manifest of this run")
+        if not manifest_key.startswith(f"{self.prefix}/manifests/") or parse_step(manifest_key) < 0:
+            raise DamagedCheckpoint(f"{manifest_key[:200]!r} is not a manifest of this run")
         try:
-            data = self.store.get(name)
+            manifest_bytes = self.store.get(manifest_key)
         except InvalidDocument as error:
             raise DamagedCheckpoint(str(error)) from None
 
-        manifest = manifest_file.parse_manifest(name, data)
+        manifest = manifest_file.parse_manifest(manifest_key, manifest_bytes)
         if (manifest["identity"], manifest["layout"]) != (self.identity, self.layout):
             raise ConfigError(
-                f"{self.store.uri(name)} belongs to another run (identity"
+                f"{self.store.uri(manifest_key)} belongs to another run (identity"
                 f" {manifest['identity'][:12]}, this run has {self.identity[:12]}, computed from"
                 " config, data digest and model): nothing was changed. Give this run another"
                 " `checkpoints` prefix, or delete the checkpoints of the other run."
             )
         return manifest
 
-    def _load_chunks(self, manifest: Manifest, target: memoryview) -> None:
-        size = manifest["chunk"]
-        chunks = manifest["chunks"]
-        if manifest["bytes"] != len(target):
+    def _load_chunks(self, manifest: Manifest, state_bytes: memoryview) -> None:
+        chunk_bytes = manifest["chunk"]
+        chunk_names = manifest["chunks"]
+        if manifest["bytes"] != len(state_bytes):
             raise DamagedCheckpoint(
-                f"the state has {manifest['bytes']} bytes instead of {len(target)}"
+                f"the state has {manifest['bytes']} bytes instead of {len(state_bytes)}"
             )
 
-        def fetch(number: int) -> None:
-            name = chunks[number]
-            view = target[number * size : (number + 1) * size]
-            key = f"{self.prefix}/chunks/{name}"
+        def fetch(chunk_number: int) -> None:
+            chunk_name = chunk_names[chunk_number]
+            chunk_view = state_bytes[chunk_number * chunk_bytes : (chunk_number + 1) * chunk_bytes]
+            chunk_key = f"{self.prefix}/chunks/{chunk_name}"
             try:
-                view[:] = fetch_chunk(self.store, key, name, len(view))
+                chunk_view[:] = fetch_chunk(self.store, chunk_key, chunk_name, len(chunk_view))
             except DamagedChunk as error:
-                self._damaged_names.add(name)
+                self._damaged_names.add(chunk_name)
                 raise DamagedCheckpoint(
-                    f"chunk {number} ({name}) is damaged: its sha256 is {error.sha256}"
+                    f"chunk {chunk_number} ({chunk_name}) is damaged: its sha256 is {error.sha256}"
                 ) from None
 
-        run_parallel(fetch, range(len(chunks)))
+        run_parallel(fetch, range(len(chunk_names)))
 
-    def write(self, upload: Upload, rank_size: RankSize) -> bool:
+    def write(self, upload: Upload, rank_and_group_size: RankSize) -> bool:
         """Upload this worker's share of a checkpoint; rank 0 also publishes it. Retries until
         `upload.stop` is set, then returns False.
 
         Raises ConfigError if the prefix belongs to another run.
         """
         pause_s = 0.2
-        last_log = time.monotonic() - 5
+        last_log_s = time.monotonic() - 5
 
         while not upload.stop.is_set():
             try:
-                return self._write(upload, rank_size)
+                return self._write(upload, rank_and_group_size)
             except (Conflict, DamagedCheckpoint):
                 # another process has changed `latest`, or this process did and the response was
                 # lost
@@ -297,84 +305,96 @@ class RemoteCheckpoints:
                 upload.stop.wait(0.05)
             except StorageError as error:
                 upload.problem = str(error)
-                if time.monotonic() - last_log >= 10:
+                if time.monotonic() - last_log_s >= 10:
                     say(f"the checkpoint of step {upload.step} is not written yet: {error}")
-                    last_log = time.monotonic()
+                    last_log_s = time.monotonic()
 
                 upload.stop.wait(pause_s)
                 pause_s = min(2 * pause_s, 10)
 
         return False
 
-    def _write(self, upload: Upload, rank_size: RankSize) -> bool:
+    def _write(self, upload: Upload, rank_and_group_size: RankSize) -> bool:
         if self._etag is None:
             self._read_latest()  # raises ConfigError if the prefix belongs to another run
 
-        stored_chunks = self._list_chunks()
-        if parse_step(self._newest_manifest) >= upload.step and stored_chunks.issuperset(
+        stored_chunk_names = self._list_chunks()
+        if parse_step(self._newest_manifest) >= upload.step and stored_chunk_names.issuperset(
             self._read_manifest(self._newest_manifest)["chunks"]
         ):
             return True  # a checkpoint of this or a later step exists
 
         if upload.existing_chunks is None:
-            upload.existing_chunks = set(stored_chunks)
+            upload.existing_chunks = set(stored_chunk_names)
 
-        own_numbers = rank_leaves(upload.chunk_count, rank_size.size, rank_size.rank)
+        own_chunk_numbers = rank_leaves(
+            upload.chunk_count, rank_and_group_size.size, rank_and_group_size.rank
+        )
 
-        def call(number: int) -> None:
+        def call(chunk_number: int) -> None:
             if (
                 not upload.stop.is_set()
-                and upload.chunk_name(number) not in stored_chunks
-                and number in own_numbers
+                and upload.chunk_name(chunk_number) not in stored_chunk_names
+                and chunk_number in own_chunk_numbers
             ):
-                self._upload_chunk(upload, stored_chunks, number)
+                self._upload_chunk(upload, stored_chunk_names, chunk_number)
 
-        other_numbers = []
-        if rank_size.rank == 0:
-            other_numbers = [
-                number for number in range(upload.chunk_count) if number not in own_numbers
+        other_chunk_numbers = []
+        if rank_and_group_size.rank == 0:
+            other_chunk_numbers = [
+                chunk_number
+                for chunk_number in range(upload.chunk_count)
+                if chunk_number not in own_chunk_numbers
             ]
 
-        upload.cpu_seconds += run_parallel(call, [*own_numbers, *other_numbers])
-        if rank_size.rank > 0:
+        upload.cpu_seconds += run_parallel(call, [*own_chunk_numbers, *other_chunk_numbers])
+        if rank_and_group_size.rank > 0:
             return not upload.stop.is_set()
 
-        self._wait_for_other_members(upload, other_numbers, stored_chunks)
+        self._wait_for_other_members(upload, other_chunk_numbers, stored_chunk_names)
         return not upload.stop.is_set() and self._publish_manifest(upload)
 
-    def _upload_chunk(self, upload: Upload, stored_chunks: set[str], number: int) -> None:
-        name = upload.chunk_name(number)
-        self.store.put(f"{self.prefix}/chunks/{name}", upload.chunk(number))
-        stored_chunks.add(name)
-        self._damaged_names.discard(name)
+    def _upload_chunk(
+        self, upload: Upload, stored_chunk_names: set[str], chunk_number: int
+    ) -> None:
+        chunk_name = upload.chunk_name(chunk_number)
+        self.store.put(f"{self.prefix}/chunks/{chunk_name}", upload.chunk(chunk_number))
+        stored_chunk_names.add(chunk_name)
+        self._damaged_names.discard(chunk_name)
 
     def _list_chunks(self) -> set[str]:
         """Return the names (hashes) of the chunks in the store. Each listed chunk is complete,
         since writes are atomic."""
-        start = f"{self.prefix}/chunks/"
-        return {entry.key[len(start) :] for entry in self.store.list(start)} - self._damaged_names
+        key_prefix = f"{self.prefix}/chunks/"
+        return {
+            chunk_entry.key[len(key_prefix) :] for chunk_entry in self.store.list(key_prefix)
+        } - self._damaged_names
 
     def _wait_for_other_members(
-        self, upload: Upload, other_numbers: list[int], stored_chunks: set[str]
+        self, upload: Upload, other_chunk_numbers: list[int], stored_chunk_names: set[str]
     ) -> None:
         """Wait until the other members have uploaded their chunks; if they stall, upload the
         missing chunks."""
-        last_arrival = time.monotonic()
-        missing_count = len(other_numbers) + 1
+        last_arrival_s = time.monotonic()
+        missing_count = len(other_chunk_numbers) + 1
 
-        while missing_numbers := [
-            number for number in other_numbers if upload.chunk_name(number) not in stored_chunks
+        while missing_chunk_numbers := [
+            chunk_number
+            for chunk_number in other_chunk_numbers
+            if upload.chunk_name(chunk_number) not in stored_chunk_names
         ]:
-            if len(missing_numbers) < missing_count:
-                last_arrival = time.monotonic()
-                missing_count = len(missing_numbers)
-            elif time.monotonic() - last_arrival > STALL_TIMEOUT_S:
-                run_parallel(partial(self._upload_chunk, upload, stored_chunks), missing_numbers)
+            if len(missing_chunk_numbers) < missing_count:
+                last_arrival_s = time.monotonic()
+                missing_count = len(missing_chunk_numbers)
+            elif time.monotonic() - last_arrival_s > STALL_TIMEOUT_S:
+                run_parallel(
+                    partial(self._upload_chunk, upload, stored_chunk_names), missing_chunk_numbers
+                )
 
             if upload.stop.wait(0.1):
                 return
 
-            stored_chunks.update(self._list_chunks())
+            stored_chunk_names.update(self._list_chunks())
 
     def _publish_manifest(self, upload: Upload) -> bool:
         manifest: Manifest = {
@@ -383,20 +403,22 @@ class RemoteCheckpoints:
             "step": upload.step,
             "bytes": len(upload.state),
             "chunk": CHUNK_BYTES,
-            "chunks": [upload.chunk_name(number) for number in range(upload.chunk_count)],
+            "chunks": [
+                upload.chunk_name(chunk_number) for chunk_number in range(upload.chunk_count)
+            ],
             "loader": base64.b64encode(upload.loader).decode(),
             "facts": upload.facts,
             "fingerprint": self.fingerprint,
         }
 
-        name, data = manifest_file.encode_manifest(manifest)
-        key = f"{self.prefix}/manifests/{name}"
-        self.store.put(key, data)
-        condition: Any = {"if_match": self._etag} if self._etag else {"if_absent": True}
+        manifest_name, manifest_bytes = manifest_file.encode_manifest(manifest)
+        manifest_key = f"{self.prefix}/manifests/{manifest_name}"
+        self.store.put(manifest_key, manifest_bytes)
+        write_condition: Any = {"if_match": self._etag} if self._etag else {"if_absent": True}
         self._etag = self.store.put(
-            f"{self.prefix}/latest", to_json({"manifest": key}).encode(), **condition
+            f"{self.prefix}/latest", to_json({"manifest": manifest_key}).encode(), **write_condition
         )
-        self._newest_manifest = key
-        self.retention.delete_expired(key, manifest["chunks"])
+        self._newest_manifest = manifest_key
+        self.retention.delete_expired(manifest_key, manifest["chunks"])
 
         return True

@@ -26,9 +26,9 @@ class CheckpointInterval:
     """Decides when the next durable checkpoint is due: once `seconds` (0: automatic) have passed or
     `steps` (0: no limit) were made since the last checkpoint started."""
 
-    def __init__(self, seconds: float, steps: int) -> None:
-        self.fixed_seconds = seconds
-        self.steps = steps
+    def __init__(self, interval_seconds: float, interval_steps: int) -> None:
+        self.fixed_seconds = interval_seconds
+        self.steps = interval_steps
         # seconds that the last checkpoint cost the training: the time of the copy in memory, plus
         # the CPU time of the upload
         self.cost = 0.0
@@ -43,10 +43,11 @@ class CheckpointInterval:
         """Return the seconds between two checkpoints."""
         if self.fixed_seconds:
             return self.fixed_seconds
-        mean_time = (PRIOR_MEAN_S + self._trained_seconds()) / (1 + self._losses)
-        optimum = math.sqrt(2 * self.cost * mean_time)
+        mean_loss_time_s = (PRIOR_MEAN_S + self._trained_seconds()) / (1 + self._losses)
+        optimal_interval_s = math.sqrt(2 * self.cost * mean_loss_time_s)
         return min(
-            MAX_INTERVAL_S, max(MIN_INTERVAL_S, optimum, MIN_INTERVAL_UPLOADS * self.duration)
+            MAX_INTERVAL_S,
+            max(MIN_INTERVAL_S, optimal_interval_s, MIN_INTERVAL_UPLOADS * self.duration),
         )
 
     def is_due(self, step: int) -> bool:
@@ -68,11 +69,11 @@ class CheckpointInterval:
         """Return the measurements that the manifest stores for later processes of the run."""
         return {"trained_seconds": round(self._trained_seconds(), 1), "losses": self._losses}
 
-    def resume(self, step: int, facts: IntervalFacts) -> None:
+    def resume(self, step: int, interval_facts: IntervalFacts) -> None:
         """After the loss of all workers, restore the measurements that are stored in the checkpoint
         of `step`."""
-        self._earlier_seconds = facts["trained_seconds"]
-        self._losses = facts["losses"] + 1
+        self._earlier_seconds = interval_facts["trained_seconds"]
+        self._losses = interval_facts["losses"] + 1
         self._last_step = step
 
     def _trained_seconds(self) -> float:

@@ -52,26 +52,30 @@ class Checkpoints:
     def __init__(
         self,
         store: Store,
-        prefix: str,
-        identity: str,
+        key_prefix: str,
+        run_identity: str,
         fingerprint: Fingerprint,
-        state: State,
-        loader: LoaderState,
-        note: Callable[..., None],
-        leaving: threading.Event,
+        training_state: State,
+        loader_state: LoaderState,
+        record_event: Callable[..., None],
+        leaving_event: threading.Event,
     ) -> None:
-        self.state = state
-        self.config = config = state.config
-        self.loader = loader
-        self.note = note
-        self.leaving = leaving
+        self.state = training_state
+        self.config = train_config = training_state.config
+        self.loader = loader_state
+        self.note = record_event
+        self.leaving = leaving_event
 
-        layout_hash = _hash_json(state.layout)
-        retention = Retention(store, prefix, config.keep_checkpoints, config.keep_hours)
-        self.remote = RemoteCheckpoints(
-            store, prefix, identity, layout_hash, fingerprint, retention
+        layout_hash = _hash_json(training_state.layout)
+        checkpoint_retention = Retention(
+            store, key_prefix, train_config.keep_checkpoints, train_config.keep_hours
         )
-        self.interval = CheckpointInterval(config.checkpoint_seconds, config.checkpoint_steps)
+        self.remote = RemoteCheckpoints(
+            store, key_prefix, run_identity, layout_hash, fingerprint, checkpoint_retention
+        )
+        self.interval = CheckpointInterval(
+            train_config.checkpoint_seconds, train_config.checkpoint_steps
+        )
         # checksum of the snapshot that the state was loaded from, else 0: members with equal
         # checksums need no broadcast
         self.snapshot_crc = 0
@@ -79,9 +83,10 @@ class Checkpoints:
         # be unavailable before then
         self._early_events: list[dict[str, Any]] = []
 
-        run_name = snapshot_file.hash_run_name(identity, prefix)
+        run_name = snapshot_file.hash_run_name(run_identity, key_prefix)
         self.snapshots = Snapshots(
-            state, self._load_snapshot(run_name, identity, layout_hash, _hash_json(fingerprint))
+            training_state,
+            self._load_snapshot(run_name, run_identity, layout_hash, _hash_json(fingerprint)),
         )
         self._snapshot_due = 0.0
 
@@ -98,40 +103,44 @@ class Checkpoints:
             return False
         return self._was_follower or self.interval.is_due(self.state.step + 1)
 
-    def save_if_due(self, rank_size: RankSize, *, durable: bool) -> None:
-        """Take a snapshot if one is due; if `durable`, upload this worker's share of the state
+    def save_if_due(self, rank_and_group_size: RankSize, *, is_durable: bool) -> None:
+        """Take a snapshot if one is due; if `is_durable`, upload this worker's share of the state
         instead.
 
         Call after each step.
         """
         self.loader.advance(self.state.step)
         self.snapshots.record_step(self.state.step)
-        now = time.monotonic()
+        start_s = time.monotonic()
 
-        if durable:
+        if is_durable:
             # skip the snapshot, because computing its checksum would slow down the upload
-            self._start_upload(rank_size, commit=False)
-            self.interval.cost = time.monotonic() - now
-        elif now >= self._snapshot_due and self.snapshots.is_idle:
+            self._start_upload(rank_and_group_size, should_commit=False)
+            self.interval.cost = time.monotonic() - start_s
+        elif start_s >= self._snapshot_due and self.snapshots.is_idle:
             self.snapshots.copy_state(self.loader.dump())
-            end = time.monotonic()
-            automatic_interval = max(MIN_SNAPSHOT_INTERVAL_S, (end - now) / MAX_SNAPSHOT_SHARE)
-            self._snapshot_due = end + (self.config.hot_seconds or automatic_interval)
+            end_s = time.monotonic()
+            automatic_interval_s = max(
+                MIN_SNAPSHOT_INTERVAL_S, (end_s - start_s) / MAX_SNAPSHOT_SHARE
+            )
+            self._snapshot_due = end_s + (self.config.hot_seconds or automatic_interval_s)
 
     def send_early_events(self) -> None:
         """Send to the ledger the events that happened before the first group was formed. Call when
         a group has formed."""
-        events = self._early_events
+        early_events = self._early_events
         self._early_events = []
-        for event in events:
-            self.note(**event)
+        for early_event in early_events:
+            self.note(**early_event)
 
     def record_loss(self) -> None:
         """Record that the loss of a worker interrupted the training, which makes checkpoints more
         frequent."""
         self.interval.record_loss()
 
-    def upload_current_state(self, rank_size: RankSize, seconds_left: Callable[[], float]) -> bool:
+    def upload_current_state(
+        self, rank_and_group_size: RankSize, seconds_left: Callable[[], float]
+    ) -> bool:
         """Upload the current state, and wait until the checkpoint is complete or `seconds_left()`
         is 0. Return True if the checkpoint is complete."""
         self.snapshots.ready.wait(max(0.0, min(seconds_left(), 3600.0)))
@@ -140,27 +149,29 @@ class Checkpoints:
 
         self._wait_for_upload(seconds_left)
         if not self._is_uploading:
-            self._start_upload(rank_size, commit=True)
+            self._start_upload(rank_and_group_size, should_commit=True)
 
         self._wait_for_upload(seconds_left)
-        upload = self._upload
+        current_upload = self._upload
         step = self.state.step
 
-        is_written = upload and upload.step == step and not upload.problem
-        if is_written and (rank_size.rank == 0 or self._wait_for_rank_0(step, seconds_left)):
+        is_written = current_upload and current_upload.step == step and not current_upload.problem
+        if is_written and (
+            rank_and_group_size.rank == 0 or self._wait_for_rank_0(step, seconds_left)
+        ):
             return True
 
-        if upload and upload.problem:
-            problem = upload.problem
+        if current_upload and current_upload.problem:
+            problem = current_upload.problem
         else:
             problem = "rank 0 did not complete the checkpoint"
 
         if self.snapshots.file:
-            remaining_copy = f" A copy remains in {self.snapshots.file.path}."
+            remaining_copy_text = f" A copy remains in {self.snapshots.file.path}."
         else:
-            remaining_copy = ""
+            remaining_copy_text = ""
 
-        say(f"the state of step {step} is not in the object store: {problem}.{remaining_copy}")
+        say(f"the state of step {step} is not in the object store: {problem}.{remaining_copy_text}")
         return False
 
     def _wait_for_upload(self, seconds_left: Callable[[], float]) -> None:
@@ -187,9 +198,9 @@ class Checkpoints:
     def _is_uploading(self) -> bool:
         return self._thread is not None and self._thread.is_alive()
 
-    def _start_upload(self, rank_size: RankSize, *, commit: bool) -> None:
+    def _start_upload(self, rank_and_group_size: RankSize, *, should_commit: bool) -> None:
         self.interval.record_start(self.state.step)
-        self._was_follower = rank_size.rank > 0
+        self._was_follower = rank_and_group_size.rank > 0
         # the previous upload is still running because the object store is slow: cancel it, and skip
         # this checkpoint
         if self._is_uploading and self._upload:
@@ -197,75 +208,87 @@ class Checkpoints:
             return
 
         loader_state = self.loader.dump()
-        slot = self.snapshots.copy_state(loader_state, pin=True, commit=commit)
-        if slot is None:
+        slot_index = self.snapshots.copy_state(
+            loader_state, should_pin=True, should_commit=should_commit
+        )
+        if slot_index is None:
             return
 
-        upload = self._upload = Upload(
-            self.state.step, self.snapshots.view_slot(slot), loader_state, self.interval.facts()
+        checkpoint_upload = self._upload = Upload(
+            self.state.step,
+            self.snapshots.view_slot(slot_index),
+            loader_state,
+            self.interval.facts(),
         )
         self._thread = threading.Thread(
             target=self._upload_state,
-            args=(upload, rank_size, slot),
+            args=(checkpoint_upload, rank_and_group_size, slot_index),
             name="checkpoint",
             daemon=True,
         )
         self._thread.start()
 
-    def _upload_state(self, upload: Upload, rank_size: RankSize, slot: int) -> None:
-        start_time = time.monotonic()
+    def _upload_state(
+        self, checkpoint_upload: Upload, rank_and_group_size: RankSize, slot_index: int
+    ) -> None:
+        start_s = time.monotonic()
         try:
-            if self.remote.write(upload, rank_size):
-                upload.problem = ""
+            if self.remote.write(checkpoint_upload, rank_and_group_size):
+                checkpoint_upload.problem = ""
         except ConfigError as error:
             # another run uses the prefix now, so this run continues without checkpoints
-            upload.problem = str(error)
-            say(f"cannot write the checkpoint of step {upload.step}: {error}")
+            checkpoint_upload.problem = str(error)
+            say(f"cannot write the checkpoint of step {checkpoint_upload.step}: {error}")
         finally:
-            self.snapshots.unpin(slot)
+            self.snapshots.unpin(slot_index)
 
-        if rank_size.rank == 0 and not upload.problem:
-            self._warn_of_full_disk(len(upload.state))
-            seconds = time.monotonic() - start_time
-            self.interval.cost = self.interval.cost + upload.cpu_seconds
-            self.interval.duration = seconds
+        if rank_and_group_size.rank == 0 and not checkpoint_upload.problem:
+            self._warn_of_full_disk(len(checkpoint_upload.state))
+            elapsed_seconds = time.monotonic() - start_s
+            self.interval.cost = self.interval.cost + checkpoint_upload.cpu_seconds
+            self.interval.duration = elapsed_seconds
 
-            figures = {
-                "seconds": round(seconds, 3),
+            event_fields = {
+                "seconds": round(elapsed_seconds, 3),
                 "cost": round(self.interval.cost, 6),
-                "bytes": len(upload.state),
-                "uploaded": upload.uploaded_bytes,
+                "bytes": len(checkpoint_upload.state),
+                "uploaded": checkpoint_upload.uploaded_bytes,
             }
 
-            self.note("checkpoint", step=upload.step, name=snapshot_file.worker_name(), **figures)
+            self.note(
+                "checkpoint",
+                step=checkpoint_upload.step,
+                name=snapshot_file.worker_name(),
+                **event_fields,
+            )
 
-    def _warn_of_full_disk(self, size: int) -> None:
+    def _warn_of_full_disk(self, checkpoint_bytes: int) -> None:
         """Warn once if the disk of the object store is too small for train.keep_checkpoints."""
         if self._disk_checked:
             return
 
         self._disk_checked = True
         with suppress(StorageError):
-            count = self.config.keep_checkpoints
-            free = self.remote.store.free_bytes()
-            remedy = f"free space, or lower train.keep_checkpoints ({count})."
+            checkpoint_count = self.config.keep_checkpoints
+            free_bytes = self.remote.store.free_bytes()
+            remedy_text = f"free space, or lower train.keep_checkpoints ({checkpoint_count})."
 
-            message = describe_missing_space(
-                f"train.keep_checkpoints is {count}, and each checkpoint has {size:,} bytes:"
-                " keeping them",
-                count * size,
-                free,
+            warning_text = describe_missing_space(
+                f"train.keep_checkpoints is {checkpoint_count}, and each checkpoint has"
+                f" {checkpoint_bytes:,} bytes: keeping them",
+                checkpoint_count * checkpoint_bytes,
+                free_bytes,
                 "the object store",
-                remedy,
+                remedy_text,
             )
-            if message:
-                say(f"warning: {message}")
+            if warning_text:
+                say(f"warning: {warning_text}")
 
     def restore(
         self,
         snapshot_step: int,
-        run_read: ReadRunner = lambda read: read(),
-        cancelled: Callable[[], bool] = lambda: False,
+        run_read: ReadRunner = lambda read_function: read_function(),
+        is_cancelled: Callable[[], bool] = lambda: False,
     ) -> None:
         """Load the newest durable checkpoint if its step is after `snapshot_step`, which is the
         step of the newest snapshot of any member.
@@ -273,10 +296,10 @@ class Checkpoints:
         `run_read` calls the function that reads the checkpoint, and may raise GroupBroken at any
         moment. `cancelled()` returns True to stop waiting for an unavailable object store.
         """
-        was_restored = self._load_newer(snapshot_step, run_read, cancelled)
+        was_restored = self._load_newer(snapshot_step, run_read, is_cancelled)
         while self.remote.damage:
-            uri, reason = self.remote.damage.pop(0)
-            self.note("torn", object=uri, why=reason)
+            damaged_uri, reason = self.remote.damage.pop(0)
+            self.note("torn", object=damaged_uri, why=reason)
 
         if was_restored:
             say(
@@ -287,19 +310,19 @@ class Checkpoints:
             self.state.step = 0
 
         if was_restored:
-            tier = "durable"
+            storage_tier = "durable"
         else:
-            tier = "hot" if snapshot_step >= 0 else "none"
+            storage_tier = "hot" if snapshot_step >= 0 else "none"
 
         self.note(
             "restored",
             step=max(snapshot_step, self.state.step),
-            tier=tier,
+            tier=storage_tier,
             name=snapshot_file.worker_name(),
         )
 
     def _load_newer(
-        self, snapshot_step: int, run_read: ReadRunner, cancelled: Callable[[], bool]
+        self, snapshot_step: int, run_read: ReadRunner, is_cancelled: Callable[[], bool]
     ) -> bool:
         """Load a durable checkpoint newer than the snapshot; return False if none exists.
 
@@ -319,16 +342,16 @@ class Checkpoints:
             )
             return False
 
-        target = torch.empty_like(self.state.memory, device="cpu")
-        read_abandoned = threading.Event()
+        state_tensor = torch.empty_like(self.state.memory, device="cpu")
+        abandoned_event = threading.Event()
         # a copy is used, because an abandoned read may continue to write for a while
-        remote = copy(self.remote)
+        remote_checkpoints = copy(self.remote)
 
         def read() -> Manifest | None:
             try:
-                return remote.restore(tensor_bytes(target), snapshot_step)
+                return remote_checkpoints.restore(tensor_bytes(state_tensor), snapshot_step)
             except StorageError as error:
-                if read_abandoned.is_set() or cancelled():
+                if abandoned_event.is_set() or is_cancelled():
                     raise GroupBroken(
                         "the group is about to change: stopped waiting for the object store"
                     ) from error
@@ -339,10 +362,10 @@ class Checkpoints:
                 lambda: retry_until(read, self.leaving, "for the newest checkpoint")
             )
         finally:
-            read_abandoned.set()
+            abandoned_event.set()
 
         if manifest:
-            self.state.memory.copy_(target)
+            self.state.memory.copy_(state_tensor)
             self.loader.load(base64.b64decode(manifest["loader"]))
             self.state.step = manifest["step"]
             self.snapshot_crc = 0
@@ -351,74 +374,80 @@ class Checkpoints:
         return manifest is not None
 
     def _load_snapshot(
-        self, run_name: str, identity: str, layout: str, fingerprint: str
+        self, run_name: str, identity_hash: str, layout_hash: str, fingerprint_hash: str
     ) -> SnapshotFile | None:
         """Load this worker's newest intact snapshot. Return the snapshot file if this process holds
         its lock. Raises ConfigError."""
-        memory = self.state.memory
-        path = snapshot_file.snapshot_path(run_name, snapshot_file.hash_worker_name())
+        state_memory = self.state.memory
+        snapshot_file_path = snapshot_file.snapshot_path(run_name, snapshot_file.hash_worker_name())
 
         try:
             snapshot_file.remove_stale_files(run_name)
-            file = snapshot_file.SnapshotFile(
-                path, identity, layout, fingerprint, memory.numel() * memory.element_size()
+            opened_snapshot_file = snapshot_file.SnapshotFile(
+                snapshot_file_path,
+                identity_hash,
+                layout_hash,
+                fingerprint_hash,
+                state_memory.numel() * state_memory.element_size(),
             )
         except OSError as error:
             say(f"no snapshots in shared memory: {error}.")
             return None
 
-        newest_snapshot = next(file.read(), None)
-        for text in file.damage:
-            say(f"{text}: ignored.")
-            self._early_events.append({"event": "torn", "object": str(path), "why": text})
-
-        if file.last_step:
-            # the ledger may lack the last steps if the coordinator was killed, too
-            step, end_time = file.last_step
-            age_s = max(0.0, time.time() - end_time)
+        newest_snapshot = next(opened_snapshot_file.read(), None)
+        for damage_text in opened_snapshot_file.damage:
+            say(f"{damage_text}: ignored.")
             self._early_events.append(
-                {"event": "step", "step": step, "last": True, "age_s": round(age_s, 6)}
+                {"event": "torn", "object": str(snapshot_file_path), "why": damage_text}
+            )
+
+        if opened_snapshot_file.last_step:
+            # the ledger may lack the last steps if the coordinator was killed, too
+            last_step, last_step_end_s = opened_snapshot_file.last_step
+            age_s = max(0.0, time.time() - last_step_end_s)
+            self._early_events.append(
+                {"event": "step", "step": last_step, "last": True, "age_s": round(age_s, 6)}
             )
 
         if newest_snapshot:
             snapshot, loader_state = newest_snapshot
-            if memory.device.type == "cpu":
-                target = memory
+            if state_memory.device.type == "cpu":
+                state_bytes = state_memory
             else:
-                target = torch.empty_like(memory, device="cpu")
+                state_bytes = torch.empty_like(state_memory, device="cpu")
 
-            file.load(snapshot, tensor_bytes(target))
-            if target is not memory:
-                memory.copy_(target)
+            opened_snapshot_file.load(snapshot, tensor_bytes(state_bytes))
+            if state_bytes is not state_memory:
+                state_memory.copy_(state_bytes)
 
             self.loader.load(loader_state)
             self.state.step = snapshot.step
             self.snapshot_crc = snapshot.crc
-            say(f"step {snapshot.step} was found in shared memory ({path})")
+            say(f"step {snapshot.step} was found in shared memory ({snapshot_file_path})")
 
-            if file.is_foreign:
+            if opened_snapshot_file.is_foreign:
                 say(
                     "the snapshot is from a worker with another torch build, thread count, ...: the"
                     " bits may differ."
                 )
 
-        if file.is_locked:
-            return file
+        if opened_snapshot_file.is_locked:
+            return opened_snapshot_file
 
-        say(f"no snapshots in shared memory: another process holds {path}.")
-        file.close()
+        say(f"no snapshots in shared memory: another process holds {snapshot_file_path}.")
+        opened_snapshot_file.close()
         return None
 
 
-def _call_with_timeout(seconds: float, call: Callable[[], T]) -> T:
-    """Return `call()`. Raises TimeoutError if the call takes more than `seconds`."""
-    future = Future[T]()
+def _call_with_timeout(timeout_seconds: float, function: Callable[[], T]) -> T:
+    """Return `call()`. Raises TimeoutError if the call takes more than `timeout_seconds`."""
+    result_future = Future[T]()
     threading.Thread(
-        target=resolve_with_call, args=(future, call), name="timeout", daemon=True
+        target=resolve_with_call, args=(result_future, function), name="timeout", daemon=True
     ).start()
-    if not wait([future], seconds).done:
-        raise TimeoutError(f"no answer within {seconds:g} s")
-    return future.result()
+    if not wait([result_future], timeout_seconds).done:
+        raise TimeoutError(f"no answer within {timeout_seconds:g} s")
+    return result_future.result()
 
 
 def _hash_json(value: object) -> str:

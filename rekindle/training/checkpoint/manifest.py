@@ -47,31 +47,32 @@ class DamagedCheckpoint(Exception):
 
 def encode_manifest(manifest: Manifest) -> tuple[str, bytes]:
     """Return the object name and the JSON of a manifest."""
-    data = to_json(manifest).encode()
-    return f"{manifest['step']:010d}-{_short_hash(data)}.json", data
+    manifest_bytes = to_json(manifest).encode()
+    return f"{manifest['step']:010d}-{_short_hash(manifest_bytes)}.json", manifest_bytes
 
 
-def parse_manifest(name: str, data: bytes) -> Manifest:
-    """Validate the JSON `data` of the object `name`, and return the manifest. Raises
-    DamagedCheckpoint."""
-    if not name.endswith(f"-{_short_hash(data)}.json"):
+def parse_manifest(object_name: str, manifest_bytes: bytes) -> Manifest:
+    """Validate the JSON `manifest_bytes` of the object `object_name`, and return the manifest.
+    Raises DamagedCheckpoint."""
+    if not object_name.endswith(f"-{_short_hash(manifest_bytes)}.json"):
         raise DamagedCheckpoint("its manifest does not match the hash in its name")
 
     try:
-        manifest = MANIFEST_ADAPTER.validate_json(data)
+        manifest = MANIFEST_ADAPTER.validate_json(manifest_bytes)
         base64.b64decode(manifest["loader"], validate=True)
     except ValidationError as error:
-        (detail, *_) = error.errors(include_url=False, include_input=False)
-        where = ".".join(map(str, detail["loc"]))
+        (error_detail, *_) = error.errors(include_url=False, include_input=False)
+        error_location = ".".join(map(str, error_detail["loc"]))
         raise DamagedCheckpoint(
-            f"its manifest is invalid: {where}: {rule(detail['msg'])}"[:300]
+            f"its manifest is invalid: {error_location}: {rule(error_detail['msg'])}"[:300]
         ) from None
     except ValueError as error:
         raise DamagedCheckpoint(f"its loader state cannot be read: {error}") from None
 
-    if manifest["step"] != parse_step(name):
+    if manifest["step"] != parse_step(object_name):
         raise DamagedCheckpoint(
-            f"its name says step {parse_step(name)}, but its manifest says step {manifest['step']}"
+            f"its name says step {parse_step(object_name)}, but its manifest says step"
+            f" {manifest['step']}"
         )
 
     if len(manifest["chunks"]) != -(-manifest["bytes"] // manifest["chunk"]):
@@ -82,11 +83,11 @@ def parse_manifest(name: str, data: bytes) -> Manifest:
     return manifest
 
 
-def parse_step(name: str) -> int:
+def parse_step(manifest_name: str) -> int:
     """Return the step in a manifest's name; -1 if the name is invalid."""
-    match = MANIFEST_NAME.fullmatch(name.rpartition("/")[2])
-    if match:
-        return int(match[1])
+    name_match = MANIFEST_NAME.fullmatch(manifest_name.rpartition("/")[2])
+    if name_match:
+        return int(name_match[1])
     return -1
 
 

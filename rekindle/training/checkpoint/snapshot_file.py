@@ -61,10 +61,10 @@ def snapshot_directory() -> Path:
     return Path(os.environ.get("REKINDLE_SHM", "/dev/shm"))
 
 
-def hash_run_name(identity: str, prefix: str) -> str:
+def hash_run_name(run_identity: str, checkpoint_prefix: str) -> str:
     """Return the part of the file name that identifies the run: a hash of its identity and its
     checkpoint prefix."""
-    return hashlib.sha256((identity + prefix).encode()).hexdigest()[:12]
+    return hashlib.sha256((run_identity + checkpoint_prefix).encode()).hexdigest()[:12]
 
 
 def worker_name() -> str:
@@ -72,11 +72,11 @@ def worker_name() -> str:
     index of the worker in the pod."""
     # Rekindle's launcher appends the index to POD_NAME; torchrun sets LOCAL_RANK
     if "TORCHELASTIC_RUN_ID" in os.environ:
-        local = os.environ.get("LOCAL_RANK", "0")
+        local_rank = os.environ.get("LOCAL_RANK", "0")
     else:
-        local = "0"
+        local_rank = "0"
     return (os.environ.get(POD_NAME) or socket.gethostname()) + (
-        "" if local == "0" else f"/{local}"
+        "" if local_rank == "0" else f"/{local_rank}"
     )
 
 
@@ -85,8 +85,8 @@ def hash_worker_name() -> str:
     return hashlib.sha256(worker_name().encode()).hexdigest()[:12]
 
 
-def snapshot_path(run: str, node: str) -> Path:
-    return snapshot_directory() / f"rekindle-{run}-{node}"
+def snapshot_path(run_hash: str, worker_hash: str) -> Path:
+    return snapshot_directory() / f"rekindle-{run_hash}-{worker_hash}"
 
 
 def newest_step(path: Path) -> int:
@@ -97,43 +97,48 @@ def newest_step(path: Path) -> int:
     """
     with suppress(OSError), open(path, "rb") as file:
         return max(
-            (record.step for record in _parse_records(file.read(PAGE_BYTES)) if record), default=-1
+            (
+                snapshot_record.step
+                for snapshot_record in _parse_records(file.read(PAGE_BYTES))
+                if snapshot_record
+            ),
+            default=-1,
         )
     return -1
 
 
-def remove_stale_files(run: str) -> list[Path]:
+def remove_stale_files(run_hash: str) -> list[Path]:
     """Remove files that no process holds and that are older than STALE_AFTER_S.
 
-    Never removes the files of `run`, which may resume from them after any time.
+    Never removes the files of `run_hash`, which may resume from them after any time.
     """
     return _remove_unlocked_files(
         "rekindle-*",
-        lambda file: (
-            not file.name.startswith(f"rekindle-{run}-")
-            and time.time() - file.stat().st_mtime > STALE_AFTER_S
+        lambda snapshot_file_path: (
+            not snapshot_file_path.name.startswith(f"rekindle-{run_hash}-")
+            and time.time() - snapshot_file_path.stat().st_mtime > STALE_AFTER_S
         ),
     )
 
 
-def remove_run_files(run: str) -> list[Path]:
+def remove_run_files(run_hash: str) -> list[Path]:
     """Remove the files of a completed run, except those that a live process holds."""
-    return _remove_unlocked_files(f"rekindle-{run}-*", lambda file: True)
+    return _remove_unlocked_files(f"rekindle-{run_hash}-*", lambda file: True)
 
 
-def _remove_unlocked_files(pattern: str, is_selected: Callable[[Path], bool]) -> list[Path]:
-    removed = []
-    for file in snapshot_directory().glob(pattern):
+def _remove_unlocked_files(file_pattern: str, is_selected: Callable[[Path], bool]) -> list[Path]:
+    removed_files = []
+    for file in snapshot_directory().glob(file_pattern):
         # raised for a file that is already removed, locked by a process, or owned by another user
         with suppress(OSError):
             if not is_selected(file):
                 continue  # not even locked briefly, because a worker may be about to lock it
-            with open(file, "r+b") as opened:
-                fcntl.lockf(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            with open(file, "r+b") as opened_file:
+                fcntl.lockf(opened_file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 if is_selected(file):  # the file may have changed before we locked it
                     file.unlink()
-                    removed.append(file)
-    return removed
+                    removed_files.append(file)
+    return removed_files
 
 
 class SnapshotFile:
@@ -144,50 +149,68 @@ class SnapshotFile:
     takes as long as filling all slots.
     """
 
-    def __init__(self, path: Path, identity: str, layout: str, fingerprint: str, size: int) -> None:
-        """The three hashes are sha256 in hex; `size`: bytes of the state."""
+    def __init__(
+        self,
+        path: Path,
+        identity_hash: str,
+        layout_hash: str,
+        fingerprint_hash: str,
+        state_bytes: int,
+    ) -> None:
+        """The three hashes are sha256 in hex; `state_bytes`: bytes of the state."""
         self.path = path
-        self.size = size
-        self.slot_bytes = -(-(size + MAX_LOADER_STATE_BYTES) // PAGE_BYTES) * PAGE_BYTES
+        self.size = state_bytes
+        self.slot_bytes = -(-(state_bytes + MAX_LOADER_STATE_BYTES) // PAGE_BYTES) * PAGE_BYTES
         self.damage: list[str] = []  # messages about damage found while reading
         self.loaded_slot: int | None = None  # slot of the loaded snapshot
         self._header = HEADER.pack(
-            MAGIC, *(bytes.fromhex(digest) for digest in (identity, layout, fingerprint)), size
+            MAGIC,
+            *(
+                bytes.fromhex(hex_digest)
+                for hex_digest in (identity_hash, layout_hash, fingerprint_hash)
+            ),
+            state_bytes,
         )
         self._file, self.is_locked = open_and_lock(path)  # True if this process holds the lock
         self._map: mmap.mmap | None = None
-        page = os.pread(self._file, PAGE_BYTES, 0)
-        self._records = _parse_records(page)
+        header_page = os.pread(self._file, PAGE_BYTES, 0)
+        self._records = _parse_records(header_page)
         # the last step that the previous process recorded, and the Unix time of its end
-        self.last_step = _parse_last_step(page)
+        self.last_step = _parse_last_step(header_page)
         self.is_foreign = False  # True if the file is from a worker with another fingerprint
-        self._is_valid = self._check_header(page)
+        self._is_valid = self._check_header(header_page)
 
-    def _check_header(self, page: bytes) -> bool:
+    def _check_header(self, header_page: bytes) -> bool:
         """Return True if the header is intact. Raises ConfigError if the slots belong to another
         run."""
-        if not page:
+        if not header_page:
             return False
 
-        end = HEADER.size
+        header_end = HEADER.size
         if (
-            len(page) < PAGE_BYTES
-            or FLAG.unpack_from(page, end)[0] != _compute_flag(page[:end])
-            or page[:16] != MAGIC
+            len(header_page) < PAGE_BYTES
+            or FLAG.unpack_from(header_page, header_end)[0]
+            != _compute_flag(header_page[:header_end])
+            or header_page[:16] != MAGIC
         ):
             self.damage.append(f"the header of {self.path} is damaged")
             return False
 
-        actual = HEADER.unpack(page[:end])
-        expected = HEADER.unpack(self._header)
-        if (actual[1], actual[2], actual[4]) != (expected[1], expected[2], expected[4]):
+        actual_fields = HEADER.unpack(header_page[:header_end])
+        expected_fields = HEADER.unpack(self._header)
+        if (actual_fields[1], actual_fields[2], actual_fields[4]) != (
+            expected_fields[1],
+            expected_fields[2],
+            expected_fields[4],
+        ):
             raise ConfigError(
                 f"{self.path} holds the state of another run or model (identity"
-                f" {actual[1].hex()[:12]}, this run has {expected[1].hex()[:12]}): nothing was"
-                " changed. Give this run another `checkpoints` prefix, or delete that file."
+                f" {actual_fields[1].hex()[:12]}, this run has {expected_fields[1].hex()[:12]}):"
+                " nothing was changed. Give this run another `checkpoints` prefix, or delete that"
+                " file."
             )
 
-        self.is_foreign = actual[3] != expected[3]
+        self.is_foreign = actual_fields[3] != expected_fields[3]
         return True
 
     def read(self) -> Iterator[tuple[Snapshot, bytes]]:
@@ -196,26 +219,30 @@ class SnapshotFile:
         if not self._is_valid:
             return
 
-        for slot, record in enumerate(self._records):
-            if record is None:
-                self.damage.append(f"the record of slot {slot} of {self.path} is damaged")
+        for slot_index, slot_record in enumerate(self._records):
+            if slot_record is None:
+                self.damage.append(f"the record of slot {slot_index} of {self.path} is damaged")
 
-        committed = [record for record in self._records if record and record.step >= 0]
-        for snapshot in sorted(committed, key=lambda snapshot: snapshot.step, reverse=True):
+        committed_snapshots = [
+            slot_record for slot_record in self._records if slot_record and slot_record.step >= 0
+        ]
+        for snapshot in sorted(
+            committed_snapshots, key=lambda snapshot: snapshot.step, reverse=True
+        ):
             if self._compute_crc(snapshot) == snapshot.crc:
-                offset = PAGE_BYTES + snapshot.slot * self.slot_bytes + self.size
-                yield snapshot, os.pread(self._file, snapshot.length, offset)
+                loader_state_offset = PAGE_BYTES + snapshot.slot * self.slot_bytes + self.size
+                yield snapshot, os.pread(self._file, snapshot.length, loader_state_offset)
             else:
                 self.damage.append(
                     f"the snapshot of step {snapshot.step} in {self.path} is damaged"
                 )
 
-    def load(self, snapshot: Snapshot, target: memoryview) -> None:
-        """Read the state of a snapshot, which `read` has yielded, into `target`."""
-        start = PAGE_BYTES + snapshot.slot * self.slot_bytes
-        for offset in range(0, self.size, READ_BYTES):
-            block = target[offset : min(self.size, offset + READ_BYTES)]
-            if os.preadv(self._file, [block], start + offset) != len(block):
+    def load(self, snapshot: Snapshot, state_bytes: memoryview) -> None:
+        """Read the state of a snapshot, which `read` has yielded, into `state_bytes`."""
+        slot_offset = PAGE_BYTES + snapshot.slot * self.slot_bytes
+        for block_offset in range(0, self.size, READ_BYTES):
+            state_block = state_bytes[block_offset : min(self.size, block_offset + READ_BYTES)]
+            if os.preadv(self._file, [state_block], slot_offset + block_offset) != len(state_block):
                 raise RekindleError(
                     f"{self.path} became shorter while this worker read it: restart this worker."
                 )
@@ -224,79 +251,81 @@ class SnapshotFile:
     def _compute_crc(self, snapshot: Snapshot) -> int:
         """Return the checksum of a slot, or -1 if the file is too short. The file is read without a
         memory mapping, which would crash the process if the file is truncated."""
-        offset = PAGE_BYTES + snapshot.slot * self.slot_bytes
-        crc = 0
-        missing = self.size + snapshot.length
-        buffer = memoryview(bytearray(min(READ_BYTES, missing)))
+        read_offset = PAGE_BYTES + snapshot.slot * self.slot_bytes
+        checksum = 0
+        remaining_bytes = self.size + snapshot.length
+        read_buffer = memoryview(bytearray(min(READ_BYTES, remaining_bytes)))
 
-        while missing:
-            count = os.preadv(self._file, [buffer[: min(READ_BYTES, missing)]], offset)
-            if not count:
+        while remaining_bytes:
+            read_bytes = os.preadv(
+                self._file, [read_buffer[: min(READ_BYTES, remaining_bytes)]], read_offset
+            )
+            if not read_bytes:
                 return -1
 
-            crc = zlib.crc32(buffer[:count], crc)
-            offset = offset + count
-            missing = missing - count
+            checksum = zlib.crc32(read_buffer[:read_bytes], checksum)
+            read_offset = read_offset + read_bytes
+            remaining_bytes = remaining_bytes - read_bytes
 
-        return crc
+        return checksum
 
     def reserve(self) -> None:
         """Allocate and map all slots without changing intact snapshots. Raises OSError if memory is
         insufficient."""
-        total = PAGE_BYTES + SLOT_COUNT * self.slot_bytes
+        file_bytes = PAGE_BYTES + SLOT_COUNT * self.slot_bytes
         # without this allocation, a full file system would later kill this process by SIGBUS
-        os.posix_fallocate(self._file, 0, total)
-        os.ftruncate(self._file, total)
+        os.posix_fallocate(self._file, 0, file_bytes)
+        os.ftruncate(self._file, file_bytes)
 
-        self._map = mapped = mmap.mmap(self._file, total)
+        self._map = mapped_memory = mmap.mmap(self._file, file_bytes)
         if not self._is_valid:
-            mapped[:PAGE_BYTES] = bytes(PAGE_BYTES)
-            mapped[: HEADER.size] = self._header
-            FLAG.pack_into(mapped, HEADER.size, _compute_flag(self._header))
+            mapped_memory[:PAGE_BYTES] = bytes(PAGE_BYTES)
+            mapped_memory[: HEADER.size] = self._header
+            FLAG.pack_into(mapped_memory, HEADER.size, _compute_flag(self._header))
 
         # each slot contains the state, followed by the data loader's state
-        view = memoryview(mapped)
+        memory_view = memoryview(mapped_memory)
         self.slots = [
-            view[start : start + self.slot_bytes]
-            for start in range(PAGE_BYTES, total, self.slot_bytes)
+            memory_view[slot_offset : slot_offset + self.slot_bytes]
+            for slot_offset in range(PAGE_BYTES, file_bytes, self.slot_bytes)
         ]
-        for slot, record in enumerate(self._records):
-            if record is None:
-                self.clear_slot(slot)
+        for slot_index, slot_record in enumerate(self._records):
+            if slot_record is None:
+                self.clear_slot(slot_index)
 
         # pages are faulted in now, so that later copies do not wait for page faults
-        for start in range(0, total, READ_BYTES):
-            fault_in_pages(mapped, start, min(READ_BYTES, total - start))
+        for slot_offset in range(0, file_bytes, READ_BYTES):
+            fault_in_pages(mapped_memory, slot_offset, min(READ_BYTES, file_bytes - slot_offset))
 
     def record_step(self, step: int) -> None:
         """Record that `step` was completed now. Call after `reserve`."""
         assert self._map
-        record = LAST_STEP.pack(step, time.time())
+        packed_record = LAST_STEP.pack(step, time.time())
         # written alternately to two records: if the process dies here, the other record stays
         # intact
-        offset = LAST_STEP_OFFSET + step % 2 * RECORD_DISTANCE
-        self._map[offset : offset + LAST_STEP.size] = record
-        FLAG.pack_into(self._map, offset + LAST_STEP.size, _compute_flag(record))
+        record_offset = LAST_STEP_OFFSET + step % 2 * RECORD_DISTANCE
+        self._map[record_offset : record_offset + LAST_STEP.size] = packed_record
+        FLAG.pack_into(self._map, record_offset + LAST_STEP.size, _compute_flag(packed_record))
 
-    def clear_slot(self, slot: int) -> None:
+    def clear_slot(self, slot_index: int) -> None:
         """Mark the slot as empty until `commit_slot` is called."""
         assert self._map
-        offset = FIRST_RECORD_OFFSET + slot * RECORD_DISTANCE
-        FLAG.pack_into(self._map, offset + RECORD.size, 0)
-        self._map[offset : offset + RECORD.size] = bytes(RECORD.size)
+        record_offset = FIRST_RECORD_OFFSET + slot_index * RECORD_DISTANCE
+        FLAG.pack_into(self._map, record_offset + RECORD.size, 0)
+        self._map[record_offset : record_offset + RECORD.size] = bytes(RECORD.size)
 
-    def commit_slot(self, slot: int, step: int, loader_state: bytes) -> Snapshot:
+    def commit_slot(self, slot_index: int, step: int, loader_state: bytes) -> Snapshot:
         """Write the data loader's state to the slot, and mark the slot as complete."""
         assert self._map
-        view = self.slots[slot]
-        view[self.size : self.size + len(loader_state)] = loader_state
-        crc = zlib.crc32(view[: self.size + len(loader_state)])
-        record = RECORD.pack(step, len(loader_state), crc)
-        offset = FIRST_RECORD_OFFSET + slot * RECORD_DISTANCE
-        self._map[offset : offset + RECORD.size] = record
-        FLAG.pack_into(self._map, offset + RECORD.size, _compute_flag(record))
+        slot_view = self.slots[slot_index]
+        slot_view[self.size : self.size + len(loader_state)] = loader_state
+        checksum = zlib.crc32(slot_view[: self.size + len(loader_state)])
+        packed_record = RECORD.pack(step, len(loader_state), checksum)
+        record_offset = FIRST_RECORD_OFFSET + slot_index * RECORD_DISTANCE
+        self._map[record_offset : record_offset + RECORD.size] = packed_record
+        FLAG.pack_into(self._map, record_offset + RECORD.size, _compute_flag(packed_record))
         os.utime(self._file)
-        return Snapshot(slot, step, len(loader_state), crc)
+        return Snapshot(slot_index, step, len(loader_state), checksum)
 
     def close(self, *, deletes_file: bool = False) -> None:
         if deletes_file and self.is_locked:
@@ -304,73 +333,80 @@ class SnapshotFile:
         os.close(self._file)
 
 
-def fault_in_pages(mapped: mmap.mmap, start: int, length: int) -> None:
+def fault_in_pages(mapped_memory: mmap.mmap, start_byte: int, length_bytes: int) -> None:
     """Fault in the pages of a shared mapping for writing, without changing their contents."""
     try:
-        mapped.madvise(MADV_POPULATE_WRITE, start, length)
+        mapped_memory.madvise(MADV_POPULATE_WRITE, start_byte, length_bytes)
     except OSError:  # a kernel before 5.14 lacks MADV_POPULATE_WRITE
-        for page in range(start, start + length, PAGE_BYTES):
-            mapped[page]
+        for page_offset in range(start_byte, start_byte + length_bytes, PAGE_BYTES):
+            mapped_memory[page_offset]
 
 
 def open_and_lock(path: Path) -> tuple[int, bool]:
     """Open the file. Return its descriptor, and True if this process holds its lock, or False if an
     earlier process still holds it."""
     while True:
-        file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        file_descriptor = os.open(
+            path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600
+        )
         # every user may create files in /dev/shm
-        owner = os.fstat(file).st_uid
-        if owner != os.geteuid():
-            os.close(file)
-            raise PermissionError(f"{path} belongs to another user ({owner})")
+        owner_uid = os.fstat(file_descriptor).st_uid
+        if owner_uid != os.geteuid():
+            os.close(file_descriptor)
+            raise PermissionError(f"{path} belongs to another user ({owner_uid})")
 
         try:
             # this lock belongs to the process: children do not inherit it
-            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.lockf(file_descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            return file, False
+            return file_descriptor, False
 
         with suppress(FileNotFoundError):
-            if os.stat(path).st_ino == os.fstat(file).st_ino:
-                return file, True
+            if os.stat(path).st_ino == os.fstat(file_descriptor).st_ino:
+                return file_descriptor, True
 
-        os.close(file)  # the file was removed before we locked it
+        os.close(file_descriptor)  # the file was removed before we locked it
 
 
-def _parse_records(page: bytes) -> list[Snapshot | None]:
+def _parse_records(header_page: bytes) -> list[Snapshot | None]:
     """Return the record of each slot. Step -1: the slot is empty or unfinished; None: the record is
     damaged."""
-    records: list[Snapshot | None] = []
+    slot_records: list[Snapshot | None] = []
 
-    for slot in range(SLOT_COUNT if len(page) == PAGE_BYTES else 0):
-        offset = FIRST_RECORD_OFFSET + slot * RECORD_DISTANCE
-        record, (flag,) = (
-            page[offset : offset + RECORD.size],
-            FLAG.unpack_from(page, offset + RECORD.size),
+    for slot_index in range(SLOT_COUNT if len(header_page) == PAGE_BYTES else 0):
+        record_offset = FIRST_RECORD_OFFSET + slot_index * RECORD_DISTANCE
+        packed_record, (record_flag,) = (
+            header_page[record_offset : record_offset + RECORD.size],
+            FLAG.unpack_from(header_page, record_offset + RECORD.size),
         )
-        step, length, crc = RECORD.unpack(record)
-        is_intact = flag == _compute_flag(record) and length <= MAX_LOADER_STATE_BYTES
-        committed = Snapshot(slot, step, length, crc) if is_intact else None
-        records.append(committed if flag else Snapshot(slot, -1, 0, 0))
+        step, loader_state_bytes, checksum = RECORD.unpack(packed_record)
+        is_intact = (
+            record_flag == _compute_flag(packed_record)
+            and loader_state_bytes <= MAX_LOADER_STATE_BYTES
+        )
+        committed_snapshot = (
+            Snapshot(slot_index, step, loader_state_bytes, checksum) if is_intact else None
+        )
+        slot_records.append(committed_snapshot if record_flag else Snapshot(slot_index, -1, 0, 0))
 
-    return records
+    return slot_records
 
 
-def _parse_last_step(page: bytes) -> tuple[int, float] | None:
+def _parse_last_step(header_page: bytes) -> tuple[int, float] | None:
     """Return the newest completed step and the time of its end; None if no intact record exists."""
-    records: list[tuple[int, float]] = []
-    for number in range(2 if len(page) == PAGE_BYTES else 0):
-        offset = LAST_STEP_OFFSET + number * RECORD_DISTANCE
-        record, (flag,) = (
-            page[offset : offset + LAST_STEP.size],
-            FLAG.unpack_from(page, offset + LAST_STEP.size),
+    step_records: list[tuple[int, float]] = []
+    for record_number in range(2 if len(header_page) == PAGE_BYTES else 0):
+        record_offset = LAST_STEP_OFFSET + record_number * RECORD_DISTANCE
+        packed_record, (record_flag,) = (
+            header_page[record_offset : record_offset + LAST_STEP.size],
+            FLAG.unpack_from(header_page, record_offset + LAST_STEP.size),
         )
-        if flag == _compute_flag(record):
-            records.append(LAST_STEP.unpack(record))
-    return max(records, default=None)
+        if record_flag == _compute_flag(packed_record):
+            step_records.append(LAST_STEP.unpack(packed_record))
+    return max(step_records, default=None)
 
 
-def _compute_flag(data: bytes) -> int:
+def _compute_flag(record_bytes: bytes) -> int:
     """Return a checksum without zero bytes, since a damaged byte must not make a record look
     empty."""
-    return zlib.crc32(data) | 0x01010101
+    return zlib.crc32(record_bytes) | 0x01010101

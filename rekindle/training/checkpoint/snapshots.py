@@ -22,8 +22,8 @@ class Snapshots:
     """The slots of one worker. Without a snapshot file, there is only one slot, in private memory,
     which is used only for uploads."""
 
-    def __init__(self, state: State, file: snapshot_file.SnapshotFile | None) -> None:
-        self.state = state
+    def __init__(self, training_state: State, file: snapshot_file.SnapshotFile | None) -> None:
+        self.state = training_state
         self.file = file
         # set once the memory is reserved, or its reservation has failed
         self.ready = threading.Event()
@@ -52,12 +52,12 @@ class Snapshots:
         return self.ready.is_set() and self.file is not None and not self._queued_slots
 
     def copy_state(
-        self, loader_state: bytes, *, pin: bool = False, commit: bool = True
+        self, loader_state: bytes, *, should_pin: bool = False, should_commit: bool = True
     ) -> int | None:
         """Copy the current state to a free slot, and return the slot; None if all slots are in use.
 
-        `pin`: do not overwrite the copy until `unpin`. `commit`: make it the newest snapshot in
-        shared memory. Raises RekindleError if the memory could not be reserved.
+        `should_pin`: do not overwrite the copy until `unpin`. `should_commit`: make it the newest
+        snapshot in shared memory. Raises RekindleError if the memory could not be reserved.
         """
         if not self.ready.is_set():
             return None
@@ -66,42 +66,49 @@ class Snapshots:
 
         with self._lock:
             busy_slots = {self._newest_slot, *self._queued_slots, *self._pinned_slots}
-            slot = next((slot for slot in range(len(self._slots)) if slot not in busy_slots), None)
-            if slot is None:
+            slot_index = next(
+                (
+                    slot_index
+                    for slot_index in range(len(self._slots))
+                    if slot_index not in busy_slots
+                ),
+                None,
+            )
+            if slot_index is None:
                 return None
-            if pin:
-                self._pinned_slots.add(slot)
+            if should_pin:
+                self._pinned_slots.add(slot_index)
 
             if self.file:
-                self._queued_slots.update({slot} if commit else set())
-                self.file.clear_slot(slot)
+                self._queued_slots.update({slot_index} if should_commit else set())
+                self.file.clear_slot(slot_index)
 
-        self._tensors[slot].copy_(self.state.memory)
-        if self.file and commit:
-            self._jobs.put((slot, self.state.step, loader_state))
+        self._tensors[slot_index].copy_(self.state.memory)
+        if self.file and should_commit:
+            self._jobs.put((slot_index, self.state.step, loader_state))
 
-        return slot
+        return slot_index
 
     def record_step(self, step: int) -> None:
         """Record in shared memory, for a later process, that `step` was completed now."""
         if self.ready.is_set() and self.file:
             self.file.record_step(step)
 
-    def view_slot(self, slot: int) -> memoryview:
-        return self._slots[slot]
+    def view_slot(self, slot_index: int) -> memoryview:
+        return self._slots[slot_index]
 
-    def unpin(self, slot: int) -> None:
+    def unpin(self, slot_index: int) -> None:
         with self._lock:
-            self._pinned_slots.discard(slot)
+            self._pinned_slots.discard(slot_index)
 
     def close(self, *, remove: bool) -> None:
         """Commit all queued snapshots and close the file; if `remove`, also delete it."""
         self._jobs.put(None)
         self._thread.join()
-        file = self.file
+        opened_file = self.file
         self.file = None
-        if file:
-            file.close(deletes_file=remove)
+        if opened_file:
+            opened_file.close(deletes_file=remove)
 
     def _commit_queued_slots(self) -> None:
         try:
@@ -115,39 +122,41 @@ class Snapshots:
             )
 
         self.ready.set()
-        while job := self._jobs.get():
-            slot, step, loader_state = job
+        while commit_job := self._jobs.get():
+            slot_index, step, loader_state = commit_job
             assert self.file
-            self.file.commit_slot(slot, step, loader_state)
+            self.file.commit_slot(slot_index, step, loader_state)
 
             with self._lock:
-                self._newest_slot = slot
-                self._queued_slots.discard(slot)
+                self._newest_slot = slot_index
+                self._queued_slots.discard(slot_index)
 
     def _reserve(self) -> None:
-        memory = self.state.memory
-        size = self._size
+        state_memory = self.state.memory
+        state_bytes = self._size
 
         if self.file:
             try:
                 self.file.reserve()
-                self._slots = [slot[:size] for slot in self.file.slots]
+                self._slots = [file_slot[:state_bytes] for file_slot in self.file.slots]
             except OSError as error:
-                directory = snapshot_file.snapshot_directory()
-                mib = size >> 20
+                snapshot_folder = snapshot_file.snapshot_directory()
+                size_mib = state_bytes >> 20
                 say(
-                    f"no snapshots in shared memory: {error}. {directory} needs"
-                    f" {snapshot_file.SLOT_COUNT} times {mib} MiB: mount an emptyDir with medium:"
-                    " Memory at this path. Until then, if all workers are lost, the steps since the"
-                    " last durable checkpoint are repeated."
+                    f"no snapshots in shared memory: {error}. {snapshot_folder} needs"
+                    f" {snapshot_file.SLOT_COUNT} times {size_mib} MiB: mount an emptyDir with"
+                    " medium: Memory at this path. Until then, if all workers are lost, the steps"
+                    " since the last durable checkpoint are repeated."
                 )
                 self.file.close(deletes_file=True)
                 self.file = None
 
         if not self.file:
-            self._slots = [memoryview(mmap.mmap(-1, size))]
+            self._slots = [memoryview(mmap.mmap(-1, state_bytes))]
 
-        self._tensors = [torch.frombuffer(slot, dtype=memory.dtype) for slot in self._slots]
+        self._tensors = [
+            torch.frombuffer(file_slot, dtype=state_memory.dtype) for file_slot in self._slots
+        ]
         if not self.file:
             # pages are faulted in now, so that later copies do not wait for page faults
             self._tensors[0].zero_()

@@ -79,83 +79,109 @@ class Bill:
     def amounts(self) -> dict[str, float]:
         """Return all amounts of the bill by name."""
         if self.spot:
-            saved = {"without_spot": self.without_spot, "saved": self.without_spot - self.total}
+            saved_amounts = {
+                "without_spot": self.without_spot,
+                "saved": self.without_spot - self.total,
+            }
         else:
-            saved = {}
+            saved_amounts = {}
 
-        losses = {"losses": self.losses} if self.preemptions else {}
+        loss_amounts = {"losses": self.losses} if self.preemptions else {}
 
         return {
             "total": self.total,
             **self.uses,
             "spot": self.spot,
             "on_demand": self.on_demand,
-            **losses,
-            **saved,
+            **loss_amounts,
+            **saved_amounts,
         }
 
     def as_json(self) -> dict[str, Any]:
         """Return the amounts and the currency. The key `checkpoints` exists only if work was
         restored from a durable checkpoint."""
-        interval = self.checkpoint_interval
-        if interval:
-            more = {
-                "checkpoints": {name: round(value, 9) for name, value in vars(interval).items()}
+        interval_comparison = self.checkpoint_interval
+        if interval_comparison:
+            checkpoint_fields = {
+                "checkpoints": {
+                    field_name: round(field_value, 9)
+                    for field_name, field_value in vars(interval_comparison).items()
+                }
             }
         else:
-            more = {}
+            checkpoint_fields = {}
 
         return (
             {"currency": self.currency}
-            | {name: round(value, 9) for name, value in self.amounts().items()}
-            | more
+            | {
+                field_name: round(field_value, 9)
+                for field_name, field_value in self.amounts().items()
+            }
+            | checkpoint_fields
         )
 
 
-def compute_bill(summary: Summary, tariff: Tariff) -> Bill:
+def compute_bill(ledger_summary: Summary, tariff: Tariff) -> Bill:
     """Return the cost of a training. Raises ConfigError if a pod has no price."""
-    bill = Bill(tariff.prices.currency, preemptions=summary.preemptions)
+    bill = Bill(tariff.prices.currency, preemptions=ledger_summary.preemptions)
 
-    pauses = merge_intervals(
+    recovery_pauses = merge_intervals(
         [
-            Interval(item.t, _recovery_time(item), WAITED)
-            for item in summary.incidents
-            if item.kind in PREEMPTION_KINDS
+            Interval(incident.t, _recovery_time(incident), WAITED)
+            for incident in ledger_summary.incidents
+            if incident.kind in PREEMPTION_KINDS
         ]
     )
 
-    for name, intervals in summary.intervals.items():
-        is_spot = tariff.prices.is_spot(tariff.worker_pod(name))
-        for interval in intervals:
-            seconds = interval.end - interval.start
-            _add_cost(bill, interval.kind, tariff.worker_cost(name, seconds), is_spot)
-            avoidable = {WAITED: _overlap_s(interval, pauses), LOST: seconds}.get(
-                interval.kind, 0.0
+    for worker_name, worker_intervals in ledger_summary.intervals.items():
+        is_spot = tariff.prices.is_spot(tariff.worker_pod(worker_name))
+        for interval in worker_intervals:
+            interval_seconds = interval.end - interval.start
+            _add_cost(
+                bill, interval.kind, tariff.worker_cost(worker_name, interval_seconds), is_spot
             )
-            bill.waits += tariff.worker_cost(name, avoidable) if interval.kind == WAITED else 0.0
-            bill.without_spot += tariff.worker_cost(name, seconds - avoidable, spot=False)
+            avoidable_seconds = {
+                WAITED: _overlap_s(interval, recovery_pauses),
+                LOST: interval_seconds,
+            }.get(interval.kind, 0.0)
+            bill.waits += (
+                tariff.worker_cost(worker_name, avoidable_seconds)
+                if interval.kind == WAITED
+                else 0.0
+            )
+            bill.without_spot += tariff.worker_cost(
+                worker_name, interval_seconds - avoidable_seconds, runs_on_spot=False
+            )
 
-    if tariff.coordinator and summary.counts.get("coordinator"):
-        busy = sum(
-            end - start
-            for start, end in merge_intervals(
-                [i for worker in summary.intervals.values() for i in worker]
+    if tariff.coordinator and ledger_summary.counts.get("coordinator"):
+        busy_seconds = sum(
+            interval_end_s - interval_start_s
+            for interval_start_s, interval_end_s in merge_intervals(
+                [
+                    time_interval
+                    for process_intervals in ledger_summary.intervals.values()
+                    for time_interval in process_intervals
+                ]
             )
         )
-        for use, seconds in (
-            (COORDINATOR, busy),
-            (QUEUED, max(0.0, summary.ended - summary.began - busy)),
+        for time_use, interval_seconds in (
+            (COORDINATOR, busy_seconds),
+            (QUEUED, max(0.0, ledger_summary.ended - ledger_summary.began - busy_seconds)),
         ):
-            cost = tariff.prices.pod_cost(tariff.coordinator, seconds)
-            _add_cost(bill, use, cost, tariff.prices.is_spot(tariff.coordinator))
-            bill.without_spot += tariff.prices.pod_cost(tariff.coordinator, seconds, spot=False)
+            cost = tariff.prices.pod_cost(tariff.coordinator, interval_seconds)
+            _add_cost(bill, time_use, cost, tariff.prices.is_spot(tariff.coordinator))
+            bill.without_spot += tariff.prices.pod_cost(
+                tariff.coordinator, interval_seconds, runs_on_spot=False
+            )
 
-    bill.checkpoint_interval = _compare_interval(summary, bill.uses[TRAINED] + bill.uses[LOST])
+    bill.checkpoint_interval = _compare_interval(
+        ledger_summary, bill.uses[TRAINED] + bill.uses[LOST]
+    )
     return bill
 
 
-def _add_cost(bill: Bill, use_name: str, cost: float, is_spot: bool) -> None:
-    bill.uses[use_name] += cost
+def _add_cost(bill: Bill, time_use: str, cost: float, is_spot: bool) -> None:
+    bill.uses[time_use] += cost
     if is_spot:
         bill.spot += cost
     else:
@@ -167,52 +193,66 @@ def _recovery_time(incident: Incident) -> float:
     return max(incident.t, incident.resumed or incident.t, incident.back or incident.t)
 
 
-def _overlap_s(interval: Interval, pauses: list[tuple[float, float]]) -> float:
+def _overlap_s(interval: Interval, recovery_pauses: list[tuple[float, float]]) -> float:
     return sum(
-        max(0.0, min(interval.end, end) - max(interval.start, start)) for start, end in pauses
+        max(0.0, min(interval.end, pause_end_s) - max(interval.start, pause_start_s))
+        for pause_start_s, pause_end_s in recovery_pauses
     )
 
 
-def _compare_interval(summary: Summary, cost: float) -> IntervalComparison | None:
-    """Compare the actual time between durable checkpoints with the cheapest time. `cost`: cost of
-    the part of the workers' time that counts as trained or lost."""
-    restored = {
-        item.resumed: item
-        for item in summary.incidents
-        if item.tier == "durable" and item.kind != "coordinator"
+def _compare_interval(ledger_summary: Summary, worker_cost: float) -> IntervalComparison | None:
+    """Compare the actual time between durable checkpoints with the cheapest time. `worker_cost`:
+    cost of the part of the workers' time that counts as trained or lost."""
+    restored_incidents = {
+        incident.resumed: incident
+        for incident in ledger_summary.incidents
+        if incident.tier == "durable" and incident.kind != "coordinator"
     }
 
-    costs = [event["cost"] for event in summary.checkpoints if event.get("cost")]
+    checkpoint_costs_s = [
+        checkpoint_event["cost"]
+        for checkpoint_event in ledger_summary.checkpoints
+        if checkpoint_event.get("cost")
+    ]
 
-    seconds = summary.training_seconds
-    if not (restored and costs and seconds):
+    training_seconds = ledger_summary.training_seconds
+    if not (restored_incidents and checkpoint_costs_s and training_seconds):
         return None
 
-    checkpoint_s = sum(costs) / len(costs)
-    loss_interval_s = seconds / len(restored)
-    interval_s = seconds / len(summary.checkpoints)
-    best_s = math.sqrt(2 * checkpoint_s * loss_interval_s)
-    overheads = [
-        checkpoint_s / value + value / (2 * loss_interval_s) for value in (interval_s, best_s)
+    checkpoint_s = sum(checkpoint_costs_s) / len(checkpoint_costs_s)
+    loss_interval_s = training_seconds / len(restored_incidents)
+    interval_s = training_seconds / len(ledger_summary.checkpoints)
+    best_interval_s = math.sqrt(2 * checkpoint_s * loss_interval_s)
+    overhead_shares = [
+        checkpoint_s / interval_seconds + interval_seconds / (2 * loss_interval_s)
+        for interval_seconds in (interval_s, best_interval_s)
     ]
-    repeated = sum(item.repeated for item in restored.values())
+    repeated_steps = sum(incident.repeated for incident in restored_incidents.values())
 
     return IntervalComparison(
-        len(restored), repeated, interval_s, best_s, cost * (overheads[0] - overheads[1])
+        len(restored_incidents),
+        repeated_steps,
+        interval_s,
+        best_interval_s,
+        worker_cost * (overhead_shares[0] - overhead_shares[1]),
     )
 
 
-def build_report(summary: Summary, tariff: Tariff | None) -> dict[str, Any]:
-    """Return the report of a training: its Summary as numbers and as sentences (`words`), and with
-    a tariff also its `cost`."""
-    bill = compute_bill(summary, tariff) if tariff and summary.intervals else None
-    words = [*sentences.describe(summary), *(describe_bill(bill) if bill else ())]
-    return {"words": words} | summary.as_json() | ({"cost": bill.as_json()} if bill else {})
+def build_report(ledger_summary: Summary, tariff: Tariff | None) -> dict[str, Any]:
+    """Return the report of a training: its Summary as numbers and as sentences
+    (`report_sentences`), and with a tariff also its `cost`."""
+    bill = compute_bill(ledger_summary, tariff) if tariff and ledger_summary.intervals else None
+    report_sentences = [*sentences.describe(ledger_summary), *(describe_bill(bill) if bill else ())]
+    return (
+        {"words": report_sentences}
+        | ledger_summary.as_json()
+        | ({"cost": bill.as_json()} if bill else {})
+    )
 
 
 def describe_bill(bill: Bill) -> Iterator[str]:
     """Yield sentences about the cost of a training."""
-    uses = [
+    named_time_uses = [
         (TRAINED, "trained"),
         (WAITED, "waited"),
         (LOST, "lost"),
@@ -220,53 +260,61 @@ def describe_bill(bill: Bill) -> Iterator[str]:
         (COORDINATOR, "coordinator"),
     ]
 
-    parts = ", ".join(
-        f"{format_amount(bill.uses[use])} {word}" for use, word in uses if bill.uses[use]
+    cost_parts = ", ".join(
+        f"{format_amount(bill.uses[time_use])} {use_word}"
+        for time_use, use_word in named_time_uses
+        if bill.uses[time_use]
     )
-    yield f"The training cost {format_money(bill.total, bill.currency)}: {parts}."
+    yield f"The training cost {format_money(bill.total, bill.currency)}: {cost_parts}."
 
     if bill.preemptions and bill.losses:
-        count = f"{bill.preemptions} preemption{'s' * (bill.preemptions > 1)}"
-        work = format_amount(bill.uses[LOST])
-        waits = format_amount(bill.waits)
-        losses = format_money(bill.losses, bill.currency)
-        yield f"{count} cost {losses}: {work} of lost work and {waits} of waiting."
+        preemption_count_text = f"{bill.preemptions} preemption{'s' * (bill.preemptions > 1)}"
+        lost_work_text = format_amount(bill.uses[LOST])
+        waits_text = format_amount(bill.waits)
+        losses_text = format_money(bill.losses, bill.currency)
+        yield (
+            f"{preemption_count_text} cost {losses_text}: {lost_work_text} of lost work and"
+            f" {waits_text} of waiting."
+        )
 
     if bill.spot:
-        spot = format_money(bill.spot, bill.currency)
-        without_spot = format_money(bill.without_spot, bill.currency)
-        saved = bill.without_spot - bill.total
-        effect = "saved" if saved >= 0 else "cost another"
+        spot_text = format_money(bill.spot, bill.currency)
+        without_spot_text = format_money(bill.without_spot, bill.currency)
+        saved_amount = bill.without_spot - bill.total
+        effect_words = "saved" if saved_amount >= 0 else "cost another"
 
-        share = ""
+        share_text = ""
         if bill.without_spot:
-            share = f" ({format_percent(abs(saved) / bill.without_spot)})"
+            share_text = f" ({format_percent(abs(saved_amount) / bill.without_spot)})"
 
         yield (
-            f"{spot} of it is for spot nodes. On demand and without preemptions, the training would"
-            f" have cost {without_spot}: after all losses, spot nodes {effect}"
-            f" {format_amount(abs(saved))}{share}."
+            f"{spot_text} of it is for spot nodes. On demand and without preemptions, the training"
+            f" would have cost {without_spot_text}: after all losses, spot nodes {effect_words}"
+            f" {format_amount(abs(saved_amount))}{share_text}."
         )
 
-    interval = bill.checkpoint_interval
-    if interval and interval.saved >= MIN_SAVED_SHARE * bill.total:
-        times = "once" if interval.losses == 1 else f"{interval.losses} times"
+    interval_comparison = bill.checkpoint_interval
+    if interval_comparison and interval_comparison.saved >= MIN_SAVED_SHARE * bill.total:
+        loss_count_text = (
+            "once" if interval_comparison.losses == 1 else f"{interval_comparison.losses} times"
+        )
         yield (
-            f"{times.capitalize()}, the work was restored from the object store, and"
-            f" {interval.repeated} steps were repeated. At this rate, a durable checkpoint every"
-            f" {format_duration(interval.best_seconds)} (train.checkpoint_seconds) instead of every"
-            f" {format_duration(interval.seconds)} would have saved about"
-            f" {format_money(interval.saved, bill.currency)}."
+            f"{loss_count_text.capitalize()}, the work was restored from the object store, and"
+            f" {interval_comparison.repeated} steps were repeated. At this rate, a durable"
+            f" checkpoint every {format_duration(interval_comparison.best_seconds)}"
+            " (train.checkpoint_seconds) instead of every"
+            f" {format_duration(interval_comparison.seconds)} would have saved about"
+            f" {format_money(interval_comparison.saved, bill.currency)}."
         )
 
 
-def format_money(value: float, currency: str) -> str:
+def format_money(amount: float, currency: str) -> str:
     """Format an amount with its currency: `12.30 USD`, `0.0041 USD`."""
-    return f"{format_amount(value)} {currency}"
+    return f"{format_amount(amount)} {currency}"
 
 
-def format_amount(value: float) -> str:
+def format_amount(amount: float) -> str:
     """Format an amount with two digits, or with two significant digits below 0.1."""
-    if value == 0 or abs(value) >= 0.1:
-        return f"{value:,.2f}"
-    return f"{value:.{1 - math.floor(math.log10(abs(value)))}f}"
+    if amount == 0 or abs(amount) >= 0.1:
+        return f"{amount:,.2f}"
+    return f"{amount:.{1 - math.floor(math.log10(abs(amount)))}f}"

@@ -34,137 +34,186 @@ class JobRun:
 
     def cost(self, prices: Prices) -> float:
         """Return the cost of all pods. Raises ConfigError if a pod has no price."""
-        return sum(item.count * prices.pod_cost(item.pod, self.seconds) for item in self.replicas)
+        return sum(
+            pod_replicas.count * prices.pod_cost(pod_replicas.pod, self.seconds)
+            for pod_replicas in self.replicas
+        )
 
 
-def collect_templates(status: Mapping[str, Any], manifest: Manifest) -> dict[str, Manifest]:
+def collect_templates(
+    workflow_status: Mapping[str, Any], manifest: Manifest
+) -> dict[str, Manifest]:
     """Return the templates of a run: the templates of its manifest by name, and the templates of
     WorkflowTemplates by SCOPE/OBJECT/NAME, where SCOPE is `namespaced` or `cluster`."""
-    stored = {**(manifest.get("storedTemplates") or {}), **(status.get("storedTemplates") or {})}
-    return stored | {
-        item["name"]: item for item in manifest["spec"].get("templates") or [] if "name" in item
+    stored_templates = {
+        **(manifest.get("storedTemplates") or {}),
+        **(workflow_status.get("storedTemplates") or {}),
+    }
+    return stored_templates | {
+        template["name"]: template
+        for template in manifest["spec"].get("templates") or []
+        if "name" in template
     }
 
 
-def find_template(node: Mapping[str, Any], templates: Mapping[str, Manifest]) -> Manifest | None:
+def find_template(
+    workflow_node: Mapping[str, Any], templates_by_name: Mapping[str, Manifest]
+) -> Manifest | None:
     """Return the template of a node, which may belong to a WorkflowTemplate."""
-    name = str(node.get("templateName") or "")
-    scope = str(node.get("templateScope") or "")
-    reference = node.get("templateRef")
-    if reference:
-        scope = (
-            f"{'cluster' if reference.get('clusterScope') else 'namespaced'}/{reference['name']}"
-        )
-        name = reference["template"]
-    is_stored = scope.startswith(("namespaced/", "cluster/"))
-    return templates.get(f"{scope}/{name}" if is_stored else name, templates.get(name))
+    template_name = str(workflow_node.get("templateName") or "")
+    template_scope = str(workflow_node.get("templateScope") or "")
+    template_reference = workflow_node.get("templateRef")
+    if template_reference:
+        scope_kind = "cluster" if template_reference.get("clusterScope") else "namespaced"
+        template_scope = f"{scope_kind}/{template_reference['name']}"
+        template_name = template_reference["template"]
+    is_stored = template_scope.startswith(("namespaced/", "cluster/"))
+    return templates_by_name.get(
+        f"{template_scope}/{template_name}" if is_stored else template_name,
+        templates_by_name.get(template_name),
+    )
 
 
-def parse_task_path(node: Mapping[str, Any]) -> str:
+def parse_task_path(workflow_node: Mapping[str, Any]) -> str:
     """Return the path of the node's task, without the indices of loop items and attempts."""
-    return node["name"].partition(".")[2].partition("(")[0] or node["name"]
+    return workflow_node["name"].partition(".")[2].partition("(")[0] or workflow_node["name"]
 
 
-def find_end_time(node: Mapping[str, Any], status: Mapping[str, Any]) -> float:
+def find_end_time(workflow_node: Mapping[str, Any], workflow_status: Mapping[str, Any]) -> float:
     """Return the end time of a node. For a node that has not ended, return the end of the run, or
     the current time."""
-    end = node.get("finishedAt") or status.get("finishedAt")
-    if end:
-        return timestamp(end)
+    end_time_text = workflow_node.get("finishedAt") or workflow_status.get("finishedAt")
+    if end_time_text:
+        return timestamp(end_time_text)
     return time.time()
 
 
-def list_job_runs(status: Mapping[str, Any], manifest: Manifest) -> list[JobRun]:
+def list_job_runs(workflow_status: Mapping[str, Any], manifest: Manifest) -> list[JobRun]:
     """Return the jobs that the steps of a run have applied."""
-    templates = collect_templates(status, manifest)
-    runtimes = pod_requests.list_training_runtimes(templates.values())
-    nodes = {node["name"]: node for node in list((status.get("nodes") or {}).values())}
-    attempts: dict[str, list[Mapping[str, Any]]] = {}
+    templates_by_name = collect_templates(workflow_status, manifest)
+    training_runtimes = pod_requests.list_training_runtimes(templates_by_name.values())
+    nodes_by_name = {
+        workflow_node["name"]: workflow_node
+        for workflow_node in list((workflow_status.get("nodes") or {}).values())
+    }
+    attempts_by_step: dict[str, list[Mapping[str, Any]]] = {}
 
-    for node in nodes.values():
-        if node.get("type") == "Pod" and node.get("startedAt"):
-            attempts.setdefault(causes.ATTEMPT.sub("", node["name"]), []).append(node)
+    for workflow_node in nodes_by_name.values():
+        if workflow_node.get("type") == "Pod" and workflow_node.get("startedAt"):
+            attempts_by_step.setdefault(causes.ATTEMPT.sub("", workflow_node["name"]), []).append(
+                workflow_node
+            )
 
-    result: list[JobRun] = []
-    for name, found in attempts.items():
-        found.sort(key=lambda node: causes.attempt_number(node["name"]))
-        template = find_template(found[0], templates)
+    job_runs: list[JobRun] = []
+    for step_name, attempt_nodes in attempts_by_step.items():
+        attempt_nodes.sort(key=lambda workflow_node: causes.attempt_number(workflow_node["name"]))
+        template = find_template(attempt_nodes[0], templates_by_name)
         if template:
-            jobs = [*_list_applied_jobs(_substitute_inputs(template, found[0], manifest), runtimes)]
+            applied_jobs = [
+                *_list_applied_jobs(
+                    _substitute_inputs(template, attempt_nodes[0], manifest), training_runtimes
+                )
+            ]
         else:
-            jobs = []
+            applied_jobs = []
 
-        if not jobs:
+        if not applied_jobs:
             continue
 
-        step = nodes.get(name, found[-1])
-        if step.get("phase") in FULFILLED:
-            phase = step["phase"]
+        step_node = nodes_by_name.get(step_name, attempt_nodes[-1])
+        if step_node.get("phase") in FULFILLED:
+            step_phase = step_node["phase"]
         else:
-            phase = found[-1].get("phase", "Pending")
+            step_phase = attempt_nodes[-1].get("phase", "Pending")
 
         # from the first to the last attempt: the job continues while its waiting pod is restarted
-        start = min(timestamp(node["startedAt"]) for node in found)
-        seconds = max(0.0, max(find_end_time(node, status) for node in found) - start)
-        messages = [str(node.get("message") or "") for node in found]
-        message = causes.extract_cause(
-            causes.find_root_message(str(step.get("message") or ""), messages)
+        start_time_s = min(timestamp(workflow_node["startedAt"]) for workflow_node in attempt_nodes)
+        duration_seconds = max(
+            0.0,
+            max(find_end_time(workflow_node, workflow_status) for workflow_node in attempt_nodes)
+            - start_time_s,
         )
-        result += [
-            JobRun(parse_task_path(found[0]), kind, items, phase, seconds, message)
-            for kind, items in jobs
+        attempt_messages = [
+            str(workflow_node.get("message") or "") for workflow_node in attempt_nodes
+        ]
+        cause_message = causes.extract_cause(
+            causes.find_root_message(str(step_node.get("message") or ""), attempt_messages)
+        )
+        job_runs += [
+            JobRun(
+                parse_task_path(attempt_nodes[0]),
+                job_kind,
+                job_replicas,
+                step_phase,
+                duration_seconds,
+                cause_message,
+            )
+            for job_kind, job_replicas in applied_jobs
         ]
 
-    return result
+    return job_runs
 
 
-def list_planned_jobs(status: Mapping[str, Any], manifest: Manifest) -> list[JobRun]:
+def list_planned_jobs(workflow_status: Mapping[str, Any], manifest: Manifest) -> list[JobRun]:
     """Return the jobs of the manifest whose steps have not started. The field `task` of each job is
     the name of its template."""
-    templates = collect_templates(status, manifest)
-    runtimes = pod_requests.list_training_runtimes(templates.values())
-    nodes = list((status.get("nodes") or {}).values())
-    started = {
-        id(find_template(node, templates)) for node in nodes if node.get("type") != "Skipped"
+    templates_by_name = collect_templates(workflow_status, manifest)
+    training_runtimes = pod_requests.list_training_runtimes(templates_by_name.values())
+    workflow_nodes = list((workflow_status.get("nodes") or {}).values())
+    started_template_ids = {
+        id(find_template(workflow_node, templates_by_name))
+        for workflow_node in workflow_nodes
+        if workflow_node.get("type") != "Skipped"
     }
     return [
-        JobRun(str(template.get("name")), kind, items)
-        for template in templates.values()
-        if id(template) not in started
-        for kind, items in _list_applied_jobs(template, runtimes)
+        JobRun(str(template.get("name")), job_kind, job_replicas)
+        for template in templates_by_name.values()
+        if id(template) not in started_template_ids
+        for job_kind, job_replicas in _list_applied_jobs(template, training_runtimes)
     ]
 
 
 def _list_applied_jobs(
-    template: Manifest, runtimes: Mapping[str, list[Replicas]]
+    template: Manifest, training_runtimes: Mapping[str, list[Replicas]]
 ) -> Iterator[tuple[str, tuple[Replicas, ...]]]:
     """Yield the kind and the pods of each job that a template applies, except elastic trainings."""
-    for kind, items in pod_requests.list_applied_jobs(template, runtimes):
-        if all((LAUNCHERS | COORDINATORS).isdisjoint(item.command) for item in items):
-            yield kind, items
+    for job_kind, job_replicas in pod_requests.list_applied_jobs(template, training_runtimes):
+        if all(
+            (LAUNCHERS | COORDINATORS).isdisjoint(pod_replicas.command)
+            for pod_replicas in job_replicas
+        ):
+            yield job_kind, job_replicas
 
 
-def _substitute_inputs(template: Manifest, node: Mapping[str, Any], manifest: Manifest) -> Manifest:
+def _substitute_inputs(
+    template: Manifest, workflow_node: Mapping[str, Any], manifest: Manifest
+) -> Manifest:
     """Return the template after the tags in the object that it applies, such as a tag for the
     number of workers, were replaced by workflow arguments and node inputs."""
-    text = pod_requests.read_object_text(template)
-    if "{{" not in text:
+    object_text = pod_requests.read_object_text(template)
+    if "{{" not in object_text:
         return template
 
-    inputs = (node.get("inputs") or {}).get("parameters") or []
-    arguments = (manifest["spec"].get("arguments") or {}).get("parameters") or []
+    input_parameters = (workflow_node.get("inputs") or {}).get("parameters") or []
+    workflow_arguments = (manifest["spec"].get("arguments") or {}).get("parameters") or []
 
-    scope: dict[str, str | None] = {
-        f"{prefix}.parameters.{item['name']}": str(item["value"])
-        for prefix, items in (("workflow", arguments), ("inputs", inputs))
-        for item in items
-        if item.get("value") is not None
+    values_by_tag: dict[str, str | None] = {
+        f"{tag_prefix}.parameters.{parameter['name']}": str(parameter["value"])
+        for tag_prefix, parameters in (
+            ("workflow", workflow_arguments),
+            ("inputs", input_parameters),
+        )
+        for parameter in parameters
+        if parameter.get("value") is not None
     }
 
     try:
         return {
             **template,
-            "resource": {**template["resource"], "manifest": substitute(text, scope)},
+            "resource": {
+                **template["resource"],
+                "manifest": substitute(object_text, values_by_tag),
+            },
         }
     # the value of a tag is missing, so all tags stay, and a number that contains a tag counts as
     # unknown

@@ -63,12 +63,18 @@ class Pod:
     devices: Mapping[str, float] = field(default_factory=dict)
 
     def __str__(self) -> str:
-        selection = [f"{key}={value}" for key, value in sorted(self.labels.items())]
-        return f"a pod with {', '.join([*selection, *self.devices]) or 'no node selection'}"
+        label_texts = [
+            f"{label_key}={label_value}" for label_key, label_value in sorted(self.labels.items())
+        ]
+        return f"a pod with {', '.join([*label_texts, *self.devices]) or 'no node selection'}"
 
-    def resource_seconds(self, seconds: float) -> tuple[float, float, float]:
+    def resource_seconds(self, duration_seconds: float) -> tuple[float, float, float]:
         """Return the CPU-seconds, GiB-seconds and GPU-seconds of this pod."""
-        return self.cpus * seconds, self.gib * seconds, self.gpus * seconds
+        return (
+            self.cpus * duration_seconds,
+            self.gib * duration_seconds,
+            self.gpus * duration_seconds,
+        )
 
     @property
     def gpus(self) -> float:
@@ -93,136 +99,173 @@ class Replicas:
     is_executor: bool = False  # True for Argo's pod that applies an object
 
 
-def read_pod(spec: Manifest, containers: list[Manifest] | None = None) -> Pod:
+def read_pod(pod_spec: Manifest, containers: list[Manifest] | None = None) -> Pod:
     """Read the pod of a PodSpec. As in Kubernetes, the request of a resource is its limit if only a
     limit is set."""
-    totals: dict[str, float] = {}
-    for container in spec.get("containers") or [] if containers is None else containers:
+    total_amounts: dict[str, float] = {}
+    for container in pod_spec.get("containers") or [] if containers is None else containers:
         resources = container.get("resources") or {}
-        for name, amount in {
+        for resource_name, resource_amount in {
             **(resources.get("limits") or {}),
             **(resources.get("requests") or {}),
         }.items():
-            totals[name] = totals.get(name, 0.0) + quantity_or_zero(amount)
+            total_amounts[resource_name] = total_amounts.get(resource_name, 0.0) + quantity_or_zero(
+                resource_amount
+            )
 
-    devices = {name: count for name, count in totals.items() if "/" in name and count}
-    tolerations = [
-        (t.get("key") or "", str(t.get("value", ""))) for t in spec.get("tolerations") or []
+    device_counts = {
+        resource_name: device_count
+        for resource_name, device_count in total_amounts.items()
+        if "/" in resource_name and device_count
+    }
+    toleration_pairs = [
+        (toleration.get("key") or "", str(toleration.get("value", "")))
+        for toleration in pod_spec.get("tolerations") or []
     ]
-    labels = {
-        **_required_labels(spec),
-        **{str(k): str(v) for k, v in (spec.get("nodeSelector") or {}).items()},
+    required_labels = {
+        **_required_labels(pod_spec),
+        **{
+            str(label_key): str(label_value)
+            for label_key, label_value in (pod_spec.get("nodeSelector") or {}).items()
+        },
     }
 
     return Pod(
-        totals.get("cpu", 0.0), totals.get("memory", 0.0) / GIB, labels, (*tolerations,), devices
+        total_amounts.get("cpu", 0.0),
+        total_amounts.get("memory", 0.0) / GIB,
+        required_labels,
+        (*toleration_pairs,),
+        device_counts,
     )
 
 
-def count_gpus(resources: Mapping[str, float]) -> float:
-    """Count the GPUs and other accelerators, or parts of them, among `resources`."""
-    return sum(count for name, count in resources.items() if ACCELERATOR.fullmatch(name))
+def count_gpus(amounts_by_resource: Mapping[str, float]) -> float:
+    """Count the GPUs and other accelerators, or parts of them, among `amounts_by_resource`."""
+    return sum(
+        resource_amount
+        for resource_name, resource_amount in amounts_by_resource.items()
+        if ACCELERATOR.fullmatch(resource_name)
+    )
 
 
 def read_template_pod(template: Manifest) -> Pod | None:
     """Read the pod of a template; None for a template without containers."""
-    main = [template[kind] for kind in ("container", "script") if template.get(kind)]
-    main += (template.get("containerSet") or {}).get("containers") or []
-    if main:
-        return read_pod(template, [*main, *(template.get("sidecars") or [])])
+    main_containers = [
+        template[container_kind]
+        for container_kind in ("container", "script")
+        if template.get(container_kind)
+    ]
+    main_containers += (template.get("containerSet") or {}).get("containers") or []
+    if main_containers:
+        return read_pod(template, [*main_containers, *(template.get("sidecars") or [])])
     return None
 
 
 def list_template_replicas(
-    template: Manifest, runtimes: Mapping[str, list[Replicas]]
+    template: Manifest, training_runtimes: Mapping[str, list[Replicas]]
 ) -> list[Replicas]:
     """Return all pods that a template creates: its own pod, or Argo's executor pod and the pods of
     the object that it applies.
 
-    `runtimes`: pods of the TrainingRuntimes, by name.
+    `training_runtimes`: pods of the TrainingRuntimes, by name.
     """
-    own = read_template_pod(template)
-    if own:
-        return [Replicas("", 1, own)]
+    own_pod = read_template_pod(template)
+    if own_pod:
+        return [Replicas("", 1, own_pod)]
     if "resource" not in template:
         return []
 
-    executor = read_pod(template, [{"resources": _executor_resources(template)}])
-    creates = template["resource"].get("action") in ("apply", "create")
+    executor_pod = read_pod(template, [{"resources": _executor_resources(template)}])
+    creates_object = template["resource"].get("action") in ("apply", "create")
 
     return [
-        Replicas("", 1, executor, is_executor=True),
-        *(list_object_replicas(template, runtimes) if creates else ()),
+        Replicas("", 1, executor_pod, is_executor=True),
+        *(list_object_replicas(template, training_runtimes) if creates_object else ()),
     ]
 
 
 def list_object_replicas(
-    template: Manifest, runtimes: Mapping[str, list[Replicas]] | None = None
+    template: Manifest, training_runtimes: Mapping[str, list[Replicas]] | None = None
 ) -> list[Replicas]:
     """Return the pods of the object that a template applies, such as a training job or a
     Deployment.
 
-    With `runtimes`, the pods of a TrainingRuntime count for the TrainJob that uses it. A number
-    that is a template tag counts as 0.
+    With `training_runtimes`, the pods of a TrainingRuntime count for the TrainJob that uses it. A
+    number that is a template tag counts as 0.
     """
-    result = [replicas for item in _objects(template) for replicas in _replicas_of(item, runtimes)]
-    queue = QUEUE.search(read_object_text(template))
-    if queue:
-        return [replace(item, queue=queue[1]) for item in result]
-    return result
+    object_replicas = [
+        pod_replicas
+        for applied_object in _objects(template)
+        for pod_replicas in _replicas_of(applied_object, training_runtimes)
+    ]
+    queue_match = QUEUE.search(read_object_text(template))
+    if queue_match:
+        return [replace(applied_object, queue=queue_match[1]) for applied_object in object_replicas]
+    return object_replicas
 
 
 def list_applied_jobs(
-    template: Manifest, runtimes: Mapping[str, list[Replicas]]
+    template: Manifest, training_runtimes: Mapping[str, list[Replicas]]
 ) -> Iterator[tuple[str, tuple[Replicas, ...]]]:
     """Yield the kind and the pods of each job, of any kind, that a template applies."""
     if (template.get("resource") or {}).get("action") not in ("apply", "create"):
         return
-    for item in _objects(template):
-        kind = str(item.get("kind")) if isinstance(item, Mapping) else ""
-        replicas = tuple(_replicas_of(item, runtimes))
-        if kind and replicas and kind not in SERVER_KINDS:
-            yield kind, replicas
+    for applied_object in _objects(template):
+        object_kind = str(applied_object.get("kind")) if isinstance(applied_object, Mapping) else ""
+        object_replicas = tuple(_replicas_of(applied_object, training_runtimes))
+        if object_kind and object_replicas and object_kind not in SERVER_KINDS:
+            yield object_kind, object_replicas
 
 
 def list_training_runtimes(templates: Iterable[Manifest]) -> dict[str, list[Replicas]]:
     """Return the pods of the TrainingRuntimes that the templates apply, by the runtime's name."""
-    objects = [item for template in templates for item in _objects(template)]
-    runtimes = [
-        item
-        for item in objects
-        if isinstance(item, Mapping)
-        and item.get("kind") == TRAINING_RUNTIME
-        and is_valid(TrainingRuntime, item)
+    applied_objects = [
+        applied_object for template in templates for applied_object in _objects(template)
     ]
-    return {item["metadata"]["name"]: [*_replicas(item, "", 1)] for item in runtimes}
+    training_runtimes = [
+        applied_object
+        for applied_object in applied_objects
+        if isinstance(applied_object, Mapping)
+        and applied_object.get("kind") == TRAINING_RUNTIME
+        and is_valid(TrainingRuntime, applied_object)
+    ]
+    return {
+        applied_object["metadata"]["name"]: [*_replicas(applied_object, "", 1)]
+        for applied_object in training_runtimes
+    }
 
 
-def _replicas_of(item: object, runtimes: Mapping[str, list[Replicas]] | None) -> list[Replicas]:
-    """Return the pods of an object; `runtimes`: see `list_object_replicas`."""
-    if isinstance(item, Mapping) and runtimes is not None:
-        if item.get("kind") == TRAIN_JOB:
-            return _train_job_replicas(item, runtimes)
-        if item.get("kind") == TRAINING_RUNTIME:
+def _replicas_of(
+    applied_object: object, training_runtimes: Mapping[str, list[Replicas]] | None
+) -> list[Replicas]:
+    """Return the pods of an object; `training_runtimes`: see `list_object_replicas`."""
+    if isinstance(applied_object, Mapping) and training_runtimes is not None:
+        if applied_object.get("kind") == TRAIN_JOB:
+            return _train_job_replicas(applied_object, training_runtimes)
+        if applied_object.get("kind") == TRAINING_RUNTIME:
             return []
 
-    return [*_replicas(item, "", 1)]
+    return [*_replicas(applied_object, "", 1)]
 
 
-def _train_job_replicas(job: Manifest, runtimes: Mapping[str, list[Replicas]]) -> list[Replicas]:
+def _train_job_replicas(
+    train_job: Manifest, training_runtimes: Mapping[str, list[Replicas]]
+) -> list[Replicas]:
     """Return the pods of the TrainJob's runtime; their number is the TrainJob's numNodes."""
-    if not is_valid(TrainJob, job):
+    if not is_valid(TrainJob, train_job):
         return []
 
-    spec = job.get("spec") or {}
-    nodes = (spec.get("trainer") or {}).get("numNodes") or 1
-    runtime = runtimes.get((spec.get("runtimeRef") or {}).get("name", ""), [])
-    if not isinstance(nodes, int):
-        nodes = 0  # a template tag
+    job_spec = train_job.get("spec") or {}
+    node_count = (job_spec.get("trainer") or {}).get("numNodes") or 1
+    runtime_replicas = training_runtimes.get((job_spec.get("runtimeRef") or {}).get("name", ""), [])
+    if not isinstance(node_count, int):
+        node_count = 0  # a template tag
 
     return [
-        replace(item, count=item.count * nodes) if item.role == TRAINING_NODES_JOB else item
-        for item in runtime
+        replace(pod_replicas, count=pod_replicas.count * node_count)
+        if pod_replicas.role == TRAINING_NODES_JOB
+        else pod_replicas
+        for pod_replicas in runtime_replicas
     ]
 
 
@@ -242,91 +285,101 @@ def read_object_text(template: Manifest) -> str:
 def _executor_resources(template: Manifest) -> Manifest:
     """Return the resources of Argo's executor pod, which only a podSpecPatch can set."""
     try:
-        patch = json.loads(template.get("podSpecPatch") or "{}")
+        pod_spec_patch = json.loads(template.get("podSpecPatch") or "{}")
     # the podSpecPatch is YAML, or contains template tags
     except (ValueError, RecursionError):
         return {}
-    if not is_valid(AppliedPod, patch):
+    if not is_valid(AppliedPod, pod_spec_patch):
         return {}
 
-    containers = patch.get("containers") or []
-    return next((c.get("resources") or {} for c in containers if c.get("name") == "main"), {})
+    patched_containers = pod_spec_patch.get("containers") or []
+    return next(
+        (
+            container.get("resources") or {}
+            for container in patched_containers
+            if container.get("name") == "main"
+        ),
+        {},
+    )
 
 
 def list_manifest_pods(manifest: Manifest) -> Iterator[Pod]:
     """Yield the pods of all templates, and of the objects that they apply."""
     for template in manifest["spec"].get("templates") or []:
-        pod = read_template_pod(template)
-        if pod:
-            yield pod
-        yield from (replicas.pod for replicas in list_object_replicas(template))
+        template_pod = read_template_pod(template)
+        if template_pod:
+            yield template_pod
+        yield from (object_replicas.pod for object_replicas in list_object_replicas(template))
 
 
-def _replicas(value: object, role: str, count: int) -> Iterator[Replicas]:
-    if isinstance(value, list):
-        for item in value:
-            yield from _replicas(item, role, count)
+def _replicas(object_part: object, part_role: str, pod_count: int) -> Iterator[Replicas]:
+    if isinstance(object_part, list):
+        for list_item in object_part:
+            yield from _replicas(list_item, part_role, pod_count)
 
-    if not isinstance(value, Mapping):
+    if not isinstance(object_part, Mapping):
         return
 
-    containers = value.get("containers")
+    containers = object_part.get("containers")
     if isinstance(containers, list):
         # what the API server would reject creates no pods
-        if not is_valid(AppliedPod, value):
+        if not is_valid(AppliedPod, object_part):
             return
 
-        command = tuple(
-            str(word)
-            for c in containers
-            for key in ("command", "args")
-            for word in c.get(key) or []
+        command_words = tuple(
+            str(command_word)
+            for container in containers
+            for command_key in ("command", "args")
+            for command_word in container.get(command_key) or []
         )
-        yield Replicas(role, count, read_pod(value), command)
+        yield Replicas(part_role, pod_count, read_pod(object_part), command_words)
         return
 
-    for name in COUNT_FIELDS:
-        number = value.get(name, 1)
-        if isinstance(number, int):
-            count *= number
+    for count_field in COUNT_FIELDS:
+        replica_count = object_part.get(count_field, 1)
+        if isinstance(replica_count, int):
+            pod_count *= replica_count
 
     # what the API server would reject creates no pods
-    if not 0 <= count <= MAX_PODS:
+    if not 0 <= pod_count <= MAX_PODS:
         return
 
-    if "replicas" in value and "name" in value:
-        role = str(value["name"])
+    if "replicas" in object_part and "name" in object_part:
+        part_role = str(object_part["name"])
 
-    for key, item in value.items():
-        yield from _replicas(item, key if re.match("[A-Z]", str(key)) else role, count)
+    for command_key, list_item in object_part.items():
+        yield from _replicas(
+            list_item, command_key if re.match("[A-Z]", str(command_key)) else part_role, pod_count
+        )
 
 
-def _required_labels(spec: Manifest) -> dict[str, str]:
+def _required_labels(pod_spec: Manifest) -> dict[str, str]:
     """Return the labels that every alternative of the required node affinity prescribes."""
-    affinity = (spec.get("affinity") or {}).get("nodeAffinity") or {}
-    terms = (affinity.get("requiredDuringSchedulingIgnoredDuringExecution") or {}).get(
-        "nodeSelectorTerms"
-    ) or []
+    node_affinity = (pod_spec.get("affinity") or {}).get("nodeAffinity") or {}
+    selector_terms = (
+        node_affinity.get("requiredDuringSchedulingIgnoredDuringExecution") or {}
+    ).get("nodeSelectorTerms") or []
 
-    alternatives = [
+    label_alternatives = [
         {
-            (rule["key"], str(rule["values"][0]))
-            for rule in term.get("matchExpressions") or []
-            if rule.get("operator") == "In" and len(rule.get("values") or []) == 1
+            (match_expression["key"], str(match_expression["values"][0]))
+            for match_expression in selector_term.get("matchExpressions") or []
+            if match_expression.get("operator") == "In"
+            and len(match_expression.get("values") or []) == 1
         }
-        for term in terms
+        for selector_term in selector_terms
     ]
-    if alternatives:
-        return dict(set.intersection(*alternatives))
+    if label_alternatives:
+        return dict(set.intersection(*label_alternatives))
 
     return {}
 
 
-def quantity_or_zero(text: str | float) -> float:
+def quantity_or_zero(quantity: str | float) -> float:
     """Convert a Kubernetes quantity to a number; return 0 for a text that is not a quantity, or for
     an amount that the API server would reject."""
     try:
-        amount = float(parse_quantity(text))
+        amount = float(parse_quantity(quantity))
     except (ValueError, OverflowError):  # a template tag: known only when the pod starts
         return 0.0
 

@@ -51,9 +51,11 @@ class Selector(Section):
 
     def conditions(self) -> set[tuple[str, str, str]]:
         """Return the conditions as a set, for comparison with other selectors."""
-        conditions = {("label", *item) for item in self.labels.items()}
-        conditions.update({("toleration", *item) for item in self.tolerations.items()})
-        return conditions | ({("resource", self.resource, "")} if self.resource else set())
+        selector_conditions = {("label", *label_pair) for label_pair in self.labels.items()}
+        selector_conditions.update(
+            {("toleration", *label_pair) for label_pair in self.tolerations.items()}
+        )
+        return selector_conditions | ({("resource", self.resource, "")} if self.resource else set())
 
     def matches(self, pod: Pod) -> bool:
         """Return True if all conditions hold for a pod."""
@@ -89,29 +91,29 @@ class Prices(Section):
     @classmethod
     def load(cls, root: Path) -> Self | None:
         """Read the prices of the project in `root`; None without a file. Raises ConfigError."""
-        file = root / FILE
-        if not file.is_file():
+        prices_path = root / FILE
+        if not prices_path.is_file():
             return None
         try:
-            values = parse_one(read_text(file), str(file))
+            prices_content = parse_one(read_text(prices_path), str(prices_path))
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigError(
-                f"{file} cannot be read ({error}): give a YAML file, or remove it."
+                f"{prices_path} cannot be read ({error}): give a YAML file, or remove it."
             ) from error
-        return cls.parse(values, str(file))
+        return cls.parse(prices_content, str(prices_path))
 
     @classmethod
-    def parse(cls, values: object, origin: str) -> Self:
+    def parse(cls, prices_content: object, origin: str) -> Self:
         """Validate the content of prices.yaml. Raises ConfigError that names `origin` and the
         key."""
-        if not isinstance(values, Mapping):
+        if not isinstance(prices_content, Mapping):
             raise ConfigError(
                 f"{origin} must be a mapping of keys: `rekindle init` creates a project with an"
                 " example of the file."
             )
 
         try:
-            prices = parse_section(cls, values, "")
+            prices = parse_section(cls, prices_content, "")
             prices._validate()
         except ConfigError as error:
             raise ConfigError(*(f"{origin}: {line}" for line in error.lines)) from error
@@ -126,34 +128,42 @@ class Prices(Section):
             )
             raise ConfigError(f'default is "{self.default}": it must be the name of a class.{hint}')
 
-        selectors = {
-            f"classes.{name}.selector": item.selector for name, item in self.classes.items()
+        selectors_by_key = {
+            f"classes.{class_name}.selector": node_class.selector
+            for class_name, node_class in self.classes.items()
         }
-        selectors.update({f"spot.{index}": selector for index, selector in enumerate(self.spot)})
+        selectors_by_key.update(
+            {
+                f"spot.{selector_index}": selector
+                for selector_index, selector in enumerate(self.spot)
+            }
+        )
 
-        for name, selector in selectors.items():
-            if selector is None and name != f"classes.{self.default}.selector":
+        for class_name, selector in selectors_by_key.items():
+            if selector is None and class_name != f"classes.{self.default}.selector":
                 raise ConfigError(
-                    f"{name} is missing: no pod would run on nodes of this class, which is not the"
-                    " default."
+                    f"{class_name} is missing: no pod would run on nodes of this class, which is"
+                    " not the default."
                 )
 
             if selector and not selector.conditions():
                 raise ConfigError(
-                    f"{name} is empty, and would match every pod: give it labels, tolerations or"
-                    " resource."
+                    f"{class_name} is empty, and would match every pod: give it labels,"
+                    " tolerations or resource."
                 )
 
         conditions_by_class = {
-            name: item.selector.conditions() for name, item in self.classes.items() if item.selector
+            class_name: node_class.selector.conditions()
+            for class_name, node_class in self.classes.items()
+            if node_class.selector
         }
-        for name, conditions in conditions_by_class.items():
-            for other, other_conditions in conditions_by_class.items():
-                if name != other and conditions <= other_conditions:
+        for class_name, conditions in conditions_by_class.items():
+            for other_class, other_conditions in conditions_by_class.items():
+                if class_name != other_class and conditions <= other_conditions:
                     raise ConfigError(
-                        f"classes.{name}.selector matches every pod of class {other}, too: a pod"
-                        f" must have one class. Add a condition to the selector of {name} that"
-                        f" {other} does not fulfil."
+                        f"classes.{class_name}.selector matches every pod of class {other_class},"
+                        " too: a pod must have one class. Add a condition to the selector of"
+                        f" {class_name} that {other_class} does not fulfil."
                     )
 
     def check_pods(self, pods: Iterable[Pod]) -> None:
@@ -163,19 +173,19 @@ class Prices(Section):
 
     def classify(self, pod: Pod) -> str:
         """Return the name of the node class of a pod. Raises ConfigError if two classes match."""
-        names = [
-            name
-            for name, item in self.classes.items()
-            if item.selector and item.selector.matches(pod)
+        class_names = [
+            class_name
+            for class_name, node_class in self.classes.items()
+            if node_class.selector and node_class.selector.matches(pod)
         ]
-        if len(names) > 1:
+        if len(class_names) > 1:
             raise ConfigError(
-                f"{FILE}: the classes {' and '.join(names)} both match {pod}: a pod must have one"
-                " class. Add a condition to one of their selectors."
+                f"{FILE}: the classes {' and '.join(class_names)} both match {pod}: a pod must"
+                " have one class. Add a condition to one of their selectors."
             )
 
-        if names:
-            return names[0]
+        if class_names:
+            return class_names[0]
 
         return self.default
 
@@ -185,32 +195,40 @@ class Prices(Section):
 
     def price_resources(
         self,
-        name: str,
-        spot: bool,
+        class_name: str,
+        is_spot: bool,
         cpu_seconds: float,
         gib_seconds: float,
         gpu_seconds: float = 0.0,
     ) -> float:
-        """Return the cost of resources on nodes of the class `name`. Raises ConfigError if the
-        class has no spot price."""
-        item = self.classes[name]
-        rate = item.spot if spot else item.on_demand
-        if rate is None:
+        """Return the cost of resources on nodes of the class `class_name`. Raises ConfigError if
+        the class has no spot price."""
+        node_class = self.classes[class_name]
+        hourly_rate = node_class.spot if is_spot else node_class.on_demand
+        if hourly_rate is None:
             raise ConfigError(
-                f"{FILE}: classes.{name}.spot is missing, but a pod runs on spot nodes of this"
-                " class. Add the prices."
+                f"{FILE}: classes.{class_name}.spot is missing, but a pod runs on spot nodes of"
+                " this class. Add the prices."
             )
         return (
-            cpu_seconds * rate.cpu_hour + gib_seconds * rate.gib_hour + gpu_seconds * rate.gpu_hour
+            cpu_seconds * hourly_rate.cpu_hour
+            + gib_seconds * hourly_rate.gib_hour
+            + gpu_seconds * hourly_rate.gpu_hour
         ) / HOUR_S
 
-    def pod_cost(self, pod: Pod, seconds: float, spot: bool | None = None) -> float:
-        """Return the cost of a pod that runs for `seconds`. `spot`: True if the pod runs on spot
-        nodes (None: derive this from the pod's node selection)."""
-        is_spot = self.is_spot(pod) if spot is None else spot
-        cpu_seconds, gib_seconds, _ = pod.resource_seconds(seconds)
+    def pod_cost(
+        self, pod: Pod, duration_seconds: float, runs_on_spot: bool | None = None
+    ) -> float:
+        """Return the cost of a pod that runs for `duration_seconds`. `runs_on_spot`: True if the
+        pod runs on spot nodes (None: derive this from the pod's node selection)."""
+        is_spot = self.is_spot(pod) if runs_on_spot is None else runs_on_spot
+        cpu_seconds, gib_seconds, _ = pod.resource_seconds(duration_seconds)
         return self.price_resources(
-            self.classify(pod), is_spot, cpu_seconds, gib_seconds, self.count_gpus(pod) * seconds
+            self.classify(pod),
+            is_spot,
+            cpu_seconds,
+            gib_seconds,
+            self.count_gpus(pod) * duration_seconds,
         )
 
     def count_gpus(self, pod: Pod) -> float:

@@ -27,7 +27,7 @@ class TrainingCosts(RootModel[dict[str, Amount]]):
 
 
 def compute_step_costs(
-    status: Mapping[str, Any], manifest: pod_requests.Manifest, prices: Prices
+    workflow_status: Mapping[str, Any], manifest: pod_requests.Manifest, prices: Prices
 ) -> dict[str, float]:
     """Return the cost of each task with a pod or a job. The cost of an elastic training is included
     only if the step `report` has recorded it.
@@ -35,38 +35,46 @@ def compute_step_costs(
     The time of a pod includes the time that it waits for a node of the cluster. The pods of a
     Deployment are left out, because they run longer than the run.
     """
-    templates = jobs.collect_templates(status, manifest)
-    costs: dict[str, float] = {}
+    templates_by_name = jobs.collect_templates(workflow_status, manifest)
+    costs_by_task: dict[str, float] = {}
 
-    for job in jobs.list_job_runs(status, manifest):
-        costs[job.task] = costs.get(job.task, 0.0) + job.cost(prices)
+    for job_run in jobs.list_job_runs(workflow_status, manifest):
+        costs_by_task[job_run.task] = costs_by_task.get(job_run.task, 0.0) + job_run.cost(prices)
 
-    for node in list((status.get("nodes") or {}).values()):
-        template = jobs.find_template(node, templates)
-        if node.get("type") != "Pod" or not template or not node.get("startedAt"):
+    for workflow_node in list((workflow_status.get("nodes") or {}).values()):
+        template = jobs.find_template(workflow_node, templates_by_name)
+        if workflow_node.get("type") != "Pod" or not template or not workflow_node.get("startedAt"):
             continue
 
-        pod = pod_requests.read_template_pod(template)
-        if pod:
-            task = jobs.parse_task_path(node)
-            seconds = max(0.0, jobs.find_end_time(node, status) - timestamp(node["startedAt"]))
-            costs[task] = costs.get(task, 0.0) + prices.pod_cost(pod, seconds)
+        template_pod = pod_requests.read_template_pod(template)
+        if template_pod:
+            task_path = jobs.parse_task_path(workflow_node)
+            duration_seconds = max(
+                0.0,
+                jobs.find_end_time(workflow_node, workflow_status)
+                - timestamp(workflow_node["startedAt"]),
+            )
+            costs_by_task[task_path] = costs_by_task.get(task_path, 0.0) + prices.pod_cost(
+                template_pod, duration_seconds
+            )
 
-        recorded_costs = outputs(node).get(TRAINING_COSTS) or "{}"
-        source = f"the output {TRAINING_COSTS} of {node.get('name')}"
-        costs.update(parse(TrainingCosts, recorded_costs, source, "Run the workflow again.").root)
+        recorded_costs = outputs(workflow_node).get(TRAINING_COSTS) or "{}"
+        value_source = f"the output {TRAINING_COSTS} of {workflow_node.get('name')}"
+        costs_by_task.update(
+            parse(TrainingCosts, recorded_costs, value_source, "Run the workflow again.").root
+        )
 
-    return costs
+    return costs_by_task
 
 
 def compute_run_costs(
-    status: Mapping[str, Any],
+    workflow_status: Mapping[str, Any],
     manifest: pod_requests.Manifest,
     prices: Prices | None,
-    trainings: Mapping[str, float] | None = None,
+    training_costs: Mapping[str, float] | None = None,
 ) -> dict[str, Any]:
-    """Return the cost of a run as `words` (text), `currency`, `total`, and `steps` (cost by task);
-    {} without prices.
+    """Return the cost of a run as `cost_text` (text), `currency`, `total_cost`, and `steps` (cost
+    by task); {} without prices.
 
     `training_costs`: costs of elastic trainings by task, from their ledgers (default: the costs
     that the step `report` has recorded).
@@ -74,19 +82,29 @@ def compute_run_costs(
     if not prices:
         return {}
 
-    costs = compute_step_costs(status, manifest, prices) | dict(trainings or {})
-    total = sum(costs.values())
-    ranked = sorted(costs.items(), key=lambda item: -item[1])
-    parts = [f"{task} {format_amount(cost)}" for task, cost in ranked[:MAX_STEPS]]
+    costs_by_task = compute_step_costs(workflow_status, manifest, prices) | dict(
+        training_costs or {}
+    )
+    total_cost = sum(costs_by_task.values())
+    ranked_costs = sorted(costs_by_task.items(), key=lambda task_cost: -task_cost[1])
+    cost_parts = [
+        f"{task_path} {format_amount(step_cost)}"
+        for task_path, step_cost in ranked_costs[:MAX_STEPS]
+    ]
 
-    other_costs = [cost for _, cost in ranked[MAX_STEPS:]]
+    other_costs = [step_cost for _, step_cost in ranked_costs[MAX_STEPS:]]
     if other_costs:
-        count = f"{len(other_costs)} other step{'s' * (len(other_costs) > 1)}"
-        parts.append(f"{count} {format_amount(sum(other_costs))}")
+        other_steps_text = f"{len(other_costs)} other step{'s' * (len(other_costs) > 1)}"
+        cost_parts.append(f"{other_steps_text} {format_amount(sum(other_costs))}")
 
-    if parts:
-        words = f"{format_money(total, prices.currency)} ({', '.join(parts)})"
+    if cost_parts:
+        cost_text = f"{format_money(total_cost, prices.currency)} ({', '.join(cost_parts)})"
     else:
-        words = format_money(total, prices.currency)
+        cost_text = format_money(total_cost, prices.currency)
 
-    return {"words": words, "currency": prices.currency, "total": total, "steps": costs}
+    return {
+        "words": cost_text,
+        "currency": prices.currency,
+        "total": total_cost,
+        "steps": costs_by_task,
+    }

@@ -27,25 +27,33 @@ class Tariff(Section):
     )
     coordinator: Pod | None = None
 
-    def worker_pod(self, name: str) -> Pod:
+    def worker_pod(self, worker_name: str) -> Pod:
         """Return the pod of a worker by its name, such as demo-x7k2p-train-worker-1."""
-        roles = (role for role in self.workers if role and f"-{role.lower()}-" in name)
-        return self.workers[next(roles, [*self.workers][-1])]
+        matching_roles = (
+            role for role in self.workers if role and f"-{role.lower()}-" in worker_name
+        )
+        return self.workers[next(matching_roles, [*self.workers][-1])]
 
-    def worker_cost(self, name: str, seconds: float, spot: bool | None = None) -> float:
-        """Return the cost of a worker that runs for `seconds`. The workers of a pod, one per GPU,
-        share the cost of the pod."""
-        pod = self.worker_pod(name)
-        return self.prices.pod_cost(pod, seconds / max(1.0, self.prices.count_gpus(pod)), spot)
+    def worker_cost(
+        self, worker_name: str, duration_seconds: float, runs_on_spot: bool | None = None
+    ) -> float:
+        """Return the cost of a worker that runs for `duration_seconds`. The workers of a pod,
+        one per GPU, share the cost of the pod."""
+        pod = self.worker_pod(worker_name)
+        return self.prices.pod_cost(
+            pod, duration_seconds / max(1.0, self.prices.count_gpus(pod)), runs_on_spot
+        )
 
 
 def read_recorded_manifest(workflow: Manifest) -> Manifest:
     """Return the manifest in the workflow parameter `manifest`; without it, the workflow itself."""
     parameters = (workflow["spec"].get("arguments") or {}).get("parameters") or []
-    texts = [item.get("value") for item in parameters if item.get("name") == "manifest"]
+    manifest_texts = [
+        parameter.get("value") for parameter in parameters if parameter.get("name") == "manifest"
+    ]
     try:
-        if texts and texts[0]:
-            return unpack_manifest(str(texts[0]))
+        if manifest_texts and manifest_texts[0]:
+            return unpack_manifest(str(manifest_texts[0]))
         return workflow
     except InvalidDocument:
         # a manifest that Rekindle did not render may have a parameter with this name
@@ -54,9 +62,9 @@ def read_recorded_manifest(workflow: Manifest) -> Manifest:
 
 def read_prices(manifest: Manifest) -> Prices | None:
     """Return the prices that rendering has stored in a recorded manifest. Raises ConfigError."""
-    text = (manifest.get("metadata", {}).get("annotations") or {}).get(ANNOTATION)
-    if text:
-        return Prices.parse(parse_object(text, f"the annotation {ANNOTATION}"), ANNOTATION)
+    prices_json = (manifest.get("metadata", {}).get("annotations") or {}).get(ANNOTATION)
+    if prices_json:
+        return Prices.parse(parse_object(prices_json, f"the annotation {ANNOTATION}"), ANNOTATION)
     return None
 
 
@@ -64,27 +72,37 @@ def build_tariffs(
     manifest: Manifest, prices: Prices | None, tasks: Iterable[str]
 ) -> dict[str, Tariff]:
     """Return the tariff of each training task that has prices and pods, by task."""
-    result: dict[str, Tariff] = {}
+    tariffs_by_task: dict[str, Tariff] = {}
     for task in tasks if prices else ():
-        workers, coordinator = find_training_pods(manifest, task)
-        if prices and workers:
-            result[task] = Tariff(prices=prices, workers=workers, coordinator=coordinator)
+        worker_pods, coordinator_pod = find_training_pods(manifest, task)
+        if prices and worker_pods:
+            tariffs_by_task[task] = Tariff(
+                prices=prices, workers=worker_pods, coordinator=coordinator_pod
+            )
 
-    return result
+    return tariffs_by_task
 
 
 def find_training_pods(manifest: Manifest, task: str) -> tuple[dict[str, Pod], Pod | None]:
     """Return the pods of the workers of a training by role, and the pod of its coordinator."""
-    flag = f"--checkpoints={key(task, CHECKPOINTS)}"
-    members = [
-        item
+    checkpoints_flag = f"--checkpoints={key(task, CHECKPOINTS)}"
+    matching_replicas = [
+        pod_replicas
         for template in manifest["spec"].get("templates") or []
-        for item in pod_requests.list_object_replicas(template)
-        if flag in item.command
+        for pod_replicas in pod_requests.list_object_replicas(template)
+        if checkpoints_flag in pod_replicas.command
     ]
-    workers = {item.role: item.pod for item in members if not LAUNCHERS.isdisjoint(item.command)}
-    coordinators = [item.pod for item in members if not COORDINATORS.isdisjoint(item.command)]
-    return workers, coordinators[0] if coordinators else None
+    worker_pods = {
+        pod_replicas.role: pod_replicas.pod
+        for pod_replicas in matching_replicas
+        if not LAUNCHERS.isdisjoint(pod_replicas.command)
+    }
+    coordinator_pods = [
+        pod_replicas.pod
+        for pod_replicas in matching_replicas
+        if not COORDINATORS.isdisjoint(pod_replicas.command)
+    ]
+    return worker_pods, coordinator_pods[0] if coordinator_pods else None
 
 
 def build_trial_tariff(manifest: Manifest, prices: Prices | None) -> Tariff | None:

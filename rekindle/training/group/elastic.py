@@ -48,17 +48,17 @@ class ExchangeStore(dist.Store):
     Each key is written once. Keep a reference to the store while its process group exists.
     """
 
-    def __init__(self, client: Client, generation: int) -> None:
+    def __init__(self, client: Client, generation_number: int) -> None:
         super().__init__()
         self.client = client
-        self.generation = generation
+        self.generation = generation_number
 
     def set(self, key: str, value: bytes) -> None:
         self.client.send_value(self.generation, key, bytes(value))
 
     def get(self, key: str) -> bytes:
-        seconds = CONNECT_TIMEOUT.total_seconds()
-        return self.client.wait_for_values(self.generation, [key], seconds)[0]
+        timeout_seconds = CONNECT_TIMEOUT.total_seconds()
+        return self.client.wait_for_values(self.generation, [key], timeout_seconds)[0]
 
     def wait(self, keys: list[str], timeout: timedelta = CONNECT_TIMEOUT) -> None:
         self.client.wait_for_values(self.generation, keys, timeout.total_seconds())
@@ -78,15 +78,17 @@ class ElasticGroup:
 
     def __init__(
         self,
-        spec: TrainingSpec,
-        coordinator: Address,
+        training_spec: TrainingSpec,
+        coordinator_endpoint: Address,
         fingerprint: Fingerprint,
         device: torch.device,
     ) -> None:
         self.device = device
         self.generation = 0
         self.is_complete = False
-        self.client = Client(*coordinator, fingerprint, lambda: bool(read_completed_model(spec)))
+        self.client = Client(
+            *coordinator_endpoint, fingerprint, lambda: bool(read_completed_model(training_spec))
+        )
         self.client.on_abort = self._abort
 
         # the lock protects the process group and the sockets of the current generation, because
@@ -99,31 +101,33 @@ class ElasticGroup:
 
         self._waker: threading.Thread | None = None
 
-    def form(self, step: int, leaving: threading.Event) -> GroupView | None:
+    def form(self, step: int, leaving_event: threading.Event) -> GroupView | None:
         self._release_process_group()
-        self._wake_client_when(leaving)
+        self._wake_client_when(leaving_event)
 
-        while published_group := self.client.wait_for_group(self.generation, step, leaving.is_set):
+        while published_group := self.client.wait_for_group(
+            self.generation, step, leaving_event.is_set
+        ):
             self.generation, members = published_group
-            rank = [id for id, _ in members].index(self.client.id)
-            pg = None
+            rank = [member_id for member_id, _ in members].index(self.client.id)
+            process_group = None
             group_sockets = {}
 
             if len(members) > 1:
                 try:
-                    pg, group_sockets = self._build_process_group(rank, members)
+                    process_group, group_sockets = self._build_process_group(rank, members)
                 except (OSError, RuntimeError) as error:
                     self.report_failure(error)
                     continue
 
             with self._lock:
-                self._pg = pg
+                self._pg = process_group
                 self._sockets = group_sockets
 
             # the generation may have been aborted before this group was stored in `_pg`, so that
             # `_abort` did not find it
             if not self.aborted():
-                return GroupView(rank, len(members), pg)
+                return GroupView(rank, len(members), process_group)
 
             self._release_process_group()
 
@@ -133,8 +137,8 @@ class ElasticGroup:
     def report_step(self, step: int) -> None:
         self.client.step = step
 
-    def report_busy(self, busy: bool) -> None:
-        self.client.is_busy = busy
+    def report_busy(self, is_busy: bool) -> None:
+        self.client.is_busy = is_busy
 
     def regroup_pending(self) -> bool:
         return self.client.open_generation > self.generation or self.client.is_complete
@@ -142,16 +146,16 @@ class ElasticGroup:
     def aborted(self) -> bool:
         return self.client.abort_generation > self.generation or self.client.must_exit
 
-    def run(self, call: Callable[[], T]) -> T:
-        return self._caller.run(call)
+    def run(self, function: Callable[[], T]) -> T:
+        return self._caller.run(function)
 
-    def wait(self, *works: Work) -> None:
+    def wait(self, *collectives: Work) -> None:
         # nccl does not need a separate thread: its `wait` returns immediately, and its `abort` ends
         # a collective
         if self.device.type == "cuda":
-            wait_for_collectives(works)
+            wait_for_collectives(collectives)
         else:
-            self.run(lambda: wait_for_collectives(works))
+            self.run(lambda: wait_for_collectives(collectives))
 
     def report_failure(self, error: Exception) -> None:
         if isinstance(error, torch.OutOfMemoryError) or "DefaultCPUAllocator" in str(error):
@@ -166,11 +170,11 @@ class ElasticGroup:
     def leave(self) -> None:
         self.client.leave()
 
-    def report_error(self, message: str, code: int, *, temporary: bool = False) -> None:
-        self.client.report_error(message, code, temporary=temporary)
+    def report_error(self, message: str, exit_code: int, *, is_temporary: bool = False) -> None:
+        self.client.report_error(message, exit_code, is_temporary=is_temporary)
 
-    def note(self, event: str, **fields: object) -> None:
-        self.client.note(event, **fields)
+    def note(self, event: str, **event_fields: object) -> None:
+        self.client.note(event, **event_fields)
 
     def finish(self, sha256: str, step: int) -> bool:
         if sha256:
@@ -178,13 +182,13 @@ class ElasticGroup:
         self.is_complete = self.client.wait_until_complete(self.generation, COMPLETE_TIMEOUT_S)
         return self.is_complete
 
-    def _wake_client_when(self, leaving: threading.Event) -> None:
-        """Start a thread that ends waits for the coordinator once `leaving` is set."""
+    def _wake_client_when(self, leaving_event: threading.Event) -> None:
+        """Start a thread that ends waits for the coordinator once `leaving_event` is set."""
         if self._waker:
             return
 
         def wake() -> None:
-            leaving.wait()
+            leaving_event.wait()
             self.client.notify_waiters()
 
         self._waker = threading.Thread(target=wake, daemon=True)
@@ -193,35 +197,41 @@ class ElasticGroup:
     def _build_process_group(self, rank: int, members: Members) -> tuple[Any, dict[int, str]]:
         """Build the process group; return it and its sockets. Raises RuntimeError after a failure
         or an abort."""
-        generation = self.generation
-        store = ExchangeStore(self.client, generation)
-        self._store = store
+        generation_number = self.generation
+        exchange_store = ExchangeStore(self.client, generation_number)
+        self._store = exchange_store
 
         def build() -> tuple[Any, dict[int, str]]:
             earlier_sockets = sockets.list_open_sockets()
-            pg = create_process_group(store, rank, len(members), self.device, self.client.address)
+            process_group = create_process_group(
+                exchange_store, rank, len(members), self.device, self.client.address
+            )
             new_sockets = dict(sockets.list_open_sockets().items() - earlier_sockets.items())
 
-            addresses = {address for _, address in members}
+            member_addresses = {address for _, address in members}
             coordinator_port = self.client.coordinator[1]
-            group_sockets = sockets.find_peer_sockets(addresses, new_sockets, coordinator_port)
+            group_sockets = sockets.find_peer_sockets(
+                member_addresses, new_sockets, coordinator_port
+            )
 
             # nccl authenticates its connections with a number that only members know
             if self.device.type == "cuda":
-                return pg, group_sockets
+                return process_group, group_sockets
 
             # close the listeners: all members are connected, and gloo would accept connections of
             # any other process
             sockets.close_listeners(new_sockets, self.client.address)
             try:
-                authenticate_peers(pg, rank, [id for id, _ in members], generation)
+                authenticate_peers(
+                    process_group, rank, [member_id for member_id, _ in members], generation_number
+                )
             except RuntimeError:
                 # shut down the sockets, because otherwise the destructor of the process group might
                 # block
                 sockets.shut_down_sockets(group_sockets)
                 raise
 
-            return pg, group_sockets
+            return process_group, group_sockets
 
         return self.run(build)
 
@@ -238,27 +248,27 @@ class ElasticGroup:
     def _release_process_group(self) -> None:
         """Release the process group of the current generation, if it has one."""
         with self._lock:
-            references = [self._pg]
+            group_references = [self._pg]
             self._pg = None
-            if references[0] is None:
+            if group_references[0] is None:
                 return
             if self.aborted():
-                self._unblock_collective(references[0])
-        release_in_background(references)
+                self._unblock_collective(group_references[0])
+        release_in_background(group_references)
 
-    def _unblock_collective(self, pg: Any) -> None:
+    def _unblock_collective(self, process_group: Any) -> None:
         """End a blocked collective within milliseconds, even if a peer never answers."""
         with suppress(RuntimeError):
             # `abort` ends a collective of nccl; gloo ignores it, but fails when its sockets are
             # shut down
-            pg.abort()
-        still_open = self._sockets.items() & sockets.list_open_sockets().items()
-        sockets.shut_down_sockets(fd for fd, _ in still_open)
+            process_group.abort()
+        open_group_sockets = self._sockets.items() & sockets.list_open_sockets().items()
+        sockets.shut_down_sockets(descriptor for descriptor, _ in open_group_sockets)
         self._sockets = {}
 
 
 def create_membership(
-    spec: TrainingSpec, fingerprint: Fingerprint, device: torch.device
+    training_spec: TrainingSpec, fingerprint: Fingerprint, device: torch.device
 ) -> Membership:
     """Create the Membership that the environment variables describe: one with a coordinator, one
     under torchrun, or one for a single process.
@@ -266,26 +276,33 @@ def create_membership(
     Raises ConfigError if this machine does not match train.fingerprint; with a coordinator, the
     coordinator makes this check instead.
     """
-    coordinator = _find_coordinator()
-    if coordinator:
-        return ElasticGroup(spec, coordinator, fingerprint, device)
+    coordinator_endpoint = _find_coordinator()
+    if coordinator_endpoint:
+        return ElasticGroup(training_spec, coordinator_endpoint, fingerprint, device)
 
-    misfits = spec.find_fingerprint_mismatches(fingerprint)
-    if misfits:
+    fingerprint_mismatches = training_spec.find_fingerprint_mismatches(fingerprint)
+    if fingerprint_mismatches:
         raise ConfigError(
-            f"this machine does not match train.fingerprint: its {', '.join(misfits)}. Use another"
+            "this machine does not match train.fingerprint: its"
+            f" {', '.join(fingerprint_mismatches)}. Use another"
             " machine, or change train.fingerprint (this changes the result)."
         )
 
-    is_first = read_integer("RANK", 0, 0, world_size() - 1) == 0
-    return StaticGroup(device, Ledger(open_store, spec.ledger) if is_first else None)
+    is_first_rank = read_integer("RANK", 0, 0, world_size() - 1) == 0
+    return StaticGroup(device, Ledger(open_store, training_spec.ledger) if is_first_rank else None)
 
 
-def report_early_error(message: str, code: int, *, temporary: bool) -> None:
+def report_early_error(message: str, exit_code: int, *, is_temporary: bool) -> None:
     """Report the error of a process that ends before it has joined a group."""
-    coordinator = _find_coordinator()
-    if coordinator:
-        report_error(coordinator, snapshot_file.worker_name(), message, code, temporary=temporary)
+    coordinator_endpoint = _find_coordinator()
+    if coordinator_endpoint:
+        report_error(
+            coordinator_endpoint,
+            snapshot_file.worker_name(),
+            message,
+            exit_code,
+            is_temporary=is_temporary,
+        )
 
 
 def _find_coordinator() -> Address | None:

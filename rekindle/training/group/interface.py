@@ -21,9 +21,9 @@ class Membership(Protocol):
     can_shrink: bool  # True if the remaining members can continue when one leaves
     is_complete: bool  # True if the run is known to be complete
 
-    def form(self, step: int, leaving: threading.Event) -> GroupView | None:
-        """Wait for the next group and return it; return None once `leaving` is set or the run is
-        complete.
+    def form(self, step: int, leaving_event: threading.Event) -> GroupView | None:
+        """Wait for the next group and return it; return None once `leaving_event` is set or the run
+        is complete.
 
         `step`: number of updates in the state of this process, or -1 without a state.
         """
@@ -34,8 +34,8 @@ class Membership(Protocol):
         `form`."""
         ...
 
-    def report_busy(self, busy: bool) -> None:
-        """Report that this process is alive but makes no steps (`busy`), or that it makes steps
+    def report_busy(self, is_busy: bool) -> None:
+        """Report that this process is alive but makes no steps (`is_busy`), or that it makes steps
         again."""
         ...
 
@@ -52,12 +52,12 @@ class Membership(Protocol):
         """
         ...
 
-    def run(self, call: Callable[[], T]) -> T:
-        """Return the result of `call`. Raises RuntimeError as soon as this process knows that its
-        group is broken."""
+    def run(self, function: Callable[[], T]) -> T:
+        """Return the result of `function`. Raises RuntimeError as soon as this process knows
+        that its group is broken."""
         ...
 
-    def wait(self, *works: Work) -> None:
+    def wait(self, *collectives: Work) -> None:
         """Wait for collectives. Raises RuntimeError if a collective fails."""
         ...
 
@@ -78,11 +78,11 @@ class Membership(Protocol):
         may be called."""
         ...
 
-    def report_error(self, message: str, code: int, *, temporary: bool = False) -> None:
-        """Report that this process ends with an error. `temporary`: True if the cause is that a
+    def report_error(self, message: str, exit_code: int, *, is_temporary: bool = False) -> None:
+        """Report that this process ends with an error. `is_temporary`: True if the cause is that a
         service is unavailable."""
         ...
 
-    def note(self, event: str, **fields: object) -> None:
+    def note(self, event: str, **event_fields: object) -> None:
         """Record an event in the ledger without blocking."""
         ...

@@ -25,15 +25,15 @@ class InterruptibleCaller:
     """Runs calls in a separate thread, one at a time. `aborted()` returns True if the call's result
     will never arrive."""
 
-    def __init__(self, aborted: Callable[[], bool]) -> None:
-        self.aborted = aborted
+    def __init__(self, is_aborted: Callable[[], bool]) -> None:
+        self.aborted = is_aborted
         self._calls: SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] | None = None
         self._pending_result: Future[Any] = Future()
 
-    def run(self, call: Callable[[], T]) -> T:
-        """Return the result of `call`, or raise its exception. Raises GroupBroken after
+    def run(self, function: Callable[[], T]) -> T:
+        """Return the result of `function`, or raise its exception. Raises GroupBroken after
         `interrupt`, while the call may continue in its thread."""
-        self._pending_result = future = Future[T]()
+        self._pending_result = result_future = Future[T]()
         if self.aborted():
             raise GroupBroken
 
@@ -43,9 +43,9 @@ class InterruptibleCaller:
                 target=_run_calls, args=(self._calls,), name="calls", daemon=True
             ).start()
 
-        self._calls.put((future, call))
+        self._calls.put((result_future, function))
         try:
-            return future.result()
+            return result_future.result()
         except GroupBroken:
             self._calls.put(None)  # the thread that serves this queue ends after the abandoned call
             self._calls = None
@@ -56,41 +56,43 @@ class InterruptibleCaller:
         _resolve_future(self._pending_result, GroupBroken("the group is broken"))
 
 
-def _run_calls(calls: "SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None]") -> None:
-    while item := calls.get():
-        resolve_with_call(*item)
-        del item  # the item may reference a group, whose destructor closes the group's connections
+def _run_calls(queued_calls: "SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None]") -> None:
+    while queued_call := queued_calls.get():
+        resolve_with_call(*queued_call)
+        del (
+            queued_call
+        )  # the item may reference a group, whose destructor closes the group's connections
 
 
-def resolve_with_call(future: Future[T], call: Callable[[], T]) -> None:
-    """Resolve `future` with the result or the exception of `call`."""
+def resolve_with_call(result_future: Future[T], function: Callable[[], T]) -> None:
+    """Resolve `result_future` with the result or the exception of `function`."""
     try:
-        _resolve_future(future, call())
+        _resolve_future(result_future, function())
     except BaseException as error:
-        _resolve_future(future, error)
+        _resolve_future(result_future, error)
     finally:
         # the traceback of an error keeps this frame alive; without `del`, this frame would keep the
         # objects alive that `call` uses
-        del future, call
+        del result_future, function
 
 
-def _resolve_future(future: Future[T], outcome: T | BaseException) -> None:
+def _resolve_future(result_future: Future[T], outcome: T | BaseException) -> None:
     """Set the result or the exception of a future, unless it already has one."""
     with suppress(InvalidStateError):
         if isinstance(outcome, BaseException):
-            future.set_exception(outcome)
+            result_future.set_exception(outcome)
         else:
-            future.set_result(outcome)
+            result_future.set_result(outcome)
 
 
-def release_in_background(references: list[object]) -> None:
-    """Clear `references`, which holds one process group, in a daemon thread: the group's destructor
-    may block."""
+def release_in_background(group_references: list[object]) -> None:
+    """Clear `group_references`, which holds one process group, in a daemon thread: the group's
+    destructor may block."""
 
     def release() -> None:
         # wait until no other reference is left: the thread that drops the last one would block
-        while sys.getrefcount(references[0]) > 2:
+        while sys.getrefcount(group_references[0]) > 2:
             time.sleep(0.05)
-        references.clear()
+        group_references.clear()
 
     threading.Thread(target=release, name="release", daemon=True).start()

@@ -43,37 +43,43 @@ class GroupView:
 
 
 def create_process_group(
-    store: Any, rank: int, size: int, device: torch.device, address: str
+    store: Any, rank: int, group_size: int, device: torch.device, own_address: str
 ) -> Any:
-    """Create a process group on `store`; the other members reach this process at `address`."""
+    """Create a process group on `store`; the other members reach this process at `own_address`."""
     if device.type == "cuda":
-        options = dist.ProcessGroupNCCL.Options()
-        options._timeout = COLLECTIVE_TIMEOUT
-        return dist.ProcessGroupNCCL(store, rank, size, options)
-    options = dist.ProcessGroupGloo._Options()
-    options._devices = [dist.ProcessGroupGloo.create_device(hostname=address)]
-    options._timeout = CONNECT_TIMEOUT
-    options._threads = 1
-    pg = dist.ProcessGroupGloo(store, rank, size, options)
-    pg._set_default_timeout(COLLECTIVE_TIMEOUT)
-    return pg
+        backend_options = dist.ProcessGroupNCCL.Options()
+        backend_options._timeout = COLLECTIVE_TIMEOUT
+        return dist.ProcessGroupNCCL(store, rank, group_size, backend_options)
+    backend_options = dist.ProcessGroupGloo._Options()
+    backend_options._devices = [dist.ProcessGroupGloo.create_device(hostname=own_address)]
+    backend_options._timeout = CONNECT_TIMEOUT
+    backend_options._threads = 1
+    process_group = dist.ProcessGroupGloo(store, rank, group_size, backend_options)
+    process_group._set_default_timeout(COLLECTIVE_TIMEOUT)
+    return process_group
 
 
-def authenticate_peers(pg: Any, rank: int, ids: list[str], generation: int) -> None:
+def authenticate_peers(
+    process_group: Any, rank: int, member_ids: list[str], generation_number: int
+) -> None:
     """Exchange proofs that each peer knows the run's secret, since gloo accepts any process.
 
     Raises RuntimeError if a proof is wrong.
     """
-    secret = read_run_secret()
-    own_id = ids[rank]
-    sender = f"member {generation}"
+    run_secret = read_run_secret()
+    own_id = member_ids[rank]
+    sender_label = f"member {generation_number}"
 
-    own_proofs = [compute_proof(secret, sender, own_id, peer).encode() for peer in ids]
-    expected_proofs = b"".join(compute_proof(secret, sender, peer, own_id).encode() for peer in ids)
+    own_proofs = [
+        compute_proof(run_secret, sender_label, own_id, peer_id).encode() for peer_id in member_ids
+    ]
+    expected_proofs = b"".join(
+        compute_proof(run_secret, sender_label, peer_id, own_id).encode() for peer_id in member_ids
+    )
 
     proof_bytes = torch.frombuffer(bytearray(b"".join(own_proofs)), dtype=torch.uint8)
     received_proofs = torch.empty_like(proof_bytes)
-    pg.alltoall_base(received_proofs, proof_bytes, [], []).wait(CONNECT_TIMEOUT)
+    process_group.alltoall_base(received_proofs, proof_bytes, [], []).wait(CONNECT_TIMEOUT)
 
     if not hmac.compare_digest(received_proofs.numpy().tobytes(), expected_proofs):
         raise RuntimeError(
@@ -81,10 +87,10 @@ def authenticate_peers(pg: Any, rank: int, ids: list[str], generation: int) -> N
         )
 
 
-def wait_for_collectives(works: Iterable[Work]) -> None:
+def wait_for_collectives(collectives: Iterable[Work]) -> None:
     """Wait for collectives. Raises RuntimeError if a collective fails."""
-    for work in works:
-        work.wait(COLLECTIVE_TIMEOUT)
+    for collective in collectives:
+        collective.wait(COLLECTIVE_TIMEOUT)
 
 
 def world_size() -> int:
@@ -109,10 +115,12 @@ def join_torchrun_group(device: torch.device) -> GroupView:
             " of every agent."
         )
 
-    store, rank, size = next(dist.rendezvous("env://", timeout=COLLECTIVE_TIMEOUT))
-    address = os.environ.get("PET_LOCAL_ADDR") or find_local_address(os.environ["MASTER_ADDR"])
+    rendezvous_store, rank, group_size = next(dist.rendezvous("env://", timeout=COLLECTIVE_TIMEOUT))
+    own_address = os.environ.get("PET_LOCAL_ADDR") or find_local_address(os.environ["MASTER_ADDR"])
     return GroupView(
         rank,
-        size,
-        create_process_group(dist.PrefixStore("rekindle", store), rank, size, device, address),
+        group_size,
+        create_process_group(
+            dist.PrefixStore("rekindle", rendezvous_store), rank, group_size, device, own_address
+        ),
     )

@@ -45,124 +45,134 @@ class Reduction:
     `wait(*works)` waits for collectives, and raises RuntimeError if one fails.
     """
 
-    def __init__(self, state: State, wait: Callable[..., None]) -> None:
-        self.state = state
+    def __init__(self, training_state: State, wait_for_collectives: Callable[..., None]) -> None:
+        self.state = training_state
         self.view = GroupView(0, 1)
-        self.virtual_workers = state.config.virtual_workers
-        self.exact = state.config.reduction == "exact"
-        self._wait = wait
+        self.virtual_workers = training_state.config.virtual_workers
+        self.exact = training_state.config.reduction == "exact"
+        self._wait = wait_for_collectives
 
         # padding, so that the sum can be divided into slices of equal size
-        padding = self.virtual_workers
-        self._total = torch.zeros(state.width + CONTROL_COUNT + padding, device=state.device)
+        padding_elements = self.virtual_workers
+        self._total = torch.zeros(
+            training_state.width + CONTROL_COUNT + padding_elements, device=training_state.device
+        )
         self._inbox = self._total.new_empty(0)
         self._flags = MemberRequests()
         self._flag_values = self._total.new_tensor(self._flags)
-        self._pool = pool = list[PartialSum]()
+        self._pool = free_partial_sums = list[PartialSum]()
 
         # this is a local function, because a method would create a reference cycle that keeps the
         # process group alive
         def add_buffers(first: PartialSum, second: PartialSum) -> PartialSum:
             first.flat.add_(second.flat)
-            pool.append(second)
+            free_partial_sums.append(second)
             return first
 
         self._sum = TreeSum[PartialSum](self.virtual_workers, add_buffers)
 
-    def set_flags(self, flags: MemberRequests) -> None:
+    def set_flags(self, member_requests: MemberRequests) -> None:
         """Set the requests of this process in this step."""
-        if flags != self._flags:
-            self._flags = flags
-            self._flag_values = self._total.new_tensor(flags)
+        if member_requests != self._flags:
+            self._flags = member_requests
+            self._flag_values = self._total.new_tensor(member_requests)
 
-    def add(self, virtual_worker: int, loss: Tensor, summands: list[Tensor]) -> None:
+    def add(self, virtual_worker: int, mean_loss: Tensor, summands: list[Tensor]) -> None:
         """Add one virtual worker's mean loss and summands (see `State.view_summands`)."""
-        values = [*summands, loss.detach(), self._flag_values]
-        end = virtual_worker + 1
+        summed_tensors = [*summands, mean_loss.detach(), self._flag_values]
+        block_end = virtual_worker + 1
 
-        sibling = self._sum.pop_sibling((virtual_worker, end))
+        sibling = self._sum.pop_sibling((virtual_worker, block_end))
         if sibling:
-            (start, _), buffer = sibling
-            kernels._foreach_add_(buffer.views, values)
+            (block_start, _), partial_sum = sibling
+            kernels._foreach_add_(partial_sum.views, summed_tensors)
         else:
-            start = virtual_worker
-            buffer = self._pool.pop() if self._pool else self._allocate_partial_sum()
-            kernels._foreach_copy_(buffer.views, values)
+            block_start = virtual_worker
+            partial_sum = self._pool.pop() if self._pool else self._allocate_partial_sum()
+            kernels._foreach_copy_(partial_sum.views, summed_tensors)
 
-        self._sum.add_value((start, end), buffer)
+        self._sum.add_value((block_start, block_end), partial_sum)
 
     def reduce(self) -> Tensor:
         """Return the sum over all virtual workers as a flat tensor [state.width + CONTROL_COUNT].
         The returned sum is valid until the next `add`."""
         partial_sums = self._sum.take_partial_sums()
-        self._pool += [buffer for _, buffer in partial_sums]
+        self._pool += [partial_sum for _, partial_sum in partial_sums]
 
-        width = self.state.width + CONTROL_COUNT
-        size = self.view.size
+        total_width = self.state.width + CONTROL_COUNT
+        group_size = self.view.size
 
         if not self.view.pg:
-            return partial_sums[0][1].flat[:width]
+            return partial_sums[0][1].flat[:total_width]
 
-        blocks_by_rank = [rank_subtrees(self.virtual_workers, size, rank) for rank in range(size)]
+        blocks_by_rank = [
+            rank_subtrees(self.virtual_workers, group_size, rank) for rank in range(group_size)
+        ]
         # an all-reduce is exact here: the sum of two addends does not depend on their order
-        has_two_addends = size == 2 and all(len(rank_blocks) == 1 for rank_blocks in blocks_by_rank)
+        has_two_addends = group_size == 2 and all(
+            len(rank_blocks) == 1 for rank_blocks in blocks_by_rank
+        )
         if self.exact and not has_two_addends:
-            sums_of_blocks = [(block, buffer.flat) for block, buffer in partial_sums]
-            return self._reduce_exactly(sums_of_blocks, blocks_by_rank, width)
+            sums_of_blocks = [(block, partial_sum.flat) for block, partial_sum in partial_sums]
+            return self._reduce_exactly(sums_of_blocks, blocks_by_rank, total_width)
 
-        total = partial_sums[0][1].flat[:width]
-        for _, buffer in partial_sums[1:]:
-            total += buffer.flat[:width]
+        summed_tensor = partial_sums[0][1].flat[:total_width]
+        for _, partial_sum in partial_sums[1:]:
+            summed_tensor += partial_sum.flat[:total_width]
 
-        self._wait(self.view.pg.allreduce([total]))
-        return total
+        self._wait(self.view.pg.allreduce([summed_tensor]))
+        return summed_tensor
 
     def _reduce_exactly(
         self,
         sums_of_blocks: list[tuple[LeafRange, Tensor]],
         blocks_by_rank: list[tuple[LeafRange, ...]],
-        width: int,
+        total_width: int,
     ) -> Tensor:
         """Exchange slices of the partial sums, finish the tree for the slice of this rank, and
         gather the slices of all ranks."""
         rank = self.view.rank
-        size = self.view.size
-        pg = self.view.pg
-        length = -(-width // size)
-        own_slice = slice(rank * length, (rank + 1) * length)
+        group_size = self.view.size
+        process_group = self.view.pg
+        slice_length = -(-total_width // group_size)
+        own_slice = slice(rank * slice_length, (rank + 1) * slice_length)
         block_count = sum(len(peer_blocks) for peer_blocks in blocks_by_rank)
-        receive_buffers = self._allocate_receive_buffers(block_count, length)
+        receive_buffers = self._allocate_receive_buffers(block_count, slice_length)
 
-        inbox: list[tuple[LeafRange, Tensor]] = []
-        works = []
+        received_pieces: list[tuple[LeafRange, Tensor]] = []
+        collectives = []
 
         with self._coalesce_transfers():
-            for peer, peer_blocks in enumerate(blocks_by_rank):
-                if peer == rank:
-                    inbox += [(block, flat[own_slice]) for block, flat in sums_of_blocks]
+            for peer_rank, peer_blocks in enumerate(blocks_by_rank):
+                if peer_rank == rank:
+                    received_pieces += [
+                        (block, partial_sum[own_slice]) for block, partial_sum in sums_of_blocks
+                    ]
                     continue
 
-                peer_slice = slice(peer * length, (peer + 1) * length)
-                for tag, block in enumerate(peer_blocks):
-                    receive_buffer = receive_buffers[len(inbox)]
-                    inbox.append((block, receive_buffer))
-                    works.append(pg.recv([receive_buffer], peer, tag))
+                peer_slice = slice(peer_rank * slice_length, (peer_rank + 1) * slice_length)
+                for message_tag, block in enumerate(peer_blocks):
+                    receive_buffer = receive_buffers[len(received_pieces)]
+                    received_pieces.append((block, receive_buffer))
+                    collectives.append(process_group.recv([receive_buffer], peer_rank, message_tag))
 
-                for tag, (_, flat) in enumerate(sums_of_blocks):
-                    works.append(pg.send([flat[peer_slice]], peer, tag))
+                for message_tag, (_, partial_sum) in enumerate(sums_of_blocks):
+                    collectives.append(
+                        process_group.send([partial_sum[peer_slice]], peer_rank, message_tag)
+                    )
 
-        self._wait(*works)
+        self._wait(*collectives)
 
-        tree = TreeSum[Tensor](self.virtual_workers, Tensor.add_)
-        for block, piece in inbox:
-            tree.add_value(block, piece)
+        tree_sum = TreeSum[Tensor](self.virtual_workers, Tensor.add_)
+        for block, received_piece in received_pieces:
+            tree_sum.add_value(block, received_piece)
 
-        ((_, own_total),) = tree.take_partial_sums()
+        ((_, own_total),) = tree_sum.take_partial_sums()
 
-        total = self._total[: length * size]
-        self._wait(pg._allgather_base(total, own_total))
+        gathered_total = self._total[: slice_length * group_size]
+        self._wait(process_group._allgather_base(gathered_total, own_total))
 
-        return total
+        return gathered_total
 
     @contextmanager
     def _coalesce_transfers(self) -> Iterator[None]:
@@ -175,13 +185,13 @@ class Reduction:
             self.view.pg._end_coalescing(self.state.device).wait()
 
     def _allocate_partial_sum(self) -> PartialSum:
-        flat = torch.zeros_like(self._total)
-        width = self.state.width
-        loss = flat[width]
-        flags = flat[width + 1 : width + CONTROL_COUNT]
-        return PartialSum(flat, [*self.state.view_summands(flat), loss, flags])
+        flat_sum = torch.zeros_like(self._total)
+        state_width = self.state.width
+        loss_view = flat_sum[state_width]
+        flag_views = flat_sum[state_width + 1 : state_width + CONTROL_COUNT]
+        return PartialSum(flat_sum, [*self.state.view_summands(flat_sum), loss_view, flag_views])
 
-    def _allocate_receive_buffers(self, rows: int, length: int) -> Tensor:
-        if self._inbox.numel() < rows * length:
-            self._inbox = self._total.new_empty(rows * length)
-        return self._inbox[: rows * length].view(rows, length)
+    def _allocate_receive_buffers(self, buffer_count: int, slice_length: int) -> Tensor:
+        if self._inbox.numel() < buffer_count * slice_length:
+            self._inbox = self._total.new_empty(buffer_count * slice_length)
+        return self._inbox[: buffer_count * slice_length].view(buffer_count, slice_length)

@@ -11,69 +11,79 @@ from typing import Any
 def list_open_sockets() -> dict[int, str]:
     """Return the inode of each open socket by its file descriptor; the inode shows whether a
     descriptor was reused."""
-    links = {}
-    for name in os.listdir("/proc/self/fd"):
+    link_by_descriptor = {}
+    for descriptor_name in os.listdir("/proc/self/fd"):
         with suppress(OSError):  # the descriptor was just closed
-            links[int(name)] = os.readlink(f"/proc/self/fd/{name}")
-    return {fd: link for fd, link in links.items() if link.startswith("socket:")}
+            link_by_descriptor[int(descriptor_name)] = os.readlink(
+                f"/proc/self/fd/{descriptor_name}"
+            )
+    return {
+        descriptor: link_target
+        for descriptor, link_target in link_by_descriptor.items()
+        if link_target.startswith("socket:")
+    }
 
 
 def find_peer_sockets(
-    hosts: set[str], candidates: dict[int, str], coordinator_port: int
+    member_hosts: set[str], candidate_sockets: dict[int, str], coordinator_port: int
 ) -> dict[int, str]:
-    """Return the `candidates` that are connected to members of the group, not to something else
-    such as the object store.
+    """Return the `candidate_sockets` that are connected to members of the group, not to something
+    else such as the object store.
 
     If this process opened the connection, the remote address identifies the member. A member that
     opened the connection may have any source address, so the local listening address identifies it.
     Listening sockets are excluded: their shutdown crashes gloo.
     """
-    connections = dict[int, tuple[Any, Any]]()
+    addresses_by_descriptor = dict[int, tuple[Any, Any]]()
     listening_addresses = set[Any]()
 
-    for fd in candidates:
-        with suppress(OSError), socket.socket(fileno=os.dup(fd)) as connection:
-            if connection.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
-                listening_addresses.add(connection.getsockname())
+    for descriptor in candidate_sockets:
+        with suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as open_socket:
+            if open_socket.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+                listening_addresses.add(open_socket.getsockname())
             else:
-                connections[fd] = connection.getsockname(), connection.getpeername()
+                addresses_by_descriptor[descriptor] = (
+                    open_socket.getsockname(),
+                    open_socket.getpeername(),
+                )
 
     return {
-        fd: candidates[fd]
-        for fd, (local, remote) in connections.items()
-        if local in listening_addresses or (remote[0] in hosts and remote[1] != coordinator_port)
+        descriptor: candidate_sockets[descriptor]
+        for descriptor, (local_address, remote_address) in addresses_by_descriptor.items()
+        if local_address in listening_addresses
+        or (remote_address[0] in member_hosts and remote_address[1] != coordinator_port)
     }
 
 
-def shut_down_sockets(fds: Iterable[int]) -> None:
+def shut_down_sockets(descriptors: Iterable[int]) -> None:
     """Shut down both directions of these sockets, which wakes the threads that are blocked on
     them."""
-    for fd in fds:
-        with suppress(OSError), socket.socket(fileno=os.dup(fd)) as connection:
-            connection.shutdown(socket.SHUT_RDWR)
+    for descriptor in descriptors:
+        with suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as open_socket:
+            open_socket.shutdown(socket.SHUT_RDWR)
 
 
-def close_listeners(fds: Iterable[int], address: str) -> None:
-    """Stop the sockets that listen at `address`. The file descriptors of the sockets stay in use
-    until their owner closes them."""
-    for fd in fds:
+def close_listeners(descriptors: Iterable[int], listening_address: str) -> None:
+    """Stop the sockets that listen at `listening_address`. The file descriptors of the sockets
+    stay in use until their owner closes them."""
+    for descriptor in descriptors:
         with (
             suppress(OSError),
-            socket.socket(fileno=os.dup(fd)) as listener,
-            socket.socket() as replacement,
+            socket.socket(fileno=os.dup(descriptor)) as listening_socket,
+            socket.socket() as replacement_socket,
         ):
             if (
-                listener.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
-                and listener.getsockname()[0] == address
+                listening_socket.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
+                and listening_socket.getsockname()[0] == listening_address
             ):
                 # the listener is shut down before dup2, so that gloo's event loop accepts no
                 # further connection
-                listener.close()
-                os.dup2(replacement.fileno(), fd, inheritable=False)
+                listening_socket.close()
+                os.dup2(replacement_socket.fileno(), descriptor, inheritable=False)
 
 
 def find_local_address(host: str) -> str:
     """Return the address of this machine on the route to `host`, without sending anything."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.connect((host, 9))
-        return probe.getsockname()[0]
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe_socket:
+        probe_socket.connect((host, 9))
+        return probe_socket.getsockname()[0]

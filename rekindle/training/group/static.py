@@ -42,29 +42,29 @@ class StaticGroup:
         # the prefix may belong to another run
         self._early_events: list[dict[str, Any]] | None = []
 
-    def form(self, step: int, leaving: threading.Event) -> GroupView | None:
+    def form(self, step: int, leaving_event: threading.Event) -> GroupView | None:
         is_alone = world_size() == 1
-        view = GroupView(0, 1) if is_alone else join_torchrun_group(self.device)
+        group_view = GroupView(0, 1) if is_alone else join_torchrun_group(self.device)
 
-        names = [f"rank{rank}" for rank in range(view.size)]
-        for name in names:
-            self.note("join", worker=name, name=name, step=step)
-        self.note("generation", generation=1, members=names, step=step)
-        return view
+        rank_names = [f"rank{rank}" for rank in range(group_view.size)]
+        for rank_name in rank_names:
+            self.note("join", worker=rank_name, name=rank_name, step=step)
+        self.note("generation", generation=1, members=rank_names, step=step)
+        return group_view
 
     def report_step(self, step: int) -> None:
         early_events = self._early_events or []
         self._early_events = None
-        for fields in early_events:
-            self.note(**fields)
+        for event_fields in early_events:
+            self.note(**event_fields)
 
-        now = time.monotonic()
-        if step > self._step and now - self._step_event_time >= MIN_STEP_EVENT_INTERVAL_S:
+        now_s = time.monotonic()
+        if step > self._step and now_s - self._step_event_time >= MIN_STEP_EVENT_INTERVAL_S:
             self._step = step
-            self._step_event_time = now
+            self._step_event_time = now_s
             self.note("step", step=step)
 
-    def report_busy(self, busy: bool) -> None:
+    def report_busy(self, is_busy: bool) -> None:
         pass  # do nothing: do nothing: without a coordinator, no process waits for this report
 
     def regroup_pending(self) -> bool:
@@ -73,11 +73,11 @@ class StaticGroup:
     def aborted(self) -> bool:
         return False
 
-    def run(self, call: Callable[[], T]) -> T:
-        return call()
+    def run(self, function: Callable[[], T]) -> T:
+        return function()
 
-    def wait(self, *works: Work) -> None:
-        wait_for_collectives(works)
+    def wait(self, *collectives: Work) -> None:
+        wait_for_collectives(collectives)
 
     def report_failure(self, error: Exception) -> None:
         raise error
@@ -93,20 +93,20 @@ class StaticGroup:
         self.note("drain", worker="rank0", name="rank0")
         self._close_ledger(LEAVE_TIMEOUT_S)
 
-    def report_error(self, message: str, code: int, *, temporary: bool = False) -> None:
-        self.note("failed", name="rank0", message=message, code=code)
+    def report_error(self, message: str, exit_code: int, *, is_temporary: bool = False) -> None:
+        self.note("failed", name="rank0", message=message, code=exit_code)
         self._close_ledger(CLOSE_TIMEOUT_S)
 
-    def note(self, event: str, **fields: Any) -> None:
+    def note(self, event: str, **event_fields: Any) -> None:
         """Record an event. Ignores the event `loss`: only a coordinator has metrics."""
         if event == "loss":
             return
 
         if self._early_events is not None:
-            age_s = fields.pop("age_s", 0.0)
-            self._early_events.append({"event": event, "t": time.time() - age_s, **fields})
+            age_s = event_fields.pop("age_s", 0.0)
+            self._early_events.append({"event": event, "t": time.time() - age_s, **event_fields})
         elif self._ledger:
-            self._ledger.note(event, **fields)
+            self._ledger.note(event, **event_fields)
 
     def _close_ledger(self, timeout_s: float) -> None:
         """Write the remaining events within `timeout_s`; no event may follow."""

@@ -68,23 +68,23 @@ class TrainingGroup:
     def __init__(
         self,
         membership: Membership,
-        state: State,
-        loader: LoaderState,
+        training_state: State,
+        loader_state: LoaderState,
         checkpoints: Checkpoints,
-        leaving: threading.Event,
+        leaving_event: threading.Event,
     ) -> None:
         self.membership = membership
-        self.state = state
-        self.loader = loader
+        self.state = training_state
+        self.loader = loader_state
         self.checkpoints = checkpoints
-        self.leaving = leaving
-        self.total_virtual_workers = state.config.virtual_workers
+        self.leaving = leaving_event
+        self.total_virtual_workers = training_state.config.virtual_workers
 
         # rank of this process and size of the current group; size 0 means that a group must be
         # formed
         self.rank = 0
         self.size = 0
-        self._reduction = Reduction(state, membership.wait)
+        self._reduction = Reduction(training_state, membership.wait)
         # rank of this process and size of its group at the last completed step
         self.last_place = SINGLE_PROCESS
 
@@ -104,15 +104,15 @@ class TrainingGroup:
         self._is_from_group = False  # False: the state is the snapshot of a previous process
         self._loader_state = b""  # state of the data loader before this step
 
-    def start_step(self, end: int) -> bool:
+    def start_step(self, last_step: int) -> bool:
         """Join a group unless this process is in one, and announce the next step, `state.step`.
 
-        Return False if training has ended, after `end` updates at the latest, or if this process
-        must leave (`stopped`).
+        Return False if training has ended, after `last_step` updates at the latest, or if this
+        process must leave (`stopped`).
         """
         if self.size == 0 and not self.stopped and not self._join_group():
             self.leave_without_agreement()
-        if self.stopped or self.state.is_finished(end):
+        if self.stopped or self.state.is_finished(last_step):
             return False
 
         self._loader_state = self.loader.dump()
@@ -139,9 +139,9 @@ class TrainingGroup:
         """True if the sum of this step will not be complete: `reduce` will return None."""
         return self.membership.aborted()
 
-    def add(self, virtual_worker: int, loss: Tensor, summands: list[Tensor]) -> None:
+    def add(self, virtual_worker: int, mean_loss: Tensor, summands: list[Tensor]) -> None:
         """Add one virtual worker's mean loss and summands (see `State.view_summands`)."""
-        self._reduction.add(virtual_worker, loss, summands)
+        self._reduction.add(virtual_worker, mean_loss, summands)
 
     def reduce(self) -> Tensor | None:
         """Return the sum over all virtual workers as a flat tensor of `state.width` elements; None
@@ -154,7 +154,7 @@ class TrainingGroup:
             if self.is_broken:
                 raise RuntimeError("the group is broken")
 
-            total = self._reduction.reduce()
+            summed_tensor = self._reduction.reduce()
         except torch.OutOfMemoryError:
             raise  # another group would run out of memory, too
         except RuntimeError as error:
@@ -165,9 +165,9 @@ class TrainingGroup:
 
             return None
 
-        width = self.state.width
-        self._apply_controls(total[width : width + CONTROL_COUNT].tolist())
-        return total[:width]
+        state_width = self.state.width
+        self._apply_controls(summed_tensor[state_width : state_width + CONTROL_COUNT].tolist())
+        return summed_tensor[:state_width]
 
     def restore_loader(self) -> None:
         """Restore the data loader to its state before this step, which will be repeated."""
@@ -198,93 +198,93 @@ class TrainingGroup:
 
         return True
 
-    def _apply_controls(self, controls: list[float]) -> None:
+    def _apply_controls(self, control_sums: list[float]) -> None:
         """Act on the sums of the four control values, which the docstring of this module lists. All
         members get the same sums, so they stop after the same step."""
-        loss, join, leave, save = controls
-        self.loss = loss / self.total_virtual_workers
-        self.saving = save > 0
+        loss_sum, join_requests, leave_requests, save_requests = control_sums
+        self.loss = loss_sum / self.total_virtual_workers
+        self.saving = save_requests > 0
 
-        all_leave = leave == self.total_virtual_workers
+        are_all_leaving = leave_requests == self.total_virtual_workers
 
-        if leave and not self.membership.can_shrink:
-            all_leave = True  # the other members cannot continue without the leaving member
+        if leave_requests and not self.membership.can_shrink:
+            are_all_leaving = True  # the other members cannot continue without the leaving member
 
-        self.last_copy = all_leave
-        self.stopped = self._wants_to_leave or all_leave
-        if join or leave:
+        self.last_copy = are_all_leaving
+        self.stopped = self._wants_to_leave or are_all_leaving
+        if join_requests or leave_requests:
             self.size = 0
 
     def _join_group(self) -> bool:
         """Join the next group and adopt the newest state of its members. Return False if this
         process must leave instead.
         """
-        while view := self.membership.form(self.state.step, self.leaving):
-            if view.size > self.total_virtual_workers:
+        while group_view := self.membership.form(self.state.step, self.leaving):
+            if group_view.size > self.total_virtual_workers:
                 raise ConfigError(
-                    f"the group has {view.size} workers: it must have at most train.virtual_workers"
-                    f" ({self.total_virtual_workers}). Start fewer, or raise train.virtual_workers"
-                    " (this changes the result)."
+                    f"the group has {group_view.size} workers: it must have at most"
+                    f" train.virtual_workers ({self.total_virtual_workers}). Start fewer, or raise"
+                    " train.virtual_workers (this changes the result)."
                 )
 
             self.checkpoints.send_early_events()
             try:
-                self._adopt_newest_state(view)
+                self._adopt_newest_state(group_view)
             except torch.OutOfMemoryError:
                 raise
             except RuntimeError as error:
                 self.membership.report_failure(error)
                 continue
 
-            self.rank = view.rank
-            self.size = view.size
-            self.last_place = RankSize(view.rank, view.size)
+            self.rank = group_view.rank
+            self.size = group_view.size
+            self.last_place = RankSize(group_view.rank, group_view.size)
 
             return True
 
         return False
 
-    def _adopt_newest_state(self, view: GroupView) -> None:
+    def _adopt_newest_state(self, group_view: GroupView) -> None:
         """Give all members the newest state of any member: a state from training, or the snapshot
         of a previous process.
 
         Within one run, states of equal steps have equal bits. If no member was training, rank 0
         looks for a newer checkpoint in the object store.
         """
-        self._reduction.view = view
-        positions = self._exchange_member_states(view)
-        source = max(
-            range(view.size),
-            key=lambda rank: (positions[rank].step, positions[rank].is_from_group, -rank),
+        self._reduction.view = group_view
+        member_states = self._exchange_member_states(group_view)
+        source_rank = max(
+            range(group_view.size),
+            key=lambda rank: (member_states[rank].step, member_states[rank].is_from_group, -rank),
         )
 
-        if not any(position.is_from_group for position in positions):
-            snapshot_step = positions[source].step
-            restored = self._restore(view, snapshot_step)
-            if restored.step > snapshot_step:
-                source = 0
-                positions[0] = restored
+        if not any(member_state.is_from_group for member_state in member_states):
+            snapshot_step = member_states[source_rank].step
+            restored_state = self._restore(group_view, snapshot_step)
+            if restored_state.step > snapshot_step:
+                source_rank = 0
+                member_states[0] = restored_state
 
-        if any(position != positions[source] for position in positions):
-            self._broadcast_state(view, source)
+        if any(member_state != member_states[source_rank] for member_state in member_states):
+            self._broadcast_state(group_view, source_rank)
 
         self._is_from_group = True
         self.checkpoints.snapshot_crc = 0
 
-    def _exchange_member_states(self, view: GroupView) -> list[MemberState]:
+    def _exchange_member_states(self, group_view: GroupView) -> list[MemberState]:
         """Return the MemberState of each member, by rank."""
-        own_values = self._member_state_tensor()
-        if not view.pg:
-            return [_parse_member_state(own_values)]
+        own_state_tensor = self._member_state_tensor()
+        if not group_view.pg:
+            return [_parse_member_state(own_state_tensor)]
 
-        all_values = [own_values.clone() for _ in range(view.size)]
-        self.membership.wait(view.pg.allgather([all_values], [own_values]))
-        return [_parse_member_state(values) for values in all_values]
+        state_tensors = [own_state_tensor.clone() for _ in range(group_view.size)]
+        self.membership.wait(group_view.pg.allgather([state_tensors], [own_state_tensor]))
+        return [_parse_member_state(state_tensor) for state_tensor in state_tensors]
 
-    def _restore(self, view: GroupView, snapshot_step: int) -> MemberState:
+    def _restore(self, group_view: GroupView, snapshot_step: int) -> MemberState:
         """Let rank 0 load a durable checkpoint if one is newer than `snapshot_step`; return the
         MemberState of rank 0."""
-        if view.rank == 0:
+        if group_view.rank == 0:
             # report this process as busy, because loading takes long if the state is large or the
             # object store is unavailable
             self.membership.report_busy(True)
@@ -295,39 +295,43 @@ class TrainingGroup:
             finally:
                 self.membership.report_busy(False)
 
-        values = self._member_state_tensor()
-        if view.pg:
-            self.membership.wait(view.pg.broadcast(values, 0))
+        state_tensor = self._member_state_tensor()
+        if group_view.pg:
+            self.membership.wait(group_view.pg.broadcast(state_tensor, 0))
 
-        return _parse_member_state(values)
+        return _parse_member_state(state_tensor)
 
     def _member_state_tensor(self) -> Tensor:
-        values = [self.state.step, self._is_from_group, self.checkpoints.snapshot_crc]
-        return torch.tensor(values, device=self.state.device)
+        state_fields = [self.state.step, self._is_from_group, self.checkpoints.snapshot_crc]
+        return torch.tensor(state_fields, device=self.state.device)
 
-    def _broadcast_state(self, view: GroupView, source: int) -> None:
-        """Send the state and the data loader's state of rank `source` to all other members."""
-        state = self.state
-        is_source = view.rank == source
+    def _broadcast_state(self, group_view: GroupView, source_rank: int) -> None:
+        """Send the state and the data loader's state of rank `source_rank` to all other members."""
+        training_state = self.state
+        is_source_rank = group_view.rank == source_rank
 
-        loader_state = self.loader.dump() if is_source else b""
-        header = torch.tensor([state.step, len(loader_state)], device=state.device)
-        self.membership.wait(view.pg.broadcast(header, source))
-        step, loader_length = header.tolist()
+        loader_state = self.loader.dump() if is_source_rank else b""
+        state_header = torch.tensor(
+            [training_state.step, len(loader_state)], device=training_state.device
+        )
+        self.membership.wait(group_view.pg.broadcast(state_header, source_rank))
+        step, loader_length = state_header.tolist()
 
-        memory = state.memory if is_source else self._receive_buffer()
-        self.membership.wait(view.pg.broadcast(memory, source))
+        state_memory = training_state.memory if is_source_rank else self._receive_buffer()
+        self.membership.wait(group_view.pg.broadcast(state_memory, source_rank))
 
         if loader_length:
-            values = list(loader_state) or [0] * loader_length
-            loader_bytes = torch.tensor(values, dtype=torch.uint8, device=state.device)
-            self.membership.wait(view.pg.broadcast(loader_bytes, source))
+            loader_byte_values = list(loader_state) or [0] * loader_length
+            loader_bytes = torch.tensor(
+                loader_byte_values, dtype=torch.uint8, device=training_state.device
+            )
+            self.membership.wait(group_view.pg.broadcast(loader_bytes, source_rank))
             self.loader.load(bytes(loader_bytes.tolist()))
 
-        if memory is not state.memory:
-            state.memory.copy_(memory)
+        if state_memory is not training_state.memory:
+            training_state.memory.copy_(state_memory)
 
-        state.step = step
+        training_state.step = step
 
     def _receive_buffer(self) -> Tensor:
         """Return memory to receive a state in: separate memory if enough is free.
@@ -335,14 +339,14 @@ class TrainingGroup:
         With separate memory, the current state stays intact if the source dies, or if an aborted
         broadcast still writes to the memory.
         """
-        state = self.state
+        training_state = self.state
         with suppress(RuntimeError):  # out of memory, on the CPU or on CUDA
-            return torch.empty_like(state.memory)
+            return torch.empty_like(training_state.memory)
 
         # a partial state must not be sent to other members
-        state.step = -1
+        training_state.step = -1
         self._is_from_group = False
-        return state.memory
+        return training_state.memory
 
     def _leave_group(self) -> None:
         """Leave a broken group and replace the buffers, because the collectives of the group may
@@ -353,6 +357,6 @@ class TrainingGroup:
         self._reduction = Reduction(self.state, self.membership.wait)
 
 
-def _parse_member_state(values: Tensor) -> MemberState:
-    step, is_from_group, crc = values.tolist()
-    return MemberState(step, bool(is_from_group), crc)
+def _parse_member_state(state_tensor: Tensor) -> MemberState:
+    step, is_from_group, checksum = state_tensor.tolist()
+    return MemberState(step, bool(is_from_group), checksum)

@@ -16,23 +16,23 @@ LeafRange = tuple[int, int]
 
 
 @cache
-def list_inner_nodes(leaves: int) -> frozenset[tuple[int, int, int]]:
-    """Return the inner nodes of the tree over `leaves` leaves; a node (lo, middle, hi) is the sum
-    of [lo, middle) and [middle, hi)."""
-    nodes = set()
-    pending_ranges = [(0, leaves)]
+def list_inner_nodes(leaf_count: int) -> frozenset[tuple[int, int, int]]:
+    """Return the inner nodes of the tree over `leaf_count` leaves; a node (lo, middle, hi) is
+    the sum of [lo, middle) and [middle, hi)."""
+    inner_nodes = set()
+    pending_ranges = [(0, leaf_count)]
     while pending_ranges:
-        lo, hi = pending_ranges.pop()
-        if hi - lo > 1:
-            middle = lo + (1 << (hi - lo - 1).bit_length() - 1)
-            nodes.add((lo, middle, hi))
-            pending_ranges += [(lo, middle), (middle, hi)]
-    return frozenset(nodes)
+        range_start, range_end = pending_ranges.pop()
+        if range_end - range_start > 1:
+            range_middle = range_start + (1 << (range_end - range_start - 1).bit_length() - 1)
+            inner_nodes.add((range_start, range_middle, range_end))
+            pending_ranges += [(range_start, range_middle), (range_middle, range_end)]
+    return frozenset(inner_nodes)
 
 
-def rank_leaves(leaves: int, size: int, rank: int) -> range:
-    """Return the contiguous leaves of the process `rank` in a group of `size` processes."""
-    return range(rank * leaves // size, (rank + 1) * leaves // size)
+def rank_leaves(leaf_count: int, group_size: int, rank: int) -> range:
+    """Return the contiguous leaves of the process `rank` in a group of `group_size` processes."""
+    return range(rank * leaf_count // group_size, (rank + 1) * leaf_count // group_size)
 
 
 class TreeSum(Generic[T]):
@@ -43,22 +43,22 @@ class TreeSum(Generic[T]):
     2·log2(n)+1 partial sums exist at a time.
     """
 
-    def __init__(self, leaves: int, add: Callable[[T, T], T]) -> None:
-        self._joints = list_inner_nodes(leaves)
-        self._add = add
+    def __init__(self, leaf_count: int, add_function: Callable[[T, T], T]) -> None:
+        self._joints = list_inner_nodes(leaf_count)
+        self._add = add_function
         self.partial_sums: list[tuple[LeafRange, T]] = []
 
-    def add_value(self, block: LeafRange, value: T) -> None:
+    def add_value(self, leaf_range: LeafRange, value: T) -> None:
         """Add the next value; its leaves must follow those of the previous value."""
-        while sibling := self.pop_sibling(block):
-            value = self._add(sibling[1], value)
-            block = (sibling[0][0], block[1])
-        self.partial_sums.append((block, value))
+        while sibling_sum := self.pop_sibling(leaf_range):
+            value = self._add(sibling_sum[1], value)
+            leaf_range = (sibling_sum[0][0], leaf_range[1])
+        self.partial_sums.append((leaf_range, value))
 
-    def pop_sibling(self, block: LeafRange) -> tuple[LeafRange, T] | None:
-        """If the newest partial sum and `block` are the two children of one node, remove and return
-        this sum."""
-        if self.partial_sums and (self.partial_sums[-1][0][0], *block) in self._joints:
+    def pop_sibling(self, leaf_range: LeafRange) -> tuple[LeafRange, T] | None:
+        """If the newest partial sum and `leaf_range` are the two children of one node, remove
+        and return this sum."""
+        if self.partial_sums and (self.partial_sums[-1][0][0], *leaf_range) in self._joints:
             return self.partial_sums.pop()
         return None
 
@@ -70,9 +70,9 @@ class TreeSum(Generic[T]):
 
 
 @cache
-def rank_subtrees(leaves: int, size: int, rank: int) -> tuple[LeafRange, ...]:
+def rank_subtrees(leaf_count: int, group_size: int, rank: int) -> tuple[LeafRange, ...]:
     """Return the largest complete subtrees in the leaves of process `rank`, in leaf order."""
-    total = TreeSum[None](leaves, lambda _first, _second: None)
-    for leaf in rank_leaves(leaves, size, rank):
-        total.add_value((leaf, leaf + 1), None)
-    return tuple(block for block, _ in total.take_partial_sums())
+    leaf_tree = TreeSum[None](leaf_count, lambda _first, _second: None)
+    for leaf in rank_leaves(leaf_count, group_size, rank):
+        leaf_tree.add_value((leaf, leaf + 1), None)
+    return tuple(leaf_range for leaf_range, _ in leaf_tree.take_partial_sums())

@@ -24,22 +24,22 @@ class MemoryCgroup:
     def format_limit(self) -> str:
         """Return the memory limit as text."""
         with suppress(OSError, ValueError):
-            text = (self._folder / CGROUP_LIMIT[self._version]).read_text()
-            size = int(text)
-            if size < 1 << 60:
-                return f"{size / (1 << 30):.3g} GiB"
+            limit_text = (self._folder / CGROUP_LIMIT[self._version]).read_text()
+            limit_bytes = int(limit_text)
+            if limit_bytes < 1 << 60:
+                return f"{limit_bytes / (1 << 30):.3g} GiB"
         return "all of the node's memory"
 
 
 def _find_memory_cgroup() -> tuple[Path, int]:
     for line in Path("/proc/self/cgroup").read_text().splitlines():
-        _, controllers, path = line.split(":", 2)
+        _, controllers, cgroup_path = line.split(":", 2)
         if controllers and "memory" not in controllers.split(","):
             continue
-        version, mount = (1, MOUNT / "memory") if controllers else (2, MOUNT)
+        cgroup_version, mount_folder = (1, MOUNT / "memory") if controllers else (2, MOUNT)
         # /proc may show the cgroup's path on the node, which does not exist in the container: then
         # the mount point is the container's cgroup
-        for folder in (mount / path.lstrip("/"), mount):
-            if (folder / CGROUP_EVENTS[version]).exists():
-                return folder, version
+        for cgroup_folder in (mount_folder / cgroup_path.lstrip("/"), mount_folder):
+            if (cgroup_folder / CGROUP_EVENTS[cgroup_version]).exists():
+                return cgroup_folder, cgroup_version
     return MOUNT, 2

@@ -56,8 +56,8 @@ class WorkerSlot:
         """Return the error message or traceback of the last worker in this slot, or ""."""
         return os.pread(self._file, MAX_LAST_WORDS_BYTES, 0).decode(errors="replace").strip()
 
-    def write_last_words(self, text: str) -> None:
-        os.pwrite(self._file, text.encode(errors="replace")[-MAX_LAST_WORDS_BYTES:], 0)
+    def write_last_words(self, error_text: str) -> None:
+        os.pwrite(self._file, error_text.encode(errors="replace")[-MAX_LAST_WORDS_BYTES:], 0)
 
     def attach(self) -> None:
         """Let the current process write its newest step, and the traceback of a crash, to this
@@ -71,9 +71,9 @@ class WorkerSlot:
 class Forkserver:
     """The launcher's connection to the forkserver process."""
 
-    def __init__(self, worker_slots: list[WorkerSlot], slot: WorkerSlot) -> None:
+    def __init__(self, worker_slots: list[WorkerSlot], forkserver_slot: WorkerSlot) -> None:
         """Fork the process. `worker_slots`: the memory of each worker that survives its death, by
-        index of the worker; `slot`: the same for the forkserver itself."""
+        index of the worker; `forkserver_slot`: the same for the forkserver itself."""
         self.socket, remote_socket = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.requested_indices: set[int] = set()
         launcher_pid = os.getpid()
@@ -85,31 +85,31 @@ class Forkserver:
                 _run_forkserver(remote_socket, worker_slots, launcher_pid)
             except BaseException:
                 traceback.print_exc()
-                slot.write_last_words(traceback.format_exc())
+                forkserver_slot.write_last_words(traceback.format_exc())
             finally:
                 os._exit(1)
 
         remote_socket.close()
         self.socket.setblocking(False)
 
-    def send_spec(self, spec: "TrainingSpec") -> None:
+    def send_spec(self, training_spec: "TrainingSpec") -> None:
         """Send the settings of all workers."""
-        self._send(pickle.dumps(spec))
+        self._send(pickle.dumps(training_spec))
 
-    def request(self, index: int) -> None:
-        """Ask the forkserver to start a worker in slot `index`."""
-        self.requested_indices.add(index)
-        self._send(b"%d" % index)
+    def request(self, worker_index: int) -> None:
+        """Ask the forkserver to start a worker in slot `worker_index`."""
+        self.requested_indices.add(worker_index)
+        self._send(b"%d" % worker_index)
 
     def take_started(self) -> list[tuple[int, int]]:
         """Return (index, pid) of the workers that have started since the last call."""
-        workers = []
+        started_workers = []
         with suppress(BlockingIOError, ConnectionError):
             while message := self.socket.recv(64):
-                index, pid = map(int, message.split())
-                self.requested_indices.discard(index)
-                workers.append((index, pid))
-        return workers
+                worker_index, pid = map(int, message.split())
+                self.requested_indices.discard(worker_index)
+                started_workers.append((worker_index, pid))
+        return started_workers
 
     def end(self) -> None:
         """Kill the forkserver process; the launcher reaps it."""
@@ -121,22 +121,27 @@ class Forkserver:
             self.socket.send(message)
 
 
-def _run_forkserver(connection: socket.socket, slots: list[WorkerSlot], launcher_pid: int) -> None:
+def _run_forkserver(
+    launcher_socket: socket.socket, worker_slots: list[WorkerSlot], launcher_pid: int
+) -> None:
     """Run the forkserver's main loop."""
     prepare_forkserver(launcher_pid)
     from rekindle.training import loop  # noqa: F401  imports all modules that a worker needs
 
-    spec: TrainingSpec = pickle.loads(connection.recv(MAX_MESSAGE_BYTES))  # nosec B301  # our parent is the sender
-    _preload_modules(spec)
+    training_spec: TrainingSpec = pickle.loads(launcher_socket.recv(MAX_MESSAGE_BYTES))  # nosec B301  # our parent is the sender
+    _preload_modules(training_spec)
     # without `freeze`, a worker's garbage collector would write to every memory page, which copies
     # the page
     gc.freeze()
     gc.enable()
 
-    while request := connection.recv(64):
-        index = int(request)
+    while worker_request := launcher_socket.recv(64):
+        worker_index = int(worker_request)
         fork_for_launcher(
-            connection, index, launcher_pid, partial(_run_worker, spec, index, slots[index])
+            launcher_socket,
+            worker_index,
+            launcher_pid,
+            partial(_run_worker, training_spec, worker_index, worker_slots[worker_index]),
         )
 
 
@@ -155,13 +160,13 @@ def prepare_forkserver(launcher_pid: int) -> None:
     gc.disable()
 
 
-def _preload_modules(spec: "TrainingSpec") -> None:
+def _preload_modules(training_spec: "TrainingSpec") -> None:
     """Import the workload's modules and open the object store, so that workers inherit both."""
     from rekindle.storage import Store
     from rekindle.workload import load
 
     with suppress(RekindleError):  # the worker raises the same error, and reports it
-        workload = load(spec.workload)
+        workload = load(training_spec.workload)
         Store.from_env()
         if hasattr(workload, "optimizer"):
             # creating an optimizer of torch.optim imports torch._dynamo, which takes a second
@@ -169,72 +174,77 @@ def _preload_modules(spec: "TrainingSpec") -> None:
 
 
 def fork_for_launcher(
-    connection: socket.socket, index: int, launcher_pid: int, run: Callable[[], NoReturn]
+    launcher_socket: socket.socket,
+    worker_index: int,
+    launcher_pid: int,
+    run_child: Callable[[], NoReturn],
 ) -> None:
-    """Fork a child of the launcher that calls `run`, and send "INDEX PID" to the launcher."""
-    reader, writer = os.pipe()
+    """Fork a child of the launcher that calls `run_child`, and send "INDEX PID" to the launcher."""
+    read_descriptor, write_descriptor = os.pipe()
 
     intermediate_pid = os.fork()
     if intermediate_pid == 0:
-        os.close(writer)
+        os.close(write_descriptor)
         worker_pid = os.fork()
         if worker_pid:
-            connection.send(b"%d %d" % (index, worker_pid))
+            launcher_socket.send(b"%d %d" % (worker_index, worker_pid))
             os._exit(0)
 
-        connection.close()
-        if not os.read(reader, 1):
+        launcher_socket.close()
+        if not os.read(read_descriptor, 1):
             # the forkserver has died, which is not an error of the worker
             os._exit(exit_codes.TERMINATED)
 
-        os.close(reader)
+        os.close(read_descriptor)
         die_with_parent(launcher_pid)
-        run()
+        run_child()
 
-    os.close(reader)
+    os.close(read_descriptor)
     os.waitpid(intermediate_pid, 0)  # from now on, the launcher is the worker's parent
-    os.write(writer, b".")
-    os.close(writer)
+    os.write(write_descriptor, b".")
+    os.close(write_descriptor)
 
 
-def _run_worker(spec: "TrainingSpec", index: int, slot: WorkerSlot) -> NoReturn:
+def _run_worker(
+    training_spec: "TrainingSpec", worker_index: int, worker_slot: WorkerSlot
+) -> NoReturn:
     from rekindle.step import fail
     from rekindle.training.worker import run_worker
 
     os.setsid()
 
-    os.environ["LOCAL_RANK"] = str(index)
-    if index and (name := os.environ.get(POD_NAME)):
-        os.environ[POD_NAME] = f"{name}/{index}"
+    os.environ["LOCAL_RANK"] = str(worker_index)
+    if worker_index and (pod_name := os.environ.get(POD_NAME)):
+        os.environ[POD_NAME] = f"{pod_name}/{worker_index}"
 
-    slot.attach()
-    code = 1
+    worker_slot.attach()
+    exit_code = 1
 
     try:
-        run_worker(spec)
-        code = 0
+        run_worker(training_spec)
+        exit_code = 0
     except SystemExit as error:
-        code = error.code if isinstance(error.code, int) else 1
+        exit_code = error.code if isinstance(error.code, int) else 1
     except RekindleError as error:
         fail(error)
-        slot.write_last_words(str(error))
+        worker_slot.write_last_words(str(error))
         if isinstance(error, RunAborted) and error.exit_code == 1:
-            code = RUN_ABORTED
+            exit_code = RUN_ABORTED
         else:
-            code = error.exit_code
+            exit_code = error.exit_code
 
         if isinstance(error, StorageError | TrackingError):
-            code = exit_codes.UNAVAILABLE
+            exit_code = exit_codes.UNAVAILABLE
     except Exception as error:
         from rekindle.project import user_exceptions
 
         traceback.print_exc()
         reported_error = user_exceptions.as_error(error)
         fail(reported_error)
-        slot.write_last_words(str(reported_error))
-        code = WORKLOAD_ERROR if isinstance(reported_error, CodeError) else 1
+        worker_slot.write_last_words(str(reported_error))
+        exit_code = WORKLOAD_ERROR if isinstance(reported_error, CodeError) else 1
     except BaseException:
-        slot.write_last_words(traceback.format_exc())
+        worker_slot.write_last_words(traceback.format_exc())
         traceback.print_exc()
     finally:
         with suppress(OSError, ValueError):
@@ -243,4 +253,4 @@ def _run_worker(spec: "TrainingSpec", index: int, slot: WorkerSlot) -> NoReturn:
 
         # exit without waiting for child processes, which may never end; they are killed when this
         # process ends
-        os._exit(code)
+        os._exit(exit_code)

@@ -101,24 +101,24 @@ class RestartBudget:
     exits: Counter[ExitKind] = field(default_factory=Counter)
     last_exception: str = ""  # the workload's exception that caused the last exit
 
-    def record_exit(self, kind: ExitKind, step: int, exception: str = "") -> float | None:
+    def record_exit(self, exit_kind: ExitKind, step: int, exception_text: str = "") -> float | None:
         """Record an exit at `step`; return the seconds until the restart, or None to give up."""
         if step > self.newest_step:
             self.newest_step = step
             self.last_exception = ""
             self.exits.clear()
 
-        if exception and exception == self.last_exception:
+        if exception_text and exception_text == self.last_exception:
             return None
 
-        self.last_exception = exception
-        self.exits[kind] += 1
+        self.last_exception = exception_text
+        self.exits[exit_kind] += 1
 
-        count = self.exits[kind]
-        if kind is ExitKind.BUG and count >= MAX_CRASHES:
+        exit_count = self.exits[exit_kind]
+        if exit_kind is ExitKind.BUG and exit_count >= MAX_CRASHES:
             return None
-        if count > 1:
-            return min(MAX_RESTART_DELAY_S, RESTART_DELAY_S[kind] * 2 ** (count - 2))
+        if exit_count > 1:
+            return min(MAX_RESTART_DELAY_S, RESTART_DELAY_S[exit_kind] * 2 ** (exit_count - 2))
 
         return 0.0
 
@@ -138,12 +138,12 @@ class SignalPipe:
     """Collects signals. The descriptor `reader` becomes readable when a signal arrives."""
 
     def __init__(self) -> None:
-        self.reader, writer = os.pipe()
+        self.reader, write_descriptor = os.pipe()
         os.set_blocking(self.reader, False)
-        os.set_blocking(writer, False)
-        for number in (*STOP_SIGNALS, signal.SIGCHLD):
-            signal.signal(number, lambda *_: None)
-        signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+        os.set_blocking(write_descriptor, False)
+        for signal_number in (*STOP_SIGNALS, signal.SIGCHLD):
+            signal.signal(signal_number, lambda *_: None)
+        signal.set_wakeup_fd(write_descriptor, warn_on_full_buffer=False)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
 
     def take_received(self) -> set[int]:
@@ -155,26 +155,29 @@ class SignalPipe:
 class Launcher:
     """The workers, their forkserver, and the reaction to their exits."""
 
-    def __init__(self, signal_pipe: SignalPipe, workers: int) -> None:
+    def __init__(self, signal_pipe: SignalPipe, worker_count: int) -> None:
         linux.LIBC.prctl(linux.SET_CHILD_SUBREAPER, 1)
         self.signals = signal_pipe
         self.cgroup = MemoryCgroup()
-        name = os.environ.get(POD_NAME) or socket.gethostname()
-        self.slots = [ProcessSlot(f"{name}/{index}" if index else name) for index in range(workers)]
+        pod_name = os.environ.get(POD_NAME) or socket.gethostname()
+        self.slots = [
+            ProcessSlot(f"{pod_name}/{worker_index}" if worker_index else pod_name)
+            for worker_index in range(worker_count)
+        ]
         self.forkserver_slot = ProcessSlot("the process that loads torch for the workers")
         self.oom_kills = self.cgroup.count_oom_kills()
         self.starts = 0
         self.exit_code: int | None = None  # exit code of the launcher once all children have exited
         self.deadline = NEVER
-        self.name = name
+        self.name = pod_name
         self.usage = UsageSampler()
         self._start_forkserver()
 
-    def run(self, spec: "TrainingSpec") -> int:
+    def run(self, training_spec: "TrainingSpec") -> int:
         """Run the workers until the run is complete or this pod must give up; return the exit
         code."""
-        self.spec = spec
-        self.forkserver.send_spec(spec)
+        self.spec = training_spec
+        self.forkserver.send_spec(training_spec)
 
         while self.exit_code is None or self._has_children():
             self._start_due_processes()
@@ -185,12 +188,12 @@ class Launcher:
                     exit_codes.TERMINATED, signals.LAUNCHER_SHARE * signals.read_grace_period()
                 )
 
-            exits = self._reap()
+            exited_children = self._reap()
             # called after `_reap`, because by then the forkserver has announced every worker that
             # was reaped
             self._take_started()
-            for pid, code in exits:
-                self._on_exit(pid, code)
+            for pid, exit_code in exited_children:
+                self._on_exit(pid, exit_code)
 
             if time.monotonic() >= self.deadline:
                 self._kill_workers()
@@ -199,242 +202,255 @@ class Launcher:
 
     def _start_forkserver(self) -> None:
         self.forkserver = Forkserver(
-            [slot.memory for slot in self.slots], self.forkserver_slot.memory
+            [process_slot.memory for process_slot in self.slots], self.forkserver_slot.memory
         )
         self.forkserver_slot.pid = self.forkserver.pid
         self.forkserver_slot.start_time = NEVER
 
     def _start_due_processes(self) -> None:
         """Start the processes whose start time has come."""
-        now = time.monotonic()
+        now_s = time.monotonic()
         if self.exit_code is not None:
             return
-        if self.forkserver_slot.start_time <= now:
+        if self.forkserver_slot.start_time <= now_s:
             self._start_forkserver()
             self.forkserver.send_spec(self.spec)
-        for index, slot in enumerate(self.slots):
-            if self.forkserver_slot.pid and slot.start_time <= now:
-                self.forkserver.request(index)
-                slot.start_time = NEVER
+        for slot_index, process_slot in enumerate(self.slots):
+            if self.forkserver_slot.pid and process_slot.start_time <= now_s:
+                self.forkserver.request(slot_index)
+                process_slot.start_time = NEVER
 
     def _wait_for_event(self) -> None:
         """Wait for a signal, a new worker, the next start time or the deadline."""
-        wake_times = [self.deadline]
+        wake_times_s = [self.deadline]
         if self.exit_code is None:
-            wake_times.append(self.usage.next_sample_time)
-            wake_times += (
+            wake_times_s.append(self.usage.next_sample_time)
+            wake_times_s += (
                 [self.forkserver_slot.start_time]
                 if not self.forkserver_slot.pid
-                else [slot.start_time for slot in self.slots]
+                else [process_slot.start_time for process_slot in self.slots]
             )
 
-        seconds = max(0.0, min(wake_times) - time.monotonic())
-        sources = [
+        wait_seconds = max(0.0, min(wake_times_s) - time.monotonic())
+        watched_descriptors = [
             self.signals.reader,
             *([self.forkserver.socket] if self.forkserver_slot.pid else []),
         ]
-        select.select(sources, [], [], None if seconds == NEVER else seconds)
+        select.select(watched_descriptors, [], [], None if wait_seconds == NEVER else wait_seconds)
 
     def _report_usage(self) -> None:
         """Send the use of CPU, memory and GPUs to the coordinator, about once a minute."""
         if self.exit_code is not None:
             return
-        usage = self.usage.sample()
-        if usage:
-            _report_usage_to_coordinator(self.name, usage)
+        resource_usage = self.usage.sample()
+        if resource_usage:
+            _report_usage_to_coordinator(self.name, resource_usage)
 
     def _reap(self) -> list[tuple[int, int]]:
         """Reap the children that have exited, and kill their process groups. Return (pid, exit
         code) of each child; the exit code -N means that signal N killed it."""
-        exits = []
+        exited_children = []
         with suppress(ChildProcessError):
-            while child := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT):
-                pid = child.si_pid
+            while exited_child := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT):
+                pid = exited_child.si_pid
                 # the signal cannot reach another process, because the pid of a zombie is not reused
                 if pid != self.forkserver_slot.pid and os.getpgid(pid) == pid:
                     send_signal(-pid, signal.SIGKILL)
-                exits.append((pid, os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])))
-        return exits
+                exited_children.append((pid, os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])))
+        return exited_children
 
     def _take_started(self) -> None:
-        for index, pid in self.forkserver.take_started():
-            self.slots[index].pid = pid
+        for worker_index, pid in self.forkserver.take_started():
+            self.slots[worker_index].pid = pid
             self.starts += 1
             if self.exit_code is not None:
                 send_signal(pid, signal.SIGTERM)
 
-    def _on_exit(self, pid: int, code: int) -> None:
+    def _on_exit(self, pid: int, exit_code: int) -> None:
         if pid == self.forkserver_slot.pid:
             self.forkserver_slot.pid = 0
-            for index in self.forkserver.requested_indices:
-                self.slots[index].start_time = 0.0
+            for worker_index in self.forkserver.requested_indices:
+                self.slots[worker_index].start_time = 0.0
             if self.exit_code is None:
-                self._restart(self.forkserver_slot, code, self.starts)
-        for slot in self.slots:
-            if slot.pid == pid:
-                slot.pid = 0
-                self._restart(slot, code, max(slot.memory.step[0] for slot in self.slots))
+                self._restart(self.forkserver_slot, exit_code, self.starts)
+        for process_slot in self.slots:
+            if process_slot.pid == pid:
+                process_slot.pid = 0
+                self._restart(
+                    process_slot,
+                    exit_code,
+                    max(process_slot.memory.step[0] for process_slot in self.slots),
+                )
 
-    def _restart(self, slot: ProcessSlot, code: int, step: int) -> None:
+    def _restart(self, process_slot: ProcessSlot, exit_code: int, step: int) -> None:
         """Schedule the restart of a process that has exited, or end the launcher."""
-        kind, cause, last_words = self._classify_exit(slot, code)
+        exit_kind, cause, last_output = self._classify_exit(process_slot, exit_code)
 
-        if code in FINAL_EXIT_CODES:
+        if exit_code in FINAL_EXIT_CODES:
             self._shut_down(
-                FINAL_EXIT_CODES[code],
-                signals.read_grace_period() if code else COMPLETION_TIMEOUT_S,
+                FINAL_EXIT_CODES[exit_code],
+                signals.read_grace_period() if exit_code else COMPLETION_TIMEOUT_S,
             )
         elif self.exit_code is None:
-            delay = slot.budget.record_exit(
-                kind, step, last_words if code == WORKLOAD_ERROR else ""
+            delay_s = process_slot.budget.record_exit(
+                exit_kind, step, last_output if exit_code == WORKLOAD_ERROR else ""
             )
-            if delay is None:
+            if delay_s is None:
                 self._give_up(
-                    slot,
-                    code,
+                    process_slot,
+                    exit_code,
                     f"{cause}, {MAX_CRASHES} times without a newer step (now {step})",
-                    last_words,
+                    last_output,
                 )
             else:
-                slot.start_time = time.monotonic() + delay
-                delay_text = f" in {delay:g} s" if delay else ""
-                say(f"{slot.name} {cause}: restarting it{delay_text}")
+                process_slot.start_time = time.monotonic() + delay_s
+                delay_text = f" in {delay_s:g} s" if delay_s else ""
+                say(f"{process_slot.name} {cause}: restarting it{delay_text}")
                 self._start_due_processes()
 
-            if kind is ExitKind.BUG and code not in (1, WORKLOAD_ERROR):
+            if exit_kind is ExitKind.BUG and exit_code not in (1, WORKLOAD_ERROR):
                 # the launcher reports this error, because the process was not able to do so
-                _report_to_coordinator(slot.name, f"{cause}\n{last_words}", 1)
+                _report_to_coordinator(process_slot.name, f"{cause}\n{last_output}", 1)
 
-    def _give_up(self, slot: ProcessSlot, code: int, cause: str, last_words: str) -> None:
+    def _give_up(
+        self, process_slot: ProcessSlot, exit_code: int, cause: str, last_output: str
+    ) -> None:
         """Report why the launcher does not restart a process, and end the launcher."""
         from rekindle.step import fail
 
-        if code == WORKLOAD_ERROR:
-            error = CodeError(f"twice without a newer step: {last_words}")
-            _report_to_coordinator(slot.name, str(error), error.exit_code)
+        if exit_code == WORKLOAD_ERROR:
+            error = CodeError(f"twice without a newer step: {last_output}")
+            _report_to_coordinator(process_slot.name, str(error), error.exit_code)
             fail(error)
             return self._shut_down(error.exit_code, signals.read_grace_period())
-        fail(RekindleError(f"{slot.name} {cause}. The last time:", *last_words.splitlines()))
+        fail(
+            RekindleError(f"{process_slot.name} {cause}. The last time:", *last_output.splitlines())
+        )
         self._shut_down(1, signals.read_grace_period())
 
-    def _classify_exit(self, slot: ProcessSlot, code: int) -> tuple[ExitKind, str, str]:
+    def _classify_exit(
+        self, process_slot: ProcessSlot, exit_code: int
+    ) -> tuple[ExitKind, str, str]:
         """Return the kind of an exit, its cause as text, and the process's last words."""
-        kind = EXIT_KINDS.get(code, ExitKind.BUG)
-        last_words = slot.memory.last_words()
+        exit_kind = EXIT_KINDS.get(exit_code, ExitKind.BUG)
+        last_output = process_slot.memory.last_words()
 
-        if code < 0:
-            cause = f"was ended by {_signal_name(-code)}"
+        if exit_code < 0:
+            cause = f"was ended by {_signal_name(-exit_code)}"
         else:
-            cause = f"ended with code {code}"
+            cause = f"ended with code {exit_code}"
 
-        cause = "raised an exception" if code == WORKLOAD_ERROR else cause
-        if code < 0 and last_words:
+        cause = "raised an exception" if exit_code == WORKLOAD_ERROR else cause
+        if exit_code < 0 and last_output:
             # the launcher prints the last words, because the crashed process could not
-            say(*last_words.splitlines())
+            say(*last_output.splitlines())
 
         earlier_kills = self.oom_kills
         self.oom_kills = self.cgroup.count_oom_kills()
-        if self.oom_kills > earlier_kills and code < 0:
-            kind = ExitKind.BUG
+        if self.oom_kills > earlier_kills and exit_code < 0:
+            exit_kind = ExitKind.BUG
             cause = "was OOM-killed"
-            limit = self.cgroup.format_limit()
-            last_words = (
-                f"Its pod may use {limit}, including the hot snapshots in /dev/shm. Raise"
+            limit_text = self.cgroup.format_limit()
+            last_output = (
+                f"Its pod may use {limit_text}, including the hot snapshots in /dev/shm. Raise"
                 " cluster.pods.train.memory, or lower train.batch_size (this changes the result)."
             )
 
-        return kind, cause, last_words
+        return exit_kind, cause, last_output
 
-    def _shut_down(self, code: int, seconds: float) -> None:
-        """Start no more processes, send SIGTERM to the workers unless `code` is 0, and let `run`
-        return `code` within `seconds`."""
-        if self.exit_code in (None, exit_codes.TERMINATED) or code == 0:
-            self.exit_code = code
-        self.deadline = min(self.deadline, time.monotonic() + seconds)
+    def _shut_down(self, exit_code: int, timeout_seconds: float) -> None:
+        """Start no more processes, send SIGTERM to the workers unless `exit_code` is 0, and let
+        `run` return `exit_code` within `timeout_seconds`."""
+        if self.exit_code in (None, exit_codes.TERMINATED) or exit_code == 0:
+            self.exit_code = exit_code
+        self.deadline = min(self.deadline, time.monotonic() + timeout_seconds)
         if self.forkserver_slot.pid:
             self.forkserver.end()
-        for slot in self.slots:
-            if code and slot.pid:
-                send_signal(slot.pid, signal.SIGTERM)
+        for process_slot in self.slots:
+            if exit_code and process_slot.pid:
+                send_signal(process_slot.pid, signal.SIGTERM)
 
     def _kill_workers(self) -> None:
         self.deadline = NEVER
-        for slot in self.slots:
-            if slot.pid:
-                say(f"{slot.name} is killed: it did not exit in time")
-                send_signal(slot.pid, signal.SIGKILL)
+        for process_slot in self.slots:
+            if process_slot.pid:
+                say(f"{process_slot.name} is killed: it did not exit in time")
+                send_signal(process_slot.pid, signal.SIGKILL)
 
     def _has_children(self) -> bool:
         """Return True while children are alive. Kills the remaining children once all workers have
         exited."""
-        children = list_children()
-        if not self.forkserver_slot.pid and not any(slot.pid for slot in self.slots):
-            for pid in children:
+        child_pids = list_children()
+        if not self.forkserver_slot.pid and not any(
+            process_slot.pid for process_slot in self.slots
+        ):
+            for pid in child_pids:
                 send_signal(pid, signal.SIGKILL)
-        return bool(children)
+        return bool(child_pids)
 
 
-def _report_to_coordinator(name: str, message: str, code: int) -> None:
+def _report_to_coordinator(process_name: str, message: str, exit_code: int) -> None:
     """Report to the coordinator, if the run has one, why a process ends."""
     from rekindle.training.membership.client import report_error
     from rekindle.training.membership.protocol import coordinator_address
 
-    coordinator = coordinator_address()
-    if coordinator:
-        report_error(coordinator, name, message, code, timeout=1)
+    coordinator_endpoint = coordinator_address()
+    if coordinator_endpoint:
+        report_error(coordinator_endpoint, process_name, message, exit_code, timeout_s=1)
 
 
-def _report_usage_to_coordinator(name: str, usage: Mapping[str, float]) -> None:
-    """Send the event `usage`; it is lost if the coordinator does not answer."""
+def _report_usage_to_coordinator(pod_name: str, resource_usage: Mapping[str, float]) -> None:
+    """Send the event `resource_usage`; it is lost if the coordinator does not answer."""
     from rekindle.training.membership.client import send_single_message
     from rekindle.training.membership.protocol import coordinator_address
 
     with suppress(OSError, RekindleError):
-        coordinator = coordinator_address()
-        if coordinator:
-            message = {"event": "usage", "name": name, **usage}
-            send_single_message(coordinator, message, USAGE_TIMEOUT_S)
+        coordinator_endpoint = coordinator_address()
+        if coordinator_endpoint:
+            usage_event = {"event": "usage", "name": pod_name, **resource_usage}
+            send_single_message(coordinator_endpoint, usage_event, USAGE_TIMEOUT_S)
 
 
-def send_signal(pid: int, number: int) -> None:
+def send_signal(pid: int, signal_number: int) -> None:
     """Send a signal to a process, unless it has ended."""
     with suppress(ProcessLookupError):
-        os.kill(pid, number)
+        os.kill(pid, signal_number)
 
 
-def _signal_name(number: int) -> str:
+def _signal_name(signal_number: int) -> str:
     """Return a signal's name, or "signal N" for a real-time signal."""
     with suppress(ValueError):
-        return signal.Signals(number).name
-    return f"signal {number}"
+        return signal.Signals(signal_number).name
+    return f"signal {signal_number}"
 
 
 def list_children() -> list[int]:
     """Return the pids of the children of this process."""
-    children = []
-    for stat in Path("/proc").glob("[0-9]*/stat"):
+    child_pids = []
+    for stat_path in Path("/proc").glob("[0-9]*/stat"):
         with suppress(OSError):
-            if int(stat.read_text().rpartition(")")[2].split()[1]) == os.getpid():
-                children.append(int(stat.parent.name))
-    return children
+            if int(stat_path.read_text().rpartition(")")[2].split()[1]) == os.getpid():
+                child_pids.append(int(stat_path.parent.name))
+    return child_pids
 
 
 def count_workers() -> int:
     """Return the number of workers of this pod from PET_NPROC_PER_NODE, which the training operator
     sets. Raises ConfigError."""
-    text = os.environ.get("PET_NPROC_PER_NODE", "")
-    if text.isdecimal():
-        number = read_integer("PET_NPROC_PER_NODE", 1, 0, MAX_WORKERS)
+    count_text = os.environ.get("PET_NPROC_PER_NODE", "")
+    if count_text.isdecimal():
+        worker_count = read_integer("PET_NPROC_PER_NODE", 1, 0, MAX_WORKERS)
     else:
         # the variable may contain a word that torchrun accepts, such as `auto`
-        number = 1
+        worker_count = 1
 
-    if number < 1 or (number > 1 and not os.environ.get("MASTER_ADDR")):
+    if worker_count < 1 or (worker_count > 1 and not os.environ.get("MASTER_ADDR")):
         raise ConfigError(
-            f"PET_NPROC_PER_NODE is {text}: it must be at least 1, and more than one worker needs a"
-            " coordinator (MASTER_ADDR). Set nprocPerNode of the job to 1, or give it a Master."
+            f"PET_NPROC_PER_NODE is {count_text}: it must be at least 1, and more than one worker"
+            " needs a coordinator (MASTER_ADDR). Set nprocPerNode of the job to 1, or give it a"
+            " Master."
         )
-    return number
+    return worker_count
 
 
 def _wait_for_interruption(signal_pipe: SignalPipe) -> bool:
@@ -442,8 +458,10 @@ def _wait_for_interruption(signal_pipe: SignalPipe) -> bool:
     would be lost. Return True after SIGTERM."""
     while notice.is_interruption_announced():
         say("this node is about to be interrupted: no worker is started on it")
-        readable, _, _ = select.select([signal_pipe.reader], [], [], 10 * notice.POLL_INTERVAL_S)
-        if readable and signal_pipe.take_received() & STOP_SIGNALS:
+        readable_descriptors, _, _ = select.select(
+            [signal_pipe.reader], [], [], 10 * notice.POLL_INTERVAL_S
+        )
+        if readable_descriptors and signal_pipe.take_received() & STOP_SIGNALS:
             return True
     return False
 
@@ -467,10 +485,12 @@ def main(argv: list[str]) -> int:
         if coordinator_address():
             read_run_secret()
 
-        spec = TrainingSpec.from_flags(argv)
-        name = snapshot_file.hash_run_name(spec.identity_hash(), spec.checkpoints)
-        snapshot_file.remove_stale_files(name)
-        code = launcher.run(spec)
+        training_spec = TrainingSpec.from_flags(argv)
+        run_hash = snapshot_file.hash_run_name(
+            training_spec.identity_hash(), training_spec.checkpoints
+        )
+        snapshot_file.remove_stale_files(run_hash)
+        exit_code = launcher.run(training_spec)
     except RekindleError as error:
         from rekindle.step import fail
 
@@ -479,10 +499,10 @@ def main(argv: list[str]) -> int:
         )
         return fail(error)
 
-    if code in OBSOLETE_SNAPSHOT_CODES:
-        snapshot_file.remove_run_files(name)
+    if exit_code in OBSOLETE_SNAPSHOT_CODES:
+        snapshot_file.remove_run_files(run_hash)
 
-    return code
+    return exit_code
 
 
 if __name__ == "__main__":

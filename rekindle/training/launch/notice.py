@@ -32,11 +32,11 @@ REQUEST_TIMEOUT_S = 1.0
 
 def is_interruption_announced() -> bool:
     """Return True if this node is about to be interrupted."""
-    cloud, _, address = os.environ.get(REKINDLE_NOTICE, "").partition(" ")
+    cloud_name, _, metadata_address = os.environ.get(REKINDLE_NOTICE, "").partition(" ")
     try:
-        return bool(cloud) and {"aws": _has_aws_notice, "azure": _has_azure_notice}[cloud](
-            address or METADATA_ADDRESS
-        )
+        return bool(cloud_name) and {"aws": _has_aws_notice, "azure": _has_azure_notice}[
+            cloud_name
+        ](metadata_address or METADATA_ADDRESS)
     except (OSError, HTTPException, ValueError, KeyError, TypeError, RecursionError):
         return False
 
@@ -48,34 +48,43 @@ def start_polling_process() -> None:
         os.posix_spawn(sys.executable, command, os.environ, setsigmask=[])
 
 
-def _has_aws_notice(address: str) -> bool:
-    token = _request(
-        address, "/latest/api/token", {"X-aws-ec2-metadata-token-ttl-seconds": "60"}, "PUT"
+def _has_aws_notice(metadata_address: str) -> bool:
+    session_token = _request(
+        metadata_address, "/latest/api/token", {"X-aws-ec2-metadata-token-ttl-seconds": "60"}, "PUT"
     )
     return bool(
         _request(
-            address, "/latest/meta-data/spot/instance-action", {"X-aws-ec2-metadata-token": token}
+            metadata_address,
+            "/latest/meta-data/spot/instance-action",
+            {"X-aws-ec2-metadata-token": session_token},
         )
     )
 
 
-def _has_azure_notice(address: str) -> bool:
+def _has_azure_notice(metadata_address: str) -> bool:
     headers = {"Metadata": "true"}
-    name = _request(
-        address, "/metadata/instance/compute/name?api-version=2021-02-01&format=text", headers
+    instance_name = _request(
+        metadata_address,
+        "/metadata/instance/compute/name?api-version=2021-02-01&format=text",
+        headers,
     )
-    events = json.loads(
-        _request(address, "/metadata/scheduledevents?api-version=2020-07-01", headers)
+    scheduled_events = json.loads(
+        _request(metadata_address, "/metadata/scheduledevents?api-version=2020-07-01", headers)
     )["Events"]
     # the service also lists the events of other machines of the scale set
-    return any(event["EventType"] == "Preempt" and name in event["Resources"] for event in events)
+    return any(
+        scheduled_event["EventType"] == "Preempt" and instance_name in scheduled_event["Resources"]
+        for scheduled_event in scheduled_events
+    )
 
 
-def _request(address: str, path: str, headers: dict[str, str], method: str = "GET") -> str:
+def _request(
+    metadata_address: str, request_path: str, headers: dict[str, str], method: str = "GET"
+) -> str:
     """Return the body of the response, or "" if its status is not 200."""
-    connection = HTTPConnection(address, timeout=REQUEST_TIMEOUT_S)
+    connection = HTTPConnection(metadata_address, timeout=REQUEST_TIMEOUT_S)
     try:
-        connection.request(method, path, headers=headers)
+        connection.request(method, request_path, headers=headers)
         response = connection.getresponse()
         body = response.read(1 << 20).decode()
         if response.status == 200:
@@ -87,12 +96,12 @@ def _request(address: str, path: str, headers: dict[str, str], method: str = "GE
 
 def main() -> None:
     """Poll until a notice appears, then send SIGTERM to the parent process."""
-    parent = os.getppid()
-    die_with_parent(parent)
+    parent_pid = os.getppid()
+    die_with_parent(parent_pid)
     while not is_interruption_announced():
         time.sleep(POLL_INTERVAL_S)
     say("this node is about to be interrupted: its workers leave after their step")
-    os.kill(parent, signal.SIGTERM)
+    os.kill(parent_pid, signal.SIGTERM)
 
 
 if __name__ == "__main__":

@@ -51,29 +51,29 @@ def install_sigterm_handler() -> threading.Event:
     A Python handler would run only after the collective. Instead, a thread waits for the byte that
     Python's C handler immediately writes to the wakeup descriptor.
     """
-    leaving = threading.Event()
-    seconds = WORKER_SHARE * read_grace_period()
-    reader, writer = os.pipe()
-    os.set_blocking(writer, False)
+    leaving_event = threading.Event()
+    grace_seconds = WORKER_SHARE * read_grace_period()
+    read_descriptor, write_descriptor = os.pipe()
+    os.set_blocking(write_descriptor, False)
 
     def wait() -> None:
         global _deadline
-        while signal.SIGTERM not in os.read(reader, 16):
+        while signal.SIGTERM not in os.read(read_descriptor, 16):
             pass
-        _deadline = time.monotonic() + seconds
-        leaving.set()
-        time.sleep(seconds)
-        say(f"the worker has not finished {seconds:g} s after SIGTERM: exiting now")
+        _deadline = time.monotonic() + grace_seconds
+        leaving_event.set()
+        time.sleep(grace_seconds)
+        say(f"the worker has not finished {grace_seconds:g} s after SIGTERM: exiting now")
         os._exit(exit_codes.TERMINATED)
 
     signal.signal(signal.SIGTERM, lambda *_: None)
-    signal.set_wakeup_fd(writer)
+    signal.set_wakeup_fd(write_descriptor)
     threading.Thread(target=wait, name="sigterm", daemon=True).start()
     # the forkserver has blocked SIGTERM
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
     _shield_children()
 
-    return leaving
+    return leaving_event
 
 
 def _shield_children() -> None:
@@ -87,11 +87,11 @@ def _shield_children() -> None:
     def in_child() -> None:
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGINT})
         signal.set_wakeup_fd(-1)
-        parent, from_main_thread = fork_origin[0]
+        parent_pid, is_from_main_thread = fork_origin[0]
         # only for a fork by the main thread: otherwise the kernel would kill the child when the
         # forking thread ends
-        if from_main_thread:
-            die_with_parent(parent)
+        if is_from_main_thread:
+            die_with_parent(parent_pid)
 
     os.register_at_fork(before=before_fork, after_in_child=in_child)
     # `_end_children` is registered after multiprocessing's exit handler, so it runs first
@@ -104,6 +104,6 @@ def _end_children() -> None:
     # reset the handler of SIGCHLD, because torch's handler would report the end of these children
     # as an error
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    for child in multiprocessing.active_children():
-        if child.daemon:
-            child.kill()
+    for child_process in multiprocessing.active_children():
+        if child_process.daemon:
+            child_process.kill()

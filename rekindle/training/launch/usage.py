@@ -43,14 +43,14 @@ class Figures:
 
     values: list[float] = field(default_factory=list)
 
-    def summarize(self, name: str, unit: str, digits: int) -> dict[str, float]:
+    def summarize(self, quantity_name: str, unit: str, decimal_digits: int) -> dict[str, float]:
         """Return the mean and the maximum; {} without samples."""
         if not self.values:
             return {}
-        mean = sum(self.values) / len(self.values)
+        mean_value = sum(self.values) / len(self.values)
         return {
-            f"{name}_{unit}_mean": round(mean, digits),
-            f"{name}_{unit}_max": round(max(self.values), digits),
+            f"{quantity_name}_{unit}_mean": round(mean_value, decimal_digits),
+            f"{quantity_name}_{unit}_max": round(max(self.values), decimal_digits),
         }
 
 
@@ -58,11 +58,11 @@ class UsageSampler:
     """Samples the processes of a pod: this process and its descendants."""
 
     def __init__(self) -> None:
-        now = time.monotonic()
-        self.next_sample_time = now
-        self._next_report_time = now + FIRST_REPORT_S
-        self._period_start = now
-        self._last_sample_time = now
+        now_s = time.monotonic()
+        self.next_sample_time = now_s
+        self._next_report_time = now_s + FIRST_REPORT_S
+        self._period_start = now_s
+        self._last_sample_time = now_s
         self._processes: dict[ProcessId, ProcessUse] = {}
         self._gpus = GpuReader()
         self._clear()
@@ -76,62 +76,68 @@ class UsageSampler:
     def sample(self) -> dict[str, float] | None:
         """Take a sample if one is due. At the end of a period, return the fields of an event, else
         None."""
-        now = time.monotonic()
-        if now < self.next_sample_time:
+        now_s = time.monotonic()
+        if now_s < self.next_sample_time:
             return None
 
-        elapsed_s = now - self._last_sample_time
-        processes = dict(_read_processes())
+        elapsed_s = now_s - self._last_sample_time
+        usage_by_process = dict(_read_processes())
         if elapsed_s > 0 and self._processes:
-            used_s = sum(
-                use.cpu_s - self._processes.get(key, ProcessUse(0.0, 0)).cpu_s
-                for key, use in processes.items()
+            used_cpu_s = sum(
+                process_usage.cpu_s - self._processes.get(process_id, ProcessUse(0.0, 0)).cpu_s
+                for process_id, process_usage in usage_by_process.items()
             )
-            self._cpu.values.append(max(0.0, used_s) / elapsed_s)
-        self._memory.values.append(float(sum(use.memory_bytes for use in processes.values())))
-        for percent, memory_bytes in self._gpus.read():
-            self._gpu.values.append(percent)
-            self._gpu_memory.values.append(memory_bytes)
+            self._cpu.values.append(max(0.0, used_cpu_s) / elapsed_s)
+        self._memory.values.append(
+            float(sum(process_usage.memory_bytes for process_usage in usage_by_process.values()))
+        )
+        for gpu_percent, gpu_memory_bytes in self._gpus.read():
+            self._gpu.values.append(gpu_percent)
+            self._gpu_memory.values.append(gpu_memory_bytes)
 
-        self._processes = processes
-        self._last_sample_time = now
-        self.next_sample_time = now + SAMPLE_INTERVAL_S
-        if now < self._next_report_time:
+        self._processes = usage_by_process
+        self._last_sample_time = now_s
+        self.next_sample_time = now_s + SAMPLE_INTERVAL_S
+        if now_s < self._next_report_time:
             return None
 
-        fields = {
-            "seconds": round(now - self._period_start, 3),
+        event_fields = {
+            "seconds": round(now_s - self._period_start, 3),
             **self._cpu.summarize("cpu", "cores", 3),
             **self._memory.summarize("memory", "bytes", 0),
             **self._gpu.summarize("gpu", "percent", 1),
             **self._gpu_memory.summarize("gpu_memory", "bytes", 0),
         }
-        self._period_start = now
-        self._next_report_time = now + REPORT_INTERVAL_S
+        self._period_start = now_s
+        self._next_report_time = now_s + REPORT_INTERVAL_S
         self._clear()
-        return fields
+        return event_fields
 
 
 def _read_processes() -> Iterator[tuple[ProcessId, ProcessUse]]:
     """Yield this process and its descendants."""
-    uses: dict[int, tuple[int, ProcessId, ProcessUse]] = {}
-    for name in os.listdir("/proc"):
-        if not name.isdecimal():
+    usage_by_pid: dict[int, tuple[int, ProcessId, ProcessUse]] = {}
+    for pid_text in os.listdir("/proc"):
+        if not pid_text.isdecimal():
             continue
         with suppress(OSError, ValueError, IndexError):
-            text = Path(f"/proc/{name}/stat").read_text()
+            stat_text = Path(f"/proc/{pid_text}/stat").read_text()
             # the command may contain spaces and brackets
-            values = text.rpartition(")")[2].split()
-            cpu_s = (int(values[11]) + int(values[12])) / CLOCK_TICKS
-            key = int(name), int(values[19])
-            uses[int(name)] = int(values[1]), key, ProcessUse(cpu_s, int(values[21]) * PAGE_BYTES)
+            stat_fields = stat_text.rpartition(")")[2].split()
+            cpu_s = (int(stat_fields[11]) + int(stat_fields[12])) / CLOCK_TICKS
+            process_id = int(pid_text), int(stat_fields[19])
+            usage_by_pid[int(pid_text)] = (
+                int(stat_fields[1]),
+                process_id,
+                ProcessUse(cpu_s, int(stat_fields[21]) * PAGE_BYTES),
+            )
 
-    for _, key, use in uses.values():
-        pid = key[0]
-        while pid != os.getpid() and pid in uses:
-            pid = uses[pid][0]
+    for _, process_id, process_usage in usage_by_pid.values():
+        pid = process_id[0]
+        while pid != os.getpid() and pid in usage_by_pid:
+            pid = usage_by_pid[pid][0]
         if pid == os.getpid():
-            yield key, use
+            yield process_id, process_usage
 
 
 class _Utilization(ctypes.Structure):
@@ -153,24 +159,27 @@ class GpuReader:
     def __init__(self) -> None:
         self._library: ctypes.CDLL | None = None
         with suppress(OSError):
-            library = ctypes.CDLL(NVML)
-            if library.nvmlInit_v2() == 0:
-                self._library = library
+            nvml_library = ctypes.CDLL(NVML)
+            if nvml_library.nvmlInit_v2() == 0:
+                self._library = nvml_library
 
     def read(self) -> Iterator[tuple[float, float]]:
         """Yield the percentage of busy time and the used bytes of each GPU."""
-        library = self._library
-        count = ctypes.c_uint()
-        if not library or library.nvmlDeviceGetCount_v2(ctypes.byref(count)) != 0:
+        nvml_library = self._library
+        gpu_count = ctypes.c_uint()
+        if not nvml_library or nvml_library.nvmlDeviceGetCount_v2(ctypes.byref(gpu_count)) != 0:
             return
 
-        for index in range(min(count.value, MAX_GPUS)):
+        for gpu_index in range(min(gpu_count.value, MAX_GPUS)):
             device = ctypes.c_void_p()
-            use = _Utilization()
-            memory = _Memory()
+            gpu_utilization = _Utilization()
+            gpu_memory = _Memory()
             if (
-                library.nvmlDeviceGetHandleByIndex_v2(index, ctypes.byref(device)) == 0
-                and library.nvmlDeviceGetUtilizationRates(device, ctypes.byref(use)) == 0
-                and library.nvmlDeviceGetMemoryInfo(device, ctypes.byref(memory)) == 0
+                nvml_library.nvmlDeviceGetHandleByIndex_v2(gpu_index, ctypes.byref(device)) == 0
+                and nvml_library.nvmlDeviceGetUtilizationRates(
+                    device, ctypes.byref(gpu_utilization)
+                )
+                == 0
+                and nvml_library.nvmlDeviceGetMemoryInfo(device, ctypes.byref(gpu_memory)) == 0
             ):
-                yield float(use.gpu), float(memory.used)
+                yield float(gpu_utilization.gpu), float(gpu_memory.used)

@@ -19,13 +19,13 @@ from rekindle.training.ledger.ledger_summary import (
 )
 
 
-def summarize(events: Iterable[Event]) -> Summary:
+def summarize(ledger_events: Iterable[Event]) -> Summary:
     """Return the Summary of a run's events, which must be sorted by time. Invalid events are
     skipped and counted."""
-    accounts = EventAccounting()
-    for event in events:
-        accounts.apply(event)
-    return accounts.summarize()
+    event_accounting = EventAccounting()
+    for ledger_event in ledger_events:
+        event_accounting.apply(ledger_event)
+    return event_accounting.summarize()
 
 
 @dataclass
@@ -37,54 +37,61 @@ class _ProcessTimeline:
     intervals: list[Interval] = field(default_factory=list)
     alive: bool = False
 
-    def switch(self, t: float, kind: str | None) -> None:
-        """Start an interval of the given kind at time `t`; None means that the process is dead from
-        then on."""
+    def switch(self, time_s: float, interval_kind: str | None) -> None:
+        """Start an interval of the given kind at time `time_s`; None means that the process is
+        dead from then on."""
         if self.alive:
-            self.intervals[-1].end = t
-            if self.intervals[-1].kind == kind:
+            self.intervals[-1].end = time_s
+            if self.intervals[-1].kind == interval_kind:
                 return
-        self.alive = kind is not None
-        if kind:
-            self.intervals.append(Interval(t, t, kind))
+        self.alive = interval_kind is not None
+        if interval_kind:
+            self.intervals.append(Interval(time_s, time_s, interval_kind))
 
-    def truncate(self, t: float) -> None:
-        """Remove all time after `t` from the intervals, because the process was dead by then."""
+    def truncate(self, time_s: float) -> None:
+        """Remove all time after `time_s` from the intervals, because the process was dead by
+        then."""
         self.alive = False
         self.intervals = [
-            Interval(s.start, min(s.end, t), s.kind) for s in self.intervals if s.start < t
+            Interval(time_interval.start, min(time_interval.end, time_s), time_interval.kind)
+            for time_interval in self.intervals
+            if time_interval.start < time_s
         ]
 
-    def relabel_trained(self, start: float, end: float, kind: str) -> float:
-        """Change the intervals of kind `trained` between `start` and `end` to `kind`; return their
-        total length in seconds."""
+    def relabel_trained(self, start_s: float, end_s: float, new_kind: str) -> float:
+        """Change the intervals of kind `trained` between `start_s` and `end_s` to `new_kind`;
+        return their total length in seconds."""
         if self.alive:
-            self.intervals[-1].end = max(self.intervals[-1].start, end)
+            self.intervals[-1].end = max(self.intervals[-1].start, end_s)
 
-        index = len(self.intervals)
-        changed = 0.0
+        interval_index = len(self.intervals)
+        changed_seconds = 0.0
 
-        while index and self.intervals[index - 1].end > start:
-            index -= 1
-            interval = self.intervals[index]
-            if interval.kind == TRAINED and interval.start < end:
-                cuts = [
-                    interval.start,
-                    max(interval.start, start),
-                    min(interval.end, end),
-                    interval.end,
+        while interval_index and self.intervals[interval_index - 1].end > start_s:
+            interval_index -= 1
+            last_interval = self.intervals[interval_index]
+            if last_interval.kind == TRAINED and last_interval.start < end_s:
+                cut_times_s = [
+                    last_interval.start,
+                    max(last_interval.start, start_s),
+                    min(last_interval.end, end_s),
+                    last_interval.end,
                 ]
 
-                pieces = [
-                    Interval(a, b, k)
-                    for a, b, k in zip(cuts, cuts[1:], (TRAINED, kind, TRAINED), strict=False)
+                cut_intervals = [
+                    Interval(piece_start_s, piece_end_s, piece_kind)
+                    for piece_start_s, piece_end_s, piece_kind in zip(
+                        cut_times_s, cut_times_s[1:], (TRAINED, new_kind, TRAINED), strict=False
+                    )
                 ]
-                self.intervals[index : index + 1] = [
-                    piece for piece in pieces if piece.start < piece.end
+                self.intervals[interval_index : interval_index + 1] = [
+                    cut_interval
+                    for cut_interval in cut_intervals
+                    if cut_interval.start < cut_interval.end
                 ]
-                changed += cuts[2] - cuts[1]
+                changed_seconds += cut_times_s[2] - cut_times_s[1]
 
-        return changed
+        return changed_seconds
 
 
 @dataclass
@@ -133,188 +140,230 @@ class EventAccounting:
         self.restart: Incident | None = None
         self.latest: float | None = None
 
-    def apply(self, event: Event) -> None:
-        name = event["event"]
-        t = event["t"]
+    def apply(self, ledger_event: Event) -> None:
+        event_name = ledger_event["event"]
+        time_s = ledger_event["t"]
         if self.latest is None:
-            self.summary.began = self.latest = t
+            self.summary.began = self.latest = time_s
 
-        t = max(t, self.latest)
-        counts = self.summary.counts
+        time_s = max(time_s, self.latest)
+        event_counts = self.summary.counts
         try:
-            check_event(event)
+            check_event(ledger_event)
         except ValueError:
             self.summary.skipped += 1
         else:
-            handler = getattr(self, f"on_{name}", None)
+            handler = getattr(self, f"on_{event_name}", None)
             if handler:
-                handler(t, event)
+                handler(time_s, ledger_event)
 
-        counts[name] = counts.get(name, 0) + 1
-        self.latest = t
+        event_counts[event_name] = event_counts.get(event_name, 0) + 1
+        self.latest = time_s
 
     def summarize(self) -> Summary:
-        summary = self.summary
-        t = self.latest or 0.0
-        self._end_timelines(t)
-        for life in self.lives.values():
-            summary.intervals.setdefault(life.name, []).extend(life.intervals)
-        summary.ended = t
-        return summary
+        ledger_summary = self.summary
+        latest_time_s = self.latest or 0.0
+        self._end_timelines(latest_time_s)
+        for process_timeline in self.lives.values():
+            ledger_summary.intervals.setdefault(process_timeline.name, []).extend(
+                process_timeline.intervals
+            )
+        ledger_summary.ended = latest_time_s
+        return ledger_summary
 
-    def on_run(self, t: float, event: Event) -> None:
-        self.summary.run = {key: value for key, value in event.items() if key not in ("t", "event")}
-
-    def on_progress(self, t: float, event: Event) -> None:
-        self.summary.progress = {
-            key: value for key, value in event.items() if key not in ("t", "event", "name")
+    def on_run(self, time_s: float, ledger_event: Event) -> None:
+        self.summary.run = {
+            field_name: field_value
+            for field_name, field_value in ledger_event.items()
+            if field_name not in ("t", "event")
         }
 
-    def on_unsaved(self, t: float, event: Event) -> None:
-        self.summary.unsaved.append({**event, "t": t, "seconds": float(event["seconds"])})
+    def on_progress(self, time_s: float, ledger_event: Event) -> None:
+        self.summary.progress = {
+            field_name: field_value
+            for field_name, field_value in ledger_event.items()
+            if field_name not in ("t", "event", "name")
+        }
 
-    def on_usage(self, t: float, event: Event) -> None:
-        usage = self.summary.usage.setdefault(str(event.get("name", "?")), {"seconds": 0.0})
-        earlier_s = usage["seconds"]
-        seconds = float(event["seconds"])
-        total_s = earlier_s + seconds
-        for name, value in event.items():
-            if name.endswith("_max"):
-                usage[name] = max(usage.get(name, 0.0), float(value))
-            elif name.endswith("_mean") and total_s:
-                earlier = usage.get(name, 0.0) * earlier_s
-                usage[name] = round((earlier + float(value) * seconds) / total_s, 3)
-        usage["seconds"] = round(total_s, 3)
+    def on_unsaved(self, time_s: float, ledger_event: Event) -> None:
+        self.summary.unsaved.append(
+            {**ledger_event, "t": time_s, "seconds": float(ledger_event["seconds"])}
+        )
 
-    def on_coordinator(self, t: float, event: Event) -> None:
-        self._handle_new_coordinator(t)
+    def on_usage(self, time_s: float, ledger_event: Event) -> None:
+        pod_usage = self.summary.usage.setdefault(
+            str(ledger_event.get("name", "?")), {"seconds": 0.0}
+        )
+        earlier_s = pod_usage["seconds"]
+        period_seconds = float(ledger_event["seconds"])
+        total_s = earlier_s + period_seconds
+        for field_name, field_value in ledger_event.items():
+            if field_name.endswith("_max"):
+                pod_usage[field_name] = max(pod_usage.get(field_name, 0.0), float(field_value))
+            elif field_name.endswith("_mean") and total_s:
+                earlier_total = pod_usage.get(field_name, 0.0) * earlier_s
+                pod_usage[field_name] = round(
+                    (earlier_total + float(field_value) * period_seconds) / total_s, 3
+                )
+        pod_usage["seconds"] = round(total_s, 3)
+
+    def on_coordinator(self, time_s: float, ledger_event: Event) -> None:
+        self._handle_new_coordinator(time_s)
         self.coordinators += 1
         if self.coordinators > 1 and (
-            restart := self._record_incident(t, "coordinator", str(event.get("id", "")))
+            restart_incident := self._record_incident(
+                time_s, "coordinator", str(ledger_event.get("id", ""))
+            )
         ):
-            self.restart = restart
-            restart.left = 0
+            self.restart = restart_incident
+            restart_incident.left = 0
 
-    def on_join(self, t: float, event: Event) -> None:
-        id = _worker_id(event)
-        name = str(event.get("name", "?"))
-        alive = [other for other, life in self.lives.items() if life.alive and life.name == name]
+    def on_join(self, time_s: float, ledger_event: Event) -> None:
+        worker_id = _worker_id(ledger_event)
+        worker_name = str(ledger_event.get("name", "?"))
+        alive_ids = [
+            other_id
+            for other_id, process_timeline in self.lives.items()
+            if process_timeline.alive and process_timeline.name == worker_name
+        ]
 
         # if an earlier event lacked the id of this worker, its timeline is stored under its name:
         # then an id does not mean a new process
-        is_new = id == name if name in alive else id not in alive
+        is_new_process = (
+            worker_id == worker_name if worker_name in alive_ids else worker_id not in alive_ids
+        )
         # the ledger lacks the end of the worker's previous process
-        if alive and is_new and alive[0] not in self.unconfirmed:
-            self._handle_new_coordinator(t)
+        if alive_ids and is_new_process and alive_ids[0] not in self.unconfirmed:
+            self._handle_new_coordinator(time_s)
 
         if (
-            id != name
-            and self.unconfirmed.pop(id, None) is not None
+            worker_id != worker_name
+            and self.unconfirmed.pop(worker_id, None) is not None
             and self.restart
-            and id in self.group
+            and worker_id in self.group
         ):
             self.restart.left += 1
 
-        self._mark_dead([name])
-        if self.summary.generations and name not in [life.name for life in self.lives.values()]:
-            self._record_incident(t, "join", name)
+        self._mark_dead([worker_name])
+        if self.summary.generations and worker_name not in [
+            process_timeline.name for process_timeline in self.lives.values()
+        ]:
+            self._record_incident(time_s, "join", worker_name)
 
-        life = self.lives.setdefault(id, _ProcessTimeline(name))
+        process_timeline = self.lives.setdefault(worker_id, _ProcessTimeline(worker_name))
         # merge the timeline that an earlier event has created under the worker's name
-        if id != name and name in self.lives and not life.alive:
-            named = self.lives.pop(name)
-            life.intervals = life.intervals + named.intervals
-            life.alive = named.alive
-            self.group = {id if member == name else member for member in self.group}
+        if worker_id != worker_name and worker_name in self.lives and not process_timeline.alive:
+            placeholder_timeline = self.lives.pop(worker_name)
+            process_timeline.intervals = process_timeline.intervals + placeholder_timeline.intervals
+            process_timeline.alive = placeholder_timeline.alive
+            self.group = {
+                worker_id if member_id == worker_name else member_id for member_id in self.group
+            }
 
-        if not life.alive:
-            life.switch(t, WAITED)
+        if not process_timeline.alive:
+            process_timeline.switch(time_s, WAITED)
 
-    def on_lost(self, t: float, event: Event) -> None:
-        id = _worker_id(event)
-        kind = event["event"]
-        life = self.lives.get(id)
-        self.unconfirmed.pop(id, None)
+    def on_lost(self, time_s: float, ledger_event: Event) -> None:
+        worker_id = _worker_id(ledger_event)
+        event_name = ledger_event["event"]
+        process_timeline = self.lives.get(worker_id)
+        self.unconfirmed.pop(worker_id, None)
 
-        if not (life and life.alive):
+        if not (process_timeline and process_timeline.alive):
             return
-        if kind == "lost" and id in self.group and self.pause.broken is None:
-            self.pause.broken = t
+        if event_name == "lost" and worker_id in self.group and self.pause.broken is None:
+            self.pause.broken = time_s
 
-        self.group.discard(id)
-        life.switch(t, None)
-        if life.name in self.failed:
-            self.failed.discard(life.name)
+        self.group.discard(worker_id)
+        process_timeline.switch(time_s, None)
+        if process_timeline.name in self.failed:
+            self.failed.discard(process_timeline.name)
         else:
-            incident = self._record_incident(t, kind, life.name, str(event.get("why", "")))
-            if incident and isinstance(event.get("step"), int):
-                incident.step = max(incident.step or 0, event["step"])
+            incident = self._record_incident(
+                time_s, event_name, process_timeline.name, str(ledger_event.get("why", ""))
+            )
+            if incident and isinstance(ledger_event.get("step"), int):
+                incident.step = max(incident.step or 0, ledger_event["step"])
 
     on_drain = on_lost
 
-    def on_killed(self, t: float, event: Event) -> None:
+    def on_killed(self, time_s: float, ledger_event: Event) -> None:
         # the agent of the program survives, so no event `lost` follows
-        name = str(event.get("name", "?"))
-        incident = self._record_incident(t, "lost", name, KILLED_PROCESS)
+        worker_name = str(ledger_event.get("name", "?"))
+        incident = self._record_incident(time_s, "lost", worker_name, KILLED_PROCESS)
         if incident:
             incident.left = max(0, incident.left - 1)
 
-    def on_failed(self, t: float, event: Event) -> None:
-        name = str(event.get("name", "?"))
-        if name not in self.failed:
-            self.failed.add(name)
-            self._record_incident(t, "failed", name, str(event.get("message", "")))
+    def on_failed(self, time_s: float, ledger_event: Event) -> None:
+        worker_name = str(ledger_event.get("name", "?"))
+        if worker_name not in self.failed:
+            self.failed.add(worker_name)
+            self._record_incident(
+                time_s, "failed", worker_name, str(ledger_event.get("message", ""))
+            )
 
-    def on_open(self, t: float, event: Event) -> None:
-        if event.get("hard"):
-            self.pause.broken = t if self.pause.broken is None else self.pause.broken
-            for life in self.lives.values():
-                if life.alive:
-                    life.switch(t, WAITED)
+    def on_open(self, time_s: float, ledger_event: Event) -> None:
+        if ledger_event.get("hard"):
+            self.pause.broken = time_s if self.pause.broken is None else self.pause.broken
+            for process_timeline in self.lives.values():
+                if process_timeline.alive:
+                    process_timeline.switch(time_s, WAITED)
         elif self.pause.opened is None:
-            self.pause.opened = t
+            self.pause.opened = time_s
 
-    def on_generation(self, t: float, event: Event) -> None:
-        step = int(event.get("step", -1))
-        names = [str(name) for name in event.get("members") or []]
-        self.summary.groups.append((t, len(names), max(0, step)))
-        self._mark_dead([life.name for life in self.lives.values() if life.name not in names])
+    def on_generation(self, time_s: float, ledger_event: Event) -> None:
+        step = int(ledger_event.get("step", -1))
+        member_names = [str(member_name) for member_name in ledger_event.get("members") or []]
+        self.summary.groups.append((time_s, len(member_names), max(0, step)))
+        self._mark_dead(
+            [
+                process_timeline.name
+                for process_timeline in self.lives.values()
+                if process_timeline.name not in member_names
+            ]
+        )
         self.unconfirmed = {}
         self.restart = None
         self.summary.state = "running"
         self.summary.generations += 1
-        ids = {life.name: id for id, life in self.lives.items() if life.alive}
+        id_by_name = {
+            process_timeline.name: worker_id
+            for worker_id, process_timeline in self.lives.items()
+            if process_timeline.alive
+        }
 
-        for name in names:
+        for member_name in member_names:
             # the ledger lacks the event `join` of this worker
-            if name not in ids:
-                ids[name] = name
-                self.lives.setdefault(name, _ProcessTimeline(name)).switch(t, WAITED)
+            if member_name not in id_by_name:
+                id_by_name[member_name] = member_name
+                self.lives.setdefault(member_name, _ProcessTimeline(member_name)).switch(
+                    time_s, WAITED
+                )
 
-        members = {ids[name] for name in names}
-        self._regroup(t, step, members)
-        for id, life in self.lives.items():
-            if life.alive:
-                life.switch(t, TRAINED if id in members else WAITED)
+        member_ids = {id_by_name[member_name] for member_name in member_names}
+        self._regroup(time_s, step, member_ids)
+        for worker_id, process_timeline in self.lives.items():
+            if process_timeline.alive:
+                process_timeline.switch(time_s, TRAINED if worker_id in member_ids else WAITED)
 
-        for name in names:
-            incident = self.missing.pop(name, None)
+        for member_name in member_names:
+            incident = self.missing.pop(member_name, None)
             if incident:
-                incident.back = t
+                incident.back = time_s
 
-    def on_restored(self, t: float, event: Event) -> None:
-        self.summary.restored.append(event)
-        step = int(event["step"])
-        tier = str(event.get("tier", ""))
+    def on_restored(self, time_s: float, ledger_event: Event) -> None:
+        self.summary.restored.append(ledger_event)
+        step = int(ledger_event["step"])
+        storage_tier = str(ledger_event.get("tier", ""))
 
         for incident in (self.unsure or self.pause).incidents:
             # the restored step must have been completed before the worker was lost
-            if tier in ("hot", "durable") and incident.kind == "lost":
+            if storage_tier in ("hot", "durable") and incident.kind == "lost":
                 incident.step = max(step, incident.step or 0)
 
         if self.unsure or not self.group - self.unconfirmed.keys():
             for incident in (self.unsure or self.pause).incidents:
-                incident.tier = "hot" if "hot" in (tier, incident.tier) else tier
+                incident.tier = "hot" if "hot" in (storage_tier, incident.tier) else storage_tier
 
         if self.unsure:
             self._resume(self.unsure, step)
@@ -323,195 +372,223 @@ class EventAccounting:
         elif not self.group - self.unconfirmed.keys():
             self.pause.restored = max(step, self.pause.restored or 0)
 
-    def on_step(self, t: float, event: Event) -> None:
-        step = int(event["step"])
+    def on_step(self, time_s: float, ledger_event: Event) -> None:
+        step = int(ledger_event["step"])
         self._infer_start(step)
-        self.last_step_known = event.get("last") is True
+        self.last_step_known = ledger_event.get("last") is True
         # a step while the coordinator restarts: the group trains without a coordinator
         if self.restart and not self.restart.left:
             self.restart.left = len(self.group)
         if step > self.points[-1][1] if self.points else True:
-            self._record_point(t, step)
+            self._record_point(time_s, step)
 
-    def on_checkpoint(self, t: float, event: Event) -> None:
-        self.summary.checkpoints.append(event)
+    def on_checkpoint(self, time_s: float, ledger_event: Event) -> None:
+        self.summary.checkpoints.append(ledger_event)
 
-    def on_dropped(self, t: float, event: Event) -> None:
-        self.summary.dropped += int(event["events"])
+    def on_dropped(self, time_s: float, ledger_event: Event) -> None:
+        self.summary.dropped += int(ledger_event["events"])
 
-    def on_skipped(self, t: float, event: Event) -> None:
-        self.summary.skipped += int(event["lines"])
+    def on_skipped(self, time_s: float, ledger_event: Event) -> None:
+        self.summary.skipped += int(ledger_event["lines"])
 
-    def on_verdict(self, t: float, event: Event) -> None:
-        summary = self.summary
-        if summary.state != "complete":
-            summary.state, summary.message = "failed", str(event.get("message", ""))
-            summary.code = int(event.get("code", 1))
-        self._end_timelines(t)
+    def on_verdict(self, time_s: float, ledger_event: Event) -> None:
+        ledger_summary = self.summary
+        if ledger_summary.state != "complete":
+            ledger_summary.state, ledger_summary.message = (
+                "failed",
+                str(ledger_event.get("message", "")),
+            )
+            ledger_summary.code = int(ledger_event.get("code", 1))
+        self._end_timelines(time_s)
 
-    def on_complete(self, t: float, event: Event) -> None:
-        if "step" in event:
-            self.on_step(t, event)
-        self.summary.state, self.summary.sha256 = "complete", str(event.get("sha256", ""))
+    def on_complete(self, time_s: float, ledger_event: Event) -> None:
+        if "step" in ledger_event:
+            self.on_step(time_s, ledger_event)
+        self.summary.state, self.summary.sha256 = "complete", str(ledger_event.get("sha256", ""))
         self.summary.message = ""
         self.summary.code = 0
         # reset the group, because a later process may continue the training, for example a trial of
         # a sweep
         self.group = set()
-        for life in self.lives.values():
-            life.switch(t, None)
+        for process_timeline in self.lives.values():
+            process_timeline.switch(time_s, None)
 
-    def _handle_new_coordinator(self, t: float) -> None:
+    def _handle_new_coordinator(self, time_s: float) -> None:
         """Handle the start of a coordinator: any worker that does not join the new coordinator has
         died at some time after its last sign of life."""
         if self.summary.state == "failed":
             self.summary.state = "running"
             self.summary.message = ""
             self.summary.code = 0
-        for id, life in self.lives.items():
-            if life.alive:
-                self.unconfirmed.setdefault(id, t if self.latest is None else self.latest)
+        for worker_id, process_timeline in self.lives.items():
+            if process_timeline.alive:
+                self.unconfirmed.setdefault(
+                    worker_id, time_s if self.latest is None else self.latest
+                )
 
-    def _mark_dead(self, names: list[str]) -> None:
-        """Mark the workers in `names` that have not joined the new coordinator as dead."""
-        for id, t in list(self.unconfirmed.items()):
-            life = self.lives[id]
-            if life.name in names:
-                del self.unconfirmed[id]
-                life.switch(t, None)
-                life.truncate(t)
-                self.pause.unseen = self.pause.unseen or id in self.group
-                self.group.discard(id)
-                self._record_incident(t, "lost", life.name, LOST_WITHOUT_COORDINATOR)
+    def _mark_dead(self, worker_names: list[str]) -> None:
+        """Mark the workers in `worker_names` that have not joined the new coordinator as dead."""
+        for worker_id, last_seen_s in list(self.unconfirmed.items()):
+            process_timeline = self.lives[worker_id]
+            if process_timeline.name in worker_names:
+                del self.unconfirmed[worker_id]
+                process_timeline.switch(last_seen_s, None)
+                process_timeline.truncate(last_seen_s)
+                self.pause.unseen = self.pause.unseen or worker_id in self.group
+                self.group.discard(worker_id)
+                self._record_incident(
+                    last_seen_s, "lost", process_timeline.name, LOST_WITHOUT_COORDINATOR
+                )
 
-    def _record_incident(self, t: float, kind: str, name: str, reason: str = "") -> Incident | None:
+    def _record_incident(
+        self, time_s: float, incident_kind: str, worker_name: str, reason: str = ""
+    ) -> Incident | None:
         """Record an incident unless the run has ended."""
         if self.summary.state != "running":
             return None
-        survivors = sum(life.alive for id, life in self.lives.items() if id in self.group)
-        step = self.points[-1][1] if self.points else None
-        seen = reason != LOST_WITHOUT_COORDINATOR or self.last_step_known
-        incident = Incident(t, kind, name, reason, step, seen, survivors)
+        survivor_count = sum(
+            process_timeline.alive
+            for worker_id, process_timeline in self.lives.items()
+            if worker_id in self.group
+        )
+        last_step = self.points[-1][1] if self.points else None
+        was_seen = reason != LOST_WITHOUT_COORDINATOR or self.last_step_known
+        incident = Incident(
+            time_s, incident_kind, worker_name, reason, last_step, was_seen, survivor_count
+        )
         self.summary.incidents.append(incident)
         self.pause.incidents.append(incident)
-        if kind in ("lost", "drain", "failed"):
-            self.missing[name] = incident
+        if incident_kind in ("lost", "drain", "failed"):
+            self.missing[worker_name] = incident
         return incident
 
-    def _end_timelines(self, t: float) -> None:
-        pause = self.unsure or self.pause
-        if pause.is_hard and self.points:
-            self._relabel_trained_time(self._estimate_finish_time(self.points[-1][1], t), t, LOST)
-        for life in self.lives.values():
-            life.switch(t, None)
+    def _end_timelines(self, time_s: float) -> None:
+        group_pause = self.unsure or self.pause
+        if group_pause.is_hard and self.points:
+            self._relabel_trained_time(
+                self._estimate_finish_time(self.points[-1][1], time_s), time_s, LOST
+            )
+        for process_timeline in self.lives.values():
+            process_timeline.switch(time_s, None)
 
-    def _regroup(self, t: float, step: int, members: set[str]) -> None:
+    def _regroup(self, time_s: float, step: int, member_ids: set[str]) -> None:
         """Start the next group. If the group contains a member of the previous group, it continues
         at `step`; otherwise a later event shows its first step."""
-        is_program = bool(self.summary.run.get("program"))
-        if is_program and not self.points:
+        is_program_run = bool(self.summary.run.get("program"))
+        if is_program_run and not self.points:
             # the program has not restored or saved any state yet, so it starts at step 0
             self._infer_start(0)
 
-        pause = self.pause
-        survivors = self.group & members
+        group_pause = self.pause
+        surviving_ids = self.group & member_ids
 
-        pause.until, self.pause, self.group = t, _Pause(), members
-        for incident in pause.incidents:
-            incident.resumed = t
+        group_pause.until, self.pause, self.group = time_s, _Pause(), member_ids
+        for incident in group_pause.incidents:
+            incident.resumed = time_s
 
         # all processes of a program start again from a checkpoint, which the event `restored` names
-        if survivors and not is_program:
+        if surviving_ids and not is_program_run:
             self._infer_start(step)
-            self._resume(pause, step)
+            self._resume(group_pause, step)
             return
 
-        for incident in pause.incidents:
-            if not survivors and incident.kind != "coordinator":
+        for incident in group_pause.incidents:
+            if not surviving_ids and incident.kind != "coordinator":
                 incident.left = 0
 
         if self.unsure:
-            self.unsure.until = t
+            self.unsure.until = time_s
             self.unsure.unseen = True
-            self.unsure.incidents += pause.incidents
+            self.unsure.incidents += group_pause.incidents
         else:
-            self.unsure = pause
+            self.unsure = group_pause
 
     def _infer_start(self, step: int) -> None:
         """Derive the first step of the group from its current `step`, if the first step is
         unknown."""
         if self.unsure:
             if self.points:
-                newest = min(step, self.points[-1][1])
+                newest_step = min(step, self.points[-1][1])
             else:
                 # a program first reports a step after some work, so its group started at 0
-                newest = 0 if self.summary.run.get("program") else step
+                newest_step = 0 if self.summary.run.get("program") else step
             self._resume(
                 self.unsure,
-                newest if self.unsure.restored is None else min(step, self.unsure.restored),
+                newest_step if self.unsure.restored is None else min(step, self.unsure.restored),
             )
 
-    def _resume(self, pause: _Pause, step: int) -> None:
-        """Let the group after `pause` start at `step`, and count work after that step as lost."""
+    def _resume(self, group_pause: _Pause, step: int) -> None:
+        """Let the group after `group_pause` start at `step`, and count work after that step as
+        lost."""
         self.unsure, step = None, max(step, 0)
         if self.points:
-            newest = self.points[-1][1]
-            when = self._estimate_finish_time(
-                step, pause.until if pause.broken is None else pause.broken
+            newest_step = self.points[-1][1]
+            step_time_s = self._estimate_finish_time(
+                step, group_pause.until if group_pause.broken is None else group_pause.broken
             )
 
-            is_soft = not pause.is_hard
-            if is_soft and step >= newest:
-                when = max(when, pause.until if pause.opened is None else pause.opened)
-                self._relabel_trained_time(when, pause.until, WAITED)
+            is_planned_pause = not group_pause.is_hard
+            if is_planned_pause and step >= newest_step:
+                step_time_s = max(
+                    step_time_s,
+                    group_pause.until if group_pause.opened is None else group_pause.opened,
+                )
+                self._relabel_trained_time(step_time_s, group_pause.until, WAITED)
             else:
-                cost = self._relabel_trained_time(when, pause.until, LOST)
-                for incident in pause.incidents:
-                    incident.repeated = max(0, newest - step)
-                    incident.cost = cost
+                lost_seconds = self._relabel_trained_time(step_time_s, group_pause.until, LOST)
+                for incident in group_pause.incidents:
+                    incident.repeated = max(0, newest_step - step)
+                    incident.cost = lost_seconds
 
-            self.summary.repeated += max(0, newest - step)
-            while self.points and (self.points[-1][1] > step or self.points[-1][0] > when):
+            self.summary.repeated += max(0, newest_step - step)
+            while self.points and (self.points[-1][1] > step or self.points[-1][0] > step_time_s):
                 self.points.pop()
 
             self.summary.steps = step
-            if step > newest:
-                self._record_point(when, step)
+            if step > newest_step:
+                self._record_point(step_time_s, step)
             else:
-                self.points.append((when, step))
+                self.points.append((step_time_s, step))
 
-        self._record_point(pause.until, step)
+        self._record_point(group_pause.until, step)
 
-    def _relabel_trained_time(self, start: float, end: float, kind: str) -> float:
-        return sum(life.relabel_trained(start, end, kind) for life in self.lives.values())
+    def _relabel_trained_time(self, start_s: float, end_s: float, new_kind: str) -> float:
+        return sum(
+            process_timeline.relabel_trained(start_s, end_s, new_kind)
+            for process_timeline in self.lives.values()
+        )
 
-    def _record_point(self, t: float, step: int) -> None:
+    def _record_point(self, time_s: float, step: int) -> None:
         if self.points and step > self.points[-1][1]:
-            self.step_seconds = (t - self.points[-1][0]) / (step - self.points[-1][1])
-        self.points.append((t, step))
-        self.summary.points.append((t, step))
+            self.step_seconds = (time_s - self.points[-1][0]) / (step - self.points[-1][1])
+        self.points.append((time_s, step))
+        self.summary.points.append((time_s, step))
         self.summary.steps = max(self.summary.steps, step)
 
-    def _estimate_finish_time(self, step: int, limit: float) -> float:
+    def _estimate_finish_time(self, step: int, latest_time_s: float) -> float:
         """Estimate the time when `step` was finished, by interpolation between two points, or by
-        extrapolation from the last point to at most the time `limit`."""
-        index = bisect_left(self.points, step, key=lambda point: point[1])
+        extrapolation from the last point to at most the time `latest_time_s`."""
+        index = bisect_left(self.points, step, key=lambda step_point: step_point[1])
         if index == 0:
             return self.points[0][0]
 
         if index < len(self.points):
-            (t0, s0), (t1, s1) = self.points[index - 1 : index + 1]
-            return t0 + (t1 - t0) * (step - s0) / (s1 - s0)
+            (earlier_time_s, earlier_step), (later_time_s, later_step) = self.points[
+                index - 1 : index + 1
+            ]
+            return earlier_time_s + (later_time_s - earlier_time_s) * (step - earlier_step) / (
+                later_step - earlier_step
+            )
 
-        last_time, last_step = self.points[-1]
+        last_time_s, last_step = self.points[-1]
         later_steps = step - last_step
         if self.step_seconds is None:
-            step_seconds = (limit - last_time) / (later_steps + 1)
+            step_seconds = (latest_time_s - last_time_s) / (later_steps + 1)
         else:
             step_seconds = self.step_seconds
 
-        return max(last_time, min(last_time + later_steps * step_seconds, limit))
+        return max(last_time_s, min(last_time_s + later_steps * step_seconds, latest_time_s))
 
 
-def _worker_id(event: Event) -> str:
-    return str(event.get("worker") or event.get("name", "?"))
+def _worker_id(ledger_event: Event) -> str:
+    return str(ledger_event.get("worker") or ledger_event.get("name", "?"))

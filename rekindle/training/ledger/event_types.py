@@ -154,6 +154,6 @@ EVENT_TYPES: dict[str, type[AnyEvent]] = {
 
 def check_event(event: Any) -> None:
     """Raise ValueError unless a value is an event whose fields have the right types."""
-    name = event.get("event") if isinstance(event, dict) else None
-    kind = EVENT_TYPES.get(name, AnyEvent) if isinstance(name, str) else AnyEvent
-    validate_value(kind, event)
+    event_name = event.get("event") if isinstance(event, dict) else None
+    event_type = EVENT_TYPES.get(event_name, AnyEvent) if isinstance(event_name, str) else AnyEvent
+    validate_value(event_type, event)

@@ -41,8 +41,8 @@ class Ledger:
     """Writes the events of a run to the object store in a background thread. The thread also calls
     `open_store`, and calls it again if it fails."""
 
-    def __init__(self, open_store: Callable[[], "Store"], prefix: str) -> None:
-        self.prefix = prefix
+    def __init__(self, open_store: Callable[[], "Store"], key_prefix: str) -> None:
+        self.prefix = key_prefix
         self._open_store = open_store
         self._store = None
         self._writer = f"{time.time() * 1000:013.0f}-{uuid.uuid4().hex[:6]}"
@@ -59,7 +59,7 @@ class Ledger:
         self._deadline = float("inf")
         self._thread = threading.Thread(target=self._write_until_closed, name="ledger", daemon=True)
 
-    def note(self, event: str, *, age_s: float = 0.0, **fields: Any) -> None:
+    def note(self, event: str, *, age_s: float = 0.0, **event_fields: Any) -> None:
         """Record an event that happened `age_s` seconds ago, or at the time in the field `t`.
 
         Returns immediately and never raises.
@@ -67,10 +67,11 @@ class Ledger:
         with self._lock:
             # the times of events must not decrease when the clock is set back
             self._latest_time = max(self._latest_time, time.time())
-            line = _encode_event(
-                {"t": round(self._latest_time - _parse_age(age_s), 6), "event": event} | fields
+            event_line = _encode_event(
+                {"t": round(self._latest_time - _parse_age(age_s), 6), "event": event}
+                | event_fields
             )
-            self._waiting_events.append((event, line))
+            self._waiting_events.append((event, event_line))
 
             if len(self._waiting_events) > MAX_WAITING_EVENTS:
                 self._drop_events()
@@ -96,12 +97,20 @@ class Ledger:
 
     def _drop_events(self) -> None:
         """Drop every second `step` event, or the oldest events if `step` events are few."""
-        steps = [index for index, (event, _) in enumerate(self._waiting_events) if event == "step"]
+        step_event_indices = [
+            index
+            for index, (waiting_event, _) in enumerate(self._waiting_events)
+            if waiting_event == "step"
+        ]
         dropped_indices = set(
-            steps[::2] if len(steps) > MAX_WAITING_EVENTS // 4 else range(MAX_WAITING_EVENTS // 4)
+            step_event_indices[::2]
+            if len(step_event_indices) > MAX_WAITING_EVENTS // 4
+            else range(MAX_WAITING_EVENTS // 4)
         )
         self._waiting_events = [
-            item for index, item in enumerate(self._waiting_events) if index not in dropped_indices
+            indexed_event
+            for index, indexed_event in enumerate(self._waiting_events)
+            if index not in dropped_indices
         ]
         self._dropped_count += len(dropped_indices)
 
@@ -118,11 +127,11 @@ class Ledger:
             # catch any exception, since the thread must survive to write later events
             except Exception as error:
                 if isinstance(error, RekindleError):
-                    text = str(error)
+                    error_text = str(error)
                 else:
-                    text = repr(error)
+                    error_text = repr(error)
 
-                self._log_rarely(f"the ledger is waiting for the object store: {text}")
+                self._log_rarely(f"the ledger is waiting for the object store: {error_text}")
                 if is_closing and time.monotonic() < self._deadline:
                     time.sleep(0.2)  # after close(), the wait above no longer waits, so wait here
                     continue
@@ -135,8 +144,8 @@ class Ledger:
             self._store = self._store or self._open_store()
             # the bytes are copied, because a failed request may still reference its body, and a
             # bytearray with references cannot grow
-            content = bytes(self._segment)
-            self._store.put(f"{self.prefix}/{self._writer}-{self._number:05d}.jsonl", content)
+            segment_bytes = bytes(self._segment)
+            self._store.put(f"{self.prefix}/{self._writer}-{self._number:05d}.jsonl", segment_bytes)
             self._has_unwritten = False
             if len(self._segment) >= SEGMENT_BYTES:
                 self._number += 1
@@ -147,21 +156,23 @@ class Ledger:
         events that are not written yet."""
         with self._lock:
             if self._dropped_count:
-                fields = {
+                event_fields = {
                     "t": round(self._latest_time, 6),
                     "event": "dropped",
                     "events": self._dropped_count,
                 }
-                self._waiting_events.append(("dropped", _encode_event(fields)))
+                self._waiting_events.append(("dropped", _encode_event(event_fields)))
                 self._dropped_count = 0
 
-            count = 0
-            while count < len(self._waiting_events) and len(self._segment) < SEGMENT_BYTES:
-                self._segment += self._waiting_events[count][1]
-                count += 1
+            moved_event_count = 0
+            while (
+                moved_event_count < len(self._waiting_events) and len(self._segment) < SEGMENT_BYTES
+            ):
+                self._segment += self._waiting_events[moved_event_count][1]
+                moved_event_count += 1
 
-            del self._waiting_events[:count]
-            self._has_unwritten = self._has_unwritten or count > 0
+            del self._waiting_events[:moved_event_count]
+            self._has_unwritten = self._has_unwritten or moved_event_count > 0
             return self._has_unwritten
 
     def _log_rarely(self, text: str) -> None:
@@ -170,55 +181,68 @@ class Ledger:
             say(text)
 
 
-def _parse_age(value: object) -> float:
+def _parse_age(reported_age: object) -> float:
     """Return the age of an event that a worker has reported, or 0 if it is not a positive
     number."""
-    if isinstance(value, int | float) and 0 < value < float("inf"):
-        return value
+    if isinstance(reported_age, int | float) and 0 < reported_age < float("inf"):
+        return reported_age
     return 0.0
 
 
-def _encode_event(fields: Event) -> bytes:
+def _encode_event(event_fields: Event) -> bytes:
     try:
-        return to_json(fields, default=str).encode() + b"\n"
+        return to_json(event_fields, default=str).encode() + b"\n"
     # the event has keys that JSON does not allow, or contains itself
     except (TypeError, ValueError):
         return (
-            to_json({"t": fields["t"], "event": fields["event"], "odd": repr(fields)}).encode()
+            to_json(
+                {"t": event_fields["t"], "event": event_fields["event"], "odd": repr(event_fields)}
+            ).encode()
             + b"\n"
         )
 
 
-def read_events(store: "Store", prefix: str) -> list[Event]:
-    """Return all events below `prefix`, sorted by time and without duplicates; [] if the ledger
+def read_events(store: "Store", key_prefix: str) -> list[Event]:
+    """Return all events below `key_prefix`, sorted by time and without duplicates; [] if the ledger
     does not exist.
 
     If lines are duplicate, or are not events with fields of the right types, the list ends with an
-    event `skipped`, which contains the number of these lines. Raises StorageError.
+    event `skipped_line_count`, which contains the number of these lines. Raises StorageError.
     """
-    keys = [entry.key for entry in store.list(f"{prefix}/") if entry.key.endswith(".jsonl")]
-    with ThreadPoolExecutor(READ_THREADS) as pool:
-        lines = [
-            line for data in pool.map(store.get, keys) for line in data.split(b"\n") if line.strip()
+    segment_keys = [
+        segment_entry.key
+        for segment_entry in store.list(f"{key_prefix}/")
+        if segment_entry.key.endswith(".jsonl")
+    ]
+    with ThreadPoolExecutor(READ_THREADS) as thread_pool:
+        event_lines = [
+            line
+            for segment_bytes in thread_pool.map(store.get, segment_keys)
+            for line in segment_bytes.split(b"\n")
+            if line.strip()
         ]
 
-    events = []
-    skipped = 0
-    for line in dict.fromkeys(lines):
+    ledger_events = []
+    skipped_line_count = 0
+    for line in dict.fromkeys(event_lines):
         event = _parse_event(line)
         if event:
-            events.append(event)
+            ledger_events.append(event)
         else:
-            skipped += 1
+            skipped_line_count += 1
 
-    skipped += len(lines) - len(set(lines))
-    events.sort(key=lambda event: event["t"])
-    if skipped:
-        events.append(
-            {"t": events[-1]["t"] if events else 0.0, "event": "skipped", "lines": skipped}
+    skipped_line_count += len(event_lines) - len(set(event_lines))
+    ledger_events.sort(key=lambda event: event["t"])
+    if skipped_line_count:
+        ledger_events.append(
+            {
+                "t": ledger_events[-1]["t"] if ledger_events else 0.0,
+                "event": "skipped",
+                "lines": skipped_line_count,
+            }
         )
 
-    return events
+    return ledger_events
 
 
 def _parse_event(line: bytes) -> Event | None:

@@ -126,15 +126,15 @@ class Summary:
     skipped: int = 0  # number of unreadable lines and invalid events
     counts: dict[str, int] = field(default_factory=dict)  # number of events by name
 
-    def worker_seconds(self, kind: str, name: str | None = None) -> float:
-        """Return the total length of the intervals of a kind, in seconds, of the worker `name` or
-        of all workers."""
-        intervals = [self.intervals[name]] if name else self.intervals.values()
+    def worker_seconds(self, interval_kind: str, worker_name: str | None = None) -> float:
+        """Return the total length of the intervals of a kind, in seconds, of the worker
+        `worker_name` or of all workers."""
+        interval_lists = [self.intervals[worker_name]] if worker_name else self.intervals.values()
         return sum(
             interval.end - interval.start
-            for worker in intervals
-            for interval in worker
-            if interval.kind == kind
+            for worker_intervals in interval_lists
+            for interval in worker_intervals
+            if interval.kind == interval_kind
         )
 
     @property
@@ -147,13 +147,16 @@ class Summary:
     @property
     def training_seconds(self) -> float:
         """Seconds during which any worker was in a group."""
-        working = [
+        group_intervals = [
             interval
-            for worker in self.intervals.values()
-            for interval in worker
+            for worker_intervals in self.intervals.values()
+            for interval in worker_intervals
             if interval.kind != WAITED
         ]
-        return sum(end - start for start, end in merge_intervals(working))
+        return sum(
+            interval_end_s - interval_start_s
+            for interval_start_s, interval_end_s in merge_intervals(group_intervals)
+        )
 
     @property
     def unit(self) -> str:
@@ -164,9 +167,9 @@ class Summary:
     @property
     def steps_per_second(self) -> float:
         """Steps per second of `training_seconds`; a repeated step counts once."""
-        busy = self.training_seconds
-        if busy:
-            return (self.steps - self.first_step) / busy
+        busy_seconds = self.training_seconds
+        if busy_seconds:
+            return (self.steps - self.first_step) / busy_seconds
         return 0.0
 
     @property
@@ -177,24 +180,30 @@ class Summary:
     @property
     def uploaded(self) -> int:
         """Bytes uploaded for durable checkpoints."""
-        return sum(event.get("uploaded", 0) for event in self.checkpoints)
+        return sum(checkpoint_event.get("uploaded", 0) for checkpoint_event in self.checkpoints)
 
-    def count_incidents(self, kind: str) -> int:
-        return sum(incident.kind == kind for incident in self.incidents)
+    def count_incidents(self, incident_kind: str) -> int:
+        return sum(incident.kind == incident_kind for incident in self.incidents)
 
     def as_json(self) -> dict[str, Any]:
         """Return the report as a JSON object, without the raw events."""
-        seconds = {kind: round(self.worker_seconds(kind), 3) for kind in (TRAINED, WAITED, LOST)}
-
-        workers = {
-            name: {kind: round(self.worker_seconds(kind, name), 3) for kind in seconds}
-            | {"alive": merge_intervals(intervals)}
-            for name, intervals in self.intervals.items()
+        seconds_by_kind = {
+            interval_kind: round(self.worker_seconds(interval_kind), 3)
+            for interval_kind in (TRAINED, WAITED, LOST)
         }
 
-        tiers = [str(event.get("tier")) for event in self.restored]
+        seconds_by_worker = {
+            worker_name: {
+                interval_kind: round(self.worker_seconds(interval_kind, worker_name), 3)
+                for interval_kind in seconds_by_kind
+            }
+            | {"alive": merge_intervals(intervals)}
+            for worker_name, intervals in self.intervals.items()
+        }
 
-        attributes = (
+        restore_tiers = [str(restored_event.get("tier")) for restored_event in self.restored]
+
+        attribute_names = (
             "state",
             "message",
             "began",
@@ -206,21 +215,27 @@ class Summary:
             "progress",
         )
 
-        return {name: getattr(self, name) for name in attributes} | {
+        return {worker_name: getattr(self, worker_name) for worker_name in attribute_names} | {
             "steps_repeated": self.repeated,
             "steps_per_second": round(self.steps_per_second, 3),
-            "worker_seconds": seconds,
+            "worker_seconds": seconds_by_kind,
             "drains": self.count_incidents("drain"),
             "coordinator_restarts": self.count_incidents("coordinator"),
             "checkpoints": {
                 "number": len(self.checkpoints),
-                "bytes": sum(event.get("bytes", 0) for event in self.checkpoints),
+                "bytes": sum(restored_event.get("bytes", 0) for restored_event in self.checkpoints),
                 "bytes_uploaded": self.uploaded,
-                "seconds": round(sum(event.get("seconds", 0.0) for event in self.checkpoints), 3),
+                "seconds": round(
+                    sum(restored_event.get("seconds", 0.0) for restored_event in self.checkpoints),
+                    3,
+                ),
             },
-            "restores": {tier: tiers.count(tier) for tier in sorted(set(tiers))},
+            "restores": {
+                restore_tier: restore_tiers.count(restore_tier)
+                for restore_tier in sorted(set(restore_tiers))
+            },
             "incidents": [asdict(incident) for incident in self.incidents],
-            "workers": workers,
+            "workers": seconds_by_worker,
             "usage": self.usage,
             "events": self.counts,
         }
@@ -228,21 +243,24 @@ class Summary:
 
 def merge_intervals(intervals: list[Interval]) -> list[tuple[float, float]]:
     """Return the union of the intervals, as disjoint (start, end) in ascending order."""
-    union: list[tuple[float, float]] = []
+    merged_intervals: list[tuple[float, float]] = []
     for interval in sorted(intervals, key=lambda interval: interval.start):
-        if union and interval.start <= union[-1][1]:
-            union[-1] = union[-1][0], max(union[-1][1], interval.end)
+        if merged_intervals and interval.start <= merged_intervals[-1][1]:
+            merged_intervals[-1] = (
+                merged_intervals[-1][0],
+                max(merged_intervals[-1][1], interval.end),
+            )
         else:
-            union.append((interval.start, interval.end))
-    return union
+            merged_intervals.append((interval.start, interval.end))
+    return merged_intervals
 
 
-def format_percent(share: float) -> str:
+def format_percent(fraction: float) -> str:
     """Format a fraction as a percentage: `96.4 %` or `100 %`."""
-    return f"{100 * share:.1f}".removesuffix(".0") + " %"
+    return f"{100 * fraction:.1f}".removesuffix(".0") + " %"
 
 
-def shorten_worker_name(worker: str) -> str:
+def shorten_worker_name(worker_name: str) -> str:
     """Return the short name of a worker, such as `worker-1` for the pod
     demo-x7k2p-train-worker-1."""
-    return worker.rpartition("-train-")[2] or worker
+    return worker_name.rpartition("-train-")[2] or worker_name

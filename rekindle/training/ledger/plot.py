@@ -30,40 +30,46 @@ TIME_UNITS = (
 )
 
 
-def draw(summary: Summary, file: Path) -> None:
-    """Draw the timeline to `file`, whose suffix determines the format. Raises ImportError if
+def draw(ledger_summary: Summary, image_path: Path) -> None:
+    """Draw the timeline to `image_path`, whose suffix determines the format. Raises ImportError if
     matplotlib is missing."""
     import matplotlib
     from matplotlib.figure import Figure
 
-    scale, unit = next(
-        (scale, unit)
-        for minimum, scale, unit in TIME_UNITS
-        if summary.ended - summary.began >= minimum
+    unit_seconds, time_unit = next(
+        (unit_seconds, time_unit)
+        for minimum_seconds, unit_seconds, time_unit in TIME_UNITS
+        if ledger_summary.ended - ledger_summary.began >= minimum_seconds
     )
     # sort worker names by number, so that worker-10 follows worker-9
-    names = sorted(summary.intervals, key=lambda name: (len(name), name))
-    rows_height = min(9.0, max(0.9, 0.3 * len(names)))
-    height = rows_height + 2.6
+    worker_names = sorted(
+        ledger_summary.intervals, key=lambda worker_name: (len(worker_name), worker_name)
+    )
+    rows_height = min(9.0, max(0.9, 0.3 * len(worker_names)))
+    figure_height = rows_height + 2.6
 
     with matplotlib.rc_context(
         {"axes.spines.top": False, "axes.spines.right": False, "font.size": 9}
     ):
-        figure = Figure(figsize=(11, height))
-        x = 0.11
-        width = 0.865
-        worker_axes = figure.add_axes((x, 1.75 / height, width, rows_height / height))
-        speed_axes = figure.add_axes((x, 0.5 / height, width, 1.05 / height), sharex=worker_axes)
-        _draw_workers(worker_axes, summary, names, scale)
-        _draw_incidents(worker_axes, summary, names, scale)
-        _draw_speed(speed_axes, summary, scale)
+        figure = Figure(figsize=(11, figure_height))
+        axes_left = 0.11
+        axes_width = 0.865
+        worker_axes = figure.add_axes(
+            (axes_left, 1.75 / figure_height, axes_width, rows_height / figure_height)
+        )
+        speed_axes = figure.add_axes(
+            (axes_left, 0.5 / figure_height, axes_width, 1.05 / figure_height), sharex=worker_axes
+        )
+        _draw_workers(worker_axes, ledger_summary, worker_names, unit_seconds)
+        _draw_incidents(worker_axes, ledger_summary, worker_names, unit_seconds)
+        _draw_speed(speed_axes, ledger_summary, unit_seconds)
         speed_axes.set(
-            xlabel=f"{unit} since the start",
+            xlabel=f"{time_unit} since the start",
             ylabel="steps/s",
-            xlim=(0, _duration_s(summary) / scale),
+            xlim=(0, _duration_s(ledger_summary) / unit_seconds),
         )
         worker_axes.tick_params(axis="x", labelbottom=False)
-        worker_axes.set_title(_format_title(summary), loc="left", pad=24)
+        worker_axes.set_title(_format_title(ledger_summary), loc="left", pad=24)
 
         worker_axes.legend(
             loc="lower left",
@@ -76,48 +82,68 @@ def draw(summary: Summary, file: Path) -> None:
             columnspacing=1.4,
         )
 
-        figure.savefig(file, dpi=130, bbox_inches="tight")
+        figure.savefig(image_path, dpi=130, bbox_inches="tight")
 
 
-def _draw_workers(axes: Any, summary: Summary, names: list[str], scale: float) -> None:
-    for kind, colour in COLOURS.items():
-        for row, name in enumerate(names):
-            spans = [span for span in summary.intervals[name] if span.kind == kind]
-            bars = [
-                ((span.start - summary.began) / scale, (span.end - span.start) / scale)
-                for span in spans
+def _draw_workers(
+    worker_axes: Any, ledger_summary: Summary, worker_names: list[str], unit_seconds: float
+) -> None:
+    for interval_kind, colour in COLOURS.items():
+        for row_index, worker_name in enumerate(worker_names):
+            intervals_of_kind = [
+                time_interval
+                for time_interval in ledger_summary.intervals[worker_name]
+                if time_interval.kind == interval_kind
+            ]
+            horizontal_bars = [
+                (
+                    (time_interval.start - ledger_summary.began) / unit_seconds,
+                    (time_interval.end - time_interval.start) / unit_seconds,
+                )
+                for time_interval in intervals_of_kind
             ]
             # the edge makes a bar of a hundredth of a second visible
-            axes.broken_barh(
-                bars, (row - 0.34, 0.68), facecolor=colour, edgecolor=colour, linewidth=0.4
+            worker_axes.broken_barh(
+                horizontal_bars,
+                (row_index - 0.34, 0.68),
+                facecolor=colour,
+                edgecolor=colour,
+                linewidth=0.4,
             )
 
-        axes.broken_barh([], (0, 0), facecolor=colour, label=kind)
+        worker_axes.broken_barh([], (0, 0), facecolor=colour, label=interval_kind)
 
-    axes.set_ylim(max(1, len(names)) - 0.5, -0.5)
-    if len(names) <= MAX_NAMES:
-        axes.set_yticks(range(len(names)), [shorten_worker_name(name)[-20:] for name in names])
+    worker_axes.set_ylim(max(1, len(worker_names)) - 0.5, -0.5)
+    if len(worker_names) <= MAX_NAMES:
+        worker_axes.set_yticks(
+            range(len(worker_names)),
+            [shorten_worker_name(worker_name)[-20:] for worker_name in worker_names],
+        )
     else:
-        axes.set_yticks([])
-        axes.set_ylabel(f"{len(names)} workers")
+        worker_axes.set_yticks([])
+        worker_axes.set_ylabel(f"{len(worker_names)} workers")
 
-    axes.tick_params(axis="y", length=0)
+    worker_axes.tick_params(axis="y", length=0)
 
 
-def _draw_incidents(axes: Any, summary: Summary, names: list[str], scale: float) -> None:
-    for kind, (label, marker, colour) in INCIDENT_MARKS.items():
+def _draw_incidents(
+    worker_axes: Any, ledger_summary: Summary, worker_names: list[str], unit_seconds: float
+) -> None:
+    for incident_kind, (label, marker, colour) in INCIDENT_MARKS.items():
         incidents = [
             incident
-            for incident in summary.incidents
-            if incident.kind == kind and incident.name in names
+            for incident in ledger_summary.incidents
+            if incident.kind == incident_kind and incident.name in worker_names
         ]
         if incidents:
-            times = [(incident.t - summary.began) / scale for incident in incidents]
-            rows = [names.index(incident.name) for incident in incidents]
+            incident_times = [
+                (incident.t - ledger_summary.began) / unit_seconds for incident in incidents
+            ]
+            incident_rows = [worker_names.index(incident.name) for incident in incidents]
 
-            axes.scatter(
-                times,
-                rows,
+            worker_axes.scatter(
+                incident_times,
+                incident_rows,
                 s=34,
                 marker=marker,
                 c=colour,
@@ -128,22 +154,27 @@ def _draw_incidents(axes: Any, summary: Summary, names: list[str], scale: float)
                 clip_on=False,
             )
 
-    restarts = [incident for incident in summary.incidents if incident.kind == "coordinator"]
-    for number, incident in enumerate(restarts):
-        axes.axvline(
-            (incident.t - summary.began) / scale,
+    coordinator_restarts = [
+        incident for incident in ledger_summary.incidents if incident.kind == "coordinator"
+    ]
+    for restart_number, incident in enumerate(coordinator_restarts):
+        worker_axes.axvline(
+            (incident.t - ledger_summary.began) / unit_seconds,
             color="#7c3aed",
             linestyle=(0, (3, 2)),
             linewidth=1.1,
             zorder=3,
-            label="coordinator restarted" if number == 0 else None,
+            label="coordinator restarted" if restart_number == 0 else None,
         )
 
-    if summary.checkpoints:
-        times = [(event["t"] - summary.began) / scale for event in summary.checkpoints]
-        axes.scatter(
-            times,
-            [len(names) - 0.5] * len(times),
+    if ledger_summary.checkpoints:
+        incident_times = [
+            (checkpoint_event["t"] - ledger_summary.began) / unit_seconds
+            for checkpoint_event in ledger_summary.checkpoints
+        ]
+        worker_axes.scatter(
+            incident_times,
+            [len(worker_names) - 0.5] * len(incident_times),
             s=22,
             marker="^",
             c="#475569",
@@ -154,35 +185,53 @@ def _draw_incidents(axes: Any, summary: Summary, names: list[str], scale: float)
         )
 
 
-def _draw_speed(axes: Any, summary: Summary, scale: float) -> None:
+def _draw_speed(speed_axes: Any, ledger_summary: Summary, unit_seconds: float) -> None:
     import numpy as np
 
-    length = _duration_s(summary)
-    edges = np.linspace(0, length, int(max(2, min(200, length))) + 1)
-    updates = [0]
-    times = [0.0]
-    previous_step = summary.points[0][1] if summary.points else 0
+    duration_s = _duration_s(ledger_summary)
+    bin_edges_s = np.linspace(0, duration_s, int(max(2, min(200, duration_s))) + 1)
+    update_counts = [0]
+    point_times_s = [0.0]
+    previous_step = ledger_summary.points[0][1] if ledger_summary.points else 0
 
-    for t, step in summary.points:
-        updates.append(updates[-1] + max(0, step - previous_step))  # including repeated steps
-        times.append(t - summary.began)
+    for point_time_s, step in ledger_summary.points:
+        update_counts.append(
+            update_counts[-1] + max(0, step - previous_step)
+        )  # including repeated steps
+        point_times_s.append(point_time_s - ledger_summary.began)
         previous_step = step
 
-    rate = np.diff(np.interp(edges, times, updates)) / np.diff(edges)
-    axes.stairs(rate, edges / scale, fill=True, color=COLOURS[TRAINED], alpha=0.25)
-    axes.stairs(rate, edges / scale, color=COLOURS[TRAINED], linewidth=1)
-    axes.set_ylim(0, max(1e-9, 1.1 * float(rate.max())))
-
-
-def _format_title(summary: Summary) -> str:
-    total = sum(summary.worker_seconds(kind) for kind in COLOURS) or 1.0
-    shares = ", ".join(
-        f"{format_percent(summary.worker_seconds(kind) / total)} {kind}" for kind in COLOURS
+    updates_per_second = np.diff(np.interp(bin_edges_s, point_times_s, update_counts)) / np.diff(
+        bin_edges_s
     )
-    duration_text = format_duration(summary.ended - summary.began)
-    steps = f"{summary.steps} {summary.unit}"
-    return f"{steps}, {len(summary.intervals)} workers in {duration_text}: {shares}"
+    speed_axes.stairs(
+        updates_per_second,
+        bin_edges_s / unit_seconds,
+        fill=True,
+        color=COLOURS[TRAINED],
+        alpha=0.25,
+    )
+    speed_axes.stairs(
+        updates_per_second, bin_edges_s / unit_seconds, color=COLOURS[TRAINED], linewidth=1
+    )
+    speed_axes.set_ylim(0, max(1e-9, 1.1 * float(updates_per_second.max())))
 
 
-def _duration_s(summary: Summary) -> float:
-    return max(summary.ended - summary.began, 1e-3)
+def _format_title(ledger_summary: Summary) -> str:
+    total_seconds = (
+        sum(ledger_summary.worker_seconds(interval_kind) for interval_kind in COLOURS) or 1.0
+    )
+    shares_text = ", ".join(
+        f"{format_percent(ledger_summary.worker_seconds(interval_kind) / total_seconds)}"
+        f" {interval_kind}"
+        for interval_kind in COLOURS
+    )
+    duration_text = format_duration(ledger_summary.ended - ledger_summary.began)
+    steps_text = f"{ledger_summary.steps} {ledger_summary.unit}"
+    return (
+        f"{steps_text}, {len(ledger_summary.intervals)} workers in {duration_text}: {shares_text}"
+    )
+
+
+def _duration_s(ledger_summary: Summary) -> float:
+    return max(ledger_summary.ended - ledger_summary.began, 1e-3)

@@ -18,39 +18,46 @@ REPORTED_COUNTS = (
 )
 
 
-def compute_metrics(summary: Summary, prefix: str) -> dict[str, float]:
-    """Return MLflow metrics whose names start with `prefix`: worker-seconds by kind, and counts."""
-    report = summary.as_json()
-    values = {
-        f"worker_seconds_{kind}": seconds for kind, seconds in report["worker_seconds"].items()
+def compute_metrics(ledger_summary: Summary, name_prefix: str) -> dict[str, float]:
+    """Return MLflow metrics whose names start with `name_prefix`: worker-seconds by kind, and
+    counts."""
+    summary_report = ledger_summary.as_json()
+    metric_values = {
+        f"worker_seconds_{interval_kind}": worker_seconds
+        for interval_kind, worker_seconds in summary_report["worker_seconds"].items()
     }
-    values["wall_seconds"] = summary.ended - summary.began
-    values["bytes_uploaded"] = summary.uploaded
-    values.update({name: report[name] for name in REPORTED_COUNTS})
-    return {f"{prefix}/{name}": value for name, value in values.items()}
+    metric_values["wall_seconds"] = ledger_summary.ended - ledger_summary.began
+    metric_values["bytes_uploaded"] = ledger_summary.uploaded
+    metric_values.update(
+        {metric_name: summary_report[metric_name] for metric_name in REPORTED_COUNTS}
+    )
+    return {
+        f"{name_prefix}/{metric_name}": metric_value
+        for metric_name, metric_value in metric_values.items()
+    }
 
 
-def compute_tags(summary: Summary) -> dict[str, Any]:
+def compute_tags(ledger_summary: Summary) -> dict[str, Any]:
     """Return MLflow tags by which users can filter runs."""
-    values = {
-        "preemptions": summary.preemptions,
-        "steps_repeated": summary.repeated,
-        "workers": len(summary.intervals),
-        "device": summary.run.get("device", "unknown"),
+    tag_values = {
+        "preemptions": ledger_summary.preemptions,
+        "steps_repeated": ledger_summary.repeated,
+        "workers": len(ledger_summary.intervals),
+        "device": ledger_summary.run.get("device", "unknown"),
     }
-    return {f"{tracking.PREFIX}{name}": value for name, value in values.items()}
+    return {f"{tracking.PREFIX}{tag_name}": tag_value for tag_name, tag_value in tag_values.items()}
 
 
-def write_files(summary: Summary, folder: Path, report: dict[str, Any]) -> None:
+def write_files(ledger_summary: Summary, folder: Path, report: dict[str, Any]) -> None:
     """Write `summary.json`, `story.txt` and, if matplotlib is installed, `timeline.png` to
     `folder`."""
     from rekindle.training.ledger.plot import draw
 
     folder.mkdir(parents=True, exist_ok=True)
-    words = report.pop("words")
+    report_sentences = report.pop("words")
     (folder / "summary.json").write_text(to_json(report, indent=1))
-    (folder / "story.txt").write_text("\n".join(words) + "\n")
+    (folder / "story.txt").write_text("\n".join(report_sentences) + "\n")
     try:
-        draw(summary, folder / "timeline.png")
+        draw(ledger_summary, folder / "timeline.png")
     except ImportError as error:
         say(f"timeline.png is not drawn: {error}. Install matplotlib in the image of `report`.")

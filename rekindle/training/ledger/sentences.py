@@ -35,109 +35,129 @@ LOSS_REASONS = {
 }
 
 
-def describe(summary: Summary) -> list[str]:
+def describe(ledger_summary: Summary) -> list[str]:
     """Return lines about the result, the incidents, the checkpoints and the use of time."""
-    if not summary.intervals:
+    if not ledger_summary.intervals:
         return ["No worker has trained yet."]
 
-    if summary.ended - summary.began > 20 * 3600:
+    if ledger_summary.ended - ledger_summary.began > 20 * 3600:
         time_format = "%Y-%m-%d %H:%M:%S"
     else:
         time_format = "%H:%M:%S"
 
-    incidents = [list(group) for _, group in groupby(summary.incidents, _group_key)]
-    dated = [(group[0].t, _describe_incidents(group, summary)) for group in incidents]
-    for event in summary.restored:
-        source = RESTORE_SOURCES.get(str(event.get("tier")))
-        if source:
-            dated.append(
-                (event["t"], f"{summary.unit[:-1]} {event.get('step')} was restored from {source}.")
+    incident_groups = [
+        list(incident_group) for _, incident_group in groupby(ledger_summary.incidents, _group_key)
+    ]
+    dated_sentences = [
+        (incident_group[0].t, _describe_incidents(incident_group, ledger_summary))
+        for incident_group in incident_groups
+    ]
+    for dated_event in ledger_summary.restored:
+        restore_source = RESTORE_SOURCES.get(str(dated_event.get("tier")))
+        if restore_source:
+            dated_sentences.append(
+                (
+                    dated_event["t"],
+                    f"{ledger_summary.unit[:-1]} {dated_event.get('step')} was restored from"
+                    f" {restore_source}.",
+                )
             )
 
-    for event in summary.unsaved:
-        seconds = format_duration(event["seconds"])
-        text = f"the program stopped on SIGTERM without a save: {seconds} of work were repeated."
-        dated.append((event["t"], text))
+    for dated_event in ledger_summary.unsaved:
+        duration_text = format_duration(dated_event["seconds"])
+        sentence = (
+            f"the program stopped on SIGTERM without a save: {duration_text} of work were repeated."
+        )
+        dated_sentences.append((dated_event["t"], sentence))
 
-    lines = [
-        f"{time.strftime(time_format, time.localtime(t))}  {text}" for t, text in sorted(dated)
+    incident_lines = [
+        f"{time.strftime(time_format, time.localtime(sentence_time_s))}  {sentence}"
+        for sentence_time_s, sentence in sorted(dated_sentences)
     ]
-    if len(lines) > MAX_LINES:
-        lines[MAX_LINES // 2 : -MAX_LINES // 2] = [f"… {len(lines) - MAX_LINES} similar lines …"]
+    if len(incident_lines) > MAX_LINES:
+        incident_lines[MAX_LINES // 2 : -MAX_LINES // 2] = [
+            f"… {len(incident_lines) - MAX_LINES} similar lines …"
+        ]
 
-    totals = [
-        line
-        for describe in (
+    total_sentences = [
+        total_sentence
+        for describe_part in (
             _describe_stops,
             _describe_checkpoints,
             _describe_use_of_time,
             _describe_gaps,
         )
-        for line in describe(summary)
+        for total_sentence in describe_part(ledger_summary)
     ]
-    return [_describe_result(summary), *lines, *totals]
+    return [_describe_result(ledger_summary), *incident_lines, *total_sentences]
 
 
-def format_worker_time(seconds: float, summary: Summary) -> str:
+def format_worker_time(worker_seconds: float, ledger_summary: Summary) -> str:
     """Format worker-seconds: `15 worker-seconds`, `2.1 GPU-hours`."""
-    unit = "worker" if summary.run.get("device", "cpu") == "cpu" else "GPU"
-    if seconds >= 7200:
-        return f"{seconds / 3600:.1f} {unit}-hours"
-    if seconds < 10:
-        return f"{seconds:.2g} {unit}-seconds"
-    return f"{seconds:.0f} {unit}-seconds"
+    worker_unit = "worker" if ledger_summary.run.get("device", "cpu") == "cpu" else "GPU"
+    if worker_seconds >= 7200:
+        return f"{worker_seconds / 3600:.1f} {worker_unit}-hours"
+    if worker_seconds < 10:
+        return f"{worker_seconds:.2g} {worker_unit}-seconds"
+    return f"{worker_seconds:.0f} {worker_unit}-seconds"
 
 
-def _describe_result(summary: Summary) -> str:
-    total_steps = summary.run.get("steps")
-    first_step = summary.first_step
-    if total_steps and total_steps != summary.steps:
-        end = f"{summary.steps} of {total_steps}"
+def _describe_result(ledger_summary: Summary) -> str:
+    total_steps = ledger_summary.run.get("steps")
+    first_step = ledger_summary.first_step
+    if total_steps and total_steps != ledger_summary.steps:
+        last_step_text = f"{ledger_summary.steps} of {total_steps}"
     else:
-        end = f"{summary.steps}"
+        last_step_text = f"{ledger_summary.steps}"
 
-    if summary.unit == "checkpoints":
-        steps = f"wrote {end} checkpoint{'s' * (end != '1')}"
+    if ledger_summary.unit == "checkpoints":
+        steps_text = f"wrote {last_step_text} checkpoint{'s' * (last_step_text != '1')}"
     elif first_step:
-        steps = f"trained {summary.steps - first_step} steps ({first_step} to {end})"
+        steps_text = (
+            f"trained {ledger_summary.steps - first_step} steps ({first_step} to {last_step_text})"
+        )
     else:
-        steps = f"trained {end} steps"
+        steps_text = f"trained {last_step_text} steps"
 
-    count = len(summary.intervals)
-    start = time.strftime("%Y-%m-%d %H:%M:%S %Z", time.localtime(summary.began))
+    worker_count = len(ledger_summary.intervals)
+    start_text = time.strftime("%Y-%m-%d %H:%M:%S %Z", time.localtime(ledger_summary.began))
 
-    text = (
-        f"{count} worker{'s' * (count > 1)} {steps} in"
-        f" {format_duration(summary.training_seconds)}, {summary.steps_per_second:.3g}"
-        f" {summary.unit}/s; with starts and pauses it took"
-        f" {format_duration(summary.ended - summary.began)}, since {start}."
+    result_text = (
+        f"{worker_count} worker{'s' * (worker_count > 1)} {steps_text} in"
+        f" {format_duration(ledger_summary.training_seconds)},"
+        f" {ledger_summary.steps_per_second:.3g}"
+        f" {ledger_summary.unit}/s; with starts and pauses it took"
+        f" {format_duration(ledger_summary.ended - ledger_summary.began)}, since {start_text}."
     )
 
-    if summary.state == "failed":
-        return f"{text} Then the run was aborted: {summary.message}"
+    if ledger_summary.state == "failed":
+        return f"{result_text} Then the run was aborted: {ledger_summary.message}"
 
-    if summary.state != "complete":
-        newest = time.strftime("%H:%M:%S", time.localtime(summary.ended))
-        text += _describe_progress(summary.progress)
-        return f"{text} The run is not complete; the newest entry of its ledger is of {newest}."
-
-    is_early = total_steps and summary.steps < total_steps
-    if is_early:
+    if ledger_summary.state != "complete":
+        newest_time_text = time.strftime("%H:%M:%S", time.localtime(ledger_summary.ended))
+        result_text += _describe_progress(ledger_summary.progress)
         return (
-            f"{text} The training stopped early: the validation loss stopped falling"
+            f"{result_text} The run is not complete; the newest entry of its ledger is of"
+            f" {newest_time_text}."
+        )
+
+    is_ended_early = total_steps and ledger_summary.steps < total_steps
+    if is_ended_early:
+        return (
+            f"{result_text} The training stopped early: the validation loss stopped falling"
             " (train.patience)."
         )
 
-    return text
+    return result_text
 
 
-def _describe_progress(progress: Mapping[str, Any]) -> str:
+def _describe_progress(newest_progress: Mapping[str, Any]) -> str:
     """Return " 45 % are done, about 3 min are left.", from the newest report of a program."""
-    percentage = progress.get("percentage")
+    percentage = newest_progress.get("percentage")
     if percentage is None:
         return ""
 
-    seconds_left = progress.get("seconds_left")
+    seconds_left = newest_progress.get("seconds_left")
     if seconds_left is None:
         return f" {percentage} % are done."
     return f" {percentage} % are done, about {format_duration(seconds_left)} are left."
@@ -153,140 +173,175 @@ def _group_key(incident: Incident) -> tuple[object, ...]:
     )
 
 
-def _describe_incidents(group: list[Incident], summary: Summary) -> str:
-    first = group[0]
-    last = group[-1]
-    many = len(group) > 1
-    names = ", ".join(shorten_worker_name(incident.name) for incident in group)
+def _describe_incidents(incident_group: list[Incident], ledger_summary: Summary) -> str:
+    first_incident = incident_group[0]
+    last_incident = incident_group[-1]
+    are_several = len(incident_group) > 1
+    worker_names = ", ".join(shorten_worker_name(incident.name) for incident in incident_group)
 
-    if first.resumed is not None:
-        pause = format_duration(first.resumed - first.t)
+    if first_incident.resumed is not None:
+        pause_text = format_duration(first_incident.resumed - first_incident.t)
     else:
-        pause = ""
+        pause_text = ""
 
-    if first.kind == "coordinator":
+    if first_incident.kind == "coordinator":
         return "the coordinator restarted" + (
-            "; the workers continued without it." if first.left else "."
+            "; the workers continued without it." if first_incident.left else "."
         )
 
-    if first.kind == "join":
-        return f"{names} joined" + (f" and trained {pause} later." if pause else ".")
-    if first.kind == "failed":
-        return f"{names} failed {_describe_step(first, summary)}: {first.why}"
+    if first_incident.kind == "join":
+        return f"{worker_names} joined" + (
+            f" and trained {pause_text} later." if pause_text else "."
+        )
+    if first_incident.kind == "failed":
+        return (
+            f"{worker_names} failed {_describe_step(first_incident, ledger_summary)}:"
+            f" {first_incident.why}"
+        )
 
-    reason = LOSS_REASONS.get(first.why, first.why)
-    if first.kind == "lost":
-        end = f"{'were' if many else 'was'} lost ({reason})"
+    loss_reason = LOSS_REASONS.get(first_incident.why, first_incident.why)
+    if first_incident.kind == "lost":
+        loss_text = f"{'were' if are_several else 'was'} lost ({loss_reason})"
     else:
-        end = "left on request"
+        loss_text = "left on request"
 
-    text = f"{names} {end} {_describe_step(first, summary)}"
-    if not pause:
-        return f"{text}; no worker trained after that."
+    incident_text = f"{worker_names} {loss_text} {_describe_step(first_incident, ledger_summary)}"
+    if not pause_text:
+        return f"{incident_text}; no worker trained after that."
 
-    who = "the others" if last.left else "no worker was left. Training"
-    text += f"; {who} continued {'' if first.seen else 'at most '}{pause} later."
-    if first.kind == "lost":
-        text += _describe_repeated_work(first, summary)
+    remaining_workers_text = "the others" if last_incident.left else "no worker was left. Training"
+    incident_text += (
+        f"; {remaining_workers_text} continued"
+        f" {'' if first_incident.seen else 'at most '}{pause_text} later."
+    )
+    if first_incident.kind == "lost":
+        incident_text += _describe_repeated_work(first_incident, ledger_summary)
 
-    backs = [incident.back - incident.t for incident in group if incident.back is not None]
-    if last.left and backs:
-        text += f" {'They were' if many else 'It was'} back after {format_duration(max(backs))}."
+    replacement_times_s = [
+        incident.back - incident.t for incident in incident_group if incident.back is not None
+    ]
+    if last_incident.left and replacement_times_s:
+        incident_text += (
+            f" {'They were' if are_several else 'It was'} back after"
+            f" {format_duration(max(replacement_times_s))}."
+        )
 
-    return text
+    return incident_text
 
 
-def _describe_step(incident: Incident, summary: Summary) -> str:
+def _describe_step(incident: Incident, ledger_summary: Summary) -> str:
     """Describe the step of an incident, such as `at step 309`."""
-    unit = summary.unit[:-1]
+    step_unit = ledger_summary.unit[:-1]
     if incident.step:
-        position = f"at {unit} {incident.step}"
+        step_text = f"at {step_unit} {incident.step}"
     else:
-        position = f"before the first recorded {unit}"
+        step_text = f"before the first recorded {step_unit}"
     if incident.seen:
-        return position
-    return f"{position} or later, at this time or later"
+        return step_text
+    return f"{step_text} or later, at this time or later"
 
 
-def _describe_repeated_work(loss: Incident, summary: Summary) -> str:
+def _describe_repeated_work(loss_incident: Incident, ledger_summary: Summary) -> str:
     """Describe the work that was repeated after the loss of a worker."""
-    work = f"{format_worker_time(loss.cost, summary)} of work" if loss.cost else ""
+    lost_work_text = (
+        f"{format_worker_time(loss_incident.cost, ledger_summary)} of work"
+        if loss_incident.cost
+        else ""
+    )
 
-    if not loss.seen:
-        if loss.repeated:
-            minimum = f" At least {_format_steps(loss.repeated)} repeated"
+    if not loss_incident.seen:
+        if loss_incident.repeated:
+            minimum_text = f" At least {_format_steps(loss_incident.repeated)} repeated"
         else:
-            minimum = ""
+            minimum_text = ""
 
         return (
-            f"{minimum or ' How many steps were repeated is unknown'}: the ledger lacks the last"
-            " steps."
+            f"{minimum_text or ' How many steps were repeated is unknown'}: the ledger lacks the"
+            " last steps."
         )
 
-    if summary.run.get("program"):
-        return f" {work[:1].upper()}{work[1:]} since its last save was repeated." if work else ""
+    if ledger_summary.run.get("program"):
+        return (
+            f" {lost_work_text[:1].upper()}{lost_work_text[1:]} since its last save was repeated."
+            if lost_work_text
+            else ""
+        )
 
-    if loss.repeated:
-        text = f" {_format_steps(loss.repeated)} repeated"
+    if loss_incident.repeated:
+        repeated_text = f" {_format_steps(loss_incident.repeated)} repeated"
     else:
-        text = " No step was lost"
+        repeated_text = " No step was lost"
 
-    join = "," if loss.repeated else ", but"
-    if work:
-        return f"{text}{join} {work}."
+    conjunction = "," if loss_incident.repeated else ", but"
+    if lost_work_text:
+        return f"{repeated_text}{conjunction} {lost_work_text}."
 
-    return f"{text}."
+    return f"{repeated_text}."
 
 
-def _format_steps(count: int) -> str:
-    if count == 1:
+def _format_steps(step_count: int) -> str:
+    if step_count == 1:
         return "1 step was"
-    return f"{count} steps were"
+    return f"{step_count} steps were"
 
 
-def _describe_stops(summary: Summary) -> Iterator[str]:
-    pauses = [
-        i.resumed - i.t
-        for i in summary.incidents
-        if i.kind == "lost" and i.left and i.resumed is not None
+def _describe_stops(ledger_summary: Summary) -> Iterator[str]:
+    pause_seconds = [
+        incident.resumed - incident.t
+        for incident in ledger_summary.incidents
+        if incident.kind == "lost" and incident.left and incident.resumed is not None
     ]
-    if len(pauses) > 2:
-        usual = format_duration(median(pauses))
-        longest = format_duration(max(pauses))
+    if len(pause_seconds) > 2:
+        median_pause_text = format_duration(median(pause_seconds))
+        longest_pause_text = format_duration(max(pause_seconds))
         yield (
-            f"{len(pauses)} losses stopped the other workers for {usual} (median), at most"
-            f" {longest}."
+            f"{len(pause_seconds)} losses stopped the other workers for {median_pause_text}"
+            f" (median), at most {longest_pause_text}."
         )
 
 
-def _describe_checkpoints(summary: Summary) -> Iterator[str]:
-    checkpoints = summary.checkpoints
-    if checkpoints:
-        count = len(checkpoints)
-        size, sent = (
-            sum(event.get(key, 0) for event in checkpoints) / 1e6 for key in ("bytes", "uploaded")
+def _describe_checkpoints(ledger_summary: Summary) -> Iterator[str]:
+    checkpoint_events = ledger_summary.checkpoints
+    if checkpoint_events:
+        checkpoint_count = len(checkpoint_events)
+        mean_size_mb, mean_uploaded_mb = (
+            sum(checkpoint_event.get(key, 0) for checkpoint_event in checkpoint_events) / 1e6
+            for key in ("bytes", "uploaded")
         )
-        spent = sum(event.get("seconds", 0.0) for event in checkpoints) / count
+        mean_upload_seconds = (
+            sum(checkpoint_event.get("seconds", 0.0) for checkpoint_event in checkpoint_events)
+            / checkpoint_count
+        )
         yield (
-            f"{count} durable checkpoint{'s' * (count > 1)} of {size / count:.3g} MB,"
-            f" {format_duration(spent)} each, during training; {sent:.3g} MB uploaded in total."
+            f"{checkpoint_count} durable checkpoint{'s' * (checkpoint_count > 1)} of"
+            f" {mean_size_mb / checkpoint_count:.3g} MB, {format_duration(mean_upload_seconds)}"
+            f" each, during training; {mean_uploaded_mb:.3g} MB uploaded in total."
         )
 
 
-def _describe_use_of_time(summary: Summary) -> Iterator[str]:
-    amounts = {kind: summary.worker_seconds(kind) for kind in (TRAINED, WAITED, LOST)}
-    total = sum(amounts.values())
-    if total:
-        trained, waited, lost = (format_percent(value / total) for value in amounts.values())
-        worker_time = format_worker_time(total, summary)
-        yield f"{trained} of {worker_time} trained, {waited} waited, {lost} lost."
-
-
-def _describe_gaps(summary: Summary) -> Iterator[str]:
-    if summary.dropped:
+def _describe_use_of_time(ledger_summary: Summary) -> Iterator[str]:
+    seconds_by_kind = {
+        interval_kind: ledger_summary.worker_seconds(interval_kind)
+        for interval_kind in (TRAINED, WAITED, LOST)
+    }
+    total_seconds = sum(seconds_by_kind.values())
+    if total_seconds:
+        trained_percent, waited_percent, lost_percent = (
+            format_percent(kind_seconds / total_seconds)
+            for kind_seconds in seconds_by_kind.values()
+        )
+        worker_time_text = format_worker_time(total_seconds, ledger_summary)
         yield (
-            f"{summary.dropped} events were dropped, because the object store was unavailable for"
-            " too long."
+            f"{trained_percent} of {worker_time_text} trained, {waited_percent} waited,"
+            f" {lost_percent} lost."
         )
-    if summary.skipped:
-        yield f"{summary.skipped} damaged or duplicate lines of the ledger were skipped."
+
+
+def _describe_gaps(ledger_summary: Summary) -> Iterator[str]:
+    if ledger_summary.dropped:
+        yield (
+            f"{ledger_summary.dropped} events were dropped, because the object store was"
+            " unavailable for too long."
+        )
+    if ledger_summary.skipped:
+        yield f"{ledger_summary.skipped} damaged or duplicate lines of the ledger were skipped."

@@ -82,7 +82,7 @@ class Client:
         self._thread = threading.Thread(target=self._run, name="coordinator", daemon=True)
 
     def wait_for_group(
-        self, current_generation: int, step: int, give_up: Callable[[], bool]
+        self, current_generation: int, step: int, should_give_up: Callable[[], bool]
     ) -> tuple[int, Members] | None:
         """Wait until the coordinator publishes a generation after `current_generation` that
         includes this worker. Return None once `give_up()` is true or the run is complete.
@@ -98,7 +98,7 @@ class Client:
 
         with self._condition:
             self._waits_for_group = True
-            while not (self.is_complete or give_up()):
+            while not (self.is_complete or should_give_up()):
                 if self._error:
                     raise self._error
 
@@ -109,10 +109,11 @@ class Client:
                     self._acked_generation = self.open_generation
                     self.send({"ack": self.open_generation, "step": step})
 
-                generation, members = self.published_group
-                if generation == self.open_generation > current_generation and self.id in [
-                    id for id, _ in members
-                ]:
+                published_generation, members = self.published_group
+                if (
+                    published_generation == self.open_generation > current_generation
+                    and self.id in [member_id for member_id, _ in members]
+                ):
                     self._waits_for_group = False
                     return self.published_group
 
@@ -127,73 +128,80 @@ class Client:
         raise this error."""
         return self._error is not None
 
-    def report_failure(self, generation: int) -> None:
-        """Report that a collective of `generation` failed. If this message is lost, the next `join`
-        reports the same."""
+    def report_failure(self, generation_number: int) -> None:
+        """Report that a collective of `generation_number` failed. If this message is lost, the
+        next `join` reports the same."""
         with self._condition:
             self._waits_for_group = True
-            self.send({"fault": generation})
+            self.send({"fault": generation_number})
 
     def notify_waiters(self) -> None:
         """Make waiting threads check their condition again."""
         with self._condition:
             self._condition.notify_all()
 
-    def wait_until_complete(self, current_generation: int, seconds: float) -> bool:
-        """Wait at most `seconds` until the run is complete or a newer generation is open. Return
-        True if the run is complete."""
+    def wait_until_complete(self, current_generation: int, timeout_seconds: float) -> bool:
+        """Wait at most `timeout_seconds` until the run is complete or a newer generation is
+        open. Return True if the run is complete."""
         with self._condition:
             self._condition.wait_for(
                 lambda: (
                     self.is_complete or self._error or self.open_generation > current_generation
                 ),
-                seconds,
+                timeout_seconds,
             )
             if self._error:
                 raise self._error
             return self.is_complete
 
-    def send_value(self, generation: int, key: str, value: bytes) -> None:
-        """Send a value to the other members of the group `generation`."""
+    def send_value(self, generation_number: int, key: str, value_bytes: bytes) -> None:
+        """Send a value to the other members of the group `generation_number`."""
         with self._condition:
-            if generation == self.published_group[0]:
-                self._values[key] = value
+            if generation_number == self.published_group[0]:
+                self._values[key] = value_bytes
                 self._sent_values[key] = {
-                    "put": generation,
+                    "put": generation_number,
                     "key": key,
-                    "value": base64.b64encode(value).decode(),
+                    "value": base64.b64encode(value_bytes).decode(),
                 }
                 self.send(self._sent_values[key])
 
-    def wait_for_values(self, generation: int, keys: list[str], seconds: float) -> list[bytes]:
-        """Wait until members of the group `generation` have sent values for `keys`, and return
-        them. Raises RuntimeError."""
+    def wait_for_values(
+        self, generation_number: int, keys: list[str], timeout_seconds: float
+    ) -> list[bytes]:
+        """Wait until members of the group `generation_number` have sent values for `keys`, and
+        return them. Raises RuntimeError."""
         with self._condition:
             if not self._condition.wait_for(
-                lambda: self.has_values(generation, keys) or self._is_over(generation), seconds
+                lambda: (
+                    self.has_values(generation_number, keys) or self._is_over(generation_number)
+                ),
+                timeout_seconds,
             ):
-                raise RuntimeError(f"no member has sent {' '.join(keys)} within {seconds:g} s")
-            if self._is_over(generation):
-                raise RuntimeError(f"generation {generation} is over")
-            return [self._values[key] for key in keys]
+                raise RuntimeError(
+                    f"no member has sent {' '.join(keys)} within {timeout_seconds:g} s"
+                )
+            if self._is_over(generation_number):
+                raise RuntimeError(f"generation {generation_number} is over")
+            return [self._values[value_key] for value_key in keys]
 
-    def has_values(self, generation: int, keys: list[str]) -> bool:
-        """Return True if the members of the group `generation` have sent values for all of these
-        keys."""
-        return generation == self.published_group[0] and self._values.keys() >= set(keys)
+    def has_values(self, generation_number: int, keys: list[str]) -> bool:
+        """Return True if the members of the group `generation_number` have sent values for all
+        of these keys."""
+        return generation_number == self.published_group[0] and self._values.keys() >= set(keys)
 
-    def find_value(self, generation: int, key: str) -> bytes | None:
-        """Return the value that a member of the group `generation` has sent for `key`, or None if
-        it has not arrived, or a newer group is published."""
+    def find_value(self, generation_number: int, key: str) -> bytes | None:
+        """Return the value that a member of the group `generation_number` has sent for `key`, or
+        None if it has not arrived, or a newer group is published."""
         with self._condition:
-            if generation == self.published_group[0]:
+            if generation_number == self.published_group[0]:
                 return self._values.get(key)
             return None
 
-    def _is_over(self, generation: int) -> bool:
+    def _is_over(self, generation_number: int) -> bool:
         return (
-            self.abort_generation > generation
-            or self.published_group[0] > generation
+            self.abort_generation > generation_number
+            or self.published_group[0] > generation_number
             or self.must_exit
         )
 
@@ -210,14 +218,14 @@ class Client:
             except OSError:
                 self._socket = None  # the receiving thread reconnects
 
-    def note(self, event: str, **fields: object) -> None:
+    def note(self, event: str, **event_fields: object) -> None:
         """Record an event in the ledger, even after `leave`."""
-        message = {"event": event, "name": self.name} | fields
+        event_message = {"event": event, "name": self.name} | event_fields
         if self._has_left:
             with contextlib.suppress(OSError):
-                send_single_message(self.coordinator, message)
+                send_single_message(self.coordinator, event_message)
         else:
-            self.send(message)
+            self.send(event_message)
 
     def leave(self) -> None:
         """Tell the coordinator that this process leaves, and send no further heartbeats."""
@@ -231,34 +239,34 @@ class Client:
                     self._socket.shutdown(socket.SHUT_WR)
             self._socket = None
 
-    def report_error(self, message: str, code: int, *, temporary: bool) -> None:
+    def report_error(self, message: str, exit_code: int, *, is_temporary: bool) -> None:
         """Report to the coordinator why this process ends, unless the coordinator has sent the
         error."""
         if not self._error:
-            report_error(self.coordinator, self.name, message, code, temporary=temporary)
+            report_error(self.coordinator, self.name, message, exit_code, is_temporary=is_temporary)
 
     def _run(self) -> None:
-        last_contact = last_log = time.monotonic()
+        last_contact_s = last_log_s = time.monotonic()
         while not (self.is_complete or self.must_exit or self._has_left):
             try:
                 with connect_to_coordinator(self.coordinator) as connection:
                     self._exchange_messages(connection)
 
-                last_contact = time.monotonic()
+                last_contact_s = time.monotonic()
             except (OSError, ValueError, KeyError, TypeError) as error:
                 if self._socket:
-                    last_contact = time.monotonic()
+                    last_contact_s = time.monotonic()
 
-                now = time.monotonic()
-                if now - last_contact > COMPLETE_CHECK_INTERVAL_S:
-                    last_contact = now
+                now_s = time.monotonic()
+                if now_s - last_contact_s > COMPLETE_CHECK_INTERVAL_S:
+                    last_contact_s = now_s
                     self._check_complete()
-                    if now - last_log > LOG_INTERVAL_S:
+                    if now_s - last_log_s > LOG_INTERVAL_S:
                         say(
                             f"the coordinator at {self.coordinator[0]}:{self.coordinator[1]} does"
                             f" not answer: {error}"
                         )
-                        last_log = now
+                        last_log_s = now_s
 
             with self._condition:
                 self._socket = None
@@ -268,19 +276,19 @@ class Client:
 
     def _check_complete(self) -> None:
         is_complete = False
-        problem = None
+        config_problem = None
         try:
             is_complete = self.run_complete()
         except ConfigError as error:
             # the output prefix belongs to another run, and the coordinator has exited for the same
             # reason
-            problem = error
+            config_problem = error
         except RekindleError as error:
             return say(f"cannot find out whether the run is complete: {error}")
 
         with self._condition:
             self.is_complete = self.is_complete or is_complete
-            self._error = self._error or problem
+            self._error = self._error or config_problem
             self._condition.notify_all()
 
         if self.must_exit:
@@ -289,39 +297,41 @@ class Client:
     def _exchange_messages(self, connection: socket.socket) -> None:
         with self._condition:
             self.address = connection.getsockname()[0]
-            group, members = self.published_group
+            published_generation, members = self.published_group
 
-            hello = {
+            hello_message = {
                 "address": self.address,
                 "step": self.step,
                 "generation": self.open_generation,
-                "group": 0 if self._waits_for_group else group,
-                "peers": [id for id, _ in members],
+                "group": 0 if self._waits_for_group else published_generation,
+                "peers": [member_id for member_id, _ in members],
             }
 
             # acknowledge the generation again, because an earlier `ack` may have been lost
             self._socket = connection
             self._acked_generation = 0
-            self.send({"join": self._hello | hello})
+            self.send({"join": self._hello | hello_message})
 
-            for message in self._sent_values.values():
-                self.send(message)
+            for value_message in self._sent_values.values():
+                self.send(value_message)
 
-        next_heartbeat = time.monotonic() + HEARTBEAT_INTERVAL_S
-        pending_data = b""
+        next_heartbeat_s = time.monotonic() + HEARTBEAT_INTERVAL_S
+        pending_bytes = b""
 
         while not self.must_exit:
-            if select.select([connection], [], [], max(0.0, next_heartbeat - time.monotonic()))[0]:
-                data = connection.recv(1 << 18)
-                if not data:
+            if select.select([connection], [], [], max(0.0, next_heartbeat_s - time.monotonic()))[
+                0
+            ]:
+                received_bytes = connection.recv(1 << 18)
+                if not received_bytes:
                     return
 
-                *lines, pending_data = (pending_data + data).split(b"\n")
-                for line in lines:
+                *message_lines, pending_bytes = (pending_bytes + received_bytes).split(b"\n")
+                for line in message_lines:
                     self._handle(json.loads(line))
 
-            if time.monotonic() >= next_heartbeat:
-                next_heartbeat = time.monotonic() + HEARTBEAT_INTERVAL_S
+            if time.monotonic() >= next_heartbeat_s:
+                next_heartbeat_s = time.monotonic() + HEARTBEAT_INTERVAL_S
                 self.send({"beat": self.step, "busy": self.is_busy})
 
     def _handle(self, message: Message) -> None:
@@ -341,7 +351,10 @@ class Client:
 
                 self.published_group = (
                     message["generation"],
-                    [(id, address) for id, address in message["members"]],
+                    [
+                        (member_id, member_address)
+                        for member_id, member_address in message["members"]
+                    ],
                 )
             elif "complete" in message:
                 self.is_complete = True
@@ -368,20 +381,22 @@ class Client:
         os._exit(1)
 
 
-def connect_to_coordinator(coordinator: Address, timeout: float = 5.0) -> socket.socket:
+def connect_to_coordinator(coordinator_endpoint: Address, timeout_s: float = 5.0) -> socket.socket:
     """Connect to the coordinator, and let both sides prove that they belong to this run. Raises
     OSError."""
-    secret = handshake.read_run_secret()
+    run_secret = handshake.read_run_secret()
     # bind to the pod's own address, because otherwise all pods of the local runner would appear as
     # 127.0.0.1
-    connection = socket.create_connection(coordinator, timeout, (os.environ.get(POD_IP, ""), 0))
+    connection = socket.create_connection(
+        coordinator_endpoint, timeout_s, (os.environ.get(POD_IP, ""), 0)
+    )
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     # a peer that lost its network does not close the connection; the kernel closes it when data is
     # unacknowledged for 10,000 ms
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 10_000)
 
     try:
-        handshake.authenticate_worker(connection, secret)
+        handshake.authenticate_worker(connection, run_secret)
     except BaseException:
         connection.close()
         raise
@@ -389,28 +404,35 @@ def connect_to_coordinator(coordinator: Address, timeout: float = 5.0) -> socket
     return connection
 
 
-def send_single_message(coordinator: Address, message: Message, timeout: float = 5.0) -> None:
+def send_single_message(
+    coordinator_endpoint: Address, message: Message, timeout_s: float = 5.0
+) -> None:
     """Send one message on a separate connection, without joining. Raises OSError."""
-    with connect_to_coordinator(coordinator, timeout) as connection:
+    with connect_to_coordinator(coordinator_endpoint, timeout_s) as connection:
         connection.sendall(encode(message))
 
 
 def report_error(
-    coordinator: Address,
-    name: str,
+    coordinator_endpoint: Address,
+    worker_name: str,
     message: str,
-    code: int,
+    exit_code: int,
     *,
-    temporary: bool = False,
-    timeout: float = 5.0,
+    is_temporary: bool = False,
+    timeout_s: float = 5.0,
 ) -> None:
     """Report to the coordinator why a worker ends."""
-    text = message.encode(errors="replace").decode()[-MAX_TEXT:]
+    error_text = message.encode(errors="replace").decode()[-MAX_TEXT:]
     try:
         send_single_message(
-            coordinator,
-            {"failed": text, "code": code, "name": name, "temporary": temporary},
-            timeout,
+            coordinator_endpoint,
+            {
+                "failed": error_text,
+                "code": exit_code,
+                "name": worker_name,
+                "temporary": is_temporary,
+            },
+            timeout_s,
         )
     except (OSError, ConfigError) as error:
-        say(f"cannot report to the coordinator why {name} ends: {error}")
+        say(f"cannot report to the coordinator why {worker_name} ends: {error}")

@@ -12,17 +12,17 @@ if TYPE_CHECKING:
     from rekindle.storage import Store
 
 
-def read_completed_model(spec: RunSpec) -> dict[str, Any] | None:
+def read_completed_model(run_spec: RunSpec) -> dict[str, Any] | None:
     """Return this run's `model.json` (`sha256`, `step`, ...), or None if it is not in the object
     store.
 
     Raises ConfigError if the file belongs to another run.
     """
     store = open_store()
-    key = f"{spec.out}/model.json"
+    model_key = f"{run_spec.out}/model.json"
 
     try:
-        model = read_object(ModelFile, store, key)
+        model_record = read_object(ModelFile, store, model_key)
     except NotFound:
         return None
     except InvalidDocument as error:
@@ -30,15 +30,15 @@ def read_completed_model(spec: RunSpec) -> dict[str, Any] | None:
             f"{error} Nothing was changed: remove the file, or give this run another `out` prefix."
         ) from error
 
-    identity = model.identity
-    if identity != spec.identity_hash():
+    model_identity = model_record.identity
+    if model_identity != run_spec.identity_hash():
         raise ConfigError(
-            f"{store.uri(key)} is the model of another run (identity {show(identity[:12])}, this"
-            f" run's is {spec.identity_hash()[:12]}): nothing was changed. Give this run another"
-            " `out` prefix."
+            f"{store.uri(model_key)} is the model of another run (identity"
+            f" {show(model_identity[:12])}, this run's is {run_spec.identity_hash()[:12]}):"
+            " nothing was changed. Give this run another `out` prefix."
         )
 
-    return model.as_json()
+    return model_record.as_json()
 
 
 def open_store() -> "Store":

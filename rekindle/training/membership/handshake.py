@@ -27,53 +27,58 @@ PROOF_TIMEOUT_S = 5.0  # time limit for the worker's proof
 
 def read_run_secret() -> bytes:
     """Return the secret of this run. Raises ConfigError."""
-    secret = os.environ.get(REKINDLE_SECRET, "")
-    if len(secret) < MIN_SECRET_LENGTH:
-        problem = "too short" if secret else "not set"
+    run_secret = os.environ.get(REKINDLE_SECRET, "")
+    if len(run_secret) < MIN_SECRET_LENGTH:
+        secret_problem = "too short" if run_secret else "not set"
         raise ConfigError(
-            f"{REKINDLE_SECRET} is {problem}: the workers and the coordinator of a run"
+            f"{REKINDLE_SECRET} is {secret_problem}: the workers and the coordinator of a run"
             " authenticate each other with it. Render the manifest again, which creates a Secret"
             f" for each run; or set it to the same {MIN_SECRET_LENGTH} or more random characters"
             " in all processes of the run."
         )
-    return secret.encode()
+    return run_secret.encode()
 
 
 def create_nonce() -> str:
     return secrets.token_hex(16)
 
 
-def compute_proof(secret: bytes, sender: str, coordinator_nonce: str, worker_nonce: str) -> str:
-    """Return the HMAC that proves that `sender` ("worker" or "coordinator") knows the secret."""
+def compute_proof(
+    run_secret: bytes, sender_role: str, coordinator_nonce: str, worker_nonce: str
+) -> str:
+    """Return the HMAC that proves that `sender_role` ("worker" or "coordinator") knows the
+    secret."""
     return hmac.new(
-        secret, f"{sender} {coordinator_nonce} {worker_nonce}".encode(), hashlib.sha256
+        run_secret, f"{sender_role} {coordinator_nonce} {worker_nonce}".encode(), hashlib.sha256
     ).hexdigest()
 
 
-def verify_and_answer(line: bytes, secret: bytes, coordinator_nonce: str) -> bytes:
-    """Check the worker's proof in `line`, and return the line with the coordinator's proof.
+def verify_and_answer(proof_line: bytes, run_secret: bytes, coordinator_nonce: str) -> bytes:
+    """Check the worker's proof in `proof_line`, and return the line with the coordinator's proof.
 
     Raises ValueError if the worker's proof is wrong.
     """
-    message = json.loads(line)
+    message = json.loads(proof_line)
     worker_nonce = message.get("nonce") if isinstance(message, dict) else None
     if not isinstance(worker_nonce, str):
         raise ValueError("no proof")
 
-    _check_proof(message, compute_proof(secret, "worker", coordinator_nonce, worker_nonce))
-    return encode({"proof": compute_proof(secret, "coordinator", coordinator_nonce, worker_nonce)})
+    _check_proof(message, compute_proof(run_secret, "worker", coordinator_nonce, worker_nonce))
+    return encode(
+        {"proof": compute_proof(run_secret, "coordinator", coordinator_nonce, worker_nonce)}
+    )
 
 
-def authenticate_worker(connection: socket.socket, secret: bytes) -> None:
+def authenticate_worker(coordinator_socket: socket.socket, run_secret: bytes) -> None:
     """Perform the worker's side of the handshake. Raises OSError."""
     try:
-        coordinator_nonce = str(json.loads(_read_line(connection))["nonce"])
+        coordinator_nonce = str(json.loads(_read_line(coordinator_socket))["nonce"])
         worker_nonce = create_nonce()
-        own_proof = compute_proof(secret, "worker", coordinator_nonce, worker_nonce)
-        connection.sendall(encode({"nonce": worker_nonce, "proof": own_proof}))
+        own_proof = compute_proof(run_secret, "worker", coordinator_nonce, worker_nonce)
+        coordinator_socket.sendall(encode({"nonce": worker_nonce, "proof": own_proof}))
         _check_proof(
-            json.loads(_read_line(connection)),
-            compute_proof(secret, "coordinator", coordinator_nonce, worker_nonce),
+            json.loads(_read_line(coordinator_socket)),
+            compute_proof(run_secret, "coordinator", coordinator_nonce, worker_nonce),
         )
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise ConnectionError(
@@ -88,18 +93,17 @@ def _check_proof(message: Message, expected_proof: str) -> None:
         raise ValueError("wrong proof")
 
 
-def _read_line(connection: socket.socket) -> bytes:
+def _read_line(peer_socket: socket.socket) -> bytes:
     """Read one line. No data may follow the line, since the other side then waits for an answer."""
     line = b""
     while not line.endswith(b"\n"):
-        data = connection.recv(MAX_LINE)
-        if not data:
+        received_bytes = peer_socket.recv(MAX_LINE)
+        if not received_bytes:
             raise ConnectionError(
-                "the other side closed the connection during the handshake: is"
-                f" {REKINDLE_SECRET} the same on both"
-                " sides?"
+                f"the other side closed the connection during the handshake: is {REKINDLE_SECRET}"
+                " the same on both sides?"
             )
-        line += data
+        line += received_bytes
         if len(line) > MAX_LINE:
             raise ValueError("line too long")
     return line

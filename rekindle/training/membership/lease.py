@@ -28,14 +28,16 @@ class Lease:
 
     RENEW_INTERVAL_S = 10.0
 
-    def __init__(self, open_store: Callable[[], "Store"], spec: RunSpec, id: str) -> None:
+    def __init__(
+        self, open_store: Callable[[], "Store"], run_spec: RunSpec, coordinator_id: str
+    ) -> None:
         self.open_store, self.key, self.identity = (
             open_store,
-            f"{spec.checkpoints}/coordinator",
-            spec.identity_hash(),
+            f"{run_spec.checkpoints}/coordinator",
+            run_spec.identity_hash(),
         )
         self.content = {
-            "id": id,
+            "id": coordinator_id,
             "host": os.environ.get(POD_NAME) or socket.gethostname(),
             "identity": self.identity,
         }
@@ -68,12 +70,12 @@ class Lease:
                     " changed. Give this run another `checkpoints` prefix."
                 )
 
-            value = to_json(
+            lease_bytes = to_json(
                 self.content | {"since": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())}
             ).encode()
-            condition: Any = {"if_match": etag} if etag else {"if_absent": True}
+            write_condition: Any = {"if_match": etag} if etag else {"if_absent": True}
             try:
-                self.store.put(self.key, value, **condition)
+                self.store.put(self.key, lease_bytes, **write_condition)
             except Conflict:
                 continue  # another coordinator has written the lease at the same time
 
@@ -83,11 +85,11 @@ class Lease:
     def _read(self) -> tuple[dict[str, Any], str]:
         assert self.store
         try:
-            data, etag = self.store.get_with_etag(self.key)
+            lease_bytes, etag = self.store.get_with_etag(self.key)
         except NotFound:
             return {}, ""
         try:
-            owner = json.loads(data)
+            owner = json.loads(lease_bytes)
         except (ValueError, RecursionError):  # a lease that cannot be parsed counts as free
             owner = None
         return owner if isinstance(owner, dict) else {}, etag

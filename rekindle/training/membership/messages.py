@@ -20,10 +20,12 @@ Value = Annotated[str, StringConstraints(max_length=MAX_VALUE, pattern=r"^[A-Za-
 typed_dict: Any = TypedDict
 
 
-def make_message_type(extra: Literal["forbid", "allow"] = "forbid", **fields: object) -> Any:
-    """Return the type of an object with these fields; `extra`: "allow" if the object may also have
-    other fields."""
-    return with_config(ConfigDict(strict=True, extra=extra))(typed_dict("Form", fields))
+def make_message_type(
+    extra_fields: Literal["forbid", "allow"] = "forbid", **field_types: object
+) -> Any:
+    """Return the type of an object with these fields; `extra_fields`: "allow" if the object may
+    also have other fields."""
+    return with_config(ConfigDict(strict=True, extra=extra_fields))(typed_dict("Form", field_types))
 
 
 HELLO = make_message_type(
@@ -58,17 +60,19 @@ def parse_message(line: bytes) -> tuple[str, Message]:
     ValueError."""
     message = from_json(line, allow_inf_nan=False)
     if isinstance(message, dict):
-        kind = next((kind for kind in MESSAGE_VALIDATORS if kind in message), "")
+        message_kind = next(
+            (message_kind for message_kind in MESSAGE_VALIDATORS if message_kind in message), ""
+        )
     else:
-        kind = ""
+        message_kind = ""
 
-    if not kind:
+    if not message_kind:
         raise ValueError(f"unknown message: {line[:100]!r}")
 
     try:
-        return kind, MESSAGE_VALIDATORS[kind].validate_python(message)
+        return message_kind, MESSAGE_VALIDATORS[message_kind].validate_python(message)
     except ValidationError as error:
-        (first, *_) = error.errors(include_url=False, include_input=False)
+        (first_error, *_) = error.errors(include_url=False, include_input=False)
         raise ValueError(
-            f"{'.'.join(map(str, first['loc']))}: {rule(first['msg'])}"[:300]
+            f"{'.'.join(map(str, first_error['loc']))}: {rule(first_error['msg'])}"[:300]
         ) from None

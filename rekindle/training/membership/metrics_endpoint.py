@@ -31,51 +31,60 @@ MAX_STEP_TIMES = 1000
 class MetricsExporter(Collector):
     """Counts the events of a training, and serves the counts to Prometheus."""
 
-    def __init__(self, membership: MembershipStateMachine) -> None:
-        self.membership = membership
+    def __init__(self, group_membership: MembershipStateMachine) -> None:
+        self.membership = group_membership
         self.accounts = EventAccounting()
         self.loss: float | None = None
         self.active_requests = 0
 
-    def note(self, event: str, **fields: Any) -> None:
+    def note(self, event: str, **event_fields: Any) -> None:
         """Count an event of the ledger, or record the newest training loss. Raises ValueError for
         wrong fields."""
-        checked_event = {"t": time.time(), "event": event} | fields
+        checked_event = {"t": time.time(), "event": event} | event_fields
         check_event(checked_event)
         if event == "loss":
-            self.loss = fields["loss"]
+            self.loss = event_fields["loss"]
         # an event with `age_s` reports a step of a process that has ended; this coordinator does
         # not count the steps of that process
-        elif "age_s" not in fields:
+        elif "age_s" not in event_fields:
             self.accounts.apply(checked_event)
-            for points in (self.accounts.points, self.accounts.summary.points):
-                del points[:-MAX_STEP_TIMES]
+            for step_points in (self.accounts.points, self.accounts.summary.points):
+                del step_points[:-MAX_STEP_TIMES]
 
     async def serve(self, host: str | None, port: int) -> asyncio.Server:
         """Start the server and return it. Raises OSError if the port is in use."""
         return await asyncio.start_server(self._answer, host, port, limit=MAX_REQUEST_BYTES)
 
-    async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _answer(
+        self, stream_reader: asyncio.StreamReader, stream_writer: asyncio.StreamWriter
+    ) -> None:
         self.active_requests += 1
-        errors = (OSError, TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError)
+        connection_errors = (
+            OSError,
+            TimeoutError,
+            asyncio.IncompleteReadError,
+            asyncio.LimitOverrunError,
+        )
 
         try:
-            with contextlib.suppress(*errors):
+            with contextlib.suppress(*connection_errors):
                 if self.active_requests <= MAX_REQUESTS:
                     async with asyncio.timeout(REQUEST_TIMEOUT_S):
-                        await reader.readuntil(b"\r\n\r\n")
-                        body = self.format_metrics()
-                        head = (
-                            f"HTTP/1.1 200 OK\r\nContent-Length: {len(body)}\r\nConnection:"
-                            " close\r\n"
+                        await stream_reader.readuntil(b"\r\n\r\n")
+                        response_body = self.format_metrics()
+                        response_head = (
+                            "HTTP/1.1 200 OK\r\nContent-Length:"
+                            f" {len(response_body)}\r\nConnection: close\r\n"
                         )
-                        writer.write(
-                            f"{head}Content-Type: text/plain; version=0.0.4\r\n\r\n".encode() + body
+                        stream_writer.write(
+                            f"{response_head}Content-Type: text/plain;"
+                            " version=0.0.4\r\n\r\n".encode()
+                            + response_body
                         )
-                        await writer.drain()
+                        await stream_writer.drain()
         finally:
             self.active_requests -= 1
-            writer.close()
+            stream_writer.close()
 
     def format_metrics(self) -> bytes:
         """Return the metrics in Prometheus' text format."""
@@ -84,50 +93,54 @@ class MetricsExporter(Collector):
     def collect(self) -> Iterator[Metric]:
         """Yield the metrics (called by Prometheus' client)."""
         membership = self.membership
-        summary = self.accounts.summary
+        ledger_summary = self.accounts.summary
 
         if membership.is_published:
-            training_workers = len(membership.members)
+            training_worker_count = len(membership.members)
         else:
-            training_workers = 0
+            training_worker_count = 0
 
-        for name, description, value in (
+        for metric_name, metric_description, metric_value in (
             ("step", "Completed updates.", max(0, membership.step)),
-            ("steps", "Total updates of the training.", summary.run.get("steps")),
+            ("steps", "Total updates of the training.", ledger_summary.run.get("steps")),
             ("loss", "Loss of the newest reported update.", self.loss),
-            ("members", "Workers that train together.", training_workers),
+            ("members", "Workers that train together.", training_worker_count),
             ("workers", "Workers that are alive.", len(membership.alive_workers)),
             ("generation", "Number of the newest group.", membership.published_generation),
         ):
-            if value is not None:
+            if metric_value is not None:
                 yield GaugeMetricFamily(
-                    f"rekindle_training_{name}", description, value=float(value)
+                    f"rekindle_training_{metric_name}",
+                    metric_description,
+                    value=float(metric_value),
                 )
 
-        description = "Worker-seconds trained, waited, and lost for repeated work."
-        seconds = GaugeMetricFamily(
-            "rekindle_training_worker_seconds", description, labels=["kind"]
+        metric_description = "Worker-seconds trained, waited, and lost for repeated work."
+        worker_seconds_metric = GaugeMetricFamily(
+            "rekindle_training_worker_seconds", metric_description, labels=["kind"]
         )
-        for kind, value in self._sum_worker_seconds().items():
-            seconds.add_metric([kind], value)
+        for interval_kind, metric_value in self._sum_worker_seconds().items():
+            worker_seconds_metric.add_metric([interval_kind], metric_value)
 
-        yield seconds
-        events = CounterMetricFamily(
+        yield worker_seconds_metric
+        events_metric = CounterMetricFamily(
             "rekindle_training_events", "Events of the ledger, by kind.", labels=["event"]
         )
-        for name in COUNTED_EVENTS:
-            events.add_metric([name], summary.counts.get(name, 0))
+        for metric_name in COUNTED_EVENTS:
+            events_metric.add_metric([metric_name], ledger_summary.counts.get(metric_name, 0))
 
-        yield events
+        yield events_metric
 
     def _sum_worker_seconds(self) -> dict[str, float]:
         """Return the worker-seconds until now by kind: trained, waited, lost."""
-        seconds: dict[str, float] = dict.fromkeys((TRAINED, WAITED, LOST), 0.0)
-        now = time.time()
-        for life in self.accounts.lives.values():
-            for interval in life.intervals:
-                is_newest = life.alive and interval is life.intervals[-1]
-                seconds[interval.kind] += max(
-                    0.0, (now if is_newest else interval.end) - interval.start
+        seconds_by_kind: dict[str, float] = dict.fromkeys((TRAINED, WAITED, LOST), 0.0)
+        now_s = time.time()
+        for process_timeline in self.accounts.lives.values():
+            for interval in process_timeline.intervals:
+                is_open_interval = (
+                    process_timeline.alive and interval is process_timeline.intervals[-1]
                 )
-        return seconds
+                seconds_by_kind[interval.kind] += max(
+                    0.0, (now_s if is_open_interval else interval.end) - interval.start
+                )
+        return seconds_by_kind

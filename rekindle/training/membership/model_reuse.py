@@ -20,10 +20,10 @@ class ReusableModel:
     """The cache entry of a training. While the object store is unavailable, `reuse` and `record` do
     nothing."""
 
-    def __init__(self, spec: RunSpec) -> None:
-        self.spec = spec
+    def __init__(self, run_spec: RunSpec) -> None:
+        self.spec = run_spec
         self.start_time = time.time()
-        self.prefix = spec.out.removesuffix(f"/{MODEL}")
+        self.prefix = run_spec.out.removesuffix(f"/{MODEL}")
         self.facts: Facts | None = None
         self.is_reused = False
 
@@ -34,16 +34,19 @@ class ReusableModel:
 
         with suppress(UnknownKey, StorageError, OSError):
             self.facts = collect_facts("steps.train", cast(TrainingSpec, self.spec), {})
-            store = Store.from_env().short_retries()
+            object_store = Store.from_env().short_retries()
             if self.spec.reuse == "yes":
-                entry = entries.find_and_claim(store, compute_key(self.facts))
+                cache_entry = entries.find_and_claim(object_store, compute_key(self.facts))
             else:
-                entry = None
+                cache_entry = None
 
-            if entry and entry.at != self.prefix:
-                copy_model(store, entry.at, self.prefix)
+            if cache_entry and cache_entry.at != self.prefix:
+                copy_model(object_store, cache_entry.at, self.prefix)
                 self.is_reused = True
-                say(f"cached: the same training as {entry.at}, which took {entry.seconds:.1f} s")
+                say(
+                    f"cached: the same training as {cache_entry.at}, which took"
+                    f" {cache_entry.seconds:.1f} s"
+                )
 
     def record(self) -> None:
         """Record the completed model for later runs."""
@@ -54,21 +57,32 @@ class ReusableModel:
             # collect the facts about the inputs and the code, whose hash is the cache key, if
             # `reuse` has not collected them yet: `reuse` may still be running when a short training
             # ends
-            inputs = self.facts or collect_facts("steps.train", cast(TrainingSpec, self.spec), {})
-            store = Store.from_env().short_retries()
-            sizes = [
-                head.size for name in MODEL_FILES if (head := store.head(f"{self.spec.out}/{name}"))
+            cache_facts = self.facts or collect_facts(
+                "steps.train", cast(TrainingSpec, self.spec), {}
+            )
+            object_store = Store.from_env().short_retries()
+            file_sizes = [
+                object_head.size
+                for file_name in MODEL_FILES
+                if (object_head := object_store.head(f"{self.spec.out}/{file_name}"))
             ]
-            if len(sizes) < len(MODEL_FILES):
+            if len(file_sizes) < len(MODEL_FILES):
                 return  # one of the model's files has been removed since the run was complete
 
-            artifacts = {
-                MODEL: {"sha256": "", "files": len(sizes), "bytes": sum(sizes)}
+            artifacts_by_name = {
+                MODEL: {"sha256": "", "files": len(file_sizes), "bytes": sum(file_sizes)}
             }  # the sha256 of the artifact is unknown
-            seconds = round(time.time() - self.start_time, 3)
+            training_seconds = round(time.time() - self.start_time, 3)
             # an existing cache entry is replaced
             entries.record_entry(
-                store,
-                entries.Entry(compute_key(inputs), self.prefix, {}, artifacts, inputs, seconds),
+                object_store,
+                entries.Entry(
+                    compute_key(cache_facts),
+                    self.prefix,
+                    {},
+                    artifacts_by_name,
+                    cache_facts,
+                    training_seconds,
+                ),
             )
-            record_code(store, inputs)
+            record_code(object_store, cache_facts)

@@ -80,7 +80,7 @@ def coordinator_port() -> int:
 def coordinator_address() -> Address | None:
     """Return the coordinator's address from the environment; None if MASTER_ADDR is not set. Raises
     ConfigError."""
-    host = os.environ.get(REKINDLE_COORDINATOR) or os.environ.get("MASTER_ADDR")
-    if host:
-        return (host, coordinator_port())
+    coordinator_host = os.environ.get(REKINDLE_COORDINATOR) or os.environ.get("MASTER_ADDR")
+    if coordinator_host:
+        return (coordinator_host, coordinator_port())
     return None

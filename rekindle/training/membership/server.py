@@ -68,12 +68,12 @@ LOG_INTERVAL_S = 60.0  # time between two log lines about rejected connections
 class Coordinator:
     """Connects the state machine with sockets, the clock and the object store."""
 
-    def __init__(self, spec: RunSpec, secret: bytes) -> None:
-        self.spec, self.secret, self.id = spec, secret, uuid.uuid4().hex[:12]
-        self.membership = MembershipStateMachine(spec)
-        self.ledger = Ledger(open_store, spec.ledger)
+    def __init__(self, run_spec: RunSpec, run_secret: bytes) -> None:
+        self.spec, self.secret, self.id = run_spec, run_secret, uuid.uuid4().hex[:12]
+        self.membership = MembershipStateMachine(run_spec)
+        self.ledger = Ledger(open_store, run_spec.ledger)
         self.exporter = MetricsExporter(self.membership)
-        self.reusable = ReusableModel(spec)
+        self.reusable = ReusableModel(run_spec)
         self.has_checked_reuse = False
         self.trained_seconds = 0.0
         self.max_seconds = read_seconds(
@@ -90,11 +90,11 @@ class Coordinator:
     async def run(self, host: str | None, port: int) -> int:
         """Serve until the run ends; return the exit code. Raises RekindleError if the port is
         taken."""
-        loop = asyncio.get_running_loop()
+        event_loop = asyncio.get_running_loop()
 
         try:
             # with the default backlog of 100, workers might wait for seconds while many connect
-            server = await loop.create_server(
+            server = await event_loop.create_server(
                 lambda: Connection(self), host, port, backlog=socket.SOMAXCONN
             )
         except OSError as error:
@@ -104,21 +104,21 @@ class Coordinator:
                 " or set MASTER_PORT to another port for this run."
             ) from error
 
-        loop.add_signal_handler(signal.SIGTERM, self.set_exit_code, exit_codes.TERMINATED)
+        event_loop.add_signal_handler(signal.SIGTERM, self.set_exit_code, exit_codes.TERMINATED)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
         metrics_server = await self._start_metrics_server(host)
         self._start_task(self._check_completion())
         self._start_task(self._renew_lease())
-        ticker = asyncio.create_task(self._tick())
-        await asyncio.wait({self.exit_code, ticker}, return_when=asyncio.FIRST_COMPLETED)
+        timer_task = asyncio.create_task(self._tick())
+        await asyncio.wait({self.exit_code, timer_task}, return_when=asyncio.FIRST_COMPLETED)
 
-        if ticker.done():
+        if timer_task.done():
             # raise the error that ended `_tick`: without its ticks, silent workers would not be
             # dropped
-            ticker.result()
+            timer_task.result()
 
-        code = await self.exit_code
-        ticker.cancel()
+        exit_code = await self.exit_code
+        timer_task.cancel()
         server.close()
 
         if metrics_server:
@@ -128,28 +128,31 @@ class Coordinator:
             connection.transport.close()  # `close` first sends the data in the buffer
 
         await asyncio.to_thread(self.ledger.close)
-        return code
+        return exit_code
 
     async def _start_metrics_server(self, host: str | None) -> asyncio.Server | None:
-        port = read_integer(REKINDLE_METRICS, 0, 0, MAX_PORT)
+        metrics_port = read_integer(REKINDLE_METRICS, 0, 0, MAX_PORT)
         # do not serve metrics on a loopback address, where every local user could read them
-        if port and not (host or "").startswith("127."):
+        if metrics_port and not (host or "").startswith("127."):
             try:
-                return await self.exporter.serve(host, port)
+                return await self.exporter.serve(host, metrics_port)
             except OSError as error:
-                log(f"metrics are unavailable: cannot listen on port {port} ({error.strerror})")
+                log(
+                    f"metrics are unavailable: cannot listen on port {metrics_port}"
+                    f" ({error.strerror})"
+                )
         return None
 
     async def _tick(self) -> None:
         while True:
-            due_time = time.monotonic() + TICK_INTERVAL_S
+            due_time_s = time.monotonic() + TICK_INTERVAL_S
             await asyncio.sleep(TICK_INTERVAL_S)
 
-            now = time.monotonic()
-            if now - due_time > MAX_TICK_DELAY_S:
-                self.membership.exclude_pause(now - due_time)
+            now_s = time.monotonic()
+            if now_s - due_time_s > MAX_TICK_DELAY_S:
+                self.membership.exclude_pause(now_s - due_time_s)
 
-            self.membership.tick(now)
+            self.membership.tick(now_s)
             if self.membership.is_published and self.membership.members:
                 self.trained_seconds += TICK_INTERVAL_S
 
@@ -165,8 +168,8 @@ class Coordinator:
             self.send_outbox()
             for connection in [
                 connection
-                for connection, deadline in self.unverified_connections.items()
-                if now > deadline
+                for connection, deadline_s in self.unverified_connections.items()
+                if now_s > deadline_s
             ]:
                 self.reject(connection)
 
@@ -184,41 +187,41 @@ class Coordinator:
         self.unverified_connections.pop(connection, None)
         connection.transport.abort()
         self.rejected_count += 1
-        now = time.monotonic()
-        if now - self.last_rejection_log >= LOG_INTERVAL_S:
-            self.last_rejection_log = now
+        now_s = time.monotonic()
+        if now_s - self.last_rejection_log >= LOG_INTERVAL_S:
+            self.last_rejection_log = now_s
             log(
                 f"{self.rejected_count} connections without this run's secret were closed, "
                 f"the last from {connection.peer}"
             )
 
-    def handle(self, worker: str, kind: str, message: Message) -> None:
+    def handle(self, worker_id: str, message_kind: str, message: Message) -> None:
         """Process one message of a worker. Raises ValueError if the worker is not registered."""
-        now = time.monotonic()
+        now_s = time.monotonic()
         membership = self.membership
 
-        if kind == "join":
-            membership.join(now, message["join"])
-        elif kind == "failed":
+        if message_kind == "join":
+            membership.join(now_s, message["join"])
+        elif message_kind == "failed":
             membership.report_error(
                 message["name"], message["failed"], message["code"], message["temporary"]
             )
-        elif kind == "event":
+        elif message_kind == "event":
             self.note(**message)
-        elif worker not in membership.alive_workers:
+        elif worker_id not in membership.alive_workers:
             raise ValueError("the worker is not registered")
-        elif kind == "beat":
-            membership.heartbeat(now, worker, message["beat"], message["busy"])
-        elif kind == "ack":
-            membership.acknowledge(now, worker, message["ack"], message["step"])
-        elif kind == "fault":
-            membership.report_failure(now, worker, message["fault"])
-        elif kind == "put":
-            membership.forward_value(worker, message)
-        elif kind == "leave":
-            membership.remove(now, worker, "drain")
-        elif kind == "done":
-            membership.heartbeat(now, worker, -1, busy=True)
+        elif message_kind == "beat":
+            membership.heartbeat(now_s, worker_id, message["beat"], message["busy"])
+        elif message_kind == "ack":
+            membership.acknowledge(now_s, worker_id, message["ack"], message["step"])
+        elif message_kind == "fault":
+            membership.report_failure(now_s, worker_id, message["fault"])
+        elif message_kind == "put":
+            membership.forward_value(worker_id, message)
+        elif message_kind == "leave":
+            membership.remove(now_s, worker_id, "drain")
+        elif message_kind == "done":
+            membership.heartbeat(now_s, worker_id, -1, is_busy=True)
             self._start_task(self._check_completion(message["done"]))
 
         self.send_outbox()
@@ -228,58 +231,64 @@ class Coordinator:
         membership = self.membership
         outbox = membership.outbox
         membership.outbox = []
-        lines: dict[int, bytes] = {}  # encode a message to several workers only once
+        line_by_message_id: dict[int, bytes] = {}  # encode a message to several workers only once
 
-        for worker, message in outbox:
-            connection = self.connections.get(worker)
+        for worker_id, message in outbox:
+            connection = self.connections.get(worker_id)
             if connection:
-                line = lines.get(id(message)) or lines.setdefault(id(message), encode(message))
+                line = line_by_message_id.get(id(message)) or line_by_message_id.setdefault(
+                    id(message), encode(message)
+                )
                 connection.send(line)
                 if "dropped" in message:
-                    del self.connections[worker]
+                    del self.connections[worker_id]
                     connection.transport.close()
 
-        for event in membership.events:
-            self.note(**event)
+        for ledger_event in membership.events:
+            self.note(**ledger_event)
 
-        for text in membership.log:
-            for line in text.splitlines():
+        for log_text in membership.log:
+            for line in log_text.splitlines():
                 log(line)
 
         membership.events = []
         membership.log = []
         if membership.verdict and not self.exit_code.done():
-            code, text = membership.verdict
-            self._broadcast({"failed": text, "code": code})
-            self.set_exit_code(code)
-            fail(RekindleError(text))
+            exit_code, log_text = membership.verdict
+            self._broadcast({"failed": log_text, "code": exit_code})
+            self.set_exit_code(exit_code)
+            fail(RekindleError(log_text))
 
-    def note(self, event: str, **fields: Any) -> None:
+    def note(self, event: str, **event_fields: Any) -> None:
         """Record an event in the ledger and in the metrics; the event `loss` only in the
         metrics."""
         if event != "loss":
-            self.ledger.note(event, **fields)
+            self.ledger.note(event, **event_fields)
         # events with missing or invalid fields are left out of the metrics
         with contextlib.suppress(ValueError):
-            self.exporter.note(event, **fields)
+            self.exporter.note(event, **event_fields)
 
-    def set_exit_code(self, code: int) -> None:
-        """Exit with `code`, unless an exit code is already set."""
+    def set_exit_code(self, exit_code: int) -> None:
+        """Exit with `exit_code`, unless an exit code is already set."""
         if not self.exit_code.done():
-            self.exit_code.set_result(code)
+            self.exit_code.set_result(exit_code)
 
     def _broadcast(self, message: Message) -> None:
         for connection in self.connections.values():
             connection.send(encode(message))
 
     def _start_task(self, coroutine: Coroutine[object, object, None]) -> None:
-        task = asyncio.create_task(coroutine)
-        self.tasks.add(task)
-        task.add_done_callback(self._on_task_done)
+        background_task = asyncio.create_task(coroutine)
+        self.tasks.add(background_task)
+        background_task.add_done_callback(self._on_task_done)
 
-    def _on_task_done(self, task: "asyncio.Task[None]") -> None:
-        self.tasks.discard(task)
-        if not task.cancelled() and (error := task.exception()) and not self.exit_code.done():
+    def _on_task_done(self, background_task: "asyncio.Task[None]") -> None:
+        self.tasks.discard(background_task)
+        if (
+            not background_task.cancelled()
+            and (error := background_task.exception())
+            and not self.exit_code.done()
+        ):
             self.exit_code.set_exception(error)
 
     async def _check_completion(self, sha256: str = "") -> None:
@@ -292,7 +301,7 @@ class Coordinator:
                     if not await asyncio.to_thread(read_completed_model, self.spec):
                         await asyncio.to_thread(self.reusable.reuse)
 
-                model = await asyncio.to_thread(read_completed_model, self.spec)
+                completed_model = await asyncio.to_thread(read_completed_model, self.spec)
                 break
             except StorageError as error:
                 log(f"{error} Trying again.")
@@ -303,8 +312,10 @@ class Coordinator:
         if self.exit_code.done():
             return  # another check has already ended the run
 
-        if model:  # model["step"] is the last step; the newest heartbeat may be older
-            self.ledger.note("complete", step=model["step"], sha256=model["sha256"])
+        if completed_model:  # model["step"] is the last step; the newest heartbeat may be older
+            self.ledger.note(
+                "complete", step=completed_model["step"], sha256=completed_model["sha256"]
+            )
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(asyncio.to_thread(self.reusable.record), RECORD_TIMEOUT_S)
 
@@ -321,13 +332,13 @@ class Coordinator:
 
     async def _renew_lease(self) -> None:
         """Take over the run from an older coordinator; exit when a newer one takes it over."""
-        lease = Lease(open_store, self.spec, self.id)
+        coordinator_lease = Lease(open_store, self.spec, self.id)
         is_reported = False
 
         while True:
             try:
-                was_held = lease.is_held
-                await asyncio.to_thread(lease.renew)
+                was_held = coordinator_lease.is_held
+                await asyncio.to_thread(coordinator_lease.renew)
                 if not was_held:
                     # the event is recorded after `renew`, which checks that the prefix does not
                     # belong to another run
@@ -345,7 +356,7 @@ class Coordinator:
             except RekindleError as error:
                 return self.set_exit_code(fail(error))
 
-            await asyncio.sleep(lease.RENEW_INTERVAL_S)
+            await asyncio.sleep(coordinator_lease.RENEW_INTERVAL_S)
             if not (self.membership.is_published and self.membership.alive_workers):
                 # the worker that wrote the model may have died before reporting it
                 await self._check_completion()
@@ -377,9 +388,9 @@ class Connection(asyncio.Protocol):
             self.transport.write(line)
 
     def data_received(self, data: bytes) -> None:
-        *lines, self.pending_data = (self.pending_data + data).split(b"\n")
+        *message_lines, self.pending_data = (self.pending_data + data).split(b"\n")
         try:
-            for line in lines:
+            for line in message_lines:
                 if self.nonce:
                     self._verify_proof(line)
                 else:
@@ -404,8 +415,8 @@ class Connection(asyncio.Protocol):
         del self.coordinator.unverified_connections[self]
 
     def _handle(self, line: bytes) -> None:
-        kind, message = parse_message(line)
-        if kind == "join":
+        message_kind, message = parse_message(line)
+        if message_kind == "join":
             if self.worker not in ("", message["join"]["id"]):
                 raise ValueError(f"this is the connection of worker {self.worker}")
             # reject an impossible number: it would mean more than one generation per millisecond
@@ -414,7 +425,7 @@ class Connection(asyncio.Protocol):
                 raise ValueError(f"generation {message['join']['generation']} was never opened")
             self.worker = message["join"]["id"]
             self.coordinator.connections[self.worker] = self
-        self.coordinator.handle(self.worker, kind, message)
+        self.coordinator.handle(self.worker, message_kind, message)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.coordinator.unverified_connections.pop(self, None)
@@ -428,27 +439,29 @@ class Connection(asyncio.Protocol):
             self.coordinator.send_outbox()
 
 
-def log(text: str) -> None:
+def log(message: str) -> None:
     """Print a line that begins with the time."""
-    say(f"{time.strftime('%H:%M:%S')} {text}")
+    say(f"{time.strftime('%H:%M:%S')} {message}")
 
 
 def main(argv: list[str], spec_class: type[RunSpec] = TrainingSpec) -> int:
-    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    file_limit = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     # raise the limit of open files, since each worker needs a connection
-    resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (file_limit, file_limit))
     try:
-        spec = spec_class.from_flags(argv)
-        secret = handshake.read_run_secret()
+        run_spec = spec_class.from_flags(argv)
+        run_secret = handshake.read_run_secret()
     except RekindleError as error:
         return fail(error)
 
     async def serve() -> NoReturn:
-        code = 1
+        exit_code = 1
         try:
-            code = await Coordinator(spec, secret).run(os.environ.get(POD_IP), coordinator_port())
+            exit_code = await Coordinator(run_spec, run_secret).run(
+                os.environ.get(POD_IP), coordinator_port()
+            )
         except RekindleError as error:
-            code = fail(error)
+            exit_code = fail(error)
         except Exception:
             traceback.print_exc()
         # exit at once: asyncio and Python would wait for requests to the object store, which may
@@ -457,7 +470,7 @@ def main(argv: list[str], spec_class: type[RunSpec] = TrainingSpec) -> int:
             with contextlib.suppress(OSError, ValueError):
                 sys.stderr.flush()
 
-            os._exit(code)
+            os._exit(exit_code)
 
     return asyncio.run(serve())
 

@@ -49,20 +49,25 @@ class CrashCounter:
     position: tuple[int, int] = (-1, -1)  # (step, group) of the newest error
     reporters: set[str] = field(default_factory=set)
 
-    def record(self, name: str, step: int, group: int, members: int) -> int:
+    def record(self, worker_name: str, step: int, group_generation: int, member_count: int) -> int:
         """Record an error, and return the number of errors since the newest step.
 
-        Up to `members` reports by different workers in the same step and group count as one error.
+        Up to `member_count` reports by different workers in the same step and group count as one
+        error.
         """
         # step -1 (no state yet) counts as step 0, since both are the same progress
-        position = max(step, 0), group
-        if position[0] != self.position[0]:
+        crash_position = max(step, 0), group_generation
+        if crash_position[0] != self.position[0]:
             self.count = 0
-        if position != self.position or name in self.reporters or len(self.reporters) >= members:
+        if (
+            crash_position != self.position
+            or worker_name in self.reporters
+            or len(self.reporters) >= member_count
+        ):
             self.count = self.count + 1
             self.reporters = set()
-        self.position = position
-        self.reporters.add(name)
+        self.position = crash_position
+        self.reporters.add(worker_name)
         return self.count
 
 
@@ -119,323 +124,355 @@ class MembershipStateMachine:
         """True if there are too few workers for any group."""
         return len(self.eligible_ids) < max(1, self.config.min_workers)
 
-    def has_quorum(self, now: float) -> bool:
+    def has_quorum(self, now_s: float) -> bool:
         """Return True if the next group can be published, because all its workers have acknowledged
         the open generation, and no further worker is expected."""
-        expects_more = len(self.eligible_ids) < self.expected_members and now < self.join_deadline
-        return not (self.lacks_workers or self.unacknowledged_ids or expects_more)
+        is_expecting_more = (
+            len(self.eligible_ids) < self.expected_members and now_s < self.join_deadline
+        )
+        return not (self.lacks_workers or self.unacknowledged_ids or is_expecting_more)
 
-    def join(self, now: float, hello: Message) -> None:
+    def join(self, now_s: float, hello_message: Message) -> None:
         """Register a worker, for the first time or after a reconnect."""
-        id = hello["id"]
-        name = hello["name"]
-        step = hello["step"]
-        worker = Worker(id, name, hello["address"], now, now)
-        is_newer = hello["generation"] > self.generation
+        worker_id = hello_message["id"]
+        worker_name = hello_message["name"]
+        reported_step = hello_message["step"]
+        worker = Worker(worker_id, worker_name, hello_message["address"], now_s, now_s)
+        is_newer = hello_message["generation"] > self.generation
         # True if the worker trains in a group of the previous coordinator
-        is_training = is_newer and not self.published_generation and hello["group"] > 0
+        is_training = is_newer and not self.published_generation and hello_message["group"] > 0
 
         if not (self.alive_workers or self.has_fixed_fingerprint):
             self.fingerprint = {}
 
-        problem = self._find_mismatch(hello, any_fingerprint=is_training)
-        if problem:
-            return self._refuse(now, id, name, problem)
+        mismatch_reason = self._find_mismatch(hello_message, allows_any_fingerprint=is_training)
+        if mismatch_reason:
+            return self._refuse(now_s, worker_id, worker_name, mismatch_reason)
         if is_training:
-            self._adopt_fingerprint(now, hello)
+            self._adopt_fingerprint(now_s, hello_message)
 
-        self.fingerprint = self.fingerprint or hello["fingerprint"]
+        self.fingerprint = self.fingerprint or hello_message["fingerprint"]
         if not self.alive_workers:
-            self.join_deadline = now + self.config.join_timeout_s
+            self.join_deadline = now_s + self.config.join_timeout_s
             self.expected_members = len(self.members) or self.config.workers
 
-        is_rejoining = id in self.alive_workers
-        self.alive_workers[id] = worker
+        is_rejoining = worker_id in self.alive_workers
+        self.alive_workers[worker_id] = worker
         if not is_rejoining and not (is_newer and not self.published_generation):
-            self.events.append({"event": "join", "worker": id, "name": name, "step": step})
+            self.events.append(
+                {"event": "join", "worker": worker_id, "name": worker_name, "step": reported_step}
+            )
 
         if is_newer and not self.published_generation:
-            self._adopt_generation(now, hello)
+            self._adopt_generation(now_s, hello_message)
         elif is_newer or (
-            not is_rejoining and hello["generation"] == self.generation and not self.is_published
+            not is_rejoining
+            and hello_message["generation"] == self.generation
+            and not self.is_published
         ):
-            self._open_after(now, hello["generation"])
+            self._open_after(now_s, hello_message["generation"])
 
         if self.unregistered_ids:
-            self.unregistered_ids.discard(id)
+            self.unregistered_ids.discard(worker_id)
             if not self.unregistered_ids:
                 self.log.append(
                     f"generation {self.published_generation} continues, all {len(self.members)} are"
                     " connected again"
                 )
 
-        self.step = max(self.step, step)
+        self.step = max(self.step, reported_step)
         self._update_next_group()
         # True if the worker is in an older group, or not in any group
-        is_stray = hello["group"] != self.published_generation or id not in self.members
-        generation = self.generation
+        is_outside_group = (
+            hello_message["group"] != self.published_generation or worker_id not in self.members
+        )
+        generation_number = self.generation
 
-        if self.is_published and is_stray and id in self.members:
+        if self.is_published and is_outside_group and worker_id in self.members:
             # this member has missed the member list of its group, so the other members would wait
             # for it forever
-            self._open_generation(now, abort=True)
+            self._open_generation(now_s, should_abort=True)
 
-        self.advance(now)
-        if generation == self.generation and (is_stray or not self.is_published):
-            self.outbox.append((id, {"open": generation, "hard": self.must_abort or is_stray}))
-        if not is_stray:
-            self.outbox += [(id, message) for message in self.values.values()]
+        self.advance(now_s)
+        if generation_number == self.generation and (is_outside_group or not self.is_published):
+            self.outbox.append(
+                (
+                    worker_id,
+                    {"open": generation_number, "hard": self.must_abort or is_outside_group},
+                )
+            )
+        if not is_outside_group:
+            self.outbox += [(worker_id, value_message) for value_message in self.values.values()]
 
-    def heartbeat(self, now: float, id: str, step: int, busy: bool = False) -> None:
+    def heartbeat(self, now_s: float, worker_id: str, step: int, is_busy: bool = False) -> None:
         """Record that a worker is alive and has completed `step` updates."""
-        worker = self.alive_workers[id]
-        worker.last_seen_time = now
+        worker = self.alive_workers[worker_id]
+        worker.last_seen_time = now_s
 
-        if busy:
-            worker.last_busy_time = now
+        if is_busy:
+            worker.last_busy_time = now_s
 
         if step > self.step:
             self.step = step
-            self.last_progress_time = now
+            self.last_progress_time = now_s
 
             self.fruitless_groups = 0
-            if now - self.last_step_event_time >= 1:
-                self.last_step_event_time = now
+            if now_s - self.last_step_event_time >= 1:
+                self.last_step_event_time = now_s
                 self.events.append({"event": "step", "step": step})
-        elif busy and id in self.members:
-            self.last_progress_time = now
+        elif is_busy and worker_id in self.members:
+            self.last_progress_time = now_s
 
-    def forward_value(self, id: str, message: Message) -> None:
+    def forward_value(self, sender_id: str, value_message: Message) -> None:
         """Forward a member's value to the other members of its group. Raises ValueError for too
         many values."""
-        if message["put"] != self.published_generation or id not in self.members:
+        if value_message["put"] != self.published_generation or sender_id not in self.members:
             return
         if len(self.values) >= MAX_VALUES * len(self.members):
             raise ValueError(f"more than {MAX_VALUES} values of each member")
-        self.values[message["key"]] = message
-        self.outbox += [(member, message) for member in self.members if member != id]
+        self.values[value_message["key"]] = value_message
+        self.outbox += [
+            (member_id, value_message) for member_id in self.members if member_id != sender_id
+        ]
 
-    def acknowledge(self, now: float, id: str, generation: int, step: int) -> None:
+    def acknowledge(self, now_s: float, worker_id: str, generation: int, step: int) -> None:
         """Record that a worker has left its group and waits until `generation` is published."""
         self._check_generation(generation)
-        self.heartbeat(now, id, step)
-        self.alive_workers[id].acked_generation = generation
+        self.heartbeat(now_s, worker_id, step)
+        self.alive_workers[worker_id].acked_generation = generation
         if generation == self.generation:
-            self.unacknowledged_ids.discard(id)
-            self.advance(now)
+            self.unacknowledged_ids.discard(worker_id)
+            self.advance(now_s)
 
-    def report_failure(self, now: float, id: str, generation: int) -> None:
+    def report_failure(self, now_s: float, worker_id: str, generation: int) -> None:
         """Record that a collective failed, which breaks the group of `generation` for all its
         members."""
         self._check_generation(generation)
-        self.heartbeat(now, id, -1)
+        self.heartbeat(now_s, worker_id, -1)
 
         if (
             generation != self.published_generation
-            or id not in self.members
+            or worker_id not in self.members
             or (self.must_abort and not self.is_published)
         ):
             return
 
         self.events.append(
-            {"event": "fault", "name": self.alive_workers[id].name, "generation": generation}
+            {"event": "fault", "name": self.alive_workers[worker_id].name, "generation": generation}
         )
         self.fruitless_groups += self.is_published
-        self._open_generation(now, abort=True)
+        self._open_generation(now_s, should_abort=True)
 
         if self.fruitless_groups > MAX_FRUITLESS_GROUPS:
-            pause = min(5.0, 0.05 * 2 ** (self.fruitless_groups - MAX_FRUITLESS_GROUPS))
-            self.join_deadline = now + pause
+            pause_s = min(5.0, 0.05 * 2 ** (self.fruitless_groups - MAX_FRUITLESS_GROUPS))
+            self.join_deadline = now_s + pause_s
             self.expected_members = len(self.alive_workers) + 1
             self.log.append(
                 f"{self.fruitless_groups} consecutive groups broke before their first step,"
                 " although no worker was lost: can the workers reach each other? The next group"
-                f" starts in {pause:.1f} s."
+                f" starts in {pause_s:.1f} s."
             )
 
-    def remove(self, now: float, id: str, reason: str = "connection") -> None:
+    def remove(self, now_s: float, worker_id: str, reason: str = "connection") -> None:
         """Remove a worker. The reason `drain` means that the worker left on purpose, after a step
         that all members have completed."""
-        worker = self.alive_workers.pop(id, None)
+        worker = self.alive_workers.pop(worker_id, None)
         if worker is None:
             return
 
-        step = {"step": self.step} if self.step >= 0 else {}
+        step_field = {"step": self.step} if self.step >= 0 else {}
         if reason == "drain":
-            self.events.append({"event": "drain", "worker": id, "name": worker.name, **step})
+            self.events.append(
+                {"event": "drain", "worker": worker_id, "name": worker.name, **step_field}
+            )
         else:
             self.events.append(
-                {"event": "lost", "worker": id, "name": worker.name, "why": reason, **step}
+                {
+                    "event": "lost",
+                    "worker": worker_id,
+                    "name": worker.name,
+                    "why": reason,
+                    **step_field,
+                }
             )
 
         if reason in ("silent", "hung"):
-            self.outbox.append((id, {"dropped": reason}))
+            self.outbox.append((worker_id, {"dropped": reason}))
 
         self._update_next_group()
-        if id in self.members and reason != "drain":
-            self._open_generation(now, abort=True)
+        if worker_id in self.members and reason != "drain":
+            self._open_generation(now_s, should_abort=True)
 
-        self.advance(now)
+        self.advance(now_s)
 
-    def report_error(self, name: str, message: str, code: int, temporary: bool = False) -> None:
+    def report_error(
+        self, worker_name: str, message: str, exit_code: int, is_temporary: bool = False
+    ) -> None:
         """Record that a worker ends with an error. End the run if a retry cannot help, or after
         MAX_CRASHES errors."""
-        self.events.append({"event": "failed", "name": name, "message": message, "code": code})
+        self.events.append(
+            {"event": "failed", "name": worker_name, "message": message, "code": exit_code}
+        )
         # the error is temporary: a service that the worker needs is unavailable
-        if temporary:
-            self.log.append(f"{name} ends temporarily: {message}")
+        if is_temporary:
+            self.log.append(f"{worker_name} ends temporarily: {message}")
             return
 
-        members = max(len(self.members), self.config.workers)
-        crashes = self.crashes.record(name, self.step, self.published_generation, members)
-        if code != 1 or crashes >= MAX_CRASHES:
-            if code == 1:
-                repeats = f" ({crashes} times without a newer step)"
+        member_count = max(len(self.members), self.config.workers)
+        crash_count = self.crashes.record(
+            worker_name, self.step, self.published_generation, member_count
+        )
+        if exit_code != 1 or crash_count >= MAX_CRASHES:
+            if exit_code == 1:
+                repeat_text = f" ({crash_count} times without a newer step)"
             else:
-                repeats = ""
+                repeat_text = ""
 
-            self.end_run(code, f"{name}{repeats}: {message}")
+            self.end_run(exit_code, f"{worker_name}{repeat_text}: {message}")
 
-    def tick(self, now: float) -> None:
+    def tick(self, now_s: float) -> None:
         """Drop silent and hung workers; log the reason why training waits. Called periodically."""
-        for id in [
-            worker.id for worker in self.alive_workers.values() if self._is_silent(now, worker)
+        for silent_id in [
+            worker.id for worker in self.alive_workers.values() if self._is_silent(now_s, worker)
         ]:
-            self.remove(now, id, "silent")
-        self._drop_hung(now)
-        self._log_wait_reason(now)
-        self.advance(now)
+            self.remove(now_s, silent_id, "silent")
+        self._drop_hung(now_s)
+        self._log_wait_reason(now_s)
+        self.advance(now_s)
 
-    def exclude_pause(self, seconds: float) -> None:
+    def exclude_pause(self, pause_seconds: float) -> None:
         """Shift all stored times by the length of a pause of the coordinator process, during which
         it received no messages."""
-        self.last_progress_time += seconds
-        self.open_time += seconds
-        self.refused_since += seconds
+        self.last_progress_time += pause_seconds
+        self.open_time += pause_seconds
+        self.refused_since += pause_seconds
         for worker in self.alive_workers.values():
-            worker.last_seen_time += seconds
-            worker.last_busy_time += seconds
+            worker.last_seen_time += pause_seconds
+            worker.last_busy_time += pause_seconds
 
-    def advance(self, now: float) -> None:
+    def advance(self, now_s: float) -> None:
         """Open a generation if the workers of the next group have changed; publish the open
         generation if it has a quorum."""
         if self.is_published and self.eligible_ids and self.eligible_ids != self.members:
-            self._open_generation(now, abort=False)
-        if not self.is_published and self.has_quorum(now):
-            self._publish_generation(now, list(self.eligible_ids))
+            self._open_generation(now_s, should_abort=False)
+        if not self.is_published and self.has_quorum(now_s):
+            self._publish_generation(now_s, list(self.eligible_ids))
 
-    def _publish_generation(self, now: float, members: list[str]) -> None:
-        self.members = members
+    def _publish_generation(self, now_s: float, member_ids: list[str]) -> None:
+        self.members = member_ids
         self.published_generation = self.generation
         self.values = {}
         self.expected_members = 0
-        self.last_progress_time = now
+        self.last_progress_time = now_s
         self.is_hang_check = False
         self.has_fixed_fingerprint = True
         self.refused_since = float("inf")
-        message = {
-            "members": [[id, self.alive_workers[id].address] for id in members],
+        group_message = {
+            "members": [
+                [member_id, self.alive_workers[member_id].address] for member_id in member_ids
+            ],
             "generation": self.generation,
         }
-        self.outbox += [(id, message) for id in members]
-        names = [self.alive_workers[id].name for id in members]
+        self.outbox += [(member_id, group_message) for member_id in member_ids]
+        member_names = [self.alive_workers[member_id].name for member_id in member_ids]
 
         self.events.append(
             {
                 "event": "generation",
                 "generation": self.published_generation,
-                "members": names,
+                "members": member_names,
                 "step": self.step,
             }
         )
 
-        shown_names = first_names(names, MAX_NAMES, " ")
+        shown_names = first_names(member_names, MAX_NAMES, " ")
         self.log.append(f"generation {self.published_generation}: {shown_names}")
 
-    def _adopt_generation(self, now: float, hello: Message) -> None:
+    def _adopt_generation(self, now_s: float, hello_message: Message) -> None:
         """After a restart of the coordinator, adopt the generation that a worker reports."""
-        self.generation = self.published_generation = hello["generation"]
+        self.generation = self.published_generation = hello_message["generation"]
         self.values = {}
-        peers = list(dict.fromkeys(hello["peers"]))
+        peer_ids = list(dict.fromkeys(hello_message["peers"]))
 
         # the worker waits for this generation, which the previous coordinator may already have
         # published to other workers
-        if hello["group"] != self.generation:
-            self.members = [id for id in peers if id in self.alive_workers]
-            self.join_deadline = now + self.config.join_timeout_s
-            self.expected_members = len(peers)
+        if hello_message["group"] != self.generation:
+            self.members = [peer_id for peer_id in peer_ids if peer_id in self.alive_workers]
+            self.join_deadline = now_s + self.config.join_timeout_s
+            self.expected_members = len(peer_ids)
             self._update_next_group()
 
-            return self._open_generation(now, abort=True)
+            return self._open_generation(now_s, should_abort=True)
 
-        self.members = peers
-        self.last_progress_time = now
+        self.members = peer_ids
+        self.last_progress_time = now_s
 
         self.expected_members = 0
         # count each member of the adopted group as alive until it has been silent for
         # silence_seconds
-        for id in self.members:
+        for peer_id in self.members:
             self.alive_workers.setdefault(
-                id, Worker(id, id, "", now, now, acked_generation=self.generation)
+                peer_id,
+                Worker(peer_id, peer_id, "", now_s, now_s, acked_generation=self.generation),
             )
 
         self.unregistered_ids = set(self.members)
 
-    def _open_after(self, now: float, generation: int) -> None:
+    def _open_after(self, now_s: float, generation: int) -> None:
         """Open a generation with a number above `generation`, which another coordinator used, since
         workers acknowledge only newer generations."""
         if self.is_published:
-            self.open_time = now
+            self.open_time = now_s
             self.must_abort = False
         self.generation = generation + 1
         self._announce_generation()
 
-    def _is_silent(self, now: float, worker: Worker) -> bool:
+    def _is_silent(self, now_s: float, worker: Worker) -> bool:
         """Return True if a worker has been silent for too long. A completed step counts as a sign
         of life of all members."""
         # False if the worker has already left its group
         may_train = worker.acked_generation < self.generation or self.is_published
         is_training_member = may_train and worker.id in self.members
         if is_training_member:
-            last_sign = max(worker.last_seen_time, self.last_progress_time)
+            last_sign_s = max(worker.last_seen_time, self.last_progress_time)
         else:
-            last_sign = worker.last_seen_time
-        return now - last_sign > self.config.silence_seconds
+            last_sign_s = worker.last_seen_time
+        return now_s - last_sign_s > self.config.silence_seconds
 
-    def _drop_hung(self, now: float) -> None:
+    def _drop_hung(self, now_s: float) -> None:
         """Abort a group that is alive but completes no steps, then drop the workers that do not
         acknowledge the next generation."""
-        limit = self.config.hung_seconds
+        hung_limit_s = self.config.hung_seconds
 
         if self.is_published or (
             not self.must_abort and self.unacknowledged_ids.intersection(self.members)
         ):
-            if self.members and now - max(self.last_progress_time, self.open_time) > limit:
+            if self.members and now_s - max(self.last_progress_time, self.open_time) > hung_limit_s:
                 self.log.append(
-                    f"no step for {limit:.0f} s, although all workers are alive: probing each of"
-                    " them"
+                    f"no step for {hung_limit_s:.0f} s, although all workers are alive: probing"
+                    " each of them"
                 )
                 self.is_hang_check = True
                 # all workers acknowledge the abort, except hung workers
-                self._open_generation(now, abort=True)
-                self.open_time = now
+                self._open_generation(now_s, should_abort=True)
+                self.open_time = now_s
 
             return
 
         if self.is_hang_check:
-            timeout = min(HANG_CHECK_TIMEOUT_S, limit)
+            timeout_s = min(HANG_CHECK_TIMEOUT_S, hung_limit_s)
         else:
-            timeout = limit
+            timeout_s = hung_limit_s
 
-        for worker in [self.alive_workers[id] for id in self.unacknowledged_ids]:
-            if now - max(self.open_time, worker.join_time, worker.last_busy_time) > timeout:
-                self.remove(now, worker.id, "hung")
+        for worker in [self.alive_workers[hung_id] for hung_id in self.unacknowledged_ids]:
+            if now_s - max(self.open_time, worker.join_time, worker.last_busy_time) > timeout_s:
+                self.remove(now_s, worker.id, "hung")
 
-    def _log_wait_reason(self, now: float) -> None:
+    def _log_wait_reason(self, now_s: float) -> None:
         if (self.is_published and self.members) or not self.last_reminder_time:
-            self.last_reminder_time = now
-        elif now - self.last_reminder_time >= REMINDER_INTERVAL_S:
-            self.last_reminder_time = now
+            self.last_reminder_time = now_s
+        elif now_s - self.last_reminder_time >= REMINDER_INTERVAL_S:
+            self.last_reminder_time = now_s
             if self.lacks_workers:
                 alive_count = len(self.eligible_ids)
                 required_count = max(1, self.config.min_workers)
@@ -444,8 +481,10 @@ class MembershipStateMachine:
                     " required"
                 )
             else:
-                names = sorted(self.alive_workers[id].name for id in self.unacknowledged_ids)
-                shown_names = first_names(names, MAX_NAMES, " ")
+                worker_names = sorted(
+                    self.alive_workers[worker_id].name for worker_id in self.unacknowledged_ids
+                )
+                shown_names = first_names(worker_names, MAX_NAMES, " ")
                 self.log.append(
                     f"generation {self.generation} waits for {shown_names} to stop their last step"
                 )
@@ -453,23 +492,25 @@ class MembershipStateMachine:
     def _update_next_group(self) -> None:
         """Update the list of workers of the next group, and the set of those that have not
         acknowledged the open generation."""
-        staying_ids = dict.fromkeys(id for id in self.members if id in self.alive_workers)
+        staying_ids = dict.fromkeys(
+            member_id for member_id in self.members if member_id in self.alive_workers
+        )
         self.eligible_ids = [*(staying_ids | dict.fromkeys(self.alive_workers))][
             : self.config.max_workers
         ]
         self.unacknowledged_ids = {
-            id
-            for id in self.eligible_ids
-            if self.alive_workers[id].acked_generation != self.generation
+            member_id
+            for member_id in self.eligible_ids
+            if self.alive_workers[member_id].acked_generation != self.generation
         }
 
-    def _open_generation(self, now: float, *, abort: bool) -> None:
+    def _open_generation(self, now_s: float, *, should_abort: bool) -> None:
         if self.is_published:
             self.generation += 1
-            self.open_time = now
-        elif self.must_abort or not abort:
+            self.open_time = now_s
+        elif self.must_abort or not should_abort:
             return  # the open generation has already told the workers to stop
-        self.must_abort = abort
+        self.must_abort = should_abort
         self._announce_generation()
 
     def _announce_generation(self) -> None:
@@ -477,12 +518,13 @@ class MembershipStateMachine:
             {"event": "open", "generation": self.generation, "hard": self.must_abort}
         )
         self._update_next_group()
-        to_members, to_others = (
-            {"open": self.generation, "hard": hard} for hard in (self.must_abort, True)
+        message_to_members, message_to_others = (
+            {"open": self.generation, "hard": is_abort} for is_abort in (self.must_abort, True)
         )
-        members = set(self.members)
+        member_ids = set(self.members)
         self.outbox += [
-            (id, to_members if id in members else to_others) for id in self.alive_workers
+            (worker_id, message_to_members if worker_id in member_ids else message_to_others)
+            for worker_id in self.alive_workers
         ]
 
     def _check_generation(self, generation: int) -> None:
@@ -491,28 +533,28 @@ class MembershipStateMachine:
                 f"generation {generation} was never opened; the newest is {self.generation}"
             )
 
-    def _refuse(self, now: float, id: str, name: str, problem: str) -> None:
+    def _refuse(self, now_s: float, worker_id: str, worker_name: str, mismatch_reason: str) -> None:
         """Refuse a worker; it may be started again on another node. End the run if, during the last
         `hung_seconds`, there were too few other live workers for a group."""
-        self.outbox.append((id, {"refused": problem}))
-        self.events.append({"event": "refused", "name": name, "message": problem})
+        self.outbox.append((worker_id, {"refused": mismatch_reason}))
+        self.events.append({"event": "refused", "name": worker_name, "message": mismatch_reason})
         if not self.lacks_workers:
             return
-        self.refused_since = min(self.refused_since, now)
-        if now - self.refused_since > self.config.hung_seconds:
-            self.end_run(exit_codes.INVALID_CONFIG, problem)
+        self.refused_since = min(self.refused_since, now_s)
+        if now_s - self.refused_since > self.config.hung_seconds:
+            self.end_run(exit_codes.INVALID_CONFIG, mismatch_reason)
 
-    def end_run(self, code: int, text: str) -> None:
+    def end_run(self, exit_code: int, end_message: str) -> None:
         """End the run with this exit code and message."""
-        self.verdict = code, text
-        self.events.append({"event": "verdict", "code": code, "message": text})
+        self.verdict = exit_code, end_message
+        self.events.append({"event": "verdict", "code": exit_code, "message": end_message})
 
-    def _adopt_fingerprint(self, now: float, hello: Message) -> None:
+    def _adopt_fingerprint(self, now_s: float, hello_message: Message) -> None:
         """Adopt the fingerprint of a group that is training, and refuse the workers that joined
         before with a different fingerprint."""
         previous_fingerprint = self.fingerprint
 
-        self.fingerprint = hello["fingerprint"]
+        self.fingerprint = hello_message["fingerprint"]
         if previous_fingerprint in ({}, self.fingerprint):
             return
 
@@ -522,42 +564,50 @@ class MembershipStateMachine:
                 "protocol": PROTOCOL,
                 "fingerprint": previous_fingerprint,
             }
-            self._refuse(now, worker.id, worker.name, self._find_mismatch(hypothetical_hello))
+            self._refuse(now_s, worker.id, worker.name, self._find_mismatch(hypothetical_hello))
             self.events.append(
                 {"event": "lost", "worker": worker.id, "name": worker.name, "why": "dropped"}
             )
 
         self.alive_workers.clear()
 
-    def _find_mismatch(self, hello: Message, *, any_fingerprint: bool = False) -> str:
-        """Return the reason to refuse a worker, or "". If `any_fingerprint` is True, the worker's
-        fingerprint must match only train.fingerprint."""
-        protocol = hello.get("protocol")
-        if protocol != PROTOCOL:
+    def _find_mismatch(
+        self, hello_message: Message, *, allows_any_fingerprint: bool = False
+    ) -> str:
+        """Return the reason to refuse a worker, or "". If `allows_any_fingerprint` is True, the
+        worker's fingerprint must match only train.fingerprint."""
+        protocol_version = hello_message.get("protocol")
+        if protocol_version != PROTOCOL:
             return (
-                f'worker "{hello["name"]}" is refused: its protocol is {protocol} and not'
-                f" {PROTOCOL}. Give the workers and the coordinator of a run the same image."
+                f'worker "{hello_message["name"]}" is refused: its protocol is {protocol_version}'
+                f" and not {PROTOCOL}. Give the workers and the coordinator of a run the same"
+                " image."
             )
 
-        expected = {} if any_fingerprint else self.fingerprint
-        actual = hello["fingerprint"]
-        if expected:
+        expected_fingerprint = {} if allows_any_fingerprint else self.fingerprint
+        actual_fingerprint = hello_message["fingerprint"]
+        if expected_fingerprint:
             differing_keys = [
-                key for key in expected | actual if expected.get(key) != actual.get(key)
+                key
+                for key in expected_fingerprint | actual_fingerprint
+                if expected_fingerprint.get(key) != actual_fingerprint.get(key)
             ]
         else:
             differing_keys = []
 
         differences = [
-            f"{key} is {actual.get(key)} and not {expected.get(key)}" for key in differing_keys
+            f"{key} is {actual_fingerprint.get(key)} and not {expected_fingerprint.get(key)}"
+            for key in differing_keys
         ]
-        details = ", ".join(self.config.find_fingerprint_mismatches(actual) or differences)
-        if not details:
+        details_text = ", ".join(
+            self.config.find_fingerprint_mismatches(actual_fingerprint) or differences
+        )
+        if not details_text:
             return ""
 
         return (
-            f'worker "{hello["name"]}" is refused: its {details}. Every worker of a run must'
-            " compute the same bits: give all of them the same image, kind of node, threads,"
-            " config and data. If the cluster has several kinds of nodes, choose one with"
+            f'worker "{hello_message["name"]}" is refused: its {details_text}. Every worker of a'
+            " run must compute the same bits: give all of them the same image, kind of node,"
+            " threads, config and data. If the cluster has several kinds of nodes, choose one with"
             " train.fingerprint."
         )

@@ -30,114 +30,148 @@ Values = dict[str, float]
 
 
 def choose_family(
-    spec: TrainingSpec, workload: Workload, models: Mapping[str, Path], dataset: Path, out: Path
+    training_spec: TrainingSpec,
+    workload: Workload,
+    folder_by_family: Mapping[str, Path],
+    dataset_path: Path,
+    output_folder: Path,
 ) -> str:
-    """Copy the best of `models` to `out`, and add the validation results of all models to its
-    model.json; return the name of the best family.
+    """Copy the best of `folder_by_family` to `output_folder`, and add the validation results of all
+    models to its model.json; return the name of the best family.
 
-    Of equal models, the first in `models` is chosen. Raises DataError if no model has a finite
-    value.
+    Of equal models, the first in `folder_by_family` is chosen. Raises DataError if no model has a
+    finite value.
     """
-    device = prepare_device(spec)
-    verify_dataset(dataset, spec.digest)
+    device = prepare_device(training_spec)
+    verify_dataset(dataset_path, training_spec.digest)
 
-    _, held_out = open_samples(spec, workload, dataset)
+    _, held_out = open_samples(training_spec, workload, dataset_path)
     if held_out is None:
         raise ConfigError("families are chosen by validation: set train.validation, such as 0.1.")
 
-    facts = dataset_facts(dataset)
-    metric = families.get_selection_metric(workload)
-    values: dict[str, Values] = {}
+    dataset_properties = dataset_facts(dataset_path)
+    selection_metric = families.get_selection_metric(workload)
+    values_by_family: dict[str, Values] = {}
 
-    for name, folder in models.items():
-        description = verify_weights(folder)
-        check_held_out(name, description.train, spec)
-        family_spec = spec.model_copy(
-            update={"model": description.model, "family": description.family}
+    for family_name, model_folder in folder_by_family.items():
+        model_description = verify_weights(model_folder)
+        check_held_out(family_name, model_description.train, training_spec)
+        family_spec = training_spec.model_copy(
+            update={"model": model_description.model, "family": model_description.family}
         )
-        model = build_model(family_spec, workload, facts)
-        model.load_state_dict(load_file(folder / WEIGHTS_FILE))
-        values[name] = compute_validation(spec, workload, model.to(device), held_out, device)
-        say(f"{name}: " + ", ".join(f"{key} {value:.5g}" for key, value in values[name].items()))
+        model = build_model(family_spec, workload, dataset_properties)
+        model.load_state_dict(load_file(model_folder / WEIGHTS_FILE))
+        values_by_family[family_name] = compute_validation(
+            training_spec, workload, model.to(device), held_out, device
+        )
+        say(
+            f"{family_name}: "
+            + ", ".join(
+                f"{metric_name} {metric_value:.5g}"
+                for metric_name, metric_value in values_by_family[family_name].items()
+            )
+        )
 
-    best_family = find_best_family(values, metric)
-    shutil.copytree(models[best_family], out)
+    best_family = find_best_family(values_by_family, selection_metric)
+    shutil.copytree(folder_by_family[best_family], output_folder)
 
-    chosen = {
+    choice_record = {
         "family": best_family,
-        "by": metric.name,
-        "better": metric.better,
-        "validation": replace_nan(values),
+        "by": selection_metric.name,
+        "better": selection_metric.better,
+        "validation": replace_nan(values_by_family),
     }
 
-    description = read_description(out).as_json() | {"chosen": chosen}
-    (out / MODEL_FILE).write_bytes(describe_model(description))
+    model_description = read_description(output_folder).as_json() | {"chosen": choice_record}
+    (output_folder / MODEL_FILE).write_bytes(describe_model(model_description))
 
     return best_family
 
 
-def check_held_out(name: str, train: Mapping[str, Any], spec: TrainingSpec) -> None:
-    """Raise ConfigError if the model `name` had other held-out samples than `spec`, because it may
-    have been trained on the held-out samples of `spec`."""
-    for key in TrainConfig.HELD_OUT_SETTINGS:
-        if key in train and train[key] != getattr(spec, key):
+def check_held_out(
+    model_name: str, train_settings: Mapping[str, Any], training_spec: TrainingSpec
+) -> None:
+    """Raise ConfigError if the model `model_name` had other held-out samples than
+    `training_spec`, because it may have been trained on the held-out samples of `training_spec`."""
+    for setting_name in TrainConfig.HELD_OUT_SETTINGS:
+        if setting_name in train_settings and train_settings[setting_name] != getattr(
+            training_spec, setting_name
+        ):
             raise ConfigError(
-                f"{name} was trained with train.{key} {train[key]}, and is compared with"
-                f" {getattr(spec, key)}: train all models with the same validation and seed, so"
-                " that none has seen the held-out samples."
+                f"{model_name} was trained with train.{setting_name}"
+                f" {train_settings[setting_name]}, and is compared with"
+                f" {getattr(training_spec, setting_name)}: train all models with the same"
+                " validation and seed, so that none has seen the held-out samples."
             )
 
 
-def find_best_family(values: Mapping[str, Values], metric: Metric) -> str:
+def find_best_family(values_by_family: Mapping[str, Values], selection_metric: Metric) -> str:
     """Return the family with the best finite value.
 
     Raises ConfigError for an unknown metric, DataError if no value is finite.
     """
-    for name, family_values in values.items():
-        check_metric(name, family_values, metric)
+    for family_name, family_values in values_by_family.items():
+        check_metric(family_name, family_values, selection_metric)
 
     finite_values = {
-        name: value for name in values if math.isfinite(value := values[name][metric.name])
+        family_name: metric_value
+        for family_name in values_by_family
+        if math.isfinite(metric_value := values_by_family[family_name][selection_metric.name])
     }
     if not finite_values:
         raise DataError(
-            f"{metric.name} of {', '.join(values)} is not a number on the held-out samples: lower"
-            " train.learning_rate of a training that diverged, or correct `fit`, `loss` or"
-            " `measures`."
+            f"{selection_metric.name} of {', '.join(values_by_family)} is not a number on the"
+            " held-out samples: lower train.learning_rate of a training that diverged, or correct"
+            " `fit`, `loss` or `measures`."
         )
 
-    return max(finite_values, key=lambda name: metric.gain(finite_values[name]))
+    return max(
+        finite_values, key=lambda family_name: selection_metric.gain(finite_values[family_name])
+    )
 
 
-def check_metric(name: str, values: Values, metric: Metric) -> None:
-    """Raise ConfigError unless the validation of the family `name` has the metric by which families
-    are compared."""
-    if metric.name not in values:
+def check_metric(family_name: str, metric_values: Values, selection_metric: Metric) -> None:
+    """Raise ConfigError unless the validation of the family `family_name` has the metric by
+    which families are compared."""
+    if selection_metric.name not in metric_values:
         raise ConfigError(
-            f'chosen_by is Metric("{metric.name}"), but validation of {name} has'
-            f" {', '.join(values)}: choose one of them, or let `measures` return it."
+            f'chosen_by is Metric("{selection_metric.name}"), but validation of {family_name} has'
+            f" {', '.join(metric_values)}: choose one of them, or let `measures` return it."
         )
 
 
 def compute_validation(
-    spec: TrainingSpec, workload: Workload, model: nn.Module, samples: Subset, device: torch.device
+    training_spec: TrainingSpec,
+    workload: Workload,
+    model: nn.Module,
+    samples: Subset,
+    device: torch.device,
 ) -> Values:
     """Return the means of the loss and the measures over `samples`, in batches of
     train.batch_size."""
     measures = getattr(workload, "measures", lambda model, batch: {})
-    sums: Values = {}
+    weighted_sums: Values = {}
     model.eval()
 
-    with torch.no_grad(), make_autocast(spec, device):
-        for number, start in enumerate(range(0, len(samples), spec.batch_size)):
-            indices = torch.arange(start, min(len(samples), start + spec.batch_size))
-            batch = tuple(tensor.to(device) for tensor in samples.batch(indices))
-            torch.manual_seed(mix_seed(spec.seed, number, 0, 2))
+    with torch.no_grad(), make_autocast(training_spec, device):
+        for batch_number, batch_start in enumerate(
+            range(0, len(samples), training_spec.batch_size)
+        ):
+            sample_indices = torch.arange(
+                batch_start, min(len(samples), batch_start + training_spec.batch_size)
+            )
+            batch = tuple(batch_tensor.to(device) for batch_tensor in samples.batch(sample_indices))
+            torch.manual_seed(mix_seed(training_spec.seed, batch_number, 0, 2))
 
-            for key, value in {
+            for metric_name, metric_value in {
                 "loss": workload.loss(model, batch),
                 **parse_measures(measures(model, batch)),
             }.items():
-                sums[key] = sums.get(key, 0.0) + float(value) * len(indices)
+                weighted_sums[metric_name] = weighted_sums.get(metric_name, 0.0) + float(
+                    metric_value
+                ) * len(sample_indices)
 
-    return {key: value / len(samples) for key, value in sums.items()}
+    return {
+        metric_name: metric_value / len(samples)
+        for metric_name, metric_value in weighted_sums.items()
+    }

@@ -14,48 +14,48 @@ from rekindle.training.sweep.sweep_config import Sweep
 
 def compute_excess(
     sweep: Sweep,
-    job: Job,
-    jobs: Sequence[Job],
-    finished: Collection[Job],
-    seconds: Mapping[Job, float],
+    next_job: Job,
+    started_jobs: Sequence[Job],
+    completed_jobs: Collection[Job],
+    seconds_by_job: Mapping[Job, float],
 ) -> dict[str, Any] | None:
-    """If `job` would exceed the budget, return the hours that are used, expected and allowed; else
-    None."""
+    """If `next_job` would exceed the budget, return the hours that are used, expected and
+    allowed; else None."""
     limit_s = 3600 * sweep.budget.hours
 
-    finished_jobs = [other for other in jobs if other in finished]
+    finished_jobs = [other_job for other_job in started_jobs if other_job in completed_jobs]
     # without a finished job, the duration of a trial is unknown
     if not limit_s or not finished_jobs:
         return None
 
-    training_s = sum(seconds.get(other, 0.0) for other in finished_jobs) / sum(
-        step_share(sweep, other, jobs) for other in finished_jobs
+    training_s = sum(seconds_by_job.get(other_job, 0.0) for other_job in finished_jobs) / sum(
+        step_share(sweep, other_job, started_jobs) for other_job in finished_jobs
     )
-    expected_s = training_s * step_share(sweep, job, jobs)
-    for other in jobs:
-        if other in finished:
+    expected_s = training_s * step_share(sweep, next_job, started_jobs)
+    for other_job in started_jobs:
+        if other_job in completed_jobs:
             remaining_s = 0.0
         else:
-            remaining_s = training_s * step_share(sweep, other, jobs)
+            remaining_s = training_s * step_share(sweep, other_job, started_jobs)
 
-        expected_s += max(seconds.get(other, 0.0), remaining_s)
+        expected_s += max(seconds_by_job.get(other_job, 0.0), remaining_s)
 
-    if all(other.rung < sweep.rungs - 1 for other in [*jobs, job]):
-        expected_s += training_s * (1 - sweep.step_share(job.rung))
+    if all(other_job.rung < sweep.rungs - 1 for other_job in [*started_jobs, next_job]):
+        expected_s += training_s * (1 - sweep.step_share(next_job.rung))
 
-    used_s = sum(seconds.values())
+    used_s = sum(seconds_by_job.values())
     if expected_s > limit_s:
         return {"hours": used_s / 3600, "expected": expected_s / 3600, "limit": limit_s / 3600}
 
     return None
 
 
-def step_share(sweep: Sweep, job: Job, jobs: Sequence[Job]) -> float:
-    """Return the number of steps that `job` makes, as a fraction of the steps of a complete
+def step_share(sweep: Sweep, trial_job: Job, started_jobs: Sequence[Job]) -> float:
+    """Return the number of steps that `trial_job` makes, as a fraction of the steps of a complete
     training."""
-    earlier = [
-        sweep.step_share(other.rung)
-        for other in jobs
-        if other.trial == job.trial and other.rung < job.rung
+    earlier_shares = [
+        sweep.step_share(other_job.rung)
+        for other_job in started_jobs
+        if other_job.trial == trial_job.trial and other_job.rung < trial_job.rung
     ]
-    return sweep.step_share(job.rung) - max(earlier, default=0.0)
+    return sweep.step_share(trial_job.rung) - max(earlier_shares, default=0.0)

@@ -11,21 +11,22 @@ from rekindle.training.ledger.events import read_events
 from rekindle.training.sweep.study import Study
 
 
-def compute_trial_bills(study: Study, tariff: Tariff) -> dict[int, Bill]:
+def compute_trial_bills(study: Study, trial_tariff: Tariff) -> dict[int, Bill]:
     """Compute the cost of each trial; call `study.read()` before. Raises StorageError."""
-    name = LEDGER.rpartition("/")[2]
-    ledgers = {
-        trial.number: f"{study.checkpoint_prefix(trial.number)}/{name}" for trial in study.trials()
+    ledger_name = LEDGER.rpartition("/")[2]
+    ledger_by_trial = {
+        trial.number: f"{study.checkpoint_prefix(trial.number)}/{ledger_name}"
+        for trial in study.trials()
     }
     return {
-        number: compute_bill(summarize(read_events(study.store, ledger)), tariff)
-        for number, ledger in ledgers.items()
+        trial_number: compute_bill(summarize(read_events(study.store, ledger_prefix)), trial_tariff)
+        for trial_number, ledger_prefix in ledger_by_trial.items()
     }
 
 
 def sum_amounts(bills: Iterable[Bill]) -> dict[str, float]:
     """Sum the amounts of several bills by name."""
-    amounts: Counter[str] = Counter()
+    amount_by_name: Counter[str] = Counter()
     for bill in bills:
-        amounts.update(bill.amounts())
-    return dict(amounts)
+        amount_by_name.update(bill.amounts())
+    return dict(amount_by_name)

@@ -48,65 +48,93 @@ class Job:
     rung: int
 
 
-def is_finite(value: float | None) -> TypeGuard[float]:
+def is_finite(metric_value: float | None) -> TypeGuard[float]:
     """Return True if the metric is a finite number. None, NaN and infinity mean that the trial has
     failed."""
-    return value is not None and math.isfinite(value)
+    return metric_value is not None and math.isfinite(metric_value)
 
 
-def rank_trials(values: Mapping[int, float | None], count: int, better: str) -> list[int]:
-    """Return the numbers of the best `count` trials that have not failed, best first; equally good
-    trials are sorted by number."""
-    sign = 1 if better == "lower" else -1
-    finite_values = {number: value for number, value in values.items() if is_finite(value)}
-    return sorted(finite_values, key=lambda number: (sign * finite_values[number], number))[:count]
+def rank_trials(
+    metric_by_trial: Mapping[int, float | None], trial_count: int, better_direction: str
+) -> list[int]:
+    """Return the numbers of the best `trial_count` trials that have not failed, best first;
+    equally good trials are sorted by number."""
+    sign = 1 if better_direction == "lower" else -1
+    finite_values = {
+        trial_number: metric_value
+        for trial_number, metric_value in metric_by_trial.items()
+        if is_finite(metric_value)
+    }
+    return sorted(
+        finite_values, key=lambda trial_number: (sign * finite_values[trial_number], trial_number)
+    )[:trial_count]
 
 
-def usable_result_counts(sweep: Sweep, jobs: Sequence[Job], finished: Collection[Job]) -> range:
+def usable_result_counts(
+    sweep: Sweep, started_jobs: Sequence[Job], finished_jobs: Collection[Job]
+) -> range:
     """Return a range of counts n: the next decision may use the results of the first n jobs.
 
     The decision uses the smallest n that is sufficient to choose a job. The range is empty while
     the decision must wait for missing results.
     """
-    is_sampling = sum(job.rung == 0 for job in jobs) < sweep.trial_count
-    available = 0
-    for job in jobs:
-        if job not in finished and (job.rung < sweep.rungs - 1 or (job.rung == 0 and is_sampling)):
+    is_sampling = sum(started_job.rung == 0 for started_job in started_jobs) < sweep.trial_count
+    result_count = 0
+    for started_job in started_jobs:
+        if started_job not in finished_jobs and (
+            started_job.rung < sweep.rungs - 1 or (started_job.rung == 0 and is_sampling)
+        ):
             break
-        available += 1
-    return range(max(0, len(jobs) - sweep.decision_lag + 1), available + 1)
+        result_count += 1
+    return range(max(0, len(started_jobs) - sweep.decision_lag + 1), result_count + 1)
 
 
-def choose_next_job(sweep: Sweep, jobs: Sequence[Job], values: Values) -> Job | None:
+def choose_next_job(sweep: Sweep, started_jobs: Sequence[Job], metric_by_job: Values) -> Job | None:
     """Return the next job: the continuation of a good trial, else a new trial, or None if all
-    trials have started. `values`: metric of each finished job."""
-    for rung in reversed(range(sweep.rungs - 1)):
-        results = {job.trial: values[job] for job in jobs if job.rung == rung and job in values}
-        continued = {job.trial for job in jobs if job.rung > rung}
-        for trial in rank_trials(results, len(results) // sweep.reduction, sweep.better):
-            if trial not in continued:
-                return Job(trial, rung + 1)
-    started = sum(job.rung == 0 for job in jobs)
-    if started < sweep.trial_count:
-        return Job(started, 0)
+    trials have started. `metric_by_job`: metric of each finished job."""
+    for rung_index in reversed(range(sweep.rungs - 1)):
+        metric_by_trial = {
+            started_job.trial: metric_by_job[started_job]
+            for started_job in started_jobs
+            if started_job.rung == rung_index and started_job in metric_by_job
+        }
+        continued_trials = {
+            started_job.trial for started_job in started_jobs if started_job.rung > rung_index
+        }
+        for trial_number in rank_trials(
+            metric_by_trial, len(metric_by_trial) // sweep.reduction, sweep.better
+        ):
+            if trial_number not in continued_trials:
+                return Job(trial_number, rung_index + 1)
+    started_trial_count = sum(started_job.rung == 0 for started_job in started_jobs)
+    if started_trial_count < sweep.trial_count:
+        return Job(started_trial_count, 0)
     return None
 
 
-def choose_final_job(sweep: Sweep, jobs: Sequence[Job], values: Values) -> Job | None:
+def choose_final_job(
+    sweep: Sweep, started_jobs: Sequence[Job], metric_by_job: Values
+) -> Job | None:
     """Return the job that trains the best trial to the last rung; None if the best trial has
     reached it.
 
-    `values`: the results of all jobs.
+    `metric_by_job`: the results of all jobs.
     """
-    last = sweep.rungs - 1
+    last_rung = sweep.rungs - 1
 
-    for rung in reversed(range(sweep.rungs)):
-        results = {job.trial: values[job] for job in jobs if job.rung == rung}
-        continued = {job.trial for job in jobs if job.rung > rung}
-        for trial in rank_trials(results, len(results), sweep.better):
-            if rung == last:
+    for rung_index in reversed(range(sweep.rungs)):
+        metric_by_trial = {
+            started_job.trial: metric_by_job[started_job]
+            for started_job in started_jobs
+            if started_job.rung == rung_index
+        }
+        continued_trials = {
+            started_job.trial for started_job in started_jobs if started_job.rung > rung_index
+        }
+        for trial_number in rank_trials(metric_by_trial, len(metric_by_trial), sweep.better):
+            if rung_index == last_rung:
                 return None
-            if trial not in continued:
-                return Job(trial, last)
+            if trial_number not in continued_trials:
+                return Job(trial_number, last_rung)
 
     return None

@@ -27,87 +27,112 @@ RANDOM_TRIALS = 10  # number of random start-up trials of tpe (Optuna's default)
 
 
 def sample_settings(
-    sweep: Sweep, trials: Sequence[Trial], default: Settings, integer_settings: Mapping[str, bool]
+    sweep: Sweep,
+    trials: Sequence[Trial],
+    default_settings: Settings,
+    integer_settings: Mapping[str, bool],
 ) -> tuple[Settings, dict[str, Any]]:
     """Return the settings of the next trial, and attributes that later calls need (`Trial.attrs`).
 
-    The first trial gets the settings `default` unless they are empty. `trials`: all earlier trials;
-    a trial without a value counts as running. `integer_settings`: True for the path of each setting
-    with integer values.
+    The first trial gets the settings `default_settings` unless they are empty. `trials`: all
+    earlier trials; a trial without a value counts as running. `integer_settings`: True for the path
+    of each setting with integer values.
     """
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    space: dict[str, BaseDistribution] = {
-        path: make_distribution(choice, integer_settings.get(path, False))
-        for path, choice in sweep.choices()
+    search_space: dict[str, BaseDistribution] = {
+        setting_path: make_distribution(setting_choice, integer_settings.get(setting_path, False))
+        for setting_path, setting_choice in sweep.choices()
     }
-    study = optuna.create_study(
-        direction="minimize", sampler=_make_sampler(sweep, len(trials), space)
+    optuna_study = optuna.create_study(
+        direction="minimize", sampler=_make_sampler(sweep, len(trials), search_space)
     )
-    sign = 1 if sweep.better == "lower" else -1
+    direction_sign = 1 if sweep.better == "lower" else -1
 
     # the sampler gets the values of the first rung, which all trials reach
     for trial in trials:
-        value = trial.values.get(0)
+        metric_value = trial.values.get(0)
         if 0 not in trial.values:
-            state = TrialState.RUNNING
-        elif value is None:
-            state = TrialState.FAIL
+            trial_state = TrialState.RUNNING
+        elif metric_value is None:
+            trial_state = TrialState.FAIL
         else:
-            state = TrialState.COMPLETE
+            trial_state = TrialState.COMPLETE
 
-        study.add_trial(
+        optuna_study.add_trial(
             create_trial(
-                state=state,
-                value=None if value is None else sign * value,
+                state=trial_state,
+                value=None if metric_value is None else direction_sign * metric_value,
                 params={
-                    path: _encode(space[path], value) for path, value in trial.settings.items()
+                    setting_path: _encode(search_space[setting_path], metric_value)
+                    for setting_path, metric_value in trial.settings.items()
                 },
-                distributions=space,
+                distributions=search_space,
                 system_attrs=trial.attrs,
             )
         )
 
-    if default and not trials and sweep.sampler != "grid":
-        study.enqueue_trial({path: _encode(space[path], value) for path, value in default.items()})
+    if default_settings and not trials and sweep.sampler != "grid":
+        optuna_study.enqueue_trial(
+            {
+                setting_path: _encode(search_space[setting_path], metric_value)
+                for setting_path, metric_value in default_settings.items()
+            }
+        )
 
-    new_trial = study.ask(space)
+    new_trial = optuna_study.ask(search_space)
     if sweep.sampler == "grid":
-        attrs = study.trials[new_trial.number].system_attrs
+        trial_attributes = optuna_study.trials[new_trial.number].system_attrs
     else:
-        attrs = {}
+        trial_attributes = {}
 
-    return {path: _decode(space[path], value) for path, value in new_trial.params.items()}, attrs
+    return {
+        setting_path: _decode(search_space[setting_path], metric_value)
+        for setting_path, metric_value in new_trial.params.items()
+    }, trial_attributes
 
 
-def make_distribution(choice: Choice, is_integer: bool) -> BaseDistribution:
+def make_distribution(setting_choice: Choice, is_integer: bool) -> BaseDistribution:
     """Return the Optuna distribution of a setting. The values of a list become JSON texts, since
     Optuna does not accept all types."""
-    if choice.choices:
-        return CategoricalDistribution([to_json(value) for value in choice.choices])
-    assert choice.low is not None
-    assert choice.high is not None
+    if setting_choice.choices:
+        return CategoricalDistribution(
+            [to_json(choice_value) for choice_value in setting_choice.choices]
+        )
+    assert setting_choice.low is not None
+    assert setting_choice.high is not None
     if is_integer:
-        return IntDistribution(int(choice.low), int(choice.high), choice.log, int(choice.step) or 1)
-    return FloatDistribution(choice.low, choice.high, choice.log, choice.step or None)
+        return IntDistribution(
+            int(setting_choice.low),
+            int(setting_choice.high),
+            setting_choice.log,
+            int(setting_choice.step) or 1,
+        )
+    return FloatDistribution(
+        setting_choice.low, setting_choice.high, setting_choice.log, setting_choice.step or None
+    )
 
 
 def _make_sampler(
-    sweep: Sweep, trial_count: int, space: Mapping[str, BaseDistribution]
+    sweep: Sweep, trial_count: int, search_space: Mapping[str, BaseDistribution]
 ) -> BaseSampler:
     # each trial gets a different seed
-    seed = int(numpy.random.SeedSequence([sweep.seed, trial_count]).generate_state(1)[0])
+    sampler_seed = int(numpy.random.SeedSequence([sweep.seed, trial_count]).generate_state(1)[0])
     if sweep.sampler == "grid":
         return GridSampler(
-            {path: _list_grid_points(values) for path, values in space.items()}, seed=sweep.seed
+            {
+                setting_path: _list_grid_points(grid_values)
+                for setting_path, grid_values in search_space.items()
+            },
+            seed=sweep.seed,
         )
 
     if sweep.sampler == "random":
-        return RandomSampler(seed)
+        return RandomSampler(sampler_seed)
 
     # constant_liar: the sampler assumes bad values for running trials, so that the next trials
     # differ from them
     return TPESampler(
-        seed=seed,
+        seed=sampler_seed,
         n_startup_trials=min(RANDOM_TRIALS, max(1, sweep.trial_count // 3)),
         constant_liar=True,
     )
@@ -119,18 +144,18 @@ def _list_grid_points(distribution: BaseDistribution) -> list[Any]:
 
     assert isinstance(distribution, FloatDistribution | IntDistribution)
     assert distribution.step
-    low = distribution.low
-    count = int((distribution.high - low) / distribution.step + 1e-9) + 1
-    return [low + number * distribution.step for number in range(count)]
+    lowest_value = distribution.low
+    point_count = int((distribution.high - lowest_value) / distribution.step + 1e-9) + 1
+    return [lowest_value + point_index * distribution.step for point_index in range(point_count)]
 
 
-def _encode(distribution: BaseDistribution, value: object) -> object:
+def _encode(distribution: BaseDistribution, setting_value: object) -> object:
     if isinstance(distribution, CategoricalDistribution):
-        return to_json(value)
-    return value
+        return to_json(setting_value)
+    return setting_value
 
 
-def _decode(distribution: BaseDistribution, value: object) -> object:
+def _decode(distribution: BaseDistribution, encoded_value: object) -> object:
     if isinstance(distribution, CategoricalDistribution):
-        return json.loads(str(value))
-    return value
+        return json.loads(str(encoded_value))
+    return encoded_value

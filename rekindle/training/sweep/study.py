@@ -51,31 +51,36 @@ class StallDetector:
         self.changes: dict[Job, tuple[float, float]] = {}
 
     def find_stalled_job(
-        self, running_jobs: Sequence[Job], read: Callable[[], Mapping[Job, float]]
+        self, running_jobs: Sequence[Job], read_job_seconds: Callable[[], Mapping[Job, float]]
     ) -> Job | None:
         """Return the first stalled job, or None. `read_seconds` returns the seconds that each job
         has used, as recorded in the store."""
-        now = time.monotonic()
-        if now < self.next_check:
+        now_s = time.monotonic()
+        if now_s < self.next_check:
             return None
 
-        self.next_check = now + CHECK_INTERVAL_S
-        seconds = read()
-        for job in running_jobs:
-            used = seconds.get(job, 0.0)
-            if self.changes.setdefault(job, (used, now))[0] != used:
-                self.changes[job] = (used, now)
+        self.next_check = now_s + CHECK_INTERVAL_S
+        seconds_by_job = read_job_seconds()
+        for running_job in running_jobs:
+            used_seconds = seconds_by_job.get(running_job, 0.0)
+            if self.changes.setdefault(running_job, (used_seconds, now_s))[0] != used_seconds:
+                self.changes[running_job] = (used_seconds, now_s)
         return next(
-            (job for job in running_jobs if now - self.changes[job][1] > TAKEOVER_TIMEOUT_S), None
+            (
+                running_job
+                for running_job in running_jobs
+                if now_s - self.changes[running_job][1] > TAKEOVER_TIMEOUT_S
+            ),
+            None,
         )
 
 
 class Study:
     """The decisions and results of one sweep. The methods raise StorageError."""
 
-    def __init__(self, store: "Store", root: str, sweep: Sweep) -> None:
+    def __init__(self, store: "Store", key_prefix: str, sweep: Sweep) -> None:
         self.store = store
-        self.root = root.rstrip("/")
+        self.root = key_prefix.rstrip("/")
         self.sweep = sweep
         self.records: list[dict[str, Any]] = []  # decisions, in order
         self.results: dict[Job, dict[str, Any]] = {}  # results of the finished jobs
@@ -83,126 +88,157 @@ class Study:
     @property
     def jobs(self) -> list[Job]:
         return [
-            Job(record["trial"], record["rung"]) for record in self.records if "trial" in record
+            Job(decision_record["trial"], decision_record["rung"])
+            for decision_record in self.records
+            if "trial" in decision_record
         ]
 
     @property
     def budget_stop(self) -> dict[str, Any] | None:
         """The used, expected and allowed hours, if the budget has ended the sweep; else None."""
-        return next((record["stop"] for record in self.records if "stop" in record), None)
+        return next(
+            (
+                decision_record["stop"]
+                for decision_record in self.records
+                if "stop" in decision_record
+            ),
+            None,
+        )
 
-    def output_prefix(self, trial: int, rung: int) -> str:
+    def output_prefix(self, trial_number: int, rung_index: int) -> str:
         """Return the key prefix of a trial's output at a rung."""
-        return f"{self.root}/trials/{trial}/rung-{rung}"
+        return f"{self.root}/trials/{trial_number}/rung-{rung_index}"
 
-    def checkpoint_prefix(self, trial: int) -> str:
-        return f"{self.root}/trials/{trial}/checkpoints"
+    def checkpoint_prefix(self, trial_number: int) -> str:
+        return f"{self.root}/trials/{trial_number}/checkpoints"
 
     def read(self) -> list[Trial]:
         """Read the decisions and results since the last call. Return all trials with their results,
         by number."""
-        keys = [entry.key for entry in self.store.list(f"{self.root}/jobs/")][len(self.records) :]
+        decision_keys = [
+            object_entry.key for object_entry in self.store.list(f"{self.root}/jobs/")
+        ][len(self.records) :]
 
-        with ThreadPoolExecutor(THREADS) as pool:
-            for key, decision in zip(
-                keys, pool.map(partial(read_object, Decision, self.store), keys), strict=True
+        with ThreadPoolExecutor(THREADS) as thread_pool:
+            for decision_key, decision in zip(
+                decision_keys,
+                thread_pool.map(partial(read_object, Decision, self.store), decision_keys),
+                strict=True,
             ):
-                self._check(decision, key)
+                self._check(decision, decision_key)
                 self.records.append(decision.model_dump(exclude_unset=True))
 
-            running = [job for job in self.jobs if job not in self.results]
-            for job, result in zip(running, pool.map(self.read_result, running), strict=True):
-                if result:
-                    self.results[job] = result
+            running_jobs = [
+                started_job for started_job in self.jobs if started_job not in self.results
+            ]
+            for started_job, job_result in zip(
+                running_jobs, thread_pool.map(self.read_result, running_jobs), strict=True
+            ):
+                if job_result:
+                    self.results[started_job] = job_result
 
         return self.trials()
 
-    def _check(self, decision: Decision, key: str) -> None:
+    def _check(self, sweep_decision: Decision, decision_key: str) -> None:
         """Raise InvalidDocument for a decision that does not belong to this sweep."""
-        if decision.stop:
+        if sweep_decision.stop:
             return
 
-        fault = self._find_fault(decision)
-        if fault:
+        decision_fault = self._find_fault(sweep_decision)
+        if decision_fault:
             raise InvalidDocument(
-                f"{self.store.uri(key)} is malformed: {fault}. Restore it, or start the sweep"
-                " again."
+                f"{self.store.uri(decision_key)} is malformed: {decision_fault}. Restore it, or"
+                " start the sweep again."
             )
 
-    def _find_fault(self, decision: Decision) -> str:
+    def _find_fault(self, sweep_decision: Decision) -> str:
         """Return the reason why a decision about a job is not part of this sweep; "" if it is part
         of it."""
-        started = {job.trial for job in self.jobs}
-        if (decision.rung or 0) >= self.sweep.rungs:
+        started_trial_numbers = {started_job.trial for started_job in self.jobs}
+        if (sweep_decision.rung or 0) >= self.sweep.rungs:
             return "the sweep does not have this rung"
 
-        if decision.settings is None:
-            return "" if decision.trial in started else "the sweep does not have this trial"
+        if sweep_decision.settings is None:
+            return (
+                ""
+                if sweep_decision.trial in started_trial_numbers
+                else "the sweep does not have this trial"
+            )
 
         # trials are numbered in the order of their starts
-        if decision.trial != len(started) or len(started) >= self.sweep.trial_count:
+        if (
+            sweep_decision.trial != len(started_trial_numbers)
+            or len(started_trial_numbers) >= self.sweep.trial_count
+        ):
             return "the sweep does not have this trial, or it has started before"
 
         # validate settings, because they may become part of a command and are compared with numbers
-        choices = dict(self.sweep.choices())
-        if decision.settings.keys() != choices.keys():
+        choice_by_path = dict(self.sweep.choices())
+        if sweep_decision.settings.keys() != choice_by_path.keys():
             return "its settings are not the settings in sweep.space"
-        for path, choice in choices.items():
-            if not choice.accepts_sample(decision.settings[path]):
-                return f"its {path} is not a value in sweep.space"
+        for setting_path, setting_choice in choice_by_path.items():
+            if not setting_choice.accepts_sample(sweep_decision.settings[setting_path]):
+                return f"its {setting_path} is not a value in sweep.space"
         return ""
 
     def trials(self, jobs_with_results: int | None = None) -> list[Trial]:
         """Return all started trials, with the results of the first `result_count` jobs (default:
         all)."""
-        new_trials = [record for record in self.records if "settings" in record]
-        trials = {
-            item["trial"]: Trial(item["trial"], item["settings"], item["attrs"])
-            for item in new_trials
+        new_trial_records = [
+            decision_record for decision_record in self.records if "settings" in decision_record
+        ]
+        trial_by_number = {
+            new_trial_record["trial"]: Trial(
+                new_trial_record["trial"], new_trial_record["settings"], new_trial_record["attrs"]
+            )
+            for new_trial_record in new_trial_records
         }
 
-        for job in self.jobs[:jobs_with_results]:
-            result = self.results.get(job)
-            if result:
-                trial = trials[job.trial]
-                trial.values[job.rung] = result.get("value")
-                trial.failure = result.get("why", "")
-                trial.steps = result.get("steps", trial.steps)
-                trial.sha256 = result.get("sha256", "")
+        for started_job in self.jobs[:jobs_with_results]:
+            job_result = self.results.get(started_job)
+            if job_result:
+                trial = trial_by_number[started_job.trial]
+                trial.values[started_job.rung] = job_result.get("value")
+                trial.failure = job_result.get("why", "")
+                trial.steps = job_result.get("steps", trial.steps)
+                trial.sha256 = job_result.get("sha256", "")
 
-        return [trials[number] for number in sorted(trials)]
+        return [trial_by_number[trial_number] for trial_number in sorted(trial_by_number)]
 
     def claim_trial(
-        self, pod: int, default: Settings, integer_settings: Mapping[str, bool]
+        self, pod_index: int, default_settings: Settings, integer_settings: Mapping[str, bool]
     ) -> tuple[Trial, int] | None:
-        """Return the next trial that `pod` trains, and the rung to reach; None if no trial is left.
+        """Return the next trial that `pod_index` trains, and the rung to reach; None if no trial is
+        left.
 
         If the pod has an unfinished job, its trial and rung are returned again. Waits while results
         are missing, and takes over the job of a stalled pod.
         """
-        detector = StallDetector()
+        stall_detector = StallDetector()
 
         while True:
-            trials = self.read()
-            for record in self.records:
+            all_trials = self.read()
+            for decision_record in self.records:
                 if (
-                    record.get("pod") == pod
-                    and (job := Job(record["trial"], record["rung"])) not in self.results
+                    decision_record.get("pod") == pod_index
+                    and (next_job := Job(decision_record["trial"], decision_record["rung"]))
+                    not in self.results
                 ):
-                    return trials[job.trial], job.rung
+                    return all_trials[next_job.trial], next_job.rung
 
-            job, result_count = self._decide()
-            if job:
+            next_job, result_count = self._decide()
+            if next_job:
                 self._append_record(
-                    self._make_record(job, result_count, default, integer_settings) | {"pod": pod}
+                    self._make_record(next_job, result_count, default_settings, integer_settings)
+                    | {"pod": pod_index}
                 )
             elif result_count < 0:
                 time.sleep(POLL_INTERVAL_S)
-                running = [job for job in self.jobs if job not in self.results]
+                running_jobs = [next_job for next_job in self.jobs if next_job not in self.results]
 
-                stalled = detector.find_stalled_job(running, self.read_seconds)
-                if stalled:
-                    return trials[stalled.trial], stalled.rung
+                stalled_job = stall_detector.find_stalled_job(running_jobs, self.read_seconds)
+                if stalled_job:
+                    return all_trials[stalled_job.trial], stalled_job.rung
             else:
                 return None
 
@@ -210,106 +246,131 @@ class Study:
         """Return the next job, if any, and the number of jobs whose results this decision used; -1
         if results are missing."""
         sweep = self.sweep
-        jobs = self.jobs
-        values = {job: result.get("value") for job, result in self.results.items()}
-        numbers = halving.usable_result_counts(sweep, jobs, values)
+        started_jobs = self.jobs
+        metric_by_job = {
+            next_job: job_result.get("value") for next_job, job_result in self.results.items()
+        }
+        result_counts = halving.usable_result_counts(sweep, started_jobs, metric_by_job)
 
         if not self.budget_stop:
-            for number in numbers:
-                known_values = {job: values[job] for job in jobs[:number] if job in values}
-                job = halving.choose_next_job(sweep, jobs, known_values)
-                if job:
-                    reason = budget.compute_excess(sweep, job, jobs, values, self._budget_seconds())
-                    if not reason:
-                        return job, number
+            for result_count in result_counts:
+                known_values = {
+                    next_job: metric_by_job[next_job]
+                    for next_job in started_jobs[:result_count]
+                    if next_job in metric_by_job
+                }
+                next_job = halving.choose_next_job(sweep, started_jobs, known_values)
+                if next_job:
+                    budget_excess = budget.compute_excess(
+                        sweep, next_job, started_jobs, metric_by_job, self._budget_seconds()
+                    )
+                    if not budget_excess:
+                        return next_job, result_count
 
-                    self._append_record({"stop": reason})
+                    self._append_record({"stop": budget_excess})
                     return None, -1
 
             # this pod need not wait for a running job: its result leads to at most one further job,
             # which the pod of the running job can train. But this pod waits if decisions have not
             # used all finished results, because these may lead to more jobs
-            unused = any(
-                job in values and job.rung < sweep.rungs - 1 for job in jobs[numbers.stop - 1 :]
+            has_unused_results = any(
+                next_job in metric_by_job and next_job.rung < sweep.rungs - 1
+                for next_job in started_jobs[result_counts.stop - 1 :]
             )
-            if unused or not numbers:
+            if has_unused_results or not result_counts:
                 return None, -1
 
-        if all(job in values for job in jobs):
-            return halving.choose_final_job(sweep, jobs, values), len(jobs)
+        if all(next_job in metric_by_job for next_job in started_jobs):
+            return halving.choose_final_job(sweep, started_jobs, metric_by_job), len(started_jobs)
 
         # another pod still trains, and the pod that finishes the last job decides whether the best
         # trial continues
-        return None, len(jobs)
+        return None, len(started_jobs)
 
     def _make_record(
-        self, job: Job, result_count: int, default: Settings, integer_settings: Mapping[str, bool]
+        self,
+        next_job: Job,
+        result_count: int,
+        default_settings: Settings,
+        integer_settings: Mapping[str, bool],
     ) -> dict[str, Any]:
-        record: dict[str, Any] = {"trial": job.trial, "rung": job.rung}
-        if job.rung == 0:
+        decision_record: dict[str, Any] = {"trial": next_job.trial, "rung": next_job.rung}
+        if next_job.rung == 0:
             from rekindle.training.sweep.sampling import sample_settings  # imports Optuna
 
-            settings, attrs = sample_settings(
-                self.sweep, self.trials(result_count), default, integer_settings
+            trial_settings, trial_attributes = sample_settings(
+                self.sweep, self.trials(result_count), default_settings, integer_settings
             )
-            record["settings"] = settings
-            record["attrs"] = attrs
-        return record
+            decision_record["settings"] = trial_settings
+            decision_record["attrs"] = trial_attributes
+        return decision_record
 
-    def _append_record(self, record: Mapping[str, object]) -> None:
+    def _append_record(self, decision_record: Mapping[str, object]) -> None:
         """Write the next decision, unless another pod has written it."""
         try:
-            key = f"{self.root}/jobs/{len(self.records):05d}.json"
-            self.store.put(key, to_json(record).encode(), if_absent=True)
+            decision_key = f"{self.root}/jobs/{len(self.records):05d}.json"
+            self.store.put(decision_key, to_json(decision_record).encode(), if_absent=True)
         except Conflict:
             return
 
     def find_winner(self) -> Trial:
         """Return the best trial that has reached the last rung. Raises ConfigError if all trials
         have failed."""
-        trials = {trial.number: trial for trial in self.trials()}
-        last = self.sweep.rungs - 1
-        values = {
-            trial.number: trial.values[last] for trial in trials.values() if last in trial.values
+        trial_by_number = {trial.number: trial for trial in self.trials()}
+        last_rung = self.sweep.rungs - 1
+        metric_by_trial = {
+            trial.number: trial.values[last_rung]
+            for trial in trial_by_number.values()
+            if last_rung in trial.values
         }
 
-        numbers = halving.rank_trials(values, 1, self.sweep.better)
-        if numbers:
-            return trials[numbers[0]]
+        ranked_trial_numbers = halving.rank_trials(metric_by_trial, 1, self.sweep.better)
+        if ranked_trial_numbers:
+            return trial_by_number[ranked_trial_numbers[0]]
 
         reason = next(
-            (trial.failure for trial in trials.values() if trial.failure), "no trial is finished"
+            (trial.failure for trial in trial_by_number.values() if trial.failure),
+            "no trial is finished",
         )
-        raise ConfigError(f"all {len(trials)} trials lack a {self.sweep.metric}: {reason}")
+        raise ConfigError(f"all {len(trial_by_number)} trials lack a {self.sweep.metric}: {reason}")
 
-    def record_failure(self, trial: int, rung: int, reason: str) -> None:
+    def record_failure(self, trial_number: int, rung_index: int, reason: str) -> None:
         """Record that a trial has failed."""
         self.store.put(
-            f"{self.output_prefix(trial, rung)}/failed.json",
+            f"{self.output_prefix(trial_number, rung_index)}/failed.json",
             to_json({"value": None, "why": reason}).encode(),
         )
 
-    def record_metric(self, trial: int, rung: int, value: float | None) -> None:
+    def record_metric(self, trial_number: int, rung_index: int, metric_value: float | None) -> None:
         """Record the metric of a trained program; None if it is not finite."""
-        metrics = {self.sweep.metric: value}
-        key = f"{self.output_prefix(trial, rung)}/validation.json"
-        self.store.put(key, to_json(metrics).encode())
+        metric_values = {self.sweep.metric: metric_value}
+        validation_key = f"{self.output_prefix(trial_number, rung_index)}/validation.json"
+        self.store.put(validation_key, to_json(metric_values).encode())
 
-    def record_seconds(self, process: str, seconds: Mapping[Job, float]) -> None:
+    def record_seconds(self, process_name: str, seconds_by_job: Mapping[Job, float]) -> None:
         """Record the seconds that a process has used for each job until now."""
-        texts = {f"{job.trial}/{job.rung}": round(used, 3) for job, used in seconds.items()}
-        self.store.put(f"{self.root}/seconds/{process}.json", to_json(texts).encode())
+        seconds_by_job_name = {
+            f"{trial_job.trial}/{trial_job.rung}": round(used_seconds, 3)
+            for trial_job, used_seconds in seconds_by_job.items()
+        }
+        self.store.put(
+            f"{self.root}/seconds/{process_name}.json", to_json(seconds_by_job_name).encode()
+        )
 
     def read_seconds(self) -> dict[Job, float]:
         """Return the seconds that all processes have used for each job."""
-        total: dict[Job, float] = defaultdict(float)
-        keys = [entry.key for entry in self.store.list(f"{self.root}/seconds/")]
-        with ThreadPoolExecutor(THREADS) as pool:
-            for seconds in pool.map(partial(read_object, Seconds, self.store), keys):
-                for text, used in seconds.root.items():
-                    trial, _, rung = text.partition("/")
-                    total[Job(int(trial), int(rung))] += used
-        return dict(total)
+        total_seconds_by_job: dict[Job, float] = defaultdict(float)
+        record_keys = [
+            object_entry.key for object_entry in self.store.list(f"{self.root}/seconds/")
+        ]
+        with ThreadPoolExecutor(THREADS) as thread_pool:
+            for seconds_record in thread_pool.map(
+                partial(read_object, Seconds, self.store), record_keys
+            ):
+                for job_name, used_seconds in seconds_record.root.items():
+                    trial_text, _, rung_text = job_name.partition("/")
+                    total_seconds_by_job[Job(int(trial_text), int(rung_text))] += used_seconds
+        return dict(total_seconds_by_job)
 
     def read_hours(self) -> float:
         """Return the worker-hours of all trials."""
@@ -320,44 +381,49 @@ class Study:
             return self.read_seconds()
         return {}
 
-    def read_result(self, job: Job) -> dict[str, Any] | None:
+    def read_result(self, trial_job: Job) -> dict[str, Any] | None:
         """Read the result of a job: value, steps and sha256, or the reason (`why`) for its failure;
         None while no result exists."""
-        output = self.output_prefix(job.trial, job.rung)
-        metric = self.sweep.metric
+        output_prefix = self.output_prefix(trial_job.trial, trial_job.rung)
+        metric_name = self.sweep.metric
 
-        model = self._read(TrialModel, f"{output}/model.json")
-        validation = self._read(Validation, f"{output}/validation.json") if model else None
+        trial_model = self._read(TrialModel, f"{output_prefix}/model.json")
+        trial_validation = (
+            self._read(Validation, f"{output_prefix}/validation.json") if trial_model else None
+        )
 
-        if model is None or (model.is_of_program and validation is None):
-            failure = self._read(Failure, f"{output}/failed.json")
-            return failure and failure.model_dump()
+        if trial_model is None or (trial_model.is_of_program and trial_validation is None):
+            trial_failure = self._read(Failure, f"{output_prefix}/failed.json")
+            return trial_failure and trial_failure.model_dump()
 
-        metrics = validation.root if validation else {}
-        best_validation = model.best
+        metric_values = trial_validation.root if trial_validation else {}
+        best_validation = trial_model.best
 
-        if metric not in metrics:
-            return {"why": f"its validation has only the metrics {', '.join(metrics) or '(none)'}"}
+        if metric_name not in metric_values:
+            return {
+                "why": f"its validation has only the metrics {', '.join(metric_values) or '(none)'}"
+            }
 
-        values = [metrics[metric]]
-        if metric == LOSS and best_validation and best_validation.released:
-            values.append(best_validation.validation_loss)
+        loss_values = [metric_values[metric_name]]
+        if metric_name == LOSS and best_validation and best_validation.released:
+            loss_values.append(best_validation.validation_loss)
 
-        finite_values = [value for value in values if is_finite(value)]
-        result = {
+        finite_values = [loss_value for loss_value in loss_values if is_finite(loss_value)]
+        job_result = {
             "value": min(finite_values, default=None),
-            "steps": model.step,
-            "sha256": model.sha256,
+            "steps": trial_model.step,
+            "sha256": trial_model.sha256,
         }
         if not finite_values:
-            result["why"] = (
-                f"its {metric} is not a number: lower the learning rate if the training diverged"
+            job_result["why"] = (
+                f"its {metric_name} is not a number: lower the learning rate if the training"
+                " diverged"
             )
 
-        return result
+        return job_result
 
-    def _read(self, document: type[D], key: str) -> D | None:
+    def _read(self, document_class: type[D], document_key: str) -> D | None:
         try:
-            return read_object(document, self.store, key)
+            return read_object(document_class, self.store, document_key)
         except NotFound:
             return None

@@ -32,10 +32,10 @@ class Choice(Section):
 
     @model_validator(mode="before")
     @classmethod
-    def _accept_plain_list(cls, value: object) -> object:
-        if isinstance(value, list):
-            return {"choices": value}
-        return value
+    def _accept_plain_list(cls, choice_value: object) -> object:
+        if isinstance(choice_value, list):
+            return {"choices": choice_value}
+        return choice_value
 
     @model_validator(mode="after")
     def _check_values(self) -> Self:
@@ -68,30 +68,30 @@ class Choice(Section):
             return int((self.high - self.low) / self.step + 1e-9) + 1
         return 0
 
-    def accepts_sample(self, value: object) -> bool:
-        """Return True if a sampler may have chosen `value`. Unlike `allows`, accepts rounding
-        errors at the ends of a range, and numbers that do not match the range's step."""
+    def accepts_sample(self, sampled_value: object) -> bool:
+        """Return True if a sampler may have chosen `sampled_value`. Unlike `allows`, accepts
+        rounding errors at the ends of a range, and numbers that do not match the range's step."""
         if self.choices:
-            return value in self.choices
+            return sampled_value in self.choices
         assert self.low is not None
         assert self.high is not None
-        if isinstance(value, bool) or not isinstance(value, int | float):
+        if isinstance(sampled_value, bool) or not isinstance(sampled_value, int | float):
             return False
         tolerance = 1e-9 * max(abs(self.low), abs(self.high))
-        return self.low - tolerance <= value <= self.high + tolerance
+        return self.low - tolerance <= sampled_value <= self.high + tolerance
 
-    def allows(self, value: object) -> bool:
-        """Return True if `value` is a possible value."""
+    def allows(self, setting_value: object) -> bool:
+        """Return True if `setting_value` is a possible value."""
         if self.choices:
-            return value in self.choices
+            return setting_value in self.choices
         assert self.low is not None
         assert self.high is not None
-        if not isinstance(value, int | float) or not self.low <= value <= self.high:
+        if not isinstance(setting_value, int | float) or not self.low <= setting_value <= self.high:
             return False
         if not self.step:
             return True
-        nearest = self.low + round((value - self.low) / self.step) * self.step
-        return math.isclose(value, nearest, rel_tol=1e-12, abs_tol=1e-9 * self.step)
+        nearest_value = self.low + round((setting_value - self.low) / self.step) * self.step
+        return math.isclose(setting_value, nearest_value, rel_tol=1e-12, abs_tol=1e-9 * self.step)
 
 
 class Budget(Section):
@@ -176,16 +176,18 @@ class Sweep(Section):
 
     def choices(self) -> Iterator[tuple[str, Choice]]:
         """Yield the dotted path and the values of each setting in the search space."""
-        for section, keys in sorted(self.space.items()):
-            for key, choice in sorted(keys.items()):
-                yield f"{section}.{key}", choice
+        for section_name, choice_by_key in sorted(self.space.items()):
+            for key, setting_choice in sorted(choice_by_key.items()):
+                yield f"{section_name}.{key}", setting_choice
 
     @property
     def trial_count(self) -> int:
         """Number of trials to start; for a grid, at most the number of its points."""
-        points = math.prod(choice.value_count() for _, choice in self.choices())
+        grid_point_count = math.prod(
+            setting_choice.value_count() for _, setting_choice in self.choices()
+        )
         if self.sampler == "grid":
-            return min(self.trials, points)
+            return min(self.trials, grid_point_count)
         return self.trials
 
     @property
@@ -198,164 +200,208 @@ class Sweep(Section):
         """Number of pods that train trials."""
         return min(self.parallel, self.decision_lag, self.trial_count)
 
-    def step_share(self, rung: int) -> float:
-        """Return the fraction of a complete training's steps after which trials reach `rung`."""
-        return float(self.reduction) ** (rung + 1 - self.rungs)
+    def step_share(self, rung_index: int) -> float:
+        """Return the fraction of a complete training's steps after which trials reach
+        `rung_index`."""
+        return float(self.reduction) ** (rung_index + 1 - self.rungs)
 
-    def check(self, train: "TrainConfig", model: BaseModel) -> None:
+    def check(self, train_config: "TrainConfig", model_config: BaseModel) -> None:
         """Raise ValueError if the sweep does not fit these sections of the config, for example if a
         setting is unknown or a value is invalid."""
-        if not train.validation:
+        if not train_config.validation:
             raise ValueError(
                 "a sweep compares trials by a validation metric. Set train.validation to a share of"
                 " the training samples, such as 0.1"
             )
 
-        if self.metric != LOSS and train.keep_best:
+        if self.metric != LOSS and train_config.keep_best:
             raise ValueError(
                 f"sweep.metric is {self.metric}, but train.keep_best releases the weights with the"
                 " lowest loss. Remove one of them"
             )
 
-        self._check_rungs(train)
-        self.check_space(train, model)
+        self._check_rungs(train_config)
+        self.check_space(train_config, model_config)
 
-    def check_space(self, train: BaseModel, model: BaseModel) -> None:
+    def check_space(self, train_config: BaseModel, model_config: BaseModel) -> None:
         """Raise ValueError for an unknown setting or an invalid value in the search space."""
-        sections: dict[str, Any] = {"train": train, "model": model}
+        section_by_name: dict[str, Any] = {"train": train_config, "model": model_config}
 
-        for path, choice in self.choices():
-            name, _, key = path.partition(".")
-            section = sections[name]
+        for setting_path, setting_choice in self.choices():
+            section_name, _, setting_name = setting_path.partition(".")
+            config_section = section_by_name[section_name]
 
-            allowed = set(type(section).model_fields) - getattr(section, "NOT_IN_RESULT", set())
-            if key not in allowed:
-                hint = did_you_mean(key, allowed) or f" Allowed: {', '.join(sorted(allowed))}."
+            allowed_names = set(type(config_section).model_fields) - getattr(
+                config_section, "NOT_IN_RESULT", set()
+            )
+            if setting_name not in allowed_names:
+                hint = (
+                    did_you_mean(setting_name, allowed_names)
+                    or f" Allowed: {', '.join(sorted(allowed_names))}."
+                )
                 raise ValueError(
-                    f"sweep.space.{path}: {path} is not a setting that changes the result.{hint}"
+                    f"sweep.space.{setting_path}: {setting_path} is not a setting that changes the"
+                    f" result.{hint}"
                 )
 
-            if key == "validation":
+            if setting_name == "validation":
                 raise ValueError(
                     "sweep.space.train.validation: all trials must be compared by the same samples."
                     " Remove it"
                 )
 
-            if isinstance(getattr(section, key), bool) and not choice.choices:
-                raise ValueError(f"sweep.space.{path}: {path} is a boolean: use a list of values")
-
-            if type(getattr(section, key)) is int and not choice.step.is_integer():
+            if (
+                isinstance(getattr(config_section, setting_name), bool)
+                and not setting_choice.choices
+            ):
                 raise ValueError(
-                    f"sweep.space.{path}: its step is {choice.step:g}, but {path} is an integer:"
-                    " use 1, 2, …"
+                    f"sweep.space.{setting_path}: {setting_path} is a boolean: use a list of values"
                 )
 
-            for value in choice.choices or [_as_integer(choice.low), _as_integer(choice.high)]:
-                apply_settings(section, name, {path: value})
-
-        for path, choice in self.with_integer_steps(train, model).choices():
-            if self.sampler == "grid" and not choice.value_count():
+            if (
+                type(getattr(config_section, setting_name)) is int
+                and not setting_choice.step.is_integer()
+            ):
                 raise ValueError(
-                    f"sweep.space.{path} is continuous: a grid needs a step, or a list of values"
+                    f"sweep.space.{setting_path}: its step is {setting_choice.step:g}, but"
+                    f" {setting_path} is an integer: use 1, 2, …"
                 )
 
-    def with_integer_steps(self, train: BaseModel, model: BaseModel) -> Self:
+            for choice_value in setting_choice.choices or [
+                _as_integer(setting_choice.low),
+                _as_integer(setting_choice.high),
+            ]:
+                apply_settings(config_section, section_name, {setting_path: choice_value})
+
+        for setting_path, setting_choice in self.with_integer_steps(
+            train_config, model_config
+        ).choices():
+            if self.sampler == "grid" and not setting_choice.value_count():
+                raise ValueError(
+                    f"sweep.space.{setting_path} is continuous: a grid needs a step, or a list of"
+                    " values"
+                )
+
+    def with_integer_steps(self, train_config: BaseModel, model_config: BaseModel) -> Self:
         """Return the sweep with a step for each range of an integer setting."""
-        space: dict[str, dict[str, Choice]] = {
-            section: dict(keys) for section, keys in self.space.items()
+        search_space: dict[str, dict[str, Choice]] = {
+            section_name: dict(choice_by_key) for section_name, choice_by_key in self.space.items()
         }
-        for path, is_integer in find_integer_settings(self, train, model).items():
-            section, _, key = path.partition(".")
+        for setting_path, is_integer in find_integer_settings(
+            self, train_config, model_config
+        ).items():
+            section_name, _, setting_name = setting_path.partition(".")
             if is_integer:
-                space[section][key] = space[section][key].as_integers()
-        return self.model_copy(update={"space": space})
+                search_space[section_name][setting_name] = search_space[section_name][
+                    setting_name
+                ].as_integers()
+        return self.model_copy(update={"space": search_space})
 
-    def _check_rungs(self, train: "TrainConfig") -> None:
+    def _check_rungs(self, train_config: "TrainConfig") -> None:
         """Raise ValueError if trials reach the first rung before the first validation."""
-        unit = "steps" if train.steps else "epochs"
-        interval = getattr(train, f"validation_{unit}")
-        total = getattr(train, unit)
+        duration_unit = "steps" if train_config.steps else "epochs"
+        validation_interval = getattr(train_config, f"validation_{duration_unit}")
+        total_duration = getattr(train_config, duration_unit)
 
-        first_rung = self.step_share(0) * total
+        first_rung_duration = self.step_share(0) * total_duration
         if (
-            (unit == "steps" or not train.validation_steps)
-            and interval
-            and first_rung < interval * (1 - 1e-9)
+            (duration_unit == "steps" or not train_config.validation_steps)
+            and validation_interval
+            and first_rung_duration < validation_interval * (1 - 1e-9)
         ):
             raise ValueError(
-                f"sweep.rungs is {self.rungs}: the first rung is after {first_rung:.3g} {unit},"
-                f" before the first validation. Set train.validation_{unit} to at most"
-                f" {first_rung:.3g}, or lower sweep.rungs or sweep.reduction"
+                f"sweep.rungs is {self.rungs}: the first rung is after {first_rung_duration:.3g}"
+                f" {duration_unit}, before the first validation. Set"
+                f" train.validation_{duration_unit} to at most {first_rung_duration:.3g}, or lower"
+                " sweep.rungs or sweep.reduction"
             )
 
 
-def apply_settings(section: S, name: str, settings: Mapping[str, object]) -> S:
-    """Return the section `name` with the values of `settings` for it. Raises ValueError that names
-    the invalid setting."""
-    changes = {
-        path.partition(".")[2]: value
-        for path, value in settings.items()
-        if path.startswith(f"{name}.")
+def apply_settings(config_section: S, section_name: str, trial_settings: Mapping[str, object]) -> S:
+    """Return the section `section_name` with the values of `trial_settings` for it. Raises
+    ValueError that names the invalid setting."""
+    changed_values = {
+        setting_path.partition(".")[2]: setting_value
+        for setting_path, setting_value in trial_settings.items()
+        if setting_path.startswith(f"{section_name}.")
     }
 
     try:
-        return type(section).model_validate(section.model_dump() | changes)
+        return type(config_section).model_validate(config_section.model_dump() | changed_values)
     except ValidationError as error:
-        detail = error.errors()[0]
-        key = ".".join(map(str, detail["loc"])) or next(iter(changes))
-        reason = broken_rule(type(section), detail)
+        error_detail = error.errors()[0]
+        setting_name = ".".join(map(str, error_detail["loc"])) or next(iter(changed_values))
+        reason = broken_rule(type(config_section), error_detail)
         raise ValueError(
-            f"sweep.space.{name}.{key}: {changes.get(key, changes)!r}: {reason}"
+            f"sweep.space.{section_name}.{setting_name}:"
+            f" {changed_values.get(setting_name, changed_values)!r}: {reason}"
         ) from error
 
 
-def select_default_settings(sweep: Sweep, train: BaseModel, model: BaseModel) -> Settings:
+def select_default_settings(
+    sweep: Sweep, train_config: BaseModel, model_config: BaseModel
+) -> Settings:
     """Return the values of the config as the settings of a trial; {} if they are outside of the
     search space."""
-    values = _config_values(sweep, train, model)
-    if all(choice.allows(values[path]) for path, choice in sweep.choices()):
-        return values
+    config_values = _config_values(sweep, train_config, model_config)
+    if all(
+        setting_choice.allows(config_values[setting_path])
+        for setting_path, setting_choice in sweep.choices()
+    ):
+        return config_values
     return {}
 
 
-def find_integer_settings(sweep: Sweep, train: BaseModel, model: BaseModel) -> dict[str, bool]:
+def find_integer_settings(
+    sweep: Sweep, train_config: BaseModel, model_config: BaseModel
+) -> dict[str, bool]:
     """Return for each setting in the search space whether its value in the config is an integer."""
-    return {path: type(value) is int for path, value in _config_values(sweep, train, model).items()}
-
-
-def _config_values(sweep: Sweep, train: BaseModel, model: BaseModel) -> Settings:
-    """Return the values in the config of all settings in the search space."""
-    sections = {"train": train.model_dump(mode="json"), "model": model.model_dump(mode="json")}
     return {
-        path: sections[path.partition(".")[0]][path.partition(".")[2]]
-        for path, _ in sweep.choices()
+        setting_path: type(config_value) is int
+        for setting_path, config_value in _config_values(sweep, train_config, model_config).items()
     }
 
 
-def check_workload(sweep: Sweep, name: str, selected: list[str]) -> str:
+def _config_values(sweep: Sweep, train_config: BaseModel, model_config: BaseModel) -> Settings:
+    """Return the values in the config of all settings in the search space."""
+    values_by_section = {
+        "train": train_config.model_dump(mode="json"),
+        "model": model_config.model_dump(mode="json"),
+    }
+    return {
+        setting_path: values_by_section[setting_path.partition(".")[0]][
+            setting_path.partition(".")[2]
+        ]
+        for setting_path, _ in sweep.choices()
+    }
+
+
+def check_workload(sweep: Sweep, workload_module: str, selected_families: list[str]) -> str:
     """Return the family to train.
 
     Raises ValueError for several families, for a family without training steps, and if the metric
     is a measure that the workload does not define.
     """
-    family, *other_families = families.select(load(name), selected)
-    if other_families or isinstance(families.get_families(load(name))[family], families.Fitted):
+    family, *other_families = families.select(load(workload_module), selected_families)
+    if other_families or isinstance(
+        families.get_families(load(workload_module))[family], families.Fitted
+    ):
         raise ValueError(
             "a sweep trains one family with training steps, not"
             f" {', '.join([family, *other_families])}: set families to one of them, such as"
             " families: [network]"
         )
 
-    if sweep.metric != LOSS and not hasattr(load(name), "measures"):
+    if sweep.metric != LOSS and not hasattr(load(workload_module), "measures"):
         raise ValueError(
-            f"sweep.metric is {sweep.metric}: {name} does not define measures(model, batch), so"
-            " only loss is available"
+            f"sweep.metric is {sweep.metric}: {workload_module} does not define measures(model,"
+            " batch), so only loss is available"
         )
 
     return family
 
 
-def _as_integer(value: float | None) -> float | None:
-    if value is not None and float(value).is_integer():
-        return int(value)
-    return value
+def _as_integer(range_end: float | None) -> float | None:
+    if range_end is not None and float(range_end).is_integer():
+        return int(range_end)
+    return range_end

@@ -13,27 +13,32 @@ from rekindle.training.sweep.sweep_config import Choice
 def build_rows(study: Study) -> list[dict[str, Any]]:
     """Return one row per started trial: the highest rung first, and within a rung the best
     metric."""
-    trials = {trial.number: trial for trial in study.trials()}
-    order: list[int] = []
-    for rung in reversed(range(study.sweep.rungs)):
-        values = {trial.number: trial.value for trial in study.trials() if trial.rung == rung}
-        order += rank_trials(values, len(values), study.sweep.better)
-    order += [number for number in trials if number not in order]
-    return [_build_row(trials[number], study.sweep.rungs, study.sweep.metric) for number in order]
+    trial_by_number = {trial.number: trial for trial in study.trials()}
+    row_order: list[int] = []
+    for rung_index in reversed(range(study.sweep.rungs)):
+        metric_by_trial = {
+            trial.number: trial.value for trial in study.trials() if trial.rung == rung_index
+        }
+        row_order += rank_trials(metric_by_trial, len(metric_by_trial), study.sweep.better)
+    row_order += [trial_number for trial_number in trial_by_number if trial_number not in row_order]
+    return [
+        _build_row(trial_by_number[trial_number], study.sweep.rungs, study.sweep.metric)
+        for trial_number in row_order
+    ]
 
 
-def _build_row(trial: Trial, rungs: int, metric: str) -> dict[str, Any]:
-    is_finished = trial.rung == rungs - 1
+def _build_row(trial: Trial, rung_count: int, metric_name: str) -> dict[str, Any]:
+    is_finished = trial.rung == rung_count - 1
     if trial.failure:
-        state = "failed"
+        trial_state = "failed"
     elif is_finished:
-        state = "trained"
+        trial_state = "trained"
     elif trial.values:
-        state = "paused"
+        trial_state = "paused"
     else:
-        state = "waiting"
+        trial_state = "waiting"
 
-    progress = {
+    progress_fields = {
         "rung": trial.rung + 1,
         "steps": trial.steps,
         "sha256": trial.sha256,
@@ -42,112 +47,135 @@ def _build_row(trial: Trial, rungs: int, metric: str) -> dict[str, Any]:
 
     return {
         "trial": trial.number,
-        "state": state,
-        metric: trial.value,
+        "state": trial_state,
+        metric_name: trial.value,
         **trial.settings,
-        **progress,
+        **progress_fields,
     }
 
 
-def format_table(study: Study, costs: Mapping[int, float] | None = None) -> list[str]:
-    """Format the rows as the lines of a table. `costs`: cost of each trial by number."""
-    paths = [path for path, _ in study.sweep.choices()]
-    more = ["cost"] if costs else []
+def format_table(study: Study, cost_by_trial: Mapping[int, float] | None = None) -> list[str]:
+    """Format the rows as the lines of a table. `cost_by_trial`: cost of each trial by number."""
+    setting_paths = [setting_path for setting_path, _ in study.sweep.choices()]
+    cost_columns = ["cost"] if cost_by_trial else []
 
-    titles = [
+    column_titles = [
         "trial",
         study.sweep.metric,
-        *(path.partition(".")[2] for path in paths),
+        *(setting_path.partition(".")[2] for setting_path in setting_paths),
         "steps",
-        *more,
+        *cost_columns,
         "state",
     ]
 
-    names = ["trial", study.sweep.metric, *paths, "steps", *more, "state"]
+    column_names = ["trial", study.sweep.metric, *setting_paths, "steps", *cost_columns, "state"]
     extended_rows = [
-        row | {"cost": format_amount((costs or {}).get(row["trial"], 0.0))}
-        for row in build_rows(study)
+        table_row | {"cost": format_amount((cost_by_trial or {}).get(table_row["trial"], 0.0))}
+        for table_row in build_rows(study)
     ]
-    lines = [[_format_cell(row[name]) for name in names] for row in extended_rows]
-    widths = [max(map(len, column)) for column in zip(titles, *lines, strict=True)]
+    table_cells = [
+        [_format_cell(table_row[column_name]) for column_name in column_names]
+        for table_row in extended_rows
+    ]
+    column_widths = [
+        max(map(len, column_cells))
+        for column_cells in zip(column_titles, *table_cells, strict=True)
+    ]
 
     return [
-        "  ".join(f"{cell:<{width}}" for cell, width in zip(line, widths, strict=True)).rstrip()
-        for line in [titles, *lines]
+        "  ".join(
+            f"{cell:<{width}}" for cell, width in zip(line, column_widths, strict=True)
+        ).rstrip()
+        for line in [column_titles, *table_cells]
     ]
 
 
 def describe_untried(study: Study) -> list[str]:
     """Describe in sentences the trials and rungs that the budget has prevented; [] if it was
     sufficient."""
-    stop = study.budget_stop
-    if not stop:
+    budget_stop = study.budget_stop
+    if not budget_stop:
         return []
 
     sweep = study.sweep
-    trials = study.trials()
+    started_trials = study.trials()
     if sweep.budget.money:
-        money = f" ({sweep.budget.money:g} at the prices of this run)"
+        money_text = f" ({sweep.budget.money:g} at the prices of this run)"
     else:
-        money = ""
+        money_text = ""
 
-    trained = sum(trial.rung == sweep.rungs - 1 for trial in trials)
-    lines = [
-        f"The budget of {stop['limit']:.3g} hours{money} ended the search after {stop['hours']:.3g}"
-        f" hours: {len(trials)} of {sweep.trial_count} trials were started, {trained} trained to"
-        " the end."
+    trained_count = sum(trial.rung == sweep.rungs - 1 for trial in started_trials)
+    sentences = [
+        f"The budget of {budget_stop['limit']:.3g} hours{money_text} ended the search after"
+        f" {budget_stop['hours']:.3g} hours: {len(started_trials)} of {sweep.trial_count} trials"
+        f" were started, {trained_count} trained to the end."
     ]
 
-    for path, choice in sweep.choices():
-        tried = [trial.settings[path] for trial in trials if path in trial.settings]
-        missing = [value for value in choice.choices if value not in tried]
-        if missing:
-            lines.append(f"{path}: the values {', '.join(map(str, missing))} were not tried.")
-        elif not choice.choices and tried:
-            low = min(tried)
-            high = max(tried)
-            lines.append(
-                f"{path}: {low:.4g} to {high:.4g} of {choice.low:g} to {choice.high:g} was tried."
+    for setting_path, setting_choice in sweep.choices():
+        tried_values = [
+            trial.settings[setting_path]
+            for trial in started_trials
+            if setting_path in trial.settings
+        ]
+        missing_values = [
+            choice_value
+            for choice_value in setting_choice.choices
+            if choice_value not in tried_values
+        ]
+        if missing_values:
+            sentences.append(
+                f"{setting_path}: the values {', '.join(map(str, missing_values))} were not tried."
+            )
+        elif not setting_choice.choices and tried_values:
+            lowest_tried = min(tried_values)
+            highest_tried = max(tried_values)
+            sentences.append(
+                f"{setting_path}: {lowest_tried:.4g} to {highest_tried:.4g} of"
+                f" {setting_choice.low:g} to {setting_choice.high:g} was tried."
             )
 
-    return lines
+    return sentences
 
 
-def _format_cell(value: object) -> str:
-    if isinstance(value, float):
-        return f"{value:.4g}"
-    if value is None:
+def _format_cell(cell_value: object) -> str:
+    if isinstance(cell_value, float):
+        return f"{cell_value:.4g}"
+    if cell_value is None:
         return "-"
-    return str(value)
+    return str(cell_value)
 
 
-def plot_results(study: Study, file: Path) -> None:
+def plot_results(study: Study, image_path: Path) -> None:
     """Plot the metric of each trial by rung, and by the value of each setting."""
     from matplotlib.figure import Figure
 
-    choices = list(study.sweep.choices())
-    figure = Figure(figsize=(4 * (1 + len(choices)), 3.6), layout="tight")
-    steps_axis, *setting_axes = figure.subplots(1, 1 + len(choices), squeeze=False)[0]
-    winner = build_rows(study)[0]["trial"]
+    setting_choices = list(study.sweep.choices())
+    figure = Figure(figsize=(4 * (1 + len(setting_choices)), 3.6), layout="tight")
+    steps_axis, *setting_axes = figure.subplots(1, 1 + len(setting_choices), squeeze=False)[0]
+    winner_number = build_rows(study)[0]["trial"]
 
     for trial in study.trials():
-        points = [
-            (study.sweep.step_share(rung), value)
-            for rung, value in sorted(trial.values.items())
-            if is_finite(value)
+        metric_points = [
+            (study.sweep.step_share(rung_index), metric_value)
+            for rung_index, metric_value in sorted(trial.values.items())
+            if is_finite(metric_value)
         ]
 
-        is_winner = trial.number == winner
-        style: dict[str, Any] = (
+        is_winner = trial.number == winner_number
+        line_style: dict[str, Any] = (
             {"color": "C1", "zorder": 3} if is_winner else {"color": "C0", "alpha": 0.5}
         )
         steps_axis.plot(
-            [x for x, _ in points], [y for _, y in points], marker="o", markersize=4, **style
+            [x for x, _ in metric_points],
+            [y for _, y in metric_points],
+            marker="o",
+            markersize=4,
+            **line_style,
         )
 
     steps_axis.set_xscale("log")
-    shares = [study.sweep.step_share(rung) for rung in range(study.sweep.rungs)]
-    steps_axis.set_xticks(shares, [f"{share:.0%}" for share in shares])
+    rung_shares = [study.sweep.step_share(rung_index) for rung_index in range(study.sweep.rungs)]
+    steps_axis.set_xticks(rung_shares, [f"{rung_share:.0%}" for rung_share in rung_shares])
     steps_axis.minorticks_off()
 
     steps_axis.set(
@@ -156,33 +184,48 @@ def plot_results(study: Study, file: Path) -> None:
         title=f"{len(study.trials())} trials",
     )
 
-    for axis, (path, choice) in zip(setting_axes, choices, strict=True):
-        _draw_setting(axis, path, choice, study.trials(), winner)
-        axis.set(xlabel=path)
+    for setting_axis, (setting_path, setting_choice) in zip(
+        setting_axes, setting_choices, strict=True
+    ):
+        _draw_setting(setting_axis, setting_path, setting_choice, study.trials(), winner_number)
+        setting_axis.set(xlabel=setting_path)
 
-    figure.savefig(file, dpi=120)
+    figure.savefig(image_path, dpi=120)
 
 
 def _draw_setting(
-    axis: Any, path: str, choice: Choice, trials: Sequence[Trial], winner: int
+    setting_axis: Any,
+    setting_path: str,
+    setting_choice: Choice,
+    trials: Sequence[Trial],
+    winner_number: int,
 ) -> None:
     finished_trials = [trial for trial in trials if is_finite(trial.value)]
-    values = [trial.settings[path] for trial in finished_trials]
-    if choice.choices:
-        values = [choice.choices.index(value) for value in values]
-        axis.set_xticks(range(len(choice.choices)), map(str, choice.choices))
+    setting_values = [trial.settings[setting_path] for trial in finished_trials]
+    if setting_choice.choices:
+        setting_values = [
+            setting_choice.choices.index(setting_value) for setting_value in setting_values
+        ]
+        setting_axis.set_xticks(
+            range(len(setting_choice.choices)), map(str, setting_choice.choices)
+        )
 
-    axis.scatter(
-        values,
+    setting_axis.scatter(
+        setting_values,
         [trial.value for trial in finished_trials],
         c=[trial.rung for trial in finished_trials],
         cmap="viridis_r",
     )
-    for trial, value in zip(finished_trials, values, strict=True):
-        if trial.number == winner:
-            axis.scatter(
-                [value], [trial.value], facecolors="none", edgecolors="C1", s=120, linewidths=2
+    for trial, setting_value in zip(finished_trials, setting_values, strict=True):
+        if trial.number == winner_number:
+            setting_axis.scatter(
+                [setting_value],
+                [trial.value],
+                facecolors="none",
+                edgecolors="C1",
+                s=120,
+                linewidths=2,
             )
 
-    if choice.log:
-        axis.set_xscale("log")
+    if setting_choice.log:
+        setting_axis.set_xscale("log")

@@ -43,7 +43,7 @@ class Trainer(Protocol):
         """Import the modules that a training needs, before its process is forked."""
         ...
 
-    def train(self, study: Study, trial: Trial, rung: int, run_id: str) -> None:
+    def train(self, study: Study, trial: Trial, rung_index: int, run_id: str) -> None:
         """Train a trial in the current process, which has blocked SIGTERM, and record its result or
         failure. Exits with 143 after SIGTERM.
 
@@ -54,15 +54,15 @@ class Trainer(Protocol):
 
 def train_trials(
     study: Study,
-    pod: int,
-    default: Settings,
+    pod_index: int,
+    default_settings: Settings,
     integer_settings: Mapping[str, bool],
     trainer: Trainer,
     experiment: str,
-    run: str,
+    run_name: str,
     record_run: Callable[[Store, str], None],
 ) -> None:
-    """Train the trials that the study assigns to `pod`, until none is left.
+    """Train the trials that the study assigns to `pod_index`, until none is left.
 
     `record_run`: records the id of a trial's MLflow run in the object store, since MLflow alone
     does not prove that a record belongs to the sweep. Raises RekindleError if a service is
@@ -71,50 +71,58 @@ def train_trials(
     # install a handler, because without one, PID 1 ignores SIGTERM
     signal.signal(signal.SIGTERM, _exit_on_sigterm)
     notice.start_polling_process()
-    process = f"{pod}-{uuid.uuid4().hex[:8]}"
-    seconds = dict[Job, float]()
-    crashes = Counter[Job]()
+    process_name = f"{pod_index}-{uuid.uuid4().hex[:8]}"
+    seconds_by_job = dict[Job, float]()
+    crash_counts = Counter[Job]()
 
-    while claim := study.claim_trial(pod, default, integer_settings):
+    while claimed_trial := study.claim_trial(pod_index, default_settings, integer_settings):
         trainer.import_modules()
-        trial, rung = claim
-        job = Job(trial.number, rung)
-        start = time.monotonic()
-        previous = seconds.get(job, 0.0)
+        trial, rung_index = claimed_trial
+        trial_job = Job(trial.number, rung_index)
+        start_s = time.monotonic()
+        previous_seconds = seconds_by_job.get(trial_job, 0.0)
 
-        def record(job: Job = job, start: float = start, previous: float = previous) -> None:
-            seconds[job] = previous + time.monotonic() - start
-            study.record_seconds(process, seconds)
+        def record(
+            job: Job = trial_job, start: float = start_s, previous: float = previous_seconds
+        ) -> None:
+            seconds_by_job[job] = previous + time.monotonic() - start
+            study.record_seconds(process_name, seconds_by_job)
 
-        say(f"trial {trial.number} to rung {rung + 1} of {study.sweep.rungs}: {trial.settings}")
-        code = run_forked(
-            lambda trial=trial, rung=rung: _train_trial(
-                study, trial, rung, trainer, experiment, run, record_run
+        say(
+            f"trial {trial.number} to rung {rung_index + 1} of {study.sweep.rungs}:"
+            f" {trial.settings}"
+        )
+        exit_code = run_forked(
+            lambda trial=trial, rung_index=rung_index: _train_trial(
+                study, trial, rung_index, trainer, experiment, run_name, record_run
             ),
             record,
         )
         record()
 
-        if code == exit_codes.TERMINATED:
-            raise SystemExit(code)
+        if exit_code == exit_codes.TERMINATED:
+            raise SystemExit(exit_code)
 
-        if code == exit_codes.UNAVAILABLE:
+        if exit_code == exit_codes.UNAVAILABLE:
             raise RekindleError(
                 f"trial {trial.number} lacks a service. A restarted pod continues from the trial's"
                 " checkpoint."
             )
 
-        if code:
-            crashes[job] += 1
-        if crashes[job] == MAX_CRASHES:
+        if exit_code:
+            crash_counts[trial_job] += 1
+        if crash_counts[trial_job] == MAX_CRASHES:
             study.record_failure(
                 trial.number,
-                rung,
-                f"its process has crashed {MAX_CRASHES} times, at last with code {code}",
+                rung_index,
+                f"its process has crashed {MAX_CRASHES} times, at last with code {exit_code}",
             )
 
-    used = sum(seconds.values())
-    say(f"no trial is left: this process has trained {len(seconds)} times, for {used:.0f} s")
+    used_seconds = sum(seconds_by_job.values())
+    say(
+        f"no trial is left: this process has trained {len(seconds_by_job)} times, for"
+        f" {used_seconds:.0f} s"
+    )
 
 
 def _exit_on_sigterm(*_: object) -> None:
@@ -122,29 +130,32 @@ def _exit_on_sigterm(*_: object) -> None:
 
 
 def make_training_spec(
-    study: Study, trial: Trial, rung: int, shared_inputs: Mapping[str, Any], run_id: str = ""
+    study: Study, trial: Trial, rung_index: int, shared_inputs: Mapping[str, Any], run_id: str = ""
 ) -> TrainingSpec:
     """Return the inputs of a trial's training up to a rung. Raises ConfigError."""
-    sections: dict[str, dict[str, Any]] = {
-        name: dict(shared_inputs[name]) for name in ("train", "model")
+    section_by_name: dict[str, dict[str, Any]] = {
+        input_name: dict(shared_inputs[input_name]) for input_name in ("train", "model")
     }
-    for path, value in trial.settings.items():
-        section, _, key = path.partition(".")
-        sections[section][key] = value
+    for setting_path, setting_value in trial.settings.items():
+        section_name, _, setting_name = setting_path.partition(".")
+        section_by_name[section_name][setting_name] = setting_value
 
-    inputs = {
-        **{name: shared_inputs[name] for name in ("workload", "family", "dataset", "digest")},
-        **sections["train"],
+    training_inputs = {
+        **{
+            input_name: shared_inputs[input_name]
+            for input_name in ("workload", "family", "dataset", "digest")
+        },
+        **section_by_name["train"],
         **SINGLE_WORKER,
-        "out": study.output_prefix(trial.number, rung),
+        "out": study.output_prefix(trial.number, rung_index),
         "checkpoints": study.checkpoint_prefix(trial.number),
-        "model": sections["model"],
-        "until": study.sweep.step_share(rung),
+        "model": section_by_name["model"],
+        "until": study.sweep.step_share(rung_index),
         "run_id": run_id,
     }
 
     try:
-        return TrainingSpec.model_validate(inputs)
+        return TrainingSpec.model_validate(training_inputs)
     except ValueError as error:
         raise ConfigError(f"{trial.settings}: {error}") from error
 
@@ -161,123 +172,125 @@ class WorkloadTrainer:
     def import_modules(self) -> None:
         import rekindle.training.loop  # noqa: F401  # imports torch
 
-    def train(self, study: Study, trial: Trial, rung: int, run_id: str) -> None:
+    def train(self, study: Study, trial: Trial, rung_index: int, run_id: str) -> None:
         import torch
 
         from rekindle.training.worker import run_worker
 
         try:
-            run_worker(make_training_spec(study, trial, rung, self.shared_inputs, run_id))
+            run_worker(make_training_spec(study, trial, rung_index, self.shared_inputs, run_id))
         except (ConfigError, DataError, torch.OutOfMemoryError) as error:
             # these errors are caused by the settings of the trial
-            record_failure(study, trial, rung, str(error))
+            record_failure(study, trial, rung_index, str(error))
 
 
-def record_failure(study: Study, trial: Trial, rung: int, reason: str) -> None:
+def record_failure(study: Study, trial: Trial, rung_index: int, reason: str) -> None:
     """Log and record that a trial has failed."""
     say(f"trial {trial.number} failed: {reason}")
-    study.record_failure(trial.number, rung, reason)
+    study.record_failure(trial.number, rung_index, reason)
 
 
 def _train_trial(
     study: Study,
     trial: Trial,
-    rung: int,
+    rung_index: int,
     trainer: Trainer,
     experiment: str,
-    run: str,
+    run_name: str,
     record_run: Callable[[Store, str], None],
 ) -> None:
     """Train one trial in the current process, and record its result in MLflow."""
     # create a new Store, because the parent process uses the connections of its own Store
     study = Study(Store.from_env(), study.root, study.sweep)
     if trainer.needs_mlflow and experiment:
-        run_id = _start_child_run(trial, experiment, run)
+        run_id = _start_child_run(trial, experiment, run_name)
     else:
-        run_id = _try_tracking(lambda: _start_child_run(trial, experiment, run)) or ""
+        run_id = _try_tracking(lambda: _start_child_run(trial, experiment, run_name)) or ""
 
     if run_id:
         record_run(study.store, run_id)
 
-    trainer.train(study, trial, rung, run_id)
+    trainer.train(study, trial, rung_index, run_id)
 
     if run_id:
         _try_tracking(
-            lambda: _record_result(study.read_result(Job(trial.number, rung)) or {}, run_id)
+            lambda: _record_result(study.read_result(Job(trial.number, rung_index)) or {}, run_id)
         )
 
 
-def _start_child_run(trial: Trial, experiment: str, run: str) -> str:
-    name = f"{experiment}/{run}"
+def _start_child_run(trial: Trial, experiment: str, run_name: str) -> str:
+    parent_run_name = f"{experiment}/{run_name}"
     run_id = tracking.start_run(
-        experiment, f"{run}.trial-{trial.number}", {tracking.PARENT: tracking.resolve_run_id(name)}
+        experiment,
+        f"{run_name}.trial-{trial.number}",
+        {tracking.PARENT: tracking.resolve_run_id(parent_run_name)},
     )
-    tracking.log(run_id, params=trial.settings)
+    tracking.log(run_id, run_params=trial.settings)
     return run_id
 
 
-def _record_result(result: Mapping[str, Any], run_id: str) -> None:
-    value = result.get("value")
-    if value is not None:
-        tracking.log_metrics(run_id, [(OBJECTIVE_METRIC, value, result["steps"])])
-    tracking.finish(run_id, "FAILED" if result.get("why") else "FINISHED")
+def _record_result(job_result: Mapping[str, Any], run_id: str) -> None:
+    metric_value = job_result.get("value")
+    if metric_value is not None:
+        tracking.log_metrics(run_id, [(OBJECTIVE_METRIC, metric_value, job_result["steps"])])
+    tracking.finish(run_id, "FAILED" if job_result.get("why") else "FINISHED")
 
 
-def _try_tracking(call: Callable[[], T]) -> T | None:
+def _try_tracking(tracking_call: Callable[[], T]) -> T | None:
     """Return `call()`, or log and return None if MLflow is unavailable: the object store also has
     the results."""
     try:
-        return call()
+        return tracking_call()
     except TrackingError as error:
         say(f"the trial is not recorded in MLflow: {error}")
         return None
 
 
-def run_forked(call: Callable[[], None], record: Callable[[], None]) -> int:
-    """Run `call` in a child process, and return its exit code.
+def run_forked(child_function: Callable[[], None], record_progress: Callable[[], None]) -> int:
+    """Run `child_function` in a child process, and return its exit code.
 
-    Until the child exits, forwards SIGTERM to it and calls `record` every RECORD_INTERVAL_S
-    seconds.
+    Until the child exits, forwards SIGTERM to it and calls `record_progress` every
+    RECORD_INTERVAL_S seconds.
     """
     sys.stdout.flush()
     sys.stderr.flush()
-    parent = os.getpid()
+    parent_pid = os.getpid()
     # SIGTERM is blocked until the handler below is installed
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
 
-    pid = os.fork()
-    if not pid:
-        _run_child(call, parent)
+    child_pid = os.fork()
+    if not child_pid:
+        _run_child(child_function, parent_pid)
 
-    previous_handler = signal.signal(signal.SIGTERM, lambda *_: os.kill(pid, signal.SIGTERM))
+    previous_handler = signal.signal(signal.SIGTERM, lambda *_: os.kill(child_pid, signal.SIGTERM))
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
-    descriptor = os.pidfd_open(pid)
+    pid_descriptor = os.pidfd_open(child_pid)
 
     try:
-        while not select.select([descriptor], [], [], RECORD_INTERVAL_S)[0]:
-            record()
+        while not select.select([pid_descriptor], [], [], RECORD_INTERVAL_S)[0]:
+            record_progress()
 
-        return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        return os.waitstatus_to_exitcode(os.waitpid(child_pid, 0)[1])
     finally:
-        os.close(descriptor)
+        os.close(pid_descriptor)
         signal.signal(signal.SIGTERM, previous_handler)
 
 
-def _run_child(call: Callable[[], None], parent: int) -> None:
-    code: Any = 1
+def _run_child(child_function: Callable[[], None], parent_pid: int) -> None:
+    exit_code: Any = 1
     try:
-        die_with_parent(parent)
-        call()
-        code = 0
+        die_with_parent(parent_pid)
+        child_function()
+        exit_code = 0
     except SystemExit as exit_request:
-        code = exit_request.code or 0
+        exit_code = exit_request.code or 0
     except RekindleError as error:
         say(f"error: {error}")
         is_unavailable = isinstance(error, StorageError | TrackingError)
-        code = exit_codes.UNAVAILABLE if is_unavailable else 1
+        exit_code = exit_codes.UNAVAILABLE if is_unavailable else 1
     except BaseException:
         traceback.print_exc()
     finally:
         sys.stdout.flush()
         sys.stderr.flush()
-        os._exit(code if isinstance(code, int) else 1)
+        os._exit(exit_code if isinstance(exit_code, int) else 1)

@@ -51,23 +51,27 @@ class Trees:
     bias: NDArray[np.float64]  # log-odds that are added to the sum of the leaf values; shape []
     depth: NDArray[np.intp]  # depth of the deepest tree; shape []
 
-    def score(self, table: Floats) -> Floats:
-        """Return the log-odds of fraud (float32 [n]) for the features `table` [n, F]. This is fast
-        for few rows."""
-        feature = self.feature.ravel()
-        threshold = self.threshold.ravel()
+    def score(self, feature_table: Floats) -> Floats:
+        """Return the log-odds of fraud (float32 [n]) for the features `feature_table` [n, F].
+        This is fast for few rows."""
+        feature_indices = self.feature.ravel()
+        flat_thresholds = self.threshold.ravel()
         left_child = self.left.ravel()
         right_child = self.right.ravel()
-        root = np.arange(len(self.value)) * self.value.shape[1]
-        row = np.arange(len(table))[:, None] * table.shape[1]
-        node = np.broadcast_to(root, (len(table), len(root)))
-        flat = table.ravel()
+        root_indices = np.arange(len(self.value)) * self.value.shape[1]
+        row_offsets = np.arange(len(feature_table))[:, None] * feature_table.shape[1]
+        node_indices = np.broadcast_to(root_indices, (len(feature_table), len(root_indices)))
+        flat_features = feature_table.ravel()
 
         for _ in range(int(self.depth)):
-            goes_left = flat.take(row + feature.take(node)) <= threshold.take(node)
-            node = root + np.where(goes_left, left_child.take(node), right_child.take(node))
+            goes_left = flat_features.take(
+                row_offsets + feature_indices.take(node_indices)
+            ) <= flat_thresholds.take(node_indices)
+            node_indices = root_indices + np.where(
+                goes_left, left_child.take(node_indices), right_child.take(node_indices)
+            )
 
-        return (self.value.ravel().take(node).sum(1) + self.bias).astype(np.float32)
+        return (self.value.ravel().take(node_indices).sum(1) + self.bias).astype(np.float32)
 
     def save(self, path: Path) -> None:
         """Write the trees to a file."""
@@ -76,44 +80,55 @@ class Trees:
     @classmethod
     def load(cls, path: Path) -> "Trees":
         """Read the trees from a file that `save` wrote. Raises OSError, ValueError or KeyError."""
-        with np.load(path) as arrays:
-            return cls(**{name: arrays[name] for name in (field.name for field in fields(cls))})
+        with np.load(path) as stored_arrays:
+            return cls(
+                **{
+                    field_name: stored_arrays[field_name]
+                    for field_name in (field.name for field in fields(cls))
+                }
+            )
 
 
-def write_arrays(path: Path, arrays: Mapping[str, NDArray[Any]]) -> None:
+def write_arrays(path: Path, arrays_by_name: Mapping[str, NDArray[Any]]) -> None:
     """Write a file for `numpy.load`; unlike the file of `numpy.savez`, its bytes do not depend on
     Python's version."""
     with ZipFile(path, "w") as archive:
-        for name, array in arrays.items():
-            content = io.BytesIO()
-            np.save(content, array, allow_pickle=False)
-            archive.writestr(ZipInfo(f"{name}.npy"), content.getvalue())
+        for array_name, array in arrays_by_name.items():
+            array_buffer = io.BytesIO()
+            np.save(array_buffer, array, allow_pickle=False)
+            archive.writestr(ZipInfo(f"{array_name}.npy"), array_buffer.getvalue())
 
 
 class Sample:
     """The rows to fit trees on: all frauds, and a random sample of about MAX_GENUINE_ROWS genuine
     rows. `add` takes the training rows piece by piece."""
 
-    def __init__(self, total: int) -> None:
-        """`total`: number of training rows in all pieces."""
-        self.rate = min(1.0, MAX_GENUINE_ROWS / total)
+    def __init__(self, training_row_count: int) -> None:
+        """`training_row_count`: number of training rows in all pieces."""
+        self.rate = min(1.0, MAX_GENUINE_ROWS / training_row_count)
         self.pieces: list[tuple[Floats, NDArray[np.uint8], Ints]] = []
 
     def add(
-        self, table: Floats, labels: NDArray[np.uint8], cards: Ints, is_usable: NDArray[np.bool_]
+        self,
+        feature_table: Floats,
+        labels: NDArray[np.uint8],
+        card_ids: Ints,
+        is_usable: NDArray[np.bool_],
     ) -> None:
         """Add a piece of the training data.
 
         `is_usable`: mask of the rows between the warm-up and the end of training.
         """
-        is_drawn = np.random.default_rng(len(self.pieces)).random(len(table)) < self.rate
-        keep = is_usable & (labels != UNKNOWN) & (is_drawn | (labels == 1))
-        self.pieces.append((table[keep], labels[keep], cards[keep]))
+        is_drawn = np.random.default_rng(len(self.pieces)).random(len(feature_table)) < self.rate
+        is_sampled = is_usable & (labels != UNKNOWN) & (is_drawn | (labels == 1))
+        self.pieces.append((feature_table[is_sampled], labels[is_sampled], card_ids[is_sampled]))
 
     def fit(self) -> "Boosting":
         """For each fold, fit trees that score its cards. Also fit trees on all cards, which score
         later rows."""
-        table, labels, cards = (np.concatenate(column) for column in zip(*self.pieces, strict=True))
+        feature_table, labels, card_ids = (
+            np.concatenate(feature_column) for feature_column in zip(*self.pieces, strict=True)
+        )
         if len(np.unique(labels)) < 2:
             raise DataError(
                 f"nothing to learn from: {len(labels):,} transactions with {int(labels.sum()):,}"
@@ -121,26 +136,37 @@ class Sample:
                 " end of training. Give more data."
             )
 
-        edges = [_edges(column) for column in table.T]
-        codes = np.stack(
-            [np.searchsorted(e, column) for e, column in zip(edges, table.T, strict=True)], axis=1
+        thresholds_by_feature = [_edges(feature_column) for feature_column in feature_table.T]
+        bin_numbers = np.stack(
+            [
+                np.searchsorted(feature_thresholds, feature_column)
+                for feature_thresholds, feature_column in zip(
+                    thresholds_by_feature, feature_table.T, strict=True
+                )
+            ],
+            axis=1,
         )
-        weight = np.where(labels == 1, 1, 1 / self.rate)
+        row_weights = np.where(labels == 1, 1, 1 / self.rate)
 
         with _limit_to_one_thread():
-            model_of_all = _fit(codes, labels, weight, edges)
-            models = []
+            model_of_all = _fit(bin_numbers, labels, row_weights, thresholds_by_feature)
+            fold_models = []
 
-            for fold in range(FOLDS):
-                rows = cards % FOLDS != fold
-                has_both_labels = len(np.unique(labels[rows])) == 2
-                models.append(
-                    _fit(codes[rows], labels[rows], weight[rows], edges)
+            for fold_number in range(FOLDS):
+                is_fold_row = card_ids % FOLDS != fold_number
+                has_both_labels = len(np.unique(labels[is_fold_row])) == 2
+                fold_models.append(
+                    _fit(
+                        bin_numbers[is_fold_row],
+                        labels[is_fold_row],
+                        row_weights[is_fold_row],
+                        thresholds_by_feature,
+                    )
                     if has_both_labels
                     else model_of_all
                 )
 
-            return Boosting([*models, model_of_all])
+            return Boosting([*fold_models, model_of_all])
 
 
 @dataclass(frozen=True)
@@ -150,16 +176,18 @@ class Boosting:
 
     models: Sequence[Any]
 
-    def score(self, table: Floats, cards: Ints, training: NDArray[np.bool_]) -> Floats:
+    def score(
+        self, feature_table: Floats, card_ids: Ints, is_training_row: NDArray[np.bool_]
+    ) -> Floats:
         """Return the log-odds of fraud of many rows, equal to the result of `Trees.score`."""
-        result = np.empty(len(table), np.float32)
-        model_index = np.where(training, cards % FOLDS, FOLDS)
+        log_odds = np.empty(len(feature_table), np.float32)
+        model_index = np.where(is_training_row, card_ids % FOLDS, FOLDS)
         with _limit_to_one_thread():
-            for number, model in enumerate(self.models):
-                rows = np.flatnonzero(model_index == number)
-                if rows.size:
-                    result[rows] = model.decision_function(table[rows])
-        return result
+            for model_number, fold_model in enumerate(self.models):
+                row_indices = np.flatnonzero(model_index == model_number)
+                if row_indices.size:
+                    log_odds[row_indices] = fold_model.decision_function(feature_table[row_indices])
+        return log_odds
 
     def trees(self) -> Trees:
         """Return the trees that score rows after the end of training."""
@@ -175,58 +203,71 @@ def _limit_to_one_thread() -> Any:
     return threadpool_limits(1)
 
 
-def _edges(column: NDArray[np.float32]) -> NDArray[np.float32]:
+def _edges(feature_values: NDArray[np.float32]) -> NDArray[np.float32]:
     """Return the candidate thresholds of a feature. They are quantiles, with finer steps at both
     ends, where most frauds are."""
-    tail = 0.5 ** np.linspace(1, 17, BINS // 4)
-    quantiles = np.concatenate([np.linspace(0.01, 0.99, BINS // 2), tail, 1 - tail])
-    return np.unique(np.quantile(column, np.sort(quantiles), method="lower"))
+    tail_quantiles = 0.5 ** np.linspace(1, 17, BINS // 4)
+    quantiles = np.concatenate(
+        [np.linspace(0.01, 0.99, BINS // 2), tail_quantiles, 1 - tail_quantiles]
+    )
+    return np.unique(np.quantile(feature_values, np.sort(quantiles), method="lower"))
 
 
-def _fit(codes: Ints, labels: object, weight: object, edges: list[Floats]) -> Any:
-    """Fit a model on the bin numbers `codes`, convert its thresholds to feature values in `edges`,
-    and round its leaf values."""
+def _fit(
+    bin_numbers: Ints, labels: object, row_weights: object, thresholds_by_feature: list[Floats]
+) -> Any:
+    """Fit a model on the bin numbers `bin_numbers`, convert its thresholds to feature values in
+    `thresholds_by_feature`, and round its leaf values."""
     from sklearn.ensemble import HistGradientBoostingClassifier
 
     model: Any = HistGradientBoostingClassifier(**BOOSTING_SETTINGS, random_state=0)
-    model.fit(codes.astype(np.float32), labels, sample_weight=weight)
+    model.fit(bin_numbers.astype(np.float32), labels, sample_weight=row_weights)
 
-    for [predictor] in model._predictors:
-        nodes = predictor.nodes
-        inner_nodes = np.flatnonzero(nodes["is_leaf"] == 0)
+    for [tree_predictor] in model._predictors:
+        tree_nodes = tree_predictor.nodes
+        inner_nodes = np.flatnonzero(tree_nodes["is_leaf"] == 0)
         # thresholds lie between two bin numbers; use the lower bin
-        cuts = nodes["num_threshold"][inner_nodes].astype(int)
-        features = nodes["feature_idx"][inner_nodes]
-        nodes["num_threshold"][inner_nodes] = [
-            edges[f][c] for f, c in zip(features, cuts, strict=True)
+        bin_thresholds = tree_nodes["num_threshold"][inner_nodes].astype(int)
+        feature_indices = tree_nodes["feature_idx"][inner_nodes]
+        tree_nodes["num_threshold"][inner_nodes] = [
+            thresholds_by_feature[feature_index][bin_index]
+            for feature_index, bin_index in zip(feature_indices, bin_thresholds, strict=True)
         ]
-        nodes["value"] = np.rint(nodes["value"] * LEAF_SCALE) / LEAF_SCALE
+        tree_nodes["value"] = np.rint(tree_nodes["value"] * LEAF_SCALE) / LEAF_SCALE
 
     model._baseline_prediction = np.rint(model._baseline_prediction * LEAF_SCALE) / LEAF_SCALE
     return model
 
 
 def _export(model: Any) -> Trees:
-    trees = [predictor.nodes for [predictor] in model._predictors]
-    shape = len(trees), max(map(len, trees))
-    own_index = np.broadcast_to(np.arange(shape[1]), shape)
+    tree_node_arrays = [tree_predictor.nodes for [tree_predictor] in model._predictors]
+    array_shape = len(tree_node_arrays), max(map(len, tree_node_arrays))
+    own_index = np.broadcast_to(np.arange(array_shape[1]), array_shape)
 
-    arrays: dict[str, Any] = {
-        "feature": np.zeros(shape, np.intp),
-        "threshold": np.zeros(shape, np.float32),
+    tree_arrays: dict[str, Any] = {
+        "feature": np.zeros(array_shape, np.intp),
+        "threshold": np.zeros(array_shape, np.float32),
         "left": own_index.copy(),
         "right": own_index.copy(),
-        "value": np.zeros(shape),
+        "value": np.zeros(array_shape),
     }
 
-    for number, nodes in enumerate(trees):
-        is_leaf = nodes["is_leaf"] == 1
-        index = np.arange(len(nodes))
-        arrays["feature"][number, index] = np.where(is_leaf, 0, nodes["feature_idx"])
-        arrays["threshold"][number, index] = nodes["num_threshold"]
-        arrays["left"][number, index] = np.where(is_leaf, index, nodes["left"])
-        arrays["right"][number, index] = np.where(is_leaf, index, nodes["right"])
-        arrays["value"][number, index] = np.where(is_leaf, nodes["value"], 0)
+    for tree_number, tree_nodes in enumerate(tree_node_arrays):
+        is_leaf = tree_nodes["is_leaf"] == 1
+        node_index = np.arange(len(tree_nodes))
+        tree_arrays["feature"][tree_number, node_index] = np.where(
+            is_leaf, 0, tree_nodes["feature_idx"]
+        )
+        tree_arrays["threshold"][tree_number, node_index] = tree_nodes["num_threshold"]
+        tree_arrays["left"][tree_number, node_index] = np.where(
+            is_leaf, node_index, tree_nodes["left"]
+        )
+        tree_arrays["right"][tree_number, node_index] = np.where(
+            is_leaf, node_index, tree_nodes["right"]
+        )
+        tree_arrays["value"][tree_number, node_index] = np.where(is_leaf, tree_nodes["value"], 0)
 
-    depth = max(int(nodes["depth"].max()) for nodes in trees)
-    return Trees(**arrays, bias=model._baseline_prediction.reshape(()), depth=np.array(depth))
+    max_depth = max(int(tree_nodes["depth"].max()) for tree_nodes in tree_node_arrays)
+    return Trees(
+        **tree_arrays, bias=model._baseline_prediction.reshape(()), depth=np.array(max_depth)
+    )

@@ -39,168 +39,217 @@ class Days:
     @classmethod
     def of(cls, time: Ints) -> "Days":
         """Return the days of `time` (µs since the epoch, ascending)."""
-        number, start, size = np.unique(time // DAY, return_index=True, return_counts=True)
-        return cls(number, start, size)
+        day_numbers, first_row_indices, row_counts = np.unique(
+            time // DAY, return_index=True, return_counts=True
+        )
+        return cls(day_numbers, first_row_indices, row_counts)
 
-    def name(self, index: int) -> str:
-        return day_of(self.number[index] * DAY)
+    def name(self, day_index: int) -> str:
+        return day_of(self.number[day_index] * DAY)
 
 
-def truncated_values(rows: Rows, columns: Columns) -> list[str]:
+def truncated_values(transactions: Rows, columns: Columns) -> list[str]:
     """Return a sentence for each column whose cents, or minutes and seconds, are equal in all rows
     of some days."""
-    days = Days.of(rows.time)
-    result = []
+    transaction_days = Days.of(transactions.time)
+    warning_sentences = []
 
-    for name, what, values in (
-        ("amount", "cents", rows.cents % 100),
-        ("time", "minutes and seconds", rows.time % HOUR),
+    for column_name, unit_words, column_values in (
+        ("amount", "cents", transactions.cents % 100),
+        ("time", "minutes and seconds", transactions.time % HOUR),
     ):
-        constant = _constant_days(values, days)
+        is_constant_day = _constant_days(column_values, transaction_days)
         # no warning if no amount has cents, as in some currencies
-        if constant.any() and not (name == "amount" and constant.all()):
-            result.append(
-                f"{columns.describe(name)} has equal {what} in all rows of {constant.sum()} of"
-                f" {len(constant)} days, the first of them {days.name(int(np.argmax(constant)))}:"
-                " does the export truncate it? Export the full value for all days."
+        if is_constant_day.any() and not (column_name == "amount" and is_constant_day.all()):
+            warning_sentences.append(
+                f"{columns.describe(column_name)} has equal {unit_words} in all rows of"
+                f" {is_constant_day.sum()} of {len(is_constant_day)} days, the first of them"
+                f" {transaction_days.name(int(np.argmax(is_constant_day)))}: does the export"
+                " truncate it? Export the full value for all days."
             )
 
-    return result
+    return warning_sentences
 
 
-def new_ids(rows: Rows, columns: Columns) -> list[str]:
+def new_ids(transactions: Rows, columns: Columns) -> list[str]:
     """Return a sentence for each column with a day whose ids are mostly new, although earlier days
     had few new ids."""
-    days = Days.of(rows.time)
-    result = []
+    transaction_days = Days.of(transactions.time)
+    warning_sentences = []
 
-    for name, ids in (("card", rows.card), ("terminal", rows.terminal)):
-        new = _share_of_new(ids, days)
-        before = _mean_before(new)
-        known = (1 - new) * days.size
-        is_break = (new >= MIN_NEW_IDS) & (before < MAX_USUAL_NEW_IDS) & (days.size >= MIN_ROWS)
+    for column_name, column_ids in (
+        ("card", transactions.card),
+        ("terminal", transactions.terminal),
+    ):
+        new_id_share = _share_of_new(column_ids, transaction_days)
+        earlier_new_id_share = _mean_before(new_id_share)
+        known_id_row_count = (1 - new_id_share) * transaction_days.size
+        is_break = (
+            (new_id_share >= MIN_NEW_IDS)
+            & (earlier_new_id_share < MAX_USUAL_NEW_IDS)
+            & (transaction_days.size >= MIN_ROWS)
+        )
         # also require a drop of the rows with known ids, because additional customers do not reduce
         # these
-        is_break &= known < _mean_before(known) / 2
+        is_break &= known_id_row_count < _mean_before(known_id_row_count) / 2
 
-        found = np.flatnonzero(is_break)
-        if len(found):
-            result.append(
-                f"{columns.describe(name)} has ids that no earlier day has in {new[found[0]]:.0%}"
-                f" of the rows of {days.name(found[0])}, and in {before[found[0]]:.1%} in the week"
-                f" before: were the ids hashed again? Then the history of each {name} is lost. Give"
-                " all rows the same kind of id, or set data.first_day to that day."
+        break_day_indices = np.flatnonzero(is_break)
+        if len(break_day_indices):
+            warning_sentences.append(
+                f"{columns.describe(column_name)} has ids that no earlier day has in"
+                f" {new_id_share[break_day_indices[0]]:.0%} of the rows of"
+                f" {transaction_days.name(break_day_indices[0])}, and in"
+                f" {earlier_new_id_share[break_day_indices[0]]:.1%} in the week before: were the"
+                f" ids hashed again? Then the history of each {column_name} is lost. Give all rows"
+                " the same kind of id, or set data.first_day to that day."
             )
 
-    return result
+    return warning_sentences
 
 
-def _constant_days(values: Ints, days: Days) -> NDArray[np.bool_]:
+def _constant_days(column_values: Ints, transaction_days: Days) -> NDArray[np.bool_]:
     """Return a mask of the days on which all rows have one value that is not frequent on other
     days."""
-    low, high = (function.reduceat(values, days.start) for function in (np.minimum, np.maximum))
-    constant = (low == high) & (days.size >= MIN_ROWS)
-    if constant.any() and not constant.all():
-        others = values[~np.repeat(constant, days.size)]
-        constant &= np.mean(others == low[np.argmax(constant)]) ** days.size < MAX_CHANCE
-    return constant & (len(constant) > 1)
+    lowest_by_day, highest_by_day = (
+        extreme_function.reduceat(column_values, transaction_days.start)
+        for extreme_function in (np.minimum, np.maximum)
+    )
+    is_constant_day = (lowest_by_day == highest_by_day) & (transaction_days.size >= MIN_ROWS)
+    if is_constant_day.any() and not is_constant_day.all():
+        values_on_other_days = column_values[~np.repeat(is_constant_day, transaction_days.size)]
+        is_constant_day &= (
+            np.mean(values_on_other_days == lowest_by_day[np.argmax(is_constant_day)])
+            ** transaction_days.size
+            < MAX_CHANCE
+        )
+    return is_constant_day & (len(is_constant_day) > 1)
 
 
-def _share_of_new(ids: Ints, days: Days) -> Floats:
+def _share_of_new(column_ids: Ints, transaction_days: Days) -> Floats:
     """Return, for each day, the fraction of rows whose id does not occur on earlier days."""
-    day = np.repeat(np.arange(len(days.size)), days.size)
-    is_new = pl.DataFrame({"id": ids, "day": day}).select(
+    day_index_by_row = np.repeat(np.arange(len(transaction_days.size)), transaction_days.size)
+    is_new = pl.DataFrame({"id": column_ids, "day": day_index_by_row}).select(
         pl.col("day").first().over("id") == pl.col("day")
     )
-    return np.add.reduceat(is_new.to_series().to_numpy(), days.start, dtype=np.int64) / days.size
+    return (
+        np.add.reduceat(is_new.to_series().to_numpy(), transaction_days.start, dtype=np.int64)
+        / transaction_days.size
+    )
 
 
-def _mean_before(values: Floats) -> Floats:
-    """Return, for each day, the mean of `values` in the week before it; 1 for the first day."""
-    sums = np.append(0, np.cumsum(values))
-    index = np.arange(len(values))
-    first = np.maximum(index - WEEK, 0)
-    return np.where(index, (sums[index] - sums[first]) / np.maximum(index - first, 1), 1)
+def _mean_before(values_by_day: Floats) -> Floats:
+    """Return, for each day, the mean of `values_by_day` in the week before it; 1 for the first
+    day."""
+    cumulative_sums = np.append(0, np.cumsum(values_by_day))
+    day_indices = np.arange(len(values_by_day))
+    window_start = np.maximum(day_indices - WEEK, 0)
+    return np.where(
+        day_indices,
+        (cumulative_sums[day_indices] - cumulative_sums[window_start])
+        / np.maximum(day_indices - window_start, 1),
+        1,
+    )
 
 
-def missing_genuine_rows(labelled: Rows) -> list[str]:
+def missing_genuine_rows(labelled_rows: Rows) -> list[str]:
     """Return a sentence if the genuine rows per day change from some day on, but the frauds per day
     do not."""
-    is_fraud = labelled.fraud == 1
-    if 2 * is_fraud.sum() >= len(labelled):
+    is_fraud = labelled_rows.fraud == 1
+    if 2 * is_fraud.sum() >= len(labelled_rows):
         return []
 
-    first_day = labelled.time[0] // DAY
-    day = labelled.time // DAY - first_day
-    daily = np.stack(
-        [np.bincount(day[mask], minlength=day[-1] + 1) for mask in (~is_fraud, is_fraud)]
+    first_day = labelled_rows.time[0] // DAY
+    day_index_by_row = labelled_rows.time // DAY - first_day
+    daily_counts = np.stack(
+        [
+            np.bincount(day_index_by_row[label_mask], minlength=day_index_by_row[-1] + 1)
+            for label_mask in (~is_fraud, is_fraud)
+        ]
     )
-    sums = np.pad(np.cumsum(daily, axis=1), [(0, 0), (1, 0)])
-    count = daily.shape[1]
-    middle = np.arange(WEEK, count - WEEK + 1)
-    start = np.maximum(middle - 2 * WEEK, 0)
-    end = np.minimum(middle + 2 * WEEK, count)
+    cumulative_counts = np.pad(np.cumsum(daily_counts, axis=1), [(0, 0), (1, 0)])
+    day_count = daily_counts.shape[1]
+    split_days = np.arange(WEEK, day_count - WEEK + 1)
+    window_start = np.maximum(split_days - 2 * WEEK, 0)
+    window_end = np.minimum(split_days + 2 * WEEK, day_count)
     # daily means of [genuine rows, frauds] in the two weeks before and after each day in `middle`
-    before = (sums[:, middle] - sums[:, start]) / (middle - start)
-    after = (sums[:, end] - sums[:, middle]) / (end - middle)
+    mean_before = (cumulative_counts[:, split_days] - cumulative_counts[:, window_start]) / (
+        split_days - window_start
+    )
+    mean_after = (cumulative_counts[:, window_end] - cumulative_counts[:, split_days]) / (
+        window_end - split_days
+    )
 
     with np.errstate(divide="ignore", invalid="ignore"):
-        genuine = np.log((after[0] + 1) / (before[0] + 1))
-        frauds = np.log(after[1] / before[1])
-        is_break = np.isfinite(frauds) & (
-            np.sign(genuine) * (genuine - frauds) >= np.log(MIN_SHARE_RATIO)
+        genuine_log_ratio = np.log((mean_after[0] + 1) / (mean_before[0] + 1))
+        fraud_log_ratio = np.log(mean_after[1] / mean_before[1])
+        is_break = np.isfinite(fraud_log_ratio) & (
+            np.sign(genuine_log_ratio) * (genuine_log_ratio - fraud_log_ratio)
+            >= np.log(MIN_SHARE_RATIO)
         )
 
-    is_break &= np.maximum(before[0], after[0]) >= MIN_ROWS
-    size = np.where(is_break, np.abs(genuine), 0)
-    if size.max(initial=0) < np.log(MIN_GENUINE_RATIO):
+    is_break &= np.maximum(mean_before[0], mean_after[0]) >= MIN_ROWS
+    break_size = np.where(is_break, np.abs(genuine_log_ratio), 0)
+    if break_size.max(initial=0) < np.log(MIN_GENUINE_RATIO):
         return []
 
-    found = int(np.argmax(size))
+    break_index = int(np.argmax(break_size))
 
     return [
-        f"the genuine rows per day change from {before[0, found]:,.0f} to {after[0, found]:,.0f} on"
-        f" {day_of((first_day + middle[found]) * DAY)}, and the frauds per day from"
-        f" {before[1, found]:,.1f} to {after[1, found]:,.1f}: are genuine rows left out before or"
-        " after that day, or labels inverted? Give all rows, or leave out the days before or after"
-        " it with data.first_day or data.last_day."
+        f"the genuine rows per day change from {mean_before[0, break_index]:,.0f} to"
+        f" {mean_after[0, break_index]:,.0f} on"
+        f" {day_of((first_day + split_days[break_index]) * DAY)}, and the frauds per day from"
+        f" {mean_before[1, break_index]:,.1f} to {mean_after[1, break_index]:,.1f}: are genuine"
+        " rows left out before or after that day, or labels inverted? Give all rows, or leave out"
+        " the days before or after it with data.first_day or data.last_day."
     ]
 
 
-def sum_labels(rows: Rows, log_odds: NDArray[np.float32], start: int, end: int) -> Floats:
-    """Return the sums that `late_labels` needs, over the rows from `start` to `end`, whose labels
-    should be known.
+def sum_labels(
+    transactions: Rows, log_odds: NDArray[np.float32], start_time: int, end_time: int
+) -> Floats:
+    """Return the sums that `late_labels` needs, over the rows from `start_time` to `end_time`,
+    whose labels should be known.
 
     `log_odds`: predictions of trees that were not fitted on these rows. Row 0 of the result has the
     sums over the newest week, row 1 those over earlier weeks. The columns are expected frauds,
     labelled frauds and variance; each transaction is weighted with its probability of fraud.
     """
-    usable = (rows.time >= start) & (rows.time < end) & (rows.fraud != UNKNOWN)
-    probability = 1 / (1 + np.exp(-log_odds[usable].astype(float)))
-    is_fraud = rows.fraud[usable] == 1
-    values = probability * np.stack([probability, is_fraud, probability**2 * (1 - probability)])
-    is_new = rows.time[usable] >= end - WEEK * DAY
+    is_usable = (
+        (transactions.time >= start_time)
+        & (transactions.time < end_time)
+        & (transactions.fraud != UNKNOWN)
+    )
+    fraud_probability = 1 / (1 + np.exp(-log_odds[is_usable].astype(float)))
+    is_fraud = transactions.fraud[is_usable] == 1
+    weighted_values = fraud_probability * np.stack(
+        [fraud_probability, is_fraud, fraud_probability**2 * (1 - fraud_probability)]
+    )
+    is_new = transactions.time[is_usable] >= end_time - WEEK * DAY
 
-    return np.stack([values[:, is_new].sum(1), values[:, ~is_new].sum(1)])
+    return np.stack([weighted_values[:, is_new].sum(1), weighted_values[:, ~is_new].sum(1)])
 
 
-def late_labels(sums: Floats, end: int, delay_days: int) -> list[str]:
-    """Return a sentence if labels of frauds are missing in the week before `end`.
+def late_labels(label_sums: Floats, end_time: int, delay_days: int) -> list[str]:
+    """Return a sentence if labels of frauds are missing in the week before `end_time`.
 
-    `sums`: total of the results of `sum_labels` for all parts of the data.
+    `label_sums`: total of the results of `sum_labels` for all parts of the data.
     """
-    expected, labelled, variance = sums.T
-    if not (expected.all() and labelled[1]):
+    expected_frauds, labelled_frauds, fraud_variance = label_sums.T
+    if not (expected_frauds.all() and labelled_frauds[1]):
         return []
 
-    new, old = labelled / expected
-    deviation = np.sqrt(old * (variance / expected**2).sum())
-    if new > MAX_LABELLED_SHARE * old or old - new < MIN_Z * deviation:
+    recent_label_ratio, earlier_label_ratio = labelled_frauds / expected_frauds
+    standard_deviation = np.sqrt(earlier_label_ratio * (fraud_variance / expected_frauds**2).sum())
+    if (
+        recent_label_ratio > MAX_LABELLED_SHARE * earlier_label_ratio
+        or earlier_label_ratio - recent_label_ratio < MIN_Z * standard_deviation
+    ):
         return []
 
     return [
-        f"about {1 - new / old:.0%} of the frauds from {day_of(end - WEEK * DAY)} to"
-        f" {day_of(end - DAY)} are not labelled, judged by earlier data: do labels arrive later"
-        f" than data.label_delay_days ({delay_days})? Raise this setting, because training and"
-        " evaluation take frauds without their label for genuine."
+        f"about {1 - recent_label_ratio / earlier_label_ratio:.0%} of the frauds from"
+        f" {day_of(end_time - WEEK * DAY)} to {day_of(end_time - DAY)} are not labelled, judged by"
+        f" earlier data: do labels arrive later than data.label_delay_days ({delay_days})? Raise"
+        " this setting, because training and evaluation take frauds without their label for"
+        " genuine."
     ]

@@ -24,7 +24,7 @@ def to_numbers(column: pl.Series) -> pl.Series | None:
     return column.cast(pl.Float64, strict=False)
 
 
-def to_amounts(column: pl.Series, decimal: str) -> pl.Series | None:
+def to_amounts(column: pl.Series, decimal_separator: str) -> pl.Series | None:
     """Convert a column to amounts; return None if its type is unsuitable.
 
     Raises DataError if the format is ambiguous.
@@ -32,39 +32,42 @@ def to_amounts(column: pl.Series, decimal: str) -> pl.Series | None:
     if column.dtype != pl.String:
         return to_numbers(column)
 
-    text = column.str.strip_chars()
-    has_decimal_comma = text.str.contains(r"^-?[0-9]+(\.[0-9]{3})*,[0-9]+$")
-    has_decimal_point = text.str.contains(r"^-?[0-9]+(,[0-9]{3})*\.[0-9]+$")
+    stripped_text = column.str.strip_chars()
+    has_decimal_comma = stripped_text.str.contains(r"^-?[0-9]+(\.[0-9]{3})*,[0-9]+$")
+    has_decimal_point = stripped_text.str.contains(r"^-?[0-9]+(,[0-9]{3})*\.[0-9]+$")
 
-    if not decimal:
+    if not decimal_separator:
         if (has_decimal_comma.sum() or 0) > (has_decimal_point.sum() or 0):
-            decimal = ","
+            decimal_separator = ","
         else:
-            decimal = "."
+            decimal_separator = "."
 
         if (
-            decimal == ","
-            and text.filter(has_decimal_comma).str.contains(r"^-?[0-9]{1,3}(,[0-9]{3})+$").all()
+            decimal_separator == ","
+            and stripped_text.filter(has_decimal_comma)
+            .str.contains(r"^-?[0-9]{1,3}(,[0-9]{3})+$")
+            .all()
         ):
             raise DataError(
-                f'amounts such as "{text.filter(has_decimal_comma)[0]}" are ambiguous: '
+                f'amounts such as "{stripped_text.filter(has_decimal_comma)[0]}" are ambiguous: '
                 'set data.text.decimal to "," or ".".'
             )
 
-    group_separator = "." if decimal == "," else ","
-    has_groups = text.str.contains(
-        rf"^-?[0-9]{{1,3}}([{group_separator}][0-9]{{3}})+([{decimal}][0-9]+)?$"
+    group_separator = "." if decimal_separator == "," else ","
+    has_groups = stripped_text.str.contains(
+        rf"^-?[0-9]{{1,3}}([{group_separator}][0-9]{{3}})+([{decimal_separator}][0-9]+)?$"
     )
-    digits = text.zip_with(
-        ~has_groups.fill_null(False), text.str.replace_all(group_separator, "", literal=True)
+    text_without_groups = stripped_text.zip_with(
+        ~has_groups.fill_null(False),
+        stripped_text.str.replace_all(group_separator, "", literal=True),
     )
 
-    if decimal == ",":
-        digits = digits.set(digits.str.contains(".", literal=True), None).str.replace(
-            ",", ".", literal=True
-        )
+    if decimal_separator == ",":
+        text_without_groups = text_without_groups.set(
+            text_without_groups.str.contains(".", literal=True), None
+        ).str.replace(",", ".", literal=True)
 
-    return digits.cast(pl.Float64, strict=False)
+    return text_without_groups.cast(pl.Float64, strict=False)
 
 
 def to_instants(column: pl.Series, time_format: str) -> pl.Series | None:
@@ -82,58 +85,74 @@ def to_instants(column: pl.Series, time_format: str) -> pl.Series | None:
     if column.dtype != pl.String:
         return None
 
-    text = column.str.strip_chars()
-    half_count = text.count() / 2
+    stripped_text = column.str.strip_chars()
+    half_count = stripped_text.count() / 2
     if time_format in UNIT_MICROSECONDS or (
-        not time_format and (text.str.contains(EPOCH_PATTERN).sum() or 0) > half_count
+        not time_format and (stripped_text.str.contains(EPOCH_PATTERN).sum() or 0) > half_count
     ):
         return _to_epoch_microseconds(
-            text.set(~text.str.contains(EPOCH_PATTERN), None).cast(pl.Float64, strict=False),
+            stripped_text.set(~stripped_text.str.contains(EPOCH_PATTERN), None).cast(
+                pl.Float64, strict=False
+            ),
             time_format,
         )
 
-    if not time_format and (text.str.contains(ISO_PATTERN).sum() or 0) < half_count:
-        time_format = _detect_format(text)
+    if not time_format and (stripped_text.str.contains(ISO_PATTERN).sum() or 0) < half_count:
+        time_format = _detect_format(stripped_text)
     if time_format:
-        return _parse(text, time_format)
+        return _parse(stripped_text, time_format)
 
     # parse only ISO 8601, because polars would guess the order of day and month in 01/02/2024
-    iso_text = text.set(~text.str.contains(ISO_PATTERN), None)
+    iso_text = stripped_text.set(~stripped_text.str.contains(ISO_PATTERN), None)
     try:
         return iso_text.str.to_datetime(time_unit="us", strict=False).dt.epoch("us")
     except pl.exceptions.ComputeError:  # raised if no value is a timestamp
         return pl.Series(column.name, [None], pl.Int64).new_from_index(0, len(column))
 
 
-def _to_epoch_microseconds(column: pl.Series, unit: str) -> pl.Series | None:
-    values = column.cast(pl.Float64)
-    median = values.median()
-    if unit not in UNIT_MICROSECONDS:
-        if not isinstance(median, float) or median < YEAR_2000:
+def _to_epoch_microseconds(column: pl.Series, epoch_unit: str) -> pl.Series | None:
+    epoch_values = column.cast(pl.Float64)
+    median_value = epoch_values.median()
+    if epoch_unit not in UNIT_MICROSECONDS:
+        if not isinstance(median_value, float) or median_value < YEAR_2000:
             return None
-        unit = next(
-            (name for name, limit in (("s", 1e11), ("ms", 1e14), ("us", 1e17)) if median < limit),
+        epoch_unit = next(
+            (
+                unit_name
+                for unit_name, unit_limit in (("s", 1e11), ("ms", 1e14), ("us", 1e17))
+                if median_value < unit_limit
+            ),
             "ns",
         )
-    if column.dtype.is_integer() and unit in ("us", "ns"):
-        return column.cast(pl.Int64, strict=False) // (1000 if unit == "ns" else 1)
-    return (values * UNIT_MICROSECONDS[unit]).round().cast(pl.Int64, strict=False)
+    if column.dtype.is_integer() and epoch_unit in ("us", "ns"):
+        return column.cast(pl.Int64, strict=False) // (1000 if epoch_unit == "ns" else 1)
+    return (epoch_values * UNIT_MICROSECONDS[epoch_unit]).round().cast(pl.Int64, strict=False)
 
 
-def _detect_format(text: pl.Series) -> str:
+def _detect_format(time_texts: pl.Series) -> str:
     """Return the format that matches most values; an empty text if no format matches.
 
     Raises DataError if several formats match equally well.
     """
-    sample = text.drop_nulls().gather_every(max(1, len(text) // 2000))
-    likely_formats = [name for name in FORMATS if 2 * _parse(sample, name).count() > len(sample)]
-    counts = {name: _parse(text, name).count() for name in likely_formats}
+    sampled_texts = time_texts.drop_nulls().gather_every(max(1, len(time_texts) // 2000))
+    likely_formats = [
+        format_name
+        for format_name in FORMATS
+        if 2 * _parse(sampled_texts, format_name).count() > len(sampled_texts)
+    ]
+    parsed_counts = {
+        format_name: _parse(time_texts, format_name).count() for format_name in likely_formats
+    }
 
-    best_formats = [name for name in likely_formats if counts[name] == max(counts.values())]
+    best_formats = [
+        format_name
+        for format_name in likely_formats
+        if parsed_counts[format_name] == max(parsed_counts.values())
+    ]
     if len(best_formats) > 1:
         raise DataError(
-            f'times such as "{text.drop_nulls()[0]}" are ambiguous ({" or ".join(best_formats)}):'
-            " set data.text.time to one of these formats."
+            f'times such as "{time_texts.drop_nulls()[0]}" are ambiguous'
+            f" ({' or '.join(best_formats)}): set data.text.time to one of these formats."
         )
 
     if best_formats:
@@ -142,10 +161,14 @@ def _detect_format(text: pl.Series) -> str:
     return ""
 
 
-def _parse(text: pl.Series, time_format: str) -> pl.Series:
+def _parse(time_texts: pl.Series, time_format: str) -> pl.Series:
     try:
         if "%H" in time_format:
-            return text.str.to_datetime(time_format, time_unit="us", strict=False).dt.epoch("us")
-        return text.str.to_date(time_format, strict=False).cast(pl.Datetime("us")).dt.epoch("us")
+            return time_texts.str.to_datetime(time_format, time_unit="us", strict=False).dt.epoch(
+                "us"
+            )
+        return (
+            time_texts.str.to_date(time_format, strict=False).cast(pl.Datetime("us")).dt.epoch("us")
+        )
     except pl.exceptions.ComputeError:
-        return pl.Series(text.name, [None], pl.Int64).new_from_index(0, len(text))
+        return pl.Series(time_texts.name, [None], pl.Int64).new_from_index(0, len(time_texts))

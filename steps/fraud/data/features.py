@@ -54,189 +54,253 @@ def lookback_days(delay_days: int) -> int:
 
 
 def card_features(
-    rows: Rows, names: Names = NAMES, row_indices: Ints | None = None
+    transactions: Rows, feature_names: Names = NAMES, row_indices: Ints | None = None
 ) -> dict[str, Column]:
-    """Compute the features CARD_NAMES: all of them, or at least those in `names`.
+    """Compute the features CARD_NAMES: all of them, or at least those in `feature_names`.
 
-    `rows` must contain all rows of each card, sorted by (card, time, id). With `row_indices`,
-    return the features of these rows only.
+    `transactions` must contain all rows of each card, sorted by (card, time, id). With
+    `row_indices`, return the features of these rows only.
     """
-    index, first, line = _join_timelines(rows.card, rows.time, max(WINDOWS) * DAY)
-    cents_before = _running_sum(rows.cents)
-    amount = rows.cents / 100
-    second = rows.time % DAY / 1e6
-    weekend = (rows.time // DAY + 3) % 7 >= 5  # day 0 of the epoch was a Thursday
-    result: dict[str, Column] = {"amount": amount, "weekend": weekend, "night": second < 7 * 3600}
-    end = np.searchsorted(line, line, side="right")
+    timeline_row_index, first_timeline_index, timeline_positions = _join_timelines(
+        transactions.card, transactions.time, max(WINDOWS) * DAY
+    )
+    cents_before = _running_sum(transactions.cents)
+    amounts = transactions.cents / 100
+    second_of_day = transactions.time % DAY / 1e6
+    is_weekend = (transactions.time // DAY + 3) % 7 >= 5  # day 0 of the epoch was a Thursday
+    features_by_name: dict[str, Column] = {
+        "amount": amounts,
+        "weekend": is_weekend,
+        "night": second_of_day < 7 * 3600,
+    }
+    window_end = np.searchsorted(timeline_positions, timeline_positions, side="right")
 
-    for days in WINDOWS:
-        start = np.searchsorted(line, line - days * DAY, side="right")
-        result[f"card_count_{days}d"] = count = end - start
-        result[f"card_mean_{days}d"] = (cents_before[end] - cents_before[start]) / (100 * count)
+    for window_days in WINDOWS:
+        window_start = np.searchsorted(
+            timeline_positions, timeline_positions - window_days * DAY, side="right"
+        )
+        features_by_name[f"card_count_{window_days}d"] = transaction_count = (
+            window_end - window_start
+        )
+        features_by_name[f"card_mean_{window_days}d"] = (
+            cents_before[window_end] - cents_before[window_start]
+        ) / (100 * transaction_count)
 
-    if set(names) <= result.keys() | set(TERMINAL_NAMES):
-        return result
+    if set(feature_names) <= features_by_name.keys() | set(TERMINAL_NAMES):
+        return features_by_name
 
-    start = np.maximum(first, index - HABIT_ROWS)
-    mean = (cents_before[index] - cents_before[start]) / (100 * np.maximum(index - start, 1))
-    gap = np.diff(rows.time, prepend=rows.time[:1]) / 1e6
-    max_gap = max(WINDOWS) * DAY / 1e6
-    angle = second * (2 * np.pi / 86_400)
+    window_start = np.maximum(first_timeline_index, timeline_row_index - HABIT_ROWS)
+    mean_amount = (cents_before[timeline_row_index] - cents_before[window_start]) / (
+        100 * np.maximum(timeline_row_index - window_start, 1)
+    )
+    gap_seconds = np.diff(transactions.time, prepend=transactions.time[:1]) / 1e6
+    max_gap_seconds = max(WINDOWS) * DAY / 1e6
+    time_angle = second_of_day * (2 * np.pi / 86_400)
 
-    result.update(
+    features_by_name.update(
         {
-            "log_amount": np.log1p(amount),
-            "log_ratio_to_mean": np.where(index > first, _log_ratio(amount, mean), 0),
-            "log_gap": np.log1p(np.where(index > first, np.minimum(gap, max_gap), max_gap)),
-            "sin_time": np.sin(angle),
-            "cos_time": np.cos(angle),
+            "log_amount": np.log1p(amounts),
+            "log_ratio_to_mean": np.where(
+                timeline_row_index > first_timeline_index, _log_ratio(amounts, mean_amount), 0
+            ),
+            "log_gap": np.log1p(
+                np.where(
+                    timeline_row_index > first_timeline_index,
+                    np.minimum(gap_seconds, max_gap_seconds),
+                    max_gap_seconds,
+                )
+            ),
+            "sin_time": np.sin(time_angle),
+            "cos_time": np.cos(time_angle),
         }
     )
 
     if row_indices is None:
-        return result | _habits(rows.card, amount)
+        return features_by_name | _habits(transactions.card, amounts)
 
-    return {name: values[row_indices] for name, values in result.items()} | _habits_at(
-        row_indices, first, amount
-    )
+    return {
+        feature_name: feature_values[row_indices]
+        for feature_name, feature_values in features_by_name.items()
+    } | _habits_at(row_indices, first_timeline_index, amounts)
 
 
-def _habits(card: Ints, amount: NDArray[np.float64]) -> dict[str, Column]:
+def _habits(card_ids: Ints, amounts: NDArray[np.float64]) -> dict[str, Column]:
     """Compute features that relate the amount, and the highest recent amounts of the card, to the
     median of its recent amounts."""
-    column = pl.col("amount")
-    table = pl.DataFrame({"card": card, "amount": amount}).select(
-        column.rolling_median(HABIT_ROWS, min_samples=1).over("card").alias("median"),
-        *(column.rolling_max(n, min_samples=1).over("card").alias(f"max{n}") for n in (5, 20)),
+    amount_column = pl.col("amount")
+    habit_table = pl.DataFrame({"card": card_ids, "amount": amounts}).select(
+        amount_column.rolling_median(HABIT_ROWS, min_samples=1).over("card").alias("median"),
+        *(
+            amount_column.rolling_max(row_count, min_samples=1)
+            .over("card")
+            .alias(f"max{row_count}")
+            for row_count in (5, 20)
+        ),
     )
-    return _compare_amounts(amount, *(series.to_numpy() for series in table))
+    return _compare_amounts(amounts, *(feature_series.to_numpy() for feature_series in habit_table))
 
 
-def _habits_at(row_indices: Ints, first: Ints, amount: NDArray[np.float64]) -> dict[str, Column]:
+def _habits_at(
+    row_indices: Ints, first_card_indices: Ints, amounts: NDArray[np.float64]
+) -> dict[str, Column]:
     """Compute the features of `_habits` for a few rows, as servers do; this is faster than a polars
     query."""
-    index = row_indices[:, None] - np.arange(HABIT_ROWS)  # newest first
-    same_card = index >= first[row_indices, None]
-    recent_amounts = np.where(same_card, amount[index.clip(0)], np.inf)
+    recent_row_indices = row_indices[:, None] - np.arange(HABIT_ROWS)  # newest first
+    is_same_card = recent_row_indices >= first_card_indices[row_indices, None]
+    recent_amounts = np.where(is_same_card, amounts[recent_row_indices.clip(0)], np.inf)
     sorted_amounts = np.sort(recent_amounts, axis=1)
-    count = same_card.sum(1)
-    row = np.arange(len(row_indices))
-    median = (sorted_amounts[row, (count - 1) // 2] + sorted_amounts[row, count // 2]) / 2
-    highest = np.where(same_card, recent_amounts, -np.inf)
+    card_row_count = is_same_card.sum(1)
+    row_positions = np.arange(len(row_indices))
+    median_amounts = (
+        sorted_amounts[row_positions, (card_row_count - 1) // 2]
+        + sorted_amounts[row_positions, card_row_count // 2]
+    ) / 2
+    highest_amounts = np.where(is_same_card, recent_amounts, -np.inf)
 
     return _compare_amounts(
-        amount[row_indices], median, highest[:, :5].max(1), highest[:, :20].max(1)
+        amounts[row_indices],
+        median_amounts,
+        highest_amounts[:, :5].max(1),
+        highest_amounts[:, :20].max(1),
     )
 
 
 def _compare_amounts(
-    amount: Column, median: Column, max5: Column, max20: Column
+    amounts: Column, median_amounts: Column, highest_of_5: Column, highest_of_20: Column
 ) -> dict[str, Column]:
     return {
-        "log_ratio_to_median": _log_ratio(amount, median),
-        "log_max5_to_median": _log_ratio(max5, median),
-        "log_max20_to_median": _log_ratio(max20, median),
+        "log_ratio_to_median": _log_ratio(amounts, median_amounts),
+        "log_max5_to_median": _log_ratio(highest_of_5, median_amounts),
+        "log_max20_to_median": _log_ratio(highest_of_20, median_amounts),
     }
 
 
-def terminal_features(rows: Rows, delay_days: int, names: Names = NAMES) -> dict[str, Column]:
-    """Compute the features TERMINAL_NAMES: all of them, or at least those in `names`.
+def terminal_features(
+    transactions: Rows, delay_days: int, feature_names: Names = NAMES
+) -> dict[str, Column]:
+    """Compute the features TERMINAL_NAMES: all of them, or at least those in `feature_names`.
 
-    `rows` must contain all rows of each terminal, sorted by (terminal, time, id).
+    `transactions` must contain all rows of each terminal, sorted by (terminal, time, id).
     """
-    index, _, line = _join_timelines(rows.terminal, rows.time, lookback_days(delay_days) * DAY)
-    is_fraud = rows.fraud == 1
+    timeline_row_index, _, timeline_positions = _join_timelines(
+        transactions.terminal, transactions.time, lookback_days(delay_days) * DAY
+    )
+    is_fraud = transactions.fraud == 1
     frauds_before = _running_sum(is_fraud)
-    result: dict[str, Column] = {}
+    features_by_name: dict[str, Column] = {}
     # end of the rows whose labels are known at the time of each row
-    cutoff = np.searchsorted(line, line - delay_days * DAY, side="right")
-    start = cutoff
+    label_cutoff_index = np.searchsorted(
+        timeline_positions, timeline_positions - delay_days * DAY, side="right"
+    )
+    window_start = label_cutoff_index
 
-    for days in WINDOWS:
-        start = np.searchsorted(line, line - (delay_days + days) * DAY, side="right")
-        result[f"terminal_count_{days}d"] = count = cutoff - start
-        result[f"terminal_risk_{days}d"] = (
-            frauds_before[cutoff] - frauds_before[start]
-        ) / np.maximum(count, 1)
+    for window_days in WINDOWS:
+        window_start = np.searchsorted(
+            timeline_positions, timeline_positions - (delay_days + window_days) * DAY, side="right"
+        )
+        features_by_name[f"terminal_count_{window_days}d"] = labelled_row_count = (
+            label_cutoff_index - window_start
+        )
+        features_by_name[f"terminal_risk_{window_days}d"] = (
+            frauds_before[label_cutoff_index] - frauds_before[window_start]
+        ) / np.maximum(labelled_row_count, 1)
 
-    if set(names) <= result.keys() | set(CARD_NAMES):
-        return result
+    if set(feature_names) <= features_by_name.keys() | set(CARD_NAMES):
+        return features_by_name
 
-    n = len(rows)
-    last_fraud = np.maximum.accumulate(np.where(is_fraud, index, -1))[cutoff - 1]
-    last_genuine = np.maximum.accumulate(np.where(is_fraud, -1, index))[cutoff - 1]
-    first_fraud = np.minimum.accumulate(np.append(np.where(is_fraud, index, n), n)[::-1])[::-1][
-        start
+    row_count = len(transactions)
+    last_fraud = np.maximum.accumulate(np.where(is_fraud, timeline_row_index, -1))[
+        label_cutoff_index - 1
     ]
-    has_fraud = frauds_before[cutoff] > frauds_before[start]
+    last_genuine = np.maximum.accumulate(np.where(is_fraud, -1, timeline_row_index))[
+        label_cutoff_index - 1
+    ]
+    first_fraud = np.minimum.accumulate(
+        np.append(np.where(is_fraud, timeline_row_index, row_count), row_count)[::-1]
+    )[::-1][window_start]
+    has_fraud = frauds_before[label_cutoff_index] > frauds_before[window_start]
 
-    for name, row in (("first", first_fraud), ("last", last_fraud)):
-        days = (line - line[np.where(has_fraud, row, 0)]) / DAY
-        result[f"days_since_{name}_fraud"] = np.where(has_fraud, days, lookback_days(delay_days))
+    for fraud_label, fraud_row_index in (("first", first_fraud), ("last", last_fraud)):
+        window_days = (
+            timeline_positions - timeline_positions[np.where(has_fraud, fraud_row_index, 0)]
+        ) / DAY
+        features_by_name[f"days_since_{fraud_label}_fraud"] = np.where(
+            has_fraud, window_days, lookback_days(delay_days)
+        )
 
-    result["fraud_run"] = np.where(has_fraud, cutoff - np.maximum(last_genuine + 1, start), 0)
-    return result
+    features_by_name["fraud_run"] = np.where(
+        has_fraud, label_cutoff_index - np.maximum(last_genuine + 1, window_start), 0
+    )
+    return features_by_name
 
 
-def matrix(columns: dict[str, Column], names: Names) -> Floats:
-    """Return the columns `names` as one array: float32 [n, len(names)]."""
-    result = np.empty((len(columns[names[0]]), len(names)), np.float32)
+def matrix(columns_by_name: dict[str, Column], feature_names: Names) -> Floats:
+    """Return the columns `feature_names` as one array: float32 [n, len(names)]."""
+    feature_table = np.empty(
+        (len(columns_by_name[feature_names[0]]), len(feature_names)), np.float32
+    )
     # rows are processed in blocks that fit into the CPU cache
-    for start in range(0, len(result), 1 << 14):
-        block = slice(start, start + (1 << 14))
-        for column, name in enumerate(names):
-            result[block, column] = columns[name][block]
-    return result
+    for block_start in range(0, len(feature_table), 1 << 14):
+        block_rows = slice(block_start, block_start + (1 << 14))
+        for column_index, feature_name in enumerate(feature_names):
+            feature_table[block_rows, column_index] = columns_by_name[feature_name][block_rows]
+    return feature_table
 
 
 def tables(
-    rows: Rows, delay_days: int, chunk: int = 250_000, names: Names = NAMES
+    transactions: Rows, delay_days: int, max_chunk_rows: int = 250_000, feature_names: Names = NAMES
 ) -> Iterator[tuple[Rows, Floats]]:
-    """Yield the rows and their features `names` in pieces that contain all rows of their cards:
-    (rows, float32 [m, len(names)]), sorted by (card, time, id).
+    """Yield the rows and their features `feature_names` in pieces that contain all rows of their
+    cards: (rows, float32 [m, len(names)]), sorted by (card, time, id).
 
-    `rows` must be sorted by (time, id). The function needs about the memory of `rows` plus one
-    piece.
+    `transactions` must be sorted by (time, id). The function needs about the memory of
+    `transactions` plus one piece.
     """
-    terminal_names = tuple(name for name in names if name in TERMINAL_NAMES)
-    by_terminal = _stable_order(rows.terminal)
-    terminal_table = np.empty((len(rows), len(terminal_names)), np.float32)
+    terminal_names = tuple(
+        feature_name for feature_name in feature_names if feature_name in TERMINAL_NAMES
+    )
+    indices_by_terminal = _stable_order(transactions.terminal)
+    terminal_table = np.empty((len(transactions), len(terminal_names)), np.float32)
 
-    for group in chunks(rows.terminal[by_terminal], chunk):
-        index = by_terminal[group]
-        terminal_table[index] = matrix(
-            terminal_features(rows[index], delay_days, names), terminal_names
+    for group_slice in chunks(transactions.terminal[indices_by_terminal], max_chunk_rows):
+        row_indices = indices_by_terminal[group_slice]
+        terminal_table[row_indices] = matrix(
+            terminal_features(transactions[row_indices], delay_days, feature_names), terminal_names
         )
 
-    by_card = _stable_order(rows.card)
-    for group in chunks(rows.card[by_card], chunk):
-        index = by_card[group]
-        piece = rows[index]
-        columns = card_features(piece, names) | dict(
-            zip(terminal_names, terminal_table[index].T, strict=True)
+    indices_by_card = _stable_order(transactions.card)
+    for group_slice in chunks(transactions.card[indices_by_card], max_chunk_rows):
+        row_indices = indices_by_card[group_slice]
+        piece_rows = transactions[row_indices]
+        columns_by_name = card_features(piece_rows, feature_names) | dict(
+            zip(terminal_names, terminal_table[row_indices].T, strict=True)
         )
-        yield piece, matrix(columns, names)
+        yield piece_rows, matrix(columns_by_name, feature_names)
 
 
-def _stable_order(group: Ints) -> Ints:
+def _stable_order(group_ids: Ints) -> Ints:
     """Return the indices that sort rows by group; rows of a group keep their order."""
-    group = group - group.min()
+    group_ids = group_ids - group_ids.min()
     # use 16 bits if possible, because such numbers are sorted faster
-    return np.argsort(group.astype(np.uint16) if group.max() < 1 << 16 else group, kind="stable")
+    return np.argsort(
+        group_ids.astype(np.uint16) if group_ids.max() < 1 << 16 else group_ids, kind="stable"
+    )
 
 
-def chunks(groups: Ints, size: int) -> Iterator[slice]:
-    """Divide the sorted `groups` into slices of about `size` rows, each with complete groups
-    only."""
-    start = 0
-    while start < len(groups):
-        last = groups[min(start + size, len(groups)) - 1]
-        end = int(np.searchsorted(groups, last, side="right"))
-        yield slice(start, end)
-        start = end
+def chunks(sorted_group_ids: Ints, max_slice_rows: int) -> Iterator[slice]:
+    """Divide the sorted `sorted_group_ids` into slices of about `max_slice_rows` rows, each with
+    complete groups only."""
+    slice_start = 0
+    while slice_start < len(sorted_group_ids):
+        last_group = sorted_group_ids[min(slice_start + max_slice_rows, len(sorted_group_ids)) - 1]
+        slice_end = int(np.searchsorted(sorted_group_ids, last_group, side="right"))
+        yield slice(slice_start, slice_end)
+        slice_start = slice_end
 
 
-def _join_timelines(group: Ints, time: Ints, longest_window: int) -> tuple[Ints, Ints, Ints]:
+def _join_timelines(
+    group_ids: Ints, row_times: Ints, longest_window: int
+) -> tuple[Ints, Ints, Ints]:
     """For rows sorted by (group, time), return (index, first row of the group, position on a common
     time line).
 
@@ -244,22 +308,26 @@ def _join_timelines(group: Ints, time: Ints, longest_window: int) -> tuple[Ints,
     just longer than `reach`. So one binary search finds the starts of windows in all groups, and
     positions do not overflow with many groups.
     """
-    index = np.arange(len(time))
-    first = first_rows_of_groups(group)
-    gap = np.diff(time, prepend=time[:1])
-    line = np.cumsum(
-        np.where(first == index, longest_window + 1, np.minimum(gap, longest_window + 1))
+    row_indices = np.arange(len(row_times))
+    first_row_indices = first_rows_of_groups(group_ids)
+    time_gaps = np.diff(row_times, prepend=row_times[:1])
+    timeline_positions = np.cumsum(
+        np.where(
+            first_row_indices == row_indices,
+            longest_window + 1,
+            np.minimum(time_gaps, longest_window + 1),
+        )
     )
-    return index, first, line
+    return row_indices, first_row_indices, timeline_positions
 
 
-def _running_sum(values: NDArray[np.integer | np.bool_]) -> Ints:
+def _running_sum(summed_values: NDArray[np.integer | np.bool_]) -> Ints:
     """Return the running sums of the values: the sums of the first 0, 1, ..., n values."""
-    result = np.zeros(len(values) + 1, np.int64)
-    np.cumsum(values, out=result[1:])
-    return result
+    running_sums = np.zeros(len(summed_values) + 1, np.int64)
+    np.cumsum(summed_values, out=running_sums[1:])
+    return running_sums
 
 
-def _log_ratio(a: Column, b: Column) -> NDArray[np.float64]:
+def _log_ratio(numerator: Column, denominator: Column) -> NDArray[np.float64]:
     """Return log((a + 1) / (b + 1)), which is defined for amounts that are 0."""
-    return np.log((a + 1) / (b + 1))
+    return np.log((numerator + 1) / (denominator + 1))

@@ -38,24 +38,29 @@ class Rows:
     incomplete.
     """
 
-    def __init__(self, path: Path) -> None:
-        self.facts = read_facts(path)
+    def __init__(self, dataset_folder: Path) -> None:
+        self.facts = read_facts(dataset_folder)
         self.width = len(self.facts.features)
 
         try:
-            names = ("times", "cards", "labels", "scenarios", "ids")
-            columns = [_load_column(self._files(path, name)) for name in names]
+            column_names = ("times", "cards", "labels", "scenarios", "ids")
+            columns = [
+                _load_column(self._files(dataset_folder, column_name))
+                for column_name in column_names
+            ]
             self.times, self.cards, self.labels, self.scenarios, self.ids = columns
-            self.features, self.offsets = _map_features(self._files(path, "features"), self.width)
+            self.features, self.offsets = _map_features(
+                self._files(dataset_folder, "features"), self.width
+            )
         except (OSError, ValueError) as error:
             raise DataError(
-                f"{path} is not a complete dataset ({error}). Run the step prepare again."
+                f"{dataset_folder} is not a complete dataset ({error}). Run the step prepare again."
             ) from error
 
         if not {len(column) for column in (*columns, self.offsets)} == {sum(self.facts.shards)}:
             raise DataError(
-                f"{path}: the rows of its shards differ from the counts in dataset.json. Run the"
-                " step prepare again."
+                f"{dataset_folder}: the rows of its shards differ from the counts in dataset.json."
+                " Run the step prepare again."
             )
 
         self.first = first_rows_of_groups(self.cards)  # index of the first row of each row's card
@@ -63,26 +68,33 @@ class Rows:
     def __len__(self) -> int:
         return len(self.times)
 
-    def _files(self, path: Path, name: str) -> list[Path]:
+    def _files(self, dataset_folder: Path, column_name: str) -> list[Path]:
         return [
-            path / "shards" / f"{name}-{number:05d}.npy" for number in range(len(self.facts.shards))
+            dataset_folder / "shards" / f"{column_name}-{shard_number:05d}.npy"
+            for shard_number in range(len(self.facts.shards))
         ]
 
-    def windows(self, starts: Tensor, length: int) -> Tensor:
-        """Return the features [B, length, F] of the `length` rows from each offset in `starts` on,
-        even if they belong to several cards."""
-        return self.overlapping(length).index_select(0, starts).view(-1, length, self.width)
+    def windows(self, start_offsets: Tensor, window_length: int) -> Tensor:
+        """Return the features [B, length, F] of the `window_length` rows from each offset in
+        `start_offsets` on, even if they belong to several cards."""
+        return (
+            self.overlapping(window_length)
+            .index_select(0, start_offsets)
+            .view(-1, window_length, self.width)
+        )
 
-    def boosted(self, index: Ints) -> NDArray[np.float64]:
-        """Return the log-odds of fraud that gradient boosting gave to the rows `index`."""
-        offset = torch.from_numpy(self.offsets[index]) + self.facts.features.index(BOOSTED)
-        return self.features[offset].double().numpy()
+    def boosted(self, row_indices: Ints) -> NDArray[np.float64]:
+        """Return the log-odds of fraud that gradient boosting gave to the rows `row_indices`."""
+        score_offsets = torch.from_numpy(self.offsets[row_indices]) + self.facts.features.index(
+            BOOSTED
+        )
+        return self.features[score_offsets].double().numpy()
 
-    def overlapping(self, length: int) -> Tensor:
+    def overlapping(self, window_length: int) -> Tensor:
         """Return a view of the features, not a copy, in which row i is the flattened window of
-        `length` rows at offset i."""
-        size = length * self.width
-        return self.features.as_strided((len(self.features) - size + 1, size), (1, 1))
+        `window_length` rows at offset i."""
+        window_size = window_length * self.width
+        return self.features.as_strided((len(self.features) - window_size + 1, window_size), (1, 1))
 
 
 class TrainingWindows:
@@ -92,28 +104,32 @@ class TrainingWindows:
     label is known, and they are not only context.
     """
 
-    def __init__(self, rows: Rows) -> None:
-        self.rows = rows
-        begin = rows.facts.train_start
-        end = rows.facts.train_end
+    def __init__(self, dataset_rows: Rows) -> None:
+        self.rows = dataset_rows
+        train_start = dataset_rows.facts.train_start
+        train_end = dataset_rows.facts.train_end
 
-        counted = np.flatnonzero((rows.times >= begin) & (rows.times < end))
-        if not len(counted):
+        counted_rows = np.flatnonzero(
+            (dataset_rows.times >= train_start) & (dataset_rows.times < train_end)
+        )
+        if not len(counted_rows):
             raise DataError(
                 "no transaction is older than the end of training: give more data, or lower"
                 " data.test_weeks."
             )
 
-        start, low, high = _windows(rows.first, counted)
+        start_rows, first_counted, after_last_counted = _windows(dataset_rows.first, counted_rows)
         # offsets, starts and masks are separate columns, because gathering numbers is several times
         # faster than gathering short rows
-        self.offsets = torch.from_numpy(rows.offsets[start])
-        self.start = torch.from_numpy(start)
-        self.mask = torch.from_numpy(low * (LENGTH + 1) + high)
+        self.offsets = torch.from_numpy(dataset_rows.offsets[start_rows])
+        self.start = torch.from_numpy(start_rows)
+        self.mask = torch.from_numpy(first_counted * (LENGTH + 1) + after_last_counted)
         self.counted = _interval_masks()
-        self.features = rows.overlapping(LENGTH)
-        padded = torch.cat([torch.from_numpy(rows.labels), torch.zeros(LENGTH, dtype=torch.uint8)])
-        self.labels = padded.as_strided((len(rows), LENGTH), (1, 1))
+        self.features = dataset_rows.overlapping(LENGTH)
+        padded_labels = torch.cat(
+            [torch.from_numpy(dataset_rows.labels), torch.zeros(LENGTH, dtype=torch.uint8)]
+        )
+        self.labels = padded_labels.as_strided((len(dataset_rows), LENGTH), (1, 1))
 
     def __len__(self) -> int:
         return len(self.offsets)
@@ -123,31 +139,37 @@ class TrainingWindows:
         `indices`."""
         features = self.features.index_select(0, self.offsets.index_select(0, indices))
         labels = self.labels.index_select(0, self.start.index_select(0, indices))
-        counted = self.counted.index_select(0, self.mask.index_select(0, indices))
-        return features.view(-1, LENGTH, self.rows.width), labels, counted & (labels != UNKNOWN)
+        counted_masks = self.counted.index_select(0, self.mask.index_select(0, indices))
+        return (
+            features.view(-1, LENGTH, self.rows.width),
+            labels,
+            counted_masks & (labels != UNKNOWN),
+        )
 
 
-def open_dataset(path: Path, split: str = "train") -> TrainingWindows:
+def open_dataset(dataset_folder: Path, split_name: str = "train") -> TrainingWindows:
     """Open the training samples of a dataset directory."""
-    if split != "train":
-        raise ValueError(f'split is "{split}": it must be "train"; the evaluation uses Rows')
-    return TrainingWindows(Rows(path))
+    if split_name != "train":
+        raise ValueError(f'split is "{split_name}": it must be "train"; the evaluation uses Rows')
+    return TrainingWindows(Rows(dataset_folder))
 
 
-def scoring_windows(first: Ints, rows: Ints) -> tuple[Ints, Ints, Ints]:
-    """Arrange windows of SCORED rows so that in its window, each of `rows` (ascending) is preceded
-    by at least CONTEXT earlier rows of its card, or by all that exist.
+def scoring_windows(first_row_of_card: Ints, scored_rows: Ints) -> tuple[Ints, Ints, Ints]:
+    """Arrange windows of SCORED rows so that in its window, each of `scored_rows` (ascending) is
+    preceded by at least CONTEXT earlier rows of its card, or by all that exist.
 
-    `first`: for each row, the first row of its card. Returns (starts of windows; window of each of
-    `rows`; position of each of `rows` in its window).
+    `first_row_of_card`: for each row, the first row of its card. Returns (starts of windows; window
+    of each of `scored_rows`; position of each of `scored_rows` in its window).
     """
-    origin = rows[
-        first_rows_of_groups(first[rows])
+    origin_rows = scored_rows[
+        first_rows_of_groups(first_row_of_card[scored_rows])
     ]  # for each of `rows`, the first of them with the same card
-    block = (rows - origin) // (SCORED - CONTEXT)
-    start = np.maximum(origin + block * (SCORED - CONTEXT) - CONTEXT, first[rows])
-    starts, window = np.unique(start, return_inverse=True)
-    return starts, window, rows - start
+    block_numbers = (scored_rows - origin_rows) // (SCORED - CONTEXT)
+    start_by_row = np.maximum(
+        origin_rows + block_numbers * (SCORED - CONTEXT) - CONTEXT, first_row_of_card[scored_rows]
+    )
+    window_starts, window_by_row = np.unique(start_by_row, return_inverse=True)
+    return window_starts, window_by_row, scored_rows - start_by_row
 
 
 def _interval_masks() -> Tensor:
@@ -155,70 +177,95 @@ def _interval_masks() -> Tensor:
 
     The row low * (LENGTH + 1) + high is True from position low to the position before high.
     """
-    edge = torch.arange(LENGTH + 1)
-    position = torch.arange(LENGTH)
-    return ((position >= edge[:, None, None]) & (position < edge[None, :, None])).view(-1, LENGTH)
+    interval_edges = torch.arange(LENGTH + 1)
+    window_positions = torch.arange(LENGTH)
+    return (
+        (window_positions >= interval_edges[:, None, None])
+        & (window_positions < interval_edges[None, :, None])
+    ).view(-1, LENGTH)
 
 
-def _windows(first: Ints, counted: Ints) -> tuple[Ints, Ints, Ints]:
+def _windows(first_row_of_card: Ints, counted_rows: Ints) -> tuple[Ints, Ints, Ints]:
     """Return (first row, first counted position, position after the last counted position) of each
     window.
 
-    `counted`: rows that count for the loss, a contiguous run per card.
+    `counted_rows`: rows that count for the loss, a contiguous run per card.
     """
-    card, run, count = np.unique(first[counted], return_index=True, return_counts=True)
-    begin = counted[run]
-    end = counted[run] + count
-    origin = np.maximum(card, begin - OVERLAP)
-    stride = LENGTH - OVERLAP
-    windows = np.maximum(1, -(-(end - origin - OVERLAP) // stride))
-    number = np.arange(windows.sum()) - np.repeat(np.cumsum(windows) - windows, windows)
-    start = np.repeat(origin, windows) + number * stride
-    low = np.where(number == 0, np.repeat(begin - origin, windows), OVERLAP)
+    card_first_rows, card_run_indices, card_row_counts = np.unique(
+        first_row_of_card[counted_rows], return_index=True, return_counts=True
+    )
+    first_counted_rows = counted_rows[card_run_indices]
+    after_last_rows = counted_rows[card_run_indices] + card_row_counts
+    origin_rows = np.maximum(card_first_rows, first_counted_rows - OVERLAP)
+    window_stride = LENGTH - OVERLAP
+    window_counts = np.maximum(1, -(-(after_last_rows - origin_rows - OVERLAP) // window_stride))
+    window_numbers = np.arange(window_counts.sum()) - np.repeat(
+        np.cumsum(window_counts) - window_counts, window_counts
+    )
+    window_starts = np.repeat(origin_rows, window_counts) + window_numbers * window_stride
+    first_positions = np.where(
+        window_numbers == 0, np.repeat(first_counted_rows - origin_rows, window_counts), OVERLAP
+    )
 
-    return start, low, np.minimum(np.repeat(end, windows) - start, LENGTH)
+    return (
+        window_starts,
+        first_positions,
+        np.minimum(np.repeat(after_last_rows, window_counts) - window_starts, LENGTH),
+    )
 
 
-def _load_column(files: list[Path]) -> NDArray[Any]:
-    return np.concatenate([np.load(file, mmap_mode="r") for file in files])
+def _load_column(shard_files: list[Path]) -> NDArray[Any]:
+    return np.concatenate([np.load(shard_file, mmap_mode="r") for shard_file in shard_files])
 
 
-def _map_features(files: list[Path], width: int) -> tuple[Tensor, Ints]:
+def _map_features(shard_files: list[Path], feature_count: int) -> tuple[Tensor, Ints]:
     """Map all feature files into one float32 tensor; return the tensor, and the offset of each
     row's first feature.
 
     The files are mapped next to each other into one reserved region, without reading them. Between
     and after the features, the tensor has file headers and zeros: finite numbers without meaning.
     """
-    tables = [np.load(file, mmap_mode="r") for file in files]
-    for file, table in zip(files, tables, strict=True):
-        if table.dtype != np.float32 or table.ndim != 2 or table.shape[1] != width:
+    shard_tables = [np.load(shard_file, mmap_mode="r") for shard_file in shard_files]
+    for shard_file, shard_array in zip(shard_files, shard_tables, strict=True):
+        if (
+            shard_array.dtype != np.float32
+            or shard_array.ndim != 2
+            or shard_array.shape[1] != feature_count
+        ):
             raise DataError(
-                f"{file} holds {table.dtype} {table.shape}: it must be float32 [rows, {width}]."
+                f"{shard_file} holds {shard_array.dtype} {shard_array.shape}: it must be float32"
+                f" [rows, {feature_count}]."
             )
 
-    page = mmap.ALLOCATIONGRANULARITY
-    sizes = [-(-file.stat().st_size // page) * page for file in files]
-    offsets = np.cumsum([0, *sizes])
-    region = mmap.mmap(-1, int(offsets[-1]) + SCORED * width * 4)
+    page_bytes = mmap.ALLOCATIONGRANULARITY
+    mapped_bytes = [
+        -(-shard_file.stat().st_size // page_bytes) * page_bytes for shard_file in shard_files
+    ]
+    byte_offsets = np.cumsum([0, *mapped_bytes])
+    memory_region = mmap.mmap(-1, int(byte_offsets[-1]) + SCORED * feature_count * 4)
     libc = ctypes.CDLL(None, use_errno=True)
     libc.mmap.restype = ctypes.c_void_p
     libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
-    base = ctypes.addressof(ctypes.c_char.from_buffer(region))
+    base_address = ctypes.addressof(ctypes.c_char.from_buffer(memory_region))
 
-    for file, offset in zip(files, offsets, strict=False):
-        with file.open("rb") as opened:
-            address = base + int(offset)
-            size = file.stat().st_size
+    for shard_file, byte_offset in zip(shard_files, byte_offsets, strict=False):
+        with shard_file.open("rb") as opened_file:
+            mapping_address = base_address + int(byte_offset)
+            file_bytes = shard_file.stat().st_size
 
-            mapped = libc.mmap(
-                address, size, mmap.PROT_READ, mmap.MAP_SHARED | MAP_FIXED, opened.fileno(), 0
+            mapped_address = libc.mmap(
+                mapping_address,
+                file_bytes,
+                mmap.PROT_READ,
+                mmap.MAP_SHARED | MAP_FIXED,
+                opened_file.fileno(),
+                0,
             )
-            if mapped != address:
-                raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), str(file))
+            if mapped_address != mapping_address:
+                raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), str(shard_file))
 
-    starts = [
-        np.arange(len(t)) * width + (o + t.offset) // 4
-        for t, o in zip(tables, offsets, strict=False)
+    row_start_offsets = [
+        np.arange(len(shard_table)) * feature_count + (shard_offset + shard_table.offset) // 4
+        for shard_table, shard_offset in zip(shard_tables, byte_offsets, strict=False)
     ]
-    return torch.frombuffer(region, dtype=torch.float32), np.concatenate(starts)
+    return torch.frombuffer(memory_region, dtype=torch.float32), np.concatenate(row_start_offsets)

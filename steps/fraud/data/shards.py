@@ -60,244 +60,300 @@ ROW_BYTES = 250  # approximate bytes of a transaction in the dataset
 WARM_UP = 14 * DAY
 
 
-def write_dataset(data: Data, out: Path) -> Prepared:
-    """Write the dataset of the raw transactions to `out`.
+def write_dataset(data_settings: Data, dataset_folder: Path) -> Prepared:
+    """Write the dataset of the raw transactions to `dataset_folder`.
 
     Raises DataError for invalid data, ConfigError for an invalid setting, RekindleError if writing
     fails.
     """
     try:
-        (out / "shards").mkdir()
-        facts, was_sorted, warnings = _write(data, out)
+        (dataset_folder / "shards").mkdir()
+        dataset_facts, was_sorted, warnings = _write(data_settings, dataset_folder)
     except (OSError, pl.exceptions.PolarsError) as error:
         raise RekindleError(
-            f"{out} cannot be written: {error}. It needs about {ROW_BYTES} bytes per transaction:"
-            " free space, or set TMPDIR to a directory on a larger disk."
+            f"{dataset_folder} cannot be written: {error}. It needs about {ROW_BYTES} bytes per"
+            " transaction: free space, or set TMPDIR to a directory on a larger disk."
         ) from error
 
-    names = ("frauds", "train_rows", "train_frauds", "unknown", "rejected", "test_rows")
-    days = {name: format_day(facts[name]) for name in ("first_time", "last_time", "train_end")}
-    rejected = sum(facts["rejected"].values())
+    tag_names = ("frauds", "train_rows", "train_frauds", "unknown", "rejected", "test_rows")
+    day_texts = {
+        fact_name: format_day(dataset_facts[fact_name])
+        for fact_name in ("first_time", "last_time", "train_end")
+    }
+    rejected_count = sum(dataset_facts["rejected"].values())
     # `was_sorted` is a tag, not a fact, because facts are part of the dataset, which does not
     # depend on the order of the source
-    tags = {name: facts[name] for name in names} | {"was_sorted": was_sorted} | days
-    share = facts["train_frauds"] / facts["train_rows"]
-    newest = format_utc(facts["last_time"])
+    run_tags = (
+        {fact_name: dataset_facts[fact_name] for fact_name in tag_names}
+        | {"was_sorted": was_sorted}
+        | day_texts
+    )
+    fraud_share = dataset_facts["train_frauds"] / dataset_facts["train_rows"]
+    newest_time = format_utc(dataset_facts["last_time"])
 
-    return Prepared(facts["rows"], rejected, facts, tags, warnings, {"fraud_share": share}, newest)
+    return Prepared(
+        dataset_facts["rows"],
+        rejected_count,
+        dataset_facts,
+        run_tags,
+        warnings,
+        {"fraud_share": fraud_share},
+        newest_time,
+    )
 
 
-def _write(data: Data, out: Path) -> tuple[dict[str, Any], bool, list[str]]:
-    raw = source.read(data, out / "download")
-    shutil.rmtree(out / "download", ignore_errors=True)
-    checked = check(raw, data.columns, data.tolerated_rejects, data.text)
-    del raw
+def _write(data_settings: Data, dataset_folder: Path) -> tuple[dict[str, Any], bool, list[str]]:
+    raw_rows = source.read(data_settings, dataset_folder / "download")
+    shutil.rmtree(dataset_folder / "download", ignore_errors=True)
+    checked_rows = check(
+        raw_rows, data_settings.columns, data_settings.tolerated_rejects, data_settings.text
+    )
+    del raw_rows
 
     # if no row is rejected, omit the source's columns, so that equal transactions give equal
     # datasets
-    if checked.rejects.is_empty():
-        rejects = checked.rejects.select("row", "reason")
+    if checked_rows.rejects.is_empty():
+        rejected_rows = checked_rows.rejects.select("row", "reason")
     else:
-        rejects = checked.rejects
+        rejected_rows = checked_rows.rejects
 
-    rejects.write_parquet(out / "rejects.parquet")
-    rows = _select_days(checked.rows, data)
-    labels_until = labels_end(checked.rows, data)
+    rejected_rows.write_parquet(dataset_folder / "rejects.parquet")
+    selected_rows = _select_days(checked_rows.rows, data_settings)
+    labels_until = labels_end(checked_rows.rows, data_settings)
 
-    if data.window:
-        rows = _hide_labels(rows, labels_until)
+    if data_settings.window:
+        selected_rows = _hide_labels(selected_rows, labels_until)
 
-    check_space(f"the dataset of {len(rows):,} rows", 1.1 * ROW_BYTES * len(rows), out, SMALL_DISK)
-    facts = calendar(rows, data, labels_until) | {
+    check_space(
+        f"the dataset of {len(selected_rows):,} rows",
+        1.1 * ROW_BYTES * len(selected_rows),
+        dataset_folder,
+        SMALL_DISK,
+    )
+    dataset_facts = calendar(selected_rows, data_settings, labels_until) | {
         "features": [*features.NAMES, BOOSTED],
-        "label_delay_days": data.label_delay_days,
+        "label_delay_days": data_settings.label_delay_days,
     }
-    facts["data_until"] = format_utc(facts["train_end"])
-    labels_until = facts["test_weeks"][-1][1]
-    warnings = suspicions(rows, data.columns, labels_until)
-    rows.to_frame().write_parquet(out / "transactions.parquet")
+    dataset_facts["data_until"] = format_utc(dataset_facts["train_end"])
+    labels_until = dataset_facts["test_weeks"][-1][1]
+    warnings = suspicions(selected_rows, data_settings.columns, labels_until)
+    selected_rows.to_frame().write_parquet(dataset_folder / "transactions.parquet")
 
-    sample = Sample(facts["train_rows"])
-    pieces: list[Rows] = []
+    boosting_sample = Sample(dataset_facts["train_rows"])
+    row_pieces: list[Rows] = []
 
-    for number, (piece, table) in enumerate(
-        features.tables(rows, data.label_delay_days, data.shard_rows)
+    for piece_number, (piece_rows, feature_table) in enumerate(
+        features.tables(selected_rows, data_settings.label_delay_days, data_settings.shard_rows)
     ):
-        np.save(_file(out, "features", number), table)
-        usable = (piece.time >= facts["train_start"]) & (piece.time < facts["train_end"])
-        sample.add(table, piece.fraud, piece.card, usable)
-        pieces.append(piece)
+        np.save(_file(dataset_folder, "features", piece_number), feature_table)
+        is_usable = (piece_rows.time >= dataset_facts["train_start"]) & (
+            piece_rows.time < dataset_facts["train_end"]
+        )
+        boosting_sample.add(feature_table, piece_rows.fraud, piece_rows.card, is_usable)
+        row_pieces.append(piece_rows)
 
-    boosting = sample.fit()
+    fitted_boosting = boosting_sample.fit()
 
-    train = _Moments(len(facts["features"]))
-    tail: list[tuple[Rows, features.Floats]] = []
+    train_moments = _Moments(len(dataset_facts["features"]))
+    needed_pieces: list[tuple[Rows, features.Floats]] = []
     label_sums = np.zeros((2, 3))
 
-    for number, piece in enumerate(pieces):
-        table = np.load(_file(out, "features", number))
-        training = piece.time < facts["train_end"]
-        log_odds = boosting.score(table, piece.card, training)
-        label_sums += sum_labels(piece, log_odds, facts["train_start"], labels_until)
-        table = np.column_stack([table, log_odds])
+    for piece_number, piece_rows in enumerate(row_pieces):
+        feature_table = np.load(_file(dataset_folder, "features", piece_number))
+        is_training_row = piece_rows.time < dataset_facts["train_end"]
+        log_odds = fitted_boosting.score(feature_table, piece_rows.card, is_training_row)
+        label_sums += sum_labels(piece_rows, log_odds, dataset_facts["train_start"], labels_until)
+        feature_table = np.column_stack([feature_table, log_odds])
 
-        arrays = (table, piece.fraud, piece.scenario, piece.time, piece.card, piece.id)
-        for name, array in zip(ARRAYS, arrays, strict=True):
-            np.save(_file(out, name, number), array)
+        shard_arrays = (
+            feature_table,
+            piece_rows.fraud,
+            piece_rows.scenario,
+            piece_rows.time,
+            piece_rows.card,
+            piece_rows.id,
+        )
+        for array_name, shard_array in zip(ARRAYS, shard_arrays, strict=True):
+            np.save(_file(dataset_folder, array_name, piece_number), shard_array)
 
-        train.add(table, training)
-        keep = serving_state.needed(piece, facts["train_end"], data.label_delay_days)
-        tail.append((piece[keep], table[keep]))
+        train_moments.add(feature_table, is_training_row)
+        is_needed = serving_state.needed(
+            piece_rows, dataset_facts["train_end"], data_settings.label_delay_days
+        )
+        needed_pieces.append((piece_rows[is_needed], feature_table[is_needed]))
 
-    warnings += late_labels(label_sums, labels_until, data.label_delay_days)
-    sizes = [len(piece) for piece in pieces]
-    facts["shards"] = sizes
-    facts["mean"] = train.mean()
-    facts["std"] = train.std()
-    facts["rejected"] = checked.reasons()
-    kept = Rows.concat([piece for piece, _ in tail]), np.concatenate([table for _, table in tail])
-    serving_state.write(out / "state", *kept, boosting.trees(), facts)
+    warnings += late_labels(label_sums, labels_until, data_settings.label_delay_days)
+    piece_sizes = [len(piece_rows) for piece_rows in row_pieces]
+    dataset_facts["shards"] = piece_sizes
+    dataset_facts["mean"] = train_moments.mean()
+    dataset_facts["std"] = train_moments.std()
+    dataset_facts["rejected"] = checked_rows.reasons()
+    kept_rows_and_features = (
+        Rows.concat([piece_rows for piece_rows, _ in needed_pieces]),
+        np.concatenate([feature_table for _, feature_table in needed_pieces]),
+    )
+    serving_state.write(
+        dataset_folder / "state", *kept_rows_and_features, fitted_boosting.trees(), dataset_facts
+    )
 
-    return facts, checked.was_sorted, warnings
+    return dataset_facts, checked_rows.was_sorted, warnings
 
 
 class _Moments:
     """Mean and standard deviation of rows that are added in pieces."""
 
-    def __init__(self, width: int) -> None:
+    def __init__(self, feature_count: int) -> None:
         self.count = 0
-        self.sums = np.zeros(width)
-        self.squares = np.zeros(width)
+        self.sums = np.zeros(feature_count)
+        self.squares = np.zeros(feature_count)
 
-    def add(self, table: features.Floats, mask: NDArray[np.bool_]) -> None:
-        self.count += int(mask.sum())
+    def add(self, feature_table: features.Floats, row_mask: NDArray[np.bool_]) -> None:
+        self.count += int(row_mask.sum())
         # process rows in blocks that fit into the CPU cache
-        for start in range(0, len(table), 4096):
-            block = table[start : start + 4096][mask[start : start + 4096]].astype(np.float64)
-            self.sums += block.sum(0)
-            self.squares += np.square(block).sum(0)
+        for block_start in range(0, len(feature_table), 4096):
+            block_rows = feature_table[block_start : block_start + 4096][
+                row_mask[block_start : block_start + 4096]
+            ].astype(np.float64)
+            self.sums += block_rows.sum(0)
+            self.squares += np.square(block_rows).sum(0)
 
     def mean(self) -> list[float]:
         return (self.sums / self.count).tolist()
 
     def std(self) -> list[float]:
-        mean = self.sums / self.count
-        return np.sqrt(np.maximum(self.squares / self.count - mean**2, 0)).tolist()
+        feature_means = self.sums / self.count
+        return np.sqrt(np.maximum(self.squares / self.count - feature_means**2, 0)).tolist()
 
 
-def _select_days(rows: Rows, data: Data) -> Rows:
+def _select_days(transactions: Rows, data_settings: Data) -> Rows:
     """Return the rows from `first_day` to `last_day`. Raises DataError if no row remains."""
-    start = 0
-    end = len(rows)
+    start_index = 0
+    end_index = len(transactions)
 
-    if data.first_day:
-        start = int(np.searchsorted(rows.time, _to_microseconds(data.first_day)))
-    if data.last_day:
-        end = int(np.searchsorted(rows.time, _to_microseconds(data.last_day) + DAY))
-
-    if start >= end:
-        if data.window:
-            remedy = f"data.window ({data.window}) sets both."
-        else:
-            remedy = "Set both to days of the data."
-
-        raise DataError(
-            f"{data.source}: no transaction from data.first_day ({data.first_day}) to data.last_day"
-            f" ({data.last_day}); the data is from {format_day(rows.time[0])} to"
-            f" {format_day(rows.time[-1])}."
-            f" {remedy}"
+    if data_settings.first_day:
+        start_index = int(
+            np.searchsorted(transactions.time, _to_microseconds(data_settings.first_day))
+        )
+    if data_settings.last_day:
+        end_index = int(
+            np.searchsorted(transactions.time, _to_microseconds(data_settings.last_day) + DAY)
         )
 
-    return rows[start:end]
+    if start_index >= end_index:
+        if data_settings.window:
+            remedy_sentence = f"data.window ({data_settings.window}) sets both."
+        else:
+            remedy_sentence = "Set both to days of the data."
+
+        raise DataError(
+            f"{data_settings.source}: no transaction from data.first_day"
+            f" ({data_settings.first_day}) to data.last_day ({data_settings.last_day}); the data"
+            f" is from {format_day(transactions.time[0])} to {format_day(transactions.time[-1])}."
+            f" {remedy_sentence}"
+        )
+
+    return transactions[start_index:end_index]
 
 
-def _hide_labels(rows: Rows, start: int) -> Rows:
-    """Remove the labels of rows from time `start` on, so that a run that starts late creates the
-    same dataset."""
-    unknown = rows.time >= start
-    fraud = np.where(unknown, np.uint8(UNKNOWN), rows.fraud)
-    return replace(rows, fraud=fraud, scenario=np.where(unknown, np.uint8(0), rows.scenario))
+def _hide_labels(transactions: Rows, unknown_from_time: int) -> Rows:
+    """Remove the labels of rows from time `unknown_from_time` on, so that a run that starts late
+    creates the same dataset."""
+    is_unknown = transactions.time >= unknown_from_time
+    fraud_labels = np.where(is_unknown, np.uint8(UNKNOWN), transactions.fraud)
+    return replace(
+        transactions,
+        fraud=fraud_labels,
+        scenario=np.where(is_unknown, np.uint8(0), transactions.scenario),
+    )
 
 
-def labels_end(rows: Rows, data: Data) -> int:
-    """Return the time up to which labels are known. `rows`: all rows of the source, sorted by
-    time."""
-    if data.labels_until:
-        return _to_microseconds(data.labels_until) + DAY
-    return (last_full_day(rows.time) + 1 - data.label_delay_days) * DAY
+def labels_end(transactions: Rows, data_settings: Data) -> int:
+    """Return the time up to which labels are known. `transactions`: all rows of the source,
+    sorted by time."""
+    if data_settings.labels_until:
+        return _to_microseconds(data_settings.labels_until) + DAY
+    return (last_full_day(transactions.time) + 1 - data_settings.label_delay_days) * DAY
 
 
-def calendar(rows: Rows, data: Data, labels_until: int) -> dict[str, Any]:
+def calendar(transactions: Rows, data_settings: Data, labels_until: int) -> dict[str, Any]:
     """Return the test weeks, the end of training, and numbers of rows, as facts of the dataset.
 
     Raises DataError if there is too little data.
     """
-    end = min((last_full_day(rows.time) + 1) * DAY, labels_until)
-    edges = [end - 7 * DAY * weeks for weeks in range(data.test_weeks, -1, -1)]
-    train_end = edges[0] - data.label_delay_days * DAY
-    weeks = list(pairwise(edges))
-    counts = np.searchsorted(rows.time, [train_end, *edges])
-    fraud = rows.fraud == 1
-    frauds = np.append(0, np.cumsum(fraud, dtype=np.int64))[counts]
+    last_week_end = min((last_full_day(transactions.time) + 1) * DAY, labels_until)
+    week_edges = [
+        last_week_end - 7 * DAY * weeks_before_end
+        for weeks_before_end in range(data_settings.test_weeks, -1, -1)
+    ]
+    train_end = week_edges[0] - data_settings.label_delay_days * DAY
+    weeks_before_end = list(pairwise(week_edges))
+    row_positions = np.searchsorted(transactions.time, [train_end, *week_edges])
+    is_fraud = transactions.fraud == 1
+    fraud_counts = np.append(0, np.cumsum(is_fraud, dtype=np.int64))[row_positions]
 
-    facts = {
-        "first_time": int(rows.time[0]),
-        "last_time": int(rows.time[-1]),
-        "train_start": int(rows.time[0]) + min(WARM_UP, max(0, train_end - int(rows.time[0])) // 4),
+    calendar_facts = {
+        "first_time": int(transactions.time[0]),
+        "last_time": int(transactions.time[-1]),
+        "train_start": int(transactions.time[0])
+        + min(WARM_UP, max(0, train_end - int(transactions.time[0])) // 4),
         "train_end": train_end,
-        "test_weeks": weeks,
-        "rows": len(rows),
-        "frauds": int(fraud.sum()),
-        "train_rows": int(counts[0]),
-        "train_frauds": int(frauds[0]),
-        "unknown": int((rows.fraud[: counts[-1]] == UNKNOWN).sum()),
+        "test_weeks": weeks_before_end,
+        "rows": len(transactions),
+        "frauds": int(is_fraud.sum()),
+        "train_rows": int(row_positions[0]),
+        "train_frauds": int(fraud_counts[0]),
+        "unknown": int((transactions.fraud[: row_positions[-1]] == UNKNOWN).sum()),
         "test_rows": [
-            [int(n), int(f)] for n, f in zip(np.diff(counts[1:]), np.diff(frauds[1:]), strict=True)
+            [int(week_row_count), int(week_fraud_count)]
+            for week_row_count, week_fraud_count in zip(
+                np.diff(row_positions[1:]), np.diff(fraud_counts[1:]), strict=True
+            )
         ],
     }
-    if not 0 < facts["train_frauds"] < facts["train_rows"]:
+    if not 0 < calendar_facts["train_frauds"] < calendar_facts["train_rows"]:
         raise DataError(
-            f"nothing to learn from: {facts['train_rows']:,} transactions with"
-            f" {facts['train_frauds']:,} frauds before {format_day(train_end)}, where training"
-            f" ends (data from {format_day(rows.time[0])} to {format_day(rows.time[-1])}, less"
-            f" {data.test_weeks} test weeks"
-            f" and, before and after them, {data.label_delay_days} days until labels are known)."
-            " Give more data, or lower data.test_weeks."
+            f"nothing to learn from: {calendar_facts['train_rows']:,} transactions with"
+            f" {calendar_facts['train_frauds']:,} frauds before {format_day(train_end)}, where"
+            f" training ends (data from {format_day(transactions.time[0])} to"
+            f" {format_day(transactions.time[-1])}, less {data_settings.test_weeks} test weeks"
+            f" and, before and after them, {data_settings.label_delay_days} days until labels are"
+            " known). Give more data, or lower data.test_weeks."
         )
 
-    if not any(frauds for _, frauds in facts["test_rows"]):
+    if not any(fraud_counts for _, fraud_counts in calendar_facts["test_rows"]):
         raise DataError(
-            f"nothing to evaluate on: no fraud among the {sum(n for n, _ in facts['test_rows']):,}"
-            f" transactions of the test weeks ({format_day(edges[0])} to {format_day(end)}). Raise"
-            " data.test_weeks, or give more data."
+            "nothing to evaluate on: no fraud among the"
+            f" {sum(week_row_count for week_row_count, _ in calendar_facts['test_rows']):,}"
+            f" transactions of the test weeks ({format_day(week_edges[0])} to"
+            f" {format_day(last_week_end)}). Raise data.test_weeks, or give more data."
         )
 
-    return facts
+    return calendar_facts
 
 
-def last_full_day(time: NDArray[np.int64]) -> int:
+def last_full_day(row_times: NDArray[np.int64]) -> int:
     """Return the last complete day, as days since the epoch.
 
     The newest day counts as complete if its last transaction is at most one hour earlier in the day
     than the last one of each day in the week before.
     """
-    last = int(time[-1] // DAY)
-    ends = (
-        time[np.searchsorted(time, np.arange(last - 7, last + 1) * DAY + DAY) - 1]
-        - np.arange(last - 7, last + 1) * DAY
+    last_day = int(row_times[-1] // DAY)
+    day_end_times = (
+        row_times[np.searchsorted(row_times, np.arange(last_day - 7, last_day + 1) * DAY + DAY) - 1]
+        - np.arange(last_day - 7, last_day + 1) * DAY
     )
 
     # omit days without transactions, whose values are negative
-    usual = ends[:-1][ends[:-1] >= 0]
-    if not len(usual) or ends[-1] >= usual.min() - DAY // 24:
-        return last
+    earlier_day_ends = day_end_times[:-1][day_end_times[:-1] >= 0]
+    if not len(earlier_day_ends) or day_end_times[-1] >= earlier_day_ends.min() - DAY // 24:
+        return last_day
 
-    return last - 1
+    return last_day - 1
 
 
 def _to_microseconds(day: date) -> int:
     return int(np.datetime64(day, "us").astype(np.int64))
 
 
-def _file(path: Path, name: str, number: int) -> Path:
-    return path / "shards" / f"{name}-{number:05d}.npy"
+def _file(dataset_folder: Path, array_name: str, shard_number: int) -> Path:
+    return dataset_folder / "shards" / f"{array_name}-{shard_number:05d}.npy"

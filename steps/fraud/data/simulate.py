@@ -55,129 +55,199 @@ TAKEOVER_GAP = (300, 3600)
 TRIAL_AMOUNT = (0.5, 2.0)
 
 
-def simulate(world: World, commit: Commit | None = None) -> pl.DataFrame:
+def simulate(simulated_world: World, commit_scenario: Commit | None = None) -> pl.DataFrame:
     """Generate the transactions of a world, in time order, with the columns for `checks.check`.
 
-    `commit` replaces the fraud rules of the handbook, see `commit_frauds`.
+    `commit_scenario` replaces the fraud rules of the handbook, see `commit_frauds`.
     """
-    rng = np.random.default_rng(world.seed)
-    home, shop = (rng.uniform(0, SIDE, (n, 2)) for n in (world.cards, world.terminals))
-    mean = rng.uniform(5, 100, world.cards)
-    rate = rng.uniform(0, 4, world.cards)
-    near, near_start = _find_terminals(home, shop, RADIUS / np.sqrt(world.terminals))
-    choices = np.diff(near_start)
+    random_generator = np.random.default_rng(simulated_world.seed)
+    card_positions, terminal_positions = (
+        random_generator.uniform(0, SIDE, (position_count, 2))
+        for position_count in (simulated_world.cards, simulated_world.terminals)
+    )
+    mean_amounts = random_generator.uniform(5, 100, simulated_world.cards)
+    payments_per_day = random_generator.uniform(0, 4, simulated_world.cards)
+    near_terminals, near_terminal_starts = _find_terminals(
+        card_positions, terminal_positions, RADIUS / np.sqrt(simulated_world.terminals)
+    )
+    near_terminal_counts = np.diff(near_terminal_starts)
 
-    count = rng.poisson(np.where(choices > 0, rate, 0)[:, None], (world.cards, world.days)).ravel()
-    slot = np.repeat(np.arange(count.size), count)  # card * days + day, ascending
-    second = rng.normal(43_200, 20_000, slot.size).astype(np.int64)
-    keep = (second > 0) & (second < 86_400)
-    slot = slot[keep]
-    second = second[keep]
-    card, day = np.divmod(slot, world.days)
-    amount = _draw_amounts(rng, mean[card])
-    terminal = near[near_start[card] + (rng.random(slot.size) * choices[card]).astype(np.int64)]
-    payments = Payments(slot, second, terminal, amount)
-    scenario = (commit or commit_frauds)(rng, world, payments)
-    added = take_over(rng, world, mean)
-    columns = zip(astuple(payments), astuple(added), strict=True)
-    slot, second, terminal, amount = (np.concatenate(pair) for pair in columns)
-    scenario = np.append(scenario, np.full(len(added.slot), TAKEOVER, np.uint8))
+    payment_counts = random_generator.poisson(
+        np.where(near_terminal_counts > 0, payments_per_day, 0)[:, None],
+        (simulated_world.cards, simulated_world.days),
+    ).ravel()
+    payment_slots = np.repeat(
+        np.arange(payment_counts.size), payment_counts
+    )  # card * days + day, ascending
+    payment_seconds = random_generator.normal(43_200, 20_000, payment_slots.size).astype(np.int64)
+    is_within_day = (payment_seconds > 0) & (payment_seconds < 86_400)
+    payment_slots = payment_slots[is_within_day]
+    payment_seconds = payment_seconds[is_within_day]
+    payment_cards, payment_days = np.divmod(payment_slots, simulated_world.days)
+    payment_amounts = _draw_amounts(random_generator, mean_amounts[payment_cards])
+    payment_terminals = near_terminals[
+        near_terminal_starts[payment_cards]
+        + (
+            random_generator.random(payment_slots.size) * near_terminal_counts[payment_cards]
+        ).astype(np.int64)
+    ]
+    payments = Payments(payment_slots, payment_seconds, payment_terminals, payment_amounts)
+    fraud_scenarios = (commit_scenario or commit_frauds)(
+        random_generator, simulated_world, payments
+    )
+    takeover_payments = take_over(random_generator, simulated_world, mean_amounts)
+    column_pairs = zip(astuple(payments), astuple(takeover_payments), strict=True)
+    payment_slots, payment_seconds, payment_terminals, payment_amounts = (
+        np.concatenate(column_pair) for column_pair in column_pairs
+    )
+    fraud_scenarios = np.append(
+        fraud_scenarios, np.full(len(takeover_payments.slot), TAKEOVER, np.uint8)
+    )
 
-    card, day = np.divmod(slot, world.days)
-    time = (np.datetime64(world.start, "D").astype(np.int64) + day) * DAY + second * 1_000_000
-    order = np.argsort(time, kind="stable")
+    payment_cards, payment_days = np.divmod(payment_slots, simulated_world.days)
+    payment_times = (
+        np.datetime64(simulated_world.start, "D").astype(np.int64) + payment_days
+    ) * DAY + payment_seconds * 1_000_000
+    time_order = np.argsort(payment_times, kind="stable")
 
-    columns = {
-        "time": time,
-        "card": card,
-        "terminal": terminal,
-        "amount": amount,
-        "scenario": scenario,
+    column_pairs = {
+        "time": payment_times,
+        "card": payment_cards,
+        "terminal": payment_terminals,
+        "amount": payment_amounts,
+        "scenario": fraud_scenarios,
     }
 
     return pl.DataFrame(
-        {"id": np.arange(slot.size)} | {k: v[order] for k, v in columns.items()}
+        {"id": np.arange(payment_slots.size)}
+        | {
+            column_name: column_values[time_order]
+            for column_name, column_values in column_pairs.items()
+        }
     ).with_columns(
         pl.col("time").cast(pl.Datetime("us")), fraud=(pl.col("scenario") > 0).cast(pl.UInt8)
     )
 
 
-def _draw_amounts(rng: np.random.Generator, mean: NDArray[np.float64]) -> NDArray[np.float64]:
-    """For each card's mean amount in `mean`, draw the amount of one payment."""
-    amount = rng.normal(mean, mean / 2)
-    return np.where(amount < 0, rng.uniform(0, 2 * mean), amount).round(2)
+def _draw_amounts(
+    random_generator: np.random.Generator, mean_amounts: NDArray[np.float64]
+) -> NDArray[np.float64]:
+    """For each card's mean amount in `mean_amounts`, draw the amount of one payment."""
+    drawn_amounts = random_generator.normal(mean_amounts, mean_amounts / 2)
+    return np.where(
+        drawn_amounts < 0, random_generator.uniform(0, 2 * mean_amounts), drawn_amounts
+    ).round(2)
 
 
 def _find_terminals(
-    home: NDArray[np.float64], shop: NDArray[np.float64], radius: float
+    card_positions: NDArray[np.float64], terminal_positions: NDArray[np.float64], radius: float
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Return two arrays: the terminals near each card, concatenated, and the start of each card's
     terminals."""
-    by_x = np.argsort(shop[:, 0])
-    x = shop[by_x, 0]
-    edges = np.searchsorted(x, np.stack([home[:, 0] - radius, home[:, 0] + radius]))
-    neighbours = []
-    for (begin, end), center in zip(edges.T, home, strict=True):
-        strip = by_x[begin:end]
-        neighbours.append(strip[((shop[strip] - center) ** 2).sum(1) < radius**2])
-    return np.concatenate(neighbours), np.cumsum([0, *map(len, neighbours)])
+    terminals_by_x = np.argsort(terminal_positions[:, 0])
+    sorted_x = terminal_positions[terminals_by_x, 0]
+    strip_edges = np.searchsorted(
+        sorted_x, np.stack([card_positions[:, 0] - radius, card_positions[:, 0] + radius])
+    )
+    neighbour_lists = []
+    for (strip_start, strip_end), card_position in zip(strip_edges.T, card_positions, strict=True):
+        strip_terminals = terminals_by_x[strip_start:strip_end]
+        neighbour_lists.append(
+            strip_terminals[
+                ((terminal_positions[strip_terminals] - card_position) ** 2).sum(1) < radius**2
+            ]
+        )
+    return np.concatenate(neighbour_lists), np.cumsum([0, *map(len, neighbour_lists)])
 
 
-def commit_frauds(rng: np.random.Generator, world: World, payments: Payments) -> NDArray[np.uint8]:
+def commit_frauds(
+    random_generator: np.random.Generator, simulated_world: World, payments: Payments
+) -> NDArray[np.uint8]:
     """Return the fraud scenario of each transaction (0: genuine). Also changes the amounts of
     frauds in `payments`."""
-    slot = payments.slot
-    terminal = payments.terminal
-    amount = payments.amount
-    scenario = (amount > 220).astype(np.uint8)
-    compromised = np.zeros((world.terminals, world.days), bool)
-    leaked: list[NDArray[np.int64]] = []
-    start = np.searchsorted(slot, np.arange(world.cards * world.days + 1))
+    payment_slots = payments.slot
+    payment_terminals = payments.terminal
+    payment_amounts = payments.amount
+    fraud_scenarios = (payment_amounts > 220).astype(np.uint8)
+    is_compromised = np.zeros((simulated_world.terminals, simulated_world.days), bool)
+    leaked_payments: list[NDArray[np.int64]] = []
+    slot_starts = np.searchsorted(
+        payment_slots, np.arange(simulated_world.cards * simulated_world.days + 1)
+    )
 
-    for day in range(world.days - 1):
-        terminals = rng.choice(
-            world.terminals,
-            _count_events(world.terminals * TERMINAL_FRAUDS_A_DAY, day),
+    for day in range(simulated_world.days - 1):
+        chosen_terminals = random_generator.choice(
+            simulated_world.terminals,
+            _count_events(simulated_world.terminals * TERMINAL_FRAUDS_A_DAY, day),
             replace=False,
         )
-        compromised[terminals, day : day + TERMINAL_DAYS] = True
-        cards = rng.choice(
-            world.cards, _count_events(world.cards * CARD_FRAUDS_A_DAY, day), replace=False
+        is_compromised[chosen_terminals, day : day + TERMINAL_DAYS] = True
+        chosen_cards = random_generator.choice(
+            simulated_world.cards,
+            _count_events(simulated_world.cards * CARD_FRAUDS_A_DAY, day),
+            replace=False,
         )
-        begin = cards * world.days + day
-        end = cards * world.days + min(day + CARD_DAYS, world.days)
+        first_slots = chosen_cards * simulated_world.days + day
+        end_slots = chosen_cards * simulated_world.days + min(day + CARD_DAYS, simulated_world.days)
 
-        rows = [
-            np.arange(b, e) for b, e in zip(start[begin].tolist(), start[end].tolist(), strict=True)
+        payment_ranges = [
+            np.arange(range_start, range_end)
+            for range_start, range_end in zip(
+                slot_starts[first_slots].tolist(), slot_starts[end_slots].tolist(), strict=True
+            )
         ]
-        if rows:
-            joint = np.concatenate(rows)
-            leaked.append(rng.choice(joint, len(joint) // 3, replace=False))
+        if payment_ranges:
+            all_payment_indices = np.concatenate(payment_ranges)
+            leaked_payments.append(
+                random_generator.choice(
+                    all_payment_indices, len(all_payment_indices) // 3, replace=False
+                )
+            )
 
-    scenario[compromised[terminal, slot % world.days]] = 2
-    for rows in leaked:
-        amount[rows] = (5 * amount[rows]).round(2)
-        scenario[rows] = 3
+    fraud_scenarios[is_compromised[payment_terminals, payment_slots % simulated_world.days]] = 2
+    for payment_ranges in leaked_payments:
+        payment_amounts[payment_ranges] = (5 * payment_amounts[payment_ranges]).round(2)
+        fraud_scenarios[payment_ranges] = 3
 
-    return scenario
+    return fraud_scenarios
 
 
-def take_over(rng: np.random.Generator, world: World, mean: NDArray[np.float64]) -> Payments:
-    """Simulate takeovers, and return their fraudulent payments. `mean`: mean amount of each
+def take_over(
+    random_generator: np.random.Generator, simulated_world: World, mean_amounts: NDArray[np.float64]
+) -> Payments:
+    """Simulate takeovers, and return their fraudulent payments. `mean_amounts`: mean amount of each
     card."""
-    count = rng.poisson(world.takeovers / 1000 * world.cards * world.days)
-    size = rng.integers(*TAKEOVER_PAYMENTS, count, endpoint=True)
-    slot = np.repeat(rng.integers(0, world.cards * world.days, count), size)
-    is_first = np.diff(np.repeat(np.arange(count), size), prepend=-1) > 0
-    elapsed = np.cumsum(rng.integers(*TAKEOVER_GAP, len(slot)))
+    takeover_count = random_generator.poisson(
+        simulated_world.takeovers / 1000 * simulated_world.cards * simulated_world.days
+    )
+    payments_per_takeover = random_generator.integers(
+        *TAKEOVER_PAYMENTS, takeover_count, endpoint=True
+    )
+    payment_slots = np.repeat(
+        random_generator.integers(0, simulated_world.cards * simulated_world.days, takeover_count),
+        payments_per_takeover,
+    )
+    is_first = np.diff(np.repeat(np.arange(takeover_count), payments_per_takeover), prepend=-1) > 0
+    elapsed_seconds = np.cumsum(random_generator.integers(*TAKEOVER_GAP, len(payment_slots)))
     # start early enough for all payments to be on one day
     latest_start = 86_400 - TAKEOVER_PAYMENTS[1] * TAKEOVER_GAP[1]
-    second = elapsed + np.repeat(rng.integers(1, latest_start, count) - elapsed[is_first], size)
-    amount = _draw_amounts(rng, mean[slot // world.days])
-    amount[is_first] = rng.uniform(*TRIAL_AMOUNT, count).round(2)
-    return Payments(slot, second, rng.integers(0, world.terminals, len(slot)), amount)
+    payment_seconds = elapsed_seconds + np.repeat(
+        random_generator.integers(1, latest_start, takeover_count) - elapsed_seconds[is_first],
+        payments_per_takeover,
+    )
+    payment_amounts = _draw_amounts(
+        random_generator, mean_amounts[payment_slots // simulated_world.days]
+    )
+    payment_amounts[is_first] = random_generator.uniform(*TRIAL_AMOUNT, takeover_count).round(2)
+    return Payments(
+        payment_slots,
+        payment_seconds,
+        random_generator.integers(0, simulated_world.terminals, len(payment_slots)),
+        payment_amounts,
+    )
 
 
-def _count_events(rate: float, day: int) -> int:
-    """Return the number of events on `day`: an integer whose average over many days is `rate`."""
-    return int((day + 1) * rate + 1e-9) - int(day * rate + 1e-9)
+def _count_events(events_per_day: float, day: int) -> int:
+    """Return the number of events on `day`: an integer whose average over many days is
+    `events_per_day`."""
+    return int((day + 1) * events_per_day + 1e-9) - int(day * events_per_day + 1e-9)

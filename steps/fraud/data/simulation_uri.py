@@ -25,23 +25,25 @@ class World(Section):
 def parse(uri: str) -> World:
     """Parse simulate://SEED?cards=..&terminals=..&days=..&start=..&takeovers=... Raises
     ValueError."""
-    parts = urlsplit(uri)
-    values = dict(parse_qsl(parts.query, keep_blank_values=True)) | {"seed": parts.netloc}
+    uri_parts = urlsplit(uri)
+    uri_values = dict(parse_qsl(uri_parts.query, keep_blank_values=True)) | {
+        "seed": uri_parts.netloc
+    }
 
     try:
-        return World.model_validate(values)
+        return World.model_validate(uri_values)
     except ValidationError as error:
-        first = error.errors()[0]
-        name = str(first["loc"][0])
+        first_error = error.errors()[0]
+        field_name = str(first_error["loc"][0])
 
-        keys = set(World.model_fields)
-        if name not in keys:
-            fault = f"{name!r} is unknown.{did_you_mean(name, keys)}"
+        field_names = set(World.model_fields)
+        if field_name not in field_names:
+            fault_sentence = f"{field_name!r} is unknown.{did_you_mean(field_name, field_names)}"
         else:
-            fault = f"{name}: {first['msg']}."
+            fault_sentence = f"{field_name}: {first_error['msg']}."
 
         raise ValueError(
-            f"{fault} It must look like simulate://7 or"
+            f"{fault_sentence} It must look like simulate://7 or"
             " simulate://7?cards=700&terminals=1400&days=91&start=2024-01-01"
         ) from error
 

@@ -22,143 +22,165 @@ from steps.fraud.fraud_config import Columns, Data
 SUFFIXES = {".parquet": "parquet", ".pq": "parquet", ".csv": "csv", ".csv.gz": "csv"}
 
 
-def read(data: Data, scratch: Path) -> pl.DataFrame:
+def read(data_settings: Data, download_folder: Path) -> pl.DataFrame:
     """Read the source with the columns id, time, card, terminal, amount, fraud and, if it exists,
     scenario.
 
     Rows of CSV files also have the columns LINE_NUMBER, FILE and RAGGED. Objects in S3 are
-    downloaded to `scratch`. Raises DataError or ConfigError.
+    downloaded to `download_folder`. Raises DataError or ConfigError.
     """
-    scheme = urlsplit(data.source).scheme
+    scheme = urlsplit(data_settings.source).scheme
     if scheme == "simulate":
-        return simulate(parse(data.source))
+        return simulate(parse(data_settings.source))
 
-    if parse_s3_address(data.source):
-        path = _download(data.source, scratch)
+    if parse_s3_address(data_settings.source):
+        path = _download(data_settings.source, download_folder)
     else:
-        path = Path(data.source.removeprefix("file://"))
+        path = Path(data_settings.source.removeprefix("file://"))
 
-    files, kind = _find_files(path, data.source)
+    data_files, file_format = _find_files(path, data_settings.source)
     try:
-        if kind == "csv":
-            frames = [_read_csv(file, data) for file in files]
-            if len(frames) > 1:
-                rows = pl.concat(frames, how="diagonal")
+        if file_format == "csv":
+            file_tables = [_read_csv(csv_file, data_settings) for csv_file in data_files]
+            if len(file_tables) > 1:
+                joined_rows = pl.concat(file_tables, how="diagonal")
             else:
-                rows = frames[0]
+                joined_rows = file_tables[0]
         else:
-            frame = pl.scan_parquet(files)
-            chosen = _map_columns(frame.collect_schema().names(), data.columns, data.source)
-            rows = frame.select(
-                pl.col(source_name).alias(name) for name, source_name in chosen.items()
+            lazy_table = pl.scan_parquet(data_files)
+            source_columns = _map_columns(
+                lazy_table.collect_schema().names(), data_settings.columns, data_settings.source
+            )
+            joined_rows = lazy_table.select(
+                pl.col(source_name).alias(column_name)
+                for column_name, source_name in source_columns.items()
             ).collect()
     except pl.exceptions.NoDataError as error:
         raise DataError(
-            f"{data.source} is empty: it must hold a header and at least one transaction."
+            f"{data_settings.source} is empty: it must hold a header and at least one transaction."
         ) from error
     except (pl.exceptions.PolarsError, OSError) as error:
-        reason = str(error).splitlines()[0]
+        error_line = str(error).splitlines()[0]
         raise DataError(
-            f"{data.source} cannot be read as {kind}: {reason}. Give a complete file of that"
-            " format."
+            f"{data_settings.source} cannot be read as {file_format}: {error_line}. Give a"
+            " complete file of that format."
         ) from error
 
-    if rows.is_empty():
-        raise DataError(f"{data.source} holds no transactions: it has a header, but no rows.")
+    if joined_rows.is_empty():
+        raise DataError(
+            f"{data_settings.source} holds no transactions: it has a header, but no rows."
+        )
 
-    return rows
+    return joined_rows
 
 
-def _read_csv(file: Path, data: Data) -> pl.DataFrame:
-    frame = read_csv(file, data.text, data.columns)
-    chosen = _map_columns(
-        [name for name in frame.columns if name not in (LINE_NUMBER, RAGGED, FILE)],
-        data.columns,
-        str(file),
+def _read_csv(csv_file: Path, data_settings: Data) -> pl.DataFrame:
+    csv_table = read_csv(csv_file, data_settings.text, data_settings.columns)
+    source_columns = _map_columns(
+        [
+            column_name
+            for column_name in csv_table.columns
+            if column_name not in (LINE_NUMBER, RAGGED, FILE)
+        ],
+        data_settings.columns,
+        str(csv_file),
     )
-    return frame.select(
-        *(pl.col(source_name).alias(name) for name, source_name in chosen.items()),
+    return csv_table.select(
+        *(
+            pl.col(source_name).alias(column_name)
+            for column_name, source_name in source_columns.items()
+        ),
         LINE_NUMBER,
         FILE,
         RAGGED,
     )
 
 
-def _download(uri: str, scratch: Path) -> Path:
-    """Download an object or prefix of an s3:// URI to `scratch`.
+def _download(uri: str, download_folder: Path) -> Path:
+    """Download an object or prefix of an s3:// URI to `download_folder`.
 
     Raises StorageError, and DataError if the URI does not exist.
     """
     from rekindle.storage import NotFound, Store
 
-    address = parse_s3_address(uri)
-    assert address
-    target = scratch / Path(address.key).name
-    store = Store(address.bucket, os.environ.get(S3_ENDPOINT_URL) or None)
+    s3_address = parse_s3_address(uri)
+    assert s3_address
+    target_path = download_folder / Path(s3_address.key).name
+    object_store = Store(s3_address.bucket, os.environ.get(S3_ENDPOINT_URL) or None)
 
     try:
-        store.download(address.key, target)
+        object_store.download(s3_address.key, target_path)
     # a DataError, because Argo does not retry it
     except NotFound as error:
         raise DataError(f"{error} Correct data.source.") from error
 
-    return target
+    return target_path
 
 
-def _find_files(path: Path, shown: str) -> tuple[list[Path], str]:
+def _find_files(path: Path, shown_source: str) -> tuple[list[Path], str]:
     """Return the data files at `path`, sorted by name, and their common format."""
     if not path.exists():
         raise DataError(
-            f"{shown} does not exist: data.source must be a file, a folder, an s3:// URI or"
+            f"{shown_source} does not exist: data.source must be a file, a folder, an s3:// URI or"
             " simulate://SEED."
         )
 
     if not os.access(path, os.R_OK | (os.X_OK if path.is_dir() else 0)):
         raise DataError(
-            f"{shown} cannot be read: permission denied. Change the permissions of the file, or run"
-            " as another user."
+            f"{shown_source} cannot be read: permission denied. Change the permissions of the"
+            " file, or run as another user."
         )
 
     if path.is_dir():
-        inside = sorted(p for p in path.rglob("*") if p.is_file())
+        files_inside = sorted(file_path for file_path in path.rglob("*") if file_path.is_file())
     else:
-        inside = [path]
+        files_inside = [path]
 
-    files = [
-        (p, kind)
-        for p in inside
-        for suffix, kind in SUFFIXES.items()
-        if p.name.lower().endswith(suffix)
+    files_with_formats = [
+        (file_path, file_format)
+        for file_path in files_inside
+        for file_suffix, file_format in SUFFIXES.items()
+        if file_path.name.lower().endswith(file_suffix)
     ]
 
-    kinds = {kind for _, kind in files}
-    if len(kinds) != 1:
-        formats = "both parquet and CSV" if kinds else "neither parquet nor CSV"
+    file_formats = {file_format for _, file_format in files_with_formats}
+    if len(file_formats) != 1:
+        formats_text = "both parquet and CSV" if file_formats else "neither parquet nor CSV"
         raise DataError(
-            f"{shown} contains {formats}: file names must end with one of {', '.join(SUFFIXES)}, "
-            "and all files must have one format."
+            f"{shown_source} contains {formats_text}: file names must end with one of"
+            f" {', '.join(SUFFIXES)}, and all files must have one format."
         )
 
-    return [p for p, _ in files], kinds.pop()
+    return [file_path for file_path, _ in files_with_formats], file_formats.pop()
 
 
-def _map_columns(names: list[str], columns: Columns, shown: str) -> dict[str, str]:
+def _map_columns(
+    source_names: list[str], column_settings: Columns, shown_source: str
+) -> dict[str, str]:
     """Return a dict {column name in this workload: column name in the source}. Raises a DataError
     that names all missing columns."""
-    configured: dict[str, str] = columns.model_dump()
-    missing = {
-        name: source_name for name, source_name in configured.items() if source_name not in names
+    configured_names: dict[str, str] = column_settings.model_dump()
+    missing_columns = {
+        column_name: source_name
+        for column_name, source_name in configured_names.items()
+        if source_name not in source_names
     }
-    missing.pop("scenario", None)
+    missing_columns.pop("scenario", None)
 
-    if missing:
-        lines = [
-            f'column "{source_name}" (data.columns.{name}){did_you_mean(source_name, set(names))}'
-            for name, source_name in missing.items()
+    if missing_columns:
+        missing_column_lines = [
+            f'column "{source_name}"'
+            f" (data.columns.{column_name}){did_you_mean(source_name, set(source_names))}"
+            for column_name, source_name in missing_columns.items()
         ]
         raise DataError(
-            f"{shown} lacks {'; '.join(lines)} Found: {', '.join(names) or 'no column'}. Set"
+            f"{shown_source} lacks {'; '.join(missing_column_lines)} Found:"
+            f" {', '.join(source_names) or 'no column'}. Set"
             " data.columns.NAME to the column's name in the source."
         )
 
-    return {name: source_name for name, source_name in configured.items() if source_name in names}
+    return {
+        column_name: source_name
+        for column_name, source_name in configured_names.items()
+        if source_name in source_names
+    }

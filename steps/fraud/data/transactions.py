@@ -41,14 +41,21 @@ class Rows:
     def __len__(self) -> int:
         return len(self.time)
 
-    def __getitem__(self, index: object) -> "Rows":
-        return Rows(**{name: getattr(self, name)[index] for name in NAMES})
+    def __getitem__(self, row_selection: object) -> "Rows":
+        return Rows(
+            **{column_name: getattr(self, column_name)[row_selection] for column_name in NAMES}
+        )
 
     @classmethod
-    def concat(cls, pieces: Sequence["Rows"]) -> "Rows":
-        """Concatenate `pieces` (at least one)."""
+    def concat(cls, row_pieces: Sequence["Rows"]) -> "Rows":
+        """Concatenate `row_pieces` (at least one)."""
         return cls(
-            **{name: np.concatenate([getattr(rows, name) for rows in pieces]) for name in NAMES}
+            **{
+                column_name: np.concatenate(
+                    [getattr(piece_rows, column_name) for piece_rows in row_pieces]
+                )
+                for column_name in NAMES
+            }
         )
 
     @classmethod
@@ -64,67 +71,75 @@ class Rows:
     ) -> "Rows":
         """Create rows from sequences; `amount` is in currency units, and `time` in µs since the
         epoch. A scalar argument applies to all rows."""
-        n = len(time)
+        row_count = len(time)
         return cls(
-            *(np.asarray(column, np.int64) for column in (id, time, card, terminal)),
+            *(
+                np.asarray(integer_column, np.int64)
+                for integer_column in (id, time, card, terminal)
+            ),
             cents=np.rint(np.asarray(amount, np.float64) * 100).astype(np.int64),
-            fraud=np.broadcast_to(np.asarray(fraud, np.uint8), n),
-            scenario=np.broadcast_to(np.asarray(scenario, np.uint8), n),
+            fraud=np.broadcast_to(np.asarray(fraud, np.uint8), row_count),
+            scenario=np.broadcast_to(np.asarray(scenario, np.uint8), row_count),
         )
 
     @classmethod
-    def from_frame(cls, frame: "pl.DataFrame") -> "Rows":
+    def from_frame(cls, checked_table: "pl.DataFrame") -> "Rows":
         """Create rows from a checked frame with the columns of `transactions.parquet`."""
-        frame = frame.with_columns(frame["fraud"].fill_null(UNKNOWN))
-        columns = {
-            name: frame[name].to_numpy()
-            for name in ("id", "card", "terminal", "amount", "fraud", "scenario")
+        checked_table = checked_table.with_columns(checked_table["fraud"].fill_null(UNKNOWN))
+        column_arrays = {
+            column_name: checked_table[column_name].to_numpy()
+            for column_name in ("id", "card", "terminal", "amount", "fraud", "scenario")
         }
-        return cls.of(time=frame["time"].dt.epoch("us").to_numpy(), **columns)
+        return cls.of(time=checked_table["time"].dt.epoch("us").to_numpy(), **column_arrays)
 
     def to_frame(self) -> "pl.DataFrame":
         """Return the rows as a frame with the columns of `transactions.parquet`."""
         import polars as pl
 
-        columns = {name: getattr(self, name) for name in NAMES} | {"amount": self.cents / 100}
+        column_arrays = {column_name: getattr(self, column_name) for column_name in NAMES} | {
+            "amount": self.cents / 100
+        }
         column_names = ["id", "time", "card", "terminal", "amount", "fraud", "scenario"]
-        frame = pl.DataFrame({name: columns[name] for name in column_names})
-        label = pl.when(pl.col("fraud") != UNKNOWN).then("fraud")
-        return frame.with_columns(pl.col("time").cast(pl.Datetime("us")), fraud=label)
+        table = pl.DataFrame(
+            {column_name: column_arrays[column_name] for column_name in column_names}
+        )
+        label_expression = pl.when(pl.col("fraud") != UNKNOWN).then("fraud")
+        return table.with_columns(pl.col("time").cast(pl.Datetime("us")), fraud=label_expression)
 
 
 NAMES = tuple(field.name for field in fields(Rows))
 
 
-def first_rows_of_groups(groups: Ints) -> Ints:
+def first_rows_of_groups(group_ids: Ints) -> Ints:
     """For each row, return the index of the first row of its group; the rows of a group must be
     contiguous."""
-    is_first = np.append(True, groups[1:] != groups[:-1])
-    return np.maximum.accumulate(np.where(is_first, np.arange(len(groups)), 0))
+    is_first = np.append(True, group_ids[1:] != group_ids[:-1])
+    return np.maximum.accumulate(np.where(is_first, np.arange(len(group_ids)), 0))
 
 
-def format_instant(time: Any) -> str:
-    """Format `time` (µs since the epoch) as ISO 8601 text in seconds, without a time zone."""
-    return str(np.datetime64(int(time), "us").astype("datetime64[s]"))
+def format_instant(microseconds: Any) -> str:
+    """Format `microseconds` (µs since the epoch) as ISO 8601 text in seconds, without a time
+    zone."""
+    return str(np.datetime64(int(microseconds), "us").astype("datetime64[s]"))
 
 
-def format_utc(time: object) -> str:
-    """Format `time` (µs since the epoch) as ISO 8601 text with the time zone."""
-    return f"{format_instant(time)}+00:00"
+def format_utc(microseconds: object) -> str:
+    """Format `microseconds` (µs since the epoch) as ISO 8601 text with the time zone."""
+    return f"{format_instant(microseconds)}+00:00"
 
 
-def format_day(time: object) -> str:
-    """Return the day (UTC) of `time` (µs since the epoch) as text."""
-    return format_instant(time)[:10]
+def format_day(microseconds: object) -> str:
+    """Return the day (UTC) of `microseconds` (µs since the epoch) as text."""
+    return format_instant(microseconds)[:10]
 
 
 def identity(text: str) -> int:
     """Convert a text id to an integer: its numeric value if it is an integer, otherwise 63 bits of
     its hash."""
     try:
-        value = int(text)
-        if abs(value) < 1 << 63:
-            return value
+        numeric_id = int(text)
+        if abs(numeric_id) < 1 << 63:
+            return numeric_id
     except ValueError:
-        value = 0
+        numeric_id = 0
     return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "big") >> 1

@@ -108,9 +108,15 @@ def test_cache_prune_removes_the_files_of_code_without_entries_also_if_no_entry_
     try:
         store = LocalCluster(tmp_path).store()
         record_code_before(store, "1" * 64)
-        assert cached_results.prune(tmp_path, keep=10_000, days=90, delete=False) == []
+        assert (
+            cached_results.prune(tmp_path, keep_count=10_000, keep_days=90, should_delete=False)
+            == []
+        )
         assert store.head(f"{difference.CODE_FOLDER}{'1' * 64}")
-        assert cached_results.prune(tmp_path, keep=10_000, days=90, delete=True) == []
+        assert (
+            cached_results.prune(tmp_path, keep_count=10_000, keep_days=90, should_delete=True)
+            == []
+        )
         assert not store.head(f"{difference.CODE_FOLDER}{'1' * 64}")
     finally:
         Services(tmp_path, {}).down()

@@ -36,7 +36,7 @@ def test_an_entry_is_valid_while_its_artifacts_are_complete(s3: Store) -> None:
     s3.put("w-1/prepare/dataset/part", b"123")
     s3.put("w-1/prepare/dataset-of-another/part", b"123")
     assert entries.find_valid(s3, recorded.key) == recorded
-    assert entries.find_valid(s3, recorded.key, days=-1) is None
+    assert entries.find_valid(s3, recorded.key, max_age_days=-1) is None
     s3.delete(["w-1/prepare/dataset/part"])  # as `rekindle prune` does
     assert entries.find_valid(s3, recorded.key) is None
 
@@ -236,7 +236,7 @@ ARTIFACTS: dict[str, dict[str, Any]] = {"dataset": {"sha256": "a" * 64, "files":
 def test_an_entry_that_cannot_be_the_result_of_the_step_is_named(
     outputs: dict[str, str], artifacts: dict[str, Any], reason: str
 ) -> None:
-    recorded = replace(entry("w-6/prepare"), outputs=outputs, artifacts=artifacts)
+    recorded = replace(entry("w-6/prepare"), outputs=outputs, replaces_artifacts=artifacts)
     step = cast(Step, SimpleNamespace(Outputs=Outputs, REUSE=Reuse()))
     found = entries.reason_unfit(recorded, step)
     assert found.startswith(reason)

@@ -147,7 +147,7 @@ def test_unverifiable_data_raises_instead_of_giving_a_key(tmp_path: Path) -> Non
         with pytest.raises(UnknownKey):
             data_digest(uri)
     with pytest.raises(UnknownKey, match="path in the pod"):
-        data_digest(str(tmp_path), runs_here=False)
+        data_digest(str(tmp_path), is_this_machine=False)
     assert data_digest("simulate://7") == "simulate://7"
 
 
@@ -248,7 +248,7 @@ def test_the_digest_of_objects_in_a_store_covers_their_listing(s3: Store) -> Non
 
     s3.put(f"{prefix}/a", b"1")
     seen = [data_digest(uri)]
-    assert data_digest(uri, runs_here=False) == seen[0], "a bucket can be read from anywhere"
+    assert data_digest(uri, is_this_machine=False) == seen[0], "a bucket can be read from anywhere"
 
     for name, data in (("a", b"2"), ("b", b"1")):
         s3.put(f"{prefix}/{name}", data)
@@ -302,7 +302,7 @@ def test_a_key_covers_the_step_its_code_inputs_artifacts_and_data(world: World) 
     assert collect_facts(module, inputs, {})["code"] == code.code_identity([module])
 
     with pytest.raises(UnknownKey, match="path in the pod"):
-        collect_facts(module, inputs, {}, "sha256:1", runs_here=False)
+        collect_facts(module, inputs, {}, "sha256:1", is_this_machine=False)
 
 
 @pytest.mark.parametrize(

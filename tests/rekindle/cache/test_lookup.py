@@ -39,14 +39,14 @@ def record_run(
 def phases(manifest: dict[str, Any], s3: Store, on_cluster: bool = True) -> dict[str, str]:
     return {
         found.task: found.entry.at if found.entry else found.reason
-        for found in lookup.look_up(manifest, {}, s3, on_cluster=on_cluster)
+        for found in lookup.look_up(manifest, {}, s3, is_on_cluster=on_cluster)
     }
 
 
 def test_a_run_on_a_cluster_skips_tasks_that_are_cached_for_its_image(s3: Store) -> None:
     manifest = rendered(IMAGE)
     assert [finding for finding in check(manifest) if "error" in str(finding)] == []
-    first, second = lookup.look_up(manifest, {}, s3, on_cluster=True)
+    first, second = lookup.look_up(manifest, {}, s3, is_on_cluster=True)
     assert first.entry is None
     assert second.reason == "the input digest is known only at run time"
     outputs = {
@@ -57,7 +57,7 @@ def test_a_run_on_a_cluster_skips_tasks_that_are_cached_for_its_image(s3: Store)
         "unchanged": "",
     }
     record_run(s3, first, outputs, "dataset", "demo-one")
-    _, second = lookup.look_up(manifest, {}, s3, on_cluster=True)
+    _, second = lookup.look_up(manifest, {}, s3, is_on_cluster=True)
     record_run(s3, second, {}, "model", "demo-two")
     both = {"prepare": "demo-one/prepare", "train": "demo-two/train"}
     assert phases(manifest, s3) == both
@@ -94,4 +94,4 @@ def test_the_hash_of_a_manifest_does_not_depend_on_cached_results(s3: Store) -> 
     parameter["value"] = value
     assert manifest_sha256(manifest) == original
     assert lookup.reused_tasks(manifest) == {"prepare": "demo-one/prepare"}
-    assert json.loads(lookup.cached_parameter(manifest, [], reuse=False))["reuse"] == "no"
+    assert json.loads(lookup.cached_parameter(manifest, [], allows_reuse=False))["reuse"] == "no"

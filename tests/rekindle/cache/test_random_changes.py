@@ -107,7 +107,9 @@ class Demo:
         for task in ("prepare", "train"):  # the key of `train` is known after `prepare` is recorded
             found = {
                 result.task: result
-                for result in lookup.look_up(manifest, {}, self.store, on_cluster=self.on_cluster)
+                for result in lookup.look_up(
+                    manifest, {}, self.store, is_on_cluster=self.on_cluster
+                )
             }[task]
             origin = self.origin(task)
             counts["stale" if found.entry and origin not in self.results else ""] += 1

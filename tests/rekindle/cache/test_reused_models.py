@@ -68,7 +68,7 @@ def trained(s3: Store, monkeypatch: pytest.MonkeyPatch) -> str:
     at = f"one-{uuid.uuid4().hex[:6]}/train"
     prepared = {"task": "prepare", **OUTPUTS, "at": "zero/prepare"}
     rows = json.dumps({"prepare": prepared, "train": {"task": "train", "at": ""}})
-    (result,) = lookup.look_up(rendered(*SETTINGS), {CACHED: rows}, s3, on_cluster=True)
+    (result,) = lookup.look_up(rendered(*SETTINGS), {CACHED: rows}, s3, is_on_cluster=True)
 
     for name in MODEL_FILES:
         s3.put(f"{at}/model/{name}", name.encode())
@@ -113,13 +113,13 @@ def test_an_entry_of_a_training_without_its_model_is_not_reused(
     prepared = {"task": "prepare", **OUTPUTS, "at": "zero/prepare"}
     rows = json.dumps({"prepare": prepared, "train": {"task": "train", "at": ""}})
     values = {CACHED: rows}
-    (result,) = lookup.look_up(rendered(*SETTINGS), values, s3, on_cluster=True)
+    (result,) = lookup.look_up(rendered(*SETTINGS), values, s3, is_on_cluster=True)
     assert result.entry
     assert result.entry.at == trained
 
     s3.delete([f"{trained}/model/{name}" for name in MODEL_FILES])
-    entries.record_entry(s3, replace(result.entry, artifacts=artifacts))
-    (result,) = lookup.look_up(rendered(*SETTINGS), values, s3, on_cluster=True)
+    entries.record_entry(s3, replace(result.entry, replaces_artifacts=artifacts))
+    (result,) = lookup.look_up(rendered(*SETTINGS), values, s3, is_on_cluster=True)
     assert not result.entry
 
 

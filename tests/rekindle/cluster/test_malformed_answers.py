@@ -55,7 +55,7 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ChangedC
 
 def check_platform() -> list[Check]:
     settings = ClusterConfig.model_validate({}), TrainConfig.model_validate({})
-    return cluster_checks.check(Cluster.connect(), *settings, seconds=0.05)
+    return cluster_checks.check(Cluster.connect(), *settings, probe_timeout_seconds=0.05)
 
 
 # the documents that `rekindle platform check` reads

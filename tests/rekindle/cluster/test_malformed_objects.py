@@ -146,7 +146,7 @@ READERS: dict[str, tuple[str, Any, Read]] = {
     "node": (
         "/api/v1/nodes",
         valid_objects.CLUSTER_NODE,
-        lambda cluster: read_nodes(cluster, with_pods=False),
+        lambda cluster: read_nodes(cluster, reads_pods=False),
     ),
     "quota": (
         f"/api/v1{NAMESPACE}/resourcequotas",

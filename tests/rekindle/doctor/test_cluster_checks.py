@@ -395,7 +395,7 @@ def test_a_program_with_secrets_needs_them_in_the_namespace(server: HealthyClust
     configs = ClusterConfig.model_validate({}), TrainConfig.model_validate({})
     (check,) = [
         check
-        for check in doctor.check(Cluster.connect(), *configs, 5, secrets=["HF_TOKEN"])
+        for check in doctor.check(Cluster.connect(), *configs, 5, secret_names=["HF_TOKEN"])
         if check.name == "program secrets"
     ]
     assert not check.ok

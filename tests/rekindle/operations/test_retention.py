@@ -87,7 +87,7 @@ class Runs:
         }
 
         files.create(workflow)
-        ownership.begin(self.store, workflow, pipeline, counted=not backfill)
+        ownership.begin(self.store, workflow, pipeline, is_counted=not backfill)
 
         if phase == "Running":
             ended = {}
@@ -213,18 +213,18 @@ def test_prune_lists_first_and_uses_the_limits_of_the_newest_config_unless_an_op
     runs: Runs,
 ) -> None:
     names = [runs.make(), runs.make("Failed"), runs.make(keep_runs=1), runs.make(keep_runs=2)]
-    listed = retention.prune(runs.home, None, {"keep_runs": None}, delete=False)
+    listed = retention.prune(runs.home, None, {"keep_runs": None}, should_delete=False)
     assert {row["run"] for row in listed["runs"]} == {*names[:2]}
     assert all(row["bytes"] > 0 for row in listed["runs"])
     assert [runs.places(name) for name in names] == [EVERYWHERE] * 4
-    assert len(retention.prune(runs.home, None, {"keep_runs": 3}, delete=False)["runs"]) == 1
+    assert len(retention.prune(runs.home, None, {"keep_runs": 3}, should_delete=False)["runs"]) == 1
     assert {
         row["run"]
-        for row in retention.prune(runs.home, None, {"keep_runs": 0}, delete=False)["runs"]
+        for row in retention.prune(runs.home, None, {"keep_runs": 0}, should_delete=False)["runs"]
     } == {*names}
-    assert retention.prune(runs.home, None, {}, delete=True)["runs"] == listed["runs"]
+    assert retention.prune(runs.home, None, {}, should_delete=True)["runs"] == listed["runs"]
     assert [runs.places(name) for name in names] == [set(), set(), EVERYWHERE, EVERYWHERE]
-    assert retention.prune(runs.home, None, {}, delete=True) == {"runs": [], "releases": []}
+    assert retention.prune(runs.home, None, {}, should_delete=True) == {"runs": [], "releases": []}
 
 
 @pytest.mark.slow
@@ -237,7 +237,7 @@ def test_the_runs_of_a_backfill_are_not_counted_but_prune_can_remove_them(runs: 
     assert runs.places(other) == set()
     assert {
         row["run"]
-        for row in retention.prune(runs.home, None, {"keep_runs": 1}, delete=True)["runs"]
+        for row in retention.prune(runs.home, None, {"keep_runs": 1}, should_delete=True)["runs"]
     } == {week}
 
 
@@ -245,7 +245,7 @@ def test_the_runs_of_a_backfill_are_not_counted_but_prune_can_remove_them(runs: 
 def test_prune_keeps_five_runs_if_no_config_has_a_limit(runs: Runs) -> None:
     names = [runs.make() for _ in range(6)]
     assert [
-        row["run"] for row in retention.prune(runs.home, None, {}, delete=False)["runs"]
+        row["run"] for row in retention.prune(runs.home, None, {}, should_delete=False)["runs"]
     ] == names[:1]
 
 
@@ -257,7 +257,7 @@ def test_artifacts_stay_while_a_kept_run_reuses_them(
     retention.end_of_run(runs.home, runs.workflow(reader))
     assert "removed 1 run (1 in part) and 0 releases" in capsys.readouterr().err
     assert runs.places(source) == {"folder", "mlflow", "prepare"}
-    assert retention.prune(runs.home, None, {}, delete=True)["runs"] == [], (
+    assert retention.prune(runs.home, None, {}, should_delete=True)["runs"] == [], (
         "nothing else can be removed"
     )
     last = runs.make(keep_runs=1)
@@ -331,7 +331,7 @@ def test_of_a_look_up_and_a_removal_at_the_same_time_one_notices_the_other(
 
 def test_a_removal_that_is_interrupted_is_completed_by_the_next(runs: Runs) -> None:
     class Killed(retention.Machine):
-        def remove(self, run: str) -> None:
+        def remove(self, run_name: str) -> None:
             raise KeyboardInterrupt
 
     names = [runs.make(), runs.make(), runs.make(keep_runs=1)]
@@ -427,9 +427,9 @@ def test_the_champion_the_rollback_targets_and_their_mlflow_runs_stay(runs: Runs
 
     emptied = tracking.read_tags(tracking.find_run(runs.pipeline, names[0]) or "")
     assert emptied[tracking.EMPTIED] == "removed"
-    assert retention.prune(runs.home, None, {}, delete=False) == {"runs": [], "releases": []}
+    assert retention.prune(runs.home, None, {}, should_delete=False) == {"runs": [], "releases": []}
     tracking.record_champion(runs.pipeline, numbers[4], "d-5")
-    listed = retention.prune(runs.home, None, {}, delete=True)
+    listed = retention.prune(runs.home, None, {}, should_delete=True)
     assert [row["release"] for row in listed["releases"]] == [f"{runs.pipeline}@{numbers[0]}"]
     assert runs.places(names[0]) == set(), "the record of the run was kept only for its release"
 
@@ -442,7 +442,7 @@ def test_the_releases_that_a_reproduction_reads_stay(runs: Runs) -> None:
     found = tracking.find_version(runs.pipeline, base)
     tuned = release(runs, runs.make(), start=found.uri if found else "")
     refreshed = release(runs, runs.make(keep_releases=2), champion=champion, sha256="5a" * 32)
-    retention.prune(runs.home, None, {}, delete=True)
+    retention.prune(runs.home, None, {}, should_delete=True)
 
     assert versions(runs) == {
         base: True,
@@ -480,7 +480,7 @@ def test_the_files_of_a_release_stay_while_a_copy_in_another_model_has_them(runs
     alias = {"name": f"{runs.pipeline}-live", "alias": "live", "version": "1"}
     request("POST", "mlflow/registered-models/alias", Answer, json=alias)
     runs.make(keep_releases=1)
-    retention.prune(runs.home, None, {}, delete=True)
+    retention.prune(runs.home, None, {}, should_delete=True)
     assert [*versions(runs)] == [numbers[3]]
     assert [bool(list(runs.store.list(prefix))) for prefix in prefixes] == [True, True, False, True]
 
@@ -498,7 +498,7 @@ def test_the_releases_of_a_renamed_model_stay_when_its_former_name_is_used_again
     run_id = tracking.find_run(runs.pipeline, runs.make()) or ""
     tracking.register(runs.pipeline, found.uri, runs.store.uri(found.uri), found.sha256, run_id, {})
     last = release(runs, runs.make(keep_releases=1))
-    retention.prune(runs.home, None, {}, delete=True)
+    retention.prune(runs.home, None, {}, should_delete=True)
     assert [*versions(runs)] == [last]
     assert list(runs.store.list(found.uri))
 
@@ -510,9 +510,9 @@ def test_the_release_of_a_run_that_can_be_resumed_stays(runs: Runs) -> None:
     files = RunFiles(runs.home, running)
     files.lock()
     newest = release(runs, runs.make(keep_releases=1, keep_runs=3))
-    retention.prune(runs.home, None, {}, delete=True)
+    retention.prune(runs.home, None, {}, should_delete=True)
     assert [*versions(runs)] == [*numbers[:2], newest]
-    retention.prune(runs.home, None, {"keep_runs": 1}, delete=True)
+    retention.prune(runs.home, None, {"keep_runs": 1}, should_delete=True)
     assert [*versions(runs)] == [numbers[1], newest], "the failed run was removed"
     files.close()
 
@@ -528,10 +528,11 @@ def test_the_limits_of_a_pipeline_do_not_apply_to_the_releases_of_others(runs: R
     retention.end_of_run(runs.home, runs.workflow(last))
     assert [*versions(runs)] == numbers
     numbers.append(release(runs, runs.make(keep_releases=1)))
-    retention.prune(runs.home, None, {}, delete=True)
+    retention.prune(runs.home, None, {}, should_delete=True)
     assert [*versions(runs)] == numbers[1:]
     assert (
-        len(retention.prune(runs.home, None, {"keep_releases": 1}, delete=False)["releases"]) == 1
+        len(retention.prune(runs.home, None, {"keep_releases": 1}, should_delete=False)["releases"])
+        == 1
     )
 
 
@@ -545,10 +546,10 @@ def test_the_release_that_a_run_of_another_pipeline_reads_stays(
         tracking.record_champion(runs.pipeline, numbers[-1], f"d-{numbers[-1]}")
         if len(numbers) == 2:
             champion.run(champion.Inputs(name=runs.pipeline))
-    retention.prune(runs.home, None, {}, delete=True)
+    retention.prune(runs.home, None, {}, should_delete=True)
     assert [*versions(runs)] == numbers[1:]
     monkeypatch.setattr(retention, "RESUMABLE_S", 0.0)
-    retention.prune(runs.home, None, {}, delete=True)
+    retention.prune(runs.home, None, {}, should_delete=True)
     assert [*versions(runs)] == numbers[2:]
 
 
@@ -558,7 +559,7 @@ def test_the_artifacts_that_another_pipeline_has_as_its_data_stay(runs: Runs) ->
     other = runs.make()
     reader = f"{runs.pipeline}-reader"
     run_id = tracking.start_run(reader, f"{reader}-1")
-    tracking.log(run_id, params={"data.source": runs.store.uri(f"{source}/prepare/out")})
+    tracking.log(run_id, run_params={"data.source": runs.store.uri(f"{source}/prepare/out")})
     last = runs.make(keep_runs=1)
     retention.end_of_run(runs.home, runs.workflow(last))
     assert runs.places(source) == {"folder", "mlflow", "prepare"}
@@ -577,14 +578,14 @@ def test_the_outputs_that_a_run_of_another_machine_reads_stay(runs: Runs) -> Non
         run_id = tracking.start_run(runs.pipeline, f"{runs.pipeline}-{reader}")
         tags[f"{tracking.CACHED}train"] = f"{task}/train"
         tags[listing.STORE_TAG] = listing.store_id(runs.store)
-        tracking.log(run_id, tags=tags)
+        tracking.log(run_id, run_tags=tags)
         tracking.finish(run_id, "FINISHED")
 
         ownership.end(
             runs.store,
             {"metadata": {"name": f"{runs.pipeline}-{reader}"}},
             runs.pipeline,
-            succeeded=True,
+            has_succeeded=True,
         )
 
     retention.end_of_run(runs.home, runs.workflow(runs.make(keep_runs=3)))
@@ -602,7 +603,7 @@ def test_with_shared_services_the_rollback_targets_of_other_machines_stay(runs: 
     tracking.tag_version(runs.pipeline, numbers[3], tracking.KEEP_RELEASES, "1")
     runs.make(keep_releases=1)
     embed(runs.home, "s3")
-    retention.prune(runs.home, None, {}, delete=True)
+    retention.prune(runs.home, None, {}, should_delete=True)
     assert [*versions(runs)] == numbers[2:], (
         "the champion, the release before it, and the newest release"
     )
@@ -610,9 +611,11 @@ def test_with_shared_services_the_rollback_targets_of_other_machines_stay(runs: 
     for _ in range(6):
         runs.make(pipeline=f"{runs.pipeline}-other")
 
-    assert retention.prune(runs.home, None, {}, delete=False)["runs"] == [], "no default limit"
+    assert retention.prune(runs.home, None, {}, should_delete=False)["runs"] == [], (
+        "no default limit"
+    )
     embed(runs.home, "s3", "mlflow")
-    assert len(retention.prune(runs.home, None, {}, delete=False)["runs"]) == 1
+    assert len(retention.prune(runs.home, None, {}, should_delete=False)["runs"]) == 1
 
 
 @pytest.mark.slow
@@ -620,7 +623,7 @@ def test_releases_stay_if_homes_share_an_object_store_but_not_mlflow(runs: Runs)
     numbers = [release(runs, runs.make()) for _ in range(3)]
     runs.make(keep_releases=1)
     embed(runs.home, "mlflow")
-    assert retention.prune(runs.home, None, {}, delete=True)["releases"] == []
+    assert retention.prune(runs.home, None, {}, should_delete=True)["releases"] == []
     assert [*versions(runs)] == numbers
 
 
@@ -652,7 +655,10 @@ def test_a_release_that_is_being_removed_is_registered_as_a_new_version(runs: Ru
     record = {"name": runs.pipeline, "version": again.version}
     runs.store.put(f"{found.uri}release.json", json.dumps(record).encode())
     runs.make(keep_runs=9)
-    assert [row["release"] for row in retention.prune(runs.home, None, {}, delete=True)["releases"]]
+    assert [
+        row["release"]
+        for row in retention.prune(runs.home, None, {}, should_delete=True)["releases"]
+    ]
     assert versions(runs) == {again.version: True}, "the files belong to the new version"
 
 
@@ -753,7 +759,7 @@ def test_in_a_cluster_releases_are_removed_after_a_promotion(
     names = [runs.make() for _ in range(3)]
     for name in names:
         run_id = tracking.find_run(runs.pipeline, name) or ""
-        tracking.log(run_id, tags={listing.STORE_TAG: listing.store_id(runs.store)})
+        tracking.log(run_id, run_tags={listing.STORE_TAG: listing.store_id(runs.store)})
 
     numbers = [release(runs, name) for name in names]
     for number in numbers:
@@ -765,7 +771,7 @@ def test_in_a_cluster_releases_are_removed_after_a_promotion(
         "the run has promoted nothing, so older Deployments may still exist"
     )
     run_id = tracking.find_run(runs.pipeline, names[-1]) or ""
-    tracking.log(run_id, tags={"rekindle.promoted": f"{runs.pipeline} {numbers[-1]}"})
+    tracking.log(run_id, run_tags={"rekindle.promoted": f"{runs.pipeline} {numbers[-1]}"})
     state = {"version": numbers[-1], "deployment": f"d-{numbers[-1]}", "run_id": run_id}
     runs.store.put(f"releases/{runs.pipeline}/promotion.json", json.dumps(state).encode())
     report_end(runs, names[-1], keep_releases=1)
@@ -795,7 +801,7 @@ def test_prune_removes_runs_of_a_cluster_with_their_workflows(
 
         server.put(collection, workflow | {"status": {"phase": phase, **ended}})
 
-    assert retention.prune(tmp_path, cluster, {}, delete=True) == {
+    assert retention.prune(tmp_path, cluster, {}, should_delete=True) == {
         "runs": [],
         "releases": [],
     }, "no config has a limit"
@@ -803,11 +809,13 @@ def test_prune_removes_runs_of_a_cluster_with_their_workflows(
     newest = server.objects[collection][names[-1]]
     newest["status"]["storedWorkflowTemplateSpec"] = {"arguments": {"parameters": [config]}}
     newest["spec"] = {"workflowTemplateRef": {"name": runs.pipeline}}
-    listed = retention.prune(tmp_path, cluster, {}, delete=False)
+    listed = retention.prune(tmp_path, cluster, {}, should_delete=False)
     assert {row["run"] for row in listed["runs"]} == {*names[:2]}
     assert set(server.objects[collection]) == {*names}
-    assert len(retention.prune(tmp_path, cluster, {"keep_runs": 3}, delete=False)["runs"]) == 1
-    retention.prune(tmp_path, cluster, {}, delete=True)
+    assert (
+        len(retention.prune(tmp_path, cluster, {"keep_runs": 3}, should_delete=False)["runs"]) == 1
+    )
+    retention.prune(tmp_path, cluster, {}, should_delete=True)
     assert set(server.objects[collection]) == {*names[2:]}
     assert [runs.places(name) - {"folder"} for name in names[:2]] == [set(), set()]
     assert all(runs.places(name) == EVERYWHERE for name in names[2:])
@@ -832,7 +840,7 @@ def test_prune_keeps_a_malformed_workflow_and_all_to_which_it_may_refer(
 
     server.objects[collection][malformed].update(fault)
 
-    retention.prune(tmp_path, cluster, {"keep_runs": 1}, delete=True)
+    retention.prune(tmp_path, cluster, {"keep_runs": 1}, should_delete=True)
 
     assert set(server.objects[collection]) == {*names} - {removed}
     assert runs.places(malformed) == EVERYWHERE
@@ -883,7 +891,7 @@ def test_the_record_that_the_next_scheduled_run_is_compared_with_stays(runs: Run
     other = runs.make()
     last = runs.make(keep_runs=1)
     run_id = tracking.find_run(runs.pipeline, scheduled) or ""
-    tracking.log(run_id, tags={"rekindle.code": "abc"})
+    tracking.log(run_id, run_tags={"rekindle.code": "abc"})
     retention.end_of_run(runs.home, runs.workflow(last))
     assert runs.places(scheduled) == {"mlflow"}
     assert runs.places(other) == set()
@@ -936,7 +944,7 @@ def test_a_run_that_only_mlflow_knows_removes_nothing(
     record_in_mlflow(runs, name)
     last = runs.make(keep_runs=1)
     retention.end_of_run(runs.home, runs.workflow(last))
-    retention.prune(runs.home, None, {"keep_runs": 1}, delete=True)
+    retention.prune(runs.home, None, {"keep_runs": 1}, should_delete=True)
     assert (precious / "manifest.yaml").exists()
 
     assert (
@@ -954,7 +962,7 @@ def test_a_second_record_of_a_run_in_mlflow_does_not_end_its_protection(runs: Ru
     other = runs.make()
     last = runs.make(keep_runs=1)
     run_id = tracking.find_run(runs.pipeline, scheduled) or ""
-    tracking.log(run_id, tags={"rekindle.code": "abc"})
+    tracking.log(run_id, run_tags={"rekindle.code": "abc"})
 
     experiment = run_info(run_id).experiment_id
     tags = [{"key": tracking.WORKFLOW, "value": scheduled}]
@@ -1038,7 +1046,7 @@ def test_a_folder_that_is_a_link_or_has_another_name_is_not_removed(
     (runs.home / "runs" / linked).rename(project)
     (runs.home / "runs" / linked).symlink_to(project)
     (runs.home / "runs" / renamed).rename(runs.home / "runs" / "project")
-    retention.prune(runs.home, None, {"keep_runs": 0}, delete=True)
+    retention.prune(runs.home, None, {"keep_runs": 0}, should_delete=True)
     assert (project / "manifest.yaml").exists()
     assert (runs.home / "runs/project/manifest.yaml").exists()
 
@@ -1063,7 +1071,7 @@ def test_the_mark_of_another_store_removes_no_version_and_an_own_mark_needs_the_
     tracking.tag_version(runs.pipeline, numbers[0], tracking.REMOVED, "another store")
     tracking.tag_version(runs.pipeline, numbers[1], tracking.REMOVED, listing.store_id(runs.store))
     runs.make(keep_runs=9)
-    assert retention.prune(runs.home, None, {}, delete=True)["releases"] == []
+    assert retention.prune(runs.home, None, {}, should_delete=True)["releases"] == []
     assert versions(runs) == dict.fromkeys(numbers, True)
 
 
@@ -1080,7 +1088,7 @@ def test_an_interrupted_removal_of_a_release_is_finished(
         patch.setattr(Store, "delete", kill)
         retention.end_of_run(runs.home, runs.workflow(last))
     assert versions(runs) == {first: True, second: True}
-    retention.prune(runs.home, None, {"keep_releases": 9}, delete=True)
+    retention.prune(runs.home, None, {"keep_releases": 9}, should_delete=True)
     assert versions(runs) == {second: True}
 
 
@@ -1116,7 +1124,7 @@ def test_a_version_whose_tag_names_other_files_removes_no_file(runs: Runs) -> No
         request("POST", "mlflow/model-versions/create", Answer, json=version | {"tags": tags})
 
     runs.make(keep_releases=1)
-    assert retention.prune(runs.home, None, {}, delete=True)["releases"] == []
+    assert retention.prune(runs.home, None, {}, should_delete=True)["releases"] == []
     assert runs.store.get(f"raw/{runs.pipeline}/0123456789ab/file") == b"1"
 
 
@@ -1221,7 +1229,7 @@ def test_a_run_that_a_tag_makes_a_part_of_another_stays(runs: Runs) -> None:
     old = runs.make()
     kept = runs.make()
     parent, child = (tracking.find_run(runs.pipeline, name) or "" for name in (old, kept))
-    tracking.log(child, tags={tracking.PARENT: parent})
+    tracking.log(child, run_tags={tracking.PARENT: parent})
     retention.end_of_run(runs.home, runs.workflow(runs.make(keep_runs=2)))
     assert runs.places(old) == set()
     assert runs.places(kept) == EVERYWHERE
@@ -1273,7 +1281,7 @@ def belong_to_the_store(runs: Runs, *names: str, **tags: str) -> None:
     """Give the records of runs in MLflow the id of the store, as at the end of a run."""
     for name in names:
         run_id = tracking.find_run(runs.pipeline, name) or ""
-        tracking.log(run_id, tags={listing.STORE_TAG: listing.store_id(runs.store), **tags})
+        tracking.log(run_id, run_tags={listing.STORE_TAG: listing.store_id(runs.store), **tags})
 
 
 def remove_tag(runs: Runs, name: str, tag: str) -> None:
@@ -1354,7 +1362,7 @@ def test_the_sha256_of_a_release_is_that_of_the_store(runs: Runs) -> None:
     champion = release(runs, runs.make(), sha256="5a" * 32)
     refreshed = release(runs, runs.make(keep_releases=1), champion=champion, sha256="5a" * 32)
     tracking.tag_version(runs.pipeline, champion, tracking.SHA256, "0" * 64)
-    retention.prune(runs.home, None, {}, delete=True)
+    retention.prune(runs.home, None, {}, should_delete=True)
     assert versions(runs) == {champion: True, refreshed: True}
 
 
@@ -1386,7 +1394,7 @@ def test_objects_of_others_in_the_folder_of_a_release_stay(runs: Runs) -> None:
     assert found
     runs.store.put(f"{found.uri}mine/notes.txt", b"1")
     release(runs, runs.make(keep_releases=1))
-    retention.prune(runs.home, None, {}, delete=True)
+    retention.prune(runs.home, None, {}, should_delete=True)
     assert [item.key for item in runs.store.list(found.uri)] == [f"{found.uri}mine/notes.txt"]
 
 
@@ -1413,7 +1421,7 @@ def test_the_folder_of_a_run_that_is_the_data_of_another_pipeline_stays(
     source = runs.make()
     reader = f"{runs.pipeline}-reader"
     run_id = tracking.start_run(reader, f"{reader}-1")
-    tracking.log(run_id, params={"data.source": runs.store.uri(f"{source}{path}")})
+    tracking.log(run_id, run_params={"data.source": runs.store.uri(f"{source}{path}")})
     retention.end_of_run(runs.home, runs.workflow(runs.make(keep_runs=1)))
     assert "prepare" in runs.places(source)
 
@@ -1426,7 +1434,7 @@ def test_the_data_of_another_pipeline_stays_however_its_address_is_written(
     source = runs.make()
     reader = f"{runs.pipeline}-reader"
     run_id = tracking.start_run(reader, f"{reader}-1")
-    tracking.log(run_id, params={"data.source": address.format(runs.store.bucket, source)})
+    tracking.log(run_id, run_params={"data.source": address.format(runs.store.bucket, source)})
     retention.end_of_run(runs.home, runs.workflow(runs.make(keep_runs=1)))
     assert "prepare" in runs.places(source)
 
@@ -1444,7 +1452,7 @@ def test_a_workflow_of_others_with_the_name_of_a_run_is_not_deleted(
         metadata["labels"] = {"app.kubernetes.io/name": runs.pipeline} | labels
         status = {"phase": "Succeeded", "finishedAt": "2026-01-01T01:00:00Z"}
         server.put(collection, workflow | {"metadata": metadata, "status": status})
-    retention.prune(tmp_path, cluster, {"keep_runs": 1}, delete=True)
+    retention.prune(tmp_path, cluster, {"keep_runs": 1}, should_delete=True)
     assert "prepare" not in runs.places(names[0]), "the run is of another namespace"
     assert set(server.objects[collection]) == {*names}
 

@@ -48,7 +48,8 @@ class Model:
         number = len(tracking.promoted_releases(self.name)) + 1
         run_id = tracking.start_run(self.name, f"{self.name}-{number}")
         tracking.log(
-            run_id, params={"notify": {"format": "json", "events": ["rollback"], "mlflow_url": ""}}
+            run_id,
+            run_params={"notify": {"format": "json", "events": ["rollback"], "mlflow_url": ""}},
         )
         prefix = f"releases/{uuid.uuid4().hex}/"
         champion = tracking.champion(self.name)

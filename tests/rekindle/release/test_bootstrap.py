@@ -104,5 +104,5 @@ def test_weighted_and_paired_bootstrap_agree(groups: list[int] | None) -> None:
 @pytest.mark.parametrize(("undefined", "is_defined"), [(40, True), (41, False)])
 def test_draws_with_an_undefined_value_are_ignored(undefined: int, is_defined: bool) -> None:
     values = np.array([np.nan] * undefined + [1.0] * (80 - undefined))
-    low, high = weighted_bootstrap(lambda group, draws: values, 5, resamples=80)
+    low, high = weighted_bootstrap(lambda group, draws: values, 5, resample_count=80)
     assert (low, high) == (1.0, 1.0) if is_defined else np.isnan([low, high]).all()

@@ -108,13 +108,16 @@ def test_a_new_deployment_of_the_champion_replaces_its_old_one(
     assert champion
     assert champion.version == version
     assert champion.deployment == "cards-2"
-    assert promotion.list_expired_deployments(name, version, keep=3, previous="cards-1") == [
-        "cards-1"
-    ]
+    assert promotion.list_expired_deployments(
+        name, version, keep_count=3, previous_deployment="cards-1"
+    ) == ["cards-1"]
     second = register()
     previous = promotion.promote(s3, name, second, version, "cards-3")
     assert previous == "cards-2"
-    assert promotion.list_expired_deployments(name, second, keep=3, previous=previous) == []
+    assert (
+        promotion.list_expired_deployments(name, second, keep_count=3, previous_deployment=previous)
+        == []
+    )
 
 
 @pytest.mark.fast_cases(1)
@@ -177,10 +180,10 @@ def test_the_deployments_of_the_newest_releases_are_kept_for_a_rollback(
     versions = [register() for _ in range(5)]
     for previous, version in zip(["", *versions], versions, strict=False):
         promotion.promote(s3, name, version, previous, f"cards-{version}")
-    assert promotion.list_expired_deployments(name, versions[-1], keep=2) == [
+    assert promotion.list_expired_deployments(name, versions[-1], keep_count=2) == [
         f"cards-{version}" for version in versions[:2]
     ]
-    assert promotion.list_expired_deployments(name, versions[1], keep=2) == []
+    assert promotion.list_expired_deployments(name, versions[1], keep_count=2) == []
 
 
 @pytest.fixture
@@ -215,7 +218,7 @@ def test_a_rollback_is_recorded_decided_and_removed(
     assert promotion.promote(s3, name, first, second, "cards-1") == "cards-2", (
         "its servers must be stopped"
     )
-    assert not promotion.end_rollback(s3, name, rollback, even_if_decided=False), (
+    assert not promotion.end_rollback(s3, name, rollback, includes_decided=False), (
         "a decided rollback cannot be cancelled"
     )
     assert promotion.read_pending_rollback(s3, name)
@@ -237,7 +240,7 @@ def test_a_rollback_that_is_not_decided_can_be_cancelled(
         assert promotion.read_pending_rollback(s3, name) == rollback, (
             "it belongs to another command"
         )
-    assert promotion.end_rollback(s3, name, rollback, even_if_decided=False)
+    assert promotion.end_rollback(s3, name, rollback, includes_decided=False)
     assert promotion.read_pending_rollback(s3, name) is None
     assert champion(name) == versions[1]
 
@@ -355,11 +358,11 @@ def test_a_release_retains_the_newest_deployments(
 ) -> None:
     _, second, third = versions
     promotion.promote(s3, name, third, second, "cards-2")  # with the Deployment of the second
-    assert promotion.list_expired_deployments(name, third, keep=1) == ["cards-1"]
-    assert promotion.list_running_deployments(name, third, keep=1) == ["cards-2"]
-    assert promotion.list_expired_deployments(name, third, keep=2) == []
-    assert promotion.list_running_deployments(name, second, keep=1) == ["cards-1", "cards-2"]
-    assert promotion.list_running_deployments(name, second, 1, previous="cards-9") == [
+    assert promotion.list_expired_deployments(name, third, keep_count=1) == ["cards-1"]
+    assert promotion.list_running_deployments(name, third, keep_count=1) == ["cards-2"]
+    assert promotion.list_expired_deployments(name, third, keep_count=2) == []
+    assert promotion.list_running_deployments(name, second, keep_count=1) == ["cards-1", "cards-2"]
+    assert promotion.list_running_deployments(name, second, 1, previous_deployment="cards-9") == [
         "cards-9",
         "cards-1",
         "cards-2",
@@ -397,11 +400,11 @@ def test_an_unavailable_service_is_retried_once_a_second_until_the_deadline(
             raise answer
         return answer
 
-    assert promotion.retry_while_unavailable(call, deadline=102.0) == "yes"
+    assert promotion.retry_while_unavailable(call, deadline_seconds=102.0) == "yes"
     assert now == [102.0]
     answers = [StorageError("s3 is unavailable")] * 9
     with pytest.raises(StorageError):
-        promotion.retry_while_unavailable(call, deadline=104.0)
+        promotion.retry_while_unavailable(call, deadline_seconds=104.0)
 
     assert now == [105.0]
     assert len(answers) == 5

@@ -609,7 +609,7 @@ def test_probes_and_metrics_need_no_token_and_rejected_requests_do_not_count_as_
 def test_verify_sends_the_first_token(
     guarded: Running, sha256: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    client = ModelClient(guarded.url, "echo", sha256, deadline=0)
+    client = ModelClient(guarded.url, "echo", sha256, deadline_seconds=0)
     with pytest.raises(DataError, match="answered 401"):
         client.wait()
     monkeypatch.setenv("REKINDLE_TOKEN", TOKENS)
@@ -622,7 +622,7 @@ def test_verify_sends_the_first_token(
 )
 def test_a_server_with_another_answer_is_one_error(answer: str, sha256: str) -> None:
     with HttpServer(lambda _: Answer(200, answer, {SHA256: sha256})) as server:
-        client = ModelClient(server.url, "echo", sha256, deadline=0)
+        client = ModelClient(server.url, "echo", sha256, deadline_seconds=0)
         for request in (client.wait, partial(client.predict, {"instances": []})):
             with pytest.raises(RekindleError) as error:
                 request()
@@ -633,12 +633,12 @@ def test_credentials_of_another_kind_are_not_sent_and_not_shown(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     with pytest.raises(ConfigError, match="REKINDLE_ENDPOINT") as error:
-        ModelClient("http://ann:hunter2@127.0.0.1:9", "echo", "", deadline=0)
+        ModelClient("http://ann:hunter2@127.0.0.1:9", "echo", "", deadline_seconds=0)
     assert "hunter2" not in str(error.value)
 
     monkeypatch.setenv("REKINDLE_TOKEN", "hunter2\u0142")
     with pytest.raises(ConfigError, match="REKINDLE_TOKEN must be one line") as error:
-        ModelClient("http://127.0.0.1:9", "echo", "", deadline=0).wait()
+        ModelClient("http://127.0.0.1:9", "echo", "", deadline_seconds=0).wait()
     assert "hunter2" not in str(error.value)
 
 

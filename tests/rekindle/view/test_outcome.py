@@ -92,7 +92,7 @@ def test_a_step_that_reads_the_champion_is_not_a_release(
         "finishedAt": time_at(9),
     }
 
-    assert exit_code(ended, is_rekindle=True) == code
+    assert exit_code(ended, is_rekindle_run=True) == code
     text = success(ended, {}, is_rekindle=True)
     rows = as_json(WORKFLOW, ended)["verdicts"]
     assert [(row["task"], row["verdict"]) for row in rows] == [
@@ -124,7 +124,7 @@ def test_the_last_evaluation_of_a_step_counts_and_items_of_a_loop_have_their_own
 
     assert result["verdict"] == "keep"
     assert result["reason"] == "last"
-    assert exit_code(ended, is_rekindle=True) == 3
+    assert exit_code(ended, is_rekindle_run=True) == 3
 
     named = {"inputs": {"parameters": [{"name": "task-name", "value": "judge-again"}]}}
     ended = status(ROOT, repeated[0] | named, phase="Succeeded")

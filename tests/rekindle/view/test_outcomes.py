@@ -235,7 +235,7 @@ def test_a_changed_champion_repeats_the_evaluation_until_its_verdict_holds(
     result = as_json("w", run.scheduler.status)
     assert result["verdict"] == verdict
     assert result["reason"] == numbers[-1]
-    assert exit_code(run.scheduler.status, is_rekindle=True) == 3 * (verdict == "keep")
+    assert exit_code(run.scheduler.status, is_rekindle_run=True) == 3 * (verdict == "keep")
     assert [(row["task"], row["verdict"], bool(row["version"])) for row in result["verdicts"]] == [
         ("evaluate", verdict, verdict == "release")
     ]

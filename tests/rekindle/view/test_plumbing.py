@@ -72,7 +72,7 @@ def test_internal_steps_are_hidden_and_conditions_are_readable():
     assert "train-secret" not in text
     assert "1 internal steps are not shown" in text
     assert "not true: evaluate.verdict == 'release'" in text
-    assert "train-secret" in steps_table("demo", status(), MANIFEST, show_all=True)
+    assert "train-secret" in steps_table("demo", status(), MANIFEST, shows_all=True)
 
 
 def test_an_internal_step_that_failed_is_shown():

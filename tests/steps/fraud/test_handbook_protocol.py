@@ -286,7 +286,7 @@ def test_a_refreshed_champion_is_evaluated_by_its_served_scores(
     differences = []
 
     for request, judged_scores in replay(
-        small_dataset, tmp_path / "champion", 2 * len(scores), seed=0
+        small_dataset, tmp_path / "champion", 2 * len(scores), random_seed=0
     ):
         [served] = server.predict(
             [parse_request(FraudPredictor.Request, json.dumps(request).encode())]

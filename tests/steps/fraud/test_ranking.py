@@ -15,15 +15,19 @@ def test_card_precision_counts_cards_and_checks_compromised_ones_once():
     scores = np.array([0.1, 0.9, 0.8, 0.2, 0.99, 0.5, 0.4, 0.3])
     labels = np.array([0, 1, 0, 0, 1, 0, 1, 1])
     # day 0 checks 1 (fraud) and 2; day 1 must not check 1 again: it checks 2 and 3 (fraud)
-    assert card_precision(scores, labels, cards, days, top=2) == pytest.approx((1 / 2 + 1 / 2) / 2)
+    assert card_precision(scores, labels, cards, days, top_card_count=2) == pytest.approx(
+        (1 / 2 + 1 / 2) / 2
+    )
     # the score of a card is its highest: card 1 would not be checked for its first transaction
     # alone
-    assert card_precision(scores, labels, cards, days, top=1) == pytest.approx((1 + 0) / 2)
+    assert card_precision(scores, labels, cards, days, top_card_count=1) == pytest.approx(
+        (1 + 0) / 2
+    )
 
 
 def test_card_precision_counts_checks_without_a_card_as_misses():
     one = np.array([1])
-    assert card_precision(np.array([0.5]), one, one, np.array([0]), top=100) == 0.01
+    assert card_precision(np.array([0.5]), one, one, np.array([0]), top_card_count=100) == 0.01
 
 
 def test_metrics_of_a_perfect_and_a_constant_model_have_known_values():

@@ -110,7 +110,7 @@ def test_replayed_rows_and_requests_before_the_promotion_do_not_count(
     model: Any, s3: Store
 ) -> None:
     about = model.server.client.get("/v1/models/echo").json()
-    client = ModelClient(model.server.url, "echo", about["sha256"], deadline=math.inf)
+    client = ModelClient(model.server.url, "echo", about["sha256"], deadline_seconds=math.inf)
     client.predict({"instances": ids(300, 100, 199)})
     assert "0 instances" in check_drift(model).reason
     model.server.predict(*ids(300, 100, 199))  # copies of requests, as for a shadow

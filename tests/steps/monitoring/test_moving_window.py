@@ -100,7 +100,7 @@ def test_weeks_without_newer_rows_train_nothing_until_rows_arrive(weeks: Weeks) 
 @pytest.mark.parametrize("tag", ["data.newest", "data.window_until", "rekindle.scheduled"])
 def test_a_run_with_a_malformed_time_is_not_compared(weeks: Weeks, tag: str, time: str) -> None:
     first = weeks.run("2024-04-15")
-    tracking.log(first.run_id, tags={tag: time}, metrics={"rows": float("inf")})
+    tracking.log(first.run_id, run_tags={tag: time}, run_metrics={"rows": float("inf")})
     weeks.run("2024-04-22")
 
 

@@ -29,7 +29,7 @@ def run_with(tags: dict[str, str]) -> tuple[str, str]:
     """Create an MLflow run with these tags; return the names of its workflow and run."""
     name = f"w-{uuid.uuid4().hex[:8]}"
     run_id = tracking.start_run("notifications", name)
-    tracking.log(run_id, tags=tags)
+    tracking.log(run_id, run_tags=tags)
     return name, run_id
 
 

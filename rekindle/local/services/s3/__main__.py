@@ -30,23 +30,25 @@ from rekindle.local.services.threaded_server import Connections
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
+    argument_parser = argparse.ArgumentParser(
         prog="python -m rekindle.local.services.s3", description=__doc__
     )
-    parser.add_argument("--root", type=Path, required=True, help="directory of the objects")
-    parser.add_argument(
+    argument_parser.add_argument(
+        "--root", type=Path, required=True, help="directory of the objects"
+    )
+    argument_parser.add_argument(
         "--port", type=int, default=0, help="port on 127.0.0.1 (default: a free port)"
     )
-    parser.add_argument(
+    argument_parser.add_argument(
         "--fd", type=int, help="descriptor of a listening socket to use instead of --port"
     )
-    parser.add_argument(
+    argument_parser.add_argument(
         "--bucket", action="append", default=[], help="bucket to create if it does not exist"
     )
-    parser.add_argument(
+    argument_parser.add_argument(
         "--record", type=Path, help="exit when this JSON file is missing or has another pid"
     )
-    args = parser.parse_args()
+    arguments = argument_parser.parse_args()
 
     access_key, secret_key = (
         os.environ.get(f"AWS_{name}") for name in ("ACCESS_KEY_ID", "SECRET_ACCESS_KEY")
@@ -57,30 +59,30 @@ def main() -> None:
             " Set both."
         )
 
-    if args.fd is not None:
-        listening_socket = socket.socket(fileno=args.fd)
+    if arguments.fd is not None:
+        listening_socket = socket.socket(fileno=arguments.fd)
     else:
-        listening_socket = socket.create_server(("127.0.0.1", args.port))
+        listening_socket = socket.create_server(("127.0.0.1", arguments.port))
 
     listening_socket.listen(4096)
-    if args.record:
-        end_unless_recorded(args.record)
+    if arguments.record:
+        end_unless_recorded(arguments.record)
 
-    files = Files(args.root.resolve())
-    for bucket in args.bucket:
-        check_bucket(bucket)
-        files.create(bucket)
+    object_files = Files(arguments.root.resolve())
+    for bucket_name in arguments.bucket:
+        check_bucket(bucket_name)
+        object_files.create(bucket_name)
 
     print(f"http://127.0.0.1:{listening_socket.getsockname()[1]}", flush=True)
-    thread_data = threading.local()
+    thread_local = threading.local()
 
-    def answer(connection: socket.socket, head: bytes) -> bool:
-        if not hasattr(thread_data, "buffer"):
-            thread_data.buffer = memoryview(
+    def answer(connection: socket.socket, request_head: bytes) -> bool:
+        if not hasattr(thread_local, "buffer"):
+            thread_local.buffer = memoryview(
                 mmap.mmap(-1, BLOCK_BYTES)
             )  # memory is allocated only when it is written to
         return not Handler(
-            connection, head, (access_key, secret_key), thread_data.buffer, files
+            connection, request_head, (access_key, secret_key), thread_local.buffer, object_files
         ).close_connection
 
     Connections(listening_socket, answer).serve_forever()

@@ -67,22 +67,27 @@ class Checksums:
 
         self._md5 = hashlib.md5(usedforsecurity=False)
         self.hashes: dict[str, Hash] = {
-            name: CHECKSUMS[name.removeprefix(PREFIX)]() for name in self.names
+            checksum_header: CHECKSUMS[checksum_header.removeprefix(PREFIX)]()
+            for checksum_header in self.names
         }
 
         self.hashes["content-md5"] = self._md5
 
-        for name, value in self.hashes.items():
-            if name in headers and parse_base64(headers[name], len(value.digest())) is None:
-                if name == "content-md5":
-                    code = "InvalidDigest"
+        for checksum_header, body_hash in self.hashes.items():
+            if (
+                checksum_header in headers
+                and parse_base64(headers[checksum_header], len(body_hash.digest())) is None
+            ):
+                if checksum_header == "content-md5":
+                    error_code = "InvalidDigest"
                 else:
-                    code = "InvalidRequest"
+                    error_code = "InvalidRequest"
 
                 raise S3Error(
                     400,
-                    code,
-                    f"Value for {name} header is invalid: it must be the checksum in base64.",
+                    error_code,
+                    f"Value for {checksum_header} header is invalid: it must be the checksum in"
+                    " base64.",
                 )
 
     @property
@@ -94,49 +99,59 @@ class Checksums:
     def etag(self) -> str:
         return self._md5.hexdigest()
 
-    def verify(self, size: int) -> None:
-        """Raise S3Error if the body (of `size` bytes) does not have the checksums that the headers
-        state."""
-        for name, value in self.hashes.items():
-            if name == "content-md5" and name not in self.headers:
+    def verify(self, body_bytes: int) -> None:
+        """Raise S3Error if the body (of `body_bytes` bytes) does not have the checksums that the
+        headers state."""
+        for checksum_header, body_hash in self.hashes.items():
+            if checksum_header == "content-md5" and checksum_header not in self.headers:
                 continue
 
-            digest = base64.b64encode(value.digest()).decode()
-            claim = self.headers.get(name, "")
-            if claim != digest:
-                message = f"{name} of the received body is {digest}, not {claim or 'declared'}."
+            computed_digest = base64.b64encode(body_hash.digest()).decode()
+            claimed_digest = self.headers.get(checksum_header, "")
+            if claimed_digest != computed_digest:
+                message = (
+                    f"{checksum_header} of the received body is {computed_digest}, not"
+                    f" {claimed_digest or 'declared'}."
+                )
                 raise S3Error(400, "BadDigest", message)
 
-        length = self.headers.get(DECODED_LENGTH)
-        if length is not None and parse_integer(DECODED_LENGTH, length, 10**18) != size:
+        declared_length = self.headers.get(DECODED_LENGTH)
+        if (
+            declared_length is not None
+            and parse_integer(DECODED_LENGTH, declared_length, 10**18) != body_bytes
+        ):
             raise S3Error(
-                400, "IncompleteBody", f"received {size} bytes, but {DECODED_LENGTH} is {length}."
+                400,
+                "IncompleteBody",
+                f"received {body_bytes} bytes, but {DECODED_LENGTH} is {declared_length}.",
             )
 
     def stored_headers(self) -> dict[str, str]:
         """Return the headers that are stored with the object."""
-        return {name: self.headers[name] for name in self.names}
+        return {checksum_header: self.headers[checksum_header] for checksum_header in self.names}
 
 
-def hash_of_algorithm(name: str) -> tuple[str, Hash]:
+def hash_of_algorithm(algorithm_name: str) -> tuple[str, Hash]:
     """Return the header and the hash function of a checksum, such as SHA256, that a request asks
     for."""
-    if name.lower() not in CHECKSUMS:
+    if algorithm_name.lower() not in CHECKSUMS:
         raise S3Error(
             501,
             "NotImplemented",
-            f"the checksum {name[:40]!r} is not supported: use {', '.join(CHECKSUMS)}.",
+            f"the checksum {algorithm_name[:40]!r} is not supported: use {', '.join(CHECKSUMS)}.",
         )
-    return PREFIX + name.lower(), CHECKSUMS[name.lower()]()
+    return PREFIX + algorithm_name.lower(), CHECKSUMS[algorithm_name.lower()]()
 
 
 def checksum_names(headers: dict[str, str]) -> list[str]:
     """Return the names of the checksum headers, including the checksum header in the trailer."""
-    all_names = [*headers, headers.get("x-amz-trailer", "").lower()]
-    names = [name for name in all_names if name.startswith(PREFIX) and name not in NOT_CHECKSUMS]
-    for name in names:
+    header_names = [*headers, headers.get("x-amz-trailer", "").lower()]
+    checksum_headers = [
+        name for name in header_names if name.startswith(PREFIX) and name not in NOT_CHECKSUMS
+    ]
+    for name in checksum_headers:
         if name.removeprefix(PREFIX) not in CHECKSUMS:
             raise S3Error(
                 501, "NotImplemented", f"{name} is not supported: use {', '.join(CHECKSUMS)}."
             )
-    return names
+    return checksum_headers

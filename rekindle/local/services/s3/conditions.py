@@ -11,21 +11,21 @@ from rekindle.local.services.s3.values import parse_date
 COPY_PREFIX = "x-amz-copy-source-"
 
 
-def check_read(headers: Mapping[str, str], meta: Meta) -> None:
+def check_read(request_headers: Mapping[str, str], metadata: Meta) -> None:
     """Raise S3Error unless an object satisfies the conditions of GetObject or HeadObject."""
-    failed_status = _failed_status(headers, "", meta)
+    failed_status = _failed_status(request_headers, "", metadata)
     if failed_status:
         raise S3Error(
             failed_status,
             "PreconditionFailed",
             "the object does not satisfy the conditions.",
-            validators(meta),
+            validators(metadata),
         )
 
 
-def check_copy_source(headers: Mapping[str, str], meta: Meta) -> None:
+def check_copy_source(request_headers: Mapping[str, str], metadata: Meta) -> None:
     """Raise S3Error unless the source of a copy satisfies the conditions of CopyObject."""
-    if _failed_status(headers, COPY_PREFIX, meta):
+    if _failed_status(request_headers, COPY_PREFIX, metadata):
         raise S3Error(
             412,
             "PreconditionFailed",
@@ -33,69 +33,78 @@ def check_copy_source(headers: Mapping[str, str], meta: Meta) -> None:
         )
 
 
-def check_write(headers: Mapping[str, str], current: Meta | None) -> None:
+def check_write(request_headers: Mapping[str, str], current_metadata: Meta | None) -> None:
     """Raise S3Error unless the current object satisfies the conditions of a request that writes or
     deletes it."""
-    match = headers.get("if-match")
+    match_etags = request_headers.get("if-match")
 
-    none_match = headers.get("if-none-match")
-    if none_match not in (None, "*"):
+    none_match_etags = request_headers.get("if-none-match")
+    if none_match_etags not in (None, "*"):
         raise S3Error(
-            501, "NotImplemented", f"If-None-Match is {none_match[:80]!r}: a write can only have *."
+            501,
+            "NotImplemented",
+            f"If-None-Match is {none_match_etags[:80]!r}: a write can only have *.",
         )
 
-    if none_match and current:
+    if none_match_etags and current_metadata:
         raise S3Error(412, "PreconditionFailed", "If-None-Match is *, but the object exists.")
 
-    if match is not None and not current:
+    if match_etags is not None and not current_metadata:
         raise S3Error(
-            404, "NoSuchKey", f"If-Match is {match[:80]!r}, but the object does not exist."
+            404, "NoSuchKey", f"If-Match is {match_etags[:80]!r}, but the object does not exist."
         )
 
-    if match is not None and current and not _contains(match, current):
+    if (
+        match_etags is not None
+        and current_metadata
+        and not _contains(match_etags, current_metadata)
+    ):
         raise S3Error(
             412,
             "PreconditionFailed",
-            f'If-Match is {match[:80]!r}, the ETag is "{current["etag"]}".',
+            f'If-Match is {match_etags[:80]!r}, the ETag is "{current_metadata["etag"]}".',
         )
 
 
-def applies_to_range(headers: Mapping[str, str], meta: Meta) -> bool:
+def applies_to_range(request_headers: Mapping[str, str], metadata: Meta) -> bool:
     """Return True if If-Range is absent or names this object."""
-    value = headers.get("if-range")
-    return value is None or value in validators(meta).values()
+    if_range = request_headers.get("if-range")
+    return if_range is None or if_range in validators(metadata).values()
 
 
-def validators(meta: Meta) -> dict[str, str]:
+def validators(metadata: Meta) -> dict[str, str]:
     """Return the headers that identify the version of an object."""
-    return {"ETag": f'"{meta["etag"]}"', "Last-Modified": formatdate(meta["modified"], usegmt=True)}
+    return {
+        "ETag": f'"{metadata["etag"]}"',
+        "Last-Modified": formatdate(metadata["modified"], usegmt=True),
+    }
 
 
-def _failed_status(headers: Mapping[str, str], prefix: str, meta: Meta) -> int:
+def _failed_status(request_headers: Mapping[str, str], header_prefix: str, metadata: Meta) -> int:
     """Return the status of a condition that fails, or 0. An ETag takes precedence over a date."""
-    match = headers.get(f"{prefix}if-match")
-    none_match = headers.get(f"{prefix}if-none-match")
-    modified_since = parse_date(headers.get(f"{prefix}if-modified-since"))
-    unmodified_since = parse_date(headers.get(f"{prefix}if-unmodified-since"))
+    match_etags = request_headers.get(f"{header_prefix}if-match")
+    none_match_etags = request_headers.get(f"{header_prefix}if-none-match")
+    modified_since = parse_date(request_headers.get(f"{header_prefix}if-modified-since"))
+    unmodified_since = parse_date(request_headers.get(f"{header_prefix}if-unmodified-since"))
     # round down, because HTTP dates have whole seconds
-    modified = datetime.fromtimestamp(int(meta["modified"]), UTC)
+    modified_time = datetime.fromtimestamp(int(metadata["modified"]), UTC)
 
-    if match is not None:
-        if not _contains(match, meta):
+    if match_etags is not None:
+        if not _contains(match_etags, metadata):
             return 412
-    elif unmodified_since and modified > unmodified_since:
+    elif unmodified_since and modified_time > unmodified_since:
         return 412
 
-    if none_match is not None:
-        if _contains(none_match, meta):
+    if none_match_etags is not None:
+        if _contains(none_match_etags, metadata):
             return 304
-    elif modified_since and modified <= modified_since:
+    elif modified_since and modified_time <= modified_since:
         return 304
 
     return 0
 
 
-def _contains(etags: str, meta: Meta) -> bool:
+def _contains(etag_list: str, metadata: Meta) -> bool:
     """Return True if a list of ETags, or *, names the object."""
-    names = [etag.strip().removeprefix("W/").strip('"') for etag in etags.split(",")]
-    return "*" in names or meta["etag"] in names
+    listed_etags = [etag.strip().removeprefix("W/").strip('"') for etag in etag_list.split(",")]
+    return "*" in listed_etags or metadata["etag"] in listed_etags

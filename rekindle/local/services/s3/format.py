@@ -47,56 +47,66 @@ class Meta(Content):
     modified: float
 
 
-def file_name(key: str) -> str:
-    return hashlib.sha256(key.encode()).hexdigest()
+def file_name(object_key: str) -> str:
+    return hashlib.sha256(object_key.encode()).hexdigest()
 
 
-def read_meta(path: Path) -> Meta | None:
+def read_meta(object_path: Path) -> Meta | None:
     """Return the metadata of a file; None if it is missing or a power cut left it incomplete."""
     try:
-        with open(path, "rb", buffering=0) as file:
-            return meta_of(file)
+        with open(object_path, "rb", buffering=0) as object_file:
+            return meta_of(object_file)
     except FileNotFoundError:
         return None
     except ValueError:
-        print(f"{path} is incomplete and counts as absent", file=sys.stderr, flush=True)
+        print(f"{object_path} is incomplete and counts as absent", file=sys.stderr, flush=True)
         return None
 
 
-def meta_of(file: BinaryIO) -> Meta:
+def meta_of(object_file: BinaryIO) -> Meta:
     """Return the metadata at the end of an object's file. Raises ValueError if it is incomplete."""
-    end = os.fstat(file.fileno()).st_size
-    tail = os.pread(file.fileno(), MAX_METADATA_BYTES, max(0, end - MAX_METADATA_BYTES))
-    length = int.from_bytes(tail[-4:], "big")
-    meta = json.loads(tail[-4 - length : -4])
-    if not _is_object_metadata(meta) or meta["size"] + length + 4 != end:
+    file_bytes = os.fstat(object_file.fileno()).st_size
+    tail_bytes = os.pread(
+        object_file.fileno(), MAX_METADATA_BYTES, max(0, file_bytes - MAX_METADATA_BYTES)
+    )
+    metadata_length = int.from_bytes(tail_bytes[-4:], "big")
+    metadata = json.loads(tail_bytes[-4 - metadata_length : -4])
+    if not _is_object_metadata(metadata) or metadata["size"] + metadata_length + 4 != file_bytes:
         raise ValueError("the file does not end with its metadata")
-    meta["key"].encode()  # raises ValueError for a key that is not UTF-8
-    return meta
+    metadata["key"].encode()  # raises ValueError for a key that is not UTF-8
+    return metadata
 
 
-def _is_object_metadata(value: object) -> bool:
-    if not isinstance(value, dict):
+def _is_object_metadata(json_value: object) -> bool:
+    if not isinstance(json_value, dict):
         return False
 
-    has_content = isinstance(value.get("key"), str) and re.fullmatch(
-        r"[0-9a-f]{32}(-\d+)?", str(value.get("etag"))
+    has_valid_content = isinstance(json_value.get("key"), str) and re.fullmatch(
+        r"[0-9a-f]{32}(-\d+)?", str(json_value.get("etag"))
     )
-    has_numbers = isinstance(value.get("size"), int) and isinstance(
-        value.get("modified"), int | float
+    has_valid_numbers = isinstance(json_value.get("size"), int) and isinstance(
+        json_value.get("modified"), int | float
     )
-    return bool(has_content) and has_numbers and isinstance(value.get("headers"), dict)
+    return (
+        bool(has_valid_content)
+        and has_valid_numbers
+        and isinstance(json_value.get("headers"), dict)
+    )
 
 
-def blocks(files: list[tuple[BinaryIO, int]], start: int = 0) -> Iterator[bytes]:
-    """Yield the bytes from `start` to `size` of each file, in order."""
-    for file, size in files:
-        for offset in range(start, size, BLOCK_BYTES):
-            yield os.pread(file.fileno(), min(BLOCK_BYTES, size - offset), offset)
+def blocks(files: list[tuple[BinaryIO, int]], start_offset: int = 0) -> Iterator[bytes]:
+    """Yield the bytes from `start_offset` to `end_offset` of each file, in order."""
+    for file, end_offset in files:
+        for offset in range(start_offset, end_offset, BLOCK_BYTES):
+            yield os.pread(file.fileno(), min(BLOCK_BYTES, end_offset - offset), offset)
 
 
-def entries(folder: Path, folders: bool = True) -> list[Path]:
+def entries(folder: Path, only_folders: bool = True) -> list[Path]:
     """Return the folders or the files in `folder`, without links."""
-    with os.scandir(folder) as listing:
-        has_kind = os.DirEntry.is_dir if folders else os.DirEntry.is_file
-        return [Path(entry.path) for entry in listing if has_kind(entry, follow_symlinks=False)]
+    with os.scandir(folder) as directory_entries:
+        is_wanted_kind = os.DirEntry.is_dir if only_folders else os.DirEntry.is_file
+        return [
+            Path(directory_entry.path)
+            for directory_entry in directory_entries
+            if is_wanted_kind(directory_entry, follow_symlinks=False)
+        ]

@@ -51,18 +51,21 @@ class Handler(MultipartRequest):
 
     def act(self) -> None:
         self.fields = {
-            name.lower(): ",".join(self.headers.get_all(name, [])) for name in self.headers
+            header_name.lower(): ",".join(self.headers.get_all(header_name, []))
+            for header_name in self.headers
         }
         self.reject_unsupported_headers()
 
-        for name, values in SUPPORTED_VALUES.items():
-            value = self.fields[name] if name in self.fields else values[0]
-            if value not in values:
-                message = (
-                    f"the value {value[:80]!r} of {name} is not supported here: use"
-                    f" {' or '.join(values)}."
+        for header_name, supported_values in SUPPORTED_VALUES.items():
+            header_value = (
+                self.fields[header_name] if header_name in self.fields else supported_values[0]
+            )
+            if header_value not in supported_values:
+                error_message = (
+                    f"the value {header_value[:80]!r} of {header_name} is not supported here: use"
+                    f" {' or '.join(supported_values)}."
                 )
-                raise S3Error(501, "NotImplemented", message)
+                raise S3Error(501, "NotImplemented", error_message)
 
         self.reject_bucket_in_host()
         route = self.find_route()
@@ -73,15 +76,19 @@ class Handler(MultipartRequest):
         """Raise S3Error for a header of S3 that this operation would ignore."""
         supported_headers = SUPPORTED_HEADERS
         if self.command == "PUT" and "x-amz-copy-source" in self.fields:
-            is_part = "uploadId" in self.query
-            own_header = "x-amz-copy-source-range" if is_part else "x-amz-metadata-directive"
-            supported_headers = SUPPORTED_HEADERS | COPY_HEADERS | {own_header}
+            is_part_upload = "uploadId" in self.query
+            allowed_header = (
+                "x-amz-copy-source-range" if is_part_upload else "x-amz-metadata-directive"
+            )
+            supported_headers = SUPPORTED_HEADERS | COPY_HEADERS | {allowed_header}
 
-        for name in self.fields:
-            is_supported = name in supported_headers or name.startswith(SUPPORTED_PREFIXES)
-            if name.startswith("x-amz-") and not is_supported:
+        for header_name in self.fields:
+            is_supported = header_name in supported_headers or header_name.startswith(
+                SUPPORTED_PREFIXES
+            )
+            if header_name.startswith("x-amz-") and not is_supported:
                 raise S3Error(
-                    501, "NotImplemented", f"the header {name[:80]} is not supported here."
+                    501, "NotImplemented", f"the header {header_name[:80]} is not supported here."
                 )
 
         # with Content-Range, the body would be only a part of the object
@@ -95,42 +102,52 @@ class Handler(MultipartRequest):
         if self.command in ("GET", "HEAD"):
             return
 
-        for name in CONDITIONS:
-            is_supported = route.has_conditions and name in WRITE_CONDITIONS
-            if name in self.fields and not is_supported:
-                message = f"the condition {name} of this operation is not supported here."
-                raise S3Error(501, "NotImplemented", message)
+        for condition_header in CONDITIONS:
+            is_supported = route.has_conditions and condition_header in WRITE_CONDITIONS
+            if condition_header in self.fields and not is_supported:
+                error_message = (
+                    f"the condition {condition_header} of this operation is not supported here."
+                )
+                raise S3Error(501, "NotImplemented", error_message)
 
     def reject_bucket_in_host(self) -> None:
         """Raise S3Error if the bucket is part of the host name, as in data.localhost, instead of
         the first part of the path."""
-        host = self.fields.get("host", "").partition(":")[0].lower().rstrip(".")
+        request_host = self.fields.get("host", "").partition(":")[0].lower().rstrip(".")
         # the name of a bucket may contain dots
-        has_bucket = any(host.startswith(f"{name}.") for name in list(self.files.index))
-        if not is_address(host) and (host.endswith(".localhost") or has_bucket):
-            message = f"the host {host[:80]!r} contains a bucket: use the path style, /BUCKET/KEY."
-            raise S3Error(501, "NotImplemented", message)
+        has_bucket = any(
+            request_host.startswith(f"{bucket_name}.") for bucket_name in list(self.files.index)
+        )
+        if not is_address(request_host) and (request_host.endswith(".localhost") or has_bucket):
+            error_message = (
+                f"the host {request_host[:80]!r} contains a bucket: use the path style,"
+                " /BUCKET/KEY."
+            )
+            raise S3Error(501, "NotImplemented", error_message)
 
     def find_route(self) -> "Route":
         """Return the route of the request. Raises S3Error for a request that is not supported."""
-        kind = "object" if self.key else "bucket" if self.bucket else "service"
+        resource_kind = "object" if self.key else "bucket" if self.bucket else "service"
         subresource = next((name for name in SUBRESOURCES if name in self.query), "")
 
-        route = ROUTES.get((self.command, kind, subresource))
+        route = ROUTES.get((self.command, resource_kind, subresource))
         if not route:
             raise S3Error(
-                501, "NotImplemented", f"{self.command} {kind} {subresource} is not supported here."
+                501,
+                "NotImplemented",
+                f"{self.command} {resource_kind} {subresource} is not supported here.",
             )
 
-        known_names = {subresource, *route.parameters, *SIGNATURE_PARAMETERS}
+        known_parameters = {subresource, *route.parameters, *SIGNATURE_PARAMETERS}
         for name in self.query:
-            if name not in known_names and not (
+            if name not in known_parameters and not (
                 route.has_overrides and name.startswith("response-")
             ):
-                message = (
-                    f"{self.command} {kind} with the parameter {name[:80]!r} is not supported here."
+                error_message = (
+                    f"{self.command} {resource_kind} with the parameter {name[:80]!r} is not"
+                    " supported here."
                 )
-                raise S3Error(501, "NotImplemented", message)
+                raise S3Error(501, "NotImplemented", error_message)
 
         # a listing has no owners
         if self.query.get("fetch-owner", "false").lower() != "false":

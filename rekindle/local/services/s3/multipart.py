@@ -34,23 +34,23 @@ class MultipartRequest(ObjectRequest):
 
     def create_upload(self) -> None:
         self.files.find(self.bucket, self.key)
-        algorithm = self.fields.get("x-amz-checksum-algorithm", "")
-        headers: dict[str, str] = {}
-        if algorithm:
-            hash_of_algorithm(algorithm)
-            headers["x-amz-checksum-algorithm"] = algorithm.upper()
-            headers["x-amz-checksum-type"] = COMPOSITE
+        checksum_algorithm = self.fields.get("x-amz-checksum-algorithm", "")
+        checksum_headers: dict[str, str] = {}
+        if checksum_algorithm:
+            hash_of_algorithm(checksum_algorithm)
+            checksum_headers["x-amz-checksum-algorithm"] = checksum_algorithm.upper()
+            checksum_headers["x-amz-checksum-type"] = COMPOSITE
 
         upload = self.files.uploads.start(
-            self.bucket, self.key, self.attributes(), algorithm.lower()
+            self.bucket, self.key, self.attributes(), checksum_algorithm.lower()
         )
-        body = xml(
+        response_xml = xml(
             "InitiateMultipartUploadResult",
             Bucket=self.bucket,
             Key=printable(self.key),
             UploadId=upload.id,
         )
-        self.answer(200, headers, body=body)
+        self.answer(200, checksum_headers, body=response_xml)
 
     def find_upload(self) -> Upload:
         return self.files.uploads.find(self.bucket, self.key, self.query["uploadId"])
@@ -59,102 +59,104 @@ class MultipartRequest(ObjectRequest):
         if "x-amz-copy-source" in self.fields:
             return self.copy_part()
 
-        number = parse_part_number(self.query.get("partNumber", ""))
+        part_number = parse_part_number(self.query.get("partNumber", ""))
         upload = self.find_upload()
 
-        meta = self.add_part(upload, number, self.save())
-        self.answer(200, {"ETag": f'"{meta["etag"]}"', **checksum_headers(meta)})
+        metadata = self.add_part(upload, part_number, self.save())
+        self.answer(200, {"ETag": f'"{metadata["etag"]}"', **checksum_headers(metadata)})
 
-    def add_part(self, upload: Upload, number: int, path: Path) -> Meta:
+    def add_part(self, upload: Upload, part_number: int, temporary_path: Path) -> Meta:
         """Rename a temporary file to a part of an upload; return its metadata."""
         try:
-            meta = read_meta(path)
-            if not meta:
-                raise S3Error(500, "InternalError", f"{path} cannot be read back.")
-            if upload.checksum and PREFIX + upload.checksum not in meta["headers"]:
-                message = (
+            metadata = read_meta(temporary_path)
+            if not metadata:
+                raise S3Error(500, "InternalError", f"{temporary_path} cannot be read back.")
+            if upload.checksum and PREFIX + upload.checksum not in metadata["headers"]:
+                error_message = (
                     "Checksum Type mismatch occurred, expected checksum Type:"
                     f" {upload.checksum}: send the checksum of each part."
                 )
-                raise S3Error(400, "InvalidRequest", message)
-            self.files.uploads.add(upload, number, path)
+                raise S3Error(400, "InvalidRequest", error_message)
+            self.files.uploads.add(upload, part_number, temporary_path)
         finally:
-            path.unlink(missing_ok=True)
+            temporary_path.unlink(missing_ok=True)
 
-        return meta
+        return metadata
 
     def copy_part(self) -> None:
-        number = parse_part_number(self.query.get("partNumber", ""))
+        part_number = parse_part_number(self.query.get("partNumber", ""))
         upload = self.find_upload()
-        bucket, key = self.copy_source()
-        file, source = self.files.open(bucket, key)
+        source_bucket, source_key = self.copy_source()
+        source_file, source_metadata = self.files.open(source_bucket, source_key)
 
-        with file:
-            check_copy_source(self.fields, source)
-            start, end = parse_copy_range(
-                self.fields.get("x-amz-copy-source-range"), source["size"]
+        with source_file:
+            check_copy_source(self.fields, source_metadata)
+            start_offset, end_offset = parse_copy_range(
+                self.fields.get("x-amz-copy-source-range"), source_metadata["size"]
             )
-            if end - start > MAX_BODY_BYTES:
+            if end_offset - start_offset > MAX_BODY_BYTES:
                 raise S3Error(400, "InvalidRequest", "a part has at most 5 GiB: copy a range.")
 
-            md5 = hashlib.md5(usedforsecurity=False)
-            checksums = dict([hash_of_algorithm(upload.checksum)] if upload.checksum else [])
+            md5_hash = hashlib.md5(usedforsecurity=False)
+            checksum_hashes = dict([hash_of_algorithm(upload.checksum)] if upload.checksum else [])
 
             def hashed() -> Iterator[bytes]:
-                for block in blocks([(file, end)], start):
-                    for value in (md5, *checksums.values()):
+                for block in blocks([(source_file, end_offset)], start_offset):
+                    for value in (md5_hash, *checksum_hashes.values()):
                         value.update(block)
                     yield block
 
             def finish(_: int) -> Content:
                 headers = {
                     name: base64.b64encode(value.digest()).decode()
-                    for name, value in checksums.items()
+                    for name, value in checksum_hashes.items()
                 }
-                return {"key": self.key, "etag": md5.hexdigest(), "headers": headers}
+                return {"key": self.key, "etag": md5_hash.hexdigest(), "headers": headers}
 
-            path = self.files.write(hashed(), finish)
+            temporary_path = self.files.write(hashed(), finish)
 
-        meta = self.add_part(upload, number, path)
-        body = xml(
+        part_metadata = self.add_part(upload, part_number, temporary_path)
+        response_xml = xml(
             "CopyPartResult",
-            ETag=f'"{meta["etag"]}"',
-            LastModified=iso_time(meta["modified"]),
+            ETag=f'"{part_metadata["etag"]}"',
+            LastModified=iso_time(part_metadata["modified"]),
         )
-        self.answer(200, body=body)
+        self.answer(200, body=response_xml)
 
     def complete_upload(self) -> None:
         upload = self.find_upload()
         if checksum_names(self.fields):
-            message = (
+            error_message = (
                 "a checksum of a complete multipart upload is not supported: send the checksums of"
                 " its parts."
             )
-            raise S3Error(501, "NotImplemented", message)
+            raise S3Error(501, "NotImplemented", error_message)
 
-        request = self.read_xml("CompleteMultipartUpload", needs_checksum=False)
-        parts = [_parse_part(element) for element in request if element.tag == "Part"]
-        if not parts:
+        request_xml = self.read_xml("CompleteMultipartUpload", needs_checksum=False)
+        listed_parts = [
+            _parse_part(part_element) for part_element in request_xml if part_element.tag == "Part"
+        ]
+        if not listed_parts:
             raise S3Error(400, "MalformedXML", "the body must have at least one element <Part>.")
 
         declared_size = self.fields.get("x-amz-mp-object-size")
         if declared_size is None:
-            size = None
+            expected_bytes = None
         else:
-            size = parse_integer("x-amz-mp-object-size", declared_size, 10**18)
+            expected_bytes = parse_integer("x-amz-mp-object-size", declared_size, 10**18)
 
-        path = self.files.uploads.assemble(upload, parts, size)
-        etag = self.files.commit(self.bucket, self.key, path, self.check_write)["etag"]
+        temporary_path = self.files.uploads.assemble(upload, listed_parts, expected_bytes)
+        etag = self.files.commit(self.bucket, self.key, temporary_path, self.check_write)["etag"]
         self.files.uploads.remove(upload)
 
-        body = xml(
+        response_xml = xml(
             "CompleteMultipartUploadResult",
             Bucket=self.bucket,
             Key=printable(self.key),
             ETag=f'"{etag}"',
         )
 
-        self.answer(200, body=body)
+        self.answer(200, body=response_xml)
 
     def abort_upload(self) -> None:
         self.files.uploads.remove(self.find_upload())
@@ -162,106 +164,111 @@ class MultipartRequest(ObjectRequest):
 
     def list_uploads(self) -> None:
         self.files.find(self.bucket, "")
-        query = self.query
-        encode = self.encoding()
-        limit = min(
-            MAX_ENTRIES, parse_integer("max-uploads", query.get("max-uploads") or str(MAX_ENTRIES))
+        query_parameters = self.query
+        encode_key = self.encoding()
+        max_uploads = min(
+            MAX_ENTRIES,
+            parse_integer("max-uploads", query_parameters.get("max-uploads") or str(MAX_ENTRIES)),
         )
-        prefix = query.get("prefix", "")
-        marker = query.get("key-marker", "")
+        key_prefix = query_parameters.get("prefix", "")
+        key_marker = query_parameters.get("key-marker", "")
         # S3 ignores an upload-id-marker without a key-marker
-        id_marker = query.get("upload-id-marker", "") if marker else ""
+        upload_id_marker = query_parameters.get("upload-id-marker", "") if key_marker else ""
 
-        uploads = [
+        matching_uploads = [
             upload
             for upload in self.files.uploads.of_bucket(self.bucket)
-            if upload.key.startswith(prefix) and _is_after(upload, marker, id_marker)
+            if upload.key.startswith(key_prefix) and _is_after(upload, key_marker, upload_id_marker)
         ]
 
-        page = uploads[:limit]
-        is_truncated = len(uploads) > len(page) > 0
+        page_uploads = matching_uploads[:max_uploads]
+        is_truncated = len(matching_uploads) > len(page_uploads) > 0
 
-        items = [
+        upload_elements = [
             xml(
                 "Upload",
-                Key=encode(upload.key),
+                Key=encode_key(upload.key),
                 UploadId=upload.id,
                 StorageClass="STANDARD",
                 Initiated=iso_time(upload.started),
             )
-            for upload in page
+            for upload in page_uploads
         ]
 
-        fields = {
+        listing_fields = {
             "Bucket": self.bucket,
-            "KeyMarker": encode(marker),
-            "UploadIdMarker": id_marker,
-            "Prefix": encode(prefix),
-            "MaxUploads": limit,
+            "KeyMarker": encode_key(key_marker),
+            "UploadIdMarker": upload_id_marker,
+            "Prefix": encode_key(key_prefix),
+            "MaxUploads": max_uploads,
             "IsTruncated": format_boolean(is_truncated),
         }
 
         if is_truncated:
-            fields["NextKeyMarker"] = encode(page[-1].key)
-            fields["NextUploadIdMarker"] = page[-1].id
+            listing_fields["NextKeyMarker"] = encode_key(page_uploads[-1].key)
+            listing_fields["NextUploadIdMarker"] = page_uploads[-1].id
 
-        if encode is quote:
-            fields["EncodingType"] = "url"
+        if encode_key is quote:
+            listing_fields["EncodingType"] = "url"
 
-        self.answer(200, body=xml("ListMultipartUploadsResult", *items, **fields))
+        self.answer(200, body=xml("ListMultipartUploadsResult", *upload_elements, **listing_fields))
 
     def list_parts(self) -> None:
         upload = self.find_upload()
-        limit = min(
+        max_parts = min(
             MAX_ENTRIES, parse_integer("max-parts", self.query.get("max-parts") or str(MAX_ENTRIES))
         )
-        marker = parse_integer("part-number-marker", self.query.get("part-number-marker") or "0")
-        parts = [
-            (number, meta) for number, meta in self.files.uploads.parts(upload) if number > marker
+        part_number_marker = parse_integer(
+            "part-number-marker", self.query.get("part-number-marker") or "0"
+        )
+        remaining_parts = [
+            (part_number, metadata)
+            for part_number, metadata in self.files.uploads.parts(upload)
+            if part_number > part_number_marker
         ]
 
-        page = parts[:limit]
-        is_truncated = len(parts) > len(page) > 0
+        page_parts = remaining_parts[:max_parts]
+        is_truncated = len(remaining_parts) > len(page_parts) > 0
 
-        items = [
+        part_elements = [
             xml(
                 "Part",
-                PartNumber=number,
-                LastModified=iso_time(meta["modified"]),
-                ETag=f'"{meta["etag"]}"',
-                Size=meta["size"],
+                PartNumber=part_number,
+                LastModified=iso_time(metadata["modified"]),
+                ETag=f'"{metadata["etag"]}"',
+                Size=metadata["size"],
             )
-            for number, meta in page
+            for part_number, metadata in page_parts
         ]
 
-        fields = {
+        listing_fields = {
             "Bucket": self.bucket,
             "Key": printable(self.key),
             "UploadId": upload.id,
-            "PartNumberMarker": marker,
-            "NextPartNumberMarker": page[-1][0] if page else 0,
-            "MaxParts": limit,
+            "PartNumberMarker": part_number_marker,
+            "NextPartNumberMarker": page_parts[-1][0] if page_parts else 0,
+            "MaxParts": max_parts,
             "IsTruncated": format_boolean(is_truncated),
             "StorageClass": "STANDARD",
         }
 
-        self.answer(200, body=xml("ListPartsResult", *items, **fields))
+        self.answer(200, body=xml("ListPartsResult", *part_elements, **listing_fields))
 
 
-def _is_after(upload: Upload, marker: str, id_marker: str) -> bool:
+def _is_after(upload: Upload, key_marker: str, upload_id_marker: str) -> bool:
     """Return True if the upload comes after the markers, so that the listing contains it."""
-    if id_marker:
-        return upload.position() > (marker.encode(), id_marker)
-    return upload.key.encode() > marker.encode()
+    if upload_id_marker:
+        return upload.position() > (key_marker.encode(), upload_id_marker)
+    return upload.key.encode() > key_marker.encode()
 
 
-def _parse_part(element: ElementTree.Element) -> Part:
+def _parse_part(part_element: ElementTree.Element) -> Part:
     """Parse a part that CompleteMultipartUpload lists."""
-    texts = children(element)
+    child_texts = children(part_element)
     checksums = {
-        f"x-amz-checksum-{name.removeprefix('Checksum').lower()}": value
-        for name, value in texts.items()
-        if name.startswith("Checksum")
+        f"x-amz-checksum-{child_name.removeprefix('Checksum').lower()}": checksum_text
+        for child_name, checksum_text in child_texts.items()
+        if child_name.startswith("Checksum")
     }
-    number = parse_part_number(texts.get("PartNumber", "").strip())
-    return Part(number, texts.get("ETag", "").strip().strip('"'), checksums)
+    part_number = parse_part_number(child_texts.get("PartNumber", "").strip())
+    return Part(part_number, child_texts.get("ETag", "").strip().strip('"'), checksums)

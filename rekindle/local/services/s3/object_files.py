@@ -58,167 +58,200 @@ class Page:
 class Files:
     """Buckets of objects under one directory; every change is one rename. Thread-safe."""
 
-    def __init__(self, root: Path) -> None:
-        self.root = root
-        self.buckets = root / "buckets"
+    def __init__(self, root_folder: Path) -> None:
+        self.root = root_folder
+        self.buckets = root_folder / "buckets"
 
-        self.temporary = root / "tmp"
+        self.temporary = root_folder / "tmp"
         for folder in (self.buckets, self.temporary):
             folder.mkdir(parents=True, exist_ok=True)
 
-        self.lock_file = open(root / "lock", "w")  # noqa: SIM115 - this process holds the lock until it ends
+        self.lock_file = open(root_folder / "lock", "w")  # noqa: SIM115 - this process holds the lock until it ends
         try:
             fcntl.flock(self.lock_file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             raise SystemExit(
-                f"{root} is in use by another S3 endpoint: only one endpoint may use it. Stop the"
-                " other endpoint."
+                f"{root_folder} is in use by another S3 endpoint: only one endpoint may use it."
+                " Stop the other endpoint."
             ) from error
 
         self.lock = threading.Lock()
         self.index: dict[str, dict[str, Meta]] = {}
         self.keys: dict[str, list[str]] = {}
 
-        self.uploads = Uploads(root / "uploads", self.write)
+        self.uploads = Uploads(root_folder / "uploads", self.write)
         # entries of other kinds, such as links, are ignored: another program created them (when it
         # copied the home)
-        for leftover in entries(self.temporary, folders=False):
-            leftover.unlink()
+        for leftover_file in entries(self.temporary, only_folders=False):
+            leftover_file.unlink()
 
-        for bucket in entries(self.buckets):
-            metas = (_object_in(file) for file in entries(bucket, folders=False))
-            self.index[bucket.name] = {meta["key"]: meta for meta in metas if meta}
-            self.keys[bucket.name] = sorted(self.index[bucket.name], key=str.encode)
+        for bucket_folder in entries(self.buckets):
+            object_metadata = (
+                _object_in(object_file)
+                for object_file in entries(bucket_folder, only_folders=False)
+            )
+            self.index[bucket_folder.name] = {
+                metadata["key"]: metadata for metadata in object_metadata if metadata
+            }
+            self.keys[bucket_folder.name] = sorted(self.index[bucket_folder.name], key=str.encode)
 
-    def create(self, bucket: str) -> None:
+    def create(self, bucket_name: str) -> None:
         """Create a bucket, unless it exists."""
         with self.lock:
-            (self.buckets / bucket).mkdir(exist_ok=True)
-            self.index.setdefault(bucket, {})
-            self.keys.setdefault(bucket, [])
+            (self.buckets / bucket_name).mkdir(exist_ok=True)
+            self.index.setdefault(bucket_name, {})
+            self.keys.setdefault(bucket_name, [])
 
-    def write(self, blocks: Iterator[Any], finish: Callable[[int], Content]) -> Path:
+    def write(self, data_blocks: Iterator[Any], make_metadata: Callable[[int], Content]) -> Path:
         """Write a temporary file with the blocks, and then the metadata that `finish(size)`
         returns."""
-        path = self.temporary / uuid.uuid4().hex
+        temporary_path = self.temporary / uuid.uuid4().hex
 
         try:
-            with open(path, "xb") as file:
-                size = 0
-                for block in blocks:
-                    size += len(block)
-                    file.write(block)
+            with open(temporary_path, "xb") as temporary_file:
+                written_bytes = 0
+                for data_block in data_blocks:
+                    written_bytes += len(data_block)
+                    temporary_file.write(data_block)
 
-                meta = to_json({**finish(size), "size": size, "modified": time.time()}).encode()
-                if len(meta) > MAX_METADATA_BYTES - 4:
+                metadata_json = to_json(
+                    {**make_metadata(written_bytes), "size": written_bytes, "modified": time.time()}
+                ).encode()
+                if len(metadata_json) > MAX_METADATA_BYTES - 4:
                     raise S3Error(
                         400,
                         "MetadataTooLarge",
                         "the headers that are stored with an object are too long.",
                     )
 
-                file.write(meta + len(meta).to_bytes(4, "big"))
+                temporary_file.write(metadata_json + len(metadata_json).to_bytes(4, "big"))
 
-            return path
+            return temporary_path
         except BaseException:
-            path.unlink(missing_ok=True)
+            temporary_path.unlink(missing_ok=True)
             raise
 
-    def commit(self, bucket: str, key: str, temporary: Path, check: Check) -> Meta:
-        """Rename a temporary file to the object `key`, unless `check(current metadata)` raises."""
+    def commit(
+        self, bucket_name: str, object_key: str, temporary_path: Path, check_current: Check
+    ) -> Meta:
+        """Rename a temporary file to the object `object_key`, unless `check(current metadata)`
+        raises."""
         try:
-            meta = read_meta(temporary)
-            if not meta:
-                raise S3Error(500, "InternalError", f"{temporary} cannot be read back.")
+            metadata = read_meta(temporary_path)
+            if not metadata:
+                raise S3Error(500, "InternalError", f"{temporary_path} cannot be read back.")
 
             with self.lock:
-                keys, index = self._bucket(bucket)
-                check(index.get(key))
-                os.replace(temporary, self._path(bucket, key))
+                sorted_keys, metadata_by_key = self._bucket(bucket_name)
+                check_current(metadata_by_key.get(object_key))
+                os.replace(temporary_path, self._path(bucket_name, object_key))
 
-                if key not in index:
-                    bisect.insort(keys, key, key=str.encode)
+                if object_key not in metadata_by_key:
+                    bisect.insort(sorted_keys, object_key, key=str.encode)
 
-                index[key] = meta
+                metadata_by_key[object_key] = metadata
 
-            return meta
+            return metadata
         finally:
-            temporary.unlink(missing_ok=True)
+            temporary_path.unlink(missing_ok=True)
 
-    def open(self, bucket: str, key: str) -> tuple[BinaryIO, Meta]:
+    def open(self, bucket_name: str, object_key: str) -> tuple[BinaryIO, Meta]:
         """Open the object's file, which no later write changes; return it and its metadata."""
-        self.find(bucket, key)
+        self.find(bucket_name, object_key)
         try:
-            file = open(self._path(bucket, key), "rb", buffering=0)  # noqa: SIM115 - the caller closes it
-            return file, meta_of(file)
+            object_file = open(self._path(bucket_name, object_key), "rb", buffering=0)  # noqa: SIM115 - the caller closes it
+            return object_file, meta_of(object_file)
         except (FileNotFoundError, ValueError):
-            raise S3Error(404, "NoSuchKey", f"{bucket}/{quote(key)} does not exist.") from None
+            raise S3Error(
+                404, "NoSuchKey", f"{bucket_name}/{quote(object_key)} does not exist."
+            ) from None
 
-    def find(self, bucket: str, key: str) -> Meta | None:
+    def find(self, bucket_name: str, object_key: str) -> Meta | None:
         """Return the metadata of an object, or None. Raises S3Error for an unknown bucket."""
         with self.lock:
-            return self._bucket(bucket)[1].get(key)
+            return self._bucket(bucket_name)[1].get(object_key)
 
-    def delete(self, bucket: str, key: str, check: Check) -> None:
+    def delete(self, bucket_name: str, object_key: str, check_current: Check) -> None:
         """Remove an object, if it exists, unless `check(current metadata)` raises."""
         with self.lock:
-            keys, index = self._bucket(bucket)
-            check(index.get(key))
-            if key in index:
-                self._path(bucket, key).unlink(missing_ok=True)
-                keys.pop(bisect.bisect_left(keys, key.encode(), key=str.encode))
-                del index[key]
+            sorted_keys, metadata_by_key = self._bucket(bucket_name)
+            check_current(metadata_by_key.get(object_key))
+            if object_key in metadata_by_key:
+                self._path(bucket_name, object_key).unlink(missing_ok=True)
+                sorted_keys.pop(
+                    bisect.bisect_left(sorted_keys, object_key.encode(), key=str.encode)
+                )
+                del metadata_by_key[object_key]
 
-    def page(self, bucket: str, prefix: str, delimiter: str, after: Position, limit: int) -> Page:
-        """Return up to `limit` keys and common prefixes after a position, in UTF-8 byte order."""
-        page = Page([], [])
+    def page(
+        self,
+        bucket_name: str,
+        key_prefix: str,
+        delimiter: str,
+        after_position: Position,
+        max_entries: int,
+    ) -> Page:
+        """Return up to `max_entries` keys and common prefixes after a position, in UTF-8 byte
+        order."""
+        listing_page = Page([], [])
 
         with self.lock:
-            keys, index = self._bucket(bucket)
-            i = max(
-                bisect.bisect_left(keys, prefix.encode(), key=str.encode), _index_after(keys, after)
+            sorted_keys, metadata_by_key = self._bucket(bucket_name)
+            key_index = max(
+                bisect.bisect_left(sorted_keys, key_prefix.encode(), key=str.encode),
+                _index_after(sorted_keys, after_position),
             )
-            while i < len(keys) and keys[i].startswith(prefix) and limit > 0:
-                if len(page.entries) + len(page.common_prefixes) == limit:
-                    page.next_after = after
+            while (
+                key_index < len(sorted_keys)
+                and sorted_keys[key_index].startswith(key_prefix)
+                and max_entries > 0
+            ):
+                if len(listing_page.entries) + len(listing_page.common_prefixes) == max_entries:
+                    listing_page.next_after = after_position
                     break
 
-                end = keys[i].find(delimiter, len(prefix)) if delimiter else -1
-                if end < 0:
-                    page.entries.append(index[keys[i]])
-                    after = Position(keys[i])
+                delimiter_index = (
+                    sorted_keys[key_index].find(delimiter, len(key_prefix)) if delimiter else -1
+                )
+                if delimiter_index < 0:
+                    listing_page.entries.append(metadata_by_key[sorted_keys[key_index]])
+                    after_position = Position(sorted_keys[key_index])
                 else:
-                    page.common_prefixes.append(keys[i][: end + len(delimiter)])
-                    after = Position(page.common_prefixes[-1], is_prefix=True)
+                    listing_page.common_prefixes.append(
+                        sorted_keys[key_index][: delimiter_index + len(delimiter)]
+                    )
+                    after_position = Position(listing_page.common_prefixes[-1], is_prefix=True)
 
-                i = _index_after(keys, after)
+                key_index = _index_after(sorted_keys, after_position)
 
-        return page
+        return listing_page
 
-    def _bucket(self, bucket: str) -> tuple[list[str], dict[str, Meta]]:
-        if bucket not in self.index:
+    def _bucket(self, bucket_name: str) -> tuple[list[str], dict[str, Meta]]:
+        if bucket_name not in self.index:
             raise S3Error(
-                404, "NoSuchBucket", f'The bucket "{bucket}" does not exist. Create it first.'
+                404, "NoSuchBucket", f'The bucket "{bucket_name}" does not exist. Create it first.'
             )
-        return self.keys[bucket], self.index[bucket]
+        return self.keys[bucket_name], self.index[bucket_name]
 
-    def _path(self, bucket: str, key: str) -> Path:
-        return self.buckets / bucket / file_name(key)
+    def _path(self, bucket_name: str, object_key: str) -> Path:
+        return self.buckets / bucket_name / file_name(object_key)
 
 
-def _object_in(file: Path) -> Meta | None:
+def _object_in(object_file: Path) -> Meta | None:
     """Return the metadata of an object's file; None if the file is incomplete, or if its name does
     not match the key."""
-    meta = read_meta(file)
-    is_own_name = meta and file.name == file_name(meta["key"])
-    if is_own_name:
-        return meta
+    metadata = read_meta(object_file)
+    has_own_name = metadata and object_file.name == file_name(metadata["key"])
+    if has_own_name:
+        return metadata
     return None
 
 
-def _index_after(keys: list[str], position: Position) -> int:
+def _index_after(sorted_keys: list[str], position: Position) -> int:
     """Return the index of the first key after a position."""
-    text = position.text.encode()
+    position_bytes = position.text.encode()
     if position.is_prefix:
-        return bisect.bisect_right(keys, text, key=lambda key: key.encode()[: len(text)])
-    return bisect.bisect_right(keys, text, key=str.encode)
+        return bisect.bisect_right(
+            sorted_keys, position_bytes, key=lambda key: key.encode()[: len(position_bytes)]
+        )
+    return bisect.bisect_right(sorted_keys, position_bytes, key=str.encode)

@@ -64,9 +64,13 @@ def format_boolean(value: object) -> str:
     return "false"
 
 
-def checksum_headers(meta: Content) -> dict[str, str]:
+def checksum_headers(metadata: Content) -> dict[str, str]:
     """Return the headers with the checksums of an object or a part."""
-    return {name: value for name, value in meta["headers"].items() if name.startswith(PREFIX)}
+    return {
+        header_name: header_value
+        for header_name, header_value in metadata["headers"].items()
+        if header_name.startswith(PREFIX)
+    }
 
 
 class ObjectRequest(Request):
@@ -77,84 +81,102 @@ class ObjectRequest(Request):
 
     def attributes(self) -> dict[str, str]:
         """Return the request's headers that are stored with an object."""
-        metadata = {
-            name: value for name, value in self.fields.items() if name.startswith(METADATA_PREFIX)
+        user_metadata = {
+            header_name: header_value
+            for header_name, header_value in self.fields.items()
+            if header_name.startswith(METADATA_PREFIX)
         }
 
-        size = sum(
-            len(name) - len(METADATA_PREFIX) + len(value) for name, value in metadata.items()
+        metadata_bytes = sum(
+            len(header_name) - len(METADATA_PREFIX) + len(header_value)
+            for header_name, header_value in user_metadata.items()
         )
-        if size > MAX_USER_METADATA_BYTES:
-            message = (
-                f"the metadata headers have {size} bytes: at most {MAX_USER_METADATA_BYTES} are"
-                " allowed."
+        if metadata_bytes > MAX_USER_METADATA_BYTES:
+            error_message = (
+                f"the metadata headers have {metadata_bytes} bytes: at most"
+                f" {MAX_USER_METADATA_BYTES} are allowed."
             )
-            raise S3Error(400, "MetadataTooLarge", message)
+            raise S3Error(400, "MetadataTooLarge", error_message)
 
-        headers = {name: value for name, value in self.fields.items() if name in STORED_HEADERS}
-        codings = [coding.strip() for coding in self.fields.get("content-encoding", "").split(",")]
+        stored_headers = {
+            header_name: header_value
+            for header_name, header_value in self.fields.items()
+            if header_name in STORED_HEADERS
+        }
+        content_codings = [
+            content_coding.strip()
+            for content_coding in self.fields.get("content-encoding", "").split(",")
+        ]
 
-        coding = ", ".join(coding for coding in codings if coding not in ("", "aws-chunked"))
-        if coding:
-            headers["content-encoding"] = coding
+        content_coding = ", ".join(
+            content_coding
+            for content_coding in content_codings
+            if content_coding not in ("", "aws-chunked")
+        )
+        if content_coding:
+            stored_headers["content-encoding"] = content_coding
 
-        return {**headers, **metadata}
+        return {**stored_headers, **user_metadata}
 
     def save(self) -> Path:
         """Write the request's body to a temporary file, and verify its length and all checksums."""
         if "content-length" not in self.fields:
             raise S3Error(411, "MissingContentLength", "Content-Length is missing: send it.")
-        checksums = Checksums({**self.fields})
-        attributes = self.attributes()
+        body_checksums = Checksums({**self.fields})
+        stored_attributes = self.attributes()
 
-        def finish(size: int) -> Content:
-            checksums.verify(size)
-            headers = {**attributes, **checksums.stored_headers()}
-            return {"key": self.key, "etag": checksums.etag, "headers": headers}
+        def finish(size_bytes: int) -> Content:
+            body_checksums.verify(size_bytes)
+            stored_headers_with_sums = {**stored_attributes, **body_checksums.stored_headers()}
+            return {
+                "key": self.key,
+                "etag": body_checksums.etag,
+                "headers": stored_headers_with_sums,
+            }
 
-        return self.files.write(self.receive(checksums), finish)
+        return self.files.write(self.receive(body_checksums), finish)
 
-    def read_xml(self, tag: str, needs_checksum: bool) -> ElementTree.Element:
-        """Read the request's body, an XML document with the root `tag`, and verify its
+    def read_xml(self, root_tag: str, needs_checksum: bool) -> ElementTree.Element:
+        """Read the request's body, an XML document with the root `root_tag`, and verify its
         checksums."""
         if self.unread_bytes > MAX_XML_BYTES:
             raise S3Error(400, "MalformedXML", f"a body of {self.unread_bytes} bytes is too large.")
 
-        checksums = Checksums({**self.fields})
-        if needs_checksum and not checksums.is_claimed:
+        body_checksums = Checksums({**self.fields})
+        if needs_checksum and not body_checksums.is_claimed:
             raise S3Error(
                 400, "InvalidRequest", "Missing required header for this request: Content-MD5"
             )
 
-        data = b"".join(bytes(block) for block in self.receive(checksums))
-        checksums.verify(len(data))
-        return parse_xml(data, tag)
+        body_bytes = b"".join(bytes(body_block) for body_block in self.receive(body_checksums))
+        body_checksums.verify(len(body_bytes))
+        return parse_xml(body_bytes, root_tag)
 
-    def response_headers(self, meta: Meta) -> dict[str, Any]:
-        headers: dict[str, Any] = {"content-type": "binary/octet-stream", **meta["headers"]}
-        with_checksums = self.fields.get("x-amz-checksum-mode", "").upper() == "ENABLED"
-        if not with_checksums or "range" in self.fields:
+    def response_headers(self, metadata: Meta) -> dict[str, Any]:
+        headers: dict[str, Any] = {"content-type": "binary/octet-stream", **metadata["headers"]}
+        includes_checksums = self.fields.get("x-amz-checksum-mode", "").upper() == "ENABLED"
+        if not includes_checksums or "range" in self.fields:
             headers = {
-                name: value
-                for name, value in headers.items()
-                if not name.startswith("x-amz-checksum-")
+                header_name: header_value
+                for header_name, header_value in headers.items()
+                if not header_name.startswith("x-amz-checksum-")
             }
 
-        for parameter, name in OVERRIDES.items():
+        for parameter, header_name in OVERRIDES.items():
             if parameter in self.query:
-                headers[name] = parse_header_value(parameter, self.query[parameter])
+                headers[header_name] = parse_header_value(parameter, self.query[parameter])
 
-        return {**headers, **validators(meta), "Accept-Ranges": "bytes"}
+        return {**headers, **validators(metadata), "Accept-Ranges": "bytes"}
 
-    def check_write(self, current: Meta | None) -> None:
-        check_write(self.fields, current)
+    def check_write(self, current_metadata: Meta | None) -> None:
+        check_write(self.fields, current_metadata)
 
     def encoding(self) -> Callable[[str], str]:
         """Return the function that encodes keys of a listing."""
-        kind = self.query.get("encoding-type")
-        if kind not in (None, "url"):
+        encoding_type = self.query.get("encoding-type")
+        if encoding_type not in (None, "url"):
             raise S3Error(400, "InvalidArgument", "Invalid Encoding Method specified in Request")
-        if kind:
+        if encoding_type:
             return quote
         return str
 
@@ -166,103 +188,122 @@ class ObjectRequest(Request):
 
     def head_bucket(self) -> None:
         self.files.find(self.bucket, "")
-        free = shutil.disk_usage(self.files.root).free
-        self.answer(200, {"x-amz-bucket-region": "us-east-1", FREE_BYTES: free})
+        free_bytes = shutil.disk_usage(self.files.root).free
+        self.answer(200, {"x-amz-bucket-region": "us-east-1", FREE_BYTES: free_bytes})
 
     def locate_bucket(self) -> None:
         self.files.find(self.bucket, "")
         self.answer(200, body=xml("LocationConstraint"))  # an empty location means us-east-1
 
     def list_objects(self) -> None:
-        query = self.query
-        if query["list-type"] != "2":
+        query_parameters = self.query
+        if query_parameters["list-type"] != "2":
             raise S3Error(
-                400, "InvalidArgument", f"list-type is {query['list-type'][:40]!r}: it must be 2."
+                400,
+                "InvalidArgument",
+                f"list-type is {query_parameters['list-type'][:40]!r}: it must be 2.",
             )
 
-        encode = self.encoding()
-        prefix = query.get("prefix", "")
-        delimiter = query.get("delimiter", "")
-        limit = min(
-            MAX_ENTRIES, parse_integer("max-keys", query.get("max-keys") or str(MAX_ENTRIES))
+        encode_key = self.encoding()
+        key_prefix = query_parameters.get("prefix", "")
+        delimiter = query_parameters.get("delimiter", "")
+        max_keys = min(
+            MAX_ENTRIES,
+            parse_integer("max-keys", query_parameters.get("max-keys") or str(MAX_ENTRIES)),
         )
 
-        if query.get("continuation-token"):
-            after = parse_token(query["continuation-token"])
+        if query_parameters.get("continuation-token"):
+            after_position = parse_token(query_parameters["continuation-token"])
         else:
-            after = Position(query.get("start-after", ""))
+            after_position = Position(query_parameters.get("start-after", ""))
 
-        page = self.files.page(self.bucket, prefix, delimiter, after, limit)
-        items = [
+        listing_page = self.files.page(self.bucket, key_prefix, delimiter, after_position, max_keys)
+        object_elements = [
             xml(
                 "Contents",
-                Key=encode(meta["key"]),
-                LastModified=iso_time(meta["modified"]),
-                ETag=f'"{meta["etag"]}"',
-                Size=meta["size"],
+                Key=encode_key(metadata["key"]),
+                LastModified=iso_time(metadata["modified"]),
+                ETag=f'"{metadata["etag"]}"',
+                Size=metadata["size"],
                 StorageClass="STANDARD",
             )
-            for meta in page.entries
+            for metadata in listing_page.entries
         ]
 
-        items += [xml("CommonPrefixes", Prefix=encode(name)) for name in page.common_prefixes]
+        object_elements += [
+            xml("CommonPrefixes", Prefix=encode_key(common_prefix))
+            for common_prefix in listing_page.common_prefixes
+        ]
 
-        fields = {
+        listing_fields = {
             "Name": self.bucket,
-            "Prefix": encode(prefix),
-            "Delimiter": encode(delimiter),
-            "MaxKeys": limit,
-            "KeyCount": len(items),
-            "IsTruncated": format_boolean(page.next_after),
+            "Prefix": encode_key(key_prefix),
+            "Delimiter": encode_key(delimiter),
+            "MaxKeys": max_keys,
+            "KeyCount": len(object_elements),
+            "IsTruncated": format_boolean(listing_page.next_after),
         }
 
-        if page.next_after:
-            fields["NextContinuationToken"] = format_token(page.next_after)
-        if "continuation-token" in query:
-            fields["ContinuationToken"] = query["continuation-token"]
-        if "start-after" in query:
-            fields["StartAfter"] = encode(query["start-after"])
-        if encode is quote:
-            fields["EncodingType"] = "url"
+        if listing_page.next_after:
+            listing_fields["NextContinuationToken"] = format_token(listing_page.next_after)
+        if "continuation-token" in query_parameters:
+            listing_fields["ContinuationToken"] = query_parameters["continuation-token"]
+        if "start-after" in query_parameters:
+            listing_fields["StartAfter"] = encode_key(query_parameters["start-after"])
+        if encode_key is quote:
+            listing_fields["EncodingType"] = "url"
 
-        self.answer(200, body=xml("ListBucketResult", *items, **fields))
+        self.answer(200, body=xml("ListBucketResult", *object_elements, **listing_fields))
 
     def delete_objects(self) -> None:
         self.files.find(self.bucket, "")
-        request = self.read_xml("Delete", needs_checksum=True)
+        request_xml = self.read_xml("Delete", needs_checksum=True)
 
-        objects = [children(element) for element in request if element.tag == "Object"]
-        if not 1 <= len(objects) <= MAX_ENTRIES or not all(item.get("Key") for item in objects):
-            message = f"the body must have 1 to {MAX_ENTRIES} elements <Object>, each with a <Key>."
-            raise S3Error(400, "MalformedXML", message)
+        listed_objects = [
+            children(object_element)
+            for object_element in request_xml
+            if object_element.tag == "Object"
+        ]
+        if not 1 <= len(listed_objects) <= MAX_ENTRIES or not all(
+            listed_object.get("Key") for listed_object in listed_objects
+        ):
+            error_message = (
+                f"the body must have 1 to {MAX_ENTRIES} elements <Object>, each with a <Key>."
+            )
+            raise S3Error(400, "MalformedXML", error_message)
 
-        is_quiet = (request.findtext("Quiet") or "").strip().lower() == "true"
-        answers = []
+        is_quiet = (request_xml.findtext("Quiet") or "").strip().lower() == "true"
+        response_elements = []
 
-        for item in objects:
+        for listed_object in listed_objects:
             try:
-                self.delete_listed(item)
+                self.delete_listed(listed_object)
                 if not is_quiet:
-                    answers.append(xml("Deleted", Key=item["Key"]))
+                    response_elements.append(xml("Deleted", Key=listed_object["Key"]))
             except S3Error as error:
-                answers.append(
-                    xml("Error", Key=item["Key"], Code=error.code, Message=printable(str(error)))
+                response_elements.append(
+                    xml(
+                        "Error",
+                        Key=listed_object["Key"],
+                        Code=error.code,
+                        Message=printable(str(error)),
+                    )
                 )
 
-        self.answer(200, body=xml("DeleteResult", *answers))
+        self.answer(200, body=xml("DeleteResult", *response_elements))
 
-    def delete_listed(self, item: Mapping[str, str]) -> None:
+    def delete_listed(self, listed_object: Mapping[str, str]) -> None:
         """Delete an object listed in a DeleteObjects request, if the conditions of its XML element
         hold."""
-        key = item["Key"]
-        check_key(key)
+        object_key = listed_object["Key"]
+        check_key(object_key)
 
-        if item.get("VersionId", "null") != "null":
+        if listed_object.get("VersionId", "null") != "null":
             raise S3Error(
                 404, "NoSuchVersion", "the bucket does not keep versions: leave out VersionId."
             )
 
-        unsupported_names = item.keys() - {"Key", "VersionId", "ETag"}
+        unsupported_names = listed_object.keys() - {"Key", "VersionId", "ETag"}
         if unsupported_names:
             raise S3Error(
                 501,
@@ -270,129 +311,138 @@ class ObjectRequest(Request):
                 f"{min(unsupported_names)[:80]!r} of an object is not supported here.",
             )
 
-        conditions = {"if-match": item["ETag"]} if "ETag" in item else {}
-        self.files.delete(self.bucket, key, lambda current: check_write(conditions, current))
+        conditions = {"if-match": listed_object["ETag"]} if "ETag" in listed_object else {}
+        self.files.delete(self.bucket, object_key, lambda current: check_write(conditions, current))
 
     def put_object(self) -> None:
         if "x-amz-copy-source" in self.fields:
             return self.copy_object()
         self.check_write(self.files.find(self.bucket, self.key))
-        meta = self.files.commit(self.bucket, self.key, self.save(), self.check_write)
-        self.answer(200, {"ETag": f'"{meta["etag"]}"', **checksum_headers(meta)})
+        metadata = self.files.commit(self.bucket, self.key, self.save(), self.check_write)
+        self.answer(200, {"ETag": f'"{metadata["etag"]}"', **checksum_headers(metadata)})
 
     def copy_object(self) -> None:
-        bucket, key = self.copy_source()
-        directive = self.fields.get("x-amz-metadata-directive", "COPY")
-        if directive not in ("COPY", "REPLACE"):
+        source_bucket, source_key = self.copy_source()
+        metadata_directive = self.fields.get("x-amz-metadata-directive", "COPY")
+        if metadata_directive not in ("COPY", "REPLACE"):
             raise S3Error(
-                400, "InvalidArgument", f"Unknown metadata directive: {directive[:40]!r}."
+                400, "InvalidArgument", f"Unknown metadata directive: {metadata_directive[:40]!r}."
             )
 
-        if directive == "COPY" and (bucket, key) == (self.bucket, self.key):
-            message = (
+        if metadata_directive == "COPY" and (source_bucket, source_key) == (self.bucket, self.key):
+            error_message = (
                 "This copy request is illegal because it is trying to copy an object to itself"
                 " without changes."
             )
-            raise S3Error(400, "InvalidRequest", message)
+            raise S3Error(400, "InvalidRequest", error_message)
 
         self.files.find(self.bucket, self.key)
-        file, source = self.files.open(bucket, key)
-        with file:
-            check_copy_source(self.fields, source)
-            if source["size"] > MAX_BODY_BYTES:
-                message = (
+        source_file, source_metadata = self.files.open(source_bucket, source_key)
+        with source_file:
+            check_copy_source(self.fields, source_metadata)
+            if source_metadata["size"] > MAX_BODY_BYTES:
+                error_message = (
                     "The specified copy source is larger than the maximum allowable size for a"
                     f" copy source: {MAX_BODY_BYTES}"
                 )
-                raise S3Error(400, "InvalidRequest", message)
+                raise S3Error(400, "InvalidRequest", error_message)
 
-            if directive == "REPLACE":
+            if metadata_directive == "REPLACE":
                 # keep the checksums, because the copied data is the same
-                headers = {**self.attributes(), **checksum_headers(source)}
+                stored_headers = {**self.attributes(), **checksum_headers(source_metadata)}
             else:
-                headers = source["headers"]
+                stored_headers = source_metadata["headers"]
 
-            path = self.files.write(*self.prepare_copy(file, source, headers))
+            temporary_path = self.files.write(
+                *self.prepare_copy(source_file, source_metadata, stored_headers)
+            )
 
-        meta = self.files.commit(self.bucket, self.key, path, self.check_write)
+        new_metadata = self.files.commit(self.bucket, self.key, temporary_path, self.check_write)
         checksum_fields = {
-            f"Checksum{name.removeprefix(PREFIX).upper()}": value
-            for name, value in checksum_headers(meta).items()
+            f"Checksum{checksum_header.removeprefix(PREFIX).upper()}": checksum_text
+            for checksum_header, checksum_text in checksum_headers(new_metadata).items()
         }
 
-        body = xml(
+        response_xml = xml(
             "CopyObjectResult",
-            ETag=f'"{meta["etag"]}"',
-            LastModified=iso_time(meta["modified"]),
+            ETag=f'"{new_metadata["etag"]}"',
+            LastModified=iso_time(new_metadata["modified"]),
             **checksum_fields,
         )
-        self.answer(200, body=body)
+        self.answer(200, body=response_xml)
 
     def copy_source(self) -> tuple[str, str]:
         """Return bucket and key of the source of a copy."""
-        claims = checksum_names(self.fields)
-        if claims:
-            message = f"{claims[0]} of a copy is not supported: use x-amz-checksum-algorithm."
-            raise S3Error(501, "NotImplemented", message)
+        claimed_checksums = checksum_names(self.fields)
+        if claimed_checksums:
+            error_message = (
+                f"{claimed_checksums[0]} of a copy is not supported: use x-amz-checksum-algorithm."
+            )
+            raise S3Error(501, "NotImplemented", error_message)
 
         return parse_copy_source(self.fields["x-amz-copy-source"])
 
     def prepare_copy(
-        self, file: BinaryIO, source: Meta, headers: dict[str, str]
+        self, source_file: BinaryIO, source_metadata: Meta, stored_headers: dict[str, str]
     ) -> tuple[Iterator[bytes], Callable[[int], Content]]:
         """Return the data blocks of a copied object, and a function that returns its metadata with
         the checksum that the request asks for."""
-        hashes: dict[str, Hash] = {}
-        algorithm = self.fields.get("x-amz-checksum-algorithm")
-        if algorithm:
-            name, value = hash_of_algorithm(algorithm)
-            hashes[name] = value
-            headers = {
-                header: text for header, text in headers.items() if not header.startswith(PREFIX)
+        checksum_hashes: dict[str, Hash] = {}
+        checksum_algorithm = self.fields.get("x-amz-checksum-algorithm")
+        if checksum_algorithm:
+            name, value = hash_of_algorithm(checksum_algorithm)
+            checksum_hashes[name] = value
+            stored_headers = {
+                header_name: text
+                for header_name, text in stored_headers.items()
+                if not header_name.startswith(PREFIX)
             }
 
         # the ETag of a multipart object depends on its parts, and a copy has no parts
-        md5 = hashlib.md5(usedforsecurity=False) if "-" in source["etag"] else None
-        all_hashes = [*hashes.values(), *([md5] if md5 else [])]
+        md5_hash = hashlib.md5(usedforsecurity=False) if "-" in source_metadata["etag"] else None
+        all_hashes = [*checksum_hashes.values(), *([md5_hash] if md5_hash else [])]
 
         def hashed() -> Iterator[bytes]:
-            for block in blocks([(file, source["size"])]):
+            for block in blocks([(source_file, source_metadata["size"])]):
                 for value in all_hashes:
                     value.update(block)
                 yield block
 
         def finish(_: int) -> Content:
-            checksums = {
-                name: base64.b64encode(value.digest()).decode() for name, value in hashes.items()
+            checksum_texts = {
+                name: base64.b64encode(value.digest()).decode()
+                for name, value in checksum_hashes.items()
             }
-            etag = md5.hexdigest() if md5 else source["etag"]
-            return {"key": self.key, "etag": etag, "headers": {**headers, **checksums}}
+            etag = md5_hash.hexdigest() if md5_hash else source_metadata["etag"]
+            return {"key": self.key, "etag": etag, "headers": {**stored_headers, **checksum_texts}}
 
         return hashed(), finish
 
     def get_object(self) -> None:
-        file, meta = self.files.open(self.bucket, self.key)
-        with file:
-            check_read(self.fields, meta)
-            headers = self.response_headers(meta)
-            size = meta["size"]
-            status = 200
-            start = 0
-            end = size
+        object_file, metadata = self.files.open(self.bucket, self.key)
+        with object_file:
+            check_read(self.fields, metadata)
+            response_headers = self.response_headers(metadata)
+            object_bytes = metadata["size"]
+            http_status = 200
+            start_offset = 0
+            end_offset = object_bytes
 
-            if applies_to_range(self.fields, meta):
-                span = parse_range(self.fields.get("range", ""), size)
+            if applies_to_range(self.fields, metadata):
+                byte_range = parse_range(self.fields.get("range", ""), object_bytes)
             else:
-                span = None
+                byte_range = None
 
-            if span:
-                status = 206
-                start, end = span
-                headers["Content-Range"] = f"bytes {start}-{end - 1}/{size}"
+            if byte_range:
+                http_status = 206
+                start_offset, end_offset = byte_range
+                response_headers["Content-Range"] = (
+                    f"bytes {start_offset}-{end_offset - 1}/{object_bytes}"
+                )
 
-            self.answer(status, headers, length=end - start)
-            if self.command == "GET" and end > start:
-                self.connection.sendfile(file, start, end - start)
+            self.answer(http_status, response_headers, content_length=end_offset - start_offset)
+            if self.command == "GET" and end_offset > start_offset:
+                self.connection.sendfile(object_file, start_offset, end_offset - start_offset)
 
     def delete_object(self) -> None:
         self.files.delete(self.bucket, self.key, self.check_write)

@@ -33,15 +33,16 @@ INVALID_IN_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ff
 CHUNK = re.compile(rb"([0-9a-fA-F]{1,12})(?:;chunk-signature=([0-9a-f]{1,64}))?\r\n")
 
 
-def xml(tag: str, *inner: str, **fields: object) -> str:
-    """Return an element with one child per field; `inner`: more children, as XML.
+def xml(element_tag: str, *inner_xml: str, **fields: object) -> str:
+    """Return an element with one child per field; `inner_xml`: more children, as XML.
 
     As in the answers of S3, a character that XML 1.0 does not allow is a reference such as &#x1;.
     """
-    children = "".join(
-        f"<{name}>{_xml_text(str(value))}</{name}>" for name, value in fields.items()
+    child_elements = "".join(
+        f"<{field_name}>{_xml_text(str(field_value))}</{field_name}>"
+        for field_name, field_value in fields.items()
     )
-    return f"<{tag}>{children}{''.join(inner)}</{tag}>"
+    return f"<{element_tag}>{child_elements}{''.join(inner_xml)}</{element_tag}>"
 
 
 def printable(text: str) -> str:
@@ -51,28 +52,28 @@ def printable(text: str) -> str:
 
 
 def _xml_text(text: str) -> str:
-    escaped = escape(text, {"\r": "&#13;"})
-    return INVALID_IN_XML.sub(lambda match: f"&#x{ord(match[0]):x};", escaped)
+    escaped_text = escape(text, {"\r": "&#13;"})
+    return INVALID_IN_XML.sub(lambda match: f"&#x{ord(match[0]):x};", escaped_text)
 
 
 class Body(io.RawIOBase):
     """The body of a request: the next `size` bytes of a connection."""
 
-    def __init__(self, connection: socket.socket, size: int) -> None:
+    def __init__(self, connection: socket.socket, size_bytes: int) -> None:
         self.connection = connection
-        self.remaining = size
+        self.remaining = size_bytes
 
     def readable(self) -> bool:
         return True
 
-    def readinto(self, into: Any) -> int:
+    def readinto(self, buffer: Any) -> int:
         if not self.remaining:
             return 0
-        count = self.connection.recv_into(into, min(len(into), self.remaining))
-        if not count:
+        received_bytes = self.connection.recv_into(buffer, min(len(buffer), self.remaining))
+        if not received_bytes:
             raise ConnectionError("the client disconnected within a body")
-        self.remaining -= count
-        return count
+        self.remaining -= received_bytes
+        return received_bytes
 
 
 class Request(BaseHTTPRequestHandler):
@@ -84,16 +85,17 @@ class Request(BaseHTTPRequestHandler):
     def __init__(
         self,
         connection: socket.socket,
-        head: bytes,
-        keys: tuple[str, str],
-        buffer: memoryview,
-        files: Files,
+        request_head: bytes,
+        access_keys: tuple[str, str],
+        block_buffer: memoryview,
+        object_files: Files,
     ) -> None:
-        """`keys`: access key and secret key. `buffer`: memory for the blocks of the body."""
-        self.head = head
-        self.keys = keys
-        self.buffer = buffer
-        self.files = files
+        """`access_keys`: access key and secret key. `block_buffer`: memory for the blocks of the
+        body."""
+        self.head = request_head
+        self.keys = access_keys
+        self.buffer = block_buffer
+        self.files = object_files
         super().__init__(connection, ("", 0), None)  # type: ignore[arg-type]
 
     def setup(self) -> None:
@@ -127,8 +129,10 @@ class Request(BaseHTTPRequestHandler):
                 if self.unread_bytes
                 else io.BytesIO()
             )
-            target = parse_target(self.path)
-            self.signature = verify(self.command, target, self.headers, self.keys, time.time())
+            request_target = parse_target(self.path)
+            self.signature = verify(
+                self.command, request_target, self.headers, self.keys, time.time()
+            )
         except (S3Error, ValueError) as error:
             self.close_connection = True  # the body of an unauthenticated request is not read
             self.unread_bytes = 0
@@ -136,9 +140,9 @@ class Request(BaseHTTPRequestHandler):
                 error if isinstance(error, S3Error) else S3Error(400, "InvalidArgument", str(error))
             )
 
-        self.query = target.query
-        self.bucket = target.bucket
-        self.key = target.key
+        self.query = request_target.query
+        self.bucket = request_target.bucket
+        self.key = request_target.key
 
         try:
             self.act()
@@ -150,10 +154,12 @@ class Request(BaseHTTPRequestHandler):
             self.fail(S3Error(400, "InvalidArgument", str(error)))
         except OSError as error:
             # without the query, which may contain a signature
-            print(f"{self.command} {target.path}: {error}", file=sys.stderr, flush=True)
+            print(f"{self.command} {request_target.path}: {error}", file=sys.stderr, flush=True)
             if error.errno in DISK_FULL_ERRORS:
-                message = f"{self.files.root} is full ({error.strerror}): free some disk space."
-                self.fail(S3Error(507, "InsufficientStorage", message))
+                error_message = (
+                    f"{self.files.root} is full ({error.strerror}): free some disk space."
+                )
+                self.fail(S3Error(507, "InsufficientStorage", error_message))
             else:
                 self.fail(S3Error(500, "InternalError", str(error)))
 
@@ -172,82 +178,90 @@ class Request(BaseHTTPRequestHandler):
                 "Transfer-Encoding is not supported: send Content-Length.",
             )
 
-        lengths = self.headers.get_all("content-length", ["0"])
-        if len(lengths) > 1 or not re.fullmatch(r"[0-9]{1,16}", lengths[0]):
+        content_lengths = self.headers.get_all("content-length", ["0"])
+        if len(content_lengths) > 1 or not re.fullmatch(r"[0-9]{1,16}", content_lengths[0]):
             raise S3Error(
                 400,
                 "InvalidArgument",
-                f"Content-Length is {', '.join(lengths)[:80]}: it must be one number.",
+                f"Content-Length is {', '.join(content_lengths)[:80]}: it must be one number.",
             )
 
-        if int(lengths[0]) > MAX_BODY_BYTES:
+        if int(content_lengths[0]) > MAX_BODY_BYTES:
             raise S3Error(
                 400, "EntityTooLarge", "an object or part has at most 5 GiB: upload it in parts."
             )
 
-        return int(lengths[0])
+        return int(content_lengths[0])
 
-    def receive(self, checksums: Checksums) -> Iterator[memoryview]:
+    def receive(self, body_checksums: Checksums) -> Iterator[memoryview]:
         """Yield the decoded body in blocks; update the hashes, and add trailing headers to
         `checksums.headers`."""
-        hashes = checksums.hashes
+        checksum_hashes = body_checksums.hashes
         if self.expects_continue:
             self.expects_continue = False
             self.wfile.write(b"HTTP/1.1 100 Continue\r\n\r\n")
 
-        payload = self.headers.get("x-amz-content-sha256", "")
-        if not payload.startswith("STREAMING-"):
-            all_hashes = hashes | (
-                {"x-amz-content-sha256": hashlib.sha256()} if len(payload) == 64 else {}
+        payload_hash = self.headers.get("x-amz-content-sha256", "")
+        if not payload_hash.startswith("STREAMING-"):
+            all_hashes = checksum_hashes | (
+                {"x-amz-content-sha256": hashlib.sha256()} if len(payload_hash) == 64 else {}
             )
             yield from self.read_blocks(self.unread_bytes, all_hashes)
-            if len(payload) == 64 and all_hashes["x-amz-content-sha256"].digest().hex() != payload:
+            if (
+                len(payload_hash) == 64
+                and all_hashes["x-amz-content-sha256"].digest().hex() != payload_hash
+            ):
                 raise S3Error(
                     400,
                     "XAmzContentSHA256Mismatch",
-                    f"the received body's sha256 is not {payload}.",
+                    f"the received body's sha256 is not {payload_hash}.",
                 )
 
             return
 
-        if payload in SIGNED_STREAMS:
-            signature = self.signature
+        if payload_hash in SIGNED_STREAMS:
+            chunk_signature = self.signature
         else:
-            signature = None
+            chunk_signature = None
 
-        if not signature and payload != "STREAMING-UNSIGNED-PAYLOAD-TRAILER":
+        if not chunk_signature and payload_hash != "STREAMING-UNSIGNED-PAYLOAD-TRAILER":
             raise S3Error(
-                501, "NotImplemented", f"x-amz-content-sha256 {payload} is not supported here."
+                501, "NotImplemented", f"x-amz-content-sha256 {payload_hash} is not supported here."
             )
 
-        if DECODED_LENGTH not in checksums.headers:
+        if DECODED_LENGTH not in body_checksums.headers:
             raise S3Error(411, "MissingContentLength", f"{DECODED_LENGTH} is missing: send it.")
 
-        size = -1
-        while size:
-            line = self.read_line()
-            digest = hashlib.sha256()
+        chunk_bytes = -1
+        while chunk_bytes:
+            chunk_line = self.read_line()
+            chunk_hash = hashlib.sha256()
 
-            match = CHUNK.match(line)
-            if not match or (size := int(match[1], 16)) > self.unread_bytes:
+            chunk_match = CHUNK.match(chunk_line)
+            if not chunk_match or (chunk_bytes := int(chunk_match[1], 16)) > self.unread_bytes:
                 raise S3Error(
-                    400, "IncompleteBody", f"a chunk of the body starts with {line[:80]!r}."
+                    400, "IncompleteBody", f"a chunk of the body starts with {chunk_line[:80]!r}."
                 )
 
             yield from self.read_blocks(
-                size, {**hashes, **({"chunk": digest} if signature else {})}
+                chunk_bytes,
+                {**checksum_hashes, **({"chunk": chunk_hash} if chunk_signature else {})},
             )
-            if signature and signature.chunk(digest.hexdigest()) != (match[2] or b"").decode():
+            if (
+                chunk_signature
+                and chunk_signature.chunk(chunk_hash.hexdigest())
+                != (chunk_match[2] or b"").decode()
+            ):
                 raise S3Error(
                     403, "SignatureDoesNotMatch", "the signature of a chunk of the body is wrong."
                 )
 
-            if size and self.read_line() != b"\r\n":
+            if chunk_bytes and self.read_line() != b"\r\n":
                 raise S3Error(
                     400, "IncompleteBody", "a chunk of the body is longer than it declares."
                 )
 
-        self.read_trailers(signature, checksums.headers)
+        self.read_trailers(chunk_signature, body_checksums.headers)
         if self.unread_bytes:
             raise S3Error(
                 400,
@@ -255,14 +269,14 @@ class Request(BaseHTTPRequestHandler):
                 f"{self.unread_bytes} bytes follow the last chunk of the body.",
             )
 
-    def read_trailers(self, signature: Signature | None, headers: dict[str, str]) -> None:
-        lines = b""
-        declared_name = headers.get("x-amz-trailer", "").lower()
+    def read_trailers(self, signature: Signature | None, request_headers: dict[str, str]) -> None:
+        trailer_lines = b""
+        declared_name = request_headers.get("x-amz-trailer", "").lower()
 
-        while self.unread_bytes and (line := self.read_line().strip()):
-            name, _, value = line.decode("latin-1").partition(":")
-            if name == "x-amz-trailer-signature":
-                if signature and signature.trailer(lines) != value:
+        while self.unread_bytes and (trailer_line := self.read_line().strip()):
+            header_name, _, header_value = trailer_line.decode("latin-1").partition(":")
+            if header_name == "x-amz-trailer-signature":
+                if signature and signature.trailer(trailer_lines) != header_value:
                     raise S3Error(
                         403,
                         "SignatureDoesNotMatch",
@@ -271,18 +285,18 @@ class Request(BaseHTTPRequestHandler):
 
                 signature = None
             else:
-                lines += line + b"\n"
+                trailer_lines += trailer_line + b"\n"
                 # an undeclared trailer could replace any header of the request
-                if name.strip().lower() != declared_name or declared_name in headers:
-                    message = (
-                        f"the trailing header {name[:80]!r} is not declared by x-amz-trailer, or"
-                        " repeated."
+                if header_name.strip().lower() != declared_name or declared_name in request_headers:
+                    error_message = (
+                        f"the trailing header {header_name[:80]!r} is not declared by"
+                        " x-amz-trailer, or repeated."
                     )
-                    raise S3Error(400, "MalformedTrailerError", message)
+                    raise S3Error(400, "MalformedTrailerError", error_message)
 
-                headers[declared_name] = value.strip()
+                request_headers[declared_name] = header_value.strip()
 
-        if lines and signature:
+        if trailer_lines and signature:
             raise S3Error(403, "SignatureDoesNotMatch", "the trailing headers are not signed.")
 
     def read_line(self) -> bytes:
@@ -290,18 +304,24 @@ class Request(BaseHTTPRequestHandler):
         self.unread_bytes -= len(line)
         return line
 
-    def read_blocks(self, size: int, hashes: dict[str, Hash]) -> Iterator[memoryview]:
-        while size:
-            count = self.body.readinto(self.buffer[: min(size, BLOCK_BYTES)])
-            size -= count
-            self.unread_bytes -= count
-            block = self.buffer[:count]
-            for value in hashes.values():
-                value.update(block)
-            yield block
+    def read_blocks(
+        self, size_bytes: int, checksum_hashes: dict[str, Hash]
+    ) -> Iterator[memoryview]:
+        while size_bytes:
+            received_bytes = self.body.readinto(self.buffer[: min(size_bytes, BLOCK_BYTES)])
+            size_bytes -= received_bytes
+            self.unread_bytes -= received_bytes
+            body_block = self.buffer[:received_bytes]
+            for body_hash in checksum_hashes.values():
+                body_hash.update(body_block)
+            yield body_block
 
     def answer(
-        self, status: int, headers: dict[str, Any] | None = None, body: str = "", length: int = -1
+        self,
+        http_status: int,
+        headers: dict[str, Any] | None = None,
+        body: str = "",
+        content_length: int = -1,
     ) -> None:
         # read the rest of the body, which would otherwise be parsed as the next request
         while self.unread_bytes and not self.expects_continue:
@@ -311,25 +331,32 @@ class Request(BaseHTTPRequestHandler):
 
         self.close_connection |= self.expects_continue
         if body:
-            data = f'<?xml version="1.0" encoding="UTF-8"?>\n{body}'.encode()
+            body_bytes = f'<?xml version="1.0" encoding="UTF-8"?>\n{body}'.encode()
         else:
-            data = b""
+            body_bytes = b""
 
-        self.send_response(status)
-        fields = {**(headers or {}), **({"Content-Type": "application/xml"} if body else {})}
-        if status != 204:
-            fields["Content-Length"] = len(data) if length < 0 else length
+        self.send_response(http_status)
+        response_headers = {
+            **(headers or {}),
+            **({"Content-Type": "application/xml"} if body else {}),
+        }
+        if http_status != 204:
+            response_headers["Content-Length"] = (
+                len(body_bytes) if content_length < 0 else content_length
+            )
         if self.close_connection:
-            fields["Connection"] = "close"
+            response_headers["Connection"] = "close"
 
-        for name, value in fields.items():
-            self.send_header(name, str(value))
+        for header_name, header_value in response_headers.items():
+            self.send_header(header_name, str(header_value))
 
         self.end_headers()
-        if data and self.command != "HEAD" and status != 304:
-            self.wfile.write(data)
+        if body_bytes and self.command != "HEAD" and http_status != 304:
+            self.wfile.write(body_bytes)
 
-    def fail(self, error: S3Error) -> None:
-        resource = quote(f"/{self.bucket}/{self.key}")
-        body = xml("Error", Code=error.code, Message=printable(str(error)), Resource=resource)
-        self.answer(error.status, error.headers, body=body)
+    def fail(self, s3_error: S3Error) -> None:
+        quoted_resource = quote(f"/{self.bucket}/{self.key}")
+        error_xml = xml(
+            "Error", Code=s3_error.code, Message=printable(str(s3_error)), Resource=quoted_resource
+        )
+        self.answer(s3_error.status, s3_error.headers, body=error_xml)

@@ -41,60 +41,89 @@ class Signature:
     scope: str
     last: str = ""
 
-    def next(self, kind: str, *lines: str) -> str:
-        """Return the signature of `lines` and the previous signature. `kind` is "" for the request,
-        which is signed first, "-PAYLOAD" for a chunk of its body, and "-TRAILER" for its trailing
-        headers."""
-        text = "\n".join(
-            [ALGORITHM + kind, self.date, self.scope, *([self.last] if kind else []), *lines]
+    def next(self, signature_kind: str, *signed_lines: str) -> str:
+        """Return the signature of `signed_lines` and the previous signature. `signature_kind` is
+        "" for the request, which is signed first, "-PAYLOAD" for a chunk of its body, and
+        "-TRAILER" for its trailing headers."""
+        string_to_sign = "\n".join(
+            [
+                ALGORITHM + signature_kind,
+                self.date,
+                self.scope,
+                *([self.last] if signature_kind else []),
+                *signed_lines,
+            ]
         )
-        self.last = hmac.digest(self.key, text.encode(), "sha256").hex()
+        self.last = hmac.digest(self.key, string_to_sign.encode(), "sha256").hex()
         return self.last
 
-    def chunk(self, digest: str) -> str:
-        return self.next("-PAYLOAD", EMPTY_SHA256, digest)
+    def chunk(self, chunk_digest: str) -> str:
+        return self.next("-PAYLOAD", EMPTY_SHA256, chunk_digest)
 
-    def trailer(self, lines: bytes) -> str:
+    def trailer(self, trailer_lines: bytes) -> str:
         """Return the signature of the trailing headers, including line ends."""
-        return self.next("-TRAILER", hashlib.sha256(lines).hexdigest())
+        return self.next("-TRAILER", hashlib.sha256(trailer_lines).hexdigest())
 
 
 def verify(
-    method: str, target: Target, headers: Message, keys: tuple[str, str], now: float
+    http_method: str,
+    request_target: Target,
+    request_headers: Message,
+    access_keys: tuple[str, str],
+    now_seconds: float,
 ) -> Signature | None:
-    """Verify a request; return its signature, or None for version 2. `keys`: access key and secret
-    key.
+    """Verify a request; return its signature, or None for version 2. `access_keys`: access key and
+    secret key.
 
     Raises S3Error if the signature is missing, wrong or not valid now.
     """
-    pairs = target.pairs
+    query_pairs = request_target.pairs
 
-    query = target.query
-    if "Signature" in query:
-        return _verify_version_2(method, target.path, query, headers, keys, now)
+    query_parameters = request_target.query
+    if "Signature" in query_parameters:
+        return _verify_version_2(
+            http_method,
+            request_target.path,
+            query_parameters,
+            request_headers,
+            access_keys,
+            now_seconds,
+        )
 
-    is_presigned = "X-Amz-Signature" in query
+    is_presigned = "X-Amz-Signature" in query_parameters
     if is_presigned:
-        access_key, _, scope = query.get("X-Amz-Credential", "").partition("/")
-        names = query.get("X-Amz-SignedHeaders", "")
-        signature = query["X-Amz-Signature"]
-        date = query.get("X-Amz-Date", "")
-        payload = headers.get("x-amz-content-sha256", "UNSIGNED-PAYLOAD")
-        if query.get("X-Amz-Algorithm") != ALGORITHM or not re.fullmatch(SCOPE, scope):
-            message = f"X-Amz-Algorithm must be {ALGORITHM}, and X-Amz-Credential a scope of s3."
-            raise S3Error(400, "AuthorizationQueryParametersError", message)
-        pairs = [(name, value) for name, value in pairs if name != "X-Amz-Signature"]
-    elif match := AUTHORIZATION.fullmatch(headers.get("authorization", "")):
-        access_key, scope, names, signature = match.groups()
-        date = headers.get("x-amz-date", "")
-
-        payload = headers.get("x-amz-content-sha256", "")
-        if not PAYLOAD.fullmatch(payload):
-            message = (
-                f"x-amz-content-sha256 is {payload[:80]!r}: it must be a sha256, UNSIGNED-PAYLOAD"
-                " or STREAMING-…."
+        access_key, _, credential_scope = query_parameters.get("X-Amz-Credential", "").partition(
+            "/"
+        )
+        signed_header_names = query_parameters.get("X-Amz-SignedHeaders", "")
+        request_signature = query_parameters["X-Amz-Signature"]
+        signing_date = query_parameters.get("X-Amz-Date", "")
+        payload_hash = request_headers.get("x-amz-content-sha256", "UNSIGNED-PAYLOAD")
+        if query_parameters.get("X-Amz-Algorithm") != ALGORITHM or not re.fullmatch(
+            SCOPE, credential_scope
+        ):
+            error_message = (
+                f"X-Amz-Algorithm must be {ALGORITHM}, and X-Amz-Credential a scope of s3."
             )
-            raise S3Error(400, "InvalidArgument", message)
+            raise S3Error(400, "AuthorizationQueryParametersError", error_message)
+        query_pairs = [
+            (header_name, header_value)
+            for header_name, header_value in query_pairs
+            if header_name != "X-Amz-Signature"
+        ]
+    elif authorization_match := AUTHORIZATION.fullmatch(request_headers.get("authorization", "")):
+        access_key, credential_scope, signed_header_names, request_signature = (
+            authorization_match.groups()
+        )
+        signing_date = request_headers.get("x-amz-date", "")
+
+        payload_hash = request_headers.get("x-amz-content-sha256", "")
+        if not PAYLOAD.fullmatch(payload_hash):
+            error_message = (
+                f"x-amz-content-sha256 is {payload_hash[:80]!r}: it must be a sha256,"
+                " UNSIGNED-PAYLOAD or STREAMING-…."
+            )
+            raise S3Error(400, "InvalidArgument", error_message)
     else:
         raise S3Error(
             403,
@@ -102,13 +131,14 @@ def verify(
             "a request must be signed (version 4): set AWS_* as `rekindle env` prints.",
         )
 
-    _check_access_key(access_key, keys)
-    signed_names = names.split(";")
+    _check_access_key(access_key, access_keys)
+    signed_names = signed_header_names.split(";")
 
     unsigned_names = [
-        name
-        for name in {name.lower() for name in headers} - set(signed_names)
-        if name.startswith("x-amz-")
+        header_name
+        for header_name in {header_name.lower() for header_name in request_headers}
+        - set(signed_names)
+        if header_name.startswith("x-amz-")
     ]
     if "host" not in signed_names or unsigned_names:
         raise S3Error(
@@ -116,40 +146,43 @@ def verify(
         )
 
     if is_presigned:
-        life = parse_integer("X-Amz-Expires", query.get("X-Amz-Expires", ""))
+        lifetime_seconds = parse_integer("X-Amz-Expires", query_parameters.get("X-Amz-Expires", ""))
     else:
-        life = None
+        lifetime_seconds = None
 
-    _check_time(date, scope, life, now)
-    values = [
-        f"{name}:{','.join(' '.join(value.split()) for value in headers.get_all(name, ['']))}"
-        for name in signed_names
-    ]
+    _check_time(signing_date, credential_scope, lifetime_seconds, now_seconds)
+    canonical_headers: list[str] = []
+    for header_name in signed_names:
+        header_values = request_headers.get_all(header_name, [""])
+        joined_values = ",".join(" ".join(header_value.split()) for header_value in header_values)
+        canonical_headers.append(f"{header_name}:{joined_values}")
 
     canonical_request = [
-        method,
-        quote(unquote_to_bytes(target.path), safe="/-_.~"),
-        _canonical_query(pairs),
-        *values,
+        http_method,
+        quote(unquote_to_bytes(request_target.path), safe="/-_.~"),
+        _canonical_query(query_pairs),
+        *canonical_headers,
         "",
-        names,
-        payload,
+        signed_header_names,
+        payload_hash,
     ]
 
-    expected = Signature(signing_key(keys[1], scope), date, scope)
+    expected_signature = Signature(
+        signing_key(access_keys[1], credential_scope), signing_date, credential_scope
+    )
 
     _compare(
-        signature,
-        expected.next(
+        request_signature,
+        expected_signature.next(
             "", hashlib.sha256("\n".join(canonical_request).encode("latin-1")).hexdigest()
         ),
     )
 
-    return expected
+    return expected_signature
 
 
-def _check_access_key(access_key: str, keys: tuple[str, str]) -> None:
-    if not hmac.compare_digest(access_key.encode(), keys[0].encode()):
+def _check_access_key(access_key: str, access_keys: tuple[str, str]) -> None:
+    if not hmac.compare_digest(access_key.encode(), access_keys[0].encode()):
         raise S3Error(
             403,
             "InvalidAccessKeyId",
@@ -157,95 +190,122 @@ def _check_access_key(access_key: str, keys: tuple[str, str]) -> None:
         )
 
 
-def _compare(signature: str, expected: str) -> None:
-    if not hmac.compare_digest(signature.encode(), expected.encode()):
+def _compare(request_signature: str, expected_signature: str) -> None:
+    if not hmac.compare_digest(request_signature.encode(), expected_signature.encode()):
         raise S3Error(
             403, "SignatureDoesNotMatch", "the signature is wrong: set AWS_SECRET_ACCESS_KEY."
         )
 
 
-def _check_time(date: str, scope: str, life: int | None, now: float) -> None:
-    """Raise S3Error unless a signature of `date` is valid now; `life`: validity of a URL in
-    seconds."""
-    if not re.fullmatch(r"[0-9]{8}T[0-9]{6}Z", date) or not scope.startswith(date[:8]):
+def _check_time(
+    signing_date: str, credential_scope: str, lifetime_seconds: int | None, now_seconds: float
+) -> None:
+    """Raise S3Error unless a signature of `signing_date` is valid now; `lifetime_seconds`:
+    validity of a URL in seconds."""
+    if not re.fullmatch(r"[0-9]{8}T[0-9]{6}Z", signing_date) or not credential_scope.startswith(
+        signing_date[:8]
+    ):
         raise S3Error(
             403,
             "AccessDenied",
-            f"X-Amz-Date is {date!r}: its day must equal the day in the credential.",
+            f"X-Amz-Date is {signing_date!r}: its day must equal the day in the credential.",
         )
 
-    age = now - datetime.strptime(date, "%Y%m%dT%H%M%SZ").replace(tzinfo=UTC).timestamp()
-    if life is None and abs(age) > MAX_SKEW_S:
+    age_seconds = (
+        now_seconds
+        - datetime.strptime(signing_date, "%Y%m%dT%H%M%SZ").replace(tzinfo=UTC).timestamp()
+    )
+    if lifetime_seconds is None and abs(age_seconds) > MAX_SKEW_S:
         raise S3Error(
-            403, "RequestTimeTooSkewed", f"signed at {date}, {age:.0f} seconds ago: set the clock."
+            403,
+            "RequestTimeTooSkewed",
+            f"signed at {signing_date}, {age_seconds:.0f} seconds ago: set the clock.",
         )
 
-    if life is not None and not (0 < life <= MAX_URL_LIFE_S and -MAX_SKEW_S < age < life):
+    if lifetime_seconds is not None and not (
+        0 < lifetime_seconds <= MAX_URL_LIFE_S and -MAX_SKEW_S < age_seconds < lifetime_seconds
+    ):
         raise S3Error(
-            403, "AccessDenied", f"Request has expired: signed at {date} for {life} seconds."
+            403,
+            "AccessDenied",
+            f"Request has expired: signed at {signing_date} for {lifetime_seconds} seconds.",
         )
 
 
-def _canonical_query(pairs: list[tuple[str, str]]) -> str:
+def _canonical_query(query_pairs: list[tuple[str, str]]) -> str:
     return "&".join(
-        sorted(f"{quote(name, safe='-_.~')}={quote(value, safe='-_.~')}" for name, value in pairs)
+        sorted(
+            f"{quote(parameter_name, safe='-_.~')}={quote(parameter_value, safe='-_.~')}"
+            for parameter_name, parameter_value in query_pairs
+        )
     )
 
 
-def signing_key(secret: str, scope: str) -> bytes:
+def signing_key(secret_key: str, credential_scope: str) -> bytes:
     """Return the signing key for one day, region and service."""
-    key = f"AWS4{secret}".encode()
-    for component in scope.split("/"):
-        key = hmac.digest(key, component.encode(), "sha256")
-    return key
+    derived_key = f"AWS4{secret_key}".encode()
+    for scope_component in credential_scope.split("/"):
+        derived_key = hmac.digest(derived_key, scope_component.encode(), "sha256")
+    return derived_key
 
 
 def _verify_version_2(
-    method: str,
-    path: str,
-    query: Mapping[str, str],
-    headers: Message,
-    keys: tuple[str, str],
-    now: float,
+    http_method: str,
+    request_path: str,
+    query_parameters: Mapping[str, str],
+    request_headers: Message,
+    access_keys: tuple[str, str],
+    now_seconds: float,
 ) -> None:
-    _check_access_key(query.get("AWSAccessKeyId", ""), keys)
-    expiry = query.get("Expires", "")
-    if not re.fullmatch(r"[0-9]{1,12}", expiry) or int(expiry) < now:
+    _check_access_key(query_parameters.get("AWSAccessKeyId", ""), access_keys)
+    expiry_text = query_parameters.get("Expires", "")
+    if not re.fullmatch(r"[0-9]{1,12}", expiry_text) or int(expiry_text) < now_seconds:
         raise S3Error(
-            403, "AccessDenied", f"Request has expired: it was valid until {expiry or 'never'}."
+            403,
+            "AccessDenied",
+            f"Request has expired: it was valid until {expiry_text or 'never'}.",
         )
 
-    signed_names = sorted(name for name in query if name in SUBRESOURCES or name in OVERRIDES)
-    subresources = "&".join(
-        f"{name}={query[name]}" if query[name] else name for name in signed_names
+    signed_names = sorted(
+        name for name in query_parameters if name in SUBRESOURCES or name in OVERRIDES
     )
-    resources = [path]
+    subresource_query = "&".join(
+        f"{name}={query_parameters[name]}" if query_parameters[name] else name
+        for name in signed_names
+    )
+    candidate_paths = [request_path]
     # add the slash, which botocore signs but does not send
-    if path.count("/") == 1 and len(path) > 1:
-        resources.append(f"{path}/")
+    if request_path.count("/") == 1 and len(request_path) > 1:
+        candidate_paths.append(f"{request_path}/")
 
     amazon_headers = sorted(
         f"{name.lower()}:{value.strip()}"
-        for name, value in headers.items()
+        for name, value in request_headers.items()
         if name.lower().startswith("x-amz-")
     )
 
-    lines = [
-        method,
-        headers.get("content-md5", ""),
-        headers.get("content-type", ""),
-        expiry,
+    signed_lines = [
+        http_method,
+        request_headers.get("content-md5", ""),
+        request_headers.get("content-type", ""),
+        expiry_text,
         *amazon_headers,
     ]
 
-    signatures: list[str] = []
-    for resource in resources:
-        text = "\n".join([*lines, resource + ("?" if signed_names else "") + subresources])
-        digest = hmac.digest(keys[1].encode(), text.encode(), "sha1")
-        signatures.append(base64.b64encode(digest).decode())
+    valid_signatures: list[str] = []
+    for candidate_path in candidate_paths:
+        string_to_sign = "\n".join(
+            [*signed_lines, candidate_path + ("?" if signed_names else "") + subresource_query]
+        )
+        signature_digest = hmac.digest(access_keys[1].encode(), string_to_sign.encode(), "sha1")
+        valid_signatures.append(base64.b64encode(signature_digest).decode())
 
-    query_signature = query["Signature"].encode()
-    is_equal = [
-        hmac.compare_digest(signature.encode(), query_signature) for signature in signatures
+    query_signature = query_parameters["Signature"].encode()
+    signature_matches = [
+        hmac.compare_digest(valid_signature.encode(), query_signature)
+        for valid_signature in valid_signatures
     ]
-    _compare(query["Signature"], signatures[is_equal.index(True) if any(is_equal) else 0])
+    _compare(
+        query_parameters["Signature"],
+        valid_signatures[signature_matches.index(True) if any(signature_matches) else 0],
+    )

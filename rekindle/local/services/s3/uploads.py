@@ -75,95 +75,113 @@ class Part:
 class Uploads:
     """The multipart uploads under one directory. Thread-safe."""
 
-    def __init__(self, folder: Path, write: Write) -> None:
-        self.folder = folder
-        self._write = write
-        folder.mkdir(parents=True, exist_ok=True)
+    def __init__(self, uploads_folder: Path, write_file: Write) -> None:
+        self.folder = uploads_folder
+        self._write = write_file
+        uploads_folder.mkdir(parents=True, exist_ok=True)
         self.remove_expired()
 
-    def start(self, bucket: str, key: str, headers: dict[str, str], checksum: str = "") -> Upload:
+    def start(
+        self,
+        bucket_name: str,
+        object_key: str,
+        stored_headers: dict[str, str],
+        checksum_algorithm: str = "",
+    ) -> Upload:
         """Start an upload."""
         self.remove_expired()
-        now = time.time()
+        now_seconds = time.time()
         # an id starts with the upload's start time, because S3 lists the uploads of a key in the
         # order of their start
-        name = f"{int(now * 1e6):016x}{secrets.token_hex(8)}"
-        upload = Upload(name, bucket, key, headers, now, checksum)
-        record = UploadRecord(
-            bucket=bucket, key=key, headers=headers, started=now, checksum=checksum
+        upload_id = f"{int(now_seconds * 1e6):016x}{secrets.token_hex(8)}"
+        upload = Upload(
+            upload_id, bucket_name, object_key, stored_headers, now_seconds, checksum_algorithm
+        )
+        upload_record = UploadRecord(
+            bucket=bucket_name,
+            key=object_key,
+            headers=stored_headers,
+            started=now_seconds,
+            checksum=checksum_algorithm,
         )
 
-        folder = self._folder(upload)
-        folder.mkdir()
-        (folder / "new").write_text(to_json(record.model_dump()))
-        os.replace(folder / "new", folder / RECORD)
+        upload_folder = self._folder(upload)
+        upload_folder.mkdir()
+        (upload_folder / "new").write_text(to_json(upload_record.model_dump()))
+        os.replace(upload_folder / "new", upload_folder / RECORD)
 
         return upload
 
-    def find(self, bucket: str, key: str, name: str) -> Upload:
-        """Return the upload `name` to the object `key`. Raises S3Error if the upload does not
-        exist."""
-        if re.fullmatch(r"[0-9a-f]{32}", name):
-            upload = self._read(self.folder / name)
+    def find(self, bucket_name: str, object_key: str, upload_id: str) -> Upload:
+        """Return the upload `upload_id` to the object `object_key`. Raises S3Error if the upload
+        does not exist."""
+        if re.fullmatch(r"[0-9a-f]{32}", upload_id):
+            upload = self._read(self.folder / upload_id)
         else:
             upload = None
-        if not upload or (upload.bucket, upload.key) != (bucket, key):
+        if not upload or (upload.bucket, upload.key) != (bucket_name, object_key):
             raise _missing_upload_error()
         return upload
 
-    def of_bucket(self, bucket: str) -> list[Upload]:
+    def of_bucket(self, bucket_name: str) -> list[Upload]:
         """Return the uploads to a bucket, ordered by key and start."""
-        uploads = (self._read(folder) for folder in entries(self.folder))
-        in_bucket = [upload for upload in uploads if upload and upload.bucket == bucket]
-        return sorted(in_bucket, key=Upload.position)
+        all_uploads = (self._read(upload_folder) for upload_folder in entries(self.folder))
+        bucket_uploads = [
+            upload for upload in all_uploads if upload and upload.bucket == bucket_name
+        ]
+        return sorted(bucket_uploads, key=Upload.position)
 
-    def add(self, upload: Upload, number: int, file: Path) -> None:
+    def add(self, upload: Upload, part_number: int, part_file: Path) -> None:
         """Rename a temporary file to a part of an upload."""
         try:
-            os.replace(file, self._part_path(upload, number))
+            os.replace(part_file, self._part_path(upload, part_number))
         except FileNotFoundError:
             raise _missing_upload_error() from None
 
     def parts(self, upload: Upload) -> Iterator[tuple[int, Meta]]:
         """Yield number and metadata of the parts of an upload, by number."""
-        for path in sorted(self._folder(upload).glob("[0-9]" * 5)):
-            meta = read_meta(path)
-            if meta:
-                yield int(path.name), meta
+        for part_path in sorted(self._folder(upload).glob("[0-9]" * 5)):
+            metadata = read_meta(part_path)
+            if metadata:
+                yield int(part_path.name), metadata
 
-    def assemble(self, upload: Upload, parts: list[Part], size: int | None) -> Path:
+    def assemble(self, upload: Upload, listed_parts: list[Part], size: int | None) -> Path:
         """Write a temporary file with the object of these parts; `size`: its expected size, if
         known."""
-        numbers = [part.number for part in parts]
-        if numbers != sorted(set(numbers)):
+        part_numbers = [listed_part.number for listed_part in listed_parts]
+        if part_numbers != sorted(set(part_numbers)):
             raise S3Error(
                 400, "InvalidPartOrder", "parts must be listed once each, in ascending order."
             )
 
-        with ExitStack() as stack:
-            files = []
-            for part in parts:
-                file, meta = self._open(upload, part)
-                stack.enter_context(file)
-                if meta["size"] < MIN_PART_BYTES and part is not parts[-1]:
+        with ExitStack() as exit_stack:
+            part_files = []
+            for listed_part in listed_parts:
+                part_file, metadata = self._open(upload, listed_part)
+                exit_stack.enter_context(part_file)
+                if metadata["size"] < MIN_PART_BYTES and listed_part is not listed_parts[-1]:
                     raise S3Error(
                         400,
                         "EntityTooSmall",
                         "every part except the last must have at least 5 MiB.",
                     )
 
-                files.append((file, meta["size"]))
+                part_files.append((part_file, metadata["size"]))
 
-            total = sum(size for _, size in files)
-            if size not in (None, total):
-                message = f"x-amz-mp-object-size is {size}, but the parts have {total} bytes."
-                raise S3Error(400, "InvalidRequest", message)
+            total_bytes = sum(size for _, size in part_files)
+            if size not in (None, total_bytes):
+                error_message = (
+                    f"x-amz-mp-object-size is {size}, but the parts have {total_bytes} bytes."
+                )
+                raise S3Error(400, "InvalidRequest", error_message)
 
-            tags = b"".join(bytes.fromhex(part.etag) for part in parts)
-            etag = f"{hashlib.md5(tags, usedforsecurity=False).hexdigest()}-{len(parts)}"
-            content: Content = {"key": upload.key, "etag": etag, "headers": upload.headers}
+            etag_bytes = b"".join(bytes.fromhex(listed_part.etag) for listed_part in listed_parts)
+            etag = (
+                f"{hashlib.md5(etag_bytes, usedforsecurity=False).hexdigest()}-{len(listed_parts)}"
+            )
+            object_content: Content = {"key": upload.key, "etag": etag, "headers": upload.headers}
 
-            return self._write(blocks(files), lambda _: content)
+            return self._write(blocks(part_files), lambda _: object_content)
 
     def remove(self, upload: Upload) -> None:
         """End an upload."""
@@ -174,54 +192,62 @@ class Uploads:
 
     def remove_expired(self) -> None:
         """Remove the uploads that were started more than a week ago."""
-        oldest = time.time() - UPLOAD_LIFE_S
-        for folder in entries(self.folder):
-            upload = self._read(folder)
-            started = upload.started if upload else _change_time(folder)
-            if started < oldest:
-                shutil.rmtree(folder, ignore_errors=True)
+        oldest_start_seconds = time.time() - UPLOAD_LIFE_S
+        for upload_folder in entries(self.folder):
+            upload = self._read(upload_folder)
+            start_seconds = upload.started if upload else _change_time(upload_folder)
+            if start_seconds < oldest_start_seconds:
+                shutil.rmtree(upload_folder, ignore_errors=True)
 
-    def _open(self, upload: Upload, part: Part) -> tuple[BinaryIO, Meta]:
+    def _open(self, upload: Upload, listed_part: Part) -> tuple[BinaryIO, Meta]:
         """Open an uploaded part that must have this ETag and these checksums."""
         try:
-            file = open(self._part_path(upload, part.number), "rb", buffering=0)  # noqa: SIM115 - the caller closes it
-            meta = meta_of(file)
+            part_file = open(self._part_path(upload, listed_part.number), "rb", buffering=0)  # noqa: SIM115 - the caller closes it
+            metadata = meta_of(part_file)
         except (FileNotFoundError, ValueError):
-            raise S3Error(400, "InvalidPart", f"part {part.number} was not uploaded.") from None
+            raise S3Error(
+                400, "InvalidPart", f"part {listed_part.number} was not uploaded."
+            ) from None
 
-        stored = {"ETag": meta["etag"], **meta["headers"]}
-        for name, value in {"ETag": part.etag, **part.checksums}.items():
-            if stored.get(name) != value:
-                file.close()
+        stored_values = {"ETag": metadata["etag"], **metadata["headers"]}
+        for name, declared_value in {"ETag": listed_part.etag, **listed_part.checksums}.items():
+            if stored_values.get(name) != declared_value:
+                part_file.close()
                 raise S3Error(
                     400,
                     "InvalidPart",
-                    f"the {name} of part {part.number} is {stored.get(name)}, not {value}.",
+                    f"the {name} of part {listed_part.number} is {stored_values.get(name)}, not"
+                    f" {declared_value}.",
                 )
 
-        return file, meta
+        return part_file, metadata
 
-    def _read(self, folder: Path) -> Upload | None:
+    def _read(self, upload_folder: Path) -> Upload | None:
         try:
-            record = validate(UploadRecord, (folder / RECORD).read_bytes())
+            upload_record = validate(UploadRecord, (upload_folder / RECORD).read_bytes())
         except (OSError, ValueError):
             return None
 
         # an earlier version did not record the time
-        if record.started is None:
-            started = _change_time(folder)
+        if upload_record.started is None:
+            start_seconds = _change_time(upload_folder)
         else:
-            started = record.started
+            start_seconds = upload_record.started
 
         return Upload(
-            folder.name, record.bucket, record.key, record.headers, started, record.checksum
+            upload_folder.name,
+            upload_record.bucket,
+            upload_record.key,
+            upload_record.headers,
+            start_seconds,
+            upload_record.checksum,
         )
 
     def _folder(self, upload: Upload) -> Path:
         return self.folder / upload.id
 
-    def _part_path(self, upload: Upload, number: int) -> Path:
-        return self._folder(upload) / f"{number:05d}"
+    def _part_path(self, upload: Upload, part_number: int) -> Path:
+        return self._folder(upload) / f"{part_number:05d}"
 
 
 def _change_time(folder: Path) -> float:

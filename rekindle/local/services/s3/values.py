@@ -60,200 +60,211 @@ class Target:
         return dict(self.pairs)
 
 
-def parse_target(text: str) -> Target:
+def parse_target(target_text: str) -> Target:
     """Parse the target of a request line, of the form /BUCKET/KEY?QUERY."""
-    if not TARGET.fullmatch(text):
+    if not TARGET.fullmatch(target_text):
         raise _invalid_uri(
             "it must be a path of printable ASCII characters and complete escapes (%XX)"
         )
 
-    path, _, query = text.partition("?")
-    pairs = parse_query(query)
-    bucket, _, key = path[1:].partition("/")
+    path, _, query_text = target_text.partition("?")
+    query_pairs = parse_query(query_text)
+    encoded_bucket, _, encoded_key = path[1:].partition("/")
 
-    target = Target(path, pairs, decode(bucket), decode(key))
-    if len(target.query) < len(pairs):
+    request_target = Target(path, query_pairs, decode(encoded_bucket), decode(encoded_key))
+    if len(request_target.query) < len(query_pairs):
         raise S3Error(400, "InvalidArgument", "a query parameter is given twice: give it once.")
 
-    if target.bucket:
-        check_bucket(target.bucket)
+    if request_target.bucket:
+        check_bucket(request_target.bucket)
 
-    check_key(target.key)
-    return target
+    check_key(request_target.key)
+    return request_target
 
 
-def parse_query(text: str) -> list[tuple[str, str]]:
+def parse_query(query_text: str) -> list[tuple[str, str]]:
     try:
         return parse_qsl(
-            text, keep_blank_values=True, errors="strict", max_num_fields=MAX_QUERY_FIELDS
+            query_text, keep_blank_values=True, errors="strict", max_num_fields=MAX_QUERY_FIELDS
         )
     except UnicodeDecodeError:
         raise _invalid_uri("the query is not UTF-8") from None
 
 
-def decode(text: str) -> str:
+def decode(encoded_path: str) -> str:
     """Replace the escapes of a path."""
     try:
-        return unquote(text, errors="strict")
+        return unquote(encoded_path, errors="strict")
     except UnicodeDecodeError:
         raise _invalid_uri("the path is not UTF-8") from None
 
 
-def check_bucket(name: str) -> None:
+def check_bucket(bucket_name: str) -> None:
     """Raise S3Error if S3 does not allow the name for a bucket."""
-    has_reserved_part = name.startswith(RESERVED_PREFIXES) or name.endswith(RESERVED_SUFFIXES)
-    if not BUCKET.fullmatch(name) or has_reserved_part or is_address(name):
-        message = (
-            f"{name!r} must be 3 to 63 letters (a-z), digits, dots, hyphens, and no name that S3"
-            " reserves."
+    has_reserved_part = bucket_name.startswith(RESERVED_PREFIXES) or bucket_name.endswith(
+        RESERVED_SUFFIXES
+    )
+    if not BUCKET.fullmatch(bucket_name) or has_reserved_part or is_address(bucket_name):
+        error_message = (
+            f"{bucket_name!r} must be 3 to 63 letters (a-z), digits, dots, hyphens, and no name"
+            " that S3 reserves."
         )
-        raise S3Error(400, "InvalidBucketName", message)
+        raise S3Error(400, "InvalidBucketName", error_message)
 
 
-def check_key(key: str) -> None:
+def check_key(object_key: str) -> None:
     """Raise S3Error if S3 does not allow the key for an object."""
-    if len(key.encode()) > MAX_KEY_BYTES:
+    if len(object_key.encode()) > MAX_KEY_BYTES:
         raise S3Error(
             400,
             "KeyTooLongError",
             f"Your key is too long: a key has at most {MAX_KEY_BYTES} bytes.",
         )
 
-    depth = 0
-    for segment in key.split("/"):
-        if segment == "..":
-            depth -= 1
-        elif segment not in ("", "."):
-            depth += 1
+    folder_depth = 0
+    for key_segment in object_key.split("/"):
+        if key_segment == "..":
+            folder_depth -= 1
+        elif key_segment not in ("", "."):
+            folder_depth += 1
 
-        if depth < 0:
+        if folder_depth < 0:
             raise _invalid_uri('the parts ".." of the key lead out of the bucket')
 
 
 def parse_copy_source(text: str) -> tuple[str, str]:
     """Return bucket and key of the value of x-amz-copy-source."""
-    match = COPY_SOURCE.fullmatch(text)
-    if not match or not COPY_SOURCE_TEXT.fullmatch(text):
-        message = f"x-amz-copy-source is {text[:100]!r}: it must be BUCKET/KEY, with escapes (%XX)."
-        raise S3Error(400, "InvalidArgument", message)
+    source_match = COPY_SOURCE.fullmatch(text)
+    if not source_match or not COPY_SOURCE_TEXT.fullmatch(text):
+        error_message = (
+            f"x-amz-copy-source is {text[:100]!r}: it must be BUCKET/KEY, with escapes (%XX)."
+        )
+        raise S3Error(400, "InvalidArgument", error_message)
 
-    if match[3]:
+    if source_match[3]:
         raise S3Error(501, "NotImplemented", "copying a version is not supported.")
 
-    bucket = decode(match[1])
-    key = decode(match[2])
-    check_bucket(bucket)
-    check_key(key)
+    source_bucket = decode(source_match[1])
+    source_key = decode(source_match[2])
+    check_bucket(source_bucket)
+    check_key(source_key)
 
-    return bucket, key
+    return source_bucket, source_key
 
 
-def parse_integer(name: str, text: str, highest: int = MAX_COUNT) -> int:
-    """Parse a parameter or header as a number from 0 to `highest`."""
-    if not re.fullmatch(r"[0-9]{1,19}", text) or int(text) > highest:
+def parse_integer(field_name: str, text: str, maximum: int = MAX_COUNT) -> int:
+    """Parse a parameter or header as a number from 0 to `maximum`."""
+    if not re.fullmatch(r"[0-9]{1,19}", text) or int(text) > maximum:
         raise S3Error(
             400,
             "InvalidArgument",
-            f"{name} is {text[:40]!r}: it must be an integer between 0 and {highest}.",
+            f"{field_name} is {text[:40]!r}: it must be an integer between 0 and {maximum}.",
         )
     return int(text)
 
 
 def parse_part_number(text: str) -> int:
     if not re.fullmatch(r"[0-9]{1,19}", text) or not 1 <= int(text) <= MAX_PARTS:
-        message = f"Part number must be an integer between 1 and {MAX_PARTS}, inclusive"
-        raise S3Error(400, "InvalidArgument", message)
+        error_message = f"Part number must be an integer between 1 and {MAX_PARTS}, inclusive"
+        raise S3Error(400, "InvalidArgument", error_message)
     return int(text)
 
 
-def parse_range(text: str, size: int) -> tuple[int, int] | None:
+def parse_range(range_header: str, object_bytes: int) -> tuple[int, int] | None:
     """Return the start and end of the byte range that a Range header selects from an object; None
     if the header must be ignored."""
-    match = RANGE.fullmatch(text)
-    if not match:
+    range_match = RANGE.fullmatch(range_header)
+    if not range_match:
         return None
 
-    first, last, suffix = match.groups()
-    if suffix:
-        start = max(0, size - int(suffix))
-        end = size
-    elif last and int(last) < int(first):
+    first_byte, last_byte, suffix_length = range_match.groups()
+    if suffix_length:
+        start_offset = max(0, object_bytes - int(suffix_length))
+        end_offset = object_bytes
+    elif last_byte and int(last_byte) < int(first_byte):
         return None
     else:
-        start = int(first)
-        end = min(size, int(last) + 1 if last else size)
+        start_offset = int(first_byte)
+        end_offset = min(object_bytes, int(last_byte) + 1 if last_byte else object_bytes)
 
-    if start >= end:
-        raise S3Error(416, "InvalidRange", f"Range is {text}, but the object has {size} bytes.")
+    if start_offset >= end_offset:
+        raise S3Error(
+            416,
+            "InvalidRange",
+            f"Range is {range_header}, but the object has {object_bytes} bytes.",
+        )
 
-    return start, end
+    return start_offset, end_offset
 
 
-def parse_copy_range(text: str | None, size: int) -> tuple[int, int]:
+def parse_copy_range(range_header: str | None, object_bytes: int) -> tuple[int, int]:
     """Return the start and end of the bytes that x-amz-copy-source-range selects from an object;
     without this header, those of the whole object."""
-    if text is None:
-        return 0, size
+    if range_header is None:
+        return 0, object_bytes
 
-    match = COPY_RANGE.fullmatch(text)
-    if not match or not int(match[1]) <= int(match[2]) < size:
-        message = (
-            f"x-amz-copy-source-range is {text[:80]!r}: it must be bytes=FIRST-LAST, and LAST less"
-            f" than the size of the source, {size}."
+    range_match = COPY_RANGE.fullmatch(range_header)
+    if not range_match or not int(range_match[1]) <= int(range_match[2]) < object_bytes:
+        error_message = (
+            f"x-amz-copy-source-range is {range_header[:80]!r}: it must be bytes=FIRST-LAST, and"
+            f" LAST less than the size of the source, {object_bytes}."
         )
-        raise S3Error(400, "InvalidArgument", message)
+        raise S3Error(400, "InvalidArgument", error_message)
 
-    return int(match[1]), int(match[2]) + 1
+    return int(range_match[1]), int(range_match[2]) + 1
 
 
-def parse_date(text: str | None) -> datetime | None:
+def parse_date(date_text: str | None) -> datetime | None:
     """Parse the time in a header; return None for a date that must be ignored according to HTTP."""
     try:
-        date = parsedate_to_datetime(text or "")
+        parsed_date = parsedate_to_datetime(date_text or "")
     except (ValueError, OverflowError):
         return None
-    if date.tzinfo:
-        return date
+    if parsed_date.tzinfo:
+        return parsed_date
     return None
 
 
-def parse_header_value(name: str, text: str) -> str:
-    """Return `text`, the value of the parameter `name`, which sets a header of the response. Raises
-    S3Error if a header cannot contain the text."""
-    if not re.fullmatch(r"[\t\x20-\x7e\xa0-\xff]*", text):
-        message = f"Header value cannot be represented using ISO-8859-1: {name} is {text[:100]!r}."
-        raise S3Error(400, "InvalidArgument", message)
-    return text
+def parse_header_value(parameter_name: str, header_value: str) -> str:
+    """Return `header_value`, the value of the parameter `parameter_name`, which sets a header of
+    the response. Raises S3Error if a header cannot contain the text."""
+    if not re.fullmatch(r"[\t\x20-\x7e\xa0-\xff]*", header_value):
+        error_message = (
+            f"Header value cannot be represented using ISO-8859-1: {parameter_name} is"
+            f" {header_value[:100]!r}."
+        )
+        raise S3Error(400, "InvalidArgument", error_message)
+    return header_value
 
 
-def parse_base64(text: str, size: int) -> bytes | None:
-    """Decode a checksum; return None unless it has `size` bytes."""
+def parse_base64(base64_text: str, size_bytes: int) -> bytes | None:
+    """Decode a checksum; return None unless it has `size_bytes` bytes."""
     try:
-        value = base64.b64decode(text, validate=True)
+        decoded_bytes = base64.b64decode(base64_text, validate=True)
     except ValueError:
         return None
-    if len(value) == size:
-        return value
+    if len(decoded_bytes) == size_bytes:
+        return decoded_bytes
     return None
 
 
-def format_token(position: Position) -> str:
+def format_token(listing_position: Position) -> str:
     """Return the continuation token of a position."""
-    kind = "p" if position.is_prefix else "k"
-    return base64.urlsafe_b64encode((kind + position.text).encode()).decode()
+    position_kind = "p" if listing_position.is_prefix else "k"
+    return base64.urlsafe_b64encode((position_kind + listing_position.text).encode()).decode()
 
 
-def parse_token(text: str) -> Position:
+def parse_token(token_text: str) -> Position:
     """Return the position of a continuation token."""
     try:
-        decoded = base64.b64decode(text, altchars=b"-_", validate=True).decode()
+        decoded_text = base64.b64decode(token_text, altchars=b"-_", validate=True).decode()
     except ValueError:
-        decoded = "?"
-    position = Position(decoded[1:], decoded.startswith("p"))
-    if decoded and format_token(position) != text:
+        decoded_text = "?"
+    listing_position = Position(decoded_text[1:], decoded_text.startswith("p"))
+    if decoded_text and format_token(listing_position) != token_text:
         raise S3Error(400, "InvalidArgument", "The continuation token provided is incorrect")
-    if decoded:
-        return position
+    if decoded_text:
+        return listing_position
     return START
 
 
@@ -264,39 +275,43 @@ class WithoutDocumentType(ElementTree.TreeBuilder):
         raise S3Error(400, "MalformedXML", "the body declares a document type: remove it.")
 
 
-def parse_xml(data: bytes, tag: str) -> ElementTree.Element:
-    """Parse the XML body of a request, whose root is `tag`; remove the XML namespace from its
+def parse_xml(xml_bytes: bytes, root_tag: str) -> ElementTree.Element:
+    """Parse the XML body of a request, whose root is `root_tag`; remove the XML namespace from its
     tags."""
     try:
-        parser = ElementTree.XMLParser(target=WithoutDocumentType())  # nosec B314
-        parser.feed(data)
-        root: ElementTree.Element = parser.close()
+        xml_parser = ElementTree.XMLParser(target=WithoutDocumentType())  # nosec B314
+        xml_parser.feed(xml_bytes)
+        root_element: ElementTree.Element = xml_parser.close()
     except (ElementTree.ParseError, LookupError, ValueError) as error:
         # an unknown encoding raises LookupError or ValueError
         raise S3Error(400, "MalformedXML", f"the body is not XML: {error}.") from error
 
-    for element in root.iter():
-        element.tag = element.tag.rpartition("}")[2]
+    for xml_element in root_element.iter():
+        xml_element.tag = xml_element.tag.rpartition("}")[2]
 
-    if root.tag != tag:
-        raise S3Error(400, "MalformedXML", f"the body is <{root.tag[:40]}>: it must be <{tag}>.")
+    if root_element.tag != root_tag:
+        raise S3Error(
+            400, "MalformedXML", f"the body is <{root_element.tag[:40]}>: it must be <{root_tag}>."
+        )
 
-    return root
+    return root_element
 
 
-def children(element: ElementTree.Element) -> Mapping[str, str]:
+def children(xml_element: ElementTree.Element) -> Mapping[str, str]:
     """Return the texts of an element's children by tag. Raises S3Error if a tag is repeated, or if
     a child has children."""
-    texts = {child.tag: child.text or "" for child in element}
-    if len(texts) < len(element) or any(len(child) for child in element):
-        raise S3Error(400, "MalformedXML", f"<{element.tag}> has repeated or nested elements.")
-    return texts
+    child_texts = {child_element.tag: child_element.text or "" for child_element in xml_element}
+    if len(child_texts) < len(xml_element) or any(
+        len(child_element) for child_element in xml_element
+    ):
+        raise S3Error(400, "MalformedXML", f"<{xml_element.tag}> has repeated or nested elements.")
+    return child_texts
 
 
-def is_address(name: str) -> bool:
+def is_address(host_name: str) -> bool:
     """Return True for an IPv4 address."""
     try:
-        IPv4Address(name)
+        IPv4Address(host_name)
     except ValueError:
         return False
     return True

@@ -67,7 +67,7 @@ def test_a_port_that_was_taken_during_the_training_is_replaced_by_the_next_free_
 ) -> None:
     cluster = LocalCluster(tmp_path)
     workflow = allow_any_port(releases("demo", port=taken))
-    foreground.create_run(cluster, workflow, {}, needs_ports=False).files.close()
+    foreground.create_run(cluster, workflow, {}, checks_ports=False).files.close()
     assert execute(workflow, {}, cluster)["phase"] == "Succeeded"
     port = port_of(cluster, "demo")
     assert port > taken

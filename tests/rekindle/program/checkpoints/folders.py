@@ -46,12 +46,12 @@ class Program:
 
     def kill(self) -> set[str]:
         self.alive = False
-        self.watch.settle(succeeded=False)
+        self.watch.settle(has_succeeded=False)
         return set(self.watch.complete)
 
     def end(self) -> set[str]:
         self.alive = False
-        self.watch.settle(succeeded=True)
+        self.watch.settle(has_succeeded=True)
         return set(self.watch.complete)
 
 

@@ -38,7 +38,7 @@ class Node:
 
     def kill(self) -> None:
         self.alive = False
-        self.checkpoints.end(succeeded=False)
+        self.checkpoints.end(has_succeeded=False)
         assert self.checkpoints.flush(30)
 
     def weights(self, step: int) -> str:

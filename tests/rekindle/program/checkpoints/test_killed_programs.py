@@ -89,7 +89,7 @@ def test_a_checkpoint_of_a_killed_program_is_complete_or_not_used(
         until("a random moment", lambda looks=looks, watch=watch: end_of(looks, watch))
         program.kill()
 
-        watch.settle(succeeded=False)
+        watch.settle(has_succeeded=False)
         errors = {path: find_error(kind, folder / path) for path in watch.complete}
         assert not any(errors.values()), errors
         complete_count += len(watch.complete)

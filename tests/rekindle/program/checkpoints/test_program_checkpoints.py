@@ -555,7 +555,7 @@ def test_shares_that_contradict_each_other_are_no_checkpoint(pair: tuple[Node, N
     write(pair[1].folder / "step_1/a.pt/b.pt", archive())
     for node in pair:
         node.alive = False
-        node.checkpoints.end(succeeded=True)
+        node.checkpoints.end(has_succeeded=True)
         node.checkpoints.flush(30)
 
     store = pair[0].checkpoints.store

@@ -140,7 +140,7 @@ def test_the_last_save_with_the_files_of_all_ranks_is_not_deleted(node: Node) ->
     node.start()
     for name in ("step_1_rank_0.pt", "step_1_rank_1.pt", "step_2_rank_0.pt", "step_3_rank_0.pt"):
         save(node, name, name)
-        node.checkpoints.end(succeeded=True)
+        node.checkpoints.end(has_succeeded=True)
         until("the upload", lambda name=name: name in stored_paths(node))
     node.kill()
     assert stored_paths(node) == ["step_1_rank_0.pt", "step_1_rank_1.pt", "step_3_rank_0.pt"]

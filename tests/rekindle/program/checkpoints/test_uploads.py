@@ -57,7 +57,7 @@ def test_the_upload_before_a_restart_ends_before_the_next_one(
     node.save(5)
     assert slow_upload.started.wait(10)
     node.alive = False
-    node.checkpoints.end(succeeded=False)
+    node.checkpoints.end(has_succeeded=False)
     assert not node.checkpoints.flush(0.1)
 
     node.start()
@@ -87,7 +87,7 @@ def test_the_last_save_is_uploaded_soon_after_errors_of_the_store(
         until("six errors", lambda: len(errors) == 6)
 
     node.alive = False
-    node.checkpoints.end(succeeded=False)
+    node.checkpoints.end(has_succeeded=False)
     assert node.checkpoints.flush(2)
 
 

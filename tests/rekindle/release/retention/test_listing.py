@@ -87,7 +87,7 @@ def test_the_trials_of_a_sweep_stay_known_when_it_is_resumed_and_ends(s3: Store)
     ownership.record_trial(s3, run, "a" * 32)
     ownership.begin(s3, workflow, "demo", is_first=False)
     ownership.record_trial(s3, run, "b" * 32)
-    ownership.end(s3, workflow, "demo", succeeded=True)
+    ownership.end(s3, workflow, "demo", has_succeeded=True)
     mark = ownership.read(s3, run)
     assert mark
     assert mark.trial_ids == ["a" * 32, "b" * 32]

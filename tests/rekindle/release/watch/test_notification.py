@@ -26,8 +26,8 @@ MESSAGE = Message(
 
 def test_a_message_has_the_event_its_reason_and_a_link() -> None:
     with Hook() as server:
-        assert send(MESSAGE, SLACK, environ={"NOTIFY_URL": server.url})
-        assert send(MESSAGE, JSON, environ={"NOTIFY_URL": f" {server.url}\n"})
+        assert send(MESSAGE, SLACK, environment={"NOTIFY_URL": server.url})
+        assert send(MESSAGE, JSON, environment={"NOTIFY_URL": f" {server.url}\n"})
 
     first, second = server.received
     assert first == {
@@ -48,7 +48,7 @@ def test_a_message_has_the_event_its_reason_and_a_link() -> None:
 
 def test_a_message_is_retried_and_delivered_once(capsys: pytest.CaptureFixture[str]) -> None:
     with Hook(503, 429) as server:
-        assert send(MESSAGE, JSON, environ={"NOTIFY_URL": server.url})
+        assert send(MESSAGE, JSON, environment={"NOTIFY_URL": server.url})
     assert len(server.requests) == 3
     assert len(server.received) == 1
     assert capsys.readouterr().err == ""
@@ -67,7 +67,7 @@ def test_the_log_of_a_refusal_names_the_host_and_hides_the_address(
     statuses: tuple[int, ...], problem: str, requests: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with Hook(*statuses) as server:
-        assert not send(MESSAGE, SLACK, 2, environ={"NOTIFY_URL": server.url})
+        assert not send(MESSAGE, SLACK, 2, environment={"NOTIFY_URL": server.url})
     stderr = capsys.readouterr().err
     assert f"notification not sent: the webhook at 127.0.0.1 {problem}" in stderr
     assert "T0S3CR3T" not in stderr
@@ -81,7 +81,7 @@ def test_a_webhook_that_never_answers_times_out(
     monkeypatch.setattr(notify, "TIMEOUT_S", 0.2)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         url = f"http://127.0.0.1:{silent.getsockname()[1]}{SECRET}"
-        assert not send(MESSAGE, SLACK, 2, environ={"NOTIFY_URL": url})
+        assert not send(MESSAGE, SLACK, 2, environment={"NOTIFY_URL": url})
     stderr = capsys.readouterr().err
     assert "127.0.0.1 cannot be reached" in stderr
     assert "timed out" in stderr
@@ -116,7 +116,7 @@ def test_a_server_that_answers_byte_by_byte_is_given_up(
     monkeypatch.setattr(notify, "TOTAL_TIMEOUT_S", 0.5)
     monkeypatch.setattr(scrape, "TOTAL_TIMEOUT_S", 0.5)
     with slow_server(threading.Event()) as url:
-        assert not send(MESSAGE, SLACK, 1, environ={"NOTIFY_URL": f"{url}{SECRET}"})
+        assert not send(MESSAGE, SLACK, 1, environment={"NOTIFY_URL": f"{url}{SECRET}"})
     stderr = capsys.readouterr().err
     assert "127.0.0.1 answers too slowly (it took more than 0.5 s)" in stderr
     assert SECRET not in stderr
@@ -151,7 +151,7 @@ def test_a_closed_connection_is_retried() -> None:
 def test_a_wrong_address_causes_no_traceback_and_no_leak(
     url: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert not send(MESSAGE, SLACK, 1, environ={"NOTIFY_URL": url})
+    assert not send(MESSAGE, SLACK, 1, environment={"NOTIFY_URL": url})
     stderr = capsys.readouterr().err
     assert "notification not sent" in stderr
     assert "Correct NOTIFY_URL" in stderr
@@ -159,7 +159,7 @@ def test_a_wrong_address_causes_no_traceback_and_no_leak(
 
 
 def test_a_missing_address_is_logged_with_its_remedy(capsys: pytest.CaptureFixture[str]) -> None:
-    assert not send(MESSAGE, SLACK, environ={})
+    assert not send(MESSAGE, SLACK, environment={})
     stderr = capsys.readouterr().err
     assert "NOTIFY_URL is not set" in stderr
     assert "the Secret rekindle-notify" in stderr
@@ -168,6 +168,6 @@ def test_a_missing_address_is_logged_with_its_remedy(capsys: pytest.CaptureFixtu
 def test_only_selected_events_are_sent(capsys: pytest.CaptureFixture[str]) -> None:
     with Hook() as server:
         for config in (NotifyConfig(), NotifyConfig(format="slack", events=["failure", "release"])):
-            assert not send(MESSAGE, config, environ={"NOTIFY_URL": server.url})
+            assert not send(MESSAGE, config, environment={"NOTIFY_URL": server.url})
     assert len(server.requests) == 0
     assert capsys.readouterr().err == ""

@@ -166,7 +166,7 @@ def test_all_members_of_a_group_upload_their_share(
     members = [open_() for _ in range(3)]
     for rank in (2, 1, 0):
         update(members[rank], 7)
-        members[rank].save_if_due(RankSize(rank, 3), durable=True)
+        members[rank].save_if_due(RankSize(rank, 3), is_durable=True)
         if rank:
             assert finish_upload(members[rank])
             # number of uploaded chunks, of 10
@@ -185,7 +185,7 @@ def test_the_share_of_a_member_that_died_is_uploaded_by_rank_0(
     members = [open_() for _ in range(3)]
     for rank in (0, 2):
         update(members[rank], 7)
-        members[rank].save_if_due(RankSize(rank, 3), durable=True)
+        members[rank].save_if_due(RankSize(rank, 3), is_durable=True)
     assert finish_upload(members[0])
     last = open_()
     assert begin(last) == 7
@@ -199,12 +199,12 @@ def test_the_next_rank_0_makes_the_checkpoint_that_the_previous_one_left_incompl
     for rank in (0, 1):
         assert not members[rank].is_due()
         update(members[rank], 7)
-    members[1].save_if_due(RankSize(1, 2), durable=True)  # rank 0 is killed here
+    members[1].save_if_due(RankSize(1, 2), is_durable=True)  # rank 0 is killed here
     assert finish_upload(members[1])
     assert not keys(members[1], "manifests/")
     assert members[1].is_due()
     update(members[1], 8)
-    members[1].save_if_due(RankSize(0, 1), durable=True)
+    members[1].save_if_due(RankSize(0, 1), is_durable=True)
     assert finish_upload(members[1])
     assert not members[1].is_due()
     last = open_()
@@ -249,7 +249,7 @@ def test_a_failing_store_neither_delays_training_nor_loses_state(
     begin(checkpoints)
     proxy.fault(fault, 1.0)
     update(checkpoints, 1)
-    checkpoints.save_if_due(RankSize(0, 1), durable=True)
+    checkpoints.save_if_due(RankSize(0, 1), is_durable=True)
     update(checkpoints, 2)  # training continues immediately
     assert not checkpoints.is_due()  # and does not request a second checkpoint
     assert finish_upload(checkpoints)
@@ -264,7 +264,7 @@ def test_a_worker_other_than_rank_0_is_not_delayed_by_its_own_slow_upload(
     proxy.fault("hang", 2.0)
     for step in (1, 2, 3):
         update(member, step)
-        member.save_if_due(RankSize(1, 2), durable=True)
+        member.save_if_due(RankSize(1, 2), is_durable=True)
     assert member._is_uploading
     assert member._upload
     assert member._upload.step == 1

@@ -42,7 +42,7 @@ def test_a_snapshot_in_shared_memory_survives_its_process(open_: Open, events: E
     begin(first)
     for step in range(1, 9):
         update(first, step)
-        first.save_if_due(RankSize(0, 1), durable=False)
+        first.save_if_due(RankSize(0, 1), is_durable=False)
 
     first.close(remove_snapshots=False)
     second = open_(node="n", data=Stream())
@@ -72,7 +72,7 @@ def test_the_newer_of_snapshot_and_durable_checkpoint_is_used(
     for newer, step in ((4, 4), (2, 3)):
         first = open_(node=f"n{newer}")
         update(first, 3)
-        first.save_if_due(RankSize(0, 1), durable=False)
+        first.save_if_due(RankSize(0, 1), is_durable=False)
         first.close(remove_snapshots=False)
         other = open_()
         update(other, newer)
@@ -117,7 +117,7 @@ def test_a_restarted_worker_reports_the_last_step_of_its_previous_process(
     begin(first)
     for step in range(1, 9):
         update(first, step)
-        first.save_if_due(RankSize(0, 1), durable=False)
+        first.save_if_due(RankSize(0, 1), is_durable=False)
 
     first.close(remove_snapshots=False)
     second = open_(node="n", data=Stream())
@@ -138,7 +138,7 @@ def test_training_continues_without_shared_memory(
     monkeypatch.setenv("REKINDLE_SHM", "/sys" if sys.platform == "linux" else "/nowhere")
     first = open_()
     assert "no snapshots in shared memory" in capsys.readouterr().err
-    first.save_if_due(RankSize(0, 1), durable=False)
+    first.save_if_due(RankSize(0, 1), is_durable=False)
     train(first, 2)
     assert begin(open_()) == 2
 
@@ -157,7 +157,7 @@ def test_a_run_without_memory_for_checkpoints_ends_with_the_reason(
     with pytest.raises(
         RekindleError, match=r"cannot reserve .* for a copy of the state .*Cannot allocate memory"
     ):
-        first.save_if_due(RankSize(0, 1), durable=True)
+        first.save_if_due(RankSize(0, 1), is_durable=True)
 
 
 def test_the_last_worker_reports_an_unsaved_state_and_its_location(
@@ -204,7 +204,7 @@ def snapshot(
 
     until("the previous snapshot is committed", lambda: checkpoints.snapshots.is_idle)
     checkpoints.snapshots.copy_state = slow  # type: ignore[method-assign]
-    checkpoints.save_if_due(RankSize(0, 1), durable=durable)
+    checkpoints.save_if_due(RankSize(0, 1), is_durable=durable)
     checkpoints.snapshots.copy_state = take  # type: ignore[method-assign]
 
     return bool(slots)
@@ -266,7 +266,7 @@ def test_rank_0_requests_a_checkpoint_before_the_step_that_is_due(open_: Open) -
     assert not first.is_due(), "its memory is not reserved yet"
     first.snapshots.ready.set()
     update(first, 10)
-    first.save_if_due(RankSize(0, 1), durable=True)
+    first.save_if_due(RankSize(0, 1), is_durable=True)
     assert finish_upload(first)
     update(first, 18)
     assert not first.is_due()
@@ -281,7 +281,7 @@ def test_the_ledger_has_the_first_step_of_a_process(
     assert begin(first) == 0
     assert first.snapshot_crc == 0
     train(first, 4)
-    first.save_if_due(RankSize(0, 1), durable=False)
+    first.save_if_due(RankSize(0, 1), is_durable=False)
     until("the snapshot is committed", lambda: first.snapshots.is_idle)
     first.close(remove_snapshots=False)
     hot = open_(node="n")
@@ -313,7 +313,7 @@ def test_a_cancelled_restore_stops_waiting_for_an_unavailable_store(
     late = open_(store=store_behind(proxy, s3))
     proxy.fault("refuse", 60.0)
     with pytest.raises(GroupBroken, match="stopped waiting for the object store"):
-        late.restore(-1, cancelled=lambda: True)
+        late.restore(-1, is_cancelled=lambda: True)
     assert late.state.step == -1
 
     def fail(read: Any) -> Any:
@@ -339,7 +339,7 @@ def test_a_last_state_of_several_workers_is_saved_when_rank_0_has_completed_it(
     )
     assert problem in capsys.readouterr().err
     assert clock[0] >= end
-    members[0].save_if_due(RankSize(0, 2), durable=True)
+    members[0].save_if_due(RankSize(0, 2), is_durable=True)
     assert finish_upload(members[0])
     assert members[1]._wait_for_rank_0(7, lambda: 1.0)
     assert not members[1]._wait_for_rank_0(8, lambda: end + 1.0 - clock[0])
@@ -351,7 +351,7 @@ def test_an_older_upload_is_cancelled_for_the_last_state(
     last = open_(store=store_behind(proxy, s3), checkpoint_steps=1)
     proxy.fault("hang", 1.0)
     update(last, 1)
-    last.save_if_due(RankSize(0, 1), durable=True)
+    last.save_if_due(RankSize(0, 1), is_durable=True)
     assert not last.is_due(), "one upload at a time"
     first = last._upload
     assert last._thread

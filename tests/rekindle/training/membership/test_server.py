@@ -413,7 +413,9 @@ def test_a_worker_with_another_protocol_is_refused_by_name() -> None:
 def test_an_unavailable_service_does_not_count_as_a_crash() -> None:
     membership = started("a", "b")
     for _ in range(2 * MAX_CRASHES):
-        membership.report_error("b", "s3://x: the object store cannot be used", 1, temporary=True)
+        membership.report_error(
+            "b", "s3://x: the object store cannot be used", 1, is_temporary=True
+        )
     assert membership.verdict is None
 
 

@@ -156,7 +156,7 @@ def test_a_pause_of_the_coordinator_is_not_counted_against_workers() -> None:
     membership = started("a", "b", "c", hung_seconds=20)
     membership.remove(2, "c")
     membership.acknowledge(2, "a", 2, -1)
-    membership.heartbeat(2, "b", -1, busy=True)
+    membership.heartbeat(2, "b", -1, is_busy=True)
     membership.exclude_pause(30)
 
     for now in (33, 52):
@@ -231,10 +231,10 @@ def test_a_drain_waits_for_the_step_and_a_loss_interrupts_it() -> None:
 
 def test_errors_count_until_a_newer_step_and_once_per_member() -> None:
     counter = CrashCounter()
-    assert [counter.record(name, -1, 1, members=2) for name in "abab"] == [1, 1, 2, 2]
-    assert counter.record("a", 0, 1, members=2) == 3, "restoring a first state is not progress"
-    assert counter.record("a", 1, 1, members=2) == 1
-    assert counter.record("b", 1, 2, members=2) == 2, "another group is another error"
+    assert [counter.record(name, -1, 1, member_count=2) for name in "abab"] == [1, 1, 2, 2]
+    assert counter.record("a", 0, 1, member_count=2) == 3, "restoring a first state is not progress"
+    assert counter.record("a", 1, 1, member_count=2) == 1
+    assert counter.record("b", 1, 2, member_count=2) == 2, "another group is another error"
 
 
 def test_a_long_list_of_names_is_truncated() -> None:

@@ -42,7 +42,7 @@ def with_row(**values: Any) -> pl.DataFrame:
 
 
 def checked(rows: pl.DataFrame, tolerated: float = 0.01) -> CheckedRows:
-    return check(rows, Columns(), tolerated, now=NOW)
+    return check(rows, Columns(), tolerated, now_seconds=NOW)
 
 
 @pytest.mark.parametrize(
