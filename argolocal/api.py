@@ -8,10 +8,10 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Protocol, runtime_checkable
 
-from argolocal.common.checked_names import show
+from argolocal.common.checked_names import format_untrusted
 from argolocal.controllers.controller_kinds import Kinds
 from argolocal.errors import ConfigError
-from argolocal.manifest.read import read_objects, split
+from argolocal.manifest.read import read_objects, split_main_object
 from argolocal.manifest.types import Manifest
 from argolocal.pods.artifacts import load
 from argolocal.pods.container_images import Image
@@ -82,7 +82,7 @@ class Outcome:
         `ship` calls."""
         return {
             step.name: self._make_node(step, step.node)
-            for step in summary.steps(self.name, self.status)
+            for step in summary.list_steps(self.name, self.status)
             if step.node
         }
 
@@ -93,7 +93,7 @@ class Outcome:
         entry_node = next(
             (node for node in self.status["nodes"].values() if node["name"] == self.name), {}
         )
-        return summary.outputs(entry_node) | summary.outputs(self.status)
+        return summary.list_outputs(entry_node) | summary.list_outputs(self.status)
 
     def artifact(self, node: str, name: str, to: Path) -> Path:
         """Copy an artifact of a node to the path `to`, unpacked as for a later step. Raises
@@ -108,17 +108,17 @@ class Outcome:
 
         # call `last_attempt` for retried steps only, because it searches all nodes, which is slow
         if step.kind == "Retry":
-            attempt = summary.last_attempt(self.status, step)
+            attempt = summary.find_last_attempt(self.status, step)
         else:
             attempt = node
 
-        pod_name = summary.pod_of(self.name, attempt)
+        pod_name = summary.make_pod_name(self.name, attempt)
 
         return Node(
             name=step.name,
             phase=node["phase"],
             message=node.get("message") or "",
-            outputs=summary.outputs(node) | result_output,
+            outputs=summary.list_outputs(node) | result_output,
             artifacts={
                 artifact["name"]: artifact for artifact in node_outputs.get("artifacts") or []
             },
@@ -128,7 +128,7 @@ class Outcome:
 
     def __str__(self) -> str:
         """Return a few lines that name the failed step and the reason."""
-        step = summary.failed_step(summary.steps(self.name, self.status))
+        step = summary.find_failed_step(summary.list_steps(self.name, self.status))
         log_text = self.nodes[step.name].log if step else ""
         return summary.failure(self.name, self.status, log_text, None, "")
 
@@ -152,8 +152,8 @@ def run(
     """
     if parameters is not None and not isinstance(parameters, Mapping):
         raise ConfigError(
-            f"parameters is {show(parameters)}: it must be a dict from names to values. Correct"
-            " the argument."
+            f"parameters is {format_untrusted(parameters)}: it must be a dict from names to"
+            " values. Correct the argument."
         )
 
     temporary_home = None
@@ -162,7 +162,7 @@ def run(
         home = Path(temporary_home.name) / "home"
 
     cluster = LocalCluster(home, None if images is None else _convert_images(images), kinds, store)
-    manifest, other_objects = split(_read_objects(workflow))
+    manifest, other_objects = split_main_object(_read_objects(workflow))
     cluster.store_objects([*_check_manifests(objects), *other_objects])
     local_run = LocalRun.new(manifest, parameters, cluster)
     status = local_run.run()
@@ -210,7 +210,9 @@ def _read_objects(workflow: Workflow) -> list[dict[str, Any]]:
 def _check_manifests(objects: Iterable[Manifest]) -> list[dict[str, Any]]:
     """Return the manifests in the argument `objects` as a list. Raises ConfigError."""
     if isinstance(objects, Mapping | str) or not isinstance(objects, Iterable):
-        raise ConfigError(f"objects is {show(objects)}: it must be a list of dicts. Pass [OBJECT].")
+        raise ConfigError(
+            f"objects is {format_untrusted(objects)}: it must be a list of dicts. Pass [OBJECT]."
+        )
     return [
         _check_manifest("objects", object_manifest, "a list of dicts")
         for object_manifest in objects
@@ -221,7 +223,7 @@ def _check_manifest(argument_name: str, value: object, type_requirement: str) ->
     """Return a manifest argument as a dict. Raises ConfigError if the manifest is not a mapping."""
     if not isinstance(value, Mapping):
         raise ConfigError(
-            f"{argument_name} is {show(value)}: it must be {type_requirement}. Correct the"
-            " argument."
+            f"{argument_name} is {format_untrusted(value)}: it must be {type_requirement}. Correct"
+            " the argument."
         )
     return dict(value)

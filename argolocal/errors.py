@@ -8,7 +8,7 @@ import sys
 from contextlib import suppress
 
 from argolocal.common import exit_codes
-from argolocal.common.wording import one_line
+from argolocal.common.wording import escape_to_one_line
 
 
 class ArgolocalError(Exception):
@@ -23,7 +23,7 @@ class ArgolocalError(Exception):
 
     @property
     def lines(self) -> list[str]:
-        return [one_line(str(line)) for line in self.args]
+        return [escape_to_one_line(str(line)) for line in self.args]
 
     def __str__(self) -> str:
         return "\n".join(self.lines)
@@ -81,17 +81,17 @@ def describe(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}{location}"
 
 
-def say(*lines: str) -> None:
+def write_stderr(*lines: str) -> None:
     """Write lines to stderr, with control characters escaped.
 
     Write errors are ignored, because a full disk must not end the run.
     """
     with suppress(OSError, ValueError):
-        sys.stderr.writelines(f"{one_line(line)}\n" for line in lines)
+        sys.stderr.writelines(f"{escape_to_one_line(line)}\n" for line in lines)
         sys.stderr.flush()
 
 
-def did_you_mean(word: str, choices: list[str] | set[str]) -> str:
+def suggest_similar(word: str, choices: list[str] | set[str]) -> str:
     """Return ' Did you mean "x"?' for the most similar of `choices`; '' if none is similar."""
     from difflib import get_close_matches  # imported here to keep `--help` fast
 

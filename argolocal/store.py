@@ -58,7 +58,7 @@ class ObjectStore(Protocol):
 
 
 @dataclass(frozen=True)
-class Entry:
+class FolderEntry:
     """One object in a listing."""
 
     key: str
@@ -116,11 +116,11 @@ class FolderStore:
             raise NotFound(f"{self.uri(key)} does not exist.") from None
         return object_file, os.fstat(object_file.fileno()).st_size
 
-    def list(self, prefix: str) -> Iterator[Entry]:
+    def list(self, prefix: str) -> Iterator[FolderEntry]:
         folder, _, _ = prefix.rpartition("/")
         object_files = (self._folder(folder) if folder else self._bucket()).rglob("*")
         listed_objects = (
-            Entry(self._key(object_file), object_file.stat().st_size)
+            FolderEntry(self._key(object_file), object_file.stat().st_size)
             for object_file in object_files
             if object_file.is_file()
         )

@@ -17,20 +17,28 @@ import time
 from datetime import UTC, datetime
 
 from benchmarks.figures import page
-from benchmarks.figures.programs import CLUSTER, DATA, PROGRAMS, Program, run
+from benchmarks.figures.programs import (
+    CLUSTER_NEED,
+    PROGRAMS,
+    PUBLISHED_DATA_NEED,
+    BenchmarkProgram,
+    run_benchmark,
+)
 
 
 def main() -> int:
     options = _parse_arguments()
-    commit_hash = "" if options.smallest else _clean_commit()
+    commit_hash = "" if options.smallest else _read_clean_commit()
     failed_names = []
 
-    for benchmark_program in _selected(options):
+    for benchmark_program in _select_programs(options):
         start_seconds = time.monotonic()
         print(f"{benchmark_program.name} ...", file=sys.stderr, flush=True)
 
         try:
-            measured_figures = run(benchmark_program, _flags(benchmark_program, options))
+            measured_figures = run_benchmark(
+                benchmark_program, _choose_flags(benchmark_program, options)
+            )
         except RuntimeError as error:
             failed_names.append(benchmark_program.name)
             print(f"error: {error}", file=sys.stderr)
@@ -45,9 +53,11 @@ def main() -> int:
             print(f"  missed: {name}")
 
         if commit_hash:
-            page.record(commit_hash, benchmark_program.name, measured_figures)
+            page.save_figures(commit_hash, benchmark_program.name, measured_figures)
             today_iso = datetime.now(UTC).date().isoformat()
-            page.write(commit_hash, page.recorded(commit_hash), today_iso, os.cpu_count() or 1)
+            page.write_page(
+                commit_hash, page.load_figures(commit_hash), today_iso, os.cpu_count() or 1
+            )
 
     if failed_names:
         print(f"failed: {', '.join(failed_names)}", file=sys.stderr)
@@ -79,22 +89,22 @@ def _parse_arguments() -> argparse.Namespace:
     return options
 
 
-def _clean_commit() -> str:
+def _read_clean_commit() -> str:
     """Return the commit of the checkout. Raises SystemExit if files were changed, because the
     figures would not belong to the commit."""
-    changed_files = _git("status", "--porcelain", "--", ".", ":!docs/figures.md")
+    changed_files = _run_git("status", "--porcelain", "--", ".", ":!docs/figures.md")
     if changed_files:
         sys.exit("error: files were changed since the last commit: commit them, or use --smallest")
 
-    return _git("rev-parse", "--short=8", "HEAD")
+    return _run_git("rev-parse", "--short=8", "HEAD")
 
 
-def _git(*git_arguments: str) -> str:
-    command = ["git", "-C", str(page.ROOT), *git_arguments]
+def _run_git(*git_arguments: str) -> str:
+    command = ["git", "-C", str(page.REPOSITORY_ROOT), *git_arguments]
     return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
 
 
-def _selected(options: argparse.Namespace) -> list[Program]:
+def _select_programs(options: argparse.Namespace) -> list[BenchmarkProgram]:
     """Return the benchmarks that the options name, or else all benchmarks whose needs are met."""
     if options.names:
         return [
@@ -105,8 +115,8 @@ def _selected(options: argparse.Namespace) -> list[Program]:
 
     met_needs_by_name = {
         "": True,
-        DATA: bool(options.data) or options.smallest,
-        CLUSTER: options.cluster,
+        PUBLISHED_DATA_NEED: bool(options.data) or options.smallest,
+        CLUSTER_NEED: options.cluster,
     }
     return [
         benchmark_program
@@ -115,10 +125,12 @@ def _selected(options: argparse.Namespace) -> list[Program]:
     ]
 
 
-def _flags(benchmark_program: Program, options: argparse.Namespace) -> tuple[str, ...]:
+def _choose_flags(
+    benchmark_program: BenchmarkProgram, options: argparse.Namespace
+) -> tuple[str, ...]:
     if options.smallest:
         return benchmark_program.smallest
-    if benchmark_program.needs == DATA:
+    if benchmark_program.needs == PUBLISHED_DATA_NEED:
         return (f"--source={options.data}",)
 
     return ()

@@ -13,7 +13,7 @@ from typing import Any, Literal
 Bar = dict[str, Any]
 
 
-def bar(
+def make_bar(
     name: str,
     measured_figure: float | Sequence[float],
     unit_name: str,
@@ -33,7 +33,7 @@ def bar(
 
     bar_record = {
         "name": name,
-        "value": _short(median_value),
+        "value": _round_to_four_digits(median_value),
         "unit": unit_name,
         "bar": value_limit,
         "better": better_direction,
@@ -42,14 +42,14 @@ def bar(
     }
 
     if len(measured_values) > 1:
-        bar_record["least"] = _short(min(measured_values))
-        bar_record["most"] = _short(max(measured_values))
+        bar_record["least"] = _round_to_four_digits(min(measured_values))
+        bar_record["most"] = _round_to_four_digits(max(measured_values))
         bar_record["runs"] = len(measured_values)
 
     return bar_record
 
 
-def parser(docstring: str | None) -> argparse.ArgumentParser:
+def make_parser(docstring: str | None) -> argparse.ArgumentParser:
     """Return the command-line parser of a benchmark with docstring `docstring`. Also make
     SIGTERM end the benchmark and its children."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
@@ -72,14 +72,14 @@ def report(bars: list[Bar], *, as_json: bool, **extra_entries: object) -> int:
         for bar_record in bars:
             print(
                 f"{bar_record['name']:{name_width}} {bar_record['value']:>9g}"
-                f" {bar_record['unit']}{_remarks(bar_record)}"
+                f" {bar_record['unit']}{_format_remarks(bar_record)}"
             )
     if all(bar_record["ok"] for bar_record in bars):
         return 0
     return 1
 
 
-def _remarks(bar_record: Bar) -> str:
+def _format_remarks(bar_record: Bar) -> str:
     limit_text = (
         f"at {'most' if bar_record['better'] == 'less' else 'least'}"
         f" {bar_record['bar']}{'' if bar_record['ok'] else ': MISSED'}"
@@ -101,7 +101,7 @@ def _remarks(bar_record: Bar) -> str:
     return ""
 
 
-def _short(value: float) -> float:
+def _round_to_four_digits(value: float) -> float:
     """Round a number to four significant digits, and a large number to an integer."""
     if abs(value) >= 1000:
         return round(value)

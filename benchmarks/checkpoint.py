@@ -30,22 +30,24 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import torch
 
-from benchmarks.bars import bar, parser, report
+from benchmarks.bars import make_bar, make_parser, report
 from rekindle.storage import Store
-from rekindle.training.checkpoint.chunks import CHUNK_BYTES, run_parallel
-from rekindle.training.checkpoint.durable import RankSize
-from rekindle.training.checkpoint.manager import Checkpoints
+from rekindle.training.checkpoint.chunks import CHUNK_BYTES, run_for_chunks
+from rekindle.training.checkpoint.durable import RankAndGroupSize
+from rekindle.training.checkpoint.manager import WorkerCheckpoints
 from rekindle.training.local_dataset import LoaderState
 from rekindle.training.spec import TrainConfig
-from rekindle.training.training_state import State, tensor_bytes
+from rekindle.training.training_state import TrainingState, tensor_bytes
 
-STEP = 0.2  # duration in seconds of a step while a checkpoint is written in the background
-SHORT = 0.00043  # duration in seconds of a short step, for measuring the overhead of snapshots
-SMALL = 5  # size of a small state in megabytes, for measuring the overhead of snapshots
+STEP_SECONDS = 0.2  # duration in seconds of a step while a checkpoint is written in the background
+SHORT_STEP_SECONDS = (
+    0.00043  # duration in seconds of a short step, for measuring the overhead of snapshots
+)
+SMALL_STATE_MB = 5  # size of a small state in megabytes, for measuring the overhead of snapshots
 
 
 @contextlib.contextmanager
-def endpoint(root_folder: Path) -> Iterator[Store]:
+def start_store_endpoint(root_folder: Path) -> Iterator[Store]:
     """Yield a store with its own local endpoint."""
     with socket.create_server(("127.0.0.1", 0)) as probe_socket:
         port = probe_socket.getsockname()[1]
@@ -75,11 +77,11 @@ def endpoint(root_folder: Path) -> Iterator[Store]:
 
 def open_checkpoints(
     store: Store, state_megabytes: int, recorded_events: list[dict[str, Any]]
-) -> Checkpoints:
+) -> WorkerCheckpoints:
     """Return the Checkpoints object of a worker that has not made a step yet."""
     matrix_width = round((state_megabytes * 1e6 / 12) ** 0.5)
     linear_model = torch.nn.Linear(matrix_width, matrix_width, bias=False)
-    state = State(
+    state = TrainingState(
         linear_model, TrainConfig.model_validate({"keep_checkpoints": 2}), torch.device("cpu")
     )
     checkpoint_name = f"benchmark-{os.getpid()}-{state_megabytes}"
@@ -89,7 +91,7 @@ def open_checkpoints(
 
     loader_state = LoaderState(None)
     leaving_event = threading.Event()
-    checkpoints = Checkpoints(
+    checkpoints = WorkerCheckpoints(
         store.short_retries(),
         checkpoint_name,
         "00" * 32,
@@ -105,21 +107,21 @@ def open_checkpoints(
     return checkpoints
 
 
-def seconds(timed_call: Callable[[], Any]) -> float:
+def measure_seconds(timed_call: Callable[[], Any]) -> float:
     start_seconds = time.perf_counter()
     timed_call()
     return time.perf_counter() - start_seconds
 
 
-class Steps:
+class CalibratedSteps:
     """Runs steps with a fixed amount of work on one core, and measures how much another task slows
     them down."""
 
     def __init__(self) -> None:
         self.matrix = torch.randn(512, 512)
-        work_seconds = min(seconds(self._work) for _ in range(20))
-        self.count = max(1, round(STEP / work_seconds))
-        self.alone = median(seconds(self.step) for _ in range(7))
+        work_seconds = min(measure_seconds(self._work) for _ in range(20))
+        self.count = max(1, round(STEP_SECONDS / work_seconds))
+        self.alone = median(measure_seconds(self.step) for _ in range(7))
 
     def _work(self) -> None:
         torch.mm(self.matrix, self.matrix)
@@ -133,14 +135,14 @@ class Steps:
 
         Returns the slow-down of these steps as a factor, and the total delay in seconds.
         """
-        step_seconds = [seconds(self.step)]
+        step_seconds = [measure_seconds(self.step)]
         while is_busy():
-            step_seconds.append(seconds(self.step))
+            step_seconds.append(measure_seconds(self.step))
         return median(step_seconds) / self.alone, sum(step_seconds) - len(step_seconds) * self.alone
 
 
-def measure(
-    store: Store, state_megabytes: int, run_count: int, calibrated_steps: Steps
+def measure_checkpoints(
+    store: Store, state_megabytes: int, run_count: int, calibrated_steps: CalibratedSteps
 ) -> dict[str, float]:
     """Measure Rekindle's checkpoints and the references alternately; return their figures."""
     recorded_events: list[dict[str, Any]] = []
@@ -167,20 +169,28 @@ def measure(
     for _ in range(run_count):
         training_state.step += 1
         training_state.memory.uniform_()
-        record("memcpy", seconds(lambda: memcpy_target.copy_(training_state.memory)))
+        record("memcpy", measure_seconds(lambda: memcpy_target.copy_(training_state.memory)))
         wait_until_idle()
         checkpoints._snapshot_due = 0.0
         record(
-            "hot wait", seconds(lambda: checkpoints.save_if_due(RankSize(0, 1), is_durable=False))
+            "hot wait",
+            measure_seconds(
+                lambda: checkpoints.save_if_due(RankAndGroupSize(0, 1), is_durable=False)
+            ),
         )
         wait_until_idle()
         record(
-            "bare", seconds(lambda: run_parallel(bare, range(-(-len(memory_view) // CHUNK_BYTES))))
+            "bare",
+            measure_seconds(
+                lambda: run_for_chunks(bare, range(-(-len(memory_view) // CHUNK_BYTES)))
+            ),
         )
         training_state.step += 1
         record(
             "durable wait",
-            seconds(lambda: checkpoints.save_if_due(RankSize(0, 1), is_durable=True)),
+            measure_seconds(
+                lambda: checkpoints.save_if_due(RankAndGroupSize(0, 1), is_durable=True)
+            ),
         )
 
         while checkpoints._is_uploading:
@@ -193,7 +203,7 @@ def measure(
         training_state.step += 1
         training_state.memory.uniform_()
         wait_until_idle()
-        checkpoints.save_if_due(RankSize(0, 1), is_durable=True)
+        checkpoints.save_if_due(RankAndGroupSize(0, 1), is_durable=True)
         slowdown_share, lost_seconds = calibrated_steps.during(lambda: checkpoints._is_uploading)
         record("slower", slowdown_share)
         record("lost", lost_seconds)
@@ -204,15 +214,15 @@ def measure(
     }
 
 
-def snapshot_overhead(store: Store, run_count: int) -> float:
+def measure_snapshot_overhead(store: Store, run_count: int) -> float:
     """Return the CPU microseconds that snapshots of a state of SMALL megabytes add to a step of
     SHORT seconds."""
-    checkpoints = open_checkpoints(store, SMALL, [])
+    checkpoints = open_checkpoints(store, SMALL_STATE_MB, [])
     matrix = torch.randn(64, 64)
-    matmul_seconds = min(seconds(lambda: torch.mm(matrix, matrix)) for _ in range(200))
+    matmul_seconds = min(measure_seconds(lambda: torch.mm(matrix, matrix)) for _ in range(200))
 
     def step() -> None:
-        for _ in range(round(SHORT / matmul_seconds)):
+        for _ in range(round(SHORT_STEP_SECONDS / matmul_seconds)):
             torch.mm(matrix, matrix)
 
     def loop(is_snapshotting: bool) -> float:
@@ -222,7 +232,7 @@ def snapshot_overhead(store: Store, run_count: int) -> float:
             step()
             checkpoints.state.step += 1
             if is_snapshotting:
-                checkpoints.save_if_due(RankSize(0, 1), is_durable=False)
+                checkpoints.save_if_due(RankAndGroupSize(0, 1), is_durable=False)
         return 1e6 * (time.process_time() - start_cpu_seconds) / step_count
 
     cpu_time_pairs = [(loop(False), loop(True)) for _ in range(min(5, run_count))]
@@ -232,8 +242,8 @@ def snapshot_overhead(store: Store, run_count: int) -> float:
     )
 
 
-def others(
-    folder: Path, state_megabytes: int, run_count: int, calibrated_steps: Steps
+def measure_other_savers(
+    folder: Path, state_megabytes: int, run_count: int, calibrated_steps: CalibratedSteps
 ) -> dict[str, dict[str, float]]:
     """Measure other ways to save the state, for comparison, and return their figures.
 
@@ -261,7 +271,7 @@ def others(
         ("torch.save", lambda: torch.save(saved_state, state_path)),
         ("torch.save + fsync + rename", save_durably),
     ):
-        wait_seconds = median(seconds(save_call) for _ in range(run_count))
+        wait_seconds = median(measure_seconds(save_call) for _ in range(run_count))
         figures_by_method[method_name] = {
             "wait": wait_seconds,
             "durable": wait_seconds,
@@ -300,7 +310,7 @@ def others(
 
 
 def main() -> int:
-    argument_parser = parser(__doc__)
+    argument_parser = make_parser(__doc__)
     argument_parser.add_argument(
         "--runs", type=int, default=10, help="number of repetitions (default: 10)"
     )
@@ -315,42 +325,44 @@ def main() -> int:
     temporary_folder = Path(tempfile.mkdtemp(prefix="rekindle-checkpoint-"))
 
     try:
-        with endpoint(temporary_folder / "s3") as store:
-            calibrated_steps = Steps()
-            figures_by_name = measure(store, options.megabytes, options.runs, calibrated_steps)
-            snapshot_overhead_us = snapshot_overhead(store, options.runs)
+        with start_store_endpoint(temporary_folder / "s3") as store:
+            calibrated_steps = CalibratedSteps()
+            figures_by_name = measure_checkpoints(
+                store, options.megabytes, options.runs, calibrated_steps
+            )
+            snapshot_overhead_us = measure_snapshot_overhead(store, options.runs)
 
         if options.quick:
             peer_figures = {}
         else:
-            peer_figures = others(
+            peer_figures = measure_other_savers(
                 temporary_folder, options.megabytes, options.runs, calibrated_steps
             )
     finally:
         shutil.rmtree(temporary_folder)
 
     bars = [
-        bar(
+        make_bar(
             "wait for a snapshot in shared memory",
             figures_by_name["hot wait"] / figures_by_name["memcpy"],
             "x memcpy",
             1.3,
         ),
-        bar(
+        make_bar(
             "wait for a durable checkpoint",
             figures_by_name["durable wait"] / figures_by_name["memcpy"],
             "x memcpy",
             1.3,
         ),
-        bar(
+        make_bar(
             "speed of a durable checkpoint, relative to bare parallel PUTs",
             figures_by_name["bare"] / figures_by_name["durable"],
             "times",
             0.7,
             "more",
         ),
-        bar(
-            f"snapshots of {SMALL} MB, added to a step of {1e3 * SHORT:g} ms",
+        make_bar(
+            f"snapshots of {SMALL_STATE_MB} MB, added to a step of {1e3 * SHORT_STEP_SECONDS:g} ms",
             snapshot_overhead_us,
             "µs CPU a step",
         ),

@@ -23,21 +23,21 @@ from tempfile import TemporaryDirectory
 from threading import Thread
 from typing import Any
 
-from argolocal.view.summary import timestamp
-from benchmarks.bars import bar, parser, report
+from argolocal.view.summary import parse_timestamp
+from benchmarks.bars import make_bar, make_parser, report
 from tests.cluster.namespace import create_namespace
 from tests.cluster.run import DEMO, Namespace, Run, run_locally
 
 # image of Argo's executor; the running time of its containers is not attributed to Rekindle
-ARGO = "argoexec"
-IMPORT = (
+ARGO_CONTAINER_IMAGE = "argoexec"
+HERA_IMPORT_PROGRAM = (
     "import time; start = time.perf_counter(); import hera.workflows; print(time.perf_counter() -"
     " start)"
 )
 
 
 @dataclass
-class Pod:
+class PodTimes:
     """The times of a pod: when it was created, when its first container started, and when its last
     container ended (or was ready).
 
@@ -51,7 +51,7 @@ class Pod:
 
 
 @contextmanager
-def watch(namespace: Namespace, object_kind: str, on_event: Any) -> Iterator[None]:
+def watch_objects(namespace: Namespace, object_kind: str, on_event: Any) -> Iterator[None]:
     """Call `on_event(object, Unix seconds)` for each event about an object of `object_kind` in the
     namespace."""
     watch_command = [
@@ -82,10 +82,12 @@ def watch(namespace: Namespace, object_kind: str, on_event: Any) -> Iterator[Non
             reader_thread.join()
 
 
-def update(pods_by_uid: dict[str, Pod], pod_manifest: dict[str, Any], now_seconds: float) -> None:
+def update_pod_times(
+    pods_by_uid: dict[str, PodTimes], pod_manifest: dict[str, Any], now_seconds: float
+) -> None:
     """Update the times of a pod after a watch event with its `pod_manifest`."""
     pod_times = pods_by_uid.setdefault(
-        pod_manifest["metadata"]["uid"], Pod(pod_manifest["metadata"]["name"], now_seconds)
+        pod_manifest["metadata"]["uid"], PodTimes(pod_manifest["metadata"]["name"], now_seconds)
     )
     containers = pod_manifest["spec"]["containers"]
     container_statuses = pod_manifest["status"].get("containerStatuses", [])
@@ -93,7 +95,7 @@ def update(pods_by_uid: dict[str, Pod], pod_manifest: dict[str, Any], now_second
     relevant_statuses = [
         container_status
         for container_status in container_statuses
-        if ARGO not in image_by_container[container_status["name"]]
+        if ARGO_CONTAINER_IMAGE not in image_by_container[container_status["name"]]
     ]
     is_server = any(
         containers[0].get(probe_name) for probe_name in ("readinessProbe", "startupProbe")
@@ -114,7 +116,7 @@ def update(pods_by_uid: dict[str, Pod], pod_manifest: dict[str, Any], now_second
         pod_times.completed = now_seconds
 
 
-def union(intervals: list[tuple[float, float]]) -> float:
+def measure_union_seconds(intervals: list[tuple[float, float]]) -> float:
     """Return the length of the union of the intervals, in seconds."""
     total_seconds = 0.0
     covered_until = float("-inf")
@@ -125,7 +127,7 @@ def union(intervals: list[tuple[float, float]]) -> float:
 
 
 @dataclass
-class Figures:
+class RunDurations:
     """Durations of one run, in seconds."""
 
     submit: float  # from the start of the command to the creation of the workflow
@@ -138,20 +140,20 @@ class Figures:
     local: float  # duration of the same steps on this machine
 
 
-def measure(
+def measure_overhead(
     namespace: Namespace, config_path: Path, model_name: str, home_folder: Path
-) -> tuple[Figures, list[Pod]]:
+) -> tuple[RunDurations, list[PodTimes]]:
     """Run the pipeline on the cluster, then locally. Raises SystemExit if the run on the cluster
     fails."""
-    pods_by_uid: dict[str, Pod] = {}
+    pods_by_uid: dict[str, PodTimes] = {}
     creation_time_by_workflow: dict[str, float] = {}
 
     def created(workflow_manifest: dict[str, Any], now_seconds: float) -> None:
         creation_time_by_workflow.setdefault(workflow_manifest["metadata"]["name"], now_seconds)
 
     with (
-        watch(namespace, "workflows", created),
-        watch(namespace, "pods", lambda *event: update(pods_by_uid, *event)),
+        watch_objects(namespace, "workflows", created),
+        watch_objects(namespace, "pods", lambda *event: update_pod_times(pods_by_uid, *event)),
     ):
         time.sleep(2)  # wait until the watch has reported the objects that already exist
         existing_uids = set(pods_by_uid)
@@ -173,24 +175,26 @@ def measure(
         home_folder, *namespace.sets([f"name={model_name}"]), config=config_path
     )["steps"]
 
-    local_seconds = union(
+    local_seconds = measure_union_seconds(
         [
-            (timestamp(step["started"]), timestamp(step["finished"]))
+            (parse_timestamp(step["started"]), parse_timestamp(step["finished"]))
             for step in local_steps
             if step["started"]
         ]
     )
 
     hera_import_seconds = float(
-        subprocess.run([sys.executable, "-c", IMPORT], capture_output=True, check=True).stdout
+        subprocess.run(
+            [sys.executable, "-c", HERA_IMPORT_PROGRAM], capture_output=True, check=True
+        ).stdout
     )
     workflow_creation_time = creation_time_by_workflow[submitted_run.name]
-    working_seconds = union(
+    working_seconds = measure_union_seconds(
         [(pod.started, pod.completed) for pod in created_pods if pod.started and pod.completed]
     )
 
     return (
-        Figures(
+        RunDurations(
             workflow_creation_time - start_seconds,
             hera_import_seconds,
             created_pods[0].seen - workflow_creation_time,
@@ -202,7 +206,7 @@ def measure(
     )
 
 
-def table(pod_times: list[Pod]) -> str:
+def format_pod_table(pod_times: list[PodTimes]) -> str:
     """Format a table of pods. For each pod, it has the seconds until its creation, until its start,
     and until its end (for a server: until it was ready)."""
     table_lines = [f"{'pod':44} {'at':>6} {'start':>6} {'ran':>6}  seconds"]
@@ -220,51 +224,51 @@ def table(pod_times: list[Pod]) -> str:
 
 
 def main() -> int:
-    argument_parser = parser(__doc__)
+    argument_parser = make_parser(__doc__)
     argument_parser.add_argument("--runs", type=int, default=3, help="number of runs (default: 3)")
     argument_parser.add_argument(
         "--config", type=Path, default=DEMO, help="config to run (default: configs/demo.yaml)"
     )
     options = argument_parser.parse_args()
-    run_durations: list[Figures] = []
+    run_durations: list[RunDurations] = []
 
     with create_namespace() as namespace, TemporaryDirectory() as home_folder:
         for run_index in range(options.runs):
-            durations_of_run, pods = measure(
+            durations_of_run, pods = measure_overhead(
                 namespace, options.config, f"waits-{run_index}", Path(home_folder, str(run_index))
             )
             run_durations.append(durations_of_run)
-            sys.stderr.write(f"{table(pods)}\n{durations_of_run}\n")
+            sys.stderr.write(f"{format_pod_table(pods)}\n{durations_of_run}\n")
 
     bars = [
-        bar(
+        make_bar(
             "start of `rekindle submit` to creation of the workflow, without Hera's import",
             [run_duration.submit - run_duration.hera for run_duration in run_durations],
             "s",
             1.0,
         ),
-        bar("the import of Hera", [run_duration.hera for run_duration in run_durations], "s"),
-        bar(
+        make_bar("the import of Hera", [run_duration.hera for run_duration in run_durations], "s"),
+        make_bar(
             "creation of the workflow to its first pod (Argo)",
             [run_duration.first_pod for run_duration in run_durations],
             "s",
         ),
-        bar(
+        make_bar(
             "start of `rekindle submit` to the end of the workflow",
             [run_duration.total for run_duration in run_durations],
             "s",
         ),
-        bar(
+        make_bar(
             "time with a working container of the run",
             [run_duration.working for run_duration in run_durations],
             "s",
         ),
-        bar(
+        make_bar(
             "time of the same steps on this machine",
             [run_duration.local for run_duration in run_durations],
             "s",
         ),
-        bar(
+        make_bar(
             "overhead of Rekindle on the cluster",
             [run_duration.working - run_duration.local for run_duration in run_durations],
             "s",

@@ -25,20 +25,20 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from statistics import quantiles
 
-from benchmarks.bars import Bar, bar, parser, report
-from benchmarks.release.traffic import is_closed
-from benchmarks.serving import PORT, requests, running, upload, write_release
+from benchmarks.bars import Bar, make_bar, make_parser, report
+from benchmarks.release.traffic import is_connection_closed
+from benchmarks.serving import FIRST_PORT, make_requests, start_server, upload, write_release
 
-DESCRIPTORS = 256
-CONNECTIONS = 4000
-CLIENTS = 4  # number of clients of each kind
-RUNS = 3
-PAUSE_S = 20.0  # mean pause before the flood reopens a connection that the server has closed
-PROBE = b"GET /health/live HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n"
-KINDS = ("steady", "single", "pausing", "probe")
+MAX_FILE_DESCRIPTORS = 256
+FLOOD_CONNECTIONS = 4000
+CLIENTS_PER_KIND = 4  # number of clients of each kind
+RUN_COUNT = 3
+CLIENT_PAUSE_S = 20.0  # mean pause before the flood reopens a connection that the server has closed
+PROBE_REQUEST = b"GET /health/live HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n"
+CLIENT_KINDS = ("steady", "single", "pausing", "probe")
 
 
-class Clients:
+class MeasuredClients:
     """Clients of a server, and their measurements."""
 
     def __init__(self, request_texts: list[bytes]) -> None:
@@ -53,19 +53,19 @@ class Clients:
         connection_writer = connection_reader = None
 
         while (start_seconds := time.perf_counter()) < end_seconds:
-            request_text = PROBE if client_kind == "probe" else random.choice(self.texts)
+            request_text = PROBE_REQUEST if client_kind == "probe" else random.choice(self.texts)
             try:
                 async with asyncio.timeout(30):
                     if (
                         not (connection_writer and connection_reader)
                         or client_kind in ("single", "probe")
-                        or is_closed(connection_writer)
+                        or is_connection_closed(connection_writer)
                     ):
                         if connection_writer:
                             connection_writer.close()
 
                         connection_reader, connection_writer = await asyncio.open_connection(
-                            "127.0.0.1", PORT
+                            "127.0.0.1", FIRST_PORT
                         )
 
                     connection_writer.write(request_text)
@@ -92,13 +92,13 @@ class Clients:
         await asyncio.gather(
             *(
                 self.client(client_kind, end_seconds)
-                for client_kind in KINDS
-                for _ in range(CLIENTS)
+                for client_kind in CLIENT_KINDS
+                for _ in range(CLIENTS_PER_KIND)
             )
         )
 
 
-async def flood(request_text: bytes) -> None:
+async def flood_server(request_text: bytes) -> None:
     """Keep connections to the server open forever; reopen a connection that the server closes."""
     request_head = request_text.partition(b"\r\n\r\n")[0] + b"\r\n\r\n"
     request_beginnings = [
@@ -110,9 +110,9 @@ async def flood(request_text: bytes) -> None:
 
     async def hold(request_beginning: bytes) -> None:
         while True:
-            await asyncio.sleep(random.uniform(0, 2 * PAUSE_S))
+            await asyncio.sleep(random.uniform(0, 2 * CLIENT_PAUSE_S))
             with suppress(OSError):
-                reader, writer = await asyncio.open_connection("127.0.0.1", PORT)
+                reader, writer = await asyncio.open_connection("127.0.0.1", FIRST_PORT)
                 writer.write(request_beginning)
                 while await reader.read(1000):
                     pass
@@ -121,27 +121,27 @@ async def flood(request_text: bytes) -> None:
     await asyncio.gather(
         *(
             hold(request_beginnings[connection_number % len(request_beginnings)])
-            for connection_number in range(CONNECTIONS)
+            for connection_number in range(FLOOD_CONNECTIONS)
         )
     )
 
 
 @contextmanager
-def flooding() -> Iterator[None]:
+def flood_from_process() -> Iterator[None]:
     """Flood the server until the end of the block, from another process."""
     flood_process = subprocess.Popen([sys.executable, "-m", "benchmarks.flood", "--attack"])
     try:
-        time.sleep(PAUSE_S / 2)  # wait until the server has used all its file descriptors
+        time.sleep(CLIENT_PAUSE_S / 2)  # wait until the server has used all its file descriptors
         yield
     finally:
         flood_process.kill()
         flood_process.wait()
 
 
-def measure(temporary_folder: Path, duration_seconds: float) -> list[Bar]:
+def measure_flood(temporary_folder: Path, duration_seconds: float) -> list[Bar]:
     """Measure the clients without and with the flood, and return the figures."""
     written_release, instances = write_release("power", temporary_folder)
-    request_messages = requests("/v1/models/power:predict", "instances", instances)
+    request_messages = make_requests("/v1/models/power:predict", "instances", instances)
     release_prefix, server_environment = upload("power", written_release, temporary_folder / "home")
 
     serve_command = [
@@ -151,31 +151,31 @@ def measure(temporary_folder: Path, duration_seconds: float) -> list[Bar]:
         "step",
         "steps.serve",
         f"--model={release_prefix}",
-        f"--port={PORT}",
+        f"--port={FIRST_PORT}",
     ]
 
     limited_serve_command = [
         "sh",
         "-c",
-        f'ulimit -n {DESCRIPTORS}; exec "$@"',
+        f'ulimit -n {MAX_FILE_DESCRIPTORS}; exec "$@"',
         "sh",
         *serve_command,
     ]
 
-    def run() -> Clients:
-        clients = Clients(request_messages)
+    def run() -> MeasuredClients:
+        clients = MeasuredClients(request_messages)
         asyncio.run(clients.run(duration_seconds))
         return clients
 
     unflooded_clients = []
     flooded_clients = []
-    with running(
-        limited_serve_command, server_environment, f"http://127.0.0.1:{PORT}/health/ready"
+    with start_server(
+        limited_serve_command, server_environment, f"http://127.0.0.1:{FIRST_PORT}/health/ready"
     ):
         run()  # warm-up, because the first requests are slower
-        for _ in range(RUNS):
+        for _ in range(RUN_COUNT):
             unflooded_clients.append(run())
-            with flooding():
+            with flood_from_process():
                 flooded_clients.append(run())
 
     failure_counts = sum(
@@ -183,7 +183,7 @@ def measure(temporary_folder: Path, duration_seconds: float) -> list[Bar]:
     )
     busy_count = sum(
         failure_counts[f"{client_kind}: http/1.1 503"]
-        for client_kind in KINDS
+        for client_kind in CLIENT_KINDS
         if client_kind != "probe"
     )
     print(dict(failure_counts), file=sys.stderr)
@@ -197,27 +197,29 @@ def measure(temporary_folder: Path, duration_seconds: float) -> list[Bar]:
     ]
 
     return [
-        bar(
+        make_bar(
             "requests of clients during the flood",
             sum(len(clients.seconds) for clients in flooded_clients),
             "",
         ),
-        bar("probes during the flood", sum(clients.probes for clients in flooded_clients), ""),
-        bar("requests with the answer 503 and Retry-After", busy_count, ""),
-        bar(
+        make_bar("probes during the flood", sum(clients.probes for clients in flooded_clients), ""),
+        make_bar("requests with the answer 503 and Retry-After", busy_count, ""),
+        make_bar(
             "requests and probes that were reset or got another answer",
             failure_counts.total() - busy_count,
             "",
             0,
         ),
-        bar("p99 of the clients without the flood", p99_latencies_ms[0], "ms"),
-        bar("p99 of the clients during the flood", p99_latencies_ms[1], "ms"),
-        bar("p99 during the flood, relative to p99 without the flood", latency_ratios, "times", 2),
+        make_bar("p99 of the clients without the flood", p99_latencies_ms[0], "ms"),
+        make_bar("p99 of the clients during the flood", p99_latencies_ms[1], "ms"),
+        make_bar(
+            "p99 during the flood, relative to p99 without the flood", latency_ratios, "times", 2
+        ),
     ]
 
 
 def main() -> int:
-    argument_parser = parser(__doc__)
+    argument_parser = make_parser(__doc__)
     argument_parser.add_argument(
         "--seconds", type=float, default=10, help="seconds of each run (default: 10)"
     )
@@ -229,15 +231,15 @@ def main() -> int:
     resource.setrlimit(resource.RLIMIT_NOFILE, (descriptor_limit, descriptor_limit))
 
     if options.attack:
-        (request_text,) = requests(
+        (request_text,) = make_requests(
             "/v1/models/power:predict", "instances", [{"hour": 1, "temperature": 9.0}]
         )
-        asyncio.run(flood(request_text))
+        asyncio.run(flood_server(request_text))
 
     with tempfile.TemporaryDirectory() as folder:
         sys.path.insert(0, folder)  # the folder that contains power.py
         try:
-            bars = measure(Path(folder), options.seconds)
+            bars = measure_flood(Path(folder), options.seconds)
         finally:
             from rekindle.local.services.services import Services
 

@@ -21,15 +21,20 @@ from hera.workflows import DAG, Container, Parameter, Resource, Task, Workflow
 from hera.workflows import models as m
 
 from argolocal.validate import lint
-from benchmarks.bars import bar, parser, report
+from benchmarks.bars import make_bar, make_parser, report
 from rekindle import blocks
 from rekindle.blocks.manifest.config import Config, load_config
-from rekindle.blocks.manifest.render import manifest_sha256, order_keys, render_manifest, to_yaml
+from rekindle.blocks.manifest.render import (
+    manifest_sha256,
+    render_manifest,
+    sort_keys_for_reading,
+    to_yaml,
+)
 
-CONFIG = Path(__file__).parents[1] / "configs/demo.yaml"
-PIPELINE = "blocks_of_benchmark"  # name of the module whose pipeline is rendered
+CONFIG_PATH = Path(__file__).parents[1] / "configs/demo.yaml"
+PIPELINE_MODULE_NAME = "blocks_of_benchmark"  # name of the module whose pipeline is rendered
 
-JOB = """
+JOB_MANIFEST = """
 {"apiVersion": "kubeflow.org/v1", "kind": "PyTorchJob",
  "metadata": {"name": "{{workflow.name}}-{{inputs.parameters.x}}"},
  "spec": {"pytorchReplicaSpecs": {"Worker": {"replicas": 2, "template": {"spec": {"containers": [
@@ -60,7 +65,7 @@ def pipeline(task_count: int) -> Workflow:
         job_template = Resource(
             name="job",
             action="apply",
-            manifest=JOB,
+            manifest=JOB_MANIFEST,
             inputs=input_parameters,
             success_condition="status.x > 0",
         )
@@ -77,7 +82,10 @@ def pipeline(task_count: int) -> Workflow:
                 else:
                     previous_task_number = task_number - (2 if task_number % 10 == 0 else 1)
                     if task_number:
-                        task_arguments = {"x": _output(previous_task_number), "y": _output(0)}
+                        task_arguments = {
+                            "x": _task_output_reference(previous_task_number),
+                            "y": _task_output_reference(0),
+                        }
                     else:
                         task_arguments = {"x": "{{workflow.name}}"}
 
@@ -98,18 +106,18 @@ def pipeline(task_count: int) -> Workflow:
     return workflow
 
 
-def _output(task_number: int) -> str:
+def _task_output_reference(task_number: int) -> str:
     return f"{{{{tasks.task-{task_number}.outputs.parameters.y}}}}"
 
 
-def seconds(task_count: int) -> tuple[float, float]:
+def measure_seconds(task_count: int) -> tuple[float, float]:
     """Return the CPU seconds of rendering and the CPU seconds of linting a chain of tasks.
 
     Raises SystemExit if a finding is fatal.
     """
     gc.collect()
     start_cpu_seconds = time.process_time()
-    manifest: dict[str, Any] = order_keys(pipeline(task_count).to_dict())
+    manifest: dict[str, Any] = sort_keys_for_reading(pipeline(task_count).to_dict())
     manifest_sha256(manifest)
     to_yaml(manifest)
     rendered_cpu_seconds = time.process_time()
@@ -123,7 +131,7 @@ def seconds(task_count: int) -> tuple[float, float]:
     return rendered_cpu_seconds - start_cpu_seconds, linted_cpu_seconds - rendered_cpu_seconds
 
 
-def block_pipeline(config: Config, task_count: int) -> Any:
+def make_block_pipeline(config: Config, task_count: int) -> Any:
     """Return the workflow of a pipeline of blocks, every tenth of them in a group."""
     with blocks.pipeline(config) as workflow:
         prepare_task = blocks.prepare()
@@ -147,19 +155,19 @@ def block_pipeline(config: Config, task_count: int) -> Any:
     return workflow
 
 
-def block_seconds(config: Config, task_count: int) -> float:
+def measure_block_seconds(config: Config, task_count: int) -> float:
     """Return the CPU seconds of building, rendering and linting a pipeline of blocks.
 
     Raises SystemExit if a finding is fatal.
     """
-    pipeline_module = ModuleType(PIPELINE)
+    pipeline_module = ModuleType(PIPELINE_MODULE_NAME)
     vars(pipeline_module).update(
-        __file__=__file__, build=lambda config: block_pipeline(config, task_count)
+        __file__=__file__, build=lambda config: make_block_pipeline(config, task_count)
     )
-    sys.modules[PIPELINE] = pipeline_module
+    sys.modules[PIPELINE_MODULE_NAME] = pipeline_module
     gc.collect()
     start_cpu_seconds = time.process_time()
-    findings = lint(render_manifest(config.model_copy(update={"pipeline": PIPELINE})))
+    findings = lint(render_manifest(config.model_copy(update={"pipeline": PIPELINE_MODULE_NAME})))
     cpu_seconds = time.process_time() - start_cpu_seconds
 
     fatal_findings = [finding for finding in findings if finding.fatal]
@@ -170,7 +178,7 @@ def block_seconds(config: Config, task_count: int) -> float:
 
 
 def main() -> int:
-    argument_parser = parser(__doc__)
+    argument_parser = make_parser(__doc__)
     argument_parser.add_argument(
         "--runs",
         type=int,
@@ -187,14 +195,14 @@ def main() -> int:
 
     options = argument_parser.parse_args()
     # warm-up, because Hera and pydantic initialize themselves in the first call
-    seconds(options.tasks)
+    measure_seconds(options.tasks)
     cpu_seconds_by_size: dict[int, list[tuple[float, float]]] = {1: [], 2: [], 4: []}
 
     for _ in range(options.runs):
         # measure the sizes alternately, so that other load on the machine affects all of them
         # equally
         for size_factor, cpu_second_pairs in cpu_seconds_by_size.items():
-            cpu_second_pairs.append(seconds(size_factor * options.tasks))
+            cpu_second_pairs.append(measure_seconds(size_factor * options.tasks))
 
     bars = []
     for size_factor, cpu_second_pairs in cpu_seconds_by_size.items():
@@ -203,7 +211,7 @@ def main() -> int:
         lint_cpu_seconds = min(linted_cpu_seconds for _, linted_cpu_seconds in cpu_second_pairs)
 
         bars.append(
-            bar(
+            make_bar(
                 figure_name,
                 [sum(cpu_second_pair) for cpu_second_pair in cpu_second_pairs],
                 "CPU s",
@@ -218,7 +226,7 @@ def main() -> int:
             for factor in (1, 4)
         )
         bars.append(
-            bar(
+            make_bar(
                 f"{stage_name}: cost per task of the largest pipeline, relative to the smallest",
                 large_seconds / 4 / small_seconds,
                 "x",
@@ -226,17 +234,17 @@ def main() -> int:
             )
         )
 
-    config = load_config(CONFIG, environment={}).config
-    block_seconds(config, 10)
+    config = load_config(CONFIG_PATH, environment={}).config
+    measure_block_seconds(config, 10)
     build_seconds_by_size = {
         size_factor: [
-            block_seconds(config, size_factor * options.tasks) for _ in range(options.runs)
+            measure_block_seconds(config, size_factor * options.tasks) for _ in range(options.runs)
         ]
         for size_factor in (1, 4)
     }
     limit_seconds = 0.5 if options.tasks == 500 else None
     bars.append(
-        bar(
+        make_bar(
             f"build, render and lint, {options.tasks} blocks",
             build_seconds_by_size[1],
             "CPU s",
@@ -245,7 +253,7 @@ def main() -> int:
     )
     cost_ratio = min(build_seconds_by_size[4]) / 4 / min(build_seconds_by_size[1])
     bars.append(
-        bar(
+        make_bar(
             "cost per block of the largest pipeline, relative to the smallest", cost_ratio, "x", 1.5
         )
     )

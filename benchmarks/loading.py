@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from benchmarks.bars import Bar, bar, parser, report
+from benchmarks.bars import Bar, make_bar, make_parser, report
 from rekindle.training.numerics import prepare_device
 from rekindle.training.sampler import Sampler
 from rekindle.training.spec import TrainingSpec as Inputs
@@ -29,13 +29,13 @@ from steps import fraud
 from steps.fraud.data.sequences import LENGTH, TrainingWindows, open_dataset
 from steps.fraud.fraud_config import Data
 
-WORLD = "simulate://1?cards=5000&terminals=10000&days=183"
-BATCH = 256
-BAR = 1200  # minimum speed, in thousand samples per second
-Next = Callable[[], Any]
+SIMULATED_WORLD_URI = "simulate://1?cards=5000&terminals=10000&days=183"
+BATCH_SIZE = 256
+MIN_SAMPLES_PER_MS = 1200  # minimum speed, in thousand samples per second
+NextBatch = Callable[[], Any]
 
 
-class Single(Dataset[tuple[Tensor, ...]]):
+class SingleWindowDataset(Dataset[tuple[Tensor, ...]]):
     """A dataset that returns one window at a time, as a DataLoader requests by default."""
 
     def __init__(self, training_windows: TrainingWindows) -> None:
@@ -58,34 +58,40 @@ class Single(Dataset[tuple[Tensor, ...]]):
         return features, windows.labels[self.start[index]], windows.counted[self.mask[index]]
 
 
-class Batched(Single):
+class BatchedWindowDataset(SingleWindowDataset):
     """A dataset that returns all windows of a batch at once, which is faster."""
 
     def __getitems__(self, window_indices: list[int]) -> tuple[Tensor, ...]:
         return self.windows.batch(torch.tensor(window_indices))
 
 
-def contenders(training_windows: TrainingWindows) -> dict[str, Next]:
+def make_contenders(training_windows: TrainingWindows) -> dict[str, NextBatch]:
     """Return a function by name of each loader; every call of the function returns the loader's
     next batch."""
-    sampler = Sampler(len(training_windows), BATCH, 1, 0)
+    sampler = Sampler(len(training_windows), BATCH_SIZE, 1, 0)
     step_numbers = iter(range(10**9))
-    index_batches = _cycle([sampler.sample_indices(step_number, 0) for step_number in range(100)])
-    place_batches = _cycle(
+    index_batches = _cycle_batches(
+        [sampler.select_sample_indices(step_number, 0) for step_number in range(100)]
+    )
+    place_batches = _cycle_batches(
         [
-            training_windows.offsets.index_select(0, sampler.sample_indices(step_number, 0))
+            training_windows.offsets.index_select(0, sampler.select_sample_indices(step_number, 0))
             for step_number in range(100)
         ]
     )
-    loader_settings: dict[str, Any] = {"batch_size": BATCH, "shuffle": True, "drop_last": True}
-    single_batches = _cycle(DataLoader(Single(training_windows), **loader_settings))
-    list_batches = _cycle(
-        DataLoader(Batched(training_windows), collate_fn=_identity, **loader_settings)
+    loader_settings: dict[str, Any] = {"batch_size": BATCH_SIZE, "shuffle": True, "drop_last": True}
+    single_batches = _cycle_batches(
+        DataLoader(SingleWindowDataset(training_windows), **loader_settings)
+    )
+    list_batches = _cycle_batches(
+        DataLoader(
+            BatchedWindowDataset(training_windows), collate_fn=_return_batch, **loader_settings
+        )
     )
 
     return {
         "Rekindle, with its sampler": lambda: training_windows.batch(
-            sampler.sample_indices(next(step_numbers), 0)
+            sampler.select_sample_indices(next(step_numbers), 0)
         ),
         "Rekindle, with precomputed indices": lambda: training_windows.batch(next(index_batches)),
         "bare gather of the features": lambda: training_windows.features.index_select(
@@ -96,16 +102,16 @@ def contenders(training_windows: TrainingWindows) -> dict[str, Next]:
     }
 
 
-def _identity(batch: object) -> Any:
+def _return_batch(batch: object) -> Any:
     return batch
 
 
-def _cycle(batches: Any) -> Iterator[Any]:
+def _cycle_batches(batches: Any) -> Iterator[Any]:
     while True:
         yield from batches
 
 
-def measure(dataset_path: Path, round_count: int, batches_per_round: int) -> list[Bar]:
+def measure_loaders(dataset_path: Path, round_count: int, batches_per_round: int) -> list[Bar]:
     """Return the figures for the dataset at `dataset_path`."""
     training_settings: dict[str, Any] = {
         "workload": "",
@@ -117,14 +123,14 @@ def measure(dataset_path: Path, round_count: int, batches_per_round: int) -> lis
 
     prepare_device(Inputs(**training_settings))  # this call also configures torch as in training
     training_windows = open_dataset(dataset_path)
-    if len(training_windows) < BATCH:
+    if len(training_windows) < BATCH_SIZE:
         # with fewer rows, the loaders would yield nothing, because they drop an incomplete batch
         raise SystemExit(
             f"error: the source has {len(training_windows):,} windows, and a batch needs"
-            f" {BATCH:,}: give --source more cards or days."
+            f" {BATCH_SIZE:,}: give --source more cards or days."
         )
 
-    loaders_by_name = contenders(training_windows)
+    loaders_by_name = make_contenders(training_windows)
     speeds_by_loader: dict[str, list[float]] = {loader_name: [] for loader_name in loaders_by_name}
 
     for round_index in range(round_count + 1):
@@ -135,7 +141,7 @@ def measure(dataset_path: Path, round_count: int, batches_per_round: int) -> lis
 
             if round_index:  # the first turn is a warm-up
                 speeds_by_loader[loader_name].append(
-                    batches_per_round * BATCH / (time.thread_time() - start_cpu_seconds) / 1000
+                    batches_per_round * BATCH_SIZE / (time.thread_time() - start_cpu_seconds) / 1000
                 )
 
     first_loader, _, bare_loader, *_ = speeds_by_loader
@@ -146,17 +152,28 @@ def measure(dataset_path: Path, round_count: int, batches_per_round: int) -> lis
         )
     ]
     bars = [
-        bar(loader_name, loader_speeds, "k/s", BAR if loader_name == first_loader else None, "more")
+        make_bar(
+            loader_name,
+            loader_speeds,
+            "k/s",
+            MIN_SAMPLES_PER_MS if loader_name == first_loader else None,
+            "more",
+        )
         for loader_name, loader_speeds in speeds_by_loader.items()
     ]
 
-    return [*bars, bar("speed of Rekindle, relative to the bare gather", speed_shares, "times")]
+    return [
+        *bars,
+        make_bar("speed of Rekindle, relative to the bare gather", speed_shares, "times"),
+    ]
 
 
 def main() -> int:
-    argument_parser = parser(__doc__)
+    argument_parser = make_parser(__doc__)
     argument_parser.add_argument(
-        "--source", default=WORLD, help=f"source of the raw transactions (default: {WORLD})"
+        "--source",
+        default=SIMULATED_WORLD_URI,
+        help=f"source of the raw transactions (default: {SIMULATED_WORLD_URI})",
     )
     argument_parser.add_argument(
         "--rounds", type=int, default=40, help="number of blocks per loader (default: 40)"
@@ -166,7 +183,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as temporary_folder:
         dataset_path = Path(temporary_folder) / "dataset"
         prepare(fraud, Data(source=options.source), dataset_path)
-        bars = measure(dataset_path, options.rounds, 100)
+        bars = measure_loaders(dataset_path, options.rounds, 100)
 
     return report(bars, as_json=options.json)
 

@@ -26,20 +26,20 @@ from pathlib import Path
 from statistics import mean, median
 from typing import Any
 
-from benchmarks.bars import Bar, bar, parser, report
+from benchmarks.bars import Bar, make_bar, make_parser, report
 from benchmarks.workloads import stamped
 
 # settings whose step takes 0.4 ms
-SMALL = {"model": {"width": 96, "layers": 3}, "batch_size": 32, "virtual_workers": 1}
-LARGE = {
+SMALL_SETTINGS = {"model": {"width": 96, "layers": 3}, "batch_size": 32, "virtual_workers": 1}
+LARGE_SETTINGS = {
     "model": {"width": 1010, "layers": 2},
     "batch_size": 16,
     "virtual_workers": 8,
 }  # the model has 5.1 MB of parameters
-BARS = {2: 1.15, 4: 1.4}
+MAX_RATIO_BY_WORKERS = {2: 1.15, 4: 1.4}
 
 
-class Tracker(BaseHTTPRequestHandler):
+class MlflowStubHandler(BaseHTTPRequestHandler):
     """Stub of an MLflow server that accepts all requests."""
 
     protocol_version = "HTTP/1.1"
@@ -57,7 +57,7 @@ class Tracker(BaseHTTPRequestHandler):
 
 
 @contextmanager
-def environment() -> Iterator[dict[str, str]]:
+def start_environment() -> Iterator[dict[str, str]]:
     """Start an S3 endpoint with the dataset, and a stub of MLflow; yield the environment variables
     that select them."""
     from rekindle.local.services.services import Services
@@ -65,7 +65,7 @@ def environment() -> Iterator[dict[str, str]]:
 
     with (
         tempfile.TemporaryDirectory() as temporary_folder,
-        ThreadingHTTPServer(("127.0.0.1", 0), Tracker) as mlflow_stub,
+        ThreadingHTTPServer(("127.0.0.1", 0), MlflowStubHandler) as mlflow_stub,
     ):
         threading.Thread(target=mlflow_stub.serve_forever, daemon=True).start()
         services = Services(Path(temporary_folder) / "home", {})
@@ -75,7 +75,7 @@ def environment() -> Iterator[dict[str, str]]:
             s3_url = services.url("s3")
             store = Store("benchmark", s3_url, *credentials.values())
             store.client.create_bucket(Bucket=store.bucket)
-            stamped.write(Path(temporary_folder) / "dataset")
+            stamped.write_dataset(Path(temporary_folder) / "dataset")
             store.upload(Path(temporary_folder) / "dataset", "dataset")
 
             yield (
@@ -94,7 +94,7 @@ def environment() -> Iterator[dict[str, str]]:
             mlflow_stub.shutdown()
 
 
-def measure(
+def measure_group(
     environment_variables: dict[str, str],
     process_count: int,
     training_settings: dict[str, Any],
@@ -166,26 +166,26 @@ def train_as_worker(arguments_json: str) -> None:
     training_spec = TrainingSpec(
         workload="benchmarks.workloads.mlp",
         dataset="dataset",
-        digest=stamped.digest(),
+        digest=stamped.compute_digest(),
         **worker_settings["inputs"],
     )
 
-    mlp.turns = mlp.Turns(training_spec, **worker_settings["turns"])
+    mlp.turns = mlp.LoopTurns(training_spec, **worker_settings["turns"])
     run_worker(training_spec)
     print(json.dumps(mlp.turns.result()))
 
 
-def alone(environment_variables: dict[str, str], block_count: int) -> list[Bar]:
+def measure_alone(environment_variables: dict[str, str], block_count: int) -> list[Bar]:
     """Measure the CPU time that each loop adds to a bare step of 0.4 ms, in one process."""
     # the warm-up is long enough to include sending the first curves, after 5 s
     steps_per_block = 500
     warm_up_steps = 14000
-    training_settings = SMALL | {
+    training_settings = SMALL_SETTINGS | {
         "run_id": "1",
         "checkpoint_seconds": 5,
         "steps": warm_up_steps + steps_per_block * block_count + 1,
     }
-    measured_figures = measure(
+    measured_figures = measure_group(
         environment_variables,
         1,
         training_settings,
@@ -196,7 +196,7 @@ def alone(environment_variables: dict[str, str], block_count: int) -> list[Bar]:
     bare_step_seconds = measured_figures["steps"]["bare"]
     # the background threads also work during the turns of other loops
     thread_seconds = measured_figures["threads"] * median(step_seconds_by_loop["Rekindle"])
-    bars = [bar("a bare step", median(bare_step_seconds) * 1e6, "µs")]
+    bars = [make_bar("a bare step", median(bare_step_seconds) * 1e6, "µs")]
 
     for loop_name, loop_step_seconds in step_seconds_by_loop.items():
         if loop_name != "bare":
@@ -209,7 +209,7 @@ def alone(environment_variables: dict[str, str], block_count: int) -> list[Bar]:
             overhead_seconds += thread_seconds if loop_name == "Rekindle" else 0
 
             bars.append(
-                bar(
+                make_bar(
                     f"{loop_name}: added to the bare step",
                     overhead_seconds * 1e6,
                     "µs",
@@ -219,22 +219,24 @@ def alone(environment_variables: dict[str, str], block_count: int) -> list[Bar]:
 
     return [
         *bars,
-        bar("share of Rekindle's background threads in this overhead", thread_seconds * 1e6, "µs"),
+        make_bar(
+            "share of Rekindle's background threads in this overhead", thread_seconds * 1e6, "µs"
+        ),
     ]
 
 
-def together(
+def measure_together(
     environment_variables: dict[str, str], worker_count: int, block_count: int
 ) -> list[Bar]:
     """Return the step times in a group of processes: of Rekindle's loop, with 8 virtual workers and
     an exact sum of 5 MB of gradients, and of a DDP loop."""
     steps_per_block = 10
     warm_up_steps = 10
-    training_settings = LARGE | {
+    training_settings = LARGE_SETTINGS | {
         "checkpoint_seconds": 3600,
         "steps": warm_up_steps + steps_per_block * block_count + 1,
     }
-    figures_by_process = measure(
+    figures_by_process = measure_group(
         environment_variables,
         worker_count,
         training_settings,
@@ -252,7 +254,7 @@ def together(
         for loop_name in figures_by_process[0]["steps"]
     }
     bars = [
-        bar(f"{worker_count} workers: {loop_name}", median(block_seconds) * 1e3, "ms")
+        make_bar(f"{worker_count} workers: {loop_name}", median(block_seconds) * 1e3, "ms")
         for loop_name, block_seconds in mean_seconds_by_loop.items()
     ]
     median_ratio = median(
@@ -264,11 +266,11 @@ def together(
 
     return [
         *bars,
-        bar(
+        make_bar(
             f"{worker_count} workers: Rekindle, relative to DDP",
             median_ratio,
             "times",
-            BARS.get(worker_count),
+            MAX_RATIO_BY_WORKERS.get(worker_count),
         ),
     ]
 
@@ -279,7 +281,7 @@ def free_port() -> int:
 
 
 def main() -> int:
-    argument_parser = parser(__doc__)
+    argument_parser = make_parser(__doc__)
     argument_parser.add_argument(
         "--quick", action="store_true", help="measure fewer blocks of steps"
     )
@@ -300,12 +302,14 @@ def main() -> int:
         return 0
 
     bars: list[Bar] = []
-    with environment() as environment_variables:
+    with start_environment() as environment_variables:
         for worker_count in options.sizes:
             bars += (
-                alone(environment_variables, 20 if options.quick else 60)
+                measure_alone(environment_variables, 20 if options.quick else 60)
                 if worker_count == 1
-                else together(environment_variables, worker_count, 10 if options.quick else 30)
+                else measure_together(
+                    environment_variables, worker_count, 10 if options.quick else 30
+                )
             )
 
     return report(bars, as_json=options.json)

@@ -18,11 +18,13 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from benchmarks.bars import Bar, bar, parser, report
+from benchmarks.bars import Bar, make_bar, make_parser, report
 
-WORLD = "simulate://7?cards={cards}&terminals={terminals}&days=183&start=2018-04-01"
-PUBLISHED = 1_750_000  # number of rows of the published data; the limits hold for this number
-ONE_THREAD = dict.fromkeys(
+SIMULATED_WORLD_URI = "simulate://7?cards={cards}&terminals={terminals}&days=183&start=2018-04-01"
+PUBLISHED_ROW_COUNT = (
+    1_750_000  # number of rows of the published data; the limits hold for this number
+)
+ONE_THREAD_ENVIRONMENT = dict.fromkeys(
     ("POLARS_MAX_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1"
 )
 
@@ -116,7 +118,7 @@ def pandas(parquet_path: Path, feature_path: Path) -> None:
     pd.DataFrame(feature_columns).to_parquet(feature_path)
 
 
-def difference(first_path: Path, second_path: Path) -> float:
+def measure_difference(first_path: Path, second_path: Path) -> float:
     """Return the share of rows in which two feature files differ by more than rounding errors."""
     import polars as pl
 
@@ -132,7 +134,9 @@ def difference(first_path: Path, second_path: Path) -> float:
     return pl.DataFrame(is_different_by_column).select(pl.any_horizontal(pl.all()).mean()).item()
 
 
-def measure(function_name: str, source_path: Path, target_path: Path) -> tuple[float, float]:
+def measure_function(
+    function_name: str, source_path: Path, target_path: Path
+) -> tuple[float, float]:
     """Run the function `function_name` of this module in its own process.
 
     Returns its CPU seconds without imports, and its peak memory in GB.
@@ -155,7 +159,7 @@ print(time.process_time() - began, resource.getrusage(resource.RUSAGE_SELF).ru_m
     command = [sys.executable, "-c", program_text, str(source_path), str(target_path)]
 
     completed_process = subprocess.run(
-        command, env=os.environ | ONE_THREAD, stdout=subprocess.PIPE, text=True
+        command, env=os.environ | ONE_THREAD_ENVIRONMENT, stdout=subprocess.PIPE, text=True
     )
     if completed_process.returncode:
         raise SystemExit(
@@ -167,51 +171,55 @@ print(time.process_time() - began, resource.getrusage(resource.RUSAGE_SELF).ru_m
     return cpu_seconds, memory_megabytes
 
 
-def world(folder: Path, card_count: int) -> Path:
+def write_world(folder: Path, card_count: int) -> Path:
     """Write a simulated world as a parquet file."""
     uri_path = folder / f"{card_count}.txt"
-    uri_path.write_text(WORLD.format(cards=card_count, terminals=2 * card_count))
-    measure("simulated", uri_path, folder / f"{card_count}.parquet")
+    uri_path.write_text(SIMULATED_WORLD_URI.format(cards=card_count, terminals=2 * card_count))
+    measure_function("simulated", uri_path, folder / f"{card_count}.parquet")
     return folder / f"{card_count}.parquet"
 
 
-def compare(parquet_path: Path, folder: Path, repeat_count: int) -> list[Bar]:
+def compare_features(parquet_path: Path, folder: Path, repeat_count: int) -> list[Bar]:
     """Compare the CPU seconds of computing features with polars and with pandas. The figures are
     the minimum of `repeat_count` runs, scaled to the number of published rows."""
     import polars as pl
 
-    row_scale = PUBLISHED / pl.scan_parquet(parquet_path).select(pl.len()).collect().item()
+    row_scale = (
+        PUBLISHED_ROW_COUNT / pl.scan_parquet(parquet_path).select(pl.len()).collect().item()
+    )
     cpu_seconds_by_work = {
         function_name: min(
-            measure(function_name, parquet_path, folder / function_name)[0]
+            measure_function(function_name, parquet_path, folder / function_name)[0]
             for _ in range(repeat_count)
         )
         for function_name in ("polars", "step", "pandas")
     }
     cpu_seconds_by_work["verify"] = min(
-        measure("verify", folder / "step", folder)[0] for _ in range(repeat_count)
+        measure_function("verify", folder / "step", folder)[0] for _ in range(repeat_count)
     )
-    different_share = difference(folder / "polars", folder / "pandas")
+    different_share = measure_difference(folder / "polars", folder / "pandas")
     feature_cpu_seconds = cpu_seconds_by_work["polars"] * row_scale
     step_cpu_seconds = cpu_seconds_by_work["step"] * row_scale
     pandas_ratio = cpu_seconds_by_work["pandas"] / cpu_seconds_by_work["polars"]
 
     return [
-        bar("15 features of 1.75 M rows, parquet to parquet", feature_cpu_seconds, "CPU s", 3.0),
-        bar("speed relative to pandas", pandas_ratio, "x", 5.0, "more"),
-        bar(
+        make_bar(
+            "15 features of 1.75 M rows, parquet to parquet", feature_cpu_seconds, "CPU s", 3.0
+        ),
+        make_bar("speed relative to pandas", pandas_ratio, "x", 5.0, "more"),
+        make_bar(
             "rows whose features differ from pandas (same-second ties)",
             different_share,
             "share",
             1e-4,
         ),
-        bar(
+        make_bar(
             "the whole step prepare for 1.75 M rows, boosting included",
             step_cpu_seconds,
             "CPU s",
             25.0,
         ),
-        bar(
+        make_bar(
             "verification of the dataset, relative to the step prepare",
             cpu_seconds_by_work["verify"] / cpu_seconds_by_work["step"],
             "share",
@@ -220,20 +228,20 @@ def compare(parquet_path: Path, folder: Path, repeat_count: int) -> list[Bar]:
     ]
 
 
-def large(folder: Path, card_count: int) -> list[Bar]:
+def measure_large_world(folder: Path, card_count: int) -> list[Bar]:
     """Return the CPU seconds and peak memory for computing the features of ten times as many
     cards."""
-    cpu_seconds, memory_megabytes = measure(
-        "polars", world(folder, 10 * card_count), folder / "large"
+    cpu_seconds, memory_megabytes = measure_function(
+        "polars", write_world(folder, 10 * card_count), folder / "large"
     )
     return [
-        bar("15 features of ten times the rows", cpu_seconds, "CPU s", 45.0),
-        bar("peak memory with ten times the rows", memory_megabytes, "GB", 6.0),
+        make_bar("15 features of ten times the rows", cpu_seconds, "CPU s", 45.0),
+        make_bar("peak memory with ten times the rows", memory_megabytes, "GB", 6.0),
     ]
 
 
 def main() -> int:
-    argument_parser = parser(__doc__)
+    argument_parser = make_parser(__doc__)
     argument_parser.add_argument(
         "--source",
         type=Path,
@@ -257,11 +265,11 @@ def main() -> int:
 
     with tempfile.TemporaryDirectory() as temporary_folder:
         working_folder = Path(temporary_folder)
-        source_path = options.source or world(working_folder, options.cards)
-        bars = compare(source_path, working_folder, options.repeats)
+        source_path = options.source or write_world(working_folder, options.cards)
+        bars = compare_features(source_path, working_folder, options.repeats)
 
         if options.large:
-            bars += large(working_folder, options.cards)
+            bars += measure_large_world(working_folder, options.cards)
 
     return report(bars, as_json=options.json)
 

@@ -22,35 +22,35 @@ from pathlib import Path
 from statistics import median
 
 from benchmarks import torchrun
-from benchmarks.bars import Bar, bar, parser, report
+from benchmarks.bars import Bar, make_bar, make_parser, report
 from benchmarks.workloads import stamped
 from rekindle.local.services.services import Services
 from rekindle.storage import Store
 from tests.rekindle.training.crew import Crew
 
-NAMES = ("w0", "w1", "w2")
-VIRTUAL = 8
-TIMEOUT_S = 300.0  # long, because the machine may be heavily loaded
+WORKER_NAMES = ("w0", "w1", "w2")
+VIRTUAL_WORKERS = 8
+RECOVERY_TIMEOUT_S = 300.0  # long, because the machine may be heavily loaded
 # maximum number of micro-batches that a worker computes per step while all workers train
-MAX_BATCHES = VIRTUAL // len(NAMES) + 1
-FLAGS = {
+MAX_BATCHES_PER_WORKER = VIRTUAL_WORKERS // len(WORKER_NAMES) + 1
+TRAINING_FLAGS = {
     "workload": "benchmarks.workloads.stamped",
     "dataset": "stamped/dataset",
-    "digest": stamped.digest(),
+    "digest": stamped.compute_digest(),
     "batch_size": 2,
-    "virtual_workers": VIRTUAL,
-    "workers": len(NAMES),
+    "virtual_workers": VIRTUAL_WORKERS,
+    "workers": len(WORKER_NAMES),
     "steps": 10**6,
     "schedule": "constant",
     "warmup": 0,
     "checkpoint_seconds": 600,
 }
 # scenario `gone`: seconds between two snapshots (HOT) and between two checkpoints (DURABLE)
-HOT = 0.25
-DURABLE = 3.0
+HOT_INTERVAL_S = 0.25
+DURABLE_INTERVAL_S = 3.0
 
 
-class Run:
+class MeasuredRun:
     """The processes of one training run, and the steps that they recorded."""
 
     def __init__(
@@ -59,11 +59,11 @@ class Run:
         self.crew, self.folder, self.first_workers_steps = (
             crew,
             stamps_folder / run_name,
-            list[stamped.Step](),
+            list[stamped.StampedStep](),
         )
         self.folder.mkdir()
         flag_values = (
-            FLAGS
+            TRAINING_FLAGS
             | {"out": f"{run_name}/model", "checkpoints": f"{run_name}/checkpoints"}
             | training_settings
         )
@@ -79,14 +79,16 @@ class Run:
         self.coordinator = self.crew.coordinator(self.argv)
         self.launchers = {
             worker_name: self.crew.launcher(worker_name, self.argv, STAMPS=str(self.folder))
-            for worker_name in NAMES
+            for worker_name in WORKER_NAMES
         }
 
     def kill(self) -> None:
         """Kill all processes, wait until they have ended, and keep the recorded steps of the first
         worker."""
         member_processes = [self.coordinator, *self.launchers.values()]
-        worker_pids = [stamped.pid(self.folder, worker_name) for worker_name in NAMES]
+        worker_pids = [
+            stamped.find_newest_pid(self.folder, worker_name) for worker_name in WORKER_NAMES
+        ]
         for member_process in member_processes:
             member_process.send(signal.SIGKILL)
         for member_process in member_processes:
@@ -94,24 +96,26 @@ class Run:
         self.crew.until(
             lambda: not any(Path(f"/proc/{worker_pid}").exists() for worker_pid in worker_pids)
         )
-        self.first_workers_steps += stamped.steps(self.folder, NAMES[0])
+        self.first_workers_steps += stamped.read_steps(self.folder, WORKER_NAMES[0])
 
     def signal(self, signal_number: signal.Signals, *worker_names: str) -> float:
         """Send a signal to the workers `worker_names`, but not to their launchers.
 
         Returns the time immediately before the signals are sent.
         """
-        worker_pids = [stamped.pid(self.folder, worker_name) for worker_name in worker_names]
+        worker_pids = [
+            stamped.find_newest_pid(self.folder, worker_name) for worker_name in worker_names
+        ]
         now_seconds = time.monotonic()
         for worker_pid in worker_pids:
             os.kill(worker_pid, signal_number)
         return now_seconds
 
-    def steps(self, worker_name: str, since_seconds: float) -> list[stamped.Step]:
+    def steps(self, worker_name: str, since_seconds: float) -> list[stamped.StampedStep]:
         """Return the steps that a worker finished after the time `since_seconds`."""
         return [
             step
-            for step in stamped.steps(self.folder, worker_name)
+            for step in stamped.read_steps(self.folder, worker_name)
             if step.finished > since_seconds
         ]
 
@@ -119,49 +123,51 @@ class Run:
         """Wait until all workers train together. Returns the time at which the last worker finished
         its first step with all workers in the group."""
         since_seconds = since_seconds or time.monotonic()
-        steps_by_name: dict[str, list[stamped.Step]] = {}
+        steps_by_name: dict[str, list[stamped.StampedStep]] = {}
 
         def is_complete() -> bool:
-            for worker_name in NAMES:
+            for worker_name in WORKER_NAMES:
                 steps_by_name[worker_name] = [
                     step
                     for step in self.steps(worker_name, since_seconds)
-                    if step.batches <= MAX_BATCHES
+                    if step.batches <= MAX_BATCHES_PER_WORKER
                 ]
             return all(
                 len(worker_steps) >= min_step_count for worker_steps in steps_by_name.values()
             )
 
-        self.crew.until(is_complete, TIMEOUT_S)
+        self.crew.until(is_complete, RECOVERY_TIMEOUT_S)
         return max(worker_steps[0].finished for worker_steps in steps_by_name.values())
 
-    def next_step(self, since_seconds: float, victim_names: set[str]) -> float:
+    def measure_next_step(self, since_seconds: float, victim_names: set[str]) -> float:
         """Return the seconds from the time `since_seconds` until all survivors have finished a
         step, minus the duration of a step."""
-        survivor_names = [worker_name for worker_name in NAMES if worker_name not in victim_names]
-        steps_by_name: dict[str, list[stamped.Step]] = {}
+        survivor_names = [
+            worker_name for worker_name in WORKER_NAMES if worker_name not in victim_names
+        ]
+        steps_by_name: dict[str, list[stamped.StampedStep]] = {}
 
         def is_complete() -> bool:
             for worker_name in survivor_names:
                 steps_by_name[worker_name] = [
                     step
                     for step in self.steps(worker_name, since_seconds)
-                    if step.batches > MAX_BATCHES
+                    if step.batches > MAX_BATCHES_PER_WORKER
                 ]
             return all(worker_steps for worker_steps in steps_by_name.values())
 
         earlier_steps = [
             earlier_step
             for worker_name in survivor_names
-            for earlier_step in stamped.steps(self.folder, worker_name)
+            for earlier_step in stamped.read_steps(self.folder, worker_name)
             if earlier_step.finished < since_seconds
         ][-20:]
         usual_step_seconds = (
-            (MAX_BATCHES + 1)
-            / MAX_BATCHES
+            (MAX_BATCHES_PER_WORKER + 1)
+            / MAX_BATCHES_PER_WORKER
             * median(step.finished - step.began for step in earlier_steps)
         )
-        self.crew.until(is_complete, TIMEOUT_S)
+        self.crew.until(is_complete, RECOVERY_TIMEOUT_S)
         time.sleep(0.1)
         is_complete()
         later_steps = [
@@ -184,14 +190,15 @@ class Run:
         for stamp_path in self.folder.iterdir():
             worker_name, _, worker_pid = stamp_path.name.rpartition("-")
             step_weights = [
-                step.weight for step in stamped.steps(self.folder, worker_name, int(worker_pid))
+                step.weight
+                for step in stamped.read_steps(self.folder, worker_name, int(worker_pid))
             ]
             lost_step_count += len(step_weights) - len(set(step_weights))
         return lost_step_count
 
 
-def killed(
-    measured_run: Run, repetition_count: int, signal_number: signal.Signals
+def measure_killed_worker(
+    measured_run: MeasuredRun, repetition_count: int, signal_number: signal.Signals
 ) -> dict[str, list[float]]:
     """Repeatedly kill a worker, which its launcher restarts; for SIGSTOP, stop a worker and then
     continue it.
@@ -204,9 +211,9 @@ def killed(
 
     for _ in range(repetition_count):
         time.sleep(random.uniform(0.1, 0.3))
-        victim_name = random.choice(NAMES)
+        victim_name = random.choice(WORKER_NAMES)
         kill_seconds = measured_run.signal(signal_number, victim_name)
-        next_step_seconds.append(measured_run.next_step(kill_seconds, {victim_name}))
+        next_step_seconds.append(measured_run.measure_next_step(kill_seconds, {victim_name}))
 
         if signal_number == signal.SIGSTOP:
             kill_seconds = measured_run.signal(signal.SIGCONT, victim_name)
@@ -216,20 +223,20 @@ def killed(
     return {"next step": next_step_seconds, "back": rejoin_seconds}
 
 
-def all_killed(measured_run: Run, repetition_count: int) -> dict[str, list[float]]:
+def measure_all_killed(measured_run: MeasuredRun, repetition_count: int) -> dict[str, list[float]]:
     """Kill all workers. Returns the seconds until all of them, restored from shared memory, have
     finished a step."""
     next_step_seconds = []
     for _ in range(repetition_count):
         time.sleep(random.uniform(0.5, 1.0))
-        kill_seconds = measured_run.signal(signal.SIGKILL, *NAMES)
+        kill_seconds = measured_run.signal(signal.SIGKILL, *WORKER_NAMES)
         next_step_seconds.append(measured_run.wait_for_all(kill_seconds, 1) - kill_seconds)
         measured_run.wait_for_all()
     return {"next step": next_step_seconds}
 
 
-def all_processes_killed(
-    measured_run: Run, repetition_count: int, *, has_snapshots: bool
+def measure_processes_killed(
+    measured_run: MeasuredRun, repetition_count: int, *, has_snapshots: bool
 ) -> dict[str, list[float]]:
     """Kill all processes. If `has_snapshots` is False, also delete the snapshots in memory, as if
     the nodes were lost.
@@ -242,17 +249,17 @@ def all_processes_killed(
     import_seconds = []
 
     for _ in range(repetition_count):
-        time.sleep(random.uniform(1.0, 1.5) * (1 if has_snapshots else DURABLE))
+        time.sleep(random.uniform(1.0, 1.5) * (1 if has_snapshots else DURABLE_INTERVAL_S))
         measured_run.kill()
         if not has_snapshots:
             for snapshot_file in measured_run.crew.logs.glob("rekindle-*"):
                 snapshot_file.unlink()
 
-        import_seconds.append(import_torch())
+        import_seconds.append(measure_torch_import())
         kill_seconds = time.monotonic()
         measured_run.start()
         next_step_seconds.append(measured_run.wait_for_all(kill_seconds, 1) - kill_seconds)
-        first_weight = stamped.steps(measured_run.folder, NAMES[0])[0].weight
+        first_weight = stamped.read_steps(measured_run.folder, WORKER_NAMES[0])[0].weight
         recorded_steps = measured_run.first_workers_steps
         # steps of the killed run from the same weights; empty if no step was lost
         restart_indexes = [
@@ -270,14 +277,16 @@ def all_processes_killed(
     return {"next step": next_step_seconds, "lost": lost_step_counts, "import": import_seconds}
 
 
-def import_torch() -> float:
+def measure_torch_import() -> float:
     """Return the seconds that `import torch` takes on this machine."""
     start_seconds = time.monotonic()
     subprocess.run([sys.executable, "-c", "import torch"], check=True)
     return time.monotonic() - start_seconds
 
 
-def headless(measured_run: Run, repetition_count: int) -> dict[str, list[float]]:
+def measure_coordinator_kill(
+    measured_run: MeasuredRun, repetition_count: int
+) -> dict[str, list[float]]:
     """Kill and restart the coordinator.
 
     Returns the delay of the slowest step as a multiple of the usual duration of a step, and the
@@ -292,7 +301,7 @@ def headless(measured_run: Run, repetition_count: int) -> dict[str, list[float]]
         # the steps that ended in the last two seconds
         usual_step_seconds = [
             worker_step.finished - worker_step.began
-            for worker_name in NAMES
+            for worker_name in WORKER_NAMES
             for worker_step in measured_run.steps(worker_name, kill_seconds - 2)
         ]
         measured_run.coordinator.send(signal.SIGKILL)
@@ -307,7 +316,7 @@ def headless(measured_run: Run, repetition_count: int) -> dict[str, list[float]]
         time.sleep(max(0.0, kill_seconds + 2 - time.monotonic()))
         slowest_later_seconds = max(
             worker_step.finished - worker_step.began
-            for worker_name in NAMES
+            for worker_name in WORKER_NAMES
             for worker_step in measured_run.steps(worker_name, kill_seconds)
         )
         slowest_step_seconds.append(
@@ -318,7 +327,7 @@ def headless(measured_run: Run, repetition_count: int) -> dict[str, list[float]]
 
 
 @contextmanager
-def crews() -> Iterator[tuple[Crew, Path]]:
+def start_crew() -> Iterator[tuple[Crew, Path]]:
     """Yield a Crew, which starts coordinators and launchers, and the folder for its files. The
     started processes use an object store with the dataset, and end with this process."""
     with tempfile.TemporaryDirectory() as temporary_folder:
@@ -330,8 +339,8 @@ def crews() -> Iterator[tuple[Crew, Path]]:
             "S3_BUCKET": "rekindle",
         }
         os.environ.update(environment)
-        stamped.write(working_folder / "dataset")
-        Store.from_env().upload(working_folder / "dataset", FLAGS["dataset"])
+        stamped.write_dataset(working_folder / "dataset")
+        Store.from_env().upload(working_folder / "dataset", TRAINING_FLAGS["dataset"])
         (working_folder / "logs").mkdir()
         crew = Crew(environment, working_folder / "logs")
 
@@ -342,7 +351,7 @@ def crews() -> Iterator[tuple[Crew, Path]]:
             services.down()
 
 
-def measure(
+def measure_scenarios(
     repetition_count: int, peer_repetition_count: int, scenario_names: set[str]
 ) -> list[Bar]:
     """Run `scenarios` (empty: all scenarios), and return their figures."""
@@ -351,18 +360,20 @@ def measure(
     def is_selected(scenario_name: str) -> bool:
         return not scenario_names or scenario_name in scenario_names
 
-    with crews() as (crew, folder):
-        measured_run = Run(crew, folder, "run")
+    with start_crew() as (crew, folder):
+        measured_run = MeasuredRun(crew, folder, "run")
         if is_selected("killed"):
-            durations_by_figure = killed(measured_run, repetition_count, signal.SIGKILL)
+            durations_by_figure = measure_killed_worker(
+                measured_run, repetition_count, signal.SIGKILL
+            )
             bars += [
-                bar(
+                make_bar(
                     "SIGKILL of one of three workers: next step",
                     durations_by_figure["next step"],
                     "s",
                     0.10,
                 ),
-                bar(
+                make_bar(
                     "SIGKILL of one of three workers: all workers train together",
                     durations_by_figure["back"],
                     "s",
@@ -371,17 +382,17 @@ def measure(
             ]
 
         if is_selected("frozen"):
-            durations_by_figure = killed(
+            durations_by_figure = measure_killed_worker(
                 measured_run, max(3, repetition_count // 2), signal.SIGSTOP
             )
             bars += [
-                bar(
+                make_bar(
                     "SIGSTOP of one of three workers: next step",
                     durations_by_figure["next step"],
                     "s",
                     1.5,
                 ),
-                bar(
+                make_bar(
                     "SIGCONT of this worker: all workers train together",
                     durations_by_figure["back"],
                     "s",
@@ -389,15 +400,17 @@ def measure(
             ]
 
         if is_selected("headless"):
-            durations_by_figure = headless(measured_run, max(3, repetition_count // 2))
+            durations_by_figure = measure_coordinator_kill(
+                measured_run, max(3, repetition_count // 2)
+            )
             bars += [
-                bar(
+                make_bar(
                     "SIGKILL of the coordinator: delay of the slowest step",
                     durations_by_figure["slowest step"],
                     "steps",
                     1.0,
                 ),
-                bar(
+                make_bar(
                     "start of a new coordinator: all workers have registered",
                     durations_by_figure["back"],
                     "s",
@@ -407,63 +420,73 @@ def measure(
 
         lost_step_count = measured_run.repeated()
         if is_selected("all"):
-            durations_by_figure = all_killed(measured_run, max(3, repetition_count // 2))
+            durations_by_figure = measure_all_killed(measured_run, max(3, repetition_count // 2))
             bars.append(
-                bar("SIGKILL of all workers: next step", durations_by_figure["next step"], "s", 1.5)
+                make_bar(
+                    "SIGKILL of all workers: next step", durations_by_figure["next step"], "s", 1.5
+                )
             )
 
         if is_selected("gone"):
             measured_run.kill()
-            measured_run = Run(crew, folder, "gone", hot_seconds=HOT, checkpoint_seconds=DURABLE)
+            measured_run = MeasuredRun(
+                crew,
+                folder,
+                "gone",
+                hot_seconds=HOT_INTERVAL_S,
+                checkpoint_seconds=DURABLE_INTERVAL_S,
+            )
             node_loss_repetitions = max(3, repetition_count // 2)
-            node_loss_durations = all_processes_killed(
+            node_loss_durations = measure_processes_killed(
                 measured_run, node_loss_repetitions, has_snapshots=True
             )
-            all_nodes_loss_durations = all_processes_killed(
+            all_nodes_loss_durations = measure_processes_killed(
                 measured_run, node_loss_repetitions, has_snapshots=False
             )
 
             bars += [
-                bar(
+                make_bar(
                     "SIGKILL of all workers and launchers: next step",
                     node_loss_durations["next step"],
                     "s",
                     1.5,
                 ),
-                bar(
+                make_bar(
                     "time of `import torch` in one process, just before the restart",
                     node_loss_durations["import"],
                     "s",
                 ),
-                bar(
+                make_bar(
                     "time of repeated steps, with a snapshot every 0.25 s",
                     node_loss_durations["lost"],
                     "s",
-                    HOT,
+                    HOT_INTERVAL_S,
                 ),
-                bar("loss of all nodes: next step", all_nodes_loss_durations["next step"], "s"),
-                bar(
+                make_bar(
+                    "loss of all nodes: next step", all_nodes_loss_durations["next step"], "s"
+                ),
+                make_bar(
                     "time of repeated steps, with a checkpoint every 3 s",
                     all_nodes_loss_durations["lost"],
                     "s",
-                    DURABLE,
+                    DURABLE_INTERVAL_S,
                 ),
             ]
 
         bars.append(
-            bar("steps lost in failures that a worker survived", lost_step_count, "steps", 0)
+            make_bar("steps lost in failures that a worker survived", lost_step_count, "steps", 0)
         )
 
     if peer_repetition_count and is_selected("killed"):
-        torchrun_bar = bar(
+        torchrun_bar = make_bar(
             "SIGKILL of one of three nodes under tuned torchrun: next step",
-            torchrun.next_step(peer_repetition_count),
+            torchrun.measure_next_step(peer_repetition_count),
             "s",
         )
         node_loss_repetitions = torchrun_bar["value"] / bars[0]["value"]
         bars += [
             torchrun_bar,
-            bar(
+            make_bar(
                 "time of torchrun, relative to Rekindle", node_loss_repetitions, "times", 50, "more"
             ),
         ]
@@ -472,7 +495,7 @@ def measure(
 
 
 def main() -> int:
-    argument_parser = parser(__doc__)
+    argument_parser = make_parser(__doc__)
     argument_parser.add_argument(
         "--runs", type=int, default=10, help="number of repetitions of each failure (default: 10)"
     )
@@ -491,7 +514,9 @@ def main() -> int:
     )
 
     options = argument_parser.parse_args()
-    bars = measure(options.runs, options.peers, set(filter(None, options.only.split(","))))
+    bars = measure_scenarios(
+        options.runs, options.peers, set(filter(None, options.only.split(",")))
+    )
 
     return report(bars, as_json=options.json)
 

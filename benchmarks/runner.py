@@ -20,10 +20,12 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from benchmarks.bars import Bar, bar, parser, report
+from benchmarks.bars import Bar, make_bar, make_parser, report
 
-OUT = {"parameters": [{"name": "out", "value": "1"}]}
-STEP = 'open("{{outputs.parameters.out.path}}", "w").write(str(int("{{inputs.parameters.x}}") + 1))'
+SAMPLE_OUTPUTS = {"parameters": [{"name": "out", "value": "1"}]}
+STEP_SOURCE = (
+    'open("{{outputs.parameters.out.path}}", "w").write(str(int("{{inputs.parameters.x}}") + 1))'
+)
 
 
 def chain(step_count: int) -> dict[str, Any]:
@@ -40,7 +42,7 @@ def chain(step_count: int) -> dict[str, Any]:
         )
 
     output_parameters = {"parameters": [{"name": "out", "valueFrom": {"path": "/tmp/out"}}]}
-    script_template = {"image": "python:3.11", "command": ["python", "-I"], "source": STEP}
+    script_template = {"image": "python:3.11", "command": ["python", "-I"], "source": STEP_SOURCE}
 
     template_documents = [
         {"name": "main", "dag": {"tasks": task_documents}},
@@ -62,7 +64,7 @@ def chain(step_count: int) -> dict[str, Any]:
     }
 
 
-def cpu(measured_call: Callable[[], Any]) -> float:
+def measure_child_cpu_seconds(measured_call: Callable[[], Any]) -> float:
     """Return the CPU seconds of the children that `measured_call` starts and waits for."""
     start_times = os.times()
     measured_call()
@@ -111,31 +113,33 @@ def run(working_folder: Path, workflow_document: dict[str, Any]) -> None:
     assert json.loads(completed_process.stdout)["phase"] == "Succeeded"
 
 
-def bare(working_folder: Path, step_count: int) -> None:
+def run_bare_programs(working_folder: Path, step_count: int) -> None:
     """Run the programs of `step_count` steps in sequence, without a runner."""
     for step_index in range(step_count):
         program_text = f'open("{working_folder}/out", "w").write(str(int("{step_index}") + 1))'
         subprocess.run([sys.executable, "-I", "-c", program_text], check=True)
 
 
-def processes(process_count: int) -> float:
+def measure_process_cpu(process_count: int) -> float:
     """Return the CPU seconds of `process_count` processes that do nothing."""
-    return cpu(lambda: [subprocess.run(["true"], check=True) for _ in range(process_count)])
+    return measure_child_cpu_seconds(
+        lambda: [subprocess.run(["true"], check=True) for _ in range(process_count)]
+    )
 
 
 def transitions(workflow_spec: dict[str, Any], pod_count: int) -> float:
     """Return how many pod phase changes per second the state machine processes, for `pod_count`
     pods, two at a time."""
-    from argolocal.engine.nodes import PodEnded, PodStarted, Start
+    from argolocal.engine.nodes import PodEnded, PodStarted, StartPod
     from argolocal.engine.scheduler import Scheduler
-    from argolocal.manifest.read import workflow
+    from argolocal.manifest.read import build_workflow
 
     manifest = {
         "kind": "Workflow",
         "metadata": {"name": "w"},
         "spec": {**workflow_spec, "parallelism": 2},
     }
-    scheduler = Scheduler(workflow(manifest))
+    scheduler = Scheduler(build_workflow(manifest))
     pending_events = []
     start_cpu_seconds = time.process_time()
 
@@ -143,14 +147,14 @@ def transitions(workflow_spec: dict[str, Any], pod_count: int) -> float:
         start_actions = [
             action
             for action in scheduler.advance(time.time(), pending_events)
-            if isinstance(action, Start)
+            if isinstance(action, StartPod)
         ]
         pending_events = [
             pod_event
             for start_action in start_actions
             for pod_event in (
                 PodStarted(start_action.id),
-                PodEnded(start_action.id, "Succeeded", "", OUT),
+                PodEnded(start_action.id, "Succeeded", "", SAMPLE_OUTPUTS),
             )
         ]
 
@@ -159,7 +163,7 @@ def transitions(workflow_spec: dict[str, Any], pod_count: int) -> float:
     return 3 * pod_count / (time.process_time() - start_cpu_seconds)
 
 
-def memory(node_count: int) -> float:
+def measure_peak_memory_mb(node_count: int) -> float:
     """Return the peak memory in MB of a process that schedules a workflow of `node_count` nodes."""
     program_text = (
         "import resource; from benchmarks.runner import loop,"
@@ -173,23 +177,26 @@ def memory(node_count: int) -> float:
     )
 
 
-def best(workflow_document: dict[str, Any]) -> float:
+def find_best_rate(workflow_document: dict[str, Any]) -> float:
     """Return the best rate (see `transitions`) of five runs of the state machine, for a workflow of
     1,000 pods."""
     return max(transitions(workflow_document["spec"], 1000) for _ in range(5))
 
 
-def measure() -> list[Bar]:
+def measure_runner() -> list[Bar]:
     """Return the CPU seconds of the runner per step, and the rate and memory of its state
     machine."""
     with tempfile.TemporaryDirectory() as temporary_folder:
         working_folder = Path(temporary_folder)
-        four_step_cpu_seconds = median(cpu(lambda: run(working_folder, chain(4))) for _ in range(5))
+        four_step_cpu_seconds = median(
+            measure_child_cpu_seconds(lambda: run(working_folder, chain(4))) for _ in range(5)
+        )
         hundred_step_cpu_seconds = median(
-            cpu(lambda: run(working_folder, chain(100))) for _ in range(3)
+            measure_child_cpu_seconds(lambda: run(working_folder, chain(100))) for _ in range(3)
         )
         container_cpu_seconds = (
-            cpu(lambda: run(working_folder, loop(1000))) - processes(1000)
+            measure_child_cpu_seconds(lambda: run(working_folder, loop(1000)))
+            - measure_process_cpu(1000)
         ) / 1000
         journal_bytes = (
             max(
@@ -199,46 +206,59 @@ def measure() -> list[Bar]:
             / 1000
         )
         bare_step_cpu_seconds = (
-            median(cpu(lambda: bare(working_folder, 100)) for _ in range(3)) / 100
+            median(
+                measure_child_cpu_seconds(lambda: run_bare_programs(working_folder, 100))
+                for _ in range(3)
+            )
+            / 100
         )
 
     step_cpu_seconds = (hundred_step_cpu_seconds - four_step_cpu_seconds) / 96
 
     return [
-        bar("workflow of 4 steps", four_step_cpu_seconds, "CPU s", 1.0),
-        bar("one additional step", step_cpu_seconds, "CPU s", 0.1),
-        bar(
+        make_bar("workflow of 4 steps", four_step_cpu_seconds, "CPU s", 1.0),
+        make_bar("one additional step", step_cpu_seconds, "CPU s", 0.1),
+        make_bar(
             "one additional step, minus the same process without a runner",
             step_cpu_seconds - bare_step_cpu_seconds,
             "CPU s",
             0.015,
         ),
-        bar(
+        make_bar(
             "one additional step, relative to the same process without a runner",
             step_cpu_seconds / bare_step_cpu_seconds,
             "times",
         ),
-        bar(
+        make_bar(
             "one of 1,000 containers that do nothing, minus its process",
             container_cpu_seconds,
             "CPU s",
             0.015,
         ),
-        bar("journal per container", journal_bytes, "bytes"),
-        bar(
+        make_bar("journal per container", journal_bytes, "bytes"),
+        make_bar(
             "state machine alone, for a loop of 1,000 containers",
-            best(loop(1000)),
+            find_best_rate(loop(1000)),
             "transitions/s",
             20_000,
             "more",
         ),
-        bar("state machine alone, for a chain of 1,000 steps", best(chain(1000)), "transitions/s"),
-        bar("memory of the state machine with 10,000 nodes", memory(10_000), "MB", 200),
+        make_bar(
+            "state machine alone, for a chain of 1,000 steps",
+            find_best_rate(chain(1000)),
+            "transitions/s",
+        ),
+        make_bar(
+            "memory of the state machine with 10,000 nodes",
+            measure_peak_memory_mb(10_000),
+            "MB",
+            200,
+        ),
     ]
 
 
 def main() -> int:
-    return report(measure(), as_json=parser(__doc__).parse_args().json)
+    return report(measure_runner(), as_json=make_parser(__doc__).parse_args().json)
 
 
 if __name__ == "__main__":

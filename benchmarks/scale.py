@@ -25,19 +25,19 @@ from typing import Any
 
 import psutil
 
-from benchmarks.bars import bar, parser, report
+from benchmarks.bars import make_bar, make_parser, report
 from rekindle.local.services.services import Services
 from rekindle.training.membership import handshake
-from rekindle.training.membership.client import HEARTBEAT_INTERVAL_S, Client
-from rekindle.training.membership.protocol import PROTOCOL
+from rekindle.training.membership.client import HEARTBEAT_INTERVAL_S, CoordinatorClient
+from rekindle.training.membership.protocol import PROTOCOL_VERSION
 
-FLAGS = (
+COORDINATOR_FLAGS = (
     *("--workload=steps.digits", "--dataset=d", f"--digest={'d' * 64}"),
     *("--out=scale/model", "--checkpoints=scale/checkpoints", "--virtual-workers=4096"),
 )
 
 
-class Member(asyncio.Protocol):
+class SimulatedWorker(asyncio.Protocol):
     """A simulated worker, which joins, acknowledges new generations, and records when it received a
     list of members."""
 
@@ -64,7 +64,7 @@ class Member(asyncio.Protocol):
         )
 
         hello_message = {
-            "protocol": PROTOCOL,
+            "protocol": PROTOCOL_VERSION,
             "id": self.id,
             "name": self.id,
             "address": "127.0.0.1",
@@ -92,7 +92,7 @@ class Member(asyncio.Protocol):
                 self.list_time = time.monotonic()
 
 
-async def wait_for_group(simulated_workers: list[Member], last_group_number: int) -> float:
+async def wait_for_group(simulated_workers: list[SimulatedWorker], last_group_number: int) -> float:
     """Wait until all members are in one generation whose number is above `last_group_number`.
 
     Returns the time when the last member received the list of the group.
@@ -108,7 +108,7 @@ async def wait_for_group(simulated_workers: list[Member], last_group_number: int
     return max(member.list_time for member in simulated_workers)
 
 
-async def measure(
+async def measure_coordinator(
     coordinator_port: int, coordinator_process: psutil.Process, worker_count: int, loss_count: int
 ) -> tuple[list[float], float, float]:
     """Measure the seconds from each loss to the next generation, and the CPU share and memory of
@@ -118,7 +118,7 @@ async def measure(
     is in MB.
     """
     event_loop = asyncio.get_running_loop()
-    simulated_workers = list[Member]()
+    simulated_workers = list[SimulatedWorker]()
     worker_numbers = iter(range(10**6))
 
     async def add() -> None:
@@ -126,7 +126,7 @@ async def measure(
             missing_count = min(32, worker_count - len(simulated_workers))
             connection_batch = [
                 event_loop.create_connection(
-                    lambda: Member(next(worker_numbers)), "127.0.0.1", coordinator_port
+                    lambda: SimulatedWorker(next(worker_numbers)), "127.0.0.1", coordinator_port
                 )
                 for _ in range(missing_count)
             ]
@@ -191,9 +191,9 @@ def wait_for_coordinator(coordinator_port: int) -> None:
         time.sleep(0.05)
 
 
-def membership_share(coordinator_port: int, measured_seconds: float = 10.0) -> float:
+def measure_membership_share(coordinator_port: int, measured_seconds: float = 10.0) -> float:
     """Return the share of a core that an idle worker uses to stay a member of the group."""
-    membership_client = Client("127.0.0.1", coordinator_port, {}, lambda: False)
+    membership_client = CoordinatorClient("127.0.0.1", coordinator_port, {}, lambda: False)
     threading.Thread(
         target=membership_client.wait_for_group, args=(0, 0, lambda: False), daemon=True
     ).start()
@@ -207,7 +207,7 @@ def membership_share(coordinator_port: int, measured_seconds: float = 10.0) -> f
 
 
 def main() -> int:
-    coordinator_command = parser(__doc__)
+    coordinator_command = make_parser(__doc__)
     coordinator_command.add_argument(
         "--members", type=int, default=512, help="number of simulated workers (default: 512)"
     )
@@ -232,7 +232,7 @@ def main() -> int:
             sys.executable,
             "-m",
             "rekindle.training.membership.server",
-            *FLAGS,
+            *COORDINATOR_FLAGS,
             f"--workers={options.members}",
         ]
 
@@ -252,30 +252,32 @@ def main() -> int:
             wait_for_coordinator(coordinator_port)
             coordinator = psutil.Process(coordinator_process.pid)
             regroup_seconds, cpu_share, memory_megabytes = asyncio.run(
-                measure(coordinator_port, coordinator, options.members, options.runs)
+                measure_coordinator(coordinator_port, coordinator, options.members, options.runs)
             )
-            client_cpu_share = membership_share(coordinator_port)
+            client_cpu_share = measure_membership_share(coordinator_port)
         finally:
             coordinator_process.kill()
             coordinator_process.wait()
             services.down()
 
     bars = [
-        bar(
+        make_bar(
             f"next generation of {options.members} workers after the loss of 1 to 5",
             regroup_seconds[:-1],
             "s",
             0.5,
         ),
-        bar(
+        make_bar(
             f"next generation of {options.members} workers after the loss of a third",
             regroup_seconds[-1:],
             "s",
             0.5,
         ),
-        bar("memory of the coordinator", memory_megabytes, "MB", 300),
-        bar("CPU of the coordinator while no worker is lost", 100 * cpu_share, "% of a core", 30),
-        bar("CPU of a worker for its membership", 100 * client_cpu_share, "% of a core", 1),
+        make_bar("memory of the coordinator", memory_megabytes, "MB", 300),
+        make_bar(
+            "CPU of the coordinator while no worker is lost", 100 * cpu_share, "% of a core", 30
+        ),
+        make_bar("CPU of a worker for its membership", 100 * client_cpu_share, "% of a core", 1),
     ]
     return report(bars, as_json=options.json)
 

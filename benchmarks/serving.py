@@ -32,21 +32,25 @@ from typing import Any
 
 import psutil
 
-from benchmarks.bars import Bar, bar, parser, report
+from benchmarks.bars import Bar, make_bar, make_parser, report
 
 # the setting `data.source` of each model, by name
-SOURCES = {
+SOURCE_BY_MODEL = {
     "digits": "sklearn://digits",
     "language": "python://topics",
     "power": "power.csv",
     "fraud": "simulate://7?cards=5000&terminals=10000&days=183",
 }
-RATES = {"fraud": 1323}  # required answers per second of a model that batching does not make faster
-PAGE = Path(__file__).parents[1] / "docs" / "your-own-model.md"
-CORES = {0, 1}
-HEAD = "POST {} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n"
-RUNS = 3
-PORT = 18_480  # port of the first server; the next servers use the next ports
+MIN_RATE_BY_MODEL = {
+    "fraud": 1323
+}  # required answers per second of a model that batching does not make faster
+MODEL_GUIDE_PATH = Path(__file__).parents[1] / "docs" / "your-own-model.md"
+SERVER_CORES = {0, 1}
+REQUEST_HEAD_TEMPLATE = (
+    "POST {} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n"
+)
+RUN_COUNT = 3
+FIRST_PORT = 18_480  # port of the first server; the next servers use the next ports
 
 
 def load_workload(model_name: str, working_folder: Path) -> tuple[str, Any]:
@@ -57,8 +61,10 @@ def load_workload(model_name: str, working_folder: Path) -> tuple[str, Any]:
     if model_name != "power":
         return f"steps.{model_name}", load(f"steps.{model_name}")
 
-    source_match = re.search(r"```python\n(# power\.py\n.*?)```", PAGE.read_text(), re.DOTALL)
-    assert source_match, f"{PAGE} does not contain power.py"
+    source_match = re.search(
+        r"```python\n(# power\.py\n.*?)```", MODEL_GUIDE_PATH.read_text(), re.DOTALL
+    )
+    assert source_match, f"{MODEL_GUIDE_PATH} does not contain power.py"
     (working_folder / "power.py").write_text(source_match[1])
     random_generator = random.Random(1)
     power_rows = [
@@ -93,7 +99,7 @@ def write_release(model_name: str, working_folder: Path) -> tuple[Path, list[dic
     from rekindle.workload import dataset_facts, prepare
 
     workload_module_name, workload_module = load_workload(model_name, working_folder)
-    data_source = SOURCES[model_name]
+    data_source = SOURCE_BY_MODEL[model_name]
     release_folder = working_folder / model_name
     data_source = data_source if "://" in data_source else str(working_folder / data_source)
     prepare(workload_module, workload_module.Data(source=data_source), release_folder)
@@ -116,7 +122,9 @@ def write_release(model_name: str, working_folder: Path) -> tuple[Path, list[dic
     (release_folder / "model.json").write_text(json.dumps(model_card))
 
     if model_name == "fraud":
-        instances = transactions(open_predictor(release_folder).example()["instances"][0]["time"])
+        instances = make_transactions(
+            open_predictor(release_folder).example()["instances"][0]["time"]
+        )
     else:
         instances = [
             example[0] for example in islice(workload_module.examples(release_folder), 2000)
@@ -144,7 +152,7 @@ def write_release(model_name: str, working_folder: Path) -> tuple[Path, list[dic
     return release_folder, instances
 
 
-def transactions(start_time: str, transaction_count: int = 2000) -> list[dict[str, Any]]:
+def make_transactions(start_time: str, transaction_count: int = 2000) -> list[dict[str, Any]]:
     """Return random transactions between cards and terminals of the fraud model's serving state."""
     random_generator = random.Random(1)
     return [
@@ -161,9 +169,9 @@ def transactions(start_time: str, transaction_count: int = 2000) -> list[dict[st
 def upload(model_name: str, release_folder: Path, home_folder: Path) -> tuple[str, dict[str, str]]:
     """Upload a release to an object store. Return the key prefix of the release, and the
     environment variables for its servers."""
-    from rekindle.content.verified_release import content_hash
+    from rekindle.content.verified_release import compute_content_hash
     from rekindle.local.services.services import Services
-    from rekindle.release.release_files import commit
+    from rekindle.release.release_files import commit_release
     from rekindle.storage import Store, file_sha256
 
     services = Services(home_folder, {})
@@ -184,7 +192,7 @@ def upload(model_name: str, release_folder: Path, home_folder: Path) -> tuple[st
     files_by_key = {str(path.relative_to(release_folder)): path for path in file_paths}
     file_hashes = {key: file_sha256(path) for key, path in files_by_key.items()}
 
-    release_prefix = f"releases/{model_name}/{content_hash(file_hashes)}/"
+    release_prefix = f"releases/{model_name}/{compute_content_hash(file_hashes)}/"
     for key, path in files_by_key.items():
         object_store.upload(path, release_prefix + key)
 
@@ -196,7 +204,9 @@ def upload(model_name: str, release_folder: Path, home_folder: Path) -> tuple[st
         "model_sha256": file_hashes["model.safetensors"],
     }
 
-    commit(object_store, release_prefix, release_folder, release_record | {"files": file_hashes})
+    commit_release(
+        object_store, release_prefix, release_folder, release_record | {"files": file_hashes}
+    )
     path_variables = {
         "PYTHONPATH": f"{os.getcwd()}:{release_folder.parent}",
         "REKINDLE_PATH": str(release_folder.parent),
@@ -212,7 +222,7 @@ def upload(model_name: str, release_folder: Path, home_folder: Path) -> tuple[st
 
 
 @contextmanager
-def running(
+def start_server(
     server_command: list[str], server_environment: dict[str, str], ready_url: str
 ) -> Iterator[psutil.Process]:
     """Run a server on CORES until the end of the block. The block begins when the URL `ready_url`
@@ -220,7 +230,7 @@ def running(
     cpu_affinity = os.sched_getaffinity(0)
 
     with tempfile.TemporaryFile("w+") as log_file:
-        os.sched_setaffinity(0, CORES)
+        os.sched_setaffinity(0, SERVER_CORES)
         server_process = subprocess.Popen(
             server_command,
             env=server_environment,
@@ -250,16 +260,20 @@ def running(
             server_process.wait()
 
 
-def requests(request_path: str, instances_key: str, instances: list[dict[str, Any]]) -> list[bytes]:
+def make_requests(
+    request_path: str, instances_key: str, instances: list[dict[str, Any]]
+) -> list[bytes]:
     """Return one HTTP request for each instance."""
     request_bodies = (json.dumps({instances_key: [instance]}) for instance in instances)
     return [
-        (HEAD.format(request_path, len(request_body.encode())) + request_body).encode()
+        (
+            REQUEST_HEAD_TEMPLATE.format(request_path, len(request_body.encode())) + request_body
+        ).encode()
         for request_body in request_bodies
     ]
 
 
-class Load:
+class ClientLoad:
     """Clients of one server, and their measurements."""
 
     def __init__(self, server_port: int, request_texts: list[bytes]) -> None:
@@ -282,7 +296,7 @@ class Load:
             self.seconds.append(time.perf_counter() - start_seconds)
         writer.close()
 
-    async def slow_client(self, end_seconds: float) -> None:
+    async def send_slowly_until(self, end_seconds: float) -> None:
         """Send one byte of a request's body per second; reconnect when the server closes the
         connection."""
         while time.perf_counter() < end_seconds:
@@ -298,7 +312,7 @@ class Load:
 
     async def run(self, client_count: int, slow: int, duration_seconds: float) -> None:
         end_seconds = time.perf_counter() + duration_seconds
-        slow_clients = [self.slow_client(end_seconds) for _ in range(slow)]
+        slow_clients = [self.send_slowly_until(end_seconds) for _ in range(slow)]
         await asyncio.gather(
             *(
                 self.client(client_number * 61, end_seconds)
@@ -309,7 +323,7 @@ class Load:
 
 
 @dataclass(frozen=True)
-class Run:
+class RunMeasurements:
     """The measurements of one run: rate and latency, as the clients see them, and the CPU time of
     the server."""
 
@@ -320,25 +334,25 @@ class Run:
 
 
 @dataclass(frozen=True)
-class Server:
+class MeasuredServer:
     """A running server, and the requests that clients send to it."""
 
     process: psutil.Process
     port: int
     texts: list[bytes]
 
-    def run(self, client_count: int, duration_seconds: float, slow: int = 0) -> Run:
+    def run(self, client_count: int, duration_seconds: float, slow: int = 0) -> RunMeasurements:
         """Let the clients run for `duration_seconds`, after a warm-up of one second, and return the
         measurements."""
-        asyncio.run(Load(self.port, self.texts).run(client_count, 0, 1.0))
-        client_load = Load(self.port, self.texts)
+        asyncio.run(ClientLoad(self.port, self.texts).run(client_count, 0, 1.0))
+        client_load = ClientLoad(self.port, self.texts)
         start_seconds = time.perf_counter()
         start_cpu_seconds = self.cpu()
         asyncio.run(client_load.run(client_count, slow, duration_seconds))
         answer_count = len(client_load.seconds)
         start_cpu_seconds = self.cpu() - start_cpu_seconds
         answers_per_second = answer_count / (time.perf_counter() - start_seconds)
-        return Run(
+        return RunMeasurements(
             answers_per_second,
             1000 * quantiles(client_load.seconds, n=100)[98],
             client_load.failures,
@@ -356,16 +370,16 @@ class Server:
 
 def start_servers(
     model_name: str, working_folder: Path, process_count: int, exit_stack: ExitStack
-) -> list[Server]:
+) -> list[MeasuredServer]:
     """Start three servers of a model: one that predicts in batches, one that predicts one by one,
     and one of MLflow."""
     release_folder, instances = write_release(model_name, working_folder)
     release_prefix, server_environment = upload(model_name, release_folder, working_folder / "home")
     measured_servers = []
-    request_texts = requests(f"/v1/models/{model_name}:predict", "instances", instances)
+    request_texts = make_requests(f"/v1/models/{model_name}:predict", "instances", instances)
 
     for extra_flags in ([], ["--max-batch=1"]):
-        server_port = PORT + len(measured_servers)
+        server_port = FIRST_PORT + len(measured_servers)
         serve_command = [
             sys.executable,
             "-m",
@@ -379,14 +393,16 @@ def start_servers(
         server_command = [*serve_command, f"--processes={process_count}", *extra_flags]
         ready_url = f"http://127.0.0.1:{server_port}/health/ready"
         measured_servers.append(
-            Server(
-                exit_stack.enter_context(running(server_command, server_environment, ready_url)),
+            MeasuredServer(
+                exit_stack.enter_context(
+                    start_server(server_command, server_environment, ready_url)
+                ),
                 server_port,
                 request_texts,
             )
         )
 
-    server_port = PORT + len(measured_servers)
+    server_port = FIRST_PORT + len(measured_servers)
     extra_flags = [
         "--env-manager=local",
         "--workers=2",
@@ -397,7 +413,7 @@ def start_servers(
     path_variables = {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
     server_command = [sys.executable, "-m", "mlflow", "models", "serve", *extra_flags]
     server_process = exit_stack.enter_context(
-        running(
+        start_server(
             server_command,
             server_environment | thread_variables | path_variables,
             f"http://127.0.0.1:{server_port}/ping",
@@ -406,13 +422,15 @@ def start_servers(
 
     return [
         *measured_servers,
-        Server(
-            server_process, server_port, requests("/invocations", "dataframe_records", instances)
+        MeasuredServer(
+            server_process,
+            server_port,
+            make_requests("/invocations", "dataframe_records", instances),
         ),
     ]
 
 
-def measure(
+def measure_model(
     model_name: str,
     working_folder: Path,
     duration_seconds: float,
@@ -424,7 +442,8 @@ def measure(
     with ExitStack() as exit_stack:
         measured_servers = start_servers(model_name, working_folder, process_count, exit_stack)
         runs_by_turn = [
-            [server.run(32, duration_seconds) for server in measured_servers] for _ in range(RUNS)
+            [server.run(32, duration_seconds) for server in measured_servers]
+            for _ in range(RUN_COUNT)
         ]
         batched_runs, single_runs, mlflow_runs = (
             [turn_runs[server_index] for turn_runs in runs_by_turn]
@@ -432,92 +451,108 @@ def measure(
         )
 
         bars = [
-            bar(
+            make_bar(
                 f"{model_name}: requests of one record, 32 clients",
-                _all(batched_runs, "rate"),
+                _list_figures(batched_runs, "rate"),
                 "/s",
-                RATES.get(model_name),
+                MIN_RATE_BY_MODEL.get(model_name),
                 "more",
             ),
-            bar("  p99 of these requests", _all(batched_runs, "p99"), "ms", 40),
-            bar("  CPU time per request", _all(batched_runs, "cpu"), "ms"),
-            bar("  rate with serve.max_batch 1", _all(single_runs, "rate"), "/s"),
-            bar("  CPU time per request with serve.max_batch 1", _all(single_runs, "cpu"), "ms"),
-            bar(
+            make_bar("  p99 of these requests", _list_figures(batched_runs, "p99"), "ms", 40),
+            make_bar("  CPU time per request", _list_figures(batched_runs, "cpu"), "ms"),
+            make_bar("  rate with serve.max_batch 1", _list_figures(single_runs, "rate"), "/s"),
+            make_bar(
+                "  CPU time per request with serve.max_batch 1",
+                _list_figures(single_runs, "cpu"),
+                "ms",
+            ),
+            make_bar(
                 "  rate in batches, relative to serve.max_batch 1",
-                _ratios(batched_runs, single_runs, "rate"),
+                _compute_ratios(batched_runs, single_runs, "rate"),
                 "times",
-                None if model_name in RATES else 3,
+                None if model_name in MIN_RATE_BY_MODEL else 3,
                 "more",
             ),
-            bar("  rate of mlflow models serve", _all(mlflow_runs, "rate"), "/s"),
-            bar("  p99 of mlflow models serve", _all(mlflow_runs, "p99"), "ms"),
-            bar("  CPU time per request of mlflow models serve", _all(mlflow_runs, "cpu"), "ms"),
-            bar(
+            make_bar("  rate of mlflow models serve", _list_figures(mlflow_runs, "rate"), "/s"),
+            make_bar("  p99 of mlflow models serve", _list_figures(mlflow_runs, "p99"), "ms"),
+            make_bar(
+                "  CPU time per request of mlflow models serve",
+                _list_figures(mlflow_runs, "cpu"),
+                "ms",
+            ),
+            make_bar(
                 "  requests that failed with mlflow models serve",
-                sum(_all(mlflow_runs, "failures")),
+                sum(_list_figures(mlflow_runs, "failures")),
                 "",
             ),
-            bar(
+            make_bar(
                 "  rate in batches, relative to mlflow models serve",
-                _ratios(batched_runs, mlflow_runs, "rate"),
+                _compute_ratios(batched_runs, mlflow_runs, "rate"),
                 "times",
                 5,
                 "more",
             ),
         ]
 
-        failure_count = sum(_all(batched_runs + single_runs, "failures"))
+        failure_count = sum(_list_figures(batched_runs + single_runs, "failures"))
 
         if measures_slow_clients:
             runs_without_slow_clients = [
-                measured_servers[0].run(8, duration_seconds) for _ in range(RUNS)
+                measured_servers[0].run(8, duration_seconds) for _ in range(RUN_COUNT)
             ]
             runs_with_slow_clients = [
-                measured_servers[0].run(8, duration_seconds, slow=64) for _ in range(RUNS)
+                measured_servers[0].run(8, duration_seconds, slow=64) for _ in range(RUN_COUNT)
             ]
             failure_count += sum(
-                _all(runs_without_slow_clients + runs_with_slow_clients, "failures")
+                _list_figures(runs_without_slow_clients + runs_with_slow_clients, "failures")
             )
 
             bars += [
-                bar("  p99 of 8 clients alone", _all(runs_without_slow_clients, "p99"), "ms"),
-                bar(
-                    "  p99 of 8 clients with 64 slow clients",
-                    _all(runs_with_slow_clients, "p99"),
+                make_bar(
+                    "  p99 of 8 clients alone",
+                    _list_figures(runs_without_slow_clients, "p99"),
                     "ms",
                 ),
-                bar(
+                make_bar(
+                    "  p99 of 8 clients with 64 slow clients",
+                    _list_figures(runs_with_slow_clients, "p99"),
+                    "ms",
+                ),
+                make_bar(
                     "  p99 with slow clients, relative to p99 without slow clients",
-                    _ratios(runs_with_slow_clients, runs_without_slow_clients, "p99"),
+                    _compute_ratios(runs_with_slow_clients, runs_without_slow_clients, "p99"),
                     "times",
                     2,
                 ),
             ]
 
-    return [*bars, bar("  requests that failed with Rekindle", failure_count, "", 0)]
+    return [*bars, make_bar("  requests that failed with Rekindle", failure_count, "", 0)]
 
 
-def _all(measured_runs: list[Run], figure_name: str) -> list[float]:
+def _list_figures(measured_runs: list[RunMeasurements], figure_name: str) -> list[float]:
     return [getattr(measured_run, figure_name) for measured_run in measured_runs]
 
 
-def _ratios(measured_runs: list[Run], reference_runs: list[Run], figure_name: str) -> list[float]:
+def _compute_ratios(
+    measured_runs: list[RunMeasurements], reference_runs: list[RunMeasurements], figure_name: str
+) -> list[float]:
     return [
         figure_value / reference_value
         for figure_value, reference_value in zip(
-            _all(measured_runs, figure_name), _all(reference_runs, figure_name), strict=True
+            _list_figures(measured_runs, figure_name),
+            _list_figures(reference_runs, figure_name),
+            strict=True,
         )
     ]
 
 
 def main() -> int:
-    argument_parser = parser(__doc__)
+    argument_parser = make_parser(__doc__)
     argument_parser.add_argument(
         "--models",
         nargs="+",
-        choices=list(SOURCES),
-        default=list(SOURCES),
+        choices=list(SOURCE_BY_MODEL),
+        default=list(SOURCE_BY_MODEL),
         help="models to serve (default: all)",
     )
 
@@ -534,7 +569,7 @@ def main() -> int:
 
     options = argument_parser.parse_args()
 
-    client_cores = os.sched_getaffinity(0) - CORES
+    client_cores = os.sched_getaffinity(0) - SERVER_CORES
     if client_cores:
         os.sched_setaffinity(0, client_cores)
 
@@ -544,7 +579,7 @@ def main() -> int:
         try:
             for model_name in options.models:
                 is_last_model = model_name == options.models[-1]
-                bars += measure(
+                bars += measure_model(
                     model_name,
                     Path(temporary_folder),
                     options.seconds,

@@ -14,21 +14,21 @@ import sys
 from functools import partial
 from pathlib import Path
 
-from benchmarks.bars import bar, parser, report
-from benchmarks.runner import cpu
+from benchmarks.bars import make_bar, make_parser, report
+from benchmarks.runner import measure_child_cpu_seconds
 
-REKINDLE = str(Path(sys.executable).with_name("rekindle"))
-DEMO = str(Path(__file__).parents[1] / "configs/demo.yaml")
+REKINDLE_PROGRAM = str(Path(sys.executable).with_name("rekindle"))
+DEMO_CONFIG = str(Path(__file__).parents[1] / "configs/demo.yaml")
 COMMANDS = {
     "bare python": ([sys.executable, "-c", "pass"], None),
-    "rekindle --help": ([REKINDLE, "--help"], 0.15),
-    "rekindle config": ([REKINDLE, "config", DEMO], None),
-    "rekindle render": ([REKINDLE, "render", DEMO], None),
+    "rekindle --help": ([REKINDLE_PROGRAM, "--help"], 0.15),
+    "rekindle config": ([REKINDLE_PROGRAM, "config", DEMO_CONFIG], None),
+    "rekindle render": ([REKINDLE_PROGRAM, "render", DEMO_CONFIG], None),
 }
 
 
 def main() -> int:
-    argument_parser = parser(__doc__)
+    argument_parser = make_parser(__doc__)
     argument_parser.add_argument(
         "--runs", type=int, default=5, help="number of runs of each command (default: 5)"
     )
@@ -39,8 +39,11 @@ def main() -> int:
             subprocess.run, program_arguments, stdout=subprocess.DEVNULL, check=True
         )
         bars.append(
-            bar(
-                figure_name, [cpu(run_program) for _ in range(options.runs)], "CPU s", limit_seconds
+            make_bar(
+                figure_name,
+                [measure_child_cpu_seconds(run_program) for _ in range(options.runs)],
+                "CPU s",
+                limit_seconds,
             )
         )
     for bar_record in bars[1:]:

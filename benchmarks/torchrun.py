@@ -15,76 +15,77 @@ import tempfile
 import time
 from pathlib import Path
 
-from benchmarks.workloads.stamped import FEATURES, STAMP, Model
+from benchmarks.workloads.stamped import FEATURE_COUNT, STAMP_STRUCT, Model
 
-NODES = 3
+NODE_COUNT = 3
 # CONF tunes the rendezvous c10d for a fast reaction to lost nodes. The first variable in
 # ENVIRONMENT avoids a defect of torch 2.13 that stops elastic jobs.
-CONF = "last_call_timeout=1,keep_alive_interval=1,keep_alive_max_attempt=3"
-ENVIRONMENT = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1", "OMP_NUM_THREADS": "1"}
+RENDEZVOUS_CONFIG = "last_call_timeout=1,keep_alive_interval=1,keep_alive_max_attempt=3"
+AGENT_ENVIRONMENT = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1", "OMP_NUM_THREADS": "1"}
 
 
-def next_step(run_count: int) -> list[float]:
+def measure_next_step(run_count: int) -> list[float]:
     """Return the seconds from the SIGKILL of one of three nodes to the next step of the other two,
     minus the duration of a step."""
-    return [_once(29400 + run_number) for run_number in range(run_count)]
+    return [_measure_once(29400 + run_number) for run_number in range(run_count)]
 
 
-def _once(rendezvous_port: int) -> float:
+def _measure_once(rendezvous_port: int) -> float:
     with tempfile.TemporaryDirectory() as temporary_folder:
         agent_processes = [
-            _agent(Path(temporary_folder), rendezvous_port, node_number)
-            for node_number in range(NODES)
+            _start_agent(Path(temporary_folder), rendezvous_port, node_number)
+            for node_number in range(NODE_COUNT)
         ]
         try:
-            until(
+            wait_until(
                 lambda: all(
-                    len(read_stamps(Path(temporary_folder), NODES)) >= 10 for _ in agent_processes
+                    len(read_stamps(Path(temporary_folder), NODE_COUNT)) >= 10
+                    for _ in agent_processes
                 )
             )
-            earlier_stamps = read_stamps(Path(temporary_folder), NODES)
+            earlier_stamps = read_stamps(Path(temporary_folder), NODE_COUNT)
             kill_seconds = time.monotonic()
             # not the first agent: it hosts the rendezvous store, so its loss would end all agents
-            _kill(agent_processes[-1])
-            until(lambda: len(read_stamps(Path(temporary_folder), NODES - 1)) >= 1)
+            _kill_agent(agent_processes[-1])
+            wait_until(lambda: len(read_stamps(Path(temporary_folder), NODE_COUNT - 1)) >= 1)
 
             return (
-                read_stamps(Path(temporary_folder), NODES - 1)[0]
+                read_stamps(Path(temporary_folder), NODE_COUNT - 1)[0]
                 - kill_seconds
                 - (earlier_stamps[-1] - earlier_stamps[0]) / (len(earlier_stamps) - 1)
             )
         finally:
             for agent_process in agent_processes:
-                _kill(agent_process)
+                _kill_agent(agent_process)
 
 
-def _agent(log_folder: Path, rendezvous_port: int, node_number: int) -> subprocess.Popen:
+def _start_agent(log_folder: Path, rendezvous_port: int, node_number: int) -> subprocess.Popen:
     agent_command = [
         *(
             sys.executable,
             "-m",
             "torch.distributed.run",
-            f"--nnodes=1:{NODES}",
+            f"--nnodes=1:{NODE_COUNT}",
             "--max-restarts=100",
         ),
         *(
             "--rdzv-backend=c10d",
             f"--rdzv-endpoint=127.0.0.1:{rendezvous_port}",
-            f"--rdzv-conf={CONF},is_host={int(not node_number)}",
+            f"--rdzv-conf={RENDEZVOUS_CONFIG},is_host={int(not node_number)}",
         ),
         *(f"--local-addr=127.0.0.{node_number + 1}", "-m", "benchmarks.torchrun", str(log_folder)),
     ]
     with open(log_folder / f"agent{node_number}.log", "w") as log_file:
         return subprocess.Popen(
             agent_command,
-            env=os.environ | ENVIRONMENT,
+            env=os.environ | AGENT_ENVIRONMENT,
             stdout=log_file,
             stderr=log_file,
             start_new_session=True,
         )
 
 
-def _kill(agent_process: subprocess.Popen) -> None:
+def _kill_agent(agent_process: subprocess.Popen) -> None:
     """Kill an agent and its worker, to simulate the loss of a node. The worker is not in the
     agent's process group, so it is killed separately."""
     child_pids = subprocess.run(
@@ -106,11 +107,13 @@ def read_stamps(stamps_folder: Path, worker_count: int) -> list[float]:
     return sorted(
         finish_seconds
         for stamp_bytes in stamp_contents
-        for finish_seconds, _ in STAMP.iter_unpack(stamp_bytes[: len(stamp_bytes) // 16 * 16])
+        for finish_seconds, _ in STAMP_STRUCT.iter_unpack(
+            stamp_bytes[: len(stamp_bytes) // 16 * 16]
+        )
     )
 
 
-def until(is_fulfilled, seconds: float = 120) -> None:
+def wait_until(is_fulfilled, seconds: float = 120) -> None:
     deadline_seconds = time.monotonic() + seconds
     while not is_fulfilled():
         if time.monotonic() > deadline_seconds:
@@ -118,7 +121,7 @@ def until(is_fulfilled, seconds: float = 120) -> None:
         time.sleep(0.02)
 
 
-def worker(stamps_folder: Path) -> None:
+def train_as_worker(stamps_folder: Path) -> None:
     """Train as in the tutorial of DDP; the workers share the 8 micro-batches of a step."""
     import torch
     import torch.distributed as dist
@@ -129,7 +132,7 @@ def worker(stamps_folder: Path) -> None:
     rank = dist.get_rank()
     torch.manual_seed(0)
     network = nn.Sequential(
-        nn.Linear(FEATURES, Model().width), nn.ReLU(), nn.Linear(Model().width, 1)
+        nn.Linear(FEATURE_COUNT, Model().width), nn.ReLU(), nn.Linear(Model().width, 1)
     )
     ddp_model = nn.parallel.DistributedDataParallel(network)
     optimizer = torch.optim.AdamW(ddp_model.parameters(), fused=True)
@@ -137,7 +140,7 @@ def worker(stamps_folder: Path) -> None:
         stamps_folder / f"{worker_count}-{rank}-{os.getpid()}",
         os.O_WRONLY | os.O_CREAT | os.O_APPEND,
     )
-    batch_rows = torch.randn(8 * 8 // worker_count, FEATURES)
+    batch_rows = torch.randn(8 * 8 // worker_count, FEATURE_COUNT)
 
     while True:
         optimizer.zero_grad()
@@ -145,8 +148,8 @@ def worker(stamps_folder: Path) -> None:
             ddp_model(batch_rows) - batch_rows.square().sum(1, keepdim=True)
         ).square().mean().backward()
         optimizer.step()
-        os.write(stamp_file, STAMP.pack(time.monotonic(), 0.0))
+        os.write(stamp_file, STAMP_STRUCT.pack(time.monotonic(), 0.0))
 
 
 if __name__ == "__main__":
-    worker(Path(sys.argv[1]))
+    train_as_worker(Path(sys.argv[1]))

@@ -10,7 +10,7 @@ from hera.workflows import Task
 
 import rekindle
 from rekindle import blocks
-from rekindle.blocks.serving.retraining import retraining
+from rekindle.blocks.serving.retraining import build_retraining_template
 from rekindle.release.serve_config import DriftConfig
 
 
@@ -24,5 +24,5 @@ def build(config: Config) -> Any:
         drift_step = blocks.step("steps.monitoring.drift", inputs=drift_inputs, pod="report")
         if config.drift.retrain:
             with blocks.group("retraining", when=drift_step.outputs.again == True):  # noqa: E712  # Argo evaluates it
-                Task(name="retrain", template=retraining(config.drift.model))
+                Task(name="retrain", template=build_retraining_template(config.drift.model))
     return workflow

@@ -15,18 +15,18 @@ import rekindle
 from rekindle import blocks, project
 from rekindle.blocks.container import RETRY_CONDITION, add_variables, retries
 from rekindle.blocks.jobs.members import SHARED_MEMORY, SHARED_MOUNT
-from rekindle.blocks.pod_settings import pod_spec, resources, secret_variables
+from rekindle.blocks.pod_settings import pod_spec, resource_requirements, secret_variables
 from rekindle.blocks.settings import PodConfig
 from rekindle.errors import ConfigError
-from rekindle.program.trials.search_space import check_sweep
+from rekindle.program.trials.search_space import check_program_sweep
 from rekindle.training.cost import pod_requests
-from rekindle.training.cost.prices import FILE, HOUR_S, Prices
+from rekindle.training.cost.prices import HOUR_S, PRICES_FILE, Prices
 from rekindle.training.sweep.sweep_config import (
-    Budget,
     Sweep,
-    check_workload,
+    SweepBudget,
     find_integer_settings,
     select_default_settings,
+    select_sweep_family,
 )
 
 
@@ -36,31 +36,33 @@ class Config(rekindle.Config):
     @model_validator(mode="after")
     def _check_sweep(self) -> Self:
         if self.program:
-            checked_sweep = check_sweep(self.sweep, self.program, self.train, self.model)
+            checked_sweep = check_program_sweep(self.sweep, self.program, self.train, self.model)
             return self.model_copy(update={"sweep": checked_sweep})
 
-        check_workload(self.sweep, self.workload, self.families)
+        select_sweep_family(self.sweep, self.workload, self.families)
         self.sweep.check(self.train, self.model)
         return self
 
 
-def budget_in_hours(money_budget: Budget, pod_config: PodConfig) -> Budget:
+def budget_in_hours(money_budget: SweepBudget, pod_config: PodConfig) -> SweepBudget:
     """Convert a budget in money to hours of a pod that trains trials. Raises ConfigError if the
     price of the pod is unknown."""
     if not money_budget.money:
         return money_budget
 
-    price_list = Prices.load(project.root())
-    pod_spec_document = pod_spec(pod_config, "", [{"resources": resources(pod_config)}])
+    price_list = Prices.load(project.current_root())
+    pod_spec_document = pod_spec(pod_config, "", [{"resources": resource_requirements(pod_config)}])
 
     price_per_hour = (
-        price_list.pod_cost(pod_requests.read_pod(pod_spec_document), HOUR_S) if price_list else 0.0
+        price_list.compute_pod_cost(pod_requests.read_pod(pod_spec_document), HOUR_S)
+        if price_list
+        else 0.0
     )
     if not price_per_hour:
         if price_list:
             error_reason = f"the price of {pod_requests.read_pod(pod_spec_document)} is 0"
         else:
-            error_reason = f"{FILE} is missing in the project"
+            error_reason = f"{PRICES_FILE} is missing in the project"
 
         raise ConfigError(
             f"sweep.budget.money is {money_budget.money:g}, but {error_reason}. Add the prices of"
@@ -80,7 +82,7 @@ def add_shared_memory(pod_template: Any) -> None:
 
 
 def build(config: Config) -> Any:
-    integer_step_sweep = config.sweep.with_integer_steps(config.train, config.model).model_copy(
+    integer_step_sweep = config.sweep.add_integer_steps(config.train, config.model).model_copy(
         update={"budget": budget_in_hours(config.sweep.budget, config.cluster.pod("train"))}
     )
     study_inputs: dict[str, Any] = {
@@ -94,7 +96,7 @@ def build(config: Config) -> Any:
     if config.program:
         config_sections["program"] = config.program.model_dump(mode="json")
     else:
-        config_sections["family"] = check_workload(
+        config_sections["family"] = select_sweep_family(
             integer_step_sweep, config.workload, config.families
         )
 

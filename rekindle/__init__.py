@@ -43,4 +43,4 @@ PUBLIC_NAMES = {
     ),
 }
 __all__, __getattr__, __dir__ = lazy_exports(__name__, PUBLIC_NAMES)  # pyright: ignore[reportUnsupportedDunderAll]
-program.use("rekindle", "rekindle.local.cluster:LocalCluster")
+program.set_program("rekindle", "rekindle.local.cluster:LocalCluster")

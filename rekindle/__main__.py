@@ -16,10 +16,10 @@ from argolocal.__main__ import exit_with
 
 def main() -> None:
     """Run a command or a step."""
-    exit_with(_load)
+    exit_with(_import_main)
 
 
-def _load() -> Callable[[], int | None]:
+def _import_main() -> Callable[[], int | None]:
     if sys.argv[1:2] == ["step"]:
         from rekindle.cache import loaded
 

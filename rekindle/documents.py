@@ -27,11 +27,11 @@ from pydantic import (
     model_validator,
 )
 
-from argolocal.common.checked_names import Name, show
-from argolocal.common.files import read_regular
+from argolocal.common.checked_names import CheckedName, format_untrusted
+from argolocal.common.files import read_regular_file
 from argolocal.common.json_text import MAX_BYTES, loads, to_json
 from argolocal.errors import InvalidDocument
-from rekindle.errors import rule
+from rekindle.errors import format_rule
 from rekindle.names import ArtifactKey
 
 __all__ = [
@@ -42,23 +42,23 @@ __all__ = [
     "ResultFile",
     "Sealed",
     "describe_first_error",
-    "describe_model",
+    "encode_model_description",
     "is_valid",
     "name_field",
     "parse",
+    "parse_and_validate",
     "parse_object",
     "read_file",
     "read_json_file",
     "read_object",
-    "seal",
-    "validate",
+    "seal_fields",
     "validate_value",
 ]
 
 if TYPE_CHECKING:
     from rekindle.storage import Store
 
-RESTORE = "Restore it, or remove it."
+RESTORE_REMEDY = "Restore it, or remove it."
 MODEL_FILE = "model.json"
 CHECKSUM = "checksum"
 
@@ -70,13 +70,13 @@ class Document(BaseModel):
     model_config = ConfigDict(frozen=True, strict=True, extra="ignore", allow_inf_nan=False)
 
 
-def name_field(name_type: type[Name], *, is_optional: bool = False) -> AfterValidator:
+def name_field(name_type: type[CheckedName], *, is_optional: bool = False) -> AfterValidator:
     """Return the pydantic validator of a text field that must be a valid `name_type` of name. With
     `is_optional`, the field may be empty."""
 
     def check(text: str) -> str:
         if (text or not is_optional) and not name_type.matches(text):
-            raise ValueError(f"{show(text)} is not {name_type.KIND}: {name_type.RULE}")
+            raise ValueError(f"{format_untrusted(text)} is not {name_type.KIND}: {name_type.RULE}")
         return text
 
     return AfterValidator(check)
@@ -110,11 +110,11 @@ class Sealed(Document):
             document_fields.get(CHECKSUM) if isinstance(document_fields, dict) else None
         )
         if recorded_checksum and recorded_checksum != (
-            actual_checksum := _checksum(document_fields)
+            actual_checksum := _compute_checksum(document_fields)
         ):
             raise ValueError(
-                f"the sha256 of its fields is {actual_checksum}, and {show(recorded_checksum)} in"
-                f" {CHECKSUM}: it was changed"
+                f"the sha256 of its fields is {actual_checksum}, and"
+                f" {format_untrusted(recorded_checksum)} in {CHECKSUM}: it was changed"
             )
         return document_fields
 
@@ -166,19 +166,19 @@ class ModelFile(Sealed):
         return self.model_dump(exclude_unset=True)
 
 
-def describe_model(model_fields: Mapping[str, Any]) -> bytes:
+def encode_model_description(model_fields: Mapping[str, Any]) -> bytes:
     """Return the content of model.json with these fields and their checksum."""
-    return seal(model_fields)
+    return seal_fields(model_fields)
 
 
-def seal(document_fields: Mapping[str, Any]) -> bytes:
+def seal_fields(document_fields: Mapping[str, Any]) -> bytes:
     """Return `document_fields` and their checksum as JSON, as `Sealed` reads them."""
     return to_json(
-        {**document_fields, CHECKSUM: _checksum(loads(to_json(document_fields)))}, indent=1
+        {**document_fields, CHECKSUM: _compute_checksum(loads(to_json(document_fields)))}, indent=1
     ).encode()
 
 
-def _checksum(document_fields: Mapping[str, Any]) -> str:
+def _compute_checksum(document_fields: Mapping[str, Any]) -> str:
     other_fields = {name: value for name, value in document_fields.items() if name != CHECKSUM}
     return hashlib.sha256(to_json(other_fields, sort_keys=True).encode()).hexdigest()
 
@@ -191,17 +191,20 @@ class DatasetFile(Document):
 
 
 def parse(
-    document_type: type[D], json_content: bytes | str, source_name: str, remedy: str = RESTORE
+    document_type: type[D],
+    json_content: bytes | str,
+    source_name: str,
+    remedy: str = RESTORE_REMEDY,
 ) -> D:
     """Parse a document. Raises InvalidDocument. `source_name`: name of the object or file, for
     the error message; `remedy`: last sentence of the message."""
     try:
-        return validate(document_type, json_content)
+        return parse_and_validate(document_type, json_content)
     except ValueError as error:
         raise InvalidDocument(f"{source_name} is malformed: {error}. {remedy}") from None
 
 
-def validate(document_type: type[D], json_content: bytes | str) -> D:
+def parse_and_validate(document_type: type[D], json_content: bytes | str) -> D:
     """Parse a document. Raises ValueError with the first wrong field and its rule; unlike the error
     of `parse`, this error does not name the source of the document."""
     try:
@@ -213,7 +216,7 @@ def validate(document_type: type[D], json_content: bytes | str) -> D:
 
 def validate_value(document_type: type[D], parsed_value: Any) -> D:
     """Validate a parsed JSON value, and return it as a document. Raises ValueError like
-    `validate`."""
+    `parse_and_validate`."""
     with suppress(ValidationError):
         return document_type.model_validate(parsed_value)
 
@@ -245,11 +248,11 @@ def read_object(document_type: type[D], store: "Store", key: str) -> D:
     return parse(document_type, store.get(key), store.uri(key))
 
 
-def read_file(document_type: type[D], path: Path, remedy: str = RESTORE) -> D:
+def read_file(document_type: type[D], path: Path, remedy: str = RESTORE_REMEDY) -> D:
     """Read a document from a file. Raises InvalidDocument, also for a missing or unreadable
     file."""
     try:
-        file_content = read_regular(path, MAX_BYTES)
+        file_content = read_regular_file(path, MAX_BYTES)
     except OSError as error:
         raise InvalidDocument(
             f"{path} cannot be read: {error.strerror or error}. Restore it."
@@ -272,9 +275,9 @@ def describe_first_error(error: ValidationError) -> str:
     """Return the first wrong field of a document, and the rule that it violates."""
     first_error = error.errors(include_url=False, include_input=False)[0]
     path = ".".join(map(str, first_error["loc"]))
-    broken_rule = rule(first_error["msg"]).removesuffix(".")
+    broken_rule = format_rule(first_error["msg"]).removesuffix(".")
     if path:
-        return f"{show(path)}: {broken_rule}"
+        return f"{format_untrusted(path)}: {broken_rule}"
     return broken_rule
 
 

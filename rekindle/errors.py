@@ -9,10 +9,17 @@ from dataclasses import dataclass
 from typing import Any
 
 from argolocal.common import addresses, exit_codes
-from argolocal.common.addresses import HIDDEN, format_address
-from argolocal.common.wording import cut
+from argolocal.common.addresses import HIDDEN_MARK, format_address
+from argolocal.common.wording import truncate
 from argolocal.errors import ArgolocalError as RekindleError
-from argolocal.errors import ConfigError, Conflict, NotFound, StorageError, did_you_mean, say
+from argolocal.errors import (
+    ConfigError,
+    Conflict,
+    NotFound,
+    StorageError,
+    suggest_similar,
+    write_stderr,
+)
 
 __all__ = [
     "ConfigError",
@@ -20,9 +27,9 @@ __all__ = [
     "NotFound",
     "RekindleError",
     "StorageError",
-    "did_you_mean",
     "format_address",
-    "say",
+    "suggest_similar",
+    "write_stderr",
 ]
 
 MAX_VALUE_CHARS = 100  # maximum number of characters of a wrong value in a message
@@ -77,7 +84,7 @@ def without_secrets(text: str) -> str:
     To show a single address, use `format_address`: it also hides secrets that look like ordinary
     words in a message.
     """
-    shown_text = addresses.without_secrets(text)
+    shown_text = addresses.remove_address_secrets(text)
     return HEADER_VALUE.sub(" is not allowed (the value is not shown)", shown_text)
 
 
@@ -87,21 +94,21 @@ def describe_cause(error: BaseException, request_address: str) -> str:
     For a malformed address, return only the class of the error: clients disagree about which part
     is the password, and may quote it as a host or port.
     """
-    if HIDDEN in format_address(request_address):
+    if HIDDEN_MARK in format_address(request_address):
         return f"{type(error).__name__}; the address must be http(s)://HOST[:PORT]"
     return " ".join(without_secrets(str(error)).split())
 
 
-def innermost(error: BaseException) -> BaseException:
+def find_innermost_cause(error: BaseException) -> BaseException:
     """Return the first exception in the chain of causes of an error."""
     while inner_error := error.__cause__ or error.__context__:
         error = inner_error
     return error
 
 
-def in_one_line(wrong_value: object) -> str:
+def format_in_one_line(wrong_value: object) -> str:
     """Format a wrong value for a message, on one line of at most 100 characters."""
-    return cut(" ".join(repr(wrong_value).split()), MAX_VALUE_CHARS)
+    return truncate(" ".join(repr(wrong_value).split()), MAX_VALUE_CHARS)
 
 
 def to_number(numeric_value: Any) -> float | None:
@@ -116,7 +123,7 @@ def to_number(numeric_value: Any) -> float | None:
         return None
 
 
-def rule(validator_message: str) -> str:
+def format_rule(validator_message: str) -> str:
     """Format the message of a pydantic validator as the end of a sentence; a regular expression in
     the message is left out."""
     validator_message = validator_message.removeprefix("Value error, ")

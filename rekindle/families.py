@@ -13,11 +13,11 @@ from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from rekindle.errors import ConfigError, did_you_mean
+from rekindle.errors import ConfigError, suggest_similar
 from rekindle.gate import Metric
-from rekindle.project.template import NAME
+from rekindle.project.template import NAME_PATTERN
 
-LOSS = Metric("loss", better="lower")
+LOSS_METRIC = Metric("loss", better="lower")
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ def get_families(workload_module: Any) -> dict[str, Any]:
     return {}
 
 
-def select(workload_module: Any, requested_names: Collection[str]) -> list[str]:
+def select_families(workload_module: Any, requested_names: Collection[str]) -> list[str]:
     """Return the names of the families to train: `requested_names` or, if it is empty, all
     families.
 
@@ -82,7 +82,7 @@ def select(workload_module: Any, requested_names: Collection[str]) -> list[str]:
 
             raise ConfigError(
                 f"the workload {workload_module.__name__} has no family"
-                f' "{name}".{did_you_mean(name, set(family_by_name))} Its families: {family_names}.'
+                f' "{name}".{suggest_similar(name, set(family_by_name))} Its families: {family_names}.'
             )
 
     return list(requested_names) or list(family_by_name)
@@ -92,7 +92,7 @@ def build(
     workload_module: Any, name: str, model_section: object, dataset_facts: dict[str, Any]
 ) -> Any:
     """Return a new model of the family `name`. Raises ConfigError if this family does not exist."""
-    [name] = select(workload_module, [name])
+    [name] = select_families(workload_module, [name])
     family = get_families(workload_module)[name]
     return (family.model if isinstance(family, Fitted) else family)(model_section, dataset_facts)
 
@@ -115,7 +115,7 @@ def iterate_functions(
 def get_selection_metric(workload_module: Any) -> Metric:
     """Return the validation metric by which families are compared: `chosen_by` of the workload or,
     by default, the loss."""
-    return getattr(workload_module, "chosen_by", LOSS)
+    return getattr(workload_module, "chosen_by", LOSS_METRIC)
 
 
 def check_validation(selected_families: Collection[str], validation_setting: float | str) -> None:
@@ -129,7 +129,7 @@ def check_validation(selected_families: Collection[str], validation_setting: flo
         )
 
 
-def check(name: str, workload_module: Any) -> None:
+def check_families(name: str, workload_module: Any) -> None:
     """Raise ConfigError unless the workload `name`, which has a model, defines either `model` or
     families with valid names."""
     if hasattr(workload_module, "model") and hasattr(workload_module, "families"):
@@ -143,7 +143,7 @@ def check(name: str, workload_module: Any) -> None:
 
     family_names = list(family_by_name) if isinstance(family_by_name, dict) else []
     if not family_names or not all(
-        name == "" or NAME.fullmatch(str(name)) for name in family_names
+        name == "" or NAME_PATTERN.fullmatch(str(name)) for name in family_names
     ):
         raise ConfigError(
             f'workload "{name}": families is {_describe(family_by_name)}: it must be a dict with'

@@ -11,7 +11,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from argolocal.common.json_text import replace_nan
-from rekindle.errors import ConfigError, did_you_mean
+from rekindle.errors import ConfigError, suggest_similar
 from rekindle.sections import Section
 
 Verdict = Literal["release", "keep", "same"]
@@ -417,7 +417,7 @@ def check_bounds(gate: Gate, metrics: Sequence[Metric]) -> None:
             if name not in metric_names:
                 raise ConfigError(
                     f"gate.{key}.{name}: the workload does not define this"
-                    f" metric.{did_you_mean(name, metric_names)} Metrics:"
+                    f" metric.{suggest_similar(name, metric_names)} Metrics:"
                     f" {', '.join(metric_names)}."
                 )
 

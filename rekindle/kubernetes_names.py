@@ -11,7 +11,7 @@ PART_OF_LABEL = "app.kubernetes.io/part-of"
 PART_OF_REKINDLE = {PART_OF_LABEL: "rekindle"}
 REKINDLE_SELECTOR = f"{PART_OF_LABEL}=rekindle"
 
-DOCTOR = "rekindle-doctor"  # name of the pod and of the job that `rekindle doctor` creates
+DOCTOR_NAME = "rekindle-doctor"  # name of the pod and of the job that `rekindle doctor` creates
 CONFIG_MAP = "rekindle"  # ConfigMap with the addresses of the object store and MLflow
 STORE_SECRET = "rekindle-s3"  # Secret with the keys of the object store and the login of MLflow
 SERVING_SECRET = "rekindle-serving"  # Secret with keys that can only read releases
@@ -62,19 +62,23 @@ class MemberModules(NamedTuple):
     coordinator: str
 
 
-def _join(*name_parts: str) -> str:
+def _join_module_names(*name_parts: str) -> str:
     # not written as one text, because the cache key counts a text that names a module as an import
     return ".".join(("rekindle", *name_parts))
 
 
-WORKLOAD = MemberModules(
+WORKLOAD_MODULES = MemberModules(
     "steps.train",
-    _join("training", "launch", "launcher"),
-    _join("training", "membership", "server"),
+    _join_module_names("training", "launch", "launcher"),
+    _join_module_names("training", "membership", "server"),
 )
-PROGRAM = MemberModules("steps.program", _join("program", "agent"), _join("program", "coordinator"))
+PROGRAM_MODULES = MemberModules(
+    "steps.program",
+    _join_module_names("program", "agent"),
+    _join_module_names("program", "coordinator"),
+)
 # in a job of another framework, the pod with rank 0 also runs the coordinator
-PROGRAM_IN_JOB = PROGRAM._replace(launcher=_join("program", "job_pod"))
-MEMBER_KINDS = (WORKLOAD, PROGRAM, PROGRAM_IN_JOB)
+PROGRAM_IN_JOB_MODULES = PROGRAM_MODULES._replace(launcher=_join_module_names("program", "job_pod"))
+MEMBER_KINDS = (WORKLOAD_MODULES, PROGRAM_MODULES, PROGRAM_IN_JOB_MODULES)
 LAUNCHERS = frozenset(kind.launcher for kind in MEMBER_KINDS)
-COORDINATORS = frozenset(kind.coordinator for kind in MEMBER_KINDS)
+COORDINATOR_MODULES = frozenset(kind.coordinator for kind in MEMBER_KINDS)

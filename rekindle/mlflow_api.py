@@ -18,14 +18,14 @@ from urllib.parse import urlsplit
 from pydantic import BeforeValidator, Field, ValidationError
 
 from argolocal.common.environment import read_integer, require_header_text
-from argolocal.common.wording import visible
+from argolocal.common.wording import escape_control_chars
 from rekindle.documents import Document, describe_first_error, name_field
 from rekindle.errors import (
     ConfigError,
     TrackingError,
     describe_cause,
+    find_innermost_cause,
     format_address,
-    innermost,
     without_secrets,
 )
 from rekindle.kubernetes_names import (
@@ -34,7 +34,7 @@ from rekindle.kubernetes_names import (
     MLFLOW_TRACKING_URI,
     MLFLOW_TRACKING_USERNAME,
 )
-from rekindle.names import ObjectId, Version, show
+from rekindle.names import ObjectId, Version, format_untrusted
 
 if TYPE_CHECKING:
     import requests
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from rekindle.content.http_answers import HttpAnswer
 
 # environment variable of MLflow's client; the pauses before five retries are 0, 2, 4, 8 and 16 s
-RETRIES = "MLFLOW_HTTP_REQUEST_MAX_RETRIES"
+RETRIES_VARIABLE = "MLFLOW_HTTP_REQUEST_MAX_RETRIES"
 DEFAULT_RETRIES = 5
 MAX_RETRIES = 10  # the maximum that MLflow's client accepts
 TIMEOUT_S = 30
@@ -54,7 +54,7 @@ SERVER_REMEDY = "Check that MLFLOW_TRACKING_URI is the address of an MLflow serv
 # takes linear time
 HTML_TAGS = re.compile(r"<(script|style)\b.*?(?:</\1>|\Z)|<[^<>]*>", re.DOTALL | re.IGNORECASE)
 # these numbers are texts in proto3's JSON format
-NOT_FINITE = ("NaN", "Infinity", "-Infinity")
+NOT_FINITE_TEXTS = ("NaN", "Infinity", "-Infinity")
 MAX_INT64 = (1 << 63) - 1
 T = TypeVar("T")
 
@@ -82,12 +82,12 @@ def _parse_integer(json_value: Any) -> Any:
 def _parse_tags(json_value: Any) -> dict[str, str]:
     """Convert a list of tags or parameters to a dictionary. Raises ValueError."""
     tags_by_name = {}
-    for name, tag_item in _items(json_value):
+    for name, tag_item in _list_named_items(json_value):
         text = tag_item.get("value")
         if text is None:
             text = ""
         if not isinstance(text, str):
-            raise ValueError(f"the value of {show(name)} must be a text")
+            raise ValueError(f"the value of {format_untrusted(name)} must be a text")
         tags_by_name[name] = text
     return tags_by_name
 
@@ -96,11 +96,11 @@ def _parse_metrics(json_value: Any) -> dict[str, float]:
     """Convert a list of metrics to a dictionary, and omit values that are not finite. Raises
     ValueError."""
     metrics_by_name = {}
-    for name, metric_item in _items(json_value):
+    for name, metric_item in _list_named_items(json_value):
         metric_value = metric_item.get("value", 0.0)
         is_number = isinstance(metric_value, int | float) and not isinstance(metric_value, bool)
-        if not is_number and metric_value not in NOT_FINITE:
-            raise ValueError(f"the value of {show(name)} must be a number")
+        if not is_number and metric_value not in NOT_FINITE_TEXTS:
+            raise ValueError(f"the value of {format_untrusted(name)} must be a number")
 
         # not the type `float`, because it raises OverflowError for a long integer
         metric_value = float(str(metric_value))
@@ -109,7 +109,7 @@ def _parse_metrics(json_value: Any) -> dict[str, float]:
     return metrics_by_name
 
 
-def _items(json_value: Any) -> list[tuple[str, dict[str, Any]]]:
+def _list_named_items(json_value: Any) -> list[tuple[str, dict[str, Any]]]:
     """Return the items of a list of key-value pairs by their key. Raises ValueError."""
     if json_value is None:
         return []
@@ -261,7 +261,7 @@ class RequestRefused(TrackingError):
         self.code = code
 
 
-def address() -> str:
+def get_server_address() -> str:
     """Return the address of the MLflow server. Raises TrackingError if MLFLOW_TRACKING_URI is not
     set."""
     uri = os.environ.get(MLFLOW_TRACKING_URI, "").rstrip("/")
@@ -274,7 +274,7 @@ def address() -> str:
     return uri
 
 
-def request(method: str, path: str, answer_type: type[A], **request_options: Any) -> A:
+def send_request(method: str, path: str, answer_type: type[A], **request_options: Any) -> A:
     """Return MLflow's answer to a request as a document of the type `answer_type`.
 
     Raises RequestRefused, or TrackingError if the answer is malformed or not from MLflow.
@@ -283,7 +283,7 @@ def request(method: str, path: str, answer_type: type[A], **request_options: Any
 
     from rekindle.content.http_answers import UnreadableAnswer, send
 
-    server_uri = address()
+    server_uri = get_server_address()
     url = f"{server_uri}/api/2.0/{path}"
 
     try:
@@ -297,7 +297,7 @@ def request(method: str, path: str, answer_type: type[A], **request_options: Any
             f" does: {error}. {SERVER_REMEDY}"
         ) from None
     except requests.RequestException as error:
-        error_cause = describe_cause(innermost(error), server_uri)
+        error_cause = describe_cause(find_innermost_cause(error), server_uri)
         server_name = format_address(server_uri)
         raise TrackingError(
             f"MLflow at {server_name} does not answer ({error_cause}). Check MLFLOW_TRACKING_URI"
@@ -306,7 +306,7 @@ def request(method: str, path: str, answer_type: type[A], **request_options: Any
         ) from error
 
     if not http_answer.ok:
-        _refuse(http_answer)
+        _raise_refusal(http_answer)
 
     if answer_type is ArtifactChanged and not http_answer.content:
         return answer_type()
@@ -316,7 +316,7 @@ def request(method: str, path: str, answer_type: type[A], **request_options: Any
     except ValidationError as error:
         is_object = bool(error.errors(include_url=False, include_input=False)[0]["loc"])
         if not is_object:
-            _reject(http_answer)
+            _raise_foreign_answer(http_answer)
 
         raise TrackingError(
             f"MLflow at {format_address(server_uri)} answered {method} {path} with a malformed"
@@ -324,7 +324,7 @@ def request(method: str, path: str, answer_type: type[A], **request_options: Any
         ) from None
 
 
-def condition(field_name: str, field_value: str) -> str:
+def format_condition(field_name: str, field_value: str) -> str:
     """Return the filter of an MLflow search for objects whose `field_name` has `field_value`.
 
     MLflow's filters have no escape characters, so the value is put in whichever quotes, single or
@@ -340,27 +340,31 @@ def condition(field_name: str, field_value: str) -> str:
     return f"{field_name} LIKE '{like_pattern}'"
 
 
-def _refuse(http_answer: "HttpAnswer") -> NoReturn:
+def _raise_refusal(http_answer: "HttpAnswer") -> NoReturn:
     """Raise RequestRefused with MLflow's error, or TrackingError if the answer does not come from
     MLflow."""
     try:
         error_answer = ErrorAnswer.model_validate_json(http_answer.content)
     except ValidationError:
-        _reject(http_answer)
+        _raise_foreign_answer(http_answer)
 
     error_code = error_answer.error_code
     text = f"{error_code}: {error_answer.message or http_answer.reason}".strip().splitlines()[0]
-    message = visible(without_secrets(text))
-    raise RequestRefused(f"MLflow at {format_address(address())} refused: {message}", error_code)
+    message = escape_control_chars(without_secrets(text))
+    raise RequestRefused(
+        f"MLflow at {format_address(get_server_address())} refused: {message}", error_code
+    )
 
 
-def _reject(http_answer: "HttpAnswer") -> NoReturn:
+def _raise_foreign_answer(http_answer: "HttpAnswer") -> NoReturn:
     """Raise TrackingError with the text of an answer that is not MLflow's JSON."""
-    server_name = format_address(address())
-    host_name = urlsplit(address()).netloc.rpartition("@")[2]
+    server_name = format_address(get_server_address())
+    host_name = urlsplit(get_server_address()).netloc.rpartition("@")[2]
 
     answer_text = (
-        " ".join(visible(HTML_TAGS.sub(" ", http_answer.text)).split())[:MAX_SHOWN_LENGTH]
+        " ".join(escape_control_chars(HTML_TAGS.sub(" ", http_answer.text)).split())[
+            :MAX_SHOWN_LENGTH
+        ]
         or "nothing"
     )
     if "Host header" in answer_text:
@@ -386,17 +390,17 @@ def _configured_session() -> "requests.Session":
     """Return a session with the retries and the token that the environment sets. Raises
     TrackingError."""
     try:
-        retry_count = read_integer(RETRIES, DEFAULT_RETRIES, 0, MAX_RETRIES)
+        retry_count = read_integer(RETRIES_VARIABLE, DEFAULT_RETRIES, 0, MAX_RETRIES)
         token = require_header_text(
             os.environ.get(MLFLOW_TRACKING_TOKEN, "").strip(), MLFLOW_TRACKING_TOKEN
         )
     except ConfigError as error:
         raise TrackingError(*error.args) from None
-    return _session(retry_count, token)
+    return _create_session(retry_count, token)
 
 
 @cache
-def _session(max_attempts: int, token: str) -> "requests.Session":
+def _create_session(max_attempts: int, token: str) -> "requests.Session":
     from requests.adapters import HTTPAdapter
     from urllib3.util import Retry
 
@@ -428,4 +432,4 @@ def _session(max_attempts: int, token: str) -> "requests.Session":
 
 
 # a forked process must not use the connections of its parent
-os.register_at_fork(after_in_child=_session.cache_clear)
+os.register_at_fork(after_in_child=_create_session.cache_clear)

@@ -12,13 +12,13 @@ from typing import NamedTuple
 from urllib.parse import SplitResult, urlsplit
 
 from argolocal.common.checked_names import (
-    INVISIBLE,
+    INVISIBLE_CHARACTERS,
+    CheckedName,
     InvalidName,
-    Name,
     ObjectName,
     PathName,
     RunName,
-    show,
+    format_untrusted,
 )
 
 __all__ = [
@@ -35,8 +35,8 @@ __all__ = [
     "TaskName",
     "TaskReference",
     "Version",
+    "format_untrusted",
     "parse_s3_address",
-    "show",
     "split_address",
 ]
 
@@ -69,21 +69,23 @@ def parse_s3_address(text: str) -> S3Address | None:
     return S3Address(bucket, key.lstrip("/"))
 
 
-SEGMENT = rf"(?!\.{{1,2}}(?:/|\Z))[^/{INVISIBLE}]+"  # part of a key; not "." or ".."
-TASK = "[a-zA-Z0-9][-a-zA-Z0-9_]*"
+SEGMENT_PATTERN = (
+    rf"(?!\.{{1,2}}(?:/|\Z))[^/{INVISIBLE_CHARACTERS}]+"  # part of a key; not "." or ".."
+)
+TASK_PATTERN = "[a-zA-Z0-9][-a-zA-Z0-9_]*"
 MAX_KEY_BYTES = 1024  # the limit of S3
 
 
-class ModelName(Name):
+class ModelName(CheckedName):
     """The name of a registered model in MLflow."""
 
     KIND = "the name of a model"
     RULE = 'it must have 1 to 256 characters, without "/", ":" and control characters'
-    PATTERN = re.compile(rf"(?!\.{{1,2}}\Z)[^/:{INVISIBLE}]+")
+    PATTERN = re.compile(rf"(?!\.{{1,2}}\Z)[^/:{INVISIBLE_CHARACTERS}]+")
     MAX_BYTES = 256
 
 
-class Version(Name):
+class Version(CheckedName):
     """The version of a registered model: a positive number."""
 
     KIND = "the version of a model"
@@ -96,16 +98,16 @@ class Version(Name):
         return int(self)
 
 
-class TaskName(Name):
+class TaskName(CheckedName):
     """The name of a task of a pipeline."""
 
     KIND = "the name of a task"
     RULE = 'it must consist of 1 to 128 letters, digits, "-" and "_"'
-    PATTERN = re.compile(TASK)
+    PATTERN = re.compile(TASK_PATTERN)
     MAX_BYTES = 128
 
 
-class ArtifactKey(Name):
+class ArtifactKey(CheckedName):
     """The key of an object in the object store, or the common prefix of several keys."""
 
     KIND = "the key of an object"
@@ -113,7 +115,7 @@ class ArtifactKey(Name):
         "it must be a relative path of at most 1,024 bytes, without empty parts, without the parts"
         " . and .., and without control characters"
     )
-    PATTERN = re.compile(rf"{SEGMENT}(/{SEGMENT})*")
+    PATTERN = re.compile(rf"{SEGMENT_PATTERN}(/{SEGMENT_PATTERN})*")
     MAX_BYTES = MAX_KEY_BYTES
 
     @property
@@ -127,7 +129,7 @@ class TaskReference(ArtifactKey):
 
     KIND = "a reference to a task"
     RULE = "it must be RUN/TASK"
-    PATTERN = re.compile(rf"{RunName.PATTERN.pattern}/{TASK}")
+    PATTERN = re.compile(rf"{RunName.PATTERN.pattern}/{TASK_PATTERN}")
     MAX_BYTES = RunName.MAX_BYTES + 1 + TaskName.MAX_BYTES
 
     @classmethod
@@ -147,7 +149,7 @@ class TaskReference(ArtifactKey):
         return TaskName(self.partition("/")[2])
 
 
-class ObjectId(Name):
+class ObjectId(CheckedName):
     """An id that a server assigns, such as of a run or an experiment of MLflow."""
 
     KIND = "an id"
@@ -156,7 +158,7 @@ class ObjectId(Name):
     MAX_BYTES = 64
 
 
-class CommitId(Name):
+class CommitId(CheckedName):
     """The id of a commit, with -dirty if tracked files differ from the commit. Other git revisions,
     such as branches, are invalid."""
 
@@ -169,7 +171,7 @@ class CommitId(Name):
     MAX_BYTES = 70
 
 
-class Digest(Name):
+class Digest(CheckedName):
     """A sha256, in hex."""
 
     KIND = "a sha256"

@@ -11,14 +11,14 @@ from pydantic import BaseModel, ConfigDict, ValidationError, ValidationInfo, fie
 from pydantic.json_schema import GenerateJsonSchema
 from pydantic_core import ErrorDetails
 
-from rekindle.errors import ConfigError, did_you_mean, rule
+from rekindle.errors import ConfigError, format_rule, suggest_similar
 
 # suffixes of data files with one row per line
 LINE_FORMATS = (".csv", ".tsv", ".jsonl", ".ndjson")
-BOUNDS = {"minimum": ">=", "exclusiveMinimum": ">", "maximum": "<=", "exclusiveMaximum": "<"}
+BOUND_SIGNS = {"minimum": ">=", "exclusiveMinimum": ">", "maximum": "<=", "exclusiveMaximum": "<"}
 # matches a URI that was converted to a Path: Path("s3://a") becomes s3:/a
 COLLAPSED_URI = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
-TYPES = {"boolean": "true | false", "string": "text", "object": "mapping", "null": "null"}
+TYPE_NAMES = {"boolean": "true | false", "string": "text", "object": "mapping", "null": "null"}
 
 
 class Section(BaseModel):
@@ -39,7 +39,7 @@ class Section(BaseModel):
         return value
 
 
-def resolve(json_schema: dict[str, Any], definitions: dict[str, Any]) -> dict[str, Any]:
+def resolve_schema(json_schema: dict[str, Any], definitions: dict[str, Any]) -> dict[str, Any]:
     """Follow references (`$ref`) in a schema, and unwrap an optional type to the schema without
     null. Return any other schema unchanged."""
     schema_options = [
@@ -48,10 +48,10 @@ def resolve(json_schema: dict[str, Any], definitions: dict[str, Any]) -> dict[st
         if schema_option.get("type") != "null"
     ]
     if len(schema_options) == 1:
-        return resolve(schema_options[0], definitions)
+        return resolve_schema(schema_options[0], definitions)
     schema_name = json_schema.get("$ref", "").rpartition("/")[2]
     if schema_name:
-        return resolve(definitions[schema_name], definitions)
+        return resolve_schema(definitions[schema_name], definitions)
     return json_schema
 
 
@@ -69,11 +69,11 @@ class AnyModel(GenerateJsonSchema):
 # cached, because computing a schema takes milliseconds, and each of possibly thousands of wrong
 # keys needs it
 @lru_cache(64)
-def _schema(section_type: type[BaseModel]) -> dict[str, Any]:
+def _get_json_schema(section_type: type[BaseModel]) -> dict[str, Any]:
     return section_type.model_json_schema(schema_generator=AnyModel)
 
 
-def known_keys(section_type: type[BaseModel], path: Iterable[str | int]) -> set[str]:
+def list_valid_keys(section_type: type[BaseModel], path: Iterable[str | int]) -> set[str]:
     """Return the keys that are valid at `path` of a model; an empty set if they are unknown."""
     return set(_schemas_at(section_type, path)[1].get("properties", ()))
 
@@ -84,7 +84,7 @@ def broken_rule(section_type: type[BaseModel], error: ErrorDetails) -> str:
     key_description = _schemas_at(section_type, error["loc"])[0].get("description")
     if error["type"] == "string_pattern_mismatch" and key_description:
         return f"it has the wrong form for: {key_description}."
-    return rule(error["msg"])
+    return format_rule(error["msg"])
 
 
 def _schemas_at(
@@ -92,11 +92,11 @@ def _schemas_at(
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the JSON schema at `path` of a model, once as written and once with its reference
     resolved; {} if `path` is unknown."""
-    root_schema = _schema(section_type)
+    root_schema = _get_json_schema(section_type)
     definitions = root_schema.get("$defs", {})
     unresolved_schema = root_schema
     # the schema of a recursive model is a reference
-    resolved_schema = resolve(root_schema, definitions)
+    resolved_schema = resolve_schema(root_schema, definitions)
 
     for key in path:
         unresolved_schema = (
@@ -105,7 +105,7 @@ def _schemas_at(
             or resolved_schema.get("additionalProperties")
         )
         unresolved_schema = unresolved_schema if isinstance(unresolved_schema, dict) else {}
-        resolved_schema = resolve(unresolved_schema, definitions)
+        resolved_schema = resolve_schema(unresolved_schema, definitions)
 
     return unresolved_schema, resolved_schema
 
@@ -119,7 +119,7 @@ class Setting(NamedTuple):
     description: str
 
 
-def settings(section_type: type[BaseModel], key: str = "") -> list[Setting]:
+def describe_settings(section_type: type[BaseModel], key: str = "") -> list[Setting]:
     """Describe `key` (such as "train.workers"), or all keys below `key` if it is a section (such as
     "train"; "": all keys).
 
@@ -137,26 +137,26 @@ def settings(section_type: type[BaseModel], key: str = "") -> list[Setting]:
             else:
                 known_keys_text = " This setting has no keys."
 
-            hint = did_you_mean(key_part, section_properties) or known_keys_text
+            hint = suggest_similar(key_part, section_properties) or known_keys_text
             raise ConfigError(f"{'.'.join(path[: depth + 1])} is not a known key.{hint}")
 
     return list(
-        _describe(
+        _describe_schema_keys(
             ".".join(path),
             _schemas_at(section_type, path)[0],
-            _schema(section_type).get("$defs", {}),
+            _get_json_schema(section_type).get("$defs", {}),
             frozenset(),
         )
     )
 
 
-def _describe(
+def _describe_schema_keys(
     key: str,
     key_schema: dict[str, Any],
     definitions: dict[str, Any],
     enclosing_titles: frozenset[str],
 ) -> Iterator[Setting]:
-    resolved_schema = resolve(key_schema, definitions)
+    resolved_schema = resolve_schema(key_schema, definitions)
     schema_title = resolved_schema.get("title", "")
     inner_schemas = dict(resolved_schema.get("properties", {}))
 
@@ -174,7 +174,7 @@ def _describe(
         return
 
     for name, inner_schema in inner_schemas.items():
-        yield from _describe(
+        yield from _describe_schema_keys(
             f"{key}.{name}".lstrip("."),
             inner_schema,
             definitions,
@@ -199,38 +199,39 @@ def _describe_values(value_schema: dict[str, Any], definitions: dict[str, Any]) 
     if allowed_values:
         return " | ".join(str(allowed_value) or '""' for allowed_value in allowed_values)
 
-    value_schema = resolve(value_schema, definitions)
+    value_schema = resolve_schema(value_schema, definitions)
     type_name = str(value_schema.get("type", "any value"))
     if type_name == "array":
         return f"list of {_describe_values(value_schema.get('items', {}), definitions)}"
 
     bound_texts = [
         f"{bound_sign} {value_schema[bound_name]}"
-        for bound_name, bound_sign in BOUNDS.items()
+        for bound_name, bound_sign in BOUND_SIGNS.items()
         if bound_name in value_schema
     ]
     return (
-        f"{value_schema.get('format') or TYPES.get(type_name, type_name)} {', '.join(bound_texts)}"
+        f"{value_schema.get('format') or TYPE_NAMES.get(type_name, type_name)}"
+        f" {', '.join(bound_texts)}"
     ).rstrip()
 
 
-def leaves(section_value: object, key: str) -> Iterator[tuple[str, Any]]:
+def iterate_leaves(section_value: object, key: str) -> Iterator[tuple[str, Any]]:
     """Yield (dotted key, value) for each value in a section. For models, mappings and lists, the
     values inside are yielded, not the containers."""
     if isinstance(section_value, BaseModel):
         for name in type(section_value).model_fields:
-            yield from leaves(getattr(section_value, name), f"{key}.{name}")
+            yield from iterate_leaves(getattr(section_value, name), f"{key}.{name}")
     elif isinstance(section_value, Mapping):
         for name, child_value in section_value.items():
-            yield from leaves(child_value, f"{key}.{name}")
+            yield from iterate_leaves(child_value, f"{key}.{name}")
     elif isinstance(section_value, list | tuple | set | frozenset):
         for item_number, child_value in enumerate(section_value):
-            yield from leaves(child_value, f"{key}.{item_number}")
+            yield from iterate_leaves(child_value, f"{key}.{item_number}")
     else:
         yield key, section_value
 
 
-def absolute_paths(section_value: Any, key: str, folder_for_key: Callable[[str], Path]) -> Any:
+def make_paths_absolute(section_value: Any, key: str, folder_for_key: Callable[[str], Path]) -> Any:
     """Return `section_value` with each relative `Path` in it resolved against the folder that
     `folder_for_key` returns for its key.
 
@@ -246,7 +247,7 @@ def absolute_paths(section_value: Any, key: str, folder_for_key: Callable[[str],
             name: getattr(section_value, name) for name in type(section_value).model_fields
         }
         new_values = {
-            child_name: absolute_paths(old_value, f"{key}.{child_name}", folder_for_key)
+            child_name: make_paths_absolute(old_value, f"{key}.{child_name}", folder_for_key)
             for child_name, old_value in old_values.items()
         }
 
@@ -261,7 +262,7 @@ def absolute_paths(section_value: Any, key: str, folder_for_key: Callable[[str],
 
     if type(section_value) is dict:
         new_entries = {
-            child_name: absolute_paths(child_value, f"{key}.{child_name}", folder_for_key)
+            child_name: make_paths_absolute(child_value, f"{key}.{child_name}", folder_for_key)
             for child_name, child_value in section_value.items()
         }
         if any(new_entries[name] is not child_value for name, child_value in section_value.items()):
@@ -271,7 +272,7 @@ def absolute_paths(section_value: Any, key: str, folder_for_key: Callable[[str],
     if type(section_value) in (list, tuple, set, frozenset):
         old_items = list(section_value)
         new_items = [
-            absolute_paths(child_value, f"{key}.{child_name}", folder_for_key)
+            make_paths_absolute(child_value, f"{key}.{child_name}", folder_for_key)
             for child_name, child_value in enumerate(old_items)
         ]
 
@@ -309,7 +310,7 @@ def _error_sentence(section_type: type[Section], name: str, error: ErrorDetails)
         *path, last_key = error["loc"]
         return (
             f"{key} is not a known"
-            f" key.{did_you_mean(str(last_key), known_keys(section_type, path))}"
+            f" key.{suggest_similar(str(last_key), list_valid_keys(section_type, path))}"
         )
     if isinstance(error["input"], str | int | float | None):
         shown_value = error["input"]

@@ -32,22 +32,22 @@ from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
 from argolocal.common import program
-from argolocal.common.checked_names import show
-from argolocal.common.json_text import describe_not_finite, loads, to_json
+from argolocal.common.checked_names import format_untrusted
+from argolocal.common.json_text import describe_non_finite, loads, to_json
 from argolocal.common.wording import shorten
 from rekindle import project
 from rekindle.errors import (
     ConfigError,
     DataError,
     RekindleError,
-    did_you_mean,
-    rule,
+    format_rule,
+    suggest_similar,
     without_secrets,
 )
 from rekindle.project import user_exceptions
 from rekindle.sections import broken_rule
 
-SCALARS = (str, int, float, bool, Path)
+SCALAR_TYPES = (str, int, float, bool, Path)
 # the kubelet shows the content of this file as the container's message
 TERMINATION_LOG = Path("/dev/termination-log")
 
@@ -60,7 +60,7 @@ Artifact = Annotated[Path, ArtifactMark()]
 # maximum size of the text in an encoded parameter, such as the manifest of a run; etcd limits a
 # workflow to 1.5 MB
 MAX_PARAMETER_BYTES = 10_000_000
-SHA256 = "^[0-9a-f]{64}$"  # valid names of input and output fields
+SHA256_PATTERN = "^[0-9a-f]{64}$"  # valid names of input and output fields
 SHA256_OR_EMPTY = "^([0-9a-f]{64})?$"
 
 
@@ -123,10 +123,10 @@ class Step(Protocol):
     def run(self, inputs: Any) -> StepOutputs: ...
 
 
-def load(name: str) -> Step:
+def load_step_module(name: str) -> Step:
     """Import the step module `name`, such as steps.prepare. Raises ConfigError if it is not a
     step."""
-    return cast(Step, project.load(name, "step", ("Inputs", "Outputs", "run")))
+    return cast(Step, project.load_module(name, "step", ("Inputs", "Outputs", "run")))
 
 
 def short_name(module: str) -> str:
@@ -140,17 +140,17 @@ def is_artifact(field_info: FieldInfo) -> bool:
     return any(isinstance(metadata_mark, ArtifactMark) for metadata_mark in field_info.metadata)
 
 
-def flag(name: str) -> str:
+def format_flag(name: str) -> str:
     """Return the command-line flag of a field: `label_delay` → `--label-delay`."""
     return "--" + name.replace("_", "-")
 
 
-def to_text(parameter_value: object) -> str:
+def format_parameter(parameter_value: object) -> str:
     """Format a value as an Argo parameter: numbers, texts and paths as text, all other values (also
     booleans) as JSON."""
     if isinstance(parameter_value, BaseModel):
         return parameter_value.model_dump_json()
-    if isinstance(parameter_value, bool) or not isinstance(parameter_value, SCALARS):
+    if isinstance(parameter_value, bool) or not isinstance(parameter_value, SCALAR_TYPES):
         return to_json(parameter_value)
     return str(parameter_value)
 
@@ -204,7 +204,7 @@ def has_zone(time_text: str) -> bool:
         return False
 
 
-def parse(inputs_model: type[StepInputs], flag_texts: dict[str, str]) -> StepInputs:
+def parse_inputs(inputs_model: type[StepInputs], flag_texts: dict[str, str]) -> StepInputs:
     """Convert {field: text} to typed inputs. Raises a ConfigError that names each wrong flag, its
     value and the violated rule."""
     input_values: dict[str, Any] = {}
@@ -214,7 +214,9 @@ def parse(inputs_model: type[StepInputs], flag_texts: dict[str, str]) -> StepInp
                 text if _is_scalar(inputs_model.model_fields[name].annotation) else loads(text)
             )
         except (ValueError, RecursionError) as error:
-            raise ConfigError(f"{flag(name)} is {text!r}: it must be JSON ({error}).") from error
+            raise ConfigError(
+                f"{format_flag(name)} is {text!r}: it must be JSON ({error})."
+            ) from error
 
     try:
         return inputs_model.model_validate(input_values)
@@ -232,9 +234,9 @@ def _describe_error(
     name = str(error["loc"][0]) if error["loc"] else ""
     inner_path = "".join(f".{key}" for key in error["loc"][1:])
     if error["type"] == "missing":
-        return f"{flag(name)}{inner_path} is missing: it is required."
+        return f"{format_flag(name)}{inner_path} is missing: it is required."
     if name:
-        value_description = f"{flag(name)}{inner_path} is {error['input']!r}"
+        value_description = f"{format_flag(name)}{inner_path} is {error['input']!r}"
     else:
         value_description = "the inputs are wrong"
     return f"{value_description}: {broken_rule(inputs_model, error)}"
@@ -251,7 +253,7 @@ def _is_scalar(annotation: object) -> bool:
         )
     if typing.get_origin(annotation) is typing.Literal:
         return True
-    return isinstance(annotation, type) and issubclass(annotation, SCALARS)
+    return isinstance(annotation, type) and issubclass(annotation, SCALAR_TYPES)
 
 
 class Flags(argparse.ArgumentParser):
@@ -262,7 +264,7 @@ class Flags(argparse.ArgumentParser):
         raise ConfigError(f"{message}. See `{self.prog} --help`.")
 
 
-def parser(
+def create_parser(
     name: str, inputs_model: type[StepInputs], description: str = ""
 ) -> argparse.ArgumentParser:
     """Create the command-line parser of a step from its fields."""
@@ -277,14 +279,14 @@ def parser(
         if field_info.is_required():
             default_text = ""
         else:
-            default_text = to_text(field_info.get_default(call_default_factory=True))
+            default_text = format_parameter(field_info.get_default(call_default_factory=True))
 
         required_or_default = "required" if field_info.is_required() else f"default: {default_text}"
         flag_help = f"{field_info.description or ''} ({required_or_default})".strip().replace(
             "%", "%%"
         )
         flag_parser.add_argument(
-            flag(field_name),
+            format_flag(field_name),
             metavar="VALUE",
             dest=field_name,
             help=flag_help,
@@ -311,10 +313,10 @@ def write_outputs(outputs: StepOutputs, output_files: dict[str, Path]) -> None:
 
             shutil.move(output_value, output_file)
         else:
-            output_file.write_text(output_text(name, output_value))
+            output_file.write_text(format_output(name, output_value))
 
 
-def output_text(name: str, output_value: object) -> str:
+def format_output(name: str, output_value: object) -> str:
     """Format an output for Argo. Raises DataError for a text that Argo would change, and for a
     number that is not finite."""
     if isinstance(output_value, BaseModel):
@@ -322,15 +324,15 @@ def output_text(name: str, output_value: object) -> str:
     else:
         plain_value = output_value
 
-    not_finite_problem = describe_not_finite({name: plain_value})
+    not_finite_problem = describe_non_finite({name: plain_value})
     if not_finite_problem:
         raise DataError(
             f"the output {not_finite_problem}, since conditions and other tasks cannot read it."
             " Return a finite number, or raise rekindle.DataError with the reason."
         )
 
-    text = to_text(output_value)
-    if not isinstance(output_value, SCALARS):
+    text = format_parameter(output_value)
+    if not isinstance(output_value, SCALAR_TYPES):
         # valid, because "{{" in JSON occurs only inside strings, where an escape means the same
         text = text.replace("{{", "{\\u007b")
 
@@ -360,15 +362,17 @@ def check_output_texts(outputs_model: type[StepOutputs], output_texts: Mapping[s
     for name, text in output_texts.items():
         output_field = outputs_model.model_fields.get(name)
         if output_field is None or is_artifact(output_field):
-            raise ValueError(f"{show(name)} is not an output of the step")
+            raise ValueError(f"{format_untrusted(name)} is not an output of the step")
 
         parsed_value = text if _is_scalar(output_field.annotation) else loads(text)
         constrained_type: Any = Annotated[output_field.annotation, output_field]  # type: ignore[valid-type]
         try:
             TypeAdapter(constrained_type).validate_python(parsed_value)
         except ValidationError as error:
-            broken_rule = rule(error.errors()[0]["msg"]).removesuffix(".")
-            raise ValueError(f"the output {name} is {show(text)}: {broken_rule}") from None
+            broken_rule = format_rule(error.errors()[0]["msg"]).removesuffix(".")
+            raise ValueError(
+                f"the output {name} is {format_untrusted(text)}: {broken_rule}"
+            ) from None
 
 
 def verify_artifacts(step_inputs: StepInputs) -> None:
@@ -391,7 +395,7 @@ def execute(
     cache_options: argparse.Namespace,
 ) -> None:
     """Run a step and write its outputs."""
-    write_outputs(load(step_module).run(step_inputs), output_files)
+    write_outputs(load_step_module(step_module).run(step_inputs), output_files)
 
 
 def main(command_arguments: list[str], execute_step: Execute = execute) -> int:
@@ -403,8 +407,8 @@ def main(command_arguments: list[str], execute_step: Execute = execute) -> int:
         return 2
 
     try:
-        step_module = load(command_arguments[0])
-        flag_parser = parser(command_arguments[0], step_module.Inputs, step_module.__doc__)
+        step_module = load_step_module(command_arguments[0])
+        flag_parser = create_parser(command_arguments[0], step_module.Inputs, step_module.__doc__)
         output_help = (
             f"file for one of the outputs: {', '.join(step_module.Outputs.model_fields) or 'none'}"
         )
@@ -426,10 +430,11 @@ def main(command_arguments: list[str], execute_step: Execute = execute) -> int:
         cache_options, other_arguments = cache_flags.parse_known_args(command_arguments[1:])
         parsed_inputs, unknown_arguments = flag_parser.parse_known_args(other_arguments)
         if unknown_arguments:
-            flag_names = {*map(flag, step_module.Inputs.model_fields), "--output"}
+            flag_names = {*map(format_flag, step_module.Inputs.model_fields), "--output"}
             name = unknown_arguments[0].partition("=")[0]
             hint = (
-                did_you_mean(name, flag_names) or f" Its inputs: {', '.join(sorted(flag_names))}."
+                suggest_similar(name, flag_names)
+                or f" Its inputs: {', '.join(sorted(flag_names))}."
             )
             raise ConfigError(
                 f"{unknown_arguments[0]} is not an input of {command_arguments[0]}.{hint}"
@@ -441,7 +446,7 @@ def main(command_arguments: list[str], execute_step: Execute = execute) -> int:
         for output_argument in flag_values.pop("output"):
             name, _, path = output_argument.partition("=")
             if name not in step_module.Outputs.model_fields or not path:
-                hint = did_you_mean(name, set(step_module.Outputs.model_fields))
+                hint = suggest_similar(name, set(step_module.Outputs.model_fields))
                 raise ConfigError(
                     f"--output {output_argument}: it must be NAME=PATH with the name of an"
                     f" output.{hint}"
@@ -449,7 +454,7 @@ def main(command_arguments: list[str], execute_step: Execute = execute) -> int:
 
             output_files[name] = Path(path)
 
-        step_inputs = parse(step_module.Inputs, flag_values)
+        step_inputs = parse_inputs(step_module.Inputs, flag_values)
         try:
             verify_artifacts(step_inputs)
             execute_step(command_arguments[0], step_inputs, output_files, cache_options)
@@ -459,7 +464,7 @@ def main(command_arguments: list[str], execute_step: Execute = execute) -> int:
         return fail(error)
     except Exception as error:
         traceback.print_exc()
-        return fail(user_exceptions.as_error(error))
+        return fail(user_exceptions.convert_exception(error))
 
     return 0
 
@@ -473,7 +478,7 @@ def fail(error: RekindleError) -> int:
     with suppress(OSError):  # keep the exit code even if the disk is full
         sys.stderr.write(f"error: {error_message}\n")
     with suppress(OSError):
-        termination_log = Path(os.environ.get(program.TERMINATION_LOG, TERMINATION_LOG))
+        termination_log = Path(os.environ.get(program.TERMINATION_LOG_VARIABLE, TERMINATION_LOG))
         if termination_log.exists() and os.access(termination_log, os.W_OK):
             termination_log.write_text(error_message[:4096])
     return error.exit_code

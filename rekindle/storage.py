@@ -40,9 +40,9 @@ from rekindle.errors import (
     StorageError,
     describe_cause,
     format_address,
-    say,
+    write_stderr,
 )
-from rekindle.keys import FREE_BYTES
+from rekindle.keys import FREE_BYTES_HEADER
 from rekindle.kubernetes_names import S3_BUCKET, S3_ENDPOINT_URL
 
 # S3's limit for a copy in one request; `TransferConfig` copies larger objects in parts
@@ -50,7 +50,7 @@ MAX_COPY_BYTES = (5 << 30) + 1
 PART_BYTES = 256 << 20  # size of the parts in which a large object is written
 THREADS = 8  # parallel transfers; more are not faster
 STORE_ID_KEY = "store-id"  # object with the random id of this store
-LOADER = create_loader()  # shared by all Stores, since parsing boto's model of S3 takes 0.1 s
+BOTO_LOADER = create_loader()  # shared by all Stores, since parsing boto's model of S3 takes 0.1 s
 REFUSED_CODES = {
     "403",
     "AccessDenied",
@@ -60,12 +60,12 @@ REFUSED_CODES = {
 }
 # characters that XML cannot represent; keys with them are deleted one by one, because a request to
 # delete several objects is XML
-NOT_IN_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+UNLISTABLE_CHARACTERS = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Entry:
+class StoredObject:
     """An object in a listing."""
 
     key: str
@@ -114,7 +114,7 @@ class Store:
         )
 
         botocore_session = get_session()
-        botocore_session.register_component("data_loader", LOADER)
+        botocore_session.register_component("data_loader", BOTO_LOADER)
 
         try:
             self.client: Any = Session(botocore_session=botocore_session).client(
@@ -203,7 +203,7 @@ class Store:
             )["ETag"],
         )
 
-    def head(self, key: str) -> Entry | None:
+    def head(self, key: str) -> StoredObject | None:
         """Return the object's entry, or None if it does not exist."""
         try:
             head_answer = self._request(
@@ -211,7 +211,7 @@ class Store:
             )
         except NotFound:
             return None
-        return Entry(
+        return StoredObject(
             key,
             head_answer["ContentLength"],
             head_answer["ETag"],
@@ -220,14 +220,14 @@ class Store:
 
     def delete(self, keys: Sequence[str]) -> None:
         """Delete objects; missing objects are ignored."""
-        unlistable_keys = [key for key in keys if NOT_IN_XML.search(key)]
+        unlistable_keys = [key for key in keys if UNLISTABLE_CHARACTERS.search(key)]
         for key in unlistable_keys:
             with suppress(NotFound):
                 self._request(
                     key, lambda key=key: self.client.delete_object(Bucket=self.bucket, Key=key)
                 )
 
-        listable_keys = [key for key in keys if not NOT_IN_XML.search(key)]
+        listable_keys = [key for key in keys if not UNLISTABLE_CHARACTERS.search(key)]
         for batch_start in range(0, len(listable_keys), 1000):
             batch_objects = [
                 {"Key": key} for key in listable_keys[batch_start : batch_start + 1000]
@@ -247,7 +247,7 @@ class Store:
                     f" {error['Code']}."
                 )
 
-    def list(self, prefix: str) -> Iterator[Entry]:
+    def list(self, prefix: str) -> Iterator[StoredObject]:
         """Yield all objects whose key starts with `prefix`, in key order."""
         list_pages = self.client.get_paginator("list_objects_v2").paginate(
             Bucket=self.bucket, Prefix=prefix
@@ -260,7 +260,7 @@ class Store:
                 return
 
             for listed_object in list_page.get("Contents", []):
-                yield Entry(
+                yield StoredObject(
                     listed_object["Key"],
                     listed_object["Size"],
                     listed_object["ETag"],
@@ -270,7 +270,7 @@ class Store:
     def free_bytes(self) -> float:
         """Return the free bytes on the disk of the embedded store; infinity for other stores."""
         head_answer = self._request("", lambda: self.client.head_bucket(Bucket=self.bucket))
-        return float(head_answer["ResponseMetadata"]["HTTPHeaders"].get(FREE_BYTES, "inf"))
+        return float(head_answer["ResponseMetadata"]["HTTPHeaders"].get(FREE_BYTES_HEADER, "inf"))
 
     def put_large(self, key: str, data: bytes, part_bytes: int = PART_BYTES) -> None:
         """Write an object of any size. S3 accepts at most 5 GiB in one request, so an object of
@@ -338,7 +338,7 @@ class Store:
                     " not a safe path."
                 )
 
-        def fetch(entry: Entry) -> None:
+        def fetch(entry: StoredObject) -> None:
             file = path / entry.key[len(folder_prefix) :]
             # skip an empty object that web consoles of object stores create to represent a folder
             if entry.key.endswith("/"):
@@ -401,7 +401,7 @@ class Store:
             ) from error
 
 
-def store_id(object_store: Store) -> str:
+def read_or_create_store_id(object_store: Store) -> str:
     """Return the id of the object store. Create the id if it does not exist. Raises
     StorageError."""
     with suppress(NotFound):
@@ -435,7 +435,7 @@ class _UploadBody(io.RawIOBase):
         return remaining_data
 
 
-def retry_until(function: Callable[[], T], stop_event: threading.Event, purpose: str) -> T:
+def retry_until_stopped(function: Callable[[], T], stop_event: threading.Event, purpose: str) -> T:
     """Return the result of `call()`, which is repeated while the object store is unavailable.
     Raises SystemExit(143) once `stop_event` is set. `purpose` is part of the log line."""
     last_message_time = -math.inf
@@ -448,7 +448,7 @@ def retry_until(function: Callable[[], T], stop_event: threading.Event, purpose:
             raise
         except StorageError as error:
             if time.monotonic() - last_message_time >= 10:
-                say(f"waiting for the object store, {purpose}: {error}")
+                write_stderr(f"waiting for the object store, {purpose}: {error}")
                 last_message_time = time.monotonic()
 
         if stop_event.wait(pause_seconds):

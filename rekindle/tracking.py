@@ -18,22 +18,28 @@ from urllib.parse import quote
 
 from argolocal.common.json_text import to_json
 from rekindle import mlflow_api
-from rekindle.errors import ConfigError, RekindleError, TrackingError, format_address, say
+from rekindle.errors import ConfigError, RekindleError, TrackingError, format_address, write_stderr
 from rekindle.kubernetes_names import S3_BUCKET, S3_ENDPOINT_URL
-from rekindle.mlflow_api import A, RequestRefused, address, condition, request
+from rekindle.mlflow_api import (
+    A,
+    RequestRefused,
+    format_condition,
+    get_server_address,
+    send_request,
+)
 from rekindle.names import (
     ArtifactKey,
     InvalidName,
     ObjectId,
     ObjectName,
     Version,
-    show,
+    format_untrusted,
     split_address,
 )
-from rekindle.step import to_text
+from rekindle.step import format_parameter
 
 # tags of a run; the tag of a provenance field of a release is PREFIX + the field's name
-PREFIX = "rekindle."
+TAG_PREFIX = "rekindle."
 WORKFLOW = "rekindle.workflow"
 WORKLOAD = "rekindle.workload"
 MODEL = "rekindle.model"  # tag of a run that checks a served model for drift: the model's name
@@ -42,7 +48,7 @@ CODE = "rekindle.code"
 CONFIG_HASH = "rekindle.config_hash"
 MANIFEST_HASH = "rekindle.manifest_hash"
 GIT_SHA = "rekindle.git_sha"
-SCHEDULED = "rekindle.scheduled"  # scheduled time
+SCHEDULED_TIME_TAG = "rekindle.scheduled"  # scheduled time
 WINDOW_END = "data.window_until"  # end of the moving data window
 VERSION = "rekindle.version"  # a release: version, file prefix, sha256
 MODEL_URI = "rekindle.model_uri"
@@ -52,12 +58,12 @@ PROMOTED = "rekindle.promoted"  # value: MODEL VERSION
 FAILURES = "rekindle.failures"  # messages of the failed steps
 CURRENCY = "rekindle.currency"
 # tag with the value "removed" after the deletion of everything but the run's record in MLflow
-EMPTIED = "rekindle.artifacts"
+ARTIFACTS_EMPTIED = "rekindle.artifacts"
 STORE_TAG = "rekindle.store"  # id of the object store
 PARENT = "mlflow.parentRunId"  # for a trial: MLflow run of its sweep
 DIGEST = "rekindle.digest"  # digest of the prepared dataset
 CACHED = "rekindle.cached."  # CACHED + task: source of its reused outputs
-REFERS = "rekindle.refers"  # reused outputs are read in place, not copied
+REFERS_TO_RUNS = "rekindle.refers"  # reused outputs are read in place, not copied
 BACKFILL = "rekindle.backfill"  # the run belongs to a backfill
 NOTE = "mlflow.note.content"  # description of the run
 # tags of a model version: prefix of its files, sha256 of its weights
@@ -87,8 +93,8 @@ TABLE_COLUMNS = (
 MAX_METRICS = 1000
 MAX_PARAMS = 100
 MAX_SAME_NAMES = 1000  # maximum runs of equal name to read
-LAST_RUNS = 20  # earlier runs to compare a new run with
-NUMBER = re.compile("[0-9]{1,9}")  # valid value of KEEP_RELEASES
+MAX_LAST_RUNS = 20  # earlier runs to compare a new run with
+NUMBER_PATTERN = re.compile("[0-9]{1,9}")  # valid value of KEEP_RELEASES
 MAX_PARAM_LENGTH = 6000
 MAX_DIGEST_LENGTH = 36
 
@@ -143,7 +149,7 @@ def find_run(experiment_name: str, workflow_name: str) -> str | None:
     Runs of other object stores are ignored: several stores may share MLflow, and their workflows,
     such as those of a schedule, may have equal names.
     """
-    run_filter = condition(f"tags.`{WORKFLOW}`", workflow_name)
+    run_filter = format_condition(f"tags.`{WORKFLOW}`", workflow_name)
     for found_run in _search_runs(
         _experiment_ids(experiment_name), "start_time", run_filter, MAX_SAME_NAMES
     ):
@@ -166,9 +172,9 @@ def _own_store_id() -> str:
 @cache
 def _read_store_id(bucket_name: str, endpoint_url: str) -> str:
     # imported in this function: it needs the client of the object store
-    from rekindle.storage import Store, store_id
+    from rekindle.storage import Store, read_or_create_store_id
 
-    return store_id(Store(bucket_name, endpoint_url or None, short_retries=True))
+    return read_or_create_store_id(Store(bucket_name, endpoint_url or None, short_retries=True))
 
 
 def find_last_start(experiment_name: str) -> float:
@@ -190,7 +196,9 @@ def find_last_prepared_runs(
 
     `more_filter`: a further condition in MLflow's search syntax.
     """
-    run_filter = f"{condition(f'tags.`{WORKLOAD}`', workload_name)} AND tags.`{DIGEST}` != ''"
+    run_filter = (
+        f"{format_condition(f'tags.`{WORKLOAD}`', workload_name)} AND tags.`{DIGEST}` != ''"
+    )
     # exclude runs that reused a dataset: they lack the metric `rows`
     run_filter += " AND metrics.rows > 0"
 
@@ -199,7 +207,7 @@ def find_last_prepared_runs(
 
     run_filter += f" AND {more_filter}" if more_filter else ""
     matching_runs = _search_runs(
-        _experiment_ids(experiment_name), "start_time DESC", run_filter, LAST_RUNS
+        _experiment_ids(experiment_name), "start_time DESC", run_filter, MAX_LAST_RUNS
     )
 
     return [
@@ -220,7 +228,7 @@ def find_page_address(workflow_name: str = "", mlflow_url: str = "") -> str:
     }
 
     if workflow_name:
-        run_filter = condition(f"tags.`{WORKFLOW}`", workflow_name)
+        run_filter = format_condition(f"tags.`{WORKFLOW}`", workflow_name)
     else:
         run_filter = f"tags.`{WORKFLOW}` != ''"
 
@@ -228,11 +236,11 @@ def find_page_address(workflow_name: str = "", mlflow_url: str = "") -> str:
     if not newest_runs:
         if workflow_name:
             raise TrackingError(
-                f"MLflow at {format_address(address())} lacks the run {workflow_name}: see"
-                " `rekindle status`."
+                f"MLflow at {format_address(get_server_address())} lacks the run {workflow_name}:"
+                " see `rekindle status`."
             )
 
-        return format_address(address())
+        return format_address(get_server_address())
 
     run_info = newest_runs[0].info
     experiment = experiments_by_id.get(run_info.experiment_id)
@@ -241,13 +249,13 @@ def find_page_address(workflow_name: str = "", mlflow_url: str = "") -> str:
     has_view = experiment is not None and VIEW_TAG in experiment.tags
     view_parameter = "&viewStateShareKey=rekindle" if has_view and not workflow_name else ""
     query_parameters = f"workflowType=machine_learning{view_parameter}"
-    server_address = mlflow_url or format_address(address())
+    server_address = mlflow_url or format_address(get_server_address())
     return (
         f"{server_address}/#/experiments/{run_info.experiment_id}/runs{run_path}?{query_parameters}"
     )
 
 
-def log(
+def log_to_run(
     run_id: str,
     *,
     run_params: Mapping[str, Any] | None = None,
@@ -261,7 +269,7 @@ def log(
     )
     param_pairs = _make_pairs(
         {
-            name: to_text(metric_value)[:MAX_PARAM_LENGTH]
+            name: format_parameter(metric_value)[:MAX_PARAM_LENGTH]
             for name, metric_value in flatten(run_params or {}).items()
         }
     )
@@ -328,7 +336,7 @@ def log_dataset(
     _post("runs/log-inputs", {"run_id": run_id, "datasets": [dataset_input]})
 
 
-def log_dir(run_id: str, path: Path, name: str) -> None:
+def log_folder(run_id: str, path: Path, name: str) -> None:
     """Log all files below `path` as artifacts of the run, under `name`."""
     for file in sorted(file for file in path.rglob("*") if file.is_file()):
         log_artifact(run_id, f"{name}/{file.relative_to(path)}", file.read_bytes())
@@ -339,9 +347,9 @@ def log_artifact(run_id: str, path: str, artifact_content: bytes) -> None:
     artifact_root = split_address(_artifact_root(run_id))
     if artifact_root.scheme != "mlflow-artifacts":
         raise TrackingError(
-            f"MLflow at {format_address(address())} keeps artifacts in {artifact_root.scheme}:,"
-            " where a step cannot write: start it with --serve-artifacts (its default) and"
-            " --artifacts-destination, and use a new experiment."
+            f"MLflow at {format_address(get_server_address())} keeps artifacts in"
+            f" {artifact_root.scheme}:, where a step cannot write: start it with --serve-artifacts"
+            " (its default) and --artifacts-destination, and use a new experiment."
         )
     target_path = quote(f"{artifact_root.path.strip('/')}/{path}")
     address_path = f"mlflow-artifacts/artifacts/{target_path}"
@@ -437,7 +445,7 @@ def require_champion(name: str) -> Release:
     )
 
 
-def register(
+def register_version(
     name: str,
     model_uri: str,
     source: str,
@@ -518,7 +526,9 @@ def _delete(path: str, request_content: Mapping[str, Any]) -> bool:
 def _registered_versions(name: str, model_uri: str, source: str) -> list[mlflow_api.ModelVersion]:
     """Return the versions of `name` whose files are at `model_uri` in this bucket, oldest first,
     except versions that are being removed."""
-    search_filter = f"{condition('name', name)} and {condition(f'tags.`{URI}`', model_uri)}"
+    search_filter = (
+        f"{format_condition('name', name)} and {format_condition(f'tags.`{URI}`', model_uri)}"
+    )
     matching_versions = []
 
     for model_version in _search_versions(search_filter, name):
@@ -554,7 +564,7 @@ def tag_version(name: str, version: str, key: str, tag_value: str) -> None:
 def promoted_releases(name: str) -> list[Release]:
     """Return the versions of `name` that were promoted with a Deployment, oldest first."""
     promoted_versions = _search_versions(
-        f"{condition('name', name)} and tags.`{DEPLOYMENT}` != ''", name
+        f"{format_condition('name', name)} and tags.`{DEPLOYMENT}` != ''", name
     )
     releases = list[Release]()
 
@@ -562,7 +572,7 @@ def promoted_releases(name: str) -> list[Release]:
         try:
             releases.append(_make_release(model_version))
         except (InvalidName, TrackingError) as error:
-            say(f"a version is passed over: {error}")
+            write_stderr(f"a version is passed over: {error}")
 
     return sorted(releases, key=lambda release: int(release.version))
 
@@ -603,12 +613,14 @@ def _make_release(model_version: mlflow_api.ModelVersion) -> Release:
         sha256 = version_tags[SHA256]
     except KeyError as error:
         raise TrackingError(
-            f"version {model_version.version} of the model {show(model_version.name)} lacks the"
+            f"version {model_version.version} of the model {format_untrusted(model_version.name)} lacks the"
             f" tag {error}: only versions that `steps.release` registered can serve. Remove the"
             " alias of this version in MLflow, or give the model another name."
         ) from error
 
-    tag_origin = f"of version {model_version.version} of {show(model_version.name)} in MLflow"
+    tag_origin = (
+        f"of version {model_version.version} of {format_untrusted(model_version.name)} in MLflow"
+    )
     ArtifactKey(model_uri.rstrip("/"), f"the tag {URI} {tag_origin}")
 
     deployment_name = version_tags.get(DEPLOYMENT, "")
@@ -623,7 +635,9 @@ def _make_release(model_version: mlflow_api.ModelVersion) -> Release:
         deployment=deployment_name,
         run_id=model_version.run_id,
         promoted_by=version_tags.get(PROMOTED_BY, ""),
-        keep_releases=int(keep_releases_text) if NUMBER.fullmatch(keep_releases_text) else None,
+        keep_releases=int(keep_releases_text)
+        if NUMBER_PATTERN.fullmatch(keep_releases_text)
+        else None,
     )
 
 
@@ -723,7 +737,7 @@ def _request(method: str, path: str, answer_type: type[A], **request_options: An
     request_values = request_options.get("json") or request_options.get("params") or {}
     if "run_id" in request_values:
         request_values["run_id"] = resolve_run_id(request_values["run_id"])
-    return request(method, path, answer_type, **request_options)
+    return send_request(method, path, answer_type, **request_options)
 
 
 def _now_ms() -> int:

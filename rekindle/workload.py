@@ -16,24 +16,23 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self, cast
 
 from pydantic import BaseModel, Field, field_validator
 
-from argolocal.common.files import check_space, size_of
+from argolocal.common.files import count_bytes, require_disk_space
 from argolocal.common.json_text import to_json
 from rekindle import families, project
 from rekindle.content.dataset import record_files
 from rekindle.content.dataset_record import DATASET
-from rekindle.content.dataset_record import dataset_facts as dataset_facts
 from rekindle.content.dataset_record import read_data_until as read_data_until
 from rekindle.content.dataset_record import read_dataset_digest as read_dataset_digest
 from rekindle.content.hashes import file_sha256
-from rekindle.errors import ConfigError, DataError, did_you_mean
+from rekindle.errors import ConfigError, DataError, suggest_similar
 from rekindle.gate import Metric
-from rekindle.sections import Section, copy_first_rows, leaves
+from rekindle.sections import Section, copy_first_rows, iterate_leaves
 from rekindle.step import has_zone
 
 if TYPE_CHECKING:
     import torch
 
-SMALL_DISK = "free space, or set TMPDIR to a directory on a larger disk."
+SMALL_DISK_REMEDY = "free space, or set TMPDIR to a directory on a larger disk."
 POD_PRIVATE = Path("/tmp")
 
 
@@ -88,7 +87,7 @@ class DataConfig(Section):
         """Raise ConfigError if the source is a path that does not exist, or if a file is in a
         folder that pods cannot access."""
         path = Path(self.source)
-        for key, file in [("data.source", path), *leaves(self, "data")]:
+        for key, file in [("data.source", path), *iterate_leaves(self, "data")]:
             if isinstance(file, Path) and file.exists():
                 project.check_visible(key, file, POD_PRIVATE)
 
@@ -100,7 +99,7 @@ class DataConfig(Section):
         }
         raise ConfigError(
             f"data.source is {self.source!r}: this file or folder does not"
-            f" exist.{did_you_mean(self.source, sibling_paths)}"
+            f" exist.{suggest_similar(self.source, sibling_paths)}"
         )
 
 
@@ -248,17 +247,17 @@ class Workload(Protocol):
         ...
 
 
-REQUIRED = ("Data", "Model", "metrics", "prepare", "dataset", "loss", "examples")
+REQUIRED_NAMES = ("Data", "Model", "metrics", "prepare", "dataset", "loss", "examples")
 # required only if Rekindle, not a program of the user, trains the model
-TRAINED = ("dataset", "loss")
-LOAD = "load"
+TRAINING_NAMES = ("dataset", "loss")
+LOAD_FUNCTION = "load"
 # also required unless the workload defines `predictor`
-SERVED = ("Instance", "predict")
+SERVING_NAMES = ("Instance", "predict")
 # function → its required arguments; includes optional functions
-ARGUMENTS = {
+FUNCTION_ARGUMENTS = {
     **{"prepare": ("data", "out"), "dataset": ("path", "split"), "model": ("section", "facts")},
     **{"loss": ("model", "batch"), "measures": ("model", "batch"), "examples": ("path",)},
-    LOAD: ("path", "facts"),
+    LOAD_FUNCTION: ("path", "facts"),
     **{
         "predict": ("model", "instances", "facts"),
         "optimizer": ("model", "train"),
@@ -267,23 +266,29 @@ ARGUMENTS = {
     **{"predictor": ("release",), "refresh": ("release", "data", "out")},
 }
 # function → its optional arguments
-OPTIONAL = {"examples": ("champion",), "optimizer": ("section",), "schedule": ("section",)}
-POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+OPTIONAL_ARGUMENTS = {
+    "examples": ("champion",),
+    "optimizer": ("section",),
+    "schedule": ("section",),
+}
+POSITIONAL_KINDS = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
 
 def load(name: str) -> Workload:
     """Import the workload module `name`. Raises ConfigError if the module cannot be imported or
     lacks a required name."""
-    workload_module = project.load(name, "workload", ())
-    project.load(name, "workload", _list_required_names(name, workload_module))
+    workload_module = project.load_module(name, "workload", ())
+    project.load_module(name, "workload", _list_required_names(name, workload_module))
     missing_names = [
-        attribute_name for attribute_name in SERVED if not hasattr(workload_module, attribute_name)
+        attribute_name
+        for attribute_name in SERVING_NAMES
+        if not hasattr(workload_module, attribute_name)
     ]
     if missing_names and not hasattr(workload_module, "predictor"):
         raise ConfigError(
             f'workload "{name}" lacks {", ".join(missing_names)}: it must define'
-            f" {' and '.join(SERVED)} for evaluation and serving, or a predictor of its own (see"
-            " docs/your-own-model.md)."
+            f" {' and '.join(SERVING_NAMES)} for evaluation and serving, or a predictor of its own"
+            " (see docs/your-own-model.md)."
         )
 
     metrics = workload_module.metrics
@@ -328,14 +333,14 @@ def load(name: str) -> Workload:
         )
 
     if families.has_model(workload_module):
-        families.check(name, workload_module)
+        families.check_families(name, workload_module)
 
     for label, function, argument_names in families.iterate_functions(workload_module):
         _check_arguments(name, label, function, argument_names)
 
-    for function, metric_names in ARGUMENTS.items():
+    for function, metric_names in FUNCTION_ARGUMENTS.items():
         if takes_optional_argument(workload_module, function):
-            optional_arguments = OPTIONAL[function]
+            optional_arguments = OPTIONAL_ARGUMENTS[function]
         else:
             optional_arguments = ()
 
@@ -354,13 +359,13 @@ def _list_required_names(name: str, workload_module: object) -> tuple[str, ...]:
     """Return the names that the workload must define. Raises ConfigError if it defines neither a
     model nor `load`."""
     other_names = tuple(
-        attribute_name for attribute_name in REQUIRED if attribute_name not in TRAINED
+        attribute_name for attribute_name in REQUIRED_NAMES if attribute_name not in TRAINING_NAMES
     )
     has_other_names = all(
         hasattr(workload_module, attribute_name) for attribute_name in other_names
     )
 
-    if hasattr(workload_module, LOAD) and not families.has_model(workload_module):
+    if hasattr(workload_module, LOAD_FUNCTION) and not families.has_model(workload_module):
         return other_names
     if has_other_names and not families.has_model(workload_module):
         raise ConfigError(
@@ -368,14 +373,14 @@ def _list_required_names(name: str, workload_module: object) -> tuple[str, ...]:
             " (or families), dataset and loss if Rekindle trains it, or load(path, facts) if a"
             " program trains it (see docs/your-own-model.md)."
         )
-    return REQUIRED
+    return REQUIRED_NAMES
 
 
 def check_program(name: str) -> None:
     """Raise ConfigError unless the workload `name` defines `load`, which loads the result of a
     program."""
     workload_module = load(name)
-    if not hasattr(workload_module, LOAD):
+    if not hasattr(workload_module, LOAD_FUNCTION):
         raise ConfigError(
             f'workload "{name}" does not define load(path, facts), but the config has a section'
             " `program`: define load, which returns the model from the result of the program, or"
@@ -386,12 +391,12 @@ def check_program(name: str) -> None:
 def takes_optional_argument(workload_module: object, name: str) -> bool:
     """Return True if the workload's function `name` takes its optional argument (OPTIONAL)."""
     optional_function = getattr(workload_module, name, None)
-    if name not in OPTIONAL or not callable(optional_function):
+    if name not in OPTIONAL_ARGUMENTS or not callable(optional_function):
         return False
     function_parameters = inspect.signature(optional_function).parameters.values()
     return sum(
-        function_parameter.kind in POSITIONAL for function_parameter in function_parameters
-    ) > len(ARGUMENTS[name])
+        function_parameter.kind in POSITIONAL_KINDS for function_parameter in function_parameters
+    ) > len(FUNCTION_ARGUMENTS[name])
 
 
 def takes_champion_facts(workload_module: object) -> bool:
@@ -413,7 +418,7 @@ def _check_spelling(name: str, workload_module: object) -> None:
     the same arguments as one that is missing."""
     undefined_names = {
         function_name
-        for function_name in ARGUMENTS
+        for function_name in FUNCTION_ARGUMENTS
         if function_name != "model" and not hasattr(workload_module, function_name)
     }
 
@@ -423,7 +428,7 @@ def _check_spelling(name: str, workload_module: object) -> None:
 
         similar_names = get_close_matches(attribute_name, undefined_names, n=1, cutoff=0.6)
         argument_names = tuple(inspect.signature(attribute_value).parameters)
-        if similar_names and argument_names == ARGUMENTS[similar_names[0]]:
+        if similar_names and argument_names == FUNCTION_ARGUMENTS[similar_names[0]]:
             raise ConfigError(
                 f'workload "{name}" defines {attribute_name}({", ".join(argument_names)}), which'
                 " the engine"
@@ -467,8 +472,11 @@ def prepare(
     try:
         # check the disk space first: a dataset is about as large as its source
         if "://" not in data_config.source:
-            check_space(
-                "the dataset", size_of(Path(data_config.source)), dataset_folder, SMALL_DISK
+            require_disk_space(
+                "the dataset",
+                count_bytes(Path(data_config.source)),
+                dataset_folder,
+                SMALL_DISK_REMEDY,
             )
 
         prepared_dataset = workload_module.prepare(data_config, dataset_folder)

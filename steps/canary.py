@@ -16,7 +16,7 @@ from math import ceil
 from pydantic import Field
 
 from rekindle import StepInputs, StepOutputs
-from rekindle.release.serve_config import CHAMPION_CHANGED, PASSED, CanaryConfig
+from rekindle.release.serve_config import CHAMPION_CHANGED_RESULT, PASSED_RESULT, CanaryConfig
 
 
 class Inputs(StepInputs):
@@ -58,8 +58,8 @@ def run(inputs: Inputs) -> Outputs:
     """Compare the models at the canary's current percentage of the traffic, and decide the next
     percentage."""
     has_champion = inputs.former and inputs.champion
-    canary_outcome = watch(inputs) if has_champion and inputs.percent else PASSED
-    if has_champion and canary_outcome == PASSED:
+    canary_outcome = watch(inputs) if has_champion and inputs.percent else PASSED_RESULT
+    if has_champion and canary_outcome == PASSED_RESULT:
         next_percent = inputs.rule.next_share(inputs.percent)
     else:
         next_percent = 0
@@ -86,14 +86,14 @@ def count_split_pods(traffic_percent: int, champion_pod_count: int) -> int:
 def watch(inputs: Inputs) -> str:
     """Compare the models, log the result to MLflow, and return it."""
     from rekindle import tracking
-    from rekindle.errors import say
+    from rekindle.errors import write_stderr
     from rekindle.release.watch.canary import Canary
 
     canary_watch = Canary(
         inputs.name, inputs.former, inputs.server, inputs.version, inputs.champion, inputs.rule
     )
     rollback_reason = canary_watch.observe()
-    canary_outcome = PASSED
+    canary_outcome = PASSED_RESULT
     run_tags = {tracking.CANARY: f"passed with {inputs.percent} % of the requests"}
 
     if rollback_reason:
@@ -109,15 +109,15 @@ def watch(inputs: Inputs) -> str:
         }
 
     if canary_watch.champion_changed and inputs.can_repeat:
-        canary_outcome = CHAMPION_CHANGED
-        run_tags = {tracking.CANARY: CHAMPION_CHANGED}
+        canary_outcome = CHAMPION_CHANGED_RESULT
+        run_tags = {tracking.CANARY: CHAMPION_CHANGED_RESULT}
 
     if inputs.run_id:
         logged_figures = {
             f"canary.{inputs.percent}.{figure_name}": figure_value
             for figure_name, figure_value in canary_watch.figures().items()
         }
-        tracking.log(inputs.run_id, run_metrics=logged_figures, run_tags=run_tags)
+        tracking.log_to_run(inputs.run_id, run_metrics=logged_figures, run_tags=run_tags)
 
-    say(rollback_reason or run_tags[tracking.CANARY])
+    write_stderr(rollback_reason or run_tags[tracking.CANARY])
     return canary_outcome

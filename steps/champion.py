@@ -44,12 +44,12 @@ def run(inputs: Inputs) -> Outputs:
     from rekindle import tracking
     from rekindle.cache import claims
     from rekindle.content.verified_release import reject_other_folder
-    from rekindle.errors import say
+    from rekindle.errors import write_stderr
     from rekindle.storage import Store
 
     champion_release = tracking.require_champion(inputs.name)
     if inputs.server and inputs.server != champion_release.deployment:
-        say(
+        write_stderr(
             f"{inputs.server} gets no traffic: the champion of {inputs.name} is now version"
             f" {champion_release.version}, served by {champion_release.deployment or 'nothing'}"
         )

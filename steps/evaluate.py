@@ -17,8 +17,8 @@ from pydantic import Field
 
 from argolocal.common.json_text import to_json
 from rekindle import Artifact, Evaluation, Gate, StepInputs, StepOutputs, gate
-from rekindle.release.serve_config import MAX_BATCH
-from rekindle.step import SHA256, SHA256_OR_EMPTY
+from rekindle.release.serve_config import DEFAULT_MAX_BATCH
+from rekindle.step import SHA256_OR_EMPTY, SHA256_PATTERN
 
 # fields of a metric's difference between two models to log
 INTERVAL = ("mean", "low", "high")
@@ -49,7 +49,7 @@ class Inputs(StepInputs, Gate):
         description="prefix of the names of tags and metrics, if the run has several evaluations",
     )
     max_batch: int = Field(
-        default=MAX_BATCH,
+        default=DEFAULT_MAX_BATCH,
         ge=1,
         description="number of consecutive test rows that are predicted together (serve.max_batch)",
     )
@@ -67,7 +67,9 @@ class Outputs(StepOutputs):
     judged: gate.Verdict = Field(description="verdict of the gate, even in a backfill")
     reason: str = Field(description="reason of the verdict, with figures")
     metrics: dict[str, float] = Field(description="metrics of the candidate by name")
-    model_sha256: str = Field(pattern=SHA256, description="sha256 of the candidate's weights")
+    model_sha256: str = Field(
+        pattern=SHA256_PATTERN, description="sha256 of the candidate's weights"
+    )
     champion: str = Field(description="version of the champion; empty if none exists")
     report: Artifact = Field(description="verdict.json, predictions and plots")
 
@@ -146,11 +148,11 @@ def run(inputs: Inputs) -> Outputs:
         run_tags.update(
             {f"{name_prefix}family": evaluation.chosen["family"]} if evaluation.chosen else {}
         )
-        tracking.log(
+        tracking.log_to_run(
             inputs.run_id, run_metrics=metrics_to_log(evaluation, name_prefix), run_tags=run_tags
         )
         tracking.log_metrics(inputs.run_id, curves(evaluation, name_prefix))
-        tracking.log_dir(inputs.run_id, report_folder, f"{name_prefix}evaluation")
+        tracking.log_folder(inputs.run_id, report_folder, f"{name_prefix}evaluation")
 
     candidate_metrics = evaluation.metrics["candidate"]
     champion_version = champion_release.version if champion_release else ""

@@ -19,7 +19,7 @@ from argolocal.common.json_text import to_json
 from rekindle import Artifact, Prepared, Reuse, StepInputs, StepOutputs
 from rekindle.content.recorded_manifest import unpack_manifest
 from rekindle.kubernetes_names import KUBERNETES_SERVICE_HOST, S3_BUCKET
-from rekindle.step import SHA256, decode_parameter, parse_time
+from rekindle.step import SHA256_PATTERN, decode_parameter, parse_time
 
 # maximum factor by which a fraction in `Prepared.shares` may change between two runs without a
 # warning
@@ -37,13 +37,13 @@ def must_compare(inputs: "Inputs") -> str:
 
 def other_files(inputs: "Inputs") -> list[str]:
     """Return the existing files that the section `data_settings` names, except its source."""
-    from rekindle.sections import leaves, parse_section
+    from rekindle.sections import iterate_leaves, parse_section
     from rekindle.workload import load
 
     data_settings = parse_section(load(inputs.workload).Data, inputs.data, "data")
     return [
         str(setting_path)
-        for _, setting_path in leaves(data_settings, "data")
+        for _, setting_path in iterate_leaves(data_settings, "data")
         if isinstance(setting_path, Path) and setting_path.exists()
     ]
 
@@ -96,7 +96,7 @@ class Inputs(StepInputs):
 
 class Outputs(StepOutputs):
     dataset: Artifact = Field(description="directory of the dataset")
-    digest: str = Field(pattern=SHA256, description="sha256 that identifies the dataset")
+    digest: str = Field(pattern=SHA256_PATTERN, description="sha256 that identifies the dataset")
     rows: int = Field(description="number of rows in the dataset")
     run_id: str = Field(description="MLflow run of this workflow")
     source_digest: str = Field(
@@ -116,7 +116,7 @@ class Outputs(StepOutputs):
 
 def run(inputs: Inputs) -> Outputs:
     from rekindle import tracking
-    from rekindle.cache.key import data_digest_or_empty, digest_of_unchanged
+    from rekindle.cache.key import data_digest_or_empty, digest_if_unchanged
     from rekindle.sections import parse_section
     from rekindle.training.rehearsal import check_trainable
     from rekindle.workload import load
@@ -162,7 +162,7 @@ def run(inputs: Inputs) -> Outputs:
         prepared, data_settings, run_time, last_runs, is_past=bool(inputs.backfill)
     )
     compared_tags, unchanged_reason, change_warnings = _compare(inputs, run_id, prepared, run_time)
-    source_digest, mixed_source_warnings = digest_of_unchanged(data_settings.source, digest_before)
+    source_digest, mixed_source_warnings = digest_if_unchanged(data_settings.source, digest_before)
     warnings = [
         *prepared.warnings,
         *share_warnings,
@@ -175,14 +175,16 @@ def run(inputs: Inputs) -> Outputs:
         {f"data.{tag_name}": str(tag_value) for tag_name, tag_value in prepared.tags.items()}
     )
     row_counts = {"rows": prepared.rows, "rejected": prepared.rejected}
-    compared_tags.update({tracking.SCHEDULED: run_time.isoformat()} if inputs.scheduled else {})
+    compared_tags.update(
+        {tracking.SCHEDULED_TIME_TAG: run_time.isoformat()} if inputs.scheduled else {}
+    )
     compared_tags.update({tracking.BACKFILL: "yes"} if inputs.backfill else {})
     compared_tags.update({"data.warnings": " ".join(warnings)} if warnings else {})
     compared_tags.update({moving_window.NEWEST_TAG: prepared.newest} if prepared.newest else {})
     compared_tags.update({tracking.WINDOW_END: run_time.isoformat()} if data_settings.moves else {})
     logged_figures = row_counts | prepared.shares
 
-    tracking.log(
+    tracking.log_to_run(
         run_id,
         run_params={"data.digest": dataset_digest},
         run_metrics=logged_figures,
@@ -234,7 +236,8 @@ def _compare(
 
     unchanged_sentence = f"{inputs.data['source']} does not contain rows after {prepared.newest}"
     reference_text = (
-        f"{last_run.tags[tracking.WORKFLOW]}, the run for {last_run.tags[tracking.SCHEDULED]:.10}"
+        f"{last_run.tags[tracking.WORKFLOW]}, the run for"
+        f" {last_run.tags[tracking.SCHEDULED_TIME_TAG]:.10}"
     )
 
     change_texts = moving_window.describe_changes(identity_tags, inputs.config, last_run)
@@ -302,7 +305,7 @@ def mark_run(inputs: Inputs) -> None:
     workflow_document = {**run_manifest, "metadata": workflow_metadata}
     object_store = Store.from_env().short_retries()
     is_counted = not inputs.backfill
-    ownership.begin(
+    ownership.begin_run(
         object_store, workflow_document, inputs.experiment, is_first=False, is_counted=is_counted
     )
 
@@ -311,7 +314,7 @@ def record(run_id: str, config_document: dict[str, Any], packed_manifest: str) -
     """Log the config as parameters of the run, and the config and the manifest as artifacts."""
     from rekindle import tracking
 
-    tracking.log(run_id, run_params=config_document)
+    tracking.log_to_run(run_id, run_params=config_document)
     tracking.log_artifact(
         run_id, "config.yaml", yaml.safe_dump(config_document, sort_keys=False).encode()
     )

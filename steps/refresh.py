@@ -18,7 +18,7 @@ from pydantic import Field
 
 from argolocal.common.json_text import to_json
 from rekindle import Artifact, ConfigError, StepInputs, StepOutputs, gate
-from rekindle.step import SHA256
+from rekindle.step import SHA256_PATTERN
 
 
 class Inputs(StepInputs):
@@ -43,7 +43,9 @@ class Outputs(StepOutputs):
     )
     reason: str = Field(description="reason of the verdict")
     champion: str = Field(description="version of the champion")
-    model_sha256: str = Field(pattern=SHA256, description="sha256 of the champion's weights")
+    model_sha256: str = Field(
+        pattern=SHA256_PATTERN, description="sha256 of the champion's weights"
+    )
     run_id: str = Field(description="MLflow run of this workflow")
     source_digest: str = Field(
         description="digest of the content of data.source; empty if it cannot be verified"
@@ -66,8 +68,8 @@ def run(inputs: Inputs) -> Outputs:
     if the data does not start where the old state ends.
     """
     from rekindle import tracking, workload
-    from rekindle.cache.key import data_digest_or_empty, digest_of_unchanged
-    from rekindle.content.verified_release import VERDICT, reject_changed
+    from rekindle.cache.key import data_digest_or_empty, digest_if_unchanged
+    from rekindle.content.verified_release import VERDICT, reject_changed_files
     from rekindle.content.weights import list_model_files, read_description
     from rekindle.release import release_files as release
     from rekindle.sections import parse_section
@@ -90,7 +92,7 @@ def run(inputs: Inputs) -> Outputs:
         inputs.workdir / folder_name for folder_name in ("current", "dataset", "model", "report")
     )
     release_record = release.download(Store.from_env(), champion_release.uri, current_folder)
-    reject_changed(
+    reject_changed_files(
         current_folder, release_record.described, [release.REFERENCE], champion_release.uri
     )
 
@@ -137,11 +139,11 @@ def run(inputs: Inputs) -> Outputs:
             (output_folder / folder_name).parent.mkdir(parents=True, exist_ok=True)
             (current_folder / folder_name).rename(output_folder / folder_name)
 
-    source_digest, warnings = digest_of_unchanged(data_settings.source, digest_before)
+    source_digest, warnings = digest_if_unchanged(data_settings.source, digest_before)
     sys.stderr.writelines(f"warning: {warning}\n" for warning in warnings)
     sys.stderr.write(f"{verdict}: {verdict_reason}\n")
     newer_row_count = refresh_result.rows if refresh_result else 0
-    tracking.log(
+    tracking.log_to_run(
         run_id,
         run_metrics={"rows": newer_row_count},
         run_tags={"verdict": verdict, "reason": verdict_reason},
@@ -176,7 +178,7 @@ def predict(
     that servers of the release in `release_folder` must return."""
     from rekindle.release import device
     from rekindle.release.examples import split_into_batches
-    from rekindle.release.predictor import check_json, open_predictor
+    from rekindle.release.predictor import check_json_serializable, open_predictor
 
     predictor = open_predictor(release_folder)
     device.use_one_thread()
@@ -189,7 +191,7 @@ def predict(
         yield (
             prediction_request,
             [
-                check_json(prediction, f"instance {row_index}")
+                check_json_serializable(prediction, f"instance {row_index}")
                 for row_index, prediction in enumerate(predictions)
             ],
         )

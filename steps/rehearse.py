@@ -17,7 +17,7 @@ from pydantic import Field
 
 from argolocal.common.json_text import replace_nan
 from rekindle import ConfigError, DataError, RekindleError, StepInputs, StepOutputs
-from rekindle.errors import innermost
+from rekindle.errors import find_innermost_cause
 
 MAX_EXAMPLES = 100  # maximum number of test rows to predict
 
@@ -94,7 +94,7 @@ def find(inputs: Inputs, rehearsal_folder: Path) -> dict[str, Any]:
         rehearse(inputs, rehearsal_folder, rehearsal_report)
     except ModuleNotFoundError as error:
         rehearsal_report["stage"] = "imports"
-        rehearsal_report["error"] = str(user_exceptions.as_error(error))
+        rehearsal_report["error"] = str(user_exceptions.convert_exception(error))
         rehearsal_report["exit_code"] = 1
     except Exception as error:
         if rehearsal_report.get("family"):
@@ -110,7 +110,7 @@ def find(inputs: Inputs, rehearsal_folder: Path) -> dict[str, Any]:
         if isinstance(error, RekindleError):
             reported_error = error
         else:
-            reported_error = user_exceptions.as_error(error, failure_location)
+            reported_error = user_exceptions.convert_exception(error, failure_location)
 
         traceback.print_exc()
         rehearsal_report.update(
@@ -128,7 +128,7 @@ def find(inputs: Inputs, rehearsal_folder: Path) -> dict[str, Any]:
 def may_need_more_rows(error: Exception, stage_name: str) -> bool:
     """Return True for an error that more rows may prevent, such as an index beyond the end of a
     short dataset."""
-    innermost_error = innermost(error)
+    innermost_error = find_innermost_cause(error)
     if isinstance(error, ConfigError):
         return False
     if stage_name == "model" and isinstance(innermost_error, KeyError):
@@ -147,7 +147,7 @@ def rehearse(inputs: Inputs, rehearsal_folder: Path, rehearsal_report: dict[str,
 
     workload_module: Any = workloads.load(inputs.workload)
     is_program = bool(inputs.program) or not families.has_model(workload_module)
-    family_names = [] if is_program else families.select(workload_module, inputs.families)
+    family_names = [] if is_program else families.select_families(workload_module, inputs.families)
     rehearsal_report["stage"] = "prepare"
     dataset_folder = prepare_rows(workload_module, inputs, rehearsal_folder, rehearsal_report)
 
@@ -206,7 +206,7 @@ def rehearse_family(
     training_state = None
     try:
         if isinstance(families.get_families(workload_module)[family_name], families.Fitted):
-            smoke_test.try_fit(
+            smoke_test.try_fit_model(
                 one_step_spec,
                 workload_module,
                 dataset_facts,
@@ -232,7 +232,7 @@ def rehearse_family(
         return
 
     if training_state:
-        step_computation = smoke_test.try_step(
+        step_computation = smoke_test.try_training_step(
             one_step_spec, workload_module, training_state, dataset_folder, rehearsal_report
         )
         if inputs.thorough:

@@ -70,10 +70,15 @@ def run(inputs: Inputs) -> Outputs:
     Raises ConfigError if the verdict is not release, DataError for a damaged model.
     """
     from rekindle import Store, tracking
-    from rekindle.content.verified_release import content_hash
+    from rekindle.content.verified_release import compute_content_hash
     from rekindle.content.weights import read_description
     from rekindle.release import origin, pyfunc
-    from rekindle.release.release_files import collect_files, commit, hash_describing_files, upload
+    from rekindle.release.release_files import (
+        collect_files,
+        commit_release,
+        hash_described_files,
+        upload,
+    )
 
     if inputs.verdict != "release":
         raise ConfigError(
@@ -90,7 +95,7 @@ def run(inputs: Inputs) -> Outputs:
     file_hashes.update(pyfunc.write_mlmodel(release_folder))
     release_prefix = upload(object_store, inputs.name, release_folder, file_hashes)
     provenance_facts = provenance(inputs, model_description)
-    registered_release = tracking.register(
+    registered_release = tracking.register_version(
         inputs.name,
         release_prefix,
         object_store.uri(release_prefix),
@@ -107,10 +112,10 @@ def run(inputs: Inputs) -> Outputs:
         "run_id": run_id,
         "provenance": provenance_facts,
         "files": file_hashes,
-        "described": hash_describing_files(release_folder),
+        "described": hash_described_files(release_folder),
     }
 
-    commit(object_store, release_prefix, release_folder, release_record)
+    commit_release(object_store, release_prefix, release_folder, release_record)
 
     run_tags = {
         tracking.MODEL_URI: release_prefix,
@@ -119,15 +124,15 @@ def run(inputs: Inputs) -> Outputs:
     }
 
     fact_tags = {
-        f"{tracking.PREFIX}{fact_name}": fact_value
+        f"{tracking.TAG_PREFIX}{fact_name}": fact_value
         for fact_name, fact_value in provenance_facts.items()
     }
-    tracking.log(run_id, run_tags=run_tags | fact_tags)
+    tracking.log_to_run(run_id, run_tags=run_tags | fact_tags)
 
     return Outputs(
         model_uri=release_prefix,
         version=registered_release.version,
-        content=content_hash(file_hashes)[:12],
+        content=compute_content_hash(file_hashes)[:12],
     )
 
 
@@ -142,7 +147,7 @@ def describe_origin(inputs: Inputs) -> dict[str, Any]:
     }
     run_manifest = unpack_manifest(workflow_parameters.pop("manifest", ""))
     search_folders = project.search_path()
-    module_names = run_code.modules_in(run_manifest, search_folders) if run_manifest else []
+    module_names = run_code.list_named_modules(run_manifest, search_folders) if run_manifest else []
 
     python_environment = {
         "python": platform.python_version(),

@@ -30,8 +30,8 @@ from rekindle.step import StepInputs, StepOutputs
 
 if TYPE_CHECKING:
     from rekindle.storage import Store
-    from rekindle.training.cost.tariff import Tariff
-    from rekindle.training.ledger.ledger_summary import Summary
+    from rekindle.training.cost.tariff import TrainingTariff
+    from rekindle.training.ledger.ledger_summary import LedgerSummary
 
 # maximum number of failures in a tag, and maximum number of characters of each: MLflow limits a tag
 # to 5,000 characters
@@ -180,9 +180,9 @@ def run(inputs: Inputs) -> Outputs:
 
     if failure_lines:
         failures_text = "\n".join(line[:FAILURE_LENGTH] for line in failure_lines[:MAX_FAILURES])
-        tracking.log(run_id, run_tags={tracking.FAILURES: failures_text})
+        tracking.log_to_run(run_id, run_tags={tracking.FAILURES: failures_text})
 
-    tracking.log(
+    tracking.log_to_run(
         run_id, run_tags={tracking.NOTE: description(run_id, failure_lines, metric_prefixes)}
     )
     tracking.finish(run_id, convert_phase(inputs.status, failure_lines))
@@ -222,7 +222,8 @@ def apply_retention(inputs: Inputs, run_id: str) -> None:
     from rekindle.storage import Store
 
     object_store = Store.from_env().short_retries()
-    tracking.log(run_id, run_tags={listing.STORE_TAG: listing.store_id(object_store)})
+    store_id = listing.read_or_create_store_id(object_store)
+    tracking.log_to_run(run_id, run_tags={listing.STORE_TAG: store_id})
 
     if KUBERNETES_SERVICE_HOST not in os.environ or not inputs.config.get("retention"):
         return
@@ -245,7 +246,7 @@ def find_promoted(object_store: "Store", inputs: Inputs, run_id: str) -> str:
     from rekindle.release import promotion
 
     promoted_tag = tracking.read_tags(run_id).get(tracking.PROMOTED, "")
-    model_name = ModelName.or_none(promoted_tag.rpartition(" ")[0])
+    model_name = ModelName.parse_or_none(promoted_tag.rpartition(" ")[0])
     if inputs.status != "Succeeded" or not model_name:
         return ""
 
@@ -262,7 +263,7 @@ def record_end(inputs: Inputs, run_manifest: dict[str, Any], run_id: str) -> Non
     object_store = Store.from_env().short_retries()
     has_succeeded = inputs.status == "Succeeded"
     is_counted = not inputs.backfill
-    ownership.end(
+    ownership.end_run(
         object_store,
         {"metadata": workflow_metadata},
         inputs.experiment,
@@ -283,7 +284,7 @@ def _recorded_source(object_store: "Store", object_key: str) -> str:
     except NotFound:
         return ""
 
-    return TaskReference.or_none(source_text) or ""
+    return TaskReference.parse_or_none(source_text) or ""
 
 
 def record_cached(run_id: str, inputs: Inputs) -> None:
@@ -319,7 +320,7 @@ def record_cached(run_id: str, inputs: Inputs) -> None:
 
     dataset_digests = [cached_task.digest for cached_task in cached_tasks if cached_task.digest]
     if dataset_digests and "data.digest" not in run_params:
-        tracking.log(
+        tracking.log_to_run(
             run_id,
             run_params={"data.digest": dataset_digests[0]},
             run_tags={tracking.DIGEST: dataset_digests[0]},
@@ -329,24 +330,24 @@ def record_cached(run_id: str, inputs: Inputs) -> None:
         f"{tracking.CACHED}{cached_task_name}": source_task
         for cached_task_name, source_task in source_by_task.items()
     }
-    tracking.log(
+    tracking.log_to_run(
         run_id,
         run_tags=cached_tags
         | (
-            {tracking.REFERS: "yes"}
+            {tracking.REFERS_TO_RUNS: "yes"}
             if any(cached_task.source for cached_task in cached_tasks)
             else {}
         ),
     )
 
 
-def training_summary(ledger_prefix: str) -> "Summary | None":
+def training_summary(ledger_prefix: str) -> "LedgerSummary | None":
     """Return the summary of a training; None if its ledger is missing or empty."""
     from rekindle.storage import Store
-    from rekindle.training.ledger.accounting import summarize
+    from rekindle.training.ledger.accounting import summarize_events
     from rekindle.training.ledger.events import read_events
 
-    ledger_summary = summarize(read_events(Store.from_env(), ledger_prefix))
+    ledger_summary = summarize_events(read_events(Store.from_env(), ledger_prefix))
     if ledger_summary.intervals:
         return ledger_summary
     return None
@@ -354,7 +355,7 @@ def training_summary(ledger_prefix: str) -> "Summary | None":
 
 def training_tariffs(
     run_manifest: dict[str, Any], task_names: Iterable[str]
-) -> "dict[str, Tariff]":
+) -> "dict[str, TrainingTariff]":
     """Return the prices and pods of the trainings, from the recorded manifest; {} if the manifest
     has no prices."""
     from rekindle.training.cost import tariff
@@ -372,32 +373,32 @@ def log_trial_costs(
     from rekindle.storage import Store
     from rekindle.training.cost import tariff
     from rekindle.training.sweep.costs import compute_trial_bills, sum_amounts
-    from rekindle.training.sweep.study import FOLDER, Study
+    from rekindle.training.sweep.study import SEARCH_FOLDER, SweepStudy
     from rekindle.training.sweep.sweep_config import Sweep
 
     trial_tariff = tariff.build_trial_tariff(run_manifest, tariff.read_prices(run_manifest))
     if not trial_tariff:
         return
 
-    sweep_study = Study(
-        Store.from_env(), f"{workflow_name}/{FOLDER}", Sweep.model_validate(sweep_section)
+    sweep_study = SweepStudy(
+        Store.from_env(), f"{workflow_name}/{SEARCH_FOLDER}", Sweep.model_validate(sweep_section)
     )
     sweep_study.read()
     cost_amounts = sum_amounts(compute_trial_bills(sweep_study, trial_tariff).values())
     cost_metrics = {
         f"cost/{cost_name}": cost_amount for cost_name, cost_amount in cost_amounts.items()
     }
-    tracking.log(
+    tracking.log_to_run(
         run_id, run_metrics=cost_metrics, run_tags={tracking.CURRENCY: trial_tariff.prices.currency}
     )
 
 
 def log(
     run_id: str,
-    ledger_summary: "Summary",
+    ledger_summary: "LedgerSummary",
     plot_folder: Path,
     metric_prefix: str,
-    tariff: "Tariff | None",
+    tariff: "TrainingTariff | None",
 ) -> float | None:
     """Log the summary as metrics below `workers/` and `cost/`, as tags, and as artifacts below
     `ledger/`; all names begin with `metric_prefix`.
@@ -423,9 +424,9 @@ def log(
             if isinstance(tag_value, float)
         }
     )
-    tracking.log(run_id, run_metrics=summary_metrics, run_tags=summary_tags)
-    publish.write_files(ledger_summary, plot_folder, cost_report)
-    tracking.log_dir(run_id, plot_folder, f"{metric_prefix}ledger")
+    tracking.log_to_run(run_id, run_metrics=summary_metrics, run_tags=summary_tags)
+    publish.write_report_files(ledger_summary, plot_folder, cost_report)
+    tracking.log_folder(run_id, plot_folder, f"{metric_prefix}ledger")
 
     return cost_section.get("total")
 

@@ -7,7 +7,7 @@ right.
 from pydantic import Field
 
 from rekindle import Artifact, Prepared, StepInputs, StepOutputs, record_dataset
-from rekindle.step import SHA256
+from rekindle.step import SHA256_PATTERN
 
 
 class Inputs(StepInputs):
@@ -16,7 +16,9 @@ class Inputs(StepInputs):
 
 class Outputs(StepOutputs):
     dataset: Artifact = Field(description="the dataset with five times the training images")
-    digest: str = Field(pattern=SHA256, description="sha256 that identifies the new dataset")
+    digest: str = Field(
+        pattern=SHA256_PATTERN, description="sha256 that identifies the new dataset"
+    )
 
 
 def run(inputs: Inputs) -> Outputs:

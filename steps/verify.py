@@ -19,12 +19,12 @@ from typing import TYPE_CHECKING, Any
 from pydantic import Field
 
 from rekindle import Artifact, DataError, StepInputs, StepOutputs
-from rekindle.release.serve_config import CHAMPION_CHANGED
-from rekindle.step import SHA256
+from rekindle.release.serve_config import CHAMPION_CHANGED_RESULT
+from rekindle.step import SHA256_PATTERN
 
 if TYPE_CHECKING:
     from rekindle import Store
-    from rekindle.release.compare import Comparison
+    from rekindle.release.compare import PredictionComparison
 
 
 class Inputs(StepInputs):
@@ -37,7 +37,7 @@ class Inputs(StepInputs):
     )
     report: Artifact = Field(description="output of evaluate: requests and expected predictions")
     model_sha256: str = Field(
-        pattern=SHA256, description="sha256 of the weights that the service must use"
+        pattern=SHA256_PATTERN, description="sha256 of the weights that the service must use"
     )
     version: str = Field(description="version to promote")
     champion: str = Field(
@@ -125,14 +125,19 @@ def run(inputs: Inputs) -> Outputs:
     weights.
     """
     from rekindle import Store, tracking
-    from rekindle.errors import say
+    from rekindle.errors import write_stderr
     from rekindle.release import promotion
-    from rekindle.release.compare import Comparison, compare, read_numerics, read_predictions
-    from rekindle.release.model_client import ModelClient, resolve
-    from rekindle.release.release_files import PREDICTIONS
+    from rekindle.release.compare import (
+        PredictionComparison,
+        compare_predictions,
+        read_numerics,
+        read_predictions,
+    )
+    from rekindle.release.model_client import ModelClient, resolve_endpoint
+    from rekindle.release.release_files import PREDICTIONS_FILE
     from rekindle.release.watch import drift
 
-    service_endpoint = resolve(inputs.endpoint or f"http://{inputs.name}:8080")
+    service_endpoint = resolve_endpoint(inputs.endpoint or f"http://{inputs.name}:8080")
 
     promotion_target = (
         inputs.name,
@@ -143,12 +148,12 @@ def run(inputs: Inputs) -> Outputs:
     )
     # skip a version that a later one has replaced, because its servers may have been deleted
     if inputs.promote and promotion.is_superseded(*promotion_target):
-        say(
+        write_stderr(
             f"version {inputs.version} of {inputs.name} was promoted before, and a later version"
             " has replaced it"
         )
         if inputs.run_id:
-            tracking.log(inputs.run_id, run_tags=promotion_tags(inputs))
+            tracking.log_to_run(inputs.run_id, run_tags=promotion_tags(inputs))
 
         return Outputs(
             max_difference=0,
@@ -166,10 +171,10 @@ def run(inputs: Inputs) -> Outputs:
     )
     server_metadata = model_client.wait()
     model_client.predict(model_client.example())
-    prediction_comparison = Comparison(inputs.tolerance)
+    prediction_comparison = PredictionComparison(inputs.tolerance)
     comparison_text = "the example only"
 
-    if (inputs.report / PREDICTIONS).exists():
+    if (inputs.report / PREDICTIONS_FILE).exists():
         replay_requests = read_predictions(inputs.report, inputs.sample)
         server_numerics = server_metadata.get("numerics")
         is_exact = (
@@ -177,7 +182,7 @@ def run(inputs: Inputs) -> Outputs:
             and server_numerics
             and server_numerics == read_numerics(inputs.report)
         )
-        prediction_comparison = compare(
+        prediction_comparison = compare_predictions(
             model_client,
             replay_requests,
             0.0 if is_exact else inputs.tolerance,
@@ -193,12 +198,12 @@ def run(inputs: Inputs) -> Outputs:
         comparison_text = (
             f"{precision_text}, in batches of up to {server_metadata.get('max_batch', 1)}"
         )
-        say(
+        write_stderr(
             f"{prediction_comparison.replayed} test rows have the same served and offline"
             f" predictions, {comparison_text}"
         )
     else:
-        say(f"the report does not contain {PREDICTIONS}: only the example was tested")
+        write_stderr(f"the report does not contain {PREDICTIONS_FILE}: only the example was tested")
 
     # retry, because a service may become unavailable between the two changes of a promotion
     promotion_result = promotion.retry_while_unavailable(
@@ -215,14 +220,14 @@ def run(inputs: Inputs) -> Outputs:
     return Outputs(**step_outputs, compared=comparison_text, **promotion_result)
 
 
-def conclude(inputs: Inputs, prediction_comparison: "Comparison") -> dict[str, Any]:
+def conclude(inputs: Inputs, prediction_comparison: "PredictionComparison") -> dict[str, Any]:
     """Promote the version if `inputs.promote` is True. Log and return the result, which names the
     Deployments that are previous, running and expired.
 
     Raises ChampionChanged if the champion has changed and the evaluation cannot be repeated.
     """
     from rekindle import Store, tracking
-    from rekindle.errors import say
+    from rekindle.errors import write_stderr
     from rekindle.release import promotion
 
     is_promoted = inputs.promote
@@ -236,12 +241,12 @@ def conclude(inputs: Inputs, prediction_comparison: "Comparison") -> dict[str, A
                 inputs.name, inputs.version, tracking.KEEP_RELEASES, str(inputs.keep_releases)
             )
             run_tags = promotion_tags(inputs)
-    except promotion.ChampionChanged as error:
+    except promotion.ChampionChangedError as error:
         if not inputs.repetitions:
             raise
 
         is_promoted = False
-        say(f"{error}")
+        write_stderr(f"{error}")
 
     if (
         not is_promoted
@@ -255,7 +260,7 @@ def conclude(inputs: Inputs, prediction_comparison: "Comparison") -> dict[str, A
             "verify.max_difference": prediction_comparison.max_difference,
             "verify.replayed": prediction_comparison.replayed,
         }
-        tracking.log(inputs.run_id, run_metrics=verification_metrics, run_tags=run_tags)
+        tracking.log_to_run(inputs.run_id, run_metrics=verification_metrics, run_tags=run_tags)
 
     running_deployments = [inputs.deployment]
     expired_deployments = list[str]()
@@ -289,8 +294,8 @@ def promote_candidate(object_store: "Store", inputs: Inputs) -> str:
     from rekindle.content.verified_release import VERDICT
     from rekindle.release import promotion
 
-    if inputs.canary == CHAMPION_CHANGED:
-        raise promotion.ChampionChanged(
+    if inputs.canary == CHAMPION_CHANGED_RESULT:
+        raise promotion.ChampionChangedError(
             f"the champion of {inputs.name} changed during the canary of version {inputs.version},"
             " which is not promoted. Run the pipeline again."
         )
@@ -309,7 +314,7 @@ def promote_candidate(object_store: "Store", inputs: Inputs) -> str:
 
 
 def reject_differences(
-    prediction_comparison: "Comparison", inputs: Inputs, service_endpoint: str
+    prediction_comparison: "PredictionComparison", inputs: Inputs, service_endpoint: str
 ) -> None:
     """Raise DataError unless test rows were replayed and all predictions agree."""
     if not prediction_comparison.replayed:

@@ -11,12 +11,12 @@ from typing import Any
 
 from rekindle.blocks import volume
 from rekindle.blocks.jobs import pytorch_job, train_job
-from rekindle.blocks.jobs.kubeflow import FAILURE, FRAMEWORKS, Replica, training_job
+from rekindle.blocks.jobs.kubeflow import FAILURE, FRAMEWORKS, Replica, build_training_job
 from rekindle.blocks.jobs.members import member_commands
 from rekindle.blocks.jobs.program_job import ProgramJob
 from rekindle.blocks.serving import autoscaler, model_deployment, service
 from rekindle.blocks.settings import ClusterConfig
-from rekindle.kubernetes_names import PROGRAM_IN_JOB, WORKLOAD
+from rekindle.kubernetes_names import PROGRAM_IN_JOB_MODULES, WORKLOAD_MODULES
 from rekindle.release.serve_config import ServeConfig
 from rekindle.training.spec import TrainConfig
 
@@ -49,12 +49,16 @@ def kinds(
     others = Replica(pod, ["-c", worker], count=2)
     serve = ServeConfig.model_validate({})
     train = TrainConfig.model_validate({"workers": 2})
-    training = pytorch_job.pytorch_job(name, train, config, member_commands(WORKLOAD, []))
+    training = pytorch_job.build_pytorch_job(
+        name, train, config, member_commands(WORKLOAD_MODULES, [])
+    )
     _set_commands(training["spec"]["pytorchReplicaSpecs"], {"Master": lead, "Worker": worker})
 
     def kubeflow(kind: str, replicas: dict[str, Replica], **spec: Any) -> Kind:
         return Kind(
-            training_job(kind, name, replicas, config, **spec), FRAMEWORKS[kind].success, FAILURE
+            build_training_job(kind, name, replicas, config, **spec),
+            FRAMEWORKS[kind].success,
+            FAILURE,
         )
 
     objects = {
@@ -68,17 +72,19 @@ def kinds(
         "JAXJob": kubeflow("JAXJob", {"Worker": others}),
         "MPIJob": kubeflow("MPIJob", {"Launcher": first, "Worker": others}),
         "TrainingRuntime": Kind(
-            train_job.training_runtime(name, train, config, member_commands(WORKLOAD, []))
+            train_job.training_runtime(name, train, config, member_commands(WORKLOAD_MODULES, []))
         ),
-        "TrainJob": Kind(train_job.train_job(name, train, config, member_commands(WORKLOAD, []))),
+        "TrainJob": Kind(
+            train_job.train_job(name, train, config, member_commands(WORKLOAD_MODULES, []))
+        ),
         "Deployment": Kind(
-            model_deployment.deployment(name, f"{name}-1", serve, config, ["--model=m"]),
+            model_deployment.build_deployment(name, f"{name}-1", serve, config, ["--model=m"]),
             model_deployment.SUCCESS,
             model_deployment.FAILURE,
         ),
-        "Service": Kind(service.service(name, 8080, f"{name}-1")),
-        "HorizontalPodAutoscaler": Kind(autoscaler.autoscaler(name, serve, f"{name}-1")),
-        "PodDisruptionBudget": Kind(model_deployment.disruption_budget(name)),
+        "Service": Kind(service.build_client_service(name, 8080, f"{name}-1")),
+        "HorizontalPodAutoscaler": Kind(autoscaler.build_autoscaler(name, serve, f"{name}-1")),
+        "PodDisruptionBudget": Kind(model_deployment.build_disruption_budget(name)),
         "PersistentVolumeClaim": Kind(volume.volume_claim(name, "1Gi")),
     }
 
@@ -101,7 +107,7 @@ PROGRAM_JOBS = {
 def program_jobs(name: str = "kind", **cluster: Any) -> dict[str, Manifest]:
     """Return a job of every other framework that runs a program, by kind."""
     config = ClusterConfig.model_validate(cluster)
-    commands = member_commands(PROGRAM_IN_JOB, [])
+    commands = member_commands(PROGRAM_IN_JOB_MODULES, [])
     train = TrainConfig.model_validate({})
     jobs = {
         kind: ProgramJob(kind, counts, config.pod("train"), {})

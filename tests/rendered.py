@@ -118,7 +118,7 @@ def _everything() -> Iterator[Manifest]:
     for settings in PLATFORMS:
         yield from platform.render_platform(settings)
 
-    config_map, patch = platform.operator_patch()
+    config_map, patch = platform.render_operator_patch()
     # the rest of the Deployment is the operator's own: server-side apply merges it with the patch
     yield from (config_map, patch | {"spec": {"selector": {"matchLabels": {}}, **patch["spec"]}})
     for settings in ({}, {"gang": "volcano", "queue": "q", "cache": "c"}):
@@ -158,7 +158,7 @@ def _applied(workflow: Manifest) -> Iterator[Manifest]:
 def _operator() -> Iterator[tuple[str, Manifest]]:
     """Yield the workers of a PyTorchJob with the init container that the operator adds from our
     template."""
-    config, _ = platform.operator_patch()
+    config, _ = platform.render_operator_patch()
     text = re.sub(r"\{\{\.(\w+)\}\}", r"\1", config["data"]["initContainer.yaml"])
     init = yaml.safe_load(text.replace("InitContainerImage", "alpine:3.20"))
     worker = kinds()["PyTorchJob"].manifest["spec"]["pytorchReplicaSpecs"]["Worker"]

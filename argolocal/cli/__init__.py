@@ -15,24 +15,24 @@ from argolocal.cli.options import (
     NonEmptyPath,
     RunNameParam,
     ask_option,
+    make_output_option,
+    make_parameters_option,
     open_option,
-    output_option,
     parallelism_option,
-    parameters_option,
-    parse_pairs,
+    parse_parameter_options,
     port_option,
     print_unit_option,
     queue_option,
 )
 from argolocal.cli.output import announce_page, print_result, run_command, run_output
 from argolocal.common import program
-from argolocal.common.homes import current as home
+from argolocal.common.homes import require_home as home
 from argolocal.common.json_text import to_json
 from argolocal.common.wording import shorten
-from argolocal.errors import say
+from argolocal.errors import write_stderr
 
 if TYPE_CHECKING:
-    from argolocal.manifest.read import Documents
+    from argolocal.manifest.read import ManifestDocuments
     from argolocal.runner.run import LocalRun
     from argolocal.validate.findings import Finding
 
@@ -57,8 +57,8 @@ def commands() -> None:
 
 @commands.command
 @click.argument("manifest", metavar="FILE", type=NonEmptyPath())
-@parameters_option("A workflow parameter.")
-@output_option("text", "json")
+@make_parameters_option("A workflow parameter.")
+@make_output_option("text", "json")
 @ask_option
 @queue_option
 def run(
@@ -73,14 +73,14 @@ def run(
     Example:
       argolocal run workflow.yaml -p message=hello -o json
     """
-    from argolocal.manifest.read import read_files
+    from argolocal.manifest.read import read_path
     from argolocal.runner.cluster import LocalCluster
     from argolocal.view.foreground import Foreground, create_run
 
     with run_output(as_json):
-        workflow, other_objects = read_files(manifest)
+        workflow, other_objects = read_path(manifest)
         cluster = LocalCluster(home())
-        values = parse_pairs(parameters)
+        values = parse_parameter_options(parameters)
         if is_queued:
             local_run = create_run(cluster, workflow, values, other_objects, is_queued=True)
             return print_queued(local_run, as_json)
@@ -111,8 +111,8 @@ def print_queued(local_run: "LocalRun", as_json: bool) -> int:
 @click.option(
     "--name", "new_name", type=RunNameParam(), help="Name of the new run (default: a random name)."
 )
-@parameters_option("A workflow parameter to change.")
-@output_option("text", "json")
+@make_parameters_option("A workflow parameter to change.")
+@make_output_option("text", "json")
 @ask_option
 def rerun(
     name: str, new_name: str | None, parameters: tuple[str, ...], as_json: bool, yes: bool
@@ -131,13 +131,13 @@ def rerun(
 
     with run_output(as_json):
         manifest = rerun.read_manifest(home(), name, new_name or "")
-        local_run = create_run(LocalCluster(home()), manifest, parse_pairs(parameters))
+        local_run = create_run(LocalCluster(home()), manifest, parse_parameter_options(parameters))
         return Foreground(local_run).run(as_json=as_json, ask=not yes)
 
 
 @commands.command
 @click.argument("manifests", metavar="FILE...", nargs=-1, required=True, type=NonEmptyPath())
-@output_option("text", "json")
+@make_output_option("text", "json")
 def lint(manifests: tuple[Path, ...], as_json: bool) -> int:
     """Check manifests in files or folders for mistakes, including mistakes that Argo accepts.
 
@@ -148,9 +148,9 @@ def lint(manifests: tuple[Path, ...], as_json: bool) -> int:
     Example:
       argolocal lint workflow.yaml templates/
     """
-    from argolocal.manifest.read import Documents
+    from argolocal.manifest.read import ManifestDocuments
 
-    documents = Documents()
+    documents = ManifestDocuments()
 
     for path in manifests:
         documents.add(path)
@@ -159,7 +159,7 @@ def lint(manifests: tuple[Path, ...], as_json: bool) -> int:
 
 
 def print_findings(
-    documents: "Documents",
+    documents: "ManifestDocuments",
     as_json: bool,
     is_shown: Callable[["Finding"], bool] = lambda finding: True,
 ) -> int:
@@ -178,7 +178,9 @@ def print_findings(
     ]
 
     if documents.other_files:
-        say(f"note: no manifests, not checked: {shorten(', '.join(documents.other_files))}")
+        write_stderr(
+            f"note: no manifests, not checked: {shorten(', '.join(documents.other_files))}"
+        )
 
     if as_json:
         click.echo(to_json([asdict(finding) for finding in all_findings], indent=2))
@@ -196,8 +198,8 @@ def print_findings(
 
 @commands.command
 @click.argument("name", required=False, type=RunNameParam())
-@parameters_option("A value for a suspended step.")
-@output_option("text", "json")
+@make_parameters_option("A value for a suspended step.")
+@make_output_option("text", "json")
 @ask_option
 def resume(name: str | None, parameters: tuple[str, ...], as_json: bool, yes: bool) -> int:
     """Resume a run that failed, was stopped or was killed; for a run in progress, resume its
@@ -213,7 +215,9 @@ def resume(name: str | None, parameters: tuple[str, ...], as_json: bool, yes: bo
     from argolocal.view.foreground import Foreground, load_run
 
     with run_output(as_json):
-        local_run = load_run(LocalCluster(home()), name, parse_pairs(parameters), as_json)
+        local_run = load_run(
+            LocalCluster(home()), name, parse_parameter_options(parameters), as_json
+        )
         if local_run:
             return Foreground(local_run).run(as_json=as_json, ask=not yes)
         return 0
@@ -221,7 +225,7 @@ def resume(name: str | None, parameters: tuple[str, ...], as_json: bool, yes: bo
 
 @commands.command
 @click.argument("name", required=False, type=RunNameParam())
-@output_option("text", "json")
+@make_output_option("text", "json")
 def stop(name: str | None, as_json: bool) -> None:
     """Stop a run gracefully; its exit handlers still run. NAME defaults to the newest run in
     progress.
@@ -238,7 +242,7 @@ def stop(name: str | None, as_json: bool) -> None:
 
 @commands.command
 @click.argument("name", required=False, type=RunNameParam())
-@output_option("text", "json")
+@make_output_option("text", "json")
 def status(name: str | None, as_json: bool) -> None:
     """List the runs, or the steps of run NAME.
 
@@ -259,7 +263,7 @@ def status(name: str | None, as_json: bool) -> None:
 @click.argument("name", required=False, type=RunNameParam())
 @click.argument("step", default="")
 @click.option("-f", "--follow", is_flag=True, help="Follow the logs until the run completes.")
-@output_option("text", "json")
+@make_output_option("text", "json")
 def logs(name: str | None, step: str, follow: bool, as_json: bool) -> None:
     """Print the logs of a run (default: the newest run), or the logs of its steps whose names
     contain STEP.
@@ -277,7 +281,7 @@ def logs(name: str | None, step: str, follow: bool, as_json: bool) -> None:
 
 
 @commands.command
-@output_option("text", "json")
+@make_output_option("text", "json")
 def down(as_json: bool) -> None:
     """Stop the Deployments that runs have applied, without deleting runs, logs or artifacts.
 
@@ -295,7 +299,7 @@ def down(as_json: bool) -> None:
 
 @commands.command
 @click.argument("folder", metavar="HOME", type=NonEmptyPath())
-@output_option("text", "json")
+@make_output_option("text", "json")
 def trust(folder: Path, as_json: bool) -> None:
     """Trust a home that your commands did not create.
 

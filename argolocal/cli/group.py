@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from argolocal.errors import did_you_mean
+from argolocal.errors import suggest_similar
 
 # settings of click for all commands
 CONTEXT_SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 110}
@@ -54,7 +54,7 @@ class Commands(click.Group):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         if args and not args[0].startswith("-") and args[0] not in self.commands:
-            ctx.fail(f'"{args[0]}" is not a command.{did_you_mean(args[0], set(self.commands))}')
+            ctx.fail(f'"{args[0]}" is not a command.{suggest_similar(args[0], set(self.commands))}')
         return super().resolve_command(ctx, args)
 
 

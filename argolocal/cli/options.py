@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from argolocal.common.checked_names import RunName, show
+from argolocal.common.checked_names import RunName, format_untrusted
 
 ask_option = click.option("--yes", is_flag=True, help="Do not ask: the first Ctrl-C stops the run.")
 
@@ -54,8 +54,8 @@ class RunNameParam(NonEmptyName):
         self, value: object, param: click.Parameter | None, ctx: click.Context | None
     ) -> object:
         name = super().convert(value, param, ctx)
-        return RunName.or_none(name) or self.fail(
-            f"{show(name)} is not {RunName.KIND}: {RunName.RULE}.", param, ctx
+        return RunName.parse_or_none(name) or self.fail(
+            f"{format_untrusted(name)} is not {RunName.KIND}: {RunName.RULE}.", param, ctx
         )
 
 
@@ -83,13 +83,13 @@ class NonEmptyPath(click.Path):
         return super().convert(value, param, ctx)
 
 
-def parameters_option(help_text: str) -> Any:
+def make_parameters_option(help_text: str) -> Any:
     return click.option(
         "-p", "--parameter", "parameters", multiple=True, metavar="NAME=VALUE", help=help_text
     )
 
 
-def output_option(*formats: str) -> Any:
+def make_output_option(*formats: str) -> Any:
     """Add the option --output; the command receives the boolean `as_json`."""
     if "text" in formats:
         help_text = "json: one object on stdout, everything else on stderr."
@@ -108,7 +108,7 @@ def output_option(*formats: str) -> Any:
     )
 
 
-def parse_pairs(assignments: tuple[str, ...]) -> dict[str, str]:
+def parse_parameter_options(assignments: tuple[str, ...]) -> dict[str, str]:
     """Return the values of the options `--parameter NAME=VALUE` by name."""
     values_by_name = {}
     for assignment in assignments:

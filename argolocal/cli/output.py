@@ -8,10 +8,10 @@ import click
 
 from argolocal.cli import standard_streams
 from argolocal.common import exit_codes, homes, program
-from argolocal.common.addresses import without_secrets
+from argolocal.common.addresses import remove_address_secrets
 from argolocal.common.json_text import to_json
-from argolocal.common.wording import one_line, shorten
-from argolocal.errors import ArgolocalError, ConfigError, describe, did_you_mean
+from argolocal.common.wording import escape_to_one_line, shorten
+from argolocal.errors import ArgolocalError, ConfigError, describe, suggest_similar
 
 
 def print_result(as_json: bool, result: Mapping[str, object], text: str) -> None:
@@ -28,7 +28,11 @@ def print_errors_as_json(as_json: bool) -> Iterator[None]:
         if as_json:
             click.echo(
                 to_json(
-                    {"workflow": None, "phase": "Failed", "message": without_secrets(str(error))}
+                    {
+                        "workflow": None,
+                        "phase": "Failed",
+                        "message": remove_address_secrets(str(error)),
+                    }
                 )
             )
         raise
@@ -44,7 +48,7 @@ def run_output(as_json: bool) -> Iterator[None]:
         yield
 
 
-def long_options(context: click.Context) -> list[str]:
+def list_long_options(context: click.Context) -> list[str]:
     """Return the names of a command's long options, such as `--output`."""
     click_options = [
         parameter
@@ -54,7 +58,7 @@ def long_options(context: click.Context) -> list[str]:
     return sorted(flag for option in click_options for flag in option.opts if flag.startswith("--"))
 
 
-def usage_message(error: click.ClickException) -> str:
+def format_usage_message(error: click.ClickException) -> str:
     """Return one line about a wrong command line: the mistake, the most similar option, and the
     command that prints the help."""
     message = " ".join(error.format_message().split())
@@ -62,9 +66,9 @@ def usage_message(error: click.ClickException) -> str:
     if context is None:
         return message
     if isinstance(error, click.NoSuchOption):
-        option_names = long_options(context)
+        option_names = list_long_options(context)
         hint = (
-            did_you_mean(error.option_name, option_names)
+            suggest_similar(error.option_name, option_names)
             or f" Its options: {', '.join(option_names)}."
         )
         message = f"{error.option_name} is not an option of `{context.command_path}`.{hint}"
@@ -82,7 +86,7 @@ def run_command(command: Callable[[], object]) -> int:
         error.show()
         exit_code = 2
     except click.ClickException as error:
-        _print_error(one_line(usage_message(error)))
+        _print_error(escape_to_one_line(format_usage_message(error)))
         exit_code = 2
     except click.Abort:
         exit_code = exit_codes.INTERRUPTED
@@ -90,22 +94,24 @@ def run_command(command: Callable[[], object]) -> int:
         _print_error(str(error))
         exit_code = 2 if isinstance(error, ConfigError) else 1
     except OSError as error:
-        home = str(homes.path().resolve())
+        home = str(homes.home_path().resolve())
         if error.errno not in (errno.ENOSPC, errno.EDQUOT) and not str(error.filename).startswith(
             home
         ):
-            _print_error(one_line(describe(error)))
+            _print_error(escape_to_one_line(describe(error)))
             return 1
 
         remedy = (
-            f"free space there, make it writable, or set {program.variable('HOME')} to another"
-            " directory"
+            f"free space there, make it writable, or set {program.environment_variable('HOME')} to"
+            " another directory"
         )
         path = error.filename or home
-        _print_error(one_line(f"{path}: {error.strerror}. State is kept in {home}: {remedy}."))
+        _print_error(
+            escape_to_one_line(f"{path}: {error.strerror}. State is kept in {home}: {remedy}.")
+        )
         exit_code = 1
     except RecursionError as error:
-        _print_error(one_line(f"a value is nested too deep: {describe(error)}"))
+        _print_error(escape_to_one_line(f"a value is nested too deep: {describe(error)}"))
         exit_code = 1
 
     if isinstance(exit_code, int):
@@ -115,11 +121,11 @@ def run_command(command: Callable[[], object]) -> int:
 
 
 def _print_error(message: str) -> None:
-    click.echo(f"error: {shorten(without_secrets(message))}", err=True)
+    click.echo(f"error: {shorten(remove_address_secrets(message))}", err=True)
 
 
 def announce_page(address: str, open_browser: bool) -> None:
     """Print the address of a page, and open it in a browser if `open_browser`."""
     click.echo(f"{address}\nCtrl-C ends the page.")
     if open_browser:
-        click.launch(homes.write_link(homes.path(), address))
+        click.launch(homes.write_redirect_page(homes.home_path(), address))

@@ -15,11 +15,11 @@ from argolocal.common.wording import EscapedStream
 from argolocal.errors import ArgolocalError
 
 
-class Unwritable(ArgolocalError):
+class UnwritableStdout(ArgolocalError):
     """stdout cannot be written."""
 
 
-class Descriptor(io.FileIO):
+class OutputDescriptor(io.FileIO):
     """A file descriptor that raises an error only for the first failed write. After that, all
     output goes to /dev/null, even at exit."""
 
@@ -37,7 +37,7 @@ class Descriptor(io.FileIO):
             # the reader of the pipe, such as `head`, may exit early; this is not an error
             if error.errno == errno.EPIPE:
                 raise
-            raise Unwritable(
+            raise UnwritableStdout(
                 f"stdout cannot be written ({error.strerror}): redirect it to a file or terminal"
                 " that can be written."
             ) from error
@@ -63,7 +63,7 @@ def prepare() -> None:
 def ignore_stdout_errors() -> None:
     """Ignore all later errors of writes to stdout."""
     raw_stream = getattr(getattr(sys.stdout, "buffer", None), "raw", None)
-    if isinstance(raw_stream, Descriptor):
+    if isinstance(raw_stream, OutputDescriptor):
         raw_stream.ignore_errors = True
 
 
@@ -75,7 +75,7 @@ def _open_stream(descriptor_number: int, old_stream: TextIO | None, ignore_error
             for attribute_name in ("encoding", "line_buffering", "write_through")
         }
     return EscapedStream(
-        io.BufferedWriter(Descriptor(descriptor_number, ignore_errors)),
+        io.BufferedWriter(OutputDescriptor(descriptor_number, ignore_errors)),
         errors="backslashreplace",
         **stream_options,
     )

@@ -8,60 +8,62 @@ password, so only its scheme is shown.
 import re
 from collections.abc import Callable
 
-HIDDEN = "…"
+HIDDEN_MARK = "…"
 MAX_TEXT_CHARS = 20_000
 MAX_LINE_CHARS = 2000  # the search for secrets in a line takes O(n²)
 # appended to a truncated line: the @ makes a truncated user or password at the end recognizable
-CUT = "@..."
+CUT_MARK = "@..."
 HOST = r"(?:\[[0-9a-f:.%]+\]|[\w.-]+)"
 PORT_AND_PATH = r"(?::\w*)?(?:/[^\s?#@;]*)?"
 SCHEME = r"(?:[a-z][a-z0-9+.-]*:)?//"
 NO_SCHEME = r"(?![a-z][a-z0-9+.-]*:/)"
 
 # an address that cannot be misread; group 2 (host, port and path) contains no secret
-CLEAN = re.compile(rf"({SCHEME}|{NO_SCHEME})(?:[^\s/?#@]*@)?({HOST}{PORT_AND_PATH})", re.IGNORECASE)
+CLEAN_ADDRESS = re.compile(
+    rf"({SCHEME}|{NO_SCHEME})(?:[^\s/?#@]*@)?({HOST}{PORT_AND_PATH})", re.IGNORECASE
+)
 # the start of an address, up to its query, fragment or parameters, if they contain no @
-CLEAN_START = re.compile(
+CLEAN_ADDRESS_START = re.compile(
     rf"(?:{SCHEME}|{NO_SCHEME}){HOST}{PORT_AND_PATH}(?=[?#;][^@]*$)", re.IGNORECASE
 )
 
 # the start of a word; an address without a scheme may begin there
-WORD = r"(?<![^\s'\"`=(\[{,<])"
+WORD_START = r"(?<![^\s'\"`=(\[{,<])"
 # an @ that may end a password, unlike the @ before the digest of an image
-AT = r"@(?!sha(?:256|512):)"
+AT_SIGN = r"@(?!sha(?:256|512):)"
 # the text after the `HOST:` of an address without a password: a port or punctuation
 AFTER_HOST = r"\d*[]'\"`.,:;)}]*(?:[/?#\s]|$)"
 
 # user and password of an address in a text. A password may contain slashes, spaces and @.
-USER = re.compile(
+USER_IN_ADDRESS = re.compile(
     rf"""
-    ((?:(?<=:)|{WORD})//)
+    ((?:(?<=:)|{WORD_START})//)
     (?:
         # a password, to the last @ of the word
-        [^\s/?\#@:]+:(?!{AFTER_HOST})(?:(?!://)\S)*{AT}(?=[\w.\[-])
+        [^\s/?\#@:]+:(?!{AFTER_HOST})(?:(?!://)\S)*{AT_SIGN}(?=[\w.\[-])
         # a user without a password
-        | [^\s/?\#]*{AT}(?=[\w.\[-])
+        | [^\s/?\#]*{AT_SIGN}(?=[\w.\[-])
         # a password with spaces, to the last @ of the line
-        | [^\s/?\#@:]+:(?!{AFTER_HOST})(?:(?!://)[^\n])*{AT}(?=[\w.\[-])
+        | [^\s/?\#@:]+:(?!{AFTER_HOST})(?:(?!://)[^\n])*{AT_SIGN}(?=[\w.\[-])
         # a user without a host
-        | [^\s/?\#]*{AT}
+        | [^\s/?\#]*{AT_SIGN}
     )
     """,
     re.VERBOSE,
 )
 USER_WITHOUT_SCHEME = re.compile(
-    rf"{WORD}(?!(?:models|runs|mailto):)[^\s/:@'\"`=?#]+:(?!//)\S*{AT}", re.IGNORECASE
+    rf"{WORD_START}(?!(?:models|runs|mailto):)[^\s/:@'\"`=?#]+:(?!//)\S*{AT_SIGN}", re.IGNORECASE
 )
 # the host and port of an address whose path contains @, or a user and the start of a password
-HOST_OR_USER = re.compile(rf"((?:(?<=:)|{WORD})//)[^\s/?#@:]+:\d+[/?#]\S*{AT}")
+HOST_OR_USER = re.compile(rf"((?:(?<=:)|{WORD_START})//)[^\s/?#@:]+:\d+[/?#]\S*{AT_SIGN}")
 
 # the query or fragment of an address, without punctuation at the end
-REST = r"(?:[^\s'\"<>()#]|['\"<>()](?=[\w%&=+/-]))*[^\s'\"<>()\]}:.,;#]"
-QUERY = re.compile(rf"(://[^\s?#'\"]*\?){REST}")
+VALUE_REST = r"(?:[^\s'\"<>()#]|['\"<>()](?=[\w%&=+/-]))*[^\s'\"<>()\]}:.,;#]"
+QUERY_IN_ADDRESS = re.compile(rf"(://[^\s?#'\"]*\?){VALUE_REST}")
 # A fragment is hidden unless it is the path of a page, as in MLflow, or the anchor of a heading.
-PAGE = r"(?:/[\w./-]*|[a-z]+(?:-[a-z0-9]+)*)(?:[\s?'\"<>).,:]|$)"
-FRAGMENT = re.compile(rf"(://[^\s#'\"]*\#)(?!{PAGE}){REST}")
-PARAMETERS = re.compile(rf"(://[^\s?#;'\"]*;)(?=[\w.-]+=){REST}")
+PAGE_FRAGMENT = r"(?:/[\w./-]*|[a-z]+(?:-[a-z0-9]+)*)(?:[\s?'\"<>).,:]|$)"
+FRAGMENT_IN_ADDRESS = re.compile(rf"(://[^\s#'\"]*\#)(?!{PAGE_FRAGMENT}){VALUE_REST}")
+PARAMETERS_IN_ADDRESS = re.compile(rf"(://[^\s?#;'\"]*;)(?=[\w.-]+=){VALUE_REST}")
 # the name of a parameter whose value is a secret
 SECRET_NAME = (
     r"[\w.-]*(?:token|sig|signature|secret|passw(?:or)?d|pwd|credential|session|api_?key|"
@@ -69,7 +71,7 @@ SECRET_NAME = (
 )
 # a secret parameter of an address that may lack a scheme; `code` and `key` are secrets only in some
 # addresses
-NAMED_VALUE = re.compile(rf"([?&;#](?:{SECRET_NAME}|code|key)=){REST}", re.IGNORECASE)
+SECRET_VALUE = re.compile(rf"([?&;#](?:{SECRET_NAME}|code|key)=){VALUE_REST}", re.IGNORECASE)
 
 
 def format_address(address: str) -> str:
@@ -77,27 +79,27 @@ def format_address(address: str) -> str:
 
     If a query, a fragment or a possible password follows, return only the part before it and `…`.
     """
-    match = CLEAN.fullmatch(address)
+    match = CLEAN_ADDRESS.fullmatch(address)
     if match:
         return match[1] + match[2]
 
-    match = CLEAN_START.match(address)
+    match = CLEAN_ADDRESS_START.match(address)
     if match:
-        return match[0] + HIDDEN
+        return match[0] + HIDDEN_MARK
 
     if not re.search("[@?#;%]", address):
         return address
 
     scheme = re.match(SCHEME, address, re.IGNORECASE)
-    return (scheme[0] if scheme else "") + HIDDEN
+    return (scheme[0] if scheme else "") + HIDDEN_MARK
 
 
-def without_secrets(text: str) -> str:
+def remove_address_secrets(text: str) -> str:
     """Remove the secrets of the addresses in a text: user, password, query and fragment."""
     return _map_lines(_hide_in_line, text)
 
 
-def hide_values(text: str) -> str:
+def hide_address_values(text: str) -> str:
     """Remove queries, fragments and parameters from the addresses in a text, but keep the users."""
     return _map_lines(_hide_values_in_line, text)
 
@@ -117,16 +119,19 @@ def _hide_in_part(hide_in_line: Callable[[str], str], line: str, *, is_cut: bool
     characters."""
     if len(line) <= MAX_LINE_CHARS and not is_cut:
         return hide_in_line(line)
-    return hide_in_line(line[:MAX_LINE_CHARS] + CUT).removesuffix(CUT).removesuffix("...") + "..."
+    return (
+        hide_in_line(line[:MAX_LINE_CHARS] + CUT_MARK).removesuffix(CUT_MARK).removesuffix("...")
+        + "..."
+    )
 
 
 def _hide_in_line(line: str) -> str:
-    line = USER.sub(r"\1", line)
-    line = HOST_OR_USER.sub(rf"\1{HIDDEN}@", line)
+    line = USER_IN_ADDRESS.sub(r"\1", line)
+    line = HOST_OR_USER.sub(rf"\1{HIDDEN_MARK}@", line)
     return _hide_values_in_line(USER_WITHOUT_SCHEME.sub("", line))
 
 
 def _hide_values_in_line(line: str) -> str:
-    for pattern in (QUERY, FRAGMENT, PARAMETERS, NAMED_VALUE):
-        line = pattern.sub(rf"\1{HIDDEN}", line)
+    for pattern in (QUERY_IN_ADDRESS, FRAGMENT_IN_ADDRESS, PARAMETERS_IN_ADDRESS, SECRET_VALUE):
+        line = pattern.sub(rf"\1{HIDDEN_MARK}", line)
     return line

@@ -14,9 +14,11 @@ from urllib.parse import quote
 from argolocal.common.wording import shorten
 from argolocal.errors import ConfigError
 
-LABEL = "[a-z0-9]([-a-z0-9]*[a-z0-9])?"  # DNS label
+LABEL_PATTERN = "[a-z0-9]([-a-z0-9]*[a-z0-9])?"  # DNS label
 # control characters, Unicode characters that hide or reorder text, and lone surrogates
-INVISIBLE = "\x00-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ud800-\udfff"
+INVISIBLE_CHARACTERS = (
+    "\x00-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ud800-\udfff"
+)
 MAX_SHOWN_CHARACTERS = 100
 
 
@@ -24,7 +26,7 @@ class InvalidName(ConfigError):
     """A value is not a valid name."""
 
 
-class Name(str):
+class CheckedName(str):
     """A valid name. Each subclass defines its rule, and the constructor rejects all other
     values."""
 
@@ -41,7 +43,9 @@ class Name(str):
         if cls.matches(value):
             return super().__new__(cls, value)
         origin = f" ({value_source})" if value_source else ""
-        raise InvalidName(f"{show(value)} is not {cls.KIND}{origin}: {cls.RULE}. Correct the name.")
+        raise InvalidName(
+            f"{format_untrusted(value)} is not {cls.KIND}{origin}: {cls.RULE}. Correct the name."
+        )
 
     @classmethod
     def matches(cls, value: object) -> bool:
@@ -51,14 +55,14 @@ class Name(str):
         return len(value.encode()) <= cls.MAX_BYTES
 
     @classmethod
-    def or_none(cls, value: object) -> Self | None:
+    def parse_or_none(cls, value: object) -> Self | None:
         """Return the name, or None if the value is not a valid name."""
         if cls.matches(value):
             return cls(value)
         return None
 
 
-class ObjectName(Name):
+class ObjectName(CheckedName):
     """The name of a Kubernetes object."""
 
     KIND = "the name of a Kubernetes object"
@@ -66,7 +70,7 @@ class ObjectName(Name):
         'it must consist of 1 to 253 lower case letters, digits, "-" and ".", each part between'
         " dots as in a host name"
     )
-    PATTERN = re.compile(rf"{LABEL}(\.{LABEL})*")
+    PATTERN = re.compile(rf"{LABEL_PATTERN}(\.{LABEL_PATTERN})*")
     MAX_BYTES = 253
 
 
@@ -77,7 +81,7 @@ class RunName(ObjectName):
     KIND = "the name of a run"
 
 
-class PathName(Name):
+class PathName(CheckedName):
     """The name of an object on a server, used as one segment of a request's path."""
 
     KIND = "a name in a path"
@@ -85,7 +89,7 @@ class PathName(Name):
         'it must have 1 to 253 characters, without "/", "%" and control characters, and must not be'
         ' "." or ".."'
     )
-    PATTERN = re.compile(rf"(?!\.{{1,2}}\Z)[^/%{INVISIBLE}]+")
+    PATTERN = re.compile(rf"(?!\.{{1,2}}\Z)[^/%{INVISIBLE_CHARACTERS}]+")
     MAX_BYTES = 253
 
     @property
@@ -93,13 +97,15 @@ class PathName(Name):
         return quote(self, safe=":")
 
 
-def show(value: object) -> str:
+def format_untrusted(value: object) -> str:
     """Format an untrusted value for a message: quoted, shortened, and with escaped control
     characters."""
     text = value if isinstance(value, str) else repr(value)
     shown_start = shorten(text[:MAX_SHOWN_CHARACTERS])
     quoted_text = f'"{shown_start}"' if isinstance(value, str) else shown_start
-    visible_text = re.sub(f"[{INVISIBLE}]", lambda match: f"\\u{ord(match[0]):04x}", quoted_text)
+    visible_text = re.sub(
+        f"[{INVISIBLE_CHARACTERS}]", lambda match: f"\\u{ord(match[0]):04x}", quoted_text
+    )
 
     omitted_count = len(text) - MAX_SHOWN_CHARACTERS
     if omitted_count > 0:

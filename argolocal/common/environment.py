@@ -7,11 +7,11 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 
-from argolocal.common.checked_names import show
+from argolocal.common.checked_names import format_untrusted
 from argolocal.errors import ConfigError
 
 # names of variables that contain secrets, such as HF_TOKEN, DB_PASSWORD or NOTIFY_URL (a webhook)
-SECRET = re.compile(
+SECRET_WORD = re.compile(
     r"TOKEN|SECRET|PASSW|CREDENTIAL|API_?KEY|PRIVATE_?KEY|ACCESS_?KEY|WEBHOOK|NOTIFY_URL",
     re.IGNORECASE,
 )
@@ -27,7 +27,7 @@ VOCABULARY_TOKEN_NAME = re.compile(
 )
 # names of the variables that configure the object store and MLflow
 SERVICE_VARIABLE = re.compile(r"(AWS|MLFLOW|S3)_")
-FLAG = re.compile(r"--([A-Za-z][\w-]{0,100})(?:=|\s+)(\S+)")
+FLAG_AND_VALUE = re.compile(r"--([A-Za-z][\w-]{0,100})(?:=|\s+)(\S+)")
 WHOLE_NUMBER = re.compile("[0-9]{1,9}")
 MAX_PORT = 65535
 
@@ -41,8 +41,8 @@ def read_integer(name: str, default_value: int, min_value: int, max_value: int) 
     if WHOLE_NUMBER.fullmatch(variable_text) and min_value <= int(variable_text) <= max_value:
         return int(variable_text)
     raise ConfigError(
-        f"{name} is {show(variable_text)}: it must be a whole number from {min_value} to"
-        f" {max_value}. Correct the environment variable, or unset it."
+        f"{name} is {format_untrusted(variable_text)}: it must be a whole number from {min_value}"
+        f" to {max_value}. Correct the environment variable, or unset it."
     )
 
 
@@ -63,7 +63,8 @@ def read_seconds(name: str, default_seconds: float, remedy: str) -> float:
         return seconds
 
     raise ConfigError(
-        f"{name} is {show(variable_text)}: it must be a positive number of seconds. {remedy}"
+        f"{name} is {format_untrusted(variable_text)}: it must be a positive number of seconds."
+        f" {remedy}"
     )
 
 
@@ -84,20 +85,22 @@ def require_header_text(text: str, token_source: str) -> str:
     )
 
 
-def names_secret(name: str) -> bool:
+def is_secret_name(name: str) -> bool:
     """Return True if a variable, flag or setting with this name contains a secret. HF_TOKEN does;
     `eos_token`, a word of a vocabulary, does not."""
     name = name.replace("-", "_")
     return bool(SECRET_NAME.fullmatch(name)) and not VOCABULARY_TOKEN_NAME.fullmatch(name)
 
 
-def secret_flags(command_words: Sequence[str]) -> Iterator[tuple[str, str]]:
+def find_secret_flags(command_words: Sequence[str]) -> Iterator[tuple[str, str]]:
     """Yield name and value of each command-line flag with a secret value, such as `--api-key=VALUE`
     or `--api-key VALUE`."""
-    flags = [flag for command_word in command_words for flag in FLAG.findall(command_word)]
+    flags = [
+        flag for command_word in command_words for flag in FLAG_AND_VALUE.findall(command_word)
+    ]
     flags += [(flag[2:], value) for flag, value in pairwise(command_words) if flag.startswith("--")]
     for name, value in flags:
-        if not value.startswith("-") and names_secret(name):
+        if not value.startswith("-") and is_secret_name(name):
             yield name, value
 
 
@@ -110,5 +113,5 @@ def remove_secrets(environment: Mapping[str, str], needs_services: bool = True) 
     return {
         name: value
         for name, value in environment.items()
-        if not SECRET.search(name) or (needs_services and SERVICE_VARIABLE.match(name))
+        if not SECRET_WORD.search(name) or (needs_services and SERVICE_VARIABLE.match(name))
     }

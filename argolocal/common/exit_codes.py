@@ -7,10 +7,10 @@ CODE_ERROR = 70  # the user's code raised an exception that would occur again in
 UNAVAILABLE = 75  # a service is unavailable
 INVALID_CONFIG = 78
 # exit codes of failures that a retry cannot fix
-PERMANENT = (INVALID_DATA, CODE_ERROR, INVALID_CONFIG)
+PERMANENT_ERRORS = (INVALID_DATA, CODE_ERROR, INVALID_CONFIG)
 
 # base of the exit codes of processes that a signal ended: 128 + number of the signal
-SIGNALLED = 128
+SIGNAL_OFFSET = 128
 HUNG_UP = 129  # SIGHUP
 INTERRUPTED = 130  # Ctrl-C
 KILLED = 137  # SIGKILL

@@ -29,7 +29,7 @@ def write_atomically(path: Path, text: str, permissions: int = 0o666) -> None:
         raise
 
 
-def write_once(path: Path, text: str, permissions: int = 0o666) -> str:
+def write_if_missing(path: Path, text: str, permissions: int = 0o666) -> str:
     """Write a file unless it exists, and return its content. If several processes write the file,
     the first one wins."""
     draft_path = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
@@ -44,14 +44,14 @@ def write_once(path: Path, text: str, permissions: int = 0o666) -> str:
     return text
 
 
-def read_regular(path: Path, max_bytes: int) -> bytes:
+def read_regular_file(path: Path, max_bytes: int) -> bytes:
     """Return the content of a regular file of at most `max_bytes` bytes. Raises OSError for any
     other file: a FIFO could block the reader, and /dev/zero has no end."""
-    with open_regular(path, max_bytes) as file:
+    with open_regular_file(path, max_bytes) as file:
         return file.read(max_bytes)
 
 
-def open_regular(path: Path, max_bytes: int) -> BinaryIO:
+def open_regular_file(path: Path, max_bytes: int) -> BinaryIO:
     """Open a regular file of at most `max_bytes` bytes for reading. Raises OSError for any other
     file."""
     file = _open_without_blocking(path)
@@ -68,7 +68,7 @@ def open_regular(path: Path, max_bytes: int) -> BinaryIO:
         raise
 
 
-def read_input(path: Path, max_bytes: int) -> bytes:
+def read_file_or_pipe(path: Path, max_bytes: int) -> bytes:
     """Return at most `max_bytes` bytes of a regular file or a pipe, such as `<(command)`. Raises
     OSError.
 
@@ -89,7 +89,7 @@ def _open_without_blocking(path: Path) -> BinaryIO:
     return open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK))
 
 
-def make_private(directory: Path) -> None:
+def make_private_directory(directory: Path) -> None:
     """Create a directory that only its owner can enter. If the directory exists, restrict its
     permissions."""
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -98,7 +98,7 @@ def make_private(directory: Path) -> None:
             directory.chmod(0o700)
 
 
-def make_owned(directory: Path) -> None:
+def make_owned_directory(directory: Path) -> None:
     """Create a directory that only this user can enter, inside a directory that all users can write
     to, such as /tmp.
 
@@ -108,7 +108,7 @@ def make_owned(directory: Path) -> None:
     with suppress(FileExistsError):
         directory.mkdir(mode=0o700)
 
-    if not is_owned(directory):
+    if not is_owned_directory(directory):
         reason = "the path belongs to another user, or is not a directory: remove it"
         raise PermissionError(errno.EPERM, reason, str(directory))
 
@@ -116,13 +116,13 @@ def make_owned(directory: Path) -> None:
         directory.chmod(0o700)
 
 
-def is_owned(directory: Path) -> bool:
+def is_owned_directory(directory: Path) -> bool:
     """Return True if the path is a directory that belongs to this user, and not a symbolic link."""
     file_status = directory.lstat()
     return stat.S_ISDIR(file_status.st_mode) and file_status.st_uid == os.geteuid()
 
 
-def check_space(content_name: str, size_bytes: float, folder: Path, remedy: str) -> None:
+def require_disk_space(content_name: str, size_bytes: float, folder: Path, remedy: str) -> None:
     """Raise ArgolocalError if `size_bytes` bytes do not fit on the disk of `folder`. The message
     names the `content_name` and the `remedy`."""
     message = describe_missing_space(
@@ -145,7 +145,7 @@ def describe_missing_space(
     )
 
 
-def size_of(path: Path) -> int:
+def count_bytes(path: Path) -> int:
     """Return the size in bytes of a file or of all files in a folder; 0 for a missing path."""
     files: Iterable[Path] = path.rglob("*") if path.is_dir() else [path]
     return sum(file.stat().st_size for file in files if file.is_file())

@@ -2,8 +2,8 @@
 .argolocal in the working directory.
 
 The files of a home decide which programs start, which processes end and where credentials are sent,
-so commands must not use a home that was copied from elsewhere. `make` writes a mark into each home:
-an empty file, named by a keyed hash of the home's path. The key is in the user's
+so commands must not use a home that was copied from elsewhere. `create_home` writes a mark into
+each home: an empty file, named by a keyed hash of the home's path. The key is in the user's
 ~/.local/state/argolocal, so other users cannot make a mark, and a mark is invalid at another path.
 """
 
@@ -17,39 +17,39 @@ from html import escape
 from pathlib import Path
 
 from argolocal.common import program
-from argolocal.common.files import make_private, write_atomically, write_once
+from argolocal.common.files import make_private_directory, write_atomically, write_if_missing
 from argolocal.errors import ConfigError
 
 STATE_HOME_VARIABLE = "XDG_STATE_HOME"
 DEFAULT_STATE_HOME = "~/.local/state"
-MARK_PREFIX = ".made-by-"
+OWNER_MARK_PREFIX = ".made-by-"
 
 
-def path() -> Path:
+def home_path() -> Path:
     """Return the path of the home, without checking it."""
-    return Path(os.environ.get(program.variable("HOME")) or f".{program.name}")
+    return Path(os.environ.get(program.environment_variable("HOME")) or f".{program.name}")
 
 
-def current() -> Path:
+def require_home() -> Path:
     """Return the home that commands use. Raises ConfigError unless this user made the home at its
     current path."""
-    home = path()
-    check(home)
+    home = home_path()
+    require_owned_home(home)
     return home
 
 
-def check(home: Path) -> None:
+def require_owned_home(home: Path) -> None:
     """Raise ConfigError if the home exists and this user did not make it. The contents of the
     home's files are not read."""
     real_path = Path(os.path.realpath(home))
     if not home.is_absolute() and real_path != Path(os.path.normpath(Path.cwd() / home)):
         raise ConfigError(
             f"{home} is a link, and is not followed: "
-            f"set {program.variable('HOME')}={real_path} if that folder is yours."
+            f"set {program.environment_variable('HOME')}={real_path} if that folder is yours."
         )
 
     _check_owner(home)
-    if _has_entries(real_path) and not os.path.lexists(real_path / _mark(real_path)):
+    if _has_entries(real_path) and not os.path.lexists(real_path / _owner_mark_name(real_path)):
         raise ConfigError(
             f"{home} was not created here by your own commands, so it is not used: remove it, or,"
             " if it is yours (moved, copied, made by hand or by an earlier version), run"
@@ -57,26 +57,26 @@ def check(home: Path) -> None:
         )
 
 
-def make(home: Path) -> None:
+def create_home(home: Path) -> None:
     """Make a home that only its owner can enter, or restrict the permissions of an existing
     home."""
     _check_owner(home)
-    make_private(home)
+    make_private_directory(home)
     # check again, because another user may have made the directory in the meantime
     _check_owner(home)
     if not _has_entries(home):
-        trust(home)
+        trust_home(home)
 
 
-def trust(home: Path) -> None:
+def trust_home(home: Path) -> None:
     """Mark a home that was made elsewhere as trusted. Raises ConfigError if the home belongs to
     another user."""
     _check_owner(home)
-    (home / _mark(Path(os.path.realpath(home)), creates_key=True)).touch(mode=0o600)
+    (home / _owner_mark_name(Path(os.path.realpath(home)), creates_key=True)).touch(mode=0o600)
 
 
 def _check_owner(home: Path) -> None:
-    remedy = f"remove it, or set {program.variable('HOME')} to a directory of your own."
+    remedy = f"remove it, or set {program.environment_variable('HOME')} to a directory of your own."
     try:
         file_status = os.stat(os.path.realpath(home))
     except (FileNotFoundError, NotADirectoryError):
@@ -96,8 +96,8 @@ def _check_owner(home: Path) -> None:
             owner_name = pwd.getpwuid(owner_name).pw_name
 
         raise ConfigError(
-            f"{home} belongs to {owner_name}: set {program.variable('HOME')} to a directory of"
-            " your own."
+            f"{home} belongs to {owner_name}: set {program.environment_variable('HOME')} to a"
+            " directory of your own."
         )
 
 
@@ -112,11 +112,11 @@ def _has_entries(home: Path) -> bool:
     except OSError as error:
         raise ConfigError(
             f"{home} cannot be read ({error.strerror}): make it readable, or set"
-            f" {program.variable('HOME')} to a directory of your own."
+            f" {program.environment_variable('HOME')} to a directory of your own."
         ) from error
 
 
-def _mark(real_path: Path, creates_key: bool = False) -> str:
+def _owner_mark_name(real_path: Path, creates_key: bool = False) -> str:
     """Return the name of the file which proves that this user made the home at `real_path`."""
     state_home = os.environ.get(STATE_HOME_VARIABLE, "")
     if not os.path.isabs(state_home):
@@ -130,7 +130,7 @@ def _mark(real_path: Path, creates_key: bool = False) -> str:
 
         if creates_key:
             key_file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            write_once(key_file, os.urandom(32).hex(), 0o600)
+            write_if_missing(key_file, os.urandom(32).hex(), 0o600)
 
         if key_file.exists():
             key = key_file.read_text()
@@ -144,14 +144,15 @@ def _mark(real_path: Path, creates_key: bool = False) -> str:
         ) from error
 
     return (
-        MARK_PREFIX + blake2b(os.fsencode(real_path), key=key.encode(), digest_size=16).hexdigest()
+        OWNER_MARK_PREFIX
+        + blake2b(os.fsencode(real_path), key=key.encode(), digest_size=16).hexdigest()
     )
 
 
-def write_link(home: Path, url: str) -> str:
+def write_redirect_page(home: Path, url: str) -> str:
     """Write a file that redirects to the secret `url`, and return its path. The browser gets the
     path as its argument, because all local users can see the arguments of a process."""
-    make(home)
+    create_home(home)
     page_path = home / "page.html"
     page_html = f'<!doctype html><meta http-equiv="refresh" content="0; url={escape(url)}">'
     write_atomically(page_path, page_html, 0o600)

@@ -24,11 +24,11 @@ from argolocal.common import exit_codes
 
 # A second signal is deferred only if it follows the first within this number of seconds, because
 # `timeout` sends two signals within microseconds.
-FORCE_AFTER_S = 0.5
-SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+FORCE_STOP_AFTER_S = 0.5
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
-class Interrupts:
+class InterruptHandlers:
     """Signal handlers that are active in a `with` block, in the main thread only. SIGHUP remains
     ignored if `nohup` has set this.
 
@@ -44,7 +44,7 @@ class Interrupts:
     def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():
             self.previous_handlers = {
-                signal_number: signal.getsignal(signal_number) for signal_number in SIGNALS
+                signal_number: signal.getsignal(signal_number) for signal_number in STOP_SIGNALS
             }
             if self.previous_handlers[signal.SIGHUP] == signal.SIG_IGN:
                 del self.previous_handlers[signal.SIGHUP]
@@ -93,7 +93,7 @@ class Interrupts:
     def _on_signal(self, signal_number: int, frame: FrameType | None) -> None:
         self.pending_since = self.pending_since if self.pending_signals else time.monotonic()
         self.pending_signals.append((signal_number, frame))
-        if not self.is_deferring or time.monotonic() - self.pending_since > FORCE_AFTER_S:
+        if not self.is_deferring or time.monotonic() - self.pending_since > FORCE_STOP_AFTER_S:
             self._deliver()
 
     def _deliver(self) -> None:
@@ -101,7 +101,7 @@ class Interrupts:
             self.receive(*self.pending_signals.pop(0))
 
 
-class StopSignals(Interrupts):
+class StopSignals(InterruptHandlers):
     """The first signal raises KeyboardInterrupt and sets `caught` to its number; further signals
     are ignored.
 
@@ -130,7 +130,7 @@ class StopSignals(Interrupts):
     def receive(self, signal_number: int, frame: FrameType | None) -> None:
         if self.caught:
             if time.monotonic() - self.caught_at > self.exit_after:
-                os._exit(exit_codes.SIGNALLED + signal_number)
+                os._exit(exit_codes.SIGNAL_OFFSET + signal_number)
 
             return
 

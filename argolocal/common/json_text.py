@@ -14,13 +14,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from argolocal.common.checked_names import show
-from argolocal.common.files import read_regular
+from argolocal.common.checked_names import format_untrusted
+from argolocal.common.files import read_regular_file
 from argolocal.common.wording import shorten
 from argolocal.errors import InvalidDocument
 
 # path to a value: the keys and indices that lead to it from the outermost value
-Location = tuple[str | int, ...]
+ValuePath = tuple[str | int, ...]
 MAX_BYTES = 256 << 20
 MAX_DIGITS = 100  # maximum number of digits of an integer
 MAX_DEPTH = 100  # maximum depth of nested lists and objects
@@ -48,7 +48,7 @@ def to_json(
             allow_nan=False,
         )
     except ValueError as error:
-        raise ValueError(describe_not_finite(value) or str(error)) from error
+        raise ValueError(describe_non_finite(value) or str(error)) from error
 
 
 def replace_nan(value: Any) -> Any:
@@ -64,11 +64,11 @@ def replace_nan(value: Any) -> Any:
     return value
 
 
-def describe_not_finite(value: object) -> str:
+def describe_non_finite(value: object) -> str:
     """Return the value and location of the first NaN or infinity in a JSON value; "" if all numbers
     are finite."""
     try:
-        for number_path, number in numbers(value):
+        for number_path, number in find_numbers(value):
             if isinstance(number, float) and not math.isfinite(number):
                 return (
                     f"{format_path(number_path) or 'the value'} is {number}: it must be a finite"
@@ -79,19 +79,19 @@ def describe_not_finite(value: object) -> str:
     return ""
 
 
-def numbers(value: object, path: Location = ()) -> Iterator[tuple[Location, int | float]]:
+def find_numbers(value: object, path: ValuePath = ()) -> Iterator[tuple[ValuePath, int | float]]:
     """Yield (path, number) for all numbers in a JSON value."""
     if isinstance(value, (int, float)):
         yield path, value
     elif isinstance(value, dict):
         for key, child_value in value.items():
-            yield from numbers(child_value, (*path, key))
+            yield from find_numbers(child_value, (*path, key))
     elif isinstance(value, (list, tuple)):
         for index, child_value in enumerate(value):
-            yield from numbers(child_value, (*path, index))
+            yield from find_numbers(child_value, (*path, index))
 
 
-def format_path(path: Location) -> str:
+def format_path(path: ValuePath) -> str:
     """Format a location in a JSON value: `instances[3].amount`."""
     text = "".join(f"[{key}]" if isinstance(key, int) else f".{key}" for key in path)
     return shorten(text.removeprefix("."))
@@ -120,15 +120,15 @@ def loads(json_document: bytes | str) -> Any:
 def read_object(path: Path) -> dict[str, Any]:
     """Return the JSON object in a file. Raises OSError, InvalidDocument."""
     try:
-        json_object = loads(read_regular(path, MAX_BYTES))
+        json_object = loads(read_regular_file(path, MAX_BYTES))
         if not isinstance(json_object, dict):
             raise ValueError(f"it is a {type(json_object).__name__}, and must be an object")
     except ValueError as error:
-        raise malformed(path, error) from None
+        raise make_malformed_error(path, error) from None
     return json_object
 
 
-def malformed(path: Path, error: Exception) -> InvalidDocument:
+def make_malformed_error(path: Path, error: Exception) -> InvalidDocument:
     """Return the exception to raise for a file whose content is invalid. `error` states why."""
     reason = f"{error} is missing" if isinstance(error, KeyError) else error
     return InvalidDocument(f"{path} is malformed ({reason}): restore the file, or remove it.")
@@ -139,7 +139,7 @@ def _reject_duplicate_keys(key_value_pairs: list[tuple[str, object]]) -> dict[st
     if len(object_fields) < len(key_value_pairs):
         key_counts = Counter(key for key, _ in key_value_pairs)
         repeated_key = next(key for key, count in key_counts.items() if count > 1)
-        raise ValueError(f"the key {show(repeated_key)} occurs twice")
+        raise ValueError(f"the key {format_untrusted(repeated_key)} occurs twice")
     return object_fields
 
 
@@ -152,7 +152,7 @@ def _parse_integer(text: str) -> int:
 def _parse_float(text: str) -> float:
     number = float(text)
     if not math.isfinite(number):
-        raise ValueError(f"{show(text)} is not a finite number")
+        raise ValueError(f"{format_untrusted(text)} is not a finite number")
     return number
 
 

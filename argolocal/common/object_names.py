@@ -21,7 +21,7 @@ MAX_SHOWN_CHARACTERS = 300  # maximum number of characters of an invalid name th
 
 
 @dataclass(frozen=True)
-class Rule:
+class NameRule:
     """A rule for names: the regular expression and maximum length of a name, and the rule as
     text."""
 
@@ -47,42 +47,42 @@ class Rule:
             )
 
 
-SUBDOMAIN = Rule(
+SUBDOMAIN_RULE = NameRule(
     re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*"),
     253,
     "a lowercase RFC 1123 subdomain must consist of at most 253 lower case alphanumeric characters,"
     " '-' or '.', and must start and end with an alphanumeric character",
 )
-LABEL = Rule(
+LABEL_RULE = NameRule(
     re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?"),
     63,
     "a lowercase RFC 1123 label must consist of at most 63 lower case alphanumeric characters or"
     " '-', and must start and end with an alphanumeric character",
 )
-SERVICE = Rule(
+SERVICE_NAME_RULE = NameRule(
     re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?"),
     63,
     "a DNS-1035 label must consist of at most 63 lower case alphanumeric characters or '-', start"
     " with an alphabetic character, and end with an alphanumeric character",
 )
-PATH_SEGMENT = Rule(
+PATH_SEGMENT_RULE = NameRule(
     re.compile(r"(?!\.\.?$)[^/%\0]+"), 253, "a name must not be '.' or '..', or contain '/' or '%'"
 )
-DATA_KEY = Rule(
+DATA_KEY_RULE = NameRule(
     re.compile(r"(?!\.\.)(?!\.$)[-._a-zA-Z0-9]+"),
     253,
     "a valid config key must consist of at most 253 alphanumeric characters, '-', '_' or '.', and"
     " must not start with '..'",
 )
-LABEL_VALUE = Rule(
+LABEL_VALUE_RULE = NameRule(
     re.compile(r"([A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?)?"),
     63,
     "a valid label must be an empty string or consist of at most 63 alphanumeric characters, '-',"
     " '_' or '.', and must start and end with an alphanumeric character",
 )
-QUALIFIED_NAME = Rule(
+QUALIFIED_NAME_RULE = NameRule(
     re.compile(
-        rf"(?:(?=[^/]{{1,253}}/){SUBDOMAIN.pattern.pattern}/)?[A-Za-z0-9](?:[-A-Za-z0-9_.]{{0,61}}[A-Za-z0-9])?"
+        rf"(?:(?=[^/]{{1,253}}/){SUBDOMAIN_RULE.pattern.pattern}/)?[A-Za-z0-9](?:[-A-Za-z0-9_.]{{0,61}}[A-Za-z0-9])?"
     ),
     317,
     "a qualified name must consist of at most 63 alphanumeric characters, '-', '_' or '.', must"
@@ -90,42 +90,44 @@ QUALIFIED_NAME = Rule(
 )
 # Source: the rules of Amazon S3 and MinIO. Names of older buckets may contain upper case letters
 # and underscores.
-BUCKET = Rule(
+BUCKET_NAME_RULE = NameRule(
     re.compile(r"[A-Za-z0-9][-A-Za-z0-9._]*"),
     255,
     "a bucket's name must consist of letters, digits, '-', '.' or '_', and must start with a letter"
     " or digit",
 )
-RULES: Mapping[str, Rule] = {
-    "Service": SERVICE,
-    **dict.fromkeys(("Role", "RoleBinding", "ClusterRole", "ClusterRoleBinding"), PATH_SEGMENT),
+NAME_RULES: Mapping[str, NameRule] = {
+    "Service": SERVICE_NAME_RULE,
+    **dict.fromkeys(
+        ("Role", "RoleBinding", "ClusterRole", "ClusterRoleBinding"), PATH_SEGMENT_RULE
+    ),
 }
 
 
-def rule_of(kind: str) -> Rule:
+def find_name_rule(kind: str) -> NameRule:
     """Return the rule for `metadata.name` of objects of this kind."""
-    return RULES.get(kind, SUBDOMAIN)
+    return NAME_RULES.get(kind, SUBDOMAIN_RULE)
 
 
-def check_object(kind: str, name: object) -> None:
+def check_object_name(kind: str, name: object) -> None:
     """Raise ConfigError for a `metadata.name` that the API server rejects."""
-    rule_of(kind).check(
+    find_name_rule(kind).check(
         name, f'{kind} "{name!s:.{MAX_SHOWN_CHARACTERS}}" is invalid: metadata.name'
     )
 
 
 def check_labels(labels: Mapping[object, object] | None, message_prefix: str) -> None:
     """Raise ConfigError for a label that the API server rejects."""
-    for key, value in _items(labels, message_prefix):
-        QUALIFIED_NAME.check(key, message_prefix)
-        LABEL_VALUE.check(value, f"{message_prefix}.{key}")
+    for key, value in _mapping_items(labels, message_prefix):
+        QUALIFIED_NAME_RULE.check(key, message_prefix)
+        LABEL_VALUE_RULE.check(value, f"{message_prefix}.{key}")
 
 
 def check_annotations(annotations: Mapping[object, object] | None, message_prefix: str) -> None:
     """Raise ConfigError for an annotation that the API server rejects. Keys of annotations may
     contain upper case letters in their prefix."""
-    for key, value in _items(annotations, message_prefix):
-        QUALIFIED_NAME.check(key.lower() if isinstance(key, str) else key, message_prefix)
+    for key, value in _mapping_items(annotations, message_prefix):
+        QUALIFIED_NAME_RULE.check(key.lower() if isinstance(key, str) else key, message_prefix)
         if not isinstance(value, str):
             raise ConfigError(
                 f"{message_prefix}.{key} is {value!r}: it must be a string. Quote it."
@@ -136,8 +138,10 @@ def check_data(kubernetes_object: Mapping[str, Any], kind: str, name: str) -> No
     """Raise ConfigError for the data of a ConfigMap or Secret that the API server rejects."""
     for data_field in DATA_FIELDS:
         is_encoded = data_field == "binaryData" or (data_field == "data" and kind == "Secret")
-        for key, value in _items(kubernetes_object.get(data_field), f"{kind} {name}.{data_field}"):
-            DATA_KEY.check(key, f'{kind} "{name}" is invalid: data')
+        for key, value in _mapping_items(
+            kubernetes_object.get(data_field), f"{kind} {name}.{data_field}"
+        ):
+            DATA_KEY_RULE.check(key, f'{kind} "{name}" is invalid: data')
             if not isinstance(value, str):
                 raise ConfigError(f"{kind} {name}.{data_field}.{key} is not a string: quote it.")
 
@@ -152,7 +156,7 @@ def check_data(kubernetes_object: Mapping[str, Any], kind: str, name: str) -> No
                 ) from None
 
 
-def _items(
+def _mapping_items(
     mapping: Mapping[object, object] | None, message_prefix: str
 ) -> Iterable[tuple[object, object]]:
     if mapping and not isinstance(mapping, Mapping):

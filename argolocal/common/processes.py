@@ -16,13 +16,13 @@ from pathlib import Path
 RECORD_CHECK_INTERVAL_S = 3.0
 
 
-def python_command(*arguments: str) -> list[str]:
+def make_python_command(*arguments: str) -> list[str]:
     """Return a command that runs this Python interpreter. The command keeps the working directory,
     whose files are not trusted, out of sys.path."""
     return [sys.executable, "-P", *arguments]
 
 
-def start_time(pid: int) -> int | None:
+def read_start_ticks(pid: int) -> int | None:
     """Return the start time of a process in clock ticks since boot, or None if the process has
     ended or is a zombie."""
     try:
@@ -40,7 +40,7 @@ def start_time(pid: int) -> int | None:
 
 def is_alive(pid: int, start_ticks: int) -> bool:
     """Return True if a process with this pid and start time is running."""
-    return start_time(pid) == start_ticks
+    return read_start_ticks(pid) == start_ticks
 
 
 def mentions_home(pid: int, home: Path) -> bool:
@@ -85,7 +85,7 @@ def end_unless_recorded(record_file: Path) -> None:
     threading.Thread(target=watch, daemon=True).start()
 
 
-def end_group(pid: int, start_ticks: int, grace_seconds: float) -> None:
+def terminate_group(pid: int, start_ticks: int, grace_seconds: float) -> None:
     """Send SIGTERM to the process group of `pid`, send SIGKILL after `grace_seconds` seconds,
     and wait until `pid` has ended."""
     if not is_alive(pid, start_ticks):

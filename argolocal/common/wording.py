@@ -6,11 +6,11 @@ import re
 from typing import Any, TextIO
 
 MAX_MESSAGE_LENGTH = 3000
-COLOR = re.compile("\x1b\\[[0-9;]*m")
+COLOR_CODE = re.compile("\x1b\\[[0-9;]*m")
 # Characters that control a terminal, end a line, hide text or change its direction, and characters
 # without a glyph (Unicode's Default_Ignorable_Code_Point). Tab, newline, the joiners U+200C and
 # U+200D and the selectors U+FE0E and U+FE0F are excluded, since words and emoji contain them.
-CONTROL = re.compile(
+CONTROL_CHARACTER = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u00ad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b\u200e\u200f"
     "\u2028-\u202e\u2060-\u206f\u3164\ufe00-\ufe0d\ufeff\uffa0\ufff0-\ufffb\U0001bca0-\U0001bca3"
     "\U0001d173-\U0001d17a\U000e0000-\U000e0fff]"
@@ -31,19 +31,19 @@ def format_duration(seconds: float | None) -> str:
     return f"{minutes // 60} h {minutes % 60:02d} min"
 
 
-def visible(text: str) -> str:
+def escape_control_chars(text: str) -> str:
     """Remove colours and escape control characters, so that a pod's output cannot control the
     terminal."""
-    return CONTROL.sub(_escape, COLOR.sub("", text))
+    return CONTROL_CHARACTER.sub(_escape_character, COLOR_CODE.sub("", text))
 
 
-def one_line(text: str) -> str:
+def escape_to_one_line(text: str) -> str:
     """Return `visible(text)` with escaped line breaks and tabs, so that a value in a message cannot
     look like another message."""
-    return visible(text).replace("\n", "\\n").replace("\t", "\\t")
+    return escape_control_chars(text).replace("\n", "\\n").replace("\t", "\\t")
 
 
-def _escape(character_match: re.Match[str]) -> str:
+def _escape_character(character_match: re.Match[str]) -> str:
     code_point = ord(character_match[0])
     if code_point < 0x10000:
         return f"\\u{code_point:04x}"
@@ -55,18 +55,20 @@ def shorten(text: str) -> str:
     value of any length."""
     excess_length = len(text) - MAX_MESSAGE_LENGTH
     if excess_length <= 0:
-        return visible(text)
-    return f"{visible(text[:MAX_MESSAGE_LENGTH])}... ({excess_length:,} characters more)"
+        return escape_control_chars(text)
+    return (
+        f"{escape_control_chars(text[:MAX_MESSAGE_LENGTH])}... ({excess_length:,} characters more)"
+    )
 
 
-def cut(text: str, max_length: int = 60) -> str:
+def truncate(text: str, max_length: int = 60) -> str:
     """Return `text`; if it has more than `max_length` characters, its beginning and "..."."""
     if len(text) <= max_length:
         return text
     return f"{text[: max_length - 3]}..."
 
 
-def first_names(names: list[str], max_names: int, separator: str = ", ") -> str:
+def join_first_names(names: list[str], max_names: int, separator: str = ", ") -> str:
     """Return the names as a text. Of more than `max_names` names, return the first names and the
     number of the others."""
     text = separator.join(names[:max_names])
@@ -80,7 +82,7 @@ class EscapedStream(io.TextIOWrapper):
     streams."""
 
     def write(self, text: str, /) -> int:
-        super().write(visible(text))
+        super().write(escape_control_chars(text))
         return len(text)
 
 
@@ -97,7 +99,7 @@ class _RawStream:
         return getattr(self._stream, name)
 
 
-def without_escapes(stream: TextIO) -> TextIO:
-    """Return a stream that keeps colours and cursor moves. The caller must apply `visible` to
-    untrusted text."""
+def open_raw_stream(stream: TextIO) -> TextIO:
+    """Return a stream that keeps colours and cursor moves. The caller must apply
+    `escape_control_chars` to untrusted text."""
     return _RawStream(stream) if isinstance(stream, EscapedStream) else stream  # type: ignore[return-value]

@@ -20,11 +20,11 @@ from argolocal.common import homes, object_names
 from argolocal.common.json_text import read_object, to_json
 from argolocal.errors import ConfigError, Conflict
 from argolocal.interfaces import Cluster
-from argolocal.language.gofmt import timestamp
+from argolocal.language.gofmt import format_timestamp
 from argolocal.manifest.types import Object
 from argolocal.pods import volumes
 
-LAST_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
+LAST_APPLIED_ANNOTATION = "kubectl.kubernetes.io/last-applied-configuration"
 
 
 class Controller:
@@ -50,7 +50,7 @@ class Controller:
         if not metadata.get("name"):
             raise ConfigError(f"metadata.name of a {self.kind} is missing. Set the name.")
 
-        object_names.check_object(self.kind, metadata["name"])
+        object_names.check_object_name(self.kind, metadata["name"])
         message_prefix = f'{self.kind} "{metadata["name"]}" is invalid: metadata'
         object_names.check_labels(metadata.get("labels"), f"{message_prefix}.labels")
         object_names.check_annotations(metadata.get("annotations"), f"{message_prefix}.annotations")
@@ -70,13 +70,13 @@ class Controller:
         def merge_current(current_object: Object | None) -> Object:
             if current_object:
                 last_object = json.loads(
-                    current_object["metadata"]["annotations"].get(LAST_APPLIED, "{}")
+                    current_object["metadata"]["annotations"].get(LAST_APPLIED_ANNOTATION, "{}")
                 )
             else:
                 last_object = {}
-            new_object = merge(last_object, applied_object, current_object or {})
+            new_object = merge_three_way(last_object, applied_object, current_object or {})
             annotations = new_object["metadata"].get("annotations") or {}
-            annotations = {**annotations, LAST_APPLIED: to_json(applied_object)}
+            annotations = {**annotations, LAST_APPLIED_ANNOTATION: to_json(applied_object)}
             return new_object | {"metadata": new_object["metadata"] | {"annotations": annotations}}
 
         return self._write(kubernetes_object["metadata"]["name"], merge_current)
@@ -102,7 +102,7 @@ class Controller:
             metadata = {
                 "namespace": "default",
                 "uid": str(uuid.uuid4()),
-                "creationTimestamp": timestamp(time.time()),
+                "creationTimestamp": format_timestamp(time.time()),
             }
 
             metadata.update({"annotations": {}} | new_object["metadata"])
@@ -199,12 +199,12 @@ class Controller:
 
     def _path(self, name: str) -> Path:
         """Return the path of an object's file. Raises ConfigError for an invalid name."""
-        object_names.check_object(self.kind, name)
+        object_names.check_object_name(self.kind, name)
         return self.folder / f"{name}.json"
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
-        homes.make(self.cluster.home)
+        homes.create_home(self.cluster.home)
         self.folder.mkdir(parents=True, exist_ok=True)
         with open(self.folder / ".lock", "w") as lock_file:
             fcntl.flock(lock_file, fcntl.LOCK_EX)
@@ -217,14 +217,14 @@ def _without_last_applied(kubernetes_object: Object) -> Object:
     annotations = {
         key: value
         for key, value in (metadata.get("annotations") or {}).items()
-        if key != LAST_APPLIED
+        if key != LAST_APPLIED_ANNOTATION
     }
     if metadata.get("annotations"):
         return kubernetes_object | {"metadata": metadata | {"annotations": annotations}}
     return kubernetes_object
 
 
-def merge(last_object: object, new_object: object, current_object: object) -> Any:
+def merge_three_way(last_object: object, new_object: object, current_object: object) -> Any:
     """Merge three versions of an object as kubectl's three-way merge does: the last applied, the
     new and the current version."""
     if not (isinstance(new_object, dict) and isinstance(current_object, dict)):
@@ -238,7 +238,7 @@ def merge(last_object: object, new_object: object, current_object: object) -> An
     }
 
     return kept_fields | {
-        key: merge(last_applied_fields.get(key), value, current_object.get(key))
+        key: merge_three_way(last_applied_fields.get(key), value, current_object.get(key))
         for key, value in new_object.items()
     }
 
@@ -254,5 +254,5 @@ def require_single_container(spec: Object, field_path: str) -> Object:
         )
     if not containers[0].get("image"):
         raise ConfigError(f"{field_path}: the image of its container is missing. Set the image.")
-    volumes.check_pod(spec, field_path)
+    volumes.check_pod_volumes(spec, field_path)
     return containers[0]

@@ -25,22 +25,22 @@ from argolocal.common.files import write_atomically
 from argolocal.common.json_text import read_object, to_json
 from argolocal.common.processes import (
     confirm_recorded,
-    end_group,
     is_alive,
-    python_command,
-    start_time,
+    make_python_command,
+    read_start_ticks,
+    terminate_group,
 )
 from argolocal.controllers.controller import Controller, require_single_container
 from argolocal.errors import ArgolocalError, ConfigError, InvalidDocument
 from argolocal.interfaces import Cluster
-from argolocal.language.gofmt import timestamp
+from argolocal.language.gofmt import format_timestamp
 from argolocal.manifest.types import Object
 from argolocal.pods.process import Origin
 
-PROBES = ("startupProbe", "readinessProbe", "livenessProbe")
+PROBE_FIELDS = ("startupProbe", "readinessProbe", "livenessProbe")
 # files in `Deployments.home`
-RECORD_FILE = "supervisor.json"
-LOG_FILE = "supervisor.log"
+RECORD_FILE_NAME = "supervisor.json"
+LOG_FILE_NAME = "supervisor.log"
 OBSERVE_TIMEOUT_S = 10.0  # time limit for the supervisor to observe a change
 # annotation of a Deployment; its value is JSON with the Origin of the pods and the process that
 # applied the Deployment
@@ -114,7 +114,7 @@ class Deployments(Controller):
         spec = kubernetes_object.get("spec") or {}
         template = spec.get("template") or {}
         container = require_single_container(template.get("spec") or {}, field_path)
-        labels = labels_of(template)
+        labels = pod_labels(template)
 
         match_labels = (spec.get("selector") or {}).get("matchLabels") or {}
         if not match_labels or not match_labels.items() <= labels.items():
@@ -126,7 +126,7 @@ class Deployments(Controller):
         if (spec.get("strategy") or {}).get("type", "RollingUpdate") != "RollingUpdate":
             raise ConfigError(f"{field_path}: strategy.type must be RollingUpdate here.")
 
-        for probe_field in PROBES:
+        for probe_field in PROBE_FIELDS:
             if probe_field in container and "httpGet" not in container[probe_field]:
                 raise ConfigError(f"{field_path}: {probe_field} must be an httpGet here.")
 
@@ -135,7 +135,7 @@ class Deployments(Controller):
         already has an Origin. The supervisor needs the Origin because it starts pods of several
         projects."""
         metadata = kubernetes_object.get("metadata") or {}
-        process_identity = f"{os.getpid()}/{start_time(os.getpid())}"
+        process_identity = f"{os.getpid()}/{read_start_ticks(os.getpid())}"
         origin = to_json(asdict(Origin(path=self.cluster.path)) | {"process": process_identity})
         annotations = {ORIGIN_ANNOTATION: origin} | (metadata.get("annotations") or {})
         return super().apply(
@@ -156,7 +156,7 @@ class Deployments(Controller):
             if time.monotonic() > deadline:
                 raise ArgolocalError(
                     "The supervisor of the Deployments does not respond: see"
-                    f" {self.home}/{LOG_FILE}."
+                    f" {self.home}/{LOG_FILE_NAME}."
                 )
 
             time.sleep(0.02)
@@ -172,7 +172,7 @@ class Deployments(Controller):
         """Delete the Deployment, and wait until its pods have ended."""
         if not self.running():
             return self.remove(name)
-        deletion_metadata = {"deletionTimestamp": timestamp(time.time())}
+        deletion_metadata = {"deletionTimestamp": format_timestamp(time.time())}
         deleted_object = self.change(
             name,
             lambda kubernetes_object: (
@@ -212,7 +212,7 @@ class Deployments(Controller):
         Return the names of the Deployments that ran. Their objects are not deleted.
         """
         supervisor_record = self._record()
-        (self.home / RECORD_FILE).unlink(missing_ok=True)
+        (self.home / RECORD_FILE_NAME).unlink(missing_ok=True)
 
         if not supervisor_record or not is_alive(
             supervisor_record["pid"], supervisor_record["since"]
@@ -228,11 +228,11 @@ class Deployments(Controller):
             kubernetes_object["spec"]["template"]["spec"].get("terminationGracePeriodSeconds", 30)
             for kubernetes_object in stopped_objects
         ]
-        end_group(
+        terminate_group(
             supervisor_record["pid"], supervisor_record["since"], max(grace_periods, default=0) + 5
         )
 
-        for supervisor_process in SUPERVISORS:
+        for supervisor_process in supervisor_processes:
             supervisor_process.poll()
 
         return [kubernetes_object["metadata"]["name"] for kubernetes_object in stopped_objects]
@@ -253,7 +253,7 @@ class Deployments(Controller):
             service_ports = [
                 service["spec"]["ports"][0]["port"]
                 for service in services
-                if selects(service, template)
+                if selects_pods(service, template)
             ]
 
             address = f"http://127.0.0.1:{service_ports[0]}" if service_ports else ""
@@ -283,9 +283,9 @@ class Deployments(Controller):
                 return
 
             self.home.mkdir(parents=True, exist_ok=True)
-            with open(self.home / LOG_FILE, "ab") as log_file:
+            with open(self.home / LOG_FILE_NAME, "ab") as log_file:
                 supervisor_process = subprocess.Popen(
-                    self._supervise(),
+                    self._supervisor_command(),
                     stdin=subprocess.PIPE,
                     stdout=log_file,
                     stderr=log_file,
@@ -294,18 +294,18 @@ class Deployments(Controller):
                     env=remove_secrets(os.environ),
                 )
 
-            SUPERVISORS.append(supervisor_process)
+            supervisor_processes.append(supervisor_process)
             supervisor_record = {
                 "pid": supervisor_process.pid,
-                "since": start_time(supervisor_process.pid) or 0,
+                "since": read_start_ticks(supervisor_process.pid) or 0,
             }
-            write_atomically(self.home / RECORD_FILE, to_json(supervisor_record))
+            write_atomically(self.home / RECORD_FILE_NAME, to_json(supervisor_record))
             confirm_recorded(supervisor_process)
 
-    def _supervise(self) -> list[str]:
+    def _supervisor_command(self) -> list[str]:
         cluster_class = type(self.cluster)
         class_path = f"{cluster_class.__module__}:{cluster_class.__qualname__}"
-        return python_command(
+        return make_python_command(
             "-m",
             "argolocal.runner.supervise_deployments",
             "--home",
@@ -316,26 +316,26 @@ class Deployments(Controller):
 
     def _record(self) -> dict[str, int] | None:
         try:
-            supervisor_record = read_object(self.home / RECORD_FILE)
+            supervisor_record = read_object(self.home / RECORD_FILE_NAME)
         except FileNotFoundError:
             return None
         if not all(
             isinstance(supervisor_record.get(field_name), int) for field_name in ("pid", "since")
         ):
             raise InvalidDocument(
-                f"{self.home / RECORD_FILE} is malformed (pid or since is not a number): restore"
-                " the file, or remove it."
+                f"{self.home / RECORD_FILE_NAME} is malformed (pid or since is not a number):"
+                " restore the file, or remove it."
             )
         return supervisor_record
 
 
 # supervisors that this process has started; they continue to run when this process exits
-SUPERVISORS: list[subprocess.Popen] = []
+supervisor_processes: list[subprocess.Popen] = []
 
 
-def selects(service: Object, template: Object) -> bool:
+def selects_pods(service: Object, template: Object) -> bool:
     """Return True if a Service selects the pods of a template."""
-    return service["spec"]["selector"].items() <= labels_of(template).items()
+    return service["spec"]["selector"].items() <= pod_labels(template).items()
 
 
 def is_headless(service: Object) -> bool:
@@ -343,7 +343,7 @@ def is_headless(service: Object) -> bool:
     return service["spec"].get("clusterIP") == "None"
 
 
-def labels_of(template: Object) -> dict[str, str]:
+def pod_labels(template: Object) -> dict[str, str]:
     """Return the labels of a template's pods."""
     return (template.get("metadata") or {}).get("labels") or {}
 

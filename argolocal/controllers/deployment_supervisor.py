@@ -21,12 +21,12 @@ from random import random
 from typing import Any
 
 from argolocal.controllers.controller import Controller
-from argolocal.controllers.deployment import Deployments, is_headless, selects
+from argolocal.controllers.deployment import Deployments, is_headless, selects_pods
 from argolocal.controllers.rollout import Replica, Rollout
 from argolocal.errors import describe
 from argolocal.interfaces import Cluster
 from argolocal.manifest.types import Object
-from argolocal.pods.containers import port_number
+from argolocal.pods.containers import find_port_number
 
 POLL_INTERVAL_S = 0.05
 CHUNK_BYTES = 1 << 16
@@ -119,7 +119,7 @@ class Supervisor:
             event_loop.add_signal_handler(signal_number, stop_event.set)
 
         while not stop_event.is_set() and (deployments := self.deployments.objects()):
-            await self._listen(deployments)
+            await self._update_listening_ports(deployments)
             for name, kubernetes_object in deployments.items():
                 self._reconcile(name, kubernetes_object)
 
@@ -165,7 +165,7 @@ class Supervisor:
 
         rollout.update_status(kubernetes_object)
 
-    async def _listen(self, deployments: dict[str, Object]) -> None:
+    async def _update_listening_ports(self, deployments: dict[str, Object]) -> None:
         """Open and close ports so that exactly the ports of Services with a matching Deployment are
         open."""
         self._read_routes()
@@ -173,7 +173,7 @@ class Supervisor:
 
         for name, service in self.services.objects().items():
             if any(
-                selects(service, kubernetes_object["spec"]["template"])
+                selects_pods(service, kubernetes_object["spec"]["template"])
                 for kubernetes_object in deployments.values()
             ):
                 if is_headless(service):
@@ -299,14 +299,15 @@ class Supervisor:
         mirror_writers = [
             writer
             for mirror_replica in mirror_replicas
-            if mirror_replica and (writer := await self._mirror(listening_port, mirror_replica))
+            if mirror_replica
+            and (writer := await self._open_mirror(listening_port, mirror_replica))
         ]
 
         downstream = None
 
         try:
             upstream, downstream = await asyncio.open_connection(
-                replica.pod.ip, _port(replica, listening_port)
+                replica.pod.ip, _find_target_port(replica, listening_port)
             )
             request_task = asyncio.create_task(_copy_requests(client, downstream, mirror_writers))
             await _copy_answers(upstream, client)
@@ -332,14 +333,14 @@ class Supervisor:
             if downstream:
                 downstream.close()
 
-    async def _mirror(
+    async def _open_mirror(
         self, listening_port: ListeningPort, replica: Replica
     ) -> asyncio.StreamWriter | None:
         """Open a connection to a pod that gets copies of requests, and discard the pod's responses.
         Return None if the pod cannot be reached."""
         try:
             response_reader, writer = await asyncio.open_connection(
-                replica.pod.ip, _port(replica, listening_port)
+                replica.pod.ip, _find_target_port(replica, listening_port)
             )
         except OSError:
             return None
@@ -349,8 +350,8 @@ class Supervisor:
         return writer
 
 
-def _port(replica: Replica, listening_port: ListeningPort) -> int:
-    return port_number(replica.pod.spec["containers"][0], listening_port.target)
+def _find_target_port(replica: Replica, listening_port: ListeningPort) -> int:
+    return find_port_number(replica.pod.spec["containers"][0], listening_port.target)
 
 
 async def _discard_input(reader: asyncio.StreamReader) -> None:

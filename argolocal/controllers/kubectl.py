@@ -15,14 +15,14 @@ from typing import Any
 from argolocal.common import exit_codes
 from argolocal.common.files import write_atomically
 from argolocal.common.json_text import to_json
-from argolocal.engine.nodes import PodEnded, PodStarted, Start
+from argolocal.engine.nodes import PodEnded, PodStarted, StartPod
 from argolocal.errors import ArgolocalError, ConfigError, describe
 from argolocal.interfaces import Cluster
 from argolocal.language import kubectl_path
 from argolocal.language.selector import SelectorError, evaluate_conditions, selects
 from argolocal.language.yaml_text import parse_one
-from argolocal.manifest.patch import PATCHES, PatchError
-from argolocal.manifest.read import Identity, generate_suffix
+from argolocal.manifest.patch import PATCH_FUNCTIONS, PatchError
+from argolocal.manifest.read import ObjectIdentity, generate_suffix
 from argolocal.manifest.types import Object
 from argolocal.state.stored_objects import VERSIONED_KINDS
 
@@ -38,7 +38,9 @@ IGNORED_FLAGS = (
     "--overwrite",
     "--server-side",
 )
-ALREADY_EXISTS = 'Error from server (AlreadyExists): error when creating "/tmp/manifest.yaml":'
+ALREADY_EXISTS_MESSAGE = (
+    'Error from server (AlreadyExists): error when creating "/tmp/manifest.yaml":'
+)
 CORE_KINDS = (
     "ConfigMap",
     "Secret",
@@ -67,7 +69,7 @@ class KubectlError(Exception):
 class WaitingNode:
     """A node that waits until its object meets a condition."""
 
-    action: Start
+    action: StartPod
     kind: str
     name: str
 
@@ -87,7 +89,7 @@ class Resources:
         """True if controllers are in use, so that `poll` must be called every 0.1 s."""
         return bool(self.controllers)
 
-    def start(self, action: Start) -> list[PodStarted | PodEnded]:
+    def start(self, action: StartPod) -> list[PodStarted | PodEnded]:
         """Perform the action of a node's resource template. If the object does not meet its
         conditions yet, a later call of `poll` completes the node."""
         resource = action.template["resource"]
@@ -99,12 +101,15 @@ class Resources:
             unsupported_message = (
                 "successCondition, failureCondition and outputs are not supported for delete action"
             )
-            return [PodStarted(action.id), _failure(action.id, unsupported_message)]
+            return [PodStarted(action.id), _make_failure_event(action.id, unsupported_message)]
 
         try:
             kind, name = self._perform(resource, self.run / "creates" / action.id)
         except (KubectlError, ArgolocalError) as error:
-            return [PodStarted(action.id), _failure(action.id, f"no more retries {error}")]
+            return [
+                PodStarted(action.id),
+                _make_failure_event(action.id, f"no more retries {error}"),
+            ]
 
         if not conditions:
             return [
@@ -122,7 +127,7 @@ class Resources:
             try:
                 controller.poll()
             except Exception as error:
-                events += self._fail_nodes_of(controller, error)
+                events += self._fail_waiting_nodes(controller, error)
 
         for waiting_node in list(self.waiting.values()):
             try:
@@ -133,7 +138,7 @@ class Resources:
 
         return events
 
-    def _fail_nodes_of(self, controller: Any, error: Exception) -> list[PodStarted | PodEnded]:
+    def _fail_waiting_nodes(self, controller: Any, error: Exception) -> list[PodStarted | PodEnded]:
         """Return an Error event for each node that waits for an object of `controller`, whose
         `poll` has failed."""
         waiting_node_ids = [
@@ -236,7 +241,7 @@ class Resources:
                 and not metadata.get("name")
                 and metadata.get("generateName")
             ):
-                generated_name = Identity(suffix=generate_suffix()).name(
+                generated_name = ObjectIdentity(suffix=generate_suffix()).name(
                     str(metadata["generateName"])
                 )
                 name = record_file.read_text() if record_file.exists() else generated_name
@@ -261,7 +266,7 @@ class Resources:
         elif (
             kubectl_action == "create" and existing_object is not None and not record_file.exists()
         ):
-            raise KubectlError(f'{ALREADY_EXISTS} {kind.lower()}s "{name}" already exists')
+            raise KubectlError(f'{ALREADY_EXISTS_MESSAGE} {kind.lower()}s "{name}" already exists')
         elif (
             kubectl_action == "get"
             and existing_object is None
@@ -399,7 +404,7 @@ class Resources:
                 "The resource has been deleted while its status was still being checked. Will not"
                 " be retried"
             )
-            return [_failure(node_id, message)]
+            return [_make_failure_event(node_id, message)]
 
         try:
             has_succeeded, reason = evaluate_conditions(
@@ -418,8 +423,8 @@ class Resources:
         if has_succeeded:
             return [self._make_success_event(waiting_node)]
 
-        cause = _reported_cause(kubernetes_object)
-        return [_failure(node_id, f"{reason}: {cause}" if cause else reason)]
+        cause = _find_reported_cause(kubernetes_object)
+        return [_make_failure_event(node_id, f"{reason}: {cause}" if cause else reason)]
 
     def _make_success_event(self, waiting_node: WaitingNode) -> PodEnded:
         outputs: dict[str, Any] = {"exitCode": "0"}
@@ -439,9 +444,9 @@ class Resources:
                 value = parameter["valueFrom"].get("default", "")
             elif json_path:
                 try:
-                    value = kubectl_path.render(kubernetes_object, json_path)
+                    value = kubectl_path.render_template(kubernetes_object, json_path)
                 except kubectl_path.KubectlPathError as error:
-                    return _failure(
+                    return _make_failure_event(
                         waiting_node.action.id,
                         f'error executing jsonpath "{json_path}": Error executing template:'
                         f" {error}",
@@ -452,7 +457,7 @@ class Resources:
         return PodEnded(waiting_node.action.id, "Succeeded", "", outputs)
 
 
-def _reported_cause(kubernetes_object: Object) -> str:
+def _find_reported_cause(kubernetes_object: Object) -> str:
     """Return the message of the status condition that reports the failure of an object, or ""."""
     status = kubernetes_object.get("status")
     conditions = status.get("conditions") if isinstance(status, dict) else None
@@ -502,7 +507,7 @@ def apply_patch(kubernetes_object: Object, patch: object, merge_strategy: str) -
     """Return the object with the patch applied; its status is not changed. Raises PatchError."""
     status = {"status": kubernetes_object["status"]} if "status" in kubernetes_object else {}
     return (
-        PATCHES[merge_strategy](
+        PATCH_FUNCTIONS[merge_strategy](
             {key: value for key, value in kubernetes_object.items() if key != "status"}, patch
         )
         | status
@@ -523,7 +528,7 @@ def _patchable_fields(kubernetes_object: Object) -> Object:
     }
 
 
-def _failure(node_id: str, reason: str) -> PodEnded:
+def _make_failure_event(node_id: str, reason: str) -> PodEnded:
     exit_code = exit_codes.EXECUTOR_ERROR
     message = f"main: Error (exit code {exit_code}): {reason}"
     return PodEnded(node_id, "Failed", message, {"exitCode": str(exit_code)})

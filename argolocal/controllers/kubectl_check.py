@@ -10,7 +10,7 @@ from argolocal.interfaces import Cluster
 from argolocal.language import kubectl_path
 from argolocal.language.substitute import TAG
 from argolocal.language.yaml_text import parse
-from argolocal.manifest.patch import PATCHES
+from argolocal.manifest.patch import PATCH_FUNCTIONS
 
 TAG_PLACEHOLDER = "tag-of-argo"  # placeholder that replaces each template tag in a manifest
 
@@ -34,7 +34,7 @@ def _find_kind(resource: dict[str, Any]) -> str:
     return ""
 
 
-def check(resource: dict[str, Any], field_path: str, cluster: Cluster) -> None:
+def check_resource_template(resource: dict[str, Any], field_path: str, cluster: Cluster) -> None:
     """Raise ConfigError for a resource template that is not supported here."""
     kinds = cluster.kinds.types
     kind_by_type_name = {
@@ -89,10 +89,10 @@ def check(resource: dict[str, Any], field_path: str, cluster: Cluster) -> None:
         )
 
     merge_strategy = resource.get("mergeStrategy") or "strategic"
-    if merge_strategy not in PATCHES:
+    if merge_strategy not in PATCH_FUNCTIONS:
         raise ConfigError(
             f"{field_path}.mergeStrategy is {merge_strategy!r}: it must be one of"
-            f" {', '.join(PATCHES)}."
+            f" {', '.join(PATCH_FUNCTIONS)}."
         )
 
     if resource.get("failureCondition") and not resource.get("successCondition"):

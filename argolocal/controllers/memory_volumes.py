@@ -10,7 +10,7 @@ from shutil import rmtree
 
 from argolocal.common import program
 from argolocal.common.checked_names import InvalidName
-from argolocal.common.files import is_owned, make_owned
+from argolocal.common.files import is_owned_directory, make_owned_directory
 from argolocal.manifest.types import Object
 from argolocal.state.journal import MANIFEST_FILE, RunFiles
 
@@ -21,7 +21,7 @@ OWNER_FILE = "run"  # name of the file with the path of the run that owns a memo
 ABANDONED_AFTER_S = 3600.0
 
 
-def shared_memory(run_directory: Path, job_name: str) -> Path:
+def shared_memory_path(run_directory: Path, job_name: str) -> Path:
     """Return the directory for the memory volume of a job's pods.
 
     Its name depends on the workflow's uid, so that no other user can guess the name and create the
@@ -37,7 +37,7 @@ def shared_memory(run_directory: Path, job_name: str) -> Path:
     )
 
 
-def memory_volume(run_directory: Path, job_name: str, spec: Object) -> dict[str, str]:
+def memory_volume_environment(run_directory: Path, job_name: str, spec: Object) -> dict[str, str]:
     """Create the memory volume that a job's pods share. Return the environment variable with its
     path, or {} if no volume is a memory volume."""
     if not any(
@@ -45,10 +45,10 @@ def memory_volume(run_directory: Path, job_name: str, spec: Object) -> dict[str,
         for volume in spec.get("volumes") or []
     ):
         return {}
-    volume_directory = shared_memory(run_directory, job_name)
-    make_owned(volume_directory)
+    volume_directory = shared_memory_path(run_directory, job_name)
+    make_owned_directory(volume_directory)
     (volume_directory / OWNER_FILE).write_text(str(run_directory.resolve()))
-    return {program.variable("SHM"): str(volume_directory)}
+    return {program.environment_variable("SHM"): str(volume_directory)}
 
 
 def clean_up_shared_memory() -> None:
@@ -62,7 +62,7 @@ def clean_up_shared_memory() -> None:
         with suppress(OSError, InvalidName):
             # check the owner first, because another user may have created a pipe with this name,
             # and reading it would block
-            if not is_owned(volume_directory):
+            if not is_owned_directory(volume_directory):
                 continue
 
             run_directory = Path((volume_directory / OWNER_FILE).read_text())

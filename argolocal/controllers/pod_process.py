@@ -16,11 +16,11 @@ from signal import SIGKILL, SIGTERM
 from typing import Any
 
 from argolocal.common.json_text import to_json
-from argolocal.common.processes import signal_group, start_time
+from argolocal.common.processes import read_start_ticks, signal_group
 from argolocal.interfaces import Cluster
 from argolocal.pods import filesystem, volumes
-from argolocal.pods.filesystem import SHM
-from argolocal.pods.process import ContainerRun, Origin, Process, field_value, start_container
+from argolocal.pods.filesystem import SHARED_MEMORY_PATH
+from argolocal.pods.process import ContainerRun, Origin, Process, read_field, start_container
 from argolocal.pods.volumes import VolumeDirectory
 
 BACKOFF_S = (0.0, 1.0, 2.0, 4.0, 8.0)
@@ -181,7 +181,7 @@ class Pod:
             log=self.log,
             ip=self.ip,
             extra_env=self.env,
-            private_paths=() if filesystem.available() else None,
+            private_paths=() if filesystem.supports_namespaces() else None,
             origin=self.origin,
         )
 
@@ -191,13 +191,15 @@ class Pod:
         # the command `status` reads this record; a full disk must not stop the pod
         with suppress(OSError):
             self.pid_record.parent.mkdir(exist_ok=True)
-            self.pid_record.write_text(to_json([self.process.pid, start_time(self.process.pid)]))
+            self.pid_record.write_text(
+                to_json([self.process.pid, read_start_ticks(self.process.pid)])
+            )
 
     def _create_volumes(self, container_run: ContainerRun) -> None:
         """Create the directories of the volumes in the same way as for a workflow's pod. The
         directories of emptyDir volumes outlive the pod's process."""
         volume_specs = self.spec.get("volumes") or []
-        if not filesystem.available():
+        if not filesystem.supports_namespaces():
             volumes.check_without_mounts(volume_specs, self.name)
             return
 
@@ -205,13 +207,13 @@ class Pod:
             volume_specs,
             self.volumes_folder,
             self.cluster,
-            lambda field_path, variable_name: field_value(container_run, field_path, variable_name),
+            lambda field_path, variable_name: read_field(container_run, field_path, variable_name),
             self.claims,
         )
         for volume_mount in container_run.container.get("volumeMounts") or []:
             # the pod uses the /dev/shm of this machine, whose files outlive the pod's processes
-            if volume_mount["mountPath"] == SHM:
-                self.volumes[volume_mount["name"]] = VolumeDirectory(Path(SHM))
+            if volume_mount["mountPath"] == SHARED_MEMORY_PATH:
+                self.volumes[volume_mount["name"]] = VolumeDirectory(Path(SHARED_MEMORY_PATH))
 
         self.volumes.update(
             {

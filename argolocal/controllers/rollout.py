@@ -18,15 +18,20 @@ from dataclasses import dataclass, field
 from argolocal.common import exit_codes
 from argolocal.common.checked_names import RunName
 from argolocal.common.json_text import to_json
-from argolocal.controllers.deployment import ORIGIN_ANNOTATION, PROBES, Deployments, labels_of
-from argolocal.controllers.memory_volumes import memory_volume
+from argolocal.controllers.deployment import (
+    ORIGIN_ANNOTATION,
+    PROBE_FIELDS,
+    Deployments,
+    pod_labels,
+)
+from argolocal.controllers.memory_volumes import memory_volume_environment
 from argolocal.controllers.pod_process import Pod
 from argolocal.interfaces import Cluster
-from argolocal.language.gofmt import timestamp
+from argolocal.language.gofmt import format_timestamp
 from argolocal.manifest.types import Object
 from argolocal.pods.probes import Probe
 from argolocal.pods.process import Origin
-from argolocal.state.journal import RunFiles, claims_of_run
+from argolocal.state.journal import RunFiles, list_run_claims
 
 MAX_RESTARTS = 4  # number of restarts of a new version's container after which the rollout fails
 FAST_PROBE_PERIOD_S = 0.1  # maximum seconds between two probes until the first success
@@ -138,7 +143,9 @@ class Rollout:
         pod_name = f"{self.name}-{version}-{self.next_number}"
         spec = template["spec"]
         self.next_number += 1
-        environment = memory_volume(run_files.root, self.name, spec) if run_files else {}
+        environment = (
+            memory_volume_environment(run_files.root, self.name, spec) if run_files else {}
+        )
 
         for env_variable in spec["containers"][0].get("env") or [] if run_files else []:
             # look up the first part of the host name, because the cluster's host names have no
@@ -150,7 +157,7 @@ class Rollout:
 
         origin_fields = {key: value for key, value in origin.items() if key != "process"}
         folder = self.deployments.home / self.name
-        claim_names = claims_of_run(run_files) if run_files else []
+        claim_names = list_run_claims(run_files) if run_files else []
         pod = Pod(
             self.cluster,
             pod_name,
@@ -160,7 +167,7 @@ class Rollout:
             origin=Origin(**origin_fields),
             claim_names=claim_names,
         )
-        self.replicas.append(Replica(pod, version, labels_of(template)))
+        self.replicas.append(Replica(pod, version, pod_labels(template)))
 
     def _terminate(self, replica: Replica) -> None:
         """Send no new connections to a pod, and terminate it within its
@@ -182,7 +189,7 @@ class Rollout:
             exit_code = replica.pod.poll()
             if exit_code is not None:
                 self._stop_probes(replica)
-                is_fatal = exit_code in exit_codes.PERMANENT
+                is_fatal = exit_code in exit_codes.PERMANENT_ERRORS
                 replica.pod.give_up(exit_code) if is_fatal else replica.pod.restart(exit_code)
 
                 is_hopeless = is_fatal or replica.pod.recent_restarts >= MAX_RESTARTS
@@ -210,7 +217,7 @@ class Rollout:
 
         startup_probe, readiness_probe, liveness_probe = (
             Probe(container, probe_kind) if probe_kind in container else None
-            for probe_kind in PROBES
+            for probe_kind in PROBE_FIELDS
         )
         if startup_probe:
             deadline = (
@@ -313,8 +320,8 @@ class Rollout:
             )
 
         conditions = [
-            available_condition(ready_count >= desired_count),
-            progressing_condition(is_complete, self.progress),
+            make_available_condition(ready_count >= desired_count),
+            make_progressing_condition(is_complete, self.progress),
         ]
         nonzero_counts = {key: value for key, value in replica_counts.items() if value}
         old_status = kubernetes_object.get("status") or {}
@@ -336,14 +343,14 @@ def find_owner_run(kubernetes_object: Object, cluster: Cluster) -> RunFiles | No
     """Return the run whose workflow owns the Deployment, or None."""
     owner_references = kubernetes_object["metadata"].get("ownerReferences") or []
     run_names = (
-        RunName.or_none(owner_reference.get("name"))
+        RunName.parse_or_none(owner_reference.get("name"))
         for owner_reference in owner_references
         if owner_reference.get("kind") == "Workflow"
     )
     return next((RunFiles(cluster.home, run_name) for run_name in run_names if run_name), None)
 
 
-def available_condition(is_available: bool) -> Object:
+def make_available_condition(is_available: bool) -> Object:
     """Return the condition `Available` of a Deployment's status."""
     verb, reason = (
         ("has", "MinimumReplicasAvailable")
@@ -354,7 +361,7 @@ def available_condition(is_available: bool) -> Object:
     return {"type": "Available", "status": str(is_available), "reason": reason, "message": message}
 
 
-def progressing_condition(is_complete: bool, progress: Progress) -> Object:
+def make_progressing_condition(is_complete: bool, progress: Progress) -> Object:
     """Return the condition `Progressing` of a Deployment's status."""
     version = progress.version
 
@@ -387,7 +394,7 @@ def _add_times(conditions: list[Object], old_status: Object) -> list[Object]:
 
     for condition in conditions:
         old_condition = old_conditions.get(condition["type"], {})
-        now = timestamp(time.time())
+        now = format_timestamp(time.time())
         is_unchanged = condition.items() <= old_condition.items()
         has_flipped = old_condition.get("status") != condition["status"]
         condition_times = {

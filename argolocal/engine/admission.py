@@ -10,15 +10,21 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from argolocal.engine.context import Context
-from argolocal.engine.nodes import LimitReached, NodeError, Options, as_node_error, parse_time
+from argolocal.engine.nodes import (
+    ExecutionOptions,
+    LimitReached,
+    NodeError,
+    as_node_error,
+    parse_time,
+)
 from argolocal.language import gofmt
-from argolocal.manifest.allowed_values import FULFILLED, NODE_TYPES
+from argolocal.manifest.allowed_values import FULFILLED_PHASES, NODE_TYPES
 from argolocal.manifest.types import Node, Task, Template
 
 LOCK_POLL_S = 0.2  # seconds between attempts to acquire a lock that another run may hold
 
 
-def admit(context: Context) -> bool:
+def acquire_workflow_locks(context: Context) -> bool:
     """Acquire the workflow's locks. Return True if the workflow holds all its locks or is
     completed."""
     synchronization = context.spec.get("synchronization")
@@ -47,7 +53,7 @@ def admit(context: Context) -> bool:
 
 
 def synchronize_and_memoize(
-    context: Context, name: str, caller: Task, template: Template, options: Options
+    context: Context, name: str, caller: Task, template: Template, options: ExecutionOptions
 ) -> Node | None:
     """Acquire the node's locks and load its memoized outputs. Return the node, or None if it does
     not exist yet. Raises NodeError."""
@@ -82,7 +88,7 @@ def synchronize_and_memoize(
             if not context.locks.holds_all_slots(unavailable_lock, dict(locks)[unavailable_lock]):
                 context.wake_at(context.table.now + LOCK_POLL_S)
             elif template.get("timeout"):
-                context.wake_at(timeout_at(node, template))
+                context.wake_at(compute_timeout_time(node, template))
             else:
                 # without a timeout, only another node of this run can release the lock
                 context.blocked_reason = message
@@ -97,7 +103,7 @@ def synchronize_and_memoize(
         not node
         or (synchronization and node["phase"] == "Pending" and node["id"] not in context.started)
     ):
-        memo_status = memoization_status(memoization, is_cache_hit=False)
+        memo_status = make_memoization_status(memoization, is_cache_hit=False)
         try:
             memo_status["hit"], outputs = context.locks.load(
                 memo_status["cacheName"],
@@ -118,7 +124,7 @@ def synchronize_and_memoize(
     return node
 
 
-def timeout_at(node: Node, template: Template) -> float:
+def compute_timeout_time(node: Node, template: Template) -> float:
     """Return the time in unix seconds at which the `timeout` of a node expires. Raises
     ValueError."""
     return parse_time(node["startedAt"]) + gofmt.parse_seconds(template["timeout"])
@@ -128,13 +134,13 @@ def release_locks(context: Context) -> None:
     """Release the locks of completed nodes."""
     for node_id in context.lock_holders - context.deferred_releases:
         node = context.nodes.get(node_id)
-        if not node or node["phase"] not in FULFILLED:
+        if not node or node["phase"] not in FULFILLED_PHASES:
             continue
         context.lock_holders.discard(node_id)
         context.locks.release(node_id)
 
 
-def memoization_status(memoization: dict[str, Any], is_cache_hit: bool) -> dict[str, Any]:
+def make_memoization_status(memoization: dict[str, Any], is_cache_hit: bool) -> dict[str, Any]:
     """Return the `memoizationStatus` of a node."""
     return {
         "hit": is_cache_hit,

@@ -10,11 +10,18 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from argolocal.engine.inputs import Inputs
-from argolocal.engine.nodes import Kill, NodeTable, Options, Start, format_time, parse_time
+from argolocal.engine.nodes import (
+    ExecutionOptions,
+    KillPod,
+    NodeTable,
+    StartPod,
+    format_time,
+    parse_time,
+)
 from argolocal.engine.scope import Scope
 from argolocal.manifest import volume_claims
-from argolocal.manifest.allowed_values import COMPLETED
-from argolocal.manifest.resolve import qualified_name
+from argolocal.manifest.allowed_values import COMPLETED_PHASES
+from argolocal.manifest.resolve import make_qualified_name
 from argolocal.manifest.types import Node, Task, Template
 
 
@@ -80,7 +87,7 @@ class Context:
             node_id: None for node_id, node in self.table.nodes.items() if node.get("daemoned")
         }
         self.started: set[str] = set()  # ids of pods that this process started
-        self.actions: list[Start | Kill] = []
+        self.actions: list[StartPod | KillPod] = []
         self.expansions: dict[str, Expansion] = {}  # name of a node → its expansion
         # time of the next call of `advance` in unix seconds; None: on the next event
         self.wake: float | None = None
@@ -91,7 +98,7 @@ class Context:
         name: str,
         caller: Task,
         arguments: dict[str, Any],
-        options: Options,
+        options: ExecutionOptions,
         is_attempt: bool = False,
     ) -> Node:
         """Advance node `name` as far as is possible now. Raises LimitReached. Before it raises
@@ -105,7 +112,7 @@ class Context:
 
     @property
     def done(self) -> bool:
-        return self.status["phase"] in COMPLETED
+        return self.status["phase"] in COMPLETED_PHASES
 
     @property
     def deadline(self) -> float | None:
@@ -121,7 +128,7 @@ class Context:
     def may_run(self, is_exit_handler: bool) -> bool:
         return not self.shutdown or (self.shutdown == "Stop" and is_exit_handler)
 
-    def in_exit_handler(self, node: Node) -> bool:
+    def is_in_exit_handler(self, node: Node) -> bool:
         """Return True if the node belongs to an exit handler."""
         return ".onExit" in node["name"]
 
@@ -148,7 +155,9 @@ class Context:
         )
         return {
             "name": node["displayName"],
-            "template": qualified_name(node["templateRef"]) if "templateRef" in node else full_name,
+            "template": make_qualified_name(node["templateRef"])
+            if "templateRef" in node
+            else full_name,
         }
 
     def strategy(self, template: Template) -> dict[str, Any] | None:
@@ -198,4 +207,4 @@ class Context:
                 self.daemons.pop(node["id"], None)
                 node.pop("daemoned", None)
                 self.table.mark(node["name"], "Succeeded")
-                self.actions += [Kill(node["id"])] if node["type"] == "Pod" else []
+                self.actions += [KillPod(node["id"])] if node["type"] == "Pod" else []

@@ -14,24 +14,30 @@ from argolocal.common.json_text import to_json
 from argolocal.engine import admission, hooks
 from argolocal.engine import scope as scopes
 from argolocal.engine.context import Context
-from argolocal.engine.nodes import LimitReached, NodeError, Options, TimedOut, is_fulfilled
+from argolocal.engine.nodes import (
+    ExecutionOptions,
+    LimitReached,
+    NodeError,
+    NodeTimedOut,
+    is_fulfilled,
+)
 from argolocal.engine.order import (
     BLOCKED_BY_LIMIT,
-    Order,
+    TaskOrder,
     VisitResult,
+    list_with_ancestors,
     parse_dependencies,
-    with_ancestors,
 )
 from argolocal.language.expr import evaluate_bool
 from argolocal.language.functions import ExprError
 from argolocal.language.govaluate import WhenError, should_execute
-from argolocal.language.substitute import STEP_OUTPUTS, Missing, TemplateError, substitute
-from argolocal.manifest.allowed_values import COMPLETED, FAILED, FULFILLED
-from argolocal.manifest.loops import expand, has_loop
+from argolocal.language.substitute import STEP_OUTPUTS, MissingValue, TemplateError, substitute
+from argolocal.manifest.allowed_values import COMPLETED_PHASES, FAILED_PHASES, FULFILLED_PHASES
+from argolocal.manifest.loops import expand_loop, has_loop
 from argolocal.manifest.types import Node, Task, Template
 
-WORD = re.compile(r"[-a-zA-Z0-9_]+")
-PHASE_OF_RESULT = {
+TASK_NAME_WORD = re.compile(r"[-a-zA-Z0-9_]+")
+PHASE_BY_RESULT = {
     "Succeeded": "Succeeded",
     "Failed": "Failed",
     "Errored": "Error",
@@ -43,7 +49,9 @@ PHASE_OF_RESULT = {
 class Dag:
     """The execution of one DAG template, which has one node."""
 
-    def __init__(self, context: Context, name: str, template: Template, options: Options) -> None:
+    def __init__(
+        self, context: Context, name: str, template: Template, options: ExecutionOptions
+    ) -> None:
         self.context = context
         self.name = name
         self.template = template
@@ -76,13 +84,13 @@ class Dag:
         eager_tasks = self.looping_tasks | {
             name for name, task in self.tasks.items() if task.get("when")
         }
-        self.order = Order(self.targets, self.needs, eager_tasks)
+        self.order = TaskOrder(self.targets, self.needs, eager_tasks)
 
     def node(self, task_name: str) -> Node | None:
         return self.table.get(f"{self.name}.{task_name}")
 
-    def options(self) -> Options:
-        return Options(self.boundary, self.on_exit, "tasks")
+    def options(self) -> ExecutionOptions:
+        return ExecutionOptions(self.boundary, self.on_exit, "tasks")
 
     def scope(self, task_name: str) -> scopes.Scope:
         """Return the scope of `task_name`, with tags of its ancestors. Raises ValueError if a
@@ -104,14 +112,16 @@ class Dag:
 
     def _visible_ancestors(self, task_name: str) -> list[str]:
         task_json = to_json(self.tasks[task_name])
-        referenced_names = self.looping_tasks | self.tasks.keys() & set(WORD.findall(task_json))
+        referenced_names = self.looping_tasks | self.tasks.keys() & set(
+            TASK_NAME_WORD.findall(task_json)
+        )
         if "{{=" in task_json or "xpression" in task_json:
             # an expression may compute the name of a task, so all tasks must be in scope, so all
             # tasks must be in scope
             referenced_names = self.tasks.keys()
         referenced_names = referenced_names - {task_name}
         if not referenced_names <= set(self.needs[task_name]):
-            referenced_names = referenced_names & set(with_ancestors([task_name], self.needs))
+            referenced_names = referenced_names & set(list_with_ancestors([task_name], self.needs))
         return sorted(referenced_names)
 
     def add_to_scope(self, scope: scopes.Scope, name: str, node: Node) -> None:
@@ -129,7 +139,7 @@ class Dag:
                 [child for child in children if child["name"].startswith(node["name"] + "(")],
             )
 
-        scopes.add_node(self.table, scope, "tasks", name, node)
+        scopes.add_node_tags(self.table, scope, "tasks", name, node)
         scopes.add_skipped_outputs(
             scope,
             "tasks",
@@ -169,7 +179,12 @@ class Dag:
         task = self.tasks[name]
 
         has_hooks = bool(task.get("hooks") or task.get("onExit"))
-        if node and has_hooks and node["phase"] in FULFILLED and self._is_skipped_by_argo(name):
+        if (
+            node
+            and has_hooks
+            and node["phase"] in FULFILLED_PHASES
+            and self._is_skipped_by_argo(name)
+        ):
             return True, True
 
         if node and has_hooks and node["phase"] != "Pending":
@@ -181,11 +196,11 @@ class Dag:
             except (NodeError, ValueError) as error:
                 self.table.mark(node["name"], "Error", str(error))
 
-        if node and node["phase"] in FULFILLED:
+        if node and node["phase"] in FULFILLED_PHASES:
             self.context.deferred_releases.discard(node["id"])
             # run the exit hook before `hooks_completed`, which also waits for the exit hook
             is_completed = not has_hooks or self._exit_hook_completed(name, node)
-            return self.table.hooks_completed(node), is_completed
+            return self.table.are_hooks_completed(node), is_completed
 
         if not (node and node["type"] == "Pod" and node["id"] in self.context.started):
             if not node and self.conditions[name] and not self._may_start(name, task):
@@ -200,16 +215,18 @@ class Dag:
             node = self.node(name)
 
         dependents_may_start = bool(
-            node and is_fulfilled(node) and self.table.hooks_completed(node)
+            node and is_fulfilled(node) and self.table.are_hooks_completed(node)
         )
-        return dependents_may_start, bool(node and node["phase"] in FULFILLED and not has_hooks)
+        return dependents_may_start, bool(
+            node and node["phase"] in FULFILLED_PHASES and not has_hooks
+        )
 
     def _is_skipped_by_argo(self, name: str) -> bool:
         """Return True if Argo no longer visits the task because all its dependents have
         finished."""
         dependents = (self.node(dependent) for dependent in self.order.dependents[name])
         return name not in self.targets and all(
-            node and node["phase"] in FULFILLED for node in dependents
+            node and node["phase"] in FULFILLED_PHASES for node in dependents
         )
 
     def _may_start(self, name: str, task: Task) -> bool:
@@ -249,11 +266,11 @@ class Dag:
 
         for dependency in self.needs[name]:
             node = self.node(dependency)
-            if not node or not is_fulfilled(node) or not self.table.hooks_completed(node):
+            if not node or not is_fulfilled(node) or not self.table.are_hooks_completed(node):
                 return None
 
             result_values: dict[str, bool] = {
-                result: node["phase"] == phase for result, phase in PHASE_OF_RESULT.items()
+                result: node["phase"] == phase for result, phase in PHASE_BY_RESULT.items()
             }
             if node["type"] == "TaskGroup":
                 item_ids = node.get("children", [])
@@ -280,7 +297,7 @@ class Dag:
             self.table.link_child(self.name, node_name)
         else:
             for dependency in self.needs[task_name]:
-                for node_id in self.table.outbound_nodes(
+                for node_id in self.table.list_outbound_nodes(
                     self.table.ids[f"{self.name}.{dependency}"]
                 ):
                     if (
@@ -300,11 +317,11 @@ class Dag:
                 scope = self.scope(name)
                 try:
                     resolved_task = resolve_references(self.context, task, scope)
-                except Missing as error:
+                except MissingValue as error:
                     self.context.blocked_reason = str(error)
                     return False
 
-                member_tasks = expand(resolved_task, scope.parameters(self.inputs.globals))
+                member_tasks = expand_loop(resolved_task, scope.parameters(self.inputs.globals))
             except (TemplateError, WhenError, ValueError) as error:
                 self.table.mark_error(full_name, task, self.options(), str(error))
                 self.connect(name, full_name)
@@ -374,7 +391,7 @@ class Dag:
         if (
             node
             and node["type"] == "Pod"
-            and node["phase"] not in FULFILLED
+            and node["phase"] not in FULFILLED_PHASES
             and node["id"] in self.context.started
         ):
             return is_fulfilled(node)
@@ -400,18 +417,18 @@ class Dag:
             if node:
                 return False
             return None
-        except TimedOut:
+        except NodeTimedOut:
             return None
         except NodeError as error:
             self.table.mark(full_name, "Error", f"task '{full_name}' errored: {error}")
             return None
 
-        if member_node["phase"] in COMPLETED and (task.get("hooks") or task.get("onExit")):
+        if member_node["phase"] in COMPLETED_PHASES and (task.get("hooks") or task.get("onExit")):
             return self._exit_hook_completed(name, member_node) or None
 
         member_node = self.node(member_task["name"]) or member_node
         if member_node["type"] == "Retry" and not group_name:
-            return member_node["phase"] in FULFILLED
+            return member_node["phase"] in FULFILLED_PHASES
 
         return is_fulfilled(member_node)
 
@@ -429,7 +446,8 @@ class Dag:
         """Return the phase of the DAG, which follows from the phases of its targets."""
         live_nodes = (self.node(self.order.names[index]) for index in self.order.live_indexes)
         if any(
-            node and not is_fulfilled(node) and not self._group_phase(node) for node in live_nodes
+            node and not is_fulfilled(node) and not self._find_group_phase(node)
+            for node in live_nodes
         ):
             return "Running"
 
@@ -446,15 +464,15 @@ class Dag:
                 return "Running"
 
             if not is_fulfilled(node):
-                phase = self._group_phase(node)
+                phase = self._find_group_phase(node)
                 if not phase:
                     return "Running"
 
                 self.table.mark(node["name"], phase)
 
-            if node["phase"] in COMPLETED:
+            if node["phase"] in COMPLETED_PHASES:
                 branch_phase = node["phase"]
-            if node_id in target_phases and target_phases[node_id] not in FAILED:
+            if node_id in target_phases and target_phases[node_id] not in FAILED_PHASES:
                 target_phases[node_id] = branch_phase
 
             for child in self._next_nodes(node):
@@ -471,7 +489,7 @@ class Dag:
                 dag_phase = "Running"
                 if not fails_fast:
                     break
-            elif branch_phase in FAILED:
+            elif branch_phase in FAILED_PHASES:
                 continue_on = self.tasks[name].get("continueOn") or {}
                 if continue_on.get("failed" if branch_phase == "Failed" else "error"):
                     continue
@@ -482,7 +500,7 @@ class Dag:
 
         return dag_phase
 
-    def _group_phase(self, node: Node) -> str:
+    def _find_group_phase(self, node: Node) -> str:
         """Return the phase of a loop whose started items are all fulfilled and whose other items
         will never start, else ""."""
         item_ids = node.get("children", []) if node["type"] == "TaskGroup" else []
@@ -512,7 +530,7 @@ class Dag:
 
 def _loop_phase(nodes: list[Node]) -> str:
     """Return the phase of a loop. `nodes`: the nodes of its items."""
-    failed_phases = [node["phase"] for node in nodes if node["phase"] in FAILED]
+    failed_phases = [node["phase"] for node in nodes if node["phase"] in FAILED_PHASES]
     if failed_phases:
         return failed_phases[-1]
     return "Succeeded"
@@ -558,7 +576,7 @@ def resolve_references(
 
 
 def execute(
-    context: Context, name: str, caller: Task, template: Template, options: Options
+    context: Context, name: str, caller: Task, template: Template, options: ExecutionOptions
 ) -> Node:
     """Advance a DAG node."""
     node = context.table.get_or_create(name, "DAG", "Running", caller, template, options)
@@ -567,12 +585,12 @@ def execute(
     expansion.dag = dag
     dag.order.walk(dag.visit, lambda task: dag.connect(task, f"{name}.{task}"))
 
-    if node["phase"] in FULFILLED:
+    if node["phase"] in FULFILLED_PHASES:
         return node
 
     is_stopped = context.shutdown and not options.on_exit
     if is_stopped and all(
-        context.table.hooks_completed(target_node)
+        context.table.are_hooks_completed(target_node)
         for target_name in dag.targets
         if (target_node := dag.node(target_name))
     ):
@@ -608,6 +626,6 @@ def execute(
         outbound_id
         for target_name in dag.targets
         if (target_node := dag.node(target_name))
-        for outbound_id in context.table.outbound_nodes(target_node["id"])
+        for outbound_id in context.table.list_outbound_nodes(target_node["id"])
     ]
     return context.table.mark(name, phase)

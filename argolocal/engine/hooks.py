@@ -11,7 +11,13 @@ from typing import Any
 
 from argolocal.common.json_text import to_json
 from argolocal.engine.context import Context
-from argolocal.engine.nodes import LimitReached, NodeError, Options, as_node_error, is_fulfilled
+from argolocal.engine.nodes import (
+    ExecutionOptions,
+    LimitReached,
+    NodeError,
+    as_node_error,
+    is_fulfilled,
+)
 from argolocal.engine.scope import (
     UNRESOLVED_PREFIX,
     Scope,
@@ -22,7 +28,7 @@ from argolocal.engine.scope import (
 from argolocal.language.expr import evaluate_bool
 from argolocal.language.gofmt import dump_structs
 from argolocal.language.substitute import nest_scope, substitute
-from argolocal.manifest.allowed_values import COMPLETED, FAILED
+from argolocal.manifest.allowed_values import COMPLETED_PHASES, FAILED_PHASES
 from argolocal.manifest.types import Node, Task
 
 EXIT_HOOK = "exit"
@@ -37,9 +43,13 @@ def run_workflow_hooks(context: Context) -> bool:
     try:
         with as_node_error():
             for name, hook in _conditional_hooks(context.spec, context.name):
-                if _is_true(context, hook, Scope()) or context.table.get(name):
-                    all_completed &= _run(
-                        context, name, hook, hook.get("arguments") or {}, Options(flag=HOOK_FLAG)
+                if _is_condition_true(context, hook, Scope()) or context.table.get(name):
+                    all_completed &= _run_hook(
+                        context,
+                        name,
+                        hook,
+                        hook.get("arguments") or {},
+                        ExecutionOptions(flag=HOOK_FLAG),
                     )
                     context.table.link_child(context.name, name)
     except NodeError as error:
@@ -49,7 +59,7 @@ def run_workflow_hooks(context: Context) -> bool:
     return all_completed
 
 
-def exit_hook(context: Context, caller: Task) -> Task | None:
+def find_exit_hook(context: Context, caller: Task) -> Task | None:
     """Return the exit hook of a workflow, step or task, or None. An exit hook without arguments of
     its own receives the workflow's arguments."""
     if caller.get("onExit"):
@@ -71,12 +81,12 @@ def dump_failures(context: Context) -> str:
                 template := (node.get("templateRef") or {}).get("template") or node["templateName"]
             ),
             "phase": node["phase"],
-            "podName": context.table.pod_name(node["name"], template),
+            "podName": context.table.compute_pod_name(node["name"], template),
             # remove the milliseconds, because Argo stores whole seconds
             "finishedAt": re.sub(r"\.\d+", "", node.get("finishedAt") or "") or None,
         }
         for node in context.nodes.values()
-        if node["phase"] in FAILED
+        if node["phase"] in FAILED_PHASES
     ]
     if failed_nodes:
         failures_json = dump_structs(failed_nodes, failed_nodes[0])
@@ -87,7 +97,7 @@ def dump_failures(context: Context) -> str:
 
 
 def run_conditional_hooks(
-    context: Context, caller: Task, node: Node, scope: Scope, options: Options
+    context: Context, caller: Task, node: Node, scope: Scope, options: ExecutionOptions
 ) -> bool:
     """Run the hooks of a step or task except the exit hook. Return True if all started hooks have
     completed.
@@ -98,7 +108,7 @@ def run_conditional_hooks(
     hook_scope = Scope({**scope, f"{options.kind}.{caller['name']}.status": node["phase"]})
 
     for name, hook in _conditional_hooks(caller, node["name"]):
-        if context.table.get(name) or _is_true(context, hook, hook_scope):
+        if context.table.get(name) or _is_condition_true(context, hook, hook_scope):
             outputs = context.table.last_attempt(node).get("outputs")
             arguments = hook.get("arguments") or {}
             if outputs is not None:
@@ -106,8 +116,8 @@ def run_conditional_hooks(
                     context, arguments, hook_scope, options.kind, caller["name"], outputs
                 )
 
-            all_completed &= _run(
-                context, name, hook, arguments, Options(options.boundary, flag=HOOK_FLAG)
+            all_completed &= _run_hook(
+                context, name, hook, arguments, ExecutionOptions(options.boundary, flag=HOOK_FLAG)
             )
             context.table.link_child(node["name"], name)
 
@@ -115,7 +125,7 @@ def run_conditional_hooks(
 
 
 def run_exit_hook(
-    context: Context, caller: Task, node: Node, scope: Scope, options: Options
+    context: Context, caller: Task, node: Node, scope: Scope, options: ExecutionOptions
 ) -> bool:
     """Run the exit hook of a completed step or task. Return True if the hook completed or does not
     exist.
@@ -123,12 +133,12 @@ def run_exit_hook(
     Raises NodeError if the hook cannot run now; then a step group fails, but a DAG ignores the
     error.
     """
-    hook = exit_hook(context, caller)
-    if not hook or node["phase"] not in COMPLETED or not context.may_run(True):
+    hook = find_exit_hook(context, caller)
+    if not hook or node["phase"] not in COMPLETED_PHASES or not context.may_run(True):
         return True
 
     hook_scope = Scope({**scope, f"{options.kind}.{caller['name']}.status": node["phase"]})
-    if hook.get("expression") and not _is_true(context, hook, hook_scope):
+    if hook.get("expression") and not _is_condition_true(context, hook, hook_scope):
         return True
 
     outputs = context.table.last_attempt(node).get("outputs") or {}
@@ -138,20 +148,24 @@ def run_exit_hook(
     name = f"{node['name']}.onExit"
 
     try:
-        return _run(
-            context, name, hook, arguments, Options(options.boundary, True, "steps", flag=HOOK_FLAG)
+        return _run_hook(
+            context,
+            name,
+            hook,
+            arguments,
+            ExecutionOptions(options.boundary, True, "steps", flag=HOOK_FLAG),
         )
     finally:
         # as in Argo, the hook's node becomes a child even if the hook could not start
         context.table.link_child(node["name"], name)
 
 
-def _is_true(context: Context, hook: Task, scope: Scope) -> bool:
+def _is_condition_true(context: Context, hook: Task, scope: Scope) -> bool:
     return evaluate_bool(hook["expression"], nest_scope(scope.parameters(context.inputs.globals)))
 
 
-def _run(
-    context: Context, name: str, hook: Task, arguments: dict[str, Any], options: Options
+def _run_hook(
+    context: Context, name: str, hook: Task, arguments: dict[str, Any], options: ExecutionOptions
 ) -> bool:
     """Run a hook. Return True if the hook has completed. Raises NodeError."""
     try:

@@ -10,13 +10,13 @@ from typing import Any
 
 from argolocal.common.json_text import to_json
 from argolocal.engine.nodes import NodeError
-from argolocal.engine.scope import ABSENT_VALUE, POD_PATH_MARK
+from argolocal.engine.scope import ABSENT_VALUE_MARK, POD_PATH_MARK
 from argolocal.errors import ConfigError
 from argolocal.language import gofmt
 from argolocal.language.expr import evaluate
 from argolocal.language.functions import ExprError
-from argolocal.language.substitute import nest_scope, parse_result, replace
-from argolocal.manifest.object_labels import SCHEDULED_TIME
+from argolocal.language.substitute import nest_scope, parse_result, replace_tags
+from argolocal.manifest.object_labels import SCHEDULED_TIME_ANNOTATION
 from argolocal.manifest.types import Task, Template
 
 ALL_PARAMETERS = re.compile(r"inputs\.parameters(?!\.)")
@@ -52,7 +52,7 @@ class Inputs:
             template["name"]: template for template in self.spec.get("templates") or []
         }
         self.templates |= workflow.get("storedTemplates") or {}
-        self.globals = self._globals()
+        self.globals = self._compute_globals()
 
     def arguments(self) -> dict[str, Any]:
         """Return the workflow's arguments, with their resolved values."""
@@ -66,7 +66,7 @@ class Inputs:
         ]
         return {**arguments, "parameters": resolved_parameters}
 
-    def _globals(self) -> dict[str, str]:
+    def _compute_globals(self) -> dict[str, str]:
         metadata = self.workflow["metadata"]
         spec = self.spec
         creation_time = datetime.fromisoformat(metadata["creationTimestamp"])
@@ -95,7 +95,7 @@ class Inputs:
             }
         )
 
-        scheduled_time = (metadata.get("annotations") or {}).get(SCHEDULED_TIME)
+        scheduled_time = (metadata.get("annotations") or {}).get(SCHEDULED_TIME_ANNOTATION)
         if scheduled_time:
             tag_values["scheduledTime"] = scheduled_time
 
@@ -198,7 +198,7 @@ class Inputs:
     ) -> dict[str, Any]:
         value = parameter.get("value", parameter.get("default"))
         if argument is not None:
-            if argument.get("value") == ABSENT_VALUE:
+            if argument.get("value") == ABSENT_VALUE_MARK:
                 if value is None:
                     raise NodeError(
                         f"inputs.parameters.{parameter['name']}: argument references an absent"
@@ -221,7 +221,7 @@ class Inputs:
         tag_values: dict[str, str | None] = {**self.globals, **local_values}
         inputs = template["inputs"]
         outputs = template.get("outputs") or {}
-        template_json = replace(to_json(template), tag_values)
+        template_json = replace_tags(to_json(template), tag_values)
 
         if "{{" in repr((inputs, outputs)):
             new_template = parse_result(template_json)
@@ -259,7 +259,7 @@ class Inputs:
                     POD_PATH_MARK + parameter_path
                 )
 
-        template_json = replace(template_json, tag_values)
+        template_json = replace_tags(template_json, tag_values)
         if "{{" in template_json:
             return parse_result(template_json)
 

@@ -10,7 +10,7 @@ from argolocal.common.json_text import to_json
 from argolocal.engine import admission, retry
 from argolocal.engine.context import Context
 from argolocal.engine.inputs import SubstitutedTemplate
-from argolocal.engine.nodes import NodeError, Options, Start, format_time, record_inputs
+from argolocal.engine.nodes import ExecutionOptions, NodeError, StartPod, format_time, record_inputs
 from argolocal.engine.pod_fields import add_workflow_fields
 from argolocal.errors import ConfigError
 from argolocal.language.substitute import substitute
@@ -18,13 +18,13 @@ from argolocal.manifest import pod_patch
 from argolocal.manifest.patch import PatchError
 from argolocal.manifest.types import Node, Task, Template
 
-KINDS = ("container", "script", "resource", "containerSet", "data", "http")
+LEAF_TEMPLATE_TYPES = ("container", "script", "resource", "containerSet", "data", "http")
 REVERSED_SUFFIXES = re.compile(r"(?:\)[^()]*\(|\][^\[\]]*\[)+")
 RESULT_REFERENCE = r"""KIND(?:\.([-\w]+)\.|\[\\?['"]([-\w]+)\\?['"]\]\.)outputs\.result"""
 
 
 def execute(
-    context: Context, name: str, caller: Task, template: Template, options: Options
+    context: Context, name: str, caller: Task, template: Template, options: ExecutionOptions
 ) -> Node:
     """Add a Start action for the node's pod to `context.actions`, unless the pod has started.
     Raises NodeError."""
@@ -37,14 +37,14 @@ def execute(
 
         memoization = template.get("memoize")
         if memoization:
-            node["memoizationStatus"] = admission.memoization_status(
+            node["memoizationStatus"] = admission.make_memoization_status(
                 memoization, is_cache_hit=False
             )
 
     if node["id"] in context.started:
         return node
 
-    is_exit_handler = options.on_exit or context.in_exit_handler(node)
+    is_exit_handler = options.on_exit or context.is_in_exit_handler(node)
     if not context.may_run(is_exit_handler):
         return context.table.mark(
             name, "Failed", f"workflow shutdown with strategy: {context.shutdown}"
@@ -53,7 +53,7 @@ def execute(
     if context.deadline and context.table.now >= context.deadline and not is_exit_handler:
         return context.table.mark(name, "Failed", "Step exceeded its deadline")
 
-    pod_name = context.table.pod_name(name, template["name"])
+    pod_name = context.table.compute_pod_name(name, template["name"])
     input_values = {
         f"inputs.parameters.{parameter['name']}": parameter["value"]
         for parameter in template["inputs"]["parameters"]
@@ -81,7 +81,7 @@ def execute(
         if deadline_seconds is not None:
             deadlines.append(context.table.now + retry.parse_int(deadline_seconds))
         if template.get("timeout"):
-            deadlines.append(admission.timeout_at(node, template))
+            deadlines.append(admission.compute_timeout_time(node, template))
     except ValueError as error:
         raise NodeError(str(error)) from None
 
@@ -98,7 +98,7 @@ def execute(
     deadline = min(deadlines, default=None)
     captures_result = _captures_result(context, name, options.boundary)
     context.actions.append(
-        Start(
+        StartPod(
             node["id"], pod_name, resolved_template, captures_result, deadline, container_node_ids
         )
     )
@@ -137,7 +137,7 @@ def remove_suffixes(name: str) -> str:
 
 
 def _create_container_nodes(
-    context: Context, node: Node, template: Template, caller: Task, options: Options
+    context: Context, node: Node, template: Template, caller: Task, options: ExecutionOptions
 ) -> dict[str, str]:
     """Create the nodes of a containerSet's containers, or reset them after a crash of the runner.
     Return {name of a container: node id}."""

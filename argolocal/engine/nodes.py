@@ -16,19 +16,21 @@ from functools import lru_cache
 from typing import Any, Protocol
 
 from argolocal.errors import NodeError, describe
-from argolocal.manifest.allowed_values import FAILED, FULFILLED
+from argolocal.manifest.allowed_values import FAILED_PHASES, FULFILLED_PHASES
 from argolocal.manifest.types import Node, Task, Template
 
 # Maximum number of nodes of a run. Fewer nodes already exceed the size limit of Argo's status. This
 # runner creates as many nodes in about 10 s.
 MAX_NODES = 50_000
-LEAF_TYPES = ("Pod", "Container", "Skipped", "Suspend", "HTTP")
+LEAF_NODE_TYPES = ("Pod", "Container", "Skipped", "Suspend", "HTTP")
 
 
 def is_fulfilled(node: Node) -> bool:
     """Return True if the dependents of a node may start, because the node has completed or is a
     running daemon."""
-    return node["phase"] in FULFILLED or bool(node.get("daemoned") and node["phase"] != "Pending")
+    return node["phase"] in FULFILLED_PHASES or bool(
+        node.get("daemoned") and node["phase"] != "Pending"
+    )
 
 
 class LimitReached(Exception):
@@ -40,7 +42,7 @@ class ControllerCrash(Exception):
     the run has more than MAX_NODES nodes."""
 
 
-class TimedOut(NodeError):
+class NodeTimedOut(NodeError):
     """The node's `timeout` passed before it could run."""
 
 
@@ -57,7 +59,7 @@ def as_node_error() -> Iterator[None]:
 
 
 @dataclass(frozen=True)
-class Start:
+class StartPod:
     """The action to start the pod of a node. The pod is killed at the unix time `deadline`."""
 
     id: str
@@ -70,7 +72,7 @@ class Start:
 
 
 @dataclass(frozen=True)
-class Kill:
+class KillPod:
     """The action to kill the pod of a node that is already completed."""
 
     id: str
@@ -100,7 +102,7 @@ class Resources(Protocol):
 
     @property
     def busy(self) -> bool: ...
-    def start(self, action: Start) -> list[PodStarted | PodEnded]: ...
+    def start(self, action: StartPod) -> list[PodStarted | PodEnded]: ...
     def poll(self) -> list[PodStarted | PodEnded]: ...
     def overdue_nodes(self, now: float) -> list[str]: ...
     def forget(self, node_id: str) -> None: ...
@@ -108,7 +110,7 @@ class Resources(Protocol):
 
 
 @dataclass(frozen=True)
-class Resumed:
+class NodeResumed:
     """The event that a suspended node was resumed or set, with values for its outputs. `phase`: the
     phase in which the node ends, or "" if it stays suspended."""
 
@@ -119,7 +121,7 @@ class Resumed:
 
 
 @dataclass(frozen=True)
-class Options:
+class ExecutionOptions:
     """Options of the execution of a template (Argo's executeTemplateOpts)."""
 
     boundary: str = ""
@@ -168,7 +170,7 @@ class NodeTable:
             node_id
             for node_id, node in self.nodes.items()
             if node["type"] == "Pod"
-            and node["phase"] not in FULFILLED
+            and node["phase"] not in FULFILLED_PHASES
             and "synchronizationStatus" not in node
         }
 
@@ -217,7 +219,7 @@ class NodeTable:
             return name
         return f"{self.name}-{hash_fnv32a(name)}"
 
-    def pod_name(self, name: str, template_name: str) -> str:
+    def compute_pod_name(self, name: str, template_name: str) -> str:
         prefix = f"{self.name}-{template_name}" if template_name else self.name
         if name == self.name:
             return self.name
@@ -235,7 +237,7 @@ class NodeTable:
         node_type: str,
         phase: str,
         caller: Task,
-        options: Options,
+        options: ExecutionOptions,
         message: str = "",
     ) -> Node:
         """Create a node that starts now. If `phase` is a final phase, the node also ends now.
@@ -263,7 +265,7 @@ class NodeTable:
             **_template_fields(caller, f"local/{self.name}"),
             "phase": phase,
             "startedAt": format_time(self.now),
-            "finishedAt": format_time(self.now) if phase in FULFILLED else None,
+            "finishedAt": format_time(self.now) if phase in FULFILLED_PHASES else None,
         }
 
         if options.boundary:
@@ -277,7 +279,7 @@ class NodeTable:
         self._adjust_child_count(node, 1)
         self.ids[name] = node["id"]
         self.changed_nodes[node["id"]] = None
-        self.needs_requeue |= phase in FULFILLED
+        self.needs_requeue |= phase in FULFILLED_PHASES
 
         if node_type == "Pod":
             self.active_pods.add(node["id"])
@@ -291,7 +293,7 @@ class NodeTable:
         phase: str,
         caller: Task,
         template: Template,
-        options: Options,
+        options: ExecutionOptions,
     ) -> Node:
         """Return node `name`. A node that does not exist is created with the template's inputs."""
         node = self.get(name)
@@ -306,7 +308,7 @@ class NodeTable:
         if node["phase"] != phase or (message is not None and message != node.get("message", "")):
             self.changed_nodes[node["id"]] = None
 
-        self.needs_requeue |= phase in FULFILLED and node["phase"] not in FULFILLED
+        self.needs_requeue |= phase in FULFILLED_PHASES and node["phase"] not in FULFILLED_PHASES
         self._adjust_child_count(node, -1)
         node["phase"] = phase
         self._adjust_child_count(node, 1)
@@ -316,14 +318,14 @@ class NodeTable:
             if not message:
                 del node["message"]
 
-        if phase in FULFILLED:
+        if phase in FULFILLED_PHASES:
             node["finishedAt"] = node.get("finishedAt") or format_time(self.now)
             self.active_pods.discard(node["id"])
             self.orphaned_pods.discard(node["id"])
 
         return node
 
-    def mark_error(self, name: str, caller: Task, options: Options, message: str) -> Node:
+    def mark_error(self, name: str, caller: Task, options: ExecutionOptions, message: str) -> Node:
         """Set the phase of node `name` to Error. A missing node is created."""
         if self.get(name):
             return self.mark(name, "Error", message)
@@ -338,7 +340,7 @@ class NodeTable:
             children.append(node_id)
             self.added_children.setdefault(node["id"], []).append(node_id)
 
-    def outbound_nodes(self, node_id: str) -> list[str]:
+    def list_outbound_nodes(self, node_id: str) -> list[str]:
         """Return the outbound nodes of node `node_id`: its last descendants, which become the
         parents of the nodes that follow it. Raises ControllerCrash."""
         if node_id not in self.nodes:
@@ -364,7 +366,7 @@ class NodeTable:
         )
         if (
             is_cached
-            or (node["type"] in LEAF_TYPES and not is_group)
+            or (node["type"] in LEAF_NODE_TYPES and not is_group)
             or (is_group and not child_ids)
         ):
             return [node_id]
@@ -373,7 +375,7 @@ class NodeTable:
             return [
                 outbound_id
                 for child_id in child_ids
-                for outbound_id in self._outbound_nodes_of(node, child_id)
+                for outbound_id in self._list_outbound_nodes(node, child_id)
             ]
         if node["type"] == "Retry" and child_ids:
             return child_ids[-1:]
@@ -381,17 +383,17 @@ class NodeTable:
         return [
             outbound_id
             for child_id in node.get("outboundNodes", [])
-            for outbound_id in self.outbound_nodes(child_id)
+            for outbound_id in self.list_outbound_nodes(child_id)
         ]
 
-    def _outbound_nodes_of(self, group_node: Node, child_id: str) -> list[str]:
+    def _list_outbound_nodes(self, group_node: Node, child_id: str) -> list[str]:
         if child_id not in self.nodes:
             raise ControllerCrash("was unable to obtain child node for child")
         if group_node["type"] == "Container" and self.nodes[child_id].get(
             "boundaryID"
         ) != group_node.get("boundaryID"):
             return [group_node["id"]]
-        return self.outbound_nodes(child_id)
+        return self.list_outbound_nodes(child_id)
 
     def attempts(self, node: Node) -> list[Node]:
         """Return the attempts of a Retry node: its children except hooks.
@@ -415,21 +417,21 @@ class NodeTable:
             return attempts[-1]
         return node
 
-    def hooks_completed(self, node: Node) -> bool:
+    def are_hooks_completed(self, node: Node) -> bool:
         children = (
             self.nodes[node_id] for node_id in node.get("children", []) if node_id in self.nodes
         )
         return all(
-            child["phase"] in FULFILLED
+            child["phase"] in FULFILLED_PHASES
             for child in children
             if child.get("nodeFlag", {}).get("hooked")
         )
 
     def _adjust_child_count(self, node: Node, count_change: int) -> None:
         if node["type"] in ("Pod", "Steps", "DAG") and (boundary_id := node.get("boundaryID")):
-            if node["phase"] in FAILED:
+            if node["phase"] in FAILED_PHASES:
                 counter_name = "failed"
-            elif node["phase"] in FULFILLED:
+            elif node["phase"] in FULFILLED_PHASES:
                 counter_name = "completed"
             else:
                 counter_name = "active"

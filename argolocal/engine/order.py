@@ -22,7 +22,7 @@ VisitResult = tuple[bool | None, bool]
 BLOCKED_BY_LIMIT: VisitResult = (None, False)
 
 
-class Order:
+class TaskOrder:
     """The order of one DAG. `eager_tasks`: tasks that are visited even if a limit blocks new tasks,
     because their `when` may be false."""
 
@@ -32,7 +32,7 @@ class Order:
         dependencies_by_task: Mapping[str, Collection[str]],
         eager_tasks: Collection[str],
     ) -> None:
-        self.names = with_ancestors(targets, dependencies_by_task)
+        self.names = list_with_ancestors(targets, dependencies_by_task)
         self.index = {name: index for index, name in enumerate(self.names)}
         self.eager_tasks = eager_tasks
         self.passed_tasks = set[str]()  # names of the tasks whose dependents may start
@@ -116,7 +116,7 @@ class Order:
             self.new_indexes.append(self.index[name])
 
 
-def with_ancestors(
+def list_with_ancestors(
     names: Iterable[str], dependencies_by_task: Mapping[str, Collection[str]]
 ) -> list[str]:
     """Return `names` and their ancestors in topological order."""

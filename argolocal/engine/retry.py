@@ -13,12 +13,23 @@ from typing import Any
 
 from argolocal.engine import admission
 from argolocal.engine.context import Context
-from argolocal.engine.nodes import LimitReached, NodeError, Options, parse_time, record_inputs
+from argolocal.engine.nodes import (
+    ExecutionOptions,
+    LimitReached,
+    NodeError,
+    parse_time,
+    record_inputs,
+)
 from argolocal.language import gofmt
 from argolocal.language.expr import evaluate_bool
 from argolocal.language.functions import ExprError
 from argolocal.language.substitute import nest_scope
-from argolocal.manifest.allowed_values import FAILED, FULFILLED, RETRIED_PHASES, TEMPLATE_TYPES
+from argolocal.manifest.allowed_values import (
+    FAILED_PHASES,
+    FULFILLED_PHASES,
+    RETRIED_PHASES,
+    TEMPLATE_TYPES,
+)
 from argolocal.manifest.patch import merge_over
 from argolocal.manifest.types import Node, Task, Template
 
@@ -33,7 +44,7 @@ TRANSIENT_MESSAGES = (
 
 
 @dataclass(frozen=True)
-class Decision:
+class RetryDecision:
     """Either the final `phase` of the node, or the times of the next attempt in unix seconds: its
     start `start_at` and its `deadline`."""
 
@@ -49,7 +60,7 @@ def execute(
     caller: Task,
     template: Template,
     strategy: dict[str, Any],
-    options: Options,
+    options: ExecutionOptions,
 ) -> Node:
     """Advance a Retry node. Raises LimitReached, NodeError."""
     node_table = context.table
@@ -72,7 +83,7 @@ def execute(
                 node_table.mark(attempt_node["name"], "Error", "Max parallelism reached")
                 raise
 
-        if attempts and attempts[-1]["phase"] in FULFILLED:
+        if attempts and attempts[-1]["phase"] in FULFILLED_PHASES:
             deadline = _next_attempt(context, retry_node, attempts, strategy)
             if deadline is None:
                 return retry_node
@@ -90,10 +101,10 @@ def execute(
         if not context.template_of(attempt_name):
             local_values = {
                 "retries": str(attempt_number),
-                "pod.name": node_table.pod_name(attempt_name, template["name"]),
+                "pod.name": node_table.compute_pod_name(attempt_name, template["name"]),
             }
             local_values.update(
-                last_retry_variables(attempts[attempt_number - 1] if attempt_number else None)
+                make_last_retry_variables(attempts[attempt_number - 1] if attempt_number else None)
             )
 
             try:
@@ -106,9 +117,9 @@ def execute(
                 raise
 
         attempt_node = _execute_attempt(
-            context, retry_node, attempt_name, caller, policy(strategy), options
+            context, retry_node, attempt_name, caller, parse_retry_policy(strategy), options
         )
-        if not attempt_node or attempt_node["phase"] not in FULFILLED:
+        if not attempt_node or attempt_node["phase"] not in FULFILLED_PHASES:
             return retry_node
 
     return retry_node
@@ -148,7 +159,7 @@ def _execute_attempt(
     attempt_name: str,
     caller: Task,
     retry_policy: str,
-    options: Options,
+    options: ExecutionOptions,
 ) -> Node | None:
     """Execute one attempt, a child of the Retry node `retry_node`. Raises LimitReached,
     NodeError."""
@@ -178,18 +189,18 @@ def _execute_attempt(
 
 def decide(
     context: Context, retry_node: Node, attempt_nodes: list[Node], strategy: dict[str, Any]
-) -> Decision:
+) -> RetryDecision:
     """Decide how the Retry node continues after its last attempt: with another attempt or its final
     phase. Raises ExprError and ValueError for an invalid strategy."""
     last_attempt = attempt_nodes[-1]
     now = context.table.now
 
-    if last_attempt["phase"] not in FAILED:
-        return Decision("Succeeded")
+    if last_attempt["phase"] not in FAILED_PHASES:
+        return RetryDecision("Succeeded")
     if context.shutdown:
-        return Decision(last_attempt["phase"], f"Stopped with strategy '{context.shutdown}'")
+        return RetryDecision(last_attempt["phase"], f"Stopped with strategy '{context.shutdown}'")
     if context.deadline and now >= context.deadline:
-        return Decision(last_attempt["phase"], "retry exceeded workflow deadline")
+        return RetryDecision(last_attempt["phase"], "retry exceeded workflow deadline")
 
     if strategy.get("limit") is not None:
         max_retries = parse_int(strategy["limit"])
@@ -205,18 +216,18 @@ def decide(
                 str(backoff["maxDuration"])
             )
             if now > deadline:
-                return Decision(last_attempt["phase"], "Max duration limit exceeded")
+                return RetryDecision(last_attempt["phase"], "Max duration limit exceeded")
 
-        wait_seconds = backoff_duration(backoff, len(attempt_nodes))
+        wait_seconds = compute_backoff_seconds(backoff, len(attempt_nodes))
         backoff_end = parse_time(last_attempt["finishedAt"]) + wait_seconds
         if deadline and backoff_end > deadline:
-            return Decision(last_attempt["phase"], "Backoff would exceed max duration limit")
+            return RetryDecision(last_attempt["phase"], "Backoff would exceed max duration limit")
         if now < backoff_end and max_retries is not None and len(attempt_nodes) <= max_retries:
-            return Decision(
+            return RetryDecision(
                 message=f"Backoff for {gofmt.humanize(wait_seconds)}", start_at=backoff_end
             )
 
-    retry_policy = policy(strategy)
+    retry_policy = parse_retry_policy(strategy)
     if retry_policy == "OnTransientError":
         is_retryable = any(
             transient_message in last_attempt.get("message", "")
@@ -226,26 +237,28 @@ def decide(
         is_retryable = last_attempt["phase"] in RETRIED_PHASES[retry_policy]
 
     if not is_retryable:
-        return Decision(last_attempt["phase"], last_attempt.get("message", ""))
+        return RetryDecision(last_attempt["phase"], last_attempt.get("message", ""))
     if max_retries is not None and len(attempt_nodes) > max_retries:
-        return Decision(last_attempt["phase"], "No more retries left")
+        return RetryDecision(last_attempt["phase"], "No more retries left")
 
     if strategy.get("expression"):
-        expression_scope = last_retry_variables(last_attempt, default_exit_code="-1") | {
+        expression_scope = make_last_retry_variables(last_attempt, default_exit_code="-1") | {
             "retries": str(len(attempt_nodes) - 1)
         }
         if not evaluate_bool(strategy["expression"], nest_scope(expression_scope)):
-            return Decision(last_attempt["phase"], "retryStrategy.expression evaluated to false")
+            return RetryDecision(
+                last_attempt["phase"], "retryStrategy.expression evaluated to false"
+            )
 
-    return Decision(deadline=deadline)
+    return RetryDecision(deadline=deadline)
 
 
-def policy(strategy: dict[str, Any]) -> str:
+def parse_retry_policy(strategy: dict[str, Any]) -> str:
     """Return the retry policy of a strategy, or Argo's default policy."""
     return strategy.get("retryPolicy") or ("Always" if strategy.get("expression") else "OnFailure")
 
 
-def backoff_duration(backoff: dict[str, Any], attempt_count: int) -> float:
+def compute_backoff_seconds(backoff: dict[str, Any], attempt_count: int) -> float:
     """Return the seconds to wait before the next attempt: duration × factor^(attempts-1), limited
     by `cap`."""
     if not backoff.get("duration"):
@@ -267,7 +280,9 @@ def parse_int(value: object) -> int:
     return int(text)
 
 
-def last_retry_variables(last_attempt: Node | None, default_exit_code: str = "0") -> dict[str, str]:
+def make_last_retry_variables(
+    last_attempt: Node | None, default_exit_code: str = "0"
+) -> dict[str, str]:
     """Return the values of the tags lastRetry.* for the next attempt: "0" or "" before the first
     attempt."""
     if last_attempt is None:

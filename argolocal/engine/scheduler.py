@@ -19,21 +19,21 @@ from argolocal.engine import admission, dag, hooks, leaf_templates, retry, steps
 from argolocal.engine.context import Context
 from argolocal.engine.nodes import (
     ControllerCrash,
-    Kill,
+    ExecutionOptions,
+    KillPod,
     LimitReached,
     NodeError,
-    Options,
+    NodeResumed,
+    NodeTimedOut,
     PodEnded,
     PodStarted,
-    Resumed,
-    Start,
-    TimedOut,
+    StartPod,
     format_time,
     parse_time,
 )
 from argolocal.errors import describe
 from argolocal.manifest import volume_claims
-from argolocal.manifest.allowed_values import FAILED, FULFILLED
+from argolocal.manifest.allowed_values import FAILED_PHASES, FULFILLED_PHASES
 from argolocal.manifest.types import Node, Task, Template
 
 # maximum number of levels of nested templates; each level takes about a dozen nested Python calls
@@ -43,14 +43,14 @@ TOO_DEEP_MESSAGE = (
     "See https://argo-workflows.readthedocs.io/en/release-4.1/scaling/#maximum-recursion-depth"
 )
 sys.setrecursionlimit(max(sys.getrecursionlimit(), 30 * MAX_DEPTH))
-Event = PodStarted | PodEnded | Resumed
+Event = PodStarted | PodEnded | NodeResumed
 WORKFLOW_PHASES = {"Skipped": "Succeeded", "Omitted": "Succeeded"}
 
 
 class Scheduler(Context):
     """The state machine of one workflow."""
 
-    def advance(self, now: float, events: Iterable[Event] = ()) -> list[Start | Kill]:
+    def advance(self, now: float, events: Iterable[Event] = ()) -> list[StartPod | KillPod]:
         """Apply the events, advance all nodes as far as possible, and return the actions to take.
         Then `wake` is the time of the next call in unix seconds.
 
@@ -78,7 +78,7 @@ class Scheduler(Context):
             self.status["startedAt"] = format_time(now)
 
         if "volumeClaimTemplates" in self.spec and not self.done:
-            self.status["persistentVolumeClaims"] = volume_claims.claims(self.workflow)
+            self.status["persistentVolumeClaims"] = volume_claims.list_claims(self.workflow)
 
         for event in events:
             try:
@@ -86,7 +86,7 @@ class Scheduler(Context):
             except Exception as error:
                 self.table.mark(self.nodes[event.id]["name"], "Error", describe(error))
 
-        if not admission.admit(self):
+        if not admission.acquire_workflow_locks(self):
             return
 
         self._apply_limits()
@@ -138,9 +138,9 @@ class Scheduler(Context):
             node,
         )
 
-        options = Options(
+        options = ExecutionOptions(
             outermost_node.get("boundaryID", ""),
-            self.in_exit_handler(outermost_node),
+            self.is_in_exit_handler(outermost_node),
             flag=dict(outermost_node.get("nodeFlag", {})),
         )
 
@@ -161,18 +161,18 @@ class Scheduler(Context):
             bool(self.table.active_pods - self.daemons.keys() - excluded_ids)
             or self.wake is not None
             or any(
-                node["type"] in waiting_types and node["phase"] not in FULFILLED
+                node["type"] in waiting_types and node["phase"] not in FULFILLED_PHASES
                 for node in self.nodes.values()
             )
         )
 
     def _apply_event(self, event: Event) -> None:
-        if isinstance(event, Resumed):
+        if isinstance(event, NodeResumed):
             suspend.resume(self, event)
             return
 
         node = self.nodes[event.id]
-        if node["phase"] in FULFILLED:
+        if node["phase"] in FULFILLED_PHASES:
             return
 
         if isinstance(event, PodStarted):
@@ -217,7 +217,7 @@ class Scheduler(Context):
         """Fail the unfinished containers of a completed pod."""
         node = self.nodes.get(node_id)
         if node and node["type"] == "Container":
-            if node["phase"] not in FULFILLED:
+            if node["phase"] not in FULFILLED_PHASES:
                 self.table.mark(node["name"], "Failed", "Pod Failed whilst container running")
             for container_id in node.get("children", []):
                 self._end_containers(container_id)
@@ -229,10 +229,10 @@ class Scheduler(Context):
             return
 
         for node_id, node in list(self.nodes.items()):
-            if node["phase"] in FULFILLED or node["type"] not in ("Pod", "Suspend", "HTTP"):
+            if node["phase"] in FULFILLED_PHASES or node["type"] not in ("Pod", "Suspend", "HTTP"):
                 continue
 
-            is_exit_handler = self.in_exit_handler(node)
+            is_exit_handler = self.is_in_exit_handler(node)
             if self.shutdown and not self.may_run(is_exit_handler):
                 if node["type"] != "Pod":
                     stop_message = "Stopped with strategy '{}'"
@@ -245,12 +245,15 @@ class Scheduler(Context):
             else:
                 continue
 
-            self.actions.append(Kill(node_id))
+            self.actions.append(KillPod(node_id))
 
     def _reconcile(self) -> None:
         try:
             node = self.execute(
-                self.name, {"template": self.spec["entrypoint"]}, self.inputs.arguments(), Options()
+                self.name,
+                {"template": self.spec["entrypoint"]},
+                self.inputs.arguments(),
+                ExecutionOptions(),
             )
         except LimitReached:
             return
@@ -260,20 +263,20 @@ class Scheduler(Context):
 
         phase: str = WORKFLOW_PHASES.get(node["phase"]) or node["phase"]
         self.inputs.globals["workflow.status"] = phase
-        if self.spec.get("hooks") or node["phase"] in FULFILLED:
+        if self.spec.get("hooks") or node["phase"] in FULFILLED_PHASES:
             self.inputs.globals["workflow.failures"] = hooks.dump_failures(self)
-        if not hooks.run_workflow_hooks(self) or node["phase"] not in FULFILLED:
+        if not hooks.run_workflow_hooks(self) or node["phase"] not in FULFILLED_PHASES:
             return
 
         phase = WORKFLOW_PHASES.get(node["phase"]) or node["phase"]
         exit_node = None
 
-        hook = hooks.exit_hook(self, self.spec)
+        hook = hooks.find_exit_hook(self, self.spec)
         if hook:
             exit_node_name = f"{self.name}.onExit"
             if self.table.get(exit_node_name) or self.may_run(True):
                 try:
-                    options = Options(on_exit=True, flag=hooks.HOOK_FLAG)
+                    options = ExecutionOptions(on_exit=True, flag=hooks.HOOK_FLAG)
                     exit_node = self.execute(
                         exit_node_name, hook, hook.get("arguments") or {}, options
                     )
@@ -283,25 +286,25 @@ class Scheduler(Context):
                     self.finish("Error", f"error in exit template execution : {error}")
                     return
 
-                if exit_node["phase"] not in FULFILLED:
+                if exit_node["phase"] not in FULFILLED_PHASES:
                     return
 
         message = node.get("message", "")
-        if phase in FAILED and self.shutdown:
+        if phase in FAILED_PHASES and self.shutdown:
             message = f"Stopped with strategy '{self.shutdown}'"
 
-        if phase == "Succeeded" and exit_node and exit_node["phase"] in FAILED:
+        if phase == "Succeeded" and exit_node and exit_node["phase"] in FAILED_PHASES:
             phase = exit_node["phase"]
             message = exit_node.get("message", "")
 
-        self.finish(phase, message if phase in FAILED else "")
+        self.finish(phase, message if phase in FAILED_PHASES else "")
 
     def execute(
         self,
         name: str,
         caller: Task,
         arguments: dict[str, Any],
-        options: Options,
+        options: ExecutionOptions,
         is_attempt: bool = False,
     ) -> Node:
         if not is_attempt:
@@ -321,10 +324,15 @@ class Scheduler(Context):
                 self.depth -= 1
 
     def _execute(
-        self, name: str, caller: Task, arguments: dict[str, Any], options: Options, is_attempt: bool
+        self,
+        name: str,
+        caller: Task,
+        arguments: dict[str, Any],
+        options: ExecutionOptions,
+        is_attempt: bool,
     ) -> Node:
         node = self.table.get(name)
-        if node and node["phase"] in FULFILLED:
+        if node and node["phase"] in FULFILLED_PHASES:
             self.deferred_releases.discard(node["id"])
             return node
 
@@ -345,10 +353,10 @@ class Scheduler(Context):
             if (
                 pending_node
                 and template.get("timeout")
-                and self.table.now >= admission.timeout_at(pending_node, template)
+                and self.table.now >= admission.compute_timeout_time(pending_node, template)
             ):
                 self.table.mark(name, "Failed", "timeout")
-                raise TimedOut("timeout")
+                raise NodeTimedOut("timeout")
 
             admission.check_parallelism(self, template, node, options.boundary)
 
@@ -360,7 +368,7 @@ class Scheduler(Context):
                 self.table.mark_error(name, caller, options, str(error))
                 raise
 
-            if node and (node["phase"] in FULFILLED or "synchronizationStatus" in node):
+            if node and (node["phase"] in FULFILLED_PHASES or "synchronizationStatus" in node):
                 return node
 
         strategy = self.strategy(template)
@@ -374,12 +382,12 @@ class Scheduler(Context):
             raise
 
     def _bind_template(
-        self, name: str, caller: Task, arguments: dict[str, Any], options: Options
+        self, name: str, caller: Task, arguments: dict[str, Any], options: ExecutionOptions
     ) -> Template:
         template = retry.merge_template_defaults(
             self.inputs.template(caller), self.spec.get("templateDefaults")
         )
-        mounted_volumes = volume_claims.mounted_volumes(self.spec, self.status, template)
+        mounted_volumes = volume_claims.list_mounted_volumes(self.spec, self.status, template)
         if mounted_volumes:
             template = {**template, "volumes": mounted_volumes}
 
@@ -391,14 +399,14 @@ class Scheduler(Context):
 
         local_values = {"node.name": name, f"{options.kind}.name": caller.get("name", "")}
         if (
-            any(template_type in template for template_type in leaf_templates.KINDS)
+            any(template_type in template for template_type in leaf_templates.LEAF_TEMPLATE_TYPES)
             and self.strategy(template) is None
         ):
-            local_values["pod.name"] = self.table.pod_name(name, template["name"])
+            local_values["pod.name"] = self.table.compute_pod_name(name, template["name"])
 
         return self.inputs.process_args(template, arguments, local_values)
 
-    def _run(self, name: str, caller: Task, template: Template, options: Options) -> Node:
+    def _run(self, name: str, caller: Task, template: Template, options: ExecutionOptions) -> Node:
         for template_type, template_module in (("dag", dag), ("steps", steps)):
             if template_type in template:
                 try:
@@ -406,12 +414,14 @@ class Scheduler(Context):
                 finally:
                     # end the daemons of the template, even after an error
                     node = self.table.get(name)
-                    if node and node["phase"] in FULFILLED:
+                    if node and node["phase"] in FULFILLED_PHASES:
                         self.end_daemons(node["id"])
 
         if "suspend" in template:
             return suspend.execute(self, name, caller, template, options)
-        if not any(template_type in template for template_type in leaf_templates.KINDS):
+        if not any(
+            template_type in template for template_type in leaf_templates.LEAF_TEMPLATE_TYPES
+        ):
             raise NodeError(f"Template '{template['name']}' missing specification")
 
         return leaf_templates.execute(self, name, caller, template, options)

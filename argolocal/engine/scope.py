@@ -18,7 +18,7 @@ from argolocal.manifest.types import Node, Template
 
 # start of Argo's error messages about arguments of steps and hooks
 UNRESOLVED_PREFIX = "unable to resolve references: "
-ABSENT_VALUE = "__argo__internal__absent-optional"
+ABSENT_VALUE_MARK = "__argo__internal__absent-optional"
 # marks a path that has replaced a tag; the executor moves marked paths below the pod's root
 POD_PATH_MARK = "\ue000"
 
@@ -91,7 +91,7 @@ def template_scope(status: Mapping[str, Any], template: Template) -> Scope:
     return scope
 
 
-def add_node(table: NodeTable, scope: Scope, caller_kind: str, name: str, node: Node) -> None:
+def add_node_tags(table: NodeTable, scope: Scope, caller_kind: str, name: str, node: Node) -> None:
     """Add the tags `KIND.NAME.*` of a node, or of the last attempt of a Retry node.
     `caller_kind` is tasks or steps."""
     node = table.last_attempt(node)
@@ -185,7 +185,7 @@ def add_loop_outputs(scope: Scope, caller_kind: str, name: str, nodes: Iterable[
             parameter_columns.setdefault(key, []).append(value)
 
         if outputs.get("result") is not None:
-            item_results.append(gofmt.compact(outputs["result"]))
+            item_results.append(gofmt.compact_json(outputs["result"]))
 
     tag_prefix = f"{caller_kind}.{name}.outputs"
     scope[f"{tag_prefix}.result"] = f"[{','.join(item_results)}]"
@@ -216,7 +216,7 @@ def mark_absent_arguments(scope: Scope, arguments: dict[str, Any]) -> dict[str, 
         if isinstance(value, str) and value.startswith("{{") and value.endswith("}}"):
             tag = value[2:-2].strip()
             if tag in scope and scope[tag] is None:
-                return {**parameter, "value": ABSENT_VALUE}
+                return {**parameter, "value": ABSENT_VALUE_MARK}
         return parameter
 
     if not arguments.get("parameters"):

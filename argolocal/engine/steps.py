@@ -10,28 +10,28 @@ from argolocal.engine.context import Context
 from argolocal.engine.dag import resolve_references
 from argolocal.engine.nodes import (
     ControllerCrash,
+    ExecutionOptions,
     LimitReached,
     NodeError,
-    Options,
-    TimedOut,
+    NodeTimedOut,
     is_fulfilled,
 )
 from argolocal.language.govaluate import WhenError, should_execute
-from argolocal.language.substitute import Missing, TemplateError
-from argolocal.manifest.allowed_values import FAILED, FULFILLED
-from argolocal.manifest.loops import expand, has_loop
+from argolocal.language.substitute import MissingValue, TemplateError
+from argolocal.manifest.allowed_values import FAILED_PHASES, FULFILLED_PHASES
+from argolocal.manifest.loops import expand_loop, has_loop
 from argolocal.manifest.types import Node, Task, Template
 
 
 def execute(
-    context: Context, name: str, caller: Task, template: Template, options: Options
+    context: Context, name: str, caller: Task, template: Template, options: ExecutionOptions
 ) -> Node:
     """Advance a steps node."""
     node = context.table.get_or_create(name, "Steps", "Running", caller, template, options)
     expansion = context.expansion(name)
     scope = expansion.scope = expansion.scope or scopes.Scope()
     scope.update(scopes.template_scope(context.status, template))
-    step_options = Options(node["id"], options.on_exit, "steps")
+    step_options = ExecutionOptions(node["id"], options.on_exit, "steps")
     complete_groups = expansion.complete_groups
     group_node = node
 
@@ -48,17 +48,17 @@ def execute(
             _connect_group(context, name, previous_group_name, group_name)
 
         previous_group_name = group_name
-        is_group_done = group_node["phase"] in FULFILLED and _children_fulfilled(
+        is_group_done = group_node["phase"] in FULFILLED_PHASES and _children_fulfilled(
             context, group_node
         )
         if not is_group_done and Group(context, group_name, scope, step_options).run(group_steps):
             return group_node
-        if node["phase"] in FULFILLED:  # failFast ended the template
+        if node["phase"] in FULFILLED_PHASES:  # failFast ended the template
             return node
-        if group_node["phase"] not in FULFILLED:
+        if group_node["phase"] not in FULFILLED_PHASES:
             return node
 
-        if group_node["phase"] in FAILED:
+        if group_node["phase"] in FAILED_PHASES:
             node["outboundNodes"] = _outbound_nodes(context, group_node)
             return context.table.mark(name, "Failed", group_node.get("message", ""))
 
@@ -103,7 +103,7 @@ def _connect_group(context: Context, name: str, previous_group_name: str, group_
     if not previous_node.get("children"):
         context.table.link_child(previous_group_name, group_name)
     for child_id in previous_node.get("children", []):
-        for outbound_id in context.table.outbound_nodes(child_id):
+        for outbound_id in context.table.list_outbound_nodes(child_id):
             if outbound_id not in context.nodes:
                 raise ControllerCrash(f"could not obtain the out noden name for {outbound_id}")
             context.table.link_child(context.nodes[outbound_id]["name"], group_name)
@@ -113,19 +113,19 @@ def _outbound_nodes(context: Context, group_node: Node) -> list[str]:
     return [
         outbound_id
         for child_id in group_node.get("children", [])
-        for outbound_id in context.table.outbound_nodes(child_id)
+        for outbound_id in context.table.list_outbound_nodes(child_id)
     ]
 
 
 def _add_step_outputs(
-    context: Context, scope: scopes.Scope, group_node: Node, step: Task, options: Options
+    context: Context, scope: scopes.Scope, group_node: Node, step: Task, options: ExecutionOptions
 ) -> None:
     """Add the outputs of a completed step to the scope of later groups."""
     node_name = f"{group_node['name']}.{step['name']}"
 
     node = context.table.get(node_name)
     if node:
-        scopes.add_node(context.table, scope, "steps", step["name"], node)
+        scopes.add_node_tags(context.table, scope, "steps", step["name"], node)
         scopes.add_skipped_outputs(
             scope,
             "steps",
@@ -146,13 +146,15 @@ def _add_step_outputs(
         scopes.reject_inline_template(step)
 
     scopes.add_loop_outputs(scope, "steps", step["name"], item_nodes)
-    scopes.add_node(context.table, scope, "steps", step["name"], group_node)
+    scopes.add_node_tags(context.table, scope, "steps", step["name"], group_node)
 
 
 class Group:
     """One group of parallel steps."""
 
-    def __init__(self, context: Context, name: str, scope: scopes.Scope, options: Options) -> None:
+    def __init__(
+        self, context: Context, name: str, scope: scopes.Scope, options: ExecutionOptions
+    ) -> None:
         self.context = context
         self.name = name
         self.scope = scope
@@ -200,7 +202,7 @@ class Group:
                 if not node and not self.table.orphaned_pods:
                     unfinished_steps += pending_steps[index:]
                     break
-            except TimedOut as error:
+            except NodeTimedOut as error:
                 self.table.mark(self.name, "Failed", str(error))
                 return False
             except NodeError as error:
@@ -240,7 +242,7 @@ class Group:
                         resolve_references(self.context, step, self.scope, scopes.UNRESOLVED_PREFIX)
                     )
                 # Argo tries to resolve this step again in each pass, until another step fails
-                except Missing as error:
+                except MissingValue as error:
                     missing_message = str(error)
                 except (TemplateError, WhenError) as error:
                     raise TemplateError(f"failed to resolve references: {error}") from None
@@ -250,7 +252,7 @@ class Group:
                 return None
 
             for step in resolved_steps:
-                expanded_items = expand(step, self.scope.parameters(self.inputs.globals))
+                expanded_items = expand_loop(step, self.scope.parameters(self.inputs.globals))
                 if has_loop(step) and not expanded_items:
                     node_name = f"{self.name}.{step['name']}"
                     self.table.create(
@@ -307,7 +309,7 @@ class Group:
             else:
                 is_allowed = continue_on.get("error")
 
-            if node["phase"] in FAILED and not is_allowed:
+            if node["phase"] in FAILED_PHASES and not is_allowed:
                 self.table.mark(self.name, "Failed", f"child '{node['id']}' failed")
                 return False
 

@@ -14,15 +14,15 @@ from typing import Any
 
 from argolocal.common import program
 from argolocal.engine.context import Context
-from argolocal.engine.nodes import NodeError, Options, Resumed, parse_time
-from argolocal.errors import ConfigError, did_you_mean
+from argolocal.engine.nodes import ExecutionOptions, NodeError, NodeResumed, parse_time
+from argolocal.errors import ConfigError, suggest_similar
 from argolocal.language import gofmt
-from argolocal.manifest.allowed_values import FAILED, FULFILLED
+from argolocal.manifest.allowed_values import FAILED_PHASES, FULFILLED_PHASES
 from argolocal.manifest.types import Node, Task, Template
 
 
 def execute(
-    context: Context, name: str, caller: Task, template: Template, options: Options
+    context: Context, name: str, caller: Task, template: Template, options: ExecutionOptions
 ) -> Node:
     """Advance a suspend node. Raises NodeError."""
     node = context.table.get_or_create(name, "Suspend", "Running", caller, template, options)
@@ -35,17 +35,17 @@ def execute(
     if duration:
         resume_time = parse_time(node["startedAt"]) + gofmt.parse_seconds(str(duration))
         if context.table.now >= resume_time:
-            return _complete(context, node)
+            return _complete_node(context, node)
 
         context.wake_at(resume_time)
 
     return node
 
 
-def resume(context: Context, event: Resumed) -> None:
+def resume(context: Context, event: NodeResumed) -> None:
     """Resume or set the node of `event`, if the node is still suspended."""
     node = context.nodes.get(event.id)
-    if not node or node["phase"] in FULFILLED:
+    if not node or node["phase"] in FULFILLED_PHASES:
         return
 
     for parameter in (node.get("outputs") or {}).get("parameters") or []:
@@ -55,7 +55,7 @@ def resume(context: Context, event: Resumed) -> None:
             context.inputs.export({"parameters": [parameter]})
 
     context.table.changed_nodes[node["id"]] = None
-    if event.phase in FAILED:
+    if event.phase in FAILED_PHASES:
         context.table.mark(node["name"], event.phase, event.message)
         return
 
@@ -65,12 +65,12 @@ def resume(context: Context, event: Resumed) -> None:
         return
 
     try:
-        _complete(context, node)
+        _complete_node(context, node)
     except NodeError as error:
         context.table.mark(node["name"], "Error", str(error))
 
 
-def suspended(status: Mapping[str, Any]) -> list[Node]:
+def list_suspended_nodes(status: Mapping[str, Any]) -> list[Node]:
     """Return the suspended nodes."""
     return [
         node
@@ -79,11 +79,11 @@ def suspended(status: Mapping[str, Any]) -> list[Node]:
     ]
 
 
-def resume_hint(name: str, node: Node) -> str:
+def make_resume_hint(name: str, node: Node) -> str:
     """Return a sentence that says how to resume a suspended node of run `name`."""
     option_text = "".join(
         f" -p {parameter['name']}={parameter['valueFrom'].get('default', 'VALUE')}"
-        for parameter in missing_parameters(node)
+        for parameter in list_missing_parameters(node)
     )
     return (
         f"{node['displayName']} waits: `{program.name} resume {name}{option_text}` in another"
@@ -96,12 +96,12 @@ def select_resume_values(
 ) -> dict[str, dict[str, str]]:
     """Assign `resume_values` to the outputs of the suspended nodes: {node id: {output: value}}.
     Raises ConfigError for unknown and missing values."""
-    suspended_nodes = suspended(status)
+    suspended_nodes = list_suspended_nodes(status)
 
     expected_sources = {
         parameter["name"]: parameter["valueFrom"]
         for node in suspended_nodes
-        for parameter in missing_parameters(node)
+        for parameter in list_missing_parameters(node)
     }
 
     for name in resume_values:
@@ -113,7 +113,7 @@ def select_resume_values(
 
             raise ConfigError(
                 "no step waits for the value of"
-                f" {name!r}.{did_you_mean(name, set(expected_sources))} {hint}"
+                f" {name!r}.{suggest_similar(name, set(expected_sources))} {hint}"
             )
 
     missing_names = [
@@ -130,7 +130,7 @@ def select_resume_values(
     return {
         node["id"]: {
             parameter["name"]: resume_values[parameter["name"]]
-            for parameter in missing_parameters(node)
+            for parameter in list_missing_parameters(node)
             if parameter["name"] in resume_values
         }
         for node in suspended_nodes
@@ -153,7 +153,7 @@ def _expected_parameters(template: Mapping[str, Any]) -> list[dict[str, Any]]:
     return expected_parameters
 
 
-def missing_parameters(node: Node) -> list[dict[str, Any]]:
+def list_missing_parameters(node: Node) -> list[dict[str, Any]]:
     """Return the outputs of a suspended node whose values are missing. A `default` in `valueFrom`
     is used if no value is given."""
     return [
@@ -163,8 +163,8 @@ def missing_parameters(node: Node) -> list[dict[str, Any]]:
     ]
 
 
-def _complete(context: Context, node: Node) -> Node:
-    for parameter in missing_parameters(node):
+def _complete_node(context: Context, node: Node) -> Node:
+    for parameter in list_missing_parameters(node):
         value_source = parameter.pop("valueFrom")
         if value_source.get("default") is None:
             parameter["valueFrom"] = value_source
@@ -176,7 +176,7 @@ def _complete(context: Context, node: Node) -> Node:
     return context.table.mark(node["name"], "Succeeded")
 
 
-def check(template: Mapping[str, Any], field_path: str) -> None:
+def check_suspend(template: Mapping[str, Any], field_path: str) -> None:
     """Raise ConfigError if `valueFrom.supplied` is set outside a suspend template, or missing in a
     suspend template."""
     for index, parameter in enumerate((template.get("outputs") or {}).get("parameters") or []):

@@ -19,16 +19,16 @@ from argolocal.language.functions import (
     equal,
     is_nil,
     is_number,
+    make_range,
     remainder,
     require_bool,
     reserve_memory,
-    series,
     slice_bytes,
 )
 from argolocal.language.gofmt import divide, int64, power
-from argolocal.language.syntax import Node, find_calls, identifiers, parse
+from argolocal.language.syntax import Node, find_calls, find_identifiers, parse
 
-__all__ = ["ExprError", "evaluate", "evaluate_bool", "find_calls", "identifiers"]
+__all__ = ["ExprError", "evaluate", "evaluate_bool", "find_calls", "find_identifiers"]
 
 
 def evaluate(expression: str, scope: Mapping[str, Any]) -> Any:
@@ -37,7 +37,7 @@ def evaluate(expression: str, scope: Mapping[str, Any]) -> Any:
     MEMORY.remaining = MEMORY_BUDGET
 
     try:
-        return _eval(parse(expression), scope, ())
+        return _evaluate_node(parse(expression), scope, ())
     except (
         TypeError,
         ValueError,
@@ -57,7 +57,7 @@ def evaluate_bool(expression: str, scope: Mapping[str, Any]) -> bool:
     return value
 
 
-def _eval(node: Node, scope: Mapping[str, Any], predicate_frame: tuple[Any, ...]) -> Any:
+def _evaluate_node(node: Node, scope: Mapping[str, Any], predicate_frame: tuple[Any, ...]) -> Any:
     """Evaluate a node of the syntax tree. Inside a predicate, `predicate_frame` is (element, index,
     accumulator). Outside, it is an empty tuple."""
     node_type = node[0]
@@ -75,18 +75,20 @@ def _eval(node: Node, scope: Mapping[str, Any], predicate_frame: tuple[Any, ...]
                 f"type string[{'int' if is_number(node[2][1]) else 'string'}] is undefined"
             )
 
-        return _member(
-            _eval(node[1], scope, predicate_frame), _eval(node[2], scope, predicate_frame), node[3]
+        return _get_member(
+            _evaluate_node(node[1], scope, predicate_frame),
+            _evaluate_node(node[2], scope, predicate_frame),
+            node[3],
         )
 
     if node_type == "binary":
-        return _binary(node, scope, predicate_frame)
+        return _evaluate_binary(node, scope, predicate_frame)
     if node_type == "unary":
-        return _unary(node[1], _eval(node[2], scope, predicate_frame))
+        return _apply_unary(node[1], _evaluate_node(node[2], scope, predicate_frame))
 
     if node_type == "if":
-        return _eval(
-            node[2] if require_bool(_eval(node[1], scope, predicate_frame)) else node[3],
+        return _evaluate_node(
+            node[2] if require_bool(_evaluate_node(node[1], scope, predicate_frame)) else node[3],
             scope,
             predicate_frame,
         )
@@ -99,46 +101,52 @@ def _eval(node: Node, scope: Mapping[str, Any], predicate_frame: tuple[Any, ...]
 
         if function is None:
             raise ExprError(f"unknown name {node[1]}")
-        return function(*(_eval(operand, scope, predicate_frame) for operand in node[2]))
+        return function(*(_evaluate_node(operand, scope, predicate_frame) for operand in node[2]))
 
     if node_type == "method":
-        function = _eval(node[1], scope, predicate_frame)
+        function = _evaluate_node(node[1], scope, predicate_frame)
         if not callable(function):
             raise ExprError("this value is not a function")
 
         inner_scope = {**scope, SKIP_TYPE_CHECK: True}
-        return function(*(_eval(operand, inner_scope, predicate_frame) for operand in node[2]))
+        return function(
+            *(_evaluate_node(operand, inner_scope, predicate_frame) for operand in node[2])
+        )
 
     if node_type == "predicate":
         return _make_predicate(node, scope, predicate_frame)
     if node_type == "pointer":
         return predicate_frame[{"": 0, "index": 1, "acc": 2}[node[1]]]
     if node_type == "list":
-        return [_eval(operand, scope, predicate_frame) for operand in node[1:]]
+        return [_evaluate_node(operand, scope, predicate_frame) for operand in node[1:]]
 
     if node_type == "map":
         return {
-            str(_eval(key, scope, predicate_frame)): _eval(value, scope, predicate_frame)
+            str(_evaluate_node(key, scope, predicate_frame)): _evaluate_node(
+                value, scope, predicate_frame
+            )
             for key, value in node[1:]
         }
 
     if node_type == "let":
-        return _eval(
-            node[3], {**scope, node[1]: _eval(node[2], scope, predicate_frame)}, predicate_frame
+        return _evaluate_node(
+            node[3],
+            {**scope, node[1]: _evaluate_node(node[2], scope, predicate_frame)},
+            predicate_frame,
         )
 
     start_index, end_index = (
-        None if operand is None else int(_eval(operand, scope, predicate_frame))
+        None if operand is None else int(_evaluate_node(operand, scope, predicate_frame))
         for operand in node[2:4]
     )
-    value = _eval(node[1], scope, predicate_frame)
+    value = _evaluate_node(node[1], scope, predicate_frame)
     if isinstance(value, str):
         return slice_bytes(value, start_index, end_index)
 
     return value[start_index:end_index]
 
 
-def _member(container: object, key: object, is_optional: bool) -> Any:
+def _get_member(container: object, key: object, is_optional: bool) -> Any:
     if container is None:
         if is_optional:
             return None
@@ -174,7 +182,7 @@ def _type_name(value: object) -> str:
     return "list"
 
 
-def _unary(operator: str, value: object) -> Any:
+def _apply_unary(operator: str, value: object) -> Any:
     if operator in ("not", "!"):
         return not require_bool(value)
     if not is_number(value):
@@ -184,18 +192,18 @@ def _unary(operator: str, value: object) -> Any:
     return value
 
 
-def _binary(node: Node, scope: Mapping[str, Any], predicate_frame: tuple[Any, ...]) -> Any:
+def _evaluate_binary(node: Node, scope: Mapping[str, Any], predicate_frame: tuple[Any, ...]) -> Any:
     _, operator, left_node, right_node = node
-    left_operand = _eval(left_node, scope, predicate_frame)
+    left_operand = _evaluate_node(left_node, scope, predicate_frame)
     if operator == "??":
         if is_nil(left_operand):
-            return _eval(right_node, scope, predicate_frame)
+            return _evaluate_node(right_node, scope, predicate_frame)
         return left_operand
 
     if operator in ("==", "!=") and SKIP_TYPE_CHECK not in scope:
         type_names = [_type_name(left_operand)] if left_node[0] in TYPED_NODES else []
         type_names += (
-            [_type_name(_eval(right_node, scope, predicate_frame))]
+            [_type_name(_evaluate_node(right_node, scope, predicate_frame))]
             if right_node[0] in TYPED_NODES
             else []
         )
@@ -208,15 +216,15 @@ def _binary(node: Node, scope: Mapping[str, Any], predicate_frame: tuple[Any, ..
         stop_value = operator in ("||", "or")
         if require_bool(left_operand) is stop_value:
             return stop_value
-        return require_bool(_eval(right_node, scope, predicate_frame))
+        return require_bool(_evaluate_node(right_node, scope, predicate_frame))
 
-    return OPERATORS[operator](left_operand, _eval(right_node, scope, predicate_frame))
+    return OPERATORS[operator](left_operand, _evaluate_node(right_node, scope, predicate_frame))
 
 
 def _make_predicate(node: Node, scope: Mapping[str, Any], predicate_frame: tuple[Any, ...]) -> Any:
     name = node[1]
     arguments = node[2]
-    collection = _eval(arguments[0], scope, predicate_frame)
+    collection = _evaluate_node(arguments[0], scope, predicate_frame)
 
     node_type, name_or_child = arguments[0][:2]
     if isinstance(collection, str) and (
@@ -229,11 +237,11 @@ def _make_predicate(node: Node, scope: Mapping[str, Any], predicate_frame: tuple
     if not isinstance(collection, list):
         raise ExprError(f"{name} needs a list, not {collection!r}")
 
-    accumulator = [_eval(argument, scope, predicate_frame) for argument in arguments[2:3]]
+    accumulator = [_evaluate_node(argument, scope, predicate_frame) for argument in arguments[2:3]]
 
     def test(element: object, index: int, accumulated_value: object = None) -> Any:
         if len(arguments) > 1:
-            return _eval(arguments[1], scope, (element, index, accumulated_value))
+            return _evaluate_node(arguments[1], scope, (element, index, accumulated_value))
         return element
 
     predicate_result = PREDICATES[name](collection, test, *accumulator)
@@ -273,7 +281,7 @@ def _make_math_operator(
     return calculate
 
 
-def _in(left_operand: object, right_operand: object) -> bool:
+def _contains(left_operand: object, right_operand: object) -> bool:
     if isinstance(right_operand, Mapping):
         return left_operand in right_operand
     if isinstance(right_operand, list):
@@ -297,12 +305,12 @@ OPERATORS: dict[str, Callable[[Any, Any], Any]] = {
     ">": lambda a, b: compare(a, b) > 0,
     "<=": lambda a, b: compare(a, b) <= 0,
     ">=": lambda a, b: compare(a, b) >= 0,
-    "in": _in,
-    "matches": _make_text_operator("matches", lambda a, b: regexp.matches(b, a)),
+    "in": _contains,
+    "matches": _make_text_operator("matches", lambda a, b: regexp.has_match(b, a)),
     "contains": _make_text_operator("contains", lambda a, b: b in a),
     "startsWith": _make_text_operator("startsWith", str.startswith),
     "endsWith": _make_text_operator("endsWith", str.endswith),
-    "..": _make_math_operator("..", lambda a, b: series(int(a), int(b) + 1)),
+    "..": _make_math_operator("..", lambda a, b: make_range(int(a), int(b) + 1)),
     "+": _make_math_operator("+", lambda a, b: a + b),
     "-": _make_math_operator("-", lambda a, b: a - b),
     "*": _make_math_operator("*", lambda a, b: a * b),

@@ -25,11 +25,11 @@ class ExprError(NodeError):
     """The expression cannot be parsed or evaluated."""
 
 
-class _Memory(threading.local):
+class _MemoryBudget(threading.local):
     remaining = MEMORY_BUDGET
 
 
-MEMORY = _Memory()
+MEMORY = _MemoryBudget()
 
 
 def reserve_memory(element_count: int) -> None:
@@ -40,7 +40,7 @@ def reserve_memory(element_count: int) -> None:
         raise ExprError("memory budget exceeded")
 
 
-def series(start: int, stop: int, step: int = 1) -> list[int]:
+def make_range(start: int, stop: int, step: int = 1) -> list[int]:
     """Return list(range(start, stop, step)). Raises ExprError if the list would exceed the memory
     budget."""
     numbers = range(start, stop, step) if step else range(0)
@@ -144,7 +144,7 @@ def to_float(value: object) -> float:
 def jsonpath(text: str, path: str) -> Any:
     """Return the values at `path` in a JSON text (json_path.py). Raises ExprError."""
     try:
-        return json_path.select(_loads(text), path)
+        return json_path.select_values(_loads(text), path)
     except ValueError as error:
         raise ExprError(str(error)) from None
 
@@ -268,11 +268,11 @@ def _length(value: object) -> int:
     return len(value)
 
 
-TYPES = {str: "string", bool: "bool", int: "int", float: "float", type(None): "nil"}
-TYPES.update(dict.fromkeys((list, Nil), "array") | dict.fromkeys((dict, AnyKeyMap), "map"))
+TYPE_NAMES = {str: "string", bool: "bool", int: "int", float: "float", type(None): "nil"}
+TYPE_NAMES.update(dict.fromkeys((list, Nil), "array") | dict.fromkeys((dict, AnyKeyMap), "map"))
 BUILTINS: dict[str, Callable[..., Any]] = {
     "len": _length,
-    "type": lambda v: TYPES.get(type(v), "unknown"),
+    "type": lambda v: TYPE_NAMES.get(type(v), "unknown"),
     "abs": abs,
     "ceil": lambda v: float(math.ceil(v)),
     "floor": lambda v: float(math.floor(v)),

@@ -99,7 +99,7 @@ def parse_duration(text: str) -> float:
     return total_seconds
 
 
-def timestamp(unix_seconds: float) -> str:
+def format_timestamp(unix_seconds: float) -> str:
     """Format seconds since the epoch as Kubernetes does: 2030-01-02T03:04:05Z."""
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(unix_seconds))
 
@@ -292,7 +292,7 @@ def format_v(value: object) -> str:
     return str(value)
 
 
-def quote(text: str) -> str:
+def quote_text(text: str) -> str:
     """Format a string as Go's `%q`."""
 
     def escape(character: str) -> str:
@@ -357,7 +357,7 @@ def sprintf(format_text: str, number: int) -> str:
     return f"{text}%!(EXTRA int={number})"
 
 
-def compact(text: str) -> str:
+def compact_json(text: str) -> str:
     """Remove the spaces between the tokens of a JSON text; 1.50 and \\u00fc stay as written. Raises
     ValueError."""
     parse_json(text)
@@ -376,7 +376,7 @@ def list_members(text: str) -> list[str]:
     return members
 
 
-def item_text(item_json: str) -> str:
+def format_loop_item(item_json: str) -> str:
     """Convert a loop item (compact JSON) to the text that Argo uses in names and tags, which has no
     quotes around strings."""
     item_json = item_json[1:-1] if item_json.startswith('"') else item_json

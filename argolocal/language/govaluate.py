@@ -21,39 +21,46 @@ from argolocal.errors import NodeError
 from argolocal.language import regexp
 from argolocal.language.gofmt import divide, format_v
 
-SYMBOLS = {
+SYMBOLS_BY_KIND = {
     "MODIFIER": {"+", "-", "*", "/", "%", "**", "&", "|", "^", ">>", "<<"},
     "LOGICALOP": {"&&", "||"},
     "COMPARATOR": {"==", "!=", ">", ">=", "<", "<=", "=~", "!~", "in"},
     "TERNARY": {"?", ":", "??"},
 }
 OPERAND_TOKENS = {"NUMERIC", "BOOLEAN", "VARIABLE", "ACCESSOR", "STRING", "TIME", "CLAUSE"}
-AFTER_OPERAND = {"MODIFIER", "COMPARATOR", "LOGICALOP", "CLAUSE_CLOSE", "TERNARY", "SEPARATOR"}
+TOKENS_AFTER_OPERAND = {
+    "MODIFIER",
+    "COMPARATOR",
+    "LOGICALOP",
+    "CLAUSE_CLOSE",
+    "TERNARY",
+    "SEPARATOR",
+}
 NEXT_TOKENS: dict[str, set[str]] = {
     "UNKNOWN": OPERAND_TOKENS | {"PREFIX"},
     "CLAUSE": OPERAND_TOKENS | {"PREFIX", "CLAUSE_CLOSE"},
-    "CLAUSE_CLOSE": AFTER_OPERAND | OPERAND_TOKENS - {"ACCESSOR"},
+    "CLAUSE_CLOSE": TOKENS_AFTER_OPERAND | OPERAND_TOKENS - {"ACCESSOR"},
     "MODIFIER": (OPERAND_TOKENS - {"TIME"}) | {"PREFIX", "CLAUSE_CLOSE"},
     "COMPARATOR": OPERAND_TOKENS | {"PREFIX", "CLAUSE_CLOSE"},
     "LOGICALOP": OPERAND_TOKENS | {"PREFIX", "CLAUSE_CLOSE"},
     "PREFIX": (OPERAND_TOKENS - {"STRING", "TIME"}) | {"CLAUSE_CLOSE"},
     "TERNARY": OPERAND_TOKENS | {"PREFIX", "SEPARATOR"},
     "SEPARATOR": OPERAND_TOKENS | {"PREFIX"},
-    "TIME": AFTER_OPERAND - {"TERNARY"},
-    "ACCESSOR": AFTER_OPERAND | {"CLAUSE"},
-} | dict.fromkeys(("NUMERIC", "BOOLEAN", "STRING", "VARIABLE"), AFTER_OPERAND)
+    "TIME": TOKENS_AFTER_OPERAND - {"TERNARY"},
+    "ACCESSOR": TOKENS_AFTER_OPERAND | {"CLAUSE"},
+} | dict.fromkeys(("NUMERIC", "BOOLEAN", "STRING", "VARIABLE"), TOKENS_AFTER_OPERAND)
 END_TOKENS = {"CLAUSE_CLOSE", "NUMERIC", "BOOLEAN", "STRING", "TIME", "VARIABLE", "ACCESSOR"}
 PRECEDENCE_LEVELS = [
     {"?", ":", "??"},
     {"||"},
     {"&&"},
-    SYMBOLS["COMPARATOR"],
+    SYMBOLS_BY_KIND["COMPARATOR"],
     {"&", "|", "^"},
     {">>", "<<"},
 ]
 PRECEDENCE_LEVELS += [{"+", "-"}, {"*", "/", "%"}, {"**"}]
 ISO_DATE = re.compile(r"\d{4}-\d\d-\d\d([T ]\d\d(:\d\d(:\d\d(\.\d+)?)?)?(Z|[+-]\d\d:?\d\d)?)?")
-UINT64 = (1 << 64) - 1
+MAX_UINT64 = (1 << 64) - 1
 Token = tuple[str, Any]
 
 
@@ -117,7 +124,7 @@ def _read_token(text: str, position: int, previous_kind: str) -> tuple[Token, in
         match = re.compile(r"0x([0-9a-fA-F]+)").match(text, position)
         if match:
             number = int(match[1], 16)
-            if number > UINT64:
+            if number > MAX_UINT64:
                 raise WhenError(f"Unable to parse hex value '{match[1]}' to uint64\n")
             return ("NUMERIC", float(number)), match.end()
 
@@ -170,7 +177,7 @@ def _read_token(text: str, position: int, previous_kind: str) -> tuple[Token, in
     if "PREFIX" in NEXT_TOKENS[previous_kind] and symbol in ("-", "!", "~"):
         return ("PREFIX", symbol), position
 
-    for token_kind, symbols in SYMBOLS.items():
+    for token_kind, symbols in SYMBOLS_BY_KIND.items():
         if symbol in symbols:
             return (token_kind, symbol), position
 
@@ -272,7 +279,10 @@ class _Evaluator:
             return self.operand(is_short_circuited)
 
         left_operand = self.binary(precedence_index + 1, is_short_circuited)
-        while self.peek()[0] in SYMBOLS and self.peek()[1] in PRECEDENCE_LEVELS[precedence_index]:
+        while (
+            self.peek()[0] in SYMBOLS_BY_KIND
+            and self.peek()[1] in PRECEDENCE_LEVELS[precedence_index]
+        ):
             symbol = self.peek()[1]
             self.position += 1
 
@@ -359,7 +369,7 @@ def _apply(symbol: str, left_operand: Any, right_operand: Any, short_circuits: b
 
     if symbol in ("=~", "!~"):
         _require_type(str, symbol, "comparator", "string", left_operand, right_operand)
-        return regexp.matches(right_operand, left_operand) == (symbol == "=~")
+        return regexp.has_match(right_operand, left_operand) == (symbol == "=~")
 
     if symbol == "in":
         if not isinstance(right_operand, list):
@@ -373,7 +383,7 @@ def _apply(symbol: str, left_operand: Any, right_operand: Any, short_circuits: b
             for member in right_operand
         )
 
-    if symbol in SYMBOLS["COMPARATOR"]:
+    if symbol in SYMBOLS_BY_KIND["COMPARATOR"]:
         if not (
             type(left_operand) is type(right_operand) and isinstance(left_operand, (float, str))
         ):
@@ -404,7 +414,7 @@ MODIFIERS: dict[str, Callable[[float, float], float]] = {
     "&": lambda a, b: float(int(a) & int(b)),
     "|": lambda a, b: float(int(a) | int(b)),
     "^": lambda a, b: float(int(a) ^ int(b)),
-    "<<": lambda a, b: float(int(a) << min(int(b), 64) & UINT64),
+    "<<": lambda a, b: float(int(a) << min(int(b), 64) & MAX_UINT64),
     ">>": lambda a, b: float(int(a) >> int(b)),
 }
 

@@ -30,13 +30,13 @@ FILTER_COMPARISON = re.compile(rf"\s*({OPERAND})\s*(?:([=!<>]=|[<>])\s*({OPERAND
 Token = tuple[str, str]  # kind, text
 
 
-def select(value: object, path: str) -> Any:
+def select_values(value: object, path: str) -> Any:
     """Return the value or values at `path` in plain data. Raises PathError, or ValueError for an
     unsupported path."""
-    return _apply(value, tokens(path))
+    return _apply(value, parse_path(path))
 
 
-def tokens(path: str) -> list[Token]:
+def parse_path(path: str) -> list[Token]:
     """Return the tokens of a path. Raises ValueError."""
     path_tokens: list[Token] = []
 
@@ -199,7 +199,7 @@ def _require_bool(value: object) -> bool:
 
 def _operand(element: object, text: str) -> Any:
     if text[0] == "@":
-        return _apply(element, tokens(text))
+        return _apply(element, parse_path(text))
     if text[0] in "'\"":
         return text[1:-1]
     constants = {"true": True, "false": False, "null": None}

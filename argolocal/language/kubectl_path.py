@@ -13,26 +13,26 @@ from typing import Any
 
 from argolocal.language import gofmt
 
-FIELD = r"(?:\\.|[^\\\s.,\[\]$@{}])*"
-QUOTED = r"'(?:\\.|[^'\\\n])*'|\"(?:\\.|[^\"\\\n])*\""
+FIELD_PATTERN = r"(?:\\.|[^\\\s.,\[\]$@{}])*"
+QUOTED_PATTERN = r"'(?:\\.|[^'\\\n])*'|\"(?:\\.|[^\"\\\n])*\""
 TOKEN = re.compile(
-    rf"(?P<skip>[ @$])|\[\?\((?P<filter>(?:[^)'\"\n]|{QUOTED})*)\)\]"
-    rf"|\[(?P<array>[^\]\n]*)\]|(?P<quoted>{QUOTED})"
-    rf"|(?P<recursive>\.\.)|\.(?P<field>{FIELD})|(?P<number>[+-]?[\d.]+)|(?P<word>\w[^\s.,\[\]$@{{}}]*)"
+    rf"(?P<skip>[ @$])|\[\?\((?P<filter>(?:[^)'\"\n]|{QUOTED_PATTERN})*)\)\]"
+    rf"|\[(?P<array>[^\]\n]*)\]|(?P<quoted>{QUOTED_PATTERN})"
+    rf"|(?P<recursive>\.\.)|\.(?P<field>{FIELD_PATTERN})|(?P<number>[+-]?[\d.]+)|(?P<word>\w[^\s.,\[\]$@{{}}]*)"
 )
 COMPARISON = re.compile(r"([^!<>=]+)([!<>=]+)(.+)", re.DOTALL)
 SLICE = re.compile(r"(-?\d*)(:-?\d*)?(:-?\d*)?")
 KEY = re.compile(r"'([^']*)'")
 ESCAPED = re.compile(r"\\(x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|.)")
 Node = tuple[str, Any]  # kind, arguments
-NOTHING = object()
+NO_VALUE = object()
 
 
 class KubectlPathError(ValueError):
     """The path is invalid or does not match the object. The message equals kubectl's."""
 
 
-def render(value: object, template: str) -> str:
+def render_template(value: object, template: str) -> str:
     """Return the text that kubectl prints for `value`. Raises KubectlPathError."""
     return "".join(_render(value, parse(template)))
 
@@ -51,7 +51,7 @@ def parse(template: str) -> list[Node]:
         if start == len(template):
             break
 
-        nodes, position = _action(template, start + 1)
+        nodes, position = _parse_action(template, start + 1)
         open_keywords += [
             node_argument for node_kind, node_argument in nodes if node_kind == "word"
         ]
@@ -81,7 +81,7 @@ def parse(template: str) -> list[Node]:
     return open_ranges[0]
 
 
-def _action(text: str, position: int) -> tuple[list[Node], int]:
+def _parse_action(text: str, position: int) -> tuple[list[Node], int]:
     """Parse the nodes from `position` to the closing brace. Return the nodes and the position after
     the brace."""
     nodes: list[Node] = []
@@ -97,46 +97,46 @@ def _action(text: str, position: int) -> tuple[list[Node], int]:
             )
 
         position = token.end()
-        nodes += NODES[str(token.lastgroup)](token[str(token.lastgroup)])
+        nodes += NODE_PARSERS[str(token.lastgroup)](token[str(token.lastgroup)])
         if nodes[-2:] == [("recursive", None)] * 2:
             raise KubectlPathError("invalid multiple recursive descent")
 
         if token.lastgroup == "recursive" and (
-            field := re.compile(rf"(?=\w){FIELD}").match(text, position)
+            field := re.compile(rf"(?=\w){FIELD_PATTERN}").match(text, position)
         ):
-            nodes += _field(field[0])
+            nodes += _parse_field(field[0])
             position = field.end()
 
     return nodes, position + 1
 
 
 def _parse_inner(text: str) -> list[Node]:
-    nodes, end_position = _action(text + "}", 0)
+    nodes, end_position = _parse_action(text + "}", 0)
     if end_position != len(text) + 1:
         raise KubectlPathError(f"unexpected }} in {text!r}")
     return nodes
 
 
-def _field(text: str) -> list[Node]:
+def _parse_field(text: str) -> list[Node]:
     if text == "*":
         return [("all", None)]
     return [("field", text.replace("\\", ""))]
 
 
-def _number(text: str) -> list[Node]:
+def _parse_number(text: str) -> list[Node]:
     try:
         return [("constant", int(text) if re.fullmatch(r"[+-]?\d+", text) else float(text))]
     except ValueError:
         raise KubectlPathError(f"cannot parse number {text}") from None
 
 
-def _word(text: str) -> list[Node]:
+def _parse_word(text: str) -> list[Node]:
     if text in ("true", "false"):
         return [("constant", text == "true")]
     return [("word", text)]
 
 
-def _quoted(quoted_text: str) -> list[Node]:
+def _parse_quoted(quoted_text: str) -> list[Node]:
     characters_by_escape = gofmt.ESCAPED_CHARACTERS | {quoted_text[0]: quoted_text[0]}
 
     def char(match: re.Match[str]) -> str:
@@ -150,7 +150,7 @@ def _quoted(quoted_text: str) -> list[Node]:
         raise KubectlPathError(f"unquote string {quoted_text} error invalid syntax") from None
 
 
-def _filter(text: str) -> list[Node]:
+def _parse_filter(text: str) -> list[Node]:
     comparison_match = COMPARISON.fullmatch(text)
     if not comparison_match:
         return [("filter", (_parse_inner(text), "exists", []))]
@@ -168,9 +168,9 @@ def _filter(text: str) -> list[Node]:
     ]
 
 
-def _array(text: str) -> list[Node]:
+def _parse_array(text: str) -> list[Node]:
     if "," in text:
-        return [("union", [_array(index_text.strip(" ")) for index_text in text.split(",")])]
+        return [("union", [_parse_array(index_text.strip(" ")) for index_text in text.split(",")])]
 
     key = KEY.fullmatch(text)
     if key:
@@ -197,15 +197,15 @@ def _array(text: str) -> list[Node]:
     ]
 
 
-NODES: dict[str, Any] = {
+NODE_PARSERS: dict[str, Any] = {
     "skip": lambda _: [],
     "recursive": lambda _: [("recursive", None)],
-    "field": _field,
-    "number": _number,
-    "word": _word,
-    "quoted": _quoted,
-    "filter": _filter,
-    "array": _array,
+    "field": _parse_field,
+    "number": _parse_number,
+    "word": _parse_word,
+    "quoted": _parse_quoted,
+    "filter": _parse_filter,
+    "array": _parse_array,
 }
 
 
@@ -215,33 +215,36 @@ def _render(value: object, template_nodes: list[Node]) -> Iterator[str]:
             yield node_argument
         elif node_kind == "action":
             yield " ".join(
-                _format(selected_value) for selected_value in _walk([value], node_argument)
+                _format_value(selected_value)
+                for selected_value in _select_values([value], node_argument)
             )
         else:
             range_nodes, range_body = node_argument
-            range_values = _walk([value], range_nodes)
+            range_values = _select_values([value], range_nodes)
             for range_value in range_values:
                 yield from _render(range_value, range_body)
 
             if not range_values:
                 # a range without items still reports errors in its body
-                list(_render(NOTHING, range_body))
+                list(_render(NO_VALUE, range_body))
 
 
-def _walk(values: list[Any], nodes: list[Node]) -> list[Any]:
+def _select_values(values: list[Any], nodes: list[Node]) -> list[Any]:
     for node_kind, node_argument in nodes:
-        values = _step(values, node_kind, node_argument)
+        values = _select_by_node(values, node_kind, node_argument)
     return values
 
 
-def _step(values: list[Any], node_kind: str, node_argument: Any) -> list[Any]:
+def _select_by_node(values: list[Any], node_kind: str, node_argument: Any) -> list[Any]:
     if node_kind == "quoted":
         return [node_argument]
     if node_kind == "constant":
         return [node_argument for _ in values]
     if node_kind == "union":
         return [
-            selected_value for nodes in node_argument for selected_value in _walk(values, nodes)
+            selected_value
+            for nodes in node_argument
+            for selected_value in _select_values(values, nodes)
         ]
     if node_kind == "field":
         return [
@@ -291,7 +294,7 @@ def _slice(
     value: object, start_index: int | None, end_index: int | None, step: int | None, is_single: bool
 ) -> list[Any]:
     if not isinstance(value, list):
-        raise KubectlPathError(f"{_type(value)} is not array or slice")
+        raise KubectlPathError(f"{_go_type_name(value)} is not array or slice")
 
     list_length = len(value)
     first_index = start_index or 0
@@ -332,7 +335,7 @@ def _select_elements(
     for element in value:
         if operator == "exists":
             try:
-                operands = _walk([element], left_operand)
+                operands = _select_values([element], left_operand)
             except KubectlPathError:
                 continue
 
@@ -341,8 +344,8 @@ def _select_elements(
 
             continue
 
-        compared_values = [_walk([element], left_operand)]
-        compared_values += [_walk([element], right_operand)] if compared_values[0] else []
+        compared_values = [_select_values([element], left_operand)]
+        compared_values += [_select_values([element], right_operand)] if compared_values[0] else []
         if any(len(operand_values) > 1 for operand_values in compared_values):
             raise KubectlPathError("can only compare one element at a time")
 
@@ -361,7 +364,7 @@ def _is_true(left_operand: object, operator: str, right_operand: object) -> bool
     return gofmt.COMPARISONS[operator](left_operand, right_operand)
 
 
-def _type(value: object) -> str:
+def _go_type_name(value: object) -> str:
     go_type_names = {
         dict: "map[string]interface {}",
         str: "string",
@@ -372,7 +375,7 @@ def _type(value: object) -> str:
     return go_type_names.get(type(value), "nothing")
 
 
-def _format(value: object) -> str:
+def _format_value(value: object) -> str:
     if isinstance(value, (dict, list)):
         return gofmt.dumps(value)
     if value is None:

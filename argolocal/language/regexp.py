@@ -46,7 +46,7 @@ def _skip_adjacent_empty(matches: Iterator[Any]) -> Iterator[Any]:
         previous_end = match.end()
 
 
-def matches(pattern: str, text: str) -> bool:
+def has_match(pattern: str, text: str) -> bool:
     return next(find_matches(pattern, text), None) is not None
 
 
@@ -67,14 +67,14 @@ def replace_all(pattern: str, text: str, template: str) -> str:
         text_parts.append(text[previous_end : match.start()])
         text_parts.append(
             VARIABLE.sub(
-                lambda group_reference, match=match: _group(match, group_reference), template
+                lambda group_reference, match=match: _group_text(match, group_reference), template
             )
         )
         previous_end = match.end()
     return "".join(text_parts) + text[previous_end:]
 
 
-def _group(match: Any, group_reference: re.Match[str]) -> str:
+def _group_text(match: Any, group_reference: re.Match[str]) -> str:
     if group_reference[1]:
         return "$"
     group_name = group_reference[2] or group_reference[3]

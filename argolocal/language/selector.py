@@ -18,7 +18,7 @@ from typing import Any
 from argolocal.common.environment import WHOLE_NUMBER
 from argolocal.language.gofmt import dumps, format_g
 
-TOKEN = re.compile(r"\s*(!=|==|=|>|<|!|,|\(|\)|[^\s=!<>,()]+)")
+SELECTOR_TOKEN = re.compile(r"\s*(!=|==|=|>|<|!|,|\(|\)|[^\s=!<>,()]+)")
 KEY = re.compile(r"([a-z0-9]([-a-z0-9.]*[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")
 VALUE = re.compile(r"([A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)?")
 MISSING = object()
@@ -62,7 +62,7 @@ def parse(selector_text: str) -> list[Requirement]:
 
     position = 0
     while selector_text[position:].strip():
-        match = TOKEN.match(selector_text, position)
+        match = SELECTOR_TOKEN.match(selector_text, position)
         assert match
         tokens.append(match[1])
         position = match.end()
@@ -124,7 +124,7 @@ def _parse_value_list(tokens: list[str]) -> list[str]:
     return values
 
 
-def lookup(document: object, path: str) -> Any:
+def find_value(document: object, path: str) -> Any:
     """Return the value at a gjson path of names and indexes ("#" is a list's length), or
     MISSING."""
     for name in path.split("."):
@@ -174,7 +174,7 @@ def evaluate_conditions(
     Raises SelectorError.
     """
     for requirement in parse(failure_condition):
-        if requirement.matches(lookup(document, requirement.key)):
+        if requirement.matches(find_value(document, requirement.key)):
             # text of the requirement, formatted as by Go's %s
             requirement_text = (
                 f"{{{requirement.key} {requirement.operator} [{' '.join(requirement.values)}]}}"
@@ -182,7 +182,7 @@ def evaluate_conditions(
             return False, f"failure condition '{requirement_text}' evaluated true"
 
     has_succeeded = all(
-        requirement.matches(lookup(document, requirement.key))
+        requirement.matches(find_value(document, requirement.key))
         for requirement in parse(success_condition)
     )
     return True if has_succeeded else None, ""

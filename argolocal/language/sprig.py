@@ -26,16 +26,16 @@ from argolocal.language.functions import (
     concat,
     is_number,
     jsonpath,
+    make_range,
     remainder,
     require_bool,
     require_list,
-    series,
     slice_bytes,
     split,
     to_float,
     to_int,
 )
-from argolocal.language.gofmt import Nil, dumps, format_date, format_v, int64, quote
+from argolocal.language.gofmt import Nil, dumps, format_date, format_v, int64, quote_text
 
 
 def _empty(value: object) -> bool:
@@ -126,7 +126,7 @@ def _seq(*numbers: int) -> str:
     return " ".join(
         map(
             str,
-            series(
+            make_range(
                 first_number,
                 last_number + default_step,
                 numbers[1] if numbers[2:] else default_step,
@@ -190,7 +190,7 @@ def _nospace(text: str) -> str:
     return text
 
 
-def _clean(path: str) -> str:
+def _clean_path(path: str) -> str:
     return posixpath.normpath(re.sub("/+", "/", path))
 
 
@@ -205,7 +205,7 @@ def _index_pieces(text_pieces: list[str]) -> dict[str, str]:
 
 def _matches(pattern: str, text: str) -> bool:
     try:
-        return regexp.matches(pattern, text)
+        return regexp.has_match(pattern, text)
     except ValueError:
         return False
 
@@ -253,7 +253,7 @@ SPRIG: dict[str, Callable[..., Any]] = {
     "contains": lambda substring, s: substring in s,
     "hasPrefix": lambda prefix, s: s.startswith(prefix),
     "hasSuffix": lambda suffix, s: s.endswith(suffix),
-    "quote": lambda *v: " ".join(quote(format_v(value)) for value in v if value is not None),
+    "quote": lambda *v: " ".join(quote_text(format_v(value)) for value in v if value is not None),
     "squote": lambda *v: " ".join(f"'{format_v(value)}'" for value in v if value is not None),
     "indent": _indent,
     "splitList": lambda sep, s: split(s, sep),
@@ -310,8 +310,8 @@ SPRIG: dict[str, Callable[..., Any]] = {
     "splitn": lambda sep, n, s: _index_pieces(split(s, sep, n)),
     "toStrings": _format_list,
     "sortAlpha": lambda v: sorted(_format_list(v)),
-    "until": lambda n: series(0, n, 1 if n >= 0 else -1),
-    "untilStep": series,
+    "until": lambda n: make_range(0, n, 1 if n >= 0 else -1),
+    "untilStep": make_range,
     "seq": _seq,
     "ceil": lambda v: float(math.ceil(_to_float64(v))),
     "floor": lambda v: float(math.floor(_to_float64(v))),
@@ -349,8 +349,8 @@ SPRIG: dict[str, Callable[..., Any]] = {
     "omit": lambda d, *keys: {key: d[key] for key in d if key not in keys},
     "dig": _dig,
     "base": lambda s: posixpath.basename(s.rstrip("/")) or s[:1] or ".",
-    "dir": lambda s: _clean(s[: s.rfind("/") + 1]),
-    "clean": _clean,
+    "dir": lambda s: _clean_path(s[: s.rfind("/") + 1]),
+    "clean": _clean_path,
     "ext": lambda s: re.sub(r"^.*?(\.[^./]*)?$", r"\1", s, flags=re.S),
     "isAbs": lambda s: s.startswith("/"),
     "randAlphaNum": lambda n: "".join(secrets.choice(ascii_letters + digits) for _ in range(n)),

@@ -13,16 +13,16 @@ from typing import Any, TypeVar
 
 from argolocal.common.json_text import to_json
 from argolocal.errors import NodeError
-from argolocal.language.expr import evaluate, identifiers
+from argolocal.language.expr import evaluate, find_identifiers
 from argolocal.language.functions import ExprError
 from argolocal.language.gofmt import dumps
 from argolocal.language.sprig import ARGO_FUNCTIONS
 
 Scope = Mapping[str, str | None]
-T = TypeVar("T")
+SubstitutedType = TypeVar("T")
 # names of the tags that must have a value in the fields of a task or step
 STEP_OUTPUTS = re.compile(r"(tasks|steps)(\.|$)")
-ALL = re.compile("")
+EVERY_TAG = re.compile("")
 
 
 class TagPattern:
@@ -44,7 +44,7 @@ class TagPattern:
 
 TAG = TagPattern()
 EXPRESSION = TagPattern("=")
-RESOLVED_LATER = {"item", "retries", "workflow.status", "workflow.failures"} | {
+TAGS_RESOLVED_LATER = {"item", "retries", "workflow.status", "workflow.failures"} | {
     f"lastRetry.{name}" for name in ("exitCode", "status", "duration", "message")
 }
 # control characters that Go's strconv.Quote escapes in a way that is invalid in JSON
@@ -55,16 +55,16 @@ class TemplateError(NodeError):
     """A tag cannot be substituted, now or later. The message equals Argo's."""
 
 
-class Missing(TemplateError):
+class MissingValue(TemplateError):
     """A tag that matches `strict` has no value yet. Argo would retry the substitution forever."""
 
 
 def substitute(
-    value: T,
+    value: SubstitutedType,
     scope: Scope,
     required_tags: re.Pattern[str] | None = None,
     replaces_artifacts: bool = True,
-) -> T:
+) -> SubstitutedType:
     """Replace the tags in `value`. Raises TemplateError.
 
     `replaces_artifacts`: accept tags of output artifacts that have no value, even if they match
@@ -73,11 +73,11 @@ def substitute(
     value_json = to_json(value)
     if "{{" not in value_json:
         return value
-    return parse_result(replace(value_json, scope, required_tags, replaces_artifacts))
+    return parse_result(replace_tags(value_json, scope, required_tags, replaces_artifacts))
 
 
 def parse_result(text: str) -> Any:
-    """Parse JSON text that `replace` returned. Raises TemplateError."""
+    """Parse JSON text that `replace_tags` returned. Raises TemplateError."""
     try:
         return json.loads(text)
     except json.JSONDecodeError:
@@ -86,7 +86,7 @@ def parse_result(text: str) -> Any:
         ) from None
 
 
-def replace(
+def replace_tags(
     text: str,
     scope: Scope,
     required_tags: re.Pattern[str] | None = None,
@@ -118,7 +118,7 @@ def replace(
     return "".join(text_pieces) + text[position:]
 
 
-def escape(value: str) -> str:
+def escape_json_text(value: str) -> str:
     """Escape `value` so that it can be inserted into a JSON string. Raises TemplateError."""
     if INVALID_JSON_IF_QUOTED_BY_GO.search(value):
         raise TemplateError(
@@ -139,7 +139,7 @@ def _replace_tag(
                 "output is an absent optional (skipped/omitted node with no default)"
             )
 
-        return escape(value)
+        return escape_json_text(value)
 
     outer_text, opening_braces, inner_tag = tag.rpartition("{{")
     if opening_braces and outer_text and inner_tag in scope:
@@ -150,14 +150,14 @@ def _replace_tag(
                 " optional"
             )
 
-        return "{{" + outer_text + escape(value)
+        return "{{" + outer_text + escape_json_text(value)
 
     if (
         required_tags
         and required_tags.match(name)
         and not (replaces_artifacts and ".outputs.artifacts." in name)
     ):
-        raise Missing(f"failed to resolve {{{{{tag}}}}}")
+        raise MissingValue(f"failed to resolve {{{{{tag}}}}}")
 
     return "{{" + tag + "}}"
 
@@ -174,7 +174,7 @@ def _replace_expression(
     try:
         missing_names = [
             name
-            for name in identifiers(expression_text)
+            for name in find_identifiers(expression_text)
             if not _contains_path(expression_scope, name)
         ]
     except ExprError as error:
@@ -182,10 +182,10 @@ def _replace_expression(
 
     for name in missing_names:
         if required_tags and required_tags.match(name):
-            raise Missing(f"failed to evaluate expression: {name} is missing")
+            raise MissingValue(f"failed to evaluate expression: {name} is missing")
 
     is_tolerant = bool(missing_names) or required_tags is None
-    if is_tolerant and RESOLVED_LATER.intersection(missing_names):
+    if is_tolerant and TAGS_RESOLVED_LATER.intersection(missing_names):
         return original_text
 
     failed_action = "evaluate"

@@ -213,7 +213,7 @@ class _Parser:
         self.position += 1
 
         if token_kind == "number":
-            return "const", _number(token_value)
+            return "const", _parse_number(token_value)
         if token_kind == "text":
             return "const", _unquote(token_value)
 
@@ -315,7 +315,7 @@ class _Parser:
         return "predicate", name, arguments
 
 
-def _number(text: str) -> int | float:
+def _parse_number(text: str) -> int | float:
     text = text.replace("_", "").lower()
     if len(text) > MAX_DIGITS:
         raise ExprError(
@@ -347,12 +347,12 @@ def _unquote(text: str) -> str:
 
 
 @lru_cache(4096)
-def identifiers(expression: str) -> tuple[str, ...]:
+def find_identifiers(expression: str) -> tuple[str, ...]:
     """Return the dotted names that must exist when `expression` is evaluated: the names that it
     reads without a `??` or `?.`. Raises ExprError."""
     identifier_names: dict[str, None] = {}
     with _limit_nesting(expression):
-        _collect(parse(expression), identifier_names, False)
+        _collect_names(parse(expression), identifier_names, False)
     return tuple(identifier_names)
 
 
@@ -367,7 +367,7 @@ def find_calls(expression: str) -> list[tuple[str, list[Any]]]:
                 (node[1], [child[1] if child[0] == "const" else None for child in node[2]])
             )
         elif isinstance(node, tuple) and node and node[0] == "method":
-            found_calls.append((_path(node[1]) or "", []))
+            found_calls.append((_dotted_name(node[1]) or "", []))
         if isinstance(node, (tuple, list)):
             for child in node:
                 visit(child)
@@ -378,7 +378,7 @@ def find_calls(expression: str) -> list[tuple[str, list[Any]]]:
     return found_calls
 
 
-def _path(node: Node) -> str | None:
+def _dotted_name(node: Node) -> str | None:
     if node[0] == "name":
         return node[1]
 
@@ -388,14 +388,14 @@ def _path(node: Node) -> str | None:
         and node[2][0] == "const"
         and isinstance(node[2][1], str)
     ):
-        base_name = _path(node[1])
+        base_name = _dotted_name(node[1])
         if base_name:
             return f"{base_name}.{node[2][1]}"
 
     return None
 
 
-def _collect(node: object, names: dict[str, None], is_guarded: bool) -> None:
+def _collect_names(node: object, names: dict[str, None], is_guarded: bool) -> None:
     if not isinstance(node, (tuple, list)):
         return
 
@@ -408,15 +408,15 @@ def _collect(node: object, names: dict[str, None], is_guarded: bool) -> None:
         return
 
     if node_kind == "binary":
-        _collect(node[2], names, is_guarded or node[1] == "??")
-        _collect(node[3], names, is_guarded)
+        _collect_names(node[2], names, is_guarded or node[1] == "??")
+        _collect_names(node[3], names, is_guarded)
         return
 
     # yield the names in inner expressions first, because Argo reports the first missing name
     for child in node:
-        _collect(child, names, is_guarded or (node_kind == "member" and node[3]))
+        _collect_names(child, names, is_guarded or (node_kind == "member" and node[3]))
 
     if isinstance(node, tuple) and (
-        node_kind == "name" or (node_kind == "member" and not is_guarded and _path(node))
+        node_kind == "name" or (node_kind == "member" and not is_guarded and _dotted_name(node))
     ):
-        names[_path(node) or ""] = None
+        names[_dotted_name(node) or ""] = None

@@ -21,8 +21,8 @@ from typing import Any
 import yaml
 from yaml.constructor import ConstructorError
 
-from argolocal.common.files import read_input
-from argolocal.common.json_text import describe_not_finite, to_json
+from argolocal.common.files import read_file_or_pipe
+from argolocal.common.json_text import describe_non_finite, to_json
 from argolocal.errors import ConfigError
 from argolocal.language.gofmt import to_argo_string
 
@@ -43,7 +43,7 @@ INTEGER = re.compile(r"[-+]?(0b[01_]+|0x[0-9a-fA-F_]+|0o?[0-7_]*|[1-9][0-9_]*)$"
 FLOAT = re.compile(
     r"[-+]?(\.\d+|\d+(\.\d*)?)([eE][-+]?\d+)?$|[-+]?\.(inf|Inf|INF)$|\.(nan|NaN|NAN)$"
 )
-SHORT_BOOLEAN = re.compile(r"[yYnN]$")
+SHORT_BOOLEAN_PATTERN = re.compile(r"[yYnN]$")
 # scalars that other YAML 1.1 parsers, such as Kubernetes' client, read as numbers
 BASE_60 = re.compile(r"[-+]?\.?[0-9][0-9_:.]*$")
 NUMBER_START_CHARACTERS = list("-+0123456789.")
@@ -69,7 +69,7 @@ class Loader(SafeLoader):
     }
 
 
-def _mapping(loader: Any, node: Any) -> dict[str, Any]:
+def _construct_mapping(loader: Any, node: Any) -> dict[str, Any]:
     if not isinstance(node, yaml.MappingNode):
         raise ConstructorError(None, None, "a mapping is expected", node.start_mark)
     loader.flatten_mapping(node)
@@ -83,7 +83,7 @@ def _mapping(loader: Any, node: Any) -> dict[str, Any]:
     }
 
 
-def _number(loader: Any, node: Any) -> Any:
+def _construct_number(loader: Any, node: Any) -> Any:
     if node.tag.endswith("int"):
         construct_number = loader.construct_yaml_int
     else:
@@ -94,14 +94,14 @@ def _number(loader: Any, node: Any) -> Any:
         raise ConstructorError(None, None, "a number is expected", node.start_mark) from None
 
 
-Loader.add_constructor(f"{TAG_PREFIX}map", _mapping)
-Loader.add_constructor(f"{TAG_PREFIX}int", _number)
-Loader.add_constructor(f"{TAG_PREFIX}float", _number)
+Loader.add_constructor(f"{TAG_PREFIX}map", _construct_mapping)
+Loader.add_constructor(f"{TAG_PREFIX}int", _construct_number)
+Loader.add_constructor(f"{TAG_PREFIX}float", _construct_number)
 Loader.add_constructor(
     f"{TAG_PREFIX}bool",
     lambda loader, node: loader.construct_scalar(node).lower() in ("y", "yes", "true", "on"),
 )
-Loader.add_implicit_resolver(f"{TAG_PREFIX}bool", SHORT_BOOLEAN, list("yYnN"))
+Loader.add_implicit_resolver(f"{TAG_PREFIX}bool", SHORT_BOOLEAN_PATTERN, list("yYnN"))
 Loader.add_implicit_resolver(f"{TAG_PREFIX}int", INTEGER, NUMBER_START_CHARACTERS)
 Loader.add_implicit_resolver(f"{TAG_PREFIX}float", FLOAT, NUMBER_START_CHARACTERS)
 
@@ -109,7 +109,7 @@ Loader.add_implicit_resolver(f"{TAG_PREFIX}float", FLOAT, NUMBER_START_CHARACTER
 def read_text(file: Path) -> str:
     """Return at most MAX_CHARACTERS + 1 characters of a file or a pipe. Raises OSError,
     UnicodeDecodeError."""
-    file_bytes = read_input(file, MAX_CHARACTERS * MAX_CHARACTER_BYTES)
+    file_bytes = read_file_or_pipe(file, MAX_CHARACTERS * MAX_CHARACTER_BYTES)
     return io.TextIOWrapper(io.BytesIO(file_bytes), "utf-8").read(MAX_CHARACTERS + 1)
 
 
@@ -117,7 +117,7 @@ def parse(text: str, source_name: str = "the manifest") -> list[Any]:
     """Return the non-empty documents of a YAML or JSON text. Raises ConfigError with a one-line
     message."""
     try:
-        documents = [document for document in _read(text) if document is not None]
+        documents = [document for document in _read_documents(text) if document is not None]
     except yaml.YAMLError as error:
         raise ConfigError(f"{source_name} is not YAML: {_describe(error, text)}") from None
     except _LimitExceeded as error:
@@ -127,7 +127,7 @@ def parse(text: str, source_name: str = "the manifest") -> list[Any]:
 
     # reject .nan and .inf, which YAML allows, because the documents are later converted to JSON
     for document in documents:
-        problem = describe_not_finite(document)
+        problem = describe_non_finite(document)
         if problem:
             raise ConfigError(f"{source_name}: {problem}.")
 
@@ -144,7 +144,7 @@ def parse_one(text: str, source_name: str) -> Any:
     return None
 
 
-def _read(text: str) -> list[Any]:
+def _read_documents(text: str) -> list[Any]:
     if len(text) > MAX_CHARACTERS:
         raise _LimitExceeded(f"it has more than {MAX_CHARACTERS:,} characters: split it.")
 
@@ -210,12 +210,12 @@ def _describe(error: yaml.YAMLError, text: str) -> str:
 
     problem_text = " ".join(problem_text.split())[:300]
     if error_position:
-        return f"{problem_text} ({_format_mark(error_position)})"
+        return f"{problem_text} ({_format_position(error_position)})"
 
     return problem_text
 
 
-def _format_mark(error_position: Any) -> str:
+def _format_position(error_position: Any) -> str:
     return f"line {error_position.line + 1}, column {error_position.column + 1}"
 
 
@@ -224,7 +224,7 @@ class _LimitExceeded(Exception):
 
 
 @dataclass
-class _Collection:
+class _OpenCollection:
     """A list or mapping whose end has not been read yet."""
 
     is_mapping: bool
@@ -245,7 +245,7 @@ class _LimitChecker:
         self.documents = 0
         self.values = 0
         self.characters = 0
-        self.open_collections: list[_Collection] = []
+        self.open_collections: list[_OpenCollection] = []
         # anchor → (number of values, number of characters, text of a scalar)
         self.anchors: dict[str, tuple[int, int, str | None]] = {}
 
@@ -267,7 +267,7 @@ class _LimitChecker:
                 self._count(event, 1, 0)
                 value_counts = self.values, self.characters
                 self.open_collections.append(
-                    _Collection(
+                    _OpenCollection(
                         isinstance(event, yaml.MappingStartEvent), event.anchor, *value_counts
                     )
                 )
@@ -350,7 +350,7 @@ class _LimitChecker:
                 )
 
     def _reject(self, event: Any, problem: str) -> None:
-        raise _LimitExceeded(f"{problem} ({_format_mark(event.start_mark)}).")
+        raise _LimitExceeded(f"{problem} ({_format_position(event.start_mark)}).")
 
 
 def _is_number(event: Any) -> bool:
@@ -365,13 +365,13 @@ def _is_number(event: Any) -> bool:
 def _check_json(text: str) -> None:
     """Raise _LimitExceeded if a JSON text exceeds a limit, such as MAX_DEPTH."""
     limit_checker = _LimitChecker()
-    text_position = _Mark(text)
-    for event in _events(text, text_position):
+    text_position = _TextPosition(text)
+    for event in _json_events(text, text_position):
         limit_checker.add(event)
 
 
 @dataclass
-class _Mark:
+class _TextPosition:
     """A position in a JSON text. Its line and column are computed only if an error message needs
     them."""
 
@@ -387,7 +387,7 @@ class _Mark:
         return self.position - self.text.rfind("\n", 0, self.position) - 1
 
 
-def _events(text: str, text_position: _Mark) -> Iterator[Any]:
+def _json_events(text: str, text_position: _TextPosition) -> Iterator[Any]:
     """Yield the YAML parser events of a JSON text, up to its first syntax error."""
     for token in TOKEN.finditer(text):
         text_position.position = token.start()

@@ -22,17 +22,17 @@ SCRIPT_PATH = "/argo/staging/script"
 
 # Sets of phases of a node. Source: workflow_types.go, NodePhase.Fulfilled, Completed and
 # FailedOrError.
-FULFILLED = frozenset({"Succeeded", "Failed", "Error", "Skipped", "Omitted"})
-COMPLETED = frozenset({"Succeeded", "Failed", "Error"})
-FAILED = frozenset({"Failed", "Error"})
+FULFILLED_PHASES = frozenset({"Succeeded", "Failed", "Error", "Skipped", "Omitted"})
+COMPLETED_PHASES = frozenset({"Succeeded", "Failed", "Error"})
+FAILED_PHASES = frozenset({"Failed", "Error"})
 
 # retryPolicy → phases that are retried
 RETRIED_PHASES = {"Always": ("Failed", "Error"), "OnError": ("Error",), "OnFailure": ("Failed",)}
 RETRY_POLICIES = (*RETRIED_PHASES, "OnTransientError", "")
 # allowed values of artifactGC.strategy
-ARTIFACT_GC = ("OnWorkflowCompletion", "OnWorkflowDeletion", "Never", "")
+ARTIFACT_GC_STRATEGIES = ("OnWorkflowCompletion", "OnWorkflowDeletion", "Never", "")
 # allowed values of fieldPath in a fieldRef
-DOWNWARD_FIELDS = (
+DOWNWARD_API_FIELDS = (
     "metadata.name",
     "metadata.namespace",
     "status.podIP",

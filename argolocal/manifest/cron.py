@@ -11,10 +11,10 @@ from datetime import UTC, date, datetime, time, timedelta
 from typing import Protocol
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError, available_timezones
 
-from argolocal.errors import did_you_mean
+from argolocal.errors import suggest_similar
 from argolocal.language.gofmt import parse_duration, parse_seconds
 
-FIELDS = (
+CRON_FIELDS = (
     ("minute", 0, 59),
     ("hour", 0, 23),
     ("day of the month", 1, 31),
@@ -23,11 +23,11 @@ FIELDS = (
 )
 MONTHS = ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec")
 DAYS = ("sun", "mon", "tue", "wed", "thu", "fri", "sat")
-VALUE_NAMES = {
+NUMBERS_BY_NAME = {
     "month": dict(zip(MONTHS, range(1, 13), strict=True)),
     "day of the week": dict(zip(DAYS, range(7), strict=True)),
 }
-DESCRIPTORS = {
+SCHEDULE_DESCRIPTORS = {
     "@yearly": "0 0 1 1 *",
     "@annually": "0 0 1 1 *",
     "@monthly": "0 0 1 * *",
@@ -41,14 +41,14 @@ MINUTE_S = 60
 HOUR_S = 3600
 # a schedule whose next time is later, such as February 30, has no more times
 MAX_YEARS_AHEAD = 5
-NUMBER = re.compile(r"\+?[0-9]{1,9}")
+SMALL_NUMBER = re.compile(r"\+?[0-9]{1,9}")
 
 
-def schedule_error(schedule: str) -> str:
+def find_schedule_error(schedule: str) -> str:
     """Return the reason why Argo rejects a schedule, or ""."""
     zone_text, _, expression = schedule.partition(" ")
     if zone_text.startswith(("TZ=", "CRON_TZ=")):
-        reason = timezone_error(zone_text.partition("=")[2])
+        reason = find_timezone_error(zone_text.partition("=")[2])
         if reason:
             return f'the time zone "{zone_text.partition("=")[2]}": {reason}'
 
@@ -60,17 +60,19 @@ def schedule_error(schedule: str) -> str:
         return f'"{schedule}" must be like @every 1h30m'
 
     if schedule.startswith("@"):
-        choices = (*DESCRIPTORS, "@every 1h30m")
-        if schedule in DESCRIPTORS:
+        choices = (*SCHEDULE_DESCRIPTORS, "@every 1h30m")
+        if schedule in SCHEDULE_DESCRIPTORS:
             return ""
         return f'"{schedule}" must be one of {", ".join(choices)}'
 
     field_texts = schedule.split()
-    if len(field_texts) != len(FIELDS):
-        field_names = ", ".join(field_name for field_name, _, _ in FIELDS)
+    if len(field_texts) != len(CRON_FIELDS):
+        field_names = ", ".join(field_name for field_name, _, _ in CRON_FIELDS)
         return f"it must have five fields ({field_names}), as in 0 3 * * 1, not {len(field_texts)}"
 
-    for field_text, (field_name, min_value, max_value) in zip(field_texts, FIELDS, strict=True):
+    for field_text, (field_name, min_value, max_value) in zip(
+        field_texts, CRON_FIELDS, strict=True
+    ):
         if _parse_field(field_text, field_name, min_value, max_value) is None:
             return (
                 f'the {field_name} is "{field_text}": it must be * or {min_value}-{max_value},'
@@ -80,7 +82,7 @@ def schedule_error(schedule: str) -> str:
     return ""
 
 
-def timezone_error(timezone_name: str) -> str:
+def find_timezone_error(timezone_name: str) -> str:
     """Return the reason why a time zone is invalid, or "". Without a time zone database, all names
     are valid."""
     try:
@@ -90,12 +92,14 @@ def timezone_error(timezone_name: str) -> str:
         if timezone_names and timezone_name != "Local":
             return (
                 "it must be an IANA time zone, such as"
-                f" Europe/Paris.{did_you_mean(timezone_name, timezone_names)}"
+                f" Europe/Paris.{suggest_similar(timezone_name, timezone_names)}"
             )
     return ""
 
 
-def run_times(schedule: str, timezone: str, first_day: date, last_day: date) -> Iterator[datetime]:
+def list_run_times(
+    schedule: str, timezone: str, first_day: date, last_day: date
+) -> Iterator[datetime]:
     """Yield the UTC times of a schedule, from `first_day` to `last_day` in `timezone`."""
     zone = ZoneInfo(timezone)
     start = datetime.combine(first_day, time(), zone) - timedelta(seconds=1)
@@ -130,10 +134,10 @@ def parse_schedule(text: str, timezone: str = "", anchor: int = 0) -> "Schedule"
     if text.startswith(EVERY):
         return IntervalSchedule(max(int(parse_duration(text.removeprefix(EVERY))), 1), anchor)
 
-    fields = DESCRIPTORS.get(text, text).split()
+    fields = SCHEDULE_DESCRIPTORS.get(text, text).split()
     number_sets = [
         frozenset(_parse_field(value, *field) or set())
-        for value, field in zip(fields, FIELDS, strict=True)
+        for value, field in zip(fields, CRON_FIELDS, strict=True)
     ]
     is_wildcard = _has_wildcard(fields[2]) or _has_wildcard(fields[4])
     return FieldSchedule(*number_sets, is_wildcard, ZoneInfo(timezone or "UTC"))
@@ -320,7 +324,7 @@ def _parse_field(
             else:
                 last_number = max_value if separator else first_number
 
-        if separator and (not NUMBER.fullmatch(step_text) or int(step_text) == 0):
+        if separator and (not SMALL_NUMBER.fullmatch(step_text) or int(step_text) == 0):
             return None
         if (
             first_number is None
@@ -344,7 +348,7 @@ def _is_duration(text: str) -> bool:
 
 
 def _parse_number(text: str, field_name: str) -> int | None:
-    number = VALUE_NAMES.get(field_name, {}).get(text.lower())
-    if number is None and NUMBER.fullmatch(text):
+    number = NUMBERS_BY_NAME.get(field_name, {}).get(text.lower())
+    if number is None and SMALL_NUMBER.fullmatch(text):
         return int(text)
     return number

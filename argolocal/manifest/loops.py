@@ -11,20 +11,20 @@ from typing import Any
 
 from argolocal.language import gofmt
 from argolocal.language.govaluate import WhenError, should_execute
-from argolocal.language.substitute import ALL, TemplateError, substitute
+from argolocal.language.substitute import EVERY_TAG, TemplateError, substitute
 from argolocal.manifest.types import Task
 
-LOOPS = ("withItems", "withParam", "withSequence")
+LOOP_FIELDS = ("withItems", "withParam", "withSequence")
 # maximum number of items of a loop; a workflow with more items would be too large for Argo
-MAX_ITEMS = 100_000
+MAX_LOOP_ITEMS = 100_000
 
 
 def has_loop(step: Mapping[str, Any]) -> bool:
     """Return True if a step or task has a loop."""
-    return any(step.get(loop_field) for loop_field in LOOPS)
+    return any(step.get(loop_field) for loop_field in LOOP_FIELDS)
 
 
-def expand(step: Task, scope: Mapping[str, str | None]) -> list[Task]:
+def expand_loop(step: Task, scope: Mapping[str, str | None]) -> list[Task]:
     """Return one step per item of the loop in `step`, or [step] if it has no loop. Raises
     TemplateError."""
     if not has_loop(step):
@@ -43,7 +43,7 @@ def expand(step: Task, scope: Mapping[str, str | None]) -> list[Task]:
                 f"withParam value could not be parsed as a JSON list: {items_json}: {error}"
             ) from None
 
-    step_fields = {key: value for key, value in step.items() if key not in LOOPS}
+    step_fields = {key: value for key, value in step.items() if key not in LOOP_FIELDS}
     # convert the view to a dict, because _expand_item copies the scope for each item, and a dict is
     # faster to copy
     tag_values = dict(scope)
@@ -60,7 +60,7 @@ def _loop_items(step: Task) -> list[str]:
         return gofmt.list_members(gofmt.dumps(step["withItems"]))
 
     if step.get("withParam"):
-        items_json = gofmt.compact(step["withParam"])
+        items_json = gofmt.compact_json(step["withParam"])
         if not items_json.startswith(("[", "null")):
             raise ValueError("json: cannot unmarshal it into a list")
         return gofmt.list_members(items_json)
@@ -84,13 +84,13 @@ def _loop_items(step: Task) -> list[str]:
         last_number + (1 if first_number <= last_number else -1),
         1 if first_number <= last_number else -1,
     )
-    if numbers[MAX_ITEMS:]:
+    if numbers[MAX_LOOP_ITEMS:]:
         raise ValueError(
             f"withSequence from {first_number} to {last_number}: a loop may have at most"
-            f" {MAX_ITEMS} items"
+            f" {MAX_LOOP_ITEMS} items"
         )
 
-    return [gofmt.compact(f'"{gofmt.sprintf(number_format, number)}"') for number in numbers]
+    return [gofmt.compact_json(f'"{gofmt.sprintf(number_format, number)}"') for number in numbers]
 
 
 def parse_int(value: object) -> int:
@@ -112,7 +112,7 @@ def _expand_item(
     step: dict[str, Any], index: int, item_json: str, scope: Mapping[str, str | None]
 ) -> Any:
     item_text = item_json
-    item_name = gofmt.item_text(item_json)
+    item_name = gofmt.format_loop_item(item_json)
     tag_values = {**scope}
 
     if item_json.startswith("{"):
@@ -128,15 +128,17 @@ def _expand_item(
             + "}"
         )
         tag_values.update(
-            {f"item.{key}": gofmt.item_text(value) for key, value in text_by_member.items()}
+            {f"item.{key}": gofmt.format_loop_item(value) for key, value in text_by_member.items()}
         )
         item_name = ",".join(
-            sorted(f"{key}:{gofmt.item_text(value)}" for key, value in text_by_member.items())
+            sorted(
+                f"{key}:{gofmt.format_loop_item(value)}" for key, value in text_by_member.items()
+            )
         )
     elif item_json.startswith('"'):
         item_text = json.loads(item_json)
     elif item_json.startswith(("[", "null")):  # Argo reads null as an empty list
-        item_name = "[" + " ".join(map(gofmt.item_text, gofmt.list_members(item_json))) + "]"
+        item_name = "[" + " ".join(map(gofmt.format_loop_item, gofmt.list_members(item_json))) + "]"
 
     tag_values["item"] = item_text
     try:
@@ -148,7 +150,7 @@ def _expand_item(
         defined_values = {key: value for key, value in tag_values.items() if value is not None}
         new_step = substitute(step, defined_values)
     else:
-        new_step = substitute(step, tag_values, ALL, replaces_artifacts=False)
+        new_step = substitute(step, tag_values, EVERY_TAG, replaces_artifacts=False)
 
     return {
         **new_step,

@@ -2,8 +2,8 @@
 
     new_object = PATCHES["json"](old_object, [{"op": "add", "path": "/data/a", "value": "1"}])
 
-The type `merge` is defined in RFC 7396, and the type `json` in RFC 6902. Patches of the type
-`strategic` also merge lists by the keys of their items, as in Kubernetes.
+The type `apply_merge_patch` is defined in RFC 7396, and the type `json` in RFC 6902. Patches of the
+type `apply_strategic_patch` also merge lists by the keys of their items, as in Kubernetes.
 """
 
 import copy
@@ -37,12 +37,12 @@ class PatchError(Exception):
     """The patch cannot be applied. The message equals the API server's."""
 
 
-def strategic(base_object: object, patch: object) -> Any:
+def apply_strategic_patch(base_object: object, patch: object) -> Any:
     """Apply a strategic merge patch without directives such as $patch. Raises PatchError."""
-    return merge(base_object, patch, MERGE_KEYS)
+    return apply_merge_patch(base_object, patch, MERGE_KEYS)
 
 
-def merge(
+def apply_merge_patch(
     base_object: object,
     patch: object,
     merge_keys: Mapping[str, tuple[str, ...]] = MappingProxyType({}),
@@ -66,7 +66,7 @@ def merge(
         ):
             merged_fields[name] = _merge_lists(merged_fields[name], value, name, merge_keys)
         else:
-            merged_fields[name] = merge(merged_fields.get(name), value, merge_keys)
+            merged_fields[name] = apply_merge_patch(merged_fields.get(name), value, merge_keys)
 
     return merged_fields
 
@@ -102,7 +102,7 @@ def _merge_lists(
         ):
             merged_items.append(base_items_by_key[untouched_names.pop(0)])
         merged_items.append(
-            merge(base_items_by_key.get(patch_item[merge_key]), patch_item, merge_keys)
+            apply_merge_patch(base_items_by_key.get(patch_item[merge_key]), patch_item, merge_keys)
         )
     return merged_items + [base_items_by_key[list_name] for list_name in untouched_names]
 
@@ -169,8 +169,8 @@ def apply_operations(base_object: object, patch: object) -> Any:
     return document
 
 
-PATCHES: dict[str, Callable[[Any, Any], Any]] = {
-    "strategic": strategic,
-    "merge": merge,
+PATCH_FUNCTIONS: dict[str, Callable[[Any, Any], Any]] = {
+    "strategic": apply_strategic_patch,
+    "merge": apply_merge_patch,
     "json": apply_operations,
 }

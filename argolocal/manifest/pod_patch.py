@@ -13,11 +13,11 @@ from typing import Any
 from argolocal.errors import ConfigError
 from argolocal.language.substitute import TAG
 from argolocal.language.yaml_text import parse_one
-from argolocal.manifest.patch import PatchError, strategic
-from argolocal.manifest.schema import walk
+from argolocal.manifest.patch import PatchError, apply_strategic_patch
+from argolocal.manifest.schema import find_ignored_fields
 from argolocal.manifest.types import Template
 
-DEADLINES = ("activeDeadlineSeconds", "terminationGracePeriodSeconds")
+DEADLINE_FIELDS = ("activeDeadlineSeconds", "terminationGracePeriodSeconds")
 CHECKED_FIELDS = (
     "nodeSelector",
     "serviceAccountName",
@@ -26,16 +26,18 @@ CHECKED_FIELDS = (
     "hostAliases",
 )
 CONTAINER_FIELDS = ("env", "resources")
-ARGO_CONTAINERS = ("wait", "init")
+ARGO_CONTAINER_NAMES = ("wait", "init")
 
 
 def apply_patches(template: Template, patch_texts: Iterable[str | None]) -> Template:
     """Return the template with the patches applied. Raises ConfigError, PatchError."""
     for patch_text in filter(None, patch_texts):
         patch = _load_patch(patch_text, "podSpecPatch")
-        list(walk(patch, "PodPatch", "podSpecPatch"))
-        pod_fields = {key: patch[key] for key in (*DEADLINES, *CHECKED_FIELDS) if key in patch}
-        template = strategic(template, pod_fields)
+        list(find_ignored_fields(patch, "PodPatch", "podSpecPatch"))
+        pod_fields = {
+            key: patch[key] for key in (*DEADLINE_FIELDS, *CHECKED_FIELDS) if key in patch
+        }
+        template = apply_strategic_patch(template, pod_fields)
         for container_list in ("containers", "initContainers"):
             for container in patch.get(container_list) or []:
                 template = _patch_container(template, container_list, container)
@@ -52,7 +54,7 @@ def _patch_container(template: Template, container_list: str, patch: dict[str, A
         (field_name for field_name in ("container", "script") if field_name in template), None
     )
     if container_list == "containers" and main_field and container_name == "main":
-        return {**template, main_field: strategic(template[main_field], patched_fields)}
+        return {**template, main_field: apply_strategic_patch(template[main_field], patched_fields)}
 
     container_set = template.get("containerSet") or {}
     list_field = "sidecars" if container_list == "containers" else container_list
@@ -65,7 +67,7 @@ def _patch_container(template: Template, container_list: str, patch: dict[str, A
             container["name"] == container_name for container in field_owner.get(field_name) or []
         ):
             patched_containers = [
-                strategic(list_container, patched_fields)
+                apply_strategic_patch(list_container, patched_fields)
                 if list_container["name"] == container_name
                 else list_container
                 for list_container in field_owner[field_name]
@@ -77,7 +79,7 @@ def _patch_container(template: Template, container_list: str, patch: dict[str, A
                 }
             return {**template, field_name: patched_containers}
 
-    if container_name not in ARGO_CONTAINERS and (
+    if container_name not in ARGO_CONTAINER_NAMES and (
         container_name != "main" or "containerSet" in template
     ):
         raise PatchError(
@@ -94,7 +96,7 @@ def _load_patch(patch_text: str, field_path: str) -> dict[str, Any]:
     return patch
 
 
-def check(patch_owner: dict[str, Any], field_path: str) -> list[str]:
+def check_pod_patch(patch_owner: dict[str, Any], field_path: str) -> list[str]:
     """Return the fields of `patch_owner`'s podSpecPatch that have no effect here. Raises
     ConfigError for an unsupported field."""
     patch_text = patch_owner.get("podSpecPatch")
@@ -106,7 +108,7 @@ def check(patch_owner: dict[str, Any], field_path: str) -> list[str]:
     # accept the patch if it is valid when one of these placeholders replaces its tags
     for placeholder in ("0", "text", "{}"):
         try:
-            ignored_fields = walk(
+            ignored_fields = find_ignored_fields(
                 _load_patch(TAG.sub(placeholder, patch_text), field_path), "PodPatch", field_path
             )
             return [f"podSpecPatch.{ignored_field}" for ignored_field in ignored_fields]

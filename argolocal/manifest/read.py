@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from argolocal.common.checked_names import show
-from argolocal.errors import ConfigError, did_you_mean
-from argolocal.language.gofmt import timestamp
+from argolocal.common.checked_names import format_untrusted
+from argolocal.errors import ConfigError, suggest_similar
+from argolocal.language.gofmt import format_timestamp
 from argolocal.language.yaml_text import parse, read_text
 from argolocal.manifest import object_labels
 from argolocal.manifest.allowed_values import API_VERSION, WORKFLOW_KINDS
@@ -21,22 +21,22 @@ from argolocal.manifest.resolve import (
     merge_template_ref,
     stringify_parameters,
 )
-from argolocal.manifest.schema import TABLES, walk
-from argolocal.manifest.shape import shape_errors, without_nulls
+from argolocal.manifest.schema import TABLES, find_ignored_fields
+from argolocal.manifest.shape import find_shape_errors, remove_nulls
 
 # the random suffix that the API server appends to `generateName`
 SUFFIX_CHARACTERS = "bcdfghjklmnpqrstvwxz2456789"
 SUFFIX_LENGTH = 5
 # recognizes a text that is meant to be an Argo manifest, even if it is invalid YAML
-WORKFLOW_TEXT = re.compile(r"""^["' {]*apiVersion["']?\s*:\s*["']?argoproj\.io/""", re.MULTILINE)
+WORKFLOW_START = re.compile(r"""^["' {]*apiVersion["']?\s*:\s*["']?argoproj\.io/""", re.MULTILINE)
 # matches actions of a Go template, such as in a Helm chart, but not the tags of Argo
-GO_TEMPLATE = re.compile(
+GO_TEMPLATE_START = re.compile(
     r"\{\{-|\{\{\s*(\.|\$|(include|template|toYaml|if|range|with|end|define|quote|tpl)\b)"
 )
 
 
 @dataclass(frozen=True)
-class Identity:
+class ObjectIdentity:
     """The name, uid and other values that the API server sets in a new object."""
 
     created: float = 0.0  # seconds since the epoch
@@ -53,10 +53,12 @@ def generate_suffix() -> str:
     return "".join(random.SystemRandom().choices(SUFFIX_CHARACTERS, k=SUFFIX_LENGTH))
 
 
-def documents(text: str) -> list[dict[str, Any]]:
+def parse_objects(text: str) -> list[dict[str, Any]]:
     """Return the objects of a YAML or JSON text, including the items of each List. Raises
     ConfigError."""
-    objects = [list_item for document in parse(text) if document for list_item in _items(document)]
+    objects = [
+        list_item for document in parse(text) if document for list_item in _list_items(document)
+    ]
     if not all(isinstance(document, dict) for document in objects):
         raise ConfigError(
             "the manifest contains something that is not an object: each document must be a"
@@ -65,7 +67,7 @@ def documents(text: str) -> list[dict[str, Any]]:
     return objects
 
 
-def _items(document: object) -> list[Any]:
+def _list_items(document: object) -> list[Any]:
     """Return the items of a List, as kubectl does. Return [document] for any other document."""
     if isinstance(document, dict) and str(document.get("kind")).endswith("List"):
         list_items = document.get("items")
@@ -74,7 +76,7 @@ def _items(document: object) -> list[Any]:
     return [document]
 
 
-def split(objects: list[dict[str, Any]]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+def split_main_object(objects: list[dict[str, Any]]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """Return the object to run, and the other objects. Raises ConfigError."""
     for kinds in (("Workflow", "CronWorkflow"), ("WorkflowTemplate",)):
         main_objects = [
@@ -121,7 +123,7 @@ def list_manifest_files(path: Path) -> list[Path]:
 def read_objects(file: Path) -> list[dict[str, Any]]:
     """Return the objects in a YAML or JSON file. Raises ConfigError for a file without objects."""
     try:
-        objects = documents(read_text(file))
+        objects = parse_objects(read_text(file))
         if objects:
             return objects
         raise ConfigError("the file does not contain an object: give a YAML or JSON manifest.")
@@ -134,7 +136,7 @@ def read_objects(file: Path) -> list[dict[str, Any]]:
 
 
 @dataclass
-class Documents:
+class ManifestDocuments:
     """The objects that files and folders contain.
 
     `objects`: pairs of a file and an object in it. `other_files`: files in folders that contain no
@@ -163,10 +165,13 @@ class Documents:
             # reading a file that is not regular, such as a pipe, could wait forever
             text = read_text(file) if file.is_file() else ""
             parsed_objects = [
-                list_item for document in parse(text) if document for list_item in _items(document)
+                list_item
+                for document in parse(text)
+                if document
+                for list_item in _list_items(document)
             ]
         except (OSError, UnicodeDecodeError, ConfigError) as error:
-            if WORKFLOW_TEXT.search(text) and not GO_TEMPLATE.search(text):
+            if WORKFLOW_START.search(text) and not GO_TEMPLATE_START.search(text):
                 self.broken_files[str(file)] = str(error)
             else:
                 self.other_files.append(str(file))
@@ -195,21 +200,21 @@ def _is_manifest(document: object) -> bool:
     )
 
 
-def read_files(path: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+def read_path(path: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """Return the object to run and the other objects in a file or folder. Raises ConfigError."""
     objects = [manifest for file in list_manifest_files(path) for manifest in read_objects(file)]
     try:
-        return split(objects)
+        return split_main_object(objects)
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from error
 
 
-def workflow(
+def build_workflow(
     manifest: Mapping[str, Any],
     parameters: Mapping[str, str] | None = None,
     find_object: Find = lambda kind, name: None,
     is_for_this_machine: bool = True,
-    identity: Identity = Identity(),
+    identity: ObjectIdentity = ObjectIdentity(),
 ) -> dict[str, Any]:
     """Build the Workflow that a manifest describes, with a name, a uid, and the values of
     `parameters`.
@@ -217,9 +222,9 @@ def workflow(
     Raises ConfigError. With `is_for_this_machine`, fields that only a cluster supports are errors,
     too."""
     kind = _checked_kind(manifest, is_for_this_machine)
-    creation_time = timestamp(identity.created)
+    creation_time = format_timestamp(identity.created)
     template_reference = None
-    spec = copy.deepcopy(without_nulls(manifest.get("spec") or {}))
+    spec = copy.deepcopy(remove_nulls(manifest.get("spec") or {}))
     metadata = copy.deepcopy(manifest.get("metadata") or {})
 
     if kind == "CronWorkflow":
@@ -227,11 +232,11 @@ def workflow(
         workflow_metadata = spec.get("workflowMetadata") or {}
         metadata["name"] = f"{name}-{int(identity.created)}"
         metadata["labels"] = {
-            object_labels.CRON_WORKFLOW: name,
+            object_labels.CRON_WORKFLOW_LABEL: name,
             **(workflow_metadata.get("labels") or {}),
         }
         metadata["annotations"] = {
-            object_labels.SCHEDULED_TIME: creation_time,
+            object_labels.SCHEDULED_TIME_ANNOTATION: creation_time,
             **(workflow_metadata.get("annotations") or {}),
         }
         spec = spec.get("workflowSpec") or {}
@@ -250,7 +255,7 @@ def workflow(
         if template_reference.get("clusterScope"):
             template_label = object_labels.CLUSTER_WORKFLOW_TEMPLATE
         else:
-            template_label = object_labels.WORKFLOW_TEMPLATE
+            template_label = object_labels.WORKFLOW_TEMPLATE_LABEL
 
         metadata["labels"] = {
             **(metadata.get("labels") or {}),
@@ -277,23 +282,24 @@ def workflow(
 def _checked_kind(manifest: Mapping[str, Any], is_for_this_machine: bool) -> str:
     """Return the kind of an object. Raises ConfigError if the object cannot be run as a
     workflow."""
-    problem = next(shape_errors(manifest), "")
+    problem = next(find_shape_errors(manifest), "")
     if problem:
         raise ConfigError(f"{problem}.")
 
     kind = manifest.get("kind")
     if kind not in WORKFLOW_KINDS:
-        hint = did_you_mean(str(kind), set(WORKFLOW_KINDS))
+        hint = suggest_similar(str(kind), set(WORKFLOW_KINDS))
         raise ConfigError(f"kind is {kind!r}: it must be one of {', '.join(WORKFLOW_KINDS)}.{hint}")
 
     api_version = manifest.get("apiVersion", API_VERSION)
     if api_version != API_VERSION:
         raise ConfigError(
-            f"apiVersion is {show(api_version)}: of a {kind} of Argo, it must be {API_VERSION}."
+            f"apiVersion is {format_untrusted(api_version)}: of a {kind} of Argo, it must be"
+            f" {API_VERSION}."
         )
 
     if is_for_this_machine:
-        list(walk(manifest, kind, ""))
+        list(find_ignored_fields(manifest, kind, ""))
 
     for path_prefix, checked_object, type_name in (
         ("", manifest, kind),
@@ -301,7 +307,7 @@ def _checked_kind(manifest: Mapping[str, Any], is_for_this_machine: bool) -> str
     ):
         for key in checked_object:
             if key not in TABLES[type_name]:
-                hint = did_you_mean(str(key), set(TABLES[type_name]))
+                hint = suggest_similar(str(key), set(TABLES[type_name]))
                 raise ConfigError(
                     f'"{path_prefix}{key}" is not a field of a {kind}.{hint} Remove it.'
                 )
@@ -330,7 +336,7 @@ def _set_parameters(spec: dict[str, Any], parameters: Mapping[str, str]) -> None
                 parameter["value"] = value
                 break
         else:
-            hint = did_you_mean(
+            hint = suggest_similar(
                 name, {parameter.get("name", "") for parameter in declared_parameters}
             )
             raise ConfigError(

@@ -15,10 +15,10 @@ from typing import Any
 
 from argolocal.errors import ConfigError
 from argolocal.language.gofmt import to_argo_string
-from argolocal.manifest.object_labels import CONFIG_MAP_TYPE
+from argolocal.manifest.object_labels import CONFIG_MAP_TYPE_LABEL
 from argolocal.manifest.patch import merge_over
-from argolocal.manifest.schema import walk
-from argolocal.manifest.shape import shape_errors, without_nulls
+from argolocal.manifest.schema import find_ignored_fields
+from argolocal.manifest.shape import find_shape_errors, remove_nulls
 from argolocal.manifest.tag_scope import has_value
 from argolocal.manifest.types import Find, Object
 
@@ -30,7 +30,7 @@ REFERENCE_FIELDS = {
     "secret": ("Secret", "secretName"),
     "persistentVolumeClaim": ("PersistentVolumeClaim", "claimName"),
 }
-WORKFLOW_TEMPLATES = {
+WORKFLOW_TEMPLATE_KINDS = {
     False: ("WorkflowTemplate", "namespaced"),
     True: ("ClusterWorkflowTemplate", "cluster"),
 }
@@ -127,8 +127,8 @@ def store_templates(
 
         check_spec(
             spec,
-            f"{WORKFLOW_TEMPLATES[bool(reference.get('clusterScope'))][0]} {reference['name']}:"
-            " spec",
+            f"{WORKFLOW_TEMPLATE_KINDS[bool(reference.get('clusterScope'))][0]}"
+            f" {reference['name']}: spec",
         )
 
         qualify_names(spec, template_prefix, f"{template_prefix}.spec", pending_references)
@@ -161,11 +161,11 @@ def fill_from_config_maps(spec: Object, find_object: Find) -> None:
     holders = [(spec.get("arguments") or {}, "spec.arguments")]
     holders += [
         (template.get("inputs") or {}, f"{owner_path}.inputs")
-        for template, owner_path in all_templates(spec, "spec")
+        for template, owner_path in list_templates(spec, "spec")
     ]
     holders += [
         (caller.get("arguments") or {}, f"{owner_path}.arguments")
-        for caller, owner_path in callers(spec, "spec")
+        for caller, owner_path in list_callers(spec, "spec")
     ]
 
     for field_owner, owner_path in holders:
@@ -183,10 +183,10 @@ def fill_from_config_maps(spec: Object, find_object: Find) -> None:
             config_map = find_object("ConfigMap", str(config_map_name)) or {}
 
             labels = (config_map.get("metadata") or {}).get("labels") or {}
-            if config_map and labels.get(CONFIG_MAP_TYPE) != "Parameter":
+            if config_map and labels.get(CONFIG_MAP_TYPE_LABEL) != "Parameter":
                 raise ConfigError(
                     f"{value_path}: the ConfigMap {config_map_name!r} needs the label"
-                    f" {CONFIG_MAP_TYPE}: Parameter."
+                    f" {CONFIG_MAP_TYPE_LABEL}: Parameter."
                 )
 
             value = (config_map.get("data") or {}).get(data_key, value_source.get("default"))
@@ -203,7 +203,7 @@ def fill_from_config_maps(spec: Object, find_object: Find) -> None:
             parameter["value"] = value
 
 
-def required_objects(spec: Object) -> Iterator[tuple[str, str, str, str | None]]:
+def find_required_objects(spec: Object) -> Iterator[tuple[str, str, str, str | None]]:
     """Yield path, kind, name and key of the objects that a spec's pods require. Objects whose names
     contain tags are skipped."""
     reference_sources: list[tuple[object, str]] = [
@@ -211,7 +211,7 @@ def required_objects(spec: Object) -> Iterator[tuple[str, str, str, str | None]]
         (spec.get("volumes"), "spec.volumes"),
     ]
 
-    for template, path in all_templates(spec, "spec"):
+    for template, path in list_templates(spec, "spec"):
         for direction in ("inputs", "outputs"):
             reference_sources.append(
                 ((template.get(direction) or {}).get("artifacts"), f"{path}.{direction}.artifacts")
@@ -265,7 +265,7 @@ def _referenced_objects(value: object, path: str) -> Iterator[tuple[str, str, st
 
 
 def _load_template(reference: Object, path: str, find_object: Find) -> Object:
-    kind, _ = WORKFLOW_TEMPLATES[bool(reference.get("clusterScope"))]
+    kind, _ = WORKFLOW_TEMPLATE_KINDS[bool(reference.get("clusterScope"))]
     template_name = reference.get("name")
     if "{{" in str(template_name):
         raise ConfigError(
@@ -280,11 +280,11 @@ def _load_template(reference: Object, path: str, find_object: Find) -> Object:
             " Workflow, separated by ---."
         )
 
-    problem = next(shape_errors(template), "")
+    problem = next(find_shape_errors(template), "")
     if problem:
         raise ConfigError(f"{kind} {template_name}: {problem}.")
 
-    list(walk(template.get("spec"), "Spec", f"{kind} {template_name}: spec"))
+    list(find_ignored_fields(template.get("spec"), "Spec", f"{kind} {template_name}: spec"))
     spec = copy.deepcopy(dict(template.get("spec") or {}))
     stringify_parameters(spec)
 
@@ -326,21 +326,24 @@ def make_finder(objects: Iterable[Mapping[str, Any]]) -> Find:
 def find_template(reference: Mapping[str, Any], find_object: Find) -> Mapping[str, Any] | None:
     """Return the WorkflowTemplate of a templateRef or workflowTemplateRef; None if it is
     missing."""
-    return without_nulls(
+    return remove_nulls(
         find_object(
-            WORKFLOW_TEMPLATES[bool(reference.get("clusterScope"))][0], str(reference.get("name"))
+            WORKFLOW_TEMPLATE_KINDS[bool(reference.get("clusterScope"))][0],
+            str(reference.get("name")),
         )
     )
 
 
-def scope_of(reference: Mapping[str, Any]) -> str:
+def make_template_prefix(reference: Mapping[str, Any]) -> str:
     """Return the prefix of the names that the templates of a WorkflowTemplate have in a run."""
-    return f"{WORKFLOW_TEMPLATES[bool(reference.get('clusterScope'))][1]}/{reference.get('name')}"
+    return (
+        f"{WORKFLOW_TEMPLATE_KINDS[bool(reference.get('clusterScope'))][1]}/{reference.get('name')}"
+    )
 
 
-def qualified_name(reference: Mapping[str, Any]) -> str:
+def make_qualified_name(reference: Mapping[str, Any]) -> str:
     """Return the name that the template of a templateRef has in a run."""
-    return f"{scope_of(reference)}/{reference.get('template')}"
+    return f"{make_template_prefix(reference)}/{reference.get('template')}"
 
 
 def qualify_names(
@@ -348,13 +351,13 @@ def qualify_names(
 ) -> None:
     """Replace template names in `spec` by full names, and append its references to other objects to
     `pending_references`."""
-    for field_owner, caller_path in callers(spec, path):
+    for field_owner, caller_path in list_callers(spec, path):
         reference = field_owner.get("templateRef")
         if isinstance(reference, dict):
             # a caller with both fields is reported by lint
-            field_owner.setdefault("template", qualified_name(reference))
+            field_owner.setdefault("template", make_qualified_name(reference))
             pending_references.append(
-                (scope_of(reference), reference, f"{caller_path}.templateRef")
+                (make_template_prefix(reference), reference, f"{caller_path}.templateRef")
             )
         elif template_prefix and field_owner.get("template"):
             field_owner["template"] = f"{template_prefix}/{field_owner['template']}"
@@ -362,11 +365,11 @@ def qualify_names(
             field_owner["onExit"] = f"{template_prefix}/{field_owner['onExit']}"
 
 
-def callers(spec: Object, path: str) -> Iterator[tuple[Object, str]]:
+def list_callers(spec: Object, path: str) -> Iterator[tuple[Object, str]]:
     """Yield every step, task and hook with its path."""
     for hook_name, hook in (spec.get("hooks") or {}).items():
         yield hook, f"{path}.hooks.{hook_name}"
-    for template, template_path in all_templates(spec, path):
+    for template, template_path in list_templates(spec, path):
         for task, task_path in _tasks(template, template_path):
             yield task, task_path
             yield from (
@@ -375,7 +378,7 @@ def callers(spec: Object, path: str) -> Iterator[tuple[Object, str]]:
             )
 
 
-def all_templates(spec: Object, path: str) -> list[tuple[Object, str]]:
+def list_templates(spec: Object, path: str) -> list[tuple[Object, str]]:
     """Return every template, including inline templates, with its path."""
     templates = [
         (template, f"{path}.templates[{index}]")

@@ -19,12 +19,16 @@ import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from argolocal.errors import ConfigError, did_you_mean
+from argolocal.errors import ConfigError, suggest_similar
 from argolocal.language.gofmt import INTEGER, parse_seconds
 from argolocal.language.quantity import parse_quantity
-from argolocal.manifest.allowed_values import ARTIFACT_GC, DOWNWARD_FIELDS, RETRY_POLICIES
+from argolocal.manifest.allowed_values import (
+    ARTIFACT_GC_STRATEGIES,
+    DOWNWARD_API_FIELDS,
+    RETRY_POLICIES,
+)
 
-FIELDS = """
+FIELD_TABLE = """
 Workflow apiVersion kind metadata=ObjectMeta -status spec=Spec
 WorkflowTemplate apiVersion kind metadata=ObjectMeta -status spec=Spec
 CronWorkflow apiVersion kind metadata=ObjectMeta -status spec*=CronSpec
@@ -153,8 +157,8 @@ Backoff duration=duration factor=intstr cap=duration maxDuration=duration
 # name of an object → name of a field → its type, name of its object, "-" or "!"
 TABLES: dict[str, dict[str, str]] = {}
 TYPES: dict[str, dict[str, str]] = {}  # name of an object → name of a field → type of the field
-REQUIRED: dict[str, list[str]] = {}
-for line in FIELDS.replace("\n  ", " ").strip().splitlines():
+REQUIRED_FIELDS: dict[str, list[str]] = {}
+for line in FIELD_TABLE.replace("\n  ", " ").strip().splitlines():
     words = line.split()
     pairs = [word.partition("=") for word in words[1:]]
     flags = {
@@ -164,7 +168,7 @@ for line in FIELDS.replace("\n  ", " ").strip().splitlines():
     TYPES[words[0]] = {
         name.strip("-!*"): type or flags[name.strip("-!*")] for name, _, type in pairs
     }
-    REQUIRED[words[0]] = [name.strip("-*") for name, _, _ in pairs if name.endswith("*")]
+    REQUIRED_FIELDS[words[0]] = [name.strip("-*") for name, _, _ in pairs if name.endswith("*")]
 REASONS_UNSUPPORTED = (
     {
         "plugin": "the local runner does not run plugins",
@@ -188,8 +192,8 @@ REASONS_UNSUPPORTED = (
 # function that returns the requirement that a value violates, or ""
 Rule = Callable[[Any], str]
 MAX_DURATION_S = 2**63 // 10**9  # the longest duration of Go's time.Duration
-INT32 = (-(2**31), 2**31 - 1)
-INT64 = (-(2**63), 2**63 - 1)
+INT32_RANGE = (-(2**31), 2**31 - 1)
+INT64_RANGE = (-(2**63), 2**63 - 1)
 QUOTE_HINT = "Quote it (unquoted, YAML reads y as true and 1 as a number)"
 
 
@@ -197,7 +201,7 @@ def _type_rule(value_type: Any, type_name: str) -> Rule:
     return lambda value: "" if isinstance(value, value_type) else f"it must be {type_name}"
 
 
-def _list_of(rule: Rule, type_name: str) -> Rule:
+def _list_rule(rule: Rule, type_name: str) -> Rule:
     return lambda value: (
         ""
         if isinstance(value, list) and not any(map(rule, value))
@@ -221,7 +225,7 @@ def _check_map(value: object) -> str:
 def _number_rule(min_value: int, max_value: int, allows_text: bool = False) -> Rule:
     """Return the rule for an integer. With `allows_text`, return the rule for Kubernetes' type
     IntOrString, which also allows a text with tags."""
-    range_text = {INT32: "", INT64: ""}.get(
+    range_text = {INT32_RANGE: "", INT64_RANGE: ""}.get(
         (min_value, max_value), f" from {min_value} to {max_value}"
     )
 
@@ -293,34 +297,34 @@ def _choice_rule(*choices: str) -> Rule:
 _text_rule = _type_rule(str, f"a text. {QUOTE_HINT}")
 # rule for the value of a parameter, because Argo converts numbers and booleans to strings
 _scalar_rule = _type_rule(str | int | float, f"a text. {QUOTE_HINT}")
-RULES: dict[str, Rule] = {
+RULE_BY_TYPE: dict[str, Rule] = {
     "text": _text_rule,
     "filled": lambda value: _text_rule(value) or ("" if value else "it must not be empty"),
-    "texts": _list_of(_text_rule, f"texts. {QUOTE_HINT}"),
+    "texts": _list_rule(_text_rule, f"texts. {QUOTE_HINT}"),
     "any": _scalar_rule,
-    "anys": _list_of(_scalar_rule, "texts"),
+    "anys": _list_rule(_scalar_rule, "texts"),
     "bool": _type_rule(bool, "true or false"),
     "list": _type_rule(list, "a list"),
     "map": _check_map,
-    "int32": _number_rule(*INT32),
-    "int64": _number_rule(*INT64),
-    "atleast1": _number_rule(1, INT64[1]),
+    "int32": _number_rule(*INT32_RANGE),
+    "int64": _number_rule(*INT64_RANGE),
+    "atleast1": _number_rule(1, INT64_RANGE[1]),
     "seconds": _number_rule(0, MAX_DURATION_S),
     "mode": _number_rule(0, 0o777),
-    "intstr": _number_rule(*INT32, allows_text=True),
-    "deadline": _number_rule(0, INT32[1], allows_text=True),
+    "intstr": _number_rule(*INT32_RANGE, allows_text=True),
+    "deadline": _number_rule(0, INT32_RANGE[1], allows_text=True),
     "port": _type_rule(int | str, "a number or a name"),
     "duration": _check_duration,
     "timeout": _check_timeout,
     "quantities": _check_quantities,
     "policy": _choice_rule(*RETRY_POLICIES),
-    "gc": _choice_rule(*ARTIFACT_GC),
+    "gc": _choice_rule(*ARTIFACT_GC_STRATEGIES),
     "concurrency": _choice_rule("Allow", "Forbid", "Replace", ""),
-    "fact": _choice_rule(*DOWNWARD_FIELDS),
+    "fact": _choice_rule(*DOWNWARD_API_FIELDS),
 }
 
 
-def walk(value: object, type_name: str, path: str) -> Iterator[str]:
+def find_ignored_fields(value: object, type_name: str, path: str) -> Iterator[str]:
     """Yield every field that is ignored on this machine. Raises ConfigError for a field that is
     unsupported, of a wrong type, or missing."""
     if type_name.startswith("["):
@@ -328,7 +332,7 @@ def walk(value: object, type_name: str, path: str) -> Iterator[str]:
             raise ConfigError(f"{path} is {value!r:.200}: it must be a list.")
 
         for index, child_value in enumerate(value):
-            yield from walk(
+            yield from find_ignored_fields(
                 _require(child_value, f"{path}[{index}]"), type_name[1:-1], f"{path}[{index}]"
             )
 
@@ -336,7 +340,7 @@ def walk(value: object, type_name: str, path: str) -> Iterator[str]:
 
     if type_name.startswith("{") and isinstance(value, dict):
         for key, child_value in value.items():
-            yield from walk(
+            yield from find_ignored_fields(
                 _require(child_value, f"{path}.{key}"), type_name[1:-1], f"{path}.{key}"
             )
 
@@ -354,7 +358,8 @@ def walk(value: object, type_name: str, path: str) -> Iterator[str]:
 
         if field_rule is None:
             hint = (
-                did_you_mean(key, set(TABLES[type_name])) or " Remove it, or submit to a cluster."
+                suggest_similar(key, set(TABLES[type_name]))
+                or " Remove it, or submit to a cluster."
             )
             raise ConfigError(f"{field_label} is not supported by the local runner.{hint}")
 
@@ -364,18 +369,18 @@ def walk(value: object, type_name: str, path: str) -> Iterator[str]:
             )
 
         if field_type.strip("[]{}") in TABLES:
-            yield from walk(child_value, field_type, field_path)
+            yield from find_ignored_fields(child_value, field_type, field_path)
         elif (
             child_value is not None
-            and field_type in RULES
-            and (problem := RULES[field_type](child_value))
+            and field_type in RULE_BY_TYPE
+            and (problem := RULE_BY_TYPE[field_type](child_value))
         ):
             raise ConfigError(f"{field_label} is {child_value!r:.200}: {problem}.")
 
         if field_rule == "-":
             yield key
 
-    for key in REQUIRED[type_name]:
+    for key in REQUIRED_FIELDS[type_name]:
         if (value or {}).get(key) is None:
             raise ConfigError(f"{path}.{key} is missing: set it.".removeprefix("."))
 

@@ -4,65 +4,73 @@
 from collections.abc import Iterator
 from typing import Any
 
-ANY_OBJECTS: list[Any] = [{}]
-ARGUMENTS = {"parameters": [{"valueFrom": {"configMapKeyRef": {}}}], "artifacts": [{"s3": {}}]}
-TASK: dict[str, Any] = {
-    "arguments": ARGUMENTS,
-    "hooks": {"": {"arguments": ARGUMENTS}},
+OBJECTS_SHAPE: list[Any] = [{}]
+ARGUMENTS_SHAPE = {
+    "parameters": [{"valueFrom": {"configMapKeyRef": {}}}],
+    "artifacts": [{"s3": {}}],
+}
+TASK_SHAPE: dict[str, Any] = {
+    "arguments": ARGUMENTS_SHAPE,
+    "hooks": {"": {"arguments": ARGUMENTS_SHAPE}},
     "dependencies": [],
     "continueOn": {},
 }
-SECURITY = {"seccompProfile": {}, "capabilities": {"drop": [], "add": []}}
-CONTAINER = {
+SECURITY_SHAPE = {"seccompProfile": {}, "capabilities": {"drop": [], "add": []}}
+CONTAINER_SHAPE = {
     "command": [],
     "args": [],
-    "env": ANY_OBJECTS,
-    "envFrom": ANY_OBJECTS,
-    "ports": ANY_OBJECTS,
+    "env": OBJECTS_SHAPE,
+    "envFrom": OBJECTS_SHAPE,
+    "ports": OBJECTS_SHAPE,
     "resources": {"requests": {}, "limits": {}},
-    "securityContext": SECURITY,
+    "securityContext": SECURITY_SHAPE,
 }
-POD = {
-    "containers": [CONTAINER],
-    "initContainers": [CONTAINER],
-    "volumes": ANY_OBJECTS,
-    "securityContext": SECURITY,
+POD_SHAPE = {
+    "containers": [CONTAINER_SHAPE],
+    "initContainers": [CONTAINER_SHAPE],
+    "volumes": OBJECTS_SHAPE,
+    "securityContext": SECURITY_SHAPE,
 }
-TEMPLATE = {
-    "inputs": ARGUMENTS,
-    "outputs": ARGUMENTS,
-    "container": CONTAINER,
-    "script": CONTAINER,
-    "containerSet": {"containers": [CONTAINER]},
-    "sidecars": [CONTAINER],
-    "initContainers": [CONTAINER],
-    "volumes": ANY_OBJECTS,
-    "securityContext": SECURITY,
+TEMPLATE_SHAPE = {
+    "inputs": ARGUMENTS_SHAPE,
+    "outputs": ARGUMENTS_SHAPE,
+    "container": CONTAINER_SHAPE,
+    "script": CONTAINER_SHAPE,
+    "containerSet": {"containers": [CONTAINER_SHAPE]},
+    "sidecars": [CONTAINER_SHAPE],
+    "initContainers": [CONTAINER_SHAPE],
+    "volumes": OBJECTS_SHAPE,
+    "securityContext": SECURITY_SHAPE,
     "resource": {},
-    "dag": {"tasks": [TASK]},
-    "steps": [[TASK]],
+    "dag": {"tasks": [TASK_SHAPE]},
+    "steps": [[TASK_SHAPE]],
     "retryStrategy": {},
     "memoize": {},
     "metrics": {
-        "prometheus": [{"labels": ANY_OBJECTS, "gauge": {}, "counter": {}, "histogram": {}}]
+        "prometheus": [{"labels": OBJECTS_SHAPE, "gauge": {}, "counter": {}, "histogram": {}}]
     },
 }
-TASK["inline"] = TEMPLATE
-SPEC = {
-    "templates": [TEMPLATE],
-    "templateDefaults": TEMPLATE,
-    "arguments": ARGUMENTS,
-    "hooks": {"": {"arguments": ARGUMENTS}},
+TASK_SHAPE["inline"] = TEMPLATE_SHAPE
+SPEC_SHAPE = {
+    "templates": [TEMPLATE_SHAPE],
+    "templateDefaults": TEMPLATE_SHAPE,
+    "arguments": ARGUMENTS_SHAPE,
+    "hooks": {"": {"arguments": ARGUMENTS_SHAPE}},
     "workflowTemplateRef": {},
     "retryStrategy": {},
-    "volumes": ANY_OBJECTS,
-    "securityContext": SECURITY,
+    "volumes": OBJECTS_SHAPE,
+    "securityContext": SECURITY_SHAPE,
     "podGC": {},
 }
-MANIFEST = {"metadata": {"labels": {}, "annotations": {}}, "spec": {**SPEC, "workflowSpec": SPEC}}
+MANIFEST_SHAPE = {
+    "metadata": {"labels": {}, "annotations": {}},
+    "spec": {**SPEC_SHAPE, "workflowSpec": SPEC_SHAPE},
+}
 
 
-def shape_errors(value: Any, shape: Any = MANIFEST, path: str = "manifest") -> Iterator[str]:
+def find_shape_errors(
+    value: Any, shape: Any = MANIFEST_SHAPE, path: str = "manifest"
+) -> Iterator[str]:
     """Yield a message for each value where `shape` requires a mapping or list and the value is of
     another type.
 
@@ -79,7 +87,7 @@ def shape_errors(value: Any, shape: Any = MANIFEST, path: str = "manifest") -> I
             if child_value is None:
                 yield f"{path}[{index}] is empty: give it a value, or remove it"
             if shape:
-                yield from shape_errors(child_value, shape[0], f"{path}[{index}]")
+                yield from find_shape_errors(child_value, shape[0], f"{path}[{index}]")
     else:
         for key, child_value in value.items():
             if key == "name" and "" not in shape and not isinstance(child_value, str | None):
@@ -89,29 +97,33 @@ def shape_errors(value: Any, shape: Any = MANIFEST, path: str = "manifest") -> I
                 )
 
             # withItems may contain null
-            if shape is TASK and key == "withItems" and not isinstance(child_value, list | None):
+            if (
+                shape is TASK_SHAPE
+                and key == "withItems"
+                and not isinstance(child_value, list | None)
+            ):
                 yield (
                     f"{path}.withItems".removeprefix("manifest.")
                     + f" is {child_value!r:.40}: it must be a list"
                 )
 
             if key in shape or "" in shape:
-                yield from shape_errors(
+                yield from find_shape_errors(
                     child_value,
                     shape.get(key, shape.get("")),
                     f"{path}.{key}".removeprefix("manifest."),
                 )
 
 
-def without_nulls(value: object) -> Any:
+def remove_nulls(value: object) -> Any:
     """Return `value` without null fields, because null means absent. Nulls in loop items are
     kept."""
     if isinstance(value, dict):
         return {
-            key: child_value if key == "withItems" else without_nulls(child_value)
+            key: child_value if key == "withItems" else remove_nulls(child_value)
             for key, child_value in value.items()
             if child_value is not None
         }
     if isinstance(value, list):
-        return [without_nulls(child_value) for child_value in value]
+        return [remove_nulls(child_value) for child_value in value]
     return value

@@ -6,10 +6,10 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from argolocal.manifest.object_labels import SCHEDULED_TIME
+from argolocal.manifest.object_labels import SCHEDULED_TIME_ANNOTATION
 from argolocal.manifest.types import Data
 
-SCHEDULED_TIME_TAG = f"workflow.annotations.{SCHEDULED_TIME}"
+SCHEDULED_TIME_TAG = f"workflow.annotations.{SCHEDULED_TIME_ANNOTATION}"
 WORKFLOW_FIELDS = (
     "name",
     "namespace",
@@ -37,7 +37,7 @@ OPEN_TAG = re.compile(
 PARAMETER_NAME = re.compile(r"[-a-zA-Z0-9_]+")  # valid name of a parameter or artifact
 
 
-def names(named_items: Any) -> list[str]:
+def list_names(named_items: Any) -> list[str]:
     """Return the `name` of each item in a list of parameters, artifacts, tasks or templates."""
     return [str(named_item.get("name", "")) for named_item in named_items or []]
 
@@ -47,7 +47,7 @@ def has_value(parameter: Data) -> bool:
     return any(value_field in parameter for value_field in ("value", "default", "valueFrom"))
 
 
-def workflow_tags(spec: Data, metadata: Data) -> set[str]:
+def list_workflow_tags(spec: Data, metadata: Data) -> set[str]:
     """Return the tags that have a value everywhere in the workflow. A leading `=` marks tags that
     have a value only in expressions.
 
@@ -65,7 +65,7 @@ def workflow_tags(spec: Data, metadata: Data) -> set[str]:
         # without onExit, Argo accepts this tag only in {{=...}}
         tags.add("=workflow.failures")
 
-    parameter_names = names((spec.get("arguments") or {}).get("parameters"))
+    parameter_names = list_names((spec.get("arguments") or {}).get("parameters"))
     if parameter_names:
         tags.update({"workflow.parameters", "workflow.parameters.json"})
         tags.update({f"workflow.parameters.{tag_name}" for tag_name in parameter_names})
@@ -89,7 +89,7 @@ def workflow_tags(spec: Data, metadata: Data) -> set[str]:
     return tags
 
 
-def global_outputs(template: Data) -> set[str]:
+def list_global_output_tags(template: Data) -> set[str]:
     """Return the global tags that a template's outputs set. A globalName that contains tags may set
     any global tag."""
     tags = set[str]()
@@ -107,28 +107,28 @@ def global_outputs(template: Data) -> set[str]:
     return tags
 
 
-def declared_tags(direction: str, template: Data) -> set[str]:
+def list_declared_tags(direction: str, template: Data) -> set[str]:
     """Return the tags of a template's `inputs` or `outputs`."""
     declarations = template.get(direction) or {}
     tags = {
         f"{direction}.{declaration_kind}.{name}"
         for declaration_kind in ("parameters", "artifacts")
-        for name in names(declarations.get(declaration_kind))
+        for name in list_names(declarations.get(declaration_kind))
     }
     return tags | {f"{direction}.parameters"}
 
 
-def path_tags(template: Data) -> set[str]:
+def list_path_tags(template: Data) -> set[str]:
     """Return the tags whose values are paths of a pod's inputs and outputs, such as
     inputs.artifacts.x.path."""
-    input_tags = declared_artifacts("inputs", template)
-    return {f"{name}.path" for name in input_tags | declared_tags("outputs", template)}
+    input_tags = list_declared_artifacts("inputs", template)
+    return {f"{name}.path" for name in input_tags | list_declared_tags("outputs", template)}
 
 
-def declared_artifacts(direction: str, template: Data) -> set[str]:
+def list_declared_artifacts(direction: str, template: Data) -> set[str]:
     return {
         f"{direction}.artifacts.{name}"
-        for name in names((template.get(direction) or {}).get("artifacts"))
+        for name in list_names((template.get(direction) or {}).get("artifacts"))
     }
 
 
@@ -178,7 +178,7 @@ class LoopItemTags(TagSet):
 
     def __contains__(self, tag: str) -> bool:
         name = tag.removeprefix("=")
-        return name in self.names or (self.is_open and _head(name) == "item")
+        return name in self.names or (self.is_open and _first_word(name) == "item")
 
 
 def _item_tags(loop_item: object) -> list[str]:
@@ -189,7 +189,7 @@ def _item_tags(loop_item: object) -> list[str]:
     return ["item"]
 
 
-class Nodes:
+class NodeTags:
     """The tags of the finished tasks or steps of a template. `kind` is "tasks" or "steps".
 
     Outside expressions, Argo's validation accepts only tags for the type of the called template
@@ -210,15 +210,15 @@ class Nodes:
         self.tasks_without_status = tasks_without_status
         self.cache: dict[str, TagSet] = {}
 
-    def allowed_tags(self, task_name: str) -> Container[str]:
+    def list_allowed_tags(self, task_name: str) -> Container[str]:
         """Return the tags of the task `task_name` that Argo's validation allows."""
         task = self.tasks[task_name]
 
         template = task.get("inline") or self.templates.get(str(task.get("template")))
         if template is None:
-            return self.tags_of(task_name)
+            return self.list_tags(task_name)
 
-        tags = {*NODE_FIELDS, *declared_tags("outputs", template)} - {"outputs.parameters"}
+        tags = {*NODE_FIELDS, *list_declared_tags("outputs", template)} - {"outputs.parameters"}
         has_loop = any(task.get(loop_field) for loop_field in ("withItems", "withParam"))
         tags.update({"outputs.parameters"} if has_loop else set())
         tags -= {"status"} if task_name in self.tasks_without_status else set()
@@ -226,7 +226,7 @@ class Nodes:
 
         containers = (template.get("containerSet") or {}).get("containers") or []
         if (
-            "main" in names(containers)
+            "main" in list_names(containers)
             or (has_loop and containers)
             or any(loop_field in template for loop_field in TYPES_WITH_RESULT)
         ):
@@ -234,31 +234,31 @@ class Nodes:
 
         return tags
 
-    def tags_of(self, task_name: str) -> TagSet:
+    def list_tags(self, task_name: str) -> TagSet:
         task = self.tasks[task_name]
         if "inline" in task:
-            return self._node_tags(task["inline"])
+            return self._list_node_tags(task["inline"])
         template_name = str(task.get("template"))
         if template_name not in self.cache:
-            self.cache[template_name] = self._node_tags(self.templates.get(template_name))
+            self.cache[template_name] = self._list_node_tags(self.templates.get(template_name))
         return self.cache[template_name]
 
-    def _node_tags(self, template: Data | None) -> TagSet:
+    def _list_node_tags(self, template: Data | None) -> TagSet:
         return TagSet(
             {
                 *ANY_NODE_FIELDS,
-                *({"outputs"} if template is None else declared_tags("outputs", template)),
+                *({"outputs"} if template is None else list_declared_tags("outputs", template)),
             }
         )
 
 
 @dataclass(frozen=True)
-class Scope:
+class TagScope:
     """The tags that have a value at one place of a manifest: the tags in `layers` and the tags of
     finished `nodes`."""
 
     layers: tuple[TagSet, ...]
-    nodes: Nodes | None = None
+    nodes: NodeTags | None = None
     is_done: Callable[[str], bool] = field(default=lambda name: False)
 
     def __contains__(self, tag: str) -> bool:
@@ -267,11 +267,11 @@ class Scope:
             return bool(node_group) or any(tag in layer for layer in self.layers)
         if tag.startswith("="):
             return self._is_done(node_name) and (
-                not node_tag or f"={node_tag}" in node_group.tags_of(node_name)
+                not node_tag or f"={node_tag}" in node_group.list_tags(node_name)
             )
-        return self._is_done(node_name) and node_tag in node_group.allowed_tags(node_name)
+        return self._is_done(node_name) and node_tag in node_group.list_allowed_tags(node_name)
 
-    def global_names(self) -> set[str]:
+    def list_global_names(self) -> set[str]:
         """Return the tags that have a value here and do not belong to a task or step."""
         return {name for layer in self.layers for name in layer.names}
 
@@ -281,20 +281,23 @@ class Scope:
         node_group, node_name, _ = self._split_node_tag(tag)
         if not node_group:
             return tag, {
-                name for layer in self.layers for name in layer.names if _head(name) == _head(tag)
+                name
+                for layer in self.layers
+                for name in layer.names
+                if _first_word(name) == _first_word(tag)
             }
         if self._is_done(node_name):
             return tag, {
                 f"{node_group.kind}.{node_name}.{name}"
-                for name in node_group.tags_of(node_name).names
+                for name in node_group.list_tags(node_name).names
             }
         return node_name, {name for name in node_group.tasks if self.is_done(name)}
 
     def _is_done(self, node_name: str) -> bool:
         return self.nodes is not None and node_name in self.nodes.tasks and self.is_done(node_name)
 
-    def _split_node_tag(self, tag: str) -> tuple[Nodes | None, str, str]:
-        """Split the tag of a task or step into the `Nodes` object, the name of the task or step,
+    def _split_node_tag(self, tag: str) -> tuple[NodeTags | None, str, str]:
+        """Split the tag of a task or step into the `NodeTags` object, the name of the task or step,
         and the rest of the tag."""
         first_word, _, tag_path = tag.partition(".")
         node_name, _, node_tag = tag_path.partition(".")
@@ -303,7 +306,7 @@ class Scope:
         return (None, "", "")
 
 
-def _head(name: str) -> str:
+def _first_word(name: str) -> str:
     return name.partition(".")[0]
 
 

@@ -7,7 +7,7 @@ each kind.
 
 from dataclasses import dataclass
 
-JOB_VERSION = "kubeflow.org/v1"  # apiVersion of all kinds of training jobs
+JOB_API_VERSION = "kubeflow.org/v1"  # apiVersion of all kinds of training jobs
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class JobKind:
     requires_container_name: bool = True
 
 
-JOBS = {
+JOB_KINDS = {
     "PyTorchJob": JobKind(
         "pytorchReplicaSpecs",
         "pytorch",
@@ -85,7 +85,7 @@ REMOVED_KINDS = {
 }
 
 
-def pod_name(job_name: str, role: str, replica_index: int = 0) -> str:
+def make_pod_name(job_name: str, role: str, replica_index: int = 0) -> str:
     """Return the name of a pod, which is also the host name of the pod's Service."""
     name = f"{job_name}-{role.lower()}"
     if role == "Launcher":

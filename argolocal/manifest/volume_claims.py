@@ -8,11 +8,11 @@ from typing import Any
 
 from argolocal.manifest.types import Data
 
-CONTAINERS = ("initContainers", "sidecars")
+CONTAINER_LIST_FIELDS = ("initContainers", "sidecars")
 GC_STRATEGIES = ("OnWorkflowSuccess", "OnWorkflowCompletion")
 
 
-def mounts(template: Data) -> list[dict[str, Any]]:
+def list_volume_mounts(template: Data) -> list[dict[str, Any]]:
     """Return the volumeMounts of all containers of a template."""
     container_set = template.get("containerSet") or {}
     containers = [
@@ -21,7 +21,7 @@ def mounts(template: Data) -> list[dict[str, Any]]:
     ]
     containers += [
         container
-        for container_list in CONTAINERS
+        for container_list in CONTAINER_LIST_FIELDS
         for container in template.get(container_list) or []
     ]
     return [
@@ -31,7 +31,7 @@ def mounts(template: Data) -> list[dict[str, Any]]:
     ]
 
 
-def mounted_volumes(spec: Data, status: Data, template: Data) -> list[Data]:
+def list_mounted_volumes(spec: Data, status: Data, template: Data) -> list[Data]:
     """Return the volumes that a template mounts. They come from the template, the workflow and the
     workflow's volume claims."""
     volume_lists = (
@@ -46,12 +46,14 @@ def mounted_volumes(spec: Data, status: Data, template: Data) -> list[Data]:
     }
     return [
         volumes_by_name[volume_name]
-        for volume_name in dict.fromkeys(volume_mount["name"] for volume_mount in mounts(template))
+        for volume_name in dict.fromkeys(
+            volume_mount["name"] for volume_mount in list_volume_mounts(template)
+        )
         if volume_name in volumes_by_name
     ]
 
 
-def claims(workflow: Data) -> list[Data]:
+def list_claims(workflow: Data) -> list[Data]:
     """Return `status.persistentVolumeClaims` for the volumeClaimTemplates of a workflow."""
     claim_names = [
         claim["metadata"]["name"] for claim in workflow["spec"].get("volumeClaimTemplates") or []

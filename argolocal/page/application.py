@@ -24,7 +24,7 @@ from starlette.staticfiles import StaticFiles
 from argolocal.common import program
 from argolocal.common.checked_names import RunName
 from argolocal.common.json_text import to_json
-from argolocal.common.wording import visible
+from argolocal.common.wording import escape_control_chars
 from argolocal.errors import ArgolocalError, ConfigError, NotFound, describe
 from argolocal.page import metrics, templating
 from argolocal.page.actions.action import Action, PageAction
@@ -239,7 +239,7 @@ class Page:
     def find_run(self, name: str) -> Run:
         """Return a run. An unchanged run comes from memory. Raises HTTPException with status 404
         for an unknown run, and ConfigError for malformed files."""
-        run_name = RunName.or_none(name)
+        run_name = RunName.parse_or_none(name)
         version = self.source.version(run_name) if run_name else ""
         if not run_name or not version:
             raise HTTPException(404, f"the run {name[:100]!r} does not exist.")
@@ -317,7 +317,7 @@ class Page:
             "sections": self.parts.sections,
             "links": self.parts.links,
             "link": link,
-            "visible": visible,
+            "visible": escape_control_chars,
             "note": self.actions.notes.get(request.query_params.get("note", ""), ""),
         }
 
@@ -371,7 +371,7 @@ class Page:
                 except (HTTPException, ArgolocalError):
                     return "removed"
 
-            run_name = RunName.or_none(name)
+            run_name = RunName.parse_or_none(name)
             return (self.source.version(run_name) if run_name else "") or "removed"
 
         return hashlib.sha256(self.rows.version().encode()).hexdigest()[:16]

@@ -10,11 +10,11 @@ from typing import Any
 
 from argolocal.common import causes, program
 from argolocal.engine.order import NAME_OR_RESULT
-from argolocal.manifest.allowed_values import FAILED, SCRIPT_PATH
+from argolocal.manifest.allowed_values import FAILED_PHASES, SCRIPT_PATH
 from argolocal.page.log_files import LogFile, find_log_with_error, read_end
 from argolocal.page.sources import Run
 from argolocal.view import summary
-from argolocal.view.summary import FINISHED
+from argolocal.view.summary import FINISHED_PHASES
 
 GROUP_TYPES = (*summary.GROUP_TYPES, "Retry")
 LOG_BYTES = 65_536
@@ -76,7 +76,7 @@ def run_message(run: Run) -> str:
 
 def find_failure(run: Run, logs: Mapping[str, LogFile]) -> Failure | None:
     """Return the failure that made a run fail, or None if the run has not failed."""
-    if run.phase not in FAILED:
+    if run.phase not in FAILED_PHASES:
         return None
 
     failed_nodes = find_failed_nodes(run)
@@ -84,7 +84,7 @@ def find_failure(run: Run, logs: Mapping[str, LogFile]) -> Failure | None:
         return None
 
     node = failed_nodes[0]
-    pod = summary.pod_of(run.name, node)
+    pod = summary.make_pod_name(run.name, node)
     log = logs.get(pod) or _log_of_job(run, node, logs)
     text = read_end(log, LOG_BYTES) if log else ""
     lines, error_line = lines_around_error(text)
@@ -113,7 +113,7 @@ def address_of(run: str, node_name: str) -> str:
 def step_name(run: str, node_name: str) -> str:
     """Return the name of a step as users see it: without the numbers of groups and attempts."""
     name = re.sub(r"\[\d+\]\.?", ".", address_of(run, node_name))
-    return causes.ATTEMPT.sub("", name).strip(".").replace("..", ".")
+    return causes.ATTEMPT_NUMBER.sub("", name).strip(".").replace("..", ".")
 
 
 def find_failed_nodes(run: Run) -> list[Mapping[str, Any]]:
@@ -127,24 +127,26 @@ def find_failed_nodes(run: Run) -> list[Mapping[str, Any]]:
     failures: dict[str, Mapping[str, Any]] = {}
 
     for name, node in nodes.items():
-        if node["phase"] not in FAILED or node["type"] in GROUP_TYPES:
+        if node["phase"] not in FAILED_PHASES or node["type"] in GROUP_TYPES:
             continue
 
-        step = causes.ATTEMPT.sub("", name)
+        step = causes.ATTEMPT_NUMBER.sub("", name)
         retry = nodes.get(step, {})
         is_attempt = step != name and retry.get("type") == "Retry"
-        if is_attempt and retry["phase"] in FINISHED - FAILED:
+        if is_attempt and retry["phase"] in FINISHED_PHASES - FAILED_PHASES:
             continue
         # keep only the last attempt of a retried step, because it explains the failure
         current = failures.get(step)
-        if not current or causes.attempt_number(current["name"]) < causes.attempt_number(name):
+        if not current or causes.parse_attempt_number(
+            current["name"]
+        ) < causes.parse_attempt_number(name):
             failures[step] = node
 
     def order(node: Mapping[str, Any]) -> tuple[bool, bool, bool, str]:
         is_hook = ".onExit" in node["name"] or ".hooks." in node["name"]
         task = str(node.get("displayName")).partition("(")[0]
         message = str(node.get("message") or "")
-        was_stopped = causes.STOPPED.search(message) is not None
+        was_stopped = causes.STOPPED_MESSAGE.search(message) is not None
         return is_hook, task in tolerated_tasks, was_stopped, node.get("finishedAt") or "~"
 
     return sorted(failures.values(), key=order)
@@ -170,20 +172,20 @@ def _root_message(run: Run, node: Mapping[str, Any]) -> str:
     """Return the message of a node. If it only refers to other attempts, return the message of an
     attempt."""
     message = str(node.get("message") or "")
-    if not causes.is_secondary(message):
+    if not causes.is_secondary_message(message):
         return message
-    step = causes.ATTEMPT.sub("", node["name"])
+    step = causes.ATTEMPT_NUMBER.sub("", node["name"])
     attempts = [
         str(other.get("message") or "")
         for other in list(run.status["nodes"].values())
-        if causes.ATTEMPT.sub("", other["name"]) == step
+        if causes.ATTEMPT_NUMBER.sub("", other["name"]) == step
     ]
     return causes.find_root_message(message, attempts)
 
 
 def _log_of_job(run: Run, node: Mapping[str, Any], logs: Mapping[str, LogFile]) -> LogFile | None:
     """Return the log that explains the failure of a job or Deployment that a step has applied."""
-    prefix = f"{run.name}-{causes.ATTEMPT.sub('', str(node.get('displayName')))}-"
+    prefix = f"{run.name}-{causes.ATTEMPT_NUMBER.sub('', str(node.get('displayName')))}-"
     return find_log_with_error(log for pod, log in logs.items() if pod.startswith(prefix))
 
 
@@ -191,7 +193,7 @@ def lines_around_error(text: str) -> tuple[list[str], int]:
     """Return the lines around the last error of a log and the index of the error's line. Without an
     error, return the last lines and -1."""
     lines = [line.rstrip() for line in text.splitlines() if line.strip()]
-    errors = [index for index, line in enumerate(lines) if summary.ERROR.match(line)]
+    errors = [index for index, line in enumerate(lines) if summary.ERROR_LINE.match(line)]
     if not errors:
         return lines[-10:], -1
 
@@ -212,7 +214,7 @@ def lines_around_error(text: str) -> tuple[list[str], int]:
 def _error_of_log(text: str) -> str:
     """Return the error at the end of a log: the text of its last `error: ` line, or the exception
     of its last traceback."""
-    error = summary.last_error(text)
+    error = summary.find_last_error(text)
     if error:
         return error
     _, traceback, rest = text.rpartition("Traceback (most recent call last)")

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from argolocal.view.summary import ERROR
+from argolocal.view.summary import ERROR_LINE
 
 SEARCHED_END_BYTES = 65_536  # number of bytes at the end of a log that are searched for an error
 
@@ -79,7 +79,7 @@ def find_log_with_error(logs: Iterable[LogFile]) -> LogFile | None:
     contains an error, consider all logs."""
     by_age = sorted(logs, key=_last_change)
     for log in by_age:
-        if ERROR.search(read_end(log, SEARCHED_END_BYTES)):
+        if ERROR_LINE.search(read_end(log, SEARCHED_END_BYTES)):
             return log
     return next(iter(by_age), None)
 

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 
 from argolocal.page.run_list import STATES, RunRow
-from argolocal.view.summary import timestamp
+from argolocal.view.summary import parse_timestamp
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -25,7 +25,7 @@ def format_metrics(prefix: str, rows: Iterable[RunRow]) -> str:
         if row.seconds is not None:
             durations.setdefault(row.pipeline, row.seconds)
         if row.state == "succeeded" and row.finished:
-            successes.setdefault(row.pipeline, timestamp(row.finished))
+            successes.setdefault(row.pipeline, parse_timestamp(row.finished))
 
     lines = [
         f"# HELP {prefix}_runs Number of runs by pipeline and state.",

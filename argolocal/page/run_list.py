@@ -5,14 +5,14 @@ from dataclasses import dataclass, field, replace
 from threading import Lock, Thread
 
 from argolocal.common import causes
-from argolocal.engine.suspend import suspended
+from argolocal.engine.suspend import list_suspended_nodes
 from argolocal.errors import ArgolocalError, ConfigError
 from argolocal.page.failure import describe_failure
 from argolocal.page.log_files import LogFile
 from argolocal.page.sources import FORM_ERRORS, Run, RunSource, describe_malformed
-from argolocal.runner.rerun import name_prefix
+from argolocal.runner.rerun import make_name_prefix
 from argolocal.view import summary
-from argolocal.view.summary import FINISHED, Step, timestamp
+from argolocal.view.summary import FINISHED_PHASES, Step, parse_timestamp
 
 # phases of steps that have ended without completing their work
 NOT_DONE = {"Failed", "Error", "Omitted"}
@@ -93,7 +93,7 @@ class RowReader:
 
     def pipeline(self, run: Run) -> str:
         """Return the pipeline of a run: the name of the workflow without its random suffix."""
-        return name_prefix(run.manifest).rstrip("-")
+        return make_name_prefix(run.manifest).rstrip("-")
 
     def facts(self, run: Run) -> Mapping[str, str]:
         """Return the texts in the additional columns of the list: title → text."""
@@ -112,7 +112,7 @@ class RowReader:
     def make_row(self, run: Run, steps: Sequence[Step]) -> RunRow:
         """Return the row of a run that consists of `steps`, without the progress of running
         steps."""
-        message = causes.extract_cause(summary.run_message(run.name, run.status))
+        message = causes.extract_cause(summary.find_run_message(run.name, run.status))
         if state_of(run) == "failed":
             message = describe_failure(run, self.read_logs(run.name))
         return make_row(run, steps, self.pipeline(run), message, self.facts(run))
@@ -128,7 +128,7 @@ class _CachedRow:
 def state_of(run: Run) -> str:
     """Return the state of a run as a key of STATES."""
     if run.phase == "Running" and (
-        run.spec.get("suspend") or next(iter(suspended(run.status)), None)
+        run.spec.get("suspend") or next(iter(list_suspended_nodes(run.status)), None)
     ):
         return "waiting"
     return next((state for state, phases in STATES.items() if run.phase in phases), "running")
@@ -145,7 +145,7 @@ def make_row(
 
     seconds = None
     if start and end:
-        seconds = round(timestamp(end) - timestamp(start), 3)
+        seconds = round(parse_timestamp(end) - parse_timestamp(start), 3)
 
     return RunRow(
         name=run.name,
@@ -155,18 +155,18 @@ def make_row(
         started=run.created,
         finished=end,
         seconds=seconds,
-        done=sum(step.phase in FINISHED - NOT_DONE for step in top_steps),
+        done=sum(step.phase in FINISHED_PHASES - NOT_DONE for step in top_steps),
         total=len(top_steps),
         facts=facts,
     )
 
 
 def _list_steps(run: Run) -> list[Step]:
-    return summary.steps(run.name, run.status, summary.list_planned_tasks(run.manifest))
+    return summary.list_steps(run.name, run.status, summary.list_planned_tasks(run.manifest))
 
 
 def _running(steps: Iterable[Step]) -> list[Step]:
-    return [step for step in summary.leaves(steps) if step.phase == "Running"]
+    return [step for step in summary.list_leaf_steps(steps) if step.phase == "Running"]
 
 
 class RunRows:

@@ -14,7 +14,7 @@ from starlette.types import ASGIApp
 from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
 from argolocal.common import homes
-from argolocal.common.files import write_once
+from argolocal.common.files import write_if_missing
 from argolocal.errors import ConfigError
 from argolocal.page.access import Access
 
@@ -28,8 +28,8 @@ TOKEN_FILE = "page-token"  # name of the file in the home  # nosec B105
 
 def read_token(home: Path) -> str:
     """Return the access token of a home's page. On first use, the token is created."""
-    homes.make(home)
-    return write_once(home / TOKEN_FILE, secrets.token_urlsafe(32), 0o600)
+    homes.create_home(home)
+    return write_if_missing(home / TOKEN_FILE, secrets.token_urlsafe(32), 0o600)
 
 
 def listen(port: int | None) -> socket.socket:

@@ -42,7 +42,7 @@ def make_parts(home: Path) -> Parts:
     artifacts = ArtifactsTab(source, stored_artifacts)
 
     def build_status(run: Run) -> dict[str, Any]:
-        return runs.as_object(home, run.name, run.status)
+        return runs.make_status_object(home, run.name, run.status)
 
     title = f"The object of `{program.name} status -o json`"
     return Parts(

@@ -19,7 +19,7 @@ from argolocal.page.log_files import LogFile, local_logs
 from argolocal.state.journal import JOURNAL_FILE, MANIFEST_FILE, RunFiles
 from argolocal.state.journal_reader import JournalReader
 from argolocal.view import runs
-from argolocal.view.summary import FINISHED, Status
+from argolocal.view.summary import FINISHED_PHASES, Status
 
 # maximum bytes of the files whose parsed content stays in memory; the parsed content is about six
 # times as large
@@ -58,7 +58,7 @@ class Run:
 
     @property
     def is_finished(self) -> bool:
-        return self.phase in FINISHED
+        return self.phase in FINISHED_PHASES
 
     @cached_property
     def spec(self) -> Mapping[str, Any]:
@@ -119,7 +119,7 @@ class LocalRuns:
             return []
 
         for entry in entries:
-            name = RunName.or_none(entry.name)
+            name = RunName.parse_or_none(entry.name)
             try:
                 if name:
                     times[name] = os.stat(f"{entry.path}/{MANIFEST_FILE}").st_mtime_ns
@@ -151,7 +151,7 @@ class LocalRuns:
             starts = dict(reader.journal.starts)
 
         status = runs.settle_phase(status, reader.files)
-        if status["phase"] in FINISHED:
+        if status["phase"] in FINISHED_PHASES:
             # if the files change later, `version` notices that their state differs from the stored
             # one
             version = "-".join(version.split("-")[:2])

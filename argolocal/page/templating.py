@@ -9,7 +9,7 @@ from typing import Any
 from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from argolocal.common.wording import format_duration, visible
+from argolocal.common.wording import escape_control_chars, format_duration
 
 
 def make_environment(packages: tuple[str, ...]) -> Environment:
@@ -26,7 +26,7 @@ def make_environment(packages: tuple[str, ...]) -> Environment:
         "duration": format_duration,
         "age": age,
         "moment": moment,
-        "visible": visible,
+        "visible": escape_control_chars,
         "with_code": with_code,
         "bytes": format_bytes,
     }
@@ -41,7 +41,7 @@ def age(text: str | None) -> str:
         start = datetime.fromisoformat(text).timestamp()
     except (ValueError, TypeError):
         # the time of another program
-        return visible(str(text))
+        return escape_control_chars(str(text))
     seconds = max(0.0, time.time() - start)
     if seconds >= 2 * 86400:
         return f"{seconds / 86400:.0f} days ago"
@@ -52,7 +52,7 @@ def with_code(text: str) -> Markup:
     """Convert a sentence to HTML. Texts between backticks become `code` elements."""
     return Markup("").join(
         Markup("<code>{}</code>").format(fragment) if number % 2 else fragment
-        for number, fragment in enumerate(visible(text).split("`"))
+        for number, fragment in enumerate(escape_control_chars(text).split("`"))
     )
 
 

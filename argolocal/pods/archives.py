@@ -28,7 +28,7 @@ from typing import Any, BinaryIO
 from argolocal.pods.tarballs import (
     CHUNK_BYTES,
     MAX_HEADER_BYTES,
-    CountedEntry,
+    CountedTarEntry,
     TarStream,
     open_tar,
 )
@@ -84,7 +84,7 @@ class _CountingZipFile(io.BufferedReader):
         return chunk
 
 
-class _Budget:
+class _UnpackBudget:
     """The number of bytes and entries that may still be unpacked from the archive `name` into a
     directory."""
 
@@ -134,7 +134,9 @@ def unpack_tar(
     As in Argo, owners, setuid bits, devices and hard links are dropped. Raises ArchiveError.
     """
     with _unpack_directory(archive, path) as directory:
-        unpacked_tree = _Tree(directory, _Budget(path.name, directory, max_entries, max_disk_share))
+        unpacked_tree = _UnpackedTree(
+            directory, _UnpackBudget(path.name, directory, max_entries, max_disk_share)
+        )
         with closing(TarStream(archive)) as tar_stream, open_tar(tar_stream) as tar_file:
             entry_counter = _EntryCounter(path.name, max_entries)
             while True:
@@ -170,7 +172,9 @@ def unpack_zip(
         _CountingZipFile(archive, max_entries) as counted_file,
         zipfile.ZipFile(counted_file) as zip_file,
     ):
-        unpacked_tree = _Tree(directory, _Budget(path.name, directory, max_entries, max_disk_share))
+        unpacked_tree = _UnpackedTree(
+            directory, _UnpackBudget(path.name, directory, max_entries, max_disk_share)
+        )
         _check_zip(counted_file, zip_file.infolist(), unpacked_tree.budget)
 
         for zip_entry in zip_file.infolist():
@@ -192,7 +196,7 @@ def unpack_zip(
 
 
 def _check_zip(
-    counted_file: _CountingZipFile, zip_entries: list[zipfile.ZipInfo], budget: "_Budget"
+    counted_file: _CountingZipFile, zip_entries: list[zipfile.ZipInfo], budget: "_UnpackBudget"
 ) -> None:
     """Raise ArchiveError for entries that exceed the budget, share bytes or are neither stored nor
     deflated."""
@@ -251,7 +255,7 @@ class _EntryCounter:
             self._count(next_part, max_entries)
 
     def _count(self, tar_stream: TarStream, max_entries: int) -> None:
-        with open_tar(tar_stream, CountedEntry) as tar_file:
+        with open_tar(tar_stream, CountedTarEntry) as tar_file:
             for _ in range(max_entries + 1):
                 tar_stream.budget = MAX_HEADER_BYTES
                 tar_entry = tar_file.next()
@@ -313,10 +317,10 @@ def _unpack_directory(archive: Path, path: Path) -> Iterator[Path]:
         shutil.rmtree(directory, ignore_errors=True)
 
 
-class _Tree:
+class _UnpackedTree:
     """The unpacked tree below a directory."""
 
-    def __init__(self, root: Path, budget: _Budget) -> None:
+    def __init__(self, root: Path, budget: _UnpackBudget) -> None:
         self.root = root
         self.budget = budget
         # path of a link → (its name in the archive, its target)

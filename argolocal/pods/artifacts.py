@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from argolocal.errors import ArgolocalError, ConfigError, NotFound, StorageError
-from argolocal.manifest.allowed_values import ARTIFACT_GC
+from argolocal.manifest.allowed_values import ARTIFACT_GC_STRATEGIES
 from argolocal.pods import archives, web
 from argolocal.store import ObjectStore
 
@@ -27,7 +27,7 @@ OpenStore = Callable[..., Any]
 STAGING_PATH = "/tmp/argo/outputs/artifacts"
 
 
-class Tar(tarfile.TarFile):
+class GoTarFile(tarfile.TarFile):
     """A tar that stores hard links as full files, as Go does."""
 
     def gettarinfo(self, *args: Any, **kwargs: Any) -> tarfile.TarInfo:
@@ -102,13 +102,13 @@ def _download(artifact: dict[str, Any], target_file: Path) -> None:
 
             max_bytes = int(archives.MAX_DISK_SHARE * shutil.disk_usage(target_file.parent).free)
             with target_file.open("wb") as file:
-                web.copy(response, file, max_bytes)
+                web.copy_body(response, file, max_bytes)
     except (web.WebError, OSError) as error:
         # this OSError means that the local file cannot be written
         raise ArtifactError(f"{message}: {error}") from None
 
 
-def save(
+def save_artifact(
     artifact: dict[str, Any],
     link_path: Path,
     path: Path,
@@ -143,13 +143,14 @@ def save(
     if "zip" in archive_options:
         artifact_name = f"{artifact['name']}.zip"
         uploaded_file = temporary_folder / f".{artifact['name']}.zip"
-        _zip(path, uploaded_file, artifact["name"])
+        _zip_path(path, uploaded_file, artifact["name"])
     elif "none" not in archive_options:
         artifact_name = f"{artifact['name']}.tgz"
         uploaded_file = temporary_folder / f".{artifact['name']}.tgz"
 
         requested_level = (archive_options.get("tar") or {}).get("compressionLevel")
-        # as in Argo, an invalid gzip level is ignored; `check` rejects it for files in volumes
+        # as in Argo, an invalid gzip level is ignored; `check_artifacts` rejects it for files in
+        # volumes
         if isinstance(requested_level, int) and requested_level in range(10):
             compression_level = requested_level
         else:
@@ -157,7 +158,7 @@ def save(
 
         with (
             gzip.GzipFile(uploaded_file, "wb", compression_level, mtime=0) as gzip_file,
-            Tar.open(fileobj=gzip_file, mode="w") as tar_file,
+            GoTarFile.open(fileobj=gzip_file, mode="w") as tar_file,
         ):
             tar_file.add(link_path if path.is_dir() else path, arcname=link_path.name)
 
@@ -222,7 +223,7 @@ def save_log(
     return {"name": f"{container_name}-logs", "s3": target_location}
 
 
-def _zip(path: Path, zip_path: Path, entry_name: str) -> None:
+def _zip_path(path: Path, zip_path: Path, entry_name: str) -> None:
     """Zip a directory or file. In the zip, a directory has the artifact's name and contains no
     empty directories, and a file is below Argo's staging path."""
     with zipfile.ZipFile(zip_path, "w", zipfile.ZIP_DEFLATED) as zip_archive:
@@ -255,13 +256,13 @@ def collect_garbage(
         ):
             if (
                 artifact.get("deleted")
-                or strategy(artifact, spec) != ARTIFACT_GC[0]
+                or find_gc_strategy(artifact, spec) != ARTIFACT_GC_STRATEGIES[0]
                 or not artifact.get("s3")
             ):
                 continue
 
             try:
-                _delete(artifact["s3"]["key"], open_store(artifact["s3"]))
+                _delete_objects(artifact["s3"]["key"], open_store(artifact["s3"]))
             except (ArgolocalError, KeyError, OSError, ValueError) as error:
                 other_conditions = [
                     condition
@@ -277,13 +278,13 @@ def collect_garbage(
     return changed_node_ids
 
 
-def _delete(key: str, store: ObjectStore) -> None:
+def _delete_objects(key: str, store: ObjectStore) -> None:
     store.delete(
         [listed_object.key for listed_object in store.list(key)] if key.endswith("/") else [key]
     )
 
 
-def strategy(artifact: dict[str, Any], spec: dict[str, Any]) -> str:
+def find_gc_strategy(artifact: dict[str, Any], spec: dict[str, Any]) -> str:
     """Return the garbage collection strategy of an artifact, or else of the workflow."""
     strategies = (
         (strategy_owner.get("artifactGC") or {}).get("strategy")
@@ -292,7 +293,7 @@ def strategy(artifact: dict[str, Any], spec: dict[str, Any]) -> str:
     return next(filter(None, strategies), "Never")
 
 
-def check(template: dict[str, Any], field_path: str) -> None:
+def check_artifacts(template: dict[str, Any], field_path: str) -> None:
     """Raise ConfigError for an artifact that has no path, a path outside of the pod, or an invalid
     gzip level."""
     is_pod = not template.keys() & {"dag", "steps", "suspend"}
@@ -337,7 +338,7 @@ def check(template: dict[str, Any], field_path: str) -> None:
             )
 
 
-def _owner(path: Path) -> int | None:
+def _read_owner_id(path: Path) -> int | None:
     with contextlib.suppress(FileNotFoundError):
         return path.stat().st_uid
     return None
@@ -345,7 +346,7 @@ def _owner(path: Path) -> int | None:
 
 def remove_directory(root: Path) -> None:
     """Remove a pod's directory, which another thread may be removing at the same time."""
-    may_remove = os.getuid() in (0, _owner(root))
+    may_remove = os.getuid() in (0, _read_owner_id(root))
 
     def on_error(_function: Any, _path: str, error: Any) -> None:
         if may_remove and not isinstance(error[1], FileNotFoundError):

@@ -9,7 +9,7 @@ from pathlib import Path
 from argolocal.errors import ConfigError
 
 # name of the file in the home in which users define images
-IMAGES_FILE = "images.yaml"
+IMAGES_FILE_NAME = "images.yaml"
 # images whose programs exist on every machine: name → CMD of the Dockerfile
 BASE_IMAGES = {
     "python": ("python3",),
@@ -71,6 +71,6 @@ class Image:
         }
 
 
-def base_name(image: str) -> str:
+def image_base_name(image: str) -> str:
     """Return an image's name without registry, tag and digest."""
     return image.split("@")[0].rpartition("/")[2].partition(":")[0]

@@ -14,22 +14,23 @@ from argolocal.common import object_names
 from argolocal.errors import ConfigError
 from argolocal.interfaces import Cluster
 from argolocal.language.quantity import parse_quantity
-from argolocal.manifest.resolve import all_templates
+from argolocal.manifest.resolve import list_templates
 from argolocal.manifest.types import Data
-from argolocal.pods.container_images import BASE_IMAGES, IMAGES_FILE, base_name
+from argolocal.pods.container_images import BASE_IMAGES, IMAGES_FILE_NAME, image_base_name
 from argolocal.pods.kinds import container_set, sidecars
 
 
-def containers_of(template: Data) -> Iterator[tuple[str, Data]]:
+def list_containers(template: Data) -> Iterator[tuple[str, Data]]:
     """Yield (path in the template, container) for each container of a template."""
     for container_field in ("container", "script"):
         if template.get(container_field) is not None:
             yield container_field, template[container_field]
     containers_by_field = {
-        container_field: template.get(container_field) for container_field in sidecars.KINDS
+        container_field: template.get(container_field)
+        for container_field in sidecars.CONTAINER_LIST_FIELDS
     }
     if template.get("containerSet"):
-        containers_by_field["containerSet.containers"] = container_set.members(template)
+        containers_by_field["containerSet.containers"] = container_set.list_containers(template)
     for container_field, containers in containers_by_field.items():
         yield from (
             (f"{container_field}[{index}]", container)
@@ -37,7 +38,7 @@ def containers_of(template: Data) -> Iterator[tuple[str, Data]]:
         )
 
 
-def port_number(container: Data, port: int | str) -> int:
+def find_port_number(container: Data, port: int | str) -> int:
     """Return the number of a port, or of the containerPort with this name. Raises ValueError."""
     port_numbers = {
         container_port.get("name"): container_port["containerPort"]
@@ -46,23 +47,25 @@ def port_number(container: Data, port: int | str) -> int:
     return int(port_numbers.get(port, port))
 
 
-def check(template: Data, field_path: str, cluster: Cluster) -> None:
+def check_containers(template: Data, field_path: str, cluster: Cluster) -> None:
     """Raise ConfigError for a container that has no image or command, or that Kubernetes
     rejects."""
-    for container_path, container in containers_of(template):
+    for container_path, container in list_containers(template):
         _check_program(container, f"{field_path}.{container_path}", cluster)
         _check_environment(container, f"{field_path}.{container_path}.env")
         _check_mounts(container, f"{field_path}.{container_path}.volumeMounts")
         _check_resources(container, f"{field_path}.{container_path}.resources")
 
 
-def check_names(template: Data, pod_name: str) -> None:
+def check_pod_names(template: Data, pod_name: str) -> None:
     """Raise ConfigError for a name in a pod that the API server rejects. Names are checked when the
     pod starts, because earlier they may contain tags."""
     message_prefix = f'Pod "{pod_name}" is invalid'
-    for container_path, container in containers_of(template):
+    for container_path, container in list_containers(template):
         if "name" in container:
-            object_names.LABEL.check(container["name"], f"{message_prefix}: {container_path}.name")
+            object_names.LABEL_RULE.check(
+                container["name"], f"{message_prefix}: {container_path}.name"
+            )
 
     metadata = template.get("metadata") or {}
     object_names.check_labels(metadata.get("labels"), f"{message_prefix}: metadata.labels")
@@ -73,25 +76,27 @@ def check_names(template: Data, pod_name: str) -> None:
 
     for field in ("serviceAccountName", "priorityClassName", "schedulerName"):
         if template.get(field):
-            object_names.SUBDOMAIN.check(template[field], f"{message_prefix}: spec.{field}")
+            object_names.SUBDOMAIN_RULE.check(template[field], f"{message_prefix}: spec.{field}")
 
     for host_alias in template.get("hostAliases") or []:
         for host_name in (
             (host_alias.get("hostnames") or []) if isinstance(host_alias, dict) else []
         ):
-            object_names.SUBDOMAIN.check(host_name, f"{message_prefix}: spec.hostAliases.hostnames")
+            object_names.SUBDOMAIN_RULE.check(
+                host_name, f"{message_prefix}: spec.hostAliases.hostnames"
+            )
 
 
 def check_images(template: Data, field_path: str, cluster: Cluster) -> None:
     """Raise ConfigError for an image whose programs do not exist on this machine."""
-    for container_path, container in containers_of(template):
+    for container_path, container in list_containers(template):
         image = str(container.get("image"))
         command_words = [*(container.get("command") or []), *(container.get("args") or [])]
 
         runs_module = command_words[1:2] == ["-m"] and {*command_words[2:3]} <= {*cluster.modules}
         if (
             "{{" in image
-            or base_name(image) in BASE_IMAGES
+            or image_base_name(image) in BASE_IMAGES
             or runs_module
             or image in cluster.images
         ):
@@ -104,8 +109,8 @@ def check_images(template: Data, field_path: str, cluster: Cluster) -> None:
         raise ConfigError(
             f"{field_path}.{container_path}.image is {image!r}, which this machine does not have:"
             f" only {', '.join(supported_images)} are supported. Use one of these, map it to a"
-            f" command in {cluster.home / IMAGES_FILE} ({image}: {{command: [...]}}), or submit"
-            " the workflow to a cluster."
+            f" command in {cluster.home / IMAGES_FILE_NAME} ({image}: {{command: [...]}}), or"
+            " submit the workflow to a cluster."
         )
 
 
@@ -115,8 +120,8 @@ def python_version_warnings(spec: dict[str, Any], cluster: Cluster) -> Iterator[
     local_version = f"{sys.version_info.major}.{sys.version_info.minor}"
     templates_by_image: dict[str, list[str]] = {}
 
-    for template, _ in all_templates(spec, "spec"):
-        for _, container in containers_of(template):
+    for template, _ in list_templates(spec, "spec"):
+        for _, container in list_containers(template):
             templates_by_image.setdefault(str(container.get("image")), []).append(
                 str(template.get("name"))
             )
@@ -124,7 +129,7 @@ def python_version_warnings(spec: dict[str, Any], cluster: Cluster) -> Iterator[
     for image, template_names in templates_by_image.items():
         image_version = re.search(r":(\d+\.\d+)", image)
         if (
-            base_name(image) == "python"
+            image_base_name(image) == "python"
             and image_version
             and image_version[1] != local_version
             and image not in cluster.images
@@ -132,8 +137,8 @@ def python_version_warnings(spec: dict[str, Any], cluster: Cluster) -> Iterator[
             yield (
                 f"{', '.join(dict.fromkeys(template_names))}: {image} runs here on Python"
                 f" {local_version}, not {image_version[1]}: code for {image_version[1]} may fail."
-                f" Set the image's interpreter in {cluster.home / IMAGES_FILE} ({image}: {{python:"
-                " /path/to/python})."
+                f" Set the image's interpreter in {cluster.home / IMAGES_FILE_NAME} ({image}:"
+                " {python: /path/to/python})."
             )
 
 

@@ -23,9 +23,9 @@ from functools import partial
 from typing import Any
 
 from argolocal.common import exit_codes
-from argolocal.common.interrupts import Interrupts
-from argolocal.common.processes import signal_group, start_time
-from argolocal.engine.nodes import PodEnded, PodStarted, Resources, Start
+from argolocal.common.interrupts import InterruptHandlers
+from argolocal.common.processes import read_start_ticks, signal_group
+from argolocal.engine.nodes import PodEnded, PodStarted, Resources, StartPod
 from argolocal.errors import ArgolocalError, ConfigError, describe
 from argolocal.interfaces import Cluster
 from argolocal.pods import artifacts, containers
@@ -33,17 +33,17 @@ from argolocal.pods.artifacts import ArtifactError
 from argolocal.pods.kinds import daemon, data, http
 from argolocal.pods.kinds.container_set import START_ERROR_CODE, main_container
 from argolocal.pods.kinds.sidecars import TERMINATED_EXIT_CODES
-from argolocal.pods.pod_run import GRACE_S, Outputs, PodRun
+from argolocal.pods.pod_run import SIDECAR_GRACE_S, Outputs, PodRun
 from argolocal.pods.process import (
     ContainerRun,
     Process,
     StartError,
-    container_environment,
+    describe_missing_command,
     expand_variables,
-    missing_command_message,
+    make_environment,
     start_container,
 )
-from argolocal.state.journal import DISK_FULL, RunFiles, StateError, write_error
+from argolocal.state.journal import DISK_FULL, RunFiles, StateError, make_write_error
 from argolocal.store import ObjectStore
 
 START_ERRORS = (FileNotFoundError, PermissionError, StartError)
@@ -60,7 +60,7 @@ class Executor:
         run_files: RunFiles,
         workflow: dict[str, Any],
         cluster: Cluster,
-        interrupts: Interrupts,
+        interrupts: InterruptHandlers,
         resources: Resources,
     ) -> None:
         self.files = run_files
@@ -78,13 +78,13 @@ class Executor:
         self.store_lock = threading.Lock()
         self.threads: list[threading.Thread] = []
 
-    def start(self, action: Start) -> None:
+    def start(self, action: StartPod) -> None:
         """Run the pod of a node."""
         with self._end_node_on_error(action.id):
             self._start(action)
 
-    def _start(self, action: Start) -> None:
-        containers.check_names(action.template, action.pod)
+    def _start(self, action: StartPod) -> None:
+        containers.check_pod_names(action.template, action.pod)
         if "resource" in action.template:
             self.events += self.resources.start(action)
             return
@@ -96,7 +96,9 @@ class Executor:
         http_request = action.template.get("http")
         if http_request:
             self._run_in_thread(
-                pod, lambda: http.send(http_request, self.cluster.secret), self._on_collected
+                pod,
+                lambda: http.run_http_template(http_request, self.cluster.secret),
+                self._on_collected,
             )
             return
 
@@ -104,7 +106,7 @@ class Executor:
         if data_source:
             self.events.append(PodStarted(action.id))
             self._run_in_thread(
-                pod, lambda: data.transform(data_source, self._store), self._on_collected
+                pod, lambda: data.run_data_template(data_source, self._store), self._on_collected
             )
             return
 
@@ -125,7 +127,7 @@ class Executor:
                     or "/"
                 )
                 pod.expand = lambda text: expand_variables(
-                    text, container_environment(container_run, self.cluster)
+                    text, make_environment(container_run, self.cluster)
                 )
 
             load_calls = [
@@ -141,7 +143,7 @@ class Executor:
                 pod, lambda: [load_artifact() for load_artifact in load_calls], self._on_loaded
             )
         else:
-            self._spawn(pod)
+            self._start_process(pod)
 
     def wait(self, timeout: float | None) -> list[PodStarted | PodEnded]:
         """Return the next events, or an empty list after `timeout` seconds."""
@@ -169,7 +171,7 @@ class Executor:
                 with self._end_node_on_error(pod.action.id):
                     callback(pod, future)
 
-        self._enforce()
+        self._enforce_deadlines()
         self.cluster.poll()  # restart services of the cluster that have died
         self.events += self.resources.poll()
         pending_events = self.events
@@ -189,7 +191,7 @@ class Executor:
             grace_seconds is None
             and (grace_seconds := pod.template.get("terminationGracePeriodSeconds")) is None
         ):
-            grace_seconds = GRACE_S
+            grace_seconds = SIDECAR_GRACE_S
 
         pod.kill_reason = reason
         pod.kill_at = time.time() + grace_seconds
@@ -227,7 +229,7 @@ class Executor:
                 signal_group(pod.process.pid, signal.SIGKILL)
 
             for container_name in list(pod.descriptors):
-                self._unwatch(pod, container_name)
+                self._unwatch_process(pod, container_name)
 
             artifacts.remove_directory(pod.volumes_folder)
 
@@ -250,7 +252,7 @@ class Executor:
 
         return min(filter(None, wake_times), default=None)
 
-    def _enforce(self) -> None:
+    def _enforce_deadlines(self) -> None:
         now = time.time()
         for pod in list(self.running.values()):
             if pod.kill_at and now >= pod.kill_at:
@@ -277,7 +279,7 @@ class Executor:
             raise
         except Exception as error:
             if isinstance(error, OSError) and error.errno in DISK_FULL:
-                raise write_error(error, self.files.root) from error
+                raise make_write_error(error, self.files.root) from error
             self._fail(node_id, describe(error))
 
     def _fail(self, node_id: str, message: str) -> None:
@@ -291,7 +293,7 @@ class Executor:
             signal_group(process.pid, signal.SIGKILL)
 
         for container_name in list(pod.descriptors):
-            self._unwatch(pod, container_name)
+            self._unwatch_process(pod, container_name)
 
         try:
             if pod.sidecars:
@@ -329,7 +331,7 @@ class Executor:
         except (ArtifactError, ArgolocalError, OSError, ValueError) as error:
             self._end(pod, "Error", f"init: Error (exit code 64): {error}", None)
         else:
-            self._spawn(pod)
+            self._start_process(pod)
 
     def _on_collected(self, pod: PodRun, future: Future[Any]) -> None:
         """End a pod whose outputs have been collected."""
@@ -348,7 +350,7 @@ class Executor:
         if future.result():
             self.events.append(PodStarted(pod.action.id, ContainerRun.ip))
 
-    def _spawn(self, pod: PodRun) -> None:
+    def _start_process(self, pod: PodRun) -> None:
         if pod.kill_reason is not None:
             self._end(pod, "Failed", pod.kill_reason, None)
             return
@@ -368,7 +370,7 @@ class Executor:
             return
 
         try:
-            pod.process = pod.sidecars.next_init() if pod.sidecars else None
+            pod.process = pod.sidecars.start_next_init() if pod.sidecars else None
             if not pod.process:
                 if pod.sidecars:
                     pod.sidecars.start_sidecars()
@@ -416,7 +418,7 @@ class Executor:
         if isinstance(error, StartError):
             cause_text = str(error)
         else:
-            cause_text = missing_command_message(error)
+            cause_text = describe_missing_command(error)
 
         with pod.log.open("a") as log_file:
             log_file.write(f"{cause_text}\n")
@@ -447,7 +449,7 @@ class Executor:
         except (ConfigError, OSError, ValueError, subprocess.SubprocessError) as error:
             container_set.stop(0)
             for container_name in list(pod.descriptors):
-                self._unwatch(pod, container_name)
+                self._unwatch_process(pod, container_name)
 
             self._end(pod, "Error", str(error), None)
             return
@@ -468,10 +470,17 @@ class Executor:
             pod.descriptors[container_name], selectors.EVENT_READ, (pod.action.id, container_name)
         )
         self.files.append(
-            {"pods": {pod.journal_key(container_name): [process.pid, start_time(process.pid) or 0]}}
+            {
+                "pods": {
+                    pod.journal_key(container_name): [
+                        process.pid,
+                        read_start_ticks(process.pid) or 0,
+                    ]
+                }
+            }
         )
 
-    def _unwatch(self, pod: PodRun, container_name: str) -> None:
+    def _unwatch_process(self, pod: PodRun, container_name: str) -> None:
         process_descriptor = pod.descriptors.pop(container_name)
         self.selector.unregister(process_descriptor)
         os.close(process_descriptor)
@@ -482,7 +491,7 @@ class Executor:
         process.wait()
         # a container's processes end with its first process
         signal_group(process.pid, signal.SIGKILL)
-        self._unwatch(pod, container_name)
+        self._unwatch_process(pod, container_name)
 
         if process.log_pipe.error:
             raise process.log_pipe.error
@@ -506,7 +515,7 @@ class Executor:
 
                 self._end(pod, *pod_result, None)
             else:
-                self._spawn(pod)
+                self._start_process(pod)
 
             return
 

@@ -27,38 +27,38 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-NEWNS = 0x00020000
-NEWUSER = 0x10000000
-READ_ONLY = 1
-REMOUNT = 32
-BIND = 4096
-REC = 16384
-PRIVATE = 1 << 18
+CLONE_NEWNS = 0x00020000
+CLONE_NEWUSER = 0x10000000
+MS_RDONLY = 1
+MS_REMOUNT = 32
+MS_BIND = 4096
+MS_REC = 16384
+MS_PRIVATE = 1 << 18
 LOCKED_FLAGS = 2 | 4 | 8  # mount flags that a remount must keep: nosuid, nodev and noexec
-DETACH = 2
-MAX_LINKS = 40  # the kernel follows at most 40 links
+MNT_DETACH = 2
+MAX_SYMLINKS = 40  # the kernel follows at most 40 links
 # the system call mount_setattr of Linux 5.12
-MOUNT_SETATTR = 442
-RECURSIVE = 0x8000
+SYS_MOUNT_SETATTR = 442
+AT_RECURSIVE = 0x8000
 AT_FDCWD = -100
 KERNEL_DIRECTORIES = {"dev", "proc", "sys"}
 SYSTEM_DIRECTORIES = KERNEL_DIRECTORIES | {
     *("bin", "sbin", "lib", "lib32", "lib64", "libx32", "usr", "etc", "run", "var", "boot"),
 }
 PACKAGES_FOLDER = Path(__file__).resolve().parents[2]
-SHM = "/dev/shm"
+SHARED_MEMORY_PATH = "/dev/shm"
 # an escaped character in /proc/self/mountinfo, for example a space
 OCTAL_ESCAPE = re.compile(rb"\\([0-7]{3})")
 LIBC = ctypes.CDLL(None, use_errno=True)
-Bind = tuple[Path, str, bool]
+BindMount = tuple[Path, str, bool]
 
 
-def unsupported_path(paths: Iterable[str]) -> str | None:
+def find_unsupported_path(paths: Iterable[str]) -> str | None:
     """Return the first path that cannot be private, because it is a system directory or below /dev,
     /proc or /sys; or None."""
     for path in paths:
-        top_level = _top_level(Path(path))
-        if Path(path) != Path(SHM) and (
+        top_level = _find_top_level(Path(path))
+        if Path(path) != Path(SHARED_MEMORY_PATH) and (
             top_level in KERNEL_DIRECTORIES
             or (top_level in SYSTEM_DIRECTORIES and os.path.isdir(path))
         ):
@@ -95,7 +95,7 @@ def resolve_links(path: str, host_path: Callable[[Path], Path]) -> Path:
             continue
 
         link_count += 1
-        if link_count > MAX_LINKS:
+        if link_count > MAX_SYMLINKS:
             raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), path)
 
         link_target = Path(os.readlink(host_file))
@@ -107,7 +107,7 @@ def resolve_links(path: str, host_path: Callable[[Path], Path]) -> Path:
     return resolved_path
 
 
-def _top_level(path: Path) -> str:
+def _find_top_level(path: Path) -> str:
     return next(iter(path.parts[1:2]), "")
 
 
@@ -124,13 +124,13 @@ def succeeds_in_child(action: Callable[[], None]) -> bool:
 
 
 @cache
-def available() -> bool:
+def supports_namespaces() -> bool:
     """Return True if this system allows mount namespaces. The result is cached."""
     return succeeds_in_child(lambda: _enter_namespace(os.getuid(), os.getgid()))
 
 
 @cache
-def _root_overlay_supported() -> bool:
+def _supports_root_overlay() -> bool:
     """Return True if one overlay can cover all files of the machine. The result is cached."""
 
     def mount() -> None:
@@ -143,26 +143,31 @@ def _root_overlay_supported() -> bool:
     return succeeds_in_child(mount)
 
 
-class View:
+class FileSystemView:
     """The file system tree of one container: the declared `paths` below `root`, and all other files
     of the machine.
 
     `binds`: (source, mount path, read only) of each mounted file or directory.
     """
 
-    def __init__(self, root: Path, paths: Iterable[str], bind_mounts: Iterable[Bind] = ()) -> None:
+    def __init__(
+        self, root: Path, paths: Iterable[str], bind_mounts: Iterable[BindMount] = ()
+    ) -> None:
         self.root = root
         self.binds = [
             (source_path, os.path.normpath(path), is_read_only)
             for source_path, path, is_read_only in bind_mounts
         ]
         self.binds.sort(key=lambda bind_mount: bind_mount[1].count("/"))
-        all_paths = [*paths, *(mount_path for _, mount_path, _ in self.binds if mount_path != SHM)]
+        all_paths = [
+            *paths,
+            *(mount_path for _, mount_path, _ in self.binds if mount_path != SHARED_MEMORY_PATH),
+        ]
         self.declared_paths = [
             Path("/", path_in_root(root, path).relative_to(root)) for path in all_paths
         ]
         self.private_top_levels = {"tmp"} | {
-            _top_level(path) for path in self.declared_paths
+            _find_top_level(path) for path in self.declared_paths
         } - SYSTEM_DIRECTORIES
         self.sockets: tuple[socket.socket, ...] = ()
         self.fd: int | None = None
@@ -177,7 +182,7 @@ class View:
             if path.is_relative_to(mount_path):
                 return source_path / path.relative_to(mount_path)
 
-        if _top_level(path) in self.private_top_levels or any(
+        if _find_top_level(path) in self.private_top_levels or any(
             path.is_relative_to(declared_path)
             for declared_path in self.declared_paths
             if declared_path.parts[1:]
@@ -207,9 +212,9 @@ class View:
         root = self.root
         kept_paths = self._make_mount_points(paths_to_keep)
         # the call of `_has_own_top_levels` below requires the mount points
-        covers_machine = _root_overlay_supported() and self._has_own_top_levels()
+        covers_machine = _supports_root_overlay() and self._has_own_top_levels()
         scratch_directory = root / ".layers"
-        machine_mount_points = _mount_points()
+        machine_mount_points = _read_mount_points()
         scratch_directory.mkdir(exist_ok=True)
 
         top_levels = [
@@ -232,11 +237,13 @@ class View:
             view_path = root
             separate_mounts = [*_make_root_mount_points(top_levels, root, self.declared_paths)]
 
-        mount_points = _mounts_below(
+        mount_points = _list_mounts_below(
             machine_mount_points,
             [top_level for top_level in top_levels if top_level.name not in KERNEL_DIRECTORIES],
         )
-        nested_mounts = {path: _mounts_below(machine_mount_points, [path]) for path in kept_paths}
+        nested_mounts = {
+            path: _list_mounts_below(machine_mount_points, [path]) for path in kept_paths
+        }
         private_names = [
             name for name in os.listdir(root) if covers_machine and name in self.private_top_levels
         ]
@@ -252,7 +259,7 @@ class View:
         def mirror(paths: list[Path]) -> None:
             for path in paths:
                 with contextlib.suppress(OSError):  # another process may remove a mount at any time
-                    _bind(path, view_path / path.relative_to("/"), is_read_only=True)
+                    _bind_mount(path, view_path / path.relative_to("/"), is_read_only=True)
 
         def enter() -> None:
             _enter_namespace(os.getuid(), os.getgid())
@@ -277,7 +284,7 @@ class View:
                     (view_path / name).unlink(missing_ok=True)
                     (view_path / name).mkdir()
 
-                _bind(root / name, view_path / name, is_read_only=False)
+                _bind_mount(root / name, view_path / name, is_read_only=False)
 
             mirror(mount_points)
             for mount_index, (mount_source, target_path, is_read_only) in enumerate(view_binds):
@@ -287,13 +294,13 @@ class View:
                     )
                     mirror(nested_mounts[mount_source])
                 else:
-                    _bind(mount_source, target_path, is_read_only)
+                    _bind_mount(mount_source, target_path, is_read_only)
 
             if covers_machine:
                 socket.send_fds(child_socket, [b"/"], [os.open(view_path, os.O_PATH)])
             else:
                 # the overlays still use the tmpfs after this unmount
-                _raise_on_error(LIBC.umount2(os.fsencode(scratch_directory), DETACH), "umount")
+                _raise_on_error(LIBC.umount2(os.fsencode(scratch_directory), MNT_DETACH), "umount")
 
             os.chroot(view_path)
             os.chdir("/")
@@ -315,7 +322,7 @@ class View:
 
     def _has_own_top_levels(self) -> bool:
         """Return True if the top-level directory of each private file is private to the pod."""
-        top_levels = [(_top_level(path), path) for path in self.declared_paths]
+        top_levels = [(_find_top_level(path), path) for path in self.declared_paths]
         return all(
             top_level not in SYSTEM_DIRECTORIES
             and (len(path.parts) > 2 or (self.root / top_level).is_dir())
@@ -329,7 +336,7 @@ class View:
         home_directory = Path(os.environ.get("HOME", "/"))
         # top-level directories of the declared paths, except of files directly below /
         top_levels = {
-            Path("/", _top_level(path)) for path in self.declared_paths if len(path.parts) > 2
+            Path("/", _find_top_level(path)) for path in self.declared_paths if len(path.parts) > 2
         }
 
         for name in self.private_top_levels:
@@ -342,7 +349,7 @@ class View:
             *top_levels,
             *([home_directory] if home_directory.is_absolute() else []),
         }:
-            if _top_level(path) in self.private_top_levels:
+            if _find_top_level(path) in self.private_top_levels:
                 (self.root / path.relative_to("/")).mkdir(parents=True, exist_ok=True)
 
         (self.root / "tmp").chmod(0o1777)
@@ -357,13 +364,13 @@ class View:
         }
 
         paths_to_mount = [
-            path for path in visible_paths if _top_level(path) in self.private_top_levels
+            path for path in visible_paths if _find_top_level(path) in self.private_top_levels
         ]
         for source_path, path in [
             *(bind_mount[:2] for bind_mount in self.binds),
             *((path, str(path)) for path in paths_to_mount),
         ]:
-            if path == SHM:
+            if path == SHARED_MEMORY_PATH:
                 continue
 
             _make_mount_point(source_path, path_in_root(self.root, path))
@@ -404,7 +411,7 @@ def enter_process_root(pid: int) -> Callable[[], None]:
     return enter
 
 
-def _mount_points() -> set[bytes]:
+def _read_mount_points() -> set[bytes]:
     with open("/proc/self/mountinfo", "rb") as mount_table:
         return {
             OCTAL_ESCAPE.sub(
@@ -414,7 +421,7 @@ def _mount_points() -> set[bytes]:
         }
 
 
-def _mounts_below(all_mount_points: set[bytes], directories: Iterable[Path]) -> list[Path]:
+def _list_mounts_below(all_mount_points: set[bytes], directories: Iterable[Path]) -> list[Path]:
     """Return the outermost mount points below the directories `directories`. These file systems
     must be mounted separately, because an overlay of a directory does not contain them."""
     prefixes = tuple(os.fsencode(directory) + b"/" for directory in directories)
@@ -432,15 +439,15 @@ def _mounts_below(all_mount_points: set[bytes], directories: Iterable[Path]) -> 
 def _mount_layer(source_path: Path, target_path: Path, layer_path: Path) -> None:
     """Mount a directory of the machine at `target_path`. Changes go to an overlay in the directory
     `layer_path`."""
-    if _top_level(source_path) in KERNEL_DIRECTORIES:
-        _bind(
+    if _find_top_level(source_path) in KERNEL_DIRECTORIES:
+        _bind_mount(
             source_path,
             target_path,
             is_read_only=source_path.parts[1] != "proc",
             is_recursive=False,
         )
     elif not (source_path.is_dir() and _mount_overlay(source_path, target_path, layer_path)):
-        _bind(source_path, target_path, is_read_only=True)
+        _bind_mount(source_path, target_path, is_read_only=True)
 
 
 def _mount_overlay(source_path: Path, target_path: Path, layer_path: Path) -> bool:
@@ -449,7 +456,13 @@ def _mount_overlay(source_path: Path, target_path: Path, layer_path: Path) -> bo
     lower_directory, upper_directory = (
         re.sub(r"([\\\\:,])", r"\\\1", str(path)) for path in (source_path, layer_path)
     )
-    mount_options = f"lowerdir={lower_directory},upperdir={upper_directory}/upper,workdir={upper_directory}/work"
+    mount_options = ",".join(
+        [
+            f"lowerdir={lower_directory}",
+            f"upperdir={upper_directory}/upper",
+            f"workdir={upper_directory}/work",
+        ]
+    )
     # an unprivileged user needs the option userxattr to mount an overlay
     return not all(
         LIBC.mount(
@@ -463,24 +476,28 @@ def _mount_overlay(source_path: Path, target_path: Path, layer_path: Path) -> bo
     )
 
 
-def _bind(
+def _bind_mount(
     source_path: Path, target_path: Path, is_read_only: bool, is_recursive: bool = True
 ) -> None:
     """Bind-mount `source_path` at `target_path`. With `is_recursive`, `is_read_only` also
     applies to all mounts below `target_path`."""
     path = os.fsencode(target_path)
-    recursion_flag = RECURSIVE if is_recursive else 0
-    _raise_on_error(LIBC.mount(os.fsencode(source_path), path, None, BIND | REC, None), "mount")
-    mount_attributes = (ctypes.c_uint64 * 4)(READ_ONLY)
+    recursion_flag = AT_RECURSIVE if is_recursive else 0
+    _raise_on_error(
+        LIBC.mount(os.fsencode(source_path), path, None, MS_BIND | MS_REC, None), "mount"
+    )
+    mount_attributes = (ctypes.c_uint64 * 4)(MS_RDONLY)
     if is_read_only and LIBC.syscall(
-        MOUNT_SETATTR,
+        SYS_MOUNT_SETATTR,
         AT_FDCWD,
         path,
         recursion_flag,
         mount_attributes,
         ctypes.sizeof(mount_attributes),
     ):
-        mount_flags = os.statvfs(target_path).f_flag & LOCKED_FLAGS | BIND | REMOUNT | READ_ONLY
+        mount_flags = (
+            os.statvfs(target_path).f_flag & LOCKED_FLAGS | MS_BIND | MS_REMOUNT | MS_RDONLY
+        )
         _raise_on_error(LIBC.mount(None, path, None, mount_flags, None), "mount")
 
 
@@ -490,7 +507,7 @@ def _make_root_mount_points(
     """Create mount points in `root` for the entries of /. Yield the directories to mount there."""
     private_tree: dict[str, Any] = {}
     for path in declared_paths:
-        if _top_level(path) in SYSTEM_DIRECTORIES - KERNEL_DIRECTORIES:
+        if _find_top_level(path) in SYSTEM_DIRECTORIES - KERNEL_DIRECTORIES:
             subtree = private_tree
             for path_part in path.parts[1:]:
                 subtree = subtree.setdefault(path_part, {})
@@ -546,8 +563,8 @@ def _make_mount_point(source_path: Path, target_path: Path) -> None:
 
 def _enter_namespace(uid: int, gid: int) -> None:
     # in a container, even root may need a user namespace to call unshare
-    if uid or LIBC.unshare(NEWNS):
-        _raise_on_error(LIBC.unshare(NEWNS | NEWUSER), "unshare")
+    if uid or LIBC.unshare(CLONE_NEWNS):
+        _raise_on_error(LIBC.unshare(CLONE_NEWNS | CLONE_NEWUSER), "unshare")
         for file_name, file_text in (
             ("setgroups", "deny"),
             ("uid_map", f"{uid} {uid} 1"),
@@ -556,7 +573,7 @@ def _enter_namespace(uid: int, gid: int) -> None:
             file_descriptor = os.open(f"/proc/self/{file_name}", os.O_WRONLY)
             os.write(file_descriptor, file_text.encode())
             os.close(file_descriptor)
-    _raise_on_error(LIBC.mount(b"none", b"/", None, REC | PRIVATE, None), "mount")
+    _raise_on_error(LIBC.mount(b"none", b"/", None, MS_REC | MS_PRIVATE, None), "mount")
 
 
 def _raise_on_error(return_code: int, call_name: str) -> None:

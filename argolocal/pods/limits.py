@@ -23,12 +23,12 @@ from pathlib import Path
 from typing import Any
 
 from argolocal.common.linux import CGROUP_EVENTS, CGROUP_LIMIT, count_oom_kills
-from argolocal.common.processes import start_time
+from argolocal.common.processes import read_start_ticks
 from argolocal.language.quantity import parse_quantity
 from argolocal.pods.filesystem import succeeds_in_child
 
 # a `limits` field in JSON or YAML
-LIMITS_TEXT = re.compile(r"\blimits\b[^{}]*\{[^{}]*\}|\blimits:\s*\n(?:\s+\w.*\n?)+")
+LIMITS_IN_TEXT = re.compile(r"\blimits\b[^{}]*\{[^{}]*\}|\blimits:\s*\n(?:\s+\w.*\n?)+")
 # start of a cgroup's name; the pid and start time of its creator follow
 CGROUP_PREFIX = "argolocal-"
 # cgroup file that some kernels lack → content to write ("" stands for the memory limit)
@@ -50,17 +50,19 @@ class MemoryCgroup:
         self.limit_exceeded = False
         cgroup_folder.mkdir()
         try:
-            _write(cgroup_folder / CGROUP_LIMIT[cgroup_version], str(limit_bytes))
+            _write_control_file(cgroup_folder / CGROUP_LIMIT[cgroup_version], str(limit_bytes))
             for control_file, control_value in OPTIONAL_FILES.items():
                 if (cgroup_folder / control_file).exists():
-                    _write(cgroup_folder / control_file, control_value or str(limit_bytes))
+                    _write_control_file(
+                        cgroup_folder / control_file, control_value or str(limit_bytes)
+                    )
         except OSError:
             cgroup_folder.rmdir()
             raise
 
     def enter(self) -> None:
         """Move this process into the cgroup."""
-        _write(self.folder / "cgroup.procs", "0")
+        _write_control_file(self.folder / "cgroup.procs", "0")
 
     def close(self) -> None:
         """Read the OOM counter, kill the remaining processes, and remove the cgroup."""
@@ -80,7 +82,7 @@ class MemoryCgroup:
                 time.sleep(pause_s)
 
 
-def _write(control_file: Path, control_value: str) -> None:
+def _write_control_file(control_file: Path, control_value: str) -> None:
     # os.open without O_CREAT does not create a missing file, unlike open()
     file_descriptor = os.open(control_file, os.O_WRONLY)
     try:
@@ -94,25 +96,25 @@ def create_memory_cgroup(container: Mapping[str, Any], cgroup_name: str) -> Memo
     ValueError."""
     limits = (container.get("resources") or {}).get("limits") or {}
     limit_bytes = int(parse_quantity(limits.get("memory") or 0))
-    if not limit_bytes or not (cgroup_parent := _cgroup_parent()):
+    if not limit_bytes or not (cgroup_parent := _find_cgroup_parent()):
         return None
     parent_folder, cgroup_version = cgroup_parent
     return MemoryCgroup(
-        parent_folder / f"{_prefix()}-{cgroup_name[:150]}-{uuid.uuid4().hex[:8]}",
+        parent_folder / f"{_cgroup_prefix()}-{cgroup_name[:150]}-{uuid.uuid4().hex[:8]}",
         cgroup_version,
         limit_bytes,
     )
 
 
-def _prefix() -> str:
-    return f"{CGROUP_PREFIX}{os.getpid()}-{start_time(os.getpid())}"
+def _cgroup_prefix() -> str:
+    return f"{CGROUP_PREFIX}{os.getpid()}-{read_start_ticks(os.getpid())}"
 
 
 def find_limit_names(value: object) -> Iterator[str]:
     """Yield the names of all resource limits in a spec, such as `memory`, including limits in the
     text of patches."""
     if isinstance(value, str):
-        yield from re.findall(r"\bmemory\b", "".join(LIMITS_TEXT.findall(value)))
+        yield from re.findall(r"\bmemory\b", "".join(LIMITS_IN_TEXT.findall(value)))
     for key, child_value in value.items() if isinstance(value, Mapping) else ():
         if key == "limits" and isinstance(child_value, Mapping):
             yield from child_value
@@ -121,20 +123,20 @@ def find_limit_names(value: object) -> Iterator[str]:
         yield from find_limit_names(child_value)
 
 
-def available() -> bool:
+def supports_memory_limits() -> bool:
     """Return True if this system can limit memory."""
-    return _cgroup_parent() is not None
+    return _find_cgroup_parent() is not None
 
 
 @cache
-def _cgroup_parent() -> tuple[Path, int] | None:
+def _find_cgroup_parent() -> tuple[Path, int] | None:
     """Return the folder for new cgroups and the cgroup version, or None. On the first call, child
     processes test whether new cgroups can be created in the folders."""
     for parent_folder, cgroup_version in _candidate_cgroups():
         _remove_abandoned_cgroups(parent_folder)
         with contextlib.suppress(OSError):
             test_cgroup = MemoryCgroup(
-                parent_folder / f"{_prefix()}-{uuid.uuid4().hex}", cgroup_version, 1 << 30
+                parent_folder / f"{_cgroup_prefix()}-{uuid.uuid4().hex}", cgroup_version, 1 << 30
             )
             can_enter = succeeds_in_child(test_cgroup.enter)
             test_cgroup.close()
@@ -147,7 +149,7 @@ def _remove_abandoned_cgroups(parent_folder: Path) -> None:
     """Remove the cgroups that dead runners have left."""
     for cgroup in parent_folder.glob(f"{CGROUP_PREFIX}*-*-*"):
         pid, start_ticks = cgroup.name.removeprefix(CGROUP_PREFIX).split("-")[:2]
-        if str(start_time(int(pid))) != start_ticks:
+        if str(read_start_ticks(int(pid))) != start_ticks:
             with contextlib.suppress(OSError):  # the cgroup is still in use
                 cgroup.rmdir()
 

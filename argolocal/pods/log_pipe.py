@@ -66,7 +66,7 @@ class LogPipe:
             os.close(pipe_end)
         for read_end in self.sinks:
             os.set_blocking(read_end, False)
-            _reader().add(read_end, self)
+            _get_reader().add(read_end, self)
         if exception_type:
             self.finish()
 
@@ -91,7 +91,7 @@ class LogPipe:
     def finish(self) -> None:
         """Copy the remaining output and close the pipes, even if orphaned processes could still
         write to them."""
-        _reader().end(self)
+        _get_reader().end(self)
 
     def drain(self, read_end: int) -> None:
         """Copy the bytes that are available now, but not bytes that are written during the copy."""
@@ -139,7 +139,7 @@ class _Reader(threading.Thread):
                         self._close(read_end)
 
 
-def _reader() -> _Reader:
+def _get_reader() -> _Reader:
     with READER_LOCK:
         return _create_reader()
 

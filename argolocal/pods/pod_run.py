@@ -20,20 +20,20 @@ from pathlib import Path
 from typing import Any
 
 from argolocal.common.json_text import to_json
-from argolocal.engine.nodes import Start
+from argolocal.engine.nodes import StartPod
 from argolocal.engine.scope import POD_PATH_MARK
 from argolocal.errors import ConfigError
 from argolocal.interfaces import Cluster
 from argolocal.manifest.allowed_values import SCRIPT_PATH
-from argolocal.manifest.volume_claims import claims
+from argolocal.manifest.volume_claims import list_claims
 from argolocal.pods import artifacts, containers, filesystem, volumes
 from argolocal.pods.artifacts import ArtifactError
 from argolocal.pods.kinds.container_set import ContainerSet, main_container
-from argolocal.pods.kinds.sidecars import KINDS, Sidecars
-from argolocal.pods.process import ContainerRun, Process, field_value
-from argolocal.pods.volumes import VolumeDirectory, bind_mounts
+from argolocal.pods.kinds.sidecars import CONTAINER_LIST_FIELDS, Sidecars
+from argolocal.pods.process import ContainerRun, Process, read_field
+from argolocal.pods.volumes import VolumeDirectory, make_bind_mounts
 
-GRACE_S = 10.0  # seconds between SIGTERM and SIGKILL
+SIDECAR_GRACE_S = 10.0  # seconds between SIGTERM and SIGKILL
 MAX_RESULT_BYTES = 256 << 10  # maximum size of outputs.result: the last bytes of stdout
 Outputs = dict[str, Any]
 Store = Callable[[dict[str, Any]], Any]
@@ -44,7 +44,7 @@ class PodRun:
     """One running pod. `work`: the future of a task that runs in a thread, and the callback for the
     event loop when it is done."""
 
-    action: Start
+    action: StartPod
     root: Path
     log: Path
     process: Process | None = None
@@ -64,10 +64,11 @@ class PodRun:
     def private_paths(self) -> tuple[str, ...] | None:
         """The paths of the pod's private files. None if mount namespaces are unavailable; then all
         paths come from template tags."""
-        if not filesystem.available():
+        if not filesystem.supports_namespaces():
             return None
         paths = [
-            os.path.join(self.working_directory, path) for path in declared_paths(self.template)
+            os.path.join(self.working_directory, path)
+            for path in list_declared_paths(self.template)
         ]
         if "script" in self.template:
             paths.append(SCRIPT_PATH)
@@ -104,9 +105,9 @@ class PodRun:
         """The paths of the logs to save as artifacts, by container name."""
         if not (self.template.get("archiveLocation") or {}).get("archiveLogs"):
             return {}
-        log_paths = {container["name"]: self._log(container) for container in self._members()} | {
-            "main": self.log
-        }
+        log_paths = {
+            container["name"]: self._log(container) for container in self._list_containers()
+        } | {"main": self.log}
         return {
             container_name: log_path
             for container_name, log_path in log_paths.items()
@@ -119,7 +120,7 @@ class PodRun:
             return self.action.id
         return f"{self.action.id} {container_name}"
 
-    def _members(self) -> list[dict[str, Any]]:
+    def _list_containers(self) -> list[dict[str, Any]]:
         return (self.template.get("containerSet") or {}).get("containers") or []
 
     def _log(self, container: dict[str, Any]) -> Path:
@@ -128,10 +129,10 @@ class PodRun:
     def clean_up(self) -> None:
         """Remove files and logs of an earlier attempt of this pod, whose runner died."""
         for container in [
-            *self._members(),
+            *self._list_containers(),
             *(
                 container
-                for list_field in KINDS
+                for list_field in CONTAINER_LIST_FIELDS
                 for container in self.template.get(list_field) or []
             ),
         ]:
@@ -140,7 +141,7 @@ class PodRun:
         artifacts.remove_directory(self.root)
 
     @property
-    def view(self) -> filesystem.View | None:
+    def view(self) -> filesystem.FileSystemView | None:
         """The file system tree of the main container."""
         if self.private_paths is None:
             return None
@@ -149,8 +150,10 @@ class PodRun:
         else:
             container_view = self.process.view if self.process else None
         volume_mounts = main_container(self.template).get("volumeMounts") or []
-        return container_view or filesystem.View(
-            self.root, self.private_paths, bind_mounts(self.volumes, volume_mounts, self.expand)
+        return container_view or filesystem.FileSystemView(
+            self.root,
+            self.private_paths,
+            make_bind_mounts(self.volumes, volume_mounts, self.expand),
         )
 
     def container_run(self, container: dict[str, Any], namespace: str) -> ContainerRun:
@@ -161,13 +164,15 @@ class PodRun:
         """Create the directories of the pod's volumes. Raises ConfigError, OSError."""
         container_run = self.container_run({}, workflow["metadata"]["namespace"])
         artifacts.remove_directory(self.volumes_folder)
-        run_claims = [volume["persistentVolumeClaim"]["claimName"] for volume in claims(workflow)]
+        run_claims = [
+            volume["persistentVolumeClaim"]["claimName"] for volume in list_claims(workflow)
+        ]
         volume_specs = self.template.get("volumes") or []
         self.volumes = volumes.create(
             volume_specs,
             self.volumes_folder,
             cluster,
-            lambda field_path, variable_name: field_value(container_run, field_path, variable_name),
+            lambda field_path, variable_name: read_field(container_run, field_path, variable_name),
             run_claims,
         )
 
@@ -189,7 +194,7 @@ class PodRun:
             script_path = str(script_file) if self.private_paths is None else SCRIPT_PATH
             container["args"] = [*(container.get("args") or []), script_path]
 
-        for script_path in declared_paths(template) if self.private_paths is None else ():
+        for script_path in list_declared_paths(template) if self.private_paths is None else ():
             self.host_path(script_path).parent.mkdir(parents=True, exist_ok=True)
 
         container_run = replace(
@@ -200,7 +205,10 @@ class PodRun:
         )
         if "containerSet" in template:
             self.sidecars = ContainerSet(template, container_run, cluster)
-        elif any(template.get(list_field) for list_field in KINDS) and not self.sidecars:
+        elif (
+            any(template.get(list_field) for list_field in CONTAINER_LIST_FIELDS)
+            and not self.sidecars
+        ):
             self.sidecars = Sidecars(template, container_run, cluster)
 
         return container_run
@@ -229,7 +237,7 @@ class PodRun:
     def collect(self, workflow_name: str, open_store: Store) -> tuple[str, str, Outputs]:
         """Collect the outputs of a pod whose processes have exited. Return its phase, message and
         outputs."""
-        sidecar_failure = self.sidecars.stop(GRACE_S) if self.sidecars else ""
+        sidecar_failure = self.sidecars.stop(SIDECAR_GRACE_S) if self.sidecars else ""
         if self.sidecars and self.sidecars.log_error:
             raise self.sidecars.log_error
 
@@ -267,7 +275,7 @@ class PodRun:
                 link_path = self.host_path(artifact["path"], keeps_final_link=True)
                 artifact_file = self.host_path(artifact["path"])
 
-                saved_artifact = artifacts.save(
+                saved_artifact = artifacts.save_artifact(
                     artifact,
                     link_path,
                     artifact_file,
@@ -327,7 +335,7 @@ class PodRun:
         return None
 
 
-def declared_paths(template: dict[str, Any]) -> Iterator[str]:
+def list_declared_paths(template: dict[str, Any]) -> Iterator[str]:
     """Yield the paths that a template declares."""
     yield from (
         artifact["path"] for artifact in template["inputs"]["artifacts"] if artifact.get("path")
@@ -363,7 +371,7 @@ def _read_result(stdout: Path) -> Outputs:
     return {"result": stdout_bytes[-MAX_RESULT_BYTES:].decode(errors="replace")}
 
 
-def check(template: dict[str, Any]) -> None:
+def check_paths(template: dict[str, Any]) -> None:
     """Raise ConfigError if a template uses paths that cannot be redirected into the pod's folder.
     The tags of the template are not replaced yet."""
     message_prefix = f'template "{template.get("name")}"'
@@ -386,14 +394,14 @@ def check(template: dict[str, Any]) -> None:
                     ):
                         literal_paths.append(path)
 
-    invalid_path = filesystem.unsupported_path(template_paths)
+    invalid_path = filesystem.find_unsupported_path(template_paths)
     if invalid_path:
         raise ConfigError(
             f"{message_prefix}: the path {invalid_path} is in a system directory: use a path below"
             " /tmp."
         )
 
-    if literal_paths and not filesystem.available():
+    if literal_paths and not filesystem.supports_namespaces():
         raise ConfigError(
             f"{message_prefix} contains the path {literal_paths[0]}, which its pods would share,"
             " because private mount namespaces are not available here. Write"

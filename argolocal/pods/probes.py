@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from argolocal.pods import web
-from argolocal.pods.containers import port_number
+from argolocal.pods.containers import find_port_number
 
 
 class Probe:
@@ -33,7 +33,7 @@ class Probe:
         or 3xx, or if it has accepted the TCP connection."""
         probe_target = self.http or self.tcp or {}
         host = probe_target.get("host") or ip
-        port = port_number(self.container, probe_target["port"])
+        port = find_port_number(self.container, probe_target["port"])
 
         if not self.http:
             with contextlib.suppress(OSError):

@@ -24,10 +24,10 @@ from argolocal.errors import ConfigError
 from argolocal.interfaces import Cluster
 from argolocal.pods import filesystem, limits
 from argolocal.pods.log_pipe import LogPipe
-from argolocal.pods.volumes import VolumeDirectory, bind_mounts
+from argolocal.pods.volumes import VolumeDirectory, make_bind_mounts
 
-VARIABLE = re.compile(r"\$\$|\$\(([^()]+)\)")
-PYTHON = re.compile(r"python[0-9.]*")
+VARIABLE_REFERENCE = re.compile(r"\$\$|\$\(([^()]+)\)")
+PYTHON_PROGRAM = re.compile(r"python[0-9.]*")
 ENVIRONMENT_NAME = re.compile(r"[ -<>-~]+")  # printable ASCII except =, as in Kubernetes since 1.32
 
 
@@ -69,9 +69,9 @@ class ContainerRun:
 
 
 # maximum number of characters of a host name; the kubelet truncates the pod's name to it
-MAX_HOSTNAME = 63
+MAX_HOSTNAME_LENGTH = 63
 MAX_MESSAGE_BYTES = 4096  # the kubelet's limit for a termination message
-FIELDS: dict[str, Callable[[ContainerRun], str]] = {
+FIELD_READERS: dict[str, Callable[[ContainerRun], str]] = {
     "metadata.name": lambda run: run.name,
     "metadata.namespace": lambda run: run.namespace,
     "status.podIP": lambda run: run.ip,
@@ -87,7 +87,7 @@ class TerminationMessage:
     def __init__(self) -> None:
         self.text = ""
         self.file = os.memfd_create("termination-log")
-        self.variable = {program.TERMINATION_LOG: f"/proc/self/fd/{self.file}"}
+        self.variable = {program.TERMINATION_LOG_VARIABLE: f"/proc/self/fd/{self.file}"}
 
     def read(self) -> None:
         """Read the text from the file and close the file."""
@@ -105,7 +105,7 @@ class Process(subprocess.Popen[bytes]):
     log_pipe: LogPipe
     message: TerminationMessage
     memory: limits.MemoryCgroup | None = None
-    view: filesystem.View | None = None
+    view: filesystem.FileSystemView | None = None
 
     def wait(self, timeout: float | None = None) -> int:
         return_code = super().wait(timeout)
@@ -155,7 +155,7 @@ def start_container(container_run: ContainerRun, cluster: Cluster) -> Process:
     """
     container = container_run.container
     origin = container_run.origin or Origin(path=cluster.path)
-    environment = container_environment(container_run, cluster)
+    environment = make_environment(container_run, cluster)
     image = cluster.image(container["image"])
     command = container.get("command") or image.command
 
@@ -172,7 +172,7 @@ def start_container(container_run: ContainerRun, cluster: Cluster) -> Process:
     ]
     working_directory = container.get("workingDir") or image.directory
 
-    _check_nul(
+    _reject_nul_bytes(
         [
             ("workingDir", working_directory or ""),
             *(("an argument", argument_word) for argument_word in arguments),
@@ -180,7 +180,7 @@ def start_container(container_run: ContainerRun, cluster: Cluster) -> Process:
         ]
     )
 
-    if PYTHON.fullmatch(arguments[0]):
+    if PYTHON_PROGRAM.fullmatch(arguments[0]):
         arguments[0] = origin.python if image.python == sys.executable else image.python
 
     container_run.root.mkdir(parents=True, exist_ok=True)
@@ -196,7 +196,7 @@ def start_container(container_run: ContainerRun, cluster: Cluster) -> Process:
         enter_view = filesystem.enter_process_root(container_run.root_pid)
     elif private_paths is not None:
         volume_mounts = container.get("volumeMounts") or []
-        binds = bind_mounts(
+        binds = make_bind_mounts(
             container_run.volumes,
             volume_mounts,
             lambda expression: expand_variables(expression, environment),
@@ -204,7 +204,7 @@ def start_container(container_run: ContainerRun, cluster: Cluster) -> Process:
         import_folders = [
             Path(import_folder) for import_folder in origin.path.split(os.pathsep) if import_folder
         ]
-        view = filesystem.View(container_run.root, private_paths, binds)
+        view = filesystem.FileSystemView(container_run.root, private_paths, binds)
         enter_view = view.prepare([*import_folders, Path(origin.prefix)])
 
     with LogPipe(container_run.log, container_run.stdout) as log_pipe:
@@ -247,7 +247,7 @@ def start_container(container_run: ContainerRun, cluster: Cluster) -> Process:
     return process
 
 
-def _check_nul(named_texts: list[tuple[str, str]]) -> None:
+def _reject_nul_bytes(named_texts: list[tuple[str, str]]) -> None:
     """Raise StartError for the first (name, text) with a NUL byte."""
     for name, text in named_texts:
         if "\0" in text:
@@ -272,7 +272,10 @@ def _paths_with_working_directory(
     if os.path.exists(working_directory):
         return container_run.private_paths
 
-    if filesystem.unsupported_path([working_directory]) or not filesystem.available():
+    if (
+        filesystem.find_unsupported_path([working_directory])
+        or not filesystem.supports_namespaces()
+    ):
         raise ConfigError(
             f"{container_run.name}: the working directory {working_directory} cannot be created"
             " here. Use a path below /tmp."
@@ -281,7 +284,7 @@ def _paths_with_working_directory(
     return (*(container_run.private_paths or ()), working_directory)
 
 
-def missing_command_message(error: OSError) -> str:
+def describe_missing_command(error: OSError) -> str:
     """Return the message of Argo's executor (Go's exec.LookPath) about a missing command."""
     command_name = str(error.filename)
     reason = "permission denied"
@@ -317,7 +320,7 @@ def _make_child_setup(
     return set_up_child
 
 
-def container_environment(container_run: ContainerRun, cluster: Cluster) -> dict[str, str]:
+def make_environment(container_run: ContainerRun, cluster: Cluster) -> dict[str, str]:
     """Return the environment of a container: PATH, HOME, LANG and HOSTNAME, then the variables of
     envFrom, env and `extra_env`. Later variables override earlier ones."""
     container = container_run.container
@@ -330,11 +333,11 @@ def container_environment(container_run: ContainerRun, cluster: Cluster) -> dict
         "HOME": os.environ.get("HOME", "/"),
         "LANG": "C.UTF-8",
         "PYTHONUNBUFFERED": "1",
-        "HOSTNAME": container_run.name[:MAX_HOSTNAME].rstrip("-."),
+        "HOSTNAME": container_run.name[:MAX_HOSTNAME_LENGTH].rstrip("-."),
     } | dict(cluster.service_variables())
 
     if origin.path:
-        variables[program.variable("PATH")] = origin.path
+        variables[program.environment_variable("PATH")] = origin.path
 
     variables.update(cluster.image(container["image"]).env)
     _check_names(container_run)
@@ -354,11 +357,13 @@ def container_environment(container_run: ContainerRun, cluster: Cluster) -> dict
                 )
 
     for env_variable in container.get("env") or []:
-        value = _variable_value(container_run, env_variable, cluster)
+        value = _resolve_variable(container_run, env_variable, cluster)
         if value is not None:
             variables[env_variable["name"]] = expand_variables(value, variables)
 
-    return variables | dict(container_run.extra_env) | {program.POD: str(container_run.root)}
+    return (
+        variables | dict(container_run.extra_env) | {program.POD_VARIABLE: str(container_run.root)}
+    )
 
 
 def _check_names(container_run: ContainerRun) -> None:
@@ -401,7 +406,7 @@ def _read_object(
         ) from None
 
 
-def _variable_value(
+def _resolve_variable(
     container_run: ContainerRun, env_variable: Mapping[str, Any], cluster: Cluster
 ) -> str | None:
     value_source = env_variable.get("valueFrom")
@@ -425,22 +430,22 @@ def _variable_value(
                 f" {object_reference['key']!r} (for the variable {env_variable['name']})."
             )
 
-    return field_value(
+    return read_field(
         container_run,
         (value_source.get("fieldRef") or {}).get("fieldPath", ""),
         env_variable["name"],
     )
 
 
-def field_value(container_run: ContainerRun, field_path: str, variable_name: str) -> str:
+def read_field(container_run: ContainerRun, field_path: str, variable_name: str) -> str:
     """Return the value of the environment variable `variable_name`, whose fieldRef has the
     fieldPath `field_path`. Raises ConfigError."""
-    if field_path not in FIELDS:
+    if field_path not in FIELD_READERS:
         raise ConfigError(
             f"{container_run.name}: the fieldPath {field_path!r} of {variable_name} must be one of"
-            f" {', '.join(FIELDS)}."
+            f" {', '.join(FIELD_READERS)}."
         )
-    return FIELDS[field_path](container_run)
+    return FIELD_READERS[field_path](container_run)
 
 
 def expand_variables(text: str, environment: Mapping[str, str]) -> str:
@@ -452,4 +457,4 @@ def expand_variables(text: str, environment: Mapping[str, str]) -> str:
             return "$"
         return environment.get(match[1], match[0])
 
-    return VARIABLE.sub(substitute, text)
+    return VARIABLE_REFERENCE.sub(substitute, text)

@@ -17,14 +17,14 @@ SMALL_MEMBER_BYTES = 1024
 CHUNK_BYTES = 128 << 10  # number of bytes per read of the file
 
 # positions of the fields in a header of 512 bytes
-SIZE = slice(124, 136)
-CHECKSUM = slice(148, 156)
-TYPE = slice(156, 157)
+SIZE_FIELD = slice(124, 136)
+CHECKSUM_FIELD = slice(148, 156)
+TYPE_FIELD = slice(156, 157)
 CHECKSUM_OF_SPACES = 8 * ord(" ")  # the checksum counts the checksum field as eight spaces
 ORDINARY_TYPES = (tarfile.REGTYPE, tarfile.DIRTYPE, tarfile.SYMTYPE)
 
 
-class Entry(tarfile.TarInfo):
+class TarEntry(tarfile.TarInfo):
     """An entry of a tar. A negative size is an error."""
 
     def _block(self, count: int) -> int:
@@ -33,23 +33,23 @@ class Entry(tarfile.TarInfo):
         return super()._block(count)  # type: ignore[misc]
 
 
-class CountedEntry(Entry):
+class CountedTarEntry(TarEntry):
     """An entry of a tar that is counted, but not unpacked. For an ordinary entry, only type and
     size are parsed."""
 
     @classmethod
     def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> Self:
-        if len(buf) != tarfile.BLOCKSIZE or buf[TYPE] not in ORDINARY_TYPES:
+        if len(buf) != tarfile.BLOCKSIZE or buf[TYPE_FIELD] not in ORDINARY_TYPES:
             return super().frombuf(buf, encoding, errors)
 
-        stored_checksum = tarfile.nti(buf[CHECKSUM])  # type: ignore[attr-defined]
-        actual_checksum = sum(buf) - sum(buf[CHECKSUM]) + CHECKSUM_OF_SPACES
+        stored_checksum = tarfile.nti(buf[CHECKSUM_FIELD])  # type: ignore[attr-defined]
+        actual_checksum = sum(buf) - sum(buf[CHECKSUM_FIELD]) + CHECKSUM_OF_SPACES
         if stored_checksum != actual_checksum:
             return super().frombuf(buf, encoding, errors)
 
         tar_entry = cls()
-        tar_entry.type = bytes(buf[TYPE])
-        tar_entry.size = tarfile.nti(buf[SIZE])  # type: ignore[attr-defined]
+        tar_entry.type = bytes(buf[TYPE_FIELD])
+        tar_entry.size = tarfile.nti(buf[SIZE_FIELD])  # type: ignore[attr-defined]
         return tar_entry
 
 
@@ -173,7 +173,7 @@ class TarStream:
         return read_bytes
 
 
-def open_tar(tar_stream: TarStream, entry_class: type[Entry] = Entry) -> tarfile.TarFile:
+def open_tar(tar_stream: TarStream, entry_class: type[TarEntry] = TarEntry) -> tarfile.TarFile:
     """Open a tar to read it entry by entry."""
     file_object: Any = tar_stream
     return tarfile.open(fileobj=file_object, mode="r:", tarinfo=entry_class)

@@ -15,14 +15,21 @@ from typing import Any
 from argolocal.common import object_names
 from argolocal.errors import ConfigError
 from argolocal.interfaces import Cluster
-from argolocal.manifest.schema import walk
+from argolocal.manifest.schema import find_ignored_fields
 from argolocal.manifest.types import Data
-from argolocal.manifest.volume_claims import GC_STRATEGIES, mounts
+from argolocal.manifest.volume_claims import GC_STRATEGIES, list_volume_mounts
 from argolocal.pods import filesystem
 
 FieldValue = Callable[[str, str], str]  # (fieldPath, name of the variable or file) → value
-KINDS = ("emptyDir", "configMap", "secret", "projected", "downwardAPI", "persistentVolumeClaim")
-READ_ONLY_KINDS = KINDS[1:5]
+VOLUME_KINDS = (
+    "emptyDir",
+    "configMap",
+    "secret",
+    "projected",
+    "downwardAPI",
+    "persistentVolumeClaim",
+)
+READ_ONLY_VOLUME_KINDS = VOLUME_KINDS[1:5]
 
 
 @dataclass(frozen=True)
@@ -55,7 +62,7 @@ def create(
 
     for volume in volumes:
         volume_name = volume["name"]
-        object_names.LABEL.check(volume_name, "the name of a volume")
+        object_names.LABEL_RULE.check(volume_name, "the name of a volume")
 
         claim = volume.get("persistentVolumeClaim")
         if claim:
@@ -75,13 +82,13 @@ def create(
 
         volume_path = folder / volume_name
         directories[volume_name] = VolumeDirectory(
-            volume_path, any(volume_kind in volume for volume_kind in READ_ONLY_KINDS)
+            volume_path, any(volume_kind in volume for volume_kind in READ_ONLY_VOLUME_KINDS)
         )
         volume_path.mkdir(
             mode=0o777 if "emptyDir" in volume else 0o755, parents=True, exist_ok=True
         )
 
-        for file, file_content, file_mode in _files(volume, cluster, read_field):
+        for file, file_content, file_mode in _list_volume_files(volume, cluster, read_field):
             if not (volume_path / file).resolve().is_relative_to(volume_path.resolve()):
                 raise ConfigError(
                     f"volume {volume_name}: the path {file!r} leads out of it. Use a path inside"
@@ -106,7 +113,7 @@ def remove_contents(directories: Mapping[str, VolumeDirectory], folder: Path) ->
             shutil.rmtree(directory.path, ignore_errors=True)
 
 
-def bind_mounts(
+def make_bind_mounts(
     volumes: Mapping[str, VolumeDirectory],
     volume_mounts: list[Data],
     expand_expression: Callable[[str], str] = str,
@@ -142,7 +149,7 @@ def bind_mounts(
             source_path.mkdir(parents=True)
 
         mount_path = os.path.join("/", volume_mount["mountPath"])
-        if filesystem.unsupported_path([mount_path]):
+        if filesystem.find_unsupported_path([mount_path]):
             raise ConfigError(
                 f"volume {volume_mount['name']}: {mount_path} is in a system directory. Use a path"
                 " below /tmp."
@@ -156,15 +163,15 @@ def bind_mounts(
 
 
 def _claim_path(cluster: Cluster, claim_name: str) -> Path:
-    object_names.check_object("PersistentVolumeClaim", claim_name)
+    object_names.check_object_name("PersistentVolumeClaim", claim_name)
     return cluster.home / "claims" / claim_name
 
 
-def _files(
+def _list_volume_files(
     volume: Data, cluster: Cluster, read_field: FieldValue, default_mode: int = 0o644
 ) -> Iterator[tuple[str, bytes, int]]:
     """Yield path, content and mode of every file of a volume."""
-    for volume_kind in READ_ONLY_KINDS:
+    for volume_kind in READ_ONLY_VOLUME_KINDS:
         volume_source = volume.get(volume_kind) or {}
         if volume_source.get("defaultMode") is None:
             source_mode = default_mode
@@ -173,7 +180,7 @@ def _files(
 
         if volume_kind == "projected":
             for projection in volume_source.get("sources") or []:
-                yield from _files(
+                yield from _list_volume_files(
                     {"name": volume["name"], **projection}, cluster, read_field, source_mode
                 )
         elif volume_kind == "downwardAPI":
@@ -187,13 +194,13 @@ def _files(
                     int(projected_item.get("mode", source_mode)),
                 )
         elif volume_source:
-            for file_path, file_content, file_mode in _object_files(
+            for file_path, file_content, file_mode in _list_object_files(
                 volume_kind, volume_source, volume["name"], cluster
             ):
                 yield file_path, file_content, source_mode if file_mode is None else file_mode
 
 
-def _object_files(
+def _list_object_files(
     volume_kind: str, volume_source: Data, volume_name: str, cluster: Cluster
 ) -> Iterator[tuple[str, bytes, int | None]]:
     object_name = volume_source.get("secretName") or volume_source["name"]
@@ -238,17 +245,17 @@ def check_without_mounts(volumes: list[Data], pod_name: str) -> None:
             )
 
 
-def check_pod(spec: Data, field_path: str) -> None:
+def check_pod_volumes(spec: Data, field_path: str) -> None:
     """Raise ConfigError for a volume or mount of a PodSpec that is invalid or not supported
     here."""
     _check_volumes(spec, field_path)
     volume_names = {volume["name"] for volume in spec.get("volumes") or []}
     for index, volume in enumerate(spec.get("volumes") or []):
-        list(walk(volume, "Volume", f"{field_path}.volumes[{index}]"))
+        list(find_ignored_fields(volume, "Volume", f"{field_path}.volumes[{index}]"))
     for container in spec.get("containers") or []:
         for index, volume_mount in enumerate(container.get("volumeMounts") or []):
             list(
-                walk(
+                find_ignored_fields(
                     volume_mount,
                     "Mount",
                     f"{field_path}.{container.get('name')}.volumeMounts[{index}]",
@@ -269,7 +276,7 @@ def _check_volumes(volume_owner: Data, field_path: str) -> None:
                 f"{field_path}.volumes[{index}] has the kinds {volume_kinds}: it must have exactly"
                 " one kind."
             )
-        object_names.LABEL.check(volume.get("name"), f"{field_path}: the name of a volume")
+        object_names.LABEL_RULE.check(volume.get("name"), f"{field_path}: the name of a volume")
 
 
 def _check_mount(volume_mount: Data, volume_names: Collection[str], field_path: str) -> None:
@@ -281,7 +288,7 @@ def _check_mount(volume_mount: Data, volume_names: Collection[str], field_path: 
         )
 
 
-def check(spec: Data, templates: list[tuple[dict[str, Any], str]]) -> None:
+def check_volumes(spec: Data, templates: list[tuple[dict[str, Any], str]]) -> None:
     """Raise ConfigError for a mount of an unknown volume, and for a volume without exactly one
     kind."""
     shared_volumes = [
@@ -301,12 +308,12 @@ def check(spec: Data, templates: list[tuple[dict[str, Any], str]]) -> None:
         _check_volumes(volume_owner, field_path)
 
     for claim in claims:
-        object_names.LABEL.check(claim["name"], "spec: the name of a volume")
+        object_names.LABEL_RULE.check(claim["name"], "spec: the name of a volume")
 
     for template, field_path in templates:
         volume_names = {
             volume["name"]
             for volume in [*(template.get("volumes") or []), *shared_volumes, *claims]
         }
-        for volume_mount in mounts(template):
+        for volume_mount in list_volume_mounts(template):
             _check_mount(volume_mount, volume_names, field_path)

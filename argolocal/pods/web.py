@@ -19,7 +19,7 @@ from http.client import HTTPException, HTTPResponse
 from typing import Any, BinaryIO
 from urllib.parse import SplitResult
 
-from argolocal.common.addresses import format_address, hide_values
+from argolocal.common.addresses import format_address, hide_address_values
 
 MAX_REDIRECTS = 10
 LOGIN_HEADERS = (
@@ -31,8 +31,8 @@ LOGIN_HEADERS = (
     "proxy-authenticate",
 )
 BODY_HEADERS = ("content-encoding", "content-language", "content-location", "content-type")
-REDIRECTS = (301, 302, 303, 307, 308)
-PASSWORD_PATTERN = re.compile(r"(//[^/?#@:]*:)[^/?#]*@")
+REDIRECT_CODES = (301, 302, 303, 307, 308)
+PASSWORD_IN_URL = re.compile(r"(//[^/?#@:]*:)[^/?#]*@")
 Headers = Iterable[tuple[str, str]]
 
 
@@ -67,7 +67,7 @@ def request(
         ssl_context.check_hostname = False
         ssl_context.verify_mode = ssl.CERT_NONE
 
-    first_url_parts = _split(url)
+    first_url_parts = _split_url(url)
     referer_url = ""
     remaining_headers = {
         header_name.lower(): (header_name, header_value) for header_name, header_value in headers
@@ -80,14 +80,14 @@ def request(
         response = _send(url, method, sent_headers, body, timeout, ssl_context, proxies)
 
         location = response.headers.get("Location")
-        if response.status not in REDIRECTS or not location:
+        if response.status not in REDIRECT_CODES or not location:
             return response
 
         previous_url = url
         url = _redirect_target(url, location)
-        previous_url_parts = _split(previous_url)
+        previous_url_parts = _split_url(previous_url)
 
-        url_parts = _split(url)
+        url_parts = _split_url(url)
         if not leave_host and url_parts.hostname != previous_url_parts.hostname:
             return response
 
@@ -102,7 +102,7 @@ def request(
             body = None
             dropped_headers += BODY_HEADERS
 
-        if urllib.parse.urlsplit(_quote(location)).netloc:
+        if urllib.parse.urlsplit(_quote_location(location)).netloc:
             dropped_headers += ("host",)
 
         remaining_headers = {
@@ -118,11 +118,11 @@ def request(
     raise WebError(hide_password(url), f"stopped after {MAX_REDIRECTS} redirects")
 
 
-def copy(response: HTTPResponse, file: BinaryIO, max_bytes: int) -> None:
+def copy_body(response: HTTPResponse, file: BinaryIO, max_bytes: int) -> None:
     """Write the body of a response to a file. Raises OSError, and WebError if the body is
     incomplete or too long."""
     written_bytes = 0
-    while chunk := _read(response):
+    while chunk := _read_chunk(response):
         written_bytes += file.write(chunk)
         if written_bytes > max_bytes:
             raise WebError(
@@ -130,7 +130,7 @@ def copy(response: HTTPResponse, file: BinaryIO, max_bytes: int) -> None:
             )
 
 
-def _read(response: HTTPResponse) -> bytes:
+def _read_chunk(response: HTTPResponse) -> bytes:
     try:
         chunk = response.read(1 << 20)
         if not chunk and response.length:
@@ -149,7 +149,7 @@ def _send(
     ssl_context: ssl.SSLContext | None,
     uses_proxies: bool,
 ) -> HTTPResponse:
-    url_parts = _split(url)
+    url_parts = _split_url(url)
     if url_parts.username is not None and not any(
         header_name.lower() == "authorization" for header_name in headers
     ):
@@ -189,18 +189,18 @@ def _send(
 
 def _redirect_target(url: str, location: str) -> str:
     try:
-        return urllib.parse.urljoin(url, _quote(location))
+        return urllib.parse.urljoin(url, _quote_location(location))
     except ValueError as error:
         raise WebError(
             hide_password(url), f"failed to parse Location header {location!r}: {error}"
         ) from None
 
 
-def _quote(location: str) -> str:
+def _quote_location(location: str) -> str:
     return urllib.parse.quote(location, safe=string.punctuation, encoding="latin-1")
 
 
-def _split(url: str) -> SplitResult:
+def _split_url(url: str) -> SplitResult:
     """Parse a web address. Raises WebError for an address that is neither http nor https."""
     try:
         url_parts = urllib.parse.urlsplit(url)
@@ -239,7 +239,7 @@ def _without_user(url: str) -> str:
 def hide_password(url: str) -> str:
     """Replace the password in a URL by ***, as Go does. Also hide the query, which Go would
     show."""
-    shown_url = PASSWORD_PATTERN.sub(r"\1***@", url)
+    shown_url = PASSWORD_IN_URL.sub(r"\1***@", url)
     if shown_url == url:
         return format_address(url)
-    return hide_values(shown_url)
+    return hide_address_values(shown_url)

@@ -26,7 +26,7 @@ from argolocal.common.files import write_atomically
 from argolocal.common.json_text import read_object, to_json
 from argolocal.common.processes import mentions_home
 from argolocal.errors import ConfigError, InvalidDocument
-from argolocal.pods.container_images import BASE_IMAGES, IMAGES_FILE, Image, base_name
+from argolocal.pods.container_images import BASE_IMAGES, IMAGES_FILE_NAME, Image, image_base_name
 from argolocal.state.journal import STRUCTURE_ERRORS, Busy, RunFiles
 from argolocal.state.stored_objects import VERSIONED_KINDS, StoredObjects
 from argolocal.store import FolderStore, ObjectStore
@@ -65,8 +65,8 @@ class LocalCluster:
         kinds: "Kinds | None" = None,
         store: Callable[[Mapping[str, Any]], ObjectStore] | None = None,
     ) -> None:
-        self.home = (home or homes.current()).resolve()
-        self.images = Image.read_table(self.home / IMAGES_FILE) if images is None else images
+        self.home = (home or homes.require_home()).resolve()
+        self.images = Image.read_table(self.home / IMAGES_FILE_NAME) if images is None else images
         self._kinds = kinds
         self._stores = store
         self._polled_at = 0.0
@@ -75,7 +75,7 @@ class LocalCluster:
     def path(self) -> str:
         """Folders with Python modules for pods, separated by colons as in PYTHONPATH. Pods see
         these folders at the same paths."""
-        return os.environ.get(program.variable("PATH"), "")
+        return os.environ.get(program.environment_variable("PATH"), "")
 
     @cached_property
     def kinds(self) -> "Kinds":
@@ -147,7 +147,9 @@ class LocalCluster:
 
     def image(self, image_name: str) -> Image:
         """Return the local command and environment of an image."""
-        return self.images.get(image_name) or Image(args=BASE_IMAGES.get(base_name(image_name), ()))
+        return self.images.get(image_name) or Image(
+            args=BASE_IMAGES.get(image_base_name(image_name), ())
+        )
 
     def store(self, s3_location: Mapping[str, Any] | None = None) -> ObjectStore:
         """Return the object store for an artifact with the location `s3_location`; {} means the
@@ -155,7 +157,7 @@ class LocalCluster:
         if self._stores:
             return self._stores(s3_location or {})
         bucket_name = (s3_location or {}).get("bucket") or self.bucket
-        object_names.BUCKET.check(bucket_name, "the bucket of an artifact")
+        object_names.BUCKET_NAME_RULE.check(bucket_name, "the bucket of an artifact")
         store_folder = self.home / "store"
         (store_folder / self.bucket).mkdir(parents=True, exist_ok=True)
         return FolderStore(store_folder, bucket_name)
@@ -163,7 +165,7 @@ class LocalCluster:
     def address(self, pod_name: str) -> str:
         """Return the loopback address of a pod. A pod keeps its address, and two pods never have
         the same address."""
-        homes.make(self.home)
+        homes.create_home(self.home)
 
         addresses_file = self.home / "addresses.json"
         with open(addresses_file.with_suffix(".lock"), "w") as lock:
@@ -269,7 +271,7 @@ class LocalCluster:
 
     def find(self, kind: str, name: str) -> dict[str, Any] | None:
         """Return a stored object, or None."""
-        if not object_names.rule_of(kind).allows(name):
+        if not object_names.find_name_rule(kind).allows(name):
             return None
         object_file = self.home / "objects" / kind / f"{name}.json"
         if object_file.exists():
@@ -300,7 +302,7 @@ class LocalCluster:
                     f" {', '.join(STORABLE_KINDS)}."
                 )
 
-            object_names.check_object(kind, name)
+            object_names.check_object_name(kind, name)
             if kind in object_names.DATA_KINDS:
                 object_names.check_data(kubernetes_object, str(kind), str(name))
 
@@ -309,7 +311,7 @@ class LocalCluster:
                 continue
 
             object_file = self.home / "objects" / str(kind) / f"{name}.json"
-            homes.make(self.home)
+            homes.create_home(self.home)
             object_file.parent.mkdir(parents=True, exist_ok=True)
             write_atomically(object_file, to_json(kubernetes_object), 0o600)
 
@@ -323,7 +325,7 @@ def trust(home: Path) -> None:
     if not home.is_dir():
         raise ConfigError(f"{home} is not a directory: pass the home that you moved or copied.")
 
-    homes.trust(home)
+    homes.trust_home(home)
     for record_file in (*home.glob("services/*.json"), home / "deployments/supervisor.json"):
         # a file that is not a valid record is ignored
         with suppress(OSError, InvalidDocument, *STRUCTURE_ERRORS):

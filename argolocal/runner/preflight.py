@@ -12,7 +12,7 @@ from typing import Any
 from argolocal.controllers import kubectl_check
 from argolocal.engine import leaf_templates, suspend
 from argolocal.engine.retry import merge_template_defaults
-from argolocal.errors import ConfigError, did_you_mean
+from argolocal.errors import ConfigError, suggest_similar
 from argolocal.interfaces import Cluster
 from argolocal.language import expr, gofmt, json_path
 from argolocal.language.functions import BUILTINS, PREDICATES, ExprError
@@ -20,15 +20,15 @@ from argolocal.language.sprig import ARGO_FUNCTIONS, SPRIG
 from argolocal.language.substitute import EXPRESSION
 from argolocal.manifest import pod_patch
 from argolocal.manifest.allowed_values import TEMPLATE_TYPES
-from argolocal.manifest.resolve import all_templates, callers, required_objects
-from argolocal.manifest.schema import walk
+from argolocal.manifest.resolve import find_required_objects, list_callers, list_templates
+from argolocal.manifest.schema import find_ignored_fields
 from argolocal.pods import artifacts, containers, filesystem, limits, pod_run, volumes
 from argolocal.pods.kinds import container_set, daemon, sidecars
 
-POD_TYPES = {*leaf_templates.KINDS} - {"http"}
+POD_TYPES = {*leaf_templates.LEAF_TEMPLATE_TYPES} - {"http"}
 
 
-def check(
+def check_workflow(
     workflow: dict[str, Any], cluster: Cluster, manifest: Mapping[str, Any] | None = None
 ) -> list[str]:
     """Return notes for the user about ignored fields of the workflow and its manifest, and about
@@ -36,9 +36,9 @@ def check(
 
     Raises ConfigError for the first field that the local runner cannot support as Argo does.
     """
-    ignored_fields = dict.fromkeys(walk(workflow, "Workflow", ""))
+    ignored_fields = dict.fromkeys(find_ignored_fields(workflow, "Workflow", ""))
     if manifest:
-        ignored_fields.update(dict.fromkeys(walk(manifest, manifest["kind"], "")))
+        ignored_fields.update(dict.fromkeys(find_ignored_fields(manifest, manifest["kind"], "")))
 
     for parameter in (workflow["spec"].get("arguments") or {}).get("parameters") or []:
         if parameter.get("value") is None:
@@ -49,7 +49,7 @@ def check(
             )
 
     ignored_fields.update(dict.fromkeys(_check_templates(workflow["spec"], cluster)))
-    volumes.check(workflow["spec"], all_templates(workflow["spec"], "spec"))
+    volumes.check_volumes(workflow["spec"], list_templates(workflow["spec"], "spec"))
     _check_objects(workflow["spec"], cluster)
 
     if ignored_fields:
@@ -64,14 +64,14 @@ def check(
     unenforced_limits = [
         parameter_name
         for parameter_name in limit_names
-        if parameter_name != "memory" or not limits.available()
+        if parameter_name != "memory" or not limits.supports_memory_limits()
     ]
     if unenforced_limits:
         notes.append(
             f"limits of containers that are not enforced here: {', '.join(unenforced_limits)}"
         )
 
-    if not filesystem.available():
+    if not filesystem.supports_namespaces():
         notes.append(
             "pods are processes of this machine with your rights, as mount namespaces are not"
             " available: a process that leaves its session and clears its environment outlives"
@@ -84,9 +84,9 @@ def check(
 def _check_objects(spec: dict[str, Any], cluster: Cluster) -> None:
     """Raise ConfigError if an object is missing that pods would wait for. A workflow with resource
     templates is not checked, because they may create the object."""
-    if any("resource" in template for template, _ in all_templates(spec, "spec")):
+    if any("resource" in template for template, _ in list_templates(spec, "spec")):
         return
-    for reference_path, kind, name, key in required_objects(spec):
+    for reference_path, kind, name, key in find_required_objects(spec):
         if not cluster.has(kind, name, key):
             missing_object = f"{kind} {name!r}" + (f" with {key!r}" if key else "")
             raise ConfigError(
@@ -96,19 +96,19 @@ def _check_objects(spec: dict[str, Any], cluster: Cluster) -> None:
 
 
 def check_referenced(spec: dict[str, Any], cluster: Cluster, path: str) -> None:
-    """Check the spec of a referenced WorkflowTemplate as `check` does."""
+    """Check the spec of a referenced WorkflowTemplate as `check_workflow` does."""
     _check_templates(spec, cluster, path)
 
 
 def _check_templates(spec: dict[str, Any], cluster: Cluster, field_path: str = "spec") -> list[str]:
     """Check all templates of a spec. Return the ignored fields of pod spec patches."""
-    ignored_fields = pod_patch.check(spec, field_path)
+    ignored_fields = pod_patch.check_pod_patch(spec, field_path)
     _check_callers(spec)
-    for template, template_path in all_templates(spec, field_path):
+    for template, template_path in list_templates(spec, field_path):
         _check_template(
             merge_template_defaults(template, spec.get("templateDefaults")), template_path, cluster
         )
-        ignored_fields += pod_patch.check(template, template_path)
+        ignored_fields += pod_patch.check_pod_patch(template, template_path)
     _check_expressions(spec, field_path)
     return ignored_fields
 
@@ -123,8 +123,8 @@ def _check_template(template: dict[str, Any], field_path: str, cluster: Cluster)
             f" {template_types}: it must have exactly one type."
         )
 
-    suspend.check(template, field_path)
-    artifacts.check(template, field_path)
+    suspend.check_suspend(template, field_path)
+    artifacts.check_artifacts(template, field_path)
     _check_paths(template, field_path)
 
     if template.get("daemon") and field_path.endswith(".inline"):
@@ -134,10 +134,12 @@ def _check_template(template: dict[str, Any], field_path: str, cluster: Cluster)
         )
 
     if "resource" in template:
-        kubectl_check.check(template["resource"], f"{field_path}.resource", cluster)
+        kubectl_check.check_resource_template(
+            template["resource"], f"{field_path}.resource", cluster
+        )
         kubectl_check.check_outputs(template, field_path)
 
-    containers.check(template, field_path, cluster)
+    containers.check_containers(template, field_path, cluster)
     containers.check_images(template, field_path, cluster)
 
     deadline_seconds = template.get("activeDeadlineSeconds")
@@ -158,10 +160,10 @@ def _check_template(template: dict[str, Any], field_path: str, cluster: Cluster)
         )
 
     if "container" in template or "script" in template:
-        pod_run.check(template)
+        pod_run.check_paths(template)
         used_names = {"init", "main", "wait"}  # container names that Argo itself uses
 
-        for template_type in sidecars.KINDS:
+        for template_type in sidecars.CONTAINER_LIST_FIELDS:
             for index, container in enumerate(template.get(template_type) or []):
                 if container["name"] in used_names:
                     raise ConfigError(
@@ -172,12 +174,12 @@ def _check_template(template: dict[str, Any], field_path: str, cluster: Cluster)
 
                 used_names.add(container["name"])
 
-        sidecars.check(template, field_path)
-        daemon.check(template, field_path)
+        sidecars.check_sidecars(template, field_path)
+        daemon.check_readiness_probe(template, field_path)
 
     if template.get("containerSet"):
-        container_set.check(template, field_path)
-        pod_run.check(template)
+        container_set.check_container_set(template, field_path)
+        pod_run.check_paths(template)
 
 
 def _check_paths(template: dict[str, Any], field_path: str) -> None:
@@ -208,7 +210,7 @@ def _check_paths(template: dict[str, Any], field_path: str) -> None:
 
 
 def _check_callers(spec: dict[str, Any]) -> None:
-    for caller, caller_path in callers(spec, "spec"):
+    for caller, caller_path in list_callers(spec, "spec"):
         is_hook = ".hooks." in caller_path
         expression = caller.get("expression") or ""
         if is_hook and not caller_path.endswith(".hooks.exit") and not expression:
@@ -284,7 +286,7 @@ def _check_functions(expression: str, field_path: str) -> None:
 
         function_name = qualified_name.removeprefix("sprig.")
         if function_name not in known_functions:
-            hint = did_you_mean(function_name, known_functions)
+            hint = suggest_similar(function_name, known_functions)
             raise ConfigError(
                 f"{field_path} calls {qualified_name}(), which the local runner does not"
                 f" know.{hint}"
@@ -293,6 +295,6 @@ def _check_functions(expression: str, field_path: str) -> None:
 
 def _check_json_path(path: str, field_path: str) -> None:
     try:
-        json_path.tokens(path)
+        json_path.parse_path(path)
     except ValueError as error:
         raise ConfigError(f"{field_path}: {error}.") from None

@@ -17,7 +17,7 @@ from typing import Any
 
 from argolocal.common.files import write_atomically
 from argolocal.common.json_text import read_object, to_json
-from argolocal.engine.nodes import Resumed
+from argolocal.engine.nodes import NodeResumed
 from argolocal.state.journal import RunFiles
 
 CHECK_INTERVAL_S = 0.02
@@ -56,10 +56,10 @@ class RunRequest:
             later.shutdown or self.shutdown,
         )
 
-    def events(self) -> list[Resumed]:
+    def events(self) -> list[NodeResumed]:
         """Return the events for the scheduler."""
         return [
-            Resumed(id, dict(change.outputs), change.phase, change.message)
+            NodeResumed(id, dict(change.outputs), change.phase, change.message)
             for id, change in self.nodes.items()
         ]
 

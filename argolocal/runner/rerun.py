@@ -10,23 +10,25 @@ from argolocal.manifest import read as manifests
 from argolocal.state.journal import RunFiles
 
 # a random suffix, see manifests.generate_suffix
-SUFFIX = re.compile(rf"-[{manifests.SUFFIX_CHARACTERS}]{{{manifests.SUFFIX_LENGTH}}}$")
+RANDOM_SUFFIX = re.compile(rf"-[{manifests.SUFFIX_CHARACTERS}]{{{manifests.SUFFIX_LENGTH}}}$")
 # fields of `metadata` that are specific to one run, so they are not copied
 RUN_FIELDS = ("name", "uid", "creationTimestamp")
 
 
-def name_prefix(manifest: Mapping[str, Any]) -> str:
+def make_name_prefix(manifest: Mapping[str, Any]) -> str:
     """Return the prefix of a workflow's run names, which ends with "-": the generateName, the name
     of the CronWorkflow, or the run's name without its random suffix."""
     metadata = manifest.get("metadata") or {}
-    cron_workflow_name = (metadata.get("labels") or {}).get(object_labels.CRON_WORKFLOW)
+    cron_workflow_name = (metadata.get("labels") or {}).get(object_labels.CRON_WORKFLOW_LABEL)
     prefix = str(metadata.get("generateName") or cron_workflow_name or "").strip("-")
-    return f"{prefix or SUFFIX.sub('', str(metadata.get('name') or 'workflow'))}-"
+    return f"{prefix or RANDOM_SUFFIX.sub('', str(metadata.get('name') or 'workflow'))}-"
 
 
 def choose_name(manifest: Mapping[str, Any]) -> str:
     """Return a name for a new run of the workflow."""
-    return manifests.Identity(suffix=manifests.generate_suffix()).name(name_prefix(manifest))
+    return manifests.ObjectIdentity(suffix=manifests.generate_suffix()).name(
+        make_name_prefix(manifest)
+    )
 
 
 def list_parameters(manifest: Mapping[str, Any]) -> dict[str, str]:
@@ -44,7 +46,7 @@ def read_manifest(home: Path, run_name: str, new_name: str = "") -> dict[str, An
         for metadata_field, value in workflow["metadata"].items()
         if metadata_field not in RUN_FIELDS
     }
-    metadata["generateName"] = name_prefix(workflow)
+    metadata["generateName"] = make_name_prefix(workflow)
     metadata["name"] = new_name or choose_name(workflow)
     return {
         metadata_field: workflow[metadata_field]

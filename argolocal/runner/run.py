@@ -26,21 +26,21 @@ from typing import Any
 from argolocal import validate
 from argolocal.common import program
 from argolocal.common.files import write_atomically
-from argolocal.common.interrupts import Interrupts
+from argolocal.common.interrupts import InterruptHandlers
 from argolocal.common.json_text import to_json
-from argolocal.common.processes import is_alive, signal_group, start_time
+from argolocal.common.processes import is_alive, read_start_ticks, signal_group
 from argolocal.controllers.kubectl import Resources
 from argolocal.controllers.memory_volumes import clean_up_shared_memory
 from argolocal.engine import suspend
 from argolocal.engine.inputs import add_labels
-from argolocal.engine.nodes import Kill, Resumed, Start, format_time
+from argolocal.engine.nodes import KillPod, NodeResumed, StartPod, format_time
 from argolocal.engine.scheduler import Scheduler
 from argolocal.errors import ArgolocalError, ConfigError
 from argolocal.interfaces import Cluster
 from argolocal.manifest import read as manifests
-from argolocal.manifest.allowed_values import COMPLETED, FAILED
+from argolocal.manifest.allowed_values import COMPLETED_PHASES, FAILED_PHASES
 from argolocal.manifest.resolve import store_templates
-from argolocal.manifest.volume_claims import claims
+from argolocal.manifest.volume_claims import list_claims
 from argolocal.pods import artifacts, volumes
 from argolocal.pods.executor import Executor
 from argolocal.runner import preflight, requests
@@ -56,8 +56,8 @@ from argolocal.state.journal import (
     RunFiles,
     StateError,
     Status,
+    make_write_error,
     reset_interrupted,
-    write_error,
 )
 from argolocal.state.locks import SharedLocks
 
@@ -75,7 +75,7 @@ def stop(name: str, cluster: Cluster) -> str:
     run_files.workflow()
 
     phase = run_files.load()[0]["phase"]
-    if phase in COMPLETED and not run_files.runner():
+    if phase in COMPLETED_PHASES and not run_files.runner():
         raise ConfigError(
             f"{name} is completed ({phase}) and cannot be stopped. `{program.name} down` ends its"
             " deployments."
@@ -89,7 +89,7 @@ def stop(name: str, cluster: Cluster) -> str:
             while run_files.runner() == pid and time.monotonic() < deadline:
                 time.sleep(0.05)
 
-        if run_files.load()[0]["phase"] not in COMPLETED:
+        if run_files.load()[0]["phase"] not in COMPLETED_PHASES:
             local_run = LocalRun.load(name, cluster)
             local_run.shutdown = "Stop"
             local_run.run()
@@ -172,13 +172,15 @@ class LocalRun:
         workflow, status, process_records = run_files.open()
 
         try:
-            if is_queued and (status["phase"] in COMPLETED or not run_files.queue_entry.exists()):
+            if is_queued and (
+                status["phase"] in COMPLETED_PHASES or not run_files.queue_entry.exists()
+            ):
                 raise NotQueued(f"the run {name} is not in the queue: it has ended.")
-            _kill_left_over(run_files, process_records)
+            _kill_leftover_processes(run_files, process_records)
             Resources(cluster, workflow, run_files.root).clean_up()
             now = format_time(time.time())
 
-            if status["phase"] in FAILED:
+            if status["phase"] in FAILED_PHASES:
                 if workflow["spec"].pop("shutdown", None):
                     write_atomically(run_files.root / MANIFEST_FILE, to_json(workflow, indent=1))
                 status = reset_for_retry(status) | {"startedAt": now}
@@ -198,7 +200,7 @@ class LocalRun:
         return cls(run_files, workflow, status, cluster)
 
     def run(
-        self, on_change: OnChange | None = None, interrupts: Interrupts | None = None
+        self, on_change: OnChange | None = None, interrupts: InterruptHandlers | None = None
     ) -> Status:
         """Run the workflow to its end and return its status. KeyboardInterrupt stops all pods;
         `load` then continues the run.
@@ -211,7 +213,7 @@ class LocalRun:
         locks = SharedLocks(self.cluster)
 
         with contextlib.ExitStack() as exit_stack:
-            interrupts = interrupts or exit_stack.enter_context(Interrupts())
+            interrupts = interrupts or exit_stack.enter_context(InterruptHandlers())
             exit_stack.enter_context(interrupts.deferred())
             exit_stack.enter_context(contextlib.closing(self.files))
             exit_stack.enter_context(contextlib.closing(locks))
@@ -234,7 +236,7 @@ class LocalRun:
                 except BaseException as error:
                     executor.halt(STOP_GRACE_S)
                     if isinstance(error, OSError) and error.errno in DISK_FULL:
-                        raise write_error(error, self.files.root) from error
+                        raise make_write_error(error, self.files.root) from error
                     # the cause may be a service that has ended because of a full disk
                     if isinstance(error, ArgolocalError) and not isinstance(error, StateError):
                         self.files.check_space()
@@ -243,7 +245,7 @@ class LocalRun:
                 finally:
                     executor.close()
                     # kill processes that have left their session or had just started
-                    _kill_left_over(self.files, {})
+                    _kill_leftover_processes(self.files, {})
 
     def _loop(self, scheduler: Scheduler, executor: Executor) -> Status:
         self.status = scheduler.status
@@ -262,9 +264,9 @@ class LocalRun:
                 return scheduler.status
 
             for action in actions:
-                if isinstance(action, Kill):
+                if isinstance(action, KillPod):
                     executor.kill(action.id)
-                elif isinstance(action, Start):
+                elif isinstance(action, StartPod):
                     executor.start(action)
 
             if scheduler.wake is None:
@@ -274,7 +276,7 @@ class LocalRun:
 
             events = [*executor.wait(timeout_seconds), *self._read_request(scheduler)]
 
-    def _read_request(self, scheduler: Scheduler) -> list[Resumed]:
+    def _read_request(self, scheduler: Scheduler) -> list[NodeResumed]:
         """Read the request of a user, if there is one: change the workflow's spec, and return an
         event for each node that changes."""
         request = requests.read_pending(self.files)
@@ -295,7 +297,7 @@ class LocalRun:
 
     def _delete_leftovers(self, scheduler: Scheduler) -> None:
         """Delete the claims and artifacts that must be deleted when the workflow completes."""
-        for volume in claims(self.workflow):
+        for volume in list_claims(self.workflow):
             if volume not in scheduler.status.get("persistentVolumeClaims", []):
                 volumes.delete(self.cluster, volume)
         changed_node_ids = artifacts.collect_garbage(
@@ -331,10 +333,10 @@ def validate_workflow(
 
     See `LocalRun.new` for `note` and `warn`.
     """
-    identity = manifests.Identity(time.time(), str(uuid.uuid4()), manifests.generate_suffix())
+    identity = manifests.ObjectIdentity(time.time(), str(uuid.uuid4()), manifests.generate_suffix())
 
-    workflow = manifests.workflow(manifest, parameters, cluster.find, identity=identity)
-    for line in preflight.check(workflow, cluster, manifest):
+    workflow = manifests.build_workflow(manifest, parameters, cluster.find, identity=identity)
+    for line in preflight.check_workflow(workflow, cluster, manifest):
         if note:
             note(line)
 
@@ -372,7 +374,7 @@ def _create_files(
             workflow["metadata"]["name"] = f"{name_prefix}-{int(scheduled_second) + 1}"
 
 
-def _kill_left_over(run_files: RunFiles, process_records: Mapping[str, list[int]]) -> None:
+def _kill_leftover_processes(run_files: RunFiles, process_records: Mapping[str, list[int]]) -> None:
     """Kill all processes of this run's pods. A process belongs to a pod if it is in the pod's
     session, has the pod's root as `/`, or has the environment variable program.POD."""
     start_ticks_by_session = {pid: start_ticks for pid, start_ticks in process_records.values()}
@@ -385,10 +387,10 @@ def _kill_left_over(run_files: RunFiles, process_records: Mapping[str, list[int]
     leftover_pids = (
         pid
         for pid in pids
-        if pid != os.getpid() and _is_left_over(pid, start_ticks_by_session, pods_folder)
+        if pid != os.getpid() and _is_leftover_process(pid, start_ticks_by_session, pods_folder)
     )
 
-    surviving_processes = {pid: start_time(pid) for pid in leftover_pids}
+    surviving_processes = {pid: read_start_ticks(pid) for pid in leftover_pids}
     for pid in surviving_processes:
         signal_group(pid, signal.SIGKILL)
         with contextlib.suppress(ProcessLookupError):
@@ -408,14 +410,16 @@ def _kill_left_over(run_files: RunFiles, process_records: Mapping[str, list[int]
         time.sleep(0.01)
 
 
-def _is_left_over(pid: int, start_ticks_by_session: Mapping[int, int], pods_folder: str) -> bool:
+def _is_leftover_process(
+    pid: int, start_ticks_by_session: Mapping[int, int], pods_folder: str
+) -> bool:
     with contextlib.suppress(OSError):  # the process has exited or belongs to another user
         if os.readlink(f"/proc/{pid}/root").startswith(pods_folder):
             return True
 
     with contextlib.suppress(OSError):
         if (
-            f"\0{program.POD}={pods_folder}".encode()
+            f"\0{program.POD_VARIABLE}={pods_folder}".encode()
             in b"\0" + Path(f"/proc/{pid}/environ").read_bytes()
         ):
             return True
@@ -425,4 +429,4 @@ def _is_left_over(pid: int, start_ticks_by_session: Mapping[int, int], pods_fold
     except (ProcessLookupError, PermissionError):
         return False
 
-    return start_ticks is not None and (start_time(pid) or 0) >= start_ticks
+    return start_ticks is not None and (read_start_ticks(pid) or 0) >= start_ticks

@@ -23,7 +23,7 @@ from types import FrameType
 
 from argolocal.common import exit_codes, program
 from argolocal.common.checked_names import RunName
-from argolocal.errors import ArgolocalError, say
+from argolocal.errors import ArgolocalError, write_stderr
 from argolocal.state.journal import RunFiles
 
 MAX_DESCRIPTORS = 1024
@@ -40,7 +40,7 @@ def main() -> None:
     parser.add_argument("--execute", required=True)
     arguments = parser.parse_args()
 
-    program.use(arguments.program, arguments.cluster)
+    program.set_program(arguments.program, arguments.cluster)
     execute = load_function(arguments.execute)
     # Ctrl-C of the server's terminal
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -72,7 +72,7 @@ def _fork(home: Path, name: str, execute: Execute) -> int:
         except KeyboardInterrupt:
             code = exit_codes.INTERRUPTED
         except ArgolocalError as error:
-            say(f"error: {error}")
+            write_stderr(f"error: {error}")
         except BaseException:
             traceback.print_exc()
         finally:

@@ -18,9 +18,9 @@ from threading import RLock
 from typing import Any, Protocol
 
 from argolocal.common.checked_names import RunName
-from argolocal.errors import ArgolocalError, ConfigError, say
+from argolocal.errors import ArgolocalError, ConfigError, write_stderr
 from argolocal.interfaces import Cluster
-from argolocal.manifest.allowed_values import COMPLETED
+from argolocal.manifest.allowed_values import COMPLETED_PHASES
 from argolocal.runner.run import LocalRun
 from argolocal.state.journal import MANIFEST_FILE, QUEUE_FOLDER, RunFiles, Status
 
@@ -170,7 +170,7 @@ class Queue:
             del self.waiting_runs[name]
         known_names = self.waiting_runs.keys() | self.processes.keys() | self.unreadable_runs
         for name in entries - known_names:
-            run_name = RunName.or_none(name)
+            run_name = RunName.parse_or_none(name)
             if run_name:
                 self._classify(run_name)
 
@@ -183,14 +183,14 @@ class Queue:
         try:
             # if the manifest is missing, the submitting process died before it had created the run
             phase = files.load()[0]["phase"] if (files.root / MANIFEST_FILE).exists() else None
-            if phase is None or phase in COMPLETED:
+            if phase is None or phase in COMPLETED_PHASES:
                 files.queue_entry.unlink(missing_ok=True)
                 self.deaths.pop(name, None)
                 return
             priority = int(files.workflow()["spec"].get("priority") or 0)
         except ArgolocalError as error:
             self.unreadable_runs.add(name)
-            say(f"warning: the queued run {name} is left out: {error}")
+            write_stderr(f"warning: the queued run {name} is left out: {error}")
             return
 
         submitted = files.queue_entry.stat().st_mtime_ns

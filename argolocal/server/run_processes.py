@@ -15,7 +15,7 @@ from threading import Lock
 from typing import Self
 
 from argolocal.common import program
-from argolocal.common.processes import python_command
+from argolocal.common.processes import make_python_command
 from argolocal.errors import ArgolocalError
 
 START_TIMEOUT_S = 120.0
@@ -91,10 +91,10 @@ class RunProcesses:
         ]
         with other_end:
             self.process = subprocess.Popen(
-                python_command("-m", "argolocal.server.fork_server", *arguments),
+                make_python_command("-m", "argolocal.server.fork_server", *arguments),
                 stdin=other_end.fileno(),
                 stdout=subprocess.DEVNULL,
-                env={**os.environ, program.variable("HOME"): str(self.home)},
+                env={**os.environ, program.environment_variable("HOME"): str(self.home)},
             )
         self.socket = own_end
         return own_end

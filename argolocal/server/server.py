@@ -13,7 +13,7 @@ from typing import Any
 
 from starlette.types import ASGIApp
 
-from argolocal.errors import describe, say
+from argolocal.errors import describe, write_stderr
 from argolocal.page import server as page_server
 from argolocal.page.sources import LocalRuns
 from argolocal.page.tabs.artifact_source import ObjectReader
@@ -98,7 +98,7 @@ class Server:
                 pause = RETRY_INTERVAL_S
                 message = describe(error)
                 if message != last_message:
-                    say(f"error: {message}")
+                    write_stderr(f"error: {message}")
                 last_message = message
 
             self.wakeup.wait(pause)

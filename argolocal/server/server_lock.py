@@ -43,7 +43,7 @@ class ServerLock:
         self.descriptor = -1
 
     def __enter__(self) -> Self:
-        homes.make(self.home)
+        homes.create_home(self.home)
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
         self.descriptor = os.open(self.home / LOCK_FILE, flags, 0o600)
         deadline = time.monotonic() + PROBE_TIMEOUT_S
@@ -57,7 +57,7 @@ class ServerLock:
             details = f" (pid {other.pid}, http://127.0.0.1:{other.port})" if other else ""
             raise Busy(
                 f"a server runs in {self.home} already{details}: use it, end it, or set"
-                f" {program.variable('HOME')} to another directory."
+                f" {program.environment_variable('HOME')} to another directory."
             )
 
         os.ftruncate(self.descriptor, 0)

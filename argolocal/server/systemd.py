@@ -6,7 +6,7 @@ import shlex
 from pathlib import Path
 
 from argolocal.common import program
-from argolocal.common.processes import python_command
+from argolocal.common.processes import make_python_command
 
 # seconds to wait before a restart
 RESTART_DELAY_S = 2
@@ -40,8 +40,10 @@ def make_unit(manager: str, home: Path, parallelism: int | None, port: int | Non
         arguments += ["--port", str(port)]
 
     variables = {
-        program.variable("HOME"): str(home.resolve()),
-        program.variable("PATH"): os.environ.get(program.variable("PATH"), ""),
+        program.environment_variable("HOME"): str(home.resolve()),
+        program.environment_variable("PATH"): os.environ.get(
+            program.environment_variable("PATH"), ""
+        ),
         "PATH": os.environ.get("PATH", os.defpath),
     }
     environment = [
@@ -70,7 +72,7 @@ def make_unit(manager: str, home: Path, parallelism: int | None, port: int | Non
         user=user,
         folder=_escape(str(Path.cwd())),
         environment="\n".join(environment),
-        command=" ".join(_quote(argument, "$") for argument in python_command(*arguments)),
+        command=" ".join(_quote(argument, "$") for argument in make_python_command(*arguments)),
         restart_delay=RESTART_DELAY_S,
         target=target,
     )

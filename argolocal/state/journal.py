@@ -18,17 +18,17 @@ from typing import Any, Self
 
 from argolocal.common import homes, program
 from argolocal.common.checked_names import RunName
-from argolocal.common.files import read_regular, write_atomically
+from argolocal.common.files import read_regular_file, write_atomically
 from argolocal.common.json_text import to_json
-from argolocal.errors import ArgolocalError, ConfigError, did_you_mean
-from argolocal.manifest.volume_claims import claims
+from argolocal.errors import ArgolocalError, ConfigError, suggest_similar
+from argolocal.manifest.volume_claims import list_claims
 from argolocal.state.journal_reader import (
     MAX_FILE_BYTES,
     STRUCTURE_ERRORS,
     JournalReader,
     Status,
-    corrupt,
-    unreadable,
+    make_corrupt_error,
+    make_unreadable_error,
 )
 
 MANIFEST_FILE = "manifest.yaml"
@@ -84,7 +84,7 @@ class RunFiles:
     def all(cls, home: Path) -> Iterator[Self]:
         """Yield the runs of a home. Folders with invalid names are skipped."""
         for manifest_path in (home / "runs").glob(f"*/{MANIFEST_FILE}"):
-            run_name = RunName.or_none(manifest_path.parent.name)
+            run_name = RunName.parse_or_none(manifest_path.parent.name)
             if run_name:
                 yield cls(home, run_name)
 
@@ -98,7 +98,7 @@ class RunFiles:
             )
 
         try:
-            homes.make(self.home)
+            homes.create_home(self.home)
             self.logs.mkdir(parents=True, exist_ok=True)
             self.lock()
             if is_queued:
@@ -113,7 +113,7 @@ class RunFiles:
             self._open()
         except OSError as error:
             shutil.rmtree(self.root, ignore_errors=True)
-            raise write_error(error, self.root) from error
+            raise make_write_error(error, self.root) from error
 
     def open(self) -> tuple[dict[str, Any], Status, dict[str, list[int]]]:
         """Lock an existing run. Return its workflow, its status, and the process records of pods
@@ -134,7 +134,7 @@ class RunFiles:
         try:
             write_atomically(self.root / JOURNAL_FILE, _encode_line(journal_entry))
         except OSError as error:
-            raise write_error(error, self.root) from error
+            raise make_write_error(error, self.root) from error
         self._open()
 
     def workflow(self) -> dict[str, Any]:
@@ -142,7 +142,7 @@ class RunFiles:
         manifest_path = self.root / MANIFEST_FILE
 
         try:
-            workflow = json.loads(read_regular(manifest_path, MAX_FILE_BYTES))
+            workflow = json.loads(read_regular_file(manifest_path, MAX_FILE_BYTES))
             if not (
                 workflow["metadata"]["name"]
                 and workflow["spec"]["entrypoint"]
@@ -152,10 +152,10 @@ class RunFiles:
 
             return workflow
         except (ValueError, RecursionError, *STRUCTURE_ERRORS) as error:
-            raise corrupt(manifest_path, error) from None
+            raise make_corrupt_error(manifest_path, error) from None
         except OSError as error:
             if error.errno not in NOT_FOUND:
-                raise unreadable(manifest_path, error) from None
+                raise make_unreadable_error(manifest_path, error) from None
 
             runs_folder = self.home / "runs"
             if runs_folder.is_dir():
@@ -163,7 +163,9 @@ class RunFiles:
             else:
                 run_names = set()
 
-            hint = f"{did_you_mean(self.name, run_names)} `{program.name} status` lists all runs."
+            hint = (
+                f"{suggest_similar(self.name, run_names)} `{program.name} status` lists all runs."
+            )
             raise ConfigError(
                 f'the run "{self.name[:100]}" does not exist in {runs_folder}.{hint}'
             ) from None
@@ -235,7 +237,7 @@ class RunFiles:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         except OSError as error:
             os.ftruncate(self.journal, journal_bytes)
-            raise write_error(error, self.root) from error
+            raise make_write_error(error, self.root) from error
 
     def check_space(self) -> None:
         """Raise DiskFull if the disk is almost full, because this is probably the cause of other
@@ -249,7 +251,7 @@ class RunFiles:
                 reason = f"{free_bytes // 1000} kB are free"
             else:
                 reason = "no more files can be created"
-            raise write_error(OSError(errno.ENOSPC, reason), self.root)
+            raise make_write_error(OSError(errno.ENOSPC, reason), self.root)
 
     def close(self) -> None:
         """Close the journal and release the lock."""
@@ -264,12 +266,14 @@ class RunFiles:
         self.journal = os.open(self.root / JOURNAL_FILE, open_flags, 0o644)
 
 
-def claims_of_run(run_files: RunFiles) -> list[str]:
+def list_run_claims(run_files: RunFiles) -> list[str]:
     """Return the names of the claims that a run creates from its volumeClaimTemplates, or [] if the
     run does not exist."""
     if not (run_files.root / MANIFEST_FILE).exists():
         return []
-    return [volume["persistentVolumeClaim"]["claimName"] for volume in claims(run_files.workflow())]
+    return [
+        volume["persistentVolumeClaim"]["claimName"] for volume in list_claims(run_files.workflow())
+    ]
 
 
 def _try_lock(file_descriptor: int, lock_operation: int) -> bool:
@@ -284,7 +288,7 @@ def _encode_line(journal_entry: dict[str, Any]) -> str:
     return to_json(journal_entry, separators=(",", ":")) + "\n"
 
 
-def write_error(error: OSError, run_folder: Path) -> StateError:
+def make_write_error(error: OSError, run_folder: Path) -> StateError:
     """Return the error to raise if the state of a run cannot be written to `run_folder`. It
     names the reason and the remedy."""
     if error.errno in DISK_FULL:

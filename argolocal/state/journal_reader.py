@@ -11,9 +11,9 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from argolocal.common.files import open_regular
+from argolocal.common.files import open_regular_file
 from argolocal.errors import ConfigError
-from argolocal.manifest.allowed_values import FULFILLED
+from argolocal.manifest.allowed_values import FULFILLED_PHASES
 
 Status = dict[str, Any]
 # the process of a pod: its pid, and its start time in clock ticks since the boot
@@ -38,7 +38,7 @@ NODE_TEXT_FIELDS = (
     "message",
 )
 NODE_OBJECT_FIELDS = ("inputs", "outputs", "nodeFlag", "memoizationStatus")
-PHASES = {"Pending", "Running", *FULFILLED}
+PHASES = {"Pending", "Running", *FULFILLED_PHASES}
 
 
 class JournalReader:
@@ -77,7 +77,7 @@ class JournalReader:
             _check_status(self.status, self.unchecked)
             _check_pods(self.pods)
         except (ValueError, *STRUCTURE_ERRORS) as error:
-            raise corrupt(self.path, error) from error
+            raise make_corrupt_error(self.path, error) from error
         self.unchecked.clear()
 
         workflow_status = {**self.status, "nodes": dict(self.status["nodes"])}
@@ -91,12 +91,12 @@ class JournalReader:
         """Return the complete lines that have not been read yet. If the file was replaced, return
         all lines of the new file."""
         try:
-            journal_file = open_regular(self.path, MAX_FILE_BYTES)
+            journal_file = open_regular_file(self.path, MAX_FILE_BYTES)
         except FileNotFoundError:
             self._reset()
             return []
         except OSError as error:
-            raise unreadable(self.path, error) from None
+            raise make_unreadable_error(self.path, error) from None
 
         with journal_file:
             file_status = os.fstat(journal_file.fileno())
@@ -147,20 +147,20 @@ class JournalReader:
                     if isinstance(process_record, list) and len(process_record) == 2:
                         self.starts[node_id] = process_record[1]
             except (ValueError, RecursionError, *STRUCTURE_ERRORS) as error:
-                raise corrupt(f"{self.path}, line {self.line_count}", error) from None
+                raise make_corrupt_error(f"{self.path}, line {self.line_count}", error) from None
 
         self.unchecked.update(new_nodes)
 
 
-def unreadable(path: Path, error: OSError) -> Exception:
+def make_unreadable_error(path: Path, error: OSError) -> Exception:
     """Return the error for a file that cannot be read: a ConfigError for a pipe or device, whose
     content may be infinite."""
     if error.errno == errno.EINVAL:
-        return corrupt(path, error)
+        return make_corrupt_error(path, error)
     return error
 
 
-def corrupt(location: Path | str, error: Exception) -> ConfigError:
+def make_corrupt_error(location: Path | str, error: Exception) -> ConfigError:
     """Return the error to raise for a run's file that another program has changed. `location`:
     path of the file, possibly with a line number."""
     if isinstance(error, KeyError):

@@ -24,9 +24,9 @@ from argolocal.common.json_text import read_object, to_json
 from argolocal.engine.nodes import NodeError, format_time, parse_time
 from argolocal.interfaces import Cluster
 from argolocal.language import gofmt
-from argolocal.manifest.object_labels import CONFIG_MAP_TYPE
+from argolocal.manifest.object_labels import CONFIG_MAP_TYPE_LABEL
 
-CACHE_KEY = re.compile(r"[a-zA-Z0-9][-a-zA-Z0-9]*")
+CACHE_KEY_PATTERN = re.compile(r"[a-zA-Z0-9][-a-zA-Z0-9]*")
 CACHE_TYPE = "Cache"
 Lock = tuple[str, int]
 
@@ -89,7 +89,7 @@ class SharedLocks:
     ) -> tuple[bool, dict[str, Any] | None]:
         """Look up `key` in a cache. Return (True, outputs), or (False, None) if no entry is valid.
         Raises NodeError."""
-        if not CACHE_KEY.fullmatch(key) or not object_names.DATA_KEY.allows(key):
+        if not CACHE_KEY_PATTERN.fullmatch(key) or not object_names.DATA_KEY_RULE.allows(key):
             raise NodeError(f"invalid cache key: {key}")
 
         try:
@@ -132,14 +132,14 @@ class SharedLocks:
 
         Raises NodeError, and ConfigError for an invalid name.
         """
-        object_names.check_object("ConfigMap", config_map_name)
+        object_names.check_object_name("ConfigMap", config_map_name)
         object_folder = self.home / "objects/ConfigMap"
         object_folder.mkdir(parents=True, exist_ok=True)
 
         with open(object_folder / f".{config_map_name}.lock", "a") as lock_file:
             fcntl.flock(lock_file, fcntl.LOCK_EX)
             path = object_folder / f"{config_map_name}.json"
-            labels = {CONFIG_MAP_TYPE: CACHE_TYPE}
+            labels = {CONFIG_MAP_TYPE_LABEL: CACHE_TYPE}
 
             empty_config_map = {
                 "apiVersion": "v1",
@@ -150,17 +150,17 @@ class SharedLocks:
             old_text = path.read_text() if path.exists() else to_json(empty_config_map)
             config_map = read_object(path) if path.exists() else empty_config_map
 
-            type_label = (config_map["metadata"].get("labels") or {}).get(CONFIG_MAP_TYPE)
+            type_label = (config_map["metadata"].get("labels") or {}).get(CONFIG_MAP_TYPE_LABEL)
             if type_label is None:
                 raise NodeError(
-                    f"memoization configmap doesn't have {CONFIG_MAP_TYPE} label, refusing to"
+                    f"memoization configmap doesn't have {CONFIG_MAP_TYPE_LABEL} label, refusing to"
                     " use it"
                 )
 
             if type_label != CACHE_TYPE:
                 raise NodeError(
-                    f"memoization configmap doesn't have label {CONFIG_MAP_TYPE} = {CACHE_TYPE},"
-                    " refusing to use it"
+                    f"memoization configmap doesn't have label {CONFIG_MAP_TYPE_LABEL} ="
+                    f" {CACHE_TYPE}, refusing to use it"
                 )
 
             config_map["data"] = config_map.get("data") or {}

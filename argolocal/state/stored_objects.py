@@ -19,11 +19,11 @@ from pathlib import Path
 from typing import Any
 
 from argolocal.common import homes, object_names
-from argolocal.common.checked_names import show
+from argolocal.common.checked_names import format_untrusted
 from argolocal.common.files import write_atomically
 from argolocal.common.json_text import read_object, to_json
 from argolocal.errors import ConfigError
-from argolocal.language.gofmt import timestamp
+from argolocal.language.gofmt import format_timestamp
 from argolocal.manifest.types import Object
 
 VERSIONED_KINDS = ("WorkflowTemplate", "ClusterWorkflowTemplate", "CronWorkflow")
@@ -65,7 +65,7 @@ class StoredObjects:
 
     def find(self, kind: str, name: str) -> Object | None:
         """Return an object, or None if it does not exist."""
-        if not object_names.rule_of(kind).allows(name):
+        if not object_names.find_name_rule(kind).allows(name):
             return None
         path = self._path(kind, name)
         try:
@@ -78,7 +78,8 @@ class StoredObjects:
         item = self.find(kind, name)
         if item is None:
             raise ObjectMissing(
-                f"the {kind} {show(name)} does not exist in {self.home}: create it first."
+                f"the {kind} {format_untrusted(name)} does not exist in {self.home}: create it"
+                " first."
             )
         return item
 
@@ -96,7 +97,8 @@ class StoredObjects:
             kind, name = _identify(manifest)
             if self.find(kind, name):
                 raise ObjectExists(
-                    f"the {kind} {show(name)} exists already: choose another name, or replace it."
+                    f"the {kind} {format_untrusted(name)} exists already: choose another name, or"
+                    " replace it."
                 )
             return self._write(manifest, None)
 
@@ -110,9 +112,9 @@ class StoredObjects:
             actual = current["metadata"]["resourceVersion"]
             if expected and expected != actual:
                 raise ObjectConflict(
-                    f"the {kind} {show(name)} has the resourceVersion {actual}, not"
-                    f" {show(expected)}: it was changed in the meantime. Read it again, and repeat"
-                    " the change."
+                    f"the {kind} {format_untrusted(name)} has the resourceVersion {actual}, not"
+                    f" {format_untrusted(expected)}: it was changed in the meantime. Read it"
+                    " again, and repeat the change."
                 )
             return self._write(manifest, current)
 
@@ -160,7 +162,7 @@ class StoredObjects:
 
         if current is None:
             metadata["uid"] = str(uuid.uuid4())
-            metadata["creationTimestamp"] = timestamp(time.time())
+            metadata["creationTimestamp"] = format_timestamp(time.time())
             metadata["generation"] = 1
         else:
             for field in SERVER_FIELDS:
@@ -183,7 +185,7 @@ class StoredObjects:
     @contextmanager
     def _locked(self) -> Iterator[None]:
         """Hold the lock for writing objects during the `with` block."""
-        homes.make(self.home)
+        homes.create_home(self.home)
         self.folder.mkdir(exist_ok=True)
         with open(self.folder / ".lock", "a") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
@@ -194,10 +196,12 @@ def _identify(manifest: Mapping[str, Any]) -> tuple[str, str]:
     """Return the kind and the name of an object. Raises ConfigError."""
     kind = manifest.get("kind")
     if kind not in VERSIONED_KINDS:
-        raise ConfigError(f"kind is {show(kind)}: it must be one of {', '.join(VERSIONED_KINDS)}.")
+        raise ConfigError(
+            f"kind is {format_untrusted(kind)}: it must be one of {', '.join(VERSIONED_KINDS)}."
+        )
     metadata = manifest.get("metadata")
     name = metadata.get("name") if isinstance(metadata, Mapping) else None
-    object_names.check_object(kind, name)
+    object_names.check_object_name(kind, name)
     return str(kind), str(name)
 
 
@@ -206,7 +210,7 @@ def _complete(item: Object, path: Path) -> Object:
     metadata: Object = item["metadata"]
     if "resourceVersion" not in metadata:
         metadata.setdefault("uid", str(uuid.uuid5(UID_NAMESPACE, str(path))))
-        metadata.setdefault("creationTimestamp", timestamp(path.stat().st_mtime))
+        metadata.setdefault("creationTimestamp", format_timestamp(path.stat().st_mtime))
         metadata.setdefault("generation", 1)
         metadata["resourceVersion"] = "1"
     return item

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
-from argolocal.common.checked_names import show
+from argolocal.common.checked_names import format_untrusted
 from argolocal.errors import ConfigError
 from argolocal.manifest import shape
 from argolocal.manifest.allowed_values import API_VERSION, WORKFLOW_KINDS
@@ -23,7 +23,7 @@ from argolocal.validate.workflow_rules import WorkflowRules
 __all__ = ["Finding", "check", "lint", "lint_all", "unheeded_tasks"]
 
 # (kind, name) of an object → findings about the object
-Reports = dict[tuple[Any, Any], list[Finding]]
+FindingsByObject = dict[tuple[Any, Any], list[Finding]]
 
 
 def check(
@@ -48,14 +48,14 @@ def check(
 def unheeded_tasks(findings: Iterable[Finding]) -> list[Finding]:
     """Return the findings about tasks that do not affect other tasks, such as an approval that no
     task waits for."""
-    return [finding for finding in findings if finding.rule == unheeded.RULE]
+    return [finding for finding in findings if finding.rule == unheeded.GATE_RULE]
 
 
 def lint_all(objects: Sequence[tuple[str, Manifest]]) -> list[Finding]:
     """Return the findings of all `objects`, which may refer to each other. Each item is a pair of a
     file name and an object."""
     find_object = make_finder(manifest for _, manifest in objects)
-    findings_by_object = Reports()
+    findings_by_object = FindingsByObject()
     return [
         finding
         for file, manifest in objects
@@ -67,7 +67,7 @@ def lint(
     manifest: Manifest,
     file: str = "",
     find_object: Find = lambda kind, name: None,
-    findings_by_object: Reports | None = None,
+    findings_by_object: FindingsByObject | None = None,
 ) -> list[Finding]:
     """Return the findings of a Workflow or any other object, such as a training job, and of the
     objects that it refers to.
@@ -76,13 +76,13 @@ def lint(
     `findings_by_object`. Findings about how the manifest uses these objects are returned.
     """
     findings = Findings(file)
-    rules = _rules(manifest, findings, find_object)
+    rules = _check_rules(manifest, findings, find_object)
     if rules is None or findings_by_object is None:
         return findings.all()
     return [*_skip_reported(findings.all(), rules, findings_by_object)]
 
 
-def _rules(manifest: Manifest, findings: Findings, find_object: Find) -> WorkflowRules | None:
+def _check_rules(manifest: Manifest, findings: Findings, find_object: Find) -> WorkflowRules | None:
     """Add the findings of the manifest to `findings`, and return the rules if the manifest is a
     workflow."""
     api_version = manifest.get("apiVersion", API_VERSION)
@@ -90,8 +90,8 @@ def _rules(manifest: Manifest, findings: Findings, find_object: Find) -> Workflo
     kind = manifest.get("kind")
     if kind in (*WORKFLOW_KINDS, "ClusterWorkflowTemplate") and api_version != API_VERSION:
         message = (
-            f"{show(api_version)} is not {API_VERSION}: this {kind} would not be an object of Argo."
-            " Correct it."
+            f"{format_untrusted(api_version)} is not {API_VERSION}: this {kind} would not be an"
+            " object of Argo. Correct it."
         )
         findings.add(
             "apiVersion", "version", message, fatal=str(api_version).startswith("argoproj.io/")
@@ -99,12 +99,12 @@ def _rules(manifest: Manifest, findings: Findings, find_object: Find) -> Workflo
 
     is_other_object = "argoproj.io/" not in str(manifest.get("apiVersion", "argoproj.io/"))
     if is_other_object or kind in ("WorkflowEventBinding", "EventBus", "EventSource", "Sensor"):
-        applied_objects.check(findings, "", shape.without_nulls(manifest))
-    elif problems := list(shape.shape_errors(manifest)):
+        applied_objects.check_object(findings, "", shape.remove_nulls(manifest))
+    elif problems := list(shape.find_shape_errors(manifest)):
         for problem in problems:
             findings.add(problem.split()[0], "shape", problem.partition(" ")[2] + ".")
     else:
-        rules = WorkflowRules(shape.without_nulls(manifest), findings, find_object)
+        rules = WorkflowRules(shape.remove_nulls(manifest), findings, find_object)
         rules.run()
         return rules
 
@@ -112,7 +112,7 @@ def _rules(manifest: Manifest, findings: Findings, find_object: Find) -> Workflo
 
 
 def _skip_reported(
-    findings: list[Finding], rules: WorkflowRules, findings_by_object: Reports
+    findings: list[Finding], rules: WorkflowRules, findings_by_object: FindingsByObject
 ) -> Iterator[Finding]:
     """Yield the findings that are not already reported for another object. The path of a finding
     about another object contains the object's name."""

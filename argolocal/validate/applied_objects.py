@@ -11,25 +11,31 @@ from collections.abc import Sequence
 from typing import Any
 
 from argolocal.common import object_names
-from argolocal.common.object_names import LABEL_VALUE
+from argolocal.common.object_names import LABEL_VALUE_RULE
 from argolocal.errors import ConfigError
 from argolocal.language import selector
-from argolocal.manifest.object_labels import REPLICA_TYPE
-from argolocal.manifest.shape import ANY_OBJECTS, CONTAINER, POD, shape_errors, without_nulls
-from argolocal.manifest.training_jobs import JOB_VERSION, JOBS, REMOVED_KINDS
+from argolocal.manifest.object_labels import REPLICA_TYPE_LABEL
+from argolocal.manifest.shape import (
+    CONTAINER_SHAPE,
+    OBJECTS_SHAPE,
+    POD_SHAPE,
+    find_shape_errors,
+    remove_nulls,
+)
+from argolocal.manifest.training_jobs import JOB_API_VERSION, JOB_KINDS, REMOVED_KINDS
 from argolocal.manifest.types import Data
 from argolocal.validate import pods
 from argolocal.validate.findings import Findings
-from argolocal.validate.tag_rules import TAG, UNKNOWN, find_tagged_texts
+from argolocal.validate.tag_rules import TAG, UNKNOWN_VALUE, find_tagged_texts
 
-ACTIONS = ("get", "create", "apply", "delete", "replace", "patch")
-NAME = re.compile(r"\{\{\s*workflow\.name\s*\}\}")
-JSON_TOKEN = re.compile(rf'"(?:\\.|[^"\\])*"|{UNKNOWN}')
-DNS_NAME = object_names.SUBDOMAIN.pattern
-DNS_LABEL = object_names.SERVICE.pattern
+KUBECTL_ACTIONS = ("get", "create", "apply", "delete", "replace", "patch")
+WORKFLOW_NAME_TAG = re.compile(r"\{\{\s*workflow\.name\s*\}\}")
+JSON_STRING_OR_UNKNOWN = re.compile(rf'"(?:\\.|[^"\\])*"|{UNKNOWN_VALUE}')
+DNS_NAME = object_names.SUBDOMAIN_RULE.pattern
+DNS_LABEL = object_names.SERVICE_NAME_RULE.pattern
 RESTART_POLICIES = ("Always", "OnFailure", "Never", "ExitCode")
 CLEAN_POD_POLICIES = ("None", "Running", "All")
-ON_JOB_FAILURE = (
+JOB_FAILURE_ACTIONS = (
     "FailJobSet",
     "RestartJobSet",
     "RestartJobSetAndIgnoreMaxRestarts",
@@ -43,11 +49,11 @@ POD_SPEC_PATHS: dict[str, tuple[str, ...]] = {
     "CronJob": ("spec", "jobTemplate", "spec", "template", "spec"),
     "Pod": ("spec",),
 }
-SERVER_KINDS = ("Deployment", "StatefulSet")
+SERVER_OBJECT_KINDS = ("Deployment", "StatefulSet")
 # fields of an InferenceService that are PodSpecs
 INFERENCE_ROLES = ("predictor", "transformer", "explainer")
 RUNTIME_KINDS = ("TrainingRuntime", "ClusterTrainingRuntime")
-KINDS_WITH_SELECTOR = (*SERVER_KINDS, "DaemonSet", "ReplicaSet")
+KINDS_WITH_SELECTOR = (*SERVER_OBJECT_KINDS, "DaemonSet", "ReplicaSet")
 # kind → required fields of the spec
 REQUIRED_FIELDS: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(KINDS_WITH_SELECTOR, ("selector", "template")),
@@ -58,7 +64,7 @@ REQUIRED_FIELDS: dict[str, tuple[str, ...]] = {
 NAME_RULE = "begin with a letter and have at most {} lower-case letters, digits and dashes"
 # kind → (maximum length of the name, pattern of the name, reason for this rule)
 NAME_RULES: dict[str, tuple[int, re.Pattern[str], str]] = {
-    **dict.fromkeys(JOBS, (53, DNS_LABEL, "its pods are called NAME-worker-99")),
+    **dict.fromkeys(JOB_KINDS, (53, DNS_LABEL, "its pods are called NAME-worker-99")),
     **dict.fromkeys(("JobSet", "TrainJob"), (63, DNS_LABEL, "a Service has this name")),
     "Service": (63, DNS_LABEL, "it is a DNS label"),
     "Job": (63, DNS_NAME, "it is a label of its pods"),
@@ -70,9 +76,10 @@ def check_resource(findings: Findings, path: str, resource: Data, workflow_name:
     """Check a resource template. `workflow_name` is an example of the workflow's name with the
     correct length."""
     kubectl_action = str(resource.get("action"))
-    if kubectl_action not in ACTIONS:
+    if kubectl_action not in KUBECTL_ACTIONS:
         message = (
-            f'the action "{kubectl_action}" does not exist.{findings.hint(kubectl_action, ACTIONS)}'
+            f'the action "{kubectl_action}" does not'
+            f" exist.{findings.hint(kubectl_action, KUBECTL_ACTIONS)}"
         )
         findings.add(f"{path}.action", "resource", message)
 
@@ -82,29 +89,31 @@ def check_resource(findings: Findings, path: str, resource: Data, workflow_name:
 
     if resource.get("manifest"):
         for applied_object in _parse_manifest(
-            findings, f"{path}.manifest", NAME.sub(workflow_name, str(resource["manifest"]))
+            findings,
+            f"{path}.manifest",
+            WORKFLOW_NAME_TAG.sub(workflow_name, str(resource["manifest"])),
         ):
             if kubectl_action in ("create", "apply", "replace"):
-                check(findings, f"{path}.manifest", applied_object)
+                check_object(findings, f"{path}.manifest", applied_object)
     elif not resource.get("manifestFrom") and not resource.get("flags"):
         findings.add(
             f"{path}.manifest", "resource", "the manifest is missing: give a manifest, or flags."
         )
 
 
-def reject_invalid(kubernetes_object: Data) -> None:
+def reject_invalid_object(kubernetes_object: Data) -> None:
     """Raise ConfigError for an object that the API server, a webhook or an operator rejects."""
     findings = Findings(
         f"{kubernetes_object.get('kind')}"
         f" {_get_nested(kubernetes_object, ('metadata',)).get('name')}"
     )
-    check(findings, "", kubernetes_object)
+    check_object(findings, "", kubernetes_object)
     fatal_findings = [finding for finding in findings.all() if finding.fatal]
     if fatal_findings:
         raise ConfigError(str(fatal_findings[0]))
 
 
-def check(findings: Findings, path: str, kubernetes_object: Data) -> None:
+def check_object(findings: Findings, path: str, kubernetes_object: Data) -> None:
     """Check a Kubernetes object. `path`: its location in the manifest, or "" for an object in a
     file of its own."""
     kind = str(kubernetes_object.get("kind"))
@@ -114,10 +123,10 @@ def check(findings: Findings, path: str, kubernetes_object: Data) -> None:
         findings.add(f"{path_prefix}kind", "kind", f"{REMOVED_KINDS[kind]}.")
         return
 
-    problems = list(shape_errors(kubernetes_object, _shape_of(kind), path or "manifest"))
+    problems = list(find_shape_errors(kubernetes_object, _make_shape(kind), path or "manifest"))
     if problems:
         for problem_path, _, message in (
-            problem.partition(" ") for problem in problems if repr(UNKNOWN) not in problem
+            problem.partition(" ") for problem in problems if repr(UNKNOWN_VALUE) not in problem
         ):
             findings.add(problem_path, "shape", f"{message}.")
 
@@ -135,12 +144,12 @@ def check(findings: Findings, path: str, kubernetes_object: Data) -> None:
     if kind in KINDS_WITH_SELECTOR:
         _check_selector(findings, f"{path_prefix}spec", kubernetes_object.get("spec") or {})
 
-    if kind in JOBS:
-        api_version = str(kubernetes_object.get("apiVersion", JOB_VERSION))
-        if api_version != JOB_VERSION and UNKNOWN not in api_version:
+    if kind in JOB_KINDS:
+        api_version = str(kubernetes_object.get("apiVersion", JOB_API_VERSION))
+        if api_version != JOB_API_VERSION and UNKNOWN_VALUE not in api_version:
             message = (
                 f"{api_version} is not the version of the training operator: `run` supports only"
-                f" {JOB_VERSION}."
+                f" {JOB_API_VERSION}."
             )
             findings.warn(f"{path_prefix}apiVersion", "version", message)
 
@@ -152,14 +161,16 @@ def check(findings: Findings, path: str, kubernetes_object: Data) -> None:
     if kind in POD_SPEC_PATHS:
         spec = _get_nested(kubernetes_object, POD_SPEC_PATHS[kind])
         problem_path = path_prefix + ".".join(POD_SPEC_PATHS[kind])
-        pods.check(findings, problem_path, spec, pods.containers_in(problem_path, spec))
+        pods.check_containers(
+            findings, problem_path, spec, pods.list_containers(problem_path, spec)
+        )
 
         labels = (
             _get_nested(kubernetes_object, POD_SPEC_PATHS[kind][:-1]).get("metadata") or {}
         ).get("labels") or {}
         # training workers do not serve requests, so they need no probes
-        if kind in SERVER_KINDS and REPLICA_TYPE not in labels:
-            pods.check_probes(findings, pods.containers_in(problem_path, spec, "containers"))
+        if kind in SERVER_OBJECT_KINDS and REPLICA_TYPE_LABEL not in labels:
+            pods.check_probes(findings, pods.list_containers(problem_path, spec, "containers"))
 
         if kind in ("Job", "CronJob"):
             _check_plain_job(
@@ -183,14 +194,14 @@ def _check_inference_service(findings: Findings, path: str, spec: Data) -> None:
         else:
             model_containers = []
 
-        pods.check(
+        pods.check_containers(
             findings,
             role_path,
             pod_spec,
-            [*pods.containers_in(role_path, pod_spec), *model_containers],
+            [*pods.list_containers(role_path, pod_spec), *model_containers],
         )
         pods.check_probes(
-            findings, [*pods.containers_in(role_path, pod_spec, "containers"), *model_containers]
+            findings, [*pods.list_containers(role_path, pod_spec, "containers"), *model_containers]
         )
 
 
@@ -219,7 +230,7 @@ def _check_job_set(findings: Findings, path: str, spec: Data, is_complete: bool 
             if (
                 is_complete
                 and target_name not in job_names
-                and UNKNOWN not in "".join([target_name, *job_names])
+                and UNKNOWN_VALUE not in "".join([target_name, *job_names])
             ):
                 findings.add(
                     path,
@@ -228,9 +239,11 @@ def _check_job_set(findings: Findings, path: str, spec: Data, is_complete: bool 
                     f" {sorted(job_names)}.",
                 )
 
-        failure_action = str(policy_rule.get("action", UNKNOWN))
-        if failure_action not in (*ON_JOB_FAILURE, UNKNOWN):
-            message = f'the action "{failure_action}" must be one of {", ".join(ON_JOB_FAILURE)}.'
+        failure_action = str(policy_rule.get("action", UNKNOWN_VALUE))
+        if failure_action not in (*JOB_FAILURE_ACTIONS, UNKNOWN_VALUE):
+            message = (
+                f'the action "{failure_action}" must be one of {", ".join(JOB_FAILURE_ACTIONS)}.'
+            )
             findings.add(f"{path}.failurePolicy", "job", message)
 
     for index, replicated_job in enumerate(replicated_jobs):
@@ -241,11 +254,11 @@ def _check_job_set(findings: Findings, path: str, spec: Data, is_complete: bool 
             findings, job_spec_path, job_template, {"restartPolicy": "OnFailure", **pod_spec}
         )
 
-        pods.check(
+        pods.check_containers(
             findings,
             f"{job_spec_path}.template.spec",
             pod_spec,
-            pods.containers_in(f"{job_spec_path}.template.spec", pod_spec),
+            pods.list_containers(f"{job_spec_path}.template.spec", pod_spec),
             is_complete,
         )
 
@@ -254,7 +267,7 @@ def _check_train_job(findings: Findings, path: str, spec: Data) -> None:
     """Check the fields of a TrainJob that override its runtime. Source: Kubeflow Trainer,
     TrainJobSpec."""
     trainer = spec.get("trainer") or {}
-    pods.check(findings, path, {}, [(f"{path}.trainer", trainer)], is_complete=False)
+    pods.check_containers(findings, path, {}, [(f"{path}.trainer", trainer)], is_complete=False)
 
     if "resourcesPerNode" in trainer:
         pods.check_resources(
@@ -264,11 +277,11 @@ def _check_train_job(findings: Findings, path: str, spec: Data) -> None:
     for index, template_override in enumerate(spec.get("podTemplateOverrides") or []):
         override_path = f"{path}.podTemplateOverrides[{index}].spec"
         pod_spec = template_override.get("spec") or {}
-        pods.check(
+        pods.check_containers(
             findings,
             override_path,
             pod_spec,
-            pods.containers_in(override_path, pod_spec),
+            pods.list_containers(override_path, pod_spec),
             is_complete=False,
         )
 
@@ -317,20 +330,21 @@ def _check_conditions(findings: Findings, path: str, resource: Data) -> None:
 def _parse_manifest(findings: Findings, path: str, manifest_text: str) -> Sequence[Data]:
     """Return the objects in a manifest. A JSON manifest is parsed as JSON, which is faster than
     YAML, even if it contains tags without quotes."""
-    substituted_text = TAG.sub(UNKNOWN, manifest_text)
+    substituted_text = TAG.sub(UNKNOWN_VALUE, manifest_text)
     if substituted_text.lstrip().startswith("{"):
         try:
-            quoted_text = JSON_TOKEN.sub(
-                lambda token: f'"{UNKNOWN}"' if token[0] == UNKNOWN else token[0], substituted_text
+            quoted_text = JSON_STRING_OR_UNKNOWN.sub(
+                lambda token: f'"{UNKNOWN_VALUE}"' if token[0] == UNKNOWN_VALUE else token[0],
+                substituted_text,
             )
-            return [without_nulls(json.loads(quoted_text))]
+            return [remove_nulls(json.loads(quoted_text))]
         except (ValueError, RecursionError):
             pass  # the text is YAML that starts with a brace, or too deeply nested JSON
 
-    from argolocal.manifest.read import documents
+    from argolocal.manifest.read import parse_objects
 
     try:
-        return [without_nulls(document) for document in documents(substituted_text)]
+        return [remove_nulls(document) for document in parse_objects(substituted_text)]
     except ConfigError as error:
         if not find_tagged_texts(Findings(), path, TAG.sub("", manifest_text)):
             findings.warn(path, "resource", f"{error}")
@@ -338,8 +352,8 @@ def _parse_manifest(findings: Findings, path: str, manifest_text: str) -> Sequen
         return []
 
 
-def _shape_of(kind: str) -> dict[str, Any]:
-    pod_template = {"metadata": {"labels": {}}, "spec": POD}
+def _make_shape(kind: str) -> dict[str, Any]:
+    pod_template = {"metadata": {"labels": {}}, "spec": POD_SHAPE}
     policy_shapes = {
         "successPolicy": {"targetReplicatedJobs": []},
         "failurePolicy": {"rules": [{"targetReplicatedJobs": []}]},
@@ -348,26 +362,26 @@ def _shape_of(kind: str) -> dict[str, Any]:
     runtime_shape = {"template": {"spec": {"replicatedJobs": replicated_jobs, **policy_shapes}}}
     spec: dict[str, Any] = {}
 
-    if kind in JOBS:
-        replica_shapes = {JOBS[kind].replicas_field: {"": {"template": pod_template}}}
-        spec = {**replica_shapes, "runPolicy": {}, "elasticPolicy": {"rdzvConf": ANY_OBJECTS}}
+    if kind in JOB_KINDS:
+        replica_shapes = {JOB_KINDS[kind].replicas_field: {"": {"template": pod_template}}}
+        spec = {**replica_shapes, "runPolicy": {}, "elasticPolicy": {"rdzvConf": OBJECTS_SHAPE}}
     elif kind == "Pod":
-        spec = POD
+        spec = POD_SHAPE
     elif kind == "CronJob":
         spec = {"jobTemplate": {"spec": {"template": pod_template}}}
     elif kind in POD_SPEC_PATHS:
         spec = {"template": pod_template, "selector": {"matchLabels": {}}}
     elif kind == "InferenceService":
-        spec = {role: {**POD, "model": CONTAINER} for role in INFERENCE_ROLES}
+        spec = {role: {**POD_SHAPE, "model": CONTAINER_SHAPE} for role in INFERENCE_ROLES}
     elif kind == "JobSet":
         spec = runtime_shape["template"]["spec"]
     elif kind in RUNTIME_KINDS:
         spec = runtime_shape
     elif kind == "TrainJob":
-        trainer = {**CONTAINER, "resourcesPerNode": {"requests": {}, "limits": {}}}
+        trainer = {**CONTAINER_SHAPE, "resourcesPerNode": {"requests": {}, "limits": {}}}
         spec = {
             "trainer": trainer,
-            "podTemplateOverrides": [{"spec": POD}],
+            "podTemplateOverrides": [{"spec": POD_SHAPE}],
             "runtimePatches": [{"trainingRuntimeSpec": runtime_shape}],
         }
 
@@ -394,7 +408,7 @@ def _check_metadata(findings: Findings, path_prefix: str, kind: str, metadata: D
     ):
         findings.add(f"{path_prefix}metadata.name", "name", "the name is missing: give a name.")
     elif name and (
-        not name_pattern.fullmatch(name.replace(UNKNOWN, "x")) or len(name) > max_length
+        not name_pattern.fullmatch(name.replace(UNKNOWN_VALUE, "x")) or len(name) > max_length
     ):
         if name_pattern is DNS_LABEL:
             name_rule = NAME_RULE.format(max_length)
@@ -402,7 +416,7 @@ def _check_metadata(findings: Findings, path_prefix: str, kind: str, metadata: D
             name_rule = NAME_RULE.format(max_length).partition(" and ")[2]
 
         reason_text = f", as {reason}" if reason else ""
-        displayed_name = name.replace(UNKNOWN, "…")
+        displayed_name = name.replace(UNKNOWN_VALUE, "…")
 
         findings.add(
             f"{path_prefix}metadata.name",
@@ -416,8 +430,8 @@ def _check_metadata(findings: Findings, path_prefix: str, kind: str, metadata: D
 
 def check_labels(findings: Findings, path: str, labels: Data) -> None:
     for key, value in labels.items():
-        if not isinstance(value, str) or not LABEL_VALUE.allows(
-            TAG.sub("x", value.replace(UNKNOWN, "x"))
+        if not isinstance(value, str) or not LABEL_VALUE_RULE.allows(
+            TAG.sub("x", value.replace(UNKNOWN_VALUE, "x"))
         ):
             label_value_rule = "a text of at most 63 letters, digits, dashes, dots and underscores"
             findings.add(f"{path}.{key}", "name", f'"{value}" must be {label_value_rule}.')
@@ -429,7 +443,7 @@ def _check_selector(findings: Findings, path: str, spec: Data) -> None:
     labels = _get_nested(spec, ("template", "metadata", "labels"))
     for key, value in _get_nested(spec, ("selector", "matchLabels")).items():
         if (
-            UNKNOWN not in f"{key}{value}{''.join(map(str, labels.items()))}"
+            UNKNOWN_VALUE not in f"{key}{value}{''.join(map(str, labels.items()))}"
             and labels.get(key) != value
         ):
             label_text = "no such label" if key not in labels else repr(labels[key])
@@ -440,7 +454,7 @@ def _check_selector(findings: Findings, path: str, spec: Data) -> None:
 
 
 def _check_job(findings: Findings, path: str, kind: str, spec: Data) -> None:
-    job_kind = JOBS[kind]
+    job_kind = JOB_KINDS[kind]
     replicas: Data = spec.get(job_kind.replicas_field) or {}
     replicas_path = f"{path}.{job_kind.replicas_field}"
 
@@ -466,7 +480,7 @@ def _check_job(findings: Findings, path: str, kind: str, spec: Data) -> None:
             )
 
         replica_count = replica_spec.get("replicas", 1 if kind == "MPIJob" else "missing")
-        if role_name in job_kind.single_roles and replica_count not in (1, UNKNOWN):
+        if role_name in job_kind.single_roles and replica_count not in (1, UNKNOWN_VALUE):
             message = f"replicas is {replica_count}: it must be 1, or the job is rejected."
             findings.add(f"{replicas_path}.{role_name}.replicas", "job", message)
 
@@ -474,8 +488,8 @@ def _check_job(findings: Findings, path: str, kind: str, spec: Data) -> None:
             message = "replicas is 0: it must be at least 1, or the webhook rejects the job."
             findings.add(f"{replicas_path}.{role_name}.replicas", "job", message)
 
-        restart_policy = replica_spec.get("restartPolicy", UNKNOWN)
-        if restart_policy not in (*RESTART_POLICIES, UNKNOWN):
+        restart_policy = replica_spec.get("restartPolicy", UNKNOWN_VALUE)
+        if restart_policy not in (*RESTART_POLICIES, UNKNOWN_VALUE):
             findings.add(
                 f"{replicas_path}.{role_name}.restartPolicy",
                 "job",
@@ -502,7 +516,7 @@ def _check_job(findings: Findings, path: str, kind: str, spec: Data) -> None:
     clean_pod_policy = run_policy.get("cleanPodPolicy", spec.get("cleanPodPolicy", "None"))
     if clean_pod_policy not in (
         *CLEAN_POD_POLICIES,
-        UNKNOWN,
+        UNKNOWN_VALUE,
     ):
         message = f'"{clean_pod_policy}" must be one of {", ".join(CLEAN_POD_POLICIES)}.'
         findings.add(f"{path}.runPolicy.cleanPodPolicy", "job", message)
@@ -523,7 +537,7 @@ def _check_replica(findings: Findings, path: str, container_name: str, pod_spec:
     if not containers:
         findings.add(f"{path}.containers", "job", "the list is empty: a replica needs a container.")
     elif container_name and not any(
-        container.get("name") in (container_name, UNKNOWN) for container in containers
+        container.get("name") in (container_name, UNKNOWN_VALUE) for container in containers
     ):
         findings.add(
             f"{path}.containers",
@@ -531,7 +545,7 @@ def _check_replica(findings: Findings, path: str, container_name: str, pod_spec:
             f'one container must be called "{container_name}": the operator looks for it.',
         )
 
-    for container_path, container in pods.containers_in(path, pod_spec, "containers"):
+    for container_path, container in pods.list_containers(path, pod_spec, "containers"):
         if not container.get("image"):
             findings.add(
                 f"{container_path}.image",
@@ -539,7 +553,7 @@ def _check_replica(findings: Findings, path: str, container_name: str, pod_spec:
                 "the image is missing: give the container an image.",
             )
 
-    pods.check(findings, path, pod_spec, pods.containers_in(path, pod_spec))
+    pods.check_containers(findings, path, pod_spec, pods.list_containers(path, pod_spec))
 
 
 def _check_elastic_policy(findings: Findings, path: str, spec: Data, replicas: Data) -> None:
@@ -595,13 +609,13 @@ def _check_plain_job(findings: Findings, path: str, spec: Data, pod_spec: Data) 
 def _check_job_pods(findings: Findings, path: str, spec: Data, pod_spec: Data) -> None:
     """Check that the pods of a Job follow the rules of Kubernetes."""
     restart_policy = pod_spec.get("restartPolicy", "Always")
-    if restart_policy not in ("OnFailure", "Never", UNKNOWN):
+    if restart_policy not in ("OnFailure", "Never", UNKNOWN_VALUE):
         message = (
             f'restartPolicy is "{restart_policy}": for the pods of a Job it must be OnFailure or'
             " Never."
         )
         findings.add(f"{path}.template.spec.restartPolicy", "job", message)
-    if "podFailurePolicy" in spec and restart_policy not in ("Never", UNKNOWN):
+    if "podFailurePolicy" in spec and restart_policy not in ("Never", UNKNOWN_VALUE):
         findings.add(
             f"{path}.podFailurePolicy", "job", "podFailurePolicy needs restartPolicy: Never."
         )

@@ -5,15 +5,15 @@ Source: Argo's validateArguments and ProcessArgs.
 
 from collections import Counter
 
-from argolocal.errors import did_you_mean
+from argolocal.errors import suggest_similar
 from argolocal.language.gofmt import INTEGER, to_argo_string
 from argolocal.manifest import tag_scope
-from argolocal.manifest.tag_scope import PARAMETER_NAME, names
+from argolocal.manifest.tag_scope import PARAMETER_NAME, list_names
 from argolocal.manifest.types import Data
 from argolocal.validate import tag_rules
 from argolocal.validate.findings import Findings
 
-KINDS = ("parameters", "artifacts")
+ARGUMENT_KINDS = ("parameters", "artifacts")
 STORAGE_LOCATIONS = (
     "s3",
     "gcs",
@@ -37,7 +37,7 @@ OUTPUT_SOURCES.update(dict.fromkeys(("dag", "steps"), ("parameter", "expression"
 VALUE_SOURCES = ("configMapKeyRef", "supplied", "event")
 
 
-def check(
+def check_arguments(
     findings: Findings, path: str, arguments: Data, allows_missing_values: bool = False
 ) -> None:
     """Check `arguments`. With `allows_missing_values`, values may be missing, because the
@@ -80,8 +80,8 @@ def check(
 
 def check_names(findings: Findings, path: str, named_fields: Data) -> None:
     """Check that names of parameters and artifacts are valid and unique."""
-    for argument_kind in KINDS:
-        for name, name_count in Counter(names(named_fields.get(argument_kind))).items():
+    for argument_kind in ARGUMENT_KINDS:
+        for name, name_count in Counter(list_names(named_fields.get(argument_kind))).items():
             if not PARAMETER_NAME.fullmatch(tag_rules.TAG.sub("x", name)) or name_count > 1:
                 findings.add(
                     f"{path}.{argument_kind}",
@@ -105,11 +105,11 @@ def check_inputs(
     `allows_extra_arguments`: accept arguments for which the template has no input.
     `allows_missing_values`: accept missing arguments, because they may be set later.
     """
-    for argument_kind in KINDS:
+    for argument_kind in ARGUMENT_KINDS:
         inputs = (template.get("inputs") or {}).get(argument_kind) or []
-        passed_names = dict.fromkeys(names(passed_arguments.get(argument_kind)))
+        passed_names = dict.fromkeys(list_names(passed_arguments.get(argument_kind)))
 
-        input_names = set(names(inputs))
+        input_names = set(list_names(inputs))
         for argument_name in (
             []
             if allows_extra_arguments
@@ -119,7 +119,7 @@ def check_inputs(
         ):
             # Argo accepts unknown arguments. The finding is fatal only if the name may be a
             # misspelling of an input whose argument is missing.
-            suggestion = did_you_mean(argument_name, input_names.difference(passed_names))
+            suggestion = suggest_similar(argument_name, input_names.difference(passed_names))
             message = (
                 f"{template_title} does not have the input"
                 f' "{argument_name}".{suggestion or " Remove it."}'

@@ -3,11 +3,11 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from argolocal.common.wording import first_names, one_line
-from argolocal.errors import did_you_mean
+from argolocal.common.wording import escape_to_one_line, join_first_names
+from argolocal.errors import suggest_similar
 
 MAX_HINTS = 50
-MAX_NAMES = 6  # maximum number of names in a hint
+MAX_SHOWN_NAMES = 6  # maximum number of names in a hint
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class Finding:
     def __str__(self) -> str:
         text = f"{self.file + ': ' if self.file else ''}{self.path}: {self.message} [{self.rule}]"
         # escape line breaks, so that a value cannot look like a second finding
-        return one_line(text)
+        return escape_to_one_line(text)
 
 
 class Findings:
@@ -48,7 +48,7 @@ class Findings:
         calls, because a search in many names is slow."""
         self.hint_count += 1
         if self.hint_count <= MAX_HINTS:
-            return did_you_mean(unknown_name, set(existing_names))
+            return suggest_similar(unknown_name, set(existing_names))
         return ""
 
     def hint(self, unknown_name: str, existing_names: Iterable[str]) -> str:
@@ -58,7 +58,7 @@ class Findings:
             return suggestion or " Correct the name."
         sorted_names = sorted(set(existing_names))
         if sorted_names:
-            return f" Available: {first_names(sorted_names, MAX_NAMES)}."
+            return f" Available: {join_first_names(sorted_names, MAX_SHOWN_NAMES)}."
         return " Define it, or remove the reference."
 
     def add_image(self, path: str, image: str, problem: str) -> None:

@@ -13,11 +13,11 @@ global outputs count as known. Source: validate.go, addOutputsToScope.
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
-from argolocal.manifest.resolve import all_templates
-from argolocal.manifest.tag_scope import TagSet, global_outputs
+from argolocal.manifest.resolve import list_templates
+from argolocal.manifest.tag_scope import TagSet, list_global_output_tags
 from argolocal.manifest.types import Data
 
-ANY_OUTPUT = {"workflow.outputs.parameters", "workflow.outputs.artifacts"}
+ANY_OUTPUT_TAGS = {"workflow.outputs.parameters", "workflow.outputs.artifacts"}
 MISSING_TEMPLATE: Data = {}  # placeholder for a template that is not in the manifest
 
 
@@ -28,20 +28,22 @@ class GlobalOutputs:
     def __init__(self, templates: Mapping[str, Data], root_names: Sequence[str]) -> None:
         self.templates = templates
         all_bodies = [
-            template for template, _ in all_templates({"templates": [*templates.values()]}, "")
+            template for template, _ in list_templates({"templates": [*templates.values()]}, "")
         ]
-        self.all_tags = set[str]().union(*map(global_outputs, all_bodies))
-        self.expression_tags = {f"={tag}" for tag in self.all_tags} | (self.all_tags & ANY_OUTPUT)
+        self.all_tags = set[str]().union(*map(list_global_output_tags, all_bodies))
+        self.expression_tags = {f"={tag}" for tag in self.all_tags} | (
+            self.all_tags & ANY_OUTPUT_TAGS
+        )
         self.known_tags: set[str] = set()
         self.known_names = TagSet(self.expression_tags)
         self.all_names = TagSet(self.all_tags | self.expression_tags)
         self.names_by_id: dict[int, TagSet] = {}  # id of a template or step → known tags
 
         # skip a missing entrypoint, which WorkflowRules reports
-        if not self.all_tags <= ANY_OUTPUT and root_names[0] in templates:
+        if not self.all_tags <= ANY_OUTPUT_TAGS and root_names[0] in templates:
             self._walk([templates[root_name] for root_name in root_names if root_name in templates])
 
-    def tags_at(self, field_owner: Data) -> TagSet:
+    def list_known_tags(self, field_owner: Data) -> TagSet:
         """Return the tags that are known when Argo checks this step or template."""
         return self.names_by_id.get(id(field_owner), self.all_names)
 
@@ -66,9 +68,9 @@ class GlobalOutputs:
         if "dag" in template:
             yield from self._tasks(template)
 
-        for step, called_template in self._calls(template) if "steps" in template else ():
+        for step, called_template in self._list_calls(template) if "steps" in template else ():
             yield called_template
-            known_after_step = self.known_tags | global_outputs(called_template)
+            known_after_step = self.known_tags | list_global_output_tags(called_template)
             if "onExit" in step or "exit" in (step.get("hooks") or {}):
                 self._set_known(known_after_step)
 
@@ -80,9 +82,9 @@ class GlobalOutputs:
     def _tasks(self, dag: Data) -> Iterator[Data]:
         """Visit the tasks of a DAG. In each task, the outputs of all other tasks are known, because
         Argo visits the tasks in random order."""
-        called_templates = [called_template for _, called_template in self._calls(dag)]
+        called_templates = [called_template for _, called_template in self._list_calls(dag)]
         outputs_by_template = [
-            self._outputs_below(called_template) for called_template in called_templates
+            self._list_outputs_below(called_template) for called_template in called_templates
         ]
         tag_counts = Counter(tag for tags in outputs_by_template for tag in tags)
         tags_known_before = self.known_tags
@@ -101,7 +103,7 @@ class GlobalOutputs:
             self.known_tags = tags
             self.known_names = TagSet(tags | self.expression_tags)
 
-    def _outputs_below(self, root: Data) -> set[str]:
+    def _list_outputs_below(self, root: Data) -> set[str]:
         """Return the global tags of the outputs of the template `root`, and of all templates that
         `root` calls directly or indirectly."""
         tags = set[str]()
@@ -111,11 +113,11 @@ class GlobalOutputs:
             template = templates.pop()
             if id(template) not in seen_ids:
                 seen_ids.add(id(template))
-                tags.update(global_outputs(template))
-                templates += [called_template for _, called_template in self._calls(template)]
+                tags.update(list_global_output_tags(template))
+                templates += [called_template for _, called_template in self._list_calls(template)]
         return tags
 
-    def _calls(self, template: Data) -> Iterator[tuple[Data, Data]]:
+    def _list_calls(self, template: Data) -> Iterator[tuple[Data, Data]]:
         """Yield each step or task of a template, with the template that the step or task calls."""
         step_groups = [
             (template.get("dag") or {}).get("tasks") or [],

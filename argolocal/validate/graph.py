@@ -30,7 +30,7 @@ TASK_REFERENCE = re.compile(r"([A-Za-z0-9_][-A-Za-z0-9_]*)(?:\.([A-Za-z]+))?")
 Predecessors = Mapping[str, Set[str]]
 
 
-def check(
+def check_graph(
     findings: Findings, path: str, dag: Data, tasks: Mapping[str, Data]
 ) -> Predecessors | None:
     """Return the tasks that each task waits for, or None if the dependencies are cyclic."""
@@ -56,7 +56,7 @@ def check(
         findings.add(f"{path}.tasks[{name}].continueOn", "depends", message)
 
     predecessors = {
-        name: _predecessors(findings, f"{path}.tasks[{name}].depends", tasks, name)
+        name: _find_predecessors(findings, f"{path}.tasks[{name}].depends", tasks, name)
         for name in tasks
     }
     for name in tasks if any(predecessors.values()) else ():
@@ -99,7 +99,7 @@ def find_finished_before(predecessors: Predecessors) -> Callable[[str], Callable
     )
 
 
-def results_awaited_by(task: Data) -> list[tuple[str, str]]:
+def list_awaited_results(task: Data) -> list[tuple[str, str]]:
     """Return (name, result) for each task that `task` waits for. The result is, for example,
     Failed, or "" if none is given."""
     depends_text = str(task.get("depends") or "")
@@ -107,13 +107,13 @@ def results_awaited_by(task: Data) -> list[tuple[str, str]]:
     return [*TASK_REFERENCE.findall(depends_text), *((str(name), "") for name in dependencies)]
 
 
-def _predecessors(
+def _find_predecessors(
     findings: Findings, path: str, tasks: Mapping[str, Data], task_name: str
 ) -> set[str]:
     """Return the names of the tasks that `task_name` waits for."""
     depends_text = str(tasks[task_name].get("depends") or "")
 
-    references = results_awaited_by(tasks[task_name])
+    references = list_awaited_results(tasks[task_name])
     for predecessor_name, awaited_result in references:
         if predecessor_name not in tasks:
             findings.add(

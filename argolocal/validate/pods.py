@@ -8,19 +8,19 @@ import re
 from collections.abc import Iterable, Iterator
 from itertools import pairwise
 
-from argolocal.common.environment import names_secret, secret_flags
-from argolocal.common.object_names import LABEL
+from argolocal.common.environment import find_secret_flags, is_secret_name
+from argolocal.common.object_names import LABEL_RULE
 from argolocal.manifest.types import Data
 from argolocal.validate.findings import Findings
-from argolocal.validate.tag_rules import TAG, UNKNOWN
+from argolocal.validate.tag_rules import TAG, UNKNOWN_VALUE
 
-DIGEST = re.compile(r".*@sha256:[0-9a-f]{64}")
+IMAGE_DIGEST = re.compile(r".*@sha256:[0-9a-f]{64}")
 SHELLS = ("sh", "bash", "ash", "dash", "zsh")
 SHELL_CALL = re.compile(r"(?<!\$)\$\(([^()]+)\)")
 VARIABLE = re.compile(r"[A-Z_][A-Z0-9_]*")
 LOGIN_URL = re.compile(r"\b([a-z][a-z0-9+.-]{0,30})://[^\s/:@]*:([^\s/@]+)@", re.IGNORECASE)
 # placeholders for values; a text that contains one of them is not a plain-text secret
-PLACEHOLDERS = ("{{", UNKNOWN, "$")
+PLACEHOLDERS = ("{{", UNKNOWN_VALUE, "$")
 ALLOWED_VOLUMES = {
     "configMap",
     "csi",
@@ -35,14 +35,14 @@ ALLOWED_VOLUMES = {
 Containers = Iterable[tuple[str, Data]]
 
 
-def containers_in(path: str, pod: Data, *list_fields: str) -> Iterator[tuple[str, Data]]:
+def list_containers(path: str, pod: Data, *list_fields: str) -> Iterator[tuple[str, Data]]:
     """Yield the path and the body of each container in the fields `list_fields` of a pod."""
     for list_field in list_fields or ("initContainers", "containers"):
         for index, container in enumerate(pod.get(list_field) or []):
             yield f"{path}.{list_field}[{container.get('name', index)}]", container
 
 
-def check(
+def check_containers(
     findings: Findings, path: str, pod: Data, containers: Containers, is_complete: bool = True
 ) -> None:
     """Check containers and their `pod`, which is a PodSpec or a template that contains fields of a
@@ -69,7 +69,9 @@ def check(
 
     for container_path, container in containers:
         container_name = container.get("name")
-        if container_name and not LABEL.allows(TAG.sub("x", container_name.replace(UNKNOWN, "x"))):
+        if container_name and not LABEL_RULE.allows(
+            TAG.sub("x", container_name.replace(UNKNOWN_VALUE, "x"))
+        ):
             findings.add(
                 container_path,
                 "name",
@@ -123,7 +125,7 @@ def check_probes(findings: Findings, containers: Containers) -> None:
 
 
 def _check_image(findings: Findings, path: str, image: str) -> None:
-    if not image or "{{" in image or UNKNOWN in image or DIGEST.fullmatch(image):
+    if not image or "{{" in image or UNKNOWN_VALUE in image or IMAGE_DIGEST.fullmatch(image):
         return
 
     image_tag = image.partition("@")[0].rpartition("/")[2].partition(":")[2]
@@ -170,13 +172,13 @@ def _check_security(findings: Findings, path: str, pod: Data, container: Data) -
     added_capabilities = set(map(str, capabilities.get("add") or [])) - {"NET_BIND_SERVICE"}
 
     requirements = {
-        "runAsNonRoot: true": merged_context.get("runAsNonRoot") in (True, UNKNOWN),
+        "runAsNonRoot: true": merged_context.get("runAsNonRoot") in (True, UNKNOWN_VALUE),
         "a runAsUser that is not 0": merged_context.get("runAsUser") != 0,
         "seccompProfile: {type: RuntimeDefault}": (
             seccomp_profile.get("type") in ("RuntimeDefault", "Localhost")
         ),
         "allowPrivilegeEscalation: false": (
-            security_context.get("allowPrivilegeEscalation") in (False, UNKNOWN)
+            security_context.get("allowPrivilegeEscalation") in (False, UNKNOWN_VALUE)
         ),
         "capabilities: {drop: [ALL]}": (
             "ALL" in (capabilities.get("drop") or []) and not added_capabilities
@@ -198,7 +200,7 @@ def _check_secrets(findings: Findings, path: str, container: Data) -> None:
     for env_variable in container.get("env") or []:
         variable_name = str(env_variable.get("name", ""))
         value = str(env_variable.get("value") or "")
-        if (names_secret(variable_name) and _is_plain_text(value)) or _login_scheme(value):
+        if (is_secret_name(variable_name) and _is_plain_text(value)) or _login_scheme(value):
             message = (
                 "readers of the manifest see this secret: take it from a Secret"
                 " (valueFrom.secretKeyRef)."
@@ -209,7 +211,7 @@ def _check_secrets(findings: Findings, path: str, container: Data) -> None:
         command_words = [str(command_word) for command_word in container.get(command_field) or []]
         flag_names = [
             f"--{variable_name}"
-            for variable_name, value in secret_flags(command_words)
+            for variable_name, value in find_secret_flags(command_words)
             if _is_plain_text(value)
         ]
         for secret_source in dict.fromkeys(
@@ -274,10 +276,10 @@ def _check_shell_calls(findings: Findings, path: str, container: Data) -> None:
         for argument_text in container.get(command_field) or []:
             for command in SHELL_CALL.findall(str(argument_text)):
                 if command not in variables and not VARIABLE.fullmatch(command):
-                    findings.warn(f"{path}.{command_field}", "shell", shell_message(command))
+                    findings.warn(f"{path}.{command_field}", "shell", make_shell_message(command))
 
 
-def shell_message(command: str) -> str:
+def make_shell_message(command: str) -> str:
     """Return the message about `$(command)` in a container that runs no shell."""
     remedy = "Run it with `sh -c`, or use a tag, such as {{workflow.creationTimestamp.Y}}"
     return f"$({command}) is not expanded, because no shell runs the command. {remedy}."

@@ -9,18 +9,18 @@ import re
 from argolocal.manifest.types import Data
 from argolocal.validate.findings import Findings
 
-NAME = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*")
-KINDS = ("gauge", "counter", "histogram")
+METRIC_NAME = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*")
+METRIC_KINDS = ("gauge", "counter", "histogram")
 
 
-def check(findings: Findings, path: str, metrics: Data) -> None:
+def check_metrics(findings: Findings, path: str, metrics: Data) -> None:
     for index, metric in enumerate(metrics.get("prometheus") or []):
         metric_path = f"{path}.prometheus[{metric.get('name', index)}]"
         for metric_or_label_name in [
             metric.get("name", ""),
             *(label.get("key", "") for label in metric.get("labels") or []),
         ]:
-            if "{{" not in str(metric_or_label_name) and not NAME.fullmatch(
+            if "{{" not in str(metric_or_label_name) and not METRIC_NAME.fullmatch(
                 str(metric_or_label_name)
             ):
                 findings.add(
@@ -35,7 +35,7 @@ def check(findings: Findings, path: str, metrics: Data) -> None:
                 f"{metric_path}.help", "metric", "the help text is missing: describe the metric."
             )
 
-        for metric_kind in KINDS:
+        for metric_kind in METRIC_KINDS:
             if metric_kind in metric and not metric[metric_kind].get("value"):
                 findings.add(
                     f"{metric_path}.{metric_kind}.value",

@@ -8,7 +8,7 @@ substituteParamsInVolumes, substitutePodParams, processPodSpecPatch and Substitu
 from collections.abc import Iterable
 
 from argolocal.manifest import tag_scope
-from argolocal.manifest.tag_scope import Nodes, Scope, TagSet
+from argolocal.manifest.tag_scope import NodeTags, TagScope, TagSet
 from argolocal.manifest.types import Manifest
 from argolocal.validate import tag_rules
 from argolocal.validate.workflow_facts import WorkflowFacts
@@ -42,18 +42,18 @@ class SpecScopes:
         input_tags = {
             tag
             for template in templates.values()
-            for tag in tag_scope.declared_tags("inputs", template)
+            for tag in tag_scope.list_declared_tags("inputs", template)
         }
         path_tags = {
-            tag for template in templates.values() for tag in tag_scope.path_tags(template)
+            tag for template in templates.values() for tag in tag_scope.list_path_tags(template)
         }
 
         self.everywhere = TagSet(global_names)
         self.in_pods = TagSet({"pod.name", *input_tags})
         self.in_templates = TagSet({"outputs", *path_tags, *tag_rules.ATTEMPT_TAGS, *ITEM_TAGS})
-        self.nodes = TagSet(_node_tags(templates))
+        self.nodes = TagSet(_list_node_tags(templates))
 
-    def scope(self, field: str) -> Scope:
+    def scope(self, field: str) -> TagScope:
         """Return the scope of a field of the spec."""
         layers = [self.everywhere]
         if field in (*POD_FIELDS, *TEMPLATE_FIELDS):
@@ -62,11 +62,11 @@ class SpecScopes:
             layers.append(self.nodes)
         if field in TEMPLATE_FIELDS:
             layers.append(self.in_templates)
-        return Scope(tuple(layers))
+        return TagScope(tuple(layers))
 
 
 def check_tags(
-    workflow_facts: WorkflowFacts, field: str, path: str, text: str, scope: Scope
+    workflow_facts: WorkflowFacts, field: str, path: str, text: str, scope: TagScope
 ) -> None:
     """Warn about tags that have no value in the text of a field."""
     text_use = tag_rules.TextUse(is_validated=False, is_used=False)
@@ -85,7 +85,7 @@ def check_tags(
             workflow_facts.warn(path, "tag", f"{{{{{tag}}}}}: {message}")
 
 
-def _node_tags(templates: dict[str, Manifest]) -> set[str]:
+def _list_node_tags(templates: dict[str, Manifest]) -> set[str]:
     """Return the tags of all tasks and steps of the templates."""
     tags = set[str]()
 
@@ -95,11 +95,11 @@ def _node_tags(templates: dict[str, Manifest]) -> set[str]:
 
         for caller_kind, callers in (("tasks", tasks), ("steps", steps)):
             callers_by_name = {str(caller.get("name")): caller for caller in callers}
-            finished_nodes = Nodes(caller_kind, callers_by_name, templates)
+            finished_nodes = NodeTags(caller_kind, callers_by_name, templates)
             for caller_name in callers_by_name:
                 tags.update(
                     f"{caller_kind}.{caller_name}.{tag}"
-                    for tag in finished_nodes.tags_of(caller_name).names
+                    for tag in finished_nodes.list_tags(caller_name).names
                 )
 
     return tags

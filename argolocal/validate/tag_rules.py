@@ -4,22 +4,22 @@ import difflib
 import re
 from dataclasses import dataclass
 
-from argolocal.common.wording import cut
+from argolocal.common.wording import truncate
 from argolocal.language import expr
 from argolocal.language.functions import ExprError
 from argolocal.language.substitute import TAG
-from argolocal.manifest.tag_scope import Scope, find_strings
+from argolocal.manifest.tag_scope import TagScope, find_strings
 from argolocal.validate.findings import Findings
 
-UNKNOWN = "\ue000"  # placeholder for the value of a tag
+UNKNOWN_VALUE = "\ue000"  # placeholder for the value of a tag
 # first words of the tags that Argo substitutes, such as `inputs` in {{inputs.parameters.x}}
-PREFIXES = {"inputs", "outputs", "tasks", "steps", "workflow", "item", "pod"}
+TAG_PREFIXES = {"inputs", "outputs", "tasks", "steps", "workflow", "item", "pod"}
 # all first words of Argo's tags; tags with other first words, such as tags of Jinja, remain in the
 # text
-FIRST_WORDS = (*sorted(PREFIXES), "node", "lastRetry", "retries", "cronworkflow", "sprig")
+FIRST_WORDS = (*sorted(TAG_PREFIXES), "node", "lastRetry", "retries", "cronworkflow", "sprig")
 # if an unknown first word is at least this similar to a known one (from 0 to 1), it counts as
 # misspelt
-SIMILARITY = 0.8
+MIN_SIMILARITY = 0.8
 # tags that have a value in each attempt of a step; other tags with the same first words remain in
 # the text
 ATTEMPT_TAGS = (
@@ -33,7 +33,7 @@ ATTEMPT_TAGS = (
 RETRY_TAG = re.compile(r"retries|lastRetry\..*")
 # Argo does not check tags with these prefixes. If they have no value, they remain in the text.
 # Source: validate.go, resolveAllVariables.
-UNCHECKED = ("workflow.creationTimestamp", "workflow.scheduledTime", "workflow.duration")
+UNCHECKED_TAGS = ("workflow.creationTimestamp", "workflow.scheduledTime", "workflow.duration")
 METADATA_TAG = re.compile(r"workflow\.(label|annotation)s\.(.+)", re.DOTALL)
 
 
@@ -62,25 +62,27 @@ class TextUse:
             # when the workflow is submitted.
             is_late = name.split(".")[0] == "item" or METADATA_TAG.fullmatch(name)
             return (self.is_validated or self.is_used) and not is_late
-        if name.startswith(UNCHECKED):
+        if name.startswith(UNCHECKED_TAGS):
             return False
         return self.is_used or (self.is_validated and name != "item")
 
 
-def check(findings: Findings, path: str, value: object, scope: Scope, text_use: TextUse) -> None:
+def check(findings: Findings, path: str, value: object, scope: TagScope, text_use: TextUse) -> None:
     """Check that every tag in `value` is in `scope`."""
     for text_path, text in find_tagged_texts(findings, path, value):
         check_text(findings, text_path, text, scope, text_use)
 
 
-def check_text(findings: Findings, path: str, text: str, scope: Scope, text_use: TextUse) -> None:
+def check_text(
+    findings: Findings, path: str, text: str, scope: TagScope, text_use: TextUse
+) -> None:
     for tag in TAG.findall(text):
-        referenced_names = _names_in(findings, path, tag)
+        referenced_names = _find_names(findings, path, tag)
         for referenced_name in referenced_names:
             # A tag that consists of only a first word, such as {{inputs}}, remains in the text,
             # except in an expression ({{=...}}).
             is_first_word = (
-                referenced_name in PREFIXES
+                referenced_name in TAG_PREFIXES
                 and referenced_name != "item"
                 and not tag.startswith("=")
             )
@@ -88,12 +90,12 @@ def check_text(findings: Findings, path: str, text: str, scope: Scope, text_use:
                 other_name.startswith(f"{referenced_name}.") for other_name in referenced_names
             )
             if (
-                referenced_name.split(".")[0] in PREFIXES
+                referenced_name.split(".")[0] in TAG_PREFIXES
                 and not (is_first_word or is_name_prefix)
                 and not _has_value(tag, referenced_name, scope)
             ):
                 message = (
-                    f"{{{{{cut(tag)}}}}}: {_unknown_message(findings, referenced_name, scope)}"
+                    f"{{{{{truncate(tag)}}}}}: {_unknown_message(findings, referenced_name, scope)}"
                 )
                 findings.add(path, "tag", message, text_use.is_fatal(tag, referenced_name))
 
@@ -107,11 +109,11 @@ def check_text(findings: Findings, path: str, text: str, scope: Scope, text_use:
                     f'"{referenced_name}" is not a tag, so Argo leaves it in the text. Did you mean'
                     f' "{correct_name}"?'
                 )
-                findings.warn(path, "tag", f"{{{{{cut(tag)}}}}}: {message}")
+                findings.warn(path, "tag", f"{{{{{truncate(tag)}}}}}: {message}")
 
             if RETRY_TAG.fullmatch(referenced_name) and not text_use.retries:
                 message = "the template does not have a retryStrategy: add one, or remove the tag."
-                findings.warn(path, "tag", f"{{{{{cut(tag)}}}}}: {message}")
+                findings.warn(path, "tag", f"{{{{{truncate(tag)}}}}}: {message}")
 
 
 def _correct_first_word(name: str) -> str:
@@ -127,7 +129,7 @@ def _correct_first_word(name: str) -> str:
         return ""
 
     similar_words = difflib.get_close_matches(
-        first_word.lower(), map(str.lower, FIRST_WORDS), 1, SIMILARITY
+        first_word.lower(), map(str.lower, FIRST_WORDS), 1, MIN_SIMILARITY
     )
     if not similar_words:
         return ""
@@ -136,7 +138,7 @@ def _correct_first_word(name: str) -> str:
     return f"{FIRST_WORDS[word_index]}{separator}{remaining_path}"
 
 
-def _has_value(tag: str, name: str, scope: Scope) -> bool:
+def _has_value(tag: str, name: str, scope: TagScope) -> bool:
     if tag.startswith("="):
         return f"={name}" in scope
     return name in scope
@@ -150,18 +152,20 @@ def find_tagged_texts(findings: Findings, path: str, value: object) -> list[tupl
     ]
     for text_path, text in tagged_texts:
         if "{{" in TAG.sub("", text):
-            findings.add(text_path, "tag", f'"{cut(text)}" has a {{{{ without }}}}: close the tag.')
+            findings.add(
+                text_path, "tag", f'"{truncate(text)}" has a {{{{ without }}}}: close the tag.'
+            )
     return tagged_texts
 
 
-def _unknown_message(findings: Findings, name: str, scope: Scope) -> str:
+def _unknown_message(findings: Findings, name: str, scope: TagScope) -> str:
     metadata_match = METADATA_TAG.fullmatch(name)
     if metadata_match:
         metadata_kind, metadata_key = metadata_match.groups()
         tag_prefix = f"workflow.{metadata_kind}s."
         metadata_keys = {
             tag.removeprefix(tag_prefix)
-            for tag in scope.global_names()
+            for tag in scope.list_global_names()
             if tag.startswith(tag_prefix)
         }
         suggestion = findings.suggest(metadata_key, metadata_keys - {"json"})
@@ -184,12 +188,12 @@ def _unknown_message(findings: Findings, name: str, scope: Scope) -> str:
     return f"{name} does not have a value here.{findings.hint(*scope.find_alternatives(name))}"
 
 
-def _names_in(findings: Findings, path: str, tag: str) -> tuple[str, ...]:
+def _find_names(findings: Findings, path: str, tag: str) -> tuple[str, ...]:
     """Return the names that a tag refers to."""
     if not tag.startswith("="):
         return (tag.strip(),)
     try:
-        return expr.identifiers(tag[1:])
+        return expr.find_identifiers(tag[1:])
     except ExprError as error:
-        findings.warn(path, "tag", f"{{{{{cut(tag)}}}}} cannot be parsed: {error}.")
+        findings.warn(path, "tag", f"{{{{{truncate(tag)}}}}} cannot be parsed: {error}.")
         return ()

@@ -11,13 +11,13 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from argolocal.manifest.tag_scope import find_strings, names
+from argolocal.manifest.tag_scope import find_strings, list_names
 from argolocal.manifest.types import Data
 from argolocal.validate import graph
 from argolocal.validate.findings import Findings
 
 TASK_TAG = re.compile(r"""\b(?:tasks|steps)\s*(?:\.\s*|\[\s*["'])([-\w]+)""")
-RULE = "gate"
+GATE_RULE = "gate"
 OUTPUT_FIELDS = ("parameters", "artifacts")
 # fields of an artifact that are not its storage location
 ARTIFACT_FIELDS = {
@@ -54,7 +54,7 @@ class TemplateUse:
 
 
 @dataclass(frozen=True)
-class Call:
+class TemplateCall:
     """A task or step with the template that it calls."""
 
     name: str
@@ -69,13 +69,15 @@ class Call:
         return "dag" in self.template or "steps" in self.template
 
 
-def check(findings: Findings, path: str, templates: Mapping[str, Data], entrypoint: object) -> None:
+def check_unheeded(
+    findings: Findings, path: str, templates: Mapping[str, Data], entrypoint: object
+) -> None:
     """Check the tasks that run from the entrypoint. `path` is the path of the templates.
 
     Without an entrypoint, the templates are used by other workflows, whose tasks may wait for any
     template.
     """
-    own_roots = [str(entrypoint)] if entrypoint else _uncalled_templates(templates)
+    own_roots = [str(entrypoint)] if entrypoint else _list_uncalled_templates(templates)
     root_names = [name for name in own_roots if name in templates]
     template_uses = [
         TemplateUse(templates[name], f"{path}[{name}]", is_awaited=not entrypoint)
@@ -101,14 +103,16 @@ def check(findings: Findings, path: str, templates: Mapping[str, Data], entrypoi
                 f"nothing waits for {template_call.name}, so it holds nothing back: let the tasks"
                 " that it should hold back"
             )
-            findings.warn(template_call.path, RULE, f"{message} depend on it, or remove it.")
+            findings.warn(template_call.path, GATE_RULE, f"{message} depend on it, or remove it.")
         elif not (template_call.is_read or template_call.is_group):
             _check_outputs(
                 findings, template_call, bool(last_templates - {id(template_call.template)})
             )
 
 
-def _check_outputs(findings: Findings, template_call: Call, has_other_last_task: bool) -> None:
+def _check_outputs(
+    findings: Findings, template_call: TemplateCall, has_other_last_task: bool
+) -> None:
     """Warn if no task can use an output of the call. `has_other_last_task`: True if other tasks
     are also last tasks of the workflow. If a workflow has only one last task, the task's outputs
     count as results of the workflow."""
@@ -118,11 +122,11 @@ def _check_outputs(findings: Findings, template_call: Call, has_other_last_task:
     if "memoize" in template_call.template or any("globalName" in output for output in all_outputs):
         return
 
-    parameters = names(outputs.get("parameters"))
+    parameters = list_names(outputs.get("parameters"))
     stored_artifacts = [
         artifact for artifact in outputs.get("artifacts") or [] if _is_exported(artifact)
     ]
-    artifacts = names(
+    artifacts = list_names(
         artifact for artifact in outputs.get("artifacts") or [] if artifact not in stored_artifacts
     )
 
@@ -139,12 +143,12 @@ def _check_outputs(findings: Findings, template_call: Call, has_other_last_task:
         f"no task reads the outputs of {template_call.name} ({outputs_text}), and {effect_text}"
     )
     remedy = "use an output, such as in the `when` of a later task, or remove the outputs."
-    findings.warn(template_call.path, RULE, f"{message}: {remedy}")
+    findings.warn(template_call.path, GATE_RULE, f"{message}: {remedy}")
 
 
 def _find_calls(
     template_uses: list[TemplateUse], templates_path: str, templates: Mapping[str, Data]
-) -> Iterator[Call]:
+) -> Iterator[TemplateCall]:
     """Yield the calls in the templates of `template_uses`, and in all templates that they call."""
     seen_uses: set[tuple[int, str, bool, bool]] = set()
 
@@ -161,7 +165,7 @@ def _find_calls(
             continue
 
         seen_uses.add(use_identity)
-        for template_call in _calls_in(template_use, templates):
+        for template_call in _list_calls(template_use, templates):
             yield template_call
             if not template_call.is_group:
                 continue
@@ -186,13 +190,13 @@ def _find_calls(
             )
 
 
-def _calls_in(template_use: TemplateUse, templates: Mapping[str, Data]) -> Iterator[Call]:
+def _list_calls(template_use: TemplateUse, templates: Mapping[str, Data]) -> Iterator[TemplateCall]:
     template = template_use.template
-    tasks = [*_tasks_in(template)]
-    awaited_tasks = _awaited_tasks(template)
-    exported_tasks = _exported_tasks(template, template_use.is_read)
+    tasks = [*_list_tasks(template)]
+    awaited_tasks = _list_awaited_tasks(template)
+    exported_tasks = _list_exported_tasks(template, template_use.is_read)
     tasks_read_by_task = {
-        task_name: _tasks_named_in(task, excluded_task=task_name) for task_name, _, task in tasks
+        task_name: _find_tasks_read(task, excluded_task=task_name) for task_name, _, task in tasks
     }
     tasks_read_by_others = set[str]().union(*tasks_read_by_task.values())
 
@@ -202,7 +206,7 @@ def _calls_in(template_use: TemplateUse, templates: Mapping[str, Data]) -> Itera
         if called_template is None:
             continue
 
-        yield Call(
+        yield TemplateCall(
             name=task_name,
             path=f"{template_use.path}.{task_path}" if template_use.is_own else template_use.path,
             template=called_template,
@@ -214,7 +218,7 @@ def _calls_in(template_use: TemplateUse, templates: Mapping[str, Data]) -> Itera
         )
 
 
-def _tasks_in(template: Data) -> Iterator[tuple[str, str, Data]]:
+def _list_tasks(template: Data) -> Iterator[tuple[str, str, Data]]:
     """Yield name, path and body of each task or step."""
     for task in (template.get("dag") or {}).get("tasks") or []:
         task_name = str(task.get("name"))
@@ -225,12 +229,12 @@ def _tasks_in(template: Data) -> Iterator[tuple[str, str, Data]]:
             yield task_name, f"steps[{group_index}][{task_name}]", step
 
 
-def _awaited_tasks(template: Data) -> set[str]:
+def _list_awaited_tasks(template: Data) -> set[str]:
     """Return the tasks that a later task waits for: in a DAG, tasks on which another task depends;
     in steps, all steps before the last group."""
     if "dag" in template:
         tasks = template["dag"].get("tasks") or []
-        return {task_name for task in tasks for task_name, _ in graph.results_awaited_by(task)}
+        return {task_name for task in tasks for task_name, _ in graph.list_awaited_results(task)}
     step_groups = [step_group for step_group in template.get("steps") or [] if step_group]
     return {str(step.get("name")) for step_group in step_groups[:-1] for step in step_group}
 
@@ -239,7 +243,7 @@ def _has_exit_hook(task: Data) -> bool:
     return "exit" in (task.get("hooks") or {}) or bool(task.get("onExit"))
 
 
-def _tasks_named_in(task: Data, excluded_task: str) -> set[str]:
+def _find_tasks_read(task: Data, excluded_task: str) -> set[str]:
     """Return the tasks whose outputs or other values a task reads. A task's hooks may also read
     values of the task itself."""
     task_fields = {key: value for key, value in task.items() if key not in ("hooks", "name")}
@@ -247,7 +251,7 @@ def _tasks_named_in(task: Data, excluded_task: str) -> set[str]:
     return (_find_task_names(task_fields) - {excluded_task}) | _find_task_names(hooks)
 
 
-def _exported_tasks(template: Data, is_read: bool) -> set[str]:
+def _list_exported_tasks(template: Data, is_read: bool) -> set[str]:
     """Return the tasks whose values the outputs, metrics and other fields of the template use."""
     outputs = template.get("outputs") or {}
     used_outputs = [
@@ -277,11 +281,11 @@ def _is_exported(output: Data) -> bool:
     return bool(output.get("globalName")) or is_artifact_with_key
 
 
-def _uncalled_templates(templates: Mapping[str, Data]) -> list[str]:
+def _list_uncalled_templates(templates: Mapping[str, Data]) -> list[str]:
     """Return the templates of this manifest that no other template of this manifest calls."""
     called_names = {
         str(task.get("template"))
         for template in templates.values()
-        for _, _, task in _tasks_in(template)
+        for _, _, task in _list_tasks(template)
     }
     return [name for name in templates if name not in called_names and "/" not in name]

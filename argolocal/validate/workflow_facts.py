@@ -8,13 +8,13 @@ from typing import Any
 from argolocal.language.substitute import TAG
 from argolocal.manifest import object_labels as argo_names
 from argolocal.manifest import resolve, shape, tag_scope
-from argolocal.manifest.tag_scope import TagSet, names
+from argolocal.manifest.tag_scope import TagSet, list_names
 from argolocal.manifest.types import Manifest
 from argolocal.validate.findings import Findings
 from argolocal.validate.global_outputs import GlobalOutputs
 
 # kinds that do not require an entrypoint
-TEMPLATE_KINDS = ("WorkflowTemplate", "ClusterWorkflowTemplate")
+WORKFLOW_TEMPLATE_KINDS = ("WorkflowTemplate", "ClusterWorkflowTemplate")
 PARAMETER_TAG = re.compile(r"workflow\.parameters\.([-\w]+)")
 
 
@@ -51,11 +51,11 @@ class WorkflowFacts:
                 spec = {}
                 templates_by_prefix[name_prefix] = None
 
-                if template_object and not any(shape.shape_errors(template_object)):
+                if template_object and not any(shape.find_shape_errors(template_object)):
                     # these errors are reported for `other` itself
                     self.other_objects[self.object_path(name_prefix)] = template_object
-                    spec = shape.without_nulls(template_object.get("spec") or {})
-                    templates_by_prefix[name_prefix] = _by_name(spec)
+                    spec = shape.remove_nulls(template_object.get("spec") or {})
+                    templates_by_prefix[name_prefix] = _index_templates(spec)
 
                 resolve.qualify_names(spec, name_prefix, f"{name_prefix}.spec", references)
 
@@ -71,7 +71,7 @@ class WorkflowFacts:
         """Maps the names that callers use to templates."""
         # call `stored_templates` first, because it also writes full template names into callers
         stored_items = self.stored_templates.items()
-        return _by_name(self.spec) | {
+        return _index_templates(self.spec) | {
             f"{name_prefix}/{name}": template
             for name_prefix, templates in stored_items
             for name, template in (templates or {}).items()
@@ -79,7 +79,7 @@ class WorkflowFacts:
 
     @cached_property
     def workflow_tags(self) -> TagSet:
-        return TagSet(tag_scope.workflow_tags(self.spec, self.workflow_metadata))
+        return TagSet(tag_scope.list_workflow_tags(self.spec, self.workflow_metadata))
 
     @property
     def workflow_metadata(self) -> Manifest:
@@ -87,12 +87,12 @@ class WorkflowFacts:
         ConvertCronWorkflowToWorkflow."""
         metadata = self.manifest.get("metadata") or {}
 
-        if self.kind in TEMPLATE_KINDS:
+        if self.kind in WORKFLOW_TEMPLATE_KINDS:
             # a CronWorkflow may use the template; then the tag for the scheduled time has a value
             return {
                 **metadata,
                 "annotations": {
-                    argo_names.SCHEDULED_TIME: "",
+                    argo_names.SCHEDULED_TIME_ANNOTATION: "",
                     **(metadata.get("annotations") or {}),
                 },
             }
@@ -103,9 +103,9 @@ class WorkflowFacts:
         own_metadata = (self.manifest.get("spec") or {}).get("workflowMetadata") or {}
 
         return {
-            "labels": {argo_names.CRON_WORKFLOW: "", **(own_metadata.get("labels") or {})},
+            "labels": {argo_names.CRON_WORKFLOW_LABEL: "", **(own_metadata.get("labels") or {})},
             "annotations": {
-                argo_names.SCHEDULED_TIME: "",
+                argo_names.SCHEDULED_TIME_ANNOTATION: "",
                 **(own_metadata.get("annotations") or {}),
             },
         }
@@ -113,7 +113,9 @@ class WorkflowFacts:
     @cached_property
     def global_outputs(self) -> GlobalOutputs:
         first_templates = [str(self.spec.get(field)) for field in ("entrypoint", "onExit")]
-        return GlobalOutputs(self.templates, [*first_templates, *names(self.spec.get("templates"))])
+        return GlobalOutputs(
+            self.templates, [*first_templates, *list_names(self.spec.get("templates"))]
+        )
 
     @cached_property
     def running_ids(self) -> set[int]:
@@ -121,10 +123,10 @@ class WorkflowFacts:
         workflow.failures."""
         return {
             id(template)
-            for template in self.called_templates([str(self.spec.get("entrypoint"))]).values()
+            for template in self.find_called_templates([str(self.spec.get("entrypoint"))]).values()
         }
 
-    def called_templates(
+    def find_called_templates(
         self, name_queue: list[str], includes_hooks: bool = True
     ) -> dict[str, Manifest]:
         """Return the templates whose names are in `name_queue`, and all templates that they call
@@ -136,7 +138,7 @@ class WorkflowFacts:
             template_name = name_queue.pop()
             if template_name in self.templates and template_name not in templates:
                 templates[template_name] = self.templates[template_name]
-                callers = resolve.callers({"templates": [templates[template_name]]}, "")
+                callers = resolve.list_callers({"templates": [templates[template_name]]}, "")
                 name_queue += [
                     str(caller.get("template"))
                     for caller, path in callers
@@ -168,15 +170,17 @@ class WorkflowFacts:
         hooks = [*(self.spec.get("hooks") or {}).values()]
         root_names += [str(hook.get("template")) for hook in hooks]
 
-        if self.kind in TEMPLATE_KINDS:
-            root_names += names(self.spec.get("templates"))
+        if self.kind in WORKFLOW_TEMPLATE_KINDS:
+            root_names += list_names(self.spec.get("templates"))
 
-        reached_templates = self.called_templates(root_names)
+        reached_templates = self.find_called_templates(root_names)
         callers = [
             *hooks,
             *(
                 caller
-                for caller, _ in resolve.callers({"templates": [*reached_templates.values()]}, "")
+                for caller, _ in resolve.list_callers(
+                    {"templates": [*reached_templates.values()]}, ""
+                )
             ),
         ]
         for caller in callers:
@@ -188,9 +192,9 @@ class WorkflowFacts:
         unpassed_inputs: dict[int, set[str]] = {}
         for template, passed_arguments in called_with_arguments:
             if template is not None:
-                input_names = names((template.get("inputs") or {}).get("parameters"))
+                input_names = list_names((template.get("inputs") or {}).get("parameters"))
                 unpassed_names = set(input_names).difference(
-                    names(passed_arguments.get("parameters"))
+                    list_names(passed_arguments.get("parameters"))
                 )
                 unpassed_inputs.setdefault(id(template), set()).update(unpassed_names)
 
@@ -209,7 +213,9 @@ class WorkflowFacts:
             workflow_tags = self.tags_while_running
         else:
             workflow_tags = self.workflow_tags
-        return workflow_tags, self.global_outputs.tags_at(template if step is None else step)
+        return workflow_tags, self.global_outputs.list_known_tags(
+            template if step is None else step
+        )
 
     @cached_property
     def used_parameters(self) -> set[str]:
@@ -226,11 +232,11 @@ class WorkflowFacts:
                 )
         for field in ("entrypoint", "onExit"):
             template = self.templates.get(str(self.spec.get(field))) or {}
-            used_names.update(set(names((template.get("inputs") or {}).get("parameters"))))
+            used_names.update(set(list_names((template.get("inputs") or {}).get("parameters"))))
         return used_names
 
 
-def _by_name(spec: Manifest) -> dict[str, Manifest]:
+def _index_templates(spec: Manifest) -> dict[str, Manifest]:
     return {
         str(template["name"]): template
         for template in spec.get("templates") or []

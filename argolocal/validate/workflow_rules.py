@@ -10,8 +10,8 @@ from argolocal.errors import ConfigError
 from argolocal.manifest import cron as crontab
 from argolocal.manifest import resolve, shape, tag_scope
 from argolocal.manifest.allowed_values import TEMPLATE_TYPES
-from argolocal.manifest.loops import LOOPS
-from argolocal.manifest.tag_scope import LoopItemTags, Nodes, Scope, TagSet, names
+from argolocal.manifest.loops import LOOP_FIELDS
+from argolocal.manifest.tag_scope import LoopItemTags, NodeTags, TagScope, TagSet, list_names
 from argolocal.manifest.types import Manifest
 from argolocal.validate import (
     applied_objects,
@@ -24,12 +24,12 @@ from argolocal.validate import (
     unheeded,
 )
 from argolocal.validate.tag_rules import TextUse
-from argolocal.validate.workflow_facts import TEMPLATE_KINDS, WorkflowFacts, reads_input
+from argolocal.validate.workflow_facts import WORKFLOW_TEMPLATE_KINDS, WorkflowFacts, reads_input
 
-KINDS = ("Workflow", "WorkflowTemplate", "ClusterWorkflowTemplate", "CronWorkflow")
+WORKFLOW_KINDS = ("Workflow", "WorkflowTemplate", "ClusterWorkflowTemplate", "CronWorkflow")
 POD_GC_STRATEGIES = ("OnPodCompletion", "OnPodSuccess", "OnWorkflowCompletion", "OnWorkflowSuccess")
 
-NAME = re.compile(r"[a-zA-Z0-9][-a-zA-Z0-9]*")
+TEMPLATE_NAME = re.compile(r"[a-zA-Z0-9][-a-zA-Z0-9]*")
 MAX_PREFIX_LENGTH = 58  # maximum length of generateName; the API server appends five characters
 # the name of a CronWorkflow must be shorter, because its workflows are named NAME-UNIXTIME
 MAX_NAME_LENGTHS = {"CronWorkflow": 52}
@@ -42,7 +42,7 @@ OUTPUT_TAG = re.compile(
 POD_TYPES = ("container", "script", "containerSet", "resource", "data")
 NODE_TAGS = ("outputs.result", "outputs.exitCode", "tasks.name", "steps.name")
 # fields that have an effect in a DAG or steps template; all other fields apply to pods only
-USED_FIELDS = (
+FIELDS_IN_USE = (
     "name",
     "outputs",
     "memoize",
@@ -51,7 +51,7 @@ USED_FIELDS = (
     "retryStrategy",
     "parallelism",
 )
-READ_TEXT = TextUse()
+READ_TEXT_USE = TextUse()
 
 
 class WorkflowRules(WorkflowFacts):
@@ -72,12 +72,12 @@ class WorkflowRules(WorkflowFacts):
             },
         )
         if self.spec.get("workflowTemplateRef") and (
-            self.kind in TEMPLATE_KINDS or not self.merge_template_ref()
+            self.kind in WORKFLOW_TEMPLATE_KINDS or not self.merge_template_ref()
         ):
             return
 
         workflow_arguments = self.spec.get("arguments") or {}
-        arguments.check(
+        arguments.check_arguments(
             self.findings, f"{self.root}.arguments", workflow_arguments, allows_missing_values=True
         )
         self.check_workflow_tags(workflow_arguments)
@@ -91,7 +91,7 @@ class WorkflowRules(WorkflowFacts):
                     workflow_arguments,
                     allows_extra_arguments=True,
                 )
-            elif field == "entrypoint" and self.kind not in TEMPLATE_KINDS:
+            elif field == "entrypoint" and self.kind not in WORKFLOW_TEMPLATE_KINDS:
                 message = "the entrypoint is missing: name the template that runs first."
                 self.add(f"{self.root}.entrypoint", "entrypoint", message)
 
@@ -117,12 +117,12 @@ class WorkflowRules(WorkflowFacts):
                 f"{self.root}{path_suffix}.retryStrategy", field_owner.get("retryStrategy")
             )
 
-        self.check_names(f"{self.root}.templates", names(self.spec.get("templates")))
+        self.check_names(f"{self.root}.templates", list_names(self.spec.get("templates")))
         for template in self.spec.get("templates") or []:
             self.check_template(f"{self.root}.templates[{template.get('name')}]", template)
 
-        for name, template in self.called_templates(
-            names(self.spec.get("templates")), includes_hooks=False
+        for name, template in self.find_called_templates(
+            list_names(self.spec.get("templates")), includes_hooks=False
         ).items():
             name_prefix = name.rpartition("/")[0]
             if name_prefix:
@@ -130,7 +130,7 @@ class WorkflowRules(WorkflowFacts):
                     f"{self.object_path(name_prefix)}.templates[{template.get('name')}]", template
                 )
 
-        unheeded.check(
+        unheeded.check_unheeded(
             self.findings, f"{self.root}.templates", self.templates, self.spec.get("entrypoint")
         )
 
@@ -140,7 +140,7 @@ class WorkflowRules(WorkflowFacts):
         known_tags = (
             self.workflow_tags.names | self.global_outputs.all_names.names | {"workflow.failures"}
         )
-        scope = Scope((TagSet(known_tags),))
+        scope = TagScope((TagSet(known_tags),))
         spec_scopes = spec_fields.SpecScopes(self, known_tags)
 
         for parameter in workflow_arguments.get("parameters") or []:
@@ -149,7 +149,7 @@ class WorkflowRules(WorkflowFacts):
                 is_validated=False, is_used=parameter.get("name") in self.used_parameters
             )
             self.check_tags(
-                text_path, _workflow_tags_in(str(parameter.get("value", ""))), scope, text_use
+                text_path, _join_workflow_tags(str(parameter.get("value", ""))), scope, text_use
             )
 
         for spec_field, value in self.spec.items():
@@ -167,7 +167,7 @@ class WorkflowRules(WorkflowFacts):
             return False
         self.other_objects[self.root] = base_template
         try:
-            self.spec = shape.without_nulls(resolve.merge_template_ref(self.spec, self.find))
+            self.spec = shape.remove_nulls(resolve.merge_template_ref(self.spec, self.find))
         except ConfigError as error:
             self.add(f"{self.root}.workflowTemplateRef", "template", str(error))
             return False
@@ -179,9 +179,11 @@ class WorkflowRules(WorkflowFacts):
         generated_prefix = str(metadata.get("generateName") or "")
         max_length = MAX_NAME_LENGTHS.get(self.kind, 63)
 
-        if self.kind not in KINDS:
-            hint = self.findings.suggest(self.kind, KINDS)
-            self.add("kind", "kind", f'"{self.kind}" must be one of {", ".join(KINDS)}.{hint}')
+        if self.kind not in WORKFLOW_KINDS:
+            hint = self.findings.suggest(self.kind, WORKFLOW_KINDS)
+            self.add(
+                "kind", "kind", f'"{self.kind}" must be one of {", ".join(WORKFLOW_KINDS)}.{hint}'
+            )
 
         if not name and not generated_prefix:
             self.add(
@@ -229,11 +231,11 @@ class WorkflowRules(WorkflowFacts):
             schedules = []
 
         for schedule in [*schedules, *([spec["schedule"]] if spec.get("schedule") else [])]:
-            problem = crontab.schedule_error(str(schedule))
+            problem = crontab.find_schedule_error(str(schedule))
             if problem:
                 self.add("spec.schedules", "cron", f'"{schedule}" is not a schedule: {problem}.')
 
-        problem = crontab.timezone_error(str(spec.get("timezone") or ""))
+        problem = crontab.find_timezone_error(str(spec.get("timezone") or ""))
         if problem:
             self.add(
                 "spec.timezone",
@@ -250,7 +252,7 @@ class WorkflowRules(WorkflowFacts):
                 self.warn(
                     f"{path}.parameters[{parameter.get('name')}]",
                     "shell",
-                    pods.shell_message(command),
+                    pods.make_shell_message(command),
                 )
 
     # the following methods check templates, tasks and their parts
@@ -261,7 +263,7 @@ class WorkflowRules(WorkflowFacts):
                 self.add(
                     path, "name", f'"{name}" is used {name_count} times: names must be unique.'
                 )
-            if not NAME.fullmatch(name) or len(name) > 128:
+            if not TEMPLATE_NAME.fullmatch(name) or len(name) > 128:
                 name_rule = (
                     "must be at most 128 letters, digits and dashes, and not begin with a dash."
                 )
@@ -276,7 +278,7 @@ class WorkflowRules(WorkflowFacts):
             )
 
     def check_template(
-        self, path: str, template: Manifest, task_scope: Scope | None = None
+        self, path: str, template: Manifest, task_scope: TagScope | None = None
     ) -> None:
         """Check a template. `task_scope`: for an inline template, the scope of the task that
         contains it; the template can also use these tags."""
@@ -301,7 +303,9 @@ class WorkflowRules(WorkflowFacts):
                 self.findings, f"{path}.{direction}", template.get(direction) or {}
             )
 
-        prometheus_metrics.check(self.findings, f"{path}.metrics", template.get("metrics") or {})
+        prometheus_metrics.check_metrics(
+            self.findings, f"{path}.metrics", template.get("metrics") or {}
+        )
         arguments.check_outputs(
             self.findings,
             path,
@@ -310,13 +314,13 @@ class WorkflowRules(WorkflowFacts):
         )
         self.check_retry(f"{path}.retryStrategy", template.get("retryStrategy"))
 
-        if "memoize" in template and not NAME.fullmatch(
+        if "memoize" in template and not TEMPLATE_NAME.fullmatch(
             tag_rules.TAG.sub("x", str(template["memoize"].get("key")))
         ):
             self.add(f"{path}.memoize.key", "name", "the key must be letters, digits and dashes.")
 
-        input_tags = tag_scope.declared_tags("inputs", template)
-        output_tags = tag_scope.declared_tags("outputs", template)
+        input_tags = tag_scope.list_declared_tags("inputs", template)
+        output_tags = tag_scope.list_declared_tags("outputs", template)
 
         if "dag" in template:
             self.check_dag(path, template, input_tags)
@@ -335,7 +339,7 @@ class WorkflowRules(WorkflowFacts):
             self.check_pod(path, template)
             tags = {*input_tags, *output_tags, *NODE_TAGS}
             if "suspend" not in template:
-                tags.update(tag_scope.path_tags(template))
+                tags.update(tag_scope.list_path_tags(template))
             if any(template_type in template for template_type in POD_TYPES):
                 tags.add("pod.name")
 
@@ -346,7 +350,7 @@ class WorkflowRules(WorkflowFacts):
             if task_scope:
                 scope = replace(task_scope, layers=layers)
             else:
-                scope = Scope(layers)
+                scope = TagScope(layers)
 
             has_retries = any(
                 "retryStrategy" in strategy_owner
@@ -356,7 +360,7 @@ class WorkflowRules(WorkflowFacts):
             self.check_tags(path, template_fields, scope, TextUse(retries=has_retries))
             self.check_inputs(path, template, scope)
 
-    def check_inputs(self, path: str, template: Manifest, scope: Scope) -> None:
+    def check_inputs(self, path: str, template: Manifest, scope: TagScope) -> None:
         """Check the tags in the inputs of a template. An argument from a caller replaces the value
         of the input, including the tags in this value.
 
@@ -395,7 +399,7 @@ class WorkflowRules(WorkflowFacts):
 
             container_path = f"{path}.{container_field}"
             containers = [
-                *pods.containers_in(container_path, template[container_field], "containers")
+                *pods.list_containers(container_path, template[container_field], "containers")
             ]
             if container_field != "containerSet":
                 containers = [
@@ -411,14 +415,14 @@ class WorkflowRules(WorkflowFacts):
 
             containers = [
                 *containers,
-                *pods.containers_in(path, merged_template, "initContainers", "sidecars"),
+                *pods.list_containers(path, merged_template, "initContainers", "sidecars"),
             ]
             pod_spec = {
                 spec_field: merged_template.get(spec_field) or self.spec.get(spec_field)
                 for spec_field in ("securityContext", "hostNetwork")
             }
 
-            pods.check(
+            pods.check_containers(
                 self.findings,
                 path,
                 {**pod_spec, "volumes": merged_template.get("volumes") or []},
@@ -429,17 +433,17 @@ class WorkflowRules(WorkflowFacts):
         dag_path = f"{path}.dag"
         task_list = template["dag"].get("tasks") or []
         tasks = {str(task.get("name")): task for task in task_list}
-        self.check_names(f"{dag_path}.tasks", names(task_list))
+        self.check_names(f"{dag_path}.tasks", list_names(task_list))
         self.forbid(path, template, "a pod", "activeDeadlineSeconds", "timeout")
 
         if not task_list:
             self.add(f"{dag_path}.tasks", "template", "the list is empty: a DAG must have a task.")
 
-        predecessors = graph.check(self.findings, dag_path, template["dag"], tasks)
+        predecessors = graph.check_graph(self.findings, dag_path, template["dag"], tasks)
         if predecessors is None:
             return
 
-        nodes = Nodes("tasks", tasks, self.templates)
+        nodes = NodeTags("tasks", tasks, self.templates)
         find_finished = graph.find_finished_before(predecessors)
         layers = (TagSet(input_tags), *self.global_tags(template))
 
@@ -461,17 +465,17 @@ class WorkflowRules(WorkflowFacts):
                 f"{dag_path}.tasks[{task_name}]",
                 task_name,
                 task,
-                Scope((*layers, *loop_item_tags), nodes, find_finished(task_name)),
+                TagScope((*layers, *loop_item_tags), nodes, find_finished(task_name)),
             )
 
-        nodes = Nodes(
+        nodes = NodeTags(
             "tasks",
             tasks,
             self.templates,
             [task_name for task_name, task in tasks.items() if "hooks" not in task],
         )
 
-        scope = Scope(layers, nodes, lambda task_name: True)
+        scope = TagScope(layers, nodes, lambda task_name: True)
         self.check_tags(f"{dag_path}.target", str(template["dag"].get("target") or ""), scope)
         self.check_other_fields(path, template, "dag", scope)
 
@@ -485,9 +489,9 @@ class WorkflowRules(WorkflowFacts):
         group_index_by_step = {
             str(step.get("name")): group_index for group_index, step in step_list
         }
-        self.check_names(f"{path}.steps", names(step for _, step in step_list))
+        self.check_names(f"{path}.steps", list_names(step for _, step in step_list))
         self.forbid(path, template, "a pod", "activeDeadlineSeconds", "timeout")
-        nodes = Nodes("steps", all_steps, self.templates)
+        nodes = NodeTags("steps", all_steps, self.templates)
         input_tags = TagSet(declared_inputs)
         # as in Argo, the item tags of a loop remain valid in later steps
         loop_item_tags: tuple[TagSet, ...] = ()
@@ -496,7 +500,7 @@ class WorkflowRules(WorkflowFacts):
             step_name = str(step.get("name"))
             loop_item_tags += (LoopItemTags(step),) if _has_loop(step) else ()
             layers = (input_tags, *self.global_tags(template, step), *loop_item_tags)
-            scope = Scope(
+            scope = TagScope(
                 layers,
                 nodes,
                 lambda other_step, group_index=group_index: (
@@ -505,18 +509,18 @@ class WorkflowRules(WorkflowFacts):
             )
             self.check_task(f"{path}.steps[{group_index}][{step_name}]", step_name, step, scope)
 
-        scope = Scope((input_tags, *self.global_tags(template)), nodes, lambda step_name: True)
+        scope = TagScope((input_tags, *self.global_tags(template)), nodes, lambda step_name: True)
         self.check_other_fields(path, template, "steps", scope)
 
     def check_other_fields(
-        self, path: str, template: Manifest, body_field: str, scope: Scope
+        self, path: str, template: Manifest, body_field: str, scope: TagScope
     ) -> None:
         """Check the tags in the fields of a DAG or steps template, except the field
         `body_field`, which contains the tasks."""
         self.check_inputs(path, template, scope)
         for template_field, value in template.items():
             if template_field not in ("inputs", body_field):
-                is_used = template_field in USED_FIELDS
+                is_used = template_field in FIELDS_IN_USE
                 self.check_tags(
                     f"{path}.{template_field}",
                     value,
@@ -536,7 +540,7 @@ class WorkflowRules(WorkflowFacts):
             )
             self.add(f"{path}.{forbidden_field}", "template", message)
 
-    def check_task(self, path: str, name: str, task: Manifest, scope: Scope) -> None:
+    def check_task(self, path: str, name: str, task: Manifest, scope: TagScope) -> None:
         passed_arguments = task.get("arguments") or {}
         self.check_reference(path, task)
 
@@ -560,11 +564,11 @@ class WorkflowRules(WorkflowFacts):
                 path, "template", "the template is missing: give template, templateRef or inline."
             )
 
-        arguments.check(self.findings, f"{path}.arguments", passed_arguments)
+        arguments.check_arguments(self.findings, f"{path}.arguments", passed_arguments)
         loop_fields = [
             task_field
-            for task_field in LOOPS
-            if task.get(task_field) or (task_field in task and task_field == LOOPS[2])
+            for task_field in LOOP_FIELDS
+            if task.get(task_field) or (task_field in task and task_field == LOOP_FIELDS[2])
         ]
         if len(loop_fields) > 1:
             self.add(path, "loop", f"{' and '.join(loop_fields)} are set: keep one of them.")
@@ -600,7 +604,7 @@ class WorkflowRules(WorkflowFacts):
         other_fields["arguments"] = {**passed_arguments, "parameters": []}
         self.check_tags(path, other_fields, scope)
         template = task.get("inline") or self.templates.get(str(task.get("template")))
-        input_names = names(((template or {}).get("inputs") or {}).get("parameters"))
+        input_names = list_names(((template or {}).get("inputs") or {}).get("parameters"))
 
         for parameter in passed_arguments.get("parameters") or []:
             # Argo validates the tags of an argument even if the template has no input for it.
@@ -657,7 +661,7 @@ class WorkflowRules(WorkflowFacts):
             )
 
     def check_reference(self, path: str, caller: Manifest) -> None:
-        if "templateRef" in caller and caller.get("template") != resolve.qualified_name(
+        if "templateRef" in caller and caller.get("template") != resolve.make_qualified_name(
             caller["templateRef"]
         ):
             self.add(path, "template", "both template and templateRef are set: remove one of them.")
@@ -691,7 +695,7 @@ class WorkflowRules(WorkflowFacts):
             return
 
         # the workflow that uses the template may pass the input
-        allows_missing_values = allows_extra_arguments and self.kind in TEMPLATE_KINDS
+        allows_missing_values = allows_extra_arguments and self.kind in WORKFLOW_TEMPLATE_KINDS
         arguments_path = f"{path}.arguments"
         template_title = f"template {short_name}{owner_text}"
         arguments.check_inputs(
@@ -712,17 +716,17 @@ class WorkflowRules(WorkflowFacts):
         )
 
     def check_tags(
-        self, path: str, value: object, scope: Scope, text_use: TextUse = READ_TEXT
+        self, path: str, value: object, scope: TagScope, text_use: TextUse = READ_TEXT_USE
     ) -> None:
-        text_use = replace(text_use, parameters_known=self.kind not in TEMPLATE_KINDS)
+        text_use = replace(text_use, parameters_known=self.kind not in WORKFLOW_TEMPLATE_KINDS)
         tag_rules.check(self.findings, path, value, scope, text_use)
 
 
 def _has_loop(task: Manifest) -> bool:
-    return any(key in task for key in LOOPS)
+    return any(key in task for key in LOOP_FIELDS)
 
 
-def _workflow_tags_in(text: str) -> str:
+def _join_workflow_tags(text: str) -> str:
     """Return the tags workflow.* in a text, without the rest of the text."""
     tags = [tag for tag in tag_rules.TAG.findall(text) if tag.strip().startswith("workflow.")]
     return " ".join(f"{{{{{tag}}}}}" for tag in tags)

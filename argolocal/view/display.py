@@ -17,22 +17,22 @@ from typing import Any, Protocol, TextIO
 
 from argolocal.common import causes
 from argolocal.common.json_text import to_json
-from argolocal.common.wording import format_duration, visible, without_escapes
-from argolocal.manifest.allowed_values import FAILED
+from argolocal.common.wording import escape_control_chars, format_duration, open_raw_stream
+from argolocal.manifest.allowed_values import FAILED_PHASES
 from argolocal.view.summary import (
-    FINISHED,
+    FINISHED_PHASES,
     Status,
     Step,
-    applied_log,
-    last_error,
-    leaves,
+    find_applied_log,
+    find_last_error,
+    list_leaf_steps,
     list_planned_tasks,
+    list_steps,
+    list_warnings,
     read_end,
-    steps,
-    warnings,
 )
 
-MARKS = {
+PHASE_MARKS = {
     "Succeeded": ("✔", "green"),
     "Failed": ("✘", "red"),
     "Error": ("✘", "red"),
@@ -45,16 +45,16 @@ MARKS = {
 }
 # MAX_REPORT_SHARE: maximum share of the time that reports may take in a run with more than
 # MANY_STEPS steps
-MANY_STEPS = 200
+MANY_STEPS_COUNT = 200
 MAX_REPORT_SHARE = 1 / 30
 NOT_RUN_PHASES = ("Skipped", "Omitted")  # phases of steps that did not run at all at all
 # normal reasons for a pending pod, which are not reported
 NORMAL_PENDING_REASONS = ("PodInitializing", "ContainerCreating")
 # part of Argo's message for a step whose job failed; the job's logs contain the cause
-JOB_FAILED = "failure condition"
+JOB_FAILED_MESSAGE = "failure condition"
 MAX_CAUSE_LENGTH = 400
 # function that returns the progress of a running step, the error in the logs of a failed job, or ""
-ProgressOf = Callable[[Step], str]
+FindProgress = Callable[[Step], str]
 
 
 class RunDisplay(Protocol):
@@ -67,16 +67,16 @@ class RunDisplay(Protocol):
 
 
 @contextmanager
-def show(
-    run_name: str, find_progress: ProgressOf, manifest: Mapping[str, Any], output_stream: TextIO
+def show_run(
+    run_name: str, find_progress: FindProgress, manifest: Mapping[str, Any], output_stream: TextIO
 ) -> Iterator[RunDisplay]:
     """Show a run on `output_stream` during the `with` block: as a tree on a terminal, else as
     lines."""
     run_display: RunDisplay
     if is_terminal(output_stream):
-        run_display = Tree(run_name, find_progress, manifest, output_stream)
+        run_display = TreeDisplay(run_name, find_progress, manifest, output_stream)
     else:
-        run_display = Lines(run_name, find_progress, output_stream)
+        run_display = LineDisplay(run_name, find_progress, output_stream)
 
     stop_event = threading.Event()
 
@@ -88,12 +88,12 @@ def show(
     ticker.start()
 
     try:
-        with run_display.live if isinstance(run_display, Tree) else nullcontext():
+        with run_display.live if isinstance(run_display, TreeDisplay) else nullcontext():
             yield run_display
     finally:
         stop_event.set()
         ticker.join()
-        if isinstance(run_display, Lines) and run_display.changed:
+        if isinstance(run_display, LineDisplay) and run_display.changed:
             run_display.report_changes()
 
 
@@ -102,7 +102,7 @@ def is_terminal(output_stream: TextIO) -> bool:
     return output_stream.isatty() and os.environ.get("TERM") != "dumb"
 
 
-class Lines:
+class LineDisplay:
     """Prints a line for each change of a step, and the progress of trainings at most every five
     seconds.
 
@@ -110,7 +110,7 @@ class Lines:
     steps.
     """
 
-    def __init__(self, name: str, find_progress: ProgressOf, output_stream: TextIO) -> None:
+    def __init__(self, name: str, find_progress: FindProgress, output_stream: TextIO) -> None:
         self.name = name
         self.progress = find_progress
         self.out = output_stream
@@ -128,15 +128,15 @@ class Lines:
         if not self.status:
             finished_steps = [
                 step
-                for step in steps(self.name, status)
-                if step.phase in FINISHED and step.phase != "Cached"
+                for step in list_steps(self.name, status)
+                if step.phase in FINISHED_PHASES and step.phase != "Cached"
             ]
 
             self.printed_phases = {step.name: step.phase for step in finished_steps}
             self.say(
                 f"{self.name} running"
                 + (
-                    f"; {len(leaves(finished_steps))} steps had completed before"
+                    f"; {len(list_leaf_steps(finished_steps))} steps had completed before"
                     if finished_steps
                     else ""
                 )
@@ -152,7 +152,7 @@ class Lines:
         with self.lock:
             started_at = time.monotonic()
             self.changed = False
-            run_steps = steps(self.name, self.status)
+            run_steps = list_steps(self.name, self.status)
             self.running = [step for step in run_steps if step.phase == "Running"]
 
             for step in run_steps:
@@ -160,13 +160,13 @@ class Lines:
                     self._report_waiting(step)
                 elif step.phase != self.printed_phases.get(step.name):
                     self.printed_phases[step.name] = step.phase
-                    if step.phase in FINISHED and step.seconds:
+                    if step.phase in FINISHED_PHASES and step.seconds:
                         duration_text = f" in {format_duration(step.seconds)}"
                     else:
                         duration_text = ""
 
-                    if step.phase in (*FAILED, "Cached"):
-                        cause_text = cause_of(step, self.progress)
+                    if step.phase in (*FAILED_PHASES, "Cached"):
+                        cause_text = find_cause(step, self.progress)
                     else:
                         cause_text = ""
 
@@ -176,12 +176,12 @@ class Lines:
                     )
                     # skip attempts, because a retried step has the same warnings as its attempt
                     if not step.label.startswith("("):
-                        for warning_text in warnings([step.node or {}]):
+                        for warning_text in list_warnings([step.node or {}]):
                             self.say(f"{step.name} warning: {warning_text}")
 
             self.next_report = (
                 started_at + (time.monotonic() - started_at) / MAX_REPORT_SHARE
-                if len(run_steps) > MANY_STEPS
+                if len(run_steps) > MANY_STEPS_COUNT
                 else 0.0
             )
 
@@ -211,17 +211,17 @@ class Lines:
 
     def say(self, line: str) -> None:
         with self.lock:
-            self.out.write(f"{time.strftime('%H:%M:%S')} {visible(line)}\n")
+            self.out.write(f"{time.strftime('%H:%M:%S')} {escape_control_chars(line)}\n")
             self.out.flush()
 
 
-class Tree:
+class TreeDisplay:
     """Shows the steps as a tree that redraws in place."""
 
     def __init__(
         self,
         name: str,
-        find_progress: ProgressOf,
+        find_progress: FindProgress,
         manifest: Mapping[str, Any],
         output_stream: TextIO,
     ) -> None:
@@ -234,7 +234,7 @@ class Tree:
         self.status: Status = {}
         self.causes: dict[str, str] = {}  # name of a failed step → cause of its failure
         self.began = time.time()
-        self.console = Console(file=without_escapes(output_stream), highlight=False)
+        self.console = Console(file=open_raw_stream(output_stream), highlight=False)
         self.live = Live(get_renderable=self.draw, console=self.console, refresh_per_second=4)
 
     def __call__(self, status: Status) -> None:
@@ -244,7 +244,7 @@ class Tree:
         """Do nothing, because rich's Live redraws the tree."""
 
     def say(self, line: str) -> None:
-        self.console.print(visible(line), markup=False)
+        self.console.print(escape_control_chars(line), markup=False)
 
     def draw(self) -> Any:
         """Draw the current tree. Its columns are the step with a status symbol, the duration, and
@@ -261,13 +261,16 @@ class Tree:
             Text(self.status.get("phase") or "Pending", "dim"),
         )
 
-        for row in steps(self.name, self.status, self.plan):
-            phase_mark, phase_style = MARKS[row.phase]
+        for row in list_steps(self.name, self.status, self.plan):
+            phase_mark, phase_style = PHASE_MARKS[row.phase]
             note_text = Text(
-                visible(self.progress(row) if row.phase == "Running" else self._cause(row))
+                escape_control_chars(
+                    self.progress(row) if row.phase == "Running" else self._find_cause(row)
+                )
             )
             label_text = Text(
-                f"{'  ' * (row.depth + 1)}{phase_mark} {visible(row.label)}", phase_style
+                f"{'  ' * (row.depth + 1)}{phase_mark} {escape_control_chars(row.label)}",
+                phase_style,
             )
 
             if row.phase in NOT_RUN_PHASES:
@@ -277,22 +280,24 @@ class Tree:
 
         return text_grid
 
-    def _cause(self, step: Step) -> str:
-        if step.phase not in FAILED:
-            return " ".join((step.message or " ".join(warnings([step.node or {}]))).split())[:100]
+    def _find_cause(self, step: Step) -> str:
+        if step.phase not in FAILED_PHASES:
+            return " ".join((step.message or " ".join(list_warnings([step.node or {}]))).split())[
+                :100
+            ]
         if step.name not in self.causes:
-            self.causes[step.name] = cause_of(step, self.progress)
+            self.causes[step.name] = find_cause(step, self.progress)
         return self.causes[step.name]
 
 
-def cause_of(step: Step, find_progress: ProgressOf) -> str:
+def find_cause(step: Step, find_progress: FindProgress) -> str:
     """Return the cause of a step's failure in one line: the error in the log of the step's job, or
     the step's message."""
-    error_text = find_progress(step) if JOB_FAILED in step.message else ""
+    error_text = find_progress(step) if JOB_FAILED_MESSAGE in step.message else ""
     return " ".join((error_text or causes.extract_cause(step.message)).split())[:MAX_CAUSE_LENGTH]
 
 
-def task_of(step: Step) -> str:
+def parse_task_name(step: Step) -> str:
     """Return the name of the task of a step or attempt: `train` of `ship.train(0)`."""
     return step.name.rpartition(".")[2].partition("(")[0]
 
@@ -307,24 +312,24 @@ class LogErrors:
         self.deployments = deployments_folder
 
     def of(self, step: Step) -> str:
-        if step.phase not in FAILED:
+        if step.phase not in FAILED_PHASES:
             return ""
-        log_path = applied_log(
-            self.name, step.node or {}, task_of(step), self.logs, self.deployments
+        log_path = find_applied_log(
+            self.name, step.node or {}, parse_task_name(step), self.logs, self.deployments
         )
         if log_path:
-            return last_error(read_end(log_path, 65536))
+            return find_last_error(read_end(log_path, 65536))
         return ""
 
 
-def log_line(label: str, text: str, as_json: bool) -> str:
+def format_log_line(label: str, text: str, as_json: bool) -> str:
     """Format a line of a log with its step, as text or as a JSON object.
 
     Of a line with carriage returns, only the text after the last one is used, such as the last
     state of a progress bar."""
     if not as_json:
         text = text.rstrip("\r").rpartition("\r")[2]
-    return visible(
+    return escape_control_chars(
         to_json({"step": label, "line": text}, ensure_ascii=False)
         if as_json
         else f"{label} | {text}"
@@ -366,7 +371,8 @@ def follow(
 
                     offsets[path] = offsets.get(path, 0) + len(line)
                     output_stream.write(
-                        log_line(path.stem, line.decode(errors="replace").rstrip(), as_json) + "\n"
+                        format_log_line(path.stem, line.decode(errors="replace").rstrip(), as_json)
+                        + "\n"
                     )
 
         output_stream.flush()

@@ -17,10 +17,10 @@ from argolocal.common import exit_codes, program
 from argolocal.common.interrupts import StopSignals
 from argolocal.common.json_text import to_json
 from argolocal.engine import suspend
-from argolocal.errors import ArgolocalError, ConfigError, say
+from argolocal.errors import ArgolocalError, ConfigError, write_stderr
 from argolocal.interfaces import Cluster
 from argolocal.language.substitute import TAG
-from argolocal.manifest.shape import shape_errors
+from argolocal.manifest.shape import find_shape_errors
 from argolocal.pods.containers import python_version_warnings
 from argolocal.runner.cluster import LocalCluster
 from argolocal.runner.run import LocalRun, resume_suspended
@@ -51,9 +51,9 @@ def create_run(
         _check_ports(manifest, cluster)
 
     def warn(line: str) -> None:
-        say(f"warning: {line}")
+        write_stderr(f"warning: {line}")
 
-    report_note = (lambda line: say(f"note: {line}")) if shows_notes else None
+    report_note = (lambda line: write_stderr(f"note: {line}")) if shows_notes else None
     local_run = LocalRun.new(manifest, parameters, cluster, report_note, warn, is_queued)
     for line in python_version_warnings(local_run.workflow["spec"], cluster):
         warn(line)
@@ -89,16 +89,16 @@ def execute_queued(home: Path, name: str) -> int:
 def _check_ports(manifest: Mapping[str, Any], cluster: Cluster) -> None:
     """Raise ConfigError, before the run starts, if the port of a Service of the workflow is in
     use."""
-    if any(shape_errors(manifest)):
+    if any(find_shape_errors(manifest)):
         return  # skip an invalid manifest, because LocalRun.new will reject it
 
     for template in (manifest.get("spec") or {}).get("templates") or []:
         manifest_text = TAG.sub("tag", str((template.get("resource") or {}).get("manifest")))
         if "Service" in manifest_text:
-            from argolocal.manifest.read import documents
+            from argolocal.manifest.read import parse_objects
 
             service_controller = cluster.kinds.controllers(cluster, cluster.home)["Service"]
-            for applied_object in documents(manifest_text):
+            for applied_object in parse_objects(manifest_text):
                 if applied_object.get("kind") == "Service" and '"port": "tag"' not in manifest_text:
                     service_controller.check(applied_object)
 
@@ -130,11 +130,11 @@ class Foreground:
 
     def as_json(self, status: Status) -> dict[str, Any]:
         """Return the object that `-o json` prints."""
-        return summary.as_json(self.name, status)
+        return summary.make_json_object(self.name, status)
 
     def success(self, status: Status) -> str:
         """Return the text to print for a run that did not fail."""
-        return summary.success(status, summary.outputs(status))
+        return summary.describe_success(status, summary.list_outputs(status))
 
     def run(self, *, as_json: bool, ask: bool, full_status: bool = True) -> int:
         """Run the workflow. `ask`: ask the user before Ctrl-C stops the run. `full_status`: add the
@@ -147,7 +147,7 @@ class Foreground:
 
         with (
             interrupts,
-            display.show(
+            display.show_run(
                 self.name, self.progress, local_run.workflow, output_stream
             ) as run_display,
         ):
@@ -169,7 +169,7 @@ class Foreground:
                 status = {**local_run.status, "phase": "Error", "message": runner_error}
 
         if interrupts.caught:
-            exit_code = exit_codes.SIGNALLED + interrupts.caught
+            exit_code = exit_codes.SIGNAL_OFFSET + interrupts.caught
         else:
             exit_code = self.exit_code(status)
 
@@ -192,8 +192,8 @@ class Foreground:
         return exit_code
 
     def _describe_failure(self, status: Status, runner_error: str, resume_command: str) -> str:
-        failed_step = summary.failed_step(summary.steps(self.name, status))
-        log_file = summary.log_of(
+        failed_step = summary.find_failed_step(summary.list_steps(self.name, status))
+        log_file = summary.find_log(
             self.name, status, failed_step, self.local.files.logs, self.deployments
         )
         log_tail, log_path = (
@@ -218,9 +218,9 @@ def _with_resume_hints(
 
     def on_change(status: Status) -> None:
         run_display(status)
-        for node in suspend.suspended(status):
+        for node in suspend.list_suspended_nodes(status):
             if node["id"] not in hinted_ids:
                 hinted_ids.add(node["id"])
-                run_display.say(suspend.resume_hint(local_run.name, node))
+                run_display.say(suspend.make_resume_hint(local_run.name, node))
 
     return on_change

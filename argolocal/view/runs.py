@@ -14,20 +14,20 @@ from typing import Any, TextIO
 from argolocal.common import causes, program
 from argolocal.common.json_text import to_json
 from argolocal.common.processes import is_alive
-from argolocal.common.wording import format_duration, one_line, visible
-from argolocal.engine.suspend import suspended
+from argolocal.common.wording import escape_control_chars, escape_to_one_line, format_duration
+from argolocal.engine.suspend import list_suspended_nodes
 from argolocal.errors import ConfigError
 from argolocal.runner.cluster import LocalCluster
 from argolocal.state.journal import MANIFEST_FILE, RunFiles
 from argolocal.view import display, summary
 from argolocal.view.summary import (
-    FINISHED,
+    FINISHED_PHASES,
     Status,
     Step,
     check_step,
-    named_warnings,
-    steps,
-    timestamp,
+    list_named_warnings,
+    list_steps,
+    parse_timestamp,
 )
 
 QUEUED_MESSAGE = "Waiting for a place in the queue of `{} server`"
@@ -36,7 +36,7 @@ QUEUED_MESSAGE = "Waiting for a place in the queue of `{} server`"
 MakeRow = Callable[[str, Status, str, str | None], dict[str, str]]
 
 
-def run_names(home: Path) -> list[str]:
+def list_run_names(home: Path) -> list[str]:
     """Return the names of the runs in a home, newest first."""
     manifest_files = [run_files.root / MANIFEST_FILE for run_files in RunFiles.all(home)]
     return [
@@ -48,7 +48,7 @@ def run_names(home: Path) -> list[str]:
 def find_newest(home: Path, phases: Collection[str] = ()) -> str:
     """Return the name of the newest run. If `phases` are given, only runs in these phases count.
     Raises ConfigError."""
-    for run_name, status in _runs(home):
+    for run_name, status in _list_runs(home):
         if not phases or status["phase"] in phases:
             return run_name
     missing_run = f"run that is {' or '.join(phases).lower()}" if phases else "run"
@@ -62,7 +62,7 @@ def find_resumable(home: Path) -> str:
     """Return the name of the newest run that is suspended, interrupted or failed. Raises
     ConfigError."""
     phases = ("Interrupted", "Failed", "Error")
-    for name, status in _runs(home):
+    for name, status in _list_runs(home):
         if status["phase"] in phases or (
             status["phase"] == "Running" and _is_suspended(home, name, status)
         ):
@@ -72,7 +72,7 @@ def find_resumable(home: Path) -> str:
 
 def _is_suspended(home: Path, name: str, status: Status) -> bool:
     return bool(
-        next(iter(suspended(status)), None)
+        next(iter(list_suspended_nodes(status)), None)
         or RunFiles(home, name).workflow()["spec"].get("suspend")
     )
 
@@ -89,7 +89,7 @@ def load_status(home: Path, run_name: str) -> dict[str, Any]:
 def settle_phase(status: dict[str, Any], run_files: RunFiles) -> dict[str, Any]:
     """Correct the phase in a status from the journal of a run: it is Interrupted if the runner
     died, and Pending if the run waits for the server."""
-    if status.get("phase") in FINISHED:
+    if status.get("phase") in FINISHED_PHASES:
         return status
     if run_files.runner():
         return {**status, "phase": "Running"}
@@ -101,10 +101,10 @@ def settle_phase(status: dict[str, Any], run_files: RunFiles) -> dict[str, Any]:
 def show_all(cluster: LocalCluster, as_json: bool, make_row: MakeRow | None = None) -> str:
     """Return the tables of runs and Deployments. `make_row` creates the row of a run (default:
     run_row)."""
-    make_row = make_row or run_row
+    make_row = make_row or make_run_row
     run_rows = [
         make_row(run_name, status, status["phase"], status.get("startedAt"))
-        for run_name, status in _runs(cluster.home)
+        for run_name, status in _list_runs(cluster.home)
     ]
     tables = {"runs": run_rows, "serving": cluster.overview()}
     return show_tables(
@@ -116,16 +116,16 @@ def show_run(home: Path, name: str, as_json: bool) -> str:
     """Return the status of one run, as a table of its steps or as a JSON object."""
     status = load_status(home, name)
     if as_json:
-        return to_json(as_object(home, name, status), indent=2)
-    return steps_table(name, status) + processes_table(processes(home, name))
+        return to_json(make_status_object(home, name, status), indent=2)
+    return format_steps_table(name, status) + format_processes_table(list_processes(home, name))
 
 
-def as_object(home: Path, name: str, status: Status) -> dict[str, Any]:
+def make_status_object(home: Path, name: str, status: Status) -> dict[str, Any]:
     """Return the object that `argolocal status NAME -o json` prints."""
-    return summary.as_json(name, status) | {"processes": processes(home, name)}
+    return summary.make_json_object(name, status) | {"processes": list_processes(home, name)}
 
 
-def processes_table(rows: list[dict[str, Any]]) -> str:
+def format_processes_table(rows: list[dict[str, Any]]) -> str:
     """Return a table of live pods that is shown after the table of steps, or "" if no pods are
     live."""
     if rows:
@@ -133,7 +133,7 @@ def processes_table(rows: list[dict[str, Any]]) -> str:
     return ""
 
 
-def steps_table(name: str, status: Status, shown_steps: list[Step] | None = None) -> str:
+def format_steps_table(name: str, status: Status, shown_steps: list[Step] | None = None) -> str:
     """Return a table of the steps `shown_steps` (default: all steps of a run) with their phases and
     durations."""
     table_rows = [
@@ -143,21 +143,22 @@ def steps_table(name: str, status: Status, shown_steps: list[Step] | None = None
             "took": format_duration(step.seconds),
             "message": " ".join(causes.extract_cause(step.message).split())[:80],
         }
-        for step in (steps(name, status) if shown_steps is None else shown_steps)
+        for step in (list_steps(name, status) if shown_steps is None else shown_steps)
     ]
 
     heading = (
-        f"{name}: {status.get('phase') or 'Pending'} {visible(summary.run_message(name, status))}"
+        f"{name}: {status.get('phase') or 'Pending'}"
+        f" {escape_control_chars(summary.find_run_message(name, status))}"
     )
     warning_lines = [
-        f"\nwarning: {visible(warning_text)}"
-        for warning_text in named_warnings((status.get("nodes") or {}).values())
+        f"\nwarning: {escape_control_chars(warning_text)}"
+        for warning_text in list_named_warnings((status.get("nodes") or {}).values())
     ]
 
     return heading.rstrip() + "\n\n" + format_table(table_rows) + "".join(warning_lines)
 
 
-def processes(home: Path, name: str) -> list[dict[str, Any]]:
+def list_processes(home: Path, name: str) -> list[dict[str, Any]]:
     """Return the live pods of a run, each with the pid of its first process. When this process
     exits, the pod ends."""
     run_files = RunFiles(home, name)
@@ -196,7 +197,7 @@ def copy_logs(
 
     If `name` is not a run, but a step of the newest run, copy the logs of this step.
     """
-    newest_names = run_names(home)
+    newest_names = list_run_names(home)
     if name and not step and newest_names and name not in newest_names:
         with suppress(ConfigError):
             # if the step does not exist either, the error below names the missing run
@@ -239,25 +240,25 @@ def copy_logs(
     return hint_by_phase.get(load_status(home, name)["phase"], silence_hint)
 
 
-def _runs(home: Path) -> Iterator[tuple[str, Status]]:
+def _list_runs(home: Path) -> Iterator[tuple[str, Status]]:
     """Yield name and status of all runs, newest first. A run with unreadable files has the phase
     Unreadable."""
-    for name in run_names(home):
+    for name in list_run_names(home):
         try:
             yield name, load_status(home, name)
         except ConfigError:
             yield name, {"phase": "Unreadable"}
 
 
-def run_row(name: str, status: Status, phase: str, created: str | None) -> dict[str, str]:
+def make_run_row(name: str, status: Status, phase: str, created: str | None) -> dict[str, str]:
     """Return the row of a run in the table of runs."""
     start_time = status.get("startedAt")
     end_time = status.get("finishedAt")
     return {
         "run": name,
         "phase": phase,
-        "age": format_duration(time.time() - timestamp(created)) if created else "",
-        "took": format_duration(timestamp(end_time) - timestamp(start_time))
+        "age": format_duration(time.time() - parse_timestamp(created)) if created else "",
+        "took": format_duration(parse_timestamp(end_time) - parse_timestamp(start_time))
         if start_time and end_time
         else "",
     }
@@ -276,7 +277,7 @@ def format_table(rows: list[dict[str, Any]]) -> str:
     columns = list(dict.fromkeys(column for row in rows for column in row))
     cell_lines = [
         [column_name.upper() for column_name in columns],
-        *[[_cell(row.get(column_name, "")) for column_name in columns] for row in rows],
+        *[[_format_cell(row.get(column_name, "")) for column_name in columns] for row in rows],
     ]
     widths = [max(map(len, column)) for column in zip(*cell_lines, strict=True)]
     return "\n".join(
@@ -288,9 +289,9 @@ def format_table(rows: list[dict[str, Any]]) -> str:
     )
 
 
-def _cell(value: object) -> str:
+def _format_cell(value: object) -> str:
     if isinstance(value, bool):
         if value:
             return "yes"
         return "no"
-    return one_line(str(value))
+    return escape_to_one_line(str(value))

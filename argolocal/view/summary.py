@@ -15,16 +15,18 @@ from typing import Any
 
 from argolocal.common import causes
 from argolocal.common.json_text import loads
-from argolocal.common.wording import format_duration, visible
-from argolocal.errors import ConfigError, did_you_mean
-from argolocal.manifest.allowed_values import FAILED, FULFILLED
+from argolocal.common.wording import escape_control_chars, format_duration
+from argolocal.errors import ConfigError, suggest_similar
+from argolocal.manifest.allowed_values import FAILED_PHASES, FULFILLED_PHASES
 
 Status = Mapping[str, Any]
 
-FINISHED = FULFILLED | {"Cached"}
+FINISHED_PHASES = FULFILLED_PHASES | {"Cached"}
 # Argo's message for a task with a cached result
 CACHED_MESSAGE = re.compile(r"when ''([^' ]+)' == ''' evaluated false")
-ERROR = re.compile(r"^(error: |Traceback)", re.MULTILINE)  # start of an error in the log of a step
+ERROR_LINE = re.compile(
+    r"^(error: |Traceback)", re.MULTILINE
+)  # start of an error in the log of a step
 GROUP_TYPES = ("DAG", "Steps", "StepGroup", "TaskGroup")
 
 
@@ -48,16 +50,16 @@ class Step:
         """Duration of the step until its end, or until now. None if the step has not started."""
         if not self.started:
             return None
-        end_seconds = timestamp(self.finished) if self.finished else time.time()
-        return round(end_seconds - timestamp(self.started), 3)
+        end_seconds = parse_timestamp(self.finished) if self.finished else time.time()
+        return round(end_seconds - parse_timestamp(self.started), 3)
 
 
-def timestamp(text: str) -> float:
+def parse_timestamp(text: str) -> float:
     """Convert a time in the format of RFC 3339 to unix seconds."""
     return datetime.fromisoformat(text).timestamp()
 
 
-def _tasks(template: Mapping[str, Any]) -> list[str]:
+def _list_task_names(template: Mapping[str, Any]) -> list[str]:
     """Return the names of the tasks or steps of a template."""
     task_groups = [(template.get("dag") or {}).get("tasks") or [], *(template.get("steps") or [])]
     return [task["name"] for task_group in task_groups for task in task_group]
@@ -71,7 +73,7 @@ def list_planned_tasks(manifest: Mapping[str, Any]) -> list[str]:
         for template in spec.get("templates", [])
         if template.get("name") == spec.get("entrypoint")
     )
-    return _tasks(next(entry_templates, {}))
+    return _list_task_names(next(entry_templates, {}))
 
 
 def check_step(
@@ -86,7 +88,9 @@ def check_step(
     )
 
     task_names = {
-        task_name for template in spec.get("templates") or [] for task_name in _tasks(template)
+        task_name
+        for template in spec.get("templates") or []
+        for task_name in _list_task_names(template)
     }
     task_names = task_names or {
         known_name
@@ -98,14 +102,14 @@ def check_step(
     if not any(
         step_text in known_name for known_name in (*task_names, *log_names)
     ) and not task_name_pattern.search(step_text):
-        hint = did_you_mean(step_text, task_names)
+        hint = suggest_similar(step_text, task_names)
         raise ConfigError(
             f'the step "{step_text}" does not exist in {known_name}.{hint} Steps:'
             f" {', '.join(sorted(task_names))}."
         )
 
 
-def steps(run_name: str, status: Status, planned_tasks: Iterable[str] = ()) -> list[Step]:
+def list_steps(run_name: str, status: Status, planned_tasks: Iterable[str] = ()) -> list[Step]:
     """Return the steps of run `run_name`: its nodes, each after its parent, then the tasks of
     `planned_tasks` that have not started."""
     # copy the nodes, because the runner may add a node at any time
@@ -117,7 +121,8 @@ def steps(run_name: str, status: Status, planned_tasks: Iterable[str] = ()) -> l
 
     name_lengths = {len(node_name) for node_name in nodes_by_name}
     parent_names = {
-        node_name: _parent(node_name, nodes_by_name, name_lengths) for node_name in nodes_by_name
+        node_name: _find_parent_name(node_name, nodes_by_name, name_lengths)
+        for node_name in nodes_by_name
     }
 
     for node_name, parent_node_name in parent_names.items():
@@ -130,8 +135,8 @@ def steps(run_name: str, status: Status, planned_tasks: Iterable[str] = ()) -> l
         for child_name in child_names.get(parent_name, []):
             node = nodes_by_name[child_name]
             will_be_retried = (
-                node.get("phase") in FAILED
-                and nodes_by_name.get(parent_name, {}).get("phase") not in FINISHED
+                node.get("phase") in FAILED_PHASES
+                and nodes_by_name.get(parent_name, {}).get("phase") not in FINISHED_PHASES
             )
             is_only_attempt = (
                 _is_attempt(child_name, parent_names[child_name], nodes_by_name)
@@ -141,28 +146,28 @@ def steps(run_name: str, status: Status, planned_tasks: Iterable[str] = ()) -> l
 
             is_hidden = node.get("type") == "StepGroup" or is_only_attempt
             if not is_hidden:
-                new_step = _step(run_name, parent_name, node, depth)
+                new_step = _make_step(run_name, parent_name, node, depth)
                 if (
                     new_step.kind == "Retry"
                     and new_step.phase == "Running"
-                    and status.get("phase") in FINISHED
+                    and status.get("phase") in FINISHED_PHASES
                 ):
                     # Argo leaves the Retry node of a stopped run incomplete, so use the last
                     # attempt
-                    last_node = last_attempt(status, new_step)
+                    last_node = find_last_attempt(status, new_step)
                     final_fields = {
                         node_field: last_node[node_field]
                         for node_field in ("phase", "finishedAt", "message")
                         if node_field in last_node
                     }
-                    new_step = _step(run_name, parent_name, {**node, **final_fields}, depth)
+                    new_step = _make_step(run_name, parent_name, {**node, **final_fields}, depth)
 
                 if new_step.kind == "Retry" and new_step.phase == "Running":
                     new_step = _with_waiting_attempt(new_step, status)
                 if (
-                    new_step.kind == "Retry" and new_step.phase in FAILED
+                    new_step.kind == "Retry" and new_step.phase in FAILED_PHASES
                 ):  # show why the last attempt failed
-                    new_step = replace(new_step, message=_root_message(new_step, status))
+                    new_step = replace(new_step, message=_find_root_message(new_step, status))
 
                 run_steps.append(new_step)
 
@@ -172,7 +177,7 @@ def steps(run_name: str, status: Status, planned_tasks: Iterable[str] = ()) -> l
     if run_name in nodes_by_name and all(
         run_step.name.startswith("onExit") for run_step in run_steps
     ):
-        run_steps.insert(0, _step(run_name, "", nodes_by_name[run_name], 0))
+        run_steps.insert(0, _make_step(run_name, "", nodes_by_name[run_name], 0))
 
     started_names = {run_step.name for run_step in run_steps if run_step.depth == 0}
     waiting_steps = [
@@ -187,39 +192,39 @@ def steps(run_name: str, status: Status, planned_tasks: Iterable[str] = ()) -> l
     )
 
 
-def _root_message(step: Step, status: Status) -> str:
+def _find_root_message(step: Step, status: Status) -> str:
     """Return the message of the attempt that made a retried step fail."""
     return causes.find_root_message(
-        step.message, [str(node.get("message") or "") for node in _attempts(status, step)]
+        step.message, [str(node.get("message") or "") for node in _list_attempts(status, step)]
     )
 
 
-def run_message(name: str, status: Status) -> str:
+def find_run_message(name: str, status: Status) -> str:
     """Return the message of a run. If it only refers to a node, return the message of the failed
     step."""
     message = str(status.get("message") or "")
-    if not message or not causes.is_secondary(message):
+    if not message or not causes.is_secondary_message(message):
         return message
     root_node = next(
         (node for node in list((status.get("nodes") or {}).values()) if node["name"] == name), None
     )
-    step = failed_step(steps(name, status)) or (
-        _step(name, "", root_node, 0) if root_node else None
+    step = find_failed_step(list_steps(name, status)) or (
+        _make_step(name, "", root_node, 0) if root_node else None
     )
-    return (_root_message(step, status) if step else "") or message
+    return (_find_root_message(step, status) if step else "") or message
 
 
 def _with_waiting_attempt(step: Step, status: Status) -> Step:
     """If the last attempt of a retried step is active and has a message, return the step with this
     attempt's phase and message."""
-    last_node = last_attempt(status, step)
+    last_node = find_last_attempt(status, step)
     message = str(last_node.get("message") or "")
     if last_node.get("phase") not in ("Pending", "Running") or not message:
         return step
     return replace(step, phase=last_node["phase"], message=message)
 
 
-def leaves(run_steps: Iterable[Step]) -> list[Step]:
+def list_leaf_steps(run_steps: Iterable[Step]) -> list[Step]:
     """Return the steps that have started. Groups of steps, and the attempts of retried steps, are
     left out."""
     return [
@@ -231,16 +236,16 @@ def leaves(run_steps: Iterable[Step]) -> list[Step]:
     ]
 
 
-def failed_step(run_steps: list[Step]) -> Step | None:
+def find_failed_step(run_steps: list[Step]) -> Step | None:
     """Return the step that failed first, or else a running step. A step that succeeded in a retry
     does not count as failed."""
     failed_steps = [
-        step for step in run_steps if not step.label.startswith("(") and step.phase in FAILED
+        step for step in run_steps if not step.label.startswith("(") and step.phase in FAILED_PHASES
     ]
     failed_leaves = (
-        leaves(failed_steps)
+        list_leaf_steps(failed_steps)
         or failed_steps
-        or leaves([step for step in run_steps if step.phase == "Running"])
+        or list_leaf_steps([step for step in run_steps if step.phase == "Running"])
     )
     return min(
         failed_leaves,
@@ -249,16 +254,16 @@ def failed_step(run_steps: list[Step]) -> Step | None:
     )
 
 
-def last_attempt(status: Status, step: Step) -> Mapping[str, Any]:
+def find_last_attempt(status: Status, step: Step) -> Mapping[str, Any]:
     """Return the node of the last attempt of a step, or the step's own node if the step is not
     retried."""
-    attempts = _attempts(status, step)
+    attempts = _list_attempts(status, step)
     if attempts:
         return attempts[-1]
     return step.node or {}
 
 
-def _attempts(status: Status, step: Step) -> list[Mapping[str, Any]]:
+def _list_attempts(status: Status, step: Step) -> list[Mapping[str, Any]]:
     """Return the nodes of a step's attempts, from the first to the last attempt."""
     node = step.node or {}
     node_name = node.get("name", "")
@@ -268,18 +273,18 @@ def _attempts(status: Status, step: Step) -> list[Mapping[str, Any]]:
     attempts = [
         other_node
         for other_node in children or list(nodes.values())
-        if causes.attempt_number(other_node["name"]) >= 0
+        if causes.parse_attempt_number(other_node["name"]) >= 0
         and other_node["name"].rpartition("(")[0] == node_name
     ]
-    return sorted(attempts, key=lambda node: causes.attempt_number(node["name"]))
+    return sorted(attempts, key=lambda node: causes.parse_attempt_number(node["name"]))
 
 
-def as_json(name: str, status: Status, **extra_fields: Any) -> dict[str, Any]:
+def make_json_object(name: str, status: Status, **extra_fields: Any) -> dict[str, Any]:
     """Return the object that `-o json` prints. `extra_fields`: keys to add or to override. They
-    come before the key `steps`."""
+    come before the key `list_steps`."""
     json_object: dict[str, Any] = {"workflow": name, "phase": status.get("phase")}
 
-    message = run_message(name, status)
+    message = find_run_message(name, status)
     if message:
         json_object["message"] = causes.extract_cause(message)
 
@@ -290,29 +295,29 @@ def as_json(name: str, status: Status, **extra_fields: Any) -> dict[str, Any]:
             for step_field in ("name", "phase", "started", "finished", "seconds")
         }
         | {"message": causes.extract_cause(step.message)}
-        for step in leaves(steps(name, status))
+        for step in list_leaf_steps(list_steps(name, status))
     ]
-    return json_object | {"warnings": warnings((status.get("nodes") or {}).values())}
+    return json_object | {"warnings": list_warnings((status.get("nodes") or {}).values())}
 
 
-def outputs(node: Mapping[str, Any]) -> dict[str, str]:
+def list_outputs(node: Mapping[str, Any]) -> dict[str, str]:
     """Return the values of the output parameters in a node, or in a workflow's status, by name."""
     parameters = (node.get("outputs") or {}).get("parameters") or []
     return {parameter["name"]: parameter.get("value", "") for parameter in parameters}
 
 
-def warnings(nodes: Iterable[Mapping[str, Any]]) -> list[str]:
-    """Return the distinct texts in the outputs named `warnings`, which are JSON lists."""
+def list_warnings(nodes: Iterable[Mapping[str, Any]]) -> list[str]:
+    """Return the distinct texts in the outputs named `list_warnings`, which are JSON lists."""
     warning_texts: list[str] = []
     for node in list(nodes):
         with suppress(ValueError):
-            warning_values = loads(str(outputs(node).get("warnings") or ""))
+            warning_values = loads(str(list_outputs(node).get("warnings") or ""))
             warning_texts += map(str, warning_values) if isinstance(warning_values, list) else []
 
     return list(dict.fromkeys(warning_texts))
 
 
-def named_warnings(nodes: Iterable[Mapping[str, Any]]) -> list[str]:
+def list_named_warnings(nodes: Iterable[Mapping[str, Any]]) -> list[str]:
     """Return the distinct warnings of all steps, each with the name of its step."""
     step_by_warning: dict[str, str] = {}
     for node in list(nodes):
@@ -322,14 +327,14 @@ def named_warnings(nodes: Iterable[Mapping[str, Any]]) -> list[str]:
             "",
             str(node.get("displayName") or node.get("name") or "").rpartition(".")[2],
         )
-        for text in warnings([node]):
+        for text in list_warnings([node]):
             step_by_warning.setdefault(text, step_name)
     return [
         f"{step_name}: {text}" if step_name else text for text, step_name in step_by_warning.items()
     ]
 
 
-def pod_of(run_name: str, node: Mapping[str, Any]) -> str:
+def make_pod_name(run_name: str, node: Mapping[str, Any]) -> str:
     """Return the name of a node's pod."""
     if node.get("name") == run_name:
         return run_name
@@ -337,21 +342,21 @@ def pod_of(run_name: str, node: Mapping[str, Any]) -> str:
     return f"{run_name}-{template_name}-{node.get('id', '').rpartition('-')[2]}"
 
 
-def log_of(
+def find_log(
     name: str, status: Status, step: Step | None, log_folder: Path, deployments_folder: Path
 ) -> Path | None:
     """Return the log that explains the outcome of a step: the log of its pod, or of a pod of its
     job or Deployment."""
     if step is None:
         return None
-    node = last_attempt(status, step)
-    log_path = log_folder / f"{pod_of(name, node)}.log"
+    node = find_last_attempt(status, step)
+    log_path = log_folder / f"{make_pod_name(name, node)}.log"
     if log_path.exists():
         return log_path
-    return applied_log(name, node, step.label, log_folder, deployments_folder)
+    return find_applied_log(name, node, step.label, log_folder, deployments_folder)
 
 
-def applied_log(
+def find_applied_log(
     name: str, node: Mapping[str, Any], task_name: str, log_folder: Path, deployments_folder: Path
 ) -> Path | None:
     """Return the log that explains the outcome of the job or Deployment that a step has applied."""
@@ -366,7 +371,9 @@ def applied_log(
 def find_first_error(log_paths: list[Path]) -> Path | None:
     """Return the least recently written log that contains an error, or else the least recently
     written log."""
-    error_logs = [log_path for log_path in log_paths if ERROR.search(read_end(log_path, 65536))]
+    error_logs = [
+        log_path for log_path in log_paths if ERROR_LINE.search(read_end(log_path, 65536))
+    ]
     return min(error_logs or log_paths, key=lambda log_path: log_path.stat().st_mtime, default=None)
 
 
@@ -377,7 +384,7 @@ def read_end(path: Path, max_bytes: int) -> str:
         return file.read().decode(errors="replace")
 
 
-def log_tail(log_text: str, max_lines: int) -> list[str]:
+def select_log_tail(log_text: str, max_lines: int) -> list[str]:
     """Return up to `max_lines` lines of a log, starting at the last `error: ...` line, or else
     the last lines."""
     nonempty_lines = [line.rstrip() for line in log_text.splitlines() if line.strip()]
@@ -390,20 +397,24 @@ def log_tail(log_text: str, max_lines: int) -> list[str]:
     return nonempty_lines[last_error_index : last_error_index + max_lines]
 
 
-def success(status: Status, facts: Mapping[str, str | None]) -> str:
+def describe_success(status: Status, facts: Mapping[str, str | None]) -> str:
     """Return the outcome of a run as a text: one line per fact, then its duration and its
     warnings."""
-    elapsed_text = format_duration(timestamp(status["finishedAt"]) - timestamp(status["startedAt"]))
+    elapsed_text = format_duration(
+        parse_timestamp(status["finishedAt"]) - parse_timestamp(status["startedAt"])
+    )
     warning_facts = [
-        ("warning", text) for text in named_warnings((status.get("nodes") or {}).values())
+        ("warning", text) for text in list_named_warnings((status.get("nodes") or {}).values())
     ]
-    return lines_of([*facts.items(), ("took", elapsed_text), *warning_facts])
+    return format_facts([*facts.items(), ("took", elapsed_text), *warning_facts])
 
 
-def lines_of(facts: Iterable[tuple[str, str | None]]) -> str:
+def format_facts(facts: Iterable[tuple[str, str | None]]) -> str:
     """Format facts as lines of name and value. Facts without a value are left out."""
     return "\n" + "".join(
-        f"{fact_name:9} {visible(fact_text)}\n" for fact_name, fact_text in facts if fact_text
+        f"{fact_name:9} {escape_control_chars(fact_text)}\n"
+        for fact_name, fact_text in facts
+        if fact_text
     )
 
 
@@ -421,14 +432,14 @@ def failure(
     If the runner itself had an error (`runner_error`), this error is shown instead of the failure
     of a step.
     """
-    step = failed_step(steps(name, status))
-    warning_texts = warnings((status.get("nodes") or {}).values())
+    step = find_failed_step(list_steps(name, status))
+    warning_texts = list_warnings((status.get("nodes") or {}).values())
     lines = [
         f"{name}: {status.get('phase') or 'stopped'}" + (f" in step {step.name}" if step else "")
     ]
-    lines += [f"  {line}" for line in log_tail(log_text, 7)]
-    message = str((step and step.message) or run_message(name, status))
-    cause_text = runner_error or last_error(log_text) or causes.extract_cause(message)
+    lines += [f"  {line}" for line in select_log_tail(log_text, 7)]
+    message = str((step and step.message) or find_run_message(name, status))
+    cause_text = runner_error or find_last_error(log_text) or causes.extract_cause(message)
 
     # show the rest of the message, such as a termination message, unless the log already contains
     # it
@@ -439,16 +450,16 @@ def failure(
 
     cause_text += f" ({detail_lines})" if detail_lines else ""
     lines += [
-        f"step    {step.name if step else 'none: ' + run_message(name, status)}",
+        f"step    {step.name if step else 'none: ' + find_run_message(name, status)}",
         f"cause   {' '.join(str(cause_text).split())[:600]}",
         f"log     {log_path}" if log_path else "",
         *(f"warning {' '.join(warning_text.split())[:300]}" for warning_text in warning_texts[:2]),
         f"resume  {resume_command}",
     ]
-    return visible("\n".join(line for line in lines if line))
+    return escape_control_chars("\n".join(line for line in lines if line))
 
 
-def last_error(log_text: str) -> str:
+def find_last_error(log_text: str) -> str:
     """Return the text of the last `error: ...` line of a log, or ""."""
     error_texts = [
         line.removeprefix("error: ") for line in log_text.splitlines() if line.startswith("error: ")
@@ -458,7 +469,9 @@ def last_error(log_text: str) -> str:
     return ""
 
 
-def _parent(name: str, nodes: Mapping[str, Any], name_lengths: Collection[int]) -> str | None:
+def _find_parent_name(
+    name: str, nodes: Mapping[str, Any], name_lengths: Collection[int]
+) -> str | None:
     """Return the name of the parent node: the longest node name that is a prefix of `name` and is
     followed by `.`, `[` or `(`. `name_lengths`: the set of all name lengths. It limits the search,
     because a loop item may contain these characters many times."""
@@ -478,7 +491,7 @@ def _is_attempt(name: str, parent_name: str | None, nodes: Mapping[str, Any]) ->
     )
 
 
-def _step(run_name: str, parent_name: str, node: Mapping[str, Any], depth: int) -> Step:
+def _make_step(run_name: str, parent_name: str, node: Mapping[str, Any], depth: int) -> Step:
     name = node["name"]
     step_path = (
         re.sub(r"^\[\d+\]|(?<=[^.])\[\d+\](?=\.)", "", name.removeprefix(run_name)).lstrip(".")

@@ -27,16 +27,16 @@ from playwright.sync_api import Browser
 from playwright.sync_api import Page as BrowserPage
 
 from argolocal.state.journal import RunFiles
-from benchmarks.bars import Bar, bar, parser, report
+from benchmarks.bars import Bar, make_bar, make_parser, report
 from tests.browser import PageServer, start_browser, start_page
 
 LOG_LINE = b"2026-11-29 12:00:00 step %d loss 0.12345 learning rate 0.001 of worker 3\n"
 FIRST_VIEW_LIMITS_S = {500: 1.0, 5000: 3.0}
 EVENT_LIMIT_S = 1.0
-TIMEOUT_S = 30.0
+EVENT_TIMEOUT_S = 30.0
 # JavaScript that records when the page first shows each event, either a number of finished steps or
 # a line of the log
-OBSERVER = """() => {
+OBSERVER_SCRIPT = """() => {
     window.seenAt = {};
     const look = () => {
         const head = document.querySelector("#run-head")?.textContent ?? "";
@@ -76,22 +76,32 @@ class WrittenRun:
             }
         )
         root_node = self._node(run_name, "DAG", phase) | {
-            "children": [self._id(task_index) for task_index in range(min(task_count, 10))]
+            "children": [
+                self._make_node_id(task_index) for task_index in range(min(task_count, 10))
+            ]
         }
         nodes_by_name = {run_name: root_node}
         for task_index in range(task_count):
             node = self.task(task_index, phase)
             if task_index + 10 < task_count:
-                node["children"] = [self._id(task_index + 10)]
+                node["children"] = [self._make_node_id(task_index + 10)]
             nodes_by_name[node["id"]] = node
-        self.files.append({"status": {"phase": phase, "startedAt": _now()}, "nodes": nodes_by_name})
+        self.files.append(
+            {"status": {"phase": phase, "startedAt": _format_now()}, "nodes": nodes_by_name}
+        )
         if phase == "Succeeded":
             self.files.append(
-                {"status": {"phase": phase, "startedAt": _now(), "finishedAt": _now()}}
+                {
+                    "status": {
+                        "phase": phase,
+                        "startedAt": _format_now(),
+                        "finishedAt": _format_now(),
+                    }
+                }
             )
             self.files.close()
 
-    def _id(self, task_index: int) -> str:
+    def _make_node_id(self, task_index: int) -> str:
         return f"{self.name}-{task_index + 1000}"
 
     def _node(self, node_name: str, node_type: str, phase: str) -> dict[str, Any]:
@@ -102,14 +112,14 @@ class WrittenRun:
             "type": node_type,
             "templateName": "work",
             "phase": phase,
-            "startedAt": _now(),
-            "finishedAt": _now() if phase == "Succeeded" else None,
+            "startedAt": _format_now(),
+            "finishedAt": _format_now() if phase == "Succeeded" else None,
         }
 
     def task(self, task_index: int, phase: str) -> dict[str, Any]:
         """Return the workflow node of a task."""
         node = self._node(f"{self.name}.t{task_index}", "Pod", phase)
-        return node | {"id": self._id(task_index), "boundaryID": self.name}
+        return node | {"id": self._make_node_id(task_index), "boundaryID": self.name}
 
     def finish_task(self, task_index: int) -> None:
         node = self.task(task_index, "Succeeded")
@@ -120,11 +130,11 @@ class WrittenRun:
         return self.files.logs / f"{self.name}-work-1000.log"
 
 
-def _now() -> str:
+def _format_now() -> str:
     return datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
-def first_view(page_server: PageServer, browser: Browser, page_path: str) -> float:
+def measure_first_view(page_server: PageServer, browser: Browser, page_path: str) -> float:
     """Return the seconds from the request until the page is loaded."""
     browser_page = page_server.open(browser, "/icon")
     start_seconds = time.monotonic()
@@ -142,12 +152,12 @@ def measure_views(home_folder: Path, node_counts: list[int], browser: Browser) -
         written_run = WrittenRun(home_folder, f"nodes-{node_count}", node_count, "Succeeded")
         for tab_name in ("overview", "timeline"):
             with start_page(home_folder) as page_server:
-                load_seconds = first_view(
+                load_seconds = measure_first_view(
                     page_server, browser, f"/runs/{written_run.name}/{tab_name}"
                 )
                 limit_seconds = FIRST_VIEW_LIMITS_S.get(node_count)
                 bars.append(
-                    bar(
+                    make_bar(
                         f"first view of {node_count:,} nodes, {tab_name}",
                         load_seconds,
                         "s",
@@ -169,7 +179,7 @@ def measure_log(home_folder: Path, log_megabytes: int, browser: Browser) -> list
     log_address = f"/runs/{written_run.name}/logs?pod={written_run.log.stem}"
     with start_page(home_folder) as page_server:
         server_process = psutil.Process(page_server.process.pid)
-        open_seconds = first_view(page_server, browser, log_address)
+        open_seconds = measure_first_view(page_server, browser, log_address)
         search_seconds = [
             _request_seconds(page_server, f"{log_address}&find={searched_text}")
             for searched_text in ("absent", "LOSS")
@@ -178,10 +188,10 @@ def measure_log(home_folder: Path, log_megabytes: int, browser: Browser) -> list
         memory_megabytes = server_process.memory_info().rss / 1e6
     figure_prefix = f"log of {log_megabytes} MB"
     return [
-        bar(f"{figure_prefix}: opens at its end", open_seconds, "s", 1.0),
-        bar(f"{figure_prefix}: search", max(search_seconds), "s", 3.0),
-        bar(f"{figure_prefix}: first error, if there is none", find_error_seconds, "s", 3.0),
-        bar(f"{figure_prefix}: memory of the server afterwards", memory_megabytes, "MB", 120),
+        make_bar(f"{figure_prefix}: opens at its end", open_seconds, "s", 1.0),
+        make_bar(f"{figure_prefix}: search", max(search_seconds), "s", 3.0),
+        make_bar(f"{figure_prefix}: first error, if there is none", find_error_seconds, "s", 3.0),
+        make_bar(f"{figure_prefix}: memory of the server afterwards", memory_megabytes, "MB", 120),
     ]
 
 
@@ -221,16 +231,16 @@ def measure_events(
                 for _ in range(viewer_count)
             ]
             for browser_page in browser_pages:
-                browser_page.evaluate(OBSERVER)
+                browser_page.evaluate(OBSERVER_SCRIPT)
             slowest_seconds = [
-                _slowest(browser_pages, event_number, cause_event)
+                _measure_slowest_viewer(browser_pages, event_number, cause_event)
                 for event_number in range(first_event_number, first_event_number + event_count)
             ]
             for browser_page in browser_pages:
                 browser_page.context.close()
         remark_text = f"slowest of {viewer_count} viewers"
         bars.append(
-            bar(
+            make_bar(
                 f"event on the screen: {case_name}",
                 max(slowest_seconds),
                 "s",
@@ -238,18 +248,18 @@ def measure_events(
                 remark_text=remark_text,
             )
         )
-        bars.append(bar(f"event on the screen: {case_name}, median", slowest_seconds, "s"))
+        bars.append(make_bar(f"event on the screen: {case_name}, median", slowest_seconds, "s"))
     written_run.files.close()
     return bars
 
 
-def _slowest(
+def _measure_slowest_viewer(
     browser_pages: list[BrowserPage], event_number: int, cause_event: Callable[[int], None]
 ) -> float:
     """Cause an event, and return the seconds until every page shows it."""
     start_time = time.time()
     cause_event(event_number)
-    deadline = start_time + TIMEOUT_S
+    deadline = start_time + EVENT_TIMEOUT_S
     seen_times: list[float] = []
     while len(seen_times) < len(browser_pages) and time.time() < deadline:
         time.sleep(0.1)
@@ -259,17 +269,17 @@ def _slowest(
         ]
         seen_times = [seen_time / 1000 for seen_time in page_seen_times if seen_time]
     if len(seen_times) < len(browser_pages):
-        return TIMEOUT_S
+        return EVENT_TIMEOUT_S
     return max(seen_times) - start_time
 
 
 @contextmanager
-def _viewers(page_server: PageServer, run_names: list[str]) -> Iterator[None]:
+def _start_viewers(page_server: PageServer, run_names: list[str]) -> Iterator[None]:
     """Simulate browsers in another process, which request a page of the runs after each change."""
     spawn_context = multiprocessing.get_context("spawn")
     ready_semaphore = spawn_context.Semaphore(0)
     viewer_process = spawn_context.Process(
-        target=_look,
+        target=_view_runs,
         args=(page_server.root, page_server.token, run_names, ready_semaphore),
         daemon=True,
     )
@@ -283,7 +293,9 @@ def _viewers(page_server: PageServer, run_names: list[str]) -> Iterator[None]:
         viewer_process.join()
 
 
-def _look(root_url: str, access_token: str, run_names: list[str], ready_semaphore: Any) -> None:
+def _view_runs(
+    root_url: str, access_token: str, run_names: list[str], ready_semaphore: Any
+) -> None:
     def look(run_name: str) -> None:
         request_headers = {"Authorization": f"Bearer {access_token}", "Accept": "text/html"}
         page_url = f"{root_url}/runs/{run_name}" if run_name else root_url
@@ -301,7 +313,7 @@ def _look(root_url: str, access_token: str, run_names: list[str], ready_semaphor
         thread.start()
 
 
-def measure_rest(home_folder: Path, measured_seconds: float, browser: Browser) -> list[Bar]:
+def measure_idle_load(home_folder: Path, measured_seconds: float, browser: Browser) -> list[Bar]:
     """Return the load and the memory of the server while three viewers look at a quiet run."""
     written_run = WrittenRun(home_folder, "quiet", 20, "Running")
     written_run.log.write_bytes(b"the start\n")
@@ -321,8 +333,8 @@ def measure_rest(home_folder: Path, measured_seconds: float, browser: Browser) -
         end_cpu_times.user + end_cpu_times.system - start_cpu_times.user - start_cpu_times.system
     ) / measured_seconds
     return [
-        bar("server with three viewers at rest", 100 * cpu_load, "% of a core", 2),
-        bar("memory of the server at rest", memory_megabytes, "MB", 120),
+        make_bar("server with three viewers at rest", 100 * cpu_load, "% of a core", 2),
+        make_bar("memory of the server at rest", memory_megabytes, "MB", 120),
     ]
 
 
@@ -335,7 +347,7 @@ def _append_events(written_run: WrittenRun, writing_seconds: float) -> float:
     return time.thread_time() - start_cpu_seconds
 
 
-def measure_busy(home_folder: Path, measured_seconds: float, run_count: int) -> list[Bar]:
+def measure_busy_load(home_folder: Path, measured_seconds: float, run_count: int) -> list[Bar]:
     """Measure the server's load during a run with 100 events per second, and how much CPU time
     three viewers add to the run."""
     written_run = WrittenRun(home_folder, "busy", 100, "Running")
@@ -345,7 +357,7 @@ def measure_busy(home_folder: Path, measured_seconds: float, run_count: int) -> 
         server_process = psutil.Process(page_server.process.pid)
         for _ in range(run_count):
             unwatched_cpu_seconds = _append_events(written_run, measured_seconds)
-            with _viewers(page_server, ["", written_run.name, written_run.name]):
+            with _start_viewers(page_server, ["", written_run.name, written_run.name]):
                 start_cpu_times = server_process.cpu_times()
                 watched_cpu_seconds = _append_events(written_run, measured_seconds)
                 end_cpu_times = server_process.cpu_times()
@@ -365,13 +377,13 @@ def measure_busy(home_folder: Path, measured_seconds: float, run_count: int) -> 
             )
     written_run.files.close()
     return [
-        bar("server next to 100 events per second, three viewers", cpu_loads, "% of a core"),
-        bar("the same run is slowed by its viewers", slowdown_ratios, "%", 1),
+        make_bar("server next to 100 events per second, three viewers", cpu_loads, "% of a core"),
+        make_bar("the same run is slowed by its viewers", slowdown_ratios, "%", 1),
     ]
 
 
 def main() -> int:
-    argument_parser = parser(__doc__)
+    argument_parser = make_parser(__doc__)
     argument_parser.add_argument("--nodes", type=int, nargs="+", default=[500, 5000])
     argument_parser.add_argument("--log-megabytes", type=int, default=200)
     argument_parser.add_argument("--viewers", type=int, default=20)
@@ -386,8 +398,8 @@ def main() -> int:
         bars += measure_views(home_folder, options.nodes, browser)
         bars += measure_log(home_folder, options.log_megabytes, browser)
         bars += measure_events(home_folder, options.viewers, options.events, browser)
-        bars += measure_rest(home_folder, options.seconds, browser)
-        bars += measure_busy(home_folder, options.seconds / 4, options.runs)
+        bars += measure_idle_load(home_folder, options.seconds, browser)
+        bars += measure_busy_load(home_folder, options.seconds / 4, options.runs)
     return report(bars, as_json=options.json)
 
 

@@ -17,20 +17,20 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks.bars import Bar, bar, parser, report
-from benchmarks.commands import REKINDLE, down, environment, rekindle
-from benchmarks.runner import cpu
+from benchmarks.bars import Bar, make_bar, make_parser, report
+from benchmarks.commands import REKINDLE_PROGRAM, make_environment, rekindle, stop_services
+from benchmarks.runner import measure_child_cpu_seconds
 from rekindle.cache import entries
 from rekindle.local.cluster import LocalCluster
 from rekindle.project.template import create
 
-DEMO = Path(__file__).parents[2] / "configs/demo.yaml"
-CHANGES = {
+DEMO_CONFIG = Path(__file__).parents[2] / "configs/demo.yaml"
+CONFIG_CHANGES = {
     "seed": ("train.seed=90", 0.25),
     "gate": ("gate.minimum.auc=0.7", 0.25),
     "epochs": ("train.epochs=8", 0.40),
 }
-STEP = """
+STEP_SOURCE = """
 from rekindle import Reuse, StepInputs, StepOutputs
 
 REUSE = Reuse()
@@ -45,7 +45,7 @@ class Outputs(StepOutputs):
 def run(inputs: Inputs) -> Outputs:
     return Outputs(value=inputs.value + inputs.number)
 """
-PIPELINE = """
+PIPELINE_SOURCE = """
 import rekindle
 from rekindle import blocks
 
@@ -62,27 +62,27 @@ def build(config):
 """
 
 
-def home_of(working_folder: Path) -> Path:
+def find_home(working_folder: Path) -> Path:
     return working_folder / ".rekindle"
 
 
-def accuracy(working_folder: Path, run_count: int) -> list[Bar]:
+def measure_accuracy(working_folder: Path, run_count: int) -> list[Bar]:
     """Return by how much forecasts of the demo differ from its runs, in time and cost."""
-    (working_folder / "configs/demo.yaml").write_text(DEMO.read_text())
+    (working_folder / "configs/demo.yaml").write_text(DEMO_CONFIG.read_text())
     for seed in range(1, run_count + 1):
         rekindle(
             working_folder,
-            home_of(working_folder),
+            find_home(working_folder),
             "run",
             "configs/demo.yaml",
             f"--set=train.seed={seed}",
         )
 
     bars = []
-    for change_name, (config_change, error_limit) in CHANGES.items():
+    for change_name, (config_change, error_limit) in CONFIG_CHANGES.items():
         plan_output = rekindle(
             working_folder,
-            home_of(working_folder),
+            find_home(working_folder),
             "plan",
             "configs/demo.yaml",
             f"--set={config_change}",
@@ -90,7 +90,7 @@ def accuracy(working_folder: Path, run_count: int) -> list[Bar]:
         )
         run_output = rekindle(
             working_folder,
-            home_of(working_folder),
+            find_home(working_folder),
             "run",
             "configs/demo.yaml",
             f"--set={config_change}",
@@ -107,7 +107,7 @@ def accuracy(working_folder: Path, run_count: int) -> list[Bar]:
         else:
             forecast_cost = plan_output["without_conditional_tasks"]["cost"]
 
-        actual_seconds = _seconds(run_output)
+        actual_seconds = _measure_run_seconds(run_output)
         actual_cost = run_output["cost"]["total"]
         for quantity, forecast_value, actual_value, unit_name in (
             ("time", forecast_seconds, actual_seconds, "s"),
@@ -120,7 +120,7 @@ def accuracy(working_folder: Path, run_count: int) -> list[Bar]:
             relative_error = abs(forecast_value / actual_value - 1)
 
             bars.append(
-                bar(
+                make_bar(
                     f"other {change_name}: {quantity}, relative error of the forecast",
                     relative_error,
                     "",
@@ -132,38 +132,38 @@ def accuracy(working_folder: Path, run_count: int) -> list[Bar]:
     return bars
 
 
-def _seconds(run_output: dict[str, Any]) -> float:
+def _measure_run_seconds(run_output: dict[str, Any]) -> float:
     """Return the time from the start of the first step to the end of the last step."""
-    from argolocal.view.summary import timestamp
+    from argolocal.view.summary import parse_timestamp
 
     finished_steps = [step for step in run_output["steps"] if step["started"] and step["finished"]]
-    return max(timestamp(step["finished"]) for step in finished_steps) - min(
-        timestamp(step["started"]) for step in finished_steps
+    return max(parse_timestamp(step["finished"]) for step in finished_steps) - min(
+        parse_timestamp(step["started"]) for step in finished_steps
     )
 
 
-def plan_cpu(working_folder: Path, task_count: int, run_count: int) -> list[Bar]:
+def measure_plan_cpu(working_folder: Path, task_count: int, run_count: int) -> list[Bar]:
     """Return the CPU seconds that planning a large pipeline takes, without the import of Hera."""
-    (working_folder / "steps/add.py").write_text(STEP)
-    (working_folder / "pipelines/large.py").write_text(PIPELINE)
+    (working_folder / "steps/add.py").write_text(STEP_SOURCE)
+    (working_folder / "pipelines/large.py").write_text(PIPELINE_SOURCE)
     config_sections = (
         f"workload: steps.{working_folder.name}\ndata: {{source: data/power.csv}}\ntasks:"
         f" {task_count}\n"
     )
     config_text = f"name: large\npipeline: pipelines.large\n{config_sections}"
     (working_folder / "configs/large.yaml").write_text(config_text)
-    hera_cpu_seconds = cpu(
+    hera_cpu_seconds = measure_child_cpu_seconds(
         partial(subprocess.run, [sys.executable, "-c", "import hera.workflows"], check=True)
     )
 
     def measure(case_name: str, expected_exit_code: int, *set_options: str) -> Bar:
-        command = [REKINDLE, "plan", "configs/large.yaml", "-o", "json", *set_options]
+        command = [REKINDLE_PROGRAM, "plan", "configs/large.yaml", "-o", "json", *set_options]
 
         def plan() -> None:
             completed_process = subprocess.run(
                 command,
                 cwd=working_folder,
-                env=environment(home_of(working_folder)),
+                env=make_environment(find_home(working_folder)),
                 stdout=subprocess.DEVNULL,
             )
             if completed_process.returncode != expected_exit_code:
@@ -171,24 +171,24 @@ def plan_cpu(working_folder: Path, task_count: int, run_count: int) -> list[Bar]
                     f"{' '.join(command)} ended with exit code {completed_process.returncode}"
                 )
 
-        return bar(
+        return make_bar(
             f"plan of {task_count} tasks, {case_name}",
-            [cpu(plan) - hera_cpu_seconds for _ in range(run_count)],
+            [measure_child_cpu_seconds(plan) - hera_cpu_seconds for _ in range(run_count)],
             "CPU s",
             limit_seconds,
         )
 
     limit_seconds = 1.0 if task_count == 500 else None
     bars = [measure("before the first run", 10)]
-    rekindle(working_folder, home_of(working_folder), "run", "configs/large.yaml")
+    rekindle(working_folder, find_home(working_folder), "run", "configs/large.yaml")
     bars += [measure("all cached", 0), measure("with another input", 10, "--set=start=1000000")]
 
     for case_name, deletes_index in ((" without an index", True), (", with the index", False)):
         look_up_seconds = [
-            _look_up_seconds(working_folder, task_count, deletes_index) for _ in range(run_count)
+            _measure_look_up(working_folder, task_count, deletes_index) for _ in range(run_count)
         ]
         bars.append(
-            bar(
+            make_bar(
                 f"look-up of {task_count} cached results{case_name}",
                 look_up_seconds,
                 "s",
@@ -199,17 +199,17 @@ def plan_cpu(working_folder: Path, task_count: int, run_count: int) -> list[Bar]
     return bars
 
 
-def _look_up_seconds(working_folder: Path, task_count: int, deletes_index: bool) -> float:
+def _measure_look_up(working_folder: Path, task_count: int, deletes_index: bool) -> float:
     """Return the seconds that a new client needs to find the cached results of all tasks, and to
     reserve them for a run."""
-    store = LocalCluster(home_of(working_folder)).store()
+    store = LocalCluster(find_home(working_folder)).store()
     entry_keys = [cache_entry.key for cache_entry in entries.read_entries(store)]
 
     if deletes_index:
         store.delete([entries.INDEX_KEY])
 
     start_seconds = time.perf_counter()
-    entry_lookup = entries.Lookup(LocalCluster(home_of(working_folder)).store(), task_count)
+    entry_lookup = entries.Lookup(LocalCluster(find_home(working_folder)).store(), task_count)
     found_count = sum(entry_lookup.find(key) is not None for key in entry_keys)
     entry_lookup.close()
     elapsed_seconds = time.perf_counter() - start_seconds
@@ -221,7 +221,7 @@ def _look_up_seconds(working_folder: Path, task_count: int, deletes_index: bool)
 
 
 def main() -> int:
-    argument_parser = parser(__doc__)
+    argument_parser = make_parser(__doc__)
     argument_parser.add_argument(
         "--runs",
         type=int,
@@ -238,11 +238,11 @@ def main() -> int:
         plan_folder = Path(temporary_folder) / "plans"
         create(plan_folder)
         try:
-            bars = plan_cpu(plan_folder, options.tasks, options.runs) + accuracy(
+            bars = measure_plan_cpu(plan_folder, options.tasks, options.runs) + measure_accuracy(
                 plan_folder, options.runs
             )
         finally:
-            down(home_of(plan_folder))
+            stop_services(find_home(plan_folder))
 
     return report(bars, as_json=options.json)
 

@@ -20,34 +20,48 @@ from pathlib import Path
 
 import yaml
 
-from benchmarks.bars import Bar, bar, parser, report
-from benchmarks.commands import down, rekindle
+from benchmarks.bars import Bar, make_bar, make_parser, report
+from benchmarks.commands import rekindle, stop_services
 from benchmarks.loop import free_port
 
-ROOT = Path(__file__).parents[2]
-NAMES = ("demo", "refresh", "digits", "language", "finetuning", "sweep", "mpi", "trees", "nightly")
-CONFIGS = [f"configs/{name}.yaml" for name in NAMES]
+REPOSITORY_ROOT = Path(__file__).parents[2]
+CONFIG_NAMES = (
+    "demo",
+    "refresh",
+    "digits",
+    "language",
+    "finetuning",
+    "sweep",
+    "mpi",
+    "trees",
+    "nightly",
+)
+CONFIG_PATHS = [f"configs/{name}.yaml" for name in CONFIG_NAMES]
 # newer data, with which configs/refresh.yaml refreshes the demo's model
-SETTINGS = {
+SETTINGS_BY_CONFIG = {
     "configs/refresh.yaml": [
         "data.source=simulate://7?cards=700&terminals=1400&days=98&takeovers=2"
     ]
 }
 
 
-def measure(base_folder: Path, config_path: str, set_options: list[str]) -> list[Bar]:
+def measure_reproduction(base_folder: Path, config_path: str, set_options: list[str]) -> list[Bar]:
     """Release the model of a config, and reproduce it in another clone."""
-    model_name = yaml.safe_load((ROOT / config_path).read_text())["name"]
+    model_name = yaml.safe_load((REPOSITORY_ROOT / config_path).read_text())["name"]
     config_name = Path(config_path).stem
     home_folder = base_folder / "home"
     first_clone = base_folder / f"{config_name}-first"
 
     second_clone = base_folder / f"{config_name}-second"
     for clone_folder in (first_clone, second_clone):
-        subprocess.run(["git", "clone", "-q", str(ROOT), str(clone_folder)], check=True)
+        subprocess.run(["git", "clone", "-q", str(REPOSITORY_ROOT), str(clone_folder)], check=True)
 
     try:
-        settings = [f"serve.port={free_port()}", *SETTINGS.get(config_path, []), *set_options]
+        settings = [
+            f"serve.port={free_port()}",
+            *SETTINGS_BY_CONFIG.get(config_path, []),
+            *set_options,
+        ]
         start_seconds = time.monotonic()
         run_output = rekindle(
             first_clone,
@@ -66,21 +80,21 @@ def measure(base_folder: Path, config_path: str, set_options: list[str]) -> list
         reproduction_s = time.monotonic() - release_end_seconds
         run_s = release_end_seconds - start_seconds
     finally:
-        down(home_folder)
+        stop_services(home_folder)
 
     remark_text = reproduction_output["difference"] or "; ".join(
         finding["text"] for finding in reproduction_output["findings"]
     )
 
     return [
-        bar(
+        make_bar(
             f"{config_name}: 1 if the weights differ, else 0",
             int(not reproduction_output["equal"]),
             "",
             0,
             remark_text=remark_text,
         ),
-        bar(
+        make_bar(
             f"{config_name}: time of the reproduction, relative to the run with its release",
             reproduction_s / run_s,
             "x",
@@ -89,9 +103,9 @@ def measure(base_folder: Path, config_path: str, set_options: list[str]) -> list
 
 
 def main() -> int:
-    argument_parser = parser(__doc__)
+    argument_parser = make_parser(__doc__)
     argument_parser.add_argument(
-        "configs", nargs="*", default=CONFIGS, help="configs in this repository"
+        "configs", nargs="*", default=CONFIG_PATHS, help="configs in this repository"
     )
 
     argument_parser.add_argument(
@@ -109,7 +123,9 @@ def main() -> int:
         bars = [
             bar_record
             for config_path in options.configs
-            for bar_record in measure(Path(temporary_folder), config_path, options.sets)
+            for bar_record in measure_reproduction(
+                Path(temporary_folder), config_path, options.sets
+            )
         ]
 
     return report(bars, as_json=options.json)

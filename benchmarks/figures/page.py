@@ -8,40 +8,48 @@ from typing import Any
 
 from benchmarks.figures.programs import PROGRAMS
 
-ROOT = Path(__file__).parents[2]
-PAGE = ROOT / "docs/figures.md"
-RESULTS = ROOT / "build/figures"
-BEGIN = "<!-- Written by `python -m benchmarks`. -->\n"
-END = "<!-- End of the figures. -->\n"
+REPOSITORY_ROOT = Path(__file__).parents[2]
+PAGE_PATH = REPOSITORY_ROOT / "docs/figures.md"
+RESULTS_FOLDER = REPOSITORY_ROOT / "build/figures"
+BEGIN_MARKER = "<!-- Written by `python -m benchmarks`. -->\n"
+END_MARKER = "<!-- End of the figures. -->\n"
 
-Figures = list[dict[str, Any]]
+FigureRecords = list[dict[str, Any]]
 
 
-def record(commit_hash: str, benchmark_name: str, figures: Figures) -> None:
+def save_figures(commit_hash: str, benchmark_name: str, figures: FigureRecords) -> None:
     """Save the figures of a benchmark, so that this commit's page can show them."""
-    commit_folder = RESULTS / commit_hash
+    commit_folder = RESULTS_FOLDER / commit_hash
     commit_folder.mkdir(parents=True, exist_ok=True)
     commit_folder.joinpath(f"{benchmark_name}.json").write_text(json.dumps(figures))
 
 
-def recorded(commit_hash: str) -> dict[str, Figures]:
+def load_figures(commit_hash: str) -> dict[str, FigureRecords]:
     """Return the figures that were saved for this commit, by name of the benchmark."""
-    figure_files = RESULTS.joinpath(commit_hash).glob("*.json")
+    figure_files = RESULTS_FOLDER.joinpath(commit_hash).glob("*.json")
     return {figure_file.stem: json.loads(figure_file.read_text()) for figure_file in figure_files}
 
 
-def write(
-    commit_hash: str, figures_by_benchmark: Mapping[str, Figures], date_text: str, core_count: int
+def write_page(
+    commit_hash: str,
+    figures_by_benchmark: Mapping[str, FigureRecords],
+    date_text: str,
+    core_count: int,
 ) -> None:
     """Replace the figures of the page by `figures_by_benchmark`."""
-    text_before, text_from_begin = PAGE.read_text().split(BEGIN)
-    text_after = text_from_begin.split(END)[1]
-    sections_text = "".join(_sections(commit_hash, figures_by_benchmark, date_text, core_count))
-    PAGE.write_text(f"{text_before}{BEGIN}{sections_text}{END}{text_after}")
+    text_before, text_from_begin = PAGE_PATH.read_text().split(BEGIN_MARKER)
+    text_after = text_from_begin.split(END_MARKER)[1]
+    sections_text = "".join(
+        _format_sections(commit_hash, figures_by_benchmark, date_text, core_count)
+    )
+    PAGE_PATH.write_text(f"{text_before}{BEGIN_MARKER}{sections_text}{END_MARKER}{text_after}")
 
 
-def _sections(
-    commit_hash: str, figures_by_benchmark: Mapping[str, Figures], date_text: str, core_count: int
+def _format_sections(
+    commit_hash: str,
+    figures_by_benchmark: Mapping[str, FigureRecords],
+    date_text: str,
+    core_count: int,
 ) -> Iterator[str]:
     yield f"\nMeasured on {date_text}, on {core_count} cores, commit {commit_hash}.\n"
 
@@ -49,7 +57,7 @@ def _sections(
         if benchmark_program.name in figures_by_benchmark:
             yield f"\n`python -m {benchmark_program.name}`\n\n"
             yield "| measurement | value | range | limit |\n| --- | --- | --- | --- |\n"
-            yield from map(_row, figures_by_benchmark[benchmark_program.name])
+            yield from map(_format_row, figures_by_benchmark[benchmark_program.name])
 
     missing_programs = [
         benchmark_program
@@ -65,7 +73,7 @@ def _sections(
     yield "\n"
 
 
-def _row(figure: Mapping[str, Any]) -> str:
+def _format_row(figure: Mapping[str, Any]) -> str:
     spread_text = ""
     if "runs" in figure:
         spread_text = f"{figure['least']:g} to {figure['most']:g} in {figure['runs']} runs"

@@ -8,13 +8,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-MISSED = 1  # exit code of a benchmark whose figures miss a limit
-CLUSTER = "a cluster"
-DATA = "the published data of the Fraud Detection Handbook"
+MISSED_LIMIT_EXIT_CODE = 1  # exit code of a benchmark whose figures miss a limit
+CLUSTER_NEED = "a cluster"
+PUBLISHED_DATA_NEED = "the published data of the Fraud Detection Handbook"
 
 
 @dataclass(frozen=True)
-class Program:
+class BenchmarkProgram:
     """A benchmark.
 
     `smallest`: flags of its shortest run. `slow`: True if the shortest run takes more than 3
@@ -27,56 +27,60 @@ class Program:
     needs: str = ""
 
 
-WORLD = "simulate://7?cards=100&terminals=200&days=183&start=2018-04-01"
+SIMULATED_WORLD_URI = "simulate://7?cards=100&terminals=200&days=183&start=2018-04-01"
 
 PROGRAMS = (
-    Program("benchmarks.startup", ("--runs=1",)),
-    Program("benchmarks.runner", slow=True),
-    Program("benchmarks.lint", ("--runs=1", "--tasks=20")),
-    Program("benchmarks.prepare", ("--cards=100", "--repeats=1"), slow=True),
-    Program("benchmarks.recovery", ("--runs=1", "--peers=0", "--only=killed"), slow=True),
-    Program("benchmarks.programs.recovery", ("--runs=1",), slow=True),
-    Program(
+    BenchmarkProgram("benchmarks.startup", ("--runs=1",)),
+    BenchmarkProgram("benchmarks.runner", slow=True),
+    BenchmarkProgram("benchmarks.lint", ("--runs=1", "--tasks=20")),
+    BenchmarkProgram("benchmarks.prepare", ("--cards=100", "--repeats=1"), slow=True),
+    BenchmarkProgram("benchmarks.recovery", ("--runs=1", "--peers=0", "--only=killed"), slow=True),
+    BenchmarkProgram("benchmarks.programs.recovery", ("--runs=1",), slow=True),
+    BenchmarkProgram(
         "benchmarks.programs.overhead",
         ("--runs=1", "--seconds=3", "--save-seconds=1", "--megabytes=1"),
         slow=True,
     ),
-    Program("benchmarks.checkpoint", ("--runs=1", "--megabytes=8", "--quick"), slow=True),
-    Program("benchmarks.loop", ("--quick", "--sizes", "1", "2"), slow=True),
-    Program(
+    BenchmarkProgram("benchmarks.checkpoint", ("--runs=1", "--megabytes=8", "--quick"), slow=True),
+    BenchmarkProgram("benchmarks.loop", ("--quick", "--sizes", "1", "2"), slow=True),
+    BenchmarkProgram(
         "benchmarks.loading",
         ("--source=simulate://7?cards=400&terminals=200&days=183", "--rounds=2"),
         slow=True,
     ),
-    Program("benchmarks.scale", ("--members=8", "--runs=2"), slow=True),
-    Program("benchmarks.serving", ("--models", "digits", "--seconds=0.5"), slow=True),
-    Program("benchmarks.flood", ("--seconds=0.5",), slow=True),
-    Program("benchmarks.commands.plan", ("--runs=1", "--tasks=10"), slow=True),
-    Program(
+    BenchmarkProgram("benchmarks.scale", ("--members=8", "--runs=2"), slow=True),
+    BenchmarkProgram("benchmarks.serving", ("--models", "digits", "--seconds=0.5"), slow=True),
+    BenchmarkProgram("benchmarks.flood", ("--seconds=0.5",), slow=True),
+    BenchmarkProgram("benchmarks.commands.plan", ("--runs=1", "--tasks=10"), slow=True),
+    BenchmarkProgram(
         "benchmarks.commands.reproduce",
         # after one epoch, the model misses the minimum accuracy that the config requires for a
         # release
         ("configs/digits.yaml", "--set=train.epochs=1", "--set=gate.minimum.accuracy=0"),
         slow=True,
     ),
-    Program("benchmarks.release.traffic", slow=True),
-    Program("benchmarks.release.canary", ("--runs=1", "--kinds", "good"), slow=True),
-    Program("benchmarks.release.retention", ("--runs=13",), slow=True),
-    Program("benchmarks.release.pairs", ("--pairs=1", "--minutes=2", "--rollbacks=1"), slow=True),
-    Program("benchmarks.workloads.worlds", ("--world=testers", "--set=train.epochs=1"), slow=True),
-    Program(
+    BenchmarkProgram("benchmarks.release.traffic", slow=True),
+    BenchmarkProgram("benchmarks.release.canary", ("--runs=1", "--kinds", "good"), slow=True),
+    BenchmarkProgram("benchmarks.release.retention", ("--runs=13",), slow=True),
+    BenchmarkProgram(
+        "benchmarks.release.pairs", ("--pairs=1", "--minutes=2", "--rollbacks=1"), slow=True
+    ),
+    BenchmarkProgram(
+        "benchmarks.workloads.worlds", ("--world=testers", "--set=train.epochs=1"), slow=True
+    ),
+    BenchmarkProgram(
         "benchmarks.workloads.handbook",
-        (f"--source={WORLD}", "--set=train.epochs=1"),
+        (f"--source={SIMULATED_WORLD_URI}", "--set=train.epochs=1"),
         slow=True,
-        needs=DATA,
+        needs=PUBLISHED_DATA_NEED,
     ),
-    Program(
+    BenchmarkProgram(
         "benchmarks.sweep.halving",
-        (f"--source={WORLD}", "--trials=3", "--set=train.epochs=3"),
+        (f"--source={SIMULATED_WORLD_URI}", "--trials=3", "--set=train.epochs=3"),
         slow=True,
-        needs=DATA,
+        needs=PUBLISHED_DATA_NEED,
     ),
-    Program(
+    BenchmarkProgram(
         "benchmarks.commands.page",
         (
             "--nodes=20",
@@ -88,15 +92,17 @@ PROGRAMS = (
         ),
         slow=True,
     ),
-    Program("benchmarks.cluster", needs=CLUSTER),
+    BenchmarkProgram("benchmarks.cluster", needs=CLUSTER_NEED),
 )
 
 
-def run(benchmark_program: Program, command_flags: Sequence[str]) -> list[dict[str, Any]]:
+def run_benchmark(
+    benchmark_program: BenchmarkProgram, command_flags: Sequence[str]
+) -> list[dict[str, Any]]:
     """Run a benchmark and return its figures. Raises RuntimeError if the run fails."""
     command = [sys.executable, "-m", benchmark_program.name, "--json", *command_flags]
     process = subprocess.run(command, capture_output=True, text=True)
-    if process.returncode not in (0, MISSED) or not process.stdout:
+    if process.returncode not in (0, MISSED_LIMIT_EXIT_CODE) or not process.stdout:
         raise RuntimeError(
             f"{' '.join(command)} ended with exit code"
             f" {process.returncode}:\n{process.stderr[-3000:]}"

@@ -15,19 +15,19 @@ import sys
 import tempfile
 from pathlib import Path
 
-from benchmarks.bars import Bar, bar, parser, report
-from benchmarks.programs.services import object_store
+from benchmarks.bars import Bar, make_bar, make_parser, report
+from benchmarks.programs.services import start_object_store
 from rekindle.program.processes.environment import (
-    Layout,
+    ProcessLayout,
     find_free_port,
-    node_variables,
-    rank_variables,
+    make_node_variables,
+    make_rank_variables,
 )
 from tests.rekindle.program.pods import Pods
 
-ROOT = str(Path(__file__).parents[2])
-PROCESSES = 2
-STEPS = re.compile(r"(\d+) steps in ([\d.]+) seconds")
+REPOSITORY_ROOT = str(Path(__file__).parents[2])
+PROCESS_COUNT = 2
+STEPS_PATTERN = re.compile(r"(\d+) steps in ([\d.]+) seconds")
 
 
 def measure_agent(
@@ -35,19 +35,19 @@ def measure_agent(
 ) -> float:
     """Return the steps per second of the program under an agent."""
     program_command = ["-m", "benchmarks.programs.saving", "{checkpoints}", *program_flags]
-    pod_environment = {**store_environment, "REKINDLE_PATH": ROOT}
-    pods = Pods(pod_environment, pods_folder, program_command, program={"processes": PROCESSES})
+    pod_environment = {**store_environment, "REKINDLE_PATH": REPOSITORY_ROOT}
+    pods = Pods(pod_environment, pods_folder, program_command, program={"processes": PROCESS_COUNT})
     try:
         [agent_process] = pods.start(1)
         agent_process.process.join()
-        return _steps_per_second(pods.logs())
+        return _parse_steps_per_second(pods.logs())
     finally:
         pods.close()
 
 
 def measure_alone(checkpoint_folder: Path, program_flags: list[str]) -> float:
     """Return the steps per second of the program without an agent."""
-    process_layout = Layout(0, (PROCESSES,), "127.0.0.1", find_free_port("127.0.0.1"), 0)
+    process_layout = ProcessLayout(0, (PROCESS_COUNT,), "127.0.0.1", find_free_port("127.0.0.1"), 0)
     command = [
         sys.executable,
         "-m",
@@ -57,34 +57,37 @@ def measure_alone(checkpoint_folder: Path, program_flags: list[str]) -> float:
     ]
     node_environment = {
         **os.environ,
-        **node_variables(process_layout, "alone"),
+        **make_node_variables(process_layout, "alone"),
         "OMP_NUM_THREADS": "1",
     }
     processes = [
         subprocess.Popen(
             command,
-            env={**node_environment, **rank_variables(process_layout, rank)},
-            cwd=ROOT,
+            env={**node_environment, **make_rank_variables(process_layout, rank)},
+            cwd=REPOSITORY_ROOT,
             stdout=subprocess.PIPE,
             text=True,
         )
-        for rank in range(PROCESSES)
+        for rank in range(PROCESS_COUNT)
     ]
     process_outputs = [process.communicate()[0] for process in processes]
-    return _steps_per_second(process_outputs[0])
+    return _parse_steps_per_second(process_outputs[0])
 
 
-def _steps_per_second(program_output: str) -> float:
-    steps_match = STEPS.search(program_output)
+def _parse_steps_per_second(program_output: str) -> float:
+    steps_match = STEPS_PATTERN.search(program_output)
     if steps_match is None:
         raise RuntimeError(f"the program printed no steps:\n{program_output[-3000:]}")
     return int(steps_match[1]) / float(steps_match[2])
 
 
-def measure(run_count: int, program_flags: list[str]) -> list[Bar]:
+def measure_overhead(run_count: int, program_flags: list[str]) -> list[Bar]:
     """Return the figures of `run_count` pairs of runs, with and without the agent."""
     step_losses = []
-    with object_store() as store_environment, tempfile.TemporaryDirectory() as temporary_folder:
+    with (
+        start_object_store() as store_environment,
+        tempfile.TemporaryDirectory() as temporary_folder,
+    ):
         for run_number in range(run_count):
             alone_folder = Path(temporary_folder) / f"alone{run_number}"
             alone_folder.mkdir()
@@ -97,11 +100,11 @@ def measure(run_count: int, program_flags: list[str]) -> list[Bar]:
                 agent_speed = measure_agent(store_environment, agent_folder, program_flags)
                 alone_speed = measure_alone(alone_folder, program_flags)
             step_losses.append(100 * (1 - agent_speed / alone_speed))
-    return [bar("steps lost by watching and uploading", step_losses, "%", 3)]
+    return [make_bar("steps lost by watching and uploading", step_losses, "%", 3)]
 
 
 def main() -> int:
-    argument_parser = parser(__doc__)
+    argument_parser = make_parser(__doc__)
     argument_parser.add_argument("--runs", type=int, default=5, help="number of pairs (default: 5)")
     argument_parser.add_argument(
         "--seconds", type=float, default=60, help="of each run (default: 60)"
@@ -114,7 +117,7 @@ def main() -> int:
     )
     options = argument_parser.parse_args()
     program_flags = [str(options.seconds), str(options.save_seconds), str(options.megabytes)]
-    return report(measure(options.runs, program_flags), as_json=options.json)
+    return report(measure_overhead(options.runs, program_flags), as_json=options.json)
 
 
 if __name__ == "__main__":

@@ -16,24 +16,24 @@ import time
 from pathlib import Path
 
 from benchmarks import torchrun
-from benchmarks.bars import Bar, bar, parser, report
-from benchmarks.programs.services import object_store
+from benchmarks.bars import Bar, make_bar, make_parser, report
+from benchmarks.programs.services import start_object_store
 from tests.rekindle.program.pods import Pods
 
-NODES = torchrun.NODES
+NODE_COUNT = torchrun.NODE_COUNT
 
 
-def next_step(store_environment: dict[str, str], run_count: int) -> list[float]:
+def measure_next_step(store_environment: dict[str, str], run_count: int) -> list[float]:
     """Return the seconds from the SIGKILL of one of three pods to the next step of the other two,
     minus the duration of a step."""
     with tempfile.TemporaryDirectory() as temporary_folder:
         return [
-            _once(store_environment, Path(temporary_folder) / str(run_number))
+            _measure_once(store_environment, Path(temporary_folder) / str(run_number))
             for run_number in range(run_count)
         ]
 
 
-def _once(store_environment: dict[str, str], pods_folder: Path) -> float:
+def _measure_once(store_environment: dict[str, str], pods_folder: Path) -> float:
     stamps_folder = pods_folder / "stamps"
     stamps_folder.mkdir(parents=True)
     program_command = ["-m", "benchmarks.torchrun", str(stamps_folder)]
@@ -42,46 +42,54 @@ def _once(store_environment: dict[str, str], pods_folder: Path) -> float:
         {**store_environment, "REKINDLE_PATH": repository_root},
         pods_folder,
         program_command,
-        workers=NODES,
+        workers=NODE_COUNT,
         min_workers=1,
     )
     try:
-        agent_processes = pods.start(NODES)
-        torchrun.until(lambda: len(torchrun.read_stamps(stamps_folder, NODES)) >= 10)
-        earlier_stamps = torchrun.read_stamps(stamps_folder, NODES)
+        agent_processes = pods.start(NODE_COUNT)
+        torchrun.wait_until(lambda: len(torchrun.read_stamps(stamps_folder, NODE_COUNT)) >= 10)
+        earlier_stamps = torchrun.read_stamps(stamps_folder, NODE_COUNT)
         kill_seconds = time.monotonic()
         agent_processes[-1].send(signal.SIGKILL)
-        torchrun.until(lambda: bool(torchrun.read_stamps(stamps_folder, NODES - 1)))
+        torchrun.wait_until(lambda: bool(torchrun.read_stamps(stamps_folder, NODE_COUNT - 1)))
 
         usual_step_seconds = (earlier_stamps[-1] - earlier_stamps[0]) / (len(earlier_stamps) - 1)
-        return torchrun.read_stamps(stamps_folder, NODES - 1)[0] - kill_seconds - usual_step_seconds
+        return (
+            torchrun.read_stamps(stamps_folder, NODE_COUNT - 1)[0]
+            - kill_seconds
+            - usual_step_seconds
+        )
     finally:
         pods.close()
 
 
-def measure(run_count: int) -> list[Bar]:
+def measure_recovery(run_count: int) -> list[Bar]:
     """Measure Rekindle, then torchrun, and return the figures of both."""
-    with object_store() as store_environment:
-        rekindle_bar = bar(
-            "SIGKILL of one of three pods: next step", next_step(store_environment, run_count), "s"
+    with start_object_store() as store_environment:
+        rekindle_bar = make_bar(
+            "SIGKILL of one of three pods: next step",
+            measure_next_step(store_environment, run_count),
+            "s",
         )
 
-    torchrun_bar = bar("the same under tuned torchrun", torchrun.next_step(run_count), "s")
+    torchrun_bar = make_bar(
+        "the same under tuned torchrun", torchrun.measure_next_step(run_count), "s"
+    )
     speed_ratio = torchrun_bar["value"] / rekindle_bar["value"]
     return [
         rekindle_bar,
         torchrun_bar,
-        bar("time of torchrun, relative to Rekindle", speed_ratio, "times", 3, "more"),
+        make_bar("time of torchrun, relative to Rekindle", speed_ratio, "times", 3, "more"),
     ]
 
 
 def main() -> int:
-    argument_parser = parser(__doc__)
+    argument_parser = make_parser(__doc__)
     argument_parser.add_argument(
         "--runs", type=int, default=10, help="number of losses (default: 10)"
     )
     options = argument_parser.parse_args()
-    return report(measure(options.runs), as_json=options.json)
+    return report(measure_recovery(options.runs), as_json=options.json)
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import nn
 
 FLOATS_PER_MB = 1_000_000 // 4
-FEATURES = 256
+FEATURE_COUNT = 256
 
 
 def main(
@@ -26,9 +26,9 @@ def main(
 ) -> None:
     dist.init_process_group("gloo")
     is_first_rank = dist.get_rank() == 0
-    ddp_model = nn.parallel.DistributedDataParallel(nn.Linear(FEATURES, FEATURES))
+    ddp_model = nn.parallel.DistributedDataParallel(nn.Linear(FEATURE_COUNT, FEATURE_COUNT))
     optimizer = torch.optim.AdamW(ddp_model.parameters())
-    batch_rows = torch.randn(64, FEATURES)
+    batch_rows = torch.randn(64, FEATURE_COUNT)
     # fills the checkpoint up to MEGABYTES, like the optimizer state of a larger model
     extra_state = torch.randn(state_megabytes * FLOATS_PER_MB)
 

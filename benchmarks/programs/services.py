@@ -9,7 +9,7 @@ from rekindle.local.services.services import Services
 
 
 @contextmanager
-def object_store() -> Iterator[dict[str, str]]:
+def start_object_store() -> Iterator[dict[str, str]]:
     """Start an object store; yield the environment variables of its clients."""
     with tempfile.TemporaryDirectory() as temporary_folder:
         services = Services(Path(temporary_folder), {})

@@ -23,16 +23,16 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from benchmarks.bars import Bar, bar, parser, report
-from benchmarks.serving import HEAD, Load, running
+from benchmarks.bars import Bar, make_bar, make_parser, report
+from benchmarks.serving import REQUEST_HEAD_TEMPLATE, ClientLoad, start_server
 
-CONFIG = "configs/digits.yaml"
-SETTINGS = {"champion": [], "good": ["train.seed=2"], "worse": ["train.epochs=4"]}
-FAULTS = ("errors", "slow")
-KINDS = ("good", "worse", *FAULTS)
-CLIENTS = 2  # number of clients of each server
-REQUESTS = 4000  # number of different requests
-PORTS = {"champion": 18_490, "candidate": 18_491}
+CONFIG_PATH = "configs/digits.yaml"
+SETTINGS_BY_RELEASE = {"champion": [], "good": ["train.seed=2"], "worse": ["train.epochs=4"]}
+FAULT_KINDS = ("errors", "slow")
+CANDIDATE_KINDS = ("good", "worse", *FAULT_KINDS)
+CLIENTS_PER_SERVER = 2  # number of clients of each server
+REQUEST_COUNT = 4000  # number of different requests
+PORT_BY_SIDE = {"champion": 18_490, "candidate": 18_491}
 
 
 def rekindle(home_folder: Path, *command_arguments: str) -> dict[str, Any]:
@@ -58,7 +58,7 @@ def create_releases(home_folder: Path) -> dict[str, str]:
 
     prefixes_by_name = {}
 
-    for release_number, (release_name, release_settings) in enumerate(SETTINGS.items()):
+    for release_number, (release_name, release_settings) in enumerate(SETTINGS_BY_RELEASE.items()):
         set_options = [
             f"name={release_name}",
             "gate.minimum={accuracy: 0.5}",
@@ -69,7 +69,7 @@ def create_releases(home_folder: Path) -> dict[str, str]:
         run_output = rekindle(
             home_folder,
             "run",
-            CONFIG,
+            CONFIG_PATH,
             *(command_flag for set_option in set_options for command_flag in ("--set", set_option)),
         )
         print(f"{release_name}: accuracy {run_output['metrics']['accuracy']:.4f}", file=sys.stderr)
@@ -87,7 +87,7 @@ def create_releases(home_folder: Path) -> dict[str, str]:
         release_name: copy_release(
             release_name, prefixes_by_name.get(release_name, prefixes_by_name["champion"])
         )
-        for release_name in (*SETTINGS, *FAULTS)
+        for release_name in (*SETTINGS_BY_RELEASE, *FAULT_KINDS)
     }
 
 
@@ -97,9 +97,9 @@ def copy_release(release_name: str, release_prefix: str) -> str:
 
     If `release_name` is a fault of benchmarks/workloads/faulty.py, the copy has this fault.
     """
-    from rekindle.content.verified_release import content_hash
-    from rekindle.documents import describe_model
-    from rekindle.release.release_files import commit
+    from rekindle.content.verified_release import compute_content_hash
+    from rekindle.documents import encode_model_description
+    from rekindle.release.release_files import commit_release
     from rekindle.storage import Store
 
     store = Store.from_env()
@@ -115,10 +115,10 @@ def copy_release(release_name: str, release_prefix: str) -> str:
                 {
                     "workload": workload_name,
                     "model": model_description["model"]
-                    | {"fault": release_name if release_name in FAULTS else ""},
+                    | {"fault": release_name if release_name in FAULT_KINDS else ""},
                 }
             )
-            file_content = describe_model(model_description)
+            file_content = encode_model_description(model_description)
 
         file_contents[file_key] = file_content
 
@@ -126,12 +126,12 @@ def copy_release(release_name: str, release_prefix: str) -> str:
         file_key: sha256(file_content).hexdigest()
         for file_key, file_content in file_contents.items()
     }
-    copy_prefix = f"releases/digits-{release_name}/{content_hash(file_hashes)}/"
+    copy_prefix = f"releases/digits-{release_name}/{compute_content_hash(file_hashes)}/"
     for file_key, file_content in file_contents.items():
         store.put(copy_prefix + file_key, file_content)
 
     version_number = "1" if release_name == "champion" else "2"
-    commit(
+    commit_release(
         store,
         copy_prefix,
         Path(),
@@ -147,7 +147,7 @@ def copy_release(release_name: str, release_prefix: str) -> str:
     return copy_prefix
 
 
-def requests() -> list[bytes]:
+def make_requests() -> list[bytes]:
     """Return requests with one image of the test split each; noise is added to the images, so that
     all requests differ."""
     from sklearn.datasets import load_digits
@@ -156,19 +156,22 @@ def requests() -> list[bytes]:
     random_generator = random.Random(1)
     request_texts = []
 
-    for _ in range(REQUESTS):
+    for _ in range(REQUEST_COUNT):
         image_pixels = random_generator.choice(digits_dataset.images[1438:]).tolist()
         image_pixels[0][0] = random_generator.random()
         request_body = json.dumps({"instances": [{"pixels": image_pixels}]})
         request_texts.append(
-            (HEAD.format("/v1/models/digits:predict", len(request_body)) + request_body).encode()
+            (
+                REQUEST_HEAD_TEMPLATE.format("/v1/models/digits:predict", len(request_body))
+                + request_body
+            ).encode()
         )
 
     return request_texts
 
 
 @contextmanager
-def load_on_both(request_texts: list[bytes]) -> Iterator[None]:
+def send_load_to_both(request_texts: list[bytes]) -> Iterator[None]:
     """Send the same load to champion and candidate until the end of the block."""
     stop_event = threading.Event()
 
@@ -176,11 +179,13 @@ def load_on_both(request_texts: list[bytes]) -> Iterator[None]:
         while not stop_event.is_set():
             end_seconds = time.perf_counter() + 1
             client_loads = [
-                Load(port, request_texts) for port in PORTS.values() for _ in range(CLIENTS)
+                ClientLoad(port, request_texts)
+                for port in PORT_BY_SIDE.values()
+                for _ in range(CLIENTS_PER_SERVER)
             ]
             await asyncio.gather(
                 *(
-                    client_load.client(random.randrange(REQUESTS), end_seconds)
+                    client_load.client(random.randrange(REQUEST_COUNT), end_seconds)
                     for client_load in client_loads
                 )
             )
@@ -195,9 +200,9 @@ def load_on_both(request_texts: list[bytes]) -> Iterator[None]:
 
 
 @contextmanager
-def serve(deployment_side: str, release_prefix: str) -> Iterator[None]:
+def run_server(deployment_side: str, release_prefix: str) -> Iterator[None]:
     """Run a server of the release `release_prefix` until the end of the block."""
-    server_port = PORTS[deployment_side]
+    server_port = PORT_BY_SIDE[deployment_side]
     serve_flags = [
         f"--model={release_prefix}",
         f"--port={server_port}",
@@ -207,20 +212,20 @@ def serve(deployment_side: str, release_prefix: str) -> Iterator[None]:
     os.environ[f"{deployment_side.upper()}_SERVICE_HOST"] = "127.0.0.1"
     os.environ[f"{deployment_side.upper()}_SERVICE_PORT"] = str(server_port)
     server_environment = {**os.environ, "PYTHONPATH": os.getcwd()}
-    with running(command, server_environment, f"http://127.0.0.1:{server_port}/health/ready"):
+    with start_server(command, server_environment, f"http://127.0.0.1:{server_port}/health/ready"):
         yield
 
 
-def median_seconds(champion_prefix: str, request_texts: list[bytes]) -> float:
+def measure_median_seconds(champion_prefix: str, request_texts: list[bytes]) -> float:
     """Return the median response time of the champion, served by two servers under the load of a
     canary."""
     from rekindle.release.watch.judgement import compute_quantile
     from rekindle.release.watch.scrape import ServerWatch
 
     with (
-        serve("champion", champion_prefix),
-        serve("candidate", champion_prefix),
-        load_on_both(request_texts),
+        run_server("champion", champion_prefix),
+        run_server("candidate", champion_prefix),
+        send_load_to_both(request_texts),
     ):
         server_watch = ServerWatch("http://champion:8080", "http://candidate:8080")
         time.sleep(5)
@@ -247,21 +252,21 @@ def count_rollbacks(candidate_kind: str, prefixes_by_kind: dict[str, str], run_c
         {**version_inputs, "percent": 50, "rule": canary_rule}
     )
     rollback_count = 0
-    request_texts = requests()
+    request_texts = make_requests()
 
     if candidate_kind == "slow":
         # divided by CLIENTS, because a request also waits while the model predicts for other
         # clients
         os.environ["SLOW_SECONDS"] = str(
-            median_seconds(prefixes_by_kind["champion"], request_texts) / CLIENTS
+            measure_median_seconds(prefixes_by_kind["champion"], request_texts) / CLIENTS_PER_SERVER
         )
 
     with (
-        serve("champion", prefixes_by_kind["champion"]),
-        serve("candidate", prefixes_by_kind[candidate_kind]),
+        run_server("champion", prefixes_by_kind["champion"]),
+        run_server("candidate", prefixes_by_kind[candidate_kind]),
     ):
         for run_index in range(run_count):
-            with load_on_both(request_texts):
+            with send_load_to_both(request_texts):
                 canary_outcome = canary.run(canary_inputs).canary
 
             rollback_count += canary_outcome != "passed"
@@ -270,7 +275,7 @@ def count_rollbacks(candidate_kind: str, prefixes_by_kind: dict[str, str], run_c
     return rollback_count
 
 
-def measure(home_folder: Path, candidate_kinds: list[str], run_count: int) -> list[Bar]:
+def measure_rollbacks(home_folder: Path, candidate_kinds: list[str], run_count: int) -> list[Bar]:
     """Return how often each kind of candidate is rolled back."""
     prefixes_by_kind = create_releases(home_folder)
     rollbacks_by_kind = {
@@ -279,7 +284,7 @@ def measure(home_folder: Path, candidate_kinds: list[str], run_count: int) -> li
     }
     if "good" in rollbacks_by_kind:
         bars = [
-            bar(
+            make_bar(
                 f"good candidates rolled back, of {run_count}",
                 rollbacks_by_kind.pop("good"),
                 "",
@@ -289,7 +294,7 @@ def measure(home_folder: Path, candidate_kinds: list[str], run_count: int) -> li
     else:
         bars = []
     return bars + [
-        bar(
+        make_bar(
             f"candidates rolled back, of {run_count} with fault {candidate_kind}",
             rollback_count,
             "",
@@ -301,7 +306,7 @@ def measure(home_folder: Path, candidate_kinds: list[str], run_count: int) -> li
 
 
 def main() -> int:
-    argument_parser = parser(__doc__)
+    argument_parser = make_parser(__doc__)
     argument_parser.add_argument(
         "--runs",
         type=int,
@@ -310,13 +315,17 @@ def main() -> int:
     )
 
     argument_parser.add_argument(
-        "--kinds", nargs="+", choices=KINDS, default=KINDS, help="kinds of candidate (default: all)"
+        "--kinds",
+        nargs="+",
+        choices=CANDIDATE_KINDS,
+        default=CANDIDATE_KINDS,
+        help="kinds of candidate (default: all)",
     )
     options = argument_parser.parse_args()
 
     with tempfile.TemporaryDirectory() as temporary_folder:
         try:
-            bars = measure(Path(temporary_folder), options.kinds, options.runs)
+            bars = measure_rollbacks(Path(temporary_folder), options.kinds, options.runs)
         finally:
             from rekindle.local.services.services import Services
 

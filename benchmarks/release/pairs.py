@@ -26,7 +26,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from benchmarks.bars import Bar, bar, parser, report
+from benchmarks.bars import Bar, make_bar, make_parser, report
 from benchmarks.loop import free_port
 from rekindle import tracking
 from rekindle.kubernetes_names import INSTANCE_LABEL
@@ -35,8 +35,8 @@ from rekindle.local.services.services import Services
 from rekindle.release import promotion
 from rekindle.storage import NotFound, Store
 
-NAME = "pairs"
-CONFIG = """
+MODEL_NAME = "pairs"
+CONFIG_TEXT = """
 name: pairs
 pipeline: benchmarks.release.pipeline
 workload: benchmarks.workloads.quality
@@ -44,12 +44,12 @@ data: {source: "rows://"}
 gate: {minimum: {quality: 0}, tolerance: 0}
 serve: {min_replicas: 1, drain_seconds: 0.1, keep_releases: 5}
 """
-MODES = ("mutex", "no mutex", "two homes")
-KINDS = ("verdict", "promotion", "end")  # kinds of problems; each has its own figure
-Problem = tuple[str, str]  # (kind, description of the problem)
+ISOLATION_MODES = ("mutex", "no mutex", "two homes")
+PROBLEM_KINDS = ("verdict", "promotion", "end")  # kinds of problems; each has its own figure
+ProblemRecord = tuple[str, str]  # (kind, description of the problem)
 
 
-class Home:
+class IsolatedHome:
     """A home with its own runs and servers, which stands for a namespace of a cluster."""
 
     def __init__(self, home_folder: Path, server_port: int) -> None:
@@ -131,7 +131,7 @@ class Home:
 
     def serving(self) -> str:
         """Return the name of the Deployment that gets the traffic."""
-        service_object = self.kinds["Service"].read(NAME)
+        service_object = self.kinds["Service"].read(MODEL_NAME)
         if service_object:
             return service_object["spec"]["selector"][INSTANCE_LABEL]
         return ""
@@ -149,7 +149,9 @@ class Champions:
     def watch(self) -> None:
         while not self.over.wait(0.03):
             try:
-                promotion_state = json.loads(self.store.get(f"releases/{NAME}/promotion.json"))
+                promotion_state = json.loads(
+                    self.store.get(f"releases/{MODEL_NAME}/promotion.json")
+                )
             except NotFound:
                 continue
             if promotion_state.get("version") and (
@@ -168,20 +170,23 @@ class Champions:
             watcher_thread.join()
 
 
-def quality_of(release: tracking.Release) -> float:
+def read_quality(release: tracking.Release) -> float:
     return json.loads(Store.from_env().get(f"{release.uri}model.safetensors"))[0]
 
 
 def run_pair(
-    isolated_homes: list[Home], config_path: Path, random_generator: Random, isolation_mode: str
-) -> tuple[str, int, list[Problem]]:
+    isolated_homes: list[IsolatedHome],
+    config_path: Path,
+    random_generator: Random,
+    isolation_mode: str,
+) -> tuple[str, int, list[ProblemRecord]]:
     """Run a pair of pipelines, at random with kills and a rollback. Return a log, the number of
     repeated evaluations, and the problems."""
     pair_homes = (
         isolated_homes if isolation_mode == "two homes" else [isolated_homes[0], isolated_homes[0]]
     )
-    current_champion = tracking.champion(NAME)
-    base_quality = quality_of(current_champion) if current_champion else 0.5
+    current_champion = tracking.champion(MODEL_NAME)
+    base_quality = read_quality(current_champion) if current_champion else 0.5
     qualities = [round(base_quality + random_generator.uniform(-0.02, 0.08), 8) for _ in pair_homes]
     # most runs take between 10 and 40 s
     kill_times_by_run = [
@@ -207,15 +212,15 @@ def run_pair(
         if rolls_back:
             time.sleep(rollback_delay_seconds)
             rollback_code = str(
-                pair_homes[random_generator.randrange(2)].rekindle("rollback", NAME)[0]
+                pair_homes[random_generator.randrange(2)].rekindle("rollback", MODEL_NAME)[0]
             )
 
     run_results = [run_future.result() for run_future in run_futures]
-    problems = list[Problem]()
+    problems = list[ProblemRecord]()
     for quality, (exit_code, run_output, stderr) in zip(qualities, run_results, strict=True):
         problems += [
             ("end", problem_text)
-            for problem_text in end_problems(quality, exit_code, run_output, stderr)
+            for problem_text in find_end_problems(quality, exit_code, run_output, stderr)
         ]
 
     for home in isolated_homes:
@@ -245,7 +250,7 @@ def run_pair(
     return log_text, repeated_evaluations, problems
 
 
-def end_problems(
+def find_end_problems(
     candidate_quality: float, exit_code: int, run_output: dict[str, Any], stderr: str
 ) -> list[str]:
     """Return a problem for each contradiction between a run's exit code, its JSON output and its
@@ -254,7 +259,7 @@ def end_problems(
     if exit_code != {"release": 0, "same": 0, "keep": 3}.get(str(verdict)):
         return [f"{candidate_quality}: exit code {exit_code}, verdict {verdict}: {stderr[-600:]}"]
 
-    run_id = tracking.find_run(NAME, run_output["workflow"])
+    run_id = tracking.find_run(MODEL_NAME, run_output["workflow"])
     assert run_id
     run_tags = tracking.read_tags(run_id)
     value_pairs: dict[str, tuple[Any, Any]] = {
@@ -270,12 +275,14 @@ def end_problems(
     ]
 
 
-def history_problems(champions: Champions) -> list[Problem]:
+def find_history_problems(champions: Champions) -> list[ProblemRecord]:
     """Return a problem for each wrong promotion: the model was not compared with the champion that
     it replaced, or it is worse than this champion."""
-    found_problems = list[Problem]()
+    found_problems = list[ProblemRecord]()
     previous_version = ""
-    releases_by_version = {release.version: release for release in tracking.promoted_releases(NAME)}
+    releases_by_version = {
+        release.version: release for release in tracking.promoted_releases(MODEL_NAME)
+    }
 
     for version, by_rollback in champions.changes:
         if not by_rollback:
@@ -292,7 +299,7 @@ def history_problems(champions: Champions) -> list[Problem]:
                     )
                 )
 
-            if previous_version and quality_of(releases_by_version[version]) < quality_of(
+            if previous_version and read_quality(releases_by_version[version]) < read_quality(
                 releases_by_version[previous_version]
             ):
                 found_problems.append(
@@ -305,14 +312,14 @@ def history_problems(champions: Champions) -> list[Problem]:
 
 
 def kill_rollbacks(
-    isolated_home: Home, store: Store, kill_count: int, random_generator: Random
+    isolated_home: IsolatedHome, store: Store, kill_count: int, random_generator: Random
 ) -> tuple[list[str], list[float], list[float]]:
     """Kill rollbacks, and repeat them. Return the problems, the durations in seconds of commands
     that were not killed, and the durations of repeated commands."""
     deployments = sorted(isolated_home.deployments())
     deployment_by_version = {
         promoted_release.version: promoted_release.deployment
-        for promoted_release in tracking.promoted_releases(NAME)
+        for promoted_release in tracking.promoted_releases(MODEL_NAME)
     }
 
     target_versions = [
@@ -332,17 +339,17 @@ def kill_rollbacks(
         kill_after_seconds = random_generator.uniform(0.2, 3) if rollback_number >= 2 else 0
         start_seconds = time.perf_counter()
         exit_code, *_, stderr = isolated_home.rekindle(
-            "rollback", NAME, target_version, kill_after_seconds=kill_after_seconds
+            "rollback", MODEL_NAME, target_version, kill_after_seconds=kill_after_seconds
         )
         measured_seconds = whole_rollback_seconds
 
         if exit_code == -signal.SIGKILL:
             start_seconds = time.perf_counter()
             measured_seconds = repeated_rollback_seconds
-            exit_code, *_, stderr = isolated_home.rekindle("rollback", NAME, target_version)
+            exit_code, *_, stderr = isolated_home.rekindle("rollback", MODEL_NAME, target_version)
 
         measured_seconds.append(time.perf_counter() - start_seconds)
-        champion = tracking.champion(NAME)
+        champion = tracking.champion(MODEL_NAME)
         running_deployments = {
             name for name, kill_count in isolated_home.deployments().items() if kill_count
         }
@@ -352,7 +359,7 @@ def kill_rollbacks(
             champion and champion.version,
             isolated_home.serving(),
             running_deployments,
-            promotion.read_pending_rollback(store, NAME),
+            promotion.read_pending_rollback(store, MODEL_NAME),
         )
         if end_state != (
             0,
@@ -369,16 +376,18 @@ def kill_rollbacks(
     return found_problems, whole_rollback_seconds, repeated_rollback_seconds
 
 
-def measure(working_folder: Path, options: Any) -> list[Bar]:
+def measure_pairs(working_folder: Path, options: Any) -> list[Bar]:
     """Run the pairs one after the other, each with two simultaneous pipelines, and then the
     rollbacks."""
     config_path = working_folder / "pairs.yaml"
-    config_path.write_text(CONFIG)
-    isolated_homes = [Home(working_folder / name, free_port()) for name in ("home-1", "home-2")]
+    config_path.write_text(CONFIG_TEXT)
+    isolated_homes = [
+        IsolatedHome(working_folder / name, free_port()) for name in ("home-1", "home-2")
+    ]
     random_generator = Random(options.seed)
     store = Store.from_env()
     champions = Champions(store)
-    found_problems = list[Problem]()
+    found_problems = list[ProblemRecord]()
     pair_count = 0
     repetition_count = 0
     end_seconds = time.monotonic() + 60 * options.minutes
@@ -386,7 +395,7 @@ def measure(working_folder: Path, options: Any) -> list[Bar]:
     with champions.watched():
         while pair_count < options.pairs and time.monotonic() < end_seconds:
             log_text, repeated_evaluations, pair_problems = run_pair(
-                isolated_homes, config_path, random_generator, MODES[pair_count % 3]
+                isolated_homes, config_path, random_generator, ISOLATION_MODES[pair_count % 3]
             )
             found_problems = found_problems + pair_problems
             pair_count = pair_count + 1
@@ -399,7 +408,7 @@ def measure(working_folder: Path, options: Any) -> list[Bar]:
                 flush=True,
             )
 
-    pair_problems = history_problems(champions)
+    pair_problems = find_history_problems(champions)
     found_problems += pair_problems
 
     print(
@@ -432,24 +441,26 @@ def measure(working_folder: Path, options: Any) -> list[Bar]:
     )
 
     bars = [
-        bar(
+        make_bar(
             f"{name}, in {pair_count} pairs",
             sum(found_kind == problem_kind for found_kind, _ in found_problems),
             "",
             0,
         )
-        for problem_kind, name in zip(KINDS, figure_names, strict=True)
+        for problem_kind, name in zip(PROBLEM_KINDS, figure_names, strict=True)
     ]
-    bars.append(bar(f"repeated evaluations, in {pair_count} pairs", repetition_count, ""))
+    bars.append(make_bar(f"repeated evaluations, in {pair_count} pairs", repetition_count, ""))
     bars.append(
-        bar(
+        make_bar(
             "runs that were killed and resumed",
             sum(isolated_home.resumed for isolated_home in isolated_homes),
             "",
         )
     )
     bars.append(
-        bar(f"rollbacks with another end, of {options.rollbacks}", len(rollback_problems), "", 0)
+        make_bar(
+            f"rollbacks with another end, of {options.rollbacks}", len(rollback_problems), "", 0
+        )
     )
     seconds_by_figure = {
         "rollback": whole_rollback_seconds,
@@ -457,14 +468,14 @@ def measure(working_folder: Path, options: Any) -> list[Bar]:
     }
 
     return bars + [
-        bar(name, measured_seconds, "s", 5)
+        make_bar(name, measured_seconds, "s", 5)
         for name, measured_seconds in seconds_by_figure.items()
         if measured_seconds
     ]
 
 
 def main() -> int:
-    argument_parser = parser(__doc__)
+    argument_parser = make_parser(__doc__)
     argument_parser.add_argument(
         "--pairs", type=int, default=200, help="maximum number of pairs (default: 200)"
     )
@@ -484,7 +495,7 @@ def main() -> int:
         try:
             os.environ.update(services.environment() | services.credentials() | services.login())
             services.ready()
-            bars = measure(Path(temporary_folder), options)
+            bars = measure_pairs(Path(temporary_folder), options)
         finally:
             services.down()
 

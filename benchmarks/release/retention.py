@@ -20,13 +20,13 @@ from typing import Any
 
 import yaml
 
-from benchmarks.bars import bar, parser, report
+from benchmarks.bars import make_bar, make_parser, report
 from rekindle.project.template import create
 
 KEEP_RUNS = 10
 MAX_RUNS = 12
-FOLDERS = ("runs", "s3", "mlflow.db")  # folders of a home that contain data of runs
-PIPELINE = '''"""A run without a training."""
+MEASURED_PATHS = ("runs", "s3", "mlflow.db")  # folders of a home that contain data of runs
+PIPELINE_SOURCE = '''"""A run without a training."""
 
 from rekindle import blocks
 
@@ -36,7 +36,7 @@ def build(config):
         blocks.step("steps.table", workflow="{{workflow.name}}", experiment=config.name)
     return workflow
 '''
-STEP = '''"""Store a table, and a curve in MLflow."""
+STEP_SOURCE = '''"""Store a table, and a curve in MLflow."""
 
 import os
 
@@ -63,15 +63,15 @@ def run(inputs: Inputs) -> Outputs:
 '''
 
 
-class Project:
+class TemporaryProject:
     """A project in a new folder, with its own home."""
 
     def __init__(self, base_folder: Path) -> None:
         self.folder = base_folder / "shop"
         self.home = base_folder / "home"
         create(self.folder)
-        (self.folder / "pipelines/table.py").write_text(PIPELINE)
-        (self.folder / "steps/table.py").write_text(STEP)
+        (self.folder / "pipelines/table.py").write_text(PIPELINE_SOURCE)
+        (self.folder / "steps/table.py").write_text(STEP_SOURCE)
         project_config = yaml.safe_load((self.folder / "configs/shop.yaml").read_text())
         project_config["retention"] = {"keep_runs": KEEP_RUNS, "keep_releases": 1}
         project_config["gate"] = {"maximum": {"rmse": 1000}, "tolerance": 1000}
@@ -109,13 +109,13 @@ class Project:
         """Return the total size in bytes of the files that the runs have left in the home."""
         measured_paths = [
             path
-            for path_name in FOLDERS
+            for path_name in MEASURED_PATHS
             for path in (self.home / path_name, *(self.home / path_name).rglob("*"))
         ]
         return sum(path.stat().st_size for path in measured_paths if path.is_file())
 
 
-def measure(temporary_project: Project, run_count: int) -> dict[str, Any]:
+def measure_retention(temporary_project: TemporaryProject, run_count: int) -> dict[str, Any]:
     """Run all runs, and measure the home."""
     # train longer each time, so that each model is better than the previous one
     epochs_by_run = {1: 4, run_count // 3: 12, 2 * run_count // 3: 40}
@@ -149,7 +149,7 @@ def measure(temporary_project: Project, run_count: int) -> dict[str, Any]:
     }
 
 
-def use_kept_releases(temporary_project: Project) -> dict[str, Any]:
+def use_kept_releases(temporary_project: TemporaryProject) -> dict[str, Any]:
     """Roll back to the previous release, return to the champion, and reproduce both releases."""
     rollback_output = temporary_project.rekindle("rollback", "shop")
     return_output = temporary_project.rekindle("rollback", "shop", "3")
@@ -164,18 +164,18 @@ def use_kept_releases(temporary_project: Project) -> dict[str, Any]:
 
 
 def main() -> int:
-    argument_parser = parser(__doc__)
+    argument_parser = make_parser(__doc__)
     argument_parser.add_argument(
         "--runs", type=int, default=200, help="number of runs (default: 200)"
     )
     options = argument_parser.parse_args()
 
     with tempfile.TemporaryDirectory() as temporary_folder:
-        temporary_project = Project(Path(temporary_folder))
+        temporary_project = TemporaryProject(Path(temporary_folder))
         try:
             temporary_project.rekindle("env")  # this command also starts the services
             empty_project_bytes = temporary_project.bytes()
-            measurements = measure(temporary_project, options.runs)
+            measurements = measure_retention(temporary_project, options.runs)
             release_bytes = sum(
                 release_file.stat().st_size
                 for release_file in (temporary_project.home / "s3").rglob("*")
@@ -189,30 +189,32 @@ def main() -> int:
     kept_run_bytes = measurements["bytes"] - empty_project_bytes - release_bytes
 
     bars = [
-        bar(
+        make_bar(
             "bytes of all runs, in bytes of one run",
             kept_run_bytes / one_run_bytes,
             "runs",
             MAX_RUNS,
             remark_text=f"{options.runs} runs",
         ),
-        bar("runs in `rekindle status`", len(measurements["left"]), "runs", MAX_RUNS),
-        bar(
+        make_bar("runs in `rekindle status`", len(measurements["left"]), "runs", MAX_RUNS),
+        make_bar(
             "runs and releases that `rekindle prune` still finds",
             len(measurements["to_prune"]),
             "",
             0,
         ),
-        bar("rollbacks that succeeded", len(kept_release_outputs["rollbacks"]), "of 2", 2, "more"),
-        bar(
+        make_bar(
+            "rollbacks that succeeded", len(kept_release_outputs["rollbacks"]), "of 2", 2, "more"
+        ),
+        make_bar(
             "releases that were trained again with equal bits",
             sum(kept_release_outputs["equal"].values()),
             "of 2",
             2,
             "more",
         ),
-        bar("bytes of one run", one_run_bytes / 1e6, "MB"),
-        bar("home at the end", measurements["bytes"] / 1e6, "MB"),
+        make_bar("bytes of one run", one_run_bytes / 1e6, "MB"),
+        make_bar("home at the end", measurements["bytes"] / 1e6, "MB"),
     ]
 
     return report(bars, as_json=options.json, needed=kept_release_outputs)

@@ -34,30 +34,30 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.bars import Bar, bar, parser, report
-from benchmarks.release.canary import CONFIG, rekindle, requests
+from benchmarks.bars import Bar, make_bar, make_parser, report
+from benchmarks.release.canary import CONFIG_PATH, make_requests, rekindle
 
-RATE = 200  # requests per second
+REQUESTS_PER_SECOND = 200  # requests per second
 # clients that reuse connections, by kind: (number of clients at RATE, longest idle time in seconds)
-REUSE = {"checked": (135, 6.0), "checked, slow": (45, 6.0), "unchecked": (156, 12.0)}
-PIECES = 4  # number of pieces of a slow request
-PORT = 18_495
-SETTINGS = [
+REUSED_CONNECTIONS = {"checked": (135, 6.0), "checked, slow": (45, 6.0), "unchecked": (156, 12.0)}
+SLOW_REQUEST_PIECES = 4  # number of pieces of a slow request
+SERVER_PORT = 18_495
+TRAIN_SETTINGS = [
     "name=digits",
     "workload=benchmarks.workloads.faulty",
-    f"serve.port={PORT}",
+    f"serve.port={SERVER_PORT}",
     # large, because answers may be late while trainings use the same cores
     "serve.max_waiting=2000",
     "serve.grace_seconds=5",
     "gate={minimum: {accuracy: 0.9}, tolerance: 0.5, confidence: 0.999}",
 ]
-ROUTE = ", gateway: default/web"
-CANARY = "steps: [50, 100], minutes: 0.2, wait_minutes: 5"
-SETTLE_S = 9.0  # time to wait after a change, so that the previous servers have ended
+ROUTE_SETTING = ", gateway: default/web"
+CANARY_SETTING = "steps: [50, 100], minutes: 0.2, wait_minutes: 5"
+SETTLE_SECONDS = 9.0  # time to wait after a change, so that the previous servers have ended
 
 
 @dataclass(frozen=True)
-class Answer:
+class RequestAnswer:
     """The result of a request: its time, HTTP status (0: no answer), version of the model, and kind
     of connection."""
 
@@ -67,17 +67,20 @@ class Answer:
     kind: str
 
 
-class Traffic:
+class TrafficClients:
     """Clients that together send `rate` requests per second, regardless of how fast the servers
     answer."""
 
     def __init__(
-        self, host: str = "127.0.0.1", server_port: int = PORT, requests_per_second: float = RATE
+        self,
+        host: str = "127.0.0.1",
+        server_port: int = SERVER_PORT,
+        requests_per_second: float = REQUESTS_PER_SECOND,
     ) -> None:
         self.address = (host, server_port)
         self.rate = requests_per_second
-        self.texts = requests()
-        self.answers: list[Answer] = []
+        self.texts = make_requests()
+        self.answers: list[RequestAnswer] = []
         self.over = threading.Event()
 
     async def ask(
@@ -91,7 +94,7 @@ class Traffic:
 
         Raises OSError or EOFError if no response arrives.
         """
-        piece_count = PIECES if "slow" in connection_kind else 1
+        piece_count = SLOW_REQUEST_PIECES if "slow" in connection_kind else 1
         for piece_index in range(piece_count):
             writer.write(
                 request_text[
@@ -115,7 +118,7 @@ class Traffic:
         return response_head
 
     def record(self, connection_kind: str, http_status: int, model_version: str) -> None:
-        self.answers.append(Answer(time.time(), http_status, model_version, connection_kind))
+        self.answers.append(RequestAnswer(time.time(), http_status, model_version, connection_kind))
 
     async def client(self, connection_kind: str) -> None:
         """Send one request on a new connection."""
@@ -146,7 +149,7 @@ class Traffic:
 
                 response_head = ""
                 while not (self.over.is_set() or "connection: close" in response_head):
-                    if connection_kind != "unchecked" and is_closed(writer):
+                    if connection_kind != "unchecked" and is_connection_closed(writer):
                         break
 
                     async with asyncio.timeout(60):
@@ -165,8 +168,12 @@ class Traffic:
         """Send requests until the event `over` is set, then wait until all clients have their
         answers."""
         reused_connections = [
-            (connection_kind, round(connection_count * self.rate / RATE), idle_seconds)
-            for connection_kind, (connection_count, idle_seconds) in REUSE.items()
+            (
+                connection_kind,
+                round(connection_count * self.rate / REQUESTS_PER_SECOND),
+                idle_seconds,
+            )
+            for connection_kind, (connection_count, idle_seconds) in REUSED_CONNECTIONS.items()
         ]
         single_request_rate = self.rate - sum(
             2 * connection_count / idle_seconds
@@ -194,7 +201,7 @@ class Traffic:
                 )
 
 
-def is_closed(writer: asyncio.StreamWriter) -> bool:
+def is_connection_closed(writer: asyncio.StreamWriter) -> bool:
     """Return True if the server has closed the connection of `writer`."""
     if writer.is_closing():
         return True
@@ -204,7 +211,7 @@ def is_closed(writer: asyncio.StreamWriter) -> bool:
 
 
 @contextmanager
-def traffic(traffic_clients: Traffic) -> Iterator[Traffic]:
+def send_traffic(traffic_clients: TrafficClients) -> Iterator[TrafficClients]:
     """Send the requests of `traffic_clients` until the end of the block; yield
     `traffic_clients`, which collects the answers."""
     traffic_thread = threading.Thread(target=lambda: asyncio.run(traffic_clients.run()))
@@ -219,12 +226,12 @@ def traffic(traffic_clients: Traffic) -> Iterator[Traffic]:
 def train(home_folder: Path, train_seed: int, *extra_settings: str) -> str:
     """Run the pipeline of CONFIG with a seed. Returns the verdict about the model, or `exit code N`
     if the run fails."""
-    set_options = [*SETTINGS, f"train.seed={train_seed}", *extra_settings]
+    set_options = [*TRAIN_SETTINGS, f"train.seed={train_seed}", *extra_settings]
     try:
         run_output = rekindle(
             home_folder,
             "run",
-            CONFIG,
+            CONFIG_PATH,
             *(command_flag for set_option in set_options for command_flag in ("--set", set_option)),
         )
     except subprocess.CalledProcessError as error:
@@ -232,14 +239,14 @@ def train(home_folder: Path, train_seed: int, *extra_settings: str) -> str:
     return run_output["verdict"]
 
 
-def canary(
+def release_with_canary(
     home_folder: Path, train_seed: int, fault_name: str, more_canary_settings: str = ""
 ) -> str:
     return train(
         home_folder,
         train_seed,
         f"model.fault={fault_name}",
-        f"serve.canary={{{CANARY}{more_canary_settings}}}",
+        f"serve.canary={{{CANARY_SETTING}{more_canary_settings}}}",
     )
 
 
@@ -254,14 +261,24 @@ CHANGES: dict[str, tuple[Callable[[Path], str], str, set[str], str]] = {
         "",
     ),
     "rollback": (lambda home: rekindle(home, "rollback", "digits")["version"], "1", {"1", "2"}, ""),
-    "canary": (lambda home: canary(home, 4, "errors"), "exit code 3", {"1", "4"}, "4"),
-    "canary-route": (lambda home: canary(home, 5, "errors", ROUTE), "exit code 3", {"1", "5"}, "5"),
-    "canary-passes": (lambda home: canary(home, 6, "", ROUTE), "release", {"1", "6"}, ""),
+    "canary": (lambda home: release_with_canary(home, 4, "errors"), "exit code 3", {"1", "4"}, "4"),
+    "canary-route": (
+        lambda home: release_with_canary(home, 5, "errors", ROUTE_SETTING),
+        "exit code 3",
+        {"1", "5"},
+        "5",
+    ),
+    "canary-passes": (
+        lambda home: release_with_canary(home, 6, "", ROUTE_SETTING),
+        "release",
+        {"1", "6"},
+        "",
+    ),
 }
 
 
-def count(
-    change_name: str, answers: list[Answer], expected_versions: set[str], faulty_version: str
+def count_failures(
+    change_name: str, answers: list[RequestAnswer], expected_versions: set[str], faulty_version: str
 ) -> list[Bar]:
     """Count the requests that failed, and those that an unexpected version answered, during the
     change `change_name`.
@@ -287,9 +304,11 @@ def count(
     )
 
     return [
-        bar(f"{change_name}: requests", len(answers), ""),
-        bar("  requests that failed, except for the candidate's fault", len(failed_answers), "", 0),
-        bar(
+        make_bar(f"{change_name}: requests", len(answers), ""),
+        make_bar(
+            "  requests that failed, except for the candidate's fault", len(failed_answers), "", 0
+        ),
+        make_bar(
             "  answers of another version than the champion and the verified candidate",
             len(unexpected_answers),
             "",
@@ -298,8 +317,11 @@ def count(
     ]
 
 
-def rollback_times(
-    answers: list[Answer], previous_version: str, start_seconds: float, command_seconds: float
+def measure_rollback_times(
+    answers: list[RequestAnswer],
+    previous_version: str,
+    start_seconds: float,
+    command_seconds: float,
 ) -> list[Bar]:
     """Return the figures of a rollback: the duration `command_seconds` of its command, and the
     time from `start_seconds` until the last answer of the version `previous_version`."""
@@ -307,13 +329,13 @@ def rollback_times(
         max(
             answer.time
             for answer in answers
-            if answer.version == previous_version and answer.kind not in REUSE
+            if answer.version == previous_version and answer.kind not in REUSED_CONNECTIONS
         )
         - start_seconds
     )
     return [
-        bar("  duration of the command", command_seconds, "s", 5),
-        bar(
+        make_bar("  duration of the command", command_seconds, "s", 5),
+        make_bar(
             "  time until the last answer of the previous version to a new connection",
             last_answer_seconds,
             "s",
@@ -322,7 +344,9 @@ def rollback_times(
     ]
 
 
-def measure_change(home_folder: Path, traffic_clients: Traffic, change_name: str) -> list[Bar]:
+def measure_change(
+    home_folder: Path, traffic_clients: TrafficClients, change_name: str
+) -> list[Bar]:
     """Make the change `change_name`; return how many requests failed meanwhile, and how many an
     unexpected version answered."""
     make_change, expected_outcome, expected_versions, faulty_version = CHANGES[change_name]
@@ -334,23 +358,23 @@ def measure_change(home_folder: Path, traffic_clients: Traffic, change_name: str
     if change_outcome != expected_outcome:
         raise SystemExit(f"{change_name} ended with {change_outcome}, not with {expected_outcome}")
 
-    time.sleep(SETTLE_S)
+    time.sleep(SETTLE_SECONDS)
     answers_during_change = traffic_clients.answers[first_answer_index:]
-    bars = count(change_name, answers_during_change, expected_versions, faulty_version)
+    bars = count_failures(change_name, answers_during_change, expected_versions, faulty_version)
 
     if change_name == "rollback":
-        bars += rollback_times(answers_during_change, "2", start_seconds, change_seconds)
+        bars += measure_rollback_times(answers_during_change, "2", start_seconds, change_seconds)
 
     return bars
 
 
 def main() -> int:
-    options = parser(__doc__).parse_args()
+    options = make_parser(__doc__).parse_args()
     with tempfile.TemporaryDirectory() as temporary_folder:
         home_folder = Path(temporary_folder)
         try:
             train(home_folder, 1)
-            with traffic(Traffic()) as traffic_clients:
+            with send_traffic(TrafficClients()) as traffic_clients:
                 bars = [
                     bar_record
                     for change_name in CHANGES

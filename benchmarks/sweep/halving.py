@@ -22,23 +22,25 @@ from pathlib import Path
 from typing import Any
 
 from argolocal.state.journal import RunFiles
-from argolocal.view.summary import timestamp
-from benchmarks.bars import Bar, bar, parser, report
+from argolocal.view.summary import parse_timestamp
+from benchmarks.bars import Bar, make_bar, make_parser, report
 from benchmarks.workloads.handbook import SET_HELP, pipeline, stop_services
 from rekindle.local.cluster import LocalCluster
-from rekindle.training.sweep.study import Study
+from rekindle.training.sweep.study import SweepStudy
 from rekindle.training.sweep.sweep_config import Sweep
 
-SPACE = {
+SEARCH_SPACE = {
     "train": {
         "learning_rate": {"low": 3e-4, "high": 1e-2, "log": True},
         "warmup": [0.05, 0.1, 0.2],
     },
     "model": {"dropout": [0.0, 0.1, 0.2], "width": [32, 64]},
 }
-SHORT = ["families=[transformer]", "data.first_day=2018-06-01", "train.epochs=3"]
-SHORT += ["train.validation=0.1", "train.validation_epochs=0.3333333333"]
-NOISE = 0.005  # usual difference in average precision, over four test weeks, between two seeds
+SHORT_TRAINING_SETTINGS = ["families=[transformer]", "data.first_day=2018-06-01", "train.epochs=3"]
+SHORT_TRAINING_SETTINGS += ["train.validation=0.1", "train.validation_epochs=0.3333333333"]
+MAX_RELATIVE_LOSS = (
+    0.005  # usual difference in average precision, over four test weeks, between two seeds
+)
 MAX_STEP_SHARE = 0.4  # limit of the steps with halving, as a share of the steps without halving
 # limit of the time that pods spend outside of trainings, as a share of the training time
 MAX_OVERHEAD = 0.02
@@ -52,10 +54,10 @@ def run_sweep(
     parallel_count: int,
     trial_count: int,
     rung_count: int,
-) -> tuple[dict[str, Any], Study]:
+) -> tuple[dict[str, Any], SweepStudy]:
     """Run a sweep. Returns the output of `rekindle run` and the study."""
     sweep_settings = {
-        "space": SPACE,
+        "space": SEARCH_SPACE,
         "trials": trial_count,
         "rungs": rung_count,
         "sampler": "random",
@@ -65,11 +67,11 @@ def run_sweep(
     settings = [
         "pipeline=pipelines.sweep",
         f"sweep={json.dumps(sweep_settings)}",
-        *SHORT,
+        *SHORT_TRAINING_SETTINGS,
         *set_options,
     ]
     run_output = pipeline(data_source, home_folder, settings, last_day="2018-07-31", test_weeks=4)
-    sweep_study = Study(
+    sweep_study = SweepStudy(
         LocalCluster(Path(home_folder)).store(),
         f"{run_output['workflow']}/search",
         Sweep.model_validate(sweep_settings),
@@ -79,22 +81,26 @@ def run_sweep(
     return run_output, sweep_study
 
 
-def training_seconds(study: Study) -> float:
+def sum_training_seconds(study: SweepStudy) -> float:
     """Return the time of all trainings of a sweep, in seconds."""
     return 3600 * study.read_hours()
 
 
-def overhead(
+def measure_overhead(
     data_source: str,
     home_folder: str,
     set_options: list[str],
     halved_run_output: dict[str, Any],
-    study: Study,
+    study: SweepStudy,
 ) -> list[Bar]:
     """Return the figures of a sweep with halving: its overhead, and how its model compares with the
     model of the default settings."""
     default_run_output = pipeline(
-        data_source, home_folder, [*SHORT, *set_options], last_day="2018-07-31", test_weeks=4
+        data_source,
+        home_folder,
+        [*SHORT_TRAINING_SETTINGS, *set_options],
+        last_day="2018-07-31",
+        test_weeks=4,
     )
     workflow_nodes = (
         RunFiles(Path(home_folder), halved_run_output["workflow"]).load()[0]["nodes"].values()
@@ -103,9 +109,10 @@ def overhead(
         node for node in workflow_nodes if node["type"] == "Pod" and node["templateName"] == "trial"
     ]
     pod_seconds = sum(
-        timestamp(node["finishedAt"]) - timestamp(node["startedAt"]) for node in trial_pods
+        parse_timestamp(node["finishedAt"]) - parse_timestamp(node["startedAt"])
+        for node in trial_pods
     )
-    trial_seconds = training_seconds(study)
+    trial_seconds = sum_training_seconds(study)
     remark_text = (
         f"{pod_seconds - trial_seconds:.1f} s of {len(trial_pods)} pods, outside of"
         f" {trial_seconds:.0f} s of trainings"
@@ -125,14 +132,14 @@ def overhead(
     )
 
     return [
-        bar(
+        make_bar(
             "ap of the chosen trial minus ap with default settings",
             average_precision_by_run["chosen"] - average_precision_by_run["default"],
             "",
-            -NOISE,
+            -MAX_RELATIVE_LOSS,
             "more",
         ),
-        bar(
+        make_bar(
             "time of the pods outside of trainings, as a share",
             (pod_seconds - trial_seconds) / trial_seconds,
             "",
@@ -142,7 +149,7 @@ def overhead(
     ]
 
 
-def comparison(study: Study, study_without_halving: Study) -> list[Bar]:
+def compare_sweeps(study: SweepStudy, study_without_halving: SweepStudy) -> list[Bar]:
     """Compare a sweep with halving to a sweep without halving, and return the figures."""
     halved_trials = study.trials()
     all_trials = study_without_halving.trials()
@@ -162,8 +169,8 @@ def comparison(study: Study, study_without_halving: Study) -> list[Bar]:
         for trial_record in halved_trials
         if 2 in trial_record.values
     )
-    halved_seconds = training_seconds(study)
-    seconds_without_halving = training_seconds(study_without_halving)
+    halved_seconds = sum_training_seconds(study)
+    seconds_without_halving = sum_training_seconds(study_without_halving)
     pause_count = sum(len(trial.values) for trial in halved_trials)
 
     trial_numbers_by_label = {
@@ -186,43 +193,49 @@ def comparison(study: Study, study_without_halving: Study) -> list[Bar]:
     excess_loss = loss_by_trial[chosen_number] / loss_by_trial[trials_by_loss[0].number] - 1
 
     return [
-        bar(
+        make_bar(
             "rank of the trial that halving chooses among all trials",
             [trial_record.number for trial_record in trials_by_loss].index(chosen_number) + 1,
             "",
         ),
-        bar("relative excess of the loss of this trial over the best loss", excess_loss, "", 0.01),
-        bar(
+        make_bar(
+            "relative excess of the loss of this trial over the best loss", excess_loss, "", 0.01
+        ),
+        make_bar(
             "steps with halving, as a share of the steps without halving",
             step_share,
             "",
             MAX_STEP_SHARE,
         ),
-        bar(
+        make_bar(
             "1 if a trial has other weights with pauses than without, else 0",
             int(not is_same_weights),
             "",
             0,
         ),
-        bar("cost of a pause of a trial, without training steps", pause_seconds, "s", MAX_PAUSE_S),
+        make_bar(
+            "cost of a pause of a trial, without training steps", pause_seconds, "s", MAX_PAUSE_S
+        ),
     ]
 
 
-def measure(data_source: str, home_folder: str, options: argparse.Namespace) -> list[Bar]:
+def measure_halving(data_source: str, home_folder: str, options: argparse.Namespace) -> list[Bar]:
     """Run the sweeps, and return their figures."""
     sweep_sizes = options.parallel, options.trials
     halved_run_output, study = run_sweep(data_source, home_folder, options.sets, *sweep_sizes, 3)
-    bars = overhead(data_source, home_folder, options.sets, halved_run_output, study)
+    bars = measure_overhead(data_source, home_folder, options.sets, halved_run_output, study)
     if options.only_halving:
         return bars
     return [
         *bars,
-        *comparison(study, run_sweep(data_source, home_folder, options.sets, *sweep_sizes, 1)[1]),
+        *compare_sweeps(
+            study, run_sweep(data_source, home_folder, options.sets, *sweep_sizes, 1)[1]
+        ),
     ]
 
 
 def main() -> int:
-    argument_parser = parser(__doc__)
+    argument_parser = make_parser(__doc__)
     argument_parser.add_argument(
         "--source", required=True, help="file, folder or s3:// URI of the published transactions"
     )
@@ -242,7 +255,7 @@ def main() -> int:
 
     with tempfile.TemporaryDirectory() as home_folder:
         try:
-            bars = measure(options.source, home_folder, options)
+            bars = measure_halving(options.source, home_folder, options)
         finally:
             stop_services(home_folder)
 

@@ -20,22 +20,26 @@ import tempfile
 from statistics import fmean
 from typing import Any
 
-from benchmarks.bars import Bar, bar, parser, report
+from benchmarks.bars import Bar, make_bar, make_parser, report
 from benchmarks.loop import free_port
 
 # last days of the handbook's four test weeks
 LAST_DAYS = ("2018-08-14", "2018-08-21", "2018-08-28", "2018-09-04")
-BARS = {"ap": 0.700, "auc": 0.875, "cp100": 0.306}
-TRAINING = 600.0  # maximum seconds of training on two cores
-REKINDLE = [sys.executable, "-c", "import sys; from rekindle.cli import main; sys.exit(main())"]
-NOT_RELEASED = 3
+MIN_METRICS = {"ap": 0.700, "auc": 0.875, "cp100": 0.306}
+MAX_TRAINING_SECONDS = 600.0  # maximum seconds of training on two cores
+REKINDLE_COMMAND = [
+    sys.executable,
+    "-c",
+    "import sys; from rekindle.cli import main; sys.exit(main())",
+]
+NOT_RELEASED_EXIT_CODE = 3
 SET_HELP = "override a setting of the config, as in rekindle run"
 
 
 def stop_services(home_folder: str) -> None:
     """Stop the services that pipelines have started in this home."""
     environment = {**os.environ, "REKINDLE_HOME": home_folder}
-    subprocess.run([*REKINDLE, "down"], env=environment, stdout=subprocess.DEVNULL)
+    subprocess.run([*REKINDLE_COMMAND, "down"], env=environment, stdout=subprocess.DEVNULL)
 
 
 def pipeline(
@@ -55,7 +59,7 @@ def pipeline(
     settings += ["gate.minimum.ap=1", f"serve.port={free_port()}", *set_options]
 
     command = [
-        *REKINDLE,
+        *REKINDLE_COMMAND,
         "run",
         config,
         "-o",
@@ -66,20 +70,20 @@ def pipeline(
     completed_run = subprocess.run(
         command, env={**os.environ, "REKINDLE_HOME": home_folder}, stdout=subprocess.PIPE, text=True
     )
-    if completed_run.returncode != NOT_RELEASED:
+    if completed_run.returncode != NOT_RELEASED_EXIT_CODE:
         raise SystemExit(f"{' '.join(command)} ended with exit code {completed_run.returncode}")
 
     return json.loads(completed_run.stdout)
 
 
-def seconds(run_output: dict[str, Any], step_name: str) -> float:
+def read_step_seconds(run_output: dict[str, Any], step_name: str) -> float:
     """Return the duration of a pipeline step in the run, in seconds."""
     return next(
         step_row["seconds"] for step_row in run_output["steps"] if step_row["name"] == step_name
     )
 
 
-def measure(
+def measure_handbook(
     data_source: str, home_folder: str, is_prequential: bool, set_options: list[str]
 ) -> list[Bar]:
     """Return the metrics of the models, and the training time of one model."""
@@ -96,21 +100,24 @@ def measure(
     if is_prequential:
         metrics_by_title["one model per week"] = {
             metric_name: fmean(weekly_run["metrics"][metric_name] for weekly_run in weekly_runs)
-            for metric_name in BARS
+            for metric_name in MIN_METRICS
         }
 
     bars = [
-        bar(f"{metric_name} ({model_title})", metrics[metric_name], "", min_metric, "more")
+        make_bar(f"{metric_name} ({model_title})", metrics[metric_name], "", min_metric, "more")
         for model_title, metrics in metrics_by_title.items()
-        for metric_name, min_metric in BARS.items()
+        for metric_name, min_metric in MIN_METRICS.items()
     ]
 
-    training_seconds = seconds(weekly_runs[-1], "train")
-    return [*bars, bar("training for the last week", training_seconds, "s", TRAINING)]
+    training_seconds = read_step_seconds(weekly_runs[-1], "train")
+    return [
+        *bars,
+        make_bar("training for the last week", training_seconds, "s", MAX_TRAINING_SECONDS),
+    ]
 
 
 def main() -> int:
-    argument_parser = parser(__doc__)
+    argument_parser = make_parser(__doc__)
     argument_parser.add_argument(
         "--source", required=True, help="file, folder or s3:// URI of the published transactions"
     )
@@ -124,7 +131,7 @@ def main() -> int:
 
     with tempfile.TemporaryDirectory() as home_folder:
         try:
-            bars = measure(options.source, home_folder, options.prequential, options.sets)
+            bars = measure_handbook(options.source, home_folder, options.prequential, options.sets)
         finally:
             stop_services(home_folder)
 

@@ -17,16 +17,16 @@ from typing import Any
 
 from rekindle.gate import Metric
 from rekindle.sections import Section
-from rekindle.training.group.tree import rank_leaves
+from rekindle.training.group.tree import list_rank_leaves
 from rekindle.training.spec import TrainingSpec as Inputs
 from rekindle.workload import DataConfig
 
 Data = DataConfig
 examples = prepare = predictor = None
 metrics = (Metric("loss", max),)
-SAMPLES = 4096
-INPUTS = 256
-Loop = Callable[[int], None]  # runs the given number of steps
+SAMPLE_COUNT = 4096
+INPUT_COUNT = 256
+TrainingLoop = Callable[[int], None]  # runs the given number of steps
 
 
 class Model(Section):
@@ -35,7 +35,7 @@ class Model(Section):
 
 
 @dataclass
-class Turns:
+class LoopTurns:
     """Runs the loops alternately, `block` steps each, and measures the CPU seconds of each loop."""
 
     inputs: Inputs
@@ -49,7 +49,7 @@ class Turns:
     # CPU time and clock time at the start of the first block
     first: tuple[float, float] = (0.0, 0.0)
     last: tuple[float, float] = (0.0, 0.0)  # CPU time and clock time at the end of the last block
-    loops: dict[str, Loop] = field(default_factory=dict)
+    loops: dict[str, TrainingLoop] = field(default_factory=dict)
     seconds: dict[str, list[float]] = field(default_factory=lambda: {"Rekindle": []})
 
     def clock(self) -> float:
@@ -59,11 +59,11 @@ class Turns:
             return time.thread_time()
         return time.process_time()
 
-    def take(self, random_samples: "Numbers") -> None:
+    def take(self, random_samples: "RandomSamples") -> None:
         """Handle the start of a micro-batch in Rekindle's loop. If a block of steps is complete,
         run the other loops."""
         step_number, leaf_number = divmod(
-            self.calls, len(rank_leaves(self.inputs.virtual_workers, self.size, self.rank))
+            self.calls, len(list_rank_leaves(self.inputs.virtual_workers, self.size, self.rank))
         )
         self.calls += 1
 
@@ -74,7 +74,7 @@ class Turns:
             self.seconds["Rekindle"].append(self.clock() - self.began)
             self.last = time.process_time(), time.monotonic()
         else:
-            self.loops = others(self, random_samples)
+            self.loops = make_other_loops(self, random_samples)
             for loop_name, run_steps in self.loops.items():
                 self.seconds[loop_name] = []
                 run_steps(20)
@@ -109,21 +109,21 @@ class Turns:
         }
 
 
-turns: Turns | None = None  # set by benchmarks/loop.py in a worker
+turns: LoopTurns | None = None  # set by benchmarks/loop.py in a worker
 
 
-class Numbers:
+class RandomSamples:
     """A dataset of random samples."""
 
     def __init__(self, unused_path: Path) -> None:
         import torch
 
         generator = torch.Generator().manual_seed(5)
-        self.rows = torch.randn(SAMPLES, INPUTS, generator=generator)
+        self.rows = torch.randn(SAMPLE_COUNT, INPUT_COUNT, generator=generator)
         self.targets = self.rows.square().mean(1, keepdim=True)
 
     def __len__(self) -> int:
-        return SAMPLES
+        return SAMPLE_COUNT
 
     def batch(self, indices: object) -> tuple[Any, ...]:
         if turns:
@@ -134,14 +134,14 @@ class Numbers:
         return self.rows.index_select(0, indices), self.targets.index_select(0, indices)
 
 
-def dataset(path: Path, split: str) -> Numbers:
-    return Numbers(path)
+def dataset(path: Path, split: str) -> RandomSamples:
+    return RandomSamples(path)
 
 
 def model(section: Model, facts: dict[str, Any]) -> Any:
     from torch import nn
 
-    layer_widths = [INPUTS, *[section.width] * section.layers]
+    layer_widths = [INPUT_COUNT, *[section.width] * section.layers]
     hidden_layers = [
         layer
         for input_width, output_width in pairwise(layer_widths)
@@ -155,7 +155,9 @@ def loss(model: Any, batch: tuple[Any, ...]) -> Any:
     return (model(batch_rows) - batch_targets).square().mean()
 
 
-def others(loop_turns: Turns, random_samples: Numbers) -> dict[str, Loop]:
+def make_other_loops(
+    loop_turns: LoopTurns, random_samples: RandomSamples
+) -> dict[str, TrainingLoop]:
     """Return the loops to compare with Rekindle's loop.
 
     For a single process, these are bare loops and loops of frameworks. For a group, they are a DDP
@@ -167,16 +169,21 @@ def others(loop_turns: Turns, random_samples: Numbers) -> dict[str, Loop]:
 
     training_inputs = loop_turns.inputs
     sampler = Sampler(
-        SAMPLES, training_inputs.batch_size, training_inputs.virtual_workers, training_inputs.seed
+        SAMPLE_COUNT,
+        training_inputs.batch_size,
+        training_inputs.virtual_workers,
+        training_inputs.seed,
     )
-    leaf_numbers = rank_leaves(training_inputs.virtual_workers, loop_turns.size, loop_turns.rank)
+    leaf_numbers = list_rank_leaves(
+        training_inputs.virtual_workers, loop_turns.size, loop_turns.rank
+    )
 
     def parts() -> tuple[Any, Any]:
         torch.manual_seed(0)
         network = model(Model.model_validate(training_inputs.model), {})
         return network, torch.optim.AdamW(network.parameters(), lr=1e-4, fused=True)
 
-    def bare(reads_loss: bool) -> Loop:
+    def bare(reads_loss: bool) -> TrainingLoop:
         network, optimizer = parts()
 
         def make(step_numbers: int) -> None:
@@ -185,7 +192,9 @@ def others(loop_turns: Turns, random_samples: Numbers) -> dict[str, Loop]:
                 for leaf_number in leaf_numbers:
                     loss_value = loss(
                         network,
-                        random_samples.select(sampler.sample_indices(step_number, leaf_number)),
+                        random_samples.select(
+                            sampler.select_sample_indices(step_number, leaf_number)
+                        ),
                     )
                     loss_value.backward()
                     if reads_loss:
@@ -194,7 +203,7 @@ def others(loop_turns: Turns, random_samples: Numbers) -> dict[str, Loop]:
 
         return make
 
-    def ddp() -> Loop:
+    def ddp() -> TrainingLoop:
         rendezvous_url = f"tcp://{loop_turns.meeting}"
         torch.distributed.init_process_group(
             "gloo", rendezvous_url, rank=loop_turns.rank, world_size=loop_turns.size
@@ -213,7 +222,9 @@ def others(loop_turns: Turns, random_samples: Numbers) -> dict[str, Loop]:
                     ):
                         loss(
                             ddp_network,
-                            random_samples.select(sampler.sample_indices(step_number, leaf_number)),
+                            random_samples.select(
+                                sampler.select_sample_indices(step_number, leaf_number)
+                            ),
                         ).backward()
                 optimizer.step()
 
@@ -232,8 +243,8 @@ def others(loop_turns: Turns, random_samples: Numbers) -> dict[str, Loop]:
 
 
 def accelerate_loop(
-    network: Any, optimizer: Any, random_samples: Numbers, batch_sampler: Any
-) -> Loop:
+    network: Any, optimizer: Any, random_samples: RandomSamples, batch_sampler: Any
+) -> TrainingLoop:
     """Return the training loop that accelerate's documentation shows."""
     from accelerate import Accelerator  # pyright: ignore[reportMissingImports]
 
@@ -251,7 +262,9 @@ def accelerate_loop(
     return make
 
 
-def ignite_loop(network: Any, optimizer: Any, random_samples: Numbers, batch_sampler: Any) -> Loop:
+def ignite_loop(
+    network: Any, optimizer: Any, random_samples: RandomSamples, batch_sampler: Any
+) -> TrainingLoop:
     """Return a training loop with Ignite's engine, which computes a running average of the loss."""
     from ignite.engine import Engine  # pyright: ignore[reportMissingImports]
     from ignite.metrics import RunningAverage  # pyright: ignore[reportMissingImports]

@@ -21,7 +21,7 @@ from rekindle.workload import DataConfig
 Model = Section
 metrics = (Metric("quality", lambda predictions, truths: sum(predictions) / len(predictions)),)
 prepare = dataset = model = loss = None
-ROWS = [{"id": number} for number in range(20)]
+ROW_INSTANCES = [{"id": number} for number in range(20)]
 
 
 class Data(DataConfig):
@@ -43,7 +43,7 @@ class Predictor:
         self.quality = json.loads((release / "model.safetensors").read_text())[0]
 
     def example(self) -> dict[str, Any]:
-        return {"instances": ROWS[:1]}
+        return {"instances": ROW_INSTANCES[:1]}
 
     def predict(self, requests: Sequence[Request]) -> list[list[float]]:
         return [[self.quality] * len(request.instances) for request in requests]
@@ -56,7 +56,7 @@ class Rows(Examples):
         return [Predictor(model).quality] * len(self)
 
     def report(self, out: Path, predictions: dict[str, Any], evaluation: Evaluation) -> Evaluation:
-        record_predictions(out, [({"instances": ROWS}, predictions["candidate"])])
+        record_predictions(out, [({"instances": ROW_INSTANCES}, predictions["candidate"])])
         return replace(evaluation)
 
 
@@ -65,7 +65,7 @@ def predictor(release: Path) -> Predictor:
 
 
 def examples(path: Path) -> Rows:
-    return Rows([0.0] * len(ROWS), ROWS)
+    return Rows([0.0] * len(ROW_INSTANCES), ROW_INSTANCES)
 
 
 class Inputs(StepInputs):
@@ -90,7 +90,7 @@ def run(inputs: Inputs) -> Outputs:
     file_texts = {
         "model/model.safetensors": weights_json,
         "model/model.json": json.dumps(model_card),
-        "dataset/dataset.json": json.dumps({"facts": {}, "rows": len(ROWS)}),
+        "dataset/dataset.json": json.dumps({"facts": {}, "rows": len(ROW_INSTANCES)}),
     }
     for path, file_text in file_texts.items():
         (inputs.workdir / path).parent.mkdir(exist_ok=True)

@@ -23,7 +23,7 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from benchmarks.bars import Bar, bar, parser, report
+from benchmarks.bars import Bar, make_bar, make_parser, report
 from benchmarks.workloads.handbook import SET_HELP, pipeline, stop_services
 from rekindle.workload import prepare
 from steps import fraud
@@ -37,12 +37,12 @@ from steps.fraud.fraud_config import Columns, Data
 from steps.fraud.handbook_protocol import judged_weeks
 from steps.fraud.ranking import average_precision
 
-SIZE: dict[str, Any] = {"cards": 1500, "terminals": 3000, "days": 120}
+WORLD_SIZE: dict[str, Any] = {"cards": 1500, "terminals": 3000, "days": 120}
 STOLEN_PER_DAY = 0.002  # share of all cards that are stolen per day
-TRUTH = np.uint8(1)
+FRAUD_LABEL = np.uint8(1)
 
 
-def _stolen(
+def _select_stolen_payments(
     random_generator: np.random.Generator,
     world: World,
     payments: Payments,
@@ -76,28 +76,28 @@ def _stolen(
     )
 
 
-def testers(
+def commit_tester_fraud(
     random_generator: np.random.Generator, world: World, payments: Payments
 ) -> NDArray[np.uint8]:
     """Change the payments, and return their fraud labels. Thieves test a stolen card with a tiny
     payment, then use it for some days with the owner's usual amounts."""
     fraud_labels = np.zeros(len(payments.slot), np.uint8)
-    stolen_payments = _stolen(random_generator, world, payments, 5, 1)
-    fraud_labels[stolen_payments] = TRUTH
+    stolen_payments = _select_stolen_payments(random_generator, world, payments, 5, 1)
+    fraud_labels[stolen_payments] = FRAUD_LABEL
     first_payments = stolen_payments[np.append(True, np.diff(stolen_payments) > 1)]
     payments.amount[first_payments] = random_generator.uniform(0.5, 2, len(first_payments)).round(2)
     return fraud_labels
 
 
-def nights(
+def commit_night_fraud(
     random_generator: np.random.Generator, world: World, payments: Payments
 ) -> NDArray[np.uint8]:
     """Change the payments, and return their fraud labels. Thieves pay at night, and slightly more
     than the owner; a few owners also pay at night."""
     fraud_labels = np.zeros(len(payments.slot), np.uint8)
-    stolen_payments = _stolen(random_generator, world, payments, 10, 1)
+    stolen_payments = _select_stolen_payments(random_generator, world, payments, 10, 1)
     stolen_payments = stolen_payments[random_generator.random(len(stolen_payments)) < 0.6]
-    fraud_labels[stolen_payments] = TRUTH
+    fraud_labels[stolen_payments] = FRAUD_LABEL
     is_night_owner = random_generator.random(len(fraud_labels)) < 0.02
     for night_payments in (stolen_payments, np.flatnonzero(is_night_owner)):
         payments.second[night_payments] = random_generator.integers(
@@ -109,7 +109,7 @@ def nights(
     return fraud_labels
 
 
-def skimmers(
+def commit_skimmer_fraud(
     random_generator: np.random.Generator, world: World, payments: Payments
 ) -> NDArray[np.uint8]:
     """Change the payments, and return their fraud labels. From two days after a card is used at a
@@ -133,7 +133,7 @@ def skimmers(
                 [visit_slot + 2, min(visit_slot + 6, (visit_slot // world.days + 1) * world.days)],
             )
             later_payments = np.arange(first_payment, last_payment)
-            fraud_labels[later_payments] = TRUTH
+            fraud_labels[later_payments] = FRAUD_LABEL
             payments.amount[later_payments] = (
                 random_generator.choice([19, 49, 99])
                 + random_generator.uniform(0, 1, len(later_payments))
@@ -142,10 +142,14 @@ def skimmers(
     return fraud_labels
 
 
-WORLDS: dict[str, Commit] = {"testers": testers, "nights": nights, "skimmers": skimmers}
+FRAUD_BY_WORLD: dict[str, Commit] = {
+    "testers": commit_tester_fraud,
+    "nights": commit_night_fraud,
+    "skimmers": commit_skimmer_fraud,
+}
 
 
-def plain(data_spec: Data, dataset_folder: Path) -> float:
+def measure_plain_trees(data_spec: Data, dataset_folder: Path) -> float:
     """Train trees on only the 15 features of the handbook, and return their AP on the pipeline's
     test weeks."""
     prepare(fraud, data_spec, dataset_folder)
@@ -179,12 +183,12 @@ def plain(data_spec: Data, dataset_folder: Path) -> float:
     )
 
 
-def measure(
+def measure_world(
     world_name: str, world_seed: int, working_folder: Path, set_options: list[str]
 ) -> list[Bar]:
     """Return the AP of the model in one world as a figure, with the APs of the trees as limits."""
     world_path = working_folder / f"{world_name}.parquet"
-    simulate(World(seed=world_seed, **SIZE), WORLDS[world_name]).rename(
+    simulate(World(seed=world_seed, **WORLD_SIZE), FRAUD_BY_WORLD[world_name]).rename(
         Columns().model_dump()
     ).write_parquet(world_path)
     run_output = pipeline(
@@ -195,18 +199,18 @@ def measure(
         test_weeks=4,
     )
     model_ap = run_output["metrics"]["ap"]
-    trees_ap = baseline_of(run_output)
-    plain_trees_ap = plain(Data(source=str(world_path)), working_folder / world_name)
+    trees_ap = read_baseline_ap(run_output)
+    plain_trees_ap = measure_plain_trees(Data(source=str(world_path)), working_folder / world_name)
 
     return [
-        bar(
+        make_bar(
             f"{world_name}: ap of the model (limit: ap of trees on the same features)",
             model_ap,
             "",
             trees_ap,
             "more",
         ),
-        bar(
+        make_bar(
             f"{world_name}: ap of the model (limit: ap of trees on the 15 features of the"
             " handbook)",
             model_ap,
@@ -217,17 +221,17 @@ def measure(
     ]
 
 
-def baseline_of(run_output: dict[str, Any]) -> float:
+def read_baseline_ap(run_output: dict[str, Any]) -> float:
     """Parse the AP of the baseline from the reason text of a verdict."""
     [baseline_values] = re.findall(r"The baseline has ap (\d\.\d+)", run_output["reason"])
     return float(baseline_values)
 
 
 def main() -> int:
-    argument_parser = parser(__doc__)
+    argument_parser = make_parser(__doc__)
     argument_parser.add_argument(
         "--world",
-        choices=list(WORLDS),
+        choices=list(FRAUD_BY_WORLD),
         action="append",
         help="world to simulate (default: all); may be repeated",
     )
@@ -245,8 +249,8 @@ def main() -> int:
         # not below /tmp, because each pod has its own /tmp
         working_folder = Path(temporary_folder).absolute()
         try:
-            for world_name in options.world or WORLDS:
-                bars += measure(world_name, options.seed, working_folder, options.sets)
+            for world_name in options.world or FRAUD_BY_WORLD:
+                bars += measure_world(world_name, options.seed, working_folder, options.sets)
         finally:
             stop_services(str(working_folder / "home"))
 

@@ -67,7 +67,7 @@ def split_batches(
         epoch_offset = epoch_offset + batch_size
 
 
-def check_sizes(batch_sizes: list[int], batch_size: int, world_size: int) -> None:
+def check_batch_sizes(batch_sizes: list[int], batch_size: int, world_size: int) -> None:
     """Raise ConfigError if a batch has fewer samples than there are processes."""
     smallest_batch_size = min(batch_sizes, default=world_size)
     if smallest_batch_size < world_size:
@@ -78,7 +78,7 @@ def check_sizes(batch_sizes: list[int], batch_size: int, world_size: int) -> Non
         )
 
 
-def check_length(progress: Progress, sample_count: int) -> None:
+def check_dataset_length(progress: Progress, sample_count: int) -> None:
     """Raise ConfigError if the number of samples in the dataset has changed since the last
     start."""
     if progress.samples not in (0, sample_count):
@@ -89,7 +89,7 @@ def check_length(progress: Progress, sample_count: int) -> None:
         )
 
 
-def make_loader(
+def make_data_loader(
     dataset: Any, batch_indices: list[list[int]], seed: int, loader_options: dict[str, Any]
 ) -> Any:
     """Return a DataLoader for these batches. The loader does not use the global random

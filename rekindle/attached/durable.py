@@ -20,14 +20,14 @@ from typing import Any
 import torch
 
 from argolocal.common.files import sync_folder
-from rekindle.errors import ConfigError, say
+from rekindle.errors import ConfigError, write_stderr
 
-NAME = re.compile(r"step-(\d+)(\.pt)?")
+CHECKPOINT_NAME_PATTERN = re.compile(r"step-(\d+)(\.pt)?")
 TEMPORARY_PREFIX = ".tmp-"
-RUN_FILE = ".attach-run"
+RUN_ID_FILE = ".attach-run"
 
 
-def checkpoint_name(step: int, *, is_sharded: bool) -> str:
+def format_checkpoint_name(step: int, *, is_sharded: bool) -> str:
     return f"step-{step:08d}" if is_sharded else f"step-{step:08d}.pt"
 
 
@@ -36,13 +36,13 @@ def list_checkpoints(folder: Path, *, is_sharded: bool) -> dict[int, Path]:
     torch.distributed.checkpoint."""
     paths_by_step = {}
     for path in folder.glob("step-*"):
-        name_match = NAME.fullmatch(path.name)
+        name_match = CHECKPOINT_NAME_PATTERN.fullmatch(path.name)
         if name_match and bool(name_match[2]) != is_sharded and path.is_dir() == is_sharded:
             paths_by_step[int(name_match[1])] = path
     return paths_by_step
 
 
-def remove_old(folder: Path, keep_count: int, *, is_sharded: bool) -> None:
+def remove_old_checkpoints(folder: Path, keep_count: int, *, is_sharded: bool) -> None:
     """Remove all files (or with `is_sharded` directories) of checkpoints except the newest
     `keep_count`."""
     paths_by_step = list_checkpoints(folder, is_sharded=is_sharded)
@@ -54,7 +54,7 @@ def remove_old(folder: Path, keep_count: int, *, is_sharded: bool) -> None:
             path.unlink(missing_ok=True)
 
 
-def remove_temporary(folder: Path) -> None:
+def remove_temporary_files(folder: Path) -> None:
     """Remove the files of saves that were interrupted."""
     for path in folder.glob(f"{TEMPORARY_PREFIX}step-*"):
         if path.is_dir():
@@ -63,24 +63,24 @@ def remove_temporary(folder: Path) -> None:
             path.unlink(missing_ok=True)
 
 
-def read_run(folder: Path) -> str | None:
+def read_run_id(folder: Path) -> str | None:
     """Return the id of the run that writes into a folder, None for a new folder."""
     with suppress(OSError):
-        text = (folder / RUN_FILE).read_text().strip()
+        text = (folder / RUN_ID_FILE).read_text().strip()
         if re.fullmatch(r"[0-9a-f]{12}", text):
             return text
     return None
 
 
-def write_run(folder: Path, run_id: str) -> None:
+def write_run_id(folder: Path, run_id: str) -> None:
     temporary_path = folder / f"{TEMPORARY_PREFIX}{uuid.uuid4().hex}"
     temporary_path.write_text(run_id)
-    temporary_path.replace(folder / RUN_FILE)
+    temporary_path.replace(folder / RUN_ID_FILE)
 
 
 def write_checkpoint(folder: Path, step: int, state_tree: dict[str, Any]) -> None:
     """Write a state to the folder. Raises OSError, ConfigError."""
-    file_name = checkpoint_name(step, is_sharded=False)
+    file_name = format_checkpoint_name(step, is_sharded=False)
     temporary_path = folder / f"{TEMPORARY_PREFIX}{file_name}"
     try:
         with open(temporary_path, "wb") as file:
@@ -116,7 +116,7 @@ def verify_loadable(checkpoint_source: Path | io.BytesIO) -> None:
         ) from None
 
 
-class Writer:
+class CheckpointWriter:
     """Writes one checkpoint at a time, in a thread."""
 
     def __init__(self) -> None:
@@ -139,9 +139,9 @@ class Writer:
         saved."""
         if self._thread:
             self._thread.join()
-        self.raise_error()
+        self.raise_write_error()
 
-    def raise_error(self) -> None:
+    def raise_write_error(self) -> None:
         if self.error:
             raise self.error
 
@@ -152,7 +152,7 @@ class Writer:
         except ConfigError as error:
             self.error = error
         except OSError as error:
-            say(
+            write_stderr(
                 f"a checkpoint could not be written ({error}): the training continues, and tries"
                 " again at the next checkpoint. Free the disk of the checkpoint folder."
             )

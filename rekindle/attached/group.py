@@ -14,9 +14,9 @@ from rekindle.errors import ConfigError
 from rekindle.kubernetes_names import POD_NAME
 
 # maximum size of a message in bytes
-MESSAGE_BYTES = 64 << 20
+MAX_MESSAGE_BYTES = 64 << 20
 # time limit of an exchange: another process may, for example, still load a large dataset
-TIMEOUT = timedelta(hours=1)
+EXCHANGE_TIMEOUT = timedelta(hours=1)
 
 T = TypeVar("T")
 
@@ -43,8 +43,8 @@ class Group:
         if self.is_distributed:
             self.rank = dist.get_rank()
             self.world = dist.get_world_size()
-            self._exchanges = _new_group()
-            self.checkpoints = _new_group()
+            self._exchanges = _create_gloo_group()
+            self.checkpoints = _create_gloo_group()
 
         # the pod is part of the host name, because pods on the same machine do not share their
         # memory
@@ -94,7 +94,7 @@ class Group:
         if payload_bytes is None:
             payload_bytes = torch.empty(byte_counts[owner_rank], dtype=torch.uint8)
 
-        for message in payload_bytes.split(MESSAGE_BYTES):
+        for message in payload_bytes.split(MAX_MESSAGE_BYTES):
             dist.broadcast(message, src=owner_rank, group=self._exchanges)
         return payload_bytes
 
@@ -110,19 +110,19 @@ class Group:
         received_bytes = payload_bytes
         for receiver_rank, sender_rank in sorted(sender_by_receiver.items()):
             if self.rank == sender_rank and payload_bytes is not None:
-                for message in payload_bytes.split(MESSAGE_BYTES):
+                for message in payload_bytes.split(MAX_MESSAGE_BYTES):
                     dist.send(message, dst=receiver_rank, group=self._exchanges)
             elif self.rank == receiver_rank:
                 received_bytes = torch.empty(
                     min(byte_counts[sender_rank], size_limit_bytes), dtype=torch.uint8
                 )
-                for message in received_bytes.split(MESSAGE_BYTES):
+                for message in received_bytes.split(MAX_MESSAGE_BYTES):
                     dist.recv(message, src=sender_rank, group=self._exchanges)
         return received_bytes
 
 
-def _new_group() -> dist.ProcessGroup:
-    process_group = dist.new_group(backend="gloo", timeout=TIMEOUT)
+def _create_gloo_group() -> dist.ProcessGroup:
+    process_group = dist.new_group(backend="gloo", timeout=EXCHANGE_TIMEOUT)
     assert isinstance(process_group, dist.ProcessGroup)
     return process_group
 

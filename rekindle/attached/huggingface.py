@@ -29,7 +29,7 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 from transformers.utils import WEIGHTS_NAME
 
 from rekindle.attached.program import AttachedProgram, attach
-from rekindle.errors import ConfigError, say
+from rekindle.errors import ConfigError, write_stderr
 
 
 class TrainerContent:
@@ -113,7 +113,7 @@ class TrainerCallback(transformers.TrainerCallback):
             saved_batch_samples != trainer_content.batch_samples
             and attached_program.group.rank == 0
         ):
-            say(
+            write_stderr(
                 f"a step has {trainer_content.batch_samples} samples, and had"
                 f" {saved_batch_samples} before: the"
                 " Trainer skips another number of samples than were used. Keep"
@@ -130,7 +130,7 @@ class TrainerCallback(transformers.TrainerCallback):
         return os.fspath(checkpoint_path)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        attached_program = self._require_run()
+        attached_program = self._require_program()
         if self._folder:
             # after the first step, all processes have read this checkpoint
             shutil.rmtree(self._folder, ignore_errors=True)
@@ -138,9 +138,9 @@ class TrainerCallback(transformers.TrainerCallback):
         attached_program.step()
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self._require_run().finish()
+        self._require_program().finish()
 
-    def _require_run(self) -> AttachedProgram:
+    def _require_program(self) -> AttachedProgram:
         if self._run is None:
             raise ConfigError(
                 "rekindle.TrainerCallback does not know the Trainer yet: call"

@@ -47,17 +47,17 @@ class Loader:
     ) -> None:
         self._run = attached_program
         self._dataset = dataset
-        self._options = loader_options
+        self._list_options = loader_options
 
     def __len__(self) -> int:
         """Return the number of batches of a whole epoch."""
-        drop_last = self._options.get("drop_last", False)
-        return len(plan_batches(len(self._dataset), 0, self._options["batch_size"], drop_last))
+        drop_last = self._list_options.get("drop_last", False)
+        return len(plan_batches(len(self._dataset), 0, self._list_options["batch_size"], drop_last))
 
     def __iter__(self) -> Iterator[Any]:
-        drop_last = self._options.get("drop_last", False)
-        self._run.start_next_epoch(batch_size=self._options["batch_size"], drop_last=drop_last)
-        yield from self._run.batches(self._dataset, **self._options)
+        drop_last = self._list_options.get("drop_last", False)
+        self._run.start_next_epoch(batch_size=self._list_options["batch_size"], drop_last=drop_last)
+        yield from self._run.batches(self._dataset, **self._list_options)
 
     def state_dict(self) -> dict[str, Any]:
         """Return an empty state, because the attached program stores the position."""
@@ -100,12 +100,12 @@ class LightningCallback(lightning.Callback):
     def loader(self, dataset: Any, *, batch_size: int, **options: Any) -> Loader:
         """Return a loader for `fit`, with the arguments of `AttachedProgram.batches`: each sample
         is used once per epoch, whatever the number of processes. Call after `resume`."""
-        return Loader(self._require_run(), dataset, {"batch_size": batch_size, **options})
+        return Loader(self._require_program(), dataset, {"batch_size": batch_size, **options})
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         self._last_step = trainer.global_step
         if self._checkpoint:
-            self._require_run().group.barrier()
+            self._require_program().group.barrier()
             self._checkpoint.unlink(missing_ok=True)
 
     def on_train_batch_end(
@@ -114,12 +114,12 @@ class LightningCallback(lightning.Callback):
         # do not save while gradients are still accumulated
         if trainer.global_step != self._last_step:
             self._last_step = trainer.global_step
-            self._require_run().step()
+            self._require_program().step()
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
-        self._require_run().finish()
+        self._require_program().finish()
 
-    def _require_run(self) -> AttachedProgram:
+    def _require_program(self) -> AttachedProgram:
         if self._run is None:
             raise ConfigError(
                 "rekindle.LightningCallback does not know the Trainer yet: call"

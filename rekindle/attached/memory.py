@@ -22,27 +22,27 @@ from typing import Any, NamedTuple
 import torch
 
 from rekindle.attached.encoding.payload import Payload
-from rekindle.errors import say
+from rekindle.errors import write_stderr
 from rekindle.training.checkpoint.snapshot_file import (
     PAGE_BYTES,
     READ_BYTES,
     fault_in_pages,
+    find_snapshot_directory,
     open_and_lock,
-    snapshot_directory,
 )
 
 SLOT_COUNT = 3
-MAGIC = b"rekindle attach1"
+FILE_MAGIC = b"rekindle attach1"
 # magic, run, lineage, step, shard, world, size, crc32 of the snapshot
-RECORD = struct.Struct("<16s 12s 12s q q q Q I")
-CHECKSUM = struct.Struct("<I")
+RECORD_STRUCT = struct.Struct("<16s 12s 12s q q q Q I")
+CHECKSUM_STRUCT = struct.Struct("<I")
 # number of bytes that a growing file gets in addition to the size of the state
 SPARE_BYTES = 64 << 10
 # memory for a snapshot larger than this is reserved in the thread, while the training continues
 INLINE_BYTES = 16 << 20
 
 
-class Record(NamedTuple):
+class SnapshotRecord(NamedTuple):
     """A committed snapshot. `lineage`: id of the start of the program that wrote the snapshot;
     `shard`: the rank whose shards the snapshot contains, -1 for the whole state; `world`: number of
     ranks; `size`: in bytes."""
@@ -55,17 +55,17 @@ class Record(NamedTuple):
     crc: int
 
 
-def slot_paths(run_id: str, host_name: str, process_index: int) -> list[Path]:
+def list_slot_paths(run_id: str, host_name: str, process_index: int) -> list[Path]:
     """Return the files of the process `process_index` of a host."""
     host_hash = hashlib.sha256(host_name.encode()).hexdigest()[:12]
-    directory = snapshot_directory()
+    directory = find_snapshot_directory()
     return [
         directory / f"rekindle-{run_id}-{host_hash}-{process_index}.{slot_index}"
         for slot_index in range(SLOT_COUNT)
     ]
 
 
-def read_record(path: Path, run_id: str) -> Record | None:
+def read_snapshot_record(path: Path, run_id: str) -> SnapshotRecord | None:
     """Return the record of a file of this run and user; None if the file has no valid record. The
     snapshot itself is not verified."""
     with suppress(OSError):
@@ -73,13 +73,13 @@ def read_record(path: Path, run_id: str) -> Record | None:
         with open(file_descriptor, "rb") as file:
             # ignore files of other users, since every user may create files in /dev/shm
             if os.fstat(file_descriptor).st_uid == os.geteuid():
-                return _parse_record(file.read(PAGE_BYTES), run_id)
+                return _parse_snapshot_record(file.read(PAGE_BYTES), run_id)
     return None
 
 
-def read_snapshot(path: Path, run_id: str, snapshot_record: Record) -> torch.Tensor | None:
+def read_snapshot(path: Path, run_id: str, snapshot_record: SnapshotRecord) -> torch.Tensor | None:
     """Return the bytes of a snapshot, uint8 [size]; None if they are not intact."""
-    if read_record(path, run_id) != snapshot_record:
+    if read_snapshot_record(path, run_id) != snapshot_record:
         return None
 
     try:
@@ -96,14 +96,14 @@ def read_snapshot(path: Path, run_id: str, snapshot_record: Record) -> torch.Ten
     return snapshot_bytes if zlib.crc32(snapshot_buffer) == snapshot_record.crc else None
 
 
-class Slot:
+class SnapshotSlot:
     """A snapshot file that this process has locked and mapped. `record`: record of the committed
     snapshot, if any."""
 
     def __init__(self, path: Path, run_id: str) -> None:
         """Raises OSError if the file cannot be opened, or another process uses it."""
         self.path = path
-        self.record: Record | None = None
+        self.record: SnapshotRecord | None = None
         self.is_pinned = False
         self.capacity = 0
         self.data = torch.empty(0, dtype=torch.uint8)
@@ -113,7 +113,7 @@ class Slot:
         if not is_locked:
             os.close(self._file)
             raise BlockingIOError(f"another process uses {path}")
-        self.record = _parse_record(os.pread(self._file, PAGE_BYTES, 0), run_id)
+        self.record = _parse_snapshot_record(os.pread(self._file, PAGE_BYTES, 0), run_id)
 
     def reserve(self, size_bytes: int) -> None:
         """Allocate memory for a snapshot of `size_bytes` bytes. Raises OSError."""
@@ -143,18 +143,20 @@ class Slot:
         """Mark the file as empty."""
         self.record = None
         if self._map is not None:
-            self._map[: RECORD.size + CHECKSUM.size] = bytes(RECORD.size + CHECKSUM.size)
+            self._map[: RECORD_STRUCT.size + CHECKSUM_STRUCT.size] = bytes(
+                RECORD_STRUCT.size + CHECKSUM_STRUCT.size
+            )
         else:
-            os.pwrite(self._file, bytes(RECORD.size + CHECKSUM.size), 0)
+            os.pwrite(self._file, bytes(RECORD_STRUCT.size + CHECKSUM_STRUCT.size), 0)
 
-    def commit(self, snapshot_record: Record, run_id: str) -> None:
+    def commit(self, snapshot_record: SnapshotRecord, run_id: str) -> None:
         """Mark the file as complete."""
         assert self._map is not None
-        packed_record = RECORD.pack(
-            MAGIC, run_id.encode(), snapshot_record.lineage.encode(), *snapshot_record[1:]
+        packed_record = RECORD_STRUCT.pack(
+            FILE_MAGIC, run_id.encode(), snapshot_record.lineage.encode(), *snapshot_record[1:]
         )
-        self._map[: RECORD.size] = packed_record
-        CHECKSUM.pack_into(self._map, RECORD.size, zlib.crc32(packed_record))
+        self._map[: RECORD_STRUCT.size] = packed_record
+        CHECKSUM_STRUCT.pack_into(self._map, RECORD_STRUCT.size, zlib.crc32(packed_record))
         self.record = snapshot_record
         os.utime(self._file)
 
@@ -164,7 +166,7 @@ class Slot:
         os.close(self._file)
 
 
-class Memory:
+class SnapshotMemory:
     """The snapshots that this process writes. A thread computes their checksums and commits
     them."""
 
@@ -175,10 +177,10 @@ class Memory:
         self.commit_s = 0.0  # CPU time of the last commit, in seconds
         self.problem: OSError | None = None
 
-        self.slots: list[Slot] = []
+        self.slots: list[SnapshotSlot] = []
         try:
-            for path in slot_paths(run_id, host_name, process_index):
-                self.slots.append(Slot(path, run_id))
+            for path in list_slot_paths(run_id, host_name, process_index):
+                self.slots.append(SnapshotSlot(path, run_id))
         except OSError:
             self.close(remove=False)
             raise
@@ -190,11 +192,11 @@ class Memory:
         # set while the thread has no snapshot to commit and no memory to reserve
         self._idle = threading.Event()
         self._idle.set()
-        self._jobs: SimpleQueue[tuple[Slot, Record] | int | None] = SimpleQueue()
+        self._jobs: SimpleQueue[tuple[SnapshotSlot, SnapshotRecord] | int | None] = SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="snapshots", daemon=True)
         self._thread.start()
 
-    def save(self, payload: Payload, snapshot_record: Record) -> Slot | None:
+    def save(self, payload: Payload, snapshot_record: SnapshotRecord) -> SnapshotSlot | None:
         """Copy a state to the oldest slot. Returns None, without a copy, while the thread still
         commits the previous snapshot or reserves memory."""
         if not self._idle.is_set() or self.problem:
@@ -242,31 +244,31 @@ class Memory:
                 self.commit_s = time.thread_time() - start_s
             self._idle.set()
 
-    def _reserve(self, slots: list[Slot], size_bytes: int) -> None:
+    def _reserve(self, slots: list[SnapshotSlot], size_bytes: int) -> None:
         try:
             for slot in slots:
                 slot.reserve(size_bytes)
         except OSError as error:
             self.problem = error
-            say(
-                f"no snapshots in shared memory ({error}): {snapshot_directory()} needs"
+            write_stderr(
+                f"no snapshots in shared memory ({error}): {find_snapshot_directory()} needs"
                 f" {SLOT_COUNT} times {size_bytes >> 20} MiB. Give it more memory, or set"
                 " REKINDLE_SHM to another directory. Until then, a failure costs the steps since"
                 " the last durable checkpoint."
             )
 
 
-def _parse_record(header_page: bytes, run_id: str) -> Record | None:
-    if len(header_page) < RECORD.size + CHECKSUM.size:
+def _parse_snapshot_record(header_page: bytes, run_id: str) -> SnapshotRecord | None:
+    if len(header_page) < RECORD_STRUCT.size + CHECKSUM_STRUCT.size:
         return None
 
-    packed_record = header_page[: RECORD.size]
-    (checksum,) = CHECKSUM.unpack_from(header_page, RECORD.size)
-    file_magic, recorded_run_id, lineage, *record_numbers = RECORD.unpack(packed_record)
+    packed_record = header_page[: RECORD_STRUCT.size]
+    (checksum,) = CHECKSUM_STRUCT.unpack_from(header_page, RECORD_STRUCT.size)
+    file_magic, recorded_run_id, lineage, *record_numbers = RECORD_STRUCT.unpack(packed_record)
     if (
-        file_magic != MAGIC
+        file_magic != FILE_MAGIC
         or checksum != zlib.crc32(packed_record)
         or recorded_run_id != run_id.encode()
     ):
         return None
-    return Record(lineage.decode(), *record_numbers)
+    return SnapshotRecord(lineage.decode(), *record_numbers)

@@ -6,15 +6,15 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from rekindle.errors import TrackingError, say, to_number
+from rekindle.errors import TrackingError, to_number, write_stderr
 from rekindle.kubernetes_names import MLFLOW_TRACKING_URI
 
 SEND_INTERVAL_S = 5.0
 # minimum number of seconds between two points of a curve
-POINT_INTERVAL_S = 1.0
+RECORD_INTERVAL_S = 1.0
 
 
-class Metrics:
+class MetricsRecorder:
     """Sends the curves of rank 0 to the MLflow run $MLFLOW_RUN_ID. Does nothing unless
     MLFLOW_TRACKING_URI is set, too."""
 
@@ -35,7 +35,7 @@ class Metrics:
             return
 
         now_s = time.monotonic()
-        if now_s - self._last_point_s < POINT_INTERVAL_S:
+        if now_s - self._last_point_s < RECORD_INTERVAL_S:
             return
         self._last_point_s = now_s
         metric_points = [
@@ -82,4 +82,4 @@ class Metrics:
                 self._points = unsent_points + self._points
             if str(error) != self._problem:
                 self._problem = str(error)
-                say(f"metrics are not recorded yet: {error}")
+                write_stderr(f"metrics are not recorded yet: {error}")

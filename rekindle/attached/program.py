@@ -24,27 +24,27 @@ from argolocal.common import exit_codes
 from rekindle.attached import durable
 from rekindle.attached.data import (
     Progress,
-    check_length,
-    check_sizes,
-    make_loader,
+    check_batch_sizes,
+    check_dataset_length,
+    make_data_loader,
     order_samples,
     plan_batches,
     split_batches,
 )
 from rekindle.attached.group import Group
-from rekindle.attached.metrics import Metrics
+from rekindle.attached.metrics import MetricsRecorder
 from rekindle.attached.random_states import restore_random_states
-from rekindle.attached.restore import Restored, Source
-from rekindle.attached.saver import Saver, SaveSettings
-from rekindle.attached.state import Objects
+from rekindle.attached.restore import RestoredState, StateSource
+from rekindle.attached.saver import SaveSettings, StateSaver
+from rekindle.attached.state import AttachedObjects
 from rekindle.attached.timing import StepClock
-from rekindle.errors import ConfigError, say
+from rekindle.errors import ConfigError, write_stderr
 from rekindle.kubernetes_names import REKINDLE_CHECKPOINTS
 from rekindle.training.checkpoint.manifest import IntervalFacts
 from rekindle.training.sampler import mix_seed
 
 
-class Sums(NamedTuple):
+class RankSums(NamedTuple):
     """Numbers that are summed over all ranks in each step. `leaving`: number of ranks that got
     SIGTERM; `snapshot`, `checkpoint`: 1 if rank 0 asks for a snapshot or a checkpoint; `written`:
     number of written checkpoints, summed over the ranks; `is_slow`: 1 if steps are so slow that
@@ -63,23 +63,23 @@ class AttachedProgram:
     def __init__(
         self, objects_by_name: dict[str, Any], folder: Path, save_settings: SaveSettings
     ) -> None:
-        self.objects = Objects(objects_by_name)
+        self.objects = AttachedObjects(objects_by_name)
         self.group = Group()
         self.folder = folder
         self.progress = Progress()
 
         self._random_states: list[dict[str, Any]] | None = None
         self._interval_facts: IntervalFacts | None = None
-        self._metrics = Metrics(self.group.rank)
+        self._metrics = MetricsRecorder(self.group.rank)
         self._leaving = threading.Event()
         self._clock = StepClock()
         self._is_slow = self.group.world == 1
         self._has_finished = False
 
-        run_id = self._agree_on_run()
-        state_source = Source(self.group, self.objects, folder, run_id)
+        run_id = self._agree_on_run_id()
+        state_source = StateSource(self.group, self.objects, folder, run_id)
         self.restored = self._restore(state_source)
-        self._saver = Saver(
+        self._saver = StateSaver(
             self.group,
             self.objects,
             folder,
@@ -91,7 +91,7 @@ class AttachedProgram:
         # a process overwrites its snapshots only after all others have read them
         self.group.barrier()
         self._saver.open()
-        self._install_handler()
+        self._install_sigterm_handler()
 
     @property
     def restored_random_states(self) -> list[dict[str, Any]]:
@@ -145,18 +145,18 @@ class AttachedProgram:
         """
         progress = self.progress
         sample_count = len(dataset)
-        check_length(progress, sample_count)
+        check_dataset_length(progress, sample_count)
         progress.samples = sample_count
 
         batch_sizes = plan_batches(sample_count, progress.offset, batch_size, drop_last)
-        check_sizes(batch_sizes, batch_size, self.group.world)
+        check_batch_sizes(batch_sizes, batch_size, self.group.world)
         sample_order = order_samples(sample_count, seed, progress.epoch, shuffle=shuffle)
         rank_batches = split_batches(
             sample_order, progress.offset, batch_sizes, self.group.rank, self.group.world
         )
 
         loader_seed = mix_seed(seed, progress.epoch, progress.offset, self.group.rank)
-        batch_iterator = iter(make_loader(dataset, list(rank_batches), loader_seed, options))
+        batch_iterator = iter(make_data_loader(dataset, list(rank_batches), loader_seed, options))
         # restore the generators again, because the program may have drawn random numbers since the
         # start
         self._restore_random_states()
@@ -192,13 +192,13 @@ class AttachedProgram:
         self._random_states = None
         self._clock.record_step()
         self._metrics.record(self.progress.step, metrics)
-        self._saver.raise_error()
+        self._saver.raise_write_error()
 
         # the sums of the previous step have arrived during the computation of this step
-        self._handle_sums()
-        self._start_sums()
+        self._handle_rank_sums()
+        self._start_rank_sums()
         if self._is_slow:
-            self._handle_sums()
+            self._handle_rank_sums()
 
     def save(self) -> None:
         """Write a durable checkpoint of the current state now, and wait for it. Call on all
@@ -225,10 +225,10 @@ class AttachedProgram:
         self.progress.epoch = self.progress.epoch + 1
         self.progress.offset = 0
 
-    def _start_sums(self) -> None:
-        due_copies = self._saver.find_due(self.progress.step, self._clock.step_s)
+    def _start_rank_sums(self) -> None:
+        due_copies = self._saver.find_due_copies(self.progress.step, self._clock.step_s)
         is_first_rank = self.group.rank == 0
-        rank_sums = Sums(
+        rank_sums = RankSums(
             leaving=int(self.is_leaving),
             snapshot=int(is_first_rank and due_copies.snapshot),
             checkpoint=int(is_first_rank and due_copies.checkpoint),
@@ -237,14 +237,14 @@ class AttachedProgram:
         )
         self.group.start_sum(list(rank_sums))
 
-    def _handle_sums(self) -> None:
+    def _handle_rank_sums(self) -> None:
         summed_numbers = self.group.finish_sum()
         if summed_numbers is None:
             return
 
-        rank_sums = Sums(*summed_numbers)
+        rank_sums = RankSums(*summed_numbers)
         self._is_slow = bool(rank_sums.is_slow) or self.group.world == 1
-        self._saver.commit_written(rank_sums.written)
+        self._saver.commit_written_shards(rank_sums.written)
         if rank_sums.leaving:
             self._leave()
         elif rank_sums.snapshot or rank_sums.checkpoint:
@@ -256,10 +256,10 @@ class AttachedProgram:
         self._metrics.close()
         self.group.barrier()
         if self.group.rank == 0:
-            say(f"SIGTERM: the state of step {self.progress.step} is saved")
+            write_stderr(f"SIGTERM: the state of step {self.progress.step} is saved")
         raise SystemExit(exit_codes.TERMINATED)
 
-    def _agree_on_run(self) -> str:
+    def _agree_on_run_id(self) -> str:
         """Return the id of the run, which the checkpoint folder stores. If the folder was deleted,
         the id is new, and earlier snapshots are not used."""
         try:
@@ -270,22 +270,22 @@ class AttachedProgram:
                 " folder=... with a folder that this process may write to."
             ) from error
 
-        rank_run_ids = self.group.gather(durable.read_run(self.folder))
+        rank_run_ids = self.group.gather(durable.read_run_id(self.folder))
         new_run_id = self.group.gather(uuid.uuid4().hex[:12])[0]
         run_id = next((run_id for run_id in rank_run_ids if run_id), new_run_id)
         if self.group.local_index == 0:
-            durable.write_run(self.folder, run_id)
-            durable.remove_temporary(self.folder)
+            durable.write_run_id(self.folder, run_id)
+            durable.remove_temporary_files(self.folder)
         self.group.barrier()
         return run_id
 
-    def _restore(self, state_source: Source) -> Restored:
+    def _restore(self, state_source: StateSource) -> RestoredState:
         if self.objects.is_sharded:
             loaded_state = state_source.load_shards()
         else:
-            loaded_state = state_source.load_whole()
+            loaded_state = state_source.load_whole_state()
         if loaded_state is None:
-            return Restored(0, "")
+            return RestoredState(0, "")
 
         state_tree, restored_state = loaded_state
         if not self.objects.is_sharded:
@@ -299,16 +299,16 @@ class AttachedProgram:
             source_name = (
                 "a snapshot in memory" if restored_state.tier == "memory" else "a checkpoint"
             )
-            say(f"continuing from step {restored_state.step}, from {source_name}")
+            write_stderr(f"continuing from step {restored_state.step}, from {source_name}")
         return restored_state
 
     def _restore_random_states(self) -> None:
         if self._random_states is not None:
             restore_random_states(self._random_states, self.group.rank, self.progress.step)
 
-    def _install_handler(self) -> None:
+    def _install_sigterm_handler(self) -> None:
         if threading.current_thread() is not threading.main_thread():
-            say("rekindle.attach was called in a thread: SIGTERM does not save the state")
+            write_stderr("rekindle.attach was called in a thread: SIGTERM does not save the state")
             return
 
         previous_handler = signal.getsignal(signal.SIGTERM)

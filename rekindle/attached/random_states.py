@@ -40,7 +40,7 @@ def restore_random_states(rank_states: list[dict[str, Any]], rank: int, step: in
     """Set the generators of this process to the state of its rank. A rank without a saved state
     gets new seeds, which differ from those of the other ranks."""
     if rank < len(rank_states):
-        _restore(rank_states[rank])
+        _restore_generators(rank_states[rank])
         return
 
     seed = mix_seed(step, rank)
@@ -52,7 +52,7 @@ def restore_random_states(rank_states: list[dict[str, Any]], rank: int, step: in
         np.random.seed(seed % MAX_NUMPY_SEED)
 
 
-def _restore(generator_states: dict[str, Any]) -> None:
+def _restore_generators(generator_states: dict[str, Any]) -> None:
     state_version, python_words, next_gauss = generator_states["python"]
     random.setstate((state_version, tuple(python_words), next_gauss))
     torch.set_rng_state(generator_states["torch"].clone())

@@ -15,18 +15,20 @@ import torch
 from torch.distributed.checkpoint.state_dict_loader import load
 
 from rekindle.attached import durable, memory
-from rekindle.attached.encoding.payload import Payload, decode
-from rekindle.attached.encoding.safe_reader import SafePlanner, SafeReader, decode_values
+from rekindle.attached.encoding.payload import Payload, decode_payload
+from rekindle.attached.encoding.safe_reader import SafePlanner, SafeReader, decode_named_values
 from rekindle.attached.group import Group
-from rekindle.attached.memory import Record
-from rekindle.attached.state import Objects, put_local
-from rekindle.errors import ConfigError, say
+from rekindle.attached.memory import SnapshotRecord
+from rekindle.attached.state import AttachedObjects, put_local_shards
+from rekindle.errors import ConfigError, write_stderr
 
-WHOLE = -1  # `Record.shard` of a state that is not sharded
-REST = "rest"  # key of the unsharded values in a checkpoint of torch.distributed.checkpoint
+WHOLE_STATE_SHARD = -1  # `Record.shard` of a state that is not sharded
+SHARED_VALUES_KEY = (
+    "rest"  # key of the unsharded values in a checkpoint of torch.distributed.checkpoint
+)
 
 
-class Restored(NamedTuple):
+class RestoredState(NamedTuple):
     """The state from which a program continues. `tier`: its source, "memory" or "durable"; "" for a
     new program."""
 
@@ -34,7 +36,7 @@ class Restored(NamedTuple):
     tier: str
 
 
-class Candidate(NamedTuple):
+class StateCandidate(NamedTuple):
     """A saved state that at least one rank can read. `lineage`: "" for a durable checkpoint;
     `world`: number of ranks that saved shards in memory, 0 otherwise."""
 
@@ -48,19 +50,19 @@ class Candidate(NamedTuple):
 
 
 @dataclass
-class Findings:
+class ReadableCopies:
     """The snapshots and checkpoints that this rank can read."""
 
-    snapshots: dict[Record, Path] = field(default_factory=dict)
+    snapshots: dict[SnapshotRecord, Path] = field(default_factory=dict)
     checkpoints: dict[int, Path] = field(default_factory=dict)
 
 
-class Source:
+class StateSource:
     """The saved states of a program. `run`: the id of the run, a part of the snapshots' file
     names."""
 
     def __init__(
-        self, process_group: Group, attached_objects: Objects, folder: Path, run_id: str
+        self, process_group: Group, attached_objects: AttachedObjects, folder: Path, run_id: str
     ) -> None:
         self.group = process_group
         self.objects = attached_objects
@@ -68,13 +70,13 @@ class Source:
         self.run = run_id
         self.findings = self._find()
 
-    def _find(self) -> Findings:
-        readable_copies = Findings()
+    def _find(self) -> ReadableCopies:
+        readable_copies = ReadableCopies()
         is_sharded = self.objects.is_sharded
         process_index = self.group.local_index if is_sharded else 0
-        for path in memory.slot_paths(self.run, self.group.host, process_index):
-            snapshot_record = memory.read_record(path, self.run)
-            if snapshot_record and (snapshot_record.shard == WHOLE) != is_sharded:
+        for path in memory.list_slot_paths(self.run, self.group.host, process_index):
+            snapshot_record = memory.read_snapshot_record(path, self.run)
+            if snapshot_record and (snapshot_record.shard == WHOLE_STATE_SHARD) != is_sharded:
                 readable_copies.snapshots[snapshot_record] = path
 
         readable_copies.checkpoints = durable.list_checkpoints(self.folder, is_sharded=is_sharded)
@@ -88,10 +90,10 @@ class Source:
             )
         return readable_copies
 
-    def load_whole(self) -> tuple[dict[str, Any], Restored] | None:
+    def load_whole_state(self) -> tuple[dict[str, Any], RestoredState] | None:
         """Return the newest unsharded state that any rank has; None if no state exists."""
         for candidate in self._list_candidates():
-            state_tree = self._load_own(candidate)
+            state_tree = self._load_own_state(candidate)
             rank_lineages = self.group.gather(state_tree["lineage"] if state_tree else "")
             owner_rank = next((rank for rank, lineage in enumerate(rank_lineages) if lineage), None)
             if owner_rank is None:
@@ -103,12 +105,12 @@ class Source:
                 payload_bytes = (
                     Payload(state_tree).to_bytes() if self.group.rank == owner_rank else None
                 )
-                state_tree = decode(self.group.broadcast(payload_bytes, owner_rank))
+                state_tree = decode_payload(self.group.broadcast(payload_bytes, owner_rank))
             assert state_tree is not None
-            return state_tree, Restored(candidate.step, candidate.tier)
+            return state_tree, RestoredState(candidate.step, candidate.tier)
         return None
 
-    def load_shards(self) -> tuple[dict[str, Any], Restored] | None:
+    def load_shards(self) -> tuple[dict[str, Any], RestoredState] | None:
         """Load the newest sharded state into the objects, and return the values that are not
         sharded; None if no state exists."""
         candidates = self._list_candidates()
@@ -124,25 +126,27 @@ class Source:
                     candidate.step, shard_states, shared_states
                 )
             if shared_values is not None:
-                return shared_values, Restored(candidate.step, candidate.tier)
+                return shared_values, RestoredState(candidate.step, candidate.tier)
         return None
 
-    def _list_candidates(self) -> list[Candidate]:
+    def _list_candidates(self) -> list[StateCandidate]:
         """Return the usable states, newest first; of the same step, snapshots in memory before
         durable checkpoints."""
-        offered_candidates: list[tuple[Candidate, int]] = [
+        offered_candidates: list[tuple[StateCandidate, int]] = [
             (
-                Candidate(snapshot_record.step, snapshot_record.lineage, snapshot_record.world),
+                StateCandidate(
+                    snapshot_record.step, snapshot_record.lineage, snapshot_record.world
+                ),
                 snapshot_record.shard,
             )
             for snapshot_record in self.findings.snapshots
         ]
         offered_candidates += [
-            (Candidate(step, "", 0), WHOLE) for step in self.findings.checkpoints
+            (StateCandidate(step, "", 0), WHOLE_STATE_SHARD) for step in self.findings.checkpoints
         ]
 
-        ranks_by_candidate: dict[Candidate, set[int]] = defaultdict(set)
-        shards_by_candidate: dict[Candidate, set[int]] = defaultdict(set)
+        ranks_by_candidate: dict[StateCandidate, set[int]] = defaultdict(set)
+        shards_by_candidate: dict[StateCandidate, set[int]] = defaultdict(set)
         for rank, rank_offers in enumerate(self.group.gather(offered_candidates)):
             for candidate, shard in rank_offers:
                 ranks_by_candidate[candidate].add(rank)
@@ -170,25 +174,27 @@ class Source:
             reverse=True,
         )
 
-    def _load_own(self, candidate: Candidate) -> dict[str, Any] | None:
+    def _load_own_state(self, candidate: StateCandidate) -> dict[str, Any] | None:
         """Return the candidate's state if this rank has an intact copy, else None."""
         if not candidate.lineage:
             path = self.findings.checkpoints.get(candidate.step)
-            return self._load_file(path) if path else None
+            return self._load_checkpoint_file(path) if path else None
 
         snapshot_bytes = self._read_snapshot(candidate)
-        return decode(snapshot_bytes) if snapshot_bytes is not None else None
+        return decode_payload(snapshot_bytes) if snapshot_bytes is not None else None
 
-    def _load_file(self, path: Path) -> dict[str, Any] | None:
+    def _load_checkpoint_file(self, path: Path) -> dict[str, Any] | None:
         try:
             return durable.load_checkpoint(path)
         # a damaged file can raise any exception
         except Exception as error:
             reason = " ".join(str(error).split())[:200]
-            say(f"the checkpoint {path} cannot be used ({reason}): trying the previous one")
+            write_stderr(
+                f"the checkpoint {path} cannot be used ({reason}): trying the previous one"
+            )
             return None
 
-    def _read_snapshot(self, candidate: Candidate) -> torch.Tensor | None:
+    def _read_snapshot(self, candidate: StateCandidate) -> torch.Tensor | None:
         for snapshot_record, path in self.findings.snapshots.items():
             if (snapshot_record.step, snapshot_record.lineage) == (
                 candidate.step,
@@ -196,7 +202,7 @@ class Source:
             ):
                 snapshot_bytes = memory.read_snapshot(path, self.run, snapshot_record)
                 if snapshot_bytes is None:
-                    say(
+                    write_stderr(
                         f"the snapshot of step {snapshot_record.step} in {path} is damaged: it is"
                         " not used"
                     )
@@ -204,7 +210,7 @@ class Source:
         return None
 
     def _load_shards_in_memory(
-        self, candidate: Candidate, shard_templates: dict[str, Any]
+        self, candidate: StateCandidate, shard_templates: dict[str, Any]
     ) -> dict[str, Any] | None:
         snapshot_bytes = self._read_snapshot(candidate)
         own_shard = -1
@@ -227,9 +233,9 @@ class Source:
         }
         received_bytes = self.group.move(snapshot_bytes, sender_by_receiver)
         assert received_bytes is not None
-        state_tree = decode(received_bytes)
+        state_tree = decode_payload(received_bytes)
         local_shards = state_tree.pop("shards")
-        shard_states = put_local(shard_templates, local_shards)
+        shard_states = put_local_shards(shard_templates, local_shards)
         self.objects.load_shards(shard_states, state_tree["shared"])
         return state_tree
 
@@ -237,7 +243,7 @@ class Source:
         self, step: int, shard_states: dict[str, Any], shared_states: dict[str, Any]
     ) -> dict[str, Any] | None:
         path = self.findings.checkpoints[step]
-        checkpoint_state: dict[str, Any] = {"shards": shard_states, REST: ""}
+        checkpoint_state: dict[str, Any] = {"shards": shard_states, SHARED_VALUES_KEY: ""}
         shared_values: dict[str, Any] = {}
         problem = ""
         try:
@@ -248,14 +254,16 @@ class Source:
                 planner=SafePlanner(),
                 process_group=self.group.checkpoints,
             )
-            shared_values = decode_values(checkpoint_state[REST])
+            shared_values = decode_named_values(checkpoint_state[SHARED_VALUES_KEY])
         # a damaged checkpoint can raise any exception
         except Exception as error:
             problem = " ".join(str(error).split())[:200] or type(error).__name__
 
         if any(self.group.gather(problem)):
             if problem:
-                say(f"the checkpoint {path} cannot be used ({problem}): trying the previous one")
+                write_stderr(
+                    f"the checkpoint {path} cannot be used ({problem}): trying the previous one"
+                )
             return None
 
         self.objects.load_shards(checkpoint_state["shards"], shared_values["shared"])

@@ -16,16 +16,16 @@ from torch.distributed.checkpoint.state_dict_saver import async_save
 from argolocal.common.files import sync_folder
 from rekindle.attached import durable
 from rekindle.attached.data import Progress
-from rekindle.attached.durable import Writer
-from rekindle.attached.encoding.payload import Payload, decode
-from rekindle.attached.encoding.safe_reader import encode_values
+from rekindle.attached.durable import CheckpointWriter
+from rekindle.attached.encoding.payload import Payload, decode_payload
+from rekindle.attached.encoding.safe_reader import encode_named_values
 from rekindle.attached.group import Group
-from rekindle.attached.memory import Memory, Record, Slot
+from rekindle.attached.memory import SnapshotMemory, SnapshotRecord, SnapshotSlot
 from rekindle.attached.random_states import read_random_states
-from rekindle.attached.restore import REST, WHOLE
-from rekindle.attached.state import Objects, take_local
+from rekindle.attached.restore import SHARED_VALUES_KEY, WHOLE_STATE_SHARD
+from rekindle.attached.state import AttachedObjects, take_local_shards
 from rekindle.attached.timing import SnapshotInterval
-from rekindle.errors import ConfigError, say
+from rekindle.errors import ConfigError, write_stderr
 from rekindle.training.checkpoint.interval import CheckpointInterval
 from rekindle.training.checkpoint.manifest import IntervalFacts
 from rekindle.training.checkpoint.snapshot_file import remove_stale_files
@@ -52,21 +52,21 @@ class SaveSettings(NamedTuple):
                 )
 
 
-class Due(NamedTuple):
+class DueCopies(NamedTuple):
     """The kinds of copies that are due: a snapshot, a durable checkpoint, or both."""
 
     snapshot: bool
     checkpoint: bool
 
 
-class Saver:
+class StateSaver:
     """Makes the snapshots and checkpoints of one rank. All ranks must call the methods in the same
     order."""
 
     def __init__(
         self,
         process_group: Group,
-        attached_objects: Objects,
+        attached_objects: AttachedObjects,
         folder: Path,
         run_id: str,
         save_settings: SaveSettings,
@@ -94,14 +94,14 @@ class Saver:
         self._future_start_s = 0.0
 
         self._restored_step = restored_step
-        self._memory: Memory | None = None
+        self._memory: SnapshotMemory | None = None
         self._snapshots = SnapshotInterval(save_settings.snapshot_seconds)
         self._checkpoints = CheckpointInterval(
             save_settings.checkpoint_seconds, save_settings.checkpoint_steps
         )
         if interval_facts:
             self._checkpoints.resume(restored_step, interval_facts)
-        self._writer = Writer()
+        self._writer = CheckpointWriter()
 
     @property
     def snapshot_seconds(self) -> float:
@@ -109,38 +109,38 @@ class Saver:
         return self._snapshots.seconds
 
     @property
-    def _writes_whole(self) -> bool:
+    def _writes_whole_state(self) -> bool:
         """True if this rank writes snapshots of an unsharded state, which only one process per host
         does."""
         return not self.objects.is_sharded and self.group.local_index == 0
 
     def open(self) -> None:
         """Open the files of this rank's snapshots."""
-        has_snapshots = self.objects.is_sharded or self._writes_whole
+        has_snapshots = self.objects.is_sharded or self._writes_whole_state
         if not has_snapshots or not self.settings.snapshot_seconds:
             return
         if self.group.local_index == 0:
             remove_stale_files(self.run)
         try:
-            self._memory = Memory(
+            self._memory = SnapshotMemory(
                 self.run, self.group.host, self.group.local_index, self._restored_step
             )
         except OSError as error:
-            say(
+            write_stderr(
                 f"no snapshots in shared memory ({error}): a failure costs the steps since the last"
                 " durable checkpoint. Set REKINDLE_SHM to a directory that this process may write."
             )
 
-    def find_due(self, step: int, step_s: float) -> Due:
+    def find_due_copies(self, step: int, step_s: float) -> DueCopies:
         """Return the copies that should be made at the end of the next step, which takes about
         `step_s` seconds. All ranks follow the answer of rank 0."""
         if self._is_writing:
-            return Due(self._snapshots.is_due(step_s), False)
-        return Due(self._snapshots.is_due(step_s), self._checkpoints.is_due(step + 1))
+            return DueCopies(self._snapshots.is_due(step_s), False)
+        return DueCopies(self._snapshots.is_due(step_s), self._checkpoints.is_due(step + 1))
 
-    def raise_error(self) -> None:
+    def raise_write_error(self) -> None:
         """Raise ConfigError if the last checkpoint failed because the state can never be saved."""
-        self._writer.raise_error()
+        self._writer.raise_write_error()
 
     def save(self, progress: Progress, *, checkpoint: bool) -> None:
         """Copy the state to memory; if `checkpoint`, also start to write it to the folder."""
@@ -160,10 +160,10 @@ class Saver:
 
         if self.objects.is_sharded:
             self._save_shards(progress.step, shared_values, writes_checkpoint=checkpoint)
-        elif self._writes_whole:
-            self._save_whole(progress.step, shared_values, writes_checkpoint=checkpoint)
+        elif self._writes_whole_state:
+            self._save_whole_state(progress.step, shared_values, writes_checkpoint=checkpoint)
         elif checkpoint:
-            self._record_written(progress.step)
+            self._record_written_step(progress.step)
 
         commit_s = self._memory.commit_s if self._memory else 0.0
         cost_s = time.monotonic() - start_s + commit_s
@@ -177,11 +177,11 @@ class Saver:
             self._memory.wait()
         self._writer.wait()
         if self._future:
-            self._finish_future()
+            self._finish_save_future()
         self.group.barrier()
-        self.commit_written(self._started * self.group.world)
+        self.commit_written_shards(self._started * self.group.world)
 
-    def commit_written(self, written_count: int) -> None:
+    def commit_written_shards(self, written_count: int) -> None:
         """Make a sharded checkpoint visible, if all ranks have written it; `written_count`: the
         sum of the ranks' numbers of written checkpoints."""
         is_complete = written_count == self._started * self.group.world
@@ -191,8 +191,8 @@ class Saver:
         self._committed = self._started
         if not self.objects.is_sharded:
             return
-        checkpoint_name = durable.checkpoint_name(self._checkpoint_step, is_sharded=True)
-        temporary_path = self._draft(checkpoint_name)
+        checkpoint_name = durable.format_checkpoint_name(self._checkpoint_step, is_sharded=True)
+        temporary_path = self._make_temporary_path(checkpoint_name)
         checkpoint_path = self.folder / checkpoint_name
         if self.group.local_index == 0 and temporary_path.exists():
             # an earlier process may have written the same step
@@ -204,7 +204,7 @@ class Saver:
                 # a process of another host that shares the folder has already renamed the draft
                 if not checkpoint_path.exists():
                     raise
-            durable.remove_old(self.folder, self.settings.keep, is_sharded=True)
+            durable.remove_old_checkpoints(self.folder, self.settings.keep, is_sharded=True)
 
     def has_written(self, step: int) -> bool:
         """Return True if all ranks have written the durable checkpoint of `step`. Call after
@@ -217,34 +217,38 @@ class Saver:
             self._memory.close(remove=True)
             self._memory = None
 
-    def _record_written(self, step: int) -> None:
+    def _record_written_step(self, step: int) -> None:
         self.written = self._started
         self._written_step = step
 
     @property
     def _is_writing(self) -> bool:
         if self.objects.is_sharded:
-            self._poll_future()
+            self._poll_save_future()
         return self._committed < self._started or self._writer.is_busy
 
-    def _draft(self, checkpoint_name: str) -> Path:
+    def _make_temporary_path(self, checkpoint_name: str) -> Path:
         return self.folder / f"{durable.TEMPORARY_PREFIX}{checkpoint_name}"
 
-    def _save_whole(
+    def _save_whole_state(
         self, step: int, shared_values: dict[str, Any], *, writes_checkpoint: bool
     ) -> None:
         payload = Payload({**shared_values, "objects": self.objects.save()})
-        snapshot_slot: Slot | None = None
+        snapshot_slot: SnapshotSlot | None = None
         if self._memory:
-            snapshot_record = Record(self.lineage, step, WHOLE, self.group.world, 0, 0)
+            snapshot_record = SnapshotRecord(
+                self.lineage, step, WHOLE_STATE_SHARD, self.group.world, 0, 0
+            )
             snapshot_slot = self._memory.save(payload, snapshot_record)
 
         if writes_checkpoint and self.group.rank == 0:
-            self._write_whole(step, payload, snapshot_slot)
+            self._write_whole_checkpoint(step, payload, snapshot_slot)
         elif writes_checkpoint:
-            self._record_written(step)
+            self._record_written_step(step)
 
-    def _write_whole(self, step: int, payload: Payload, snapshot_slot: Slot | None) -> None:
+    def _write_whole_checkpoint(
+        self, step: int, payload: Payload, snapshot_slot: SnapshotSlot | None
+    ) -> None:
         """Start to write a checkpoint from the snapshot in `snapshot_slot` or, without a slot,
         from a separate copy."""
         if snapshot_slot:
@@ -254,8 +258,8 @@ class Saver:
 
         def write() -> None:
             try:
-                durable.write_checkpoint(self.folder, step, decode(payload_bytes))
-                durable.remove_old(self.folder, self.settings.keep, is_sharded=False)
+                durable.write_checkpoint(self.folder, step, decode_payload(payload_bytes))
+                durable.remove_old_checkpoints(self.folder, self.settings.keep, is_sharded=False)
                 self._written_step = step
             finally:
                 if snapshot_slot:
@@ -271,29 +275,32 @@ class Saver:
         shard_states, shared_states = self.objects.save_shards()
         shared_values["shared"] = shared_states
         if self._memory:
-            snapshot_record = Record(self.lineage, step, self.group.rank, self.group.world, 0, 0)
+            snapshot_record = SnapshotRecord(
+                self.lineage, step, self.group.rank, self.group.world, 0, 0
+            )
             self._memory.save(
-                Payload({**shared_values, "shards": take_local(shard_states)}), snapshot_record
+                Payload({**shared_values, "shards": take_local_shards(shard_states)}),
+                snapshot_record,
             )
 
         if writes_checkpoint:
-            checkpoint_name = durable.checkpoint_name(step, is_sharded=True)
-            encoded_values = encode_values(shared_values)
+            checkpoint_name = durable.format_checkpoint_name(step, is_sharded=True)
+            encoded_values = encode_named_values(shared_values)
             durable.verify_loadable(io.BytesIO(encoded_values))
             self._future_start_s = time.monotonic()
             save_response = async_save(
-                {"shards": shard_states, REST: encoded_values},
-                checkpoint_id=self._draft(checkpoint_name),
+                {"shards": shard_states, SHARED_VALUES_KEY: encoded_values},
+                checkpoint_id=self._make_temporary_path(checkpoint_name),
                 process_group=self.group.checkpoints,
             )
             assert isinstance(save_response, Future)
             self._future = save_response
 
-    def _poll_future(self) -> None:
+    def _poll_save_future(self) -> None:
         if self._future and self._future.done():
-            self._finish_future()
+            self._finish_save_future()
 
-    def _finish_future(self) -> None:
+    def _finish_save_future(self) -> None:
         """Wait until the shards of this rank are written."""
         assert self._future
         try:
@@ -302,12 +309,14 @@ class Saver:
         # torch.distributed.checkpoint wraps every error in its own exceptions
         except Exception as error:
             reason = " ".join(str(error).split())[:300]
-            say(
+            write_stderr(
                 f"a checkpoint could not be written ({reason}): the training continues, and tries"
                 " again at the next checkpoint. Free the disk of the checkpoint folder."
             )
             shutil.rmtree(
-                self._draft(durable.checkpoint_name(self._checkpoint_step, is_sharded=True)),
+                self._make_temporary_path(
+                    durable.format_checkpoint_name(self._checkpoint_step, is_sharded=True)
+                ),
                 ignore_errors=True,
             )
         self._checkpoints.duration = time.monotonic() - self._future_start_s

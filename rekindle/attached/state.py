@@ -26,7 +26,7 @@ class Stateful(Protocol):
     def load_state_dict(self, state_dict: dict[str, Any]) -> Any: ...
 
 
-class Objects:
+class AttachedObjects:
     """The attached objects by name."""
 
     def __init__(self, objects_by_name: Mapping[str, Any]) -> None:
@@ -71,7 +71,7 @@ class Objects:
 
     def load(self, states_by_name: Mapping[str, Any]) -> None:
         """Restore all objects from an unsharded state. Raises ConfigError."""
-        self._check_names(states_by_name)
+        self._check_object_names(states_by_name)
         for object_name, attached_object in self._objects.items():
             self._load(object_name, attached_object, states_by_name[object_name])
 
@@ -96,7 +96,7 @@ class Objects:
     ) -> None:
         """Restore all objects from shards. The model must be sharded as it was when the shards were
         saved. All ranks must call this method. Raises ConfigError."""
-        self._check_names({**shard_states, **shared_states})
+        self._check_object_names({**shard_states, **shared_states})
         for object_name, attached_object in self._objects.items():
             if isinstance(attached_object, torch.nn.Module):
                 set_model_state_dict(attached_object, shard_states[object_name])
@@ -131,7 +131,7 @@ class Objects:
                 " it, or give this program another checkpoint folder."
             ) from error
 
-    def _check_names(self, states_by_name: Mapping[str, Any]) -> None:
+    def _check_object_names(self, states_by_name: Mapping[str, Any]) -> None:
         if states_by_name.keys() != self._objects.keys():
             raise ConfigError(
                 f"the checkpoint has the state of {', '.join(sorted(states_by_name))}, and the"
@@ -140,18 +140,18 @@ class Objects:
             )
 
 
-def take_local(nested_state: Any) -> Any:
+def take_local_shards(nested_state: Any) -> Any:
     """Return a nested state in which each DTensor is replaced by the shard of this rank."""
     if isinstance(nested_state, DTensor):
         return nested_state.to_local()
     if isinstance(nested_state, dict):
-        return {key: take_local(nested_value) for key, nested_value in nested_state.items()}
+        return {key: take_local_shards(nested_value) for key, nested_value in nested_state.items()}
     if isinstance(nested_state, list | tuple):
-        return type(nested_state)(take_local(nested_value) for nested_value in nested_state)
+        return type(nested_state)(take_local_shards(nested_value) for nested_value in nested_state)
     return nested_state
 
 
-def put_local(state_template: Any, local_state: Any) -> Any:
+def put_local_shards(state_template: Any, local_state: Any) -> Any:
     """Return the nested state `local_state` with its shards converted back to DTensors, whose
     layout `state_template` defines."""
     if isinstance(state_template, DTensor):
@@ -166,12 +166,12 @@ def put_local(state_template: Any, local_state: Any) -> Any:
         )
     if isinstance(state_template, dict):
         return {
-            key: put_local(state_template[key], nested_value)
+            key: put_local_shards(state_template[key], nested_value)
             for key, nested_value in local_state.items()
         }
     if isinstance(state_template, list | tuple):
         value_pairs = zip(state_template, local_state, strict=True)
         return type(state_template)(
-            put_local(nested_value, local_value) for nested_value, local_value in value_pairs
+            put_local_shards(nested_value, local_value) for nested_value, local_value in value_pairs
         )
     return local_state

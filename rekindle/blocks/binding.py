@@ -10,10 +10,10 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
 
 from rekindle.blocks.wiring import Block, Value, check_condition, describe, refuse
-from rekindle.errors import ConfigError, did_you_mean, rule
+from rekindle.errors import ConfigError, format_rule, suggest_similar
 from rekindle.gate import Gate, check_bounds
 from rekindle.sections import Section, parse_section
-from rekindle.step import Step, is_artifact, load
+from rekindle.step import Step, is_artifact, load_step_module
 from rekindle.workload import load as load_workload
 
 # fields of Hera's Task that may be passed to a block as options
@@ -40,7 +40,7 @@ TYPE_NAMES = {
 def load_step(module: str) -> Step:
     """Import the step `module`. Raises WiringError if the module cannot be imported."""
     try:
-        return load(module)
+        return load_step_module(module)
     except ConfigError as error:
         refuse(" ".join(error.lines))
 
@@ -61,7 +61,7 @@ def check_input_names(
             )
 
         hint = (
-            did_you_mean(name, {*input_fields, *valid_options})
+            suggest_similar(name, {*input_fields, *valid_options})
             or f" Its inputs: {', '.join(input_fields) or 'none'}."
         )
         refuse(f'{task_name} has no input "{name}".{hint}')
@@ -109,7 +109,7 @@ def check_section(name: str, section_value: object, section_type: type[Section])
     valid_fields = set(type(section_value).model_fields)
     for unknown_fields in vars(section_value).keys() - valid_fields:
         refuse(
-            f"config.{name} has no {unknown_fields}.{did_you_mean(unknown_fields, valid_fields)}"
+            f"config.{name} has no {unknown_fields}.{suggest_similar(unknown_fields, valid_fields)}"
         )
 
     try:
@@ -188,7 +188,7 @@ def _validate_input(task_label: str, name: str, input_field: FieldInfo, input_va
         if name in output_names:
             suggestion = f", as in TASK.outputs.{name}"
         else:
-            suggestion = output_listing + did_you_mean(name, output_names)
+            suggestion = output_listing + suggest_similar(name, output_names)
 
         refuse(f"{task_label} is {describe(input_value)}: pass one of its outputs{suggestion}.")
 
@@ -230,11 +230,11 @@ def _validate_input(task_label: str, name: str, input_field: FieldInfo, input_va
         first_error = error.errors()[0]
         choices = [choice for choice in get_args(input_field.annotation) if isinstance(choice, str)]
         if first_error["type"] == "literal_error":
-            hint = did_you_mean(str(input_value), choices)
+            hint = suggest_similar(str(input_value), choices)
         else:
             hint = ""
 
-        refuse(f"{task_label} is {describe(input_value)}: {rule(first_error['msg'])}{hint}")
+        refuse(f"{task_label} is {describe(input_value)}: {format_rule(first_error['msg'])}{hint}")
 
     return input_value
 

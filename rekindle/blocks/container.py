@@ -26,11 +26,11 @@ from rekindle.blocks import pod_settings as pods
 from rekindle.blocks.jobs import gang
 from rekindle.blocks.manifest.quoting import format_input, quote_argument
 from rekindle.blocks.settings import ClusterConfig, PodConfig
-from rekindle.errors import ConfigError, did_you_mean
-from rekindle.keys import TASK, key, reuse
-from rekindle.step import Step, flag, is_artifact, load, to_text
+from rekindle.errors import ConfigError, suggest_similar
+from rekindle.keys import TASK_PARAMETER, key, reuse_tag
+from rekindle.step import Step, format_flag, format_parameter, is_artifact, load_step_module
 
-RETRY_CONDITION = f"lastRetry.exitCode not in {[str(code) for code in exit_codes.PERMANENT]}"
+RETRY_CONDITION = f"lastRetry.exitCode not in {[str(code) for code in exit_codes.PERMANENT_ERRORS]}"
 
 
 def retries(limit: int, expression: str | None = None, factor: int = 3) -> RetryStrategy:
@@ -77,7 +77,7 @@ def step_template(
 ) -> Container:
     """Return the template `name` that runs the step `step_module`; with `in_loop`, the template
     is for tasks in loops."""
-    step_definition = load(step_module)
+    step_definition = load_step_module(step_module)
     python_arguments = ["-m", "rekindle", "step", step_module]
     template_inputs: list[Any] = []
     template_outputs: list[Any] = []
@@ -86,7 +86,7 @@ def step_template(
         if is_artifact(field_info):
             template_inputs.append(Artifact(name=field_name, path=f"/tmp/inputs/{field_name}"))
             python_arguments.append(
-                f"{flag(field_name)}={{{{inputs.artifacts.{field_name}.path}}}}"
+                f"{format_flag(field_name)}={{{{inputs.artifacts.{field_name}.path}}}}"
             )
             continue
 
@@ -97,11 +97,11 @@ def step_template(
             # its default
             if default_value is None:
                 continue
-            parameter.default = to_text(default_value)
+            parameter.default = format_parameter(default_value)
 
         template_inputs.append(parameter)
         python_arguments.append(
-            quote_argument(f"{flag(field_name)}={{{{inputs.parameters.{field_name}}}}}")
+            quote_argument(f"{format_flag(field_name)}={{{{inputs.parameters.{field_name}}}}}")
         )
 
     for field_name, field_info in step_definition.Outputs.model_fields.items():
@@ -110,17 +110,17 @@ def step_template(
             "--output",
             f"{field_name}={{{{outputs.{input_kind}.{field_name}.path}}}}",
         ]
-        template_outputs.append(_output(field_name, field_info, in_loop))
+        template_outputs.append(_build_output(field_name, field_info, in_loop))
 
     if needs_task_name(step_definition):
-        template_inputs.append(Parameter(name=TASK))
+        template_inputs.append(Parameter(name=TASK_PARAMETER))
 
     environment_variables: list[Any] = []
     if hasattr(step_definition, "REUSE") and not in_loop:
-        cache_reference = f"{{{{workflow.name}}}}/{{{{inputs.parameters.{TASK}}}}}"
+        cache_reference = f"{{{{workflow.name}}}}/{{{{inputs.parameters.{TASK_PARAMETER}}}}}"
         python_arguments += [
             quote_argument(f"--entry={cache_reference}"),
-            quote_argument(f"--reuse={reuse()}"),
+            quote_argument(f"--reuse={reuse_tag()}"),
         ]
         environment_variables = [
             m.EnvVar.model_validate(variable) for variable in pods.image_variables(pod_config.image)
@@ -139,7 +139,7 @@ def step_template(
             m.EnvFromSource.model_validate(environment_source)
             for environment_source in pods.environment_sources()
         ],
-        resources=m.ResourceRequirements.model_validate(pods.resources(pod_config)),
+        resources=m.ResourceRequirements.model_validate(pods.resource_requirements(pod_config)),
         security_context=m.SecurityContext.model_validate(pods.CONTAINER_SECURITY),
         volumes=[m.Volume.model_validate(volume) for volume in pods.tmp_volumes(pod_config)],
         volume_mounts=[m.VolumeMount.model_validate(mount) for mount in pods.TMP_MOUNTS],
@@ -150,7 +150,9 @@ def step_template(
     )
 
 
-def _output(output_name: str, output_field: FieldInfo, in_loop: bool) -> Parameter | S3Artifact:
+def _build_output(
+    output_name: str, output_field: FieldInfo, in_loop: bool
+) -> Parameter | S3Artifact:
     """Return the output of a template for a field of the step. In a loop, each pod stores its
     artifact under its own key."""
     path = f"/tmp/outputs/{output_name}"
@@ -158,7 +160,7 @@ def _output(output_name: str, output_field: FieldInfo, in_loop: bool) -> Paramet
         return Parameter(name=output_name, value_from=m.ValueFrom(path=path))
 
     file = f"{{{{pod.name}}}}/{output_name}" if in_loop else output_name
-    object_key = key(f"{{{{inputs.parameters.{TASK}}}}}", file)
+    object_key = key(f"{{{{inputs.parameters.{TASK_PARAMETER}}}}}", file)
     return S3Artifact(name=output_name, path=path, key=object_key, archive=NoneArchiveStrategy())
 
 
@@ -206,11 +208,12 @@ def placement_fields(pod_config: PodConfig) -> dict[str, Any]:
     """Return the fields of a template that set node selection, priority, labels and annotations."""
     return {
         "node_selector": pod_config.node_selector or None,
-        "affinity": m.Affinity.model_validate(pods.affinity(pod_config))
+        "affinity": m.Affinity.model_validate(pods.node_affinity(pod_config))
         if pod_config.avoid
         else None,
         "tolerations": [
-            m.Toleration.model_validate(toleration) for toleration in pods.tolerations(pod_config)
+            m.Toleration.model_validate(toleration)
+            for toleration in pods.pod_tolerations(pod_config)
         ]
         or None,
         "priority_class_name": pod_config.priority_class or None,
@@ -230,11 +233,11 @@ def needs_task_name(step_definition: Step) -> bool:
 def step_flags(step_module: str, input_values: Mapping[str, Any]) -> list[str]:
     """Return the command-line flags that pass `input_values` to a step in a pod of a job or
     Deployment. Raises ConfigError for unknown or missing inputs."""
-    input_fields = load(step_module).Inputs.model_fields
+    input_fields = load_step_module(step_module).Inputs.model_fields
     for unknown_inputs in input_values.keys() - input_fields.keys():
         raise ConfigError(
             f"step {step_module} has no input"
-            f" {unknown_inputs}.{did_you_mean(unknown_inputs, set(input_fields))}"
+            f" {unknown_inputs}.{suggest_similar(unknown_inputs, set(input_fields))}"
         )
     for input_name, input_field in input_fields.items():
         if input_field.is_required() and input_name not in input_values:
@@ -247,5 +250,6 @@ def step_flags(step_module: str, input_values: Mapping[str, Any]) -> list[str]:
         if input_values.get(input_name) is not None
     }
     return [
-        quote_argument(f"{flag(input_name)}={text}") for input_name, text in input_texts.items()
+        quote_argument(f"{format_flag(input_name)}={text}")
+        for input_name, text in input_texts.items()
     ]

@@ -9,7 +9,7 @@ from hera.workflows import DAG, NoneArchiveStrategy, Parameter, S3Artifact, Task
 from argolocal.common.json_text import to_json
 from rekindle.blocks.dependencies import Dependencies, after_all, parse_depends
 from rekindle.blocks.wiring import Block, current_line
-from rekindle.keys import CACHED, REUSE, cached_name
+from rekindle.keys import CACHED_PARAMETER, REUSE_ROW, cached_name
 
 VERDICT_OUTPUTS = ("verdict", "reason", "metrics")
 # names of the outputs that a workflow exports
@@ -117,7 +117,7 @@ class StoredArtifact(S3Artifact):
         return StoredArtifact.from_key(self.name or "", self.key or "", self.producer)
 
 
-def dependencies_of(task: Task) -> Dependencies:
+def get_dependencies(task: Task) -> Dependencies:
     """Return the dependencies of a block or of a plain Hera task."""
     if isinstance(task, Block):
         return task.waits_for
@@ -169,5 +169,5 @@ def set_cache_default(workflow_parameters: Iterable[Any], task_names: Iterable[s
     outputs, and permits each of `task_names` to look up the cache."""
     cache_rows = {cached_name(task_name): {"task": task_name, "at": ""} for task_name in task_names}
     for workflow_parameter in workflow_parameters:
-        if workflow_parameter.name == CACHED:
-            workflow_parameter.value = to_json(cache_rows | {REUSE: "yes"})
+        if workflow_parameter.name == CACHED_PARAMETER:
+            workflow_parameter.value = to_json(cache_rows | {REUSE_ROW: "yes"})

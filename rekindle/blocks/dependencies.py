@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from argolocal.validate.graph import results_awaited_by
+from argolocal.validate.graph import list_awaited_results
 
 FAILURES = ("Failed", "Errored")
 # all final phases of a task; a task that depends on any of these phases of another task always runs
@@ -22,7 +22,7 @@ class Alternatives:
 
     @property
     def tasks(self) -> set[str]:
-        return {task for task, _ in results_awaited_by({"depends": str(self)})}
+        return {task for task, _ in list_awaited_results({"depends": str(self)})}
 
     def __str__(self) -> str:
         return " || ".join(self.results)

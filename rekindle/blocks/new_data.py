@@ -4,7 +4,7 @@ from typing import Any
 
 from hera.workflows import Suspend, Task
 
-from rekindle.blocks.dag_scope import dependencies_of, set_dependencies
+from rekindle.blocks.dag_scope import get_dependencies, set_dependencies
 from rekindle.blocks.dependencies import Dependencies, after_all
 from rekindle.blocks.wiring import Block
 
@@ -26,21 +26,21 @@ def require_new_data(pipeline: Any, data_block: Block) -> None:
     successors = [
         task
         for task in dag_scope.dag.tasks
-        if isinstance(task, Task) and data_block.name in dependencies_of(task).tasks
+        if isinstance(task, Task) and data_block.name in get_dependencies(task).tasks
     ]
     if not successors or data_block not in dag_scope.dag.tasks:
         return  # no task of this DAG depends on `data`, for example because `data` is in a group
 
     task_arguments: dict[str, Any] = data_block.arguments  # pyright: ignore[reportAssignmentType]
     task_arguments["skip"] = "true"
-    template = Suspend(name=pipeline.template_name(TASK_NAME), duration="0")
+    template = Suspend(name=pipeline.make_template_name(TASK_NAME), duration="0")
     skip_condition = {"when": data_block.outputs.unchanged == ""}
     name = pipeline.add_task(
         pipeline.reserve_name("", TASK_NAME), template, {}, skip_condition, [data_block.name]
     ).name
 
     for task in successors:
-        previous_dependencies = dependencies_of(task)
+        previous_dependencies = get_dependencies(task)
         if previous_dependencies == after_all([data_block.name]):
             previous_dependencies = Dependencies()
         set_dependencies(task, previous_dependencies & after_all([f"{name}.Succeeded"]))

@@ -9,12 +9,12 @@ from hera.workflows import models as m
 from rekindle.blocks.pod_settings import environment_sources
 from rekindle.kubernetes_names import NOTIFY_SECRET
 from rekindle.release.watch.notification import NotifyConfig
-from rekindle.step import to_text
+from rekindle.step import format_parameter
 
-NOTIFY = "steps.monitoring.notify"
+NOTIFY_STEP = "steps.monitoring.notify"
 
 
-def notification(
+def build_notification_dag(
     name: str,
     notify_template: Container,
     notify_config: NotifyConfig,
@@ -31,7 +31,7 @@ def notification(
         for environment_source in environment_sources(NOTIFY_SECRET)
     ]
     task_arguments = {
-        field_name: to_text(value) for field_name, value in dict(notify_config).items()
+        field_name: format_parameter(value) for field_name, value in dict(notify_config).items()
     } | dict(step_inputs)
 
     with DAG(name=name) as dag:

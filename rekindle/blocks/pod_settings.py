@@ -103,7 +103,7 @@ def shutdown_variables(pod_config: "PodConfig") -> list[Manifest]:
     ]
 
 
-def resources(pod_config: "PodConfig") -> Manifest:
+def resource_requirements(pod_config: "PodConfig") -> Manifest:
     """Return the resource requests and limits of a pod. The memory limit equals the memory request;
     CPU has no limit, because throttling slows pods down."""
     resource_limits = {"memory": pod_config.memory}
@@ -142,14 +142,14 @@ def hardened_container(
         "args": args,
         "env": POD_ADDRESS,
         "envFrom": environment_sources(),
-        "resources": resources(pod),
+        "resources": resource_requirements(pod),
         "securityContext": CONTAINER_SECURITY,
         "volumeMounts": TMP_MOUNTS,
         **container_fields,
     }
 
 
-def affinity(pod_config: "PodConfig") -> Manifest:
+def node_affinity(pod_config: "PodConfig") -> Manifest:
     """Return the affinity that keeps a pod away from nodes with the labels in `avoid`."""
     if not pod_config.avoid:
         return {}
@@ -161,7 +161,7 @@ def affinity(pod_config: "PodConfig") -> Manifest:
     return {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": node_selector}}
 
 
-def tolerations(pod_config: "PodConfig") -> list[Manifest]:
+def pod_tolerations(pod_config: "PodConfig") -> list[Manifest]:
     """Return the pod's tolerations, including how long the pod may stay on a node that does not
     respond."""
     if pod_config.node_lost_seconds is None:
@@ -199,8 +199,8 @@ def pod_spec(
         "automountServiceAccountToken": False,
         "securityContext": POD_SECURITY,
         "nodeSelector": pod_config.node_selector,
-        "affinity": affinity(pod_config),
-        "tolerations": tolerations(pod_config),
+        "affinity": node_affinity(pod_config),
+        "tolerations": pod_tolerations(pod_config),
         "topologySpreadConstraints": [
             {"topologyKey": key, **spread_constraint} for key in pod_config.spread
         ],

@@ -7,7 +7,7 @@ from typing import Any
 
 import yaml
 
-from rekindle.errors import did_you_mean
+from rekindle.errors import suggest_similar
 
 
 @cache
@@ -27,7 +27,7 @@ def find_preset(name: str, config_key: str, available_presets: Mapping[str, Any]
         if refusal_reason:
             raise ValueError(f"{config_key} is {name}: {refusal_reason}")
         hint = (
-            did_you_mean(name, set(available_presets))
+            suggest_similar(name, set(available_presets))
             or f" Available: {', '.join(available_presets)}."
         )
         raise ValueError(f'{config_key} is "{name}": this preset does not exist.{hint}')

@@ -12,12 +12,12 @@ from rekindle.blocks.dag_scope import (
     Producer,
     Scope,
     StoredArtifact,
-    dependencies_of,
+    get_dependencies,
     set_dependencies,
 )
 from rekindle.blocks.dependencies import after_all
 from rekindle.blocks.wiring import Block, Condition, blame, describe, refuse
-from rekindle.errors import did_you_mean, rule
+from rekindle.errors import format_rule, suggest_similar
 
 REFERENCE = re.compile(
     r"tasks(?:\.([\w-]+)|\['([\w-]+)'\])\.(outputs\.(?:parameters(?:\.([\w-]+)|\['([\w-]+)'\])|result))"
@@ -54,7 +54,7 @@ class References:
                 )
                 self._let_group_depend_on(enclosing_group, output_producer.task)
 
-        text = _text_of(referring_value)
+        text = _reference_text(referring_value)
         local_text = REFERENCE.sub(lambda match: self._localize_reference(scope, match), text)
         if isinstance(referring_value, (str, Condition, Parameter)):
             return local_text
@@ -85,7 +85,7 @@ class References:
             if shared_scope:
                 yield Producer(shared_scope, names_by_scope[shared_scope])
 
-        for match in REFERENCE.finditer(_text_of(referring_value)):
+        for match in REFERENCE.finditer(_reference_text(referring_value)):
             task_name = match[1] or match[2]
             yield Producer(self._find_owner(scope, task_name), task_name)
 
@@ -109,7 +109,7 @@ class References:
         if dag_name:
             hint = f" {task_name} is in {dag_name}: use its outputs in {dag_name}."
         else:
-            hint = did_you_mean(task_name, task_names)
+            hint = suggest_similar(task_name, task_names)
 
         refuse(f'the DAG {path[-1].dag.name} has no task "{task_name}" before this one.{hint}')
 
@@ -159,9 +159,9 @@ class References:
         for option_name, argument_value in task_options.items():
             setattr(task, option_name, self.localize(scope, argument_value))
 
-        check_fields(task)
+        check_task_fields(task)
         if not task.dependencies:
-            set_dependencies(task, dependencies_of(task).with_tasks(producer_names))
+            set_dependencies(task, get_dependencies(task).with_tasks(producer_names))
 
     def _localize_argument(self, scope: Scope, task_argument: object) -> Any:
         if isinstance(task_argument, dict):
@@ -220,7 +220,7 @@ class References:
         return name
 
 
-def _text_of(referring_value: object) -> str:
+def _reference_text(referring_value: object) -> str:
     """Return the text of an argument, condition or artifact that may refer to outputs."""
     if isinstance(referring_value, Parameter):
         return str(referring_value.value)
@@ -231,7 +231,7 @@ def _text_of(referring_value: object) -> str:
     return artifact_source if isinstance(artifact_source, str) else ""
 
 
-def check_fields(task: Task) -> None:
+def check_task_fields(task: Task) -> None:
     """Raise WiringError if Hera cannot build the task."""
     for task_argument in as_list(task.arguments):
         for name, argument_value in (
@@ -250,7 +250,7 @@ def check_fields(task: Task) -> None:
         field_path = ".".join(map(str, first_error["loc"]))
         refuse(
             f"{field_path} of {task.name} is {describe(first_error['input'])}:"
-            f" {rule(first_error['msg'])}"
+            f" {format_rule(first_error['msg'])}"
         )
     except TypeError as error:
         refuse(f"{task.name} has an argument that is not JSON: {error}.")

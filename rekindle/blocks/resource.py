@@ -16,13 +16,13 @@ from hera.workflows import models as m
 from argolocal.common.json_text import to_json
 from rekindle.blocks.container import placement_fields, retries
 from rekindle.blocks.manifest.quoting import integer_tag, quote_in_json, quote_word
-from rekindle.blocks.pod_settings import Manifest, resources
+from rekindle.blocks.pod_settings import Manifest, resource_requirements
 from rekindle.blocks.settings import PodConfig
 from rekindle.blocks.wiring import to_expression
 
 # `depends` of the tasks after `scale`. They also run if `scale` fails, because the ready pods can
 # serve the requests if the cluster has no capacity for all pods.
-AFTER_SCALE = "scale || scale.Failed || scale.Errored"
+AFTER_SCALE_CONDITION = "scale || scale.Failed || scale.Errored"
 NUMBER_TAG = re.compile(r'"\{!(.+?)!\}"')
 
 
@@ -123,7 +123,9 @@ def scale_template(name: str, timeout_seconds: int) -> Resource:
     )
 
 
-def select_arguments(template: Resource, argument_values: Mapping[str, str]) -> dict[str, str]:
+def select_input_arguments(
+    template: Resource, argument_values: Mapping[str, str]
+) -> dict[str, str]:
     """Return those of `argument_values` whose names are inputs of the template."""
     template_inputs: list[Parameter] = template.inputs or []  # pyright: ignore[reportAssignmentType]
     input_names = {parameter.name for parameter in template_inputs}
@@ -151,7 +153,9 @@ def delete_template(name: str, retry_strategy: RetryStrategy) -> Resource:
 def set_pod_settings(templates: Iterable[Any], pod_config: PodConfig) -> None:
     """Apply the settings of `pod_config` to resource templates, whose pods run only Argo's
     executor; keep the settings that a template already has."""
-    pod_spec_patch = to_json({"containers": [{"name": "main", "resources": resources(pod_config)}]})
+    pod_spec_patch = to_json(
+        {"containers": [{"name": "main", "resources": resource_requirements(pod_config)}]}
+    )
     for template in templates:
         if isinstance(template, Resource):
             for field_name, value in {

@@ -13,10 +13,10 @@ import hera
 from hera.workflows import Artifact, Task
 from pydantic import BaseModel
 
-from argolocal.common.wording import cut
+from argolocal.common.wording import truncate
 from rekindle.blocks.dependencies import Dependencies, parse_depends
-from rekindle.errors import MAX_VALUE_CHARS, ConfigError, did_you_mean
-from rekindle.keys import CACHED, REUSED_MODELS, cached
+from rekindle.errors import MAX_VALUE_CHARS, ConfigError, suggest_similar
+from rekindle.keys import CACHED_PARAMETER, REUSED_MODELS, cached_expression
 
 ENGINE_PATHS = (
     f"{Path(__file__).parent}/",
@@ -134,7 +134,9 @@ class Value(str):
             refuse(f'{self.name} is not a mapping: remove ["{key}"].')
 
         if self.keys and key not in self.keys:
-            hint = did_you_mean(key, set(self.keys)) or f" It has {', '.join(sorted(self.keys))}."
+            hint = (
+                suggest_similar(key, set(self.keys)) or f" It has {', '.join(sorted(self.keys))}."
+            )
             refuse(f'{self.name} has no "{key}".{hint}')
 
         if not MAPPING_KEY.fullmatch(key):
@@ -191,7 +193,7 @@ class Value(str):
                 allowed_words := get_args(self.kind)
             ):
                 hint = (
-                    did_you_mean(other_value, set(allowed_words))
+                    suggest_similar(other_value, set(allowed_words))
                     or f" Possible values: {', '.join(allowed_words)}."
                 )
                 refuse(f'{self.name} is never "{other_value}".{hint}')
@@ -267,9 +269,9 @@ def self_or_cached(output_value: Value, task_name: str, experiment_name: object)
     """
     own_expressions = {
         "run_id": f"('{experiment_name}/' + workflow.name)",
-        REUSED_MODELS: f"workflow.parameters.{CACHED}",
+        REUSED_MODELS: f"workflow.parameters.{CACHED_PARAMETER}",
     }
-    reused_expression = own_expressions.get(output_value.name) or cached(
+    reused_expression = own_expressions.get(output_value.name) or cached_expression(
         task_name, output_value.name
     )
     # not the operator `??`, because Argo before 3.7.16 and 4.0.7 would not replace the template tag
@@ -278,7 +280,7 @@ def self_or_cached(output_value: Value, task_name: str, experiment_name: object)
         output_value.name,
         "",
         output_value.kind,
-        f"({cached(task_name)} == '' ? {output_value.expression} : {reused_expression})",
+        f"({cached_expression(task_name)} == '' ? {output_value.expression} : {reused_expression})",
     )
 
 
@@ -297,7 +299,7 @@ class Outputs:
                 output_listing = f" It has {', '.join(self._values)}."
             else:
                 output_listing = " Its list of outputs is empty."
-            hint = did_you_mean(name, set(self._values)) or output_listing
+            hint = suggest_similar(name, set(self._values)) or output_listing
             refuse(f'{self._task} has no output "{name}".{hint}', UnknownOutput)
         return self._values[name]
 
@@ -365,7 +367,7 @@ def resolve(start_block: object, name: str, default_value: object = None) -> Any
     if default_value is not None:
         return default_value
 
-    hint = did_you_mean(name, set(dir(start_block.outputs)))
+    hint = suggest_similar(name, set(dir(start_block.outputs)))
     refuse(
         f'{start_block.name} does not provide "{name}", which is required: pass it as'
         f" {name}=...{hint}"
@@ -408,7 +410,7 @@ def _with_predecessors(block: Block) -> Iterator[Block]:
         current_block = current_block.predecessor
 
 
-def resolve_missing(
+def resolve_missing_inputs(
     block: "Block", given_inputs: Mapping[str, Any], *input_names: str
 ) -> dict[str, Any]:
     """Return the values of the `input_names` that are not in `given_inputs`, from `block` or its
@@ -437,7 +439,7 @@ def describe(described_value: object) -> str:
 
     text = " ".join(repr(described_value).split())
     if isinstance(described_value, str):
-        return cut(text, MAX_VALUE_CHARS)
+        return truncate(text, MAX_VALUE_CHARS)
 
     if isinstance(described_value, BaseModel) or len(text) > MAX_VALUE_CHARS:
         return f"a {type(described_value).__name__}"

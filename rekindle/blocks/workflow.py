@@ -33,16 +33,16 @@ from rekindle.blocks.dag_scope import (
     Producer,
     Scope,
     StoredArtifact,
-    dependencies_of,
     export_outputs,
+    get_dependencies,
     set_cache_default,
 )
 from rekindle.blocks.dependencies import FINAL_PHASES, after_all, after_any
 from rekindle.blocks.manifest.provenance import BACKFILL, RESERVED_PARAMETERS, parameter_tag
 from rekindle.blocks.manifest.quoting import format_input, quote_word, skip_if
 from rekindle.blocks.new_data import require_new_data
-from rekindle.blocks.notify import NOTIFY, notification
-from rekindle.blocks.references import References, as_list, check_fields
+from rekindle.blocks.notify import NOTIFY_STEP, build_notification_dag
+from rekindle.blocks.references import References, as_list, check_task_fields
 from rekindle.blocks.resource import delete_template, set_pod_settings
 from rekindle.blocks.settings import POD_DEFAULTS
 from rekindle.blocks.wiring import (
@@ -54,8 +54,15 @@ from rekindle.blocks.wiring import (
     refuse,
     self_or_cached,
 )
-from rekindle.errors import did_you_mean
-from rekindle.keys import AGAIN, CACHED, TASK, cached, cached_key, key
+from rekindle.errors import suggest_similar
+from rekindle.keys import (
+    AGAIN_SUFFIX,
+    CACHED_PARAMETER,
+    TASK_PARAMETER,
+    cached_expression,
+    cached_key,
+    key,
+)
 from rekindle.step import is_artifact, short_name
 from rekindle.workload import load as load_workload
 
@@ -167,7 +174,7 @@ class Pipeline(References):
         name_suffixes = [f"-{name.partition('-')[2]}" for name in group_names if "-" in name]
         return next(iter(group_names), ""), next(iter(name_suffixes), "")
 
-    def template_name(self, requested_name: str) -> str:
+    def make_template_name(self, requested_name: str) -> str:
         """Return a unique template name: `requested_name`, with a number appended if another
         template has this name."""
         existing_names = {template.name for template in self.workflow.templates}
@@ -185,7 +192,7 @@ class Pipeline(References):
             self.pod_kinds.add(pod_kind)
             cluster = self.config.cluster
             pod_config = cluster.pod(pod_kind)
-            name = self.template_name(short_name(step_module))
+            name = self.make_template_name(short_name(step_module))
             template = step_template(name, step_module, cluster, pod_config, in_loop=in_loop)
             if pod_kind == "train":
                 template = set_worker_settings(template, cluster, pod_config)
@@ -196,9 +203,11 @@ class Pipeline(References):
     @cached_property
     def deletion_template(self) -> Resource:
         """The template of the tasks that delete a Kubernetes object."""
-        return delete_template(self.template_name("delete"), retries(self.config.cluster.retries))
+        return delete_template(
+            self.make_template_name("delete"), retries(self.config.cluster.retries)
+        )
 
-    def job_name(self, task_name: str, max_length: int = 53) -> str:
+    def make_job_name(self, task_name: str, max_length: int = 53) -> str:
         """Return the name of the Kubernetes object that `task_name` applies. Raises WiringError
         if the names of the object's pods would be too long."""
         max_task_length = max_length - len(self.config.name) - SUFFIX_LENGTH - 1
@@ -234,7 +243,7 @@ class Pipeline(References):
 
         missing_names = [name for name in predecessor_names if not scope.contains(name)]
         if missing_names:
-            hint = did_you_mean(str(missing_names[0]), [*scope.predecessors])
+            hint = suggest_similar(str(missing_names[0]), [*scope.predecessors])
             refuse(
                 f"{name} cannot run after {describe(missing_names[0])}: this task does not exist in"
                 f" {scope.dag.name}.{hint}"
@@ -272,7 +281,7 @@ class Pipeline(References):
         previous_task = Block(
             name=name, template=template, arguments=local_arguments or None, **local_options
         )
-        check_fields(previous_task)
+        check_task_fields(previous_task)
         previous_task.waits_for = scope.add_dependencies(
             name, [*artifact_producers, *predecessor_names, *output_producers]
         )
@@ -308,7 +317,7 @@ class Pipeline(References):
     def skip_if_cached(self, task_name: str) -> dict[str, Any]:
         """Return the task options that skip `task_name` if its outputs are cached."""
         self.cacheable.append(task_name)
-        return skip_if(cached(task_name))
+        return skip_if(cached_expression(task_name))
 
     def close(self) -> None:
         """Check and complete the workflow; called after all its tasks were added."""
@@ -323,14 +332,14 @@ class Pipeline(References):
             name = min(unknown_pod_kinds)
             refuse(
                 f"cluster.pods.{name} is set, but no task has pods of this"
-                f" kind.{did_you_mean(name, self.pod_kinds)}"
+                f" kind.{suggest_similar(name, self.pod_kinds)}"
             )
 
         for scope in self.scopes.values():
             if scope.guarded:
                 scope_tasks = [task for task in scope.dag.tasks if isinstance(task, Task)]
                 awaited_tasks = {
-                    name for task in scope_tasks for name in dependencies_of(task).tasks
+                    name for task in scope_tasks for name in get_dependencies(task).tasks
                 }
                 final_tasks = [
                     task.name
@@ -400,7 +409,8 @@ class Pipeline(References):
         report_task_names: list[str] = []
         if self.is_tracked:
             recorded_parameters = {
-                name: parameter_tag(name) for name in ("config", "manifest", CACHED, BACKFILL)
+                name: parameter_tag(name)
+                for name in ("config", "manifest", CACHED_PARAMETER, BACKFILL)
             }
             report_task_names.append(
                 step(
@@ -413,9 +423,12 @@ class Pipeline(References):
 
         notify_config = self.config.notify
         if notify_config.format != "off":
-            notify_template = self.step_template(NOTIFY, "notify")
-            notification_dag = notification(
-                self.template_name("notification"), notify_template, notify_config, report_inputs
+            notify_template = self.step_template(NOTIFY_STEP, "notify")
+            notification_dag = build_notification_dag(
+                self.make_template_name("notification"),
+                notify_template,
+                notify_config,
+                report_inputs,
             )
             notification_task = self.add_task(
                 self.reserve_name("", "notification"), notification_dag, {}
@@ -425,7 +438,9 @@ class Pipeline(References):
 
         for job_number, (job_name, job_kind) in enumerate(self.jobs.items()):
             name = f"cleanup-{job_name}" if job_number else "cleanup"
-            self.add_deletion(name, job_kind.lower(), self.job_name(job_name), when=WORKFLOW_FAILED)
+            self.add_deletion(
+                name, job_kind.lower(), self.make_job_name(job_name), when=WORKFLOW_FAILED
+            )
 
     def add_deletion(
         self,
@@ -489,7 +504,7 @@ def pipeline(config: "Config", **options: Any) -> Iterator[Workflow]:
     reserved_parameters = [Parameter(name=name, value="") for name in RESERVED_PARAMETERS]
     workflow_arguments = [*reserved_parameters, *extra_parameters]
     workflow_labels = pods.workflow_labels(config.name) | options.pop("labels", {})
-    workflow_fields = _defaults(config) | options
+    workflow_fields = _default_workflow_fields(config) | options
     with Workflow(
         entrypoint="main", labels=workflow_labels, arguments=workflow_arguments, **workflow_fields
     ) as workflow:
@@ -516,7 +531,7 @@ def pipeline(config: "Config", **options: Any) -> Iterator[Workflow]:
             CURRENT_PIPELINE.reset(context_token)
 
 
-def _defaults(config: "Config") -> dict[str, Any]:
+def _default_workflow_fields(config: "Config") -> dict[str, Any]:
     """Return the fields of every Workflow, which the options of `pipeline` override."""
     cluster_config = config.cluster
     return {
@@ -563,7 +578,7 @@ def nested_dag(
     task of the DAG runs after the tasks `predecessor_names`."""
     pipeline = current_pipeline()
     outer_scope = pipeline.current_scope()
-    nested_graph = Graph(name=pipeline.template_name(name), **dag_options)
+    nested_graph = Graph(name=pipeline.make_template_name(name), **dag_options)
     group_task = pipeline.add_task(
         name,
         nested_graph,
@@ -627,7 +642,7 @@ def step(
         for field_name, value in validate_inputs(name, input_values, input_fields).items()
     }
     if needs_task_name(step_definition):
-        input_texts[TASK] = name
+        input_texts[TASK_PARAMETER] = name
 
     is_known_early = "when" not in task_options and "{{" not in str(input_values.get("experiment"))
     is_cacheable = hasattr(step_definition, "REUSE") and not in_loop and is_known_early
@@ -642,7 +657,7 @@ def step(
     for field_name, output_field in step_definition.Outputs.model_fields.items():
         if not is_artifact(output_field):
             output_type = list if in_loop else output_field.annotation
-            step_outputs[field_name] = _output_value(
+            step_outputs[field_name] = _build_output_value(
                 step_block, field_name, output_type, is_cached=is_cacheable
             )
         elif not in_loop:  # Argo cannot pass the artifacts of a loop to other tasks
@@ -664,7 +679,7 @@ def _is_unchanged(input_value: object) -> bool:
     return isinstance(input_value, (str, StoredArtifact)) or hasattr(input_value, "from_")
 
 
-def _output_value(block: Block, name: str, output_type: object, *, is_cached: bool) -> Value:
+def _build_output_value(block: Block, name: str, output_type: object, *, is_cached: bool) -> Value:
     """Return the output parameter `name` of a block. If the block is cached, its value comes from
     the cached run."""
     path = f"tasks.{block.name}.outputs.parameters.{name}"
@@ -685,14 +700,14 @@ def repeat(original_block: Block, **task_options: Any) -> Block:
     step_module, pod_kind = original_block.origin
     repeated_block = step(
         step_module,
-        task=f"{original_block.name}{AGAIN}",
+        task=f"{original_block.name}{AGAIN_SUFFIX}",
         pod=pod_kind,
         inputs=original_block.inputs,
         **task_options,
     )
     if needs_task_name(load_step(step_module)):
         block_arguments: dict[str, Any] = repeated_block.arguments  # pyright: ignore[reportAssignmentType]
-        block_arguments[TASK] = original_block.name
+        block_arguments[TASK_PARAMETER] = original_block.name
     repeated_block.is_repetition = True
     original_block.repetitions.append(repeated_block)
     return repeated_block

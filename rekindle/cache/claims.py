@@ -27,10 +27,10 @@ if TYPE_CHECKING:
     from rekindle.storage import Store
 
 CLAIMS_FOLDER = "cache-claims/"
-INTERVAL_S = 3600  # a claim younger than this, in seconds, is not renewed
+RENEWAL_INTERVAL_S = 3600  # a claim younger than this, in seconds, is not renewed
 # a claim older than this, in seconds, is deleted when the next claim is made
 EXPIRY_S = 366 * 86400
-RELEASES = "releases"  # first part of the key of a release
+RELEASES_CLAIM = "releases"  # first part of the key of a release
 THREADS = 8
 
 
@@ -64,7 +64,8 @@ def claimed_tasks(store: "Store", claim_age_s: float, run_name: str = "") -> set
 
     with ThreadPoolExecutor(THREADS) as thread_pool:
         claim_times = [
-            claim_times for claim_times, _ in thread_pool.map(partial(_read, store), run_names)
+            claim_times
+            for claim_times, _ in thread_pool.map(partial(_read_claims, store), run_names)
         ]
 
     return {
@@ -82,12 +83,12 @@ def remove_claims(store: "Store", run_name: str) -> None:
 
 def _record_claims(store: "Store", run_name: str, task_references: Iterable[str]) -> None:
     while True:
-        claim_times, etag = _read(store, run_name)
+        claim_times, etag = _read_claims(store, run_name)
         current_time = time.time()
         outdated_tasks = [
             task_reference
             for task_reference in task_references
-            if current_time - claim_times.get(task_reference, 0.0) >= INTERVAL_S
+            if current_time - claim_times.get(task_reference, 0.0) >= RENEWAL_INTERVAL_S
         ]
         if not outdated_tasks:
             return
@@ -103,7 +104,7 @@ def _record_claims(store: "Store", run_name: str, task_references: Iterable[str]
             return
 
 
-def _read(store: "Store", run_name: str) -> tuple[dict[str, float], str | None]:
+def _read_claims(store: "Store", run_name: str) -> tuple[dict[str, float], str | None]:
     try:
         claims_json, etag = store.get_with_etag(f"{CLAIMS_FOLDER}{run_name}")
     except NotFound:

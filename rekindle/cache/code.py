@@ -22,7 +22,7 @@ from argolocal.common.json_text import to_json
 from rekindle import project
 from rekindle.content.hashes import linked_files_below
 from rekindle.kubernetes_names import KUBERNETES_SERVICE_HOST, REKINDLE_IMAGE
-from rekindle.project.folders import ENGINE
+from rekindle.project.folders import ENGINE_FOLDERS
 
 FILE_PREFIX = "./"  # marks a file of the project in a list of modules
 DOTTED_NAME = re.compile(r"\b[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)+\b")
@@ -45,11 +45,11 @@ def code_identity(module_names: Iterable[str]) -> str:
         digest := image_digest(os.environ.get(REKINDLE_IMAGE, ""))
     ):
         return digest
-    return _digest(tuple(sorted(set(module_names))), tuple(project.search_path()))
+    return _compute_digest(tuple(sorted(set(module_names))), tuple(project.search_path()))
 
 
 @cache
-def _digest(module_names: tuple[str, ...], folders: tuple[str, ...]) -> str:
+def _compute_digest(module_names: tuple[str, ...], folders: tuple[str, ...]) -> str:
     return hashlib.sha256(to_json(_identity_facts(module_names, folders)).encode()).hexdigest()
 
 
@@ -123,7 +123,7 @@ def imported_files(module_names: Iterable[str], folders: Iterable[str]) -> dict[
         if script_file:
             # Python searches the folder of a program first
             script_imports = _imported_files(
-                _imports(script_file, ""), [script_file.parent, *root_folders]
+                _list_imports(script_file, ""), [script_file.parent, *root_folders]
             )
             files_by_module[name] = script_file
             for imported_module, path in script_imports.items():
@@ -146,7 +146,9 @@ def _imported_files(module_names: Iterable[str], root_folders: list[Path]) -> di
 
         files_by_module[name] = file
         pending_modules += [name.rpartition(".")[0]] if "." in name else []
-        pending_modules += _imports(file, name if _is_package(file) else name.rpartition(".")[0])
+        pending_modules += _list_imports(
+            file, name if _is_package(file) else name.rpartition(".")[0]
+        )
 
     return files_by_module
 
@@ -185,19 +187,21 @@ def _find_file(name: str, root_folders: Iterable[Path]) -> Path | None:
         return None
 
     package_name, *submodule_names = name.split(".")
-    engine_folders = [folder.parent for folder in ENGINE if folder.name == package_name]
+    engine_folders = [folder.parent for folder in ENGINE_FOLDERS if folder.name == package_name]
     folder_groups = (
-        [engine_folders] if engine_folders else _in_search_order(package_name, list(root_folders))
+        [engine_folders]
+        if engine_folders
+        else _sort_by_search_order(package_name, list(root_folders))
     )
 
     file = None
     folders: list[Path] = []
     for folder_group in folder_groups:
-        file, folders = _find_in(folder_group, package_name)
+        file, folders = _find_in_folders(folder_group, package_name)
         if file or folders:
             break
 
-    if package_name in project.SHARED:
+    if package_name in project.SHARED_PACKAGES:
         # `project.load` merges all folders of such a package
         folders = [
             root_folder / package_name
@@ -206,11 +210,11 @@ def _find_file(name: str, root_folders: Iterable[Path]) -> Path | None:
         ]
 
     for submodule_name in submodule_names:
-        file, folders = _find_in(folders, submodule_name)
+        file, folders = _find_in_folders(folders, submodule_name)
     return file
 
 
-def _find_in(folders: Iterable[Path], name: str) -> tuple[Path | None, list[Path]]:
+def _find_in_folders(folders: Iterable[Path], name: str) -> tuple[Path | None, list[Path]]:
     """Return the file of the module `name` in the first folder that contains the module, and the
     folders of its submodules.
 
@@ -221,29 +225,29 @@ def _find_in(folders: Iterable[Path], name: str) -> tuple[Path | None, list[Path
     submodule_folders = [path_stem for path_stem in path_stems if path_stem.is_dir()]
 
     for path_stem in path_stems:
-        if path_stem in submodule_folders and (file := _with_suffix(path_stem / "__init__")):
-            if _extends_path(file):
+        if path_stem in submodule_folders and (file := _find_with_suffix(path_stem / "__init__")):
+            if _extends_module_path(file):
                 return file, [path_stem, *submodule_folders]
             return file, [path_stem]
 
-        if path_stem.parent.is_dir() and (file := _with_suffix(path_stem)):
+        if path_stem.parent.is_dir() and (file := _find_with_suffix(path_stem)):
             return file, []
 
     return None, submodule_folders
 
 
-def _with_suffix(path_stem: Path) -> Path | None:
+def _find_with_suffix(path_stem: Path) -> Path | None:
     candidate_files = (Path(f"{path_stem}{module_suffix}") for module_suffix in MODULE_SUFFIXES)
     return next(filter(Path.is_file, candidate_files), None)
 
 
 @cache
-def _extends_path(file: Path) -> bool:
+def _extends_module_path(file: Path) -> bool:
     """Return True if the code of a package may extend the search path of its submodules."""
     return b"__path__" in file.read_bytes()
 
 
-def _in_search_order(package_name: str, root_folders: list[Path]) -> list[list[Path]]:
+def _sort_by_search_order(package_name: str, root_folders: list[Path]) -> list[list[Path]]:
     """Return `root_folders`, which end with the reference project, and the editable installation of
     a package, in the order in which Python searches them: The project is at the end of `sys.path`,
     because `project.load` appends it.
@@ -254,7 +258,7 @@ def _in_search_order(package_name: str, root_folders: list[Path]) -> list[list[P
     source_roots = _source_roots(package_name)
     # the project comes first for the packages `steps` and `pipelines`, because it adds modules to
     # them
-    if package_name in project.SHARED or not source_roots:
+    if package_name in project.SHARED_PACKAGES or not source_roots:
         return [[*root_folders, *source_roots]]
 
     search_positions = map(_search_position, project.search_path())
@@ -321,7 +325,7 @@ def is_installed(path: Path) -> bool:
 
 
 @cache
-def _imports(file: Path, package_name: str) -> list[str]:
+def _list_imports(file: Path, package_name: str) -> list[str]:
     """Return the modules that a source file of `package_name` imports; [] for a compiled file."""
     if file.suffix not in SOURCE_SUFFIXES:
         return []

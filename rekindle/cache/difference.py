@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from argolocal.common.json_text import loads, to_json
 from rekindle.cache import code, entries
-from rekindle.cache.key import Facts, modules_of
-from rekindle.documents import Document, validate
+from rekindle.cache.key import Facts, list_modules
+from rekindle.documents import Document, parse_and_validate
 from rekindle.errors import Conflict, NotFound, StorageError
 from rekindle.names import Digest
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from rekindle.storage import Store
 
 CODE_FOLDER = "cache-code/"
-MISSING = "missing"
+MISSING_VALUE = "missing"
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ def record_code(store: "Store", step_facts: Facts) -> None:
         with suppress(Conflict):
             store.put(
                 f"{CODE_FOLDER}{step_facts['code']}",
-                to_json(code.identity_facts(modules_of(step_facts))).encode(),
+                to_json(code.identity_facts(list_modules(step_facts))).encode(),
                 if_absent=True,
             )
 
@@ -102,10 +102,10 @@ def _code_differences(
         return
 
     try:
-        recorded_code = validate(
+        recorded_code = parse_and_validate(
             CodeFile, store.get(f"{CODE_FOLDER}{code_identities[0]}")
         ).model_dump()
-        current_code = code.identity_facts(modules_of(current_facts))
+        current_code = code.identity_facts(list_modules(current_facts))
         file_differences = list(
             _mapping_differences("code", recorded_code["files"], current_code["files"])
         )
@@ -139,12 +139,12 @@ def _mapping_differences(
     difference_kind: str, recorded_values: dict[str, Any], current_values: dict[str, Any]
 ) -> Iterator[Difference]:
     for name in dict.fromkeys([*recorded_values, *current_values]):
-        if recorded_values.get(name, MISSING) != current_values.get(name, MISSING):
+        if recorded_values.get(name, MISSING_VALUE) != current_values.get(name, MISSING_VALUE):
             yield Difference(
                 difference_kind,
                 name,
-                str(recorded_values.get(name, MISSING)),
-                str(current_values.get(name, MISSING)),
+                str(recorded_values.get(name, MISSING_VALUE)),
+                str(current_values.get(name, MISSING_VALUE)),
             )
 
 

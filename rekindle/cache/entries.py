@@ -18,7 +18,7 @@ from pydantic import AfterValidator, ConfigDict, Field, RootModel, field_seriali
 from argolocal.common.json_text import to_json
 from argolocal.language.quantity import parse_quantity
 from rekindle.cache import claims
-from rekindle.documents import Document, name_field, validate
+from rekindle.documents import Document, name_field, parse_and_validate
 from rekindle.errors import NotFound, StorageError
 from rekindle.keys import REUSED_MODELS
 from rekindle.names import Digest, TaskName, TaskReference
@@ -33,7 +33,9 @@ Result = TypeVar("Result")
 CACHE_FOLDER = "cache/"
 # object with copies of the entries that the last bulk lookup or `trim_cache` has read
 INDEX_KEY = "cache-book.json"
-BULK_TASKS = 20  # for at least this number of tasks, one listing is cheaper than single requests
+MIN_BULK_TASKS = (
+    20  # for at least this number of tasks, one listing is cheaper than single requests
+)
 VALID_DAYS = 90
 MAX_SECONDS = 1e9  # an entry with a longer duration of its step, in seconds, is invalid
 # outputs that an entry never contains: each run has its own MLflow run and its own trainings
@@ -120,7 +122,7 @@ class IndexFile(RootModel[dict[str, tuple[str, EntryFile | None]]]):
     model_config = ConfigDict(strict=True)
 
 
-def find_valid(store: "Store", key: str, max_age_days: float = VALID_DAYS) -> Entry | None:
+def find_valid_entry(store: "Store", key: str, max_age_days: float = VALID_DAYS) -> Entry | None:
     """Return the valid entry of `key`, or None. Raises StorageError."""
     cache_entry = read_entry(store, key)
     if cache_entry and not reason_invalid(
@@ -130,7 +132,7 @@ def find_valid(store: "Store", key: str, max_age_days: float = VALID_DAYS) -> En
     return None
 
 
-def reason_unfit(cache_entry: Entry, step_module: Step) -> str:
+def reason_unusable(cache_entry: Entry, step_module: Step) -> str:
     """Return the reason why an entry cannot be used as the result of a step; "" if it can be used.
 
     An entry is untrusted: everybody who may write to the object store can write one.
@@ -176,7 +178,9 @@ def find_and_claim(store: "Store", key: str) -> Entry | None:
     return None
 
 
-def list_stale(store: "Store", max_entries: int, max_age_days: float) -> list[tuple[Entry, str]]:
+def list_stale_entries(
+    store: "Store", max_entries: int, max_age_days: float
+) -> list[tuple[Entry, str]]:
     """Return the entries that `rekindle cache prune` removes, and the reason for each."""
     stale_entries = []
     for entry_number, cache_entry in enumerate(
@@ -204,15 +208,15 @@ def _object_key(key: str) -> str:
 def read_entry(store: "Store", key: str) -> Entry | None:
     """Return the entry of `key`, valid or not. Raises StorageError."""
     try:
-        return _entry_of(key, store.get(_object_key(key)))
+        return _parse_entry(key, store.get(_object_key(key)))
     except NotFound:
         return None
 
 
-def _entry_of(key: str, entry_json: bytes | str) -> Entry | None:
+def _parse_entry(key: str, entry_json: bytes | str) -> Entry | None:
     """Return the entry of `key`, or None if another program or version of Rekindle wrote it."""
     try:
-        parsed_entry = Entry(**validate(EntryFile, entry_json).model_dump())
+        parsed_entry = Entry(**parse_and_validate(EntryFile, entry_json).model_dump())
     except ValueError:
         return None
     if parsed_entry.key == key:
@@ -236,7 +240,7 @@ def reason_invalid(
     return ""
 
 
-def _etags(store: "Store") -> dict[str, str]:
+def _list_etags(store: "Store") -> dict[str, str]:
     return {
         cache_object.key.removeprefix(CACHE_FOLDER): cache_object.etag
         for cache_object in store.list(CACHE_FOLDER)
@@ -306,7 +310,7 @@ class Index:
 
     def __init__(self, store: "Store") -> None:
         self.store = store
-        self.etags = _etags(store)
+        self.etags = _list_etags(store)
         self.copies = self._read_copies()
         self.unread = [
             key for key, etag in self.etags.items() if self.copies.get(key, ("", None))[0] != etag
@@ -351,7 +355,7 @@ class Index:
 
     def _read_copies(self) -> dict[str, tuple[str, Entry | None]]:
         try:
-            stored_copies = validate(IndexFile, self.store.get(INDEX_KEY)).root
+            stored_copies = parse_and_validate(IndexFile, self.store.get(INDEX_KEY)).root
         # start with an empty index, because the object is missing or another version of Rekindle
         # wrote it
         except (StorageError, ValueError):
@@ -375,7 +379,7 @@ class Lookup:
 
     def __init__(self, store: "Store", task_count: int, read_only: bool = False) -> None:
         self.store = store
-        self.index = Index(store) if task_count >= BULK_TASKS else None
+        self.index = Index(store) if task_count >= MIN_BULK_TASKS else None
         self.read_only = read_only
         self.found_entries: dict[str, Entry] = {}
         # number of files and of bytes of each RUN/TASK/ARTIFACT, by run
@@ -384,7 +388,7 @@ class Lookup:
     def find(self, key: str) -> Entry | None:
         """Return the valid entry of `key`, or None."""
         if not self.index:
-            cache_entry = find_valid(self.store, key)
+            cache_entry = find_valid_entry(self.store, key)
         elif (cache_entry := self.index.find(key)) and reason_invalid(cache_entry, self._size):
             return None
         self.found_entries.update({key: cache_entry} if cache_entry else {})
@@ -409,7 +413,7 @@ class Lookup:
             )
 
         self.index.write()
-        current_etags = _etags(self.store)
+        current_etags = _list_etags(self.store)
         return all(current_etags.get(key) == self.index.etags[key] for key in self.found_entries)
 
     def _size(self, artifact_key: str) -> tuple[int, int]:

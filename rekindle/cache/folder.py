@@ -4,7 +4,7 @@ import os
 import tempfile
 from pathlib import Path
 
-from argolocal.common.files import make_owned
+from argolocal.common.files import make_owned_directory
 from rekindle.errors import RekindleError
 from rekindle.kubernetes_names import REKINDLE_CACHE
 
@@ -14,15 +14,15 @@ def cache_folder() -> Path:
     directory = os.environ.get(REKINDLE_CACHE)
     if directory:
         return Path(directory)
-    return own_folder()
+    return user_temporary_folder()
 
 
-def own_folder() -> Path:
+def user_temporary_folder() -> Path:
     """Return a temporary directory that only this user on this machine uses. Raises
     RekindleError."""
     directory = Path(tempfile.gettempdir()) / f"rekindle-{os.getuid()}"
     try:
-        make_owned(directory)
+        make_owned_directory(directory)
     except OSError as error:
         raise RekindleError(
             f"cannot store datasets in {directory} ({error.strerror}): set {REKINDLE_CACHE} to"

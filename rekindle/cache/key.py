@@ -14,10 +14,10 @@ from rekindle.content.hashes import linked_files_below
 from rekindle.errors import RekindleError
 from rekindle.kubernetes_names import S3_ENDPOINT_URL
 from rekindle.names import parse_s3_address, split_address
-from rekindle.step import StepInputs, is_artifact, load, to_text
+from rekindle.step import StepInputs, format_parameter, is_artifact, load_step_module
 
 if TYPE_CHECKING:
-    from rekindle.storage import Entry, Store
+    from rekindle.storage import Store, StoredObject
 
 
 class UnknownKey(RekindleError):
@@ -57,7 +57,7 @@ def collect_facts(
     this machine, so that this process can read the local paths in its inputs. Raises UnknownKey if
     some of the data cannot be read.
     """
-    not_reused_reason = load(step_module).REUSE.not_reused_if(step_inputs)
+    not_reused_reason = load_step_module(step_module).REUSE.not_reused_if(step_inputs)
     if not_reused_reason:
         raise NotReusable(not_reused_reason)
 
@@ -77,7 +77,7 @@ def data_digests(
 ) -> dict[str, str]:
     """Return a digest of the content of each path and s3:// URI that a step reads. Raises
     UnknownKey."""
-    data_uris = load(step_module).REUSE.data_read(step_inputs)
+    data_uris = load_step_module(step_module).REUSE.data_read(step_inputs)
     return {
         data_uri: data_digest(data_uri, is_this_machine, open_bucket or _open_bucket)
         for data_uri in data_uris
@@ -88,24 +88,24 @@ def facts_without_data(
     step_module: str, step_inputs: StepInputs, given_identity: str = ""
 ) -> Facts:
     """Collect the facts that do not depend on the data: step, code and inputs."""
-    ignored_inputs = load(step_module).REUSE.ignored_inputs
+    ignored_inputs = load_step_module(step_module).REUSE.ignored_inputs
     input_fields = type(step_inputs).model_fields
     keyed_fields = [
         name
         for name in input_fields
         if name not in ignored_inputs and not is_artifact(input_fields[name])
     ]
-    input_texts = {name: to_text(getattr(step_inputs, name)) for name in keyed_fields}
+    input_texts = {name: format_parameter(getattr(step_inputs, name)) for name in keyed_fields}
     workload_input: dict[str, str] = {}
     if "workload" in input_fields:
         workload_input["workload"] = str(getattr(step_inputs, "workload"))  # noqa: B009
     given_identity = given_identity or code.code_identity(
-        modules_of({"step": step_module, "inputs": workload_input})
+        list_modules({"step": step_module, "inputs": workload_input})
     )
     return {"step": step_module, "code": given_identity, "inputs": input_texts}
 
 
-def modules_of(step_facts: Facts) -> list[str]:
+def list_modules(step_facts: Facts) -> list[str]:
     """Return the modules whose code affects the outputs of a step: the step itself and its
     workload."""
     return [step_facts["step"], *filter(None, [step_facts["inputs"].get("workload")])]
@@ -118,10 +118,10 @@ def reason_not_covered(step_facts: Facts) -> str:
     # code of the pod
     if step_facts["code"].startswith(code.IMAGE_DIGEST):
         return ""
-    return loaded.reason_uncovered(modules_of(step_facts))
+    return loaded.reason_uncovered(list_modules(step_facts))
 
 
-def compute_key(step_facts: Facts) -> str:
+def compute_cache_key(step_facts: Facts) -> str:
     """Return the sha256 of `step_facts`."""
     return hashlib.sha256(to_json(step_facts, sort_keys=True).encode()).hexdigest()
 
@@ -159,7 +159,7 @@ def data_digest(
     return describe_files(path)["sha256"]
 
 
-def find_objects(store: "Store", key: str) -> "list[Entry]":
+def find_objects(store: "Store", key: str) -> "list[StoredObject]":
     """Return the object `key`; if it does not exist, the objects in the folder `key`; if none
     exists, all objects whose key starts with `key`.
 
@@ -193,7 +193,7 @@ def data_digest_or_empty(data_uri: str) -> str:
         return ""
 
 
-def digest_of_unchanged(data_uri: str, digest_before: str) -> tuple[str, list[str]]:
+def digest_if_unchanged(data_uri: str, digest_before: str) -> tuple[str, list[str]]:
     """Return a digest and warnings: `digest_before` and no warnings if the data is unchanged since
     this digest was computed, otherwise "" and one warning."""
     if data_digest_or_empty(data_uri) == digest_before:

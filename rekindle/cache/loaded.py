@@ -23,12 +23,12 @@ from types import CodeType, ModuleType
 
 from rekindle import project
 from rekindle.cache import code
-from rekindle.project.folders import ENGINE
+from rekindle.project.folders import ENGINE_FOLDERS
 
 MAPPED_FILES = Path("/proc/self/maps")
 SYSTEM_FOLDERS = ("/usr", "/lib", "/lib64", "/opt", "/nix", "/snap", "/System", "/Library")
 COMPILED_SUFFIXES = tuple(BYTECODE_SUFFIXES)
-UNCHECKED_HASH = 0b01  # flags of a module (.pyc) that Python does not compare with its source
+UNCHECKED_HASH_FLAG = 0b01  # flags of a module (.pyc) that Python does not compare with its source
 # suffix by which the kernel marks a mapped file that was deleted or replaced
 DELETED_MARK = " (deleted)"
 
@@ -80,13 +80,13 @@ def reason_uncovered(module_names: Iterable[str]) -> str:
         path.resolve() for path in code.imported_files(module_names, project.search_path()).values()
     }
     loaded_files = (
-        _files_seen | set(map(_source_of, _compiled_seen)) | _module_files() | _mapped_files()
+        _files_seen | set(map(_find_source, _compiled_seen)) | _module_files() | _mapped_files()
     )
 
     uncovered_files = sorted(
         file
         for file in loaded_files
-        if _is_own(Path(file)) and Path(file).resolve() not in covered_files
+        if _must_be_covered(Path(file)) and Path(file).resolve() not in covered_files
     )
     if not uncovered_files:
         return _reason_unchecked()
@@ -114,7 +114,7 @@ def _module_files() -> set[str]:
     return {file for name in file_names if isinstance(name, str) for file in _existing_file(name)}
 
 
-def _source_of(compiled_file: str) -> str:
+def _find_source(compiled_file: str) -> str:
     """Return the source file of a compiled module in `__pycache__`; return any other file
     unchanged."""
     with suppress(ValueError, NotImplementedError):
@@ -125,9 +125,9 @@ def _source_of(compiled_file: str) -> str:
 def _reason_unchecked() -> str:
     """Return a message if Python has run a compiled copy of the project's code without comparing it
     with the source; "" otherwise."""
-    compiled_files = [file for file in sorted(_compiled_seen) if _source_of(file) != file]
+    compiled_files = [file for file in sorted(_compiled_seen) if _find_source(file) != file]
     for file in compiled_files:
-        if _is_own(Path(file)) and _has_unchecked_hash(Path(file)):
+        if _must_be_covered(Path(file)) and _has_unchecked_hash(Path(file)):
             return (
                 f"{file} was run without a comparison with its source, which the cache key covers,"
                 " so no later run reuses the outputs: delete it, or compile it with"
@@ -145,7 +145,7 @@ def _has_unchecked_hash(compiled_file: Path) -> bool:
         file_header = file.read(8)
     return (
         file_header[:4] == MAGIC_NUMBER
-        and int.from_bytes(file_header[4:], "little") == UNCHECKED_HASH
+        and int.from_bytes(file_header[4:], "little") == UNCHECKED_HASH_FLAG
     )
 
 
@@ -172,7 +172,7 @@ def _mapped_files() -> set[str]:
     }
 
 
-def _is_own(file: Path) -> bool:
+def _must_be_covered(file: Path) -> bool:
     """Return True if the cache key must cover a file, that is, if the file does not belong to the
     system, an installed package or Rekindle."""
     own_folders = _own_folders(tuple(project.search_path()))
@@ -192,7 +192,7 @@ def _is_own(file: Path) -> bool:
 
 @cache
 def _own_folders(search_path: tuple[str, ...]) -> frozenset[Path]:
-    return _with_real_paths([*search_path, project.REFERENCE])
+    return _add_real_paths([*search_path, project.REFERENCE])
 
 
 @cache
@@ -202,9 +202,9 @@ def _system_and_package_folders() -> frozenset[Path]:
         sys.base_prefix,
         *map(sysconfig.get_path, ("stdlib", "platstdlib", "purelib", "platlib")),
     )
-    return _with_real_paths([*SYSTEM_FOLDERS, *python_folders, *ENGINE])
+    return _add_real_paths([*SYSTEM_FOLDERS, *python_folders, *ENGINE_FOLDERS])
 
 
-def _with_real_paths(folders: Iterable[str | Path]) -> frozenset[Path]:
+def _add_real_paths(folders: Iterable[str | Path]) -> frozenset[Path]:
     absolute_paths = [Path(os.path.abspath(folder)) for folder in folders]
     return frozenset([*absolute_paths, *(path.resolve() for path in absolute_paths)])

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from argolocal.common.json_text import to_json
 from argolocal.language.substitute import TemplateError, substitute
-from argolocal.manifest.read import documents
+from argolocal.manifest.read import parse_objects
 from rekindle import kubernetes_names
 from rekindle.cache import code, entries
 from rekindle.cache.entries import Lookup
@@ -24,28 +24,28 @@ from rekindle.cache.key import (
     OpenBucket,
     UnknownKey,
     collect_facts,
-    compute_key,
+    compute_cache_key,
     facts_without_data,
 )
 from rekindle.documents import Document, parse_object
 from rekindle.documents import parse as parse_document
 from rekindle.errors import ConfigError
-from rekindle.keys import CACHED, REUSE, cached_name
-from rekindle.names import TaskReference, show
-from rekindle.step import Step, StepInputs, is_artifact, load, parse
+from rekindle.keys import CACHED_PARAMETER, REUSE_ROW, cached_name
+from rekindle.names import TaskReference, format_untrusted
+from rekindle.step import Step, StepInputs, is_artifact, load_step_module, parse_inputs
 
 if TYPE_CHECKING:
     from rekindle.storage import Store
 
 # for each module that `python -m` runs: index of the first flag among its arguments, and name of
 # the step (empty: the argument before this flag)
-COMMANDS = {
+STEP_COMMANDS = {
     "rekindle": (4, ""),
     **{kind.launcher: (2, kind.step) for kind in kubernetes_names.MEMBER_KINDS},
 }
 # JSONPath of a task's row in the parameter CACHED
 JSON_PATH_NAME = re.compile(r"\$\.(\w+)")
-CACHED_SOURCE = f"the parameter `{CACHED}`"  # used in messages
+CACHED_SOURCE = f"the parameter `{CACHED_PARAMETER}`"  # used in messages
 RUNNER_FLAGS = ("--output", "--entry", "--reuse")  # flags that are not inputs of the step
 
 
@@ -71,7 +71,7 @@ class CacheResult:
     facts: Facts | None = field(default=None, compare=False)  # `key` is their hash
 
 
-def look_up(
+def look_up_tasks(
     manifest: Mapping[str, Any],
     parameter_overrides: Mapping[str, str],
     store: "Store",
@@ -86,7 +86,7 @@ def look_up(
     If `is_read_only` is True, the index of the cache is not updated, and no entries are claimed for
     a new run.
     """
-    parameter_values = _parameters(manifest) | dict(parameter_overrides)
+    parameter_values = _read_parameters(manifest) | dict(parameter_overrides)
     cached_rows = _cached_rows(parameter_values)
     templates_by_name = {
         template["name"]: template for template in _workflow_spec(manifest).get("templates", [])
@@ -98,7 +98,7 @@ def look_up(
 
     # values of the output tags of each cached task
     cached_output_tags = {
-        name: _output_tags(cached_row["task"], cached_row)
+        name: _list_output_tags(cached_row["task"], cached_row)
         for name, cached_row in cached_rows.items()
         if isinstance(cached_row, dict) and cached_row["at"]
     }
@@ -116,14 +116,14 @@ def look_up(
         # pass only the rows and outputs that the task refers to, because each expression copies its
         # whole scope
         used_rows = {name: cached_rows[name] for name in cached_names if name in cached_rows}
-        task_scope = tag_values | {f"workflow.parameters.{CACHED}": to_json(used_rows)}
+        task_scope = tag_values | {f"workflow.parameters.{CACHED_PARAMETER}": to_json(used_rows)}
 
         for name in cached_names:
             task_scope.update(cached_output_tags.get(name, {}))
 
         step_call = None
         try:
-            step_call = step_call_of(
+            step_call = parse_step_call(
                 cacheable_task, templates_by_name[cacheable_task["template"]], task_scope
             )
             cache_result = _find_cached(
@@ -143,7 +143,7 @@ def look_up(
             cached_rows[cached_name(cacheable_task["name"])].update(
                 {**cache_entry.outputs, "at": cache_entry.at}
             )
-            cached_output_tags[cached_name(cacheable_task["name"])] = _output_tags(
+            cached_output_tags[cached_name(cacheable_task["name"])] = _list_output_tags(
                 cacheable_task["name"], cache_entry.outputs
             )
             artifact_digests.update(
@@ -154,7 +154,7 @@ def look_up(
             )
 
     if not cache_lookup.close():
-        return look_up(
+        return look_up_tasks(
             manifest,
             parameter_overrides,
             store,
@@ -170,24 +170,26 @@ def cached_parameter(
 ) -> str:
     """Return the value of the workflow parameter CACHED. If `allows_reuse` is False, the value
     lets every task run."""
-    cached_rows = _cached_rows(_parameters(manifest))
+    cached_rows = _cached_rows(_read_parameters(manifest))
     for cache_result in cache_results if allows_reuse else []:
         cache_entry = cache_result.entry
         if cache_entry:
             cached_rows[cached_name(cache_result.task)].update(
                 {**cache_entry.outputs, "at": cache_entry.at}
             )
-    return to_json(cached_rows | {REUSE: "yes" if allows_reuse else "no"})
+    return to_json(cached_rows | {REUSE_ROW: "yes" if allows_reuse else "no"})
 
 
 def reused_tasks(manifest: Mapping[str, Any]) -> dict[str, str]:
     """Return, for each task that a run skipped, the earlier RUN/TASK whose outputs it reused."""
-    cached_values = parse_object(_parameters(manifest).get(CACHED) or "{}", CACHED_SOURCE)
+    cached_values = parse_object(
+        _read_parameters(manifest).get(CACHED_PARAMETER) or "{}", CACHED_SOURCE
+    )
     cached_rows = (
         cached_row for cached_row in cached_values.values() if isinstance(cached_row, dict)
     )
     reused_references = {
-        str(cached_row.get("task")): TaskReference.or_none(cached_row.get("at"))
+        str(cached_row.get("task")): TaskReference.parse_or_none(cached_row.get("at"))
         for cached_row in cached_rows
     }
     return {
@@ -197,15 +199,16 @@ def reused_tasks(manifest: Mapping[str, Any]) -> dict[str, str]:
     }
 
 
-def has_reuse(manifest: Mapping[str, Any]) -> bool:
+def has_reusable_tasks(manifest: Mapping[str, Any]) -> bool:
     """Return True if the manifest has tasks that may be cached."""
     return any(
-        isinstance(cached_row, dict) for cached_row in _cached_rows(_parameters(manifest)).values()
+        isinstance(cached_row, dict)
+        for cached_row in _cached_rows(_read_parameters(manifest)).values()
     )
 
 
 def _cached_rows(parameter_values: Mapping[str, str]) -> dict[str, Any]:
-    return parse_cached(parameter_values.get(CACHED) or "{}")
+    return parse_cached(parameter_values.get(CACHED_PARAMETER) or "{}")
 
 
 class CachedRow(Document):
@@ -222,7 +225,9 @@ def parse_cached(text: str) -> dict[str, Any]:
     cached_values = parse_object(text, CACHED_SOURCE)
     for name, row_value in cached_values.items():
         if isinstance(row_value, dict):
-            parse_document(CachedRow, to_json(row_value), f"{show(name)} in {CACHED_SOURCE}")
+            parse_document(
+                CachedRow, to_json(row_value), f"{format_untrusted(name)} in {CACHED_SOURCE}"
+            )
     return cached_values
 
 
@@ -231,7 +236,7 @@ def _workflow_spec(manifest: Mapping[str, Any]) -> Mapping[str, Any]:
     return workflow_spec.get("workflowSpec") or workflow_spec
 
 
-def _parameters(manifest: Mapping[str, Any]) -> dict[str, str]:
+def _read_parameters(manifest: Mapping[str, Any]) -> dict[str, str]:
     workflow_parameters = (_workflow_spec(manifest).get("arguments") or {}).get("parameters") or []
     return {
         workflow_parameter["name"]: str(workflow_parameter.get("value", ""))
@@ -251,11 +256,11 @@ def _cacheable_tasks(
                 yield dag_task
 
 
-def _output_tags(task_name: str, output_names: Iterable[str]) -> dict[str, None]:
+def _list_output_tags(task_name: str, output_names: Iterable[str]) -> dict[str, None]:
     return {f"tasks.{task_name}.outputs.parameters.{name}": None for name in output_names}
 
 
-def step_call_of(
+def parse_step_call(
     dag_task: Mapping[str, Any], template: Mapping[str, Any], tag_values: Mapping[str, Any]
 ) -> StepCall:
     """Return the step that a task runs. Raises UnknownKey if the task does not run a step."""
@@ -286,13 +291,13 @@ def step_call_of(
     if "container" in template_body:
         containers = [template_body["container"]]
     else:
-        containers = _containers(documents(template_body["resource"]["manifest"]))
+        containers = _iterate_containers(parse_objects(template_body["resource"]["manifest"]))
 
     for container in containers:
         # unescape $$ to $, as the kubelet does
         python_arguments = [argument.replace("$$", "$") for argument in container.get("args") or []]
-        if python_arguments[:1] == ["-m"] and python_arguments[1] in COMMANDS:
-            first_flag, step_module = COMMANDS[python_arguments[1]]
+        if python_arguments[:1] == ["-m"] and python_arguments[1] in STEP_COMMANDS:
+            first_flag, step_module = STEP_COMMANDS[python_arguments[1]]
             flag_parts = (
                 step_flag[2:].partition("=")
                 for step_flag in python_arguments[first_flag:]
@@ -315,7 +320,7 @@ def step_call_of(
     raise UnknownKey("the task does not run a step")
 
 
-def _containers(manifest_value: object) -> Iterator[dict[str, Any]]:
+def _iterate_containers(manifest_value: object) -> Iterator[dict[str, Any]]:
     """Yield every container in the objects of a manifest."""
     if isinstance(manifest_value, dict):
         yield from manifest_value.get("containers") or []
@@ -326,7 +331,7 @@ def _containers(manifest_value: object) -> Iterator[dict[str, Any]]:
         if isinstance(manifest_value, list)
         else []
     ):
-        yield from _containers(child_value)
+        yield from _iterate_containers(child_value)
 
 
 def _find_cached(
@@ -344,7 +349,7 @@ def _find_cached(
             " it starts"
         )
 
-    step_module = load(step_call.module)
+    step_module = load_step_module(step_call.module)
     input_texts, artifact_inputs = _input_texts(step_module, step_call)
 
     unknown_inputs = _unknown_inputs(step_module, input_texts)
@@ -369,10 +374,10 @@ def _find_cached(
         open_bucket,
     )
 
-    cache_key = compute_key(step_facts)
+    cache_key = compute_cache_key(step_facts)
     cache_entry = cache_lookup.find(cache_key)
     miss_reason = "" if cache_entry else "no cached result for these inputs, code and data"
-    unusable_reason = entries.reason_unfit(cache_entry, step_module) if cache_entry else ""
+    unusable_reason = entries.reason_unusable(cache_entry, step_module) if cache_entry else ""
     if cache_entry and unusable_reason:
         miss_reason = f"the result of {cache_entry.at} is not reused: {unusable_reason}"
         cache_entry = None
@@ -385,7 +390,7 @@ def facts_before_run(step_call: StepCall, is_on_cluster: bool) -> Facts:
 
     Raises NotReusable, ConfigError.
     """
-    step_module = load(step_call.module)
+    step_module = load_step_module(step_call.module)
     input_texts, artifact_inputs = _input_texts(step_module, step_call)
     code_identity = code.image_digest(step_call.image) if is_on_cluster else ""
     unknown_inputs = _unknown_inputs(step_module, input_texts)
@@ -435,7 +440,7 @@ def _parse_inputs(
         for name, text in input_texts.items()
         if "{{" not in text or input_fields[name].is_required()
     }
-    return parse(
+    return parse_inputs(
         step_module.Inputs,
         replace_unknown(step_module.Inputs, usable_texts)
         | {name: f"/{name}" for name in artifact_inputs},

@@ -13,8 +13,8 @@ from rekindle.cache import lookup
 from rekindle.content.recorded_manifest import unpack_manifest
 from rekindle.content.weights import WEIGHTS_FILE
 from rekindle.documents import MODEL_FILE
-from rekindle.errors import say
-from rekindle.keys import CACHED, CURVE, MODEL, cached_name
+from rekindle.errors import write_stderr
+from rekindle.keys import CACHED_PARAMETER, CURVE, MODEL, cached_name
 from rekindle.kubernetes_names import KUBERNETES_SERVICE_HOST
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ def copy_reused_models(
     reused_models = dict(cached_rows)
 
     try:
-        for cache_result in _look_up(
+        for cache_result in _look_up_trainings(
             store, packed_manifest, cached_rows, own_reference, step_outputs
         ):
             target_task = f"{own_reference.partition('/')[0]}/{cache_result.task}"
@@ -57,13 +57,13 @@ def copy_reused_models(
                 copy_model(store, cache_result.entry.at, target_task)
                 name = cached_name(cache_result.task)
                 reused_models[name] = reused_models[name] | {"at": cache_result.entry.at}
-                say(
+                write_stderr(
                     f"cached: {cache_result.task} is the same training as {cache_result.entry.at};"
                     " its job does not start"
                 )
     # catch all errors of the look-up, because the run can train instead
     except Exception as error:
-        say(
+        write_stderr(
             f"the models of earlier trainings are not looked up further: {type(error).__name__}:"
             f" {error}"
         )
@@ -71,7 +71,7 @@ def copy_reused_models(
     return reused_models
 
 
-def _look_up(
+def _look_up_trainings(
     store: "Store",
     packed_manifest: str,
     cached_rows: Mapping[str, Any],
@@ -103,10 +103,12 @@ def _look_up(
     }
     # omit the other parameters, because their values in this run may differ from the manifest;
     # inputs that use them then count as unknown
-    workflow_arguments = {"parameters": [{"name": CACHED, "value": to_json(training_rows)}]}
+    workflow_arguments = {
+        "parameters": [{"name": CACHED_PARAMETER, "value": to_json(training_rows)}]
+    }
     is_on_cluster = KUBERNETES_SERVICE_HOST in os.environ
 
-    return lookup.look_up(
+    return lookup.look_up_tasks(
         {"spec": workflow_spec | {"arguments": workflow_arguments}},
         {},
         store,

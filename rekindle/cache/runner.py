@@ -16,16 +16,23 @@ from rekindle.cache.key import (
     Facts,
     UnknownKey,
     collect_facts,
-    compute_key,
+    compute_cache_key,
     data_digests,
     describe_files,
     reason_not_covered,
 )
 from rekindle.cache.reused_models import REUSED_FROM_OBJECT, copy_reused_models
-from rekindle.errors import DataError, NotFound, StorageError, say
+from rekindle.errors import DataError, NotFound, StorageError, write_stderr
 from rekindle.keys import REUSED_MODELS
 from rekindle.kubernetes_names import S3_BUCKET
-from rekindle.step import StepInputs, StepOutputs, is_artifact, load, output_text, write_outputs
+from rekindle.step import (
+    StepInputs,
+    StepOutputs,
+    format_output,
+    is_artifact,
+    load_step_module,
+    write_outputs,
+)
 
 if TYPE_CHECKING:
     from rekindle.storage import Store
@@ -52,18 +59,18 @@ def execute(
 
     object_store = Store.from_env().short_retries()
 
-    step_facts = _facts(step_module, step_inputs)
+    step_facts = _collect_step_facts(step_module, step_inputs)
     if (
         step_facts
         and cache_options.reuse == "yes"
         and (
             cache_entry := entries.result_or_none(
-                entries.find_and_claim, object_store, compute_key(step_facts)
+                entries.find_and_claim, object_store, compute_cache_key(step_facts)
             )
         )
     ):
         try:
-            unusable_reason = entries.reason_unfit(cache_entry, load(step_module))
+            unusable_reason = entries.reason_unusable(cache_entry, load_step_module(step_module))
             if unusable_reason:
                 raise DataError(unusable_reason)
             _write_cached_outputs(
@@ -73,26 +80,30 @@ def execute(
                 object_store, step_inputs, cache_entry.outputs, output_files, cache_options
             )
         except (StorageError, DataError, OSError) as error:
-            say(f"the outputs of {cache_entry.at} cannot be reused, so the step runs: {error}")
+            write_stderr(
+                f"the outputs of {cache_entry.at} cannot be reused, so the step runs: {error}"
+            )
 
     # an entry may exist even here, if it is damaged or the user does not want to reuse it
     start_time = time.monotonic()
-    step_outputs = load(step_module).run(step_inputs)
+    step_outputs = load_step_module(step_module).run(step_inputs)
     if step_facts and _data_digests(step_module, step_inputs) != step_facts["data_read"]:
-        say("the data changed while it was read, so no later run reuses the outputs")
+        write_stderr("the data changed while it was read, so no later run reuses the outputs")
         step_facts = None
 
     if step_facts and (uncovered_reason := reason_not_covered(step_facts)):
-        say(uncovered_reason)
+        write_stderr(uncovered_reason)
         # store the reason, which scheduled runs read (steps.prepare)
         entries.result_or_none(
             object_store.put, f"{task_reference}/{UNCOVERED_OBJECT}", uncovered_reason.encode()
         )
         step_facts = None
 
-    artifact_facts = {name: describe_files(path) for name, path in _artifacts(step_outputs).items()}
+    artifact_facts = {
+        name: describe_files(path) for name, path in _list_artifacts(step_outputs).items()
+    }
     output_texts = {
-        name: output_text(name, output_value)
+        name: format_output(name, output_value)
         for name, output_value in step_outputs
         if name not in artifact_facts and name not in entries.NOT_REUSED
     }
@@ -102,7 +113,7 @@ def execute(
 
     if step_facts:
         cache_entry = entries.Entry(
-            compute_key(step_facts),
+            compute_cache_key(step_facts),
             task_reference,
             output_texts,
             artifact_facts,
@@ -126,14 +137,14 @@ def reasons_uncovered(store: "Store", run_name: str, task_names: Iterable[str]) 
     return reasons_by_task
 
 
-def _facts(step_module: str, step_inputs: StepInputs) -> Facts | None:
+def _collect_step_facts(step_module: str, step_inputs: StepInputs) -> Facts | None:
     with suppress(UnknownKey, StorageError, OSError):
         return collect_facts(
             step_module,
             step_inputs,
             {
                 name: describe_files(path)["sha256"]
-                for name, path in _artifacts(step_inputs).items()
+                for name, path in _list_artifacts(step_inputs).items()
             },
         )
     return None
@@ -145,7 +156,7 @@ def _data_digests(step_module: str, step_inputs: StepInputs) -> dict[str, str] |
     return None
 
 
-def _artifacts(inputs_or_outputs: StepInputs | StepOutputs) -> dict[str, Path]:
+def _list_artifacts(inputs_or_outputs: StepInputs | StepOutputs) -> dict[str, Path]:
     model_fields = type(inputs_or_outputs).model_fields.items()
     return {
         name: getattr(inputs_or_outputs, name)
@@ -172,10 +183,10 @@ def _copy_models(
         reused_models = copy_reused_models(
             store, step_inputs.manifest, step_inputs.cached, cache_options.entry, output_texts
         )
-        output_files[REUSED_MODELS].write_text(output_text(REUSED_MODELS, reused_models))
+        output_files[REUSED_MODELS].write_text(format_output(REUSED_MODELS, reused_models))
 
 
-def _reject_damaged(
+def _reject_damaged_artifact(
     cache_entry: entries.Entry, name: str, path: Path, artifact_address: str
 ) -> None:
     """Delete a downloaded artifact and raise DataError if its sha256 differs from the entry."""
@@ -200,16 +211,18 @@ def _write_cached_outputs(
     for name, output_file in output_files.items():
         if name in cache_entry.artifacts:
             store.download(f"{cache_entry.at}/{name}", output_file)
-            _reject_damaged(cache_entry, name, output_file, store.uri(f"{cache_entry.at}/{name}"))
+            _reject_damaged_artifact(
+                cache_entry, name, output_file, store.uri(f"{cache_entry.at}/{name}")
+            )
 
     for name, output_file in output_files.items():
         output_file.parent.mkdir(parents=True, exist_ok=True)
         if name == RUN_ID:
             output_file.write_text(f"{step_inputs.experiment}/{step_inputs.workflow}")
         elif name == REUSED_MODELS:
-            output_file.write_text(output_text(name, step_inputs.cached))
+            output_file.write_text(format_output(name, step_inputs.cached))
         elif name not in cache_entry.artifacts:
             output_file.write_text(cache_entry.outputs[name])
 
     store.put(f"{task_reference}/{REUSED_FROM_OBJECT}", cache_entry.at.encode())
-    say(f"cached: outputs of {cache_entry.at}, computed in {cache_entry.seconds:.1f} s")
+    write_stderr(f"cached: outputs of {cache_entry.at}, computed in {cache_entry.seconds:.1f} s")

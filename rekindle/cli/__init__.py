@@ -25,12 +25,12 @@ from rekindle.project import user_exceptions
 
 def main() -> int:
     """Run a command and return its exit code."""
-    return run_command(_main)
+    return run_command(_run_command)
 
 
-def _main() -> Any:
-    variables.check(os.environ)
-    os.environ[project.PATH] = os.pathsep.join(map(os.path.abspath, project.search_path()))
+def _run_command() -> Any:
+    variables.check_process_settings(os.environ)
+    os.environ[project.PATH_VARIABLE] = os.pathsep.join(map(os.path.abspath, project.search_path()))
     try:
         return commands.main(standalone_mode=False)
     except click.NoSuchOption as error:
@@ -40,4 +40,4 @@ def _main() -> Any:
             error, (RekindleError, click.ClickException)
         ) or not user_exceptions.is_raised_by_project(error):
             raise
-        raise user_exceptions.as_error(error) from error
+        raise user_exceptions.convert_exception(error) from error

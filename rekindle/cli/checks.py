@@ -5,7 +5,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from argolocal.cli.options import NonEmptyPath, output_option, parameters_option, parse_pairs
+from argolocal.cli.options import (
+    NonEmptyPath,
+    make_output_option,
+    make_parameters_option,
+    parse_parameter_options,
+)
 from argolocal.common import homes
 from argolocal.common.json_text import to_json
 from rekindle.cli.group import command
@@ -36,7 +41,7 @@ WOULD_RUN_EXIT_CODE = 10  # exit code of `plan` if at least one task would run
     show_default=True,
     help="Kind of the object: Workflow, WorkflowTemplate or CronWorkflow.",
 )
-@output_option("yaml", "json")
+@make_output_option("yaml", "json")
 def render(source: Source, kind: "Kind", as_json: bool) -> None:
     """Print the Argo manifest of a config.
 
@@ -59,7 +64,7 @@ def render(source: Source, kind: "Kind", as_json: bool) -> None:
     metavar="KEY",
     help="Key or section to describe: its values, default and meaning.",
 )
-@output_option("text", "json")
+@make_output_option("text", "json")
 def config(source: Source, key: str | None, as_json: bool) -> None:
     """Show each value of a config and its origin, or explain a key.
 
@@ -121,7 +126,7 @@ def _explain(source: Source, key: str, as_json: bool) -> None:
     type=NonEmptyPath(),
     help="File or folder with Argo or Kubernetes objects (YAML or JSON).",
 )
-@output_option("text", "json")
+@make_output_option("text", "json")
 def lint(
     configs: tuple[Path, ...], sets: tuple[str, ...], manifests: tuple[Path, ...], as_json: bool
 ) -> int:
@@ -137,13 +142,15 @@ def lint(
       rekindle lint --manifest workflow.yaml --manifest templates/ -o json
     """
     from argolocal.cli import print_findings
-    from argolocal.manifest.read import Documents
+    from argolocal.manifest.read import ManifestDocuments
     from rekindle.blocks.settings import DEFAULT_IMAGE
 
     if not configs and not manifests:
         raise click.UsageError("give a config file, such as configs/demo.yaml, or --manifest FILE.")
 
-    lint_documents = Documents([(str(file), _render_trainable(file, sets)) for file in configs])
+    lint_documents = ManifestDocuments(
+        [(str(file), _render_trainable(file, sets)) for file in configs]
+    )
     for path in manifests:
         lint_documents.add(path)
 
@@ -178,8 +185,8 @@ def _render_trainable(file: Path, set_flags: tuple[str, ...]) -> dict[str, Any]:
     show_default=True,
     help="Number of rows to use, from the start of the data; 0: all rows.",
 )
-@parameters_option("End of a moving window, instead of the current time: scheduled-time=TIME.")
-@output_option("text", "json")
+@make_parameters_option("End of a moving window, instead of the current time: scheduled-time=TIME.")
+@make_output_option("text", "json")
 def check(source: Source, rows: int, as_json: bool) -> int:
     """Try a workload on a few rows, in seconds.
 
@@ -195,21 +202,25 @@ def check(source: Source, rows: int, as_json: bool) -> int:
       rekindle check configs/demo.yaml --set data.window=60d -p scheduled-time=2024-03-25T03:00:00Z
     """
     from rekindle.blocks.manifest.provenance import SCHEDULED_TIME
-    from rekindle.training.rehearsal import rehearse
-    from rekindle.view.rehearsal_report import text
+    from rekindle.training.rehearsal import run_rehearsal
+    from rekindle.view.rehearsal_report import format_rehearsal_report
 
-    for name in parse_pairs(source.parameters).keys() - {SCHEDULED_TIME}:
+    for name in parse_parameter_options(source.parameters).keys() - {SCHEDULED_TIME}:
         raise click.UsageError(f"-p {name}: `check` uses only the parameter {SCHEDULED_TIME}.")
 
     loaded_config = source.load().config
     check_paths(loaded_config)
-    rehearsal_report = rehearse(
+    rehearsal_report = run_rehearsal(
         loaded_config.model_dump(mode="json"),
         rows,
         is_thorough=True,
         scheduled=source.scheduled_time(),
     )
-    click.echo(to_json(rehearsal_report, indent=2) if as_json else text(rehearsal_report))
+    click.echo(
+        to_json(rehearsal_report, indent=2)
+        if as_json
+        else format_rehearsal_report(rehearsal_report)
+    )
 
     if "error" in rehearsal_report:
         return 2
@@ -221,7 +232,7 @@ def check(source: Source, rows: int, as_json: bool) -> int:
 @manifest_options
 @no_cache_option
 @cluster_flag
-@output_option("text", "json")
+@make_output_option("text", "json")
 def plan(source: Source, no_cache: bool, cluster: Cluster | None, as_json: bool) -> int:
     """Forecast a run: its tasks, time, resources and release.
 
@@ -241,18 +252,20 @@ def plan(source: Source, no_cache: bool, cluster: Cluster | None, as_json: bool)
     if pipeline_manifests.config:
         check_paths(pipeline_manifests.config)
 
-    plan_forecast = forecast.forecast(
-        forecast.Sources(homes.path() if cluster else homes.current(), cluster),
+    plan_forecast = forecast.forecast_run(
+        forecast.ForecastSources(homes.home_path() if cluster else homes.require_home(), cluster),
         pipeline_manifests.main,
-        parse_pairs(source.parameters),
+        parse_parameter_options(source.parameters),
         pipeline_manifests.other_objects,
         not no_cache,
     )
     click.echo(
-        to_json(view.as_json(plan_forecast), indent=2) if as_json else view.text(plan_forecast)
+        to_json(view.build_forecast_object(plan_forecast), indent=2)
+        if as_json
+        else view.format_forecast(plan_forecast)
     )
 
-    if plan_forecast.runs_anything():
+    if plan_forecast.would_run_anything():
         return WOULD_RUN_EXIT_CODE
     return 0
 
@@ -265,7 +278,7 @@ def plan(source: Source, no_cache: bool, cluster: Cluster | None, as_json: bool)
     help="Check a namespace of a cluster, as `rekindle platform check` does.",
 )
 @cluster_options
-@output_option("text", "json")
+@make_output_option("text", "json")
 def doctor(source: Source, cluster: bool, target: Target, as_json: bool) -> int:
     """Check that this machine has everything that Rekindle needs.
 
@@ -279,6 +292,6 @@ def doctor(source: Source, cluster: bool, target: Target, as_json: bool) -> int:
 
         return check_namespace(source, target, as_json)
 
-    from rekindle.doctor.machine_checks import check
+    from rekindle.doctor.machine_checks import check_machine
 
-    return print_checks(check(homes.path()), as_json)
+    return print_checks(check_machine(homes.home_path()), as_json)

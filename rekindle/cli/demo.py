@@ -2,9 +2,9 @@
 
 import click
 
-from argolocal.cli.options import FiniteNumber, output_option
+from argolocal.cli.options import FiniteNumber, make_output_option
 from argolocal.cli.output import run_output
-from argolocal.common.homes import current as home
+from argolocal.common.homes import require_home as home
 from rekindle import project
 from rekindle.cli.group import commands
 
@@ -39,7 +39,7 @@ def demo() -> None:
 @click.option(
     "--seed", type=int, default=0, show_default=True, help="Seed of the random choice of attacks."
 )
-@output_option("text", "json")
+@make_output_option("text", "json")
 def chaos(workers: int, seconds_between: float, steps: int, seed: int, as_json: bool) -> int:
     """Watch a training run survive attacks.
 
@@ -50,9 +50,9 @@ def chaos(workers: int, seconds_between: float, steps: int, seed: int, as_json: 
     Example:
       rekindle demo chaos --workers 4
     """
-    from rekindle.demo.chaos import Plan, run
+    from rekindle.demo.chaos import DemoOptions, run_demo
 
     project.use_reference()
 
     with run_output(as_json):
-        return run(home(), Plan(workers, seconds_between, steps, seed), as_json=as_json)
+        return run_demo(home(), DemoOptions(workers, seconds_between, steps, seed), as_json=as_json)

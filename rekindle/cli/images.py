@@ -2,7 +2,7 @@
 
 import click
 
-from argolocal.cli.options import output_option
+from argolocal.cli.options import make_output_option
 from argolocal.cli.output import print_result
 from rekindle.cli.group import commands
 from rekindle.cluster import images as builder
@@ -29,7 +29,7 @@ def images() -> None:
     is_flag=True,
     help="Push to a registry without TLS, such as kind's (buildah only).",
 )
-@output_option("text", "json")
+@make_output_option("text", "json")
 def build(
     name: builder.ImageName,
     flags: tuple[str, ...],

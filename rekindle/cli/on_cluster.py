@@ -8,9 +8,14 @@ from typing import Any
 
 import click
 
-from argolocal.cli.options import NonEmptyName, RunNameParam, output_option, parse_pairs
+from argolocal.cli.options import (
+    NonEmptyName,
+    RunNameParam,
+    make_output_option,
+    parse_parameter_options,
+)
 from argolocal.cli.output import print_errors_as_json, print_result
-from argolocal.manifest.allowed_values import COMPLETED
+from argolocal.manifest.allowed_values import COMPLETED_PHASES
 from rekindle.cli.group import command
 from rekindle.cli.options import (
     Target,
@@ -22,7 +27,7 @@ from rekindle.cli.options import (
 from rekindle.cli.output import print_manifest
 from rekindle.cli.sources import Source
 from rekindle.cluster.kubernetes_api import Cluster
-from rekindle.errors import ConfigError, say
+from rekindle.errors import ConfigError, write_stderr
 
 
 @command
@@ -41,7 +46,7 @@ from rekindle.errors import ConfigError, say
     help="URL of an Argo Server to use instead of the Kubernetes API (default: ARGO_SERVER).",
 )
 @cluster_options
-@output_option("text", "json")
+@make_output_option("text", "json")
 @click.option("--yes", is_flag=True, help="Do not ask: submit even if an identical run is active.")
 @no_cache_option
 def submit(
@@ -75,7 +80,9 @@ def submit(
             pipeline_manifests.other_objects,
         )
         for manifest in pipeline_manifests.other_objects:
-            say(f"note: the {manifest.get('kind')} is not submitted: apply it with `kubectl apply`")
+            write_stderr(
+                f"note: the {manifest.get('kind')} is not submitted: apply it with `kubectl apply`"
+            )
 
         manifest_metadata = pipeline_manifests.main.get("metadata") or {}
         namespace = target.namespace or manifest_metadata.get("namespace") or ""
@@ -87,8 +94,8 @@ def submit(
         if cluster:
             namespace = cluster.namespace
 
-        parameter_values = cached_results.add_cached_on_cluster(
-            pipeline_manifests.main, parse_pairs(source.parameters), not no_cache
+        parameter_values = cached_results.add_cluster_cached_parameter(
+            pipeline_manifests.main, parse_parameter_options(source.parameters), not no_cache
         )
         workflow = workflows.build_submission(pipeline_manifests.main, parameter_values, namespace)
 
@@ -120,7 +127,7 @@ def _print_warnings(
     from argolocal import validate
 
     for lint_finding in validate.check(manifest, str(file), other_objects):
-        say(f"warning: {lint_finding}")
+        write_stderr(f"warning: {lint_finding}")
 
 
 def _confirm_duplicate(running_workflow: str | None) -> None:
@@ -152,7 +159,7 @@ def _report_submission(
     if follows_run and cluster:
         from rekindle.view import cluster_watch
 
-        return cluster_watch.watch(cluster, name, as_json=as_json)
+        return cluster_watch.watch_run(cluster, name, as_json=as_json)
 
     sha256 = workflow["metadata"]["annotations"][SHA256_ANNOTATION]
     submission = {
@@ -178,7 +185,7 @@ def _report_submission(
     help="Suspend or resume the schedule (default: schedule.suspend).",
 )
 @cluster_options
-@output_option("text", "json")
+@make_output_option("text", "json")
 def schedule(source: Source, suspend: bool | None, target: Target, as_json: bool) -> None:
     """Schedule a pipeline on a cluster, and print the changes.
 
@@ -227,7 +234,7 @@ def schedule(source: Source, suspend: bool | None, target: Target, as_json: bool
     help="Show the run until it completes; Ctrl-C ends only the watch.",
 )
 @cluster_options
-@output_option("text", "json")
+@make_output_option("text", "json")
 @click.option("--yes", is_flag=True, help="Do not ask: start a run even if one is active.")
 def run_now(name: str, watch: bool, target: Target, as_json: bool, yes: bool) -> int:
     """Start a run of a schedule now.
@@ -241,7 +248,7 @@ def run_now(name: str, watch: bool, target: Target, as_json: bool, yes: bool) ->
     from rekindle.cluster import workflows
 
     cluster = target.connect()
-    workflow = workflows.scheduled_workflow(cluster, name)
+    workflow = workflows.build_scheduled_workflow(cluster, name)
 
     if not yes:
         _confirm_duplicate(workflows.find_duplicate(cluster, workflow))
@@ -253,7 +260,7 @@ def run_now(name: str, watch: bool, target: Target, as_json: bool, yes: bool) ->
 @command
 @click.argument("name", type=NonEmptyName())
 @cluster_options
-@output_option("text", "json")
+@make_output_option("text", "json")
 def unschedule(name: str, target: Target, as_json: bool) -> None:
     """Delete a schedule from a cluster, with its WorkflowTemplate.
 
@@ -285,7 +292,7 @@ def unschedule(name: str, target: Target, as_json: bool) -> None:
     expose_value=False,
     help="Accepted for symmetry: this command always acts on a cluster.",
 )
-@output_option("text", "json")
+@make_output_option("text", "json")
 @click.option(
     "--yes",
     is_flag=True,
@@ -304,7 +311,7 @@ def delete(name: str, target: Target, as_json: bool, yes: bool) -> None:
     cluster = target.connect()
 
     workflow_status = workflows.read_run(cluster, name).get("status") or {}
-    if workflow_status.get("phase") not in COMPLETED and not yes:
+    if workflow_status.get("phase") not in COMPLETED_PHASES and not yes:
         remedy = f"`rekindle stop {name} --cluster{cluster.flags}` first, or delete with --yes."
         _confirm(f"{name} is still running, and its exit steps would not run", remedy, "Delete it?")
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import click
 
-from argolocal.cli.options import NonEmptyPath, parameters_option
-from argolocal.cli.output import long_options
+from argolocal.cli.options import NonEmptyPath, make_parameters_option
+from argolocal.cli.output import list_long_options
 from rekindle.cli.sources import Source
 from rekindle.cluster.kubernetes_api import Cluster
 
@@ -64,7 +64,7 @@ def manifest_options(command_function: Callable[..., Any]) -> Any:
     manifest_option = click.option(
         "--manifest", metavar="FILE", type=NonEmptyPath(), help=help_text
     )
-    return manifest_option(parameters_option("Workflow parameter.")(command_function))
+    return manifest_option(make_parameters_option("Workflow parameter.")(command_function))
 
 
 def cluster_options(command_function: Callable[..., Any]) -> Any:
@@ -114,7 +114,7 @@ def add_config_key(error: click.NoSuchOption) -> click.UsageError:
             path_by_key.setdefault(inner_key, f"{section_name}.{inner_key}")
 
     name = error.option_name.lstrip("-").replace("-", "_")
-    option_names = long_options(error.ctx) if error.ctx else []
+    option_names = list_long_options(error.ctx) if error.ctx else []
 
     is_misspelt_option = bool(
         get_close_matches(error.option_name, option_names, n=1, cutoff=MIN_SIMILARITY)

@@ -5,7 +5,7 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
-from argolocal.cli.options import FiniteNumber, output_option, parse_pairs
+from argolocal.cli.options import FiniteNumber, make_output_option, parse_parameter_options
 from rekindle.cli.group import commands
 from rekindle.cli.options import Target, cluster_options, config_options
 from rekindle.cli.output import print_checks
@@ -97,21 +97,22 @@ def render(operator: bool, namespace: str | None, images: tuple[str, ...], **set
     if operator:
         _reject_other_flags("operator", "namespace")
         click.echo(
-            objects.to_yaml_documents(objects.operator_patch(namespace or "kubeflow")), nl=False
+            objects.to_yaml_documents(objects.render_operator_patch(namespace or "kubeflow")),
+            nl=False,
         )
         return
 
     requested_platform = objects.Platform(
-        namespace or "rekindle", images=parse_pairs(images), **settings
+        namespace or "rekindle", images=parse_parameter_options(images), **settings
     )
     click.echo(objects.to_yaml_documents(objects.render_platform(requested_platform)), nl=False)
 
     if not requested_platform.iam:
-        command = objects.secret_command(requested_platform.namespace)
+        command = objects.format_secret_command(requested_platform.namespace)
         click.echo(
             f"Create the Secret with the credentials of the object store:\n  {command}", err=True
         )
-        command = objects.secret_command(requested_platform.namespace, SERVING_SECRET)
+        command = objects.format_secret_command(requested_platform.namespace, SERVING_SECRET)
         note = (
             "Create the Secret of the model server with the credentials of a user who can only read"
             " releases/:"
@@ -141,7 +142,7 @@ def _reject_other_flags(*allowed_names: str) -> None:
     metavar="SECONDS",
     help="Time to wait for the images of a pod (default: 180).",
 )
-@output_option("text", "json")
+@make_output_option("text", "json")
 def check(source: Source, target: Target, wait: float | None, as_json: bool) -> int:
     """Check that a namespace has everything that a pipeline needs.
 
@@ -171,7 +172,7 @@ def check_namespace(
     probe_timeout_seconds = timeout_seconds or doctor.PROBE_TIMEOUT_S
 
     return print_checks(
-        doctor.check(
+        doctor.check_cluster(
             cluster, cluster_config, train_config, probe_timeout_seconds, needs_token, secret_names
         ),
         as_json,

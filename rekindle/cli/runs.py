@@ -8,20 +8,20 @@ from argolocal import cli as local
 from argolocal.cli.options import (
     RunNameParam,
     ask_option,
-    output_option,
-    parameters_option,
-    parse_pairs,
+    make_output_option,
+    make_parameters_option,
+    parse_parameter_options,
     queue_option,
 )
 from argolocal.cli.output import print_result, run_output
 from argolocal.common import homes
-from argolocal.common.homes import current as home
-from argolocal.manifest.allowed_values import COMPLETED
+from argolocal.common.homes import require_home as home
+from argolocal.manifest.allowed_values import COMPLETED_PHASES
 from rekindle.cli.group import command
 from rekindle.cli.options import cluster_flag, config_options, manifest_options, no_cache_option
 from rekindle.cli.sources import Source, check_training
 from rekindle.cluster.kubernetes_api import Cluster
-from rekindle.errors import say
+from rekindle.errors import write_stderr
 
 NO_LOGS = (
     "no logs of {}: its pods are deleted, and its logs are not in the object store. Use `logs -f`"
@@ -32,7 +32,7 @@ NO_LOGS = (
 @command
 @config_options
 @manifest_options
-@output_option("text", "json")
+@make_output_option("text", "json")
 @ask_option
 @no_cache_option
 @queue_option
@@ -61,8 +61,8 @@ def run(source: Source, as_json: bool, yes: bool, no_cache: bool, is_queued: boo
             check_training(pipeline_manifests.config, source.scheduled_time())
 
         workflow = pipeline_manifests.main_for_this_machine()
-        parameter_values = cached_results.add_cached(
-            home(), workflow, parse_pairs(source.parameters), not no_cache
+        parameter_values = cached_results.add_cached_parameter(
+            home(), workflow, parse_parameter_options(source.parameters), not no_cache
         )
 
         # print the notes of `lint` only for the user's own manifests, because the user cannot
@@ -89,8 +89,8 @@ def run(source: Source, as_json: bool, yes: bool, no_cache: bool, is_queued: boo
 @click.option(
     "--name", "new_name", type=RunNameParam(), help="Name of the new run (default: a random name)."
 )
-@parameters_option("Workflow parameter to change.")
-@output_option("text", "json")
+@make_parameters_option("Workflow parameter to change.")
+@make_output_option("text", "json")
 @ask_option
 @no_cache_option
 def rerun(
@@ -116,8 +116,8 @@ def rerun(
 
     with run_output(as_json):
         rerun_manifest = rerun.read_manifest(home(), name, new_name or "")
-        parameter_values = cached_results.add_cached(
-            home(), rerun_manifest, parse_pairs(parameters), not no_cache
+        parameter_values = cached_results.add_cached_parameter(
+            home(), rerun_manifest, parse_parameter_options(parameters), not no_cache
         )
         pipeline_run = pipeline_display.create_run(home(), rerun_manifest, parameter_values)
         shows_full_status = not pipeline_run.is_rekindle
@@ -128,9 +128,9 @@ def rerun(
 
 @command
 @click.argument("name", required=False, type=RunNameParam())
-@parameters_option("Value for a suspended step.")
+@make_parameters_option("Value for a suspended step.")
 @cluster_flag
-@output_option("text", "json")
+@make_output_option("text", "json")
 @ask_option
 def resume(
     name: str | None, parameters: tuple[str, ...], cluster: Cluster | None, as_json: bool, yes: bool
@@ -163,7 +163,9 @@ def resume(
     from rekindle.view import pipeline_display
 
     with run_output(as_json):
-        pipeline_run = pipeline_display.load_run(home(), name, parse_pairs(parameters), as_json)
+        pipeline_run = pipeline_display.load_run(
+            home(), name, parse_parameter_options(parameters), as_json
+        )
         if not pipeline_run:
             return 0
 
@@ -180,7 +182,7 @@ def resume(
 )
 @click.option("--all", "show_all", is_flag=True, help="Show the internal steps of NAME, too.")
 @cluster_flag
-@output_option("text", "json")
+@make_output_option("text", "json")
 def status(
     name: str | None, watch: bool, show_all: bool, cluster: Cluster | None, as_json: bool
 ) -> int:
@@ -195,16 +197,18 @@ def status(
       rekindle status demo-4k2xp --cluster --watch
     """
     if cluster:
-        from rekindle.cluster.workflows import newest_run
+        from rekindle.cluster.workflows import find_newest_run
         from rekindle.view import cluster_overview, cluster_watch
 
         if watch:
-            return cluster_watch.watch(cluster, name or newest_run(cluster), as_json=as_json)
+            return cluster_watch.watch_run(
+                cluster, name or find_newest_run(cluster), as_json=as_json
+            )
 
         if name:
-            click.echo(cluster_overview.run(cluster, name, as_json, show_all))
+            click.echo(cluster_overview.format_run(cluster, name, as_json, show_all))
         else:
-            click.echo(cluster_overview.everything(cluster, as_json))
+            click.echo(cluster_overview.format_overview(cluster, as_json))
         return 0
 
     if watch:
@@ -216,9 +220,9 @@ def status(
     from rekindle.view import overview
 
     if name:
-        click.echo(overview.run(home(), name, as_json, show_all))
+        click.echo(overview.format_run(home(), name, as_json, show_all))
     else:
-        click.echo(overview.everything(home(), as_json))
+        click.echo(overview.format_overview(home(), as_json))
     return 0
 
 
@@ -227,7 +231,7 @@ def status(
 @click.argument("step", default="")
 @click.option("-f", "--follow", is_flag=True, help="Follow the logs until the run completes.")
 @cluster_flag
-@output_option("text", "json")
+@make_output_option("text", "json")
 def logs(name: str | None, step: str, follow: bool, cluster: Cluster | None, as_json: bool) -> None:
     """Print the logs of the steps and the training replicas of a run.
 
@@ -246,19 +250,19 @@ def logs(name: str | None, step: str, follow: bool, cluster: Cluster | None, as_
         from rekindle.cluster import workflows
         from rekindle.view.cluster_logs import Logs
 
-        name = name or workflows.newest_run(cluster)
+        name = name or workflows.find_newest_run(cluster)
         workflow = workflows.read_run(cluster, name)
         check_step(name, step, workflow)
         log_reader = Logs(cluster, name, sys.stdout, step, as_json)
 
-        if follow and (workflow.get("status") or {}).get("phase") not in COMPLETED:
+        if follow and (workflow.get("status") or {}).get("phase") not in COMPLETED_PHASES:
             log_reader.follow()
         elif not log_reader.print(workflow):
             click.echo(NO_LOGS.format(name), err=True)
             return
 
         for pod_label, missing_reason in log_reader.missing_lines_reasons.items():
-            say(f"{pod_label}: {missing_reason}")
+            write_stderr(f"{pod_label}: {missing_reason}")
 
         return
 
@@ -270,7 +274,7 @@ def logs(name: str | None, step: str, follow: bool, cluster: Cluster | None, as_
 @command
 @click.argument("name", required=False, type=RunNameParam())
 @cluster_flag
-@output_option("text", "json")
+@make_output_option("text", "json")
 def explain(name: str | None, cluster: Cluster | None, as_json: bool) -> None:
     """Report losses and recoveries during the training of a run.
 
@@ -287,13 +291,13 @@ def explain(name: str | None, cluster: Cluster | None, as_json: bool) -> None:
     if cluster:
         click.echo(explanation.explain_on_cluster(cluster, name, as_json))
     else:
-        click.echo(explanation.explain(home(), name, as_json))
+        click.echo(explanation.explain_run(home(), name, as_json))
 
 
 @command
 @click.argument("name", required=False, type=RunNameParam())
 @cluster_flag
-@output_option("text", "json")
+@make_output_option("text", "json")
 def stop(name: str | None, cluster: Cluster | None, as_json: bool) -> None:
     """Stop a run gracefully; its exit steps still run.
 
@@ -325,7 +329,7 @@ def stop(name: str | None, cluster: Cluster | None, as_json: bool) -> None:
     help="Training to scale, if the run has several trainings.",
 )
 @cluster_flag
-@output_option("text", "json")
+@make_output_option("text", "json")
 def scale(name: str, workers: int, task: str, cluster: Cluster | None, as_json: bool) -> None:
     """Change the number of workers of run NAME while it trains.
 
@@ -337,9 +341,11 @@ def scale(name: str, workers: int, task: str, cluster: Cluster | None, as_json: 
       rekindle scale demo-4k2xp 4
       rekindle scale demo-4k2xp 1 --cluster
     """
-    from rekindle.operations.scale import scale as scale_run
+    from rekindle.operations.scale import scale_training as scale_run
 
-    worker_counts = scale_run(homes.path() if cluster else home(), cluster, name, task, workers)
+    worker_counts = scale_run(
+        homes.home_path() if cluster else home(), cluster, name, task, workers
+    )
     print_result(
         as_json,
         worker_counts,

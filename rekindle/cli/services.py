@@ -14,15 +14,15 @@ from argolocal.cli.options import (
     NonEmptyName,
     NonEmptyPath,
     RunNameParam,
+    make_output_option,
     open_option,
-    output_option,
     parallelism_option,
     port_option,
     print_unit_option,
 )
 from argolocal.cli.output import announce_page, print_result
 from argolocal.common import homes
-from argolocal.common.homes import current as home
+from argolocal.common.homes import require_home as home
 from rekindle import project
 from rekindle.cli.group import command, commands
 from rekindle.cli.options import cluster_flag
@@ -34,7 +34,7 @@ commands.add_command(copy_for_program(local.trust, "rekindle"))
 
 
 @command
-@output_option("text", "json")
+@make_output_option("text", "json")
 def down(as_json: bool) -> None:
     """Stop the deployments and the embedded services of this machine.
 
@@ -59,7 +59,7 @@ def down(as_json: bool) -> None:
     help="Number of the newest releases of each model to keep.",
 )
 @cluster_flag
-@output_option("text", "json")
+@make_output_option("text", "json")
 @click.option(
     "--yes", is_flag=True, help="Remove the runs and releases instead of only listing them."
 )
@@ -94,8 +94,8 @@ def prune(
         "keep_days": keep_days,
         "keep_releases": keep_releases,
     }
-    removal_tables = retention.prune(
-        homes.path() if cluster else home(), cluster, retention_options, should_delete=yes
+    removal_tables = retention.prune_runs(
+        homes.home_path() if cluster else home(), cluster, retention_options, should_delete=yes
     )
     removal_rows = [
         removal_row for removal_table in removal_tables.values() for removal_row in removal_table
@@ -134,7 +134,7 @@ def cache() -> None:
 
 
 @cache.command("ls")
-@output_option("text", "json")
+@make_output_option("text", "json")
 def list_entries(as_json: bool) -> None:
     """List cached results, newest first.
 
@@ -145,7 +145,9 @@ def list_entries(as_json: bool) -> None:
     from rekindle.operations import cached_results
 
     click.echo(
-        runs.show_tables({"entries": cached_results.entries(home())}, as_json, "the cache is empty")
+        runs.show_tables(
+            {"entries": cached_results.list_entry_rows(home())}, as_json, "the cache is empty"
+        )
     )
 
 
@@ -164,7 +166,7 @@ def list_entries(as_json: bool) -> None:
     show_default=True,
     help="Maximum age of an entry, in days.",
 )
-@output_option("text", "json")
+@make_output_option("text", "json")
 @click.option("--yes", is_flag=True, help="Delete the entries instead of only listing them.")
 def prune_entries(keep: int, days: float, as_json: bool, yes: bool) -> None:
     """Delete old cached results, and cached results of removed runs.
@@ -178,7 +180,7 @@ def prune_entries(keep: int, days: float, as_json: bool, yes: bool) -> None:
     from argolocal.view import runs
     from rekindle.operations import cached_results
 
-    pruned_rows = cached_results.prune(home(), keep, days, yes)
+    pruned_rows = cached_results.prune_cache(home(), keep, days, yes)
 
     if yes:
         text = f"deleted {len(pruned_rows)} entries"
@@ -203,7 +205,7 @@ def prune_entries(keep: int, days: float, as_json: bool, yes: bool) -> None:
     help="Seconds to wait for the servers.",
 )
 @cluster_flag
-@output_option("text", "json")
+@make_output_option("text", "json")
 def rollback(
     name: str, version: int | None, seconds: float, cluster: Cluster | None, as_json: bool
 ) -> None:
@@ -220,7 +222,7 @@ def rollback(
       rekindle rollback demo
       rekindle rollback demo 3 --cluster
     """
-    from rekindle.operations.rollback import rollback
+    from rekindle.operations.rollback import roll_back_model
 
     def report(rollback_result: dict[str, str]) -> None:
         previous_version_text = (
@@ -233,8 +235,8 @@ def rollback(
         )
 
     name = ModelName(name, "NAME")
-    rollback(
-        homes.path() if cluster else home(), cluster, name, str(version or ""), seconds, report
+    roll_back_model(
+        homes.home_path() if cluster else home(), cluster, name, str(version or ""), seconds, report
     )
 
 
@@ -294,11 +296,11 @@ def ui(
     url = site.find_mlflow_page(home(), name or "")
     click.echo(url)
     if open_browser:
-        click.launch(homes.write_link(home(), url))
+        click.launch(homes.write_redirect_page(home(), url))
 
 
 @command
-@output_option("text", "json")
+@make_output_option("text", "json")
 def env(as_json: bool) -> None:
     """Print the environment variables that a notebook needs.
 
@@ -315,7 +317,7 @@ def env(as_json: bool) -> None:
     environment_variables = cluster.configmap(CONFIG_MAP) | cluster.secret(STORE_SECRET)
     # include the keys of the object store, because MLflow's client fetches models directly from it
     environment_variables["MLFLOW_S3_ENDPOINT_URL"] = environment_variables[S3_ENDPOINT_URL]
-    environment_variables[project.PATH] = os.environ[project.PATH]
+    environment_variables[project.PATH_VARIABLE] = os.environ[project.PATH_VARIABLE]
     text = "\n".join(
         f"export {name}={shlex.quote(variable_value)}"
         for name, variable_value in environment_variables.items()
@@ -326,7 +328,7 @@ def env(as_json: bool) -> None:
 @command
 @click.argument("path", type=NonEmptyPath())
 @click.argument("uri", required=False, metavar="[s3://BUCKET/KEY]")
-@output_option("text", "json")
+@make_output_option("text", "json")
 def put(path: Path, uri: str | None, as_json: bool) -> None:
     """Copy a file or folder into the object store, for data.source.
 
@@ -340,7 +342,7 @@ def put(path: Path, uri: str | None, as_json: bool) -> None:
     """
     from rekindle.operations import artifact_listing
 
-    target_uri = artifact_listing.put(home(), path, uri or "")
+    target_uri = artifact_listing.upload_path(home(), path, uri or "")
     print_result(as_json, {"uri": target_uri}, target_uri)
 
 
@@ -354,7 +356,7 @@ def put(path: Path, uri: str | None, as_json: bool) -> None:
     metavar="PATH",
     help="Path of the copy (default: the artifact's name).",
 )
-@output_option("text", "json")
+@make_output_option("text", "json")
 def get(name: str, artifact: str | None, target: Path | None, as_json: bool) -> None:
     """Fetch an artifact of run NAME, or list all artifacts of the run.
 
@@ -375,7 +377,7 @@ def get(name: str, artifact: str | None, target: Path | None, as_json: bool) -> 
         return
 
     target = target or Path(Path(artifact).name)
-    artifact_listing.fetch(home(), name, artifact, target)
+    artifact_listing.fetch_artifact(home(), name, artifact, target)
     print_result(as_json, {"artifact": artifact, "path": str(target)}, str(target))
 
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import click
 
-from argolocal.cli.options import parse_pairs
-from rekindle.errors import say
+from argolocal.cli.options import parse_parameter_options
+from rekindle.errors import write_stderr
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class Source:
 
         if self.config is None:
             raise click.UsageError("give a config file, such as configs/demo.yaml.")
-        project.enter(self.config)
+        project.enter_project(self.config)
         return load_config(self.config, self.sets)
 
     def manifests(self) -> Manifests:
@@ -65,13 +65,13 @@ class Source:
                 " manifest)."
             )
 
-        from argolocal.manifest.read import read_files
-        from rekindle.blocks.manifest.workflow_origin import is_rekindle
+        from argolocal.manifest.read import read_path
+        from rekindle.blocks.manifest.workflow_origin import is_rekindle_manifest
 
-        main_manifest, other_objects = read_files(self.manifest)
+        main_manifest, other_objects = read_path(self.manifest)
         # check the scheduled time only for manifests of Rekindle: other manifests may use a
         # parameter of this name in another way
-        if is_rekindle(main_manifest):
+        if is_rekindle_manifest(main_manifest):
             self.scheduled_time()
 
         return Manifests(main_manifest, other_objects)
@@ -93,7 +93,7 @@ class Source:
         from rekindle.blocks.manifest.provenance import SCHEDULED_TIME
         from rekindle.step import parse_time
 
-        text = parse_pairs(self.parameters).get(SCHEDULED_TIME, "")
+        text = parse_parameter_options(self.parameters).get(SCHEDULED_TIME, "")
         parse_time(text)
         return text
 
@@ -105,7 +105,7 @@ def check_paths(pipeline_config: Any) -> None:
 
     pipeline_config.data.check_source()
     for key, relative_path in relative_paths(pipeline_config):
-        say(
+        write_stderr(
             f"warning: {key} is {relative_path!r}, which seems to be a relative path: a step has"
             " another working directory. Declare the field as pathlib.Path, which Rekindle"
             " resolves, or give an absolute path."

@@ -10,7 +10,7 @@ import os
 from typing import Any
 
 from argolocal.common.environment import require_header_text
-from argolocal.manifest.object_labels import COMPLETED
+from argolocal.manifest.object_labels import COMPLETED_LABEL
 from argolocal.manifest.types import Object
 from rekindle.cluster.kubernetes_api import (
     MAX_ANSWER_BYTES,
@@ -20,17 +20,17 @@ from rekindle.cluster.kubernetes_api import (
     parse_object,
 )
 from rekindle.cluster.objects.validation import find_fault
-from rekindle.cluster.workflows import has_same_manifest, result_parameters
+from rekindle.cluster.workflows import has_same_manifest, list_result_parameters
 from rekindle.errors import (
     ConfigError,
     RekindleError,
     describe_cause,
+    find_innermost_cause,
     format_address,
-    innermost,
-    say,
     without_secrets,
+    write_stderr,
 )
-from rekindle.names import PathName, show
+from rekindle.names import PathName, format_untrusted
 
 
 class ArgoServer:
@@ -74,10 +74,10 @@ class ArgoServer:
 
     def find_duplicate(self, workflow: Object) -> str | None:
         """Return the name of an active run with the same manifest and parameters, or None."""
-        for active_run in self._list(f"{COMPLETED}!=true", is_metadata_only=False):
-            if has_same_manifest(active_run, workflow) and result_parameters(
+        for active_run in self._list(f"{COMPLETED_LABEL}!=true", is_metadata_only=False):
+            if has_same_manifest(active_run, workflow) and list_result_parameters(
                 active_run
-            ) == result_parameters(workflow):
+            ) == list_result_parameters(workflow):
                 return str(active_run["metadata"]["name"])
         return None
 
@@ -116,7 +116,7 @@ class ArgoServer:
         for listed_run in listed_runs:
             object_fault = find_fault(WORKFLOWS.plural, listed_run, is_metadata_only)
             if object_fault:
-                say(
+                write_stderr(
                     f"warning: the run {describe_name(listed_run)} of {self.url} is passed over:"
                     f" {object_fault}"
                 )
@@ -154,7 +154,7 @@ class ArgoServer:
             if response.ok and answer_object is not None:
                 return answer_object
         except RequestException as error:
-            error_cause = describe_cause(innermost(error), self.address)
+            error_cause = describe_cause(find_innermost_cause(error), self.address)
             raise RekindleError(
                 f"{self.url} does not answer as an Argo server ({error_cause}):"
                 " correct --argo-server (or ARGO_SERVER); without it, the Kubernetes API is used."
@@ -162,7 +162,7 @@ class ArgoServer:
 
         if response.ok:
             raise RekindleError(
-                f"{self.url} does not answer as an Argo server ({show(response.text)}): correct"
+                f"{self.url} does not answer as an Argo server ({format_untrusted(response.text)}): correct"
                 " --argo-server (or ARGO_SERVER); without it, the Kubernetes API is used."
             )
 

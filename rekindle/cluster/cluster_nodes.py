@@ -7,7 +7,12 @@ from dataclasses import dataclass
 from argolocal.manifest.types import Object
 from rekindle.cluster.errors import ApiError
 from rekindle.cluster.kubernetes_api import Cluster, Resource
-from rekindle.training.cost.pod_requests import GIB, Pod, quantity_or_zero, read_pod
+from rekindle.training.cost.pod_requests import (
+    GIB_BYTES,
+    PodRequests,
+    parse_quantity_or_zero,
+    read_pod,
+)
 
 NODES = Resource("v1", "nodes", namespaced=False)
 ALL_PODS = Resource("v1", "pods", namespaced=False)
@@ -34,15 +39,15 @@ class Node:
     allocatable: Mapping[str, float]
     free: Mapping[str, float]
 
-    def has_labels(self, pod: Pod) -> bool:
+    def has_labels(self, pod: PodRequests) -> bool:
         return all(self.labels.get(name) == label_value for name, label_value in pod.labels.items())
 
-    def untolerated_taints(self, pod: Pod) -> list[str]:
+    def untolerated_taints(self, pod: PodRequests) -> list[str]:
         """Return the taints that keep a pod away from this node."""
         return [
             f"{taint['key']}={taint.get('value', '')}:{taint['effect']}"
             for taint in self.taints
-            if taint.get("effect") in REPELLING_EFFECTS and not _tolerates(pod, taint)
+            if taint.get("effect") in REPELLING_EFFECTS and not _is_tolerated(pod, taint)
         ]
 
 
@@ -52,7 +57,7 @@ def read_nodes(cluster: Cluster, reads_pods: bool) -> list[Node]:
     If `reads_pods` is True, the requests of running pods are subtracted from the free resources,
     provided that the user may read the pods of all namespaces.
     """
-    requests_by_node = _requests_by_node(cluster) if reads_pods else {}
+    requests_by_node = _sum_requests_by_node(cluster) if reads_pods else {}
     nodes = []
 
     for node_object in cluster.list_objects(NODES):
@@ -76,7 +81,7 @@ def read_nodes(cluster: Cluster, reads_pods: bool) -> list[Node]:
     return nodes
 
 
-def find_obstacle(nodes: list[Node], pod: Pod) -> Obstacle | None:
+def find_obstacle(nodes: list[Node], pod: PodRequests) -> Obstacle | None:
     """Return the reason why no node can run the pod now, or None."""
     matching_nodes = [node for node in nodes if node.has_labels(pod)]
     if not matching_nodes:
@@ -137,10 +142,10 @@ def list_shortages(
 
 
 def parse_amounts(amount_texts: Mapping[str, str | float]) -> dict[str, float]:
-    return {name: quantity_or_zero(text) for name, text in amount_texts.items()}
+    return {name: parse_quantity_or_zero(text) for name, text in amount_texts.items()}
 
 
-def _requests_by_node(cluster: Cluster) -> dict[str, dict[str, float]]:
+def _sum_requests_by_node(cluster: Cluster) -> dict[str, dict[str, float]]:
     try:
         pod_objects = cluster.list_objects(ALL_PODS)
     except ApiError as error:
@@ -165,7 +170,7 @@ def _uses_its_node(pod_object: Object) -> bool:
     )
 
 
-def _tolerates(pod: Pod, taint: Mapping[str, str]) -> bool:
+def _is_tolerated(pod: PodRequests, taint: Mapping[str, str]) -> bool:
     return any(
         key in ("", taint["key"]) and taint_value in ("", taint.get("value", ""))
         for key, taint_value in pod.tolerations
@@ -174,5 +179,5 @@ def _tolerates(pod: Pod, taint: Mapping[str, str]) -> bool:
 
 def _format_amount(name: str, amount: float) -> str:
     if name in ("memory", "ephemeral-storage"):
-        return f"{amount / GIB:.3g}Gi"
+        return f"{amount / GIB_BYTES:.3g}Gi"
     return f"{amount:.3g}"

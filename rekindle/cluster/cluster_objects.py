@@ -2,8 +2,8 @@
 
 from collections.abc import Callable
 
-from argolocal.common.object_names import LABEL_VALUE
-from argolocal.manifest.training_jobs import JOB_VERSION
+from argolocal.common.object_names import LABEL_VALUE_RULE
+from argolocal.manifest.training_jobs import JOB_API_VERSION
 from argolocal.manifest.types import Object
 from rekindle.cluster.errors import ApiError
 from rekindle.cluster.kubernetes_api import SERVICES, Cluster, Resource
@@ -12,7 +12,7 @@ from rekindle.kubernetes_names import NAME_LABEL
 
 KINDS = {
     "Deployment": Resource("apps/v1", "deployments"),
-    "PyTorchJob": Resource(JOB_VERSION, "pytorchjobs"),
+    "PyTorchJob": Resource(JOB_API_VERSION, "pytorchjobs"),
     "Service": SERVICES,
     "HorizontalPodAutoscaler": Resource("autoscaling/v2", "horizontalpodautoscalers"),
 }
@@ -32,7 +32,7 @@ class ClusterObjects:
         self, model: str, on_malformed: Callable[[object], None] | None = None
     ) -> list[Object]:
         """Return the Deployments of a model; [] if the model's name is not a valid label value."""
-        if not model or not LABEL_VALUE.allows(model):
+        if not model or not LABEL_VALUE_RULE.allows(model):
             return []
         label_selector = f"{NAME_LABEL}={model}"
         return self.cluster.list_objects(

@@ -28,7 +28,7 @@ class MalformedObject(ApiError):
     """The API server answered with an object that is not of its type."""
 
 
-PLATFORM = "`rekindle platform render --namespace {namespace} | kubectl apply -f -`"
+PLATFORM_COMMAND = "`rekindle platform render --namespace {namespace} | kubectl apply -f -`"
 # Rules: (HTTP status, pattern of the server's message, template of our message, which may use
 # groups of the pattern). The first matching rule applies.
 ERROR_RULES: tuple[tuple[int, str, str], ...] = (
@@ -67,7 +67,7 @@ ERROR_RULES: tuple[tuple[int, str, str], ...] = (
             r' "(?P<group>[^"]*)"'
         ),
         "{user} may not {may} {what} in namespace {namespace}: a Role must grant {may}. "
-        + PLATFORM
+        + PLATFORM_COMMAND
         + " creates the roles that Rekindle needs; an administrator of the cluster must bind one to"
         " you.",
     ),
@@ -75,7 +75,7 @@ ERROR_RULES: tuple[tuple[int, str, str], ...] = (
         404,
         r'namespaces "(?P<what>[^"]+)" not found',
         "namespace {what} does not exist: create it with "
-        + PLATFORM
+        + PLATFORM_COMMAND
         + ", or choose another --namespace.",
     ),
     (
@@ -142,7 +142,7 @@ PERMANENT_CODES = (400, 404, 409, 413, 422)
 PERMANENT_MESSAGE = re.compile("denied the request|violates PodSecurity|request is too large")
 
 
-def api_error(
+def make_api_error(
     status_code: int,
     response_body: bytes,
     path: str,
@@ -153,7 +153,7 @@ def api_error(
     """Return the error for a response with HTTP status `status_code`."""
     response_status = _parse_status(response_body)
     text = (response_status.message or response_body.decode(errors="replace")[:500]).strip()
-    message = _without_regex(text[:MAX_MESSAGE_CHARS])
+    message = _remove_regex(text[:MAX_MESSAGE_CHARS])
     message_facts = _describe_target(path) | {
         "server": server_address,
         "context": context_name,
@@ -166,13 +166,13 @@ def api_error(
         error_type = ApiError
 
     return error_type(
-        _describe(status_code, message, response_status, message_facts),
+        _describe_rejection(status_code, message, response_status, message_facts),
         status_code,
         response_status.reason or "",
     )
 
 
-def _describe(
+def _describe_rejection(
     status_code: int,
     status_message: str,
     response_status: "KubernetesStatus",
@@ -189,7 +189,7 @@ def _describe(
     if status_code == 422 and status_details and status_details.causes:
         field_errors = [
             f"{status_cause.field or '?'}:"
-            f" {_without_regex(str(status_cause.message)[:MAX_MESSAGE_CHARS])}"
+            f" {_remove_regex(str(status_cause.message)[:MAX_MESSAGE_CHARS])}"
             for status_cause in status_details.causes
         ]
         return (
@@ -209,7 +209,7 @@ def _describe(
     )
 
 
-def _without_regex(status_message: str) -> str:
+def _remove_regex(status_message: str) -> str:
     """Remove regular expressions from a message of Kubernetes, because it usually also states the
     rule in words."""
     return VALIDATION_REGEX.sub(
@@ -222,10 +222,10 @@ def _parse_status(response_body: bytes) -> "KubernetesStatus":
     """Parse a response as a Kubernetes Status object; return an empty Status if it is another text,
     such as the error page of a proxy."""
     # imported in this function, because pydantic would slow down `rekindle --help`
-    from rekindle.documents import KubernetesStatus, validate
+    from rekindle.documents import KubernetesStatus, parse_and_validate
 
     try:
-        return validate(KubernetesStatus, response_body)
+        return parse_and_validate(KubernetesStatus, response_body)
     except ValueError:
         return KubernetesStatus()
 

@@ -11,7 +11,7 @@ from tempfile import TemporaryDirectory
 from typing import Literal
 
 from rekindle import project
-from rekindle.errors import ConfigError, RekindleError, say
+from rekindle.errors import ConfigError, RekindleError, write_stderr
 
 ImageName = Literal["train", "serve", "mlflow", "project"]
 # builder flags of each image; the image `train` can run every kind of pod
@@ -78,7 +78,7 @@ def build_image(
 
     Raises ConfigError without a Dockerfile or a builder, RekindleError if the build fails.
     """
-    project_root = project.find(Path.cwd()) if name == "project" else project.REFERENCE
+    project_root = project.find_project_root(Path.cwd()) if name == "project" else project.REFERENCE
     file = project_root / "images/Dockerfile"
 
     if name != "project" and not (project_root / "uv.lock").is_file():
@@ -167,7 +167,7 @@ def _run_builder(*command: str) -> str:
         assert builder_process.stdout
         builder_output = ""
         for line in builder_process.stdout:
-            say(line.rstrip("\n"))
+            write_stderr(line.rstrip("\n"))
             builder_output += line
 
     if builder_process.returncode:

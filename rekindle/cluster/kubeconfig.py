@@ -19,7 +19,7 @@ from kubernetes import client, config
 
 from argolocal.common.environment import is_header_text
 from argolocal.language.yaml_text import parse_one, read_text
-from rekindle.errors import ConfigError, did_you_mean
+from rekindle.errors import ConfigError, suggest_similar
 
 NAMESPACE_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 REGENERATE_HINT = (
@@ -43,7 +43,7 @@ class Settings(client.Configuration):
     def get_api_key_with_prefix(self, identifier: str, alias: str | None = None) -> str:
         # do not print the error of a failed credential plugin, because the server's answer 401 is
         # reported
-        with _captured_errors():
+        with _capture_errors():
             return str(super().get_api_key_with_prefix(identifier, alias) or "").strip()
 
 
@@ -51,9 +51,9 @@ def load_settings(requested_context: str | None) -> tuple[Settings, str, str]:
     """Return the settings, context and namespace that kubectl would use. Raises ConfigError."""
     settings = Settings()
 
-    kubeconfig_files = _existing_files()
+    kubeconfig_files = _list_existing_files()
     if requested_context is None and not kubeconfig_files and NAMESPACE_FILE.exists():
-        with _config_errors("the ServiceAccount of this pod"):
+        with _convert_errors("the ServiceAccount of this pod"):
             config.load_incluster_config(client_configuration=settings)
 
         return settings, "in-cluster", NAMESPACE_FILE.read_text().strip()
@@ -65,7 +65,7 @@ def load_settings(requested_context: str | None) -> tuple[Settings, str, str]:
         )
 
     kubeconfig_paths = os.pathsep.join(kubeconfig_files)
-    with _config_errors(f"the kubeconfig {kubeconfig_paths}", kubeconfig_files):
+    with _convert_errors(f"the kubeconfig {kubeconfig_paths}", kubeconfig_files):
         # parse the files first, because the client's own parser does not limit the size of a file
         for file in kubeconfig_files:
             _parse_file(file)
@@ -80,12 +80,12 @@ def load_settings(requested_context: str | None) -> tuple[Settings, str, str]:
         name = requested_context or str(current_context["name"])
         if name not in contexts_by_name:
             hint = (
-                did_you_mean(name, set(contexts_by_name))
+                suggest_similar(name, set(contexts_by_name))
                 or f" Known contexts: {', '.join(contexts_by_name)}."
             )
             raise ConfigError(f"--context {name}: the kubeconfig does not contain it.{hint}")
 
-        with _captured_errors() as logged_errors:
+        with _capture_errors() as logged_errors:
             config.load_kube_config(kubeconfig_paths, context=name, client_configuration=settings)
 
         # raise the error here, because the client only logs errors of a credential plugin, and
@@ -103,7 +103,9 @@ def load_settings(requested_context: str | None) -> tuple[Settings, str, str]:
 
 
 @contextmanager
-def _config_errors(config_source: str, kubeconfig_files: list[str] | None = None) -> Iterator[None]:
+def _convert_errors(
+    config_source: str, kubeconfig_files: list[str] | None = None
+) -> Iterator[None]:
     """Convert errors that the client raises in this context to ConfigError."""
     try:
         yield
@@ -115,7 +117,7 @@ def _config_errors(config_source: str, kubeconfig_files: list[str] | None = None
         )
         faulty_source, fault_cause = next(
             (source_and_problem for source_and_problem in file_problems if source_and_problem[1]),
-            (config_source, _describe(error)),
+            (config_source, _describe_error(error)),
         )
         raise ConfigError(
             f"{faulty_source} cannot be used: {fault_cause}. Correct it; {REGENERATE_HINT}"
@@ -136,7 +138,7 @@ def _find_problem(file: str) -> str:
     try:
         file_content = _parse_file(file)
     except INVALID_FILE_ERRORS as error:
-        return _describe(error)
+        return _describe_error(error)
 
     if not isinstance(file_content, dict):
         if file_content:
@@ -170,7 +172,7 @@ def _is_base64(encoded_value: Any) -> bool:
     return True
 
 
-def _describe(error: BaseException) -> str:
+def _describe_error(error: BaseException) -> str:
     if isinstance(error, OSError) and error.filename:
         return f"{error.filename}: {error.strerror}"
     if isinstance(error, UnicodeDecodeError | yaml.YAMLError):
@@ -179,7 +181,7 @@ def _describe(error: BaseException) -> str:
 
 
 @contextmanager
-def _captured_errors() -> Iterator[list[str]]:
+def _capture_errors() -> Iterator[list[str]]:
     """Collect the errors that the client logs, such as failures of a credential plugin, instead of
     printing them."""
     error_messages: list[str] = []
@@ -192,7 +194,7 @@ def _captured_errors() -> Iterator[list[str]]:
         logging.getLogger().removeHandler(log_handler)
 
 
-def _existing_files() -> list[str]:
+def _list_existing_files() -> list[str]:
     """List the existing files that kubectl would read."""
     path_list = os.environ.get("KUBECONFIG") or str(Path.home() / ".kube/config")
     return [path for path in path_list.split(os.pathsep) if Path(path).expanduser().is_file()]

@@ -20,9 +20,9 @@ from typing import Any, cast
 
 from argolocal.manifest.allowed_values import API_VERSION
 from argolocal.manifest.types import Object
-from rekindle.cluster.errors import ApiError, MalformedObject, api_error
-from rekindle.errors import format_address, say
-from rekindle.names import PathName, show
+from rekindle.cluster.errors import ApiError, MalformedObject, make_api_error
+from rekindle.errors import format_address, write_stderr
+from rekindle.names import PathName, format_untrusted
 
 TIMEOUTS_S = (4, 30)  # time limits in seconds: for connecting, and for waiting for a response
 # time limit in seconds of one watch request; a dead connection is detected 15 s later
@@ -162,7 +162,7 @@ class Cluster:
                 return valid_objects
             if continue_token in seen_tokens:
                 raise ApiError(
-                    f"{self.server} repeats the page token {show(continue_token)} of"
+                    f"{self.server} repeats the page token {format_untrusted(continue_token)} of"
                     f" {resource.plural}, so the list does not end: check that it is the address"
                     " of a Kubernetes API."
                 )
@@ -202,7 +202,7 @@ class Cluster:
         except MalformedObject as error:
             if str(error) not in self.reported:
                 self.reported.add(str(error))
-                say(f"warning: an object is passed over: {error}")
+                write_stderr(f"warning: an object is passed over: {error}")
             return False
         return True
 
@@ -298,8 +298,8 @@ class Cluster:
             return read_limited(response, MAX_ANSWER_BYTES)
         except (HTTPError, OSError, UnreadableAnswer) as error:
             raise ApiError(
-                f"{self.server} does not answer as a Kubernetes API does ({_cause(error)}): check"
-                " its address."
+                f"{self.server} does not answer as a Kubernetes API does"
+                f" ({_describe_cause(error)}): check its address."
             ) from error
         finally:
             response.release_conn()
@@ -423,7 +423,7 @@ class Cluster:
         for listed_object in self._items(resource, list_page):
             if self._is_watchable(resource, name, listed_object):
                 valid_object = cast(Object, listed_object)
-                current_objects[_uid(valid_object)] = valid_object
+                current_objects[_read_uid(valid_object)] = valid_object
 
         change_events = [
             ("DELETED", known_objects[uid]) for uid in known_objects if uid not in current_objects
@@ -432,7 +432,8 @@ class Cluster:
         change_events += [
             ("MODIFIED" if uid in known_objects else "ADDED", listed_object)
             for uid, listed_object in current_objects.items()
-            if uid not in known_objects or _version(listed_object) != _version(known_objects[uid])
+            if uid not in known_objects
+            or _read_version(listed_object) != _read_version(known_objects[uid])
         ]
 
         known_objects.clear()
@@ -479,14 +480,15 @@ class Cluster:
             response = self.client.call_api(*request_arguments, _request_timeout=timeout).response
         except (HTTPError, OSError, ApiException) as error:
             raise ApiError(
-                f"{self.server} does not answer ({_cause(error)}): check that the cluster is up and"
-                f" that context {self.context!r} is the right one (`kubectl config get-contexts`)."
+                f"{self.server} does not answer ({_describe_cause(error)}): check that the cluster"
+                f" is up and that context {self.context!r} is the right one (`kubectl config"
+                " get-contexts`)."
             ) from error
 
         if response.status < 300:
             return response
 
-        raise api_error(
+        raise make_api_error(
             response.status, self._read(response), path, self.server, self.context, self.namespace
         )
 
@@ -512,7 +514,7 @@ def describe_name(kubernetes_object: object) -> str:
     )
     name = object_metadata.get("name") if isinstance(object_metadata, dict) else None
     if isinstance(name, str):
-        return show(name)
+        return format_untrusted(name)
     return "without a name"
 
 
@@ -533,14 +535,14 @@ def _parse_event(line: bytes) -> tuple[str, Object, str]:
                 str(error_status.message), error_status.code or 500, str(error_status.reason)
             )
 
-    resource_version = _version(changed_object) if isinstance(changed_object, dict) else ""
+    resource_version = _read_version(changed_object) if isinstance(changed_object, dict) else ""
     if isinstance(event_type, str) and isinstance(changed_object, dict) and resource_version:
         return event_type, changed_object, resource_version
 
     raise ApiError(f"an event of a watch is incomplete: {line[:80]!r}", reason=CONNECTION_LOST)
 
 
-def _version(kubernetes_object: Object) -> str:
+def _read_version(kubernetes_object: Object) -> str:
     """Return the resource version of an object that may be malformed; "" without one."""
     object_metadata = kubernetes_object.get("metadata")
     resource_version = (
@@ -551,7 +553,7 @@ def _version(kubernetes_object: Object) -> str:
     return ""
 
 
-def _uid(kubernetes_object: Object) -> str:
+def _read_uid(kubernetes_object: Object) -> str:
     """Return the uid of a valid object, or its name if it does not have one."""
     return kubernetes_object["metadata"].get("uid") or kubernetes_object["metadata"]["name"]
 
@@ -560,12 +562,12 @@ def _record_event(
     known_objects: dict[str, Object], event_type: str, kubernetes_object: Object
 ) -> None:
     if event_type == "DELETED":
-        known_objects.pop(_uid(kubernetes_object), None)
+        known_objects.pop(_read_uid(kubernetes_object), None)
     else:
-        known_objects[_uid(kubernetes_object)] = kubernetes_object
+        known_objects[_read_uid(kubernetes_object)] = kubernetes_object
 
 
-def _cause(error: Exception) -> str:
+def _describe_cause(error: Exception) -> str:
     """Return the innermost cause of an error as text, without the exceptions that urllib3 wraps
     around this cause."""
     inner_reason: Any = getattr(error, "reason", None) or error

@@ -1,7 +1,7 @@
 """Render the objects of configs/platform, which a namespace needs before pipelines can run in it.
 
-The objects contain no credentials, only the name of a Secret; `secret_command` returns the command
-that creates it.
+The objects contain no credentials, only the name of a Secret; `format_secret_command` returns the
+command that creates it.
 """
 
 import re
@@ -15,9 +15,9 @@ import yaml
 
 from argolocal.language.yaml_text import parse, read_text
 from rekindle import project
-from rekindle.blocks.manifest.render import order_keys, to_yaml
+from rekindle.blocks.manifest.render import sort_keys_for_reading, to_yaml
 from rekindle.blocks.pod_settings import Manifest
-from rekindle.errors import ConfigError, did_you_mean, format_address
+from rekindle.errors import ConfigError, format_address, suggest_similar
 from rekindle.kubernetes_names import (
     AWS_ACCESS_KEY_ID,
     AWS_SECRET_ACCESS_KEY,
@@ -97,7 +97,7 @@ class Platform:
             if name not in IMAGES:
                 raise ConfigError(
                     f'--image: "{name}" must be one of'
-                    f" {', '.join(IMAGES)}.{did_you_mean(name, set(IMAGES))}"
+                    f" {', '.join(IMAGES)}.{suggest_similar(name, set(IMAGES))}"
                 )
 
         if self.endpoint and "minio" in self.components:
@@ -139,7 +139,7 @@ class Platform:
             "region": self.region,
             "mlflow": self.mlflow or f"http://mlflow.{self.namespace}.svc:5000",
             "repository": yaml.safe_dump(
-                {"archiveLogs": True, "s3": _artifact_repository(self, store_endpoint)},
+                {"archiveLogs": True, "s3": _repository_settings(self, store_endpoint)},
                 sort_keys=False,
             ),
             "image": image_names["rekindle"],
@@ -170,17 +170,17 @@ def render_platform(platform: Platform) -> list[Manifest]:
         if (platform_object["kind"], platform_object["metadata"]["name"])
         == ("NetworkPolicy", "serving")
     )
-    serving_policies["spec"]["egress"] += _egress_to_store(platform)
+    serving_policies["spec"]["egress"] += _store_egress_rules(platform)
 
     if platform.iam:
         _remove_secret(platform_objects)
     if platform.ephemeral:
-        return _without_claims(platform_objects)
+        return _replace_claims(platform_objects)
 
     return platform_objects
 
 
-def operator_patch(namespace: str = "kubeflow") -> list[Manifest]:
+def render_operator_patch(namespace: str = "kubeflow") -> list[Manifest]:
     """Return the patch of the training operator in configs/platform/operator.yaml, which shows how
     to apply it."""
     return list(_render_file("operator", {}, namespace))
@@ -190,7 +190,7 @@ def to_yaml_documents(platform_objects: list[Manifest]) -> str:
     return "---\n".join(map(to_yaml, platform_objects))
 
 
-def secret_command(
+def format_secret_command(
     namespace: str, name: str = STORE_SECRET, key_names: Iterable[str] = KEY_NAMES
 ) -> str:
     """Return the command that creates a Secret from a file, so that the values do not appear in
@@ -200,7 +200,7 @@ def secret_command(
     return f"{kubectl_command}    # FILE: {file_lines}, each on its own line"
 
 
-def _egress_to_store(platform: Platform) -> list[Manifest]:
+def _store_egress_rules(platform: Platform) -> list[Manifest]:
     """Return the egress rules of a NetworkPolicy for the object store.
 
     Rules for an object store in the cluster select its pods by labels instead of the port, since
@@ -268,7 +268,7 @@ def _render_file(
         ) from error
 
     for yaml_document in yaml_documents:
-        manifest = order_keys(_substitute(yaml_document, placeholder_values))
+        manifest = sort_keys_for_reading(_substitute(yaml_document, placeholder_values))
         if manifest["kind"] == "ConfigMap":
             manifest["data"] = {
                 key: data_value for key, data_value in manifest["data"].items() if data_value
@@ -294,7 +294,7 @@ def _substitute(yaml_node: object, placeholder_values: dict[str, str]) -> Any:
     return yaml_node
 
 
-def _artifact_repository(platform: Platform, store_endpoint: str) -> dict[str, Any]:
+def _repository_settings(platform: Platform, store_endpoint: str) -> dict[str, Any]:
     """Return the configuration of the bucket as Argo's artifact repository."""
     endpoint_parts = urlsplit(
         store_endpoint
@@ -318,7 +318,7 @@ def _artifact_repository(platform: Platform, store_endpoint: str) -> dict[str, A
 
 def _remove_secret(platform_objects: list[Manifest]) -> None:
     """Remove references to the Secret with keys, which does not exist if pods use a cloud role."""
-    for pod_spec in _pod_specs(platform_objects):
+    for pod_spec in _iterate_pod_specs(platform_objects):
         for container in pod_spec["containers"]:
             container["envFrom"] = [
                 environment_source
@@ -327,9 +327,9 @@ def _remove_secret(platform_objects: list[Manifest]) -> None:
             ]
 
 
-def _without_claims(platform_objects: list[Manifest]) -> list[Manifest]:
+def _replace_claims(platform_objects: list[Manifest]) -> list[Manifest]:
     """Replace PersistentVolumeClaims by `emptyDir` volumes, whose data is lost with the pod."""
-    for pod_spec in _pod_specs(platform_objects):
+    for pod_spec in _iterate_pod_specs(platform_objects):
         for volume in pod_spec.get("volumes", []):
             if volume.pop("persistentVolumeClaim", None):
                 volume["emptyDir"] = {}
@@ -338,7 +338,7 @@ def _without_claims(platform_objects: list[Manifest]) -> list[Manifest]:
     ]
 
 
-def _pod_specs(platform_objects: list[Manifest]) -> Iterator[Manifest]:
+def _iterate_pod_specs(platform_objects: list[Manifest]) -> Iterator[Manifest]:
     yield from (
         platform_object["spec"]["template"]["spec"]
         for platform_object in platform_objects

@@ -37,16 +37,16 @@ def run_pod(
     """Run a pod named NAME-SUFFIX, yield it when its containers have ended or `timeout_seconds`
     have passed, and then delete it."""
     pod_settings = PodConfig.model_validate({"cpu": "50m", "memory": "512Mi"})
-    pod_object = pod_manifest(
+    pod_object = build_pod_manifest(
         f"{name}-{uuid.uuid4().hex[:6]}",
         cluster_config,
         pod_settings,
         images_by_container,
         python_arguments,
     )
-    _create(cluster, pod_object)
+    _create_pod(cluster, pod_object)
     try:
-        yield _wait(cluster, pod_object["metadata"]["name"], timeout_seconds)
+        yield _wait_for_containers(cluster, pod_object["metadata"]["name"], timeout_seconds)
     finally:
         cluster.delete(PODS, pod_object["metadata"]["name"], gracePeriodSeconds=0)
 
@@ -59,7 +59,7 @@ def read_log(cluster: Cluster, pod_object: Object) -> list[str]:
     ]
 
 
-def _create(cluster: Cluster, pod_object: Object) -> None:
+def _create_pod(cluster: Cluster, pod_object: Object) -> None:
     """Create a pod. If this function raises ApiError, the pod does not exist: a pod whose creation
     was not confirmed is deleted."""
     try:
@@ -75,14 +75,14 @@ def _create(cluster: Cluster, pod_object: Object) -> None:
         raise
 
 
-def _wait(cluster: Cluster, name: str, timeout_seconds: float) -> Object:
+def _wait_for_containers(cluster: Cluster, name: str, timeout_seconds: float) -> Object:
     """Wait until each container has exited or cannot start, or until `timeout_seconds` have
     passed, and return the pod."""
     deadline = time.monotonic() + timeout_seconds
 
     while True:
         pod_object = cluster.get(PODS, name)
-        container_state_list = container_states(pod_object).values()
+        container_state_list = get_container_states(pod_object).values()
 
         has_settled = [
             container_state.get("terminated")
@@ -95,7 +95,7 @@ def _wait(cluster: Cluster, name: str, timeout_seconds: float) -> Object:
         time.sleep(min(1, timeout_seconds))
 
 
-def container_states(pod_object: Object) -> dict[str, Any]:
+def get_container_states(pod_object: Object) -> dict[str, Any]:
     """Return the state of each container, by name: waiting, running or terminated, with details."""
     container_statuses = (pod_object.get("status") or {}).get("containerStatuses") or []
     return {
@@ -104,7 +104,7 @@ def container_states(pod_object: Object) -> dict[str, Any]:
     }
 
 
-def pod_manifest(
+def build_pod_manifest(
     name: str,
     cluster_config: ClusterConfig,
     pod_settings: PodConfig,

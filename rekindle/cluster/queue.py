@@ -10,7 +10,7 @@ from argolocal.manifest.types import Object
 from rekindle.cluster.errors import ApiError
 from rekindle.cluster.kubernetes_api import Cluster, Resource
 
-VERSIONS = ("v1beta2", "v1beta1")
+KUEUE_VERSIONS = ("v1beta2", "v1beta1")
 
 
 def list_workloads(cluster: Cluster) -> list[Object]:
@@ -28,7 +28,7 @@ def list_kueue_objects(
     cluster: Cluster, plural_kind: str, is_namespaced: bool = True
 ) -> list[Object]:
     """Return Kueue's objects of a kind; [] if Kueue is not installed. Raises ApiError."""
-    for kueue_version in VERSIONS:
+    for kueue_version in KUEUE_VERSIONS:
         try:
             return cluster.list_objects(
                 Resource(f"kueue.x-k8s.io/{kueue_version}", plural_kind, is_namespaced)
@@ -39,21 +39,23 @@ def list_kueue_objects(
     return []
 
 
-def describe_waiting(cluster: Cluster, run_name: str) -> list[str]:
+def describe_waiting_jobs(cluster: Cluster, run_name: str) -> list[str]:
     """Return a line with Kueue's reason for each job of the run that waits in a queue."""
     queued_workloads = sorted(
         (workload for workload in list_workloads(cluster) if _is_pending(workload)),
         key=_queue_order,
     )
     run_workloads = [
-        workload for workload in queued_workloads if _owner(workload).startswith(f"{run_name}-")
+        workload
+        for workload in queued_workloads
+        if _owner_name(workload).startswith(f"{run_name}-")
     ]
     lines = []
 
     for workload in [workload for workload in run_workloads if not _is_of_pod(workload)]:
         queue_name = workload["spec"].get("queueName", "")
         owners_ahead = [
-            _owner(earlier_workload)
+            _owner_name(earlier_workload)
             for earlier_workload in queued_workloads[: queued_workloads.index(workload)]
             if earlier_workload["spec"].get("queueName", "") == queue_name
         ]
@@ -63,9 +65,10 @@ def describe_waiting(cluster: Cluster, run_name: str) -> list[str]:
             position_text = ""
 
         position_text += f" and {len(owners_ahead) - 3} more" if len(owners_ahead) > 3 else ""
-        job_name = _owner(workload).removeprefix(f"{run_name}-")
+        job_name = _owner_name(workload).removeprefix(f"{run_name}-")
         lines.append(
-            f"{job_name} waits in the queue {queue_name}{position_text}: {_reason(workload)}"
+            f"{job_name} waits in the queue {queue_name}{position_text}:"
+            f" {_pending_reason(workload)}"
         )
 
     pod_workloads = [workload for workload in run_workloads if _is_of_pod(workload)]
@@ -78,26 +81,29 @@ def describe_waiting(cluster: Cluster, run_name: str) -> list[str]:
     return lines
 
 
-def _condition(workload: Object, condition_type: str) -> Object:
+def _find_condition(workload: Object, condition_type: str) -> Object:
     conditions = (workload.get("status") or {}).get("conditions") or []
     return next((condition for condition in conditions if condition["type"] == condition_type), {})
 
 
 def _is_pending(workload: Object) -> bool:
     return all(
-        _condition(workload, name).get("status") != "True" for name in ("Admitted", "Finished")
+        _find_condition(workload, name).get("status") != "True" for name in ("Admitted", "Finished")
     )
 
 
-def _reason(workload: Object) -> str:
-    return _condition(workload, "QuotaReserved").get("message") or "Kueue has not processed it yet"
+def _pending_reason(workload: Object) -> str:
+    return (
+        _find_condition(workload, "QuotaReserved").get("message")
+        or "Kueue has not processed it yet"
+    )
 
 
 def _queue_order(workload: Object) -> tuple[int, str]:
     return -workload["spec"].get("priority", 0), workload["metadata"]["creationTimestamp"]
 
 
-def _owner(workload: Object) -> str:
+def _owner_name(workload: Object) -> str:
     return next((owner["name"] for owner in workload["metadata"].get("ownerReferences") or []), "")
 
 

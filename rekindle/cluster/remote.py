@@ -4,13 +4,13 @@ delete the pod.
 reports = run_for_result(cluster, workflow, TrainingReports, "rekindle.view.explain", ...)
 """
 
-from argolocal.common.checked_names import show
+from argolocal.common.checked_names import format_untrusted
 from argolocal.manifest.types import Object
 from rekindle.blocks.settings import ClusterConfig
 from rekindle.cluster import pod_runner
 from rekindle.cluster.kubernetes_api import Cluster
-from rekindle.cluster.workflows import spec_of
-from rekindle.documents import D, validate
+from rekindle.cluster.workflows import get_effective_spec
+from rekindle.documents import D, parse_and_validate
 from rekindle.errors import RekindleError
 
 REMEDY = "Check that the image has this version of Rekindle."
@@ -30,7 +30,7 @@ def run_module(
     Raises ApiError; raises RekindleError if the pod fails, takes longer than POD_TIMEOUT_S, or
     prints an object of another type.
     """
-    step_image = _image_of(workflow_object)
+    step_image = _find_step_image(workflow_object)
     pod_description = f"the pod of image {step_image}, which reads the object store,"
 
     cluster_config = ClusterConfig.model_validate({"image": step_image})
@@ -42,7 +42,7 @@ def run_module(
         ["-m", module_name, *module_arguments],
         POD_TIMEOUT_S,
     ) as ended_pod:
-        container_state = pod_runner.container_states(ended_pod).get("main", {})
+        container_state = pod_runner.get_container_states(ended_pod).get("main", {})
         terminated_state = container_state.get("terminated")
         waiting_state = container_state.get("waiting") or {}
 
@@ -65,7 +65,9 @@ def run_module(
         )
 
     return [
-        _parse(document_type, pod_description, line) for line in log_lines if line.startswith("{")
+        _parse_document(document_type, pod_description, line)
+        for line in log_lines
+        if line.startswith("{")
     ]
 
 
@@ -86,19 +88,20 @@ def run_for_result(
     return printed_documents[-1]
 
 
-def _parse(document_type: type[D], pod_description: str, line: str) -> D:
+def _parse_document(document_type: type[D], pod_description: str, line: str) -> D:
     try:
-        return validate(document_type, line)
+        return parse_and_validate(document_type, line)
     except ValueError as error:
         raise RekindleError(
-            f"{pod_description} printed {show(line)}, which is malformed: {error}. {REMEDY}"
+            f"{pod_description} printed {format_untrusted(line)}, which is malformed: {error}."
+            f" {REMEDY}"
         ) from None
 
 
-def _image_of(workflow_object: Object) -> str:
+def _find_step_image(workflow_object: Object) -> str:
     """Return the image of the first template that runs a step of Rekindle. Raises RekindleError if
     no template runs a step of Rekindle."""
-    for workflow_template in spec_of(workflow_object).get("templates") or []:
+    for workflow_template in get_effective_spec(workflow_object).get("templates") or []:
         container = workflow_template.get("container") or {}
         container_command = [*(container.get("command") or []), *(container.get("args") or [])]
         if container_command[1:4] == ["-m", "rekindle", "step"]:

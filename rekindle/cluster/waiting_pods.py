@@ -2,8 +2,8 @@
 quota is used up.
 
 Argo knows only the pods that it has created itself. A step that has applied a job therefore has the
-phase Running, even while the job's pods wait. `add_waiting` also reads the pods and events of jobs
-and servers.
+phase Running, even while the job's pods wait. `add_waiting_reasons` also reads the pods and events
+of jobs and servers.
 
 Sources: types PodCondition and ContainerStateWaiting of Kubernetes 1.34, and NodeStatus of Argo
 3.7.
@@ -12,12 +12,12 @@ Sources: types PodCondition and ContainerStateWaiting of Kubernetes 1.34, and No
 import re
 from collections.abc import Iterable, Mapping
 
-from argolocal.manifest.object_labels import NODE_ID, WORKFLOW
+from argolocal.manifest.object_labels import NODE_ID_ANNOTATION, WORKFLOW
 from argolocal.manifest.types import Data, Object
 from rekindle.cluster import queue
 from rekindle.cluster.errors import ApiError
 from rekindle.cluster.kubernetes_api import PODS, Cluster, Resource
-from rekindle.cluster.workflows import spec_of
+from rekindle.cluster.workflows import get_effective_spec
 from rekindle.kubernetes_names import INSTANCE_LABEL
 
 EVENTS = Resource("v1", "events")
@@ -28,7 +28,7 @@ STARTING_REASONS = ("ContainerCreating", "PodInitializing")
 ACTIVE_PHASES = ("Pending", "Running")
 
 
-def add_waiting(cluster: Cluster, workflow: Object) -> Object:
+def add_waiting_reasons(cluster: Cluster, workflow: Object) -> Object:
     """Return a copy of an active run; each step with a waiting pod, but without a running pod, has
     the phase Pending in this copy, and its message is the reason.
 
@@ -47,14 +47,14 @@ def add_waiting(cluster: Cluster, workflow: Object) -> Object:
 
     name = workflow["metadata"]["name"]
     run_pods = _list_readable(cluster, PODS, f"{WORKFLOW}={name}")
-    pods_by_node_id = {_annotation(pod, NODE_ID): pod for pod in run_pods}
-    job_pods = [pod for pod in run_pods if not _annotation(pod, NODE_ID)]
+    pods_by_node_id = {_read_annotation(pod, NODE_ID_ANNOTATION): pod for pod in run_pods}
+    job_pods = [pod for pod in run_pods if not _read_annotation(pod, NODE_ID_ANNOTATION)]
     task_names = [_task_name(workflow_node) for workflow_node in active_nodes]
 
     changes_by_node_id: dict[str, Data] = {}
 
     for workflow_node in active_nodes:
-        own_reason = waiting_reason(pods_by_node_id.get(workflow_node["id"], {}))
+        own_reason = find_waiting_reason(pods_by_node_id.get(workflow_node["id"], {}))
         if own_reason:
             changes_by_node_id[workflow_node["id"]] = {"phase": "Pending", "message": own_reason}
             continue
@@ -71,10 +71,10 @@ def add_waiting(cluster: Cluster, workflow: Object) -> Object:
             ]
 
         if started_pods:
-            changes_by_node_id[workflow_node["id"]] = _describe(started_pods)
+            changes_by_node_id[workflow_node["id"]] = _describe_changes(started_pods)
         elif _applies_object(workflow, workflow_node):
             object_prefix = server_name or f"{name}-{_task_name(workflow_node)}"
-            waiting_cause = _creation_error(cluster, object_prefix) or _queue_reason(
+            waiting_cause = _find_creation_error(cluster, object_prefix) or _find_queue_reason(
                 cluster, name, _task_name(workflow_node)
             )
             changes_by_node_id[workflow_node["id"]] = (
@@ -84,7 +84,7 @@ def add_waiting(cluster: Cluster, workflow: Object) -> Object:
     return _apply_changes(workflow, changes_by_node_id)
 
 
-def waiting_reason(pod_object: Data) -> str:
+def find_waiting_reason(pod_object: Data) -> str:
     """Return the reason why a pod waits, as one line `REASON: MESSAGE`; "" if the pod does not
     wait."""
     pod_status = pod_object.get("status") or {}
@@ -109,10 +109,12 @@ def _format_state(waiting_state: Data) -> str:
     return ": ".join(text for text in (waiting_state.get("reason"), state_message) if text)
 
 
-def _describe(job_pods: list[Object]) -> Data:
+def _describe_changes(job_pods: list[Object]) -> Data:
     """Return the changed fields of a step's node, derived from the pods of the object that the step
     has applied."""
-    waiting_reasons = [pod_reason for pod_reason in map(waiting_reason, job_pods) if pod_reason]
+    waiting_reasons = [
+        pod_reason for pod_reason in map(find_waiting_reason, job_pods) if pod_reason
+    ]
     if not waiting_reasons:
         return {}
     is_started = any((pod.get("status") or {}).get("phase") != "Pending" for pod in job_pods)
@@ -149,7 +151,7 @@ def _apply_changes(workflow: Object, changes_by_node_id: Mapping[str, Data]) -> 
     return {**workflow, "status": {**workflow_status, "nodes": changed_nodes, "phase": run_phase}}
 
 
-def _creation_error(cluster: Cluster, object_prefix: str) -> str:
+def _find_creation_error(cluster: Cluster, object_prefix: str) -> str:
     """Return the newest message of a controller that could not create a pod for the object
     `object_prefix` or an object whose name starts with `object_prefix`-."""
     creation_events = [
@@ -173,8 +175,8 @@ def _creation_error(cluster: Cluster, object_prefix: str) -> str:
     return ""
 
 
-def _queue_reason(cluster: Cluster, run_name: str, task_name: str) -> str:
-    reason_lines = queue.describe_waiting(cluster, run_name)
+def _find_queue_reason(cluster: Cluster, run_name: str, task_name: str) -> str:
+    reason_lines = queue.describe_waiting_jobs(cluster, run_name)
     return next(
         (
             line.removeprefix(f"{task_name} ")
@@ -196,7 +198,7 @@ def _list_readable(cluster: Cluster, resource: Resource, label_selector: str = "
 
 
 def _applies_object(workflow: Object, workflow_node: Data) -> bool:
-    workflow_templates = spec_of(workflow).get("templates") or []
+    workflow_templates = get_effective_spec(workflow).get("templates") or []
     return any(
         template["name"] == workflow_node.get("templateName") and "resource" in template
         for template in workflow_templates
@@ -230,5 +232,5 @@ def _server_name(workflow_node: Data) -> str:
     )
 
 
-def _annotation(pod_object: Data, name: str) -> str:
+def _read_annotation(pod_object: Data, name: str) -> str:
     return (pod_object["metadata"].get("annotations") or {}).get(name, "")

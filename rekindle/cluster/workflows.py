@@ -18,15 +18,15 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from argolocal.common.json_text import to_json
-from argolocal.common.wording import cut
-from argolocal.language.gofmt import timestamp
+from argolocal.common.wording import truncate
+from argolocal.language.gofmt import format_timestamp
 from argolocal.manifest import object_labels
 from argolocal.manifest import read as manifests
-from argolocal.manifest.allowed_values import API_VERSION, COMPLETED, FAILED
+from argolocal.manifest.allowed_values import API_VERSION, COMPLETED_PHASES, FAILED_PHASES
 from argolocal.manifest.types import Object
 from argolocal.runner.retry_workflow import reset_for_retry
 from rekindle.blocks.manifest.provenance import PROVENANCE_PARAMETERS
-from rekindle.blocks.manifest.render import manifest_sha256, order_keys
+from rekindle.blocks.manifest.render import manifest_sha256, sort_keys_for_reading
 from rekindle.cluster.errors import ApiError
 from rekindle.cluster.kubernetes_api import (
     CRON_WORKFLOWS,
@@ -37,7 +37,7 @@ from rekindle.cluster.kubernetes_api import (
     Resource,
     parse_object,
 )
-from rekindle.errors import ConfigError, RekindleError, did_you_mean
+from rekindle.errors import ConfigError, RekindleError, suggest_similar
 
 # maximum size of the decompressed nodes in bytes; one node has about one kilobyte
 MAX_NODES_BYTES = 100 << 20
@@ -58,9 +58,9 @@ def build_submission(
 ) -> Object:
     """Return the Workflow that `submit` creates for a manifest, with a name, parameters and the
     hash of the manifest. Raises ConfigError."""
-    own_spec, template_reference = _without_reference(manifest, parameter_values)
-    workflow_identity = manifests.Identity(time.time(), suffix=manifests.generate_suffix())
-    workflow = manifests.workflow(
+    own_spec, template_reference = _remove_reference(manifest, parameter_values)
+    workflow_identity = manifests.ObjectIdentity(time.time(), suffix=manifests.generate_suffix())
+    workflow = manifests.build_workflow(
         own_spec, parameter_values, is_for_this_machine=False, identity=workflow_identity
     )
     workflow_metadata = workflow["metadata"]
@@ -72,7 +72,7 @@ def build_submission(
         if workflow_metadata[key]
     }
 
-    return order_keys(
+    return sort_keys_for_reading(
         workflow
         | {
             "metadata": metadata_fields | {"namespace": namespace},
@@ -81,7 +81,7 @@ def build_submission(
     )
 
 
-def _without_reference(
+def _remove_reference(
     manifest: Mapping[str, Any], parameter_values: Mapping[str, str]
 ) -> tuple[Any, dict[str, Any]]:
     """Return the manifest without its reference to a WorkflowTemplate, which only Argo can resolve,
@@ -132,15 +132,15 @@ def submit(cluster: Cluster, workflow: Object) -> Object:
 def find_duplicate(cluster: Cluster, workflow: Object) -> str | None:
     """Return the name of an active run with the same manifest and parameters, or None."""
     for metadata_entry in cluster.list_objects(
-        WORKFLOWS, f"{object_labels.COMPLETED}!=true", metadata_only=True
+        WORKFLOWS, f"{object_labels.COMPLETED_LABEL}!=true", metadata_only=True
     ):
         if has_same_manifest(metadata_entry, workflow) and (
             active_run := cluster.find(WORKFLOWS, metadata_entry["metadata"]["name"])
         ):
             run_phase = (active_run.get("status") or {}).get("phase")
-            if run_phase not in COMPLETED and result_parameters(active_run) == result_parameters(
-                workflow
-            ):
+            if run_phase not in COMPLETED_PHASES and list_result_parameters(
+                active_run
+            ) == list_result_parameters(workflow):
                 return str(active_run["metadata"]["name"])
     return None
 
@@ -152,14 +152,14 @@ def has_same_manifest(workflow: Mapping[str, Any], second_workflow: Mapping[str,
     ).get(SHA256_ANNOTATION)
 
 
-def spec_of(workflow_object: Mapping[str, Any]) -> Object:
+def get_effective_spec(workflow_object: Mapping[str, Any]) -> Object:
     """Return the spec of a run. If the run has a WorkflowTemplate, include the spec of the
     template."""
     template_spec = (workflow_object.get("status") or {}).get("storedWorkflowTemplateSpec") or {}
     return workflow_object["spec"] | template_spec
 
 
-def result_parameters(workflow: Mapping[str, Any]) -> dict[str, Any]:
+def list_result_parameters(workflow: Mapping[str, Any]) -> dict[str, Any]:
     """Return the workflow parameters that affect the result of a run, by name."""
     workflow_parameters = (workflow["spec"].get("arguments") or {}).get("parameters") or []
     return {
@@ -184,11 +184,11 @@ def _get_existing(cluster: Cluster, resource: Resource, kind_name: str, name: st
     }
     raise ConfigError(
         f"{kind_name} {name} does not exist in namespace {cluster.namespace}: `rekindle status"
-        f" --cluster` lists all {kind_name}s." + did_you_mean(name, existing_names)
+        f" --cluster` lists all {kind_name}s." + suggest_similar(name, existing_names)
     )
 
 
-def newest_run(cluster: Cluster) -> str:
+def find_newest_run(cluster: Cluster) -> str:
     """Return the name of the newest run. Raises ConfigError if no run exists."""
     run_objects = cluster.list_objects(WORKFLOWS, metadata_only=True)
     if not run_objects:
@@ -265,7 +265,7 @@ def stop_run(cluster: Cluster, name: str) -> None:
     """Stop a run as `argo stop` does: its pods end, then its exit tasks run. Raises ConfigError if
     the run has completed."""
     workflow_status = read_run(cluster, name).get("status") or {}
-    if workflow_status.get("phase") in COMPLETED:
+    if workflow_status.get("phase") in COMPLETED_PHASES:
         raise ConfigError(
             f"{name} has completed ({workflow_status['phase']}): there is nothing to stop."
         )
@@ -301,9 +301,9 @@ def resume_run(cluster: Cluster, name: str) -> str:
             " run."
         )
 
-    if run_phase in FAILED:
+    if run_phase in FAILED_PHASES:
         change_description = "retries its failed steps"
-        changed_workflow = _retry(decompressed_workflow)
+        changed_workflow = _build_retry(decompressed_workflow)
         remaining_nodes = set(changed_workflow["status"]["nodes"])
         _remove_pods(
             cluster, name, set(decompressed_workflow["status"].get("nodes") or {}) - remaining_nodes
@@ -354,7 +354,7 @@ def _continue_suspended(workflow: Object) -> Object:
             output_parameter["value"] = output_parameter.get("value") or default_value or ""
 
         suspended_node["phase"] = "Succeeded"
-        suspended_node["finishedAt"] = timestamp(time.time())
+        suspended_node["finishedAt"] = format_timestamp(time.time())
         suspended_node["message"] = "resumed by rekindle"
 
     return (
@@ -362,15 +362,18 @@ def _continue_suspended(workflow: Object) -> Object:
     )
 
 
-def _retry(workflow: Object) -> Object:
+def _build_retry(workflow: Object) -> Object:
     """Return the workflow as Argo's FormulateRetryWorkflow does: failed nodes are removed, and
     their parent groups have the phase Running."""
     changed_metadata = dict(workflow["metadata"])
     changed_spec = dict(workflow["spec"])
     changed_status = dict(workflow["status"])
-    changed_labels = {**(changed_metadata.get("labels") or {}), object_labels.PHASE: "Running"}
+    changed_labels = {
+        **(changed_metadata.get("labels") or {}),
+        object_labels.PHASE_LABEL: "Running",
+    }
 
-    for removed_label in (object_labels.COMPLETED, object_labels.ARCHIVING_STATUS):
+    for removed_label in (object_labels.COMPLETED_LABEL, object_labels.ARCHIVING_STATUS_LABEL):
         changed_labels.pop(removed_label, None)
 
     changed_metadata["labels"] = changed_labels
@@ -417,7 +420,7 @@ def _retry(workflow: Object) -> Object:
             "phase": "Running",
             # the retry gets a new start time, because the workflow's deadline counts from its start
             # time
-            "startedAt": timestamp(time.time()),
+            "startedAt": format_timestamp(time.time()),
             "conditions": [*conditions, {"type": "Completed", "status": "False"}],
             "taskResultsCompletionStatus": {
                 outbound_id: is_complete
@@ -442,7 +445,9 @@ def _remove_pods(cluster: Cluster, name: str, node_ids: set[str]) -> None:
     for pod_object in cluster.list_objects(
         PODS, f"{object_labels.WORKFLOW}={name}", metadata_only=True
     ):
-        if (pod_object["metadata"].get("annotations") or {}).get(object_labels.NODE_ID) in node_ids:
+        if (pod_object["metadata"].get("annotations") or {}).get(
+            object_labels.NODE_ID_ANNOTATION
+        ) in node_ids:
             cluster.delete(PODS, pod_object["metadata"]["name"])
 
 
@@ -468,7 +473,7 @@ def apply_schedule(
     yield from apply_object(cluster, CRON_WORKFLOWS, cron_workflow)
 
 
-def scheduled_workflow(
+def build_scheduled_workflow(
     cluster: Cluster, name: str, parameter_values: Mapping[str, str] = {}
 ) -> Object:
     """Return the Workflow that the schedule `name` would create now. Raises ConfigError if no such
@@ -569,7 +574,7 @@ def describe_differences(old_value: object, new_value: object, path: str) -> Ite
             old_value.splitlines(), new_value.splitlines(), n=0, lineterm=""
         ):
             if line[0] in "+-" and line[:3] not in ("+++", "---"):
-                yield f"{path}: {line[0]} {cut(line[1:].strip())}"
+                yield f"{path}: {line[0]} {truncate(line[1:].strip())}"
     elif old_value != new_value:
         yield f"{path}: {_format_value(old_value)} → {_format_value(new_value)}"
 
@@ -581,4 +586,4 @@ def _item_key(index: int, list_item: object) -> str:
 
 
 def _format_value(value: object) -> str:
-    return cut("nothing" if value is None else to_json(value, ensure_ascii=False))
+    return truncate("nothing" if value is None else to_json(value, ensure_ascii=False))

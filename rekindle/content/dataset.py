@@ -25,7 +25,7 @@ REMEDY = (
 )
 
 
-class File(BaseModel):
+class RecordedFile(BaseModel):
     """The recorded content of a file."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -34,7 +34,7 @@ class File(BaseModel):
     sha256: str = Field(pattern="^[0-9a-f]{64}$")
 
 
-FileList = TypeAdapter(dict[str, File])
+FileList = TypeAdapter(dict[str, RecordedFile])
 
 
 def record_files(folder: Path) -> str:
@@ -78,7 +78,7 @@ def list_dataset_files(folder: Path) -> dict[str, Path]:
 def read_digest(folder: Path, dataset_address: str = "") -> str:
     """Return the digest of a dataset, without verifying its files. Raises DataError if the list of
     the dataset's files is missing."""
-    return hashlib.sha256(_read_list(folder, dataset_address or str(folder))).hexdigest()
+    return hashlib.sha256(_read_file_list(folder, dataset_address or str(folder))).hexdigest()
 
 
 def verify_dataset(folder: Path, expected_digest: str = "", given_address: str = "") -> None:
@@ -89,7 +89,7 @@ def verify_dataset(folder: Path, expected_digest: str = "", given_address: str =
     messages.
     """
     given_address = given_address or str(folder)
-    list_bytes = _read_list(folder, given_address)
+    list_bytes = _read_file_list(folder, given_address)
 
     actual_digest = hashlib.sha256(list_bytes).hexdigest()
     if expected_digest and actual_digest != expected_digest:
@@ -105,13 +105,13 @@ def verify_dataset(folder: Path, expected_digest: str = "", given_address: str =
     if hashes.is_verified(files_stamp):
         return
 
-    recorded_files = _parse_list(list_bytes, given_address)
+    recorded_files = _parse_file_list(list_bytes, given_address)
     _reject_other_names(files_by_name, recorded_files, given_address)
     _reject_other_contents(files_by_name, recorded_files, given_address)
     hashes.mark_verified(files_stamp)
 
 
-def _read_list(folder: Path, dataset_address: str) -> bytes:
+def _read_file_list(folder: Path, dataset_address: str) -> bytes:
     try:
         return (folder / FILE_LIST).read_bytes()
     except OSError as error:
@@ -122,7 +122,7 @@ def _read_list(folder: Path, dataset_address: str) -> bytes:
         ) from error
 
 
-def _parse_list(list_bytes: bytes, dataset_address: str) -> dict[str, File]:
+def _parse_file_list(list_bytes: bytes, dataset_address: str) -> dict[str, RecordedFile]:
     try:
         return FileList.validate_json(list_bytes)
     except ValidationError as error:
@@ -137,31 +137,31 @@ def _reject_special_files(files_by_name: dict[str, Path], dataset_address: str) 
     special_names = [name for name, path in files_by_name.items() if not path.is_file()]
     if special_names:
         raise DataError(
-            f"{dataset_address}: {_list_file_names(special_names)} is not a file: a dataset has"
+            f"{dataset_address}: {_format_file_names(special_names)} is not a file: a dataset has"
             f" only files, links to files, and folders with files. Remove it. Or: {REMEDY}"
         )
 
 
 def _reject_other_names(
-    files_by_name: dict[str, Path], recorded_files: dict[str, File], dataset_address: str
+    files_by_name: dict[str, Path], recorded_files: dict[str, RecordedFile], dataset_address: str
 ) -> None:
     missing_names = sorted(recorded_files.keys() - files_by_name.keys())
     if missing_names:
         raise DataError(
-            f"{dataset_address}: {_list_file_names(missing_names)} of {FILE_LIST} is missing."
+            f"{dataset_address}: {_format_file_names(missing_names)} of {FILE_LIST} is missing."
             f" {REMEDY}"
         )
 
     added_names = sorted(files_by_name.keys() - recorded_files.keys())
     if added_names:
         raise DataError(
-            f"{dataset_address}: {_list_file_names(added_names)} is not in {FILE_LIST}: it was"
+            f"{dataset_address}: {_format_file_names(added_names)} is not in {FILE_LIST}: it was"
             f" added after the dataset was prepared. Remove it. Or: {REMEDY}"
         )
 
 
 def _reject_other_contents(
-    files_by_name: dict[str, Path], recorded_files: dict[str, File], dataset_address: str
+    files_by_name: dict[str, Path], recorded_files: dict[str, RecordedFile], dataset_address: str
 ) -> None:
     for name, path in files_by_name.items():
         size_bytes = path.stat().st_size
@@ -183,7 +183,7 @@ def _reject_other_contents(
             )
 
 
-def _list_file_names(file_names: list[str]) -> str:
+def _format_file_names(file_names: list[str]) -> str:
     if len(file_names) > MAX_NAMES:
         more_names_text = f" and {len(file_names) - MAX_NAMES} more"
     else:

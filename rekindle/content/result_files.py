@@ -9,11 +9,11 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from argolocal.common.json_text import to_json
-from argolocal.common.wording import first_names
+from argolocal.common.wording import join_first_names
 from rekindle.content import hashes
 from rekindle.documents import MODEL_FILE, ModelFile, ResultFile
 from rekindle.errors import DataError
-from rekindle.names import ArtifactKey, show
+from rekindle.names import ArtifactKey, format_untrusted
 
 RESULT = "result"  # folder below the model's folder that contains the files of the result
 MAX_NAMES = 3  # maximum number of files that an error message names
@@ -23,7 +23,7 @@ REMEDY = (
 )
 
 
-def list_result(path: Path) -> dict[str, Path]:
+def list_result_files(path: Path) -> dict[str, Path]:
     """Return the files of a result by their relative path. Raises DataError if the result is empty,
     or contains a file whose path cannot be a key, or anything other than files and folders."""
     if path.is_file():
@@ -45,7 +45,7 @@ def list_result(path: Path) -> dict[str, Path]:
     for name in files_by_name:
         if not ArtifactKey.matches(name):
             raise DataError(
-                f"{show(name)} in {path} cannot be stored: {ArtifactKey.RULE}. Rename the file."
+                f"{format_untrusted(name)} in {path} cannot be stored: {ArtifactKey.RULE}. Rename the file."
             )
 
     if not files_by_name:
@@ -64,13 +64,13 @@ def describe_files(files_by_name: Mapping[str, Path]) -> dict[str, ResultFile]:
     }
 
 
-def result_sha256(recorded_files: Mapping[str, ResultFile]) -> str:
+def compute_result_sha256(recorded_files: Mapping[str, ResultFile]) -> str:
     """Return the sha256 of a result: of the JSON of its files, sorted by path."""
     file_records = {name: file.model_dump() for name, file in recorded_files.items()}
     return hashlib.sha256(to_json(file_records, sort_keys=True).encode()).hexdigest()
 
 
-def result_path(model_folder: Path, model_description: ModelFile) -> Path:
+def find_result_path(model_folder: Path, model_description: ModelFile) -> Path:
     """Return the path of the result in the folder of a model: of its only file, or of the folder
     with its files."""
     if model_description.is_file:
@@ -85,7 +85,7 @@ def verify_result(model_folder: Path, model_description: ModelFile, model_addres
     `model_address`: address of the model for messages.
     """
     recorded_files = model_description.files
-    sha256 = result_sha256(recorded_files)
+    sha256 = compute_result_sha256(recorded_files)
     if sha256 != model_description.sha256:
         raise DataError(
             f"the files in {model_address}/{MODEL_FILE} have the sha256 {sha256}, and"
@@ -97,14 +97,14 @@ def verify_result(model_folder: Path, model_description: ModelFile, model_addres
     missing_names = sorted(recorded_files.keys() - paths_by_name.keys())
     if missing_names:
         raise DataError(
-            f"{model_address}/{RESULT}: {first_names(missing_names, MAX_NAMES)} is missing."
+            f"{model_address}/{RESULT}: {join_first_names(missing_names, MAX_NAMES)} is missing."
             f" {REMEDY}"
         )
 
     added_names = sorted(paths_by_name.keys() - recorded_files.keys())
     if added_names:
         raise DataError(
-            f"{model_address}/{RESULT}: {first_names(added_names, MAX_NAMES)} is not in"
+            f"{model_address}/{RESULT}: {join_first_names(added_names, MAX_NAMES)} is not in"
             f" {MODEL_FILE}: it was added after the training. Remove it. Or: {REMEDY}"
         )
 

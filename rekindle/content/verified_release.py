@@ -17,7 +17,7 @@ from rekindle.content.hashes import compute_sha256s, file_sha256, list_paths
 from rekindle.documents import Sealed, name_field, read_object
 from rekindle.errors import DataError, NotFound
 from rekindle.keys import CURVE, ORIGIN
-from rekindle.names import ArtifactKey, Digest, show
+from rekindle.names import ArtifactKey, Digest, format_untrusted
 
 if TYPE_CHECKING:
     from rekindle.storage import Store
@@ -66,12 +66,12 @@ def reject_other_folder(key: str, release_address: str) -> None:
     """
     if not is_release(key.rstrip("/")):
         raise DataError(
-            f"{show(release_address)} is not a release: its key must be releases/NAME/HASH, with"
+            f"{format_untrusted(release_address)} is not a release: its key must be releases/NAME/HASH, with"
             f" the 64 digits of the hash. Correct the tag of the version in MLflow. Or: {REMEDY}"
         )
 
 
-def content_hash(sha256_by_name: Mapping[str, str]) -> str:
+def compute_content_hash(sha256_by_name: Mapping[str, str]) -> str:
     """Return the hash of the names and contents of a release's files, which is the last part of its
     key."""
     hash_lines = (f"{file_sha256}  {key}\n" for key, file_sha256 in sorted(sha256_by_name.items()))
@@ -83,7 +83,7 @@ def reject_other_hash(key: str, sha256_by_name: Mapping[str, str], release_addre
 
     `key` is "" for a release that MLflow has downloaded, because its key is unknown.
     """
-    actual_hash = content_hash(sha256_by_name)
+    actual_hash = compute_content_hash(sha256_by_name)
     recorded_hash = key.rpartition("/")[2]
     if key and recorded_hash not in (actual_hash, actual_hash[:EARLIER_HASH_LENGTH]):
         raise DataError(
@@ -92,7 +92,7 @@ def reject_other_hash(key: str, sha256_by_name: Mapping[str, str], release_addre
         )
 
 
-def read_verified(
+def read_verified_files(
     store: "Store", key: str, file_names: Iterable[str], max_bytes: int | None = MAX_BYTES
 ) -> dict[str, bytes]:
     """Return the content of some files of a release. Raises NotFound if a file is missing,
@@ -120,7 +120,7 @@ def read_verified(
     return content_by_name
 
 
-def read_described(store: "Store", key: str, name: str) -> bytes:
+def read_described_file(store: "Store", key: str, name: str) -> bytes:
     """Return the content of a file in DESCRIBED_FILES. Raises NotFound if the file is missing, and
     DataError if it was changed.
 
@@ -129,11 +129,11 @@ def read_described(store: "Store", key: str, name: str) -> bytes:
     """
     release_record = read_object(FileHashes, store, f"{key}/{RELEASE_RECORD}")
     if name in release_record.described:
-        return read_verified(store, key, [name])[name]
+        return read_verified_files(store, key, [name])[name]
     return store.get(f"{key}/{name}")
 
 
-def reject_changed(
+def reject_changed_files(
     folder: Path,
     described_hashes: Mapping[str, str],
     file_names: Iterable[str],

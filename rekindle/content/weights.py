@@ -101,7 +101,7 @@ def _tensors_sha256(file: Path) -> str:
     try:
         with safe_open(file, framework="pt") as opened_tensors:
             tensor_names = sorted(opened_tensors.keys())
-            return _sha256((name, opened_tensors.get_tensor(name)) for name in tensor_names)
+            return _hash_tensors((name, opened_tensors.get_tensor(name)) for name in tensor_names)
     except SafetensorError:
         return ""
 
@@ -109,19 +109,19 @@ def _tensors_sha256(file: Path) -> str:
 def weights_sha256(tensors_by_name: "Mapping[str, Tensor]") -> str:
     """Return the sha256 over name, dtype, shape and little-endian bytes of each tensor, sorted by
     name."""
-    return _sha256((name, tensors_by_name[name]) for name in sorted(tensors_by_name))
+    return _hash_tensors((name, tensors_by_name[name]) for name in sorted(tensors_by_name))
 
 
-def _sha256(named_tensors: "Iterable[tuple[str, Tensor]]") -> str:
+def _hash_tensors(named_tensors: "Iterable[tuple[str, Tensor]]") -> str:
     sha256_hash = hashlib.sha256()
     for name, tensor in named_tensors:
         cpu_tensor = tensor.detach().cpu()
         sha256_hash.update(f"{name} {cpu_tensor.dtype} {list(cpu_tensor.shape)}\n".encode())
-        sha256_hash.update(tensor_bytes(cpu_tensor))
+        sha256_hash.update(view_tensor_bytes(cpu_tensor))
     return sha256_hash.hexdigest()
 
 
-def tensor_bytes(tensor: "Tensor") -> memoryview:
+def view_tensor_bytes(tensor: "Tensor") -> memoryview:
     """Return the bytes of a tensor on the CPU, without a copy if it is contiguous."""
     import torch
 

@@ -34,10 +34,10 @@ from rekindle import project
 from rekindle.blocks.manifest.config import load_config
 from rekindle.blocks.manifest.render import render_manifest
 from rekindle.content.dataset import FILE_LIST
-from rekindle.demo.screen import AttackRecord, Recording, Run, View, live_view
-from rekindle.demo.watched_training import COORDINATOR, DemoCluster, Training
+from rekindle.demo.screen import AttackRecord, DemoRecording, DemoRun, View, live_view
+from rekindle.demo.watched_training import COORDINATOR, DemoCluster, WatchedTraining
 from rekindle.errors import NotFound
-from rekindle.keys import CACHED, DATASET, REUSE
+from rekindle.keys import CACHED_PARAMETER, DATASET, REUSE_ROW
 from rekindle.workload import load, prepare
 
 RESUME_AFTER_S = 3.0  # seconds after which a process that was stopped by SIGSTOP gets SIGCONT
@@ -46,7 +46,7 @@ DISTURBED = "under attack"
 
 
 @dataclass(frozen=True)
-class Plan:
+class DemoOptions:
     """Options of the command."""
 
     workers: int = 3
@@ -85,36 +85,36 @@ ATTACKS = (
 )
 
 
-def run(home: Path, demo_options: Plan, as_json: bool) -> int:
+def run_demo(home: Path, demo_options: DemoOptions, as_json: bool) -> int:
     """Run both trainings and return the exit code. Raises RekindleError if a training stalls,
     without deleting its logs."""
     cluster = DemoCluster(home)
     name = f"chaos-{secrets.token_hex(3)}"
     demo_folder = cluster.home / "demo" / name
-    homes.make(cluster.home)
+    homes.create_home(cluster.home)
     demo_folder.mkdir(parents=True)
 
-    recording = Recording(
-        Run(UNDISTURBED, 1, demo_options.steps),
-        Run(DISTURBED, demo_options.workers, demo_options.steps),
+    recording = DemoRecording(
+        DemoRun(UNDISTURBED, 1, demo_options.steps),
+        DemoRun(DISTURBED, demo_options.workers, demo_options.steps),
     )
     output_stream = sys.stderr if as_json else sys.stdout
     with _stop_on_signals(demo_folder), live_view(recording, output_stream) as recording_view:
         recording.activity = "preparing the data"
         recording_view.tick()
-        demo_config = configure(demo_options)
+        demo_config = load_demo_config(demo_options)
         dataset_key_and_digest = prepare_dataset(cluster, demo_config)
 
         recording.activity = f"training {demo_options.steps} steps with one worker, undisturbed"
-        calm_job = training_job(demo_config, f"{name}-calm", 1, *dataset_key_and_digest)
-        with Training(cluster, demo_folder, calm_job) as current_training:
+        calm_job = build_demo_job(demo_config, f"{name}-calm", 1, *dataset_key_and_digest)
+        with WatchedTraining(cluster, demo_folder, calm_job) as current_training:
             train_undisturbed(current_training, recording, recording_view)
 
         recording.activity = f"training the same with {demo_options.workers} workers, under attack"
-        calm_job = training_job(
+        calm_job = build_demo_job(
             demo_config, f"{name}-storm", demo_options.workers, *dataset_key_and_digest
         )
-        with Training(cluster, demo_folder, calm_job) as current_training:
+        with WatchedTraining(cluster, demo_folder, calm_job) as current_training:
             train_under_attack(current_training, recording, recording_view, demo_options)
 
         recording.equal = recording.undisturbed.sha256 == recording.disturbed.sha256
@@ -128,14 +128,14 @@ def run(home: Path, demo_options: Plan, as_json: bool) -> int:
         sys.stderr.write(f"the logs of all processes are in {demo_folder / 'logs'}\n")
 
     if as_json:
-        print(to_json(as_object(recording)), flush=True)
+        print(to_json(recording_as_object(recording)), flush=True)
 
     if recording.equal:
         return 0
     return 1
 
 
-def configure(demo_options: Plan) -> Any:
+def load_demo_config(demo_options: DemoOptions) -> Any:
     train_settings = {
         "workers": demo_options.workers,
         "virtual_workers": 2 * demo_options.workers,
@@ -177,7 +177,7 @@ def prepare_dataset(cluster: DemoCluster, demo_config: Any) -> tuple[str, str]:
     return f"{key_prefix}/dataset", dataset_digest
 
 
-def training_job(
+def build_demo_job(
     demo_config: Any, name: str, worker_count: int, dataset_key: str, dataset_digest: str
 ) -> dict[str, Any]:
     """Return the PyTorchJob of the rendered manifest, with the values that Argo would substitute in
@@ -193,17 +193,19 @@ def training_job(
     ]
 
     # with an empty REUSE, no model is reused
-    cached_rows = {"prepare": {"at": dataset_key.removesuffix(f"/{DATASET}")}, REUSE: ""}
+    cached_rows = {"prepare": {"at": dataset_key.removesuffix(f"/{DATASET}")}, REUSE_ROW: ""}
     tag_values = {
         "workflow.name": name,
-        f"workflow.parameters.{CACHED}": to_json(cached_rows),
+        f"workflow.parameters.{CACHED_PARAMETER}": to_json(cached_rows),
         "inputs.parameters.digest": dataset_digest,
         "inputs.parameters.run_id": "",
     }
     return yaml.safe_load(substitute(text, tag_values))
 
 
-def train_undisturbed(training: Training, recording: Recording, recording_view: View) -> None:
+def train_undisturbed(
+    training: WatchedTraining, recording: DemoRecording, recording_view: View
+) -> None:
     for _ in training.poll_until_done():
         recording.undisturbed.record_step(training.step)
         recording_view.tick()
@@ -211,7 +213,10 @@ def train_undisturbed(training: Training, recording: Recording, recording_view: 
 
 
 def train_under_attack(
-    training: Training, recording: Recording, recording_view: View, demo_options: Plan
+    training: WatchedTraining,
+    recording: DemoRecording,
+    recording_view: View,
+    demo_options: DemoOptions,
 ) -> None:
     """Train, and start the next attack whenever all processes have recovered."""
     random_generator = random.Random(demo_options.seed)
@@ -265,7 +270,10 @@ def train_under_attack(
 
 
 def signal_processes(
-    attack: Attack, training: Training, recording: Recording, random_generator: random.Random
+    attack: Attack,
+    training: WatchedTraining,
+    recording: DemoRecording,
+    random_generator: random.Random,
 ) -> AttackRecord:
     """Send the signal of an attack, and return the record of the attack."""
     training_workers = [name for name in training.names if training.state(name) == "training"]
@@ -294,7 +302,7 @@ def signal_processes(
     )
 
 
-def find_target_pids(attack: Attack, training: Training, name: str) -> list[int]:
+def find_target_pids(attack: Attack, training: WatchedTraining, name: str) -> list[int]:
     """Return the pids of the processes of a pod that receive the signal of an attack."""
     if attack.target == "all":
         return training.processes(name)
@@ -308,7 +316,9 @@ def find_target_pids(attack: Attack, training: Training, name: str) -> list[int]
     return []
 
 
-def update_record(attack_record: AttackRecord, training: Training, recording: Recording) -> None:
+def update_record(
+    attack_record: AttackRecord, training: WatchedTraining, recording: DemoRecording
+) -> None:
     """Update the record of an attack with its consequences that have been observed so far."""
     if attack_record.settled:
         return
@@ -341,7 +351,7 @@ def update_record(attack_record: AttackRecord, training: Training, recording: Re
         attack_record.back_after_s = elapsed_s
 
 
-def _is_back(name: str, attack_record: AttackRecord, training: Training) -> bool:
+def _is_back(name: str, attack_record: AttackRecord, training: WatchedTraining) -> bool:
     if name == COORDINATOR:
         return training.launcher(name) not in attack_record.pids and training.accepts_connections()
 
@@ -353,7 +363,7 @@ def _is_back(name: str, attack_record: AttackRecord, training: Training) -> bool
     )
 
 
-def as_object(recording: Recording) -> dict[str, Any]:
+def recording_as_object(recording: DemoRecording) -> dict[str, Any]:
     """Return the object that `-o json` prints."""
     recovery_times = recording.recoveries
     recovery_facts = {}
@@ -384,5 +394,5 @@ def _stop_on_signals(demo_folder: Path) -> Iterator[None]:
             shutil.rmtree(demo_folder, ignore_errors=True)
             sys.stderr.write("\nstopped: all processes of the demo have ended\n")
             raise SystemExit(
-                exit_codes.SIGNALLED + (stop_signals.caught or signal.SIGINT)
+                exit_codes.SIGNAL_OFFSET + (stop_signals.caught or signal.SIGINT)
             ) from None

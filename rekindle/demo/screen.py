@@ -26,7 +26,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from argolocal.common.wording import format_duration, without_escapes
+from argolocal.common.wording import format_duration, open_raw_stream
 from argolocal.view.display import is_terminal
 
 # character and style of each state of a process. If a process had several states during the time of
@@ -97,7 +97,7 @@ class AttackRecord:
 
 
 @dataclass
-class Run:
+class DemoRun:
     """Progress of one training."""
 
     name: str
@@ -141,11 +141,11 @@ class Run:
 
 
 @dataclass
-class Recording:
+class DemoRecording:
     """The progress of both trainings, the history of each process's states, and the attacks."""
 
-    undisturbed: Run
-    disturbed: Run
+    undisturbed: DemoRun
+    disturbed: DemoRun
     timelines: dict[str, list[tuple[float, str]]] = field(default_factory=dict)  # (start, state)
     attacks: list[AttackRecord] = field(default_factory=list)
     activity: str = ""  # description of the current phase of the demo
@@ -193,17 +193,17 @@ class View(Protocol):
 
 
 @contextmanager
-def live_view(recording: Recording, output_stream: TextIO) -> Iterator[View]:
+def live_view(recording: DemoRecording, output_stream: TextIO) -> Iterator[View]:
     """Display the recording during the `with` block: as a live picture on a terminal, else as plain
     lines."""
     if not is_terminal(output_stream):
-        line_view = Lines(recording, output_stream)
+        line_view = LineView(recording, output_stream)
         yield line_view
         line_view.tick()
         return
 
-    rich_console = Console(file=without_escapes(output_stream), highlight=False)
-    live_picture = Picture(recording, rich_console)
+    rich_console = Console(file=open_raw_stream(output_stream), highlight=False)
+    live_picture = LivePicture(recording, rich_console)
     with Live(
         get_renderable=live_picture.draw, console=rich_console, refresh_per_second=8
     ) as live_display:
@@ -211,16 +211,16 @@ def live_view(recording: Recording, output_stream: TextIO) -> Iterator[View]:
         live_display.vertical_overflow = "visible"
 
 
-class Lines:
+class LineView:
     """Prints one line per event, and one line every five seconds of training."""
 
-    def __init__(self, recording: Recording, output_stream: TextIO) -> None:
+    def __init__(self, recording: DemoRecording, output_stream: TextIO) -> None:
         self.recording = recording
         self.out = output_stream
         self.activity = ""
         self.written_at = time.monotonic()
         self.reported_attacks = 0
-        self.finished: list[Run] = []
+        self.finished: list[DemoRun] = []
         self.is_over = False
 
     def tick(self) -> None:
@@ -252,8 +252,8 @@ class Lines:
 
         if demo_recording.equal is not None and not self.is_over:
             self.is_over = True
-            self._write(summary(demo_recording))
-            self._write(conclusion(demo_recording))
+            self._write(summarize_attacks(demo_recording))
+            self._write(describe_conclusion(demo_recording))
 
     def _write(self, line: str) -> None:
         self.written_at = time.monotonic()
@@ -261,10 +261,10 @@ class Lines:
         self.out.flush()
 
 
-class Picture:
+class LivePicture:
     """Draws both trainings, a timeline of every process, and a table of the last attacks."""
 
-    def __init__(self, recording: Recording, console: Console) -> None:
+    def __init__(self, recording: DemoRecording, console: Console) -> None:
         self.recording = recording
         self.console = console
 
@@ -411,8 +411,8 @@ class Picture:
             text.append(f"{demo_run.name:{name_width}}  ").append(
                 f"{demo_run.sha256}\n", f"bold {border_color}"
             )
-        text.append(f"\n{summary(recording)}\n\n").append(
-            conclusion(recording), f"bold {border_color}"
+        text.append(f"\n{summarize_attacks(recording)}\n\n").append(
+            describe_conclusion(recording), f"bold {border_color}"
         )
         return Panel(
             text, box=box.HORIZONTALS, border_style=border_color, expand=False, padding=(1, 0)
@@ -438,7 +438,7 @@ def most_severe_state(
     return next(process_state for process_state in STYLE_OF_STATE if process_state in states_seen)
 
 
-def summary(recording: Recording) -> str:
+def summarize_attacks(recording: DemoRecording) -> str:
     """Return a summary of all attacks, such as `9 attacks; the next step after 0.07 s (median),
     2.90 s (longest); 0 steps lost`."""
     summary_parts = [f"{len(recording.attacks)} attacks"]
@@ -454,7 +454,7 @@ def summary(recording: Recording) -> str:
     return "; ".join(summary_parts)
 
 
-def conclusion(recording: Recording) -> str:
+def describe_conclusion(recording: DemoRecording) -> str:
     if recording.equal:
         return "EQUAL: the same weights, bit for bit"
     return "DIFFERENT: the weights are not the same"

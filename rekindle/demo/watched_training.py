@@ -18,19 +18,19 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Self
 
-from argolocal.common.processes import start_time
+from argolocal.common.processes import read_start_ticks
 from argolocal.controllers.controller import Controller
-from argolocal.controllers.memory_volumes import shared_memory
+from argolocal.controllers.memory_volumes import shared_memory_path
 from argolocal.controllers.pod_process import Pod
 from rekindle.documents import ModelFile, read_object
 from rekindle.errors import RekindleError
 from rekindle.kubernetes_names import STORE_SECRET
 from rekindle.local.cluster import LocalCluster
-from rekindle.local.jobs.frameworks import port_of
-from rekindle.local.jobs.training_job import TrainingJobs, condition, is_finished
+from rekindle.local.jobs.frameworks import get_port
+from rekindle.local.jobs.training_job import TrainingJobs, find_condition, is_finished
 from rekindle.training.checkpoint import snapshot_file
-from rekindle.training.membership.protocol import PORT
-from rekindle.training.metrics import PROGRESS_LINE
+from rekindle.training.membership.protocol import DEFAULT_PORT
+from rekindle.training.metrics import PROGRESS_LINE_PATTERN
 from rekindle.training.spec import TrainingSpec
 
 OBSERVE_INTERVAL_S = 0.01
@@ -39,10 +39,10 @@ GRACE_S = 0.3  # seconds that the processes have to end when the demo is stopped
 CHILDREN_GRACE_S = 1.0  # additional seconds for the children of these processes to end
 # a step counts as repeated if it is older than the newest step by more than this number of steps; a
 # smaller lag is normal between workers
-TOLERATED_LAG = 5
+TOLERATED_LAG_STEPS = 5
 COORDINATOR = "coordinator"
-GENERATION = re.compile(r"generation \d+: (.*)")
-RESUMED = re.compile(r"resuming from step (\d+)|step (\d+) was found in shared memory")
+GENERATION_LINE = re.compile(r"generation \d+: (.*)")
+RESUMED_LINE = re.compile(r"resuming from step (\d+)|step (\d+) was found in shared memory")
 
 
 class DemoCluster(LocalCluster):
@@ -57,7 +57,7 @@ class DemoCluster(LocalCluster):
         return super().secret(name)
 
 
-class Training:
+class WatchedTraining:
     """A running job. The names of its pods are `coordinator` and `worker-N`."""
 
     def __init__(self, cluster: DemoCluster, folder: Path, job_manifest: dict[str, Any]) -> None:
@@ -74,7 +74,7 @@ class Training:
             worker_flag for worker_flag in worker_container["args"] if worker_flag.startswith("--")
         ]
         self.inputs = TrainingSpec.from_flags(worker_flags)
-        self.memory = shared_memory(folder, self.name)
+        self.memory = shared_memory_path(folder, self.name)
 
         self.members: tuple[str, ...] = ()  # names of the workers in the newest group
         self.group_count = 0  # number of groups that the coordinator has published so far
@@ -86,7 +86,7 @@ class Training:
 
         self._snapshot_steps: dict[Path, int] = {}  # newest step in each snapshot file
         self._answering_pid = 0  # pid of the coordinator that last accepted a connection
-        self._logs = [Tail(folder / "logs" / f"{self._pod(name)}.log") for name in self.names]
+        self._logs = [LogTail(folder / "logs" / f"{self._pod(name)}.log") for name in self.names]
 
     @property
     def names(self) -> list[str]:
@@ -108,7 +108,7 @@ class Training:
 
         # wait until the workers, which die with their launchers, have ended
         deadline_time = time.monotonic() + CHILDREN_GRACE_S
-        while time.monotonic() < deadline_time and any(start_time(pid) for pid in pids):
+        while time.monotonic() < deadline_time and any(read_start_ticks(pid) for pid in pids):
             time.sleep(OBSERVE_INTERVAL_S)
 
     def poll_until_done(self, step_timeout_s: float = 120) -> Iterator[None]:
@@ -127,7 +127,7 @@ class Training:
 
                 job_status = (self.controller.read(self.name) or {}).get("status") or {}
                 if is_finished(job_status):
-                    failed_condition = condition(job_status, "Failed")
+                    failed_condition = find_condition(job_status, "Failed")
                     if failed_condition:
                         raise RekindleError(failed_condition["message"])
                     return
@@ -169,13 +169,13 @@ class Training:
         launcher's first child, which only loads torch."""
         launcher_pid = self.launcher(name)
         if launcher_pid:
-            return next(iter(children_of(launcher_pid)[1:]), None)
+            return next(iter(list_child_pids(launcher_pid)[1:]), None)
         return None
 
     def processes(self, name: str) -> list[int]:
         launcher_pid = self.launcher(name)
         if launcher_pid:
-            return [launcher_pid, *children_of(launcher_pid)]
+            return [launcher_pid, *list_child_pids(launcher_pid)]
         return []
 
     def state(self, name: str) -> str:
@@ -206,7 +206,7 @@ class Training:
         if coordinator_pid and coordinator_pid != self._answering_pid:
             job_object = self.cluster.find("PyTorchJob", self.name)
             with suppress(OSError):
-                coordinator_port = port_of(job_object, "Master") if job_object else PORT
+                coordinator_port = get_port(job_object, "Master") if job_object else DEFAULT_PORT
                 coordinator_address = (
                     self.cluster.address(self._pod(COORDINATOR)),
                     coordinator_port,
@@ -223,9 +223,9 @@ class Training:
         snapshot_steps: list[int] = []
         for log_tail in self._logs:
             for line in log_tail.read_lines():
-                generation_match = GENERATION.search(line)
-                resumed_match = RESUMED.search(line)
-                progress_match = PROGRESS_LINE.search(line)
+                generation_match = GENERATION_LINE.search(line)
+                resumed_match = RESUMED_LINE.search(line)
+                progress_match = PROGRESS_LINE_PATTERN.search(line)
 
                 if generation_match:
                     self.group_count += 1
@@ -239,7 +239,7 @@ class Training:
                     snapshot_steps.append(int(progress_match[1]))
 
         for path in self.memory.glob("rekindle-*"):
-            snapshot_step = snapshot_file.newest_step(path)
+            snapshot_step = snapshot_file.read_newest_step(path)
             if snapshot_step >= 0 and snapshot_step != self._snapshot_steps.get(path):
                 self._snapshot_steps[path] = snapshot_step
                 snapshot_steps.append(snapshot_step)
@@ -247,12 +247,12 @@ class Training:
         self.repeated_steps += [
             snapshot_step
             for snapshot_step in snapshot_steps
-            if snapshot_step < self.step - TOLERATED_LAG
+            if snapshot_step < self.step - TOLERATED_LAG_STEPS
         ]
         self.step = max([self.step, *snapshot_steps])
 
 
-class Tail:
+class LogTail:
     """Reads the complete new lines of a file that other processes append to."""
 
     def __init__(self, path: Path) -> None:
@@ -271,7 +271,7 @@ class Tail:
         return complete_lines.decode(errors="replace").splitlines()
 
 
-def children_of(pid: int) -> list[int]:
+def list_child_pids(pid: int) -> list[int]:
     """Return the pids of the living children of all threads of a process."""
     try:
         thread_folders = list(Path(f"/proc/{pid}/task").iterdir())

@@ -7,7 +7,7 @@ from rekindle.blocks.settings import POD_DEFAULTS, ClusterConfig
 from rekindle.cluster.cluster_nodes import Node, find_obstacle, read_nodes
 from rekindle.cluster.errors import ApiError
 from rekindle.cluster.kubernetes_api import PODS, Cluster
-from rekindle.cluster.pod_runner import pod_manifest
+from rekindle.cluster.pod_runner import build_pod_manifest
 from rekindle.errors import Check
 from rekindle.training.cost.pod_requests import read_pod
 
@@ -26,7 +26,7 @@ def check_admission(cluster: Cluster, cluster_config: ClusterConfig) -> Iterator
         pod_settings = cluster_config.pod(name)
         pod_settings = pod_settings.model_copy(update={"cpu": pod_settings.cpu or "1"})
         try:
-            pod_object = pod_manifest(
+            pod_object = build_pod_manifest(
                 f"rekindle-{name}", cluster_config, pod_settings, {"main": pod_settings.image}, []
             )
             cluster.create(PODS, pod_object, dry_run=True)

@@ -17,7 +17,7 @@ from argolocal.common.json_text import to_json
 from argolocal.language.yaml_text import parse_one
 from argolocal.manifest.allowed_values import API_VERSION
 from argolocal.manifest.object_labels import DEFAULT_ARTIFACT_REPOSITORY
-from argolocal.manifest.training_jobs import JOB_VERSION
+from argolocal.manifest.training_jobs import JOB_API_VERSION
 from argolocal.manifest.types import Object
 from rekindle.blocks import pod_settings as pods
 from rekindle.blocks.jobs.backends import BACKENDS
@@ -31,11 +31,11 @@ from rekindle.cluster.errors import ApiError
 from rekindle.cluster.kubernetes_api import Cluster, Resource
 from rekindle.cluster.platform import KEY_NAMES
 from rekindle.doctor.admission_checks import check_admission
-from rekindle.doctor.pod_checks import PROBE_TIMEOUT_S, checks_from_pod
+from rekindle.doctor.pod_checks import PROBE_TIMEOUT_S, run_pod_checks
 from rekindle.errors import Check, ConfigError, RekindleError, format_address
 from rekindle.kubernetes_names import (
     CONFIG_MAP,
-    DOCTOR,
+    DOCTOR_NAME,
     MLFLOW_TRACKING_URI,
     NAME_LABEL,
     PROGRAM_SECRET,
@@ -45,11 +45,11 @@ from rekindle.kubernetes_names import (
     SERVING_SECRET,
     STORE_SECRET,
     TOKEN_SECRET,
-    WORKLOAD,
+    WORKLOAD_MODULES,
 )
 from rekindle.training.spec import TrainConfig
 
-JOBS = Resource(JOB_VERSION, "pytorchjobs")
+PYTORCH_JOBS = Resource(JOB_API_VERSION, "pytorchjobs")
 NAMESPACES = Resource("v1", "namespaces", namespaced=False)
 SECRETS = Resource("v1", "secrets")
 CONFIG_MAPS = Resource("v1", "configmaps")
@@ -66,7 +66,7 @@ ARGO_KINDS = {
 # kinds of objects that each `cluster.backend` needs, by API version
 JOB_SETS = {"jobset.x-k8s.io/v1alpha2": ("jobsets",)}
 BACKEND_KINDS: dict[str, dict[str, tuple[str, ...]]] = {
-    "pytorchjob": {JOB_VERSION: ("pytorchjobs",)},
+    "pytorchjob": {JOB_API_VERSION: ("pytorchjobs",)},
     "jobset": JOB_SETS,
     "trainjob": {**JOB_SETS, TRAINER_VERSION: ("trainjobs", "trainingruntimes")},
 }
@@ -76,7 +76,9 @@ MIN_ARGO = (3, 7)
 MIN_OPERATOR = (1, 9)
 INSTALL_REMEDIES = {
     API_VERSION: f"install Argo Workflows {MIN_ARGO[0]}.{MIN_ARGO[1]} or newer",
-    JOB_VERSION: (f"install the Kubeflow training operator {MIN_OPERATOR[0]}.{MIN_OPERATOR[1]}"),
+    JOB_API_VERSION: (
+        f"install the Kubeflow training operator {MIN_OPERATOR[0]}.{MIN_OPERATOR[1]}"
+    ),
     "jobset.x-k8s.io/v1alpha2": "install JobSet 0.12",
     TRAINER_VERSION: "install Kubeflow Trainer 2.3",
 }
@@ -89,11 +91,11 @@ CONTROLLERS = {
     "training operator": (
         "control-plane=kubeflow-training-operator",
         MIN_OPERATOR,
-        INSTALL_REMEDIES[JOB_VERSION],
+        INSTALL_REMEDIES[JOB_API_VERSION],
     ),
 }
 # permissions that the commands of `rekindle` need: (group, resource, verbs)
-USER_RULES = (
+USER_PERMISSIONS = (
     ("argoproj.io", "workflows", "get list watch create update patch delete"),
     ("argoproj.io", "workflowtemplates", "get create update delete"),
     ("argoproj.io", "cronworkflows", "get list create update delete"),
@@ -102,10 +104,10 @@ USER_RULES = (
 )
 CLOUD_ROLE_NOTE = " The Secret is not needed if pods have a cloud role."
 RENDER_COMMAND = "rekindle platform render -n {0} ... | kubectl apply -f -"
-POD_SECURITY = "pod-security.kubernetes.io/enforce"
+POD_SECURITY_LABEL = "pod-security.kubernetes.io/enforce"
 
 
-def check(
+def check_cluster(
     cluster: Cluster,
     cluster_config: ClusterConfig,
     train_config: TrainConfig,
@@ -124,7 +126,7 @@ def check(
         return check_list
 
     render_command = RENDER_COMMAND.format(cluster.namespace)
-    create_secret = platform.secret_command(cluster.namespace) + CLOUD_ROLE_NOTE
+    create_secret = platform.format_secret_command(cluster.namespace) + CLOUD_ROLE_NOTE
 
     checks_by_name: dict[str, Iterator[Check]] = {
         "kinds": check_kinds(cluster, cluster_config.backend),
@@ -154,13 +156,17 @@ def check(
     }
 
     if needs_token:
-        token_command = platform.secret_command(cluster.namespace, TOKEN_SECRET, [REKINDLE_TOKEN])
+        token_command = platform.format_secret_command(
+            cluster.namespace, TOKEN_SECRET, [REKINDLE_TOKEN]
+        )
         checks_by_name["tokens"] = _check_keys(
             cluster, "tokens", SECRETS, TOKEN_SECRET, [REKINDLE_TOKEN], token_command
         )
 
     if secret_names:
-        token_command = platform.secret_command(cluster.namespace, PROGRAM_SECRET, secret_names)
+        token_command = platform.format_secret_command(
+            cluster.namespace, PROGRAM_SECRET, secret_names
+        )
         checks_by_name["program secrets"] = _check_keys(
             cluster, "program secrets", SECRETS, PROGRAM_SECRET, secret_names, token_command
         )
@@ -171,7 +177,7 @@ def check(
     else:
         checks_by_name["job"] = check_job(cluster, cluster_config, train_config)
 
-    checks_by_name["probe"] = checks_from_pod(cluster, cluster_config, probe_timeout_seconds)
+    checks_by_name["probe"] = run_pod_checks(cluster, cluster_config, probe_timeout_seconds)
     for name, check_results in checks_by_name.items():
         try:
             for check_result in check_results:
@@ -266,7 +272,7 @@ def check_controllers(cluster: Cluster, backend_name: str) -> Iterator[Check]:
             *(controller_container.get("command") or []),
             *(controller_container.get("args") or []),
         ]
-        watched_namespace = _flag(container_arguments, "--managed-namespace") or _flag(
+        watched_namespace = _read_flag(container_arguments, "--managed-namespace") or _read_flag(
             container_arguments, "--namespace"
         )
         watched_namespace = watched_namespace or (
@@ -292,7 +298,9 @@ def check_gang(cluster: Cluster, scheduler_name: str, queue_name: str) -> Iterat
     """If `cluster.gang` is set, check that the operator or Kueue starts all pods of a job
     together."""
     if scheduler_name == "kueue":
-        kueue_versions = (f"kueue.x-k8s.io/{kueue_version}" for kueue_version in queue.VERSIONS)
+        kueue_versions = (
+            f"kueue.x-k8s.io/{kueue_version}" for kueue_version in queue.KUEUE_VERSIONS
+        )
         kueue_api = next(
             (
                 kueue_api
@@ -327,7 +335,7 @@ def check_gang(cluster: Cluster, scheduler_name: str, queue_name: str) -> Iterat
         for operator_pod in cluster.list_objects(ALL_PODS, CONTROLLERS["training operator"][0]):
             operator_container = _first_container(operator_pod)
             scheduler_flag = "--gang-scheduler-name"
-            actual_name = _flag(
+            actual_name = _read_flag(
                 [
                     *(operator_container.get("command") or []),
                     *(operator_container.get("args") or []),
@@ -345,7 +353,7 @@ def check_gang(cluster: Cluster, scheduler_name: str, queue_name: str) -> Iterat
 
 def check_namespace(cluster: Cluster) -> Iterator[Check]:
     security_level = _enforced_level(cluster)
-    remedy = f"kubectl label namespace {cluster.namespace} {POD_SECURITY}=restricted"
+    remedy = f"kubectl label namespace {cluster.namespace} {POD_SECURITY_LABEL}=restricted"
     yield Check(
         "PodSecurity",
         security_level == "restricted",
@@ -359,7 +367,7 @@ def check_user_rights(cluster: Cluster) -> Iterator[Check]:
     """Check that the user has all permissions that the commands of `rekindle` need."""
     permissions = [
         (api_group, resource_name, verb)
-        for api_group, resource_name, verb_list in USER_RULES
+        for api_group, resource_name, verb_list in USER_PERMISSIONS
         for verb in verb_list.split()
     ]
     denied_permissions = _describe_denied(cluster, permissions, "selfsubjectaccessreviews")
@@ -435,7 +443,7 @@ def check_serving_account(cluster: Cluster, name: str) -> Iterator[Check]:
 def check_serving_credentials(cluster: Cluster) -> Iterator[Check]:
     """Check that the model server has keys for the object store that differ from the keys of the
     pipelines."""
-    secret_command = platform.secret_command(cluster.namespace, SERVING_SECRET)
+    secret_command = platform.format_secret_command(cluster.namespace, SERVING_SECRET)
     remedy = f"{secret_command}, of a user who can only read releases/.{CLOUD_ROLE_NOTE}"
     (keys_check,) = _check_keys(
         cluster, "serving credentials", SECRETS, SERVING_SECRET, KEY_NAMES, remedy, False
@@ -508,15 +516,15 @@ def check_webhook(
 ) -> Iterator[Check]:
     """Check that the operator's webhook admits the job of the config, and refuses a job without the
     main container. (Without the webhook, the API server accepts such a job.)"""
-    valid_job = _job(cluster_config, train_config)
+    valid_job = _build_job(cluster_config, train_config)
     invalid_job = json.loads(to_json(valid_job).replace('"name": "pytorch"', '"name": "another"'))
     is_refused = False
     detail = "a job without its main container was admitted: the webhook does not validate jobs"
 
     try:
-        cluster.create(JOBS, valid_job, dry_run=True)
+        cluster.create(PYTORCH_JOBS, valid_job, dry_run=True)
         try:
-            cluster.create(JOBS, invalid_job, dry_run=True)
+            cluster.create(PYTORCH_JOBS, invalid_job, dry_run=True)
         except ApiError as error:
             is_refused = "webhook" in str(error)
             if is_refused:
@@ -538,7 +546,7 @@ def check_job(
 ) -> Iterator[Check]:
     """Check that the job of the config would be created. JobSet may refuse the job if one of its
     feature gates is off."""
-    job_object = _job(cluster_config, train_config)
+    job_object = _build_job(cluster_config, train_config)
     job_kind = BACKENDS[cluster_config.backend].kind
 
     try:
@@ -557,14 +565,16 @@ def check_job(
         yield Check("job", True, f"{job_object['kind']} would be created")
 
 
-def _job(cluster_config: ClusterConfig, train_config: TrainConfig) -> Object:
+def _build_job(cluster_config: ClusterConfig, train_config: TrainConfig) -> Object:
     """Return the job of the config or, for a TrainJob, its TrainingRuntime. Its workflow label gets
     another value, because no workflow creates this object."""
     backend = BACKENDS[cluster_config.backend]
-    commands = member_commands(WORKLOAD, [])
-    job_object = (backend.runtime or backend.job)(DOCTOR, train_config, cluster_config, commands)
+    commands = member_commands(WORKLOAD_MODULES, [])
+    job_object = (backend.runtime or backend.job)(
+        DOCTOR_NAME, train_config, cluster_config, commands
+    )
     workflow_label_json = to_json(pods.WORKFLOW_LABEL)[1:-1]
-    name = f'"{NAME_LABEL}": "{DOCTOR}"'
+    name = f'"{NAME_LABEL}": "{DOCTOR_NAME}"'
     return json.loads(to_json(job_object).replace(workflow_label_json, name))
 
 
@@ -660,7 +670,7 @@ def _read_data(cluster: Cluster, resource: Resource, name: str) -> dict[str, Any
 
 def _enforced_level(cluster: Cluster) -> str:
     return (cluster.get(NAMESPACES, cluster.namespace)["metadata"].get("labels") or {}).get(
-        POD_SECURITY, ""
+        POD_SECURITY_LABEL, ""
     )
 
 
@@ -678,7 +688,7 @@ def _is_ready(pod_object: Object) -> bool:
     )
 
 
-def _flag(container_arguments: list[str], flag_name: str) -> str:
+def _read_flag(container_arguments: list[str], flag_name: str) -> str:
     """Return the value of `--flag VALUE` or `--flag=VALUE`, or ""."""
     flag_match = re.search(rf"(?:^|\n){flag_name}[=\n](.*)", "\n".join(container_arguments))
     if flag_match:

@@ -26,7 +26,7 @@ from argolocal.pods import filesystem
 from rekindle.errors import Check, ConfigError, RekindleError, format_address
 from rekindle.kubernetes_names import CONFIG_MAP, MLFLOW_TRACKING_URI
 from rekindle.local.cluster import LocalCluster
-from rekindle.local.services.services import ADDRESS_VARIABLES, SERVICES, answers
+from rekindle.local.services.services import ADDRESS_VARIABLES, SERVICE_NAMES, is_answering
 
 if TYPE_CHECKING:
     from packaging.requirements import Requirement
@@ -34,13 +34,13 @@ if TYPE_CHECKING:
 MIN_PYTHON = (3, 11)
 GIB = 1 << 30
 # minimum free bytes: disk, memory, shared memory
-MIN_DISK = 5 * GIB
-MIN_MEMORY = 3 * GIB
-MIN_SHARED_MEMORY = 1 * GIB  # this is enough for the snapshots of a small model
+MIN_DISK_BYTES = 5 * GIB
+MIN_MEMORY_BYTES = 3 * GIB
+MIN_SHARED_MEMORY_BYTES = 1 * GIB  # this is enough for the snapshots of a small model
 MIN_OPEN_FILES = 1024  # minimum value of the limit on the open files of a process
 
 
-def check(home: Path) -> list[Check]:
+def check_machine(home: Path) -> list[Check]:
     """Run all checks in order. The checks of the services take several seconds."""
     machine_checks: list[Callable[[Path], Check]] = [
         check_python,
@@ -57,9 +57,9 @@ def check(home: Path) -> list[Check]:
     check_results = [run_check(home) for run_check in machine_checks]
 
     check_results += [
-        check_bind("ports", "127.0.0.1", "Is the loopback interface up?"),
+        check_can_bind("ports", "127.0.0.1", "Is the loopback interface up?"),
         # check this, because each pod on this machine gets its own address in 127.0.0.0/8
-        check_bind("pod addresses", "127.77.77.77", "All of 127.0.0.0/8 must be on lo: ip a"),
+        check_can_bind("pod addresses", "127.77.77.77", "All of 127.0.0.0/8 must be on lo: ip a"),
         check_namespaces(),
     ]
 
@@ -74,7 +74,7 @@ def check(home: Path) -> list[Check]:
     cluster = LocalCluster(home)
     running_services = [
         name
-        for name in SERVICES
+        for name in SERVICE_NAMES
         if (service_record := cluster.services.find(name)) and service_record.alive
     ]
     try:
@@ -107,7 +107,7 @@ def check_packages(_: Path) -> Check:
     extra_groups = [
         requirement.extras
         for requirement in requirements
-        if requirement.name == "rekindle" and _applies(requirement, "all")
+        if requirement.name == "rekindle" and _is_required_by_extra(requirement, "all")
     ]
 
     extra_names = {""}.union(*extra_groups)
@@ -115,7 +115,7 @@ def check_packages(_: Path) -> Check:
     expected_packages = [
         requirement
         for requirement in third_party
-        if any(_applies(requirement, extra_name) for extra_name in extra_names)
+        if any(_is_required_by_extra(requirement, extra_name) for extra_name in extra_names)
     ]
     package_problems = []
 
@@ -142,7 +142,7 @@ def check_packages(_: Path) -> Check:
     )
 
 
-def _applies(requirement: "Requirement", extra_name: str) -> bool:
+def _is_required_by_extra(requirement: "Requirement", extra_name: str) -> bool:
     return requirement.marker is None or requirement.marker.evaluate({"extra": extra_name})
 
 
@@ -158,8 +158,8 @@ def check_system(_: Path) -> Check:
 def check_home(home: Path) -> Check:
     remedy = f"Make {home} writable, or run rekindle in another directory."
     try:
-        homes.check(home)
-        homes.make(home)
+        homes.require_owned_home(home)
+        homes.create_home(home)
         with tempfile.TemporaryFile(dir=home) as file:
             file.write(b"x")
     except OSError as error:
@@ -175,23 +175,23 @@ def check_disk(home: Path) -> Check:
     )
     free_bytes = shutil.disk_usage(existing_folder).free
     remedy = (
-        f"Free {MIN_DISK // GIB} GiB on the disk (`rekindle down`, then remove old runs from"
+        f"Free {MIN_DISK_BYTES // GIB} GiB on the disk (`rekindle down`, then remove old runs from"
         f" {home}/runs)."
     )
-    return Check("disk", free_bytes >= MIN_DISK, f"{free_bytes / GIB:.1f} GiB free", remedy)
+    return Check("disk", free_bytes >= MIN_DISK_BYTES, f"{free_bytes / GIB:.1f} GiB free", remedy)
 
 
 def check_memory(_: Path) -> Check:
     memory_fields = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
     free_bytes = int(memory_fields["MemAvailable"].split()[0]) * 1024
     remedy = (
-        f"Close programs until {MIN_MEMORY // GIB} GiB are free, or lower train.workers (--set"
-        " train.workers=1)."
+        f"Close programs until {MIN_MEMORY_BYTES // GIB} GiB are free, or lower train.workers"
+        " (--set train.workers=1)."
     )
 
     return Check(
         "memory",
-        free_bytes >= MIN_MEMORY,
+        free_bytes >= MIN_MEMORY_BYTES,
         f"{free_bytes / GIB:.1f} GiB available",
         remedy,
         required=False,
@@ -202,16 +202,18 @@ def check_shared_memory(_: Path) -> Check:
     """Check the free shared memory, where each worker stores its three newest snapshots."""
     from rekindle.training.checkpoint import snapshot_file
 
-    snapshot_directory = snapshot_file.snapshot_directory()
+    snapshot_directory = snapshot_file.find_snapshot_directory()
     free_bytes = shutil.disk_usage(snapshot_directory).free if snapshot_directory.exists() else 0
     detail = f"{free_bytes / GIB:.1f} GiB free in {snapshot_directory}"
     remedy = (
         "Without this memory, a run that loses all its processes resumes from an older step in the"
         f" object store. Enlarge {snapshot_directory}: mount -o"
-        f" remount,size={2 * MIN_SHARED_MEMORY // GIB}G"
-        f" {snapshot_directory}; in Docker: docker run --shm-size={2 * MIN_SHARED_MEMORY // GIB}g"
+        f" remount,size={2 * MIN_SHARED_MEMORY_BYTES // GIB}G {snapshot_directory}; in Docker:"
+        f" docker run --shm-size={2 * MIN_SHARED_MEMORY_BYTES // GIB}g"
     )
-    return Check("shared memory", free_bytes >= MIN_SHARED_MEMORY, detail, remedy, required=False)
+    return Check(
+        "shared memory", free_bytes >= MIN_SHARED_MEMORY_BYTES, detail, remedy, required=False
+    )
 
 
 def check_open_files(_: Path) -> Check:
@@ -237,7 +239,7 @@ def check_clock(_: Path) -> Check:
     )
 
 
-def check_bind(name: str, address: str, remedy: str) -> Check:
+def check_can_bind(name: str, address: str, remedy: str) -> Check:
     try:
         socket.create_server((address, 0)).close()
     except OSError as error:
@@ -250,11 +252,13 @@ def check_namespaces() -> Check:
         "Without mount namespaces, pods share this machine's files, and manifests with literal"
         " paths are refused. See sysctl user.max_user_namespaces"
     )
-    if filesystem.available():
+    if filesystem.supports_namespaces():
         detail = "each pod has its own file system view"
     else:
         detail = "unshare is not permitted"
-    return Check("mount namespaces", filesystem.available(), detail, remedy, required=False)
+    return Check(
+        "mount namespaces", filesystem.supports_namespaces(), detail, remedy, required=False
+    )
 
 
 def check_store(cluster: LocalCluster) -> Check:
@@ -282,7 +286,7 @@ def check_mlflow(cluster: LocalCluster) -> Check:
     except RekindleError as error:
         return Check("MLflow", False, str(error), remedy)
 
-    is_reachable = not url.startswith("http") or answers(f"{url}/version", 10)
+    is_reachable = not url.startswith("http") or is_answering(f"{url}/version", 10)
     return Check(
         "MLflow",
         is_reachable,

@@ -11,10 +11,15 @@ from pydantic import ConfigDict, RootModel
 from argolocal.manifest.types import Object
 from rekindle.blocks.settings import POD_DEFAULTS, ClusterConfig
 from rekindle.cluster.kubernetes_api import Cluster
-from rekindle.cluster.pod_runner import PULL_FAILURE_REASONS, container_states, read_log, run_pod
-from rekindle.documents import validate
+from rekindle.cluster.pod_runner import (
+    PULL_FAILURE_REASONS,
+    get_container_states,
+    read_log,
+    run_pod,
+)
+from rekindle.documents import parse_and_validate
 from rekindle.errors import Check
-from rekindle.kubernetes_names import DOCTOR
+from rekindle.kubernetes_names import DOCTOR_NAME
 
 PROBE = ("-m", "rekindle.doctor.probe")
 # default time limit in seconds for the pod to start and finish, which is too short to pull an image
@@ -40,7 +45,7 @@ class Findings(RootModel[dict[str, tuple[bool, str]]]):
     model_config = ConfigDict(strict=True)
 
 
-def checks_from_pod(
+def run_pod_checks(
     cluster: Cluster, cluster_config: ClusterConfig, timeout_seconds: float = PROBE_TIMEOUT_S
 ) -> Iterator[Check]:
     """Check the images, the object store and MLflow. Raises ApiError."""
@@ -56,12 +61,12 @@ def checks_from_pod(
         for image_number, image_name in enumerate(unique_images)
     }
     with run_pod(
-        cluster, DOCTOR, cluster_config, images_by_container, PROBE, timeout_seconds
+        cluster, DOCTOR_NAME, cluster_config, images_by_container, PROBE, timeout_seconds
     ) as probe_pod:
-        image_checks = list(_image_checks(cluster, probe_pod, images_by_container, timeout_seconds))
+        image_checks = list(_check_images(cluster, probe_pod, images_by_container, timeout_seconds))
         yield from image_checks
 
-        if "terminated" in container_states(probe_pod).get("main", {}):
+        if "terminated" in get_container_states(probe_pod).get("main", {}):
             yield from _parse_results(cluster, probe_pod, images_by_container["main"])
         else:
             skip_cause = next(
@@ -105,16 +110,16 @@ def _parse_results(cluster: Cluster, probe_pod: Object, image_name: str) -> Iter
 def _parse_findings(line: str) -> Findings | None:
     """Return the results in a line of the probe's output; None for another line."""
     try:
-        return validate(Findings, line)
+        return parse_and_validate(Findings, line)
     except ValueError:
         return None
 
 
-def _image_checks(
+def _check_images(
     cluster: Cluster, probe_pod: Object, images_by_container: dict[str, str], timeout_seconds: float
 ) -> Iterator[Check]:
     """Report for each image whether it is available, is still being pulled or cannot be pulled."""
-    container_states_by_name = container_states(probe_pod)
+    container_states_by_name = get_container_states(probe_pod)
     if not container_states_by_name:
         pod_conditions = (probe_pod.get("status") or {}).get("conditions") or []
         pending_cause = next(

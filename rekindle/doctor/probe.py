@@ -14,8 +14,8 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 from argolocal.common.json_text import to_json
-from rekindle.errors import ConfigError, Conflict, RekindleError, say
-from rekindle.kubernetes_names import DOCTOR
+from rekindle.errors import ConfigError, Conflict, RekindleError, write_stderr
+from rekindle.kubernetes_names import DOCTOR_NAME
 from rekindle.storage import Store
 
 WRITER_COUNT = 8
@@ -60,7 +60,7 @@ def check_mlflow() -> Finding:
     """Test MLflow: search for a run, with the credentials of a step."""
     from rekindle import tracking
 
-    tracking.find_run(DOCTOR, "none")
+    tracking.find_run(DOCTOR_NAME, "none")
     return True, "MLflow answers"
 
 
@@ -77,7 +77,7 @@ def main() -> int:
         try:
             make_bucket(Store.from_env().short_retries())
         except RekindleError as error:
-            say(f"error: {error}")
+            write_stderr(f"error: {error}")
             return error.exit_code
 
         return 0

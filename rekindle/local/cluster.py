@@ -29,7 +29,7 @@ from rekindle.kubernetes_names import (
     STORE_SECRET,
     TOKEN_SECRET,
 )
-from rekindle.local.services.services import BUCKET, SERVICES, Services
+from rekindle.local.services.services import DEFAULT_BUCKET, SERVICE_NAMES, Services
 
 if TYPE_CHECKING:
     from argolocal.controllers.controller_kinds import Kinds
@@ -40,7 +40,7 @@ class LocalCluster(cluster.LocalCluster):
     """The cluster with its state in `home` (default: the home of commands); `images` maps image
     names to local equivalents (default: images.yaml)."""
 
-    bucket = BUCKET
+    bucket = DEFAULT_BUCKET
     modules = ("rekindle",)
 
     def __init__(
@@ -52,13 +52,13 @@ class LocalCluster(cluster.LocalCluster):
 
     @property
     def path(self) -> str:
-        return os.environ.get(project.PATH, str(project.REFERENCE))
+        return os.environ.get(project.PATH_VARIABLE, str(project.REFERENCE))
 
     @cached_property
     def kinds(self) -> "Kinds":
-        from rekindle.local.jobs.job_kinds import kinds
+        from rekindle.local.jobs.job_kinds import create_kinds
 
-        return kinds()
+        return create_kinds()
 
     def prefetch(self) -> None:
         """Start the services and restart dead deployments in the background. Returns
@@ -84,12 +84,12 @@ class LocalCluster(cluster.LocalCluster):
             ("ConfigMap", CONFIG_MAP): services.environment,
             ("Secret", STORE_SECRET): lambda: services.credentials() | services.login(),
             ("Secret", SERVING_SECRET): services.credentials,
-            ("Secret", NOTIFY_SECRET): lambda: self._webhook() | services.login(),
+            ("Secret", NOTIFY_SECRET): lambda: self._read_webhook_secret() | services.login(),
             ("Secret", PROGRAM_SECRET): lambda: services.environ,
             ("Secret", TOKEN_SECRET): services.serving_token,
         }
 
-    def _webhook(self) -> dict[str, str]:
+    def _read_webhook_secret(self) -> dict[str, str]:
         """Return the content of the Secret with the notification URL: $NOTIFY_URL or, if it is not
         set, the content of `notify-url` in the home directory; {} without a URL."""
         url_file = self.home / "notify-url"
@@ -125,7 +125,7 @@ class LocalCluster(cluster.LocalCluster):
             )
 
             return Store(
-                s3_location.get("bucket") or BUCKET,
+                s3_location.get("bucket") or DEFAULT_BUCKET,
                 endpoint_url or self.services.url("s3"),
                 access_key,
                 secret_key,
@@ -135,7 +135,7 @@ class LocalCluster(cluster.LocalCluster):
             access_key = store_credentials.get(AWS_ACCESS_KEY_ID)
             secret_key = store_credentials.get(AWS_SECRET_ACCESS_KEY)
             self._store = Store(
-                self.services.environ.get(S3_BUCKET, BUCKET),
+                self.services.environ.get(S3_BUCKET, DEFAULT_BUCKET),
                 self.services.url("s3"),
                 access_key,
                 secret_key,
@@ -163,7 +163,7 @@ class LocalCluster(cluster.LocalCluster):
         deployments."""
         service_records = [
             service_record
-            for service_name in SERVICES
+            for service_name in SERVICE_NAMES
             if (service_record := self.services.find(service_name))
         ]
         service_rows = [

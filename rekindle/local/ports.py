@@ -10,14 +10,14 @@ import errno
 import socket
 
 from argolocal.interfaces import Cluster
-from argolocal.manifest.training_jobs import JOBS
+from argolocal.manifest.training_jobs import JOB_KINDS
 from argolocal.manifest.types import Object
-from rekindle.local.jobs.frameworks import find_port, replicas_of
+from rekindle.local.jobs.frameworks import find_port, get_replica_specs
 
 PORTS_TO_TRY = 100
 
 
-def usable_port(cluster: Cluster, default_port: int) -> int:
+def find_usable_port(cluster: Cluster, default_port: int) -> int:
     """Return the first port at or above `default_port` that is free for all pods; `default_port`
     if the first PORTS_TO_TRY ports are taken."""
     # no pod has this name, so only a program that listens on all addresses can occupy a port of
@@ -27,13 +27,13 @@ def usable_port(cluster: Cluster, default_port: int) -> int:
         (
             port
             for port in range(default_port, default_port + PORTS_TO_TRY)
-            if _is_free(address, port)
+            if _is_free_port(address, port)
         ),
         default_port,
     )
 
 
-def _is_free(address: str, port: int) -> bool:
+def _is_free_port(address: str, port: int) -> bool:
     try:
         socket.create_server((address, port)).close()
     except OverflowError:
@@ -49,24 +49,26 @@ def move_job_port(cluster: Cluster, training_job: Object, current_job: Object | 
 
     `current_job`: the stored state of this job, whose pods already use a port.
     """
-    if training_job["kind"] not in JOBS:
+    if training_job["kind"] not in JOB_KINDS:
         return training_job
 
-    port_name, default_port = JOBS[training_job["kind"]].port
-    if not port_name or any(find_port(training_job, role) for role in replicas_of(training_job)):
+    port_name, default_port = JOB_KINDS[training_job["kind"]].port
+    if not port_name or any(
+        find_port(training_job, role) for role in get_replica_specs(training_job)
+    ):
         return training_job
 
     if current_job:
-        current_ports = [find_port(current_job, role) for role in replicas_of(current_job)]
+        current_ports = [find_port(current_job, role) for role in get_replica_specs(current_job)]
     else:
         current_ports = []
 
-    port = next(filter(None, current_ports), None) or usable_port(cluster, default_port)
+    port = next(filter(None, current_ports), None) or find_usable_port(cluster, default_port)
     if port == default_port:
         return training_job
 
     moved_job = copy.deepcopy(training_job)
-    for replica_spec in replicas_of(moved_job).values():
+    for replica_spec in get_replica_specs(moved_job).values():
         container = replica_spec["template"]["spec"]["containers"][0]
         container["ports"] = [
             *(container.get("ports") or []),
@@ -89,7 +91,7 @@ def move_server_port(cluster: Cluster, deployment: Object) -> Object:
         container_arguments = container.get("args") or []
         if (
             port_flag in container_arguments
-            and (port := usable_port(cluster, default_port)) != default_port
+            and (port := find_usable_port(cluster, default_port)) != default_port
         ):
             port_entry["containerPort"] = port
             container["args"] = [
@@ -104,7 +106,7 @@ def move_service_port(cluster: Cluster, service: Object) -> Object:
     """Return a headless Service with a free port, which clients read from the environment of their
     pod."""
     moved_ports = [
-        {**port_entry, "port": usable_port(cluster, port_entry["port"])}
+        {**port_entry, "port": find_usable_port(cluster, port_entry["port"])}
         for port_entry in service["spec"]["ports"]
     ]
     return {**service, "spec": {**service["spec"], "ports": moved_ports}}

@@ -4,10 +4,10 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from rekindle.errors import ConfigError, NotFound, did_you_mean
+from rekindle.errors import ConfigError, NotFound, suggest_similar
 from rekindle.local.cluster import LocalCluster
 from rekindle.names import RunName, parse_s3_address
-from rekindle.release.retention.ownership import mark_key
+from rekindle.release.retention.ownership import make_mark_key
 
 
 def list_artifacts(home_folder: Path, run_name: str) -> list[dict[str, Any]]:
@@ -18,7 +18,7 @@ def list_artifacts(home_folder: Path, run_name: str) -> list[dict[str, Any]]:
     byte_counts = Counter[str]()
 
     for object_entry in LocalCluster(home_folder).store().list(run_prefix):
-        if object_entry.key == mark_key(RunName(run_name)):
+        if object_entry.key == make_mark_key(RunName(run_name)):
             continue
 
         # TASK/ARTIFACT, see rekindle/keys.py
@@ -41,7 +41,7 @@ def list_artifacts(home_folder: Path, run_name: str) -> list[dict[str, Any]]:
     ]
 
 
-def fetch(home_folder: Path, run_name: str, artifact_path: str, target_path: Path) -> None:
+def fetch_artifact(home_folder: Path, run_name: str, artifact_path: str, target_path: Path) -> None:
     """Copy an artifact, or part of one (`prepare/dataset/rejects.parquet`), to `target_path`.
     Raises ConfigError."""
     if target_path.exists():
@@ -59,20 +59,20 @@ def fetch(home_folder: Path, run_name: str, artifact_path: str, target_path: Pat
         ]
         raise ConfigError(
             f'"{artifact_path}" is not an artifact of'
-            f" {run_name}.{did_you_mean(artifact_path, artifact_names)} The run has"
+            f" {run_name}.{suggest_similar(artifact_path, artifact_names)} The run has"
             f" {', '.join(artifact_names)}; give one of these artifacts, or a path inside an"
             " artifact."
         ) from error
 
 
-def put(home_folder: Path, source_path: Path, target_uri: str) -> str:
+def upload_path(home_folder: Path, source_path: Path, target_uri: str) -> str:
     """Copy a file or folder to an s3:// URI (default: data/NAME in the bucket of the runs), and
     return the URI. Raises ConfigError."""
     if not source_path.exists():
         sibling_paths = {str(sibling_path) for sibling_path in source_path.parent.glob("*")}
         raise ConfigError(
             f"{source_path} does not exist: give a file or a"
-            f" folder.{did_you_mean(str(source_path), sibling_paths)}"
+            f" folder.{suggest_similar(str(source_path), sibling_paths)}"
         )
 
     object_store = LocalCluster(home_folder).store()

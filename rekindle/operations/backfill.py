@@ -16,8 +16,8 @@ from typing import Any
 from argolocal.common import homes
 from argolocal.common.files import write_atomically
 from argolocal.common.json_text import to_json
-from argolocal.common.processes import python_command
-from argolocal.manifest.allowed_values import COMPLETED, FAILED
+from argolocal.common.processes import make_python_command
+from argolocal.manifest.allowed_values import COMPLETED_PHASES, FAILED_PHASES
 from argolocal.state.journal import MANIFEST_FILE, RunFiles
 from rekindle.blocks.manifest.render import manifest_sha256
 from rekindle.cluster import workflows
@@ -28,7 +28,7 @@ from rekindle.operations.missed_runs import MissedRun
 
 POLL_INTERVAL_S = 0.5
 CLUSTER_POLL_INTERVAL_S = 5.0
-FOLDER = "backfill"  # folder in the home with the manifests and the output of the runs
+BACKFILL_FOLDER = "backfill"  # folder in the home with the manifests and the output of the runs
 
 
 def backfill(
@@ -55,13 +55,15 @@ def backfill(
             raise
 
 
-def run_here(home_folder: Path, manifest: dict[str, Any], missed_run: MissedRun) -> dict[str, Any]:
+def run_on_this_machine(
+    home_folder: Path, manifest: dict[str, Any], missed_run: MissedRun
+) -> dict[str, Any]:
     """Start or resume a missed run on this machine, and return its final status. Raises ConfigError
     if the run cannot start."""
     run_files = RunFiles(home_folder, missed_run.name)
-    homes.make(home_folder)
-    (home_folder / FOLDER).mkdir(exist_ok=True)
-    log_path = home_folder / FOLDER / f"{missed_run.name}.log"
+    homes.create_home(home_folder)
+    (home_folder / BACKFILL_FOLDER).mkdir(exist_ok=True)
+    log_path = home_folder / BACKFILL_FOLDER / f"{missed_run.name}.log"
     was_tried = False
 
     while True:
@@ -73,7 +75,7 @@ def run_here(home_folder: Path, manifest: dict[str, Any], missed_run: MissedRun)
         is_created = (run_files.root / MANIFEST_FILE).exists()
         # the run's name contains only the first characters of the manifest hash, so compare the
         # whole hash
-        if is_created and _manifest_hash(run_files.workflow()) != _manifest_hash(manifest):
+        if is_created and _hash_manifest(run_files.workflow()) != _hash_manifest(manifest):
             raise ConfigError(
                 f"{missed_run.name} belongs to another config: remove the run (`rekindle prune`),"
                 " or change the name."
@@ -92,21 +94,21 @@ def run_here(home_folder: Path, manifest: dict[str, Any], missed_run: MissedRun)
         if is_created:
             command_arguments = ["resume", missed_run.name]
         else:
-            command_arguments = _first_run_arguments(home_folder, manifest, missed_run)
+            command_arguments = _make_first_run_arguments(home_folder, manifest, missed_run)
         _run_rekindle(log_path, *command_arguments)
 
         # if a runner exists, another backfill has started the run at the same time
         was_tried = not run_files.runner()
 
 
-def _first_run_arguments(
+def _make_first_run_arguments(
     home_folder: Path, manifest: dict[str, Any], missed_run: MissedRun
 ) -> list[str]:
     """Write the manifest of a missed run, and return the arguments of `rekindle` that run it."""
     workflow_metadata = {
         key: value for key, value in manifest["metadata"].items() if key != "generateName"
     }
-    manifest_file = home_folder / FOLDER / f"{missed_run.name}.json"
+    manifest_file = home_folder / BACKFILL_FOLDER / f"{missed_run.name}.json"
     write_atomically(
         manifest_file,
         to_json(manifest | {"metadata": workflow_metadata | {"name": missed_run.name}}),
@@ -125,7 +127,7 @@ def _first_run_arguments(
     ]
 
 
-def _manifest_hash(workflow: dict[str, Any]) -> str:
+def _hash_manifest(workflow: dict[str, Any]) -> str:
     workflow_parameters = workflow["spec"]["arguments"]["parameters"]
     return next(
         str(workflow_parameter.get("value"))
@@ -135,7 +137,7 @@ def _manifest_hash(workflow: dict[str, Any]) -> str:
 
 
 def _run_rekindle(log_path: Path, *arguments: str) -> None:
-    command = python_command("-m", "rekindle", *arguments, "--yes", "-o", "json")
+    command = make_python_command("-m", "rekindle", *arguments, "--yes", "-o", "json")
     with log_path.open("ab") as log_file:
         subprocess.run(
             command, stdin=subprocess.DEVNULL, stdout=log_file, stderr=log_file, check=False
@@ -148,20 +150,25 @@ def run_on_cluster(cluster: Cluster, schedule_name: str, missed_run: MissedRun) 
     try:
         existing_workflow = cluster.find(workflows.WORKFLOWS, missed_run.name)
         if not existing_workflow:
-            workflow = workflows.scheduled_workflow(cluster, schedule_name, missed_run.parameters)
+            workflow = workflows.build_scheduled_workflow(
+                cluster, schedule_name, missed_run.parameters
+            )
             workflow["metadata"]["name"] = missed_run.name
             workflows.submit(cluster, workflow)
-        elif (existing_workflow.get("status") or {}).get("phase") in FAILED:
+        elif (existing_workflow.get("status") or {}).get("phase") in FAILED_PHASES:
             workflows.resume_run(cluster, missed_run.name)
     except (ApiError, ConfigError):
         # another backfill may have submitted or resumed the run at the same time
         existing_workflow = cluster.find(workflows.WORKFLOWS, missed_run.name)
-        if not existing_workflow or (existing_workflow.get("status") or {}).get("phase") in FAILED:
+        if (
+            not existing_workflow
+            or (existing_workflow.get("status") or {}).get("phase") in FAILED_PHASES
+        ):
             raise
 
     while True:
         run_status = workflows.read_run(cluster, missed_run.name).get("status") or {}
-        if run_status.get("phase") in COMPLETED:
+        if run_status.get("phase") in COMPLETED_PHASES:
             return run_status
         time.sleep(CLUSTER_POLL_INTERVAL_S)
 
@@ -175,9 +182,9 @@ def select_executor(
     `manifest`.
     """
     if not cluster:
-        return partial(run_here, home_folder, manifest)
+        return partial(run_on_this_machine, home_folder, manifest)
 
-    workflow_annotations = workflows.scheduled_workflow(cluster, schedule_name)["metadata"][
+    workflow_annotations = workflows.build_scheduled_workflow(cluster, schedule_name)["metadata"][
         "annotations"
     ]
     if workflow_annotations.get(workflows.SHA256_ANNOTATION) != manifest_sha256(manifest):

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from datetime import date, datetime
 from typing import Any
 
-from argolocal.language.gofmt import timestamp
+from argolocal.language.gofmt import format_timestamp
 from argolocal.manifest import cron
 from argolocal.view.summary import Status
 from rekindle.blocks.manifest.config import Config
@@ -27,23 +27,23 @@ class MissedRun:
 
     @property
     def parameters(self) -> dict[str, str]:
-        return {SCHEDULED_TIME: timestamp(self.time.timestamp()), BACKFILL: "true"}
+        return {SCHEDULED_TIME: format_timestamp(self.time.timestamp()), BACKFILL: "true"}
 
     def row(self, workflow_status: Status) -> dict[str, Any]:
         """Return the result of the run as a row of the table of `rekindle backfill`."""
-        run_outputs = results.parameters(workflow_status)
+        run_outputs = results.read_parameters(workflow_status)
         return {
             "scheduled": self.parameters[SCHEDULED_TIME],
             "workflow": self.name,
             "phase": workflow_status.get("phase") or "Pending",
-            "gate": _gate_result(workflow_status),
+            "gate": _read_gate_result(workflow_status),
             "reason": run_outputs.get("reason"),
             "metrics": results.metrics(run_outputs),
             "model_sha256": run_outputs.get("model_sha256"),
         }
 
 
-def missed_runs(
+def list_missed_runs(
     pipeline_config: Config,
     manifest_hash: str,
     first_day: date,
@@ -59,7 +59,7 @@ def missed_runs(
         )
 
     schedule = pipeline_config.schedule
-    run_times = list(cron.run_times(schedule.cron, schedule.timezone, first_day, last_day))
+    run_times = list(cron.list_run_times(schedule.cron, schedule.timezone, first_day, last_day))
     if not run_times:
         raise ConfigError(
             f"schedule.cron ({schedule.cron}) does not start a run from {first_day} to {last_day}:"
@@ -73,13 +73,13 @@ def missed_runs(
         )
 
     def name_at(run_time: datetime) -> str:
-        base36_digits = _base36(int(run_time.timestamp()))
+        base36_digits = _encode_base36(int(run_time.timestamp()))
         return f"{pipeline_config.name}-{base36_digits}-{manifest_hash[:HASH_LENGTH]}"
 
     return [MissedRun(run_time, name_at(run_time)) for run_time in run_times]
 
 
-def _gate_result(workflow_status: Status) -> str | None:
+def _read_gate_result(workflow_status: Status) -> str | None:
     """Return the result of the gate; None if the run has no evaluation, or if its evaluations have
     different results."""
     workflow_nodes = (workflow_status.get("nodes") or {}).values()
@@ -98,7 +98,7 @@ def _gate_result(workflow_status: Status) -> str | None:
     return None
 
 
-def _base36(number: int) -> str:
+def _encode_base36(number: int) -> str:
     base36_text = ""
     while number:
         number, digit_index = divmod(number, 36)

@@ -8,14 +8,16 @@ from dataclasses import dataclass
 from typing import Any
 
 from argolocal.common.json_text import to_json
-from argolocal.view.summary import Status, outputs
+from argolocal.view.summary import Status, list_outputs
 from rekindle.errors import ConfigError
-from rekindle.keys import AGAIN, TASK
+from rekindle.keys import AGAIN_SUFFIX, TASK_PARAMETER
 from rekindle.kubernetes_names import REKINDLE_TOKEN
 
-NOT_RELEASED = 3
-ATTEMPT = re.compile(r"\(\d+\)$")  # end of the display name of an attempt, in a task with retries
-VERDICTS = {
+NOT_RELEASED_EXIT_CODE = 3
+ATTEMPT_SUFFIX = re.compile(
+    r"\(\d+\)$"
+)  # end of the display name of an attempt, in a task with retries
+VERDICT_TEXTS = {
     "release": "released",
     "keep": "not released",
     "same": "nothing to release: this model is already serving",
@@ -23,14 +25,14 @@ VERDICTS = {
 }
 
 
-def parameters(workflow_status: Status) -> dict[str, str]:
+def read_parameters(workflow_status: Status) -> dict[str, str]:
     """Return the global outputs of the workflow (globalName), by name; if the run has exactly one
     evaluation, include its results.
 
     If the canary was rolled back, or the source has no new data, this replaces the verdict.
     """
-    output_values = outputs(workflow_status)
-    evaluations = list(_evaluations(workflow_status).values())
+    output_values = list_outputs(workflow_status)
+    evaluations = list(_read_evaluations(workflow_status).values())
     output_values.update(evaluations[0] if len(evaluations) == 1 else {})
 
     for workflow_node in list((workflow_status.get("nodes") or {}).values()):
@@ -57,7 +59,7 @@ def needs_token(workflow: Mapping[str, Any]) -> bool:
     return f'"{REKINDLE_TOKEN}"' in to_json(workflow)
 
 
-def costs(workflow_status: Status, workflow: Mapping[str, Any]) -> dict[str, Any]:
+def compute_costs(workflow_status: Status, workflow: Mapping[str, Any]) -> dict[str, Any]:
     """Return the costs of a run, as a sentence and by task; {} if its manifest has no prices."""
     from rekindle.training.cost import tariff
     from rekindle.training.cost.run_cost import compute_run_costs
@@ -68,11 +70,11 @@ def costs(workflow_status: Status, workflow: Mapping[str, Any]) -> dict[str, Any
     )
 
 
-def verdicts(workflow_status: Status) -> list[dict[str, Any]]:
+def list_verdicts(workflow_status: Status) -> list[dict[str, Any]]:
     """Return a row for each evaluation: task, last verdict, reason, metrics, and the version of a
     released model."""
     versions_by_task = {
-        release.evaluation: release.version for release in releases(workflow_status)
+        release.evaluation: release.version for release in list_releases(workflow_status)
     }
     verdict_rows = [
         {
@@ -81,12 +83,12 @@ def verdicts(workflow_status: Status) -> list[dict[str, Any]]:
             "metrics": metrics(evaluation_row),
             "version": versions_by_task.get(task_name),
         }
-        for (task_name, _), evaluation_row in _evaluations(workflow_status).items()
+        for (task_name, _), evaluation_row in _read_evaluations(workflow_status).items()
     ]
     return sorted(verdict_rows, key=lambda verdict: verdict["task"])
 
 
-def _evaluations(workflow_status: Status) -> dict[tuple[str, str], dict[str, str]]:
+def _read_evaluations(workflow_status: Status) -> dict[tuple[str, str], dict[str, str]]:
     """Return the verdict, reason and metrics of each evaluation, by task and loop item; a repeated
     evaluation replaces the earlier one."""
     all_workflow_nodes = list((workflow_status.get("nodes") or {}).values())
@@ -103,23 +105,23 @@ def _evaluations(workflow_status: Status) -> dict[tuple[str, str], dict[str, str
             len(workflow_node["name"]),
         ),
     ):
-        output_values = outputs(workflow_node)
-        input_values = outputs({"outputs": workflow_node.get("inputs")})
+        output_values = list_outputs(workflow_node)
+        input_values = list_outputs({"outputs": workflow_node.get("inputs")})
 
-        if output_values.get("verdict") in VERDICTS and output_values.keys() & {
+        if output_values.get("verdict") in VERDICT_TEXTS and output_values.keys() & {
             "metrics",
             "champion",
         }:
-            task_name, _, loop_item = ATTEMPT.sub(
+            task_name, _, loop_item = ATTEMPT_SUFFIX.sub(
                 "", workflow_node.get("displayName") or workflow_node["name"]
             ).partition("(")
             evaluation_row = {
                 output_name: output_values.get(output_name, "")
                 for output_name in ("verdict", "reason", "metrics")
             }
-            evaluation_rows[input_values.get(TASK) or task_name.removesuffix(AGAIN), loop_item] = (
-                evaluation_row
-            )
+            evaluation_rows[
+                input_values.get(TASK_PARAMETER) or task_name.removesuffix(AGAIN_SUFFIX), loop_item
+            ] = evaluation_row
 
     return evaluation_rows
 
@@ -143,7 +145,7 @@ def metrics(evaluation_values: Mapping[str, str]) -> dict[str, float | None]:
 
 
 @dataclass(frozen=True)
-class Release:
+class RegisteredRelease:
     """A model version that a step registered, and the task that evaluated the model."""
 
     model: str
@@ -154,17 +156,17 @@ class Release:
         return f"{self.model}@{self.version}" + (f" ({self.evaluation})" if self.evaluation else "")
 
 
-def releases(workflow_status: Status) -> list[Release]:
+def list_releases(workflow_status: Status) -> list[RegisteredRelease]:
     """Return the releases of a run, except releases whose last evaluation did not end with the
     verdict `release`."""
     last_verdicts = {
         task_name: evaluation_row["verdict"]
-        for (task_name, _), evaluation_row in _evaluations(workflow_status).items()
+        for (task_name, _), evaluation_row in _read_evaluations(workflow_status).items()
     }
 
     registered_releases = []
     for workflow_node in (workflow_status.get("nodes") or {}).values():
-        release_outputs = _released(workflow_node)
+        release_outputs = _read_release_outputs(workflow_node)
         if (
             release_outputs
             and workflow_node.get("phase") == "Succeeded"
@@ -172,7 +174,9 @@ def releases(workflow_status: Status) -> list[Release]:
         ):
             model_name = release_outputs["model_uri"].split("/")[1]
             registered_releases.append(
-                Release(model_name, release_outputs["version"], _evaluation(workflow_node))
+                RegisteredRelease(
+                    model_name, release_outputs["version"], _find_evaluation(workflow_node)
+                )
             )
 
     return [
@@ -182,9 +186,9 @@ def releases(workflow_status: Status) -> list[Release]:
     ]
 
 
-def _released(workflow_node: Mapping[str, Any]) -> dict[str, str]:
+def _read_release_outputs(workflow_node: Mapping[str, Any]) -> dict[str, str]:
     """Return the outputs of a step that registered a model version; {} for any other step."""
-    output_values = outputs(workflow_node)
+    output_values = list_outputs(workflow_node)
     # releases/NAME/HASH/
     has_release_key = output_values.get("model_uri", "").count("/") > 1
     if output_values.get("version") and "content" in output_values and has_release_key:
@@ -192,7 +196,7 @@ def _released(workflow_node: Mapping[str, Any]) -> dict[str, str]:
     return {}
 
 
-def _evaluation(workflow_node: Mapping[str, Any]) -> str:
+def _find_evaluation(workflow_node: Mapping[str, Any]) -> str:
     """Return the task that wrote the input `report` of a step, from its key RUN/TASK/report; "" if
     unknown."""
     input_artifacts = (workflow_node.get("inputs") or {}).get("artifacts") or []
@@ -207,7 +211,7 @@ def _evaluation(workflow_node: Mapping[str, Any]) -> str:
     return ""
 
 
-def exit_code(workflow_status: Status, is_rekindle_run: bool) -> int:
+def compute_exit_code(workflow_status: Status, is_rekindle_run: bool) -> int:
     """Return the exit code of a command for a completed run; 2 if a step rejected its config."""
     if workflow_status.get("phase") != "Succeeded":
         node_exit_codes = {
@@ -221,14 +225,14 @@ def exit_code(workflow_status: Status, is_rekindle_run: bool) -> int:
     if not is_rekindle_run:
         return 0
 
-    verdict = parameters(workflow_status).get("verdict")
+    verdict = read_parameters(workflow_status).get("verdict")
     if verdict:
         if verdict in ("keep", "taken back"):
-            return NOT_RELEASED
+            return NOT_RELEASED_EXIT_CODE
         return 0
 
-    verdict_names = {verdict_row["verdict"] for verdict_row in verdicts(workflow_status)}
-    if verdict_names and "same" not in verdict_names and not releases(workflow_status):
-        return NOT_RELEASED
+    verdict_names = {verdict_row["verdict"] for verdict_row in list_verdicts(workflow_status)}
+    if verdict_names and "same" not in verdict_names and not list_releases(workflow_status):
+        return NOT_RELEASED_EXIT_CODE
 
     return 0

@@ -17,10 +17,10 @@ from typing import Any
 
 from argolocal.common import homes
 from argolocal.common.json_text import to_json
-from argolocal.manifest.allowed_values import COMPLETED
+from argolocal.manifest.allowed_values import COMPLETED_PHASES
 from argolocal.state.journal import JOURNAL_FILE, MANIFEST_FILE, Busy, RunFiles
 from argolocal.view import runs
-from argolocal.view.summary import timestamp
+from argolocal.view.summary import parse_timestamp
 from rekindle.blocks.manifest import workflow_origin
 from rekindle.blocks.manifest.provenance import BACKFILL
 from rekindle.blocks.settings import ClusterConfig
@@ -29,7 +29,7 @@ from rekindle.cluster import workflows
 from rekindle.cluster.cluster_objects import ClusterObjects
 from rekindle.cluster.errors import MalformedObject
 from rekindle.cluster.kubernetes_api import WORKFLOWS, Cluster
-from rekindle.errors import ConfigError, RekindleError, say
+from rekindle.errors import ConfigError, RekindleError, write_stderr
 from rekindle.kubernetes_names import CONFIG_MAP, NAME_LABEL, REKINDLE_SELECTOR, STORE_SECRET
 from rekindle.local.cluster import LocalCluster
 from rekindle.local.local_objects import LocalObjects
@@ -37,7 +37,7 @@ from rekindle.local.services.services import ADDRESS_VARIABLES
 from rekindle.names import RunName, TaskReference
 from rekindle.release import promotion
 from rekindle.release.retention import listing, removal
-from rekindle.release.retention.cluster_retention import compute_resumable_s
+from rekindle.release.retention.cluster_retention import compute_resumable_seconds
 from rekindle.release.retention.decision import NO_LIMITS, Removal, Run, RunRemoval, choose_removals
 from rekindle.release.serve_config import VERSION_ANNOTATION, RetentionConfig
 from rekindle.sections import parse_section
@@ -45,17 +45,17 @@ from rekindle.storage import Store
 
 # lifetime of a claim (which reserves a cached result for a new run) on this machine; longer than
 # the time from the look-up in the cache to the start of the run
-CLAIM_S = 7200.0
+CLAIM_SECONDS = 7200.0
 # how long after its end a run of another machine may be resumed
-RESUMABLE_S = compute_resumable_s(ClusterConfig.model_validate({}).model_dump())
+RESUMABLE_SECONDS = compute_resumable_seconds(ClusterConfig.model_validate({}).model_dump())
 DEFAULT_KEEP_RUNS = 5  # limit of `rekindle prune` on this machine for pipelines without limits
 # texts that may contain RUN/TASK; they begin with a word, so that the search takes O(n)
-PATHS = re.compile(r"(?<![\w.-])[\w.-]+(?:/[\w.-]+)+", re.ASCII)
+PATH_PATTERN = re.compile(r"(?<![\w.-])[\w.-]+(?:/[\w.-]+)+", re.ASCII)
 REMOVED_FOLDER = "removed"  # folder in the home for run folders that are being deleted
 
 
 @dataclass
-class Place:
+class RetentionScope:
     """This machine or a namespace, with its runs and the limits of each pipeline.
 
     `shared`: True if other machines or namespaces may use the same MLflow and object store.
@@ -63,7 +63,7 @@ class Place:
     """
 
     store: Store
-    host: removal.Host
+    host: removal.RunHost
     objects: ClusterObjects | LocalObjects
     runs: dict[str, Run] = field(default_factory=dict)
     limits: dict[str, RetentionConfig] = field(default_factory=dict)
@@ -71,16 +71,16 @@ class Place:
     removes_releases: bool = True
     needed: set[str] = field(default_factory=set)
 
-    def plan(self, pipeline_names: Iterable[str]) -> tuple[Removal, listing.Context]:
+    def plan(self, pipeline_names: Iterable[str]) -> tuple[Removal, listing.ListingContext]:
         """Decide which runs and releases of `pipeline_names` to remove. Raises StorageError,
         TrackingError."""
-        claim_seconds = RESUMABLE_S if self.shared else CLAIM_S
-        list_served_versions = self._served_versions if self.removes_releases else None
+        claim_seconds = RESUMABLE_SECONDS if self.shared else CLAIM_SECONDS
+        list_served_versions = self._find_served_versions if self.removes_releases else None
         needed_tasks = frozenset(self.needed)
-        listing_context = listing.Context(
-            self.runs, claim_seconds, RESUMABLE_S, list_served_versions, needed_tasks
+        listing_context = listing.ListingContext(
+            self.runs, claim_seconds, RESUMABLE_SECONDS, list_served_versions, needed_tasks
         )
-        current_listing = listing.read(self.store, pipeline_names, listing_context)
+        current_listing = listing.read_listing(self.store, pipeline_names, listing_context)
 
         limits_by_pipeline = {
             pipeline_name: pipeline_limits
@@ -92,7 +92,7 @@ class Place:
             current_listing, limits_by_pipeline, time.time(), find_inputs
         ), listing_context
 
-    def _served_versions(self, model_name: str) -> set[str] | None:
+    def _find_served_versions(self, model_name: str) -> set[str] | None:
         """Return the versions that Deployments serve, and those that a rollback can restore; None
         if they are unknown."""
         malformed_objects = list[object]()
@@ -111,7 +111,7 @@ class Place:
         return served_versions
 
 
-class Machine:
+class MachineHost:
     """The runs in a home."""
 
     def __init__(self, home_folder: Path) -> None:
@@ -147,7 +147,7 @@ class Machine:
             shutil.rmtree(target_folder)
 
 
-class Namespace:
+class NamespaceHost:
     """The workflows in a namespace."""
 
     def __init__(self, cluster: Cluster) -> None:
@@ -160,10 +160,10 @@ class Namespace:
         try:
             workflow = self.cluster.find(WORKFLOWS, run_name)
         except MalformedObject as error:
-            say(f"warning: {run_name} is kept: {error}")
+            write_stderr(f"warning: {run_name} is kept: {error}")
             yield False
             return
-        yield not workflow or (workflow.get("status") or {}).get("phase") in COMPLETED
+        yield not workflow or (workflow.get("status") or {}).get("phase") in COMPLETED_PHASES
 
     def remove(self, run_name: str) -> None:
         """Delete the workflow. A malformed workflow, or a workflow of the same name that Rekindle
@@ -171,13 +171,13 @@ class Namespace:
         try:
             workflow = self.cluster.find(WORKFLOWS, run_name)
         except MalformedObject as error:
-            say(f"warning: the workflow {run_name} is kept: {error}")
+            write_stderr(f"warning: the workflow {run_name} is kept: {error}")
             return
-        if workflow and workflow_origin.is_rekindle(workflow):
+        if workflow and workflow_origin.is_rekindle_manifest(workflow):
             workflows.delete_run(self.cluster, run_name)
 
 
-def end_of_run(home_folder: Path, workflow: Mapping[str, Any]) -> None:
+def apply_limits_after_run(home_folder: Path, workflow: Mapping[str, Any]) -> None:
     """Apply the limits in the config of a completed run to its pipeline on this machine. Print
     errors instead of raising them."""
     pipeline_limits = _read_limits(workflow)
@@ -186,16 +186,16 @@ def end_of_run(home_folder: Path, workflow: Mapping[str, Any]) -> None:
         return
 
     try:
-        with _locked(home_folder):
-            retention_scope = _make_local_place(home_folder)
+        with _hold_lock(home_folder):
+            retention_scope = _make_local_scope(home_folder)
             retention_scope.limits = {pipeline_name: pipeline_limits}
             planned_removal, listing_context = retention_scope.plan([pipeline_name])
             planned_removal = removal.limit_removal(planned_removal)
-            removed_names = removal.remove(
+            removed_names = removal.apply_removal(
                 retention_scope.store, planned_removal, retention_scope.host, listing_context
             )
     except (RekindleError, OSError) as error:
-        say(f"old runs are not removed: {error}")
+        write_stderr(f"old runs are not removed: {error}")
         return
 
     if removed_names or planned_removal.releases:
@@ -204,7 +204,7 @@ def end_of_run(home_folder: Path, workflow: Mapping[str, Any]) -> None:
             for run_removal in planned_removal.runs
             if run_removal.run.name in removed_names
         ]
-        say(
+        write_stderr(
             f"removed {describe_counts(kept_tasks_by_run, len(planned_removal.releases))} (config"
             " section retention)"
         )
@@ -227,7 +227,7 @@ def describe_counts(kept_tasks_by_run: Iterable[Collection[str]], release_count:
     return " and ".join(count_texts)
 
 
-def prune(
+def prune_runs(
     home_folder: Path,
     cluster: Cluster | None,
     limit_options: Mapping[str, float | None],
@@ -238,9 +238,9 @@ def prune(
 
     The limits of a pipeline are in the config of its newest run; `limit_options` override them.
     """
-    with nullcontext() if cluster else _locked(home_folder):
+    with nullcontext() if cluster else _hold_lock(home_folder):
         retention_scope = (
-            _make_cluster_place(cluster) if cluster else _make_local_place(home_folder)
+            _make_cluster_scope(cluster) if cluster else _make_local_scope(home_folder)
         )
         replaced_limits = {
             limit_name: limit_value
@@ -267,7 +267,7 @@ def prune(
             filter(
                 None,
                 (
-                    _row(home_folder, retention_scope.store, run_removal)
+                    _make_run_row(home_folder, retention_scope.store, run_removal)
                     for run_removal in planned_removal.runs
                 ),
             )
@@ -275,13 +275,13 @@ def prune(
         release_rows = [
             {
                 "release": f"{surplus_release.model}@{surplus_release.version}",
-                "bytes": _size(retention_scope.store, surplus_release.prefix),
+                "bytes": _sum_bytes(retention_scope.store, surplus_release.prefix),
             }
             for surplus_release in planned_removal.releases
         ]
 
         if should_delete:
-            removed_names = removal.remove(
+            removed_names = removal.apply_removal(
                 retention_scope.store, planned_removal, retention_scope.host, listing_context
             )
             run_rows = [run_row for run_row in run_rows if run_row["run"] in removed_names]
@@ -289,7 +289,9 @@ def prune(
     return {"runs": run_rows, "releases": release_rows}
 
 
-def _row(home_folder: Path, object_store: Store, run_removal: RunRemoval) -> dict[str, Any]:
+def _make_run_row(
+    home_folder: Path, object_store: Store, run_removal: RunRemoval
+) -> dict[str, Any]:
     run_name = run_removal.run.name
     run_folder = RunFiles(home_folder, run_name).root
 
@@ -317,26 +319,26 @@ def _row(home_folder: Path, object_store: Store, run_removal: RunRemoval) -> dic
     }
 
 
-def _size(object_store: Store, key_prefix: str) -> int:
+def _sum_bytes(object_store: Store, key_prefix: str) -> int:
     return sum(object_entry.size for object_entry in object_store.list(key_prefix))
 
 
 @contextmanager
-def _locked(home_folder: Path) -> Iterator[None]:
+def _hold_lock(home_folder: Path) -> Iterator[None]:
     """Hold the lock that lets only one process of this machine remove runs."""
-    homes.make(home_folder)
+    homes.create_home(home_folder)
     with (home_folder / "retention.lock").open("w") as lock_file:
         fcntl.flock(lock_file, fcntl.LOCK_EX)
         yield
 
 
-def _make_local_place(home_folder: Path) -> Place:
+def _make_local_scope(home_folder: Path) -> RetentionScope:
     local_cluster = LocalCluster(home_folder)
     service_addresses = local_cluster.configmap(CONFIG_MAP)
     os.environ.update(service_addresses | local_cluster.secret(STORE_SECRET))
 
-    retention_scope = Place(
-        local_cluster.store(), Machine(home_folder), LocalObjects(local_cluster)
+    retention_scope = RetentionScope(
+        local_cluster.store(), MachineHost(home_folder), LocalObjects(local_cluster)
     )
     is_own_store = _is_embedded(local_cluster, "s3", service_addresses)
     is_own_mlflow = _is_embedded(local_cluster, "mlflow", service_addresses)
@@ -347,25 +349,29 @@ def _make_local_place(home_folder: Path) -> Place:
 
     shutil.rmtree(home_folder / REMOVED_FOLDER, ignore_errors=True)
 
-    for run_name in runs.run_names(home_folder):
+    for run_name in runs.list_run_names(home_folder):
         run_files = RunFiles(home_folder, run_name)
         try:
             workflow = run_files.workflow()
             run_status = runs.load_status(home_folder, run_name)
         except ConfigError as error:
-            say(f"{run_name} is kept: {error}")
+            write_stderr(f"{run_name} is kept: {error}")
             continue
 
         if not run_files.is_own_folder():
-            say(f"{run_name} is kept: {run_files.root} is a link, or its manifest has another name")
+            write_stderr(
+                f"{run_name} is kept: {run_files.root} is a link, or its manifest has another name"
+            )
             continue
 
         if run_status["phase"] == "Running":
             end_seconds = None
         else:
-            end_seconds = _last_change(home_folder, run_name, run_status)
+            end_seconds = _find_last_change(home_folder, run_name, run_status)
 
-        retention_scope.runs[run_name] = _run(run_name, workflow, end_seconds, run_status["phase"])
+        retention_scope.runs[run_name] = _make_run(
+            run_name, workflow, end_seconds, run_status["phase"]
+        )
         # runs are listed newest first, so these are the limits of the newest run
         retention_scope.limits.setdefault(
             retention_scope.runs[run_name].pipeline, _read_limits(workflow)
@@ -383,11 +389,11 @@ def _is_embedded(
     )
 
 
-def _make_cluster_place(cluster: Cluster) -> Place:
-    retention_scope = Place(
-        Store.from_env().short_retries(), Namespace(cluster), ClusterObjects(cluster)
+def _make_cluster_scope(cluster: Cluster) -> RetentionScope:
+    retention_scope = RetentionScope(
+        Store.from_env().short_retries(), NamespaceHost(cluster), ClusterObjects(cluster)
     )
-    keep_malformed = partial(_keep_malformed, retention_scope)
+    keep_malformed = partial(_keep_malformed_run, retention_scope)
     found_workflows = cluster.list_objects(
         WORKFLOWS, REKINDLE_SELECTOR, on_malformed=keep_malformed
     )
@@ -398,10 +404,10 @@ def _make_cluster_place(cluster: Cluster) -> Place:
     for workflow in found_workflows:
         run_name = workflow["metadata"]["name"]
         try:
-            run = _cluster_run(run_name, workflow)
+            run = _parse_cluster_run(run_name, workflow)
             pipeline_limits = _read_limits(workflow)
         except RekindleError as error:
-            say(f"warning: {run_name} is kept: {error}")
+            write_stderr(f"warning: {run_name} is kept: {error}")
             keep_malformed(workflow)
             continue
 
@@ -411,19 +417,21 @@ def _make_cluster_place(cluster: Cluster) -> Place:
     return retention_scope
 
 
-def _cluster_run(run_name: str, workflow: Mapping[str, Any]) -> Run:
+def _parse_cluster_run(run_name: str, workflow: Mapping[str, Any]) -> Run:
     """Return the run of a workflow. Raises InvalidDocument."""
     workflow_status = workflow.get("status") or {}
     workflow_phase = workflow_status.get("phase") or "Pending"
     # a completed workflow without an end time is malformed, so treat it as an active run
     finish_time_text = workflow_status.get("finishedAt")
     end_seconds = (
-        timestamp(finish_time_text) if workflow_phase in COMPLETED and finish_time_text else None
+        parse_timestamp(finish_time_text)
+        if workflow_phase in COMPLETED_PHASES and finish_time_text
+        else None
     )
-    return _run(run_name, workflow, end_seconds, workflow_phase)
+    return _make_run(run_name, workflow, end_seconds, workflow_phase)
 
 
-def _keep_malformed(retention_scope: Place, workflow: object) -> None:
+def _keep_malformed_run(retention_scope: RetentionScope, workflow: object) -> None:
     """Keep the run of a malformed workflow, and all artifacts to which it may refer.
 
     The limits of the workflow are unknown, so the limits of an older run of the pipeline must not
@@ -434,7 +442,7 @@ def _keep_malformed(retention_scope: Place, workflow: object) -> None:
     if not isinstance(workflow_metadata, dict):
         return
 
-    run_name = RunName.or_none(workflow_metadata.get("name"))
+    run_name = RunName.parse_or_none(workflow_metadata.get("name"))
     workflow_labels = workflow_metadata.get("labels")
     name_label = workflow_labels.get(NAME_LABEL) if isinstance(workflow_labels, dict) else None
     pipeline_name = (
@@ -450,7 +458,7 @@ def _keep_malformed(retention_scope: Place, workflow: object) -> None:
 def find_references(searched_text: str) -> set[str]:
     """Return each RUN/TASK that a text may contain."""
     references = set[str]()
-    for found_path in PATHS.findall(searched_text):
+    for found_path in PATH_PATTERN.findall(searched_text):
         path_names = found_path.split("/")
         candidate_references = (
             f"{run_name}/{task_name}" for run_name, task_name in itertools.pairwise(path_names)
@@ -459,11 +467,11 @@ def find_references(searched_text: str) -> set[str]:
     return references
 
 
-def _last_change(home_folder: Path, run_name: str, run_status: Mapping[str, Any]) -> float:
+def _find_last_change(home_folder: Path, run_name: str, run_status: Mapping[str, Any]) -> float:
     """Return the time when a run ended; if its runner was killed, the time of the last event."""
     finish_time_text = run_status.get("finishedAt")
     if finish_time_text:
-        return timestamp(finish_time_text)
+        return parse_timestamp(finish_time_text)
 
     file_names = (MANIFEST_FILE, JOURNAL_FILE)
     changed_files = [
@@ -472,10 +480,10 @@ def _last_change(home_folder: Path, run_name: str, run_status: Mapping[str, Any]
     return max(file.stat().st_mtime for file in changed_files)
 
 
-def _run(
+def _make_run(
     run_name: str, workflow: Mapping[str, Any], end_seconds: float | None, run_phase: str
 ) -> Run:
-    pipeline_name = workflow_origin.pipeline_of(workflow)
+    pipeline_name = workflow_origin.read_pipeline_name(workflow)
     is_counted = not workflow_origin.read_parameter(workflow, BACKFILL)
     used_tasks = frozenset(reused_tasks(workflow).values())
     workflow_uid = str(workflow["metadata"].get("uid") or "")

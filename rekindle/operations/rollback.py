@@ -5,28 +5,28 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from argolocal.common.checked_names import show
+from argolocal.common.checked_names import format_untrusted
 from argolocal.common.json_text import loads
 from rekindle import tracking
 from rekindle.cluster.cluster_objects import ClusterObjects
 from rekindle.cluster.kubernetes_api import Cluster
-from rekindle.errors import ConfigError, RekindleError, say
+from rekindle.errors import ConfigError, RekindleError, write_stderr
 from rekindle.kubernetes_names import CONFIG_MAP, NOTIFY_SECRET, STORE_SECRET
 from rekindle.local.cluster import LocalCluster
 from rekindle.local.local_objects import LocalObjects
-from rekindle.release.rollback import Result, roll_back
-from rekindle.release.watch.notification import Message, NotifyConfig, send
+from rekindle.release.rollback import RollbackResult, roll_back
+from rekindle.release.watch.notification import NotificationMessage, NotifyConfig, send_notification
 from rekindle.sections import parse_section
 from rekindle.storage import Store
 
 
-def rollback(
+def roll_back_model(
     home_folder: Path,
     cluster: Cluster | None,
     model_name: str,
     version: str,
     timeout_seconds: float,
-    report_result: Callable[[Result], None],
+    report_result: Callable[[RollbackResult], None],
 ) -> None:
     """Roll a model back to `version` (empty: the version before the champion), or finish an
     interrupted rollback.
@@ -34,12 +34,12 @@ def rollback(
     Then call `report_result`, and send a notification as configured in the run of the new champion.
     """
 
-    def finish(rollback_result: Result) -> None:
+    def finish(rollback_result: RollbackResult) -> None:
         report_result(rollback_result)
         try:
-            _notify(model_name, rollback_result)
+            _notify_rollback(model_name, rollback_result)
         except RekindleError as error:
-            say(f"notification not sent: {error}")
+            write_stderr(f"notification not sent: {error}")
 
     kubernetes_objects = _open_objects(home_folder, cluster)
     roll_back(
@@ -52,7 +52,7 @@ def rollback(
     )
 
 
-def _notify(model_name: str, rollback_result: dict[str, str]) -> None:
+def _notify_rollback(model_name: str, rollback_result: dict[str, str]) -> None:
     champion = tracking.champion(model_name)
     if not champion:
         return
@@ -79,8 +79,8 @@ def _notify(model_name: str, rollback_result: dict[str, str]) -> None:
         f"version {rollback_result['version']} is serving again{previous_text}, by `rekindle"
         " rollback`."
     )
-    send(
-        Message(
+    send_notification(
+        NotificationMessage(
             "rollback",
             model_name,
             message_text,
@@ -96,7 +96,7 @@ def _parse_events(events_text: str) -> list[Any]:
         return [*loads(events_text)]
     except (ValueError, TypeError):
         raise ConfigError(
-            f"notify.events of the run is {show(events_text)}: it must be a list."
+            f"notify.events of the run is {format_untrusted(events_text)}: it must be a list."
         ) from None
 
 

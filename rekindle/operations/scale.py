@@ -12,7 +12,7 @@ from rekindle.local.cluster import LocalCluster
 from rekindle.local.local_objects import LocalObjects
 
 
-def scale(
+def scale_training(
     home_folder: Path, cluster: Cluster | None, run_name: str, task_name: str, worker_count: int
 ) -> dict[str, Any]:
     """Set the number of workers of the training `task_name` of a run.

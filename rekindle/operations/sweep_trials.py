@@ -25,20 +25,20 @@ from rekindle.storage import Store
 from rekindle.training.cost.bill import format_amount, format_money
 from rekindle.training.cost.prices import Prices
 from rekindle.training.cost.tariff import (
-    Tariff,
+    TrainingTariff,
     build_trial_tariff,
     read_prices,
     read_recorded_manifest,
 )
 from rekindle.training.sweep import sweep_report
 from rekindle.training.sweep.costs import compute_trial_bills, sum_amounts
-from rekindle.training.sweep.study import FOLDER, Study
+from rekindle.training.sweep.study import SEARCH_FOLDER, SweepStudy
 from rekindle.training.sweep.sweep_config import Sweep
 
 Trials = dict[str, Any]
 
 
-class TrialsOfPod(Document):
+class PodTrials(Document):
     """The Trials that a pod prints: rows of the trials, used hours, sentences about trials and
     rungs that did not run because of the budget, and lines of the table."""
 
@@ -48,44 +48,46 @@ class TrialsOfPod(Document):
     table: list[str]
 
 
-def trials_here(home_folder: Path, run_name: str) -> Trials:
+def list_local_trials(home_folder: Path, run_name: str) -> Trials:
     """Return the trials of a run on this machine, as rows and as lines of a table, and the used
     budget.
 
     Raises ConfigError if the run is not a sweep.
     """
     workflow = RunFiles(home_folder, run_name).workflow()
-    sweep_section = _sweep_section(run_name, workflow["spec"])
-    return _read(LocalCluster(home_folder).store(), run_name, sweep_section, _tariff(workflow))
+    sweep_section = _read_sweep_section(run_name, workflow["spec"])
+    return _read_trials(
+        LocalCluster(home_folder).store(), run_name, sweep_section, _read_tariff(workflow)
+    )
 
 
-def trials_on_cluster(cluster: Cluster, run_name: str) -> Trials:
+def list_cluster_trials(cluster: Cluster, run_name: str) -> Trials:
     """Return the trials of a run on a cluster, which a pod reads. Raises ConfigError, ApiError,
     RekindleError."""
     from rekindle.cluster import remote, workflows
 
     workflow = workflows.read_run(cluster, run_name)
-    workflow_spec = workflows.spec_of(workflow)
-    price_list = _tariff({"spec": workflow_spec})
+    workflow_spec = workflows.get_effective_spec(workflow)
+    price_list = _read_tariff({"spec": workflow_spec})
     pod_arguments = [
-        to_json(_sweep_section(run_name, workflow_spec)),
+        to_json(_read_sweep_section(run_name, workflow_spec)),
         price_list.model_dump_json() if price_list else "null",
     ]
     module_name = "rekindle.operations.sweep_trials"
     return remote.run_for_result(
-        cluster, workflow, TrialsOfPod, module_name, run_name, *pod_arguments
+        cluster, workflow, PodTrials, module_name, run_name, *pod_arguments
     ).model_dump()
 
 
-def _tariff(workflow: Mapping[str, Any]) -> Tariff | None:
+def _read_tariff(workflow: Mapping[str, Any]) -> TrainingTariff | None:
     """Return the prices for the pods of the trials; None if no prices are set."""
     recorded_manifest = read_recorded_manifest(workflow)
     return build_trial_tariff(
-        recorded_manifest, read_prices(recorded_manifest) or Prices.load(project.root())
+        recorded_manifest, read_prices(recorded_manifest) or Prices.load(project.current_root())
     )
 
 
-def _sweep_section(run_name: str, workflow_spec: dict[str, Any]) -> Any:
+def _read_sweep_section(run_name: str, workflow_spec: dict[str, Any]) -> Any:
     sweep_section = workflow_origin.read_config(
         {"metadata": {"name": run_name}, "spec": workflow_spec}
     ).get("sweep")
@@ -97,13 +99,15 @@ def _sweep_section(run_name: str, workflow_spec: dict[str, Any]) -> Any:
     return sweep_section
 
 
-def _read(
-    object_store: Store, run_name: str, sweep_section: object, price_list: Tariff | None
+def _read_trials(
+    object_store: Store, run_name: str, sweep_section: object, price_list: TrainingTariff | None
 ) -> Trials:
-    sweep_study = Study(object_store, f"{run_name}/{FOLDER}", Sweep.model_validate(sweep_section))
+    sweep_study = SweepStudy(
+        object_store, f"{run_name}/{SEARCH_FOLDER}", Sweep.model_validate(sweep_section)
+    )
     sweep_study.read()
     trial_rows = sweep_report.build_rows(sweep_study)
-    untried_sentences = sweep_report.describe_untried(sweep_study)
+    untried_sentences = sweep_report.describe_untried_trials(sweep_study)
     trials_result = {
         "trials": trial_rows,
         "hours": sweep_study.read_hours(),
@@ -146,5 +150,7 @@ def _read(
 
 if __name__ == "__main__":
     given_tariff = json.loads(sys.argv[3])
-    given_tariff = given_tariff and Tariff.model_validate(given_tariff)
-    print(to_json(_read(Store.from_env(), sys.argv[1], json.loads(sys.argv[2]), given_tariff)))
+    given_tariff = given_tariff and TrainingTariff.model_validate(given_tariff)
+    print(
+        to_json(_read_trials(Store.from_env(), sys.argv[1], json.loads(sys.argv[2]), given_tariff))
+    )

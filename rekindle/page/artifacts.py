@@ -12,7 +12,7 @@ from argolocal.common import object_names
 from argolocal.page.tabs.artifact_source import ObjectLister, ObjectReader, StoredArtifacts
 from argolocal.page.tabs.artifacts import ReadTable
 from rekindle.local.cluster import LocalCluster
-from rekindle.operations.cached_results import readable_store
+from rekindle.operations.cached_results import open_readable_store
 from rekindle.page import parquet
 
 TABLE_READERS: Mapping[str, ReadTable] = {parquet.SUFFIX: parquet.read_parquet}
@@ -34,8 +34,8 @@ def artifacts_of_home(home: Path) -> StoredArtifacts:
         bucket = str(s3.get("bucket") or "")
         if bucket not in listings:
             if bucket:
-                object_names.BUCKET.check(bucket, "the bucket of an artifact")
-            listings[bucket] = readable_store(home, bucket=bucket)
+                object_names.BUCKET_NAME_RULE.check(bucket, "the bucket of an artifact")
+            listings[bucket] = open_readable_store(home, bucket=bucket)
         return listings[bucket]
 
     return StoredArtifacts(open_store, open_listing)

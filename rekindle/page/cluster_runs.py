@@ -10,13 +10,13 @@ from pathlib import Path
 from threading import Condition, Thread
 
 from argolocal.common.wording import format_duration
-from argolocal.manifest.object_labels import PHASE
+from argolocal.manifest.object_labels import PHASE_LABEL
 from argolocal.manifest.types import Object
 from argolocal.page.log_files import LogFile
 from argolocal.page.sources import Run
 from rekindle.cluster.errors import ApiError
 from rekindle.cluster.kubernetes_api import WORKFLOWS, Cluster
-from rekindle.cluster.workflows import decompress_nodes, is_offloaded, spec_of
+from rekindle.cluster.workflows import decompress_nodes, get_effective_spec, is_offloaded
 from rekindle.errors import ConfigError, RekindleError
 from rekindle.page.pod_logs import PodLogs
 
@@ -79,12 +79,12 @@ class ClusterRuns:
         metadata = workflow["metadata"]
         labels = metadata.get("labels") or {}
         status = {"nodes": {}, **(workflow.get("status") or {})}
-        status["phase"] = status.get("phase") or labels.get(PHASE) or "Pending"
+        status["phase"] = status.get("phase") or labels.get(PHASE_LABEL) or "Pending"
         if is_offloaded(workflow):
             hint = f"Argo keeps the steps in its database, where `argo get {name}` reads them."
             status["message"] = f"{status.get('message') or ''} {hint}".strip()
 
-        manifest = {"metadata": metadata, "spec": spec_of(workflow)}
+        manifest = {"metadata": metadata, "spec": get_effective_spec(workflow)}
         created = metadata.get("creationTimestamp")
         flags = f" --cluster -n {self.cluster.namespace}"
         return Run(name, manifest, status, version, created, command_flags=flags)

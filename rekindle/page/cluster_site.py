@@ -6,8 +6,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
-from argolocal.engine.suspend import suspended
-from argolocal.manifest.allowed_values import FAILED
+from argolocal.engine.suspend import list_suspended_nodes
+from argolocal.manifest.allowed_values import FAILED_PHASES
 from argolocal.page import server
 from argolocal.page.actions.action import Action, Outcome, Plan, address_of, command_line
 from argolocal.page.actions.processes import Commands
@@ -35,7 +35,7 @@ from rekindle.page.tabs.all_tabs import make_training_tabs
 from rekindle.page.tabs.curve_points import ServerCurves
 from rekindle.page.tabs.records import Records
 from rekindle.page.training_actions import RollBack, Scale
-from rekindle.view.cluster_watch import as_object
+from rekindle.view.cluster_watch import describe_run
 
 if TYPE_CHECKING:
     from rekindle.storage import Store
@@ -73,7 +73,7 @@ def make_parts(home: Path, cluster: Cluster, folder: Path, allow_actions: bool) 
 
     def build_status(run: Run) -> Mapping[str, Any]:
         workflow = {**run.manifest, "status": run.status}
-        return as_object(cluster, workflow)
+        return describe_run(cluster, workflow)
 
     return Parts(
         source,
@@ -161,8 +161,8 @@ class Resume:
         self.cluster = cluster
 
     def plan(self, run: Run) -> Plan | None:
-        waits = bool(suspended(run.status) or run.spec.get("suspend"))
-        if run.phase not in FAILED and not (run.phase == "Running" and waits):
+        waits = bool(list_suspended_nodes(run.status) or run.spec.get("suspend"))
+        if run.phase not in FAILED_PHASES and not (run.phase == "Running" and waits):
             return None
         if waits and run.phase == "Running":
             title = "Approve"

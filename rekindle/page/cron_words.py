@@ -4,7 +4,7 @@ import re
 
 from argolocal.common.wording import format_duration
 from argolocal.language.gofmt import parse_duration
-from argolocal.manifest.cron import DAYS, DESCRIPTORS, EVERY, MONTHS
+from argolocal.manifest.cron import DAYS, EVERY, MONTHS, SCHEDULE_DESCRIPTORS
 
 DAY_NAMES = ("Sunday", "Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday")
 MONTH_NAMES = (
@@ -21,7 +21,7 @@ def describe_schedule(line: str) -> str:
     if line.startswith(EVERY):
         return f"every {format_duration(parse_duration(line.removeprefix(EVERY)))}"
 
-    fields = DESCRIPTORS.get(line, line).split()
+    fields = SCHEDULE_DESCRIPTORS.get(line, line).split()
     if len(fields) != 5:
         return ""
 

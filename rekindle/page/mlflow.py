@@ -10,7 +10,7 @@ from typing import Protocol
 from rekindle import mlflow_api
 from rekindle.errors import RekindleError
 from rekindle.kubernetes_names import MLFLOW_TRACKING_URI
-from rekindle.local.services.services import DATABASE, Services, answers
+from rekindle.local.services.services import DATABASE_FILE, Services, is_answering
 
 STARTING = "MLflow is starting: the models are shown in a few seconds."
 
@@ -32,7 +32,7 @@ class ExternalTracking:
 
     def connect(self) -> str:
         # no retries, since the user waits for the page
-        os.environ[mlflow_api.RETRIES] = "0"
+        os.environ[mlflow_api.RETRIES_VARIABLE] = "0"
         if self.environ.get(MLFLOW_TRACKING_URI):
             return ""
         return f"{MLFLOW_TRACKING_URI} is not set, so the releases of the models are not known."
@@ -56,12 +56,12 @@ class LocalTracking:
     def connect(self) -> str:
         if self.services.environ.get(MLFLOW_TRACKING_URI):
             return self.external.connect()
-        if not (self.home / DATABASE).exists():
+        if not (self.home / DATABASE_FILE).exists():
             return "MLflow was not used in this home yet: the first training starts it."
 
         record = self.services.find("mlflow")
         if record and record.alive and record.url == self.ready_address:
-            os.environ[mlflow_api.RETRIES] = "0"
+            os.environ[mlflow_api.RETRIES_VARIABLE] = "0"
             os.environ.update(self.services.login(), MLFLOW_TRACKING_URI=record.url)
             return ""
 
@@ -82,7 +82,7 @@ class LocalTracking:
         try:
             address = self.services.url("mlflow")
             self.services.ready()
-            if answers(f"{address}/health"):
+            if is_answering(f"{address}/health"):
                 self.ready_address = address
         except RekindleError as error:
             self.failure = str(error)

@@ -11,7 +11,7 @@ from rekindle import mlflow_api, tracking
 from rekindle.cluster.errors import ApiError
 from rekindle.errors import RekindleError
 from rekindle.kubernetes_names import INSTANCE_LABEL, NAME_LABEL
-from rekindle.mlflow_api import condition, request
+from rekindle.mlflow_api import format_condition, send_request
 from rekindle.page.mlflow import STARTING, Tracking
 from rekindle.release.rollback import KubernetesObjects
 
@@ -200,7 +200,7 @@ def list_served_models(deployments: Iterable[Object]) -> set[str]:
 
 
 def _list_models() -> list[str]:
-    page = request(
+    page = send_request(
         "GET",
         "mlflow/registered-models/search",
         mlflow_api.ModelsPage,
@@ -211,8 +211,10 @@ def _list_models() -> list[str]:
 
 def _list_versions(name: str) -> list[mlflow_api.ModelVersion]:
     """Return the versions of a model, newest first."""
-    search = {"filter": condition("name", name), "max_results": 1000}
-    page = request("GET", "mlflow/model-versions/search", mlflow_api.VersionsPage, params=search)
+    search = {"filter": format_condition("name", name), "max_results": 1000}
+    page = send_request(
+        "GET", "mlflow/model-versions/search", mlflow_api.VersionsPage, params=search
+    )
     versions = [version for version in page.model_versions if version.name == name]
     return sorted(versions, key=lambda version: -int(version.version))
 
@@ -238,7 +240,7 @@ def _find_run(run_id: str) -> mlflow_api.Run | None:
     if not run_id:
         return None
     try:
-        return request(
+        return send_request(
             "GET", "mlflow/runs/get", mlflow_api.RunAnswer, params={"run_id": run_id}
         ).run
     except mlflow_api.RequestRefused:
@@ -276,19 +278,19 @@ def _find_promotion_time(
 
 def _find_drift(name: str) -> Drift | None:
     """Return the result of the newest drift check of a model."""
-    experiments = request(
+    experiments = send_request(
         "POST", "mlflow/experiments/search", mlflow_api.ExperimentsPage, json={"max_results": 1000}
     ).experiments
     search: dict[str, Any] = {
         "experiment_ids": [experiment.experiment_id for experiment in experiments],
-        "filter": condition(f"tags.`{tracking.MODEL}`", name),
+        "filter": format_condition(f"tags.`{tracking.MODEL}`", name),
         "order_by": ["attributes.start_time DESC"],
         "max_results": 1,
     }
     if not experiments:
         return None
 
-    runs = request("POST", "mlflow/runs/search", mlflow_api.RunsPage, json=search).runs
+    runs = send_request("POST", "mlflow/runs/search", mlflow_api.RunsPage, json=search).runs
     for run in runs:
         tags = run.data.tags
         return Drift(

@@ -14,7 +14,7 @@ import sys
 from typing import BinaryIO
 
 from argolocal.common.json_text import loads, to_json
-from argolocal.common.processes import python_command
+from argolocal.common.processes import make_python_command
 from argolocal.page.tabs.artifacts import TableContent, UnreadableTable
 
 SUFFIX = "parquet"
@@ -27,7 +27,7 @@ MAX_CELL_CHARACTERS = 200
 def read_parquet(file: BinaryIO, rows: int, columns: int) -> TableContent:
     """Return the first rows and columns of a parquet file. Raises UnreadableTable."""
     numbers = (rows, columns, MAX_MEMORY_BYTES)
-    command = python_command("-m", "rekindle.page.parquet", *map(str, numbers))
+    command = make_python_command("-m", "rekindle.page.parquet", *map(str, numbers))
     # one thread reserves less memory
     environ = {**os.environ, "POLARS_MAX_THREADS": "1"}
     try:

@@ -10,11 +10,11 @@ from threading import Event, Lock, Thread
 from typing import Any
 
 from argolocal.common.checked_names import ObjectName
-from argolocal.manifest.allowed_values import COMPLETED
+from argolocal.manifest.allowed_values import COMPLETED_PHASES
 from argolocal.manifest.object_labels import WORKFLOW
 from argolocal.manifest.types import Object
 from argolocal.page.log_files import LocalLog, LogFile
-from argolocal.view.summary import pod_of
+from argolocal.view.summary import make_pod_name
 from rekindle.cluster.errors import ApiError
 from rekindle.cluster.kubernetes_api import PODS, Cluster
 from rekindle.errors import RekindleError
@@ -83,7 +83,7 @@ class _RunCopy:
             phase = (self.workflow.get("status") or {}).get("phase")
             try:
                 self._copy_once()
-                self.is_complete = phase in COMPLETED
+                self.is_complete = phase in COMPLETED_PHASES
             except RekindleError as error:
                 self._write_missing(set(), f"The pods cannot be read: {error}")
             self.first_copy.set()
@@ -128,9 +128,9 @@ class _RunCopy:
         reason why it is missing."""
         run = self.workflow["metadata"]["name"]
         for node in ((self.workflow.get("status") or {}).get("nodes") or {}).values():
-            if node.get("type") != "Pod" or node.get("phase") not in COMPLETED:
+            if node.get("type") != "Pod" or node.get("phase") not in COMPLETED_PHASES:
                 continue
-            name = pod_of(run, node)
+            name = make_pod_name(run, node)
             if name not in pods and name not in self.files and ObjectName.matches(name):
                 path = self._open(name)
                 path.write_bytes(read_archived_log(run, node, reason))

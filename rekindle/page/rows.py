@@ -39,7 +39,7 @@ class RekindleRows(RowReader):
 
     def facts(self, run: Run) -> Mapping[str, str]:
         return {
-            "Verdict": results.parameters(run.status).get("verdict", ""),
+            "Verdict": results.read_parameters(run.status).get("verdict", ""),
             "Model": model_of(run),
             "Cost": describe_cost(run),
             SCHEDULED: workflow_origin.read_parameter(run.manifest, SCHEDULED_TIME),
@@ -54,10 +54,10 @@ class RekindleRows(RowReader):
 
 def model_of(run: Run) -> str:
     """Return the registered model that a run trains or uses; "" without a model."""
-    released_models = {release.model for release in results.releases(run.status)}
+    released_models = {release.model for release in results.list_releases(run.status)}
     if released_models:
         return ", ".join(sorted(released_models))
-    if not workflow_origin.is_rekindle(run.manifest):
+    if not workflow_origin.is_rekindle_manifest(run.manifest):
         return ""
 
     config = workflow_origin.read_config_or_empty(run.manifest)

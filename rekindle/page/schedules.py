@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 from zoneinfo import ZoneInfo
 
-from argolocal.common.files import read_regular
+from argolocal.common.files import read_regular_file
 from argolocal.language.yaml_text import parse
 from argolocal.manifest import cron
 from argolocal.manifest.cron import EVERY
@@ -199,10 +199,10 @@ def make_cluster_schedule(item: Object, now: datetime) -> Schedule:
 def find_problem(lines: Iterable[str], timezone: str) -> str:
     """Return a sentence about an invalid schedule or time zone, or ""."""
     for line in lines:
-        reason = cron.schedule_error(line)
+        reason = cron.find_schedule_error(line)
         if reason:
             return f"The schedule {line!r} is invalid: {reason}."
-    reason = cron.timezone_error(timezone)
+    reason = cron.find_timezone_error(timezone)
     if reason:
         return f"The time zone {timezone!r} is invalid: {reason}"
     return ""
@@ -251,7 +251,7 @@ def _backfill_command(config: str, missed: Sequence[datetime], timezone: str) ->
 def _read_config(path: Path) -> Mapping[str, Any]:
     """Return the content of a config; {} for a file that is not a config."""
     try:
-        documents = parse(read_regular(path, MAX_CONFIG_BYTES).decode())
+        documents = parse(read_regular_file(path, MAX_CONFIG_BYTES).decode())
     except (OSError, UnicodeDecodeError, ConfigError):
         return {}
     first = next(iter(documents), None)

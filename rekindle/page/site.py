@@ -38,7 +38,7 @@ from rekindle.page.tabs.curve_points import DatabaseCurves, ServerCurves
 from rekindle.page.tabs.records import open_records
 from rekindle.page.training_actions import RollBack, Scale
 from rekindle.view import overview
-from rekindle.view.explain import explain
+from rekindle.view.explain import explain_run
 
 PACKAGES = ("rekindle.page", "argolocal.page")
 
@@ -62,7 +62,7 @@ def find_mlflow_page(home: Path, name: str, environ: Mapping[str, str] | None = 
     page = tracking.find_page_address(name)
     if environ.get(MLFLOW_TRACKING_URI):
         return page
-    return services.login_page(page)
+    return services.make_login_url(page)
 
 
 def serve(home: Path, name: str | None, port: int | None, announce: Callable[[str], None]) -> None:
@@ -97,7 +97,7 @@ def make_parts(home: Path) -> Parts:
     overview_tab = OverviewTab(source, stored_artifacts, describe_verdicts, find_internal)
 
     def open_mlflow(request: Request) -> Response:
-        run_name = RunName.or_none(request.query_params.get("run", "")) or ""
+        run_name = RunName.parse_or_none(request.query_params.get("run", "")) or ""
         return RedirectResponse(find_mlflow_page(home, run_name, environ), 303)
 
     return Parts(
@@ -126,10 +126,10 @@ def make_documents(home: Path) -> list[RunDocument]:
     """Return functions that build the JSON of a run that `rekindle` commands print."""
 
     def build_status(run: Run) -> dict[str, Any]:
-        return overview.as_object(home, run.name, run.manifest, run.status)
+        return overview.build_run_object(home, run.name, run.manifest, run.status)
 
     def build_explanation(run: Run) -> dict[str, Any]:
-        return loads(explain(home, run.name, as_json=True))
+        return loads(explain_run(home, run.name, as_json=True))
 
     return [
         RunDocument("status", "The object of `rekindle status -o json`", build_status),

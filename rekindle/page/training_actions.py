@@ -11,7 +11,7 @@ from argolocal.view import summary
 from rekindle.cluster.kubernetes_api import Cluster
 from rekindle.errors import ConfigError
 from rekindle.names import ModelName, Version
-from rekindle.operations.scale import scale
+from rekindle.operations.scale import scale_training
 
 MAX_WORKERS = 4096
 ROLLBACK_WAIT_S = 8.0  # wait for an early failure
@@ -56,7 +56,7 @@ class Scale:
                 f"the number of workers is {text[:20]!r}: it must be a number from 1 to"
                 f" {MAX_WORKERS}."
             )
-        result = scale(self.home, self.cluster, run.name, values["task"], int(text))
+        result = scale_training(self.home, self.cluster, run.name, values["task"], int(text))
         message = f"{values['task']} changes from {result['before']} to {text} workers."
         return Outcome(message, f"/runs/{run.name}")
 
@@ -66,7 +66,7 @@ def list_elastic_tasks(run: Run) -> list[str]:
     plan = summary.list_planned_tasks(run.manifest)
     templates = {item.get("name"): item for item in run.spec.get("templates") or []}
     tasks = []
-    for step in summary.leaves(summary.steps(run.name, run.status, plan)):
+    for step in summary.list_leaf_steps(summary.list_steps(run.name, run.status, plan)):
         template = templates.get((step.node or {}).get("templateName")) or {}
         manifest = str((template.get("resource") or {}).get("manifest") or "")
         if step.phase == "Running" and "PyTorchJob" in manifest and "--max-workers=" in manifest:
@@ -88,8 +88,8 @@ class RollBack:
             self.arguments = ["--context", cluster.context, "--namespace", cluster.namespace]
 
     def plan(self, parameters: Mapping[str, str]) -> Plan | None:
-        model = ModelName.or_none(parameters["model"])
-        version = Version.or_none(parameters["version"])
+        model = ModelName.parse_or_none(parameters["model"])
+        version = Version.parse_or_none(parameters["version"])
         if model is None or version is None:
             return None
         return Plan(

@@ -33,15 +33,15 @@ from contextlib import suppress
 
 from argolocal.common import exit_codes, linux
 from rekindle.errors import ConfigError, RekindleError, StorageError
-from rekindle.program.exchange import Exchange
-from rekindle.program.generation import Generation, GenerationOver
+from rekindle.program.exchange import ReportExchange
+from rekindle.program.generation import GenerationOver, ProgramGeneration
 from rekindle.program.pod import Pod
 from rekindle.program.processes.working_folder import find_working_folder
 from rekindle.program.spec import ProgramSpec
 from rekindle.training.launch import notice, signals
-from rekindle.training.membership.client import Client
+from rekindle.training.membership.client import CoordinatorClient
 from rekindle.training.membership.completion import read_completed_model
-from rekindle.training.membership.protocol import coordinator_address
+from rekindle.training.membership.protocol import read_coordinator_address
 from rekindle.training.spec import Fingerprint
 
 
@@ -61,7 +61,7 @@ def run_generations(pod: Pod) -> int:
 
         generation, members = group
         with suppress(GenerationOver):
-            Generation(pod, Exchange(pod.client, generation, members), members).run()
+            ProgramGeneration(pod, ReportExchange(pod.client, generation, members), members).run()
         pod.client.is_busy = False
 
     pod.curves.close()
@@ -81,7 +81,7 @@ def _announce_leaving(pod: Pod) -> None:
 
 def run_agent(program_spec: ProgramSpec) -> int:
     """Run the program's processes of this pod; return the exit code. Raises RekindleError."""
-    coordinator_endpoint = coordinator_address()
+    coordinator_endpoint = read_coordinator_address()
     if coordinator_endpoint is None:
         raise ConfigError(
             "MASTER_ADDR is not set: a program runs under a coordinator. Start it with `rekindle"
@@ -91,7 +91,7 @@ def run_agent(program_spec: ProgramSpec) -> int:
     linux.LIBC.prctl(linux.SET_CHILD_SUBREAPER, 1)
     os.chdir(find_working_folder(program_spec.program.command))
     fingerprint: Fingerprint = {"program": program_spec.identity_hash()[:12]}
-    client = Client(
+    client = CoordinatorClient(
         *coordinator_endpoint, fingerprint, lambda: bool(read_completed_model(program_spec))
     )
     try:

@@ -7,13 +7,13 @@ from typing import ClassVar
 
 from pydantic import Field, field_validator, model_validator
 
-from argolocal.common.environment import names_secret, secret_flags
-from rekindle.errors import ConfigError, did_you_mean
+from argolocal.common.environment import find_secret_flags, is_secret_name
+from rekindle.errors import ConfigError, suggest_similar
 from rekindle.kubernetes_names import PROGRAM_SECRET
 from rekindle.sections import Section
 
 # placeholders of a command → their meaning
-PLACEHOLDERS = {
+PLACEHOLDER_DESCRIPTIONS = {
     "dataset": "folder with the dataset that `prepare` has written",
     "checkpoints": "folder below which the program writes its checkpoints",
     "checkpoint": "newest complete checkpoint (only in `resume`)",
@@ -28,11 +28,11 @@ PLACEHOLDERS = {
 # `model.NAME` is the setting NAME of the section `model:`
 MODEL_PREFIX = "model."
 # does not match `${NAME}`, which is a shell variable
-PLACEHOLDER = re.compile(r"(?<![{$])\{([A-Za-z_][\w.]*)\}(?!\})")
-SHELL_VARIABLE = re.compile(r"[\"']?\$(\w+|\{\w+\})[\"']?")
-VARIABLE_NAME = re.compile(r"[A-Za-z_]\w*", re.ASCII)
+PLACEHOLDER_PATTERN = re.compile(r"(?<![{$])\{([A-Za-z_][\w.]*)\}(?!\})")
+SHELL_VARIABLE_PATTERN = re.compile(r"[\"']?\$(\w+|\{\w+\})[\"']?")
+VARIABLE_NAME_PATTERN = re.compile(r"[A-Za-z_]\w*", re.ASCII)
 # launchers, which start the processes of a node themselves
-LAUNCHERS = frozenset({"accelerate", "deepspeed", "torchrun"})
+LAUNCHER_COMMANDS = frozenset({"accelerate", "deepspeed", "torchrun"})
 LAUNCHER_MODULES = frozenset(
     {"accelerate.commands.launch", "deepspeed.launcher.runner", "torch.distributed.run"}
 )
@@ -118,17 +118,17 @@ class ProgramConfig(Section):
 
     @model_validator(mode="after")
     def _check_placeholders(self) -> "ProgramConfig":
-        allowed_names = PLACEHOLDERS.keys() - {"checkpoint"}
-        _check("command", self.command, allowed_names)
-        _check("result", [self.result], allowed_names)
-        _check("environment", self.environment.values(), allowed_names)
-        _check("resume", self.resume, PLACEHOLDERS.keys())
+        allowed_names = PLACEHOLDER_DESCRIPTIONS.keys() - {"checkpoint"}
+        _check_placeholder_names("command", self.command, allowed_names)
+        _check_placeholder_names("result", [self.result], allowed_names)
+        _check_placeholder_names("environment", self.environment.values(), allowed_names)
+        _check_placeholder_names("resume", self.resume, PLACEHOLDER_DESCRIPTIONS.keys())
         return self
 
     @field_validator("secrets")
     @classmethod
     def _check_secrets(cls, secret_names: list[str]) -> list[str]:
-        if not all(map(VARIABLE_NAME.fullmatch, secret_names)):
+        if not all(map(VARIABLE_NAME_PATTERN.fullmatch, secret_names)):
             raise ValueError("it must list names of environment variables, without their values")
         return secret_names
 
@@ -139,13 +139,13 @@ class ProgramConfig(Section):
         secret_settings = [
             f"environment.{variable_name}"
             for variable_name, variable_value in self.environment.items()
-            if names_secret(variable_name) and _is_literal(variable_value)
+            if is_secret_name(variable_name) and _is_literal_value(variable_value)
         ]
         secret_settings += (
             f"{field_name}: --{variable_name}"
             for field_name in ("command", "resume")
-            for variable_name, variable_value in secret_flags(getattr(self, field_name))
-            if _is_literal(variable_value)
+            for variable_name, variable_value in find_secret_flags(getattr(self, field_name))
+            if _is_literal_value(variable_value)
         )
         if secret_settings:
             raise ValueError(
@@ -162,7 +162,7 @@ class ProgramConfig(Section):
         return [*self.command, *self.resume, self.result, *self.environment.values()]
 
     @property
-    def result_in_checkpoints(self) -> str:
+    def result_checkpoint_path(self) -> str:
         """The path of the result relative to the checkpoint folder; "" if the result is
         elsewhere."""
         folder_prefix = "{checkpoints}/"
@@ -181,29 +181,35 @@ class ProgramConfig(Section):
             first_argument, *other_arguments = other_arguments
 
         command_name = first_argument.rpartition("/")[2]
-        return command_name in LAUNCHERS or (
+        return command_name in LAUNCHER_COMMANDS or (
             first_argument == "-m" and not LAUNCHER_MODULES.isdisjoint(other_arguments[:1])
         )
 
 
-def _is_literal(value: str) -> bool:
+def _is_literal_value(value: str) -> bool:
     """Return True if a value is written literally: it is not empty, a placeholder or a shell
     variable such as $HF_TOKEN."""
-    return bool(value) and not PLACEHOLDER.fullmatch(value) and not SHELL_VARIABLE.fullmatch(value)
+    return (
+        bool(value)
+        and not PLACEHOLDER_PATTERN.fullmatch(value)
+        and not SHELL_VARIABLE_PATTERN.fullmatch(value)
+    )
 
 
-def _check(field_name: str, texts: Iterable[str], allowed_names: Iterable[str]) -> None:
+def _check_placeholder_names(
+    field_name: str, texts: Iterable[str], allowed_names: Iterable[str]
+) -> None:
     """Raise ValueError for a placeholder that does not exist."""
     allowed_names = set(allowed_names)
     for text in texts:
-        for placeholder_name in PLACEHOLDER.findall(text):
+        for placeholder_name in PLACEHOLDER_PATTERN.findall(text):
             if placeholder_name in allowed_names or placeholder_name.startswith(MODEL_PREFIX):
                 continue
 
-            if placeholder_name in PLACEHOLDERS:
+            if placeholder_name in PLACEHOLDER_DESCRIPTIONS:
                 hint = " It is known only in program.resume."
             else:
-                hint = did_you_mean(placeholder_name, allowed_names) or (
+                hint = suggest_similar(placeholder_name, allowed_names) or (
                     f" There are {', '.join(sorted(allowed_names))} and {MODEL_PREFIX}NAME."
                 )
             raise ValueError(
@@ -220,13 +226,13 @@ def check_model_placeholders(
         {
             placeholder_name
             for text in program_config.texts
-            for placeholder_name in PLACEHOLDER.findall(text)
+            for placeholder_name in PLACEHOLDER_PATTERN.findall(text)
         }
     ):
         setting_name = placeholder_name.removeprefix(MODEL_PREFIX)
         if setting_name != placeholder_name and setting_name not in model_settings:
             hint = (
-                did_you_mean(setting_name, set(model_settings))
+                suggest_similar(setting_name, set(model_settings))
                 or f" It has: {', '.join(sorted(model_settings)) or 'none'}."
             )
             raise ConfigError(
@@ -235,12 +241,12 @@ def check_model_placeholders(
             )
 
 
-def fill(text: str, placeholder_values: Mapping[str, object]) -> str:
+def fill_placeholders(text: str, placeholder_values: Mapping[str, object]) -> str:
     """Replace the placeholders of a text. Raises KeyError for a placeholder without a value."""
-    return PLACEHOLDER.sub(
+    return PLACEHOLDER_PATTERN.sub(
         lambda placeholder_match: str(placeholder_values[placeholder_match[1]]), text
     )
 
 
 def has_placeholder(texts: Iterable[str], placeholder_name: str) -> bool:
-    return any(placeholder_name in PLACEHOLDER.findall(text) for text in texts)
+    return any(placeholder_name in PLACEHOLDER_PATTERN.findall(text) for text in texts)

@@ -4,16 +4,16 @@ import queue
 import threading
 from collections.abc import Mapping
 
-from rekindle.errors import RekindleError, say
+from rekindle.errors import RekindleError, write_stderr
 
 CLOSE_TIMEOUT_S = 10.0
 # maximum number of waiting reports maximum number of waiting reports while MLflow does not answer
 MAX_WAITING_REPORTS = 1000
 
-Report = tuple[int, Mapping[str, float]]  # step, metrics by name
+MetricsReport = tuple[int, Mapping[str, float]]  # step, metrics by name
 
 
-class Curves:
+class MetricCurves:
     """Sends curves to the MLflow run `run_id`; without a run id (""), nothing is sent. `prefix`:
     prefix of the metric names."""
 
@@ -58,5 +58,5 @@ class Curves:
                 self._has_failed = False
             except RekindleError as error:
                 if not self._has_failed:
-                    say(f"a report of the program is not in MLflow: {error}")
+                    write_stderr(f"a report of the program is not in MLflow: {error}")
                 self._has_failed = True

@@ -12,20 +12,20 @@ from typing import TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from rekindle.documents import validate
-from rekindle.training.membership.client import Client
+from rekindle.documents import parse_and_validate
+from rekindle.training.membership.client import CoordinatorClient
 from rekindle.training.membership.protocol import Members
 
 REPORT_TIMEOUT_S = 120.0
 
 
-class Report(BaseModel):
+class ReportMessage(BaseModel):
     """The base class of the messages. Field types are validated strictly."""
 
     model_config = ConfigDict(strict=True, extra="ignore", frozen=True, allow_inf_nan=False)
 
 
-class NodeReport(Report):
+class NodeReport(ReportMessage):
     """The state of a node before the start: its number of processes, and a free port.
 
     `last_generation`: key of the last generation that the node took part in, or "";
@@ -41,7 +41,7 @@ class NodeReport(Report):
     is_server: bool = False
 
 
-class Choice(Report):
+class RestoreChoice(ReportMessage):
     """The decisions of rank 0 for all nodes: keys of the checkpoints to restore, number of restarts
     so far, and current time of the object store, since the nodes' clocks may differ."""
 
@@ -50,18 +50,18 @@ class Choice(Report):
     time_ns: int = Field(ge=0)
 
 
-class Leaving(Report):
+class LeavingReport(ReportMessage):
     """The message that a node must leave within `seconds`."""
 
     seconds: float
 
 
-class Restarting(Report):
+class RestartingReport(ReportMessage):
     """The message that a node restarts its processes because a node has joined. It is needed since
     other nodes may not see the checkpoint that triggers the restart."""
 
 
-class Failure(Report):
+class FailureReport(ReportMessage):
     """The first failure of a node: `time` is a time of the object store in nanoseconds."""
 
     time: int
@@ -69,55 +69,57 @@ class Failure(Report):
     reason: str
 
 
-class Finished(Report):
+class FinishedReport(ReportMessage):
     """The message that all processes of a node have ended with exit code 0."""
 
 
-R = TypeVar("R", bound=Report)
+ReportT = TypeVar("R", bound=ReportMessage)
 
 
-class Exchange:
+class ReportExchange:
     """Sends and receives the messages of one generation."""
 
-    def __init__(self, group_client: Client, generation_number: int, members: Members) -> None:
+    def __init__(
+        self, group_client: CoordinatorClient, generation_number: int, members: Members
+    ) -> None:
         self.client = group_client
         self.generation = generation_number
         self.ids = [member_id for member_id, _ in members]
 
-    def send(self, report_kind: str, report: Report, *, is_shared: bool = False) -> None:
+    def send(self, report_kind: str, report: ReportMessage, *, is_shared: bool = False) -> None:
         report_key = report_kind if is_shared else f"{report_kind}-{self.client.id}"
         report_json = report.model_dump_json()
         self.client.send_value(self.generation, report_key, report_json.encode())
 
-    def wait_for_all(self, report_kind: str, report_class: type[R]) -> list[R]:
+    def wait_for_all(self, report_kind: str, report_class: type[ReportT]) -> list[ReportT]:
         """Return the reports of all nodes, by rank. Raises RuntimeError if the generation is over,
         or a report does not arrive in time."""
         report_keys = [f"{report_kind}-{member_id}" for member_id in self.ids]
         report_bytes = self.client.wait_for_values(self.generation, report_keys, REPORT_TIMEOUT_S)
-        return [_parse(report_class, report_value) for report_value in report_bytes]
+        return [_parse_report(report_class, report_value) for report_value in report_bytes]
 
-    def wait_for(self, report_key: str, report_class: type[R]) -> R:
+    def wait_for(self, report_key: str, report_class: type[ReportT]) -> ReportT:
         """Return the report that rank 0 sends to all nodes. Raises RuntimeError."""
         (report_value,) = self.client.wait_for_values(
             self.generation, [report_key], REPORT_TIMEOUT_S
         )
-        return _parse(report_class, report_value)
+        return _parse_report(report_class, report_value)
 
-    def received(self, report_kind: str, report_class: type[R]) -> list[R]:
+    def received(self, report_kind: str, report_class: type[ReportT]) -> list[ReportT]:
         """Return the reports that have arrived so far."""
         report_values = [
             self.client.find_value(self.generation, f"{report_kind}-{member_id}")
             for member_id in self.ids
         ]
         return [
-            _parse(report_class, report_value)
+            _parse_report(report_class, report_value)
             for report_value in report_values
             if report_value is not None
         ]
 
 
-def _parse(report_class: type[R], report_bytes: bytes) -> R:
+def _parse_report(report_class: type[ReportT], report_bytes: bytes) -> ReportT:
     try:
-        return validate(report_class, report_bytes)
+        return parse_and_validate(report_class, report_bytes)
     except ValueError as error:
         raise RuntimeError(f"a message between the agents is malformed: {error}") from None

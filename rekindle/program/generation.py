@@ -10,36 +10,36 @@ from pathlib import Path
 from typing import TypeVar
 
 from argolocal.common import exit_codes
-from rekindle.errors import CodeError, RekindleError, StorageError, say
+from rekindle.errors import CodeError, RekindleError, StorageError, write_stderr
 from rekindle.kubernetes_names import REKINDLE_CHECKPOINTS, REKINDLE_SECRET
 from rekindle.program.checkpoints.program_checkpoints import Generation as Start
-from rekindle.program.checkpoints.program_checkpoints import Restored
+from rekindle.program.checkpoints.program_checkpoints import RestoredCheckpoint
 from rekindle.program.checkpoints.restore import UnusableCheckpoint, describe_disk_error
 from rekindle.program.exchange import (
-    Choice,
-    Exchange,
-    Failure,
-    Finished,
-    Leaving,
+    FailureReport,
+    FinishedReport,
+    LeavingReport,
     NodeReport,
-    Restarting,
+    ReportExchange,
+    RestartingReport,
+    RestoreChoice,
 )
 from rekindle.program.pod import POLL_INTERVAL_S, Pod
 from rekindle.program.processes.commands import (
-    knows_processes,
+    is_process_count_known,
     make_command,
     make_environments,
-    placeholder_values,
+    make_placeholder_values,
     uses_dataset,
 )
 from rekindle.program.processes.environment import (
-    Layout,
-    default_threads,
+    ProcessLayout,
     find_free_port,
-    node_variables,
+    make_node_variables,
+    make_thread_defaults,
 )
 from rekindle.program.processes.node_processes import NodeProcesses, describe_exit
-from rekindle.program.processes.process_parent import NOT_EXECUTABLE, NOT_FOUND
+from rekindle.program.processes.process_parent import NOT_EXECUTABLE_EXIT_CODE, NOT_FOUND_EXIT_CODE
 from rekindle.program.result import find_result, publish_result
 from rekindle.training.launch import signals
 from rekindle.training.launch.launcher import send_signal
@@ -48,9 +48,9 @@ from rekindle.training.membership.completion import open_store
 from rekindle.training.membership.protocol import Members
 
 # a node counts as active for this time after output or a change of a checkpoint
-ACTIVITY_S = 1.0
+ACTIVITY_INTERVAL_S = 1.0
 # fraction of the time until SIGKILL that is reserved for the upload after the program's end
-UPLOAD_SHARE = 0.4
+UPLOAD_TIME_SHARE = 0.4
 UPLOAD_TIMEOUT_S = 60.0  # time limit of the upload before the next generation, in seconds
 # seconds that a program may take to exit after it has written a checkpoint on SIGTERM
 EXIT_TIMEOUT_S = 5.0
@@ -59,20 +59,20 @@ RETRY_INTERVAL_S = 1.0  # time between attempts to reach the object store
 COMPLETION_TIMEOUT_S = 60.0
 MAX_SAME_ERRORS = 10
 # exit codes of a process that was ended by a signal from outside the program
-ENDED_FROM_OUTSIDE = {-signal.SIGKILL, -signal.SIGTERM, exit_codes.TERMINATED}
+EXTERNAL_EXIT_CODES = {-signal.SIGKILL, -signal.SIGTERM, exit_codes.TERMINATED}
 
 
-T = TypeVar("T")
+ResultT = TypeVar("T")
 
 
 class GenerationOver(Exception):
     """Raised if the group changed before the program was started."""
 
 
-class Generation:
+class ProgramGeneration:
     """One run of the program's processes, in one group."""
 
-    def __init__(self, pod: Pod, exchange: Exchange, members: Members) -> None:
+    def __init__(self, pod: Pod, exchange: ReportExchange, members: Members) -> None:
         self.pod = pod
         self.spec = pod.spec
         self.client = pod.client
@@ -93,11 +93,11 @@ class Generation:
         before the processes start."""
         self.client.is_busy = True
         try:
-            self.layout, restored_checkpoint = self._prepare()
+            self.layout, restored_checkpoint = self._prepare_start()
             self._start(self.layout, restored_checkpoint.path)
         except RuntimeError as error:
             if not self._is_over():
-                say(f"generation {self.number} cannot start: {error}")
+                write_stderr(f"generation {self.number} cannot start: {error}")
                 self.client.report_failure(self.number)
             raise GenerationOver from None
 
@@ -113,7 +113,7 @@ class Generation:
                 # the last checkpoint may contain progress that was not reported yet that was not
                 # reported yet
                 self.pod.report_progress()
-            self._note_run()
+            self._record_plan()
 
         if self.stop_time is not None and self.node_rank == 0:
             self._report_unsaved_work(self.stop_time)
@@ -123,7 +123,7 @@ class Generation:
         else:
             self._upload()
 
-    def _prepare(self) -> tuple[Layout, Restored]:
+    def _prepare_start(self) -> tuple[ProcessLayout, RestoredCheckpoint]:
         """Agree with the other nodes on the port and the checkpoints, and restore this node's
         files. Raises RuntimeError if the group changes, or a checkpoint is damaged."""
         pod_position = self.pod.position
@@ -136,21 +136,21 @@ class Generation:
             damaged=self.pod.damaged,
         )
         self.exchange.send("node", node_report)
-        node_reports = self._order(self.exchange.wait_for_all("node", NodeReport))
+        node_reports = self._order_members(self.exchange.wait_for_all("node", NodeReport))
 
         if self.node_rank == 0:
-            restore_choice = Choice(
-                keys=self._choose(node_reports),
+            restore_choice = RestoreChoice(
+                keys=self._choose_checkpoint_keys(node_reports),
                 restarts=self.pod.restarts + 1,
                 time_ns=self._retry(self.checkpoints.read_clock),
             )
             self.exchange.send("choice", restore_choice, is_shared=True)
         else:
-            restore_choice = self.exchange.wait_for("choice", Choice)
+            restore_choice = self.exchange.wait_for("choice", RestoreChoice)
 
         self.checkpoints.set_clock(restore_choice.time_ns)
         self.pod.restarts = restore_choice.restarts
-        process_layout = Layout(
+        process_layout = ProcessLayout(
             node_rank=self.node_rank,
             process_counts=tuple(peer_report.processes for peer_report in node_reports),
             master_address=self.members[0][1],
@@ -160,7 +160,7 @@ class Generation:
         )
         return process_layout, self._restore(process_layout, restore_choice.keys)
 
-    def _order(self, node_reports: list[NodeReport]) -> list[NodeReport]:
+    def _order_members(self, node_reports: list[NodeReport]) -> list[NodeReport]:
         """Sort the members by the ranks that the job prescribes, if any; return their reports in
         this order."""
         member_reports = list(zip(self.members, node_reports, strict=True))
@@ -170,7 +170,7 @@ class Generation:
         self.ending_nodes = sum(not node_report.is_server for _, node_report in member_reports)
         return [node_report for _, node_report in member_reports]
 
-    def _choose(self, node_reports: list[NodeReport]) -> list[str]:
+    def _choose_checkpoint_keys(self, node_reports: list[NodeReport]) -> list[str]:
         last_generations = [
             node_report.last_generation
             for node_report in node_reports
@@ -179,13 +179,15 @@ class Generation:
         damaged_keys = {key for node_report in node_reports for key in node_report.damaged}
         return self._retry(lambda: self.checkpoints.choose(last_generations, damaged_keys))
 
-    def _restore(self, process_layout: Layout, checkpoint_keys: list[str]) -> Restored:
+    def _restore(
+        self, process_layout: ProcessLayout, checkpoint_keys: list[str]
+    ) -> RestoredCheckpoint:
         generation_start = Start(
             self.number,
             process_layout.node_rank,
             process_layout.nodes,
-            process_layout.world_size if knows_processes(self.spec.program) else 0,
-            hash_members(self.members),
+            process_layout.world_size if is_process_count_known(self.spec.program) else 0,
+            hash_member_ids(self.members),
         )
         try:
             with self._report_local_errors():
@@ -221,25 +223,25 @@ class Generation:
             self._report_error(f"the program cannot be started: {error}", error.exit_code)
             raise RuntimeError(str(error)) from error
 
-    def _retry(self, storage_call: Callable[[], T]) -> T:
+    def _retry(self, storage_call: Callable[[], ResultT]) -> ResultT:
         """Repeat `storage_call` until the object store answers. Raises RuntimeError if the
         generation is over."""
         while True:
             try:
                 return storage_call()
             except StorageError as error:
-                if error.exit_code in exit_codes.PERMANENT:
+                if error.exit_code in exit_codes.PERMANENT_ERRORS:
                     raise
-                say(f"{error} Trying again.")
+                write_stderr(f"{error} Trying again.")
                 time.sleep(RETRY_INTERVAL_S)
             if self._is_over() or self.pod.leaving.is_set():
                 raise RuntimeError("the group has changed")
 
-    def _start(self, process_layout: Layout, checkpoint_path: Path | None) -> None:
+    def _start(self, process_layout: ProcessLayout, checkpoint_path: Path | None) -> None:
         program_config = self.spec.program
         with self._report_local_errors():
             values_by_placeholder = self._retry(
-                lambda: self._placeholder_values(process_layout, checkpoint_path)
+                lambda: self._make_placeholder_values(process_layout, checkpoint_path)
             )
         inherited_variables = {
             variable_name: variable_value
@@ -248,15 +250,15 @@ class Generation:
         }
         process_variables = {
             **inherited_variables,
-            **default_threads(inherited_variables, process_layout.processes),
-            **node_variables(process_layout, self.spec.identity_hash()[:12]),
+            **make_thread_defaults(inherited_variables, process_layout.processes),
+            **make_node_variables(process_layout, self.spec.identity_hash()[:12]),
             **self.pod.progress.variables(),
         }
         process_variables[REKINDLE_CHECKPOINTS] = str(self.checkpoints.folder)
         if self.spec.run_id:
             process_variables["MLFLOW_RUN_ID"] = self.spec.run_id
 
-        self._note_run()
+        self._record_plan()
         self.pod.processes = self.processes
         with self._report_local_errors():
             self.checkpoints.begin()
@@ -267,10 +269,10 @@ class Generation:
             ),
         )
 
-    def _note_run(self) -> None:
+    def _record_plan(self) -> None:
         """Record the event `run` in the ledger. Called again at the end, because only a save shows
         the unit of the steps."""
-        counts_saves = self.checkpoints.counts_saves and not self.pod.progress.has_reports
+        counts_saves = self.checkpoints.is_counting_saves and not self.pod.progress.has_reports
         if self.node_rank == 0:
             self.client.note(
                 "run",
@@ -280,10 +282,10 @@ class Generation:
                 unit="checkpoints" if counts_saves else "steps",
             )
 
-    def _placeholder_values(
-        self, process_layout: Layout, checkpoint_path: Path | None
+    def _make_placeholder_values(
+        self, process_layout: ProcessLayout, checkpoint_path: Path | None
     ) -> dict[str, object]:
-        values_by_placeholder = placeholder_values(
+        values_by_placeholder = make_placeholder_values(
             process_layout, self.checkpoints.folder, checkpoint_path, self.spec.model
         )
         values_by_placeholder["run_id"] = self.spec.run_id
@@ -321,11 +323,11 @@ class Generation:
 
     def _report_activity(self) -> None:
         self.pod.report_progress()
-        last_activity_s = self._last_activity_time()
-        self.client.is_busy = time.monotonic() - last_activity_s < ACTIVITY_S
+        last_activity_s = self._find_last_activity_s()
+        self.client.is_busy = time.monotonic() - last_activity_s < ACTIVITY_INTERVAL_S
         self.client.step = max(self.client.step, self.checkpoints.newest_step)
 
-    def _last_activity_time(self) -> float:
+    def _find_last_activity_s(self) -> float:
         """Return the time when the program last wrote output, reported progress or changed a
         checkpoint."""
         return max(
@@ -344,25 +346,26 @@ class Generation:
     def _must_leave(self) -> bool:
         """Return True if any node must leave. If this node must leave, tell the others."""
         if self.pod.leaving.is_set():
-            self.exchange.send("leaving", Leaving(seconds=signals.seconds_left()))
+            self.exchange.send("leaving", LeavingReport(seconds=signals.compute_seconds_left()))
             return True
-        return bool(self.exchange.received("leaving", Leaving))
+        return bool(self.exchange.received("leaving", LeavingReport))
 
     def _seconds_until_leave(self) -> float:
         """Return the seconds that the program has for its last save."""
         leave_seconds = [
-            leaving_report.seconds for leaving_report in self.exchange.received("leaving", Leaving)
+            leaving_report.seconds
+            for leaving_report in self.exchange.received("leaving", LeavingReport)
         ]
         if self.pod.leaving.is_set():
-            leave_seconds.append(signals.seconds_left())
-        return (1 - UPLOAD_SHARE) * min(leave_seconds)
+            leave_seconds.append(signals.compute_seconds_left())
+        return (1 - UPLOAD_TIME_SHARE) * min(leave_seconds)
 
     def _must_restart(self) -> bool:
         """Return True if a node has joined and the program has saved since then (or
         `restart_seconds` are over) on any node. Tell the other nodes."""
         if self.client.open_generation <= self.number:
             return False
-        if self.exchange.received("restarting", Restarting):
+        if self.exchange.received("restarting", RestartingReport):
             return True
 
         now_s = time.monotonic()
@@ -372,7 +375,7 @@ class Generation:
 
         has_saved = self.checkpoints.saves > self.saves_at_join
         if has_saved or now_s - self.join_time > self.spec.program.restart_seconds:
-            self.exchange.send("restarting", Restarting())
+            self.exchange.send("restarting", RestartingReport())
             return True
         return False
 
@@ -417,18 +420,18 @@ class Generation:
             and not (pod_position and pod_position.is_server)
         ):
             self.finished = True
-            self.exchange.send("finished", Finished())
-        return len(self.exchange.received("finished", Finished)) == self.ending_nodes
+            self.exchange.send("finished", FinishedReport())
+        return len(self.exchange.received("finished", FinishedReport)) == self.ending_nodes
 
     def _report_hang(self) -> None:
         """If the group was aborted because the program hangs, report this error."""
-        last_activity_s = self._last_activity_time()
+        last_activity_s = self._find_last_activity_s()
         hung_seconds = self.spec.hung_seconds
         if self.node_rank or time.monotonic() - last_activity_s < hung_seconds:
             return
 
         has_ended = any(process.exit_code == 0 for process in self.processes.processes)
-        if has_ended or self.exchange.received("finished", Finished):
+        if has_ended or self.exchange.received("finished", FinishedReport):
             reason = (
                 "some of its processes ended with exit code 0, and the others had no output,"
                 f" progress or checkpoint for {hung_seconds:g} s"
@@ -455,8 +458,8 @@ class Generation:
         was_oom_killed = self.pod.has_new_oom_kill()
         self.processes.kill()
 
-        if first_failure.exit_code in ENDED_FROM_OUTSIDE and not was_oom_killed:
-            say(
+        if first_failure.exit_code in EXTERNAL_EXIT_CODES and not was_oom_killed:
+            write_stderr(
                 f"a process of the program {describe_exit(first_failure, Path.cwd())}: starting"
                 " all again"
             )
@@ -474,7 +477,7 @@ class Generation:
             reason += f". The disk of {self.checkpoints.folder} is full"
         rank = self.layout.first_rank + first_failure.index
         exit_time_ns = self.checkpoints.to_store_time(int(first_failure.exit_time * 1e9))
-        own_failure = Failure(time=exit_time_ns, rank=rank, reason=reason)
+        own_failure = FailureReport(time=exit_time_ns, rank=rank, reason=reason)
         self.exchange.send("failed", own_failure)
 
         # a lost node makes the processes of other nodes fail, so wait until the coordinator could
@@ -485,15 +488,18 @@ class Generation:
                 return
             time.sleep(POLL_INTERVAL_S)
 
-        node_failures = [own_failure, *self.exchange.received("failed", Failure)]
+        node_failures = [own_failure, *self.exchange.received("failed", FailureReport)]
         earliest_failure = min(node_failures, key=lambda node_failure: node_failure.time)
         if earliest_failure.rank == rank:
             is_launcher = self.spec.program.starts_processes
             error_text = (
                 f"the program {reason}" if is_launcher else f"rank {rank} of the program {reason}"
             )
-            say(error_text)
-            is_started = first_failure.exit_code not in (NOT_FOUND, NOT_EXECUTABLE)
+            write_stderr(error_text)
+            is_started = first_failure.exit_code not in (
+                NOT_FOUND_EXIT_CODE,
+                NOT_EXECUTABLE_EXIT_CODE,
+            )
             self._report_error(error_text, 1 if is_started else CodeError.exit_code)
         self.client.report_failure(self.number)
 
@@ -516,7 +522,7 @@ class Generation:
             self._upload()
 
     def _publish_result(self) -> None:
-        values_by_placeholder = self._placeholder_values(self.layout, None)
+        values_by_placeholder = self._make_placeholder_values(self.layout, None)
         result_path = find_result(self.spec, values_by_placeholder, self.checkpoints)
         sha256 = publish_result(self.spec, result_path, self.checkpoints.newest_step)
         self.client.send({"done": sha256})
@@ -524,9 +530,9 @@ class Generation:
     def _upload(self) -> None:
         """Upload the newest checkpoints, because this pod may have the only copy."""
         self.client.is_busy = True
-        self.checkpoints.flush(min(UPLOAD_TIMEOUT_S, signals.seconds_left()))
+        self.checkpoints.flush(min(UPLOAD_TIMEOUT_S, signals.compute_seconds_left()))
 
 
-def hash_members(members: Members) -> str:
+def hash_member_ids(members: Members) -> str:
     """Return a short hash of the ids of a group."""
     return hashlib.sha256(" ".join(member_id for member_id, _ in members).encode()).hexdigest()[:8]

@@ -23,20 +23,20 @@ from multiprocessing.context import ForkProcess
 
 from argolocal.common import exit_codes
 from argolocal.common.linux import die_with_parent
-from rekindle.errors import ConfigError, say
+from rekindle.errors import ConfigError, write_stderr
 from rekindle.kubernetes_names import POD_IP, REKINDLE_COORDINATOR
 from rekindle.program import agent, coordinator
-from rekindle.program.position import read_position
+from rekindle.program.position import read_pod_position
 from rekindle.step import fail
 
-SIGNALS = {signal.SIGTERM, signal.SIGINT, signal.SIGCHLD}
-END_TIMEOUT_S = 60.0  # seconds for the other process to exit after the end of the run
+HANDLED_SIGNALS = {signal.SIGTERM, signal.SIGINT, signal.SIGCHLD}
+COORDINATOR_END_TIMEOUT_S = 60.0  # seconds for the other process to exit after the end of the run
 VERDICT_TIMEOUT_S = 5.0  # maximum wait for the coordinator's verdict on an agent's error
 RESTART_INTERVAL_S = 1.0  # time between two starts of the coordinator
 POLL_INTERVAL_S = 0.5
-FORK = multiprocessing.get_context("fork")
+FORK_CONTEXT = multiprocessing.get_context("fork")
 
-Main = Callable[[list[str]], int]
+MainFunction = Callable[[list[str]], int]
 
 
 class JobPod:
@@ -61,7 +61,7 @@ class JobPod:
     def run(self) -> int:
         """Wait until the run is over or this pod must leave; return the exit code."""
         while True:
-            received_signal = signal.sigtimedwait(SIGNALS, POLL_INTERVAL_S)
+            received_signal = signal.sigtimedwait(HANDLED_SIGNALS, POLL_INTERVAL_S)
             if received_signal and received_signal.si_signo != signal.SIGCHLD:
                 self.agent.terminate()
 
@@ -71,22 +71,24 @@ class JobPod:
                 coordinator_exit_code = self.coordinator.exitcode
                 if coordinator_exit_code >= 0:
                     return self._end_with_coordinator(coordinator_exit_code)
-                say(
+                write_stderr(
                     f"the coordinator was ended by {signal.Signals(-coordinator_exit_code).name}:"
                     " starting it again"
                 )
                 time.sleep(RESTART_INTERVAL_S)
                 self.coordinator = self._start(coordinator.main)
 
-    def _start(self, main_function: Main) -> ForkProcess:
-        forked_process = FORK.Process(target=_run, args=(main_function, self.flags, os.getpid()))
+    def _start(self, main_function: MainFunction) -> ForkProcess:
+        forked_process = FORK_CONTEXT.Process(
+            target=_run_main, args=(main_function, self.flags, os.getpid())
+        )
         forked_process.start()
         return forked_process
 
     def _end_with_agent(self, agent_exit_code: int) -> int:
         """Return the exit code of the pod after the agent has ended."""
         if agent_exit_code == 0:
-            self._wait_for_coordinator(END_TIMEOUT_S)
+            self._wait_for_coordinator(COORDINATOR_END_TIMEOUT_S)
             return 0
 
         if agent_exit_code in (exit_codes.TERMINATED, -signal.SIGTERM):
@@ -97,12 +99,12 @@ class JobPod:
         if coordinator_exit_code and coordinator_exit_code > 0:
             return coordinator_exit_code
         self._stop_coordinator()
-        say(f"the agent of this pod ended with code {agent_exit_code}: starting again")
+        write_stderr(f"the agent of this pod ended with code {agent_exit_code}: starting again")
         return self.restart_code
 
     def _end_with_coordinator(self, coordinator_exit_code: int) -> int:
         """Return the exit code of the pod after the coordinator has ended the run."""
-        self.agent.join(END_TIMEOUT_S)
+        self.agent.join(COORDINATOR_END_TIMEOUT_S)
         if self.agent.exitcode is None:
             self.agent.kill()
             self.agent.join()
@@ -118,12 +120,12 @@ class JobPod:
     def _stop_coordinator(self) -> None:
         if self.coordinator:
             self.coordinator.terminate()
-            if self._wait_for_coordinator(END_TIMEOUT_S) is None:
+            if self._wait_for_coordinator(COORDINATOR_END_TIMEOUT_S) is None:
                 self.coordinator.kill()
                 self.coordinator.join()
 
 
-def _run(main_function: Main, command_flags: list[str], parent_pid: int) -> None:
+def _run_main(main_function: MainFunction, command_flags: list[str], parent_pid: int) -> None:
     """Run `main_function` in its own process group, so that it receives only signals from its
     parent."""
     os.setpgid(0, 0)
@@ -135,7 +137,7 @@ def _run(main_function: Main, command_flags: list[str], parent_pid: int) -> None
 
 def main(argv: list[str]) -> int:
     try:
-        pod_position = read_position()
+        pod_position = read_pod_position()
         if pod_position is None:
             raise ConfigError(f"{REKINDLE_COORDINATOR} is not set: the job of a pipeline sets it.")
     except ConfigError as error:

@@ -7,12 +7,12 @@ from pathlib import Path
 
 IN_OPEN = 0x20
 IN_ISDIR = 0x40000000
-EVENT = struct.Struct("iIII")  # watch, mask, cookie, length of the name
+EVENT_STRUCT = struct.Struct("iIII")  # watch, mask, cookie, length of the name
 READ_BYTES = 1 << 16
 LIBC = ctypes.CDLL(None, use_errno=True)
 
 
-class OpenedFiles:
+class FileOpenWatcher:
     """Records whether a file, or any file in a folder, was opened since the creation of this
     object."""
 
@@ -40,9 +40,9 @@ class OpenedFiles:
 
         event_start = 0
         while event_start < len(event_bytes):
-            _, event_mask, _, name_bytes = EVENT.unpack_from(event_bytes, event_start)
+            _, event_mask, _, name_bytes = EVENT_STRUCT.unpack_from(event_bytes, event_start)
             self._has_opened |= bool(event_mask & IN_OPEN) and not event_mask & IN_ISDIR
-            event_start += EVENT.size + name_bytes
+            event_start += EVENT_STRUCT.size + name_bytes
         return self._has_opened
 
     def close(self) -> None:

@@ -12,21 +12,21 @@ from pathlib import Path
 
 from argolocal.common import exit_codes
 from rekindle.cache.folder import cache_folder
-from rekindle.errors import say
+from rekindle.errors import write_stderr
 from rekindle.program.checkpoints.program_checkpoints import ProgramCheckpoints
-from rekindle.program.config import PLACEHOLDER
-from rekindle.program.curves import Curves
-from rekindle.program.position import read_position
+from rekindle.program.config import PLACEHOLDER_PATTERN
+from rekindle.program.curves import MetricCurves
+from rekindle.program.position import read_pod_position
 from rekindle.program.processes.commands import count_processes
-from rekindle.program.processes.environment import default_threads
+from rekindle.program.processes.environment import make_thread_defaults
 from rekindle.program.processes.node_processes import NodeProcesses
 from rekindle.program.processes.process_parent import ProcessParent
-from rekindle.program.progress import Progress, ProgressServer, SavedProgress
+from rekindle.program.progress import ProgressReport, ProgressServer, SavedProgress
 from rekindle.program.spec import ProgramSpec
 from rekindle.training.launch.cgroup import MemoryCgroup
 from rekindle.training.launch.launcher import list_children, send_signal
 from rekindle.training.launch.usage import UsageSampler
-from rekindle.training.membership.client import Client
+from rekindle.training.membership.client import CoordinatorClient
 from rekindle.training.membership.completion import open_store
 
 POLL_INTERVAL_S = 0.02
@@ -35,19 +35,19 @@ POLL_INTERVAL_S = 0.02
 class Pod:
     """The state of one pod over all generations of the program."""
 
-    def __init__(self, program_spec: ProgramSpec, group_client: Client) -> None:
+    def __init__(self, program_spec: ProgramSpec, group_client: CoordinatorClient) -> None:
         self.spec = program_spec
         self.client = group_client
-        self.position = read_position()
+        self.position = read_pod_position()
         self.processes: NodeProcesses | None = None
         self.checkpoints = ProgramCheckpoints(
             open_store(),
             program_spec.checkpoints,
-            checkpoint_folder(program_spec, group_client.name),
+            make_checkpoint_folder(program_spec, group_client.name),
             self.are_processes_alive,
             keep_count=program_spec.program.keep,
             marker_name=program_spec.program.marker,
-            result_path=program_spec.program.result_in_checkpoints,
+            result_path=program_spec.program.result_checkpoint_path,
         )
         self.progress = ProgressServer(
             self.checkpoints.folder.with_name(f"{group_client.name}.progress")
@@ -55,7 +55,7 @@ class Pod:
         self.saved_progress = SavedProgress()
         self.saves = 0  # number of saves whose progress was reported
         self.usage = UsageSampler()
-        self.curves = Curves(program_spec.run_id, program_spec.part)
+        self.curves = MetricCurves(program_spec.run_id, program_spec.part)
         self.last_progress_time = time.monotonic()
         self.cgroup = MemoryCgroup()
         self.oom_kills = self.cgroup.count_oom_kills()
@@ -65,7 +65,7 @@ class Pod:
         self.damaged: list[str] = []
         self.errors: Counter[str] = Counter()
         self.leaving = threading.Event()
-        self._start_parent()
+        self._start_process_parent()
 
     def are_processes_alive(self) -> bool:
         """Return True if no process has failed, so that no save was interrupted."""
@@ -73,14 +73,14 @@ class Pod:
             return False
         return not any(process.exit_code for process in self.processes.processes)
 
-    def _start_parent(self) -> None:
+    def _start_process_parent(self) -> None:
         program_config = self.spec.program
         literal_variables = {
             variable_name: variable_value
             for variable_name, variable_value in program_config.environment.items()
-            if not PLACEHOLDER.search(variable_value)
+            if not PLACEHOLDER_PATTERN.search(variable_value)
         }
-        literal_variables |= default_threads(
+        literal_variables |= make_thread_defaults(
             {**os.environ, **literal_variables}, self.process_count
         )
         self.parent = ProcessParent(program_config.preload, literal_variables)
@@ -96,10 +96,14 @@ class Pod:
                 exit_code = os.waitstatus_to_exitcode(wait_status)
                 if pid == self.parent.pid:
                     if node_processes and node_processes.give_up_starts():
-                        say("the process that starts the program has ended: this pod starts again")
+                        write_stderr(
+                            "the process that starts the program has ended: this pod starts again"
+                        )
                         raise SystemExit(exit_codes.TERMINATED)
-                    say("the process that loads the program's modules has ended: starting it again")
-                    self._start_parent()
+                    write_stderr(
+                        "the process that loads the program's modules has ended: starting it again"
+                    )
+                    self._start_process_parent()
                 elif node_processes:
                     node_processes.record_exit(pid, exit_code)
 
@@ -115,7 +119,7 @@ class Pod:
             return
 
         self.last_progress_time = time.monotonic()
-        say(newest_progress.log_line)
+        write_stderr(newest_progress.log_line)
         self.client.note(
             "progress",
             percentage=newest_progress.percentage,
@@ -126,7 +130,7 @@ class Pod:
         self.client.step = max(self.client.step, newest_progress.step)
         self.curves.record(newest_progress.metrics, newest_progress.step)
 
-    def _read_saved_progress(self) -> Progress | None:
+    def _read_saved_progress(self) -> ProgressReport | None:
         """If the program sends no reports, return the progress that its newest checkpoint contains,
         else None."""
         if self.progress.has_reports or self.checkpoints.saves == self.saves:
@@ -157,7 +161,7 @@ class Pod:
         node_processes.close()
 
 
-def checkpoint_folder(program_spec: ProgramSpec, pod_name: str) -> Path:
+def make_checkpoint_folder(program_spec: ProgramSpec, pod_name: str) -> Path:
     """Return the folder for the checkpoints of this pod. Raises RekindleError."""
     run_hash = hashlib.sha256(program_spec.checkpoints.encode()).hexdigest()[:16]
     return cache_folder() / "programs" / run_hash / pod_name

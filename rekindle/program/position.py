@@ -14,11 +14,11 @@ from rekindle.kubernetes_names import (
 )
 
 MAX_RANK = 1_000_000
-INDEX = re.compile(r"-(\d+)$")
+POD_INDEX_PATTERN = re.compile(r"-(\d+)$")
 
 
 @dataclass(frozen=True)
-class Position:
+class PodPosition:
     """The rank of a pod: rank 0 runs the coordinator and stores the result. `is_server`: True if
     the program of this pod does not end by itself."""
 
@@ -26,14 +26,14 @@ class Position:
     is_server: bool = False
 
 
-def read_position() -> Position | None:
+def read_pod_position() -> PodPosition | None:
     """Return the position of this pod; None if the job has a separate pod for the coordinator.
     Raises ConfigError."""
     if REKINDLE_COORDINATOR not in os.environ:
         return None
 
     # the Launcher of an MPIJob is the only pod whose name lacks an index
-    index_match = INDEX.search(os.environ.get(POD_NAME, ""))
+    index_match = POD_INDEX_PATTERN.search(os.environ.get(POD_NAME, ""))
     first_rank = read_integer(REKINDLE_ROLE_RANK, 0, 0, MAX_RANK)
     rank = first_rank + (int(index_match[1]) if index_match else 0)
-    return Position(rank, bool(os.environ.get(REKINDLE_SERVER)))
+    return PodPosition(rank, bool(os.environ.get(REKINDLE_SERVER)))

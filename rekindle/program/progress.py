@@ -28,17 +28,17 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints, Validation
 from argolocal.common.environment import WHOLE_NUMBER
 from argolocal.common.json_text import loads, to_json
 from argolocal.common.wording import format_duration
-from rekindle.program.checkpoints.formats import TRAINER_STATE
+from rekindle.program.checkpoints.formats import TRAINER_STATE_FILE
 from rekindle.training.membership.protocol import MAX_STEP
 
 MAX_BODY_BYTES = 64 << 10
 MAX_METRICS = 100
 REQUEST_TIMEOUT_S = 5.0
-STEP_METRICS = ("current_step", "global_step", "step")
-SERVER_URL = "KUBEFLOW_TRAINER_SERVER_URL"
-SERVER_TOKEN = "KUBEFLOW_TRAINER_SERVER_TOKEN"  # nosec B105  # path of a file
+STEP_METRIC_NAMES = ("current_step", "global_step", "step")
+SERVER_URL_VARIABLE = "KUBEFLOW_TRAINER_SERVER_URL"
+SERVER_TOKEN_VARIABLE = "KUBEFLOW_TRAINER_SERVER_TOKEN"  # nosec B105  # path of a file
 MAX_STATE_BYTES = 64 << 20
-LOG_LINE = re.compile(r"^program: (.+)$", re.MULTILINE)  # a report in the log of a pod
+LOG_LINE_PATTERN = re.compile(r"^program: (.+)$", re.MULTILINE)  # a report in the log of a pod
 
 MetricName = Annotated[str, StringConstraints(pattern=r"^[\w./ :-]{1,200}\z")]
 
@@ -50,7 +50,7 @@ class ReportedMetric(BaseModel):
     value: Annotated[str, StringConstraints(max_length=64)]
 
 
-class Progress(BaseModel):
+class ProgressReport(BaseModel):
     """One report: completed percentage of the training, estimated seconds until its end, and
     metrics."""
 
@@ -89,7 +89,7 @@ class Progress(BaseModel):
                 values_by_name[metric.name] = float(metric.value)
         return values_by_name
 
-    def with_metrics_of(self, earlier_report: "Progress") -> "Progress":
+    def add_earlier_metrics(self, earlier_report: "ProgressReport") -> "ProgressReport":
         """Return this report, extended by the metrics that only the `earlier_report` report has."""
         reported_names = {metric.name for metric in self.reported_metrics}
         earlier_metrics = [
@@ -104,7 +104,9 @@ class Progress(BaseModel):
     def step(self) -> int:
         """The step, if the metrics contain a step that the coordinator accepts; otherwise -1."""
         step_values = [
-            self.metrics[metric_name] for metric_name in STEP_METRICS if metric_name in self.metrics
+            self.metrics[metric_name]
+            for metric_name in STEP_METRIC_NAMES
+            if metric_name in self.metrics
         ]
         return max(
             (int(step_value) for step_value in step_values if 0 <= step_value <= MAX_STEP),
@@ -122,7 +124,7 @@ class Progress(BaseModel):
         other_metrics = {
             metric_name: self.metrics[metric_name]
             for metric_name in self.metrics
-            if metric_name not in STEP_METRICS
+            if metric_name not in STEP_METRIC_NAMES
         }
         text_parts += [
             f"{metric_name} {metric_value:.5g}"
@@ -138,14 +140,14 @@ class Progress(BaseModel):
         return f"program: {self}"
 
 
-class _Body(BaseModel):
-    status: Progress = Field(alias="trainerStatus")
+class _ReportBody(BaseModel):
+    status: ProgressReport = Field(alias="trainerStatus")
 
 
-def parse_report(body: bytes) -> Progress:
+def parse_report(body: bytes) -> ProgressReport:
     """Return the progress in the body of a request. Raises ValueError."""
     try:
-        return _Body.model_validate(loads(body)).status
+        return _ReportBody.model_validate(loads(body)).status
     except (ValidationError, RecursionError) as error:
         raise ValueError(str(error)) from error
 
@@ -178,11 +180,11 @@ class SavedProgress:
     def __init__(self) -> None:
         self._first: tuple[float, int] | None = None  # time and step of the first checkpoint
 
-    def read(self, checkpoint_path: Path) -> Progress | None:
+    def read(self, checkpoint_path: Path) -> ProgressReport | None:
         """Return the progress that a new checkpoint contains; None if the checkpoint is not from a
         `Trainer`."""
         try:
-            with (checkpoint_path / TRAINER_STATE).open("rb") as state_file:
+            with (checkpoint_path / TRAINER_STATE_FILE).open("rb") as state_file:
                 # json.loads accepts NaN, which the file contains if the training has diverged
                 trainer_state = TrainerState.model_validate(
                     json.loads(state_file.read(MAX_STATE_BYTES))
@@ -203,7 +205,7 @@ class SavedProgress:
             )
             report_fields["estimatedRemainingSeconds"] = self._estimate_seconds_left(trainer_state)
         try:
-            return Progress.model_validate(report_fields)
+            return ProgressReport.model_validate(report_fields)
         except ValidationError:
             return None
 
@@ -238,7 +240,7 @@ class ProgressServer:
         self._token_file.touch(mode=0o600)
         self._token_file.write_text(self._token)
         self._lock = threading.Lock()
-        self._newest: Progress | None = None
+        self._find_newest_checkpoint: ProgressReport | None = None
         self.has_reports = False  # True once the program has sent a report
 
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), self._make_handler())
@@ -248,14 +250,14 @@ class ProgressServer:
     def variables(self) -> dict[str, str]:
         """Return the environment variables with which a program finds this server."""
         server_url = f"http://127.0.0.1:{self._server.server_port}/status"
-        return {SERVER_URL: server_url, SERVER_TOKEN: str(self._token_file)}
+        return {SERVER_URL_VARIABLE: server_url, SERVER_TOKEN_VARIABLE: str(self._token_file)}
 
-    def take(self) -> Progress | None:
+    def take(self) -> ProgressReport | None:
         """Return the newest report since the last call, including metrics that only earlier reports
         since then contain; None without a new report."""
         with self._lock:
-            newest_report = self._newest
-            self._newest = None
+            newest_report = self._find_newest_checkpoint
+            self._find_newest_checkpoint = None
         return newest_report
 
     def close(self) -> None:
@@ -268,14 +270,14 @@ class ProgressServer:
         """Return the status and the content of the answer to a report."""
         token = headers.get("Authorization", "").removeprefix("Bearer ")
         if not hmac.compare_digest(token.encode(), self._token.encode()):
-            return 401, {"error": f"send the token in the file of {SERVER_TOKEN}"}
+            return 401, {"error": f"send the token in the file of {SERVER_TOKEN_VARIABLE}"}
 
         try:
             progress_report = parse_report(body)
             with self._lock:
-                self._newest = (
-                    progress_report.with_metrics_of(self._newest)
-                    if self._newest
+                self._find_newest_checkpoint = (
+                    progress_report.add_earlier_metrics(self._find_newest_checkpoint)
+                    if self._find_newest_checkpoint
                     else progress_report
                 )
             self.has_reports = True

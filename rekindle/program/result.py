@@ -4,15 +4,20 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Protocol
 
-from rekindle.content.result_files import RESULT, describe_files, list_result, result_sha256
-from rekindle.documents import MODEL_FILE, describe_model
+from rekindle.content.result_files import (
+    RESULT,
+    compute_result_sha256,
+    describe_files,
+    list_result_files,
+)
+from rekindle.documents import MODEL_FILE, encode_model_description
 from rekindle.errors import CodeError, DataError
-from rekindle.program.config import fill
+from rekindle.program.config import fill_placeholders
 from rekindle.program.spec import ProgramSpec
 from rekindle.training.membership.completion import open_store
 
 
-class Checkpoints(Protocol):
+class NodeCheckpoints(Protocol):
     """The checkpoints of a node."""
 
     def newest_complete(self) -> Path | None:
@@ -21,12 +26,14 @@ class Checkpoints(Protocol):
 
 
 def find_result(
-    program_spec: ProgramSpec, values_by_placeholder: Mapping[str, object], checkpoints: Checkpoints
+    program_spec: ProgramSpec,
+    values_by_placeholder: Mapping[str, object],
+    checkpoints: NodeCheckpoints,
 ) -> Path:
     """Return the path of the result. Raises CodeError if it does not exist."""
     result_setting = program_spec.program.result
     if result_setting:
-        result_path = Path(fill(result_setting, values_by_placeholder))
+        result_path = Path(fill_placeholders(result_setting, values_by_placeholder))
         if result_path.exists():
             return result_path
         raise CodeError(
@@ -47,13 +54,13 @@ def publish_result(program_spec: ProgramSpec, result_path: Path, step: int) -> s
     """Store the files of the result, and then model.json; return the sha256 of the result. Raises
     CodeError or StorageError."""
     try:
-        files_by_name = list_result(result_path)
+        files_by_name = list_result_files(result_path)
     except DataError as error:
         raise CodeError(*error.lines) from error
 
     store = open_store()
     contents_by_name = describe_files(files_by_name)
-    sha256 = result_sha256(contents_by_name)
+    sha256 = compute_result_sha256(contents_by_name)
     for file_name, file_path in files_by_name.items():
         store.upload(file_path, f"{program_spec.out}/{RESULT}/{file_name}")
 
@@ -73,5 +80,5 @@ def publish_result(program_spec: ProgramSpec, result_path: Path, step: int) -> s
         "program": program_spec.program.model_dump(mode="json", exclude={"environment"}),
     }
     # last, because it marks the model as complete
-    store.put(f"{program_spec.out}/{MODEL_FILE}", describe_model(model_fields))
+    store.put(f"{program_spec.out}/{MODEL_FILE}", encode_model_description(model_fields))
     return sha256

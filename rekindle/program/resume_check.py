@@ -16,27 +16,31 @@ from pathlib import Path
 from typing import Any
 
 from rekindle.errors import CodeError
-from rekindle.program.checkpoints.file_checks import Structure, check_file
-from rekindle.program.checkpoints.folder import FileState, find_file, is_unit_file
-from rekindle.program.checkpoints.formats import sizes_of
-from rekindle.program.checkpoints.watch import LocalCheckpoint, Watch, WatchSettings
+from rekindle.program.checkpoints.file_checks import FileStructure, check_file
+from rekindle.program.checkpoints.folder import FileState, find_any_file, is_unit_file
+from rekindle.program.checkpoints.formats import map_sizes_by_path
+from rekindle.program.checkpoints.watch import FolderWatch, LocalCheckpoint, WatchSettings
 from rekindle.program.config import ProgramConfig
-from rekindle.program.opened_files import OpenedFiles
+from rekindle.program.opened_files import FileOpenWatcher
 from rekindle.program.processes.commands import (
     count_processes,
-    knows_processes,
+    is_process_count_known,
     make_command,
     make_environments,
-    placeholder_values,
+    make_placeholder_values,
 )
-from rekindle.program.processes.environment import Layout, find_free_port, node_variables
-from rekindle.program.processes.python_program import executable_command
+from rekindle.program.processes.environment import (
+    ProcessLayout,
+    find_free_port,
+    make_node_variables,
+)
+from rekindle.program.processes.python_program import make_executable_command
 from rekindle.program.processes.working_folder import find_working_folder
 
 LOOK_INTERVAL_S = 0.1
-TIMEOUT_S = 120.0  # maximum time until the first save, also after the restart
+SAVE_TIMEOUT_S = 120.0  # maximum time until the first save, also after the restart
 # `step 50`, `epoch: 3`, `iteration=7`
-COUNTER = re.compile(r"\b(step|epoch|iter(?:ation)?)s?\b\W{0,3}(\d+)", re.IGNORECASE)
+COUNTER_PATTERN = re.compile(r"\b(step|epoch|iter(?:ation)?)s?\b\W{0,3}(\d+)", re.IGNORECASE)
 
 
 @dataclass
@@ -48,7 +52,7 @@ class ResumeCheck:
     model: Mapping[str, object]
     dataset: Path
     folder: Path
-    timeout_s: float = TIMEOUT_S
+    timeout_s: float = SAVE_TIMEOUT_S
     saves: list[LocalCheckpoint] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -56,11 +60,11 @@ class ResumeCheck:
         self.checkpoints.mkdir(parents=True)
         self.process_count = count_processes(self.program)
         watch_settings = WatchSettings(
-            processes=self.process_count if knows_processes(self.program) else 0,
+            processes=self.process_count if is_process_count_known(self.program) else 0,
             marker=self.program.marker,
             quiet_s=1.0,
         )
-        self.watch = Watch(self.checkpoints, watch_settings, self._is_alive)
+        self.watch = FolderWatch(self.checkpoints, watch_settings, self._are_processes_alive)
         self.processes: list[subprocess.Popen[bytes]] = []
         self.started_at = time.time()
         # modification times of each checkpoint that was seen in an incomplete state
@@ -74,15 +78,15 @@ class ResumeCheck:
         with self._started(None) as output_file:
             first_save = self._wait_for_save("has saved nothing", output_file)
             check_findings = _describe_save(first_save)
-            self._wait(lambda: self._is_over() or len(self.saves) > 1, self.timeout_s / 4)
+            self._wait_until(lambda: self._is_over() or len(self.saves) > 1, self.timeout_s / 4)
             if len(self.saves) > 1:
-                check_findings["interval_s"] = round(_interval(self.saves), 3)
-            if _is_overwritten(self.saves):
+                check_findings["interval_s"] = round(_compute_interval_s(self.saves), 3)
+            if _is_overwritten_in_place(self.saves):
                 check_findings["overwritten"] = True
             have_ended = self._is_over()
 
         self.watch.settle(has_succeeded=have_ended)
-        newest_checkpoint = self._newest()
+        newest_checkpoint = self._find_newest_checkpoint()
         if have_ended:
             check_findings["finished"] = True
             check_findings["counted_at_end"] = self.counted_at_end
@@ -96,10 +100,10 @@ class ResumeCheck:
         the program does not continue from `checkpoint`."""
         self.saves.clear()
         checkpoint_path = self.checkpoints / checkpoint.path
-        open_watcher = OpenedFiles(checkpoint_path)
+        open_watcher = FileOpenWatcher(checkpoint_path)
         try:
             with self._started(checkpoint_path) as output_file:
-                self._wait(lambda: open_watcher.any or bool(self.saves) or self._is_over())
+                self._wait_until(lambda: open_watcher.any or bool(self.saves) or self._is_over())
                 if not open_watcher.any:
                     raise CodeError(
                         f"the program did not open {checkpoint.path} after its restart, so it began"
@@ -134,7 +138,7 @@ class ResumeCheck:
     def _wait_for_save(self, problem: str, output_file: Path) -> LocalCheckpoint:
         """Return the first complete checkpoint. Raises CodeError."""
         start_s = time.monotonic()
-        self._wait(lambda: bool(self.saves) or self._is_over())
+        self._wait_until(lambda: bool(self.saves) or self._is_over())
         if self.saves:
             return self.saves[0]
 
@@ -158,7 +162,7 @@ class ResumeCheck:
                 has_end = (
                     first_save.unit.is_file
                     and check_file(self.checkpoints / first_save.path).structure
-                    is not Structure.NONE
+                    is not FileStructure.NONE
                 )
                 incomplete_version_count = self.incomplete_versions[first_save.path]
                 self.counted_at_end = len(incomplete_version_count) > 1 and not has_end
@@ -173,7 +177,7 @@ class ResumeCheck:
                 " name the file that it writes last in program.marker."
             )
         ending_words = "ended" if self._is_over() else "ran for"
-        if unknown_file := find_file(self.checkpoints):
+        if unknown_file := find_any_file(self.checkpoints):
             raise CodeError(
                 f"the program {problem} that is known as a checkpoint ({ending_words}"
                 f" {elapsed_seconds:.0f} s): the name of {unknown_file} has neither a step, such"
@@ -202,7 +206,7 @@ class ResumeCheck:
             return ""
         return str(min(new_files, default=""))
 
-    def _newest(self) -> LocalCheckpoint:
+    def _find_newest_checkpoint(self) -> LocalCheckpoint:
         complete_checkpoints = list(self.watch.complete.values())
         if not complete_checkpoints:
             incomplete_path, reason = next(
@@ -223,20 +227,20 @@ class ResumeCheck:
     @contextmanager
     def _started(self, checkpoint_path: Path | None) -> Iterator[Path]:
         """Start the program; yield the file with its output, and kill it at the end."""
-        process_layout = Layout(
+        process_layout = ProcessLayout(
             0, (self.process_count,), "127.0.0.1", find_free_port("127.0.0.1"), 0
         )
-        values_by_placeholder = placeholder_values(
+        values_by_placeholder = make_placeholder_values(
             process_layout, self.checkpoints, checkpoint_path, self.model
         )
         values_by_placeholder.update({"dataset": self.dataset, "run_id": ""})
         shared_variables = {
             **os.environ,
             "OMP_NUM_THREADS": "1",
-            **node_variables(process_layout, "check"),
+            **make_node_variables(process_layout, "check"),
         }
         shared_variables.pop("MLFLOW_RUN_ID", None)
-        command = executable_command(make_command(self.program, values_by_placeholder))
+        command = make_executable_command(make_command(self.program, values_by_placeholder))
 
         self.watch.begin()
         log_descriptor, log_name = tempfile.mkstemp(dir=self.folder, suffix=".log")
@@ -267,13 +271,16 @@ class ResumeCheck:
                     os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
 
-    def _is_alive(self) -> bool:
+    def _are_processes_alive(self) -> bool:
         return all(process.poll() in (None, 0) for process in self.processes)
 
     def _is_over(self) -> bool:
-        return all(process.poll() is not None for process in self.processes) or not self._is_alive()
+        return (
+            all(process.poll() is not None for process in self.processes)
+            or not self._are_processes_alive()
+        )
 
-    def _wait(self, condition: Callable[[], bool], timeout_s: float = 0.0) -> None:
+    def _wait_until(self, condition: Callable[[], bool], timeout_s: float = 0.0) -> None:
         """List the checkpoint folder repeatedly until the condition is true or the time limit is
         reached."""
         deadline_s = time.monotonic() + (timeout_s or self.timeout_s)
@@ -282,7 +289,7 @@ class ResumeCheck:
             self.watch.look()
             self._count_saves()
             for path in self.watch.incomplete:
-                self.incomplete_versions[path].add(_newest_ns(self.watch.files[path]))
+                self.incomplete_versions[path].add(_find_newest_change_ns(self.watch.files[path]))
 
     def _count_saves(self) -> None:
         counted_versions = [
@@ -300,21 +307,21 @@ def _describe_save(first_save: LocalCheckpoint) -> dict[str, Any]:
     return {
         "checkpoint": first_save.path,
         "format": first_save.format,
-        "bytes": sum(sizes_of(checkpoint_unit.files).values()),
+        "bytes": sum(map_sizes_by_path(checkpoint_unit.files).values()),
         "save_s": round((checkpoint_unit.newest_ns - checkpoint_unit.oldest_ns) / 1e9, 3),
     }
 
 
-def _newest_ns(states_by_path: Mapping[str, FileState]) -> int:
+def _find_newest_change_ns(states_by_path: Mapping[str, FileState]) -> int:
     return max((file_state.mtime_ns for file_state in states_by_path.values()), default=0)
 
 
-def _interval(saves: list[LocalCheckpoint]) -> float:
+def _compute_interval_s(saves: list[LocalCheckpoint]) -> float:
     """Return the seconds between the first two saves."""
     return abs(saves[1].unit.newest_ns - saves[0].unit.newest_ns) / 1e9
 
 
-def _is_overwritten(saves: list[LocalCheckpoint]) -> bool:
+def _is_overwritten_in_place(saves: list[LocalCheckpoint]) -> bool:
     """Return True if the program overwrites a checkpoint in place, so that a kill may leave an
     incomplete file."""
     return any(
@@ -327,5 +334,5 @@ def _is_overwritten(saves: list[LocalCheckpoint]) -> bool:
 
 def _find_counter(output_file: Path) -> int | None:
     """Return the first step or epoch in the output of a program."""
-    counter_match = COUNTER.search(output_file.read_text(errors="replace"))
+    counter_match = COUNTER_PATTERN.search(output_file.read_text(errors="replace"))
     return int(counter_match[2]) if counter_match else None

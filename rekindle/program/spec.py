@@ -7,9 +7,9 @@ from typing import Any, ClassVar, Literal, Self, cast
 from pydantic import Field
 
 from argolocal.common.json_text import to_json
-from rekindle.kubernetes_names import PROGRAM
+from rekindle.kubernetes_names import PROGRAM_MODULES
 from rekindle.program.config import ProgramConfig
-from rekindle.step import SHA256_OR_EMPTY, StepInputs, parse, parser
+from rekindle.step import SHA256_OR_EMPTY, StepInputs, create_parser, parse_inputs
 from rekindle.training.spec import Fingerprint
 
 # wait this long for all pods, because wait this long for all pods, because a pod that joins later
@@ -68,10 +68,10 @@ class ProgramSpec(StepInputs):
     @classmethod
     def from_flags(cls, argv: list[str]) -> Self:
         """Parse the command line of an agent or the coordinator. Raises ConfigError."""
-        flag_values = vars(parser(PROGRAM.step, cls).parse_args(argv))
+        flag_values = vars(create_parser(PROGRAM_MODULES.step, cls).parse_args(argv))
         return cast(
             Self,
-            parse(
+            parse_inputs(
                 cls,
                 {
                     flag_name: flag_values[flag_name]

@@ -1,4 +1,5 @@
-"""The current project: the folder whose `pipelines`, `steps`, `configs` and `images` are used.
+"""The current project: the folder whose `pipelines`, `steps`, `list_config_files` and `images` are
+used.
 
 A project is a folder with modules in `pipelines/`, or with `[tool.rekindle]` in `pyproject.toml`.
 The current project is the nearest such folder at or above the working directory, or otherwise
@@ -14,24 +15,24 @@ from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
 
-from argolocal.common.files import read_regular
-from rekindle.errors import ConfigError, did_you_mean
+from argolocal.common.files import read_regular_file
+from rekindle.errors import ConfigError, suggest_similar
 from rekindle.project.folders import REFERENCE
-from rekindle.project.user_exceptions import describe
+from rekindle.project.user_exceptions import describe_exception
 
 # environment variable in the format of PYTHONPATH: folders of the project and of additional modules
-PATH = "REKINDLE_PATH"
+PATH_VARIABLE = "REKINDLE_PATH"
 # packages of a project, which extend the reference project's packages with the same name
-SHARED = ("steps", "pipelines")
+SHARED_PACKAGES = ("steps", "pipelines")
 MAX_CONFIG_BYTES = 1 << 20  # maximum size of a pyproject.toml
-DOCS = {
+DOCS_BY_KIND = {
     "workload": "docs/your-own-model.md",
     "step": "docs/api.md",
     "pipeline": "docs/your-own-pipeline.md",
 }
 
 
-def find(start_folder: Path) -> Path:
+def find_project_root(start_folder: Path) -> Path:
     """Return the root of the project that contains `start_folder`, or the reference project.
 
     Files of other users are ignored, so that they cannot turn a folder such as /tmp into a project.
@@ -65,7 +66,7 @@ def _is_project(folder: Path, trusted_uids: Collection[int]) -> bool:
         if project_file.lstat().st_uid not in trusted_uids:
             return False
 
-        text = read_regular(project_file, MAX_CONFIG_BYTES).decode()
+        text = read_regular_file(project_file, MAX_CONFIG_BYTES).decode()
         return "rekindle" in tomllib.loads(text).get("tool", {})
     except (OSError, ValueError, RecursionError):
         return False
@@ -74,23 +75,23 @@ def _is_project(folder: Path, trusted_uids: Collection[int]) -> bool:
 def search_path() -> list[str]:
     """Return the folders with the project's modules: $REKINDLE_PATH or, if it is not set, the
     project and the working directory."""
-    if PATH in os.environ:
-        return [folder for folder in os.environ[PATH].split(os.pathsep) if folder]
+    if PATH_VARIABLE in os.environ:
+        return [folder for folder in os.environ[PATH_VARIABLE].split(os.pathsep) if folder]
     try:
         working_directory = Path.cwd()
     except FileNotFoundError:
         raise ConfigError(
             "the current directory does not exist: `cd` to an existing directory."
         ) from None
-    return list(dict.fromkeys((str(find(working_directory)), str(working_directory))))
+    return list(dict.fromkeys((str(find_project_root(working_directory)), str(working_directory))))
 
 
 def use_reference() -> None:
     """Use the reference project in this process and its child processes."""
-    os.environ[PATH] = str(REFERENCE)
+    os.environ[PATH_VARIABLE] = str(REFERENCE)
 
 
-def root() -> Path:
+def current_root() -> Path:
     """Return the root of the current project; outside of any project, the working directory."""
     first_folder = Path(search_path()[0])
     if first_folder == REFERENCE:
@@ -98,7 +99,7 @@ def root() -> Path:
     return first_folder
 
 
-def other_project(file: Path) -> Path | None:
+def find_other_project(file: Path) -> Path | None:
     """Return the root of the project that contains `file`; None if the working directory is in the
     same project.
 
@@ -111,24 +112,24 @@ def other_project(file: Path) -> Path | None:
     if not file.is_file() or file_folder.stat().st_uid not in (os.geteuid(), 0):
         return None
 
-    other_root = find(file_folder)
-    if other_root in (REFERENCE, find(Path.cwd())):
+    other_root = find_project_root(file_folder)
+    if other_root in (REFERENCE, find_project_root(Path.cwd())):
         return None
 
     return other_root
 
 
-def enter(file: Path) -> None:
+def enter_project(file: Path) -> None:
     """If `file` is in another project, switch this process and its child processes to that
     project."""
-    other_root = other_project(file)
+    other_root = find_other_project(file)
     if other_root:
-        current_folders = {str(find(Path.cwd())), str(Path.cwd())}
+        current_folders = {str(find_project_root(Path.cwd())), str(Path.cwd())}
         other_folders = [folder for folder in search_path() if folder not in current_folders]
-        os.environ[PATH] = os.pathsep.join([*other_folders, str(other_root)])
+        os.environ[PATH_VARIABLE] = os.pathsep.join([*other_folders, str(other_root)])
 
 
-def config(path: Path) -> Path:
+def find_config_file(path: Path) -> Path:
     """Return the config file `path` in the working directory or, failing that, in the project;
     return `path` itself if it is in neither."""
     candidate_files = (path, *(Path(folder, path) for folder in search_path()))
@@ -137,8 +138,8 @@ def config(path: Path) -> Path:
     )
 
 
-def configs() -> set[str]:
-    """Return the project's config files, as paths that `config` accepts."""
+def list_config_files() -> set[str]:
+    """Return the project's config files, as paths that `find_config_file` accepts."""
     config_paths = (
         (Path(folder), path)
         for folder in search_path()
@@ -147,7 +148,7 @@ def configs() -> set[str]:
     return {str(path.relative_to(folder)) for folder, path in config_paths}
 
 
-def module_of(path: Path) -> str:
+def find_module_name(path: Path) -> str:
     """Return the module name of a Python file of the project. Raises ConfigError if the file does
     not exist, or is outside of the project."""
     path = path.resolve()
@@ -168,11 +169,11 @@ def check_visible(key: str, path: Path, private_folder: Path) -> None:
     if path.is_relative_to(private_folder) and not any(map(path.is_relative_to, search_path())):
         raise ConfigError(
             f"{key} is {str(path)!r}: each pod has its own {private_folder} and cannot access it."
-            f" Move it below {root()}, or make it an object: rekindle put {path}"
+            f" Move it below {current_root()}, or make it an object: rekindle put {path}"
         )
 
 
-def load(name: str, module_kind: str, required_names: Collection[str]) -> ModuleType:
+def load_module(name: str, module_kind: str, required_names: Collection[str]) -> ModuleType:
     """Import the module `name` of the project or of an installed package. Raises ConfigError if the
     import fails, or the module lacks a required name.
 
@@ -180,7 +181,7 @@ def load(name: str, module_kind: str, required_names: Collection[str]) -> Module
     the project's `steps` and `pipelines` are imported from the reference project.
     """
     # skip the search for the project if the module is already imported
-    imported_module = sys.modules.get(str(name)) or _import(name, module_kind)
+    imported_module = sys.modules.get(str(name)) or _import_module(name, module_kind)
 
     missing_names = [
         required_name
@@ -190,13 +191,13 @@ def load(name: str, module_kind: str, required_names: Collection[str]) -> Module
     if missing_names:
         raise ConfigError(
             f'{module_kind} "{name}" lacks {", ".join(missing_names)}: a {module_kind} module must'
-            f" define {', '.join(required_names)} (see {DOCS[module_kind]})."
+            f" define {', '.join(required_names)} (see {DOCS_BY_KIND[module_kind]})."
         )
 
     return imported_module
 
 
-def _import(name: str, module_kind: str) -> ModuleType:
+def _import_module(name: str, module_kind: str) -> ModuleType:
     search_folders = search_path()
     if not all(name_part.isidentifier() for name_part in str(name).split(".")):
         raise ConfigError(
@@ -211,36 +212,36 @@ def _import(name: str, module_kind: str) -> ModuleType:
     except ModuleNotFoundError as error:
         # `name` itself exists, but it imports a missing module
         if not f"{name}.".startswith(f"{error.name}."):
-            hint = did_you_mean(
+            hint = suggest_similar(
                 error.name or "", _sibling_modules(error.name or "", search_folders)
             )
             remedy = "Install it, also in the image."
-            if (error.name or "").partition(".")[0] in SHARED:
+            if (error.name or "").partition(".")[0] in SHARED_PACKAGES:
                 remedy = f"The project does not have that module.{hint}"
 
             raise ConfigError(
-                f'{module_kind} "{name}" cannot be imported: {describe(error)} {remedy}'
+                f'{module_kind} "{name}" cannot be imported: {describe_exception(error)} {remedy}'
             ) from error
 
         raise ConfigError(
             f'{module_kind} "{name}" cannot be imported ({error}): it must be the dotted name of a'
             f" module that is installed, or lies in one of the folders {', '.join(search_folders)}"
-            f" (set ${PATH} for further"
-            f" folders).{did_you_mean(name, _sibling_modules(name, search_folders))}"
+            f" (set ${PATH_VARIABLE} for further"
+            f" folders).{suggest_similar(name, _sibling_modules(name, search_folders))}"
         ) from error
     except ConfigError:
         raise
     # the user's code has raised an exception
     except Exception as error:
         raise ConfigError(
-            f'{module_kind} "{name}" cannot be imported: {describe(error)} Correct it.'
+            f'{module_kind} "{name}" cannot be imported: {describe_exception(error)} Correct it.'
         ) from error
 
 
 def _extend_path(package_name: str, search_folders: list[str]) -> None:
     """Let the packages `steps` and `pipelines` contain the modules of both the project and the
     reference project."""
-    if package_name not in SHARED:
+    if package_name not in SHARED_PACKAGES:
         return
     if find_spec(package_name) is None:
         sys.path.append(str(REFERENCE))
@@ -262,7 +263,10 @@ def _sibling_modules(name: str, search_folders: list[str]) -> set[str]:
     return {
         f"{package_name}.{path.parent.name if path.stem == '__init__' else path.stem}".lstrip(".")
         for package_name in package_names
-        for folder in [*search_folders, *([str(REFERENCE)] if package_name in SHARED else [])]
+        for folder in [
+            *search_folders,
+            *([str(REFERENCE)] if package_name in SHARED_PACKAGES else []),
+        ]
         for file_pattern in ("[!_]*.py", "[!_]*/__init__.py")
         for path in Path(folder, *package_name.split(".")).glob(file_pattern)
     }

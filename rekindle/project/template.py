@@ -7,9 +7,9 @@ from pathlib import Path
 from rekindle.errors import ConfigError
 from rekindle.project import REFERENCE
 
-NAME = re.compile(r"[a-z]([-a-z0-9]{0,28}[a-z0-9])?")
+NAME_PATTERN = re.compile(r"[a-z]([-a-z0-9]{0,28}[a-z0-9])?")
 # files of the template that `create` copies with `only_workload`
-WORKLOAD = ("steps/MODULE.py", "data/power.csv", "configs/PROJECT.yaml")
+WORKLOAD_FILES = ("steps/MODULE.py", "data/power.csv", "configs/PROJECT.yaml")
 
 
 def create(project_folder: Path, only_workload: bool = False) -> list[Path]:
@@ -18,19 +18,19 @@ def create(project_folder: Path, only_workload: bool = False) -> list[Path]:
     name = project_folder.resolve().name
     template_folder = REFERENCE / "template"
 
-    if not NAME.fullmatch(name):
+    if not NAME_PATTERN.fullmatch(name):
         raise ConfigError(
             f'"{name}" cannot name a project: models and deployments are named after it. Give a'
             " name of at most 30 lower-case letters, digits and hyphens that begins with a letter."
         )
 
     if only_workload:
-        template_files = [template_folder / path for path in WORKLOAD]
+        template_files = [template_folder / path for path in WORKLOAD_FILES]
     else:
         template_files = sorted(template_folder.rglob("*"))
 
     files_by_target = {
-        _fill_in(str(path.relative_to(template_folder)), name): path
+        _fill_in_names(str(path.relative_to(template_folder)), name): path
         for path in template_files
         if path.is_file()
     }
@@ -42,7 +42,7 @@ def create(project_folder: Path, only_workload: bool = False) -> list[Path]:
 
     for path, template_file in files_by_target.items():
         (project_folder / path).parent.mkdir(parents=True, exist_ok=True)
-        text = _fill_in(template_file.read_text(), name)
+        text = _fill_in_names(template_file.read_text(), name)
         if only_workload:
             text = text.replace("pipeline: pipelines.nightly\n", "")
 
@@ -52,5 +52,5 @@ def create(project_folder: Path, only_workload: bool = False) -> list[Path]:
     return [project_folder / path for path in files_by_target]
 
 
-def _fill_in(text: str, name: str) -> str:
+def _fill_in_names(text: str, name: str) -> str:
     return text.replace("PROJECT", name).replace("MODULE", name.replace("-", "_"))

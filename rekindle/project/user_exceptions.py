@@ -14,14 +14,14 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING
 
-from argolocal.common.wording import cut
-from rekindle.errors import CodeError, RekindleError, did_you_mean, without_secrets
-from rekindle.project.folders import BUNDLED, ENGINE
+from argolocal.common.wording import truncate
+from rekindle.errors import CodeError, RekindleError, suggest_similar, without_secrets
+from rekindle.project.folders import BUNDLED_FOLDER, ENGINE_FOLDERS
 
 if TYPE_CHECKING:
     from traceback import FrameSummary
 
-LIBRARIES = tuple(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib"))
+LIBRARY_FOLDERS = tuple(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib"))
 UNEXPECTED_ARGUMENT = re.compile(r"\b(\w+)\(\) got an unexpected keyword argument '(\w+)'")
 MAX_TEXT = 600  # maximum number of characters of an exception's text in an error
 TRANSIENT_ERRORS = (OSError, MemoryError, EOFError)
@@ -58,14 +58,18 @@ TRANSIENT_TEXTS = re.compile(
 )
 
 
-def as_error(error: Exception, error_origin: str = "") -> RekindleError:
+def convert_exception(error: Exception, error_origin: str = "") -> RekindleError:
     """Convert an exception of the project's code to a CodeError if a retry would raise it again,
     otherwise to a RekindleError.
 
     `error_origin`: start of the message, such as "`predict` failed on the test rows".
     """
-    text = f"{error_origin}: {describe(error)}" if error_origin else describe(error)
-    is_transient = any(map(_is_transient, _causes(error)))
+    text = (
+        f"{error_origin}: {describe_exception(error)}"
+        if error_origin
+        else describe_exception(error)
+    )
+    is_transient = any(map(_is_transient, _iterate_causes(error)))
     if is_raised_by_project(error) and not is_transient:
         return CodeError(text)
     return RekindleError(text)
@@ -95,7 +99,7 @@ def _is_transient(error: BaseException) -> bool:
     )
 
 
-def _causes(error: BaseException) -> Iterator[BaseException]:
+def _iterate_causes(error: BaseException) -> Iterator[BaseException]:
     """Yield an exception and its causes."""
     seen_ids: set[int] = set()
 
@@ -116,7 +120,7 @@ def _causes(error: BaseException) -> Iterator[BaseException]:
         )
 
 
-def describe(error: Exception) -> str:
+def describe_exception(error: Exception) -> str:
     """Format an exception as FILE:LINE of the innermost frame in the project, the text of the
     exception, and a hint on a misspelt name."""
     # imported in this function, since `rekindle --help` does not need it
@@ -132,7 +136,7 @@ def describe(error: Exception) -> str:
         )
 
     if isinstance(error, SyntaxError) and error.filename:
-        return f"{error.filename}:{error.lineno}: {_one_line(error, error_message)}."
+        return f"{error.filename}:{error.lineno}: {_format_in_one_line(error, error_message)}."
 
     own_frames = _own_frames(error)
     innermost_frame = next(
@@ -144,21 +148,21 @@ def describe(error: Exception) -> str:
         own_frames[-1],
     )
     # an `assert` without a message raises an exception without text
-    text = _one_line(error, error_message or innermost_frame.line or "")
+    text = _format_in_one_line(error, error_message or innermost_frame.line or "")
 
     return (
         f"{innermost_frame.filename}:{innermost_frame.lineno}:"
-        f" {text}.{_nearest_name(error, innermost_frame.filename)}"
+        f" {text}.{_suggest_name(error, innermost_frame.filename)}"
     )
 
 
-def _one_line(error: Exception, error_message: str) -> str:
+def _format_in_one_line(error: Exception, error_message: str) -> str:
     error_message = without_secrets(error_message)
     text = " ".join(f"{type(error).__name__}: {error_message}".split()).rstrip(": ")
-    return cut(text, MAX_TEXT)
+    return truncate(text, MAX_TEXT)
 
 
-def _nearest_name(error: Exception, file: str) -> str:
+def _suggest_name(error: Exception, file: str) -> str:
     """Return a hint for a misspelt attribute, or for a misspelt argument of a function that `file`
     uses."""
     if isinstance(error, AttributeError) and error.name:
@@ -167,7 +171,7 @@ def _nearest_name(error: Exception, file: str) -> str:
         else:
             object_type = error.obj
 
-        return did_you_mean(
+        return suggest_similar(
             error.name, [name for name in dir(object_type) if not name.startswith("_")]
         )
 
@@ -195,7 +199,7 @@ def _nearest_name(error: Exception, file: str) -> str:
 
         called_function = next(filter(callable, candidate_functions), None)
         if called_function:
-            return did_you_mean(argument_match[2], list(signature(called_function).parameters))
+            return suggest_similar(argument_match[2], list(signature(called_function).parameters))
 
         return ""
 
@@ -218,8 +222,8 @@ def _own_frames(error: BaseException) -> list["FrameSummary"]:
     project_frames = [
         frame
         for frame in all_frames
-        if any(map(Path(frame.filename).is_relative_to, ENGINE))
-        or not frame.filename.startswith(("<", *LIBRARIES))
+        if any(map(Path(frame.filename).is_relative_to, ENGINE_FOLDERS))
+        or not frame.filename.startswith(("<", *LIBRARY_FOLDERS))
     ]
     return project_frames or all_frames
 
@@ -228,4 +232,4 @@ def _is_engine(file: str) -> bool:
     """Return True if a file belongs to rekindle or argolocal, but not to the reference project in
     the wheel."""
     path = Path(file)
-    return any(map(path.is_relative_to, ENGINE)) and not path.is_relative_to(BUNDLED)
+    return any(map(path.is_relative_to, ENGINE_FOLDERS)) and not path.is_relative_to(BUNDLED_FOLDER)

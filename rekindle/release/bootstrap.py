@@ -15,11 +15,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-Rows = NDArray[np.intp]
+RowNumbers = NDArray[np.intp]
 
 
 def paired_bootstrap(
-    statistic: Callable[[Rows], float],
+    statistic: Callable[[RowNumbers], float],
     size: int,
     groups: Sequence[Any] | NDArray[Any] | None = None,
     resamples: int = 300,
@@ -34,7 +34,7 @@ def paired_bootstrap(
     undefined (it raises ValueError or ArithmeticError, or is NaN) do not count; if fewer than half
     of the draws remain, the interval is NaN.
     """
-    rows_by_group = _rows_by_group(size, groups)
+    rows_by_group = _group_rows(size, groups)
     random_generator = np.random.default_rng(seed)
     draw_estimates = []
 
@@ -52,8 +52,8 @@ def paired_bootstrap(
     return statistic(np.arange(size)), *_compute_interval(draw_estimates, resamples, confidence)
 
 
-def weighted_bootstrap(
-    statistic: Callable[[Rows, NDArray[np.float32]], NDArray[np.float64]],
+def compute_weighted_bootstrap(
+    statistic: Callable[[RowNumbers, NDArray[np.float32]], NDArray[np.float64]],
     row_count: int,
     groups: Sequence[Any] | NDArray[Any] | None = None,
     resample_count: int = 300,
@@ -93,7 +93,7 @@ def _compute_interval(
     return float(lower_bound), float(upper_bound)
 
 
-def _rows_by_group(row_count: int, groups: Sequence[Any] | NDArray[Any] | None) -> list[Rows]:
+def _group_rows(row_count: int, groups: Sequence[Any] | NDArray[Any] | None) -> list[RowNumbers]:
     """Return the row numbers of each group; without groups, each row is a group."""
     if groups is None:
         return list(np.arange(row_count).reshape(-1, 1))

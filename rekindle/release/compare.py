@@ -8,18 +8,18 @@ from pathlib import Path
 from typing import Any
 
 from argolocal.common.json_text import to_json
-from argolocal.common.wording import cut
+from argolocal.common.wording import truncate
 from rekindle.release.model_client import ModelClient, RequestTooLarge
 from rekindle.release.release_files import read_prediction_lines
 
 INSTANCES_PER_REQUEST = 20
-CLIENTS = 8  # number of threads that send requests at the same time
+CLIENT_COUNT = 8  # number of threads that send requests at the same time
 # requests with their expected predictions
-Replay = Iterable[tuple[dict[str, Any], list[Any]]]
+ReplayedRequests = Iterable[tuple[dict[str, Any], list[Any]]]
 
 
 @dataclass
-class Comparison:
+class PredictionComparison:
     """Counts of differences between served predictions and the offline predictions of the
     evaluation."""
 
@@ -55,7 +55,7 @@ class Comparison:
             if difference > self.max_difference:
                 self.max_difference = difference
                 value_texts = (
-                    cut(to_json(json_value), 200)
+                    truncate(to_json(json_value), 200)
                     for json_value in (instance, served_prediction, offline_prediction)
                 )
                 self.worst = "{}: served {}, offline {}".format(*value_texts)
@@ -72,7 +72,7 @@ class Comparison:
             if compute_difference(single_prediction, batched_prediction) > self.tolerance:
                 self.unstable += 1
                 value_texts = (
-                    cut(to_json(json_value), 200)
+                    truncate(to_json(json_value), 200)
                     for json_value in (instance, single_prediction, batched_prediction)
                 )
                 self.example = self.example or "{}: alone {}, with others {}".format(*value_texts)
@@ -108,12 +108,12 @@ def compute_difference(served_value: Any, offline_value: Any) -> float:
     return math.inf
 
 
-def compare(
+def compare_predictions(
     model_client: ModelClient,
-    replayed_requests: Replay,
+    replayed_requests: ReplayedRequests,
     tolerance: float,
     are_independent: bool = False,
-) -> Comparison:
+) -> PredictionComparison:
     """Send each request alone, then all requests together; compare the answers with each other and
     with the expected predictions.
 
@@ -121,7 +121,7 @@ def compare(
     alone. Raises DataError if a server rejects a request or answers without predictions, and
     RekindleError if the servers do not answer in time.
     """
-    comparison = Comparison(tolerance)
+    comparison = PredictionComparison(tolerance)
     replayed_requests = list(replayed_requests)
 
     def send(request: dict[str, Any]) -> list[Any] | None:
@@ -145,7 +145,7 @@ def compare(
 
     requests = [request for request, _ in replayed_requests]
     answers_alone = [send_alone(request) for request in requests]
-    with ThreadPoolExecutor(CLIENTS) as thread_pool:
+    with ThreadPoolExecutor(CLIENT_COUNT) as thread_pool:
         answers_together = list(thread_pool.map(send, requests))
 
     for (request, expected_predictions), single_predictions, batched_predictions in zip(

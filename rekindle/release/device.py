@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import torch
 
-CPU_INFO = Path("/proc/cpuinfo")
+CPU_INFO_FILE = Path("/proc/cpuinfo")
 
 
 def find_torch() -> Any:
@@ -92,7 +92,7 @@ def describe_numerics(device: "torch.device") -> str:
 @cache
 def _read_cpu_name() -> str:
     """Return the name of the CPU."""
-    cpu_info_lines = CPU_INFO.read_text().splitlines() if CPU_INFO.exists() else []
+    cpu_info_lines = CPU_INFO_FILE.read_text().splitlines() if CPU_INFO_FILE.exists() else []
     cpu_names = (
         line.partition(": ")[2] for line in cpu_info_lines if line.startswith("model name")
     )

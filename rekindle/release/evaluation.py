@@ -16,29 +16,29 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from argolocal.common.json_text import describe_not_finite
+from argolocal.common.json_text import describe_non_finite
 from rekindle.content.dataset import verify_dataset
 from rekindle.content.weights import read_description, verify_weights
-from rekindle.errors import CodeError, DataError, RekindleError, in_one_line, to_number
+from rekindle.errors import CodeError, DataError, RekindleError, format_in_one_line, to_number
 from rekindle.gate import Difference, Evaluation, Gate, Metric
 from rekindle.project import user_exceptions
-from rekindle.release.bootstrap import Rows, paired_bootstrap, weighted_bootstrap
+from rekindle.release.bootstrap import RowNumbers, compute_weighted_bootstrap, paired_bootstrap
 from rekindle.release.examples import Examples
-from rekindle.release.serve_config import MAX_BATCH
+from rekindle.release.serve_config import DEFAULT_MAX_BATCH
 from rekindle.workload import dataset_facts, read_dataset_digest, takes_champion_facts
 
-Parts = dict[str, NDArray[np.bool_]]  # name of a part of the test rows → mask of its rows
+PartMasks = dict[str, NDArray[np.bool_]]  # name of a part of the test rows → mask of its rows
 PartMetrics = dict[str, dict[str, float]]  # name of a part → metrics by name
 
 
-class Scored(NamedTuple):
+class ScoredModel(NamedTuple):
     """The predictions of a model, and its metrics on each part of the test rows."""
 
     predictions: Any
     metrics: PartMetrics
 
 
-class NotFinite(DataError):
+class NotFiniteError(DataError):
     """A metric is NaN or infinite."""
 
 
@@ -49,7 +49,7 @@ def evaluate(
     dataset_folder: Path,
     report_folder: Path,
     gate: Gate,
-    max_batch: int = MAX_BATCH,
+    max_batch: int = DEFAULT_MAX_BATCH,
 ) -> Evaluation:
     """Compute the metrics of `candidate_folder` and `champion_folder` on the test rows of
     `dataset_folder`, and write the report. Raises DataError.
@@ -74,7 +74,7 @@ def evaluate(
 
     all_examples.max_batch = examples.max_batch = max_batch
 
-    scores_of_others: dict[str, Scored] = {}
+    scores_of_others: dict[str, ScoredModel] = {}
 
     if champion_folder and not incomparable_reason:
         try:
@@ -93,7 +93,7 @@ def evaluate(
             scores_of_others["baseline"] = compute_finite_metrics(
                 workload, examples.baseline, examples
             )
-        except NotFinite as error:
+        except NotFiniteError as error:
             warnings = [*warnings, f"the baseline is not compared: {error}"]
 
     candidate_scores = compute_finite_metrics(
@@ -130,9 +130,9 @@ def evaluate(
 
         evaluation = examples.report(report_folder, predictions_by_model, evaluation)
 
-    problem_text = describe_not_finite({"metrics": evaluation.metrics, "parts": evaluation.parts})
+    problem_text = describe_non_finite({"metrics": evaluation.metrics, "parts": evaluation.parts})
     if problem_text:
-        raise NotFinite(
+        raise NotFiniteError(
             f"`report` returned an evaluation whose {problem_text}. Leave such numbers out."
         )
 
@@ -157,7 +157,7 @@ def read_examples(
 
     if not isinstance(workload_examples, Iterable | Examples):
         raise DataError(
-            f"`examples` returned {in_one_line(workload_examples)}: it must yield (instance,"
+            f"`examples` returned {format_in_one_line(workload_examples)}: it must yield (instance,"
             " truth) for each test row."
         )
 
@@ -225,7 +225,7 @@ def convert_errors(error_location: str) -> Iterator[None]:
         raise
     except Exception as error:
         traceback.print_exc()
-        raise user_exceptions.as_error(error, error_location) from error
+        raise user_exceptions.convert_exception(error, error_location) from error
 
 
 def to_array(nested_numbers: object) -> Any:
@@ -240,7 +240,7 @@ def to_array(nested_numbers: object) -> Any:
     return nested_numbers
 
 
-def split_parts(examples: Examples) -> Parts:
+def split_parts(examples: Examples) -> PartMasks:
     """Return the parts of the test rows by name. If the workload defines no parts, return one part
     with an empty name."""
     if examples.parts is None:
@@ -275,7 +275,7 @@ def compute_metrics(
     return part_metrics
 
 
-def compute_finite_metrics(workload: Any, predictions: object, examples: Examples) -> Scored:
+def compute_finite_metrics(workload: Any, predictions: object, examples: Examples) -> ScoredModel:
     """Compute the metrics of a model on each part. Raises NotFinite if a metric is NaN or
     infinite."""
     metrics_by_part = compute_metrics(workload.metrics, predictions, examples)
@@ -287,17 +287,17 @@ def compute_finite_metrics(workload: Any, predictions: object, examples: Example
                 else:
                     rows_description = "the test rows"
 
-                raise NotFinite(
+                raise NotFiniteError(
                     f"the metric {metric_name} is {metric_value} on {rows_description}: it must be"
                     " a finite number. Let the metric's function return a number for such rows, or"
                     " leave them out of `examples`."
                 )
 
-    return Scored(predictions, metrics_by_part)
+    return ScoredModel(predictions, metrics_by_part)
 
 
 def describe_named_parts(
-    scores_by_model: dict[str, Scored], examples: Examples
+    scores_by_model: dict[str, ScoredModel], examples: Examples
 ) -> list[dict[str, Any]]:
     """Return, for each named part, its name, its number of rows, and the metrics of each model."""
     return [
@@ -334,14 +334,18 @@ def compute_metric(metric: Metric, predictions: object, truths: object) -> float
     metric_value = to_number(raw_value)
     if metric_value is None:
         raise CodeError(
-            f"the metric {metric.name} is {in_one_line(raw_value)}: its function must return a"
-            " number."
+            f"the metric {metric.name} is {format_in_one_line(raw_value)}: its function must"
+            " return a number."
         )
     return metric_value
 
 
 def compute_difference(
-    metric: Metric, candidate_scores: Scored, other_scores: Scored, examples: Examples, gate: Gate
+    metric: Metric,
+    candidate_scores: ScoredModel,
+    other_scores: ScoredModel,
+    examples: Examples,
+    gate: Gate,
 ) -> Difference:
     """Return the difference of `metric` between two models, with the interval of a paired
     bootstrap."""
@@ -354,20 +358,22 @@ def compute_difference(
     weighted_function = metric.weighted
     assert metric_function, "workload.load rejects a metric without a function"
 
-    def difference_in_part(row_numbers: Rows) -> float:
+    def difference_in_part(row_numbers: RowNumbers) -> float:
         candidate_value, other_value = (
             metric_function(select_rows(model_array, row_numbers), select_rows(truths, row_numbers))
             for model_array in model_arrays
         )
         return candidate_value - other_value
 
-    def difference(row_numbers: Rows) -> float:
+    def difference(row_numbers: RowNumbers) -> float:
         return compute_mean(
             difference_in_part(row_numbers[part_mask[row_numbers]])
             for part_mask in part_masks.values()
         )
 
-    def differences(group_numbers: Rows, draw_weights: NDArray[np.float32]) -> NDArray[np.float64]:
+    def differences(
+        group_numbers: RowNumbers, draw_weights: NDArray[np.float32]
+    ) -> NDArray[np.float64]:
         assert weighted_function
         difference_sums = np.zeros(draw_weights.shape[1])
         for part_mask in part_masks.values():
@@ -392,7 +398,7 @@ def compute_difference(
             metric.name, *paired_bootstrap(difference, row_count, row_groups, *bootstrap_settings)
         )
 
-    confidence_interval = weighted_bootstrap(
+    confidence_interval = compute_weighted_bootstrap(
         differences, row_count, row_groups, *bootstrap_settings
     )
     return Difference(metric.name, difference(np.arange(row_count)), *confidence_interval)

@@ -17,15 +17,15 @@ from rekindle.gate import Evaluation
 from rekindle.project import user_exceptions
 from rekindle.release import device
 from rekindle.release.compare import INSTANCES_PER_REQUEST
-from rekindle.release.predictor import check_json, open_predictor
-from rekindle.release.release_files import link, list_serving_files, record_predictions
-from rekindle.release.request_validation import parse
-from rekindle.release.serve_config import MAX_BATCH
+from rekindle.release.predictor import check_json_serializable, open_predictor
+from rekindle.release.release_files import link_files, list_serving_files, record_predictions
+from rekindle.release.request_validation import parse_body
+from rekindle.release.serve_config import DEFAULT_MAX_BATCH
 from rekindle.release.watch.reference import record_reference
 from rekindle.workload import Example
 
 MAX_REPLAYED_ROWS = 1000  # maximum number of rows that a report contains for `verify`
-Column = Sequence[Any] | NDArray[Any]
+ExampleColumn = Sequence[Any] | NDArray[Any]
 
 
 @dataclass
@@ -37,14 +37,14 @@ class Examples:
     `report`, to extend the report.
     """
 
-    truths: Column
+    truths: ExampleColumn
     instances: Sequence[dict[str, Any]] = ()
-    groups: Column | None = None
-    baseline: Column | None = None
-    parts: Column | None = None
+    groups: ExampleColumn | None = None
+    baseline: ExampleColumn | None = None
+    parts: ExampleColumn | None = None
     warnings: list[str] = field(default_factory=list)  # warnings to show with the verdict
     # number of rows per call of `predict`; set by the engine
-    max_batch: int = field(default=MAX_BATCH, init=False)
+    max_batch: int = field(default=DEFAULT_MAX_BATCH, init=False)
     # device.describe_numerics of the process that scored the rows
     numerics: str = field(default="", init=False)
     _requests: list[Any] = field(default_factory=list, init=False)  # parsed requests, one per row
@@ -90,7 +90,7 @@ class Examples:
         )
         return cls(columns["truth"], columns["instance"], group, baseline, part)
 
-    def score(self, model: Path, dataset: Path) -> Column:
+    def score(self, model: Path, dataset: Path) -> ExampleColumn:
         """Return the predictions that a server of `model` would return for one request per row, in
         batches of fixed size and order.
 
@@ -110,7 +110,7 @@ class Examples:
             )
 
             return [
-                check_json(prediction, f"test row {row_number}")
+                check_json_serializable(prediction, f"test row {row_number}")
                 for row_number, [prediction] in enumerate(answers)
             ]
 
@@ -147,25 +147,25 @@ def parse_instances(examples: Examples, request_type: type[BaseModel]) -> list[A
     """Parse each test row as a request of the type `request_type`. Raises DataError for an invalid
     row."""
     return [
-        _make_request(request_type, row_number, examples.instances[row_number])
+        _parse_row_request(request_type, row_number, examples.instances[row_number])
         for row_number in range(len(examples))
     ]
 
 
-def _make_request(request_type: type[BaseModel], row_number: int, instance: Any) -> Any:
+def _parse_row_request(request_type: type[BaseModel], row_number: int, instance: Any) -> Any:
     try:
         body = to_json({"instances": [instance]}).encode()
     except (TypeError, ValueError) as error:
-        raise _invalid_row(row_number, f"{error}.".replace("instances[0].", "")) from error
+        raise _make_row_error(row_number, f"{error}.".replace("instances[0].", "")) from error
     try:
-        return parse(request_type, body)
+        return parse_body(request_type, body)
     except DataError as error:
-        raise _invalid_row(
+        raise _make_row_error(
             row_number, " ".join(error.lines).replace("instances[0].", "")
         ) from error
 
 
-def _invalid_row(row_number: int, reason: str) -> DataError:
+def _make_row_error(row_number: int, reason: str) -> DataError:
     return DataError(
         f"`examples` gives test row {row_number}, which is not a valid instance: {reason} It must"
         " yield a valid `Instance` and its truth."
@@ -187,5 +187,5 @@ def create_serving_folder(model_folder: Path, dataset_folder: Path) -> Iterator[
     """Yield a temporary folder with the files that a server loads: those of `model_folder`, and
     dataset.json and state/ of `dataset_folder`. Raises DataError."""
     with TemporaryDirectory() as serving_folder:
-        link(Path(serving_folder), list_serving_files(model_folder, dataset_folder))
+        link_files(Path(serving_folder), list_serving_files(model_folder, dataset_folder))
         yield Path(serving_folder)

@@ -10,22 +10,35 @@ from urllib.parse import urlsplit
 
 from argolocal.common.environment import require_header_text
 from argolocal.common.json_text import MAX_BYTES, loads, to_json
-from rekindle.errors import ConfigError, DataError, RekindleError, format_address, in_one_line
+from rekindle.errors import (
+    ConfigError,
+    DataError,
+    RekindleError,
+    format_address,
+    format_in_one_line,
+)
 from rekindle.kubernetes_names import REKINDLE_TOKEN
 
-ENDPOINT = "REKINDLE_ENDPOINT"  # environment variable: URL of the service as seen from this process
+ENDPOINT_VARIABLE = (
+    "REKINDLE_ENDPOINT"  # environment variable: URL of the service as seen from this process
+)
 # response headers: sha256 of the weights, and model version
-SHA256 = "model-sha256"
-VERSION = "model-version"
+SHA256_HEADER = "model-sha256"
+VERSION_HEADER = "model-version"
 # request header of `verify`: the server does not count the instances, since they are test rows
-REPLAY = "rekindle-replay"
-DATA_UNTIL = "model-data-until"  # response header: the data cut-off, if the dataset has one
+REPLAY_HEADER = "rekindle-replay"
+DATA_UNTIL_HEADER = "model-data-until"  # response header: the data cut-off, if the dataset has one
 RETRY_PAUSE_S = 0.1
 MAX_ERROR_BYTES = 1000  # maximum number of bytes to read from the body of an error
-UNAVAILABLE = (urllib.error.URLError, http.client.HTTPException, ConnectionError, TimeoutError)
+UNAVAILABLE_ERRORS = (
+    urllib.error.URLError,
+    http.client.HTTPException,
+    ConnectionError,
+    TimeoutError,
+)
 
 
-def resolve(endpoint: str) -> str:
+def resolve_endpoint(endpoint: str) -> str:
     """Return the URL of a service: $REKINDLE_ENDPOINT, else the address in the variables
     NAME_SERVICE_HOST and NAME_SERVICE_PORT of pods, else `endpoint`. Raises ConfigError if it
     contains a password."""
@@ -35,7 +48,7 @@ def resolve(endpoint: str) -> str:
     service_url = (
         f"http://{service_host}:{service_port}" if service_host and service_port else endpoint
     )
-    url = (os.environ.get(ENDPOINT) or service_url).rstrip("/")
+    url = (os.environ.get(ENDPOINT_VARIABLE) or service_url).rstrip("/")
     reject_secrets(url)
     return url
 
@@ -46,7 +59,7 @@ def reject_secrets(url: str) -> None:
     if format_address(url) != url:
         raise ConfigError(
             f"the address of the model's servers, {format_address(url)}, contains a user, a"
-            f" password or a query: set {ENDPOINT} to http(s)://HOST[:PORT], and"
+            f" password or a query: set {ENDPOINT_VARIABLE} to http(s)://HOST[:PORT], and"
             f" {REKINDLE_TOKEN} to a token of the servers."
         )
 
@@ -77,7 +90,7 @@ class ModelClient:
         RekindleError."""
         server_status = self._send(self.path)
         while not server_status.get("ready"):
-            self._retry(f"it answers {in_one_line(server_status)}")
+            self._retry(f"it answers {format_in_one_line(server_status)}")
             server_status = self._send(self.path)
         return server_status
 
@@ -93,13 +106,13 @@ class ModelClient:
         predictions = server_answer.get("predictions")
         if not isinstance(predictions, list):
             raise DataError(
-                f"{self.endpoint} answered {in_one_line(server_answer)}: it must have a list of"
-                f" predictions. Set {ENDPOINT} to a server of the model."
+                f"{self.endpoint} answered {format_in_one_line(server_answer)}: it must have a"
+                f" list of predictions. Set {ENDPOINT_VARIABLE} to a server of the model."
             )
         return predictions
 
     def _send(self, url_path: str, request_body: bytes | None = None) -> dict[str, Any]:
-        request_headers = {REPLAY: "1"} | (
+        request_headers = {REPLAY_HEADER: "1"} | (
             {"content-type": "application/json"} if request_body else {}
         )
         access_tokens = os.environ.get(REKINDLE_TOKEN, "").split()
@@ -114,7 +127,7 @@ class ModelClient:
         while True:
             try:
                 with urllib.request.urlopen(http_request, timeout=30) as http_response:  # nosec B310  # an address in the pipeline
-                    answered_sha256 = http_response.headers[SHA256]
+                    answered_sha256 = http_response.headers[SHA256_HEADER]
                     if answered_sha256 == self.sha256:
                         return _parse_answer(http_response.read(MAX_BYTES + 1))
 
@@ -128,7 +141,7 @@ class ModelClient:
                     ) from error
 
                 self._retry(f"it answers {error.code}: {error_text[:200]}")
-            except (*UNAVAILABLE, ValueError) as error:
+            except (*UNAVAILABLE_ERRORS, ValueError) as error:
                 self._retry(str(error))
 
     def _retry(self, reason: str) -> None:
@@ -136,8 +149,8 @@ class ModelClient:
         if time.monotonic() > self.deadline:
             raise RekindleError(
                 f"{self.endpoint} does not serve the model {self.sha256[:12]} in time ({reason})."
-                f" See the servers' log; set {ENDPOINT} if the service has another address for this"
-                " process."
+                f" See the servers' log; set {ENDPOINT_VARIABLE} if the service has another"
+                " address for this process."
             )
         time.sleep(RETRY_PAUSE_S)
 
@@ -148,5 +161,7 @@ def _parse_answer(answer_bytes: bytes) -> dict[str, Any]:
         raise ValueError(f"its answer has more than {MAX_BYTES:,} bytes")
     answer_object = loads(answer_bytes)
     if not isinstance(answer_object, dict):
-        raise ValueError(f"its answer is {in_one_line(answer_object)}, and must be a JSON object")
+        raise ValueError(
+            f"its answer is {format_in_one_line(answer_object)}, and must be a JSON object"
+        )
     return answer_object

@@ -17,18 +17,18 @@ from pydantic import AfterValidator, ConfigDict, Field, JsonValue, RootModel
 from argolocal.common.json_text import loads
 from rekindle import tracking
 from rekindle.cache import code
-from rekindle.content.verified_release import RELEASE_RECORD, read_described
+from rekindle.content.verified_release import RELEASE_RECORD, read_described_file
 from rekindle.content.weights import read_description
-from rekindle.documents import Document, ModelFile, parse, validate
+from rekindle.documents import Document, ModelFile, parse, parse_and_validate
 from rekindle.errors import ConfigError
 from rekindle.keys import CURVE
 from rekindle.keys import ORIGIN as FILE
-from rekindle.names import ArtifactKey, CommitId, Version, show
+from rekindle.names import ArtifactKey, CommitId, Version, format_untrusted
 from rekindle.release.release_files import download
 from rekindle.storage import NotFound, Store
 
-Curve = dict[int, float | None]  # step → loss; None if the loss is not finite
-Object = dict[str, JsonValue]
+LossCurve = dict[int, float | None]  # step → loss; None if the loss is not finite
+JsonObject = dict[str, JsonValue]
 
 
 class DataSection(Document):
@@ -47,7 +47,7 @@ class SweepSection(Document):
     space: dict[str, dict[str, JsonValue]] = Field(default_factory=dict)
 
 
-class Config(Document):
+class RecordedConfig(Document):
     """The settings that `reproduce` reads before the code of the release's commit can parse the
     whole config."""
 
@@ -56,27 +56,27 @@ class Config(Document):
     sweep: SweepSection = Field(default_factory=SweepSection)
 
 
-class Parameter(Document):
+class WorkflowParameter(Document):
     name: str
     value: JsonValue = ""
 
 
-class Arguments(Document):
-    parameters: list[Parameter] = Field(default_factory=list)
+class WorkflowArguments(Document):
+    parameters: list[WorkflowParameter] = Field(default_factory=list)
 
 
-class Spec(Document):
-    arguments: Arguments = Field(default_factory=Arguments)
-    templates: list[Object] = Field(default_factory=list)
+class ManifestSpec(Document):
+    arguments: WorkflowArguments = Field(default_factory=WorkflowArguments)
+    templates: list[JsonObject] = Field(default_factory=list)
 
 
 class RenderedManifest(Document):
     """The parts of a manifest that `reproduce` compares."""
 
-    spec: Spec
+    spec: ManifestSpec
 
 
-def _check_manifest(manifest: Object) -> Object:
+def _check_manifest(manifest: JsonObject) -> JsonObject:
     if manifest:
         RenderedManifest.model_validate(manifest)
     return manifest
@@ -86,7 +86,7 @@ def _check_parameters(parameters: dict[str, str]) -> dict[str, str]:
     config_text = parameters.get("config")
     if config_text:
         try:
-            validate(Config, config_text)
+            parse_and_validate(RecordedConfig, config_text)
         except ValueError as error:
             raise ValueError(f"config: {error}") from None
     return parameters
@@ -100,7 +100,7 @@ def _check_modules(module_names: list[str]) -> list[str]:
             name_part.isidentifier() for name_part in module_name.split(".")
         ):
             raise ValueError(
-                f"{show(module_name)} is neither the dotted name of a module, such as a.b, nor a"
+                f"{format_untrusted(module_name)} is neither the dotted name of a module, such as a.b, nor a"
                 " file, such as ./a/b.py"
             )
     return module_names
@@ -113,7 +113,7 @@ class RunFile(Document):
     code."""
 
     parameters: Annotated[dict[str, str], AfterValidator(_check_parameters)]
-    manifest: Annotated[Object, AfterValidator(_check_manifest)]
+    manifest: Annotated[JsonObject, AfterValidator(_check_manifest)]
     created: str = ""
     source_digest: str = ""
     champion: str = Field(default="", pattern=rf"^({Version.PATTERN.pattern})?$")
@@ -141,7 +141,7 @@ class Origin:
     files: Mapping[str, str]  # {file: sha256} of the files that affect predictions
     model: ModelFile
     run: RunFile
-    curve: Curve
+    curve: LossCurve
     run_id: str = ""  # MLflow run of the workflow
 
     @property
@@ -155,9 +155,9 @@ class Origin:
         return self.run.parameters
 
     @cached_property
-    def config(self) -> Config:
+    def config(self) -> RecordedConfig:
         """The settings that `reproduce` reads before it renders the config."""
-        return Config.model_validate_json(self.parameters["config"])
+        return RecordedConfig.model_validate_json(self.parameters["config"])
 
     @cached_property
     def whole_config(self) -> dict[str, Any]:
@@ -211,7 +211,7 @@ def read(object_store: Store, name: str, version: str = "") -> Origin:
 
         run_file = parse(
             RunFile,
-            read_described(object_store, release_key, FILE),
+            read_described_file(object_store, release_key, FILE),
             object_store.uri(release_prefix + FILE),
         )
     except NotFound as error:
@@ -240,20 +240,20 @@ def read(object_store: Store, name: str, version: str = "") -> Origin:
     )
 
 
-def _read_released_curve(object_store: Store, release_key: str) -> Curve:
+def _read_released_curve(object_store: Store, release_key: str) -> LossCurve:
     """Return the recorded losses of a release. Raises DataError if the file was changed."""
     try:
-        curve_bytes = read_described(object_store, release_key, CURVE)
+        curve_bytes = read_described_file(object_store, release_key, CURVE)
     except NotFound:
         return {}
     return _parse_curve(curve_bytes, object_store.uri(f"{release_key}/{CURVE}"))
 
 
-def _parse_curve(curve_bytes: bytes, address: str) -> Curve:
+def _parse_curve(curve_bytes: bytes, address: str) -> LossCurve:
     return dict(parse(CurveFile, curve_bytes, address).root)
 
 
-def read_curve(object_store: Store, model_prefix: str) -> Curve:
+def read_curve(object_store: Store, model_prefix: str) -> LossCurve:
     """Return the loss of each training step of the model at `model_prefix`; {} if it was not
     trained in steps."""
     try:

@@ -17,14 +17,14 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, Field, create_model
 
-from argolocal.common.json_text import describe_not_finite, to_json
+from argolocal.common.json_text import describe_non_finite, to_json
 from rekindle import families
-from rekindle.content.result_files import result_path
+from rekindle.content.result_files import find_result_path
 from rekindle.content.weights import WEIGHTS_FILE, read_description
 from rekindle.documents import InvalidDocument, ModelFile, read_json_file
 from rekindle.errors import CodeError, DataError
 from rekindle.release import device
-from rekindle.release.release_files import EXAMPLE, read_serving_code, read_verdict
+from rekindle.release.release_files import EXAMPLE_FILE, read_serving_code, read_verdict
 from rekindle.workload import Predictor, dataset_facts, load
 
 T = TypeVar("T")
@@ -42,7 +42,7 @@ def open_predictor(release_folder: Path, max_batch: int = 0) -> Predictor:
     if predictor:
         return predictor(release_folder)
     return InstancePredictor(
-        release_folder, model_description, max_batch or read_evaluated_batch(release_folder)
+        release_folder, model_description, max_batch or read_evaluated_batch_size(release_folder)
     )
 
 
@@ -80,7 +80,7 @@ class InstancePredictor:
         """Return the example request of the release, with one test row. Raises DataError if the
         example request is missing."""
         try:
-            return read_json_file(self.release / EXAMPLE)
+            return read_json_file(self.release / EXAMPLE_FILE)
         except InvalidDocument as error:
             raise DataError(
                 f"{self.release} is not a complete release ({error}). Release the model again."
@@ -138,7 +138,7 @@ def predict(
     return predictions
 
 
-def check_json(prediction: T, row_description: str) -> T:
+def check_json_serializable(prediction: T, row_description: str) -> T:
     """Return `prediction` if it can be converted to JSON. `row_description`: description of the
     predicted row for error messages.
 
@@ -148,7 +148,7 @@ def check_json(prediction: T, row_description: str) -> T:
     try:
         to_json(prediction)
     except (TypeError, ValueError) as error:
-        problem_text = describe_not_finite({"prediction": prediction})
+        problem_text = describe_non_finite({"prediction": prediction})
         if problem_text:
             raise DataError(
                 f"`predict` returned NaN or infinity for {row_description}: {problem_text}."
@@ -164,7 +164,7 @@ def check_json(prediction: T, row_description: str) -> T:
     return prediction
 
 
-def read_evaluated_batch(release_folder: Path) -> int:
+def read_evaluated_batch_size(release_folder: Path) -> int:
     """Return the `max_batch` with which a release was evaluated; 1 if it is not recorded.
 
     Earlier versions of Rekindle recorded it only in verdict.json.
@@ -180,7 +180,7 @@ def open_model(
     """Load the trained model in `model_folder`. Raises DataError if its files do not match the
     workload."""
     if model_description.files:
-        return load_result(workload, model_folder, model_description, dataset_facts)
+        return load_program_model(workload, model_folder, model_description, dataset_facts)
 
     from pydantic import ValidationError
     from safetensors import SafetensorError
@@ -190,19 +190,19 @@ def open_model(
         model_section = workload.Model.model_validate(model_description.model)
         weights = load_file(model_folder / WEIGHTS_FILE)
     except (OSError, KeyError, SafetensorError, ValidationError) as error:
-        raise _mismatch(model_folder, model_description, error) from error
+        raise _make_mismatch_error(model_folder, model_description, error) from error
 
     # outside of the `try` above, so that exceptions of the workload's code keep their type and line
     model = families.build(workload, model_description.family, model_section, dataset_facts)
     try:
         model.load_state_dict(weights)
     except RuntimeError as error:
-        raise _mismatch(model_folder, model_description, error) from error
+        raise _make_mismatch_error(model_folder, model_description, error) from error
 
     return model
 
 
-def load_result(
+def load_program_model(
     workload: Any, model_folder: Path, model_description: ModelFile, dataset_facts: dict[str, Any]
 ) -> Any:
     """Load the result of a training program with the workload's `load`. Raises DataError if the
@@ -213,7 +213,7 @@ def load_result(
             f"{model_folder} is the result of a program, but {model_description.workload} does not"
             " define load(path, facts): define it, or train again."
         )
-    return load_model(result_path(model_folder, model_description), dataset_facts)
+    return load_model(find_result_path(model_folder, model_description), dataset_facts)
 
 
 def place_model(model: Any) -> Any:
@@ -231,7 +231,9 @@ def place_model(model: Any) -> Any:
     return target_device
 
 
-def _mismatch(model_folder: Path, model_description: ModelFile, error: Exception) -> DataError:
+def _make_mismatch_error(
+    model_folder: Path, model_description: ModelFile, error: Exception
+) -> DataError:
     return DataError(
         f"{model_folder} does not contain a model of {model_description.workload}"
         f" ({' '.join(str(error).split())}). If the workload changed since the training, train"

@@ -18,15 +18,15 @@ from argolocal.common import exit_codes
 from argolocal.common.json_text import to_json
 from rekindle import tracking
 from rekindle.documents import Document, InvalidDocument, name_field, parse
-from rekindle.errors import Conflict, RekindleError, StorageError, TrackingError, say
+from rekindle.errors import Conflict, RekindleError, StorageError, TrackingError, write_stderr
 from rekindle.mlflow_api import RequestRefused
-from rekindle.names import ModelName, ObjectId, ObjectName, RunName, Version, show
+from rekindle.names import ModelName, ObjectId, ObjectName, RunName, Version, format_untrusted
 from rekindle.release.serve_config import ServeConfig
 from rekindle.storage import NotFound, Store
 
 UNFINISHED_TIMEOUT_S = 2.0  # time to wait until another run finishes its promotion
 RETRY_PAUSE_S = 1.0  # pause between attempts while a service is unavailable
-State = tuple[dict[str, Any], str | None]  # content of promotion.json, and its etag
+PromotionState = tuple[dict[str, Any], str | None]  # content of promotion.json, and its etag
 OptionalVersion = Annotated[str, name_field(Version, is_optional=True)]
 OptionalDeployment = Annotated[str, name_field(ObjectName, is_optional=True)]
 T = TypeVar("T")
@@ -41,12 +41,12 @@ def _reject_other_run(run_id: str) -> str:
         ModelName.matches(experiment_name) and RunName.matches(workflow_name)
     ):
         raise ValueError(
-            f"{show(run_id)} is neither the id of a run of MLflow, nor EXPERIMENT/WORKFLOW"
+            f"{format_untrusted(run_id)} is neither the id of a run of MLflow, nor EXPERIMENT/WORKFLOW"
         )
     return run_id
 
 
-class ChampionChanged(RekindleError):
+class ChampionChangedError(RekindleError):
     """Another version became the champion after the evaluation of the candidate, or after the start
     of a rollback."""
 
@@ -99,11 +99,13 @@ def promote(
     nothing, even after a later promotion. A promotion cancels a rollback until the rollback is
     `decided`, which means that its version is becoming the champion.
     """
-    promotion_key = _promotion_key(model_name)
+    promotion_key = _make_promotion_key(model_name)
     deadline_seconds = time.monotonic() + UNFINISHED_TIMEOUT_S
 
     while True:
-        promotion_state, etag = _read_finished(object_store, model_name, version, deadline_seconds)
+        promotion_state, etag = _read_finished_promotion(
+            object_store, model_name, version, deadline_seconds
+        )
         current_champion = tracking.champion(model_name)
         if (
             current_champion
@@ -119,7 +121,7 @@ def promote(
             if is_superseded(model_name, version, champion_version, deployment_name, run_id):
                 return ""
 
-            raise ChampionChanged(
+            raise ChampionChangedError(
                 f"version {version} of {model_name} was compared with"
                 f" {_format_version(champion_version)}, but by"
                 f" now the champion is {_format_version(current_version)}: version {version} is not"
@@ -167,26 +169,27 @@ def was_promoted_by(object_store: Store, model_name: str, run_names: Collection[
     `run_names`: the names of the run: its id in MLflow, and EXPERIMENT/WORKFLOW.
     """
     return (
-        _read_promotion(object_store, _promotion_key(model_name))[0].get("run_id", "") in run_names
+        _read_promotion(object_store, _make_promotion_key(model_name))[0].get("run_id", "")
+        in run_names
     )
 
 
 def read_pending_rollback(object_store: Store, model_name: str) -> Rollback | None:
     """Return the rollback in progress, as recorded in promotion.json, or None."""
-    return _parse_rollback(_read_finished(object_store, model_name)[0])
+    return _parse_rollback(_read_finished_promotion(object_store, model_name)[0])
 
 
 def record_rollback(object_store: Store, model_name: str, rollback: Rollback) -> None:
     """Record the start of a rollback. Raises ChampionChanged if another command has changed
     promotion.json."""
-    promotion_state, etag = _read_finished(object_store, model_name)
+    promotion_state, etag = _read_finished_promotion(object_store, model_name)
     if _parse_rollback(promotion_state) or not _write_promotion(
         object_store,
-        _promotion_key(model_name),
+        _make_promotion_key(model_name),
         promotion_state | {"rollback": asdict(rollback)},
         etag,
     ):
-        raise ChampionChanged(
+        raise ChampionChangedError(
             f"another command is changing {model_name}: nothing was changed. Repeat this command."
         )
 
@@ -195,7 +198,7 @@ def decide_rollback(object_store: Store, model_name: str, rollback: Rollback) ->
     """Make the target version of a recorded rollback the champion. Raises ChampionChanged if
     another version became the champion after the rollback started."""
     while True:
-        promotion_state, etag = _read_finished(object_store, model_name, rollback.version)
+        promotion_state, etag = _read_finished_promotion(object_store, model_name, rollback.version)
         champion = tracking.champion(model_name)
         recorded_rollback = _parse_rollback(promotion_state)
 
@@ -213,7 +216,7 @@ def decide_rollback(object_store: Store, model_name: str, rollback: Rollback) ->
             or recorded_rollback.decided
             or champion_version != rollback.champion
         ):
-            raise ChampionChanged(
+            raise ChampionChangedError(
                 f"the rollback of {model_name} to version {rollback.version} is cancelled: by now"
                 f" the champion is {_format_version(champion_version)}."
             )
@@ -232,7 +235,7 @@ def decide_rollback(object_store: Store, model_name: str, rollback: Rollback) ->
 
         _write_promotion(
             object_store,
-            _promotion_key(model_name),
+            _make_promotion_key(model_name),
             promotion_state | {"rollback": asdict(replace(rollback, decided=True))},
             etag,
         )
@@ -246,7 +249,7 @@ def end_rollback(
     If the rollback is decided and `includes_decided` is false, keep the record and return False.
     """
     while True:
-        promotion_state, etag = _read_promotion(object_store, _promotion_key(model_name))
+        promotion_state, etag = _read_promotion(object_store, _make_promotion_key(model_name))
         recorded_rollback = _parse_rollback(promotion_state)
         if (
             not recorded_rollback
@@ -260,7 +263,7 @@ def end_rollback(
 
         if _write_promotion(
             object_store,
-            _promotion_key(model_name),
+            _make_promotion_key(model_name),
             {key: value for key, value in promotion_state.items() if key != "rollback"},
             etag,
         ):
@@ -277,9 +280,9 @@ def list_expired_deployments(
     version has a new Deployment.
     """
     promoted_releases = tracking.promoted_releases(model_name)
-    return _replaced_releases(promoted_releases, previous_deployment) + _expired_releases(
-        promoted_releases, version, keep_count
-    )
+    return _select_replaced_deployments(
+        promoted_releases, previous_deployment
+    ) + _select_expired_deployments(promoted_releases, version, keep_count)
 
 
 def list_running_deployments(
@@ -289,9 +292,9 @@ def list_running_deployments(
     other releases that are not expired, and `previous_deployment` if its version has a new
     Deployment."""
     promoted_releases = tracking.promoted_releases(model_name)
-    return _replaced_releases(promoted_releases, previous_deployment) + _retained_releases(
-        promoted_releases, version, keep_count
-    )
+    return _select_replaced_deployments(
+        promoted_releases, previous_deployment
+    ) + _select_retained_deployments(promoted_releases, version, keep_count)
 
 
 def select_own_servers(
@@ -311,8 +314,8 @@ def select_own_servers(
         if deployment_name != current_deployment and not own_name_pattern.fullmatch(deployment_name)
     ]
     for deployment_name in other_deployments:
-        say(
-            f"{show(deployment_name)} is kept: it does not have the name of a server of"
+        write_stderr(
+            f"{format_untrusted(deployment_name)} is kept: it does not have the name of a server of"
             f" {model_name}"
         )
 
@@ -334,13 +337,13 @@ def list_retained_versions(model_name: str) -> set[str]:
         keep_count = ServeConfig().keep_releases
     else:
         keep_count = champion.keep_releases
-    kept_deployments = _retained_releases(promoted_releases, champion.version, keep_count)
+    kept_deployments = _select_retained_deployments(promoted_releases, champion.version, keep_count)
     return {
         release.version for release in promoted_releases if release.deployment in kept_deployments
     }
 
 
-def _expired_releases(
+def _select_expired_deployments(
     promoted_releases: list[tracking.Release], version: str, keep_count: int
 ) -> list[str]:
     earlier_deployments = [
@@ -361,7 +364,7 @@ def _expired_releases(
     ]
 
 
-def _replaced_releases(
+def _select_replaced_deployments(
     promoted_releases: list[tracking.Release], previous_deployment: str
 ) -> list[str]:
     if previous_deployment and previous_deployment not in {
@@ -371,10 +374,10 @@ def _replaced_releases(
     return []
 
 
-def _retained_releases(
+def _select_retained_deployments(
     promoted_releases: list[tracking.Release], version: str, keep_count: int
 ) -> list[str]:
-    expired_deployments = _expired_releases(promoted_releases, version, keep_count)
+    expired_deployments = _select_expired_deployments(promoted_releases, version, keep_count)
     return list(
         dict.fromkeys(
             promoted_release.deployment
@@ -386,7 +389,7 @@ def _retained_releases(
 
 def list_versions_in_use(object_store: Store, model_name: str) -> set[str]:
     """Return the version that was promoted last, and the versions of a rollback in progress."""
-    promotion_state = _read_promotion(object_store, _promotion_key(model_name))[0]
+    promotion_state = _read_promotion(object_store, _make_promotion_key(model_name))[0]
     rollback = _parse_rollback(promotion_state)
     return {
         promotion_state.get("version", ""),
@@ -405,20 +408,20 @@ def retry_while_unavailable(operation: Callable[[], T], deadline_seconds: float)
         except (StorageError, TrackingError) as error:
             if time.monotonic() > deadline_seconds:
                 raise
-            say(f"retrying: {error}")
+            write_stderr(f"retrying: {error}")
             time.sleep(RETRY_PAUSE_S)
 
 
-def _read_finished(
+def _read_finished_promotion(
     object_store: Store, model_name: str, version: str = "", deadline_seconds: float | None = None
-) -> State:
+) -> PromotionState:
     """Read promotion.json. If the file contains an unfinished promotion, first finish this
     promotion, also in MLflow.
 
     A promotion of `version` is finished at once, a promotion of another version after
     `deadline_seconds`.
     """
-    promotion_key = _promotion_key(model_name)
+    promotion_key = _make_promotion_key(model_name)
     if deadline_seconds is None:
         deadline_seconds = time.monotonic() + UNFINISHED_TIMEOUT_S
 
@@ -437,7 +440,7 @@ def _read_finished(
                 if error.code != "RESOURCE_DOES_NOT_EXIST" or promotion_state["version"] == version:
                     raise
 
-                say(
+                write_stderr(
                     f"version {promotion_state['version']} of {model_name} was deleted before its"
                     " promotion, which is discarded."
                 )
@@ -483,11 +486,11 @@ def _format_version(version: str) -> str:
     return "none"
 
 
-def _promotion_key(model_name: str) -> str:
+def _make_promotion_key(model_name: str) -> str:
     return f"releases/{ModelName(model_name)}/promotion.json"
 
 
-def _read_promotion(object_store: Store, promotion_key: str) -> State:
+def _read_promotion(object_store: Store, promotion_key: str) -> PromotionState:
     try:
         promotion_json, etag = object_store.get_with_etag(promotion_key)
     except NotFound:

@@ -39,8 +39,8 @@ from rekindle.content.verified_release import (
     VERDICT,
     FileHashes,
     Sha256,
-    content_hash,
-    read_verified,
+    compute_content_hash,
+    read_verified_files,
     reject_other_files,
     reject_other_folder,
     reject_other_hash,
@@ -52,27 +52,27 @@ from rekindle.documents import (
     InvalidDocument,
     name_field,
     parse,
+    parse_and_validate,
     read_file,
     read_object,
-    seal,
-    validate,
+    seal_fields,
 )
-from rekindle.errors import Conflict, DataError, in_one_line
+from rekindle.errors import Conflict, DataError, format_in_one_line
 from rekindle.keys import CURVE
 from rekindle.names import ArtifactKey, ModelName, Version
-from rekindle.project.folders import ENGINE
+from rekindle.project.folders import ENGINE_FOLDERS
 from rekindle.storage import NotFound, Store
 from rekindle.tracking import Release
 from rekindle.workload import digest_files, load
 
-EXAMPLE = "example.json"
-CODE = "workload.json"
+EXAMPLE_FILE = "example.json"
+CODE_FILE = "workload.json"
 # file in the report; each line is one request of some test rows: {"request": ..., "predictions":
 # [...], ...}
-PREDICTIONS = "predictions.jsonl.gz"
+PREDICTIONS_FILE = "predictions.jsonl.gz"
 
 
-class Owner(Document):
+class ReleaseOwner(Document):
     """The part of release.json that names the version to which the files belong."""
 
     model_config = ConfigDict(extra="allow")
@@ -84,7 +84,7 @@ class Owner(Document):
     removed: bool = False  # True: retention is removing the files
 
 
-class Record(FileHashes):
+class ReleaseRecord(FileHashes):
     """release.json: the version of a release, and the sha256 of each file."""
 
     name: Annotated[str, name_field(ModelName)]
@@ -123,7 +123,7 @@ class Verdict(Document):
 
 def read_serving_code(release_folder: Path) -> ServingCode:
     """Return workload.json; the default values if it is missing. Raises DataError."""
-    code_file = release_folder / CODE
+    code_file = release_folder / CODE_FILE
     try:
         if code_file.exists():
             return read_file(ServingCode, code_file)
@@ -157,15 +157,15 @@ def collect_files(
     """
     shutil.rmtree(release_folder, ignore_errors=True)
     serving_files = list_serving_files(model_folder, dataset_folder)
-    link(release_folder, {**serving_files, VERDICT: report_folder / VERDICT})
+    link_files(release_folder, {**serving_files, VERDICT: report_folder / VERDICT})
 
     for name, source_folder in ((REFERENCE, report_folder), (CURVE, model_folder)):
         if (source_folder / name).exists():
-            link(release_folder, {name: source_folder / name})
+            link_files(release_folder, {name: source_folder / name})
 
     example_bytes = _read_example(report_folder)
     if example_bytes:
-        (release_folder / EXAMPLE).write_bytes(example_bytes)
+        (release_folder / EXAMPLE_FILE).write_bytes(example_bytes)
 
     name = read_description(model_folder).workload
     verdict = read_verdict(report_folder)
@@ -176,15 +176,15 @@ def collect_files(
         "rows": verdict.rows,
     }
 
-    (release_folder / CODE).write_text(to_json(serving_code))
+    (release_folder / CODE_FILE).write_text(to_json(serving_code))
 
     return {
         key: file_sha256(release_folder / key)
-        for key in [*serving_files, CODE, *([EXAMPLE] if example_bytes else [])]
+        for key in [*serving_files, CODE_FILE, *([EXAMPLE_FILE] if example_bytes else [])]
     }
 
 
-def hash_describing_files(release_folder: Path) -> dict[str, str]:
+def hash_described_files(release_folder: Path) -> dict[str, str]:
     """Return {file: sha256} of the files of a release that are not part of its hash."""
     return {
         file_name: file_sha256(release_folder / file_name)
@@ -205,8 +205,8 @@ def describe_changes(
     try:
         champion_code = parse(
             ServingCode,
-            read_verified(object_store, champion_key, [CODE])[CODE],
-            object_store.uri(f"{champion_key}/{CODE}"),
+            read_verified_files(object_store, champion_key, [CODE_FILE])[CODE_FILE],
+            object_store.uri(f"{champion_key}/{CODE_FILE}"),
         ).sha256
     except NotFound:
         champion_code = ""
@@ -228,12 +228,12 @@ def upload(
     object_store: Store, model_name: str, release_folder: Path, file_hashes: dict[str, str]
 ) -> str:
     """Upload a folder that `collect_files` has filled, and return the key prefix of the release."""
-    release_prefix = f"releases/{model_name}/{content_hash(file_hashes)}/"
+    release_prefix = f"releases/{model_name}/{compute_content_hash(file_hashes)}/"
     object_store.upload(release_folder, release_prefix)
     return release_prefix
 
 
-def commit(
+def commit_release(
     object_store: Store, release_prefix: str, release_folder: Path, release_record: dict[str, Any]
 ) -> None:
     """Upload the files that release.json describes, then release.json, which makes the release
@@ -251,7 +251,7 @@ def commit(
         try:
             object_store.put(
                 record_key,
-                seal(release_record),
+                seal_fields(release_record),
                 if_match=current_record.etag if current_record else None,
                 if_absent=current_record is None,
             )
@@ -261,16 +261,16 @@ def commit(
         return
 
 
-def read_owner(object_store: Store, release_prefix: str) -> Owner | None:
+def read_owner(object_store: Store, release_prefix: str) -> ReleaseOwner | None:
     """Return the owner of a release; None if release.json is missing or malformed. Raises
     StorageError."""
     try:
-        return read_object(Owner, object_store, f"{release_prefix}{RELEASE_RECORD}")
+        return read_object(ReleaseOwner, object_store, f"{release_prefix}{RELEASE_RECORD}")
     except (NotFound, InvalidDocument):
         return None
 
 
-def download(object_store: Store, release_prefix: str, release_folder: Path) -> Record:
+def download(object_store: Store, release_prefix: str, release_folder: Path) -> ReleaseRecord:
     """Download a release into `release_folder`, and return its release.json.
 
     Raises StorageError, or DataError if `release_prefix` is not a release, or if a file was
@@ -281,7 +281,9 @@ def download(object_store: Store, release_prefix: str, release_folder: Path) -> 
     return verify_release(release_folder, release_prefix, object_store.uri(release_prefix))
 
 
-def verify_release(release_folder: Path, release_prefix: str, release_address: str) -> Record:
+def verify_release(
+    release_folder: Path, release_prefix: str, release_address: str
+) -> ReleaseRecord:
     """Return release.json of the release in `release_folder`. Raises DataError if a file does not
     match its recorded hash.
 
@@ -290,7 +292,7 @@ def verify_release(release_folder: Path, release_prefix: str, release_address: s
     """
     try:
         release_record = parse(
-            Record,
+            ReleaseRecord,
             (release_folder / RELEASE_RECORD).read_bytes(),
             f"{release_address.rstrip('/')}/{RELEASE_RECORD}",
             REMEDY,
@@ -368,7 +370,7 @@ def record_predictions(
     `numerics`: result of `device.describe_numerics`. Servers with equal numerics and max_batch 1
     must return the same bits ("": not required).
     """
-    with gzip.open(report_folder / PREDICTIONS, "wt", compresslevel=1) as predictions_file:
+    with gzip.open(report_folder / PREDICTIONS_FILE, "wt", compresslevel=1) as predictions_file:
         for request, predictions in requests:
             prediction_line = {"request": request, "predictions": predictions, "numerics": numerics}
             predictions_file.write(to_json(prediction_line) + "\n")
@@ -403,7 +405,7 @@ def list_serving_files(model_folder: Path, dataset_folder: Path) -> dict[str, Pa
     return files_by_key
 
 
-def link(target_folder: Path, files_by_key: dict[str, Path]) -> None:
+def link_files(target_folder: Path, files_by_key: dict[str, Path]) -> None:
     """Create links in `target_folder` to the files, named by their keys."""
     for key, path in files_by_key.items():
         (target_folder / key).parent.mkdir(parents=True, exist_ok=True)
@@ -412,7 +414,7 @@ def link(target_folder: Path, files_by_key: dict[str, Path]) -> None:
 
 def _read_example(report_folder: Path) -> bytes:
     """Return a request with the first test row in the report, or b"" if the report has none."""
-    if not (report_folder / PREDICTIONS).exists():
+    if not (report_folder / PREDICTIONS_FILE).exists():
         return b""
 
     for prediction_line in read_prediction_lines(report_folder):
@@ -425,15 +427,15 @@ def _read_example(report_folder: Path) -> bytes:
 def read_prediction_lines(report_folder: Path) -> Iterator[PredictionLine]:
     """Yield the lines of a report's predictions. Raises DataError."""
     try:
-        with gzip.open(report_folder / PREDICTIONS) as predictions_file:
+        with gzip.open(report_folder / PREDICTIONS_FILE) as predictions_file:
             for line_bytes in iter(partial(predictions_file.readline, MAX_BYTES + 1), b""):
                 if len(line_bytes) > MAX_BYTES:
                     raise ValueError(f"a line has more than {MAX_BYTES:,} bytes")
-                yield validate(PredictionLine, line_bytes)
+                yield parse_and_validate(PredictionLine, line_bytes)
     except (OSError, EOFError, ValueError, zlib.error) as error:
         raise DataError(
-            f"{report_folder / PREDICTIONS} does not contain predictions"
-            f" ({in_one_line(str(error))}): run the step evaluate again."
+            f"{report_folder / PREDICTIONS_FILE} does not contain predictions"
+            f" ({format_in_one_line(str(error))}): run the step evaluate again."
         ) from error
 
 
@@ -444,7 +446,7 @@ def compute_code_digest(workload: Any) -> str:
     The code of Rekindle, which the servers' image determines, is not included.
     """
     module_digests_by_name = code.module_digests([workload.__name__], project.search_path())
-    engine_packages = tuple(engine_folder.name for engine_folder in ENGINE)
+    engine_packages = tuple(engine_folder.name for engine_folder in ENGINE_FOLDERS)
     own_digests = {
         module_name: module_digest
         for module_name, module_digest in module_digests_by_name.items()

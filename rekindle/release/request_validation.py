@@ -9,16 +9,16 @@ from typing import Any, NoReturn, TypeVar
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails, SchemaValidator, from_json
 
-from argolocal.common.json_text import numbers
-from argolocal.common.wording import cut
-from rekindle.errors import DataError, did_you_mean
-from rekindle.sections import broken_rule, known_keys
+from argolocal.common.json_text import find_numbers
+from argolocal.common.wording import truncate
+from rekindle.errors import DataError, suggest_similar
+from rekindle.sections import broken_rule, list_valid_keys
 
 MAX_SHOWN_ERRORS = 5
 # larger bodies are validated only up to the first error, since each error takes at least 500 bytes
 # of memory
 LARGE_BODY_BYTES = 1 << 15
-COLLECTIONS = {"list", "set", "frozenset", "tuple", "dict"}
+COLLECTION_TYPES = {"list", "set", "frozenset", "tuple", "dict"}
 # keys of a pydantic schema whose values contain no further schemas
 OPAQUE_KEYS = {"metadata", "cls", "config", "serialization"}
 # matches bodies that may contain a number beyond float64 or int64; only these need the slow exact
@@ -28,7 +28,7 @@ SUSPICIOUS_NUMBER = re.compile(rb"\d{19}|[eE]\+?\d{3}|NaN|Infinity")
 R = TypeVar("R", bound=BaseModel)
 
 
-def parse(request_type: type[R], body: bytes) -> R:
+def parse_body(request_type: type[R], body: bytes) -> R:
     """Parse a request strictly: a text is not accepted as a number, and unknown keys are errors.
     Raises DataError."""
     if SUSPICIOUS_NUMBER.search(body):
@@ -36,7 +36,7 @@ def parse(request_type: type[R], body: bytes) -> R:
 
     try:
         if len(body) > LARGE_BODY_BYTES:
-            return fail_fast_validator(request_type).validate_json(body, strict=True)
+            return make_fail_fast_validator(request_type).validate_json(body, strict=True)
         return request_type.model_validate_json(body, strict=True, extra="forbid")
     except ValidationError as error:
         validation_errors = sorted(
@@ -58,7 +58,7 @@ def parse(request_type: type[R], body: bytes) -> R:
 
 
 @cache
-def fail_fast_validator(request_type: type[BaseModel]) -> SchemaValidator:
+def make_fail_fast_validator(request_type: type[BaseModel]) -> SchemaValidator:
     """Return a validator that stops at the first error of a collection and at the first unknown
     key.
 
@@ -86,7 +86,7 @@ def add_fail_fast(schema: Any, is_alternative: bool = False) -> Any:
         for key, inner_schema in schema.items()
     }
 
-    if schema_type in COLLECTIONS:
+    if schema_type in COLLECTION_TYPES:
         schema["fail_fast"] = True
     if schema_type in ("model-fields", "typed-dict", "dataclass-args"):
         schema["extra_behavior"] = "forbid"
@@ -94,14 +94,14 @@ def add_fail_fast(schema: Any, is_alternative: bool = False) -> Any:
     if schema_type == "model-fields" and not is_alternative:
         reject_schema = {
             "type": "function-plain",
-            "function": {"type": "no-info", "function": reject_key},
+            "function": {"type": "no-info", "function": reject_unknown_key},
         }
         schema.update({"extra_behavior": "allow", "extras_keys_schema": reject_schema})
 
     return schema
 
 
-def reject_key(key: str) -> NoReturn:
+def reject_unknown_key(key: str) -> NoReturn:
     raise DataError(f"the request has the unknown key {format_value(key)} in one of its objects.")
 
 
@@ -111,7 +111,7 @@ def reject_huge_numbers(body: bytes) -> None:
         parsed_values = from_json(body)
     except ValueError:
         return  # invalid JSON: the parser reports the position of the error later
-    for number_path, number in numbers(parsed_values):
+    for number_path, number in find_numbers(parsed_values):
         if isinstance(number, int) and not -(1 << 63) <= number < 1 << 63:
             raise DataError(
                 f"{format_path(number_path)} is {format_value(number)}: it must fit into 64 bits."
@@ -133,8 +133,8 @@ def describe_error(request_type: type[BaseModel], error_detail: ErrorDetails) ->
         case "missing":
             return f"{error_location} is missing: it is required."
         case "extra_forbidden":
-            spelling_hint = did_you_mean(
-                str(error_path[-1]), known_keys(request_type, error_path[:-1])
+            spelling_hint = suggest_similar(
+                str(error_path[-1]), list_valid_keys(request_type, error_path[:-1])
             )
             return (
                 f"{format_path(error_path[:-1])} has the unknown key"
@@ -166,4 +166,4 @@ def format_value(value: object) -> str:
     if isinstance(value, int) and abs(value) > 1 << 200:
         # show only the size, because Python refuses to format very long integers
         return f"a number of {value.bit_length():,} bits"
-    return cut(repr(value))
+    return truncate(repr(value))

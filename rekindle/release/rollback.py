@@ -14,21 +14,21 @@ from typing import Protocol
 
 from argolocal.manifest.types import Object
 from rekindle import tracking
-from rekindle.errors import ConfigError, Conflict, RekindleError, say
+from rekindle.errors import ConfigError, Conflict, RekindleError, write_stderr
 from rekindle.kubernetes_names import INSTANCE_LABEL, NAME_LABEL
-from rekindle.names import show
+from rekindle.names import format_untrusted
 from rekindle.release import promotion
-from rekindle.release.promotion import ChampionChanged, Rollback
+from rekindle.release.promotion import ChampionChangedError, Rollback
 from rekindle.release.serve_config import VERSION_ANNOTATION
 from rekindle.storage import Store
 
-AUTOSCALER = "HorizontalPodAutoscaler"
+AUTOSCALER_KIND = "HorizontalPodAutoscaler"
 # annotation of a Deployment: id of the rollback command that started its pods
 STARTED_ANNOTATION = "rekindle.dev/started"
 # number of attempts to change a Deployment that other clients change at the same time
 CHANGE_ATTEMPTS = 20
-Change = tuple[str, str, Object]  # kind, name and merge patch of an object
-Result = dict[str, str]
+ObjectChange = tuple[str, str, Object]  # kind, name and merge patch of an object
+RollbackResult = dict[str, str]
 
 
 class KubernetesObjects(Protocol):
@@ -55,8 +55,8 @@ def roll_back(
     model_name: str,
     version: str,
     seconds: float,
-    report: Callable[[Result], None],
-) -> Result:
+    report: Callable[[RollbackResult], None],
+) -> RollbackResult:
     """Roll back to `version` (empty: the version before the champion), or finish a rollback in
     progress.
 
@@ -67,11 +67,11 @@ def roll_back(
     """
     rollback = promotion.read_pending_rollback(object_store, model_name)
 
-    deployments_by_version = _map_deployments(objects, model_name)
+    deployments_by_version = _map_deployments_by_version(objects, model_name)
     if rollback and not _has_deployment(deployments_by_version, rollback):
         if version in ("", rollback.version):
             raise ConfigError(
-                f"{show(rollback.deployment)}, the Deployment of the unfinished rollback of"
+                f"{format_untrusted(rollback.deployment)}, the Deployment of the unfinished rollback of"
                 f" {model_name} to version {rollback.version}, was deleted or is not of this"
                 f" version: name another version, `rekindle rollback {model_name} VERSION`."
             )
@@ -115,30 +115,32 @@ def roll_back(
         promotion.end_rollback(object_store, model_name, rollback)
     except BaseException as error:
         cancel_outcome = _cancel_rollback(
-            objects, object_store, model_name, rollback, isinstance(error, ChampionChanged)
+            objects, object_store, model_name, rollback, isinstance(error, ChampionChangedError)
         )
         if isinstance(error, RekindleError):
-            if type(error) in (ConfigError, ChampionChanged):
+            if type(error) in (ConfigError, ChampionChangedError):
                 error_type = type(error)
             else:
                 error_type = RekindleError
 
             raise error_type(f"{error} {cancel_outcome}") from error
 
-        say(cancel_outcome)
+        write_stderr(cancel_outcome)
         raise
 
     return rollback_result
 
 
-def _map_deployments(kubernetes_objects: KubernetesObjects, model_name: str) -> dict[str, Object]:
+def _map_deployments_by_version(
+    kubernetes_objects: KubernetesObjects, model_name: str
+) -> dict[str, Object]:
     """Return the Deployments of the promoted releases by version.
 
     Deployments of canaries and unpromoted releases are omitted. So are Deployments whose annotation
     contradicts the version in MLflow, which other clients can change.
     """
     deployments = {
-        (deployment["metadata"]["name"], _version_of(deployment)): deployment
+        (deployment["metadata"]["name"], _read_version(deployment)): deployment
         for deployment in kubernetes_objects.deployments(model_name)
     }
     promoted_releases = tracking.promoted_releases(model_name)
@@ -149,7 +151,7 @@ def _map_deployments(kubernetes_objects: KubernetesObjects, model_name: str) -> 
     }
 
 
-def _version_of(deployment: Object) -> str:
+def _read_version(deployment: Object) -> str:
     """Return the version that a Deployment serves, from the annotation that its release has set; ""
     if it is missing."""
     return (deployment["metadata"].get("annotations") or {}).get(VERSION_ANNOTATION, "")
@@ -192,7 +194,7 @@ def _prepare_rollback(
 
     current_version = champion.version if champion else current_version
 
-    target_version = version or _previous_version(
+    target_version = version or _find_previous_version(
         deployments_by_version, current_version, model_name
     )
     if target_version not in deployments_by_version:
@@ -219,7 +221,7 @@ def _prepare_rollback(
     )
 
 
-def _previous_version(
+def _find_previous_version(
     deployments_by_version: dict[str, Object], current_version: str, model_name: str
 ) -> str:
     earlier_versions = [
@@ -246,9 +248,9 @@ def _start_pods(
     After `timeout_seconds`, the larger of the autoscaler's minimum and the Deployment's initial
     number of replicas is enough.
     """
-    min_replicas = ((kubernetes_objects.find(AUTOSCALER, model_name) or {}).get("spec") or {}).get(
-        "minReplicas", 1
-    )
+    min_replicas = (
+        (kubernetes_objects.find(AUTOSCALER_KIND, model_name) or {}).get("spec") or {}
+    ).get("minReplicas", 1)
     min_replicas = max(min_replicas, rollback.replicas)
     service_object = kubernetes_objects.find("Service", model_name) or {"spec": {"selector": {}}}
     serving_deployment = kubernetes_objects.find(
@@ -295,18 +297,18 @@ def _start_pods(
 
 def _list_traffic_changes(
     kubernetes_objects: KubernetesObjects, model_name: str, deployment_name: str
-) -> list[Change]:
+) -> list[ObjectChange]:
     """Return the changes of Service and autoscaler that direct the traffic to a Deployment."""
-    traffic_changes: list[Change] = [
+    traffic_changes: list[ObjectChange] = [
         (
             "Service",
             model_name,
             {"spec": {"selector": {NAME_LABEL: model_name, INSTANCE_LABEL: deployment_name}}},
         )
     ]
-    if kubernetes_objects.find(AUTOSCALER, model_name):
+    if kubernetes_objects.find(AUTOSCALER_KIND, model_name):
         traffic_changes.append(
-            (AUTOSCALER, model_name, {"spec": {"scaleTargetRef": {"name": deployment_name}}})
+            (AUTOSCALER_KIND, model_name, {"spec": {"scaleTargetRef": {"name": deployment_name}}})
         )
     return traffic_changes
 
@@ -342,7 +344,7 @@ def _switch_traffic(
         except Conflict:
             continue
 
-    raise _unchangeable("Service", model_name)
+    raise _make_unchangeable_error("Service", model_name)
 
 
 def _stop_pods(
@@ -374,10 +376,10 @@ def _stop_pods(
             for deployment in running_deployments:
                 _scale_deployment(kubernetes_objects, deployment, 0)
 
-    raise _unchangeable("Deployments", model_name)
+    raise _make_unchangeable_error("Deployments", model_name)
 
 
-def _unchangeable(object_kind: str, model_name: str) -> RekindleError:
+def _make_unchangeable_error(object_kind: str, model_name: str) -> RekindleError:
     return RekindleError(
         f"the {object_kind} of {model_name} could not be changed in {CHANGE_ATTEMPTS} attempts,"
         " because another client changes it at the same time: run this command again."
@@ -387,7 +389,7 @@ def _unchangeable(object_kind: str, model_name: str) -> RekindleError:
 def _check_champion(model_name: str, rollback: Rollback) -> None:
     champion = tracking.champion(model_name)
     if not champion or champion.version != rollback.version:
-        raise ChampionChanged(
+        raise ChampionChangedError(
             f"version {champion.version if champion else 'none'} of {model_name} became the"
             f" champion after version {rollback.version}, and keeps the traffic."
         )

@@ -5,12 +5,12 @@ from pydantic import Field, model_validator
 from rekindle.sections import Section
 from rekindle.step import StepInputs
 
-PORT = 8080  # port of a model server in its pod
-MAX_BATCH = 16  # default of serve.max_batch
-DNS_NAME = r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?(\.[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?)*"
+DEFAULT_PORT = 8080  # port of a model server in its pod
+DEFAULT_MAX_BATCH = 16  # default of serve.max_batch
+DNS_NAME_PATTERN = r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?(\.[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?)*"
 # results of a canary; a third result is `taken back: REASON`, after a rollback
-PASSED = "passed"
-CHAMPION_CHANGED = "champion changed"
+PASSED_RESULT = "passed"
+CHAMPION_CHANGED_RESULT = "champion changed"
 # annotation of a Deployment with the model version that it serves
 VERSION_ANNOTATION = "rekindle.dev/version"
 
@@ -26,7 +26,7 @@ class Limits(Section):
         default=1000, ge=1, description="maximum number of instances per request (else 413)"
     )
     max_batch: int = Field(
-        default=MAX_BATCH,
+        default=DEFAULT_MAX_BATCH,
         ge=1,
         description=(
             "maximum number of requests predicted together, and of instances that `predict` gets; "
@@ -163,7 +163,7 @@ class ServeConfig(Limits):
     max_replicas: int = Field(default=4, ge=1, description="maximum number of servers")
     host: str = Field(
         default="",
-        pattern=rf"^({DNS_NAME})?$",
+        pattern=rf"^({DNS_NAME_PATTERN})?$",
         max_length=253,
         description=(
             "DNS name of the model outside of the cluster, such as models.example.com (in lower"
@@ -172,17 +172,17 @@ class ServeConfig(Limits):
     )
     gateway: str = Field(
         default="",
-        pattern=rf"^(({DNS_NAME}/)?{DNS_NAME})?$",
+        pattern=rf"^(({DNS_NAME_PATTERN}/)?{DNS_NAME_PATTERN})?$",
         description="Gateway of the HTTPRoute for `host`: NAME or NAMESPACE/NAME (empty: Ingress)",
     )
     ingress_class: str = Field(
         default="",
-        pattern=rf"^({DNS_NAME})?$",
+        pattern=rf"^({DNS_NAME_PATTERN})?$",
         description="name of the IngressClass (empty: the cluster's default)",
     )
     tls_secret: str = Field(
         default="",
-        pattern=rf"^({DNS_NAME})?$",
+        pattern=rf"^({DNS_NAME_PATTERN})?$",
         description="name of the Secret with the certificate of the Ingress (empty: no TLS)",
     )
     annotations: dict[str, str] = Field(

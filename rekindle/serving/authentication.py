@@ -9,7 +9,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from rekindle.errors import ConfigError
 from rekindle.kubernetes_names import REKINDLE_TOKEN
-from rekindle.serving.openapi import OPEN_PATHS
+from rekindle.serving.openapi import UNAUTHENTICATED_PATHS
 
 
 def read_tokens() -> tuple[str, ...]:
@@ -36,8 +36,8 @@ class Authentication:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if (
             scope["type"] != "http"
-            or scope["path"] in OPEN_PATHS
-            or self._accepts(Headers(scope=scope))
+            or scope["path"] in UNAUTHENTICATED_PATHS
+            or self._has_accepted_token(Headers(scope=scope))
         ):
             return await self.app(scope, receive, send)
         error_message = "this server needs a token: send the header `Authorization: Bearer TOKEN`."
@@ -45,7 +45,7 @@ class Authentication:
             scope, receive, send
         )
 
-    def _accepts(self, request_headers: Headers) -> bool:
+    def _has_accepted_token(self, request_headers: Headers) -> bool:
         authentication_scheme, _, token_text = request_headers.get("authorization", "").partition(
             " "
         )

@@ -19,7 +19,7 @@ OVERSIZE_FACTOR = 4
 BUDGET_FACTOR = 16  # memory for all arriving bodies, as a multiple of the largest permitted body
 
 
-class Refusal(Exception):
+class RefusalError(Exception):
     """A rejected request: HTTP status and reason.
 
     `close`: close the connection without reading the rest of the request.
@@ -31,7 +31,7 @@ class Refusal(Exception):
         self.close = should_close
 
 
-class Body:
+class ArrivingBody:
     """A body that is arriving."""
 
     def __init__(self, client_host: str, deadline: asyncio.Timeout) -> None:
@@ -42,19 +42,19 @@ class Body:
         self.drop_reason = ""  # reason why the body was dropped, or ""
 
 
-class Bodies:
+class ArrivingBodies:
     """The bodies of all arriving requests."""
 
     def __init__(self, server_limits: Limits) -> None:
         self.limits = server_limits
-        self.arriving_bodies: set[Body] = set()
+        self.arriving_bodies: set[ArrivingBody] = set()
         self.bytes_by_client: Counter[str] = Counter()  # client address → number of received bytes
 
     async def read(self, request: Request) -> bytes:
         """Return the request's body. Raises Refusal if the body is too large, too slow or
         incomplete."""
         server_limits = self.limits
-        too_large_refusal = Refusal(
+        too_large_refusal = RefusalError(
             413, f"the request is larger than {server_limits.max_bytes:,} bytes: send it in parts."
         )
 
@@ -68,7 +68,9 @@ class Bodies:
         deadline_timeout = asyncio.timeout_at(
             request.scope["state"].get("start_time", now_seconds) + server_limits.body_seconds
         )
-        arriving_body = Body(request.client.host if request.client else "", deadline_timeout)
+        arriving_body = ArrivingBody(
+            request.client.host if request.client else "", deadline_timeout
+        )
         received_bytes = 0
         self.arriving_bodies.add(arriving_body)
 
@@ -85,14 +87,16 @@ class Bodies:
                 timeout_reason = (
                     f"the request took longer than {server_limits.body_seconds:g} s to arrive."
                 )
-                raise Refusal(408, timeout_reason, should_close=True) from error
+                raise RefusalError(408, timeout_reason, should_close=True) from error
         except ClientDisconnect as error:
-            raise Refusal(400, "the client disconnected before its request had arrived.") from error
+            raise RefusalError(
+                400, "the client disconnected before its request had arrived."
+            ) from error
         finally:
             self._remove_body(arriving_body)
 
         if arriving_body.drop_reason:
-            raise Refusal(
+            raise RefusalError(
                 503,
                 f"{arriving_body.drop_reason}, so this request was dropped: try again soon.",
                 should_close=True,
@@ -103,7 +107,7 @@ class Bodies:
 
         return bytes(arriving_body.data)
 
-    def _add_chunk(self, arriving_body: Body, body_chunk: bytes) -> None:
+    def _add_chunk(self, arriving_body: ArrivingBody, body_chunk: bytes) -> None:
         if arriving_body.drop_reason:
             return
 
@@ -128,7 +132,7 @@ class Bodies:
             return True
         return False
 
-    def _drop_body(self, arriving_body: Body, reason: str) -> None:
+    def _drop_body(self, arriving_body: ArrivingBody, reason: str) -> None:
         arriving_body.drop_reason = reason
         self._remove_body(arriving_body)
         arriving_body.data.clear()
@@ -136,7 +140,7 @@ class Bodies:
             # the deadline is set to now, which ends `read`
             arriving_body.deadline.reschedule(asyncio.get_running_loop().time())
 
-    def _remove_body(self, arriving_body: Body) -> None:
+    def _remove_body(self, arriving_body: ArrivingBody) -> None:
         if arriving_body in self.arriving_bodies:
             self.arriving_bodies.remove(arriving_body)
             self.bytes_by_client[arriving_body.client] -= len(arriving_body.data)

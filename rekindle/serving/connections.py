@@ -47,7 +47,7 @@ class Connection(HttpToolsProtocol):
     if TYPE_CHECKING:
         connections: Any  # uvicorn's set of all open connections
         parser: Any  # httptools.HttpRequestParser
-    registry: "Connections"
+    registry: "ConnectionRegistry"
     group: "dict[Connection, float] | None" = None  # None while a request is being answered
     start_time = 0.0  # time of the first byte of the request that arrived last
     arriving_part = ""  # arriving part of a request: "head", "body" or ""
@@ -111,7 +111,7 @@ class Connection(HttpToolsProtocol):
                 self.parser.feed_data(data_piece)
             except httptools.HttpParserUpgrade as upgrade_error:
                 data = (
-                    self.head_without_upgrade()
+                    self.make_head_without_upgrade()
                     + data[start_offset - len(data_piece) + upgrade_error.args[0] :]
                 )
                 start_offset = 0
@@ -135,7 +135,7 @@ class Connection(HttpToolsProtocol):
         if self.registry.draining and self.is_busy:
             super().shutdown()  # the answer says `Connection: close`
 
-    def head_without_upgrade(self) -> bytes:
+    def make_head_without_upgrade(self) -> bytes:
         """Return the head of the request without its `Upgrade` header, because this header would
         make the parser skip the body."""
         head_lines = [
@@ -234,7 +234,7 @@ class Connection(HttpToolsProtocol):
         if self.arriving_part == "head" or self.cycle is None:
             self.reject(503, "too many connections: try again soon.")
         else:
-            self.send_end()
+            self.shut_down_sending()
             self.transport.close()
             self.update_group()
 
@@ -263,11 +263,11 @@ class Connection(HttpToolsProtocol):
         """Close the connection, unless at least the beginning of a request has arrived: this
         request must be answered first."""
         if not self.has_bytes() and self.arriving_part != "head":
-            self.send_end()
+            self.shut_down_sending()
             self.transport.close()
             self.update_group()
 
-    def send_end(self) -> None:
+    def shut_down_sending(self) -> None:
         """Shut down the sending side at once, because a request could still arrive before
         `transport.close` does this."""
         with suppress(OSError), socket.socket(fileno=os.dup(self.descriptor)) as duplicate_socket:
@@ -285,7 +285,7 @@ class Connection(HttpToolsProtocol):
             self.update_group()
 
 
-class Connections:
+class ConnectionRegistry:
     """The connections of a server, at most `limit`.
 
     A client has `request_seconds` to send the head of a request, and the same time to read an
@@ -381,7 +381,7 @@ class Connections:
         for connection in connections:
             connection.shutdown()
 
-    def close_idle(self) -> None:
+    def close_idle_connections(self) -> None:
         """Close the connections without a request."""
         self.draining = self.closing_idle = True
         for connection in [*self.unfinished, *self.idle]:

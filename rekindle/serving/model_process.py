@@ -22,13 +22,13 @@ from argolocal.common.json_text import to_json
 from rekindle.errors import DataError, RekindleError
 from rekindle.project import user_exceptions
 from rekindle.release.predictor import find_warning, open_predictor
-from rekindle.release.request_validation import parse
+from rekindle.release.request_validation import parse_body
 from rekindle.release.watch.reference import convert_instances
 from rekindle.release.watch.scores import Counts, count_numbers
 from rekindle.serving.openapi import make_schemas
 from rekindle.workload import Predictor, read_data_until
 
-LOG = "see the server's log."
+LOG_HINT = "see the server's log."
 
 
 @dataclass(frozen=True)
@@ -101,19 +101,19 @@ class ModelProcess:
         try:
             return self.pipe.recv()
         except (EOFError, OSError) as error:
-            raise self._exit_error() from error
+            raise self._make_exit_error() from error
 
     def _send(self, pipe_message: object) -> None:
         try:
             self.pipe.send(pipe_message)
         except OSError as error:
-            raise self._exit_error() from error
+            raise self._make_exit_error() from error
 
-    def _exit_error(self) -> RekindleError:
+    def _make_exit_error(self) -> RekindleError:
         self.process.join(1)
         exit_code = self.process.exitcode
         exit_cause = " (killed: out of memory?)" if exit_code == -signal.SIGKILL else ""
-        return RekindleError(f"a model process ended with code {exit_code}{exit_cause}; {LOG}")
+        return RekindleError(f"a model process ended with code {exit_code}{exit_cause}; {LOG_HINT}")
 
     def end(self) -> None:
         """Kill the process."""
@@ -133,7 +133,7 @@ def run_model_process(server_pipe: Connection, max_instances: int, max_batch: in
         release_folder: Path = server_pipe.recv()
         predictor = open_predictor(release_folder, max_batch)
         example_request = predictor.example()
-        _warm_up(predictor, example_request)
+        _warm_up_model(predictor, example_request)
         numerics = getattr(predictor, "numerics", "")
         gc.collect()
         # excludes the loaded objects from garbage collections, which would delay answers by 60 ms
@@ -156,22 +156,22 @@ def run_model_process(server_pipe: Connection, max_instances: int, max_batch: in
         server_pipe.send(error)
     except Exception as error:
         traceback.print_exc()
-        server_pipe.send(user_exceptions.as_error(error, "the model cannot be loaded"))
+        server_pipe.send(user_exceptions.convert_exception(error, "the model cannot be loaded"))
 
 
-def _warm_up(predictor: Predictor, example_request: dict[str, Any]) -> None:
+def _warm_up_model(predictor: Predictor, example_request: dict[str, Any]) -> None:
     """Predict the example request. If that fails, raises RekindleError with the location in the
     workload's code."""
     error_location = "the model fails on its own example"
     try:
-        request = parse(predictor.Request, to_json(example_request).encode())
+        request = parse_body(predictor.Request, to_json(example_request).encode())
         (predictions,) = predictor.predict([request])
         encode_predictions(request, predictions, find_warning(predictor, request))
     except RekindleError as error:
         raise type(error)(f"{error_location}: {' '.join(error.lines)}") from error
     except Exception as error:
         traceback.print_exc()
-        raise user_exceptions.as_error(error, error_location) from error
+        raise user_exceptions.convert_exception(error, error_location) from error
 
 
 def answer_batch(
@@ -217,17 +217,17 @@ def answer_batch(
 def parse_request(predictor: Predictor, request_body: bytes, max_instances: int) -> Any:
     """Return the parsed request, or an Answer with an error if it is invalid."""
     try:
-        request = parse(predictor.Request, request_body)
+        request = parse_body(predictor.Request, request_body)
     except DataError as error:
-        return make_failure(422, str(error))
+        return make_failure_answer(422, str(error))
     except Exception as error:  # a validator of the workload failed
-        return make_failure(
-            500, f"the request could not be validated ({type(error).__name__}); {LOG}", error
+        return make_failure_answer(
+            500, f"the request could not be validated ({type(error).__name__}); {LOG_HINT}", error
         )
 
     instance_count = len(getattr(request, "instances"))  # noqa: B009
     if instance_count > max_instances:
-        return make_failure(
+        return make_failure_answer(
             413,
             f"instances has {instance_count:,} items: at most {max_instances:,} are allowed, send"
             " them in parts.",
@@ -255,14 +255,14 @@ def predict(predictor: Predictor, requests: list[Any]) -> list[tuple[Answer, lis
                 predictor, requests[half_count:]
             )
         if isinstance(error, DataError):
-            return [(make_failure(422, str(error)), [])]
+            return [(make_failure_answer(422, str(error)), [])]
 
         if isinstance(error, RekindleError):
             error_text = str(error)
         else:
-            error_text = f"the model failed on this request; {LOG}"
+            error_text = f"the model failed on this request; {LOG_HINT}"
 
-        return [(make_failure(500, error_text, error), [])]
+        return [(make_failure_answer(500, error_text, error), [])]
 
 
 def encode_predictions(request: Any, predictions: list[Any], warning_text: str = "") -> Answer:
@@ -292,7 +292,7 @@ def encode_predictions(request: Any, predictions: list[Any], warning_text: str =
         raise
 
 
-def make_failure(http_status: int, reason: str, error: Exception | None = None) -> Answer:
+def make_failure_answer(http_status: int, reason: str, error: Exception | None = None) -> Answer:
     """Return the answer to a request that has failed, and log `error`."""
     if error:
         sys.stderr.write(

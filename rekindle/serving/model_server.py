@@ -39,28 +39,33 @@ from starlette.routing import Route
 
 from argolocal.common.json_text import to_json
 from rekindle.errors import ConfigError, RekindleError
-from rekindle.release.model_client import DATA_UNTIL, REPLAY, SHA256, VERSION
+from rekindle.release.model_client import (
+    DATA_UNTIL_HEADER,
+    REPLAY_HEADER,
+    SHA256_HEADER,
+    VERSION_HEADER,
+)
 from rekindle.release.release_files import download
 from rekindle.release.serve_config import ServerSettings
 from rekindle.release.watch.reference import FEATURE_METRIC
-from rekindle.release.watch.scores import Histograms
+from rekindle.release.watch.scores import HistogramMetric
 from rekindle.serving.authentication import Authentication, read_tokens
 from rekindle.serving.batching import RequestQueue
-from rekindle.serving.bodies import Bodies, Refusal
-from rekindle.serving.connections import KEEP_ALIVE_S, Connections, raise_descriptor_limit
+from rekindle.serving.bodies import ArrivingBodies, RefusalError
+from rekindle.serving.connections import KEEP_ALIVE_S, ConnectionRegistry, raise_descriptor_limit
 from rekindle.serving.model_process import Batch, ModelInfo, ModelProcess
 from rekindle.serving.openapi import make_openapi
 from rekindle.storage import Store
 
 # upper bounds of the latency buckets in seconds, dense enough to detect a version that is 1.5 times
 # slower
-SECONDS = tuple(float(f"{10 ** (k / 10 - 3):.3g}") for k in range(41))
-SIZES = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 5000, 10_000)
-PAGE = Path(__file__).with_name("page.html")
+SECONDS_BUCKETS = tuple(float(f"{10 ** (k / 10 - 3):.3g}") for k in range(41))
+SIZE_BUCKETS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 5000, 10_000)
+PAGE_FILE = Path(__file__).with_name("page.html")
 
 
 @dataclass(frozen=True)
-class Model:
+class LoadedModel:
     """A loaded release."""
 
     name: str
@@ -73,13 +78,13 @@ class Model:
     def headers(self) -> dict[str, str]:
         """Response headers: model version, sha256, data cut-off."""
         if self.info.data_until:
-            data_until = {DATA_UNTIL: self.info.data_until}
+            data_until = {DATA_UNTIL_HEADER: self.info.data_until}
         else:
             data_until = {}
-        return {VERSION: self.version, SHA256: self.sha256} | data_until
+        return {VERSION_HEADER: self.version, SHA256_HEADER: self.sha256} | data_until
 
 
-class Metrics:
+class ServerMetrics:
     """The metrics of `/metrics`."""
 
     def __init__(self) -> None:
@@ -97,7 +102,7 @@ class Metrics:
             "rekindle_request_seconds",
             "time to answer a request",
             ["version"],
-            buckets=SECONDS,
+            buckets=SECONDS_BUCKETS,
             **registry_arguments,
         )
 
@@ -110,15 +115,15 @@ class Metrics:
             ["version"],
             **registry_arguments,
         )
-        self.scores = Histograms()
+        self.scores = HistogramMetric()
         self.registry.register(self.scores)
         ProcessCollector(registry=self.registry)
-        self.features = Histograms(FEATURE_METRIC, "numbers of the instances", "feature")
+        self.features = HistogramMetric(FEATURE_METRIC, "numbers of the instances", "feature")
         self.registry.register(self.features)
         self.instances = Histogram(
             "rekindle_instances",
             "instances in an answered request",
-            buckets=SIZES,
+            buckets=SIZE_BUCKETS,
             **registry_arguments,
         )
         self.waiting = Gauge(
@@ -135,7 +140,7 @@ class Metrics:
         self.scores.add(batch.scores)
         self.features.add(batch.features)
 
-    def show_age(self, data_until: str) -> None:
+    def report_data_age(self, data_until: str) -> None:
         """Let `/metrics` report the age of the model's data: the time since its data cut-off."""
         # the cut-off is empty or not a time
         with suppress(ValueError, OverflowError):
@@ -148,15 +153,15 @@ class ModelServer:
 
     def __init__(self, server_settings: ServerSettings, max_connections: int) -> None:
         self.inputs = server_settings
-        self.connections = Connections(server_settings.body_seconds, max_connections)
+        self.connections = ConnectionRegistry(server_settings.body_seconds, max_connections)
         self.max_waiting = min(server_settings.max_waiting, max_connections)
-        self.metrics = Metrics()
-        self.model: Model | None = None
+        self.metrics = ServerMetrics()
+        self.model: LoadedModel | None = None
         self.failure: Exception | None = None
         self.processes: list[ModelProcess] = []
         self.draining = False
         self.waiting = 0  # number of requests queued or in progress
-        self.bodies = Bodies(server_settings)
+        self.bodies = ArrivingBodies(server_settings)
         self.connections.drop_body = self.bodies.drop_oldest
 
         http_routes = [
@@ -165,7 +170,7 @@ class ModelServer:
             Route("/", self.page),
             Route(
                 "/v1/models/{name}:predict",
-                self.wrong_method,
+                self.answer_wrong_method,
                 methods=["GET", "PUT", "PATCH", "DELETE"],
             ),
             Route("/v1/models", self.models),
@@ -184,7 +189,7 @@ class ModelServer:
         app = Starlette(
             routes=http_routes,
             lifespan=self.lifespan,
-            exception_handlers={Refusal: self.reject},
+            exception_handlers={RefusalError: self.reject},
             middleware=[Middleware(Authentication, self.tokens)] if self.tokens else [],
         )
 
@@ -229,7 +234,7 @@ class ModelServer:
             self.failure = error
             self.stop()
 
-    async def load(self) -> Model:
+    async def load(self) -> LoadedModel:
         """Load the release in all processes. Raises StorageError, DataError or RekindleError."""
         start_seconds = time.perf_counter()
         release_folder = self.inputs.workdir / "release"
@@ -268,7 +273,7 @@ class ModelServer:
         }
 
         self.metrics.model.info(info_labels)
-        self.metrics.show_age(model_infos.data_until)
+        self.metrics.report_data_age(model_infos.data_until)
         gc.freeze()  # see model_process.py
         load_seconds = time.perf_counter() - start_seconds
         sys.stderr.write(
@@ -283,7 +288,7 @@ class ModelServer:
             self.metrics.count,
         )
 
-        return Model(model_name, model_version, model_sha256, model_infos, request_queue)
+        return LoadedModel(model_name, model_version, model_sha256, model_infos, request_queue)
 
     def drain(self) -> None:
         """Handle SIGTERM: report that the server is not ready, but answer requests for
@@ -302,13 +307,13 @@ class ModelServer:
         `grace_seconds`."""
         self.http.should_exit = True
         asyncio.get_running_loop().call_later(
-            self.inputs.grace_seconds, self.connections.close_idle
+            self.inputs.grace_seconds, self.connections.close_idle_connections
         )
 
     def stop(self) -> None:
         """Accept no new connections and close idle ones, but answer the requests in flight."""
         self.draining = True
-        self.connections.close_idle()
+        self.connections.close_idle_connections()
         self.http.should_exit = True
 
     def state(self) -> str:
@@ -322,18 +327,18 @@ class ModelServer:
             return "overloaded"
         return "ready"
 
-    def require_model(self) -> Model:
+    def require_model(self) -> LoadedModel:
         """Return the model. Raises Refusal while the model is loading."""
         if not self.model:
-            raise Refusal(503, "the model is still loading: try again soon.")
+            raise RefusalError(503, "the model is still loading: try again soon.")
         return self.model
 
-    def require_named_model(self, request: Request) -> Model:
+    def require_named_model(self, request: Request) -> LoadedModel:
         """Return the model if the request's path contains its name. Raises Refusal."""
         loaded_model = self.require_model()
         requested_name = request.path_params["name"]
         if requested_name != loaded_model.name:
-            raise Refusal(
+            raise RefusalError(
                 404,
                 f'this server does not serve the model "{requested_name[:100]}", but'
                 f" {loaded_model.name}.",
@@ -341,7 +346,7 @@ class ModelServer:
         return loaded_model
 
     async def live(self, _: Request) -> Response:
-        return answer(200, {"status": "live"})
+        return make_json_response(200, {"status": "live"})
 
     async def ready(self, _: Request) -> Response:
         server_state = self.state()
@@ -354,7 +359,7 @@ class ModelServer:
             }
         else:
             model_identity = {}
-        return answer(
+        return make_json_response(
             200 if server_state == "ready" else 503, {"status": server_state} | model_identity
         )
 
@@ -364,11 +369,11 @@ class ModelServer:
         )
 
     async def page(self, _: Request) -> Response:
-        return FileResponse(PAGE)
+        return FileResponse(PAGE_FILE)
 
     async def models(self, _: Request) -> Response:
         """List the names of the models (KServe)."""
-        return answer(200, {"models": [self.model.name] if self.model else []})
+        return make_json_response(200, {"models": [self.model.name] if self.model else []})
 
     async def status(self, request: Request) -> Response:
         """Return the fields of KServe (`name`, `is_ready`), of TensorFlow Serving
@@ -395,19 +400,19 @@ class ModelServer:
             "numerics": loaded_model.info.numerics,
         }
 
-        return answer(
+        return make_json_response(
             200, answer_body | {"model_version_status": version_states}, loaded_model.headers
         )
 
     async def example(self, request: Request) -> Response:
         """Return a valid request for `:predict`."""
         loaded_model = self.require_named_model(request)
-        return answer(200, loaded_model.info.example, loaded_model.headers)
+        return make_json_response(200, loaded_model.info.example, loaded_model.headers)
 
     async def openapi(self, _: Request) -> Response:
         loaded_model = self.require_model()
         model_info = loaded_model.info
-        return answer(
+        return make_json_response(
             200,
             make_openapi(
                 loaded_model.name,
@@ -421,14 +426,14 @@ class ModelServer:
     async def unknown(self, request: Request) -> Response:
         """Answer 404 with the available paths."""
         model_path = f"/v1/models/{self.model.name if self.model else 'NAME'}"
-        raise Refusal(
+        raise RefusalError(
             404,
             f"{request.url.path[:100]} does not exist: POST {model_path}:predict, or GET"
             f" {model_path}/example.",
         )
 
-    async def wrong_method(self, request: Request) -> Response:
-        raise Refusal(
+    async def answer_wrong_method(self, request: Request) -> Response:
+        raise RefusalError(
             405, f"{request.url.path[:100]} requires POST, with the instances in the body."
         )
 
@@ -436,10 +441,10 @@ class ModelServer:
         start_seconds = time.perf_counter()
         try:
             response = await self.answer_predict(request)
-        except Refusal as refusal:
+        except RefusalError as refusal:
             response = self.reject(request, refusal)
         except RekindleError as error:  # a model process has ended, so the server will end
-            response = self.reject(request, Refusal(503, str(error)))
+            response = self.reject(request, RefusalError(503, str(error)))
         model_version = self.model.version if self.model else ""
         self.metrics.requests.labels(model_version, response.status_code).inc()
         self.metrics.seconds.labels(model_version).observe(time.perf_counter() - start_seconds)
@@ -447,11 +452,11 @@ class ModelServer:
 
     async def answer_predict(self, request: Request) -> Response:
         loaded_model = self.require_named_model(request)
-        is_replay = REPLAY in request.headers
+        is_replay = REPLAY_HEADER in request.headers
         request_body = await self.bodies.read(request)
 
         if self.waiting >= self.max_waiting:
-            raise Refusal(503, f"{self.waiting} requests are waiting already: try again soon.")
+            raise RefusalError(503, f"{self.waiting} requests are waiting already: try again soon.")
 
         self.waiting += 1
         self.metrics.waiting.set(self.waiting)
@@ -474,10 +479,10 @@ class ModelServer:
         )
 
     def reject(self, _: Request, refusal: Exception) -> Response:
-        assert isinstance(refusal, Refusal)
+        assert isinstance(refusal, RefusalError)
         retry_headers = {"retry-after": "1"} if refusal.status == 503 else {}
         retry_headers.update({"connection": "close"} if refusal.close else {})
-        return answer(refusal.status, {"error": str(refusal)}, retry_headers)
+        return make_json_response(refusal.status, {"error": str(refusal)}, retry_headers)
 
 
 def serve(server_settings: ServerSettings) -> None:
@@ -485,7 +490,7 @@ def serve(server_settings: ServerSettings) -> None:
     if loading fails.
     """
     max_connections = raise_descriptor_limit(server_settings.processes)
-    listening_sockets = [listen(server_settings.host, server_settings.port)]
+    listening_sockets = [create_listening_socket(server_settings.host, server_settings.port)]
     model_server = ModelServer(server_settings, max_connections)
     server_host, server_port = listening_sockets[0].getsockname()[:2]
 
@@ -493,7 +498,9 @@ def serve(server_settings: ServerSettings) -> None:
     # `kubectl port-forward` connects to the loopback address of the pod
     if not (server_address.is_loopback or server_address.is_unspecified):
         listening_sockets.append(
-            listen("127.0.0.1" if server_address.version == 4 else "::1", server_port)
+            create_listening_socket(
+                "127.0.0.1" if server_address.version == 4 else "::1", server_port
+            )
         )
 
     sys.stderr.write(
@@ -510,7 +517,7 @@ def serve(server_settings: ServerSettings) -> None:
         raise model_server.failure
 
 
-def listen(host: str, port: int) -> socket.socket:
+def create_listening_socket(host: str, port: int) -> socket.socket:
     """Return a socket that listens. Raises ConfigError if the address is in use, or is not an
     address of this machine."""
     address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
@@ -530,7 +537,7 @@ def listen(host: str, port: int) -> socket.socket:
     return listening_socket
 
 
-def answer(
+def make_json_response(
     http_status: int, body: dict[str, Any], response_headers: dict[str, str] | None = None
 ) -> Response:
     return Response(to_json(body), http_status, response_headers, "application/json")

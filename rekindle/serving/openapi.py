@@ -5,7 +5,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from rekindle.release.model_client import DATA_UNTIL, SHA256, VERSION
+from rekindle.release.model_client import DATA_UNTIL_HEADER, SHA256_HEADER, VERSION_HEADER
 
 ERROR_DESCRIPTIONS = {
     400: "not valid HTTP/1.1",
@@ -23,11 +23,11 @@ ERROR_DESCRIPTIONS = {
 }
 # paths that need no token: for probes, for Prometheus (network policies limit the access), and a
 # page without data
-OPEN_PATHS = ("/health/live", "/health/ready", "/metrics", "/", "/docs")
+UNAUTHENTICATED_PATHS = ("/health/live", "/health/ready", "/metrics", "/", "/docs")
 IDENTITY_HEADERS = {
-    VERSION: "version of the registered model",
-    SHA256: "sha256 of the weights that answered",
-    DATA_UNTIL: "data cut-off of the model; omitted if unknown",
+    VERSION_HEADER: "version of the registered model",
+    SHA256_HEADER: "sha256 of the weights that answered",
+    DATA_UNTIL_HEADER: "data cut-off of the model; omitted if unknown",
 }
 
 
@@ -106,7 +106,7 @@ def make_openapi(
         ),
         "/metrics": _make_get_operation("Counters and histograms", "in Prometheus' text format"),
     }
-    for open_path in paths.keys() & set(OPEN_PATHS):
+    for open_path in paths.keys() & set(UNAUTHENTICATED_PATHS):
         paths[open_path]["get"]["security"] = []
 
     return {
@@ -114,7 +114,10 @@ def make_openapi(
         "info": {"title": model_name, "version": model_version},
         "paths": paths,
         "components": (
-            {"schemas": component_schemas | {"Predictions": predictions_schema, "Error": _ERROR}}
+            {
+                "schemas": component_schemas
+                | {"Predictions": predictions_schema, "Error": _ERROR_SCHEMA}
+            }
             | (
                 {"securitySchemes": {"token": {"type": "http", "scheme": "bearer"}}}
                 if needs_token
@@ -125,7 +128,11 @@ def make_openapi(
     }
 
 
-_ERROR = {"type": "object", "required": ["error"], "properties": {"error": {"type": "string"}}}
+_ERROR_SCHEMA = {
+    "type": "object",
+    "required": ["error"],
+    "properties": {"error": {"type": "string"}},
+}
 
 
 def _make_reference(schema_name: str) -> dict[str, Any]:

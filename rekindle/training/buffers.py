@@ -16,18 +16,18 @@ from torch import Tensor, nn
 
 from rekindle.errors import ConfigError
 
-ALIGNMENT = 16  # float32 elements in 64 bytes
+ALIGNMENT_ELEMENTS = 16  # float32 elements in 64 bytes
 INTEGER_DTYPES = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 
 
-def padded_size(element_count: int, dtype: torch.dtype) -> int:
+def compute_padded_size(element_count: int, dtype: torch.dtype) -> int:
     """Return the number of float32 elements that hold `element_count` elements of `dtype`,
     rounded up to 64 bytes."""
-    return math.ceil(element_count * dtype.itemsize / 4 / ALIGNMENT) * ALIGNMENT
+    return math.ceil(element_count * dtype.itemsize / 4 / ALIGNMENT_ELEMENTS) * ALIGNMENT_ELEMENTS
 
 
 @dataclass
-class Segment:
+class BufferSegment:
     """All buffers of one dtype in one tensor: their values in the training state, and a working
     copy that forward passes change."""
 
@@ -53,7 +53,7 @@ class Segment:
         integer_change = (self.working_copy.long() - self.values.long()).float()
         return torch.cat([integer_change, integer_change.square()])
 
-    def apply_total(self, summed_changes: Tensor, virtual_worker_count: int) -> None:
+    def apply_summed_changes(self, summed_changes: Tensor, virtual_worker_count: int) -> None:
         """Update the values from the sum of the changes of all virtual workers. Raises
         ConfigError."""
         if self.values.dtype == torch.float32:
@@ -69,12 +69,12 @@ class Segment:
             self.values.add_(mean_change.to(self.values.dtype))
 
         if not is_finite_element.all():
-            raise _unsupported_change_error(
-                self.buffer_name(int(is_finite_element.int().argmin())),
+            raise _make_change_error(
+                self.find_buffer_name(int(is_finite_element.int().argmin())),
                 "by different or infinite amounts",
             )
 
-    def buffer_name(self, element_index: int) -> str:
+    def find_buffer_name(self, element_index: int) -> str:
         """Return the name of the buffer that contains the given element."""
         for segment_buffer_name, buffer in self.named_buffers:
             if element_index < buffer.numel():
@@ -83,7 +83,7 @@ class Segment:
         raise IndexError(element_index)
 
 
-class Buffers:
+class ModelBuffers:
     """The buffers of one model. Call `attach` before any other method."""
 
     def __init__(self, model: nn.Module) -> None:
@@ -122,12 +122,12 @@ class Buffers:
             for _, named_buffers in self._buffers_by_dtype
         ]
         self._padded_sizes = [
-            padded_size(element_count, dtype)
+            compute_padded_size(element_count, dtype)
             for element_count, (dtype, _) in zip(self._sizes, self._buffers_by_dtype, strict=True)
         ]
         # number of float32 elements that all buffers occupy in the training state
         self.floats = sum(self._padded_sizes)
-        self._segments: list[Segment] = []
+        self._segments: list[BufferSegment] = []
 
     def attach(self, state_memory: Tensor) -> None:
         """Move the values to `state_memory` (float32 [floats]), and make the model's buffers
@@ -146,7 +146,7 @@ class Buffers:
             ):
                 buffer.data = buffer_view.view(buffer.shape)
 
-            self._segments.append(Segment(named_buffers, buffer_values, working_copy))
+            self._segments.append(BufferSegment(named_buffers, buffer_values, working_copy))
 
         self._zeros = [
             segment.values.new_zeros(segment.width, dtype=torch.float32)
@@ -180,14 +180,14 @@ class Buffers:
 
         for buffer_name, buffer, tensor_version in self._fixed_buffers:
             if buffer._version != tensor_version:
-                raise _unsupported_change_error(
+                raise _make_change_error(
                     buffer_name,
                     f"in place, but its type is {buffer.dtype} or it is not in the state_dict",
                 )
 
         return [
             zero_change
-            if segment.working_copy.is_cpu and _is_unchanged(segment)
+            if segment.working_copy.is_cpu and _is_segment_unchanged(segment)
             else segment.compute_change()
             for segment, zero_change in zip(self._segments, self._zeros, strict=True)
         ]
@@ -203,24 +203,24 @@ class Buffers:
                 buffer.shape,
                 buffer.dtype,
             ):
-                raise _unsupported_change_error(buffer_name, "to a tensor of another shape or type")
+                raise _make_change_error(buffer_name, "to a tensor of another shape or type")
             buffer.copy_(assigned_tensor.detach())
 
-    def apply_totals(self, summed_changes: Tensor, virtual_worker_count: int) -> None:
+    def apply_summed_changes(self, summed_changes: Tensor, virtual_worker_count: int) -> None:
         """Update the training state from the summed changes, a float32 tensor of shape [sum of
         widths]. Raises ConfigError."""
         if summed_changes.any():
             for segment, segment_total in zip(
                 self._segments, summed_changes.split(self.widths), strict=True
             ):
-                segment.apply_total(segment_total, virtual_worker_count)
+                segment.apply_summed_changes(segment_total, virtual_worker_count)
 
 
-def _is_unchanged(segment: Segment) -> bool:
+def _is_segment_unchanged(segment: BufferSegment) -> bool:
     return torch.equal(segment.working_copy.view(torch.uint8), segment.values.view(torch.uint8))
 
 
-def _unsupported_change_error(buffer_name: str, change_description: str) -> ConfigError:
+def _make_change_error(buffer_name: str, change_description: str) -> ConfigError:
     return ConfigError(
         f'the model changes its buffer "{buffer_name}" in its forward pass {change_description}:'
         " the change cannot be averaged over the virtual workers, so the result would depend on"

@@ -14,16 +14,16 @@ import torch
 from torch import Tensor, nn
 
 from rekindle import families
-from rekindle.errors import ConfigError, DataError, in_one_line, to_number
+from rekindle.errors import ConfigError, DataError, format_in_one_line, to_number
 from rekindle.sections import parse_section
 from rekindle.training.numerics import make_autocast
 from rekindle.training.sampler import Sampler, mix_seed
 from rekindle.training.spec import TrainingSpec
-from rekindle.training.training_state import State
-from rekindle.training.validation import Subset, Validation, split_samples
+from rekindle.training.training_state import TrainingState
+from rekindle.training.validation import SampleSubset, Validation, split_samples
 from rekindle.workload import Workload, get_training_function
 
-SPARSE_GRADIENTS = (
+SPARSE_GRADIENTS_PROBLEM = (
     "has sparse gradients, which are not supported: use dense gradients, such as"
     " Embedding(sparse=False)."
 )
@@ -31,7 +31,7 @@ SPARSE_GRADIENTS = (
 
 def open_samples(
     training_spec: TrainingSpec, workload: Workload, dataset_path: Path
-) -> tuple[Subset, Subset | None]:
+) -> tuple[SampleSubset, SampleSubset | None]:
     """Return the training samples and the held-out samples of the dataset at `dataset_path`. Raises
     ConfigError, DataError."""
     dataset = workload.dataset(dataset_path, "train")
@@ -56,7 +56,7 @@ def open_samples(
     return split_samples(training_spec, workload, dataset, dataset_path)
 
 
-def model_section(training_spec: TrainingSpec, workload: Workload) -> Any:
+def read_model_section(training_spec: TrainingSpec, workload: Workload) -> Any:
     """Return the workload's `model` section. Raises ConfigError."""
     return parse_section(workload.Model, training_spec.model, "model")
 
@@ -65,7 +65,7 @@ def build_model(
     training_spec: TrainingSpec, workload: Workload, dataset_properties: dict[str, Any]
 ) -> nn.Module:
     """Return a new model; its initial weights depend on train.seed. Raises ConfigError."""
-    model_settings = model_section(training_spec, workload)
+    model_settings = read_model_section(training_spec, workload)
     torch.manual_seed(mix_seed(training_spec.seed, 0, 0))
     model = families.build(workload, training_spec.family, model_settings, dataset_properties)
     if not isinstance(model, nn.Module):
@@ -77,14 +77,14 @@ def build_model(
 
 def make_training_state(
     training_spec: TrainingSpec, workload: Workload, model: nn.Module, device: torch.device
-) -> State:
+) -> TrainingState:
     """Return the training state of a model, with the workload's optimizer if it defines one. Raises
     ConfigError."""
-    return State(
+    return TrainingState(
         model,
         training_spec,
         device,
-        get_training_function(workload, "optimizer", model_section(training_spec, workload)),
+        get_training_function(workload, "optimizer", read_model_section(training_spec, workload)),
     )
 
 
@@ -96,9 +96,9 @@ class StepComputation:
         self,
         training_spec: TrainingSpec,
         workload: Workload,
-        training_state: State,
-        samples: Subset,
-        held_out: Subset | None,
+        training_state: TrainingState,
+        samples: SampleSubset,
+        held_out: SampleSubset | None,
         is_aborted: Callable[[], bool] = lambda: False,
     ) -> None:
         self.spec = training_spec
@@ -120,7 +120,7 @@ class StepComputation:
             training_spec.seed,
         )
         self.total = training_spec.total_steps(len(samples))
-        model_settings = model_section(training_spec, workload)
+        model_settings = read_model_section(training_spec, workload)
         self.schedule: Callable[[int, int], float] | None = get_training_function(
             workload, "schedule", model_settings
         )
@@ -141,9 +141,11 @@ class StepComputation:
 
         The result depends only on the state, the seed, the step and the virtual worker.
         """
-        sample_indices = self.sampler.sample_indices(step, virtual_worker)
+        sample_indices = self.sampler.select_sample_indices(step, virtual_worker)
         batch = self.load_batch(
-            self.samples, sample_indices, self.sampler.micro_batch_seed(step, virtual_worker)
+            self.samples,
+            sample_indices,
+            self.sampler.compute_micro_batch_seed(step, virtual_worker),
         )
         training_state = self.state
         training_state.buffers.load_into_model()
@@ -165,7 +167,7 @@ class StepComputation:
             if isinstance(loss, Tensor):
                 returned_description = f"{returned_kind} of shape {tuple(loss.shape)}"
             else:
-                returned_description = in_one_line(loss)
+                returned_description = format_in_one_line(loss)
 
             raise ConfigError(
                 f"loss(model, batch) returned {returned_description}: it must return a tensor with"
@@ -177,7 +179,7 @@ class StepComputation:
             loss, training_state.parameters, allow_unused=True, materialize_grads=True
         )
         if any(gradient.layout != torch.strided for gradient in gradients):
-            raise ConfigError(f"a layer of the model {SPARSE_GRADIENTS}")
+            raise ConfigError(f"a layer of the model {SPARSE_GRADIENTS_PROBLEM}")
 
         buffer_changes = training_state.buffers.collect_changes()
         return loss, [
@@ -186,7 +188,9 @@ class StepComputation:
             *self.validation.compute_sums(step, virtual_worker),
         ]
 
-    def load_batch(self, samples: Subset, sample_indices: Tensor, seed: int) -> tuple[Tensor, ...]:
+    def load_batch(
+        self, samples: SampleSubset, sample_indices: Tensor, seed: int
+    ) -> tuple[Tensor, ...]:
         """Return the samples on the device, and seed the random numbers of the micro-batch."""
         batch = samples.batch(sample_indices)
         if self.device.type != "cpu":
@@ -202,20 +206,22 @@ class StepComputation:
     def update(self, step: int, summed_summands: Tensor) -> tuple[float, float]:
         """Make one update from the sum of the summands of all virtual workers; return the norm of
         the gradient and the learning rate."""
-        learning_rate_function = partial(self.learning_rate_at, step)
+        learning_rate_function = partial(self.compute_learning_rate, step)
         # an optimizer of the workload may draw random numbers
         if hasattr(self.workload, "optimizer"):
-            self.seed_generators(self.sampler.micro_batch_seed(step, self.spec.virtual_workers))
+            self.seed_generators(
+                self.sampler.compute_micro_batch_seed(step, self.spec.virtual_workers)
+            )
         gradient_norm = self.state.update(
             summed_summands, self.spec.virtual_workers, learning_rate_function
         )
         return gradient_norm, learning_rate_function(self.spec.learning_rate)
 
-    def learning_rate_at(self, step: int, highest_learning_rate: float) -> float:
+    def compute_learning_rate(self, step: int, highest_learning_rate: float) -> float:
         """Return the learning rate of update `step`: by the workload's `schedule` if it defines
         one, else by train.schedule."""
         if not self.schedule:
-            return self.spec.learning_rate_at(step, self.total, highest_learning_rate)
+            return self.spec.compute_learning_rate(step, self.total, highest_learning_rate)
 
         learning_rate_share = to_number(self.schedule(step, self.total))
         if learning_rate_share is None or not math.isfinite(learning_rate_share):

@@ -10,13 +10,13 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from argolocal.common.files import check_space, write_atomically
+from argolocal.common.files import require_disk_space, write_atomically
 from argolocal.common.json_text import to_json
-from rekindle.cache.folder import cache_folder, own_folder
+from rekindle.cache.folder import cache_folder, user_temporary_folder
 from rekindle.content import hashes
 from rekindle.content.dataset import FILE_LIST, list_dataset_files, verify_dataset
 from rekindle.content.dataset_record import DATASET
-from rekindle.errors import ConfigError, DataError, RekindleError, say
+from rekindle.errors import ConfigError, DataError, RekindleError, write_stderr
 from rekindle.kubernetes_names import REKINDLE_CACHE
 from rekindle.names import Digest
 from rekindle.storage import NotFound, Store
@@ -42,7 +42,7 @@ def fetch_dataset(store: Store, key_prefix: str, dataset_sha256: str) -> Path:
     with open(datasets_folder / f"{dataset_sha256}.lock", "w") as lock_file:
         # the kernel releases the lock even if this process is killed
         fcntl.flock(lock_file, fcntl.LOCK_EX)
-        if dataset_folder.exists() and not _is_intact(dataset_folder, dataset_sha256):
+        if dataset_folder.exists() and not _is_copy_intact(dataset_folder, dataset_sha256):
             # the damaged files are deleted instead of overwritten, because other processes may have
             # them open
             damaged_folder = Path(
@@ -54,7 +54,7 @@ def fetch_dataset(store: Store, key_prefix: str, dataset_sha256: str) -> Path:
         if not dataset_folder.exists():
             unfinished_folder = datasets_folder / f"{dataset_sha256}.unfinished"
             shutil.rmtree(unfinished_folder, ignore_errors=True)
-            _download(store, key_prefix, unfinished_folder)
+            _download_dataset(store, key_prefix, unfinished_folder)
             verify_dataset(unfinished_folder, dataset_sha256, store.uri(key_prefix))
             unfinished_folder.rename(dataset_folder)
             _record_verified(dataset_folder, dataset_sha256)
@@ -62,17 +62,17 @@ def fetch_dataset(store: Store, key_prefix: str, dataset_sha256: str) -> Path:
     return dataset_folder
 
 
-def _is_intact(folder: Path, dataset_sha256: str) -> bool:
+def _is_copy_intact(folder: Path, dataset_sha256: str) -> bool:
     """Return True if the copy passes a verification now, or has passed one on this node and is
     unchanged since."""
     with suppress(OSError, RekindleError):
-        if _verified_stamp_file(dataset_sha256).read_text() == _compute_stamp(folder):
+        if _locate_verified_stamp(dataset_sha256).read_text() == _compute_stamp(folder):
             return True
 
     try:
         verify_dataset(folder, dataset_sha256)
     except (DataError, OSError) as error:
-        say(f"the local copy of the dataset is downloaded again: {error}")
+        write_stderr(f"the local copy of the dataset is downloaded again: {error}")
         return False
 
     _record_verified(folder, dataset_sha256)
@@ -81,27 +81,27 @@ def _is_intact(folder: Path, dataset_sha256: str) -> bool:
 
 def _record_verified(folder: Path, dataset_sha256: str) -> None:
     with suppress(OSError, RekindleError):
-        stamp_file = _verified_stamp_file(dataset_sha256)
+        stamp_file = _locate_verified_stamp(dataset_sha256)
         stamp_file.parent.mkdir(exist_ok=True)
         write_atomically(stamp_file, _compute_stamp(folder))
 
 
-def _verified_stamp_file(dataset_sha256: str) -> Path:
+def _locate_verified_stamp(dataset_sha256: str) -> Path:
     """Return the file that stores a hash of the sizes and times of the copy's files at its last
     verification (`_compute_stamp`). The file is stored on this node only: if several nodes share
     the copy, each of them must verify it."""
-    return own_folder() / "verified" / dataset_sha256
+    return user_temporary_folder() / "verified" / dataset_sha256
 
 
 def _compute_stamp(folder: Path) -> str:
     return hashes.compute_stamp([folder / FILE_LIST, *list_dataset_files(folder).values()])
 
 
-def _download(store: Store, key_prefix: str, target_folder: Path) -> None:
+def _download_dataset(store: Store, key_prefix: str, target_folder: Path) -> None:
     dataset_bytes = sum(
         object_entry.size for object_entry in store.list(key_prefix.rstrip("/") + "/")
     )
-    check_space(
+    require_disk_space(
         "the dataset",
         dataset_bytes,
         target_folder.parent,

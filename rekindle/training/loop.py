@@ -10,13 +10,13 @@ from safetensors.torch import save
 from argolocal.common import exit_codes
 from argolocal.common.json_text import replace_nan, to_json
 from rekindle.content.weights import WEIGHTS_FILE
-from rekindle.documents import MODEL_FILE, describe_model
-from rekindle.errors import RekindleError, StorageError, TrackingError, say
+from rekindle.documents import MODEL_FILE, encode_model_description
+from rekindle.errors import RekindleError, StorageError, TrackingError, write_stderr
 from rekindle.keys import CURVE
 from rekindle.project import user_exceptions
-from rekindle.storage import Store, retry_until
+from rekindle.storage import Store, retry_until_stopped
 from rekindle.training.checkpoint import snapshot_file
-from rekindle.training.checkpoint.manager import Checkpoints
+from rekindle.training.checkpoint.manager import WorkerCheckpoints
 from rekindle.training.computation import (
     StepComputation,
     build_model,
@@ -29,7 +29,7 @@ from rekindle.training.group.training_group import TrainingGroup
 from rekindle.training.launch import signals
 from rekindle.training.local_dataset import LoaderState, fetch_dataset
 from rekindle.training.membership.completion import read_completed_model
-from rekindle.training.metrics import Curve, Metrics
+from rekindle.training.metrics import LossCurve, TrainingMetrics
 from rekindle.training.numerics import compute_fingerprint, prepare_device
 from rekindle.training.spec import TrainingSpec, check_supported_settings
 from rekindle.training.training_state import load_weights, weights_sha256
@@ -42,7 +42,7 @@ PAUSE_CHECKPOINT_TIMEOUT_S = 30.0
 def train(training_spec: TrainingSpec, leaving_event: threading.Event) -> None:
     """Train until the run is complete. Raises ConfigError, DataError, and SystemExit(143) once
     `leaving_event` is set."""
-    if not retry_until(
+    if not retry_until_stopped(
         lambda: read_completed_model(training_spec),
         leaving_event,
         "to check if the run is complete",
@@ -61,12 +61,12 @@ def _train_as_member(training_spec: TrainingSpec, leaving_event: threading.Event
         membership = elastic.create_membership(
             training_spec, compute_fingerprint(training_spec, device), device
         )
-        Training(training_spec, device, membership, leaving_event).run()
+        TrainingProcess(training_spec, device, membership, leaving_event).run()
     except Exception as error:
         if isinstance(error, RekindleError):
             error_text = str(error)
         else:
-            error_text = user_exceptions.describe(error)
+            error_text = user_exceptions.describe_exception(error)
 
         exit_code = getattr(error, "exit_code", 1)
         is_temporary = isinstance(error, (StorageError, TrackingError))
@@ -79,7 +79,7 @@ def _train_as_member(training_spec: TrainingSpec, leaving_event: threading.Event
         raise
 
 
-class Training:
+class TrainingProcess:
     """One worker process of a run."""
 
     def __init__(
@@ -97,7 +97,7 @@ class Training:
         # the computation
         workload = load(training_spec.workload)
         check_supported_settings(training_spec, workload)
-        dataset_path = retry_until(
+        dataset_path = retry_until_stopped(
             lambda: fetch_dataset(self.store, training_spec.dataset, training_spec.digest),
             leaving_event,
             "for the dataset",
@@ -106,7 +106,7 @@ class Training:
         model = build_model(training_spec, workload, dataset_facts(dataset_path))
 
         if training_spec.start:
-            retry_until(
+            retry_until_stopped(
                 lambda: load_weights(model, self.store, training_spec.start),
                 leaving_event,
                 "for the initial weights",
@@ -117,12 +117,12 @@ class Training:
             training_spec, workload, self.state, samples, held_out, membership.aborted
         )
         self.total = training_spec.total_steps(len(samples))
-        self.pause = training_spec.pause_step(len(samples))
+        self.pause = training_spec.compute_pause_step(len(samples))
 
         # recovery
         loader_state = LoaderState(samples.data)
 
-        self.checkpoints = Checkpoints(
+        self.checkpoints = WorkerCheckpoints(
             self.store.short_retries(),
             training_spec.checkpoints,
             training_spec.identity_hash(),
@@ -147,7 +147,7 @@ class Training:
         }
 
         samples_per_step = training_spec.batch_size * training_spec.virtual_workers
-        self.metrics = Metrics(
+        self.metrics = TrainingMetrics(
             training_spec.run_id,
             self.total,
             samples_per_step,
@@ -155,7 +155,7 @@ class Training:
             membership.note,
             run_plan,
         )
-        self.curve = Curve(self.total)
+        self.curve = LossCurve(self.total)
 
     def run(self) -> None:
         """Train, write the model, and wait until the run is complete."""
@@ -190,7 +190,7 @@ class Training:
         deadline_s = time.monotonic() + timeout_s
 
         def seconds_left() -> float:
-            return min(signals.seconds_left() - 1, deadline_s - time.monotonic())
+            return min(signals.compute_seconds_left() - 1, deadline_s - time.monotonic())
 
         self.membership.report_busy(True)
         self.checkpoints.upload_current_state(self.group.last_place, seconds_left)
@@ -228,7 +228,7 @@ class Training:
             if validation_means and training_group.rank == 0:
                 self.metrics.record_validation(step_number, validation_means)
                 if self.spec.until:
-                    self.write_file(
+                    self.write_model_file(
                         "validation.json",
                         to_json(replace_nan({"step": step_number, **validation_means})).encode(),
                     )
@@ -263,8 +263,8 @@ class Training:
         sha256 = weights_sha256(released_tensors)
 
         if not self.is_paused:
-            self.write_file(WEIGHTS_FILE, save(released_tensors))
-            self.write_file(CURVE, self.curve.dump())
+            self.write_model_file(WEIGHTS_FILE, save(released_tensors))
+            self.write_model_file(CURVE, self.curve.dump())
 
         # the metrics are closed before model.json is written, because the processes may be killed
         # at any moment once it exists
@@ -293,22 +293,22 @@ class Training:
                 else:
                     released_text = "the last weights are released"
 
-                say(
+                write_stderr(
                     f"lowest validation loss {best_loss:.5f} after step {best_step}:"
                     f" {released_text}"
                 )
 
-        self.write_file(MODEL_FILE, describe_model(model_description))
+        self.write_model_file(MODEL_FILE, encode_model_description(model_description))
 
         action_text = "paused after" if self.is_paused else "trained"
-        say(f"{action_text} {self.state.update_count} steps: model {sha256}")
+        write_stderr(f"{action_text} {self.state.update_count} steps: model {sha256}")
 
         return sha256
 
-    def write_file(self, file_name: str, file_bytes: bytes) -> None:
+    def write_model_file(self, file_name: str, file_bytes: bytes) -> None:
         """Write one file of the model, and retry while the object store is unavailable."""
         object_key = f"{self.spec.out}/{file_name}"
-        retry_until(
+        retry_until_stopped(
             lambda: self.store.put_large(object_key, file_bytes),
             self.group.leaving,
             f"to write {object_key}",
@@ -329,7 +329,7 @@ class Training:
         is_state_saved = True
         if self.group.last_copy and self.state.step > 0:
             is_state_saved = self.checkpoints.upload_current_state(
-                self.group.last_place, lambda: signals.seconds_left() - 1
+                self.group.last_place, lambda: signals.compute_seconds_left() - 1
             )
 
         if not self.group.others_may_wait:
@@ -337,5 +337,5 @@ class Training:
 
         self.checkpoints.close(remove_snapshots=is_state_saved)
         self.metrics.close()
-        say(f"left after step {self.state.step}, after SIGTERM")
+        write_stderr(f"left after step {self.state.step}, after SIGTERM")
         raise SystemExit(exit_codes.TERMINATED)

@@ -8,19 +8,19 @@ import time
 from collections.abc import Callable, Mapping
 
 from argolocal.common.json_text import replace_nan, to_json
-from rekindle.errors import TrackingError, say
+from rekindle.errors import TrackingError, write_stderr
 
 # maximum number of points of a curve; each point is the mean over the same number of steps
-MAX_POINTS = 500
+MAX_CURVE_POINTS = 500
 UPLOAD_INTERVAL_S = 5.0  # time between requests to MLflow
 CLOSE_TIMEOUT_S = 10.0  # time limit for sending the last points to MLflow
-PROGRESS_LINE = re.compile(
+PROGRESS_LINE_PATTERN = re.compile(
     r"progress step=(\d+)/(\d+) loss=(\S+) samples_per_s=(\S+) eta_s=(\S+)(?:"
     r" validation_loss=(\S+))?"
 )
 
 
-class Curve:
+class LossCurve:
     """The exact losses of up to about MAX_POINTS evenly spaced steps. Every worker records the
     losses.
 
@@ -28,7 +28,7 @@ class Curve:
     """
 
     def __init__(self, total_steps: int) -> None:
-        self.interval = max(1, total_steps // MAX_POINTS)
+        self.interval = max(1, total_steps // MAX_CURVE_POINTS)
         self.total_steps = total_steps
         self.losses: dict[int, float] = {}
 
@@ -43,7 +43,7 @@ class Curve:
         return to_json(replace_nan(sorted(self.losses.items()))).encode()
 
 
-class Metrics:
+class TrainingMetrics:
     """The metrics that rank 0 logs. Every worker has an instance, since any worker may become rank
     0.
 
@@ -66,7 +66,7 @@ class Metrics:
         self.note = record_event
         self.plan = run_plan or {}
         self.prefix = f"{name_prefix}/" if name_prefix else ""
-        self.steps_per_point = max(1, total_steps // MAX_POINTS)
+        self.steps_per_point = max(1, total_steps // MAX_CURVE_POINTS)
         self._sums = [0.0, 0.0, 0]  # sum of the losses, sum of the gradient norms, number of steps
         self._point_start = self._line_time = time.monotonic()
         self._line_step = -1
@@ -119,7 +119,7 @@ class Metrics:
         self._validation_loss = validation_values["loss"]
         self._queue_points("validation", validation_values, step)
         if step == self.total:
-            say(
+            write_stderr(
                 "validation "
                 + " ".join(
                     f"{metric_name}={metric_value:.5f}"
@@ -146,7 +146,9 @@ class Metrics:
         with self._lock:
             if self._points:
                 reason = self._error or f"it did not answer within {CLOSE_TIMEOUT_S:.0f} s"
-                say(f"{len(self._points)} points of the curves are not in MLflow: {reason}")
+                write_stderr(
+                    f"{len(self._points)} points of the curves are not in MLflow: {reason}"
+                )
             self._points = []
 
     def _log_progress(self, step: int, loss: float, steps_per_s: float) -> None:
@@ -161,7 +163,7 @@ class Metrics:
             validation_text = ""
         else:
             validation_text = f" validation_loss={self._validation_loss:.5f}"
-        say(f"{progress_line} eta_s={eta_s:.0f}{validation_text}")
+        write_stderr(f"{progress_line} eta_s={eta_s:.0f}{validation_text}")
 
     def _send_points(self) -> None:
         from rekindle import tracking

@@ -13,12 +13,12 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from rekindle.errors import ConfigError
-from rekindle.training.buffers import padded_size
+from rekindle.training.buffers import compute_padded_size
 from rekindle.training.spec import TrainConfig
 
 kernels: Any = torch  # torch's type stubs lack the fused operations
 # function that computes the learning rate of the current update from the highest learning rate
-Rate = Callable[[float], float]
+LearningRateFunction = Callable[[float], float]
 NamedParameters = list[tuple[str, nn.Parameter]]
 
 
@@ -56,7 +56,11 @@ class FusedAdamW:
         self._count, self._divisor = weights.new_zeros(()), weights.new_zeros(())
 
     def update(
-        self, gradient: Tensor, divisor: float, step: int, learning_rate_function: Rate
+        self,
+        gradient: Tensor,
+        divisor: float,
+        step: int,
+        learning_rate_function: LearningRateFunction,
     ) -> None:
         """Make update `step`, counted from 0, with the gradient `gradient` / `divisor`."""
         train_config = self.config
@@ -161,7 +165,7 @@ class TorchOptimizer:
         self._templates = device_entries + host_entries
         self._sizes = [
             [
-                padded_size(template_tensor.numel(), template_tensor.dtype)
+                compute_padded_size(template_tensor.numel(), template_tensor.dtype)
                 for *_, template_tensor in placed_entries
             ]
             for placed_entries in (device_entries, host_entries)
@@ -204,7 +208,11 @@ class TorchOptimizer:
             )
 
     def update(
-        self, gradient: Tensor, divisor: float, step: int, learning_rate_function: Rate
+        self,
+        gradient: Tensor,
+        divisor: float,
+        step: int,
+        learning_rate_function: LearningRateFunction,
     ) -> None:
         """Make update `step`, counted from 0, with the gradient `gradient` / `divisor`. Raises
         ConfigError."""
@@ -295,7 +303,7 @@ class TorchOptimizer:
         initial_weights = [
             named_parameter.detach().clone() for _, named_parameter in self._named_parameters
         ]
-        earlier_settings = deepcopy(_group_settings(optimizer))
+        earlier_settings = deepcopy(_copy_group_settings(optimizer))
 
         for _, parameter in self._named_parameters:
             parameter.grad = torch.zeros_like(parameter)
@@ -317,7 +325,7 @@ class TorchOptimizer:
                 " supported: use the dense gradients that it gets."
             )
 
-        if _group_settings(optimizer) != earlier_settings:
+        if _copy_group_settings(optimizer) != earlier_settings:
             raise ConfigError(
                 f"the workload's optimizer {optimizer_name} keeps state in its param_groups, which"
                 " would be lost with a worker: its state must be tensors in `optimizer.state`."
@@ -337,7 +345,7 @@ class TorchOptimizer:
         }
 
 
-def _group_settings(optimizer: "torch.optim.Optimizer") -> list[dict[str, Any]]:
+def _copy_group_settings(optimizer: "torch.optim.Optimizer") -> list[dict[str, Any]]:
     return [
         {
             setting_name: setting_value

@@ -17,18 +17,18 @@ from argolocal.common import exit_codes
 from argolocal.common.json_text import to_json
 from rekindle.cache import code
 from rekindle.cache.folder import cache_folder
-from rekindle.errors import ConfigError, say
-from rekindle.step import flag, to_text
+from rekindle.errors import ConfigError, write_stderr
+from rekindle.step import format_flag, format_parameter
 
 REHEARSAL_STEP = "steps.rehearse"
 REHEARSAL_ROWS = 1000
 # time limit of the rehearsal before a run; if the limit is exceeded, the run starts without the
 # rehearsal's result
-TIMEOUT_S = 30
+REHEARSAL_TIMEOUT_S = 30
 TIMEOUT_STAGE = "timeout"
 # stage of the rehearsal → exit codes of failures that a training would repeat. Other failures may
 # happen only in the rehearsal, because it reads few rows.
-CERTAIN_EXIT_CODES = {
+CERTAIN_EXIT_CODES_BY_STAGE = {
     "dataset": (exit_codes.INVALID_CONFIG,),
     **dict.fromkeys(
         ("model", "optimizer", "loss", "step", "predict", "fit"),
@@ -36,18 +36,18 @@ CERTAIN_EXIT_CODES = {
     ),
 }
 # sections of a config that a training depends on
-SECTIONS = ("workload", "families", "data", "model", "train", "program")
-Sections = dict[str, Any]
+SECTION_NAMES = ("workload", "families", "data", "model", "train", "program")
+ConfigSections = dict[str, Any]
 
 
-def check_trainable(config_sections: Sections, scheduled: str = "") -> None:
+def check_trainable(config_sections: ConfigSections, scheduled: str = "") -> None:
     """Raise ConfigError if a rehearsal shows that a training with this config must fail.
 
     `scheduled`: end of a moving data window (default: the current time).
     """
     rehearsed_sections = {
         section_name: config_sections[section_name]
-        for section_name in SECTIONS
+        for section_name in SECTION_NAMES
         if section_name in config_sections
     }
     train_section = rehearsed_sections["train"]
@@ -55,7 +55,7 @@ def check_trainable(config_sections: Sections, scheduled: str = "") -> None:
         "train": train_section | ({"device": "cpu"} if train_section["device"] == "auto" else {})
     }
     code_digest = code.code_identity([REHEARSAL_STEP, rehearsed_sections["workload"]])
-    source_stamp = _stamp_source(rehearsed_sections["data"])
+    source_stamp = _make_source_stamp(rehearsed_sections["data"])
     rehearsal_identity = {"code": code_digest, "sections": cpu_sections, "source": source_stamp}
     success_folder = cache_folder() / "trainable"
 
@@ -66,15 +66,17 @@ def check_trainable(config_sections: Sections, scheduled: str = "") -> None:
     if success_file.exists():
         return
 
-    rehearsal_report = rehearse(cpu_sections, timeout_s=TIMEOUT_S, scheduled=scheduled)
+    rehearsal_report = run_rehearsal(
+        cpu_sections, timeout_s=REHEARSAL_TIMEOUT_S, scheduled=scheduled
+    )
     if rehearsal_report.get("may_need_more_rows") and is_certain_failure(rehearsal_report):
-        rehearsal_report = rehearse(
-            cpu_sections, row_count=0, timeout_s=TIMEOUT_S, scheduled=scheduled
+        rehearsal_report = run_rehearsal(
+            cpu_sections, row_count=0, timeout_s=REHEARSAL_TIMEOUT_S, scheduled=scheduled
         )
 
     if rehearsal_report["stage"] == TIMEOUT_STAGE:
         advice_text = "`rekindle check CONFIG` has no time limit."
-        say(
+        write_stderr(
             f"the workload {rehearsed_sections['workload']} was not rehearsed before the run:"
             f" {rehearsal_report['error']} {advice_text}"
         )
@@ -91,12 +93,12 @@ def check_trainable(config_sections: Sections, scheduled: str = "") -> None:
 
 def is_certain_failure(rehearsal_report: dict[str, Any]) -> bool:
     """Return True if a training would fail with the same error as the rehearsal."""
-    return rehearsal_report.get("exit_code") in CERTAIN_EXIT_CODES.get(
+    return rehearsal_report.get("exit_code") in CERTAIN_EXIT_CODES_BY_STAGE.get(
         rehearsal_report["stage"], ()
     )
 
 
-def _stamp_source(data_section: dict[str, Any]) -> list[int]:
+def _make_source_stamp(data_section: dict[str, Any]) -> list[int]:
     """Return the size and the modification time of the source file; [] for other sources."""
     source_path = Path(str(data_section["source"]))
     file_status = source_path.stat() if source_path.is_file() else None
@@ -105,8 +107,8 @@ def _stamp_source(data_section: dict[str, Any]) -> list[int]:
     return []
 
 
-def rehearse(
-    config_sections: Sections,
+def run_rehearsal(
+    config_sections: ConfigSections,
     row_count: int = REHEARSAL_ROWS,
     is_thorough: bool = False,
     timeout_s: float | None = None,
@@ -116,14 +118,14 @@ def rehearse(
     `is_thorough` and `scheduled` are inputs of the step."""
     step_inputs = {
         section_name: config_sections[section_name]
-        for section_name in SECTIONS
+        for section_name in SECTION_NAMES
         if config_sections.get(section_name) is not None
     }
     step_inputs["rows"] = row_count
     step_inputs["thorough"] = is_thorough
     step_inputs["scheduled"] = scheduled
     command_flags = [
-        f"{flag(section_name)}={to_text(input_value)}"
+        f"{format_flag(section_name)}={format_parameter(input_value)}"
         for section_name, input_value in step_inputs.items()
     ]
 

@@ -37,26 +37,26 @@ class Sampler:
         self.seed = seed
         # two permutations are cached, because a micro-batch spans at most two epochs, unless the
         # dataset is smaller than the micro-batch
-        self._order = lru_cache(maxsize=2)(self._permutation)
+        self._order_members = lru_cache(maxsize=2)(self._make_permutation)
 
-    def _permutation(self, epoch: int) -> torch.Tensor:
+    def _make_permutation(self, epoch: int) -> torch.Tensor:
         generator = torch.Generator().manual_seed(mix_seed(self.seed, epoch, 1))
         return torch.randperm(self.samples, generator=generator, dtype=torch.int64)
 
-    def sample_indices(self, step: int, virtual_worker: int) -> torch.Tensor:
+    def select_sample_indices(self, step: int, virtual_worker: int) -> torch.Tensor:
         """Return the sample indices of one micro-batch, int64 [batch_size]."""
         stream_position = (step * self.virtual_workers + virtual_worker) * self.batch_size
         epoch, epoch_offset = divmod(stream_position, self.samples)
-        index_pieces = [self._order(epoch)[epoch_offset : epoch_offset + self.batch_size]]
+        index_pieces = [self._order_members(epoch)[epoch_offset : epoch_offset + self.batch_size]]
         missing_count = self.batch_size - len(index_pieces[0])
         while missing_count:
             epoch += 1
-            index_pieces.append(self._order(epoch)[:missing_count])
+            index_pieces.append(self._order_members(epoch)[:missing_count])
             missing_count -= len(index_pieces[-1])
         if len(index_pieces) == 1:
             return index_pieces[0]
         return torch.cat(index_pieces)
 
-    def micro_batch_seed(self, step: int, virtual_worker: int) -> int:
+    def compute_micro_batch_seed(self, step: int, virtual_worker: int) -> int:
         """Return the seed of the random numbers of one micro-batch (dropout, augmentation)."""
         return mix_seed(self.seed, step, virtual_worker + 2)

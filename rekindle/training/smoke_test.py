@@ -13,7 +13,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from rekindle import families
 from rekindle.errors import ConfigError
 from rekindle.training.computation import (
-    SPARSE_GRADIENTS,
+    SPARSE_GRADIENTS_PROBLEM,
     StepComputation,
     build_model,
     make_training_state,
@@ -22,8 +22,8 @@ from rekindle.training.computation import (
 from rekindle.training.numerics import prepare_device
 from rekindle.training.selection import choice, fitting
 from rekindle.training.spec import TrainingSpec
-from rekindle.training.training_state import State
-from rekindle.training.validation import Subset
+from rekindle.training.training_state import TrainingState
+from rekindle.training.validation import SampleSubset
 from rekindle.workload import Workload
 
 # number of parameters above which a model is built on the meta device, which allocates no memory
@@ -33,7 +33,7 @@ MAX_PARAMETERS = 100_000_000
 MAX_VIRTUAL_WORKERS = 4
 META_DEVICE = torch.device("meta")
 # the results of the test; `stage` names the function of the workload that is being called
-Report = dict[str, Any]
+SmokeReport = dict[str, Any]
 
 
 def make_one_step_spec(
@@ -56,9 +56,9 @@ def build_state(
     training_spec: TrainingSpec,
     workload: Workload,
     dataset_properties: dict[str, Any],
-    smoke_report: Report,
+    smoke_report: SmokeReport,
     is_any_size_allowed: bool,
-) -> State:
+) -> TrainingState:
     """Build the model and its training state, and describe both in `smoke_report`.
 
     A model above MAX_PARAMETERS is built on the meta device, unless `is_any_size_allowed` is set.
@@ -69,7 +69,7 @@ def build_state(
 
     if (
         not is_any_size_allowed
-        and _count_on_meta(training_spec, workload, dataset_properties) > MAX_PARAMETERS
+        and _count_meta_parameters(training_spec, workload, dataset_properties) > MAX_PARAMETERS
     ):
         device = META_DEVICE
 
@@ -90,23 +90,23 @@ def build_state(
     return training_state
 
 
-def reject_sparse_layers(training_state: State) -> None:
+def reject_sparse_layers(training_state: TrainingState) -> None:
     """Raise ConfigError if a layer would have sparse gradients. Only a model that is built without
     running a step needs this check, since a step would raise the error itself."""
     trained_ids = {id(parameter) for parameter in training_state.parameters}
     for layer_name, layer in training_state.model.named_modules():
         is_sparse = isinstance(layer, (nn.Embedding, nn.EmbeddingBag)) and layer.sparse
         if is_sparse and id(layer.weight) in trained_ids:
-            raise ConfigError(f'the layer "{layer_name}" of the model {SPARSE_GRADIENTS}')
+            raise ConfigError(f'the layer "{layer_name}" of the model {SPARSE_GRADIENTS_PROBLEM}')
 
 
-def try_fit(
+def try_fit_model(
     training_spec: TrainingSpec,
     workload: Workload,
     dataset_properties: dict[str, Any],
     dataset_path: Path | None,
     output_folder: Path,
-    smoke_report: Report,
+    smoke_report: SmokeReport,
 ) -> None:
     """Build the model of a family without training steps; if `dataset_path` is not None, fit the
     model and write its files to `output_folder`."""
@@ -126,7 +126,9 @@ def try_fit(
         )
         fitting.check_repeatable(training_spec, workload, model, samples, dataset_properties)
         smoke_report["stage"] = "loss"
-        few_samples = Subset(samples, torch.arange(min(len(samples), 4 * training_spec.batch_size)))
+        few_samples = SampleSubset(
+            samples, torch.arange(min(len(samples), 4 * training_spec.batch_size))
+        )
         smoke_report["validation"] = choice.compute_validation(
             training_spec, workload, model, few_samples, torch.device("cpu")
         )
@@ -138,7 +140,7 @@ def try_fit(
     smoke_report.update(describe_tensors(model, set()))
 
 
-def describe_tensors(model: nn.Module, trained_ids: set[int]) -> Report:
+def describe_tensors(model: nn.Module, trained_ids: set[int]) -> SmokeReport:
     """Describe the tensors of a model; `trained_ids`: ids of its trained parameters."""
     return {
         "model": type(model).__name__,
@@ -153,7 +155,7 @@ def describe_tensors(model: nn.Module, trained_ids: set[int]) -> Report:
     }
 
 
-def _count_on_meta(
+def _count_meta_parameters(
     training_spec: TrainingSpec, workload: Workload, dataset_properties: dict[str, Any]
 ) -> int:
     """Return the number of parameters of the model, or 0 if the model cannot be built on the meta
@@ -180,18 +182,18 @@ def _describe_tensor(tensor_name: str, tensor: object) -> dict[str, Any]:
     }
 
 
-def try_step(
+def try_training_step(
     training_spec: TrainingSpec,
     workload: Workload,
-    training_state: State,
+    training_state: TrainingState,
     dataset_path: Path,
-    smoke_report: Report,
+    smoke_report: SmokeReport,
 ) -> StepComputation:
     """Run one training step and, if the config has validation, one validation."""
     smoke_report["stage"] = "dataset"
     samples, held_out = open_samples(training_spec, workload, dataset_path)
     step_computation = StepComputation(training_spec, workload, training_state, samples, held_out)
-    batch = samples.batch(step_computation.sampler.sample_indices(0, 0))
+    batch = samples.batch(step_computation.sampler.select_sample_indices(0, 0))
     smoke_report["samples"] = len(samples)
     smoke_report["batch"] = [_describe_tensor("", batch_tensor) for batch_tensor in batch]
     smoke_report["stage"] = "loss"
@@ -206,7 +208,7 @@ def try_step(
     if held_out:
         smoke_report["validation"] = step_computation.validation.compute_means(summed_summands)
         if training_spec.family:
-            choice.check_metric(
+            choice.check_has_metric(
                 training_spec.family,
                 smoke_report["validation"],
                 families.get_selection_metric(workload),

@@ -11,14 +11,14 @@ from pydantic import Field, field_validator, model_validator
 from argolocal.common.json_text import to_json
 from rekindle.errors import ConfigError
 from rekindle.sections import Section
-from rekindle.step import SHA256_OR_EMPTY, StepInputs, parse, parser
+from rekindle.step import SHA256_OR_EMPTY, StepInputs, create_parser, parse_inputs
 
 # properties of a worker that the bits of a result depend on (numerics.compute_fingerprint)
 Fingerprint = dict[str, str | int]
 # settings that are replaced for a training in one process; the number of workers does not change
 # the weights
 JOIN_TIMEOUT_S = 1.0  # short, because a worker can join later at no cost
-SINGLE_WORKER = {"workers": 1, "min_workers": 1, "max_workers": 1}
+SINGLE_WORKER_SETTINGS = {"workers": 1, "min_workers": 1, "max_workers": 1}
 
 
 class TrainConfig(Section):
@@ -223,14 +223,16 @@ class TrainConfig(Section):
         samples."""
         return self.steps or self._count_updates(self.epochs, sample_count)
 
-    def validation_interval(self, sample_count: int) -> int:
+    def count_validation_interval(self, sample_count: int) -> int:
         """Return the number of optimizer updates between two validations."""
         return self.validation_steps or self._count_updates(self.validation_epochs, sample_count)
 
     def _count_updates(self, epoch_count: float, sample_count: int) -> int:
         return max(1, round(epoch_count * sample_count / (self.batch_size * self.virtual_workers)))
 
-    def learning_rate_at(self, step: int, total_steps: int, highest_learning_rate: float) -> float:
+    def compute_learning_rate(
+        self, step: int, total_steps: int, highest_learning_rate: float
+    ) -> float:
         """Return the learning rate of update `step` of `total_steps`. `highest_learning_rate` is
         the rate after the warm-up."""
         warmup_steps = round(self.warmup * total_steps)
@@ -297,10 +299,10 @@ class TrainingSpec(StepInputs, TrainConfig):
     @classmethod
     def from_flags(cls, argv: list[str]) -> Self:
         """Parse the command line of the launcher or the coordinator. Raises ConfigError."""
-        flag_values = vars(parser("steps.train", cls).parse_args(argv))
+        flag_values = vars(create_parser("steps.train", cls).parse_args(argv))
         return cast(
             Self,
-            parse(
+            parse_inputs(
                 cls,
                 {
                     flag_name: flag_values[flag_name]
@@ -323,7 +325,7 @@ class TrainingSpec(StepInputs, TrainConfig):
         store."""
         spec_values = {
             **train_settings,
-            **SINGLE_WORKER,
+            **SINGLE_WORKER_SETTINGS,
             "dataset": "",
             "out": "",
             "checkpoints": "",
@@ -363,10 +365,10 @@ class TrainingSpec(StepInputs, TrainConfig):
         """Key prefix of the run's ledger."""
         return f"{self.checkpoints}/ledger"
 
-    def pause_step(self, sample_count: int) -> int:
+    def compute_pause_step(self, sample_count: int) -> int:
         """Return the number of the step where training pauses: the step of a validation other than
         the last; 0 if training does not pause."""
-        validation_interval_steps = self.validation_interval(sample_count)
+        validation_interval_steps = self.count_validation_interval(sample_count)
         total_step_count = self.total_steps(sample_count)
         pause_step_number = (
             max(1, round(self.until * total_step_count / validation_interval_steps))

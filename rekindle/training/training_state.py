@@ -15,24 +15,23 @@ from safetensors import SafetensorError
 from safetensors.torch import load
 from torch import Tensor, nn
 
-from rekindle.content.verified_release import read_verified
+from rekindle.content.verified_release import read_verified_files
 from rekindle.content.weights import REMEDY, WEIGHTS_FILE, parse_description, reject_other_weights
-from rekindle.content.weights import tensor_bytes as tensor_bytes
 from rekindle.content.weights import weights_sha256 as weights_sha256
 from rekindle.documents import MODEL_FILE
-from rekindle.errors import ConfigError, DataError, in_one_line, say
+from rekindle.errors import ConfigError, DataError, format_in_one_line, write_stderr
 from rekindle.storage import NotFound, Store
-from rekindle.training.buffers import ALIGNMENT, Buffers
-from rekindle.training.optimizers import FusedAdamW, Rate, TorchOptimizer
+from rekindle.training.buffers import ALIGNMENT_ELEMENTS, ModelBuffers
+from rekindle.training.optimizers import FusedAdamW, LearningRateFunction, TorchOptimizer
 from rekindle.training.spec import TrainConfig
 
 MAX_MEASURES = 8  # maximum number of a workload's measures, in addition to the loss
 # number of float64 values in the validation record: the best loss, its step, the number of
 # validations since this step, and 1 if training has ended
-RECORD_LENGTH = 4
+RECORD_ELEMENTS = 4
 
 
-class State:
+class TrainingState:
     """A model and its optimizer. `step` is the number of updates made, or -1 before the state is
     initialized.
 
@@ -58,7 +57,7 @@ class State:
             optimizer = make_optimizer(model, train_config)
             if not isinstance(optimizer, torch.optim.Optimizer):
                 raise ConfigError(
-                    f"`optimizer` returned {in_one_line(optimizer)}: it must return a"
+                    f"`optimizer` returned {format_in_one_line(optimizer)}: it must return a"
                     " torch.optim.Optimizer."
                 )
 
@@ -68,7 +67,8 @@ class State:
 
         for parameter in self.parameters:
             parameter_offsets.append(
-                parameter_offsets[-1] + math.ceil(parameter.numel() / ALIGNMENT) * ALIGNMENT
+                parameter_offsets[-1]
+                + math.ceil(parameter.numel() / ALIGNMENT_ELEMENTS) * ALIGNMENT_ELEMENTS
             )
 
         self.size = parameter_offsets[-1]
@@ -83,7 +83,7 @@ class State:
             else FusedAdamW(train_config, self.size, decayed_elements)
         )
 
-        self.buffers = Buffers(model)
+        self.buffers = ModelBuffers(model)
 
         self.layout = (
             [
@@ -100,7 +100,7 @@ class State:
             self.size if train_config.average else 0,
             self.buffers.floats,
             self.size + self.buffers.floats if train_config.keep_best else 0,
-            ALIGNMENT if train_config.validation else 0,
+            ALIGNMENT_ELEMENTS if train_config.validation else 0,
         ]
         self.memory = torch.zeros(sum(part_sizes), device=device)
         self.weights, moments, weight_average, self._buffers, self._best, validation_record = (
@@ -108,7 +108,7 @@ class State:
         )
         self._average = weight_average if train_config.average else self.weights
         self._record = (
-            validation_record.view(torch.float64)[:RECORD_LENGTH]
+            validation_record.view(torch.float64)[:RECORD_ELEMENTS]
             if train_config.validation
             else None
         )
@@ -146,7 +146,10 @@ class State:
         ]
 
     def update(
-        self, summed_summands: Tensor, virtual_worker_count: float, learning_rate_function: Rate
+        self,
+        summed_summands: Tensor,
+        virtual_worker_count: float,
+        learning_rate_function: LearningRateFunction,
     ) -> float:
         """Make one update from `summed_summands` [width], the sum of the summands of
         `virtual_worker_count` virtual workers.
@@ -166,7 +169,7 @@ class State:
             )
 
         if self.buffers.widths:
-            self.buffers.apply_totals(
+            self.buffers.apply_summed_changes(
                 summed_summands[self.size :][: sum(self.buffers.widths)],
                 train_config.virtual_workers,
             )
@@ -334,7 +337,7 @@ def load_weights(model: nn.Module, store: Store, release_prefix: str) -> None:
 
     try:
         if release_key.startswith("releases/"):
-            file_bytes_by_name = read_verified(store, release_key, file_names, max_bytes=None)
+            file_bytes_by_name = read_verified_files(store, release_key, file_names, max_bytes=None)
         else:
             file_bytes_by_name = {
                 file_name: store.get(f"{release_key}/{file_name}", max_bytes=None)
@@ -378,7 +381,7 @@ def load_weights(model: nn.Module, store: Store, release_prefix: str) -> None:
 
     model.load_state_dict(copied_tensors, strict=False)
     other_names = ", ".join(initial_tensors.keys() - copied_tensors.keys())
-    say(
+    write_stderr(
         f"{len(copied_tensors)} of {len(initial_tensors)} tensors copied from {release_prefix}"
         + (f"; random: {other_names}" if other_names else "")
     )

@@ -13,17 +13,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rekindle.errors import ConfigError, DataError, in_one_line, to_number
+from rekindle.errors import ConfigError, DataError, format_in_one_line, to_number
 from rekindle.training.numerics import make_autocast
 from rekindle.training.sampler import mix_seed
 from rekindle.training.spec import TrainingSpec
-from rekindle.training.training_state import MAX_MEASURES, State
+from rekindle.training.training_state import MAX_MEASURES, TrainingState
 from rekindle.workload import Dataset, Workload
 
-Batch = tuple[Tensor, ...]
+TensorBatch = tuple[Tensor, ...]
 
 
-class Subset:
+class SampleSubset:
     """The samples of a dataset at `indices` (int64), or all samples if `indices` is None."""
 
     def __init__(self, dataset: Dataset, sample_indices: Tensor | None) -> None:
@@ -35,28 +35,28 @@ class Subset:
             return len(self.data)
         return len(self.indices)
 
-    def batch(self, indices: Tensor) -> Batch:
+    def batch(self, indices: Tensor) -> TensorBatch:
         return self.data.batch(indices if self.indices is None else self.indices[indices])
 
 
 def split_samples(
     training_spec: TrainingSpec, workload: Workload, dataset: Dataset, dataset_path: Path
-) -> tuple[Subset, Subset | None]:
+) -> tuple[SampleSubset, SampleSubset | None]:
     """Return the training samples and the held-out samples (None if no validation is configured).
     Raises DataError if one of the two sets would be empty."""
     if training_spec.validation == "workload":
-        held_out = Subset(workload.dataset(dataset_path, "validation"), None)
+        held_out = SampleSubset(workload.dataset(dataset_path, "validation"), None)
         if not len(held_out):
             raise DataError(
                 "the validation split is empty: set train.validation to a share of the samples,"
                 " such as 0.1."
             )
 
-        return Subset(dataset, None), held_out
+        return SampleSubset(dataset, None), held_out
 
     held_out_count = round(float(training_spec.validation) * len(dataset))
     if not training_spec.validation:
-        return Subset(dataset, None), None
+        return SampleSubset(dataset, None), None
 
     if not 0 < held_out_count < len(dataset):
         raise DataError(
@@ -68,7 +68,7 @@ def split_samples(
     sample_order = torch.randperm(
         len(dataset), generator=torch.Generator().manual_seed(mix_seed(training_spec.seed, 0, 0, 1))
     )
-    return Subset(dataset, sample_order[held_out_count:].sort().values), Subset(
+    return SampleSubset(dataset, sample_order[held_out_count:].sort().values), SampleSubset(
         dataset, sample_order[:held_out_count].sort().values
     )
 
@@ -84,8 +84,8 @@ def parse_measures(workload_measures: object) -> dict[str, float]:
         measure_values = {"": None}
     if None in measure_values.values():
         raise ConfigError(
-            f"measures(model, batch) returned {in_one_line(workload_measures)}: it must return a"
-            " dict with a number for each name."
+            f"measures(model, batch) returned {format_in_one_line(workload_measures)}: it must"
+            " return a dict with a number for each name."
         )
     return {
         measure_name: measure_value
@@ -105,10 +105,10 @@ class Validation:
         self,
         training_spec: TrainingSpec,
         workload: Workload,
-        training_state: State,
-        samples: Subset | None,
+        training_state: TrainingState,
+        samples: SampleSubset | None,
         training_sample_count: int,
-        load_batch: Callable[[Subset, Tensor, int], Batch],
+        load_batch: Callable[[SampleSubset, Tensor, int], TensorBatch],
         is_aborted: Callable[[], bool] = lambda: False,
     ) -> None:
         self.spec = training_spec
@@ -121,7 +121,7 @@ class Validation:
             workload, "measures", lambda model, batch: {}
         )
         self.total = training_spec.total_steps(training_sample_count)
-        self.every = training_spec.validation_interval(training_sample_count)
+        self.every = training_spec.count_validation_interval(training_sample_count)
         self.names: list[str] | None = None
         self._zero_sums = (
             [torch.zeros(1 + MAX_MEASURES, device=training_state.device)] if samples else []
@@ -164,7 +164,7 @@ class Validation:
 
         return [torch.tensor(value_sums, device=self.state.device)]
 
-    def _values(self, batch: Batch) -> list[float]:
+    def _values(self, batch: TensorBatch) -> list[float]:
         """Return the loss and the measures of one micro-batch. Raises ConfigError."""
         loss = float(self.workload.loss(self.state.model, batch))
         measure_values = parse_measures(self.measures(self.state.model, batch))

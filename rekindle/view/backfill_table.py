@@ -5,7 +5,7 @@ from typing import Any
 from argolocal.view import runs
 
 
-def table(backfill_rows: list[dict[str, Any]]) -> str:
+def format_backfill_table(backfill_rows: list[dict[str, Any]]) -> str:
     metric_names = list(
         dict.fromkeys(name for backfill_row in backfill_rows for name in backfill_row["metrics"])
     )

@@ -4,8 +4,8 @@ each line.
     Logs(cluster, "demo-4k2xp", out).follow()     # until the run ends and all lines are written
 
 One thread per container reads the log. Reading continues after a broken connection, without
-repeating lines. Pods may be deleted and recreated under the same name. `read_archived` reads the
-logs of deleted pods.
+repeating lines. Pods may be deleted and recreated under the same name. `read_archived_lines` reads
+the logs of deleted pods.
 
     # in a pod: {"key": ..., "number": ..., "line": ...} for each line
     python -m rekindle.view.cluster_logs KEY...
@@ -23,24 +23,24 @@ from typing import Any, TextIO
 from pydantic import Field
 
 from argolocal.common.json_text import to_json
-from argolocal.common.wording import visible, without_escapes
-from argolocal.manifest.allowed_values import COMPLETED, FAILED
-from argolocal.manifest.object_labels import NODE_NAME, REPLICA_TYPE, WORKFLOW
+from argolocal.common.wording import escape_control_chars, open_raw_stream
+from argolocal.manifest.allowed_values import COMPLETED_PHASES, FAILED_PHASES
+from argolocal.manifest.object_labels import NODE_NAME_ANNOTATION, REPLICA_TYPE_LABEL, WORKFLOW
 from argolocal.manifest.types import Object
-from argolocal.view.display import is_terminal, log_line, task_of
-from argolocal.view.summary import ERROR, Step, last_error
+from argolocal.view.display import format_log_line, is_terminal, parse_task_name
+from argolocal.view.summary import ERROR_LINE, Step, find_last_error
 from rekindle.cluster import queue, remote
 from rekindle.cluster.errors import ApiError
 from rekindle.cluster.kubernetes_api import PODS, WORKFLOWS, Cluster
 from rekindle.documents import Document
 from rekindle.kubernetes_names import INSTANCE_LABEL
-from rekindle.names import ArtifactKey, show
-from rekindle.view.progress import progress_in
+from rekindle.names import ArtifactKey, format_untrusted
+from rekindle.view.progress import find_progress
 
 ARGO_CONTAINERS = ("init", "wait", "supervisor")
 # lines that Argo's executor adds to the log of a step
 EXECUTOR_LINE = re.compile(rb" argo=true( |$)|^Error: exit status \d+$")
-Line = tuple[str, str]  # label of the pod, text of the line
+LabelledLine = tuple[str, str]  # label of the pod, text of the line
 COLORS = (36, 32, 33, 35, 34, 96, 92, 93, 95, 94)
 # a thread reconnects after this time without a line, because the connection may be dead
 SILENCE_TIMEOUT_S = 300.0
@@ -97,10 +97,10 @@ class Logs:
         whose logs were written, plus the number of archived lines written."""
         run_pods = self.cluster.list_objects(PODS, f"{WORKFLOW}={self.name}")
         run_pods.sort(key=lambda run_pod: run_pod["metadata"]["creationTimestamp"])
-        pod_labels = {label_of(self.name, run_pod) for run_pod in run_pods}
+        pod_labels = {get_pod_label(self.name, run_pod) for run_pod in run_pods}
         shown_pod_count = len([pod_label for pod_label in pod_labels if self.step in pod_label])
 
-        for pod_label, line in read_archived(self.cluster, workflow, self.step, pod_labels):
+        for pod_label, line in read_archived_lines(self.cluster, workflow, self.step, pod_labels):
             self._write(pod_label, line)
             self.shown.add(pod_label)
             shown_pod_count += 1
@@ -172,7 +172,10 @@ class Logs:
                 self.missing_lines_reasons[self.name] = (
                     "the run was deleted while its logs were read."
                 )
-            if event_type == "DELETED" or (workflow.get("status") or {}).get("phase") in COMPLETED:
+            if (
+                event_type == "DELETED"
+                or (workflow.get("status") or {}).get("phase") in COMPLETED_PHASES
+            ):
                 self.ended.set()
                 return
 
@@ -189,7 +192,7 @@ class Logs:
                 key = (run_pod["metadata"].get("uid", ""), container, restart_count)
                 if key not in self.readers:
                     self.readers[key] = self._start_thread(
-                        label_of(self.name, run_pod),
+                        get_pod_label(self.name, run_pod),
                         self._read,
                         run_pod,
                         container,
@@ -200,7 +203,7 @@ class Logs:
     def _read(
         self, pod: Object, container_name: str, restart_count: int, follows_log: bool
     ) -> None:
-        pod_label = label_of(self.name, pod)
+        pod_label = get_pod_label(self.name, pod)
         if self.step not in pod_label:
             return
 
@@ -269,7 +272,7 @@ class Logs:
                     yield text
             except ApiError as error:
                 if error.code == 404:
-                    self.missing_lines_reasons[label_of(self.name, pod)] = (
+                    self.missing_lines_reasons[get_pod_label(self.name, pod)] = (
                         "its pod was deleted before its log was read to the end."
                     )
                     return
@@ -311,13 +314,14 @@ class Logs:
     def _write(self, pod_label: str, line: str) -> None:
         with self.lock:
             if self.colors is None:
-                self.out.write(log_line(pod_label, line, self.as_json) + "\n")
+                self.out.write(format_log_line(pod_label, line, self.as_json) + "\n")
             else:
                 label_color = self.colors.setdefault(
                     pod_label, COLORS[len(self.colors) % len(COLORS)]
                 )
-                without_escapes(self.out).write(
-                    f"\x1b[{label_color}m{visible(pod_label)}\x1b[0m | {visible(line)}\n"
+                open_raw_stream(self.out).write(
+                    f"\x1b[{label_color}m{escape_control_chars(pod_label)}\x1b[0m |"
+                    f" {escape_control_chars(line)}\n"
                 )
             self.out.flush()
 
@@ -325,15 +329,18 @@ class Logs:
 def started_pod_labels(workflow: Mapping[str, Any]) -> Iterator[str]:
     """Yield the labels of the pods that a run has started."""
     for workflow_node in ((workflow.get("status") or {}).get("nodes") or {}).values():
-        if workflow_node["type"] == "Pod" and workflow_node.get("phase") in ("Running", *COMPLETED):
+        if workflow_node["type"] == "Pod" and workflow_node.get("phase") in (
+            "Running",
+            *COMPLETED_PHASES,
+        ):
             yield _strip_workflow_name(workflow["metadata"]["name"], workflow_node["name"])
 
 
-def label_of(name: str, pod: Mapping[str, Any]) -> str:
+def get_pod_label(name: str, pod: Mapping[str, Any]) -> str:
     """Return the label of a pod: `ship.release` for a step, `train-worker-0` for a pod of a step's
     job."""
     pod_metadata = pod["metadata"]
-    node_name = (pod_metadata.get("annotations") or {}).get(NODE_NAME)
+    node_name = (pod_metadata.get("annotations") or {}).get(NODE_NAME_ANNOTATION)
     return _strip_workflow_name(name, node_name or pod_metadata["name"])
 
 
@@ -359,7 +366,7 @@ def _started_containers(pod: Mapping[str, Any]) -> Iterator[tuple[str, int]]:
             yield name, restart_count
 
 
-def tail(
+def read_last_lines(
     cluster: Cluster,
     name: str,
     step_labels: list[str],
@@ -370,7 +377,7 @@ def tail(
     preferably of a pod with an error; "" if neither the steps nor `deployment_name` have a pod."""
     matching_pods = []
     for run_pod in cluster.list_objects(PODS, f"{WORKFLOW}={name}"):
-        pod_label = label_of(name, run_pod)
+        pod_label = get_pod_label(name, run_pod)
         if any(
             pod_label == step_label or pod_label.startswith((f"{step_label}(", f"{step_label}-"))
             for step_label in step_labels
@@ -381,14 +388,16 @@ def tail(
         matching_pods += cluster.list_objects(PODS, f"{INSTANCE_LABEL}={deployment_name}")
 
     pod_logs = [
-        _tail_of(cluster, run_pod, container_name, line_count)
+        _read_last_lines(cluster, run_pod, container_name, line_count)
         for run_pod in matching_pods
         for container_name, _ in _started_containers(run_pod)
     ]
-    return next(filter(ERROR.search, pod_logs), pod_logs[0] if pod_logs else "")
+    return next(filter(ERROR_LINE.search, pod_logs), pod_logs[0] if pod_logs else "")
 
 
-def _tail_of(cluster: Cluster, pod: Mapping[str, Any], container_name: str, line_count: int) -> str:
+def _read_last_lines(
+    cluster: Cluster, pod: Mapping[str, Any], container_name: str, line_count: int
+) -> str:
     try:
         log_lines = cluster.log(pod["metadata"]["name"], container_name, tailLines=str(line_count))
         return b"".join(line for line in log_lines if not EXECUTOR_LINE.search(line)).decode(
@@ -399,9 +408,9 @@ def _tail_of(cluster: Cluster, pod: Mapping[str, Any], container_name: str, line
         return ""
 
 
-def read_archived(
+def read_archived_lines(
     cluster: Cluster, workflow: Object, step_name: str, present_labels: Collection[str] = ()
-) -> Iterator[Line]:
+) -> Iterator[LabelledLine]:
     """Yield (label, line) of the logs that Argo has archived, for steps whose pods are not
     `present_labels`.
 
@@ -425,10 +434,13 @@ def read_archived(
             if not key or log_artifact["name"] != "main-logs":
                 continue
 
-            if _is_log_of(run_name, key):
+            if _is_log_of_run(run_name, key):
                 label_by_key[key] = step_label
             else:
-                yield step_label, f"{show(key)} is not read: it is not the key of a log of this run"
+                yield (
+                    step_label,
+                    f"{format_untrusted(key)} is not read: it is not the key of a log of this run",
+                )
 
     if label_by_key:
         next_number = 0
@@ -445,7 +457,7 @@ def read_archived(
             yield step_label, stored_line.line
 
 
-def _is_log_of(run_name: str, key: str) -> bool:
+def _is_log_of_run(run_name: str, key: str) -> bool:
     """Return True if a key may belong to an archived log of a run: one folder is named like the
     run, and the file is named CONTAINER.log.
 
@@ -458,7 +470,7 @@ def _is_log_of(run_name: str, key: str) -> bool:
     return run_name in key_folders and file.endswith(".log")
 
 
-def _print_stored(log_keys: Iterable[str]) -> None:
+def _print_stored_lines(log_keys: Iterable[str]) -> None:
     """Print each line of the objects `log_keys` as a JSON object that includes the number of the
     line. For a missing object, print one line that reports it."""
     from rekindle.storage import NotFound, Store
@@ -476,7 +488,7 @@ def _print_stored(log_keys: Iterable[str]) -> None:
             print(to_json({"key": key, "number": next(line_numbers), "line": line}))
 
 
-def inputs_of(step_row: Step) -> dict[str, str]:
+def list_input_parameters(step_row: Step) -> dict[str, str]:
     """Return the input parameters of a step."""
     input_parameters = ((step_row.node or {}).get("inputs") or {}).get("parameters") or []
     return {
@@ -498,12 +510,14 @@ class TrainingProgress:
         threading.Thread(target=self._poll, name="progress", daemon=True).start()
 
     def of(self, row: Step) -> str:
-        if row.phase in FAILED:
-            step_labels = [row.name.partition("(")[0], task_of(row)]
-            server_name = inputs_of(row).get("server", "")
+        if row.phase in FAILED_PHASES:
+            step_labels = [row.name.partition("(")[0], parse_task_name(row)]
+            server_name = list_input_parameters(row).get("server", "")
             # if the logs cannot be read, only the message of the step is shown
             with suppress(ApiError):
-                return last_error(tail(self.cluster, self.name, step_labels, server_name))
+                return find_last_error(
+                    read_last_lines(self.cluster, self.name, step_labels, server_name)
+                )
             return ""
 
         self.requested.set()
@@ -520,17 +534,19 @@ class TrainingProgress:
 
             try:
                 for training_pod in self.cluster.list_objects(
-                    PODS, f"{WORKFLOW}={self.name},{REPLICA_TYPE}=worker"
+                    PODS, f"{WORKFLOW}={self.name},{REPLICA_TYPE_LABEL}=worker"
                 ):
                     if (training_pod.get("status") or {}).get("phase") == "Running":
                         containers = (training_pod.get("spec") or {}).get("containers") or [{}]
                         container_name = containers[0].get("name", "")
-                        text = progress_in(_tail_of(self.cluster, training_pod, container_name, 30))
+                        text = find_progress(
+                            _read_last_lines(self.cluster, training_pod, container_name, 30)
+                        )
                         if text:
                             progress_by_pod[training_pod["metadata"]["name"]] = text
                             break
                 else:
-                    for line in queue.describe_waiting(self.cluster, self.name):
+                    for line in queue.describe_waiting_jobs(self.cluster, self.name):
                         step_name, _, queue_reason = line.partition(" ")
                         progress_by_pod[f"{self.name}-{step_name}-"] = queue_reason
             # an error of the cluster, or of a log with strange lines: keep the previous progress,
@@ -543,4 +559,4 @@ class TrainingProgress:
 
 
 if __name__ == "__main__":
-    _print_stored(sys.argv[1:])
+    _print_stored_lines(sys.argv[1:])

@@ -5,52 +5,54 @@ import time
 
 from argolocal.common.json_text import to_json
 from argolocal.common.wording import format_duration
-from argolocal.manifest.allowed_values import COMPLETED
-from argolocal.manifest.object_labels import PHASE
+from argolocal.manifest.allowed_values import COMPLETED_PHASES
+from argolocal.manifest.object_labels import PHASE_LABEL
 from argolocal.manifest.types import Object
 from argolocal.view.runs import show_tables
-from argolocal.view.summary import timestamp
+from argolocal.view.summary import parse_timestamp
 from rekindle.cluster import queue
 from rekindle.cluster.kubernetes_api import CRON_WORKFLOWS, WORKFLOWS, Cluster
-from rekindle.cluster.waiting_pods import add_waiting
-from rekindle.cluster.workflows import decompress_nodes, is_offloaded, read_run, spec_of
-from rekindle.errors import RekindleError, say
-from rekindle.view.cluster_watch import as_object
-from rekindle.view.overview import run_row, steps_table
+from rekindle.cluster.waiting_pods import add_waiting_reasons
+from rekindle.cluster.workflows import decompress_nodes, get_effective_spec, is_offloaded, read_run
+from rekindle.errors import RekindleError, write_stderr
+from rekindle.view.cluster_watch import describe_run
+from rekindle.view.overview import build_run_row, format_steps_table
 
 
-def everything(cluster: Cluster, as_json: bool) -> str:
+def format_overview(cluster: Cluster, as_json: bool) -> str:
     """Return two tables: the runs, newest first, and the schedules."""
     workflow_objects = cluster.list_objects(WORKFLOWS)
     workflow_objects.sort(
         key=lambda workflow_object: workflow_object["metadata"]["creationTimestamp"], reverse=True
     )
     run_rows = [
-        _run(add_waiting(cluster, _decompress(workflow_object)))
+        _build_run_row(add_waiting_reasons(cluster, _decompress(workflow_object)))
         for workflow_object in workflow_objects
     ]
-    schedule_rows = [_cron(cron_workflow) for cron_workflow in cluster.list_objects(CRON_WORKFLOWS)]
+    schedule_rows = [
+        _build_schedule_row(cron_workflow) for cron_workflow in cluster.list_objects(CRON_WORKFLOWS)
+    ]
     empty_message = (
         f"no runs in namespace {cluster.namespace} yet: `rekindle submit CONFIG` starts a run"
     )
     return show_tables({"runs": run_rows, "schedules": schedule_rows}, as_json, empty_message)
 
 
-def run(cluster: Cluster, name: str, as_json: bool, shows_all: bool = False) -> str:
+def format_run(cluster: Cluster, name: str, as_json: bool, shows_all: bool = False) -> str:
     """Return the steps of a run, without internal steps unless `shows_all`. Raises ConfigError if
     the run does not exist."""
-    workflow = add_waiting(cluster, read_run(cluster, name))
+    workflow = add_waiting_reasons(cluster, read_run(cluster, name))
     if as_json:
-        return to_json(as_object(cluster, workflow), indent=2)
+        return to_json(describe_run(cluster, workflow), indent=2)
 
     workflow_status = workflow.get("status") or {}
-    manifest = {"metadata": workflow["metadata"], "spec": spec_of(workflow)}
-    output_lines = [steps_table(name, workflow_status, manifest, shows_all)]
+    manifest = {"metadata": workflow["metadata"], "spec": get_effective_spec(workflow)}
+    output_lines = [format_steps_table(name, workflow_status, manifest, shows_all)]
 
     if is_offloaded(workflow):
         output_lines += ["", f"its steps are stored in Argo's database: `argo get {name}`"]
-    if workflow_status.get("phase") not in COMPLETED:
-        output_lines += queue.describe_waiting(cluster, name)
+    if workflow_status.get("phase") not in COMPLETED_PHASES:
+        output_lines += queue.describe_waiting_jobs(cluster, name)
 
     return "\n".join(output_lines)
 
@@ -60,19 +62,19 @@ def _decompress(workflow: Object) -> Object:
     try:
         return decompress_nodes(workflow)
     except RekindleError as error:
-        say(f"warning: {error}")
+        write_stderr(f"warning: {error}")
         return workflow
 
 
-def _run(workflow: Object) -> dict[str, str]:
+def _build_run_row(workflow: Object) -> dict[str, str]:
     workflow_metadata = workflow["metadata"]
     workflow_status = workflow.get("status") or {}
     run_phase = (
         workflow_status.get("phase")
-        or (workflow_metadata.get("labels") or {}).get(PHASE)
+        or (workflow_metadata.get("labels") or {}).get(PHASE_LABEL)
         or "Pending"
     )
-    return run_row(
+    return build_run_row(
         workflow_metadata["name"],
         workflow_status,
         run_phase,
@@ -80,7 +82,7 @@ def _run(workflow: Object) -> dict[str, str]:
     )
 
 
-def _cron(cron_workflow: Object) -> Object:
+def _build_schedule_row(cron_workflow: Object) -> Object:
     cron_spec = cron_workflow["spec"]
     cron_status = cron_workflow.get("status") or {}
     last_scheduled_time = cron_status.get("lastScheduledTime")
@@ -90,7 +92,7 @@ def _cron(cron_workflow: Object) -> Object:
         "timezone": cron_spec.get("timezone") or "",
         "suspended": bool(cron_spec.get("suspend")),
         "running": len(cron_status.get("active") or []),
-        "last": f"{format_duration(time.time() - timestamp(last_scheduled_time))} ago"
+        "last": f"{format_duration(time.time() - parse_timestamp(last_scheduled_time))} ago"
         if last_scheduled_time
         else "never",
     }

@@ -14,19 +14,19 @@ from typing import Any
 
 from argolocal.common import exit_codes
 from argolocal.common.json_text import to_json
-from argolocal.manifest.allowed_values import COMPLETED
+from argolocal.manifest.allowed_values import COMPLETED_PHASES
 from argolocal.manifest.types import Object
 from argolocal.view import display, summary
 from rekindle.blocks.manifest import workflow_origin
 from rekindle.cluster.errors import ApiError
 from rekindle.cluster.kubernetes_api import SERVICES, WORKFLOWS, Cluster
-from rekindle.cluster.waiting_pods import add_waiting
+from rekindle.cluster.waiting_pods import add_waiting_reasons
 from rekindle.cluster.workflows import (
     SHA256_ANNOTATION,
     decompress_nodes,
+    get_effective_spec,
     is_offloaded,
     read_run,
-    spec_of,
 )
 from rekindle.errors import RekindleError
 from rekindle.kubernetes_names import REKINDLE_TOKEN
@@ -36,15 +36,15 @@ from rekindle.view import cluster_logs, outcome
 REFRESH_INTERVAL_S = 2.0
 
 
-def watch(cluster: Cluster, name: str, *, as_json: bool) -> int:
+def watch_run(cluster: Cluster, name: str, *, as_json: bool) -> int:
     """Show a run until it completes. Raises ConfigError if the run does not exist."""
     workflow = read_run(cluster, name)
     output_stream = sys.stderr if as_json else sys.stdout
     describe_progress = cluster_logs.TrainingProgress(cluster, name).of
 
     try:
-        with display.show(
-            name, describe_progress, {"spec": spec_of(workflow)}, output_stream
+        with display.show_run(
+            name, describe_progress, {"spec": get_effective_spec(workflow)}, output_stream
         ) as run_display:
             refresher = _RunRefresher(cluster, run_display)
             with refresher.refreshed():
@@ -100,10 +100,10 @@ class _RunRefresher:
         if not workflow:
             return
 
-        if workflow["status"].get("phase") not in COMPLETED:
+        if workflow["status"].get("phase") not in COMPLETED_PHASES:
             # if the pods cannot be read, show the state that Argo reports
             with suppress(ApiError):
-                workflow = add_waiting(self._cluster, workflow)
+                workflow = add_waiting_reasons(self._cluster, workflow)
 
         self._shown({"phase": "Pending", "nodes": {}, **workflow["status"]})
 
@@ -130,7 +130,7 @@ def _watch_to_completion(
         workflow = decompress_nodes(workflow)
         if workflow.get("status"):
             run_refresher.show(workflow)
-            if workflow["status"].get("phase") in COMPLETED:
+            if workflow["status"].get("phase") in COMPLETED_PHASES:
                 return workflow
 
     raise AssertionError("cluster.watch ends only by an exception")
@@ -139,17 +139,19 @@ def _watch_to_completion(
 def print_outcome(cluster: Cluster, workflow: Object, as_json: bool) -> int:
     """Print the outcome of a completed run and return the exit code."""
     workflow_status = workflow.get("status") or {}
-    is_rekindle = workflow_origin.is_rekindle(workflow)
-    exit_code = results.exit_code(workflow_status, is_rekindle)
-    service_endpoint = _endpoint(cluster, workflow_origin.pipeline_label(workflow))
+    is_rekindle = workflow_origin.is_rekindle_manifest(workflow)
+    exit_code = results.compute_exit_code(workflow_status, is_rekindle)
+    service_endpoint = _find_endpoint(cluster, workflow_origin.pipeline_label(workflow))
 
     if as_json:
-        print(to_json(as_object(cluster, workflow)), flush=True)
+        print(to_json(describe_run(cluster, workflow)), flush=True)
 
-    if exit_code in (0, results.NOT_RELEASED):
-        cost_text = results.costs(workflow_status, {"spec": spec_of(workflow)}).get("words")
+    if exit_code in (0, results.NOT_RELEASED_EXIT_CODE):
+        cost_text = results.compute_costs(
+            workflow_status, {"spec": get_effective_spec(workflow)}
+        ).get("words")
         outcome_facts = _endpoint_facts(cluster, workflow, service_endpoint) | {"cost": cost_text}
-        text = outcome.success(workflow_status, outcome_facts, is_rekindle)
+        text = outcome.describe_success(workflow_status, outcome_facts, is_rekindle)
         (sys.stderr if as_json else sys.stdout).write(text)
     else:
         sys.stderr.write("\n" + _describe_failure(cluster, workflow) + "\n")
@@ -157,18 +159,18 @@ def print_outcome(cluster: Cluster, workflow: Object, as_json: bool) -> int:
     return exit_code
 
 
-def as_object(cluster: Cluster, workflow: Mapping[str, Any]) -> Object:
+def describe_run(cluster: Cluster, workflow: Mapping[str, Any]) -> Object:
     """Return the run as `-o json` prints it."""
     workflow_metadata = workflow["metadata"]
     sha256 = (workflow_metadata.get("annotations") or {}).get(SHA256_ANNOTATION)
     run_facts = {
         "manifest_sha256": sha256,
         "namespace": workflow_metadata.get("namespace") or cluster.namespace,
-        "endpoint": _endpoint(cluster, workflow_origin.pipeline_label(workflow)),
+        "endpoint": _find_endpoint(cluster, workflow_origin.pipeline_label(workflow)),
     }
     workflow_status = workflow.get("status") or {"phase": "Pending"}
-    run_costs = results.costs(workflow_status, {"spec": spec_of(workflow)})
-    return outcome.as_json(
+    run_costs = results.compute_costs(workflow_status, {"spec": get_effective_spec(workflow)})
+    return outcome.build_outcome(
         workflow_metadata["name"],
         workflow_status,
         **run_facts,
@@ -176,7 +178,7 @@ def as_object(cluster: Cluster, workflow: Mapping[str, Any]) -> Object:
     )
 
 
-def _endpoint(cluster: Cluster, name: str | None) -> str | None:
+def _find_endpoint(cluster: Cluster, name: str | None) -> str | None:
     """Return the URL of the pipeline's Service inside the cluster, if it exists."""
     try:
         service_object = cluster.find(SERVICES, name) if name else None
@@ -198,7 +200,7 @@ def _endpoint_facts(
     url = f"localhost:{service_port}/v1/models/{name}/example"
     request_command = f"curl -s {url}"
 
-    if results.needs_token({"spec": spec_of(workflow)}):
+    if results.needs_token({"spec": get_effective_spec(workflow)}):
         # printf is a shell builtin, so the token is not visible to other users of the machine
         request_command = (
             f"printf 'Authorization: Bearer %s' \"${REKINDLE_TOKEN}\" | curl -s -H @- {url}"
@@ -220,20 +222,20 @@ def _describe_failure(cluster: Cluster, workflow: Object) -> str:
             f" database: `argo get {name}`"
         )
 
-    failed_step = summary.failed_step(summary.steps(name, workflow_status))
+    failed_step = summary.find_failed_step(summary.list_steps(name, workflow_status))
     log_text = ""
     logs_command = ""
     cluster_flags = f" --cluster{cluster.flags}"
 
     if failed_step:
         attempt_name = str(
-            summary.last_attempt(workflow_status, failed_step).get("name", "")
+            summary.find_last_attempt(workflow_status, failed_step).get("name", "")
         ).removeprefix(f"{name}.")
-        log_text = cluster_logs.tail(
+        log_text = cluster_logs.read_last_lines(
             cluster,
             name,
             [attempt_name, failed_step.name],
-            cluster_logs.inputs_of(failed_step).get("server", ""),
+            cluster_logs.list_input_parameters(failed_step).get("server", ""),
         )
         logs_command = f"rekindle logs {name} {failed_step.name}{cluster_flags}" if log_text else ""
 

@@ -15,27 +15,27 @@ from typing import TYPE_CHECKING, Any
 from pydantic import ConfigDict, RootModel
 
 from argolocal.common.json_text import to_json
-from argolocal.common.wording import format_duration, visible
+from argolocal.common.wording import escape_control_chars, format_duration
 from argolocal.state.journal import RunFiles
 from argolocal.view import runs
 from rekindle import project
 from rekindle.cluster.kubernetes_api import Cluster
 from rekindle.documents import Document
 from rekindle.errors import ConfigError
-from rekindle.keys import LEDGER, key
+from rekindle.keys import LEDGER_KEY, key
 from rekindle.local.cluster import LocalCluster
 
 if TYPE_CHECKING:
     from rekindle.storage import Store
-    from rekindle.training.cost.jobs import JobRun
+    from rekindle.training.cost.jobs import AppliedJob
     from rekindle.training.cost.prices import Prices
-    from rekindle.training.cost.tariff import Tariff
+    from rekindle.training.cost.tariff import TrainingTariff
 
-NO_LEDGER = (
+NO_LEDGER_NOTE = (
     "Time that was trained, waited or lost is known only for trainings of blocks.train and of"
     " programs, which keep a ledger."
 )
-LEDGERS = re.compile(re.escape(key("TASK", LEDGER)).replace("TASK", r"([\w-]+)"))
+LEDGER_KEY_PATTERN = re.compile(re.escape(key("TASK", LEDGER_KEY)).replace("TASK", r"([\w-]+)"))
 
 
 class TrainingCost(Document):
@@ -60,7 +60,7 @@ class TrainingReports(RootModel[dict[str, TrainingReport]]):
     model_config = ConfigDict(strict=True)
 
 
-def explain(home: Path, name: str | None, as_json: bool) -> str:
+def explain_run(home: Path, name: str | None, as_json: bool) -> str:
     """Return the report on the trainings of a run (default: the newest run), which may still be
     active.
 
@@ -71,12 +71,16 @@ def explain(home: Path, name: str | None, as_json: bool) -> str:
     run_status = runs.load_status(home, name)
     workflow = RunFiles(home, name).workflow()
 
-    run_costs = Costs(name, workflow, run_status)
+    run_costs = RunCosts(name, workflow, run_status)
     training_reports = {}
     if run_costs.tariffs:
-        training_reports = reports(LocalCluster(home).store(), name, run_costs.tariffs)
+        training_reports = read_training_reports(
+            LocalCluster(home).store(), name, run_costs.tariffs
+        )
 
-    return _report(name, run_status["phase"], training_reports, run_costs, run_status, as_json)
+    return _format_report(
+        name, run_status["phase"], training_reports, run_costs, run_status, as_json
+    )
 
 
 def explain_on_cluster(cluster: Cluster, name: str | None, as_json: bool) -> str:
@@ -87,10 +91,10 @@ def explain_on_cluster(cluster: Cluster, name: str | None, as_json: bool) -> str
     """
     from rekindle.cluster import remote, workflows
 
-    name = name or workflows.newest_run(cluster)
+    name = name or workflows.find_newest_run(cluster)
     workflow = workflows.read_run(cluster, name)
     workflow_status = workflow.get("status") or {}
-    run_costs = Costs(name, {"spec": workflows.spec_of(workflow)}, workflow_status)
+    run_costs = RunCosts(name, {"spec": workflows.get_effective_spec(workflow)}, workflow_status)
 
     tariffs_by_task = {
         task_name: tariff and tariff.model_dump() for task_name, tariff in run_costs.tariffs.items()
@@ -103,7 +107,7 @@ def explain_on_cluster(cluster: Cluster, name: str | None, as_json: bool) -> str
         )
         reports_by_task = pod_reports.model_dump(exclude_unset=True)
 
-    return _report(
+    return _format_report(
         name,
         workflow_status.get("phase") or "Pending",
         reports_by_task,
@@ -113,24 +117,24 @@ def explain_on_cluster(cluster: Cluster, name: str | None, as_json: bool) -> str
     )
 
 
-def reports(
-    object_store: "Store", name: str, tariffs_by_task: Mapping[str, "Tariff | None"]
+def read_training_reports(
+    object_store: "Store", name: str, tariffs_by_task: Mapping[str, "TrainingTariff | None"]
 ) -> dict[str, dict[str, Any]]:
     """Summarize the ledger of each training, in lines of text and in figures. Raises
     StorageError."""
     from rekindle.training.cost.bill import build_report
-    from rekindle.training.ledger.accounting import summarize
+    from rekindle.training.ledger.accounting import summarize_events
     from rekindle.training.ledger.events import read_events
 
     return {
         task_name: build_report(
-            summarize(read_events(object_store, key(task_name, LEDGER, name))), tariff
+            summarize_events(read_events(object_store, key(task_name, LEDGER_KEY, name))), tariff
         )
         for task_name, tariff in tariffs_by_task.items()
     }
 
 
-class Costs:
+class RunCosts:
     """Computes the costs of a run with the prices that it recorded or, without these, the project's
     current prices.
 
@@ -142,7 +146,7 @@ class Costs:
         from rekindle.training.cost import jobs, tariff
         from rekindle.training.cost.prices import Prices
 
-        task_names = sorted(set(LEDGERS.findall(to_json(workflow))))
+        task_names = sorted(set(LEDGER_KEY_PATTERN.findall(to_json(workflow))))
         self.manifest = tariff.read_recorded_manifest(workflow)
 
         self.jobs = [
@@ -152,7 +156,7 @@ class Costs:
         if not task_names and not self.jobs:
             raise ConfigError(f"{name} does not train: `rekindle status {name}` shows its steps.")
 
-        self.prices = tariff.read_prices(self.manifest) or Prices.load(project.root())
+        self.prices = tariff.read_prices(self.manifest) or Prices.load(project.current_root())
         self.tariffs = dict.fromkeys(task_names) | tariff.build_tariffs(
             self.manifest, self.prices, task_names
         )
@@ -171,7 +175,7 @@ class Costs:
         return compute_run_costs(run_status, self.manifest, self.prices, total_by_task)
 
 
-def job_report(job_run: "JobRun", project_prices: "Prices | None") -> dict[str, Any]:
+def build_job_report(job_run: "AppliedJob", project_prices: "Prices | None") -> dict[str, Any]:
     """Return a report on a job of another framework: a line of text, its pods, time, outcome and
     cost."""
     from rekindle.training.cost.bill import format_money
@@ -208,16 +212,16 @@ def job_report(job_run: "JobRun", project_prices: "Prices | None") -> dict[str, 
     return {"words": [report_line]} | job_facts
 
 
-def _report(
+def _format_report(
     name: str,
     run_phase: str,
     training_reports: Mapping[str, dict[str, Any]],
-    run_costs: Costs,
+    run_costs: RunCosts,
     run_status: Mapping[str, Any],
     as_json: bool,
 ) -> str:
     job_reports: Sequence[dict[str, Any]] = [
-        job_report(job_run, run_costs.prices) for job_run in run_costs.jobs
+        build_job_report(job_run, run_costs.prices) for job_run in run_costs.jobs
     ]
     run_cost = run_costs.of_run(run_status, training_reports)
     cost_text = run_cost.pop("words", "")
@@ -249,20 +253,20 @@ def _report(
         report_lines += [
             "",
             *(line for job_run in job_reports for line in job_run["words"]),
-            NO_LEDGER,
+            NO_LEDGER_NOTE,
         ]
     if cost_text:
         report_lines += ["", f"The whole run cost {cost_text}."]
 
-    return visible("\n".join([f"{name}: {run_phase}", *report_lines]))
+    return escape_control_chars("\n".join([f"{name}: {run_phase}", *report_lines]))
 
 
 if __name__ == "__main__":
     from rekindle.storage import Store
-    from rekindle.training.cost.tariff import Tariff
+    from rekindle.training.cost.tariff import TrainingTariff
 
     tariffs = {
-        task: value and Tariff.model_validate(value)
+        task: value and TrainingTariff.model_validate(value)
         for task, value in json.loads(sys.argv[2]).items()
     }
-    print(to_json(reports(Store.from_env(), sys.argv[1], tariffs)))
+    print(to_json(read_training_reports(Store.from_env(), sys.argv[1], tariffs)))

@@ -5,14 +5,20 @@ from typing import Any
 
 from argolocal.common.wording import format_duration
 from argolocal.view import summary
-from argolocal.view.summary import Status, lines_of, named_warnings, timestamp
-from rekindle.operations.results import VERDICTS, metrics, parameters, releases, verdicts
+from argolocal.view.summary import Status, format_facts, list_named_warnings, parse_timestamp
+from rekindle.operations.results import (
+    VERDICT_TEXTS,
+    list_releases,
+    list_verdicts,
+    metrics,
+    read_parameters,
+)
 
 
-def as_json(name: str, run_status: Status, **more_fields: Any) -> dict[str, Any]:
+def build_outcome(name: str, run_status: Status, **more_fields: Any) -> dict[str, Any]:
     """Return the object that `-o json` prints. `more_fields` adds or overrides keys
     (manifest_sha256, endpoint, ...)."""
-    output_values = parameters(run_status)
+    output_values = read_parameters(run_status)
 
     outcome_fields = {
         "manifest_sha256": None,
@@ -20,29 +26,31 @@ def as_json(name: str, run_status: Status, **more_fields: Any) -> dict[str, Any]
         "verdict": output_values.get("verdict"),
         "reason": output_values.get("reason"),
         "metrics": metrics(output_values),
-        "verdicts": verdicts(run_status),
+        "verdicts": list_verdicts(run_status),
         "endpoint": None,
         "run_id": output_values.get("run_id"),
     }
-    return summary.as_json(name, run_status, **outcome_fields | more_fields)
+    return summary.make_json_object(name, run_status, **outcome_fields | more_fields)
 
 
-def success(run_status: Status, outcome_facts: Mapping[str, str | None], is_rekindle: bool) -> str:
+def describe_success(
+    run_status: Status, outcome_facts: Mapping[str, str | None], is_rekindle: bool
+) -> str:
     """Return the outcome of a successful run as text, with one line per fact. `outcome_facts`
     (endpoint, commands, cost, ...): further lines, placed before the line with the duration.
     `is_rekindle`: Rekindle rendered the workflow, so outputs such as `verdict` have their
     meaning."""
-    output_values = parameters(run_status) if is_rekindle else {}
+    output_values = read_parameters(run_status) if is_rekindle else {}
     start_time = run_status.get("startedAt")
     finish_time = run_status.get("finishedAt")
     if start_time and finish_time:
-        duration_text = format_duration(timestamp(finish_time) - timestamp(start_time))
+        duration_text = format_duration(parse_timestamp(finish_time) - parse_timestamp(start_time))
     else:
         duration_text = None
 
     evaluations = []
     if is_rekindle and not output_values.get("verdict"):
-        evaluations = verdicts(run_status)
+        evaluations = list_verdicts(run_status)
 
     released_metrics = [
         evaluation_row["metrics"] for evaluation_row in evaluations if evaluation_row["version"]
@@ -50,7 +58,7 @@ def success(run_status: Status, outcome_facts: Mapping[str, str | None], is_reki
     shown_metrics = released_metrics[0] if len(released_metrics) == 1 else metrics(output_values)
 
     text_by_label = {
-        "verdict": _verdict(run_status, output_values),
+        "verdict": _describe_verdict(run_status, output_values),
         "reason": output_values.get("reason"),
         "metrics": "  ".join(
             f"{name} {metric_value:.4g}"
@@ -70,16 +78,16 @@ def success(run_status: Status, outcome_facts: Mapping[str, str | None], is_reki
     ]
     labelled_rows += text_by_label.items()
     if is_rekindle:
-        warnings = named_warnings((run_status.get("nodes") or {}).values())
+        warnings = list_named_warnings((run_status.get("nodes") or {}).values())
         labelled_rows += [("warning", text) for text in warnings]
 
-    return lines_of(labelled_rows)
+    return format_facts(labelled_rows)
 
 
-def _verdict(run_status: Status, output_values: Mapping[str, str]) -> str:
+def _describe_verdict(run_status: Status, output_values: Mapping[str, str]) -> str:
     """Describe the verdict, and whether the model was released, because a positive verdict does not
     imply a release."""
-    released_versions = releases(run_status)
+    released_versions = list_releases(run_status)
     verdict_text = output_values.get("verdict", "")
 
     if not verdict_text:
@@ -91,7 +99,7 @@ def _verdict(run_status: Status, output_values: Mapping[str, str]) -> str:
         return "release: the model passed the gate, but this pipeline has not released it"
     if output_values.get("unchanged"):
         return "same: nothing to train: the data, the code and the config did not change"
-    if verdict_text in VERDICTS:
-        return f"{verdict_text}: {VERDICTS[verdict_text]}"
+    if verdict_text in VERDICT_TEXTS:
+        return f"{verdict_text}: {VERDICT_TEXTS[verdict_text]}"
 
     return ""

@@ -8,7 +8,7 @@ from typing import Any
 from argolocal.common.json_text import to_json
 from argolocal.state.journal import RunFiles
 from argolocal.view import runs
-from argolocal.view.summary import Status, steps
+from argolocal.view.summary import Status, list_steps
 from rekindle.blocks.manifest import workflow_origin
 from rekindle.local.cluster import LocalCluster
 from rekindle.operations import results
@@ -16,42 +16,48 @@ from rekindle.view import outcome
 from rekindle.view.plumbing import InternalSteps
 
 
-def everything(home: Path, as_json: bool) -> str:
+def format_overview(home: Path, as_json: bool) -> str:
     """Return the tables of runs, deployments and services."""
-    return runs.show_all(LocalCluster(home), as_json, run_row)
+    return runs.show_all(LocalCluster(home), as_json, build_run_row)
 
 
-def run(home: Path, name: str, as_json: bool, shows_all: bool = False) -> str:
+def format_run(home: Path, name: str, as_json: bool, shows_all: bool = False) -> str:
     """Return the steps of a run, without internal steps unless `shows_all`, and its live
     processes."""
     run_status = runs.load_status(home, name)
     manifest = RunFiles(home, name).workflow()
     if as_json:
-        return to_json(as_object(home, name, manifest, run_status), indent=2)
+        return to_json(build_run_object(home, name, manifest, run_status), indent=2)
 
-    live_processes = runs.processes(home, name)
-    return steps_table(name, run_status, manifest, shows_all) + runs.processes_table(live_processes)
+    live_processes = runs.list_processes(home, name)
+    return format_steps_table(name, run_status, manifest, shows_all) + runs.format_processes_table(
+        live_processes
+    )
 
 
-def as_object(
+def build_run_object(
     home: Path, name: str, manifest: Mapping[str, Any], run_status: Status
 ) -> dict[str, Any]:
     """Return the JSON object that `rekindle status NAME -o json` prints."""
-    outcome_fields = outcome.as_json(name, run_status, **facts(home, manifest, run_status))
-    return outcome_fields | {"processes": runs.processes(home, name)}
+    outcome_fields = outcome.build_outcome(
+        name, run_status, **collect_run_facts(home, manifest, run_status)
+    )
+    return outcome_fields | {"processes": runs.list_processes(home, name)}
 
 
-def steps_table(
+def format_steps_table(
     name: str, run_status: Status, manifest: Mapping[str, Any], shows_all: bool = False
 ) -> str:
     """Return a table of the steps of a run, without internal steps unless `shows_all`."""
     internal_steps = InternalSteps(manifest, run_status)
-    step_rows = [internal_steps.make_readable(step_row) for step_row in steps(name, run_status)]
+    step_rows = [
+        internal_steps.make_readable(step_row) for step_row in list_steps(name, run_status)
+    ]
     if shows_all:
-        return runs.steps_table(name, run_status, step_rows)
+        return runs.format_steps_table(name, run_status, step_rows)
 
     shown_rows = [step_row for step_row in step_rows if not internal_steps.is_internal(step_row)]
-    table_text = runs.steps_table(name, run_status, shown_rows)
+    table_text = runs.format_steps_table(name, run_status, shown_rows)
     hidden_count = len(step_rows) - len(shown_rows)
     if hidden_count:
         table_text += f"\n\n{hidden_count} internal steps are not shown: `--all` shows them"
@@ -59,20 +65,22 @@ def steps_table(
     return table_text
 
 
-def facts(home: Path, manifest: Mapping[str, Any], run_status: Status) -> dict[str, Any]:
+def collect_run_facts(
+    home: Path, manifest: Mapping[str, Any], run_status: Status
+) -> dict[str, Any]:
     """Return further fields for `-o json`: the hash of a run's manifest, the endpoint of its model,
     and its cost."""
     # imported here to keep `rekindle status` fast
     from rekindle.blocks.manifest.render import manifest_sha256
 
     sha256 = workflow_origin.read_parameter(manifest, "manifest_hash") or manifest_sha256(manifest)
-    run_costs = results.costs(run_status, manifest)
-    return {"manifest_sha256": sha256, "endpoint": endpoint(home, manifest)} | (
+    run_costs = results.compute_costs(run_status, manifest)
+    return {"manifest_sha256": sha256, "endpoint": find_endpoint(home, manifest)} | (
         {"cost": run_costs} if run_costs else {}
     )
 
 
-def endpoint(home: Path, manifest: Mapping[str, Any]) -> str | None:
+def find_endpoint(home: Path, manifest: Mapping[str, Any]) -> str | None:
     """Return the URL of the pipeline's Service, if its deployment is running."""
     name = workflow_origin.pipeline_label(manifest)
     cluster = LocalCluster(home)
@@ -89,7 +97,7 @@ def endpoint(home: Path, manifest: Mapping[str, Any]) -> str | None:
     return None
 
 
-def token_header(home: Path, manifest: Mapping[str, Any]) -> str:
+def format_token_header(home: Path, manifest: Mapping[str, Any]) -> str:
     """Return the curl option that sends this machine's access token, or "" if the run's model
     servers need none."""
     if not results.needs_token(manifest):
@@ -100,12 +108,12 @@ def token_header(home: Path, manifest: Mapping[str, Any]) -> str:
     return f" -H {shlex.quote(f'@{local_services.authorization_file}')}"
 
 
-def run_row(
+def build_run_row(
     name: str, run_status: Status, run_phase: str, creation_time: str | None
 ) -> dict[str, str]:
-    verdict_field = {"verdict": results.parameters(run_status).get("verdict", "")}
+    verdict_field = {"verdict": results.read_parameters(run_status).get("verdict", "")}
     return (
         {"run": name, "phase": run_phase}
         | verdict_field
-        | runs.run_row(name, run_status, run_phase, creation_time)
+        | runs.make_run_row(name, run_status, run_phase, creation_time)
     )

@@ -17,7 +17,7 @@ from argolocal.view.summary import Status, Step
 from rekindle.blocks.manifest import workflow_origin
 from rekindle.blocks.manifest.provenance import BACKFILL
 from rekindle.blocks.volume import volume_claim
-from rekindle.errors import RekindleError, say
+from rekindle.errors import RekindleError, write_stderr
 from rekindle.local.cluster import LocalCluster
 from rekindle.local.jobs.model_services import may_use_any_port
 from rekindle.operations import results
@@ -85,12 +85,12 @@ def run_here(pipeline: "Pipeline", *, as_json: bool, ask: bool, full_status: boo
 
     workflow = pipeline.local.workflow
     limits = workflow_origin.read_config_or_empty(workflow).get("retention")
-    if code < exit_codes.SIGNALLED and isinstance(limits, dict) and any(limits.values()):
+    if code < exit_codes.SIGNAL_OFFSET and isinstance(limits, dict) and any(limits.values()):
         # imported in this function, because the module needs the clients of MLflow and the object
         # store
         from rekindle.operations import retention
 
-        retention.end_of_run(pipeline.local.cluster.home, workflow)
+        retention.apply_limits_after_run(pipeline.local.cluster.home, workflow)
 
     return code
 
@@ -110,7 +110,7 @@ class Pipeline(foreground.Foreground):
 
     def __init__(self, local_run: LocalRun) -> None:
         super().__init__(local_run)
-        self.is_rekindle = workflow_origin.is_rekindle(local_run.workflow)
+        self.is_rekindle = workflow_origin.is_rekindle_manifest(local_run.workflow)
 
     def begin(self) -> None:
         """Mark the run's folder in the object store. Also restart the deployments that `rekindle
@@ -148,39 +148,39 @@ class Pipeline(foreground.Foreground):
 
         try:
             is_counted = not workflow_origin.read_parameter(workflow, BACKFILL)
-            pipeline_name = workflow_origin.pipeline_of(workflow)
-            ownership.begin(
+            pipeline_name = workflow_origin.read_pipeline_name(workflow)
+            ownership.begin_run(
                 object_store.short_retries(), workflow, pipeline_name, is_counted=is_counted
             )
         except RekindleError as error:
-            say(f"note: retention will keep the artifacts of {self.name}: {error}")
+            write_stderr(f"note: retention will keep the artifacts of {self.name}: {error}")
 
     def progress(self, step: Step) -> str:
         return LogProgress(self.name, self.local.files.logs, self.deployments).of(step)
 
     def exit_code(self, status: Status) -> int:
-        return results.exit_code(status, self.is_rekindle)
+        return results.compute_exit_code(status, self.is_rekindle)
 
     def succeeded(self, exit_code: int) -> bool:
-        return exit_code in (0, results.NOT_RELEASED)
+        return exit_code in (0, results.NOT_RELEASED_EXIT_CODE)
 
     def as_json(self, status: Status) -> dict[str, Any]:
-        run_facts = overview.facts(self.local.cluster.home, self.local.workflow, status)
-        return outcome.as_json(self.name, status, **run_facts)
+        run_facts = overview.collect_run_facts(self.local.cluster.home, self.local.workflow, status)
+        return outcome.build_outcome(self.name, status, **run_facts)
 
     def success(self, status: Status) -> str:
-        model_endpoint = overview.endpoint(self.local.cluster.home, self.local.workflow)
+        model_endpoint = overview.find_endpoint(self.local.cluster.home, self.local.workflow)
         model_url = (
             f"{model_endpoint}/v1/models/{workflow_origin.pipeline_label(self.local.workflow)}"
         )
         curl_command = (
-            f"curl -s{overview.token_header(self.local.cluster.home, self.local.workflow)}"
+            f"curl -s{overview.format_token_header(self.local.cluster.home, self.local.workflow)}"
         )
         outcome_facts = {
             "endpoint": model_endpoint,
             "try it": model_endpoint
             and f"{curl_command} {model_url}/example | {curl_command} {model_url}:predict -d @-",
             "page": f"rekindle ui {self.name}",
-            "cost": results.costs(status, self.local.workflow).get("words"),
+            "cost": results.compute_costs(status, self.local.workflow).get("words"),
         }
-        return outcome.success(status, outcome_facts, self.is_rekindle)
+        return outcome.describe_success(status, outcome_facts, self.is_rekindle)

@@ -4,13 +4,18 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Any
 
-from argolocal.common.wording import cut, format_duration, visible
+from argolocal.common.wording import escape_control_chars, format_duration, truncate
 from argolocal.view import runs
-from rekindle.operations.plan.forecast import Forecast, Row
-from rekindle.operations.plan.tasks import CACHED_RESULT, CONDITIONAL, RUNS, SKIPPED
-from rekindle.operations.plan.timing import Total
+from rekindle.operations.plan.forecast import Forecast, TaskForecast
+from rekindle.operations.plan.tasks import (
+    CACHED_STATUS,
+    CONDITIONAL_STATUS,
+    RUNS_STATUS,
+    SKIPPED_STATUS,
+)
+from rekindle.operations.plan.timing import TotalEstimate
 from rekindle.training.cost.bill import format_amount, format_money
-from rekindle.training.cost.pod_requests import GIB, Replicas, count_gpus
+from rekindle.training.cost.pod_requests import GIB_BYTES, PodReplicas, count_gpus
 
 # maximum number of characters of a reason in the table; `-o json` does not shorten reasons
 MAX_REASON_LENGTH = 120
@@ -19,20 +24,26 @@ MAX_NAMES = 8  # maximum number of tasks that a line of totals names
 MIN_TIME_SHARE = 0.01
 
 
-def text(run_forecast: Forecast) -> str:
+def format_forecast(run_forecast: Forecast) -> str:
     """Return the text of the forecast: the table of tasks, the totals, and the models that the run
     may release."""
-    task_rows = [_cells(task_row) for task_row in run_forecast.rows if task_row.status != SKIPPED]
-    return visible("\n".join([runs.format_table(task_rows), "", *_describe_totals(run_forecast)]))
+    task_rows = [
+        _format_cells(task_row)
+        for task_row in run_forecast.rows
+        if task_row.status != SKIPPED_STATUS
+    ]
+    return escape_control_chars(
+        "\n".join([runs.format_table(task_rows), "", *_describe_totals(run_forecast)])
+    )
 
 
-def _cells(task_row: Row) -> dict[str, Any]:
-    memory_gib = task_row.requests.get("memory", 0.0) / GIB
+def _format_cells(task_row: TaskForecast) -> dict[str, Any]:
+    memory_gib = task_row.requests.get("memory", 0.0) / GIB_BYTES
     gpu_count = count_gpus(task_row.requests)
     return {
         "task": task_row.task,
         "plan": task_row.status,
-        "time": _time(task_row),
+        "time": _format_time(task_row),
         "runs": task_row.time.runs or "",
         "pods": (
             f"{'≥ ' if task_row.items is None else ''}{task_row.requests['pods']:.0f}"
@@ -42,14 +53,18 @@ def _cells(task_row: Row) -> dict[str, Any]:
         "cpu": f"{task_row.requests.get('cpu', 0.0):.3g}" if task_row.requests else "",
         "memory": f"{memory_gib:.3g}Gi" if memory_gib else "",
         "gpu": f"{gpu_count:.3g}" if gpu_count else "",
-        **({} if task_row.usage.cost is None else {"cost": _cost(task_row, task_row.usage.cost)}),
+        **(
+            {}
+            if task_row.usage.cost is None
+            else {"cost": _format_cost(task_row, task_row.usage.cost)}
+        ),
         "reason": "; ".join(
-            filter(None, [cut(task_row.reason.text, MAX_REASON_LENGTH), task_row.time.note])
+            filter(None, [truncate(task_row.reason.text, MAX_REASON_LENGTH), task_row.time.note])
         ),
     }
 
 
-def _cost(task_row: Row, row_cost: float) -> str:
+def _format_cost(task_row: TaskForecast, row_cost: float) -> str:
     if not task_row.requests:
         return ""
     if task_row.time.seconds is None:
@@ -57,9 +72,9 @@ def _cost(task_row: Row, row_cost: float) -> str:
     return format_amount(row_cost)
 
 
-def _time(task_row: Row) -> str:
+def _format_time(task_row: TaskForecast) -> str:
     task_time = task_row.time
-    if task_row.status == CACHED_RESULT:
+    if task_row.status == CACHED_STATUS:
         return ""
     if task_time.seconds is None:
         return "unknown"
@@ -84,7 +99,7 @@ def _format_range(seconds: float, low_seconds: float, high_seconds: float) -> st
 def _describe_totals(run_forecast: Forecast) -> Iterator[str]:
     count_by_status = {
         status: sum(task_row.status == status for task_row in run_forecast.rows)
-        for status in (RUNS, CACHED_RESULT, CONDITIONAL)
+        for status in (RUNS_STATUS, CACHED_STATUS, CONDITIONAL_STATUS)
     }
     count_texts = [f"{count} {status}" for status, count in count_by_status.items() if count]
     yield f"tasks      {', '.join(count_texts)}"
@@ -93,14 +108,14 @@ def _describe_totals(run_forecast: Forecast) -> Iterator[str]:
     unconditional = run_forecast.unconditional_total
     maximum_total = run_forecast.total
 
-    if not count_by_status[RUNS] + count_by_status[CONDITIONAL]:
+    if not count_by_status[RUNS_STATUS] + count_by_status[CONDITIONAL_STATUS]:
         yield "time       0 s: every task is cached"
     elif run_forecast.former_runs:
         unconditional_text = _format_range(
             unconditional.seconds, unconditional.low, unconditional.high
         )
         yield f"time       {at_least}{unconditional_text}"
-        if count_by_status[CONDITIONAL]:
+        if count_by_status[CONDITIONAL_STATUS]:
             maximum_text = _format_range(
                 maximum_total.seconds, maximum_total.low, maximum_total.high
             )
@@ -130,18 +145,18 @@ def _describe_totals(run_forecast: Forecast) -> Iterator[str]:
     yield (
         f"peak       {run_forecast.peak.get('pods', 0):.0f} pods,"
         f" {run_forecast.peak.get('cpu', 0.0):.3g} CPU, "
-        f"{run_forecast.peak.get('memory', 0.0) / GIB:.3g} GiB,"
+        f"{run_forecast.peak.get('memory', 0.0) / GIB_BYTES:.3g} GiB,"
         f" {count_gpus(run_forecast.peak):.3g} GPU"
     )
 
     if usage.cpu_seconds or not at_least:
-        yield f"total      {at_least}{_usage(run_forecast)}"
+        yield f"total      {at_least}{_describe_usage(run_forecast)}"
     else:
         yield "total      unknown"
 
     if (
         usage.cpu_seconds
-        and count_by_status[CONDITIONAL]
+        and count_by_status[CONDITIONAL_STATUS]
         and run_forecast.unconditional_cost is not None
     ):
         yield (
@@ -155,7 +170,7 @@ def _describe_totals(run_forecast: Forecast) -> Iterator[str]:
     yield from (f"note       {line}" for line in run_forecast.notes)
 
 
-def _usage(run_forecast: Forecast) -> str:
+def _describe_usage(run_forecast: Forecast) -> str:
     resource_usage = run_forecast.usage
     usage_text = (
         f"{resource_usage.cpu_seconds:.0f} CPU-seconds, {resource_usage.gib_seconds:.0f}"
@@ -166,20 +181,20 @@ def _usage(run_forecast: Forecast) -> str:
         if resource_usage.cost is None
         else f", {format_money(resource_usage.cost, run_forecast.currency)}"
     )
-    is_conditional = any(task_row.status == CONDITIONAL for task_row in run_forecast.rows)
+    is_conditional = any(task_row.status == CONDITIONAL_STATUS for task_row in run_forecast.rows)
     condition_text = ", if all conditional tasks run" if is_conditional else ""
     return f"{usage_text}, {resource_usage.gpu_seconds:.0f} GPU-seconds{cost_text}{condition_text}"
 
 
-def _pods_as_json(replicas: Replicas) -> dict[str, Any]:
+def _pods_as_json(replicas: PodReplicas) -> dict[str, Any]:
     field_names = ("count", "pod", "queue", "is_executor")
     return {name: value for name, value in asdict(replicas).items() if name in field_names}
 
 
-def as_json(run_forecast: Forecast) -> dict[str, Any]:
+def build_forecast_object(run_forecast: Forecast) -> dict[str, Any]:
     """Return the object that `-o json` prints."""
 
-    def total_as_json(time_total: Total) -> dict[str, Any]:
+    def total_as_json(time_total: TotalEstimate) -> dict[str, Any]:
         time_fields = {
             "seconds": round(time_total.seconds, 3),
             "low": round(time_total.low, 3),
@@ -208,7 +223,7 @@ def as_json(run_forecast: Forecast) -> dict[str, Any]:
 
     return {
         "name": run_forecast.name,
-        "runs_anything": run_forecast.runs_anything(),
+        "runs_anything": run_forecast.would_run_anything(),
         "tasks": task_objects,
         "total": total_as_json(run_forecast.total) | {"unknown": run_forecast.unknown_tasks},
         "without_conditional_tasks": (

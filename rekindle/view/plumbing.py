@@ -10,15 +10,15 @@ from dataclasses import replace
 from typing import Any
 
 from argolocal.view.summary import Status, Step
-from rekindle.blocks.manifest.workflow_origin import is_rekindle
+from rekindle.blocks.manifest.workflow_origin import is_rekindle_manifest
 
-DONE = ("Succeeded", "Skipped", "Omitted", "Cached")
-NOT_RUN = ("Skipped", "Omitted")
+DONE_PHASES = ("Succeeded", "Skipped", "Omitted", "Cached")
+NOT_RUN_PHASES = ("Skipped", "Omitted")
 SWITCH_INPUTS = {"server", "running"}  # marks the DAG that blocks.verify adds
 DEPLOY_TASKS = {"deployment", "address"}  # marks the DAG of blocks.deploy
-DELETE_TASKS = re.compile(r"(expire|take-back|withdraw|cleanup)(-.+)?")
-REPETITIONS = re.compile(r"(next|.+-again)")  # conditional tasks of the DAG `promote`
-OUTPUT = re.compile(
+DELETE_TASK_PATTERN = re.compile(r"(expire|take-back|withdraw|cleanup)(-.+)?")
+REPETITION_TASK_PATTERN = re.compile(r"(next|.+-again)")  # conditional tasks of the DAG `promote`
+OUTPUT_REFERENCE = re.compile(
     r"tasks(?:\.([\w-]+)|\['([^']+)'\])\.outputs\.parameters(?:\.([\w-]+)|\['([^']+)'\])"
 )
 
@@ -27,7 +27,7 @@ class InternalSteps:
     """Recognizes the internal steps of one run. `manifest`: the workflow of the run."""
 
     def __init__(self, manifest: Mapping[str, Any], run_status: Status) -> None:
-        self.is_rekindle = is_rekindle(manifest)
+        self.is_rekindle = is_rekindle_manifest(manifest)
         self.templates = {
             workflow_template["name"]: workflow_template
             for workflow_template in manifest["spec"].get("templates") or []
@@ -39,12 +39,12 @@ class InternalSteps:
 
     def is_internal(self, step_row: Step) -> bool:
         """Return True if a block added this step, and the step neither runs nor has failed."""
-        if not (self.is_rekindle and step_row.node and step_row.phase in DONE):
+        if not (self.is_rekindle and step_row.node and step_row.phase in DONE_PHASES):
             return False
 
         # cut "(...)", so that a loop item counts as the loop's task
         task_name = step_row.name.rpartition(".")[2].partition("(")[0]
-        has_run = step_row.phase not in NOT_RUN
+        has_run = step_row.phase not in NOT_RUN_PHASES
         return self.is_added(
             task_name, self._template(step_row.node), self._parent(step_row), has_run
         )
@@ -61,8 +61,8 @@ class InternalSteps:
         if not self.is_rekindle:
             return False
 
-        parent_task_names = _task_names(parent_template)
-        if _inputs(parent_template) >= SWITCH_INPUTS or parent_task_names == DEPLOY_TASKS:
+        parent_task_names = _list_task_names(parent_template)
+        if _list_input_names(parent_template) >= SWITCH_INPUTS or parent_task_names == DEPLOY_TASKS:
             return True
 
         is_secret = task_name.endswith("-secret") and "resource" in task_template
@@ -70,11 +70,13 @@ class InternalSteps:
             return True
 
         resource_action = (task_template.get("resource") or {}).get("action")
-        if resource_action == "delete" and DELETE_TASKS.fullmatch(task_name):
+        if resource_action == "delete" and DELETE_TASK_PATTERN.fullmatch(task_name):
             return True
 
         return bool(
-            "next" in parent_task_names and REPETITIONS.fullmatch(task_name) and not has_run
+            "next" in parent_task_names
+            and REPETITION_TASK_PATTERN.fullmatch(task_name)
+            and not has_run
         )
 
     def make_readable(self, step_row: Step) -> Step:
@@ -88,7 +90,7 @@ class InternalSteps:
             return step_row
 
         task_name = step_row.name.rpartition(".")[2].partition("(")[0]
-        step_condition = _conditions(self._parent(step_row)).get(task_name)
+        step_condition = _list_conditions(self._parent(step_row)).get(task_name)
         if step_condition:
             return replace(step_row, message=f"not true: {_simplify_condition(step_condition)}")
         return step_row
@@ -101,23 +103,23 @@ class InternalSteps:
         return self.templates.get(workflow_node.get("templateName", "")) or {}
 
 
-def _tasks(dag_template: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+def _list_dag_tasks(dag_template: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     return (dag_template.get("dag") or {}).get("tasks") or []
 
 
-def _task_names(dag_template: Mapping[str, Any]) -> set[str]:
-    return {dag_task["name"] for dag_task in _tasks(dag_template)}
+def _list_task_names(dag_template: Mapping[str, Any]) -> set[str]:
+    return {dag_task["name"] for dag_task in _list_dag_tasks(dag_template)}
 
 
-def _conditions(dag_template: Mapping[str, Any]) -> dict[str, str]:
+def _list_conditions(dag_template: Mapping[str, Any]) -> dict[str, str]:
     return {
         dag_task["name"]: dag_task["when"]
-        for dag_task in _tasks(dag_template)
+        for dag_task in _list_dag_tasks(dag_template)
         if dag_task.get("when")
     }
 
 
-def _inputs(template: Mapping[str, Any]) -> set[str]:
+def _list_input_names(template: Mapping[str, Any]) -> set[str]:
     return {
         input_parameter["name"]
         for input_parameter in (template.get("inputs") or {}).get("parameters") or []
@@ -127,7 +129,7 @@ def _inputs(template: Mapping[str, Any]) -> set[str]:
 def _simplify_condition(argo_condition: str) -> str:
     """Write `{{=tasks.evaluate.outputs.parameters.verdict == 'release'}}` as `evaluate.verdict ==
     'release'`."""
-    text = OUTPUT.sub(
+    text = OUTPUT_REFERENCE.sub(
         lambda output_match: (
             f"{output_match[1] or output_match[2]}.{output_match[3] or output_match[4]}"
         ),

@@ -1,22 +1,22 @@
 """Find the progress of a training in the logs of its workers."""
 
-from argolocal.common.wording import format_duration, visible
-from argolocal.manifest.allowed_values import FAILED
+from argolocal.common.wording import escape_control_chars, format_duration
+from argolocal.manifest.allowed_values import FAILED_PHASES
 from argolocal.view.display import LogErrors
 from argolocal.view.summary import Step, read_end
-from rekindle.program.progress import LOG_LINE
-from rekindle.training.metrics import PROGRESS_LINE
+from rekindle.program.progress import LOG_LINE_PATTERN
+from rekindle.training.metrics import PROGRESS_LINE_PATTERN
 
 MAX_NUMBER = 1e12  # limit for samples per second and seconds
 
 
-def progress_in(log_text: str) -> str:
+def find_progress(log_text: str) -> str:
     """Return `step 120/600  loss 0.0213  10 234 samples/s  12 s left` from the newest progress line
     in a log. Without one, return the newest report of a program, or ""."""
-    progress_matches = PROGRESS_LINE.findall(log_text)
+    progress_matches = PROGRESS_LINE_PATTERN.findall(log_text)
     if not progress_matches:
-        program_reports = LOG_LINE.findall(log_text)
-        return visible(program_reports[-1]) if program_reports else ""
+        program_reports = LOG_LINE_PATTERN.findall(log_text)
+        return escape_control_chars(program_reports[-1]) if program_reports else ""
 
     step_text, total_text, loss_text, rate_text, eta_text, validation_text = progress_matches[-1]
     progress_parts = [f"step {step_text}/{total_text}", f"loss {loss_text}"]
@@ -29,7 +29,7 @@ def progress_in(log_text: str) -> str:
     seconds_left = _parse_number(eta_text)
     if seconds_left is not None:
         progress_parts.append(f"{format_duration(seconds_left)} left")
-    return visible("  ".join(progress_parts))
+    return escape_control_chars("  ".join(progress_parts))
 
 
 def _parse_number(text: str) -> float | None:
@@ -46,9 +46,11 @@ class LogProgress(LogErrors):
     """Reads progress and errors from the logs of a step's workers (`WORKFLOW-STEP-worker*.log`)."""
 
     def of(self, step: Step) -> str:
-        if step.phase in FAILED:
+        if step.phase in FAILED_PHASES:
             return super().of(step)
 
         worker_logs = self.logs.glob(f"{self.name}-{step.label}-worker*.log")
         newest_first = sorted(worker_logs, key=lambda path: path.stat().st_mtime, reverse=True)
-        return next(filter(None, (progress_in(read_end(path, 4096)) for path in newest_first)), "")
+        return next(
+            filter(None, (find_progress(read_end(path, 4096)) for path in newest_first)), ""
+        )

@@ -5,23 +5,25 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from argolocal.common.json_text import to_json
-from argolocal.common.wording import cut
+from argolocal.common.wording import truncate
 
 MAX_TEXT = 100  # maximum number of characters of an instance or a prediction
 
 
-def text(rehearsal_report: dict[str, Any]) -> str:
+def format_rehearsal_report(rehearsal_report: dict[str, Any]) -> str:
     """Format the report: the data, the model, the first step, and the error, if any."""
     family_reports = rehearsal_report.get("families", {})
     report_lines = [
         line
         for name in family_reports
-        for line in ("", f"family      {name}", *_lines(family_reports[name]))
+        for line in ("", f"family      {name}", *_format_lines(family_reports[name]))
     ]
-    return "\n".join([*_lines(rehearsal_report), *report_lines, *_error(rehearsal_report)])
+    return "\n".join(
+        [*_format_lines(rehearsal_report), *report_lines, *_describe_error(rehearsal_report)]
+    )
 
 
-def _lines(family_report: dict[str, Any]) -> Iterator[str]:
+def _format_lines(family_report: dict[str, Any]) -> Iterator[str]:
     if "first_rows_error" in family_report:
         yield (
             "note        the first rows are not enough, so all rows were used:"
@@ -35,7 +37,7 @@ def _lines(family_report: dict[str, Any]) -> Iterator[str]:
         yield f"data        {family_report['rows']:,} rows{samples_text}"
 
     if "batch" in family_report:
-        yield f"batch       {', '.join(map(_tensor, family_report['batch']))}"
+        yield f"batch       {', '.join(map(_format_tensor, family_report['batch']))}"
     if "model" in family_report:
         yield from _describe_model(family_report)
 
@@ -46,14 +48,14 @@ def _lines(family_report: dict[str, Any]) -> Iterator[str]:
             else ""
         )
         yield (
-            f"step        loss {_number(family_report['loss'])}, gradient norm"
-            f" {_number(family_report['gradient_norm'])}{flops_text}"
+            f"step        loss {_format_number(family_report['loss'])}, gradient norm"
+            f" {_format_number(family_report['gradient_norm'])}{flops_text}"
         )
 
     for name in ("validation", "metrics"):
         if name in family_report:
             figure_texts = [
-                f"{key} {_number(metric_value)}"
+                f"{key} {_format_number(metric_value)}"
                 for key, metric_value in family_report[name].items()
             ]
             yield f"{name:11} {', '.join(figure_texts)}"
@@ -62,11 +64,11 @@ def _lines(family_report: dict[str, Any]) -> Iterator[str]:
         yield from _describe_program(family_report["program"])
     if "prediction" in family_report:
         yield (
-            f"predict     {_short(family_report['instance'])} →"
-            f" {_short(family_report['prediction'])}"
+            f"predict     {_shorten_text(family_report['instance'])} →"
+            f" {_shorten_text(family_report['prediction'])}"
         )
     elif "instance" in family_report:
-        yield f"instance    {_short(family_report['instance'])}"
+        yield f"instance    {_shorten_text(family_report['instance'])}"
 
 
 def _describe_model(family_report: dict[str, Any]) -> Iterator[str]:
@@ -88,7 +90,7 @@ def _describe_model(family_report: dict[str, Any]) -> Iterator[str]:
             frozen_text = "" if is_trained else ", frozen"
             yield (
                 f"            {kind_prefix}{tensor_record['name']}:"
-                f" {_tensor(tensor_record)}{frozen_text}"
+                f" {_format_tensor(tensor_record)}{frozen_text}"
             )
 
     if not is_fitted:
@@ -131,7 +133,7 @@ def _describe_program(program_report: dict[str, Any]) -> Iterator[str]:
         )
 
 
-def _error(rehearsal_report: dict[str, Any]) -> Iterator[str]:
+def _describe_error(rehearsal_report: dict[str, Any]) -> Iterator[str]:
     if "error" in rehearsal_report:
         failed_stage = rehearsal_report["stage"]
         hint = ""
@@ -150,15 +152,15 @@ def _count_elements(tensor_records: Iterable[dict[str, Any]]) -> int:
     return sum(math.prod(tensor_record["shape"]) for tensor_record in tensor_records)
 
 
-def _tensor(tensor_record: dict[str, Any]) -> str:
+def _format_tensor(tensor_record: dict[str, Any]) -> str:
     return f"{tensor_record['dtype']} {tensor_record['shape']}"
 
 
-def _number(number_or_none: float | None) -> str:
+def _format_number(number_or_none: float | None) -> str:
     if number_or_none is None:
         return "not a number"
     return f"{number_or_none:.4g}"
 
 
-def _short(shown_value: Any) -> str:
-    return cut(to_json(shown_value), MAX_TEXT)
+def _shorten_text(shown_value: Any) -> str:
+    return truncate(to_json(shown_value), MAX_TEXT)

@@ -29,7 +29,7 @@ from argolocal.common.environment import MAX_PORT, read_integer
 from rekindle import StepInputs, StepOutputs, Store
 from rekindle.content.dataset import verify_dataset
 from rekindle.content.weights import weights_sha256
-from rekindle.documents import describe_model
+from rekindle.documents import encode_model_description
 from rekindle.kubernetes_names import POD_IP
 from rekindle.step import SHA256_OR_EMPTY
 from rekindle.training.spec import TrainingSpec
@@ -173,7 +173,7 @@ def save(
     object_store.put(f"{inputs.out}/model.safetensors", serialize(stump_tensors))
     object_store.put(
         f"{inputs.out}/model.json",
-        describe_model(model_description | {"sha256": weights_sha256(stump_tensors)}),
+        encode_model_description(model_description | {"sha256": weights_sha256(stump_tensors)}),
     )
 
 

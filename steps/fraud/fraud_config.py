@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 from pydantic import Field, field_validator, model_validator
 
-from rekindle.errors import did_you_mean
+from rekindle.errors import suggest_similar
 from rekindle.names import parse_s3_address
 from rekindle.sections import Section
 from rekindle.workload import DataConfig
@@ -105,7 +105,7 @@ class Data(DataConfig):
         elif s3_address and not (s3_address.bucket and s3_address.key.strip("/")):
             raise ValueError("it must be s3://BUCKET/KEY")
         elif uri_scheme not in ("", "file", "s3"):
-            suggestion_text = did_you_mean(uri_scheme, {"simulate", "s3", "file"})
+            suggestion_text = suggest_similar(uri_scheme, {"simulate", "s3", "file"})
             raise ValueError(
                 f"it must be a path, an s3:// URI or simulate://SEED.{suggestion_text}"
             )

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from rekindle.errors import DataError
 from rekindle.gate import Evaluation, Gate
-from rekindle.release.bootstrap import weighted_bootstrap
+from rekindle.release.bootstrap import compute_weighted_bootstrap
 from rekindle.release.examples import Examples
 from rekindle.release.release_files import record_predictions
 from rekindle.release.watch.reference import record_reference
@@ -317,7 +317,7 @@ class Weekly(Examples):
                 axis=0,
             )
 
-        lowest_ap, highest_ap = weighted_bootstrap(
+        lowest_ap, highest_ap = compute_weighted_bootstrap(
             bootstrap, len(self), self.groups, Gate().resamples, Gate().confidence
         )
         random_generator: Any = np.random.default_rng(0)

@@ -163,7 +163,7 @@ class FraudPredictor:
             strict=True,
         )
         score_iterator = iter(
-            self._scores(*self.state.windows(list(row_pairs), self.model.reach + 1))
+            self._compute_scores(*self.state.windows(list(row_pairs), self.model.reach + 1))
         )
         return [[next(score_iterator) for _ in request.instances] for request in requests]
 
@@ -187,7 +187,7 @@ class FraudPredictor:
             " terminals in `history`, or refresh the model."
         )
 
-    def _scores(self, feature_windows: Floats, window_lengths: Ints) -> list[float]:
+    def _compute_scores(self, feature_windows: Floats, window_lengths: Ints) -> list[float]:
         """Return the probability of fraud of the last row of each window. The last batch is padded
         with copies of the last window."""
         window_count = len(window_lengths)

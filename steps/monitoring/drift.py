@@ -42,8 +42,10 @@ def run(inputs: Inputs) -> Outputs:
 
     object_store = Store.from_env()
     run_id = tracking.start_run(inputs.experiment, inputs.workflow, {tracking.MODEL: inputs.model})
-    row_count, shift_by_feature = drift.compare(object_store, inputs, inputs.workflow)
-    drifted_shifts = drift.select_drifted(shift_by_feature, inputs.threshold)
+    row_count, shift_by_feature = drift.compute_request_shifts(
+        object_store, inputs, inputs.workflow
+    )
+    drifted_shifts = drift.select_drifted_shifts(shift_by_feature, inputs.threshold)
     should_retrain = False
     instances_text = f"{row_count:,} instances of {inputs.model} since the last check"
 
@@ -82,13 +84,13 @@ def run(inputs: Inputs) -> Outputs:
         f"psi/{feature_name.replace(' ', '/')}": feature_shift.psi
         for feature_name, feature_shift in shift_by_feature.items()
     }
-    tracking.log(
+    tracking.log_to_run(
         run_id,
         run_metrics={"instances": float(row_count)} | psi_metrics,
         run_tags={"verdict": verdict, "reason": reason},
     )
     if shift_by_feature:
-        drift.draw(shift_by_feature, inputs.threshold, inputs.workdir / "drift/psi.png")
-        tracking.log_dir(run_id, inputs.workdir / "drift", "evaluation")
+        drift.draw_shifts(shift_by_feature, inputs.threshold, inputs.workdir / "drift/psi.png")
+        tracking.log_folder(run_id, inputs.workdir / "drift", "evaluation")
 
     return Outputs(verdict=verdict, reason=reason, again=should_retrain, run_id=run_id)

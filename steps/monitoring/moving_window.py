@@ -8,7 +8,7 @@ from typing import Any
 
 from rekindle import DataError, Prepared, RekindleError, tracking, workload
 from rekindle.project import user_exceptions
-from rekindle.step import to_text
+from rekindle.step import format_parameter
 from rekindle.tracking import RunData
 
 TIME = "%Y-%m-%dT%H:%M:%SZ"
@@ -48,7 +48,9 @@ def prepare(
             f"the moving window until {window_end_time:{TIME}} (`-p scheduled-time=TIME` sets"
             " another end)"
         )
-        raise user_exceptions.as_error(error, f"`prepare` failed for {window_sentence}") from error
+        raise user_exceptions.convert_exception(
+            error, f"`prepare` failed for {window_sentence}"
+        ) from error
 
     return prepared, dataset_digest
 
@@ -147,7 +149,7 @@ def identity_tags(manifest: dict[str, Any], code_identity: str) -> dict[str, str
         parameter["name"]: str(parameter.get("value", "")) for parameter in argument_parameters
     }
     hash_tags = {
-        hash_tag: parameter_values.get(hash_tag.removeprefix(tracking.PREFIX), "")
+        hash_tag: parameter_values.get(hash_tag.removeprefix(tracking.TAG_PREFIX), "")
         for hash_tag in HASH_TAGS
     }
     return {**hash_tags, tracking.CODE: code_identity}
@@ -163,7 +165,7 @@ def last_scheduled(
         experiment_name, workload, excluded_run_id, has_succeeded
     )
     scheduled_positions = [
-        (parse_time(earlier_run.tags.get(tracking.SCHEDULED, "")), -run_number)
+        (parse_time(earlier_run.tags.get(tracking.SCHEDULED_TIME_TAG, "")), -run_number)
         for run_number, earlier_run in enumerate(earlier_runs)
     ]
 
@@ -189,7 +191,7 @@ def describe_changes(
         if tag_value != last_run.tags.get(tag_name)
     ]
     config_values = {
-        tag_name: to_text(tag_value)[: tracking.MAX_PARAM_LENGTH]
+        tag_name: format_parameter(tag_value)[: tracking.MAX_PARAM_LENGTH]
         for tag_name, tag_value in tracking.flatten(config_document).items()
     }
     changed_keys = sorted(
@@ -226,7 +228,7 @@ def _unmoved_params(data_settings: Any, moved_settings: Any) -> dict[str, str]:
         if moved_values[setting_name] == setting_value
     }
     return {
-        f"data.{setting_name}": to_text(setting_value)
+        f"data.{setting_name}": format_parameter(setting_value)
         for setting_name, setting_value in unmoved_values.items()
         if isinstance(setting_value, str)
     }

@@ -14,10 +14,10 @@ from collections.abc import Mapping
 from pydantic import Field
 
 from rekindle.release.watch.notification import (
-    Message,
+    NotificationMessage,
     NotifyConfig,
     convert_phase,
-    deliver,
+    deliver_message,
     describe_failures,
     parse_verdicts,
 )
@@ -52,7 +52,7 @@ def run(inputs: Inputs) -> Outputs:
     """Read the result of the run, and send the notification. Errors of MLflow or the webhook only
     cause warnings."""
     from rekindle import tracking
-    from rekindle.errors import TrackingError, say
+    from rekindle.errors import TrackingError, write_stderr
 
     run_tags = dict[str, str]()
     run_link = ""
@@ -69,19 +69,21 @@ def run(inputs: Inputs) -> Outputs:
     notification = compose(inputs, run_tags, run_link)
     was_sent = False
     if notification:
-        delivery_result = deliver(notification, inputs, inputs.attempts)
+        delivery_result = deliver_message(notification, inputs, inputs.attempts)
         was_sent = delivery_result.sent
         warnings += [delivery_result.problem] if delivery_result.problem else []
 
     for warning in warnings:
-        say(warning)
+        write_stderr(warning)
 
     return Outputs(
         event=notification.event if notification else "", sent=was_sent, warnings=warnings
     )
 
 
-def compose(inputs: Inputs, run_tags: Mapping[str, str], run_link: str) -> Message | None:
+def compose(
+    inputs: Inputs, run_tags: Mapping[str, str], run_link: str
+) -> NotificationMessage | None:
     """Return the notification about a run with the MLflow tags `run_tags`, or None if its result
     needs no notification."""
     from rekindle import tracking
@@ -98,7 +100,7 @@ def compose(inputs: Inputs, run_tags: Mapping[str, str], run_link: str) -> Messa
         failures_text = run_tags.get(tracking.FAILURES) or "\n".join(
             line[:900] for line in failure_lines[:MAX_FAILURES]
         )
-        return Message(
+        return NotificationMessage(
             "failure", text=f"{run_name} failed.", reason=failures_text, **message_fields
         )
 
@@ -108,7 +110,7 @@ def compose(inputs: Inputs, run_tags: Mapping[str, str], run_link: str) -> Messa
         if evaluation_verdict == "taken back"
     ]
     if rollback_reasons:
-        return Message(
+        return NotificationMessage(
             "rollback",
             text=f"{run_name} was rolled back.",
             reason="\n".join(rollback_reasons),
@@ -124,7 +126,7 @@ def compose(inputs: Inputs, run_tags: Mapping[str, str], run_link: str) -> Messa
     promoted_tag = run_tags.get(tracking.PROMOTED)
     if promoted_tag:
         model_name, _, model_version = promoted_tag.rpartition(" ")
-        return Message(
+        return NotificationMessage(
             "release",
             text=f"{run_name} released version {model_version} of {model_name}.",
             reason=verdict_texts,
@@ -132,7 +134,7 @@ def compose(inputs: Inputs, run_tags: Mapping[str, str], run_link: str) -> Messa
         )
 
     if any(evaluation_verdict == "keep" for _, evaluation_verdict, _ in evaluations):
-        return Message(
+        return NotificationMessage(
             "refusal", text=f"{run_name} released nothing.", reason=verdict_texts, **message_fields
         )
 
@@ -142,7 +144,7 @@ def compose(inputs: Inputs, run_tags: Mapping[str, str], run_link: str) -> Messa
         if evaluation_verdict == "drift"
     ]
     if drift_reasons:
-        return Message(
+        return NotificationMessage(
             "drift",
             text="the requests of the model have drifted.",
             reason="\n".join(drift_reasons),

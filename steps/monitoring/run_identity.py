@@ -31,14 +31,16 @@ def find(manifest: Mapping[str, Any], extra_module_names: Iterable[str]) -> RunI
     """Return the identity of the code of a run: of the modules and files that its manifest names,
     of `extra_module_names`, and of everything that they import."""
     search_folders = project.search_path()
-    module_names = sorted({*run_code.modules_in(manifest, search_folders), *extra_module_names})
+    module_names = sorted(
+        {*run_code.list_named_modules(manifest, search_folders), *extra_module_names}
+    )
     code_identity = code.code_identity(module_names)
 
     uncovered_reason = run_code.reason_other_images(manifest)
     # an image contains its pods' code; `reason` is "" if all pods use this image
     if not uncovered_reason and not code_identity.startswith(code.IMAGE_DIGEST):
         program_sections = run_code.program_sections(manifest)
-        uncovered_reason = program_code.reason_unknown(
+        uncovered_reason = program_code.explain_unknown_code(
             program_sections, module_names, search_folders
         )
         uncovered_reason = uncovered_reason or loaded.reason_uncovered(module_names)

@@ -67,8 +67,8 @@ def score(
 ) -> int:
     """Write the prediction of each line of `instances_path` to a line of `predictions_path`;
     return the number of lines."""
-    from rekindle.release.predictor import check_json
-    from rekindle.release.request_validation import parse
+    from rekindle.release.predictor import check_json_serializable
+    from rekindle.release.request_validation import parse_body
 
     instance_lines = instances_path.read_bytes().splitlines()
 
@@ -76,7 +76,7 @@ def score(
         for batch_start in range(0, len(instance_lines), batch_size):
             batch_lines = instance_lines[batch_start : batch_start + batch_size]
             try:
-                prediction_request = parse(
+                prediction_request = parse_body(
                     predictor.Request, b'{"instances": [%s]}' % b", ".join(batch_lines)
                 )
             except DataError as error:
@@ -89,7 +89,11 @@ def score(
                 predictor.predict([prediction_request])[0], batch_start + 1
             ):
                 predictions_file.write(
-                    to_json(check_json(prediction, f"{predictions_path.name}, line {line_number}"))
+                    to_json(
+                        check_json_serializable(
+                            prediction, f"{predictions_path.name}, line {line_number}"
+                        )
+                    )
                     + "\n"
                 )
 

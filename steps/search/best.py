@@ -36,31 +36,31 @@ def run(inputs: Inputs) -> Outputs:
     """Fetch the best trial, and log the result. Raises ConfigError if all trials have failed."""
     from rekindle import Store, tracking
     from rekindle.content.weights import verify_weights
-    from rekindle.errors import say
+    from rekindle.errors import write_stderr
     from rekindle.training.sweep import sweep_report
-    from rekindle.training.sweep.study import Study
+    from rekindle.training.sweep.study import SweepStudy
 
     object_store = Store.from_env()
-    sweep_study = Study(object_store, inputs.root, inputs.sweep)
+    sweep_study = SweepStudy(object_store, inputs.root, inputs.sweep)
     all_trials = sweep_study.read()
     last_rung = inputs.sweep.rungs - 1
     best_trial = sweep_study.find_winner()
     model_folder = inputs.workdir / "model"
-    trained_model_prefix = sweep_study.output_prefix(best_trial.number, last_rung)
+    trained_model_prefix = sweep_study.make_output_prefix(best_trial.number, last_rung)
     object_store.download(f"{trained_model_prefix}/", model_folder)
     verify_weights(model_folder, object_store.uri(trained_model_prefix))
 
     for report_line in [
         *sweep_report.format_table(sweep_study),
-        *sweep_report.describe_untried(sweep_study),
+        *sweep_report.describe_untried_trials(sweep_study),
     ]:
-        say(report_line)
+        write_stderr(report_line)
 
     best_value = best_trial.values[last_rung]
     total_steps = sum(sweep_trial.steps for sweep_trial in all_trials)
     assert best_value is not None
     worker_hours = sweep_study.read_hours()
-    untried_parts = sweep_report.describe_untried(sweep_study)
+    untried_parts = sweep_report.describe_untried_trials(sweep_study)
 
     if inputs.run_id:
         plot_path = inputs.workdir / "search.png"
@@ -77,7 +77,7 @@ def run(inputs: Inputs) -> Outputs:
         }
 
         sweep_tags = {"sweep.untried": "\n".join(untried_parts)} if untried_parts else {}
-        tracking.log(
+        tracking.log_to_run(
             inputs.run_id,
             run_metrics=sweep_metrics,
             run_params={"best": best_trial.settings},

@@ -12,7 +12,7 @@ from typing import Any
 from pydantic import Field
 
 from rekindle import StepInputs, StepOutputs
-from rekindle.step import SHA256
+from rekindle.step import SHA256_PATTERN
 from rekindle.training.sweep.sweep_config import Sweep
 
 
@@ -29,7 +29,7 @@ class Inputs(StepInputs):
     workload: str = Field(description="module that defines the data, the model and its loss")
     family: str = Field("", description="family to train, if the workload has several")
     dataset: str = Field(description="key prefix of the dataset in the object store")
-    digest: str = Field(pattern=SHA256, description="digest of the dataset")
+    digest: str = Field(pattern=SHA256_PATTERN, description="digest of the dataset")
     model: dict[str, Any] = Field(
         default_factory=dict, description="the `model` section, without a trial's settings"
     )
@@ -55,7 +55,7 @@ def run(inputs: Inputs) -> Outputs:
     from rekindle import Store
     from rekindle.names import RunName
     from rekindle.release.retention import ownership
-    from rekindle.training.sweep.study import Study
+    from rekindle.training.sweep.study import SweepStudy
     from rekindle.training.sweep.trials import Trainer, WorkloadTrainer, train_trials
 
     trial_trainer: Trainer
@@ -66,7 +66,7 @@ def run(inputs: Inputs) -> Outputs:
     else:
         trial_trainer = WorkloadTrainer(inputs.model_dump())
 
-    sweep_study = Study(Store.from_env(), inputs.root, inputs.sweep)
+    sweep_study = SweepStudy(Store.from_env(), inputs.root, inputs.sweep)
     train_trials(
         sweep_study,
         inputs.part,

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.figures import page
-from benchmarks.figures.programs import CLUSTER, PROGRAMS, Program, run
+from benchmarks.figures.programs import CLUSTER_NEED, PROGRAMS, BenchmarkProgram, run_benchmark
 
 ROOT = Path(__file__).parents[2]
 # programs that other benchmarks start, and the program that starts all
@@ -14,7 +14,7 @@ PARTS = {"benchmarks.torchrun", "benchmarks.programs.saving", "benchmarks.__main
 RUNNABLE = [
     pytest.param(program, id=program.name, marks=pytest.mark.slow if program.slow else ())
     for program in PROGRAMS
-    if program.needs != CLUSTER
+    if program.needs != CLUSTER_NEED
 ]
 
 
@@ -30,8 +30,8 @@ def test_the_list_has_all_benchmarks() -> None:
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("program", RUNNABLE)
-def test_a_benchmark_prints_its_figures(program: Program) -> None:
-    figures = run(program, program.smallest)
+def test_a_benchmark_prints_its_figures(program: BenchmarkProgram) -> None:
+    figures = run_benchmark(program, program.smallest)
     assert figures
     assert all(figure["value"] is not None for figure in figures)
 
@@ -39,16 +39,16 @@ def test_a_benchmark_prints_its_figures(program: Program) -> None:
 def test_the_page_has_the_figures_of_one_commit_and_names_what_was_not_measured(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(page, "PAGE", tmp_path / "figures.md")
-    monkeypatch.setattr(page, "RESULTS", tmp_path / "results")
-    page.PAGE.write_text(f"before\n{page.BEGIN}| old | 1 s |\n{page.END}after\n")
-    figures = run(PROGRAMS[0], PROGRAMS[0].smallest)
-    page.record("1234abcd", PROGRAMS[0].name, figures)
-    page.record("of-another-commit", PROGRAMS[1].name, figures)
+    monkeypatch.setattr(page, "PAGE_PATH", tmp_path / "figures.md")
+    monkeypatch.setattr(page, "RESULTS_FOLDER", tmp_path / "results")
+    page.PAGE_PATH.write_text(f"before\n{page.BEGIN_MARKER}| old | 1 s |\n{page.END_MARKER}after\n")
+    figures = run_benchmark(PROGRAMS[0], PROGRAMS[0].smallest)
+    page.save_figures("1234abcd", PROGRAMS[0].name, figures)
+    page.save_figures("of-another-commit", PROGRAMS[1].name, figures)
 
-    page.write("1234abcd", page.recorded("1234abcd"), "2026-01-31", 2)
+    page.write_page("1234abcd", page.load_figures("1234abcd"), "2026-01-31", 2)
 
-    text = page.PAGE.read_text()
+    text = page.PAGE_PATH.read_text()
     assert text.startswith("before\n")
     assert text.endswith("after\n")
     assert "| old |" not in text

@@ -279,7 +279,8 @@ class Execution:
                 hashlib.sha256(node.encode()).hexdigest()[:12] for node in (name, f"{name}/{slot}")
             ]
             steps = (
-                snapshot_file.newest_step(Shared / f"rekindle-{self.run}-{node}") for node in nodes
+                snapshot_file.read_newest_step(Shared / f"rekindle-{self.run}-{node}")
+                for node in nodes
             )
             self.watch.record_snapshot(name, max(steps))
 

@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from argolocal.manifest.object_labels import JOB_NAME, REPLICA_TYPE
+from argolocal.manifest.object_labels import JOB_NAME_LABEL, REPLICA_TYPE_LABEL
 from rekindle.operations import results
 from rekindle.storage import Store
-from rekindle.training.ledger.accounting import summarize
+from rekindle.training.ledger.accounting import summarize_events
 from rekindle.training.ledger.events import Event, read_events
-from rekindle.training.ledger.ledger_summary import Summary
+from rekindle.training.ledger.ledger_summary import LedgerSummary
 from tests.cluster.kube import Kube, Object, PodRecord, Watch
 from tests.commands import BIN, ROOT
 from tests.waiting import until
@@ -140,7 +140,7 @@ class Run:
 
     def outputs(self) -> dict[str, str]:
         """Return the outputs of the workflow, with the results of its evaluation."""
-        return results.parameters(self.workflow()["status"])
+        return results.read_parameters(self.workflow()["status"])
 
     def nodes(self, template: str) -> list[Object]:
         """Return the attempts of a template, in order."""
@@ -179,8 +179,8 @@ class Run:
     def events(self) -> list[Event]:
         return read_events(self.namespace.store, f"{self.name}/train/checkpoints/ledger")
 
-    def summary(self) -> Summary:
-        return summarize(self.events())
+    def summary(self) -> LedgerSummary:
+        return summarize_events(self.events())
 
     def step(self) -> int:
         """Return the newest step in the ledger."""
@@ -215,7 +215,7 @@ class Run:
 
     def running_pods(self, role: str) -> list[str]:
         """Return the names of the training's running pods with this role, sorted."""
-        selector = f"{JOB_NAME}={self.name}-train,{REPLICA_TYPE}={role}"
+        selector = f"{JOB_NAME_LABEL}={self.name}-train,{REPLICA_TYPE_LABEL}={role}"
         return sorted(
             pod["metadata"]["name"]
             for pod in self.namespace.kube.items("pods", selector)

@@ -90,7 +90,7 @@ def test_a_killed_backfill_has_the_table_of_an_undisturbed_backfill_on_this_mach
 def scheduled_run(namespace: Namespace, time: str) -> Run:
     """Start the run that the schedule would have started at a time."""
     cluster = Cluster.connect(None, namespace.kube.namespace)
-    workflow = workflows.scheduled_workflow(cluster, NAME, {"scheduled-time": time})
+    workflow = workflows.build_scheduled_workflow(cluster, NAME, {"scheduled-time": time})
     workflows.submit(cluster, workflow)
     run = Run(namespace, workflow["metadata"]["name"])
     assert run.wait_for_end() == "Succeeded"

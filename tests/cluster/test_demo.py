@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.bars import bar, report
+from benchmarks.bars import make_bar, report
 from tests.cluster.run import Namespace, Run, rekindle, run_locally
 
 MODEL = "demo"
@@ -112,5 +112,5 @@ def test_a_rollback_serves_the_previous_release_as_champion(demo: Run):
             durations.append(time.monotonic() - start)
             assert json.loads(answer)["version"] == version
 
-    report([bar("rollback of a model with one server", durations, "s", 5)], as_json=False)
+    report([make_bar("rollback of a model with one server", durations, "s", 5)], as_json=False)
     assert predict(namespace)["sha256"] == demo.sha256()

@@ -30,7 +30,7 @@ SETTINGS = [
     "gate={minimum: {auc: 0.01}, tolerance: 0.2, confidence: 0.6}",
     "serve.keep_releases=30",
 ]
-EXIT_CODES = {"release": 0, "same": 0, "keep": results.NOT_RELEASED}
+EXIT_CODES = {"release": 0, "same": 0, "keep": results.NOT_RELEASED_EXIT_CODE}
 
 
 def kill_a_pod(run: Run, moment: float) -> None:
@@ -47,7 +47,7 @@ def kill_a_pod(run: Run, moment: float) -> None:
 def problems(run: Run) -> list[str]:
     """Return how the end of a run contradicts its verdict."""
     status = run.workflow()["status"]
-    values = results.parameters(status)
+    values = results.read_parameters(status)
     run_id = tracking.find_run(NAME, run.name)
     tags = tracking.read_tags(run_id) if run_id else {}
     verdict = values.get("verdict", "")
@@ -55,7 +55,10 @@ def problems(run: Run) -> list[str]:
         name: (values.get(name), tags.get(name)) for name in ("verdict", "reason")
     }
     pairs["promoted"] = (verdict == "release", "rekindle.promoted" in tags)
-    pairs["exit code"] = (results.exit_code(status, is_rekindle_run=True), EXIT_CODES.get(verdict))
+    pairs["exit code"] = (
+        results.compute_exit_code(status, is_rekindle_run=True),
+        EXIT_CODES.get(verdict),
+    )
     return [f"{run.name}: {name} {pair}" for name, pair in pairs.items() if pair[0] != pair[1]]
 
 

@@ -4,7 +4,7 @@
 import json
 from pathlib import Path
 
-from benchmarks.release.pairs import CONFIG
+from benchmarks.release.pairs import CONFIG_TEXT
 from tests.cluster.run import Namespace, Run, rekindle
 
 NAME = "retained"
@@ -30,7 +30,7 @@ def test_old_runs_and_releases_are_removed_and_the_others_can_still_serve(
     kube = namespace.kube
     store = namespace.store
     config = tmp_path / "retained.yaml"
-    config.write_text(CONFIG)
+    config.write_text(CONFIG_TEXT)
     runs = [submit(namespace, config, quality) for quality in (0.5, 0.6, 0.7)]
     assert [bool([*store.list(f"{run.name}/")]) for run in runs] == [False, True, True], runs[
         -1

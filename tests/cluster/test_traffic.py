@@ -16,7 +16,13 @@ from dataclasses import dataclass, field
 import pytest
 
 from benchmarks.bars import Bar, report
-from benchmarks.release.traffic import Answer, Traffic, count, rollback_times, traffic
+from benchmarks.release.traffic import (
+    RequestAnswer,
+    TrafficClients,
+    count_failures,
+    measure_rollback_times,
+    send_traffic,
+)
 from rekindle.operations import results
 from tests.cluster.kube import Object
 from tests.cluster.run import Namespace, Run, rekindle
@@ -51,7 +57,7 @@ class Change:
 
     versions: set[str]
     faulty: str = ""
-    answers: list[Answer] = field(default_factory=list)
+    answers: list[RequestAnswer] = field(default_factory=list)
     bars: list[Bar] = field(default_factory=list)
 
 
@@ -65,7 +71,7 @@ def train(namespace: Namespace, seed: int, *sets: str) -> Run:
 
 def version(run: Run) -> str:
     """Return the version that a run has released."""
-    return results.releases(run.workflow()["status"])[0].version
+    return results.list_releases(run.workflow()["status"])[0].version
 
 
 @dataclass
@@ -73,7 +79,7 @@ class Model:
     """A served model and its clients."""
 
     namespace: Namespace
-    load: Traffic
+    load: TrafficClients
     servers: int = SERVERS
 
     def pods(self) -> list[Object]:
@@ -105,7 +111,7 @@ class Model:
         yield change
         until("the servers of other versions have ended", self.is_settled, 300, 1)
         change.answers = self.load.answers[first:]
-        change.bars += count(name, change.answers, change.versions, change.faulty)
+        change.bars += count_failures(name, change.answers, change.versions, change.faulty)
         assert report(change.bars, as_json=False) == 0
         assert {answer.version for answer in change.answers} >= change.versions
 
@@ -117,7 +123,7 @@ def model(namespace: Namespace) -> Iterator[Model]:
     service = namespace.kube.get("service", NAME)
     assert service, first.describe()
     assert first.outputs()["verdict"] == "release", first.describe()
-    load = Traffic(service["spec"]["clusterIP"], namespace.port, RATE)
+    load = TrafficClients(service["spec"]["clusterIP"], namespace.port, RATE)
 
     try:
         urllib.request.urlopen(
@@ -127,7 +133,7 @@ def model(namespace: Namespace) -> Iterator[Model]:
         pytest.skip(f"this machine does not reach {load.address}: {error}")
 
     print(f"{RATE:g} requests per second")
-    with traffic(load):
+    with send_traffic(load):
         yield Model(namespace, load)
 
 
@@ -161,7 +167,7 @@ def test_a_rollback_loses_no_request(model: Model):
         )
         seconds = time.time() - start
         change.versions.add(json.loads(answer)["version"])
-    report(rollback_times(change.answers, previous, start, seconds), as_json=False)
+    report(measure_rollback_times(change.answers, previous, start, seconds), as_json=False)
 
 
 def test_a_faulty_canary_loses_no_request_of_the_champion(model: Model):

@@ -77,10 +77,10 @@ def outcome_of(manifest: str, name: str, home: Path) -> dict[str, Any]:
         import_module(name)
 
     import argolocal
-    from argolocal.manifest.read import documents, split
+    from argolocal.manifest.read import parse_objects, split_main_object
     from tests.conformance.outcome import REJECTED, in_store, of_status
 
-    main, others = split(documents(manifest))
+    main, others = split_main_object(parse_objects(manifest))
 
     try:
         outcome = argolocal.run(main, objects=others, home=home)

@@ -23,9 +23,9 @@ from urllib.parse import urlsplit
 
 import yaml
 
-from argolocal.manifest.read import documents, split
+from argolocal.manifest.read import parse_objects, split_main_object
 from argolocal.pods.container_images import BASE_IMAGES
-from rekindle.local.services.services import BUCKET
+from rekindle.local.services.services import DEFAULT_BUCKET
 from rekindle.storage import Store
 from tests.conformance.outcome import OVER, REJECTED, STUCK, Outcome, in_store, of_status
 
@@ -158,9 +158,11 @@ class Argo:
     def submit(self, name: str, text: str) -> None:
         """Create the Workflow of a manifest, and apply its other objects."""
         if self.store:
-            text = text.replace(f"bucket: {BUCKET}", f"bucket: {self.store.bucket}")
+            text = text.replace(f"bucket: {DEFAULT_BUCKET}", f"bucket: {self.store.bucket}")
 
-        flow, others = split([self._replace_images(document) for document in documents(text)])
+        flow, others = split_main_object(
+            [self._replace_images(document) for document in parse_objects(text)]
+        )
         if self.instance:
             flow["metadata"].setdefault("labels", {})[INSTANCE] = self.instance
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import yaml
 
-from argolocal.manifest.read import documents
+from argolocal.manifest.read import parse_objects
 from tests.conformance import recorded
 from tests.conformance.argo import Argo
 from tests.conformance.here import Here
@@ -120,7 +120,7 @@ def reproduced(
             path = folder / f"{comparison.name}-{letter}.yaml"
             documents_of_copy = [
                 _rename(document, comparison.name, path.stem)
-                for document in documents(comparison.manifest.read_text())
+                for document in parse_objects(comparison.manifest.read_text())
             ]
             path.write_text(yaml.dump_all(documents_of_copy, Dumper=Plain, sort_keys=False))
             copies[path] = comparison

@@ -23,7 +23,7 @@ from typing import Any
 
 import yaml
 
-from argolocal.manifest.read import documents
+from argolocal.manifest.read import parse_objects
 from rekindle.errors import ConfigError
 from tests.conformance.argo import DEFAULT_IMAGE, Argo
 from tests.conformance.differ import Comparison, run_on_argo
@@ -69,7 +69,7 @@ def examples(folder: Path) -> Iterator[tuple[str, list[dict[str, Any]]]]:
 
 def _read(path: Path) -> Iterator[dict[str, Any]]:
     try:
-        found = documents(path.read_text())
+        found = parse_objects(path.read_text())
     except ConfigError:
         return
     for item in found:

@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 from typing import Self
 
-from rekindle.local.services.services import BUCKET, Services
+from rekindle.local.services.services import DEFAULT_BUCKET, Services
 from rekindle.storage import Store
 from tests.conformance.outcome import REJECTED, Contents, Outcome, in_store, of_status
 
@@ -63,7 +63,7 @@ class Here:
         keys = self.services.credentials()
         return in_store(
             Store(
-                BUCKET,
+                DEFAULT_BUCKET,
                 self.services.url("s3"),
                 keys["AWS_ACCESS_KEY_ID"],
                 keys["AWS_SECRET_ACCESS_KEY"],

@@ -5,7 +5,7 @@ template, outputs = leaf(chance, "echo")     # outputs: result, p, f
 
 from typing import Any
 
-from rekindle.local.services.services import BUCKET
+from rekindle.local.services.services import DEFAULT_BUCKET
 from tests.conformance.chance import Chance
 
 Template = dict[str, Any]
@@ -246,7 +246,7 @@ def listing(chance: Chance) -> tuple[Template, set[str]]:
         "sort(map(data, {len(split(#, '/'))}))",
     )
     steps = [{"expression": chance.one(*expressions)} for _ in range(chance.one(1, 1, 2))]
-    source = {"artifactPaths": {"name": "f", "s3": {"bucket": BUCKET, "key": ""}}}
+    source = {"artifactPaths": {"name": "f", "s3": {"bucket": DEFAULT_BUCKET, "key": ""}}}
     return {"data": {"source": source, "transformation": steps}}, {"result"}
 
 

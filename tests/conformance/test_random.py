@@ -10,8 +10,8 @@ import pytest
 import yaml
 from hypothesis import HealthCheck, given, settings
 
-from argolocal.engine.nodes import FULFILLED
-from argolocal.manifest.read import split
+from argolocal.engine.nodes import FULFILLED_PHASES
+from argolocal.manifest.read import split_main_object
 from argolocal.pods import filesystem
 from rekindle.errors import ConfigError
 from rekindle.local.cluster import LocalCluster
@@ -26,7 +26,7 @@ COUNT = 20
 FINDINGS = re.compile(r"the manifest cannot run:(\nspec\.\S+: .{20,1000} \[\w+\])+")
 
 
-@pytest.mark.skipif(not filesystem.available(), reason="needs mount namespaces")
+@pytest.mark.skipif(not filesystem.supports_namespaces(), reason="needs mount namespaces")
 @pytest.mark.timeout(300)
 @settings(
     max_examples=10,
@@ -39,7 +39,7 @@ def test_any_workflow_ends_or_is_rejected_with_a_reason(
     s3: Store, tmp_path_factory: pytest.TempPathFactory, objects: list[dict[str, Any]]
 ) -> None:
     text = yaml.dump_all(objects, Dumper=Plain).replace(NAME, f"w-{uuid.uuid4().hex[:8]}")
-    main, others = split(list(yaml.safe_load_all(text)))
+    main, others = split_main_object(list(yaml.safe_load_all(text)))
     cluster = LocalCluster(tmp_path_factory.mktemp("home"))
     cluster.store_objects(others)
     try:
@@ -49,7 +49,7 @@ def test_any_workflow_ends_or_is_rejected_with_a_reason(
         return
     assert status["phase"] in ("Succeeded", "Failed", "Error")
     if status["phase"] == "Succeeded":  # siblings of a failed node may stay unfinished, as on Argo
-        assert all(node["phase"] in FULFILLED for node in status["nodes"].values())
+        assert all(node["phase"] in FULFILLED_PHASES for node in status["nodes"].values())
 
 
 @pytest.mark.cluster

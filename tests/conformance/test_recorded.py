@@ -11,7 +11,7 @@ from tests.conformance import recorded
 from tests.conformance.alone import FORBIDDEN, Alone
 from tests.conformance.outcome import differences
 
-NEEDS = {"out-of-memory": limits.available}
+NEEDS = {"out-of-memory": limits.supports_memory_limits}
 BUCKET = "argolocal"  # replaces Rekindle's bucket in the manifests
 # manifests that take 2 seconds and more
 SLOW = {
@@ -43,7 +43,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Alone]:
         yield alone
 
 
-@pytest.mark.skipif(not filesystem.available(), reason="needs mount namespaces")
+@pytest.mark.skipif(not filesystem.supports_namespaces(), reason="needs mount namespaces")
 @pytest.mark.parametrize("recording", parameters())
 def test_a_recorded_manifest_has_the_outcome_of_argo(
     recording: recorded.Recording, alone: Alone

@@ -30,8 +30,8 @@ from rekindle import blocks as rekindle_blocks
 from rekindle import project
 from rekindle.blocks.manifest.config import Config, load_config
 from rekindle.cli import commands
-from rekindle.step import flag, load
-from rekindle.training.cost.prices import FILE, Prices
+from rekindle.step import format_flag, load_step_module
+from rekindle.training.cost.prices import PRICES_FILE, Prices
 from tests.commands import DOCUMENTS, README, READS, ROOT, Block, blocks, write_files
 from tests.docs.pages import API, COMMANDS
 
@@ -219,7 +219,7 @@ def _yaml(block: Block, folder: Path) -> None:
     if "kind" in documents[0]:
         findings = [finding for document in documents for finding in lint(document)]
         assert [str(finding) for finding in findings if finding.fatal] == [], block
-    elif block.file == FILE:
+    elif block.file == PRICES_FILE:
         Prices.parse(documents[0], str(block))
     elif all(isinstance(value, dict) for value in documents[0].values()) and "." in next(
         iter(documents[0])
@@ -241,7 +241,7 @@ def _python(block: Block, folder: Path) -> None:
     _check_calls(block, tree)
 
     if block.file:
-        project.load(block.file.removesuffix(".py").replace("/", "."), "step", ())
+        project.load_module(block.file.removesuffix(".py").replace("/", "."), "step", ())
     elif not _imports(tree) & {"mlflow"}:  # needs a server: test_stories.py runs it
         fragments = [
             other
@@ -369,7 +369,9 @@ def test_documented_flags_of_steps_exist() -> None:
         for module, rest in re.findall(
             r"rekindle step (steps\.(?:prepare|train|evaluate|release|verify))\b(.*)", block.text
         ):
-            fields = {flag(name) for name in load(module).Inputs.model_fields} | {
+            fields = {
+                format_flag(name) for name in load_step_module(module).Inputs.model_fields
+            } | {
                 "--output",
                 "--help",
             }

@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from rekindle import mlflow_api
 from rekindle.cluster.kubernetes_api import describe_name, parse_object
 from rekindle.cluster.objects.validation import find_fault, find_nodes_fault
-from rekindle.cluster.workflows import decompress_nodes, result_parameters, spec_of
+from rekindle.cluster.workflows import decompress_nodes, get_effective_spec, list_result_parameters
 from rekindle.documents import describe_first_error
 from rekindle.errors import RekindleError
 from rekindle.names import PathName
@@ -95,8 +95,8 @@ def cluster_objects(_folder: Path) -> Case:
 
         PathName(obj["metadata"]["name"])
         if plural == "workflows":
-            spec_of(obj)
-            result_parameters(obj)
+            get_effective_spec(obj)
+            list_result_parameters(obj)
             assert not find_nodes_fault((obj.get("status") or {}).get("nodes") or {})
             try:
                 decompress_nodes(obj)

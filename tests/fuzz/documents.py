@@ -18,10 +18,10 @@ from rekindle.cache.lookup import reused_tasks
 from rekindle.documents import DatasetFile, InvalidDocument, ModelFile, parse
 from rekindle.release.origin import CurveFile, RunFile
 from rekindle.release.promotion import PromotionFile
-from rekindle.release.release_files import Owner, Record, Verdict
-from rekindle.release.retention.ownership import Mark
-from rekindle.release.watch.drift import Reference, State
-from rekindle.training.sweep.records import Decision, Seconds, Validation
+from rekindle.release.release_files import ReleaseOwner, ReleaseRecord, Verdict
+from rekindle.release.retention.ownership import RunMark
+from rekindle.release.watch.drift import DriftState, Reference
+from rekindle.training.sweep.records import SweepDecision, TrialValidation, UsedSecondsRecord
 from steps.monitoring.moving_window import parse_time
 from tests.fuzz.mutation import change, mutate
 from tests.rekindle.valid_documents import (
@@ -38,8 +38,8 @@ from tests.rekindle.valid_documents import (
 Case = Callable[[random.Random], None]
 DOCUMENTS: list[tuple[type[BaseModel], Any]] = [
     *(
-        (Record, RELEASE["release.json"]),
-        (Owner, RELEASE["release.json"]),
+        (ReleaseRecord, RELEASE["release.json"]),
+        (ReleaseOwner, RELEASE["release.json"]),
         (ModelFile, RELEASE["model.json"]),
     ),
     *(
@@ -51,14 +51,14 @@ DOCUMENTS: list[tuple[type[BaseModel], Any]] = [
         (Verdict, RELEASE["verdict.json"]),
         (PromotionFile, PROMOTION),
         (EntryFile, ENTRY),
-        (Mark, MARK),
-        (State, DRIFT),
+        (RunMark, MARK),
+        (DriftState, DRIFT),
     ),
     *((IndexFile, {KEY: ["etag", ENTRY]}), (Claims, {"shop/train": 5.0}), (Reference, HISTOGRAMS)),
     *(
-        (Decision, STUDY["jobs/00000.json"]),
-        (Seconds, STUDY["seconds/1.json"]),
-        (Validation, {"loss": 0.5}),
+        (SweepDecision, STUDY["jobs/00000.json"]),
+        (UsedSecondsRecord, STUDY["seconds/1.json"]),
+        (TrialValidation, {"loss": 0.5}),
     ),
 ]
 TIMES = [b"2026-01-01T00:00:00+00:00", b"0001-01-01T00:00:00Z", b"9999-12-31T23:59:59-23:59"]
@@ -88,7 +88,7 @@ def stored_documents(_folder: Path) -> Case:
 
         written = json.dumps(found.model_dump())
         assert json.dumps(parse(model, written, "s3://b/document").model_dump()) == written
-        for key in found.files if isinstance(found, Record) else ():
+        for key in found.files if isinstance(found, ReleaseRecord) else ():
             assert Path("/release", key).resolve().is_relative_to("/release"), key
 
         if isinstance(found, EntryFile):

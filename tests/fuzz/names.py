@@ -7,8 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from rekindle import names
-from rekindle.mlflow_api import condition
-from rekindle.release.retention.ownership import Mark
+from rekindle.mlflow_api import format_condition
+from rekindle.release.retention.ownership import RunMark
 
 SEEDS = [
     "demo-x7k2p",
@@ -65,7 +65,7 @@ def names_from_outside(_folder: Path) -> Callable[[random.Random], None]:
             text = text[:place] + chance.choice(PIECES) + text[place:]
 
         for kind in KINDS:
-            name = kind.or_none(text)
+            name = kind.parse_or_none(text)
             if name is not None:
                 assert kind(text) == name == text
                 assert not re.search("[\x00-\x1f\x7f-\x9f\u202e]", text), (kind, text)
@@ -73,13 +73,13 @@ def names_from_outside(_folder: Path) -> Callable[[random.Random], None]:
                 assert not text.startswith("/"), (kind, text)
                 assert Path("/home/runs", text).resolve().is_relative_to("/home/runs"), (kind, text)
 
-        assert "\x1b" not in names.show(text)
-        assert "\n" not in names.show(text)
-        value = condition("name", text).partition(" ")[2].partition(" ")[2]
+        assert "\x1b" not in names.format_untrusted(text)
+        assert "\n" not in names.format_untrusted(text)
+        value = format_condition("name", text).partition(" ")[2].partition(" ")[2]
         assert value[0] == value[-1], value
         assert value[0] not in value[1:-1], value
         run = names.RunName("payments")
-        mark = Mark(store="s", pipeline="p", number=1, tasks=["train"])
+        mark = RunMark(store="s", pipeline="p", number=1, tasks=["train"])
         assert not mark.owns(run, text)
         assert not mark.owns(run, f"payments/{text}")
 

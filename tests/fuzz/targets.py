@@ -23,17 +23,17 @@ from urllib.parse import parse_qsl, quote, unquote_to_bytes, urlsplit
 import yaml
 from pydantic import BaseModel, Field
 
-from argolocal.manifest.read import documents
+from argolocal.manifest.read import parse_objects
 from argolocal.pods.archives import ArchiveError, is_tarball, unpack_tar, unpack_zip
 from argolocal.validate import lint
 from rekindle.errors import ConfigError, DataError
 from rekindle.local.services.login import MlflowLogin
 from rekindle.local.services.s3.format import BLOCK_BYTES
-from rekindle.local.services.s3.handler import Handler
-from rekindle.local.services.s3.object_files import START, Files
-from rekindle.local.services.s3.signatures import Signature, signing_key
-from rekindle.local.services.threaded_server import find_fault
-from rekindle.release.request_validation import parse
+from rekindle.local.services.s3.handler import RequestHandler
+from rekindle.local.services.s3.object_files import START_POSITION, ObjectFiles
+from rekindle.local.services.s3.signatures import Signature, compute_signing_key
+from rekindle.local.services.threaded_server import find_head_fault
+from rekindle.release.request_validation import parse_body
 from tests.argolocal.runner.everything import EVERYTHING
 from tests.fuzz.answers import cluster_objects, mlflow_answers
 from tests.fuzz.documents import parameters, stored_documents
@@ -239,7 +239,7 @@ REQUESTS: list[tuple[str, str, dict[str, str], bytes]] = [
 
 def s3_requests(folder: Path) -> Case:
     """Requests to the object store: complete heads, signed or not, and bodies."""
-    files = Files(folder / "s3")
+    files = ObjectFiles(folder / "s3")
     files.create("data")
     buffer = memoryview(bytearray(BLOCK_BYTES))
 
@@ -284,7 +284,7 @@ def s3_requests(folder: Path) -> Case:
     def check_listing() -> None:
         """Compare the pages of a listing with the objects."""
         listed = []
-        after = START
+        after = START_POSITION
         while True:
             page = files.page("data", "", "", after, 2)
             listed += [meta["key"] for meta in page.entries]
@@ -295,7 +295,7 @@ def s3_requests(folder: Path) -> Case:
         assert all(len(key.encode()) <= 1024 for key in listed)
 
     def exchange(head: bytes, body: bytes) -> int:
-        if find_fault(head):
+        if find_head_fault(head):
             return 400
 
         client, server = socket.socketpair()
@@ -306,7 +306,7 @@ def s3_requests(folder: Path) -> Case:
             client.shutdown(socket.SHUT_WR)
 
             with suppress(ConnectionError):
-                handler = Handler(server, head, KEYS, buffer, files)
+                handler = RequestHandler(server, head, KEYS, buffer, files)
                 # None: the parser rejected the request line
                 parsed = getattr(handler, "headers", None)
                 assert parsed is None or len(parsed) == head.count(b"\r\n") - 2, head
@@ -353,7 +353,7 @@ def _signature(method: str, target: str, headers: dict[str, str]) -> dict[str, s
     text = "\n".join(
         [method, path, query, *lines, "", ";".join(names), signed["x-amz-content-sha256"]]
     )
-    signer = Signature(signing_key(KEYS[1], scope), date, scope)
+    signer = Signature(compute_signing_key(KEYS[1], scope), date, scope)
     signature = signer.next("", hashlib.sha256(text.encode("latin-1")).hexdigest())
     credential = f"AWS4-HMAC-SHA256 Credential={KEYS[0]}/{scope}"
     added = {name: signed[name] for name in ("x-amz-date", "x-amz-content-sha256")}
@@ -400,7 +400,7 @@ def mlflow_heads(folder: Path) -> Case:
 
         if chance.random() < 0.8:
             head = mutate(head, chance, others).partition(b"\r\n\r\n")[0] + b"\r\n\r\n"
-        if find_fault(head):
+        if find_head_fault(head):
             return
 
         answer = login.answer(head)
@@ -443,7 +443,7 @@ def manifests(folder: Path) -> Case:
                 value = change(value, chance)
             text = json.dumps(value)
         try:
-            for manifest in documents(text):
+            for manifest in parse_objects(text):
                 lint(manifest)
         except ConfigError as error:
             assert len(str(error)) < 10_000
@@ -482,7 +482,7 @@ def http_bodies(folder: Path) -> Case:
         if chance.random() < 0.1:
             body = body.replace(b"1.5", b"1" + b"0" * chance.randrange(5000))
         try:
-            parse(Request, body)
+            parse_body(Request, body)
         except DataError as error:
             assert len(str(error)) < 10_000
             assert not {"\x1b", "\0"} & set(str(error))

@@ -12,7 +12,7 @@ from argolocal.language import expr
 from argolocal.language.functions import ExprError
 from argolocal.language.govaluate import WhenError, should_execute
 from argolocal.language.yaml_text import parse
-from argolocal.manifest.read import documents
+from argolocal.manifest.read import parse_objects
 from argolocal.validate import lint
 from rekindle.errors import ConfigError
 from tests.fuzz.mutation import mutate
@@ -123,7 +123,7 @@ def yaml_texts(folder: Path) -> Case:
         with suppress(ConfigError):
             try:
                 json.dumps(parse(text, "a file"))
-                for manifest in documents(text):
+                for manifest in parse_objects(text):
                     lint(manifest)
             except ConfigError as error:
                 assert len(str(error)) < 1000, error

@@ -11,21 +11,25 @@ from pathlib import Path
 from typing import Any
 
 from rekindle.errors import ConfigError, Conflict
-from rekindle.storage import Entry, NotFound, Store
+from rekindle.storage import NotFound, Store, StoredObject
 from rekindle.training.checkpoint import manifest, snapshot_file
-from rekindle.training.checkpoint.checkpoint_retention import Retention
-from rekindle.training.checkpoint.durable import RankSize, RemoteCheckpoints, Upload
+from rekindle.training.checkpoint.checkpoint_retention import CheckpointRetention
+from rekindle.training.checkpoint.durable import (
+    CheckpointUpload,
+    RankAndGroupSize,
+    RemoteCheckpoints,
+)
 from rekindle.training.checkpoint.snapshot_file import (
     FIRST_RECORD_OFFSET,
-    FLAG,
-    HEADER,
+    FLAG_STRUCT,
+    HEADER_STRUCT,
     PAGE_BYTES,
-    RECORD,
-    RECORD_DISTANCE,
+    RECORD_DISTANCE_BYTES,
+    RECORD_STRUCT,
     SnapshotFile,
 )
 from rekindle.training.membership import handshake
-from rekindle.training.membership.protocol import MAX_LINE, PROTOCOL, encode
+from rekindle.training.membership.protocol import MAX_LINE_BYTES, PROTOCOL_VERSION, encode_message
 from rekindle.training.membership.server import Connection, Coordinator
 from rekindle.training.spec import TrainingSpec
 from tests.fuzz.mutation import change, mutate
@@ -33,7 +37,7 @@ from tests.fuzz.mutation import change, mutate
 Case = Callable[[random.Random], None]
 SECRET = b"0123456789abcdef" * 2
 WORKER = {
-    "protocol": PROTOCOL,
+    "protocol": PROTOCOL_VERSION,
     "name": "a",
     "address": "127.0.0.1",
     "fingerprint": {"torch": "2"},
@@ -87,7 +91,7 @@ def coordinator_lines(folder: Path) -> Case:
     )
 
     loop = asyncio.new_event_loop()
-    lines = [encode(message) for message in SESSION]
+    lines = [encode_message(message) for message in SESSION]
 
     def case(chance: random.Random) -> None:
         loop.run_until_complete(scene(chance))
@@ -111,7 +115,7 @@ def coordinator_lines(folder: Path) -> Case:
         connection.connection_made(transport)
         nonce = json.loads(transport.sent)["nonce"]
         secret = SECRET if has_secret else b"?" * 32
-        hello = encode(
+        hello = encode_message(
             {"nonce": "n", "proof": handshake.compute_proof(secret, "worker", nonce, "n")}
         )
         sent = [
@@ -136,7 +140,7 @@ def coordinator_lines(folder: Path) -> Case:
 
         is_unchanged = connection.nonce and repr(coordinator.membership) == membership
         assert has_secret or is_unchanged, "a client without the secret changed the membership"
-        assert len(connection.pending_data) <= MAX_LINE
+        assert len(connection.pending_data) <= MAX_LINE_BYTES
         assert len(transport.sent) < 100_000
 
         if chance.random() < 0.5:
@@ -171,10 +175,10 @@ class Memory(Store):
         for key in keys:
             self.objects.pop(key, None)
 
-    def list(self, prefix: str) -> Iterator[Entry]:
+    def list(self, prefix: str) -> Iterator[StoredObject]:
         for key in sorted(self.objects):
             if key.startswith(prefix):
-                yield Entry(key, len(self.objects[key]), "", 0.0)
+                yield StoredObject(key, len(self.objects[key]), "", 0.0)
 
 
 def checkpoints(folder: Path) -> Case:
@@ -217,7 +221,7 @@ def checkpoints(folder: Path) -> Case:
 
         store = Memory(objects)
         remote = RemoteCheckpoints(
-            store, "c", "us", "l", {"torch": "2"}, Retention(store, "c", 2, 1.0)
+            store, "c", "us", "l", {"torch": "2"}, CheckpointRetention(store, "c", 2, 1.0)
         )
         target = memoryview(bytearray(size))
 
@@ -230,7 +234,7 @@ def checkpoints(folder: Path) -> Case:
                 ]
                 assert [hashlib.sha256(piece).hexdigest() for piece in pieces] == restored["chunks"]
 
-            assert remote.write(Upload(9, newer), RankSize(0, 1))
+            assert remote.write(CheckpointUpload(9, newer), RankAndGroupSize(0, 1))
             assert remote.newest_step() >= 9
 
     def attack(objects: dict[str, bytes], chance: random.Random) -> None:
@@ -286,24 +290,28 @@ def snapshots(folder: Path) -> Case:
         for _ in range(chance.randrange(1, 4)):
             start = chance.choice(
                 [
-                    chance.randrange(HEADER.size),
-                    FIRST_RECORD_OFFSET + chance.randrange(3 * RECORD_DISTANCE),
+                    chance.randrange(HEADER_STRUCT.size),
+                    FIRST_RECORD_OFFSET + chance.randrange(3 * RECORD_DISTANCE_BYTES),
                 ]
             )
             page[start : start + chance.randrange(1, 9)] = chance.randbytes(chance.randrange(1, 9))
 
         page = page[:PAGE_BYTES]
         if chance.random() < 0.9:  # with valid checksums
-            FLAG.pack_into(
-                page, HEADER.size, snapshot_file._compute_flag(bytes(page[: HEADER.size]))
+            FLAG_STRUCT.pack_into(
+                page,
+                HEADER_STRUCT.size,
+                snapshot_file._compute_flag(bytes(page[: HEADER_STRUCT.size])),
             )
             for start in range(
-                FIRST_RECORD_OFFSET, FIRST_RECORD_OFFSET + 3 * RECORD_DISTANCE, RECORD_DISTANCE
+                FIRST_RECORD_OFFSET,
+                FIRST_RECORD_OFFSET + 3 * RECORD_DISTANCE_BYTES,
+                RECORD_DISTANCE_BYTES,
             ):
-                FLAG.pack_into(
+                FLAG_STRUCT.pack_into(
                     page,
-                    start + RECORD.size,
-                    snapshot_file._compute_flag(bytes(page[start : start + RECORD.size])),
+                    start + RECORD_STRUCT.size,
+                    snapshot_file._compute_flag(bytes(page[start : start + RECORD_STRUCT.size])),
                 )
 
         path.write_bytes(
@@ -326,7 +334,7 @@ def snapshots(folder: Path) -> Case:
             finally:
                 file.close()
 
-        snapshot_file.newest_step(path)
+        snapshot_file.read_newest_step(path)
         path.unlink()
 
     return case

@@ -126,7 +126,7 @@ def web_answers(folder: Path) -> Case:
         }
 
         if chance.random() < 0.5:
-            phase, message, _ = http.send(web_request, lambda name: {})
+            phase, message, _ = http.run_http_template(web_request, lambda name: {})
             assert phase in ("Succeeded", "Failed")
             assert len(message) < 50_000
         else:

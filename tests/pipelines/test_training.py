@@ -14,7 +14,7 @@ from argolocal.validate import lint
 from rekindle.blocks.manifest.config import Config, load_config
 from rekindle.blocks.manifest.render import render_manifest
 from rekindle.errors import ConfigError
-from rekindle.step import flag, is_artifact, load
+from rekindle.step import format_flag, is_artifact, load_step_module
 from tests.argolocal.runner.played import parameters, play, scheduler
 
 GOLDEN = Path(__file__).parents[1] / "golden"
@@ -275,7 +275,7 @@ def test_a_failed_workflow_deletes_its_training_job(
 def test_every_input_and_output_of_a_step_is_in_its_template(
     name: str, templates: dict[str, dict[str, Any]]
 ) -> None:
-    module = load(f"steps.{name}")
+    module = load_step_module(f"steps.{name}")
     template = templates[name]
     args = template["container"]["args"]
 
@@ -284,7 +284,7 @@ def test_every_input_and_output_of_a_step_is_in_its_template(
         assert field in {each["name"] for each in template["inputs"][kind]}
         assert (
             sum(
-                arg.startswith(f"{flag(field)}={{{{") and f"inputs.{kind}.{field}" in arg
+                arg.startswith(f"{format_flag(field)}={{{{") and f"inputs.{kind}.{field}" in arg
                 for arg in args
             )
             == 1

@@ -26,4 +26,4 @@ def leave_duplicate(mlflow_url: str, name: str, uri: str, source: str) -> None:
         patch.setenv("MLFLOW_TRACKING_URI", proxy.url)
         patch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
         with pytest.raises(TrackingError, match="does not answer"):
-            tracking.register(name, uri, source, "0" * 64, "", {})
+            tracking.register_version(name, uri, source, "0" * 64, "", {})

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from argolocal.common.checked_names import INVISIBLE
+from argolocal.common.checked_names import INVISIBLE_CHARACTERS
 from rekindle import tracking
 from rekindle.blocks.manifest import workflow_origin
 from rekindle.cache import claims, difference, entries
@@ -28,7 +28,7 @@ from rekindle.release.retention import ownership
 from rekindle.release.serve_config import DriftConfig
 from rekindle.release.watch import drift
 from rekindle.storage import Store
-from rekindle.training.sweep.study import Study
+from rekindle.training.sweep.study import SweepStudy
 from rekindle.workload import dataset_facts
 from tests.rekindle.mutations import mutations
 from tests.rekindle.valid_documents import (
@@ -67,7 +67,7 @@ def objects(
     for file, document in RELEASE.items():
         s3.put(prefix + file, json.dumps(document).encode())
     run_id = tracking.start_run(name, name)
-    tracking.register(name, prefix, s3.uri(prefix), SHA256, run_id, {})
+    tracking.register_version(name, prefix, s3.uri(prefix), SHA256, run_id, {})
     return Objects(s3, name, prefix, tmp_path)
 
 
@@ -80,7 +80,7 @@ def read_release(objects: Objects) -> None:
     release_files.read_owner(objects.store, objects.prefix)
     for key in ("release.json", "model.json", "verdict.json", "dataset.json"):
         (objects.folder / key).write_bytes(objects.store.get(objects.prefix + key))
-    read_file(release_files.Record, objects.folder / "release.json")
+    read_file(release_files.ReleaseRecord, objects.folder / "release.json")
     read_description(objects.folder)
     release_files.read_verdict(objects.folder)
     dataset_facts(objects.folder)
@@ -92,7 +92,7 @@ def read_cache(objects: Objects) -> None:
         json.dumps(entry.outputs)
         entries.reason_invalid(entry, lambda name: (1, len(name)))
         difference.list_differences(objects.store, entry.facts, {**ENTRY["facts"], "code": "other"})
-    entries.list_stale(objects.store, 1, 1.0)
+    entries.list_stale_entries(objects.store, 1, 1.0)
 
 
 def read_claims(objects: Objects) -> None:
@@ -124,7 +124,7 @@ def compare_models(objects: Objects) -> None:
 
 
 def read_study(objects: Objects) -> None:
-    study = Study(objects.store, f"{objects.name}/search", SWEEP)
+    study = SweepStudy(objects.store, f"{objects.name}/search", SWEEP)
     study.read()
     study.read_seconds()
 
@@ -179,7 +179,7 @@ def test_every_field_of_a_document_is_validated_where_it_is_read(
         except RekindleError as error:
             assert error.exit_code in (1, 65, 78), (data, error)
             assert "\n" not in str(error), (data, error)
-            assert not set(str(error)) & set(INVISIBLE.replace("-", "")), (data, error)
+            assert not set(str(error)) & set(INVISIBLE_CHARACTERS.replace("-", "")), (data, error)
             rejected += 1
         except Exception as error:
             raise AssertionError(f"{type(error).__name__} {error} for {data[:2000]!r}") from error

@@ -109,10 +109,10 @@ def test_credentials_of_other_characters_than_latin_are_no_bug(
 ) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_USERNAME", "ann")
     monkeypatch.setenv(variable, value)
-    mlflow_api._session.cache_clear()
+    mlflow_api._create_session.cache_clear()
     with pytest.raises(TrackingError) as error:
         ask_mlflow("http://127.0.0.1:9", monkeypatch)
-    mlflow_api._session.cache_clear()
+    mlflow_api._create_session.cache_clear()
     assert "hunter2" not in str(error.value)
 
 

@@ -11,21 +11,21 @@ from typing import Any
 import pytest
 
 from argolocal.common.json_text import loads, to_json
-from rekindle.cluster.errors import api_error
+from rekindle.cluster.errors import make_api_error
 from rekindle.content.recorded_manifest import parse_manifest, unpack_manifest
 from rekindle.errors import RekindleError
 from rekindle.local.jobs import kubexec
-from rekindle.local.services.s3.object_files import Files
+from rekindle.local.services.s3.object_files import ObjectFiles
 from rekindle.local.services.services import CREDENTIALS_FILE, Services
-from rekindle.operations.plan.history import former_run
-from rekindle.operations.plan.releases import local_champion
-from rekindle.operations.plan.tasks import Tree
+from rekindle.operations.plan.history import parse_former_run
+from rekindle.operations.plan.releases import find_local_champion
+from rekindle.operations.plan.tasks import TaskTree
 from rekindle.step import encode_parameter
 from rekindle.storage import Store
-from rekindle.training.cost.prices import ANNOTATION
-from rekindle.training.cost.run_cost import TRAINING_COSTS, compute_step_costs
+from rekindle.training.cost.prices import PRICES_ANNOTATION
+from rekindle.training.cost.run_cost import TRAINING_COSTS_OUTPUT, compute_step_costs
 from rekindle.training.cost.tariff import read_prices
-from rekindle.training.membership.lease import Lease
+from rekindle.training.membership.lease import CoordinatorLease
 from rekindle.training.spec import TrainingSpec
 from steps.fraud.facts import read_facts
 from steps.monitoring.moving_window import identity_tags
@@ -42,7 +42,7 @@ def write(path: Path, text: str) -> Path:
 
 
 def node_costs(text: str) -> Any:
-    parameters = [{"name": TRAINING_COSTS, "value": text}]
+    parameters = [{"name": TRAINING_COSTS_OUTPUT, "value": text}]
     node = {
         "id": "a",
         "name": "run.report",
@@ -74,7 +74,7 @@ READERS: dict[str, tuple[Callable[[Path, str], Any], tuple[str, ...]]] = {
         ("[]", "{}", '{"spec": {"arguments": {"parameters": {}}}}'),
     ),
     "the manifest of an earlier run": (
-        lambda folder, text: former_run("a", {"spec": json.loads(text)}, {}),
+        lambda folder, text: parse_former_run("a", {"spec": json.loads(text)}, {}),
         (
             "[]",
             '{"templates": [{"name": "a", "dag": {"tasks": [{}]}}]}',
@@ -82,7 +82,7 @@ READERS: dict[str, tuple[Callable[[Path, str], Any], tuple[str, ...]]] = {
         ),
     ),
     "the tasks that an earlier run reused": (
-        lambda folder, text: Tree(
+        lambda folder, text: TaskTree(
             {
                 "spec": {
                     "entrypoint": "a",
@@ -94,7 +94,7 @@ READERS: dict[str, tuple[Callable[[Path, str], Any], tuple[str, ...]]] = {
         ("[]", '{"train": {}}', '{"train": {"task": "train", "at": 1}}'),
     ),
     "prices": (
-        lambda folder, text: read_prices({"metadata": {"annotations": {ANNOTATION: text}}}),
+        lambda folder, text: read_prices({"metadata": {"annotations": {PRICES_ANNOTATION: text}}}),
         ("{", "[]", "1"),
     ),
     "costs of trainings": (
@@ -102,7 +102,7 @@ READERS: dict[str, tuple[Callable[[Path, str], Any], tuple[str, ...]]] = {
         ("{", "[]", '{"train": "much"}', '{"train": NaN}'),
     ),
     "a Service": (
-        lambda folder, text: local_champion(write(folder / SERVICE, text).parents[2], "model"),
+        lambda folder, text: find_local_champion(write(folder / SERVICE, text).parents[2], "model"),
         ("{", "{}", '{"spec": {"ports": []}}', '{"spec": {"ports": [{"port": "80"}]}}'),
     ),
     "the record of a service": (
@@ -114,7 +114,7 @@ READERS: dict[str, tuple[Callable[[Path, str], Any], tuple[str, ...]]] = {
     "credentials": (
         lambda folder, text: Services(
             write(folder / "services" / CREDENTIALS_FILE, text).parents[1]
-        )._keep_secret(CREDENTIALS_FILE, {}),
+        )._keep_secret_file(CREDENTIALS_FILE, {}),
         ("{", "[]", '{"AWS_ACCESS_KEY_ID": 1}'),
     ),
     "the facts of a dataset": (
@@ -166,7 +166,7 @@ def test_a_malformed_list_of_workers_ends_the_command_with_one_line(
 def test_an_upload_with_a_malformed_record_does_not_exist(
     tmp_path: Path, changes: dict[str, Any]
 ) -> None:
-    uploads = Files(tmp_path).uploads
+    uploads = ObjectFiles(tmp_path).uploads
     uploads.start("b", "k", {})
     (path,) = (tmp_path / "uploads").glob("*/upload.json")
     record = json.loads(path.read_text())
@@ -191,13 +191,13 @@ def test_deeply_nested_json_of_others_is_malformed_and_no_bug(
     prefix = f"deep-{uuid.uuid4().hex[:8]}"
     spec = TrainingSpec.for_local_training("w", {}, {}).model_copy(update={"checkpoints": prefix})
     s3.put(f"{spec.checkpoints}/coordinator", DEEP.encode())
-    lease = Lease(lambda: s3, spec, "me")
+    lease = CoordinatorLease(lambda: s3, spec, "me")
     lease.renew()
     assert lease.is_held
 
-    error = api_error(500, DEEP.encode(), "/api/v1/pods", "server", "context", "namespace")
+    error = make_api_error(500, DEEP.encode(), "/api/v1/pods", "server", "context", "namespace")
     assert len(error.lines) == 1
 
     arguments = {"parameters": [{"name": "config", "value": DEEP}]}
     workflow = {"metadata": {"name": "a"}, "spec": {"arguments": arguments, "templates": []}}
-    assert former_run("a", workflow, {}).name == "a"
+    assert parse_former_run("a", workflow, {}).name == "a"

@@ -25,7 +25,7 @@ SOURCE = "s3://bucket/releases/demo/0123456789ab"
 
 
 def register() -> object:
-    return tracking.register(
+    return tracking.register_version(
         "demo", "releases/demo/0123456789ab", SOURCE, "0" * 64, RUN_ID, {"workload": "w"}
     )
 
@@ -70,10 +70,10 @@ READERS: dict[str, list[Callable[[], object]]] = {
     "mlflow/model-versions/search": [
         register,
         lambda: tracking.promoted_releases("demo"),
-        lambda: listing.RegisteredVersions().run_ids([]),
+        lambda: listing.RegisteredVersions().list_run_ids([]),
     ],
     "mlflow/model-versions/get-download-uri": [
-        lambda: listing._download_address.__wrapped__("demo", "1")
+        lambda: listing._fetch_download_address.__wrapped__("demo", "1")
     ],
 }
 CASES = [(path, number) for path, readers in READERS.items() for number in range(len(readers))]
@@ -107,9 +107,9 @@ def test_mlflow_may_answer_a_change_of_an_artifact_with_nothing(
 ) -> None:
     path = "mlflow-artifacts/artifacts/1/config.yaml"
     server.answer_with(path, b"")
-    mlflow_api.request(method, path, mlflow_api.ArtifactChanged, data=b"text")
+    mlflow_api.send_request(method, path, mlflow_api.ArtifactChanged, data=b"text")
     with pytest.raises(TrackingError, match="answered 200 OK: 'nothing'"):
-        mlflow_api.request(method, path, mlflow_api.Answer, data=b"text")
+        mlflow_api.send_request(method, path, mlflow_api.Answer, data=b"text")
 
 
 @pytest.mark.fast_cases(2)
@@ -191,7 +191,9 @@ def test_an_answer_that_is_not_an_object_is_not_an_empty_answer(
 ) -> None:
     server.answer_with(path, content)
     with pytest.raises(TrackingError, match=f"MLflow at {server.url} answered 200 OK: "):
-        mlflow_api.request("POST", path, Answer if path.endswith("batch") else RunsPage, json={})
+        mlflow_api.send_request(
+            "POST", path, Answer if path.endswith("batch") else RunsPage, json={}
+        )
 
 
 @pytest.mark.parametrize("tag", [b"<script ", b"<", b"<style>", b"<p", b"<script></p>"])
@@ -199,7 +201,7 @@ def test_a_page_with_many_open_tags_is_one_error(server: MlflowServer, tag: byte
     content = b"<p>Sign in</p>" + 300_000 * tag
     server.answer_with("mlflow/runs/search", content)
     with pytest.raises(TrackingError, match="answered 200 OK: 'Sign in"):
-        mlflow_api.request("POST", "mlflow/runs/search", RunsPage, json={})
+        mlflow_api.send_request("POST", "mlflow/runs/search", RunsPage, json={})
 
 
 @pytest.mark.parametrize(
@@ -220,7 +222,7 @@ def test_an_answer_of_unlimited_size_is_one_error(status: int) -> None:
         with pytest.raises(
             TrackingError, match=r"its answer has more than 67,108,864 bytes\. Check"
         ):
-            mlflow_api.request("POST", "mlflow/runs/search", RunsPage, json={})
+            mlflow_api.send_request("POST", "mlflow/runs/search", RunsPage, json={})
 
 
 def test_metrics_that_are_not_finite_are_left_out(server: MlflowServer) -> None:
@@ -272,7 +274,7 @@ def test_the_data_of_a_run_that_lacks_its_source_is_not_unused(
     with pytest.raises(
         TrackingError, match=f"the run {RUN_ID}, whose .* does not match the filter"
     ):
-        listing.read(s3, ["other"], listing.Context({}, 1, 1, None))
+        listing.read_listing(s3, ["other"], listing.ListingContext({}, 1, 1, None))
 
 
 def test_a_forked_process_does_not_use_the_connections_of_its_parent() -> None:

@@ -70,14 +70,14 @@ INVALID = [
 )
 def test_a_valid_name_is_a_text(kind: type, value: str):
     assert kind(value) == value
-    assert kind.or_none(value) == value
+    assert kind.parse_or_none(value) == value
 
 
 @pytest.mark.parametrize(
     ("kind", "value"), [(kind, value) for kind, values in INVALID for value in values]
 )
 def test_no_other_value_becomes_a_name(kind: type, value: object):
-    assert kind.or_none(value) is None
+    assert kind.parse_or_none(value) is None
     with pytest.raises(InvalidName, match="it must"):
         kind(value)
 

@@ -180,16 +180,16 @@ def test_an_image_needs_only_the_steps(installed: Path, tmp_path: Path) -> None:
 
 
 def test_the_project_is_the_nearest_folder_with_pipelines_or_settings(tmp_path: Path) -> None:
-    assert project.find(tmp_path) == project.REFERENCE
+    assert project.find_project_root(tmp_path) == project.REFERENCE
     (tmp_path / "pipelines").mkdir()
     # `pipelines` without a module does not count
-    assert project.find(tmp_path) == project.REFERENCE
+    assert project.find_project_root(tmp_path) == project.REFERENCE
     (tmp_path / "pyproject.toml").write_text("[tool.rekindle]\n")
     inner = tmp_path / "team" / "project"
     (inner / "pipelines").mkdir(parents=True)
     (inner / "pipelines" / "nightly.py").touch()
-    assert project.find(tmp_path / "team") == tmp_path
-    assert project.find(inner / "pipelines") == inner
+    assert project.find_project_root(tmp_path / "team") == tmp_path
+    assert project.find_project_root(inner / "pipelines") == inner
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
@@ -199,13 +199,13 @@ def test_files_of_another_user_do_not_make_a_project(tmp_path: Path, planted: st
     mine.mkdir()
     (tmp_path / planted).parent.mkdir(exist_ok=True)
     (tmp_path / planted).write_text("[tool.rekindle]\n")
-    assert project.find(mine) == tmp_path
+    assert project.find_project_root(mine) == tmp_path
     for path in (tmp_path / planted, (tmp_path / planted).parent):
         os.chown(path, 65534, -1)
     os.chown(tmp_path, 0, -1)
-    assert project.find(mine) == project.REFERENCE
+    assert project.find_project_root(mine) == project.REFERENCE
     os.chown(mine, 65534, -1)  # the working directory belongs to the other user
-    assert project.find(mine) == tmp_path
+    assert project.find_project_root(mine) == tmp_path
 
 
 @pytest.mark.parametrize("kind", ["a device", "a pipe", "a large file", "a deeply nested file"])
@@ -236,15 +236,15 @@ def test_a_pyproject_file_that_cannot_be_read_does_not_make_a_project(
 def test_a_config_is_found_from_a_subfolder_and_the_nearest_config_is_used(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delenv(project.PATH, raising=False)
+    monkeypatch.delenv(project.PATH_VARIABLE, raising=False)
     folder = write_project(tmp_path, packages=False)
     monkeypatch.chdir(folder / "notebooks")
-    assert project.config(Path("configs/hello.yaml")) == folder / "configs/hello.yaml"
+    assert project.find_config_file(Path("configs/hello.yaml")) == folder / "configs/hello.yaml"
     (folder / "notebooks/configs").mkdir()
     (folder / "notebooks/configs/hello.yaml").touch()
-    assert project.config(Path("configs/hello.yaml")) == Path("configs/hello.yaml")
+    assert project.find_config_file(Path("configs/hello.yaml")) == Path("configs/hello.yaml")
     # not the reference project's
-    assert project.config(Path("configs/demo.yaml")) == Path("configs/demo.yaml")
+    assert project.find_config_file(Path("configs/demo.yaml")) == Path("configs/demo.yaml")
 
 
 @pytest.mark.slow
@@ -283,21 +283,21 @@ def test_a_config_of_another_project_uses_that_project_and_its_data(tmp_path: Pa
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
 def test_a_config_in_a_folder_of_another_user_does_not_choose_the_project(tmp_path: Path) -> None:
     config = write_project(tmp_path / "other", packages=False) / "configs/hello.yaml"
-    assert project.other_project(config) == tmp_path / "other"
+    assert project.find_other_project(config) == tmp_path / "other"
     os.chown(config.parent, 65534, -1)
-    assert project.other_project(config) is None
+    assert project.find_other_project(config) is None
 
 
 def test_the_error_for_a_wrong_module_refers_to_the_documentation(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setenv(project.PATH, str(ROOT))
+    monkeypatch.setenv(project.PATH_VARIABLE, str(ROOT))
     with pytest.raises(ConfigError, match=r"Did you mean \"steps.prepare\"") as error:
-        project.load("steps.prepar", "step", ["run"])
+        project.load_module("steps.prepar", "step", ["run"])
     assert str(ROOT) in str(error.value)
-    for kind, page in project.DOCS.items():
+    for kind, page in project.DOCS_BY_KIND.items():
         with pytest.raises(ConfigError, match=f"see {page}"):
-            project.load("json", kind, ["no_such_name"])
+            project.load_module("json", kind, ["no_such_name"])
         assert (ROOT / page).is_file()
 
 

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from rekindle.errors import CodeError, ConfigError, DataError, RekindleError, StorageError
-from rekindle.project import load
-from rekindle.project.user_exceptions import as_error
+from rekindle.project import load_module
+from rekindle.project.user_exceptions import convert_exception
 from rekindle.workload import load as load_workload
 
 STEP = """
@@ -73,7 +73,7 @@ def caught(error: BaseException, cause: BaseException | None = None) -> BaseExce
     ids=repr,
 )
 def test_a_recurring_exception_is_not_retried(error: Exception) -> None:
-    converted = as_error(caught(error))  # type: ignore[arg-type]
+    converted = convert_exception(caught(error))  # type: ignore[arg-type]
     assert isinstance(converted, CodeError)
     assert converted.exit_code == 70
     assert type(error).__name__ in str(converted)
@@ -103,7 +103,7 @@ def test_a_recurring_exception_is_not_retried(error: Exception) -> None:
     ids=repr,
 )
 def test_a_transient_exception_is_retried(error: Exception) -> None:
-    converted = as_error(caught(error, error.__cause__))  # type: ignore[arg-type]
+    converted = convert_exception(caught(error, error.__cause__))  # type: ignore[arg-type]
     assert not isinstance(converted, CodeError)
     assert converted.exit_code == RekindleError.exit_code
 
@@ -112,13 +112,13 @@ def test_an_exception_of_rekindle_is_not_an_error_in_user_code() -> None:
     try:
         load_workload(3)  # type: ignore[arg-type]
     except Exception as error:
-        assert not isinstance(as_error(error), CodeError)
+        assert not isinstance(convert_exception(error), CodeError)
     else:
         raise AssertionError("it did not fail")
 
 
 def test_a_long_multiline_text_becomes_one_line_with_the_location() -> None:
-    text = str(as_error(caught(ValueError("a\n" * 2000))))  # type: ignore[arg-type]
+    text = str(convert_exception(caught(ValueError("a\n" * 2000))))  # type: ignore[arg-type]
     assert "\n" not in text
     assert len(text) < 800
     assert "test_project_errors.py:" in text
@@ -128,7 +128,7 @@ def test_an_assertion_without_a_text_shows_its_line() -> None:
     try:
         raise AssertionError
     except AssertionError as error:
-        assert str(as_error(error)).endswith("AssertionError: raise AssertionError.")
+        assert str(convert_exception(error)).endswith("AssertionError: raise AssertionError.")
 
 
 @pytest.fixture
@@ -204,7 +204,7 @@ def test_the_error_for_a_missing_import_has_its_line(project: Path, text: str, w
     (project / "own_model.py").write_text(text)
     sys.modules.pop("own_model", None)
     with pytest.raises(ConfigError, match=words) as refused:
-        load("own_model", "workload", ())
+        load_module("own_model", "workload", ())
     assert "Did you mean" not in str(refused.value)
 
 
@@ -217,11 +217,11 @@ def test_a_missing_module_of_the_project_has_the_nearest_name(project: Path) -> 
         r" \"steps.card\"\?"
     )
     with pytest.raises(ConfigError, match=words):
-        load("own_importing", "workload", ())
+        load_module("own_importing", "workload", ())
 
 
 def test_a_long_word_in_an_exception_does_not_stop_the_step() -> None:
     error = caught(TypeError(1_000_000 * "a"))
     assert isinstance(error, Exception)
-    converted = as_error(error)
+    converted = convert_exception(error)
     assert len(str(converted)) < 2000

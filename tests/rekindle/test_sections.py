@@ -8,7 +8,7 @@ import pytest
 from pydantic import BaseModel, ConfigDict, Field
 
 from rekindle.errors import ConfigError
-from rekindle.sections import Section, Setting, known_keys, parse_section, settings
+from rekindle.sections import Section, Setting, describe_settings, list_valid_keys, parse_section
 
 
 class Tree(BaseModel):
@@ -30,13 +30,13 @@ class WithSocket(Section):
 
 def test_known_keys_of_a_recursive_model_are_recognized_at_every_depth() -> None:
     for path in ((), ("child",), ("children", 3), ("children", 0, "child", "child")):
-        assert known_keys(Tree, path) == {"name", "child", "children"}
-    assert known_keys(Tree, ("name",)) == set()
+        assert list_valid_keys(Tree, path) == {"name", "child", "children"}
+    assert list_valid_keys(Tree, ("name",)) == set()
 
 
 def test_a_type_that_json_cannot_describe_hides_no_other_key() -> None:
-    assert known_keys(WithSocket, ()) == {"rate", "socket"}
-    assert [(setting.key, setting.values) for setting in settings(WithSocket)] == [
+    assert list_valid_keys(WithSocket, ()) == {"rate", "socket"}
+    assert [(setting.key, setting.values) for setting in describe_settings(WithSocket)] == [
         ("rate", "number"),
         ("socket", "any value"),
     ]
@@ -58,10 +58,10 @@ class Whole(Section):
 
 
 def test_each_key_is_described_by_its_values_default_and_meaning() -> None:
-    assert settings(Whole, "limits.steps") == [
+    assert describe_settings(Whole, "limits.steps") == [
         Setting("limits.steps", "integer >= 1, < 9", 3, "number of steps")
     ]
-    assert [tuple(setting)[:3] for setting in settings(Whole)] == [
+    assert [tuple(setting)[:3] for setting in describe_settings(Whole)] == [
         ("name", "text", None),
         ("limits.steps", "integer >= 1, < 9", 3),
         ("limits.mode", '"" | fast', ""),
@@ -72,13 +72,13 @@ def test_each_key_is_described_by_its_values_default_and_meaning() -> None:
         ("tags", "list of text", None),
     ]
 
-    assert settings(Whole, "pods.train.mode") == [
+    assert describe_settings(Whole, "pods.train.mode") == [
         Setting("pods.train.mode", '"" | fast', "", "speed")
     ]
 
 
 def test_a_model_that_holds_itself_is_described_once() -> None:
-    assert [setting.key for setting in settings(Tree)] == ["name", "child", "children"]
+    assert [setting.key for setting in describe_settings(Tree)] == ["name", "child", "children"]
 
 
 @pytest.mark.parametrize(
@@ -92,7 +92,7 @@ def test_a_model_that_holds_itself_is_described_once() -> None:
 )
 def test_a_mistyped_key_to_explain_is_refused_with_the_nearest(key: str, hint: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(hint)):
-        settings(Whole, key)
+        describe_settings(Whole, key)
 
 
 class Patterns(Section):

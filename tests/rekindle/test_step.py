@@ -24,11 +24,11 @@ from rekindle.step import (
     StepOutputs,
     decode_parameter,
     encode_parameter,
-    load,
+    format_output,
+    format_parameter,
+    load_step_module,
     main,
-    output_text,
-    parse,
-    to_text,
+    parse_inputs,
     write_outputs,
 )
 from rekindle.workload import load as load_workload
@@ -60,8 +60,8 @@ class Inputs(StepInputs):
     )
 )
 def test_every_value_survives_conversion_to_an_argo_parameter(inputs: Inputs) -> None:
-    texts = {name: to_text(getattr(inputs, name)) for name in Inputs.model_fields}
-    assert parse(Inputs, texts) == inputs
+    texts = {name: format_parameter(getattr(inputs, name)) for name in Inputs.model_fields}
+    assert parse_inputs(Inputs, texts) == inputs
 
 
 @pytest.mark.parametrize(
@@ -77,7 +77,7 @@ def test_the_error_of_a_wrong_input_has_its_value_and_rule(
     texts: dict[str, str], words: list[str]
 ) -> None:
     with pytest.raises(ConfigError) as caught:
-        parse(Inputs, texts)
+        parse_inputs(Inputs, texts)
     assert all(word in str(caught.value) for word in words)
 
 
@@ -98,7 +98,7 @@ def test_outputs_are_written_to_their_target_files(tmp_path: Path) -> None:
     "value", [{"a": "{{workflow.uid}}"}, ["{{{=1}}}", {"b": {}}], {"{{x}}": [[]]}]
 )
 def test_an_output_of_json_has_no_template_tags(value: object) -> None:
-    text = output_text("report", value)
+    text = format_output("report", value)
     assert "{{" not in text
     assert json.loads(text) == value
 
@@ -107,7 +107,7 @@ def test_an_output_of_text_with_a_template_tag_is_refused() -> None:
     with pytest.raises(
         DataError, match=r'the output note is .*workflow.uid.* must not contain "{{"'
     ):
-        output_text("note", "id {{workflow.uid}}")
+        format_output("note", "id {{workflow.uid}}")
 
 
 class Interval(BaseModel):
@@ -131,7 +131,7 @@ def test_an_output_that_is_not_finite_is_refused_by_its_name(
     with pytest.raises(
         DataError, match=rf"^the output {place} is {number}: it must be a finite number"
     ):
-        output_text("figure", wrap(number))
+        format_output("figure", wrap(number))
 
 
 @pytest.mark.parametrize(
@@ -146,7 +146,7 @@ def test_an_output_that_is_not_finite_is_refused_by_its_name(
 )
 def test_an_input_that_is_not_finite_is_refused_by_its_flag(name: str, text: str) -> None:
     with pytest.raises(ConfigError, match=rf"^--{name}\S* is "):
-        parse(Inputs, {"text": "", name: text})
+        parse_inputs(Inputs, {"text": "", name: text})
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -174,7 +174,7 @@ def test_a_misspelt_step_flag_or_output_is_one_clear_error() -> None:
 
 @pytest.mark.parametrize("name", STEPS)
 def test_every_step_documents_its_inputs(name: str) -> None:
-    step = load(name)
+    step = load_step_module(name)
     assert step.__doc__
     assert f"rekindle step {name} " in step.__doc__
     undocumented = [n for n, f in [*step.Inputs.model_fields.items()] if not f.description]
@@ -282,7 +282,7 @@ def test_the_status_of_a_run_gets_no_password_from_an_error_of_a_step(
 ) -> None:
     log = tmp_path / "log"
     log.touch()
-    monkeypatch.setenv(program.TERMINATION_LOG, str(log))
+    monkeypatch.setenv(program.TERMINATION_LOG_VARIABLE, str(log))
     assert main(["steps.prepare", "http://ann:hunter2@h/a?sig=hunter2"]) == 78
     assert log.read_text().startswith("http://h/a?… is not an input")
     assert "hunter2" not in capsys.readouterr().err

@@ -8,7 +8,7 @@ import pytest
 
 from argolocal.errors import InvalidDocument
 from rekindle.errors import ConfigError, Conflict, StorageError
-from rekindle.storage import Entry, NotFound, Store, retry_until
+from rekindle.storage import NotFound, Store, StoredObject, retry_until_stopped
 
 
 def test_only_one_of_many_racing_writers_creates_an_object(s3: Store) -> None:
@@ -52,7 +52,7 @@ def test_a_key_that_cannot_be_a_path_is_one_error_before_anything_is_written(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = Store("b", "http://127.0.0.1:1", "key", "secret")
-    entry = Entry(f"r/a/{name}", 1, "etag", 0.0)
+    entry = StoredObject(f"r/a/{name}", 1, "etag", 0.0)
     monkeypatch.setattr(store, "list", lambda prefix: iter([entry]))
     monkeypatch.setattr(store, "head", lambda key: None)
     with pytest.raises(StorageError, match="its key is not a safe path"):
@@ -77,7 +77,7 @@ def test_the_error_of_an_unreachable_endpoint_has_the_remedy() -> None:
 def test_the_error_without_a_bucket_names_the_variable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("S3_BUCKET", raising=False)
     with pytest.raises(ConfigError, match="S3_BUCKET is not set"):  # not retried
-        retry_until(Store.from_env, threading.Event(), "to begin")
+        retry_until_stopped(Store.from_env, threading.Event(), "to begin")
 
 
 def test_rejected_credentials_are_a_config_error_and_not_retried(s3: Store) -> None:
@@ -90,7 +90,7 @@ def test_rejected_credentials_are_a_config_error_and_not_retried(s3: Store) -> N
         lambda: list(stranger.list("")),
     ):
         with pytest.raises(ConfigError, match=message):
-            retry_until(call, threading.Event(), "to begin")
+            retry_until_stopped(call, threading.Event(), "to begin")
     with pytest.raises(ConfigError, match=str(s3.endpoint)):
         stranger.get("x")
 
@@ -113,7 +113,7 @@ def test_a_document_of_unlimited_size_is_one_error_before_it_is_read(s3: Store) 
 def test_an_object_that_is_too_large_is_not_read_again_without_end(s3: Store) -> None:
     s3.put("large", bytes(101))
     with pytest.raises(InvalidDocument):
-        retry_until(lambda: s3.get("large", max_bytes=100), threading.Event(), "to read it")
+        retry_until_stopped(lambda: s3.get("large", max_bytes=100), threading.Event(), "to read it")
 
 
 def test_an_object_that_is_larger_than_one_request_may_be_is_written_in_parts(s3: Store) -> None:

@@ -58,13 +58,13 @@ def test_logging_the_same_values_twice_changes_nothing(
     (tmp_path / "deep" / "a.txt").write_text("hello")
 
     for _ in range(2):
-        tracking.log(
+        tracking.log_to_run(
             run_id,
             run_params={f"p{n}": n for n in range(150)},
             run_metrics={"ap": 0.5},
             run_tags={"digest": "abc"},
         )
-        tracking.log_dir(run_id, tmp_path, "report")
+        tracking.log_folder(run_id, tmp_path, "report")
 
     tracking.log_metrics(
         run_id, ((name, 1 / (step + 1), step) for step in range(700) for name in ("loss", "rate"))
@@ -82,7 +82,7 @@ def test_a_release_registered_twice_is_one_version(
 ) -> None:
     assert tracking.champion(name) is None
     first, again, other = (
-        tracking.register(
+        tracking.register_version(
             name, f"releases/{n}/", f"s3://b/releases/{n}/", n * 32, run_id, {"git_sha": "1"}
         )
         for n in ("aa", "aa", "bb")
@@ -106,9 +106,9 @@ def test_the_version_that_a_dead_process_registered_twice_is_deleted_by_the_next
     leave_duplicate(mlflow_server, name, uri, source)
     # versions that other clients registered, or of other files, stay
     client.create_model_version(name, source, tags={tracking.URI: uri})
-    tracking.register(name, "releases/b/", "s3://b/releases/b/", "0" * 64, "", {})
+    tracking.register_version(name, "releases/b/", "s3://b/releases/b/", "0" * 64, "", {})
 
-    assert tracking.register(name, uri, source, "0" * 64, "", {}).version == "1"
+    assert tracking.register_version(name, uri, source, "0" * 64, "", {}).version == "1"
     versions = client.search_model_versions(f"name = '{name}'")
     assert sorted(version.version for version in versions) == ["1", "3", "4"]
     assert not any(tracking.UNCONFIRMED in version.tags for version in versions)
@@ -127,10 +127,10 @@ def test_a_release_whose_registration_was_interrupted_is_one_version(
         monkeypatch.setenv("MLFLOW_TRACKING_URI", proxy.url)
         monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
         with pytest.raises(TrackingError, match="does not answer"):
-            tracking.register(*files)
+            tracking.register_version(*files)
 
         proxy.away = False
-        assert tracking.register(*files).version == "1"
+        assert tracking.register_version(*files).version == "1"
     assert tracking.UNCONFIRMED not in client.get_model_version(name, "1").tags
 
 
@@ -151,9 +151,9 @@ def test_a_deleted_experiment_is_explained(client: "MlflowClient", name: str, ru
 
 
 def test_the_error_has_the_answer_of_mlflow(run_id: str) -> None:
-    tracking.log(run_id, run_params={"rate": 1})
+    tracking.log_to_run(run_id, run_params={"rate": 1})
     with pytest.raises(TrackingError, match=r"refused: .*Changing param values is not allowed"):
-        tracking.log(run_id, run_params={"rate": 2})
+        tracking.log_to_run(run_id, run_params={"rate": 2})
 
 
 @pytest.mark.parametrize(
@@ -216,8 +216,8 @@ def test_netrc_does_not_replace_the_login_and_another_host_gets_none(
     with HttpServer(answer) as server:
         monkeypatch.setenv("MLFLOW_TRACKING_URI", server.url)
         # the session is kept between requests of the same settings
-        mlflow_api._session.cache_clear()
-        mlflow_api.request("GET", "mlflow/experiments/search", MlflowAnswer)
+        mlflow_api._create_session.cache_clear()
+        mlflow_api.send_request("GET", "mlflow/experiments/search", MlflowAnswer)
 
     received = [request.headers["Authorization"] for request in server.requests]
     basic = "Basic " + b64encode(b"ours:ours").decode()
@@ -263,7 +263,9 @@ def test_the_tags_of_a_version_are_names_only_after_they_were_parsed(
     versions: list[str] = []
     for number in ("a", "b"):
         prefix = f"releases/{name}/{number * 12}/"
-        versions.append(tracking.register(name, prefix, "s3://x/y", "0" * 64, "", {}).version)
+        versions.append(
+            tracking.register_version(name, prefix, "s3://x/y", "0" * 64, "", {}).version
+        )
         tracking.record_champion(name, versions[-1], f"{name}-{number}")
 
     # a repeated request whose first answer came too late may have taken a number

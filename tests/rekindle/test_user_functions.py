@@ -20,7 +20,7 @@ from rekindle import tracking
 from rekindle.content.weights import weights_sha256
 from rekindle.errors import CodeError
 from rekindle.release.predictor import open_predictor
-from rekindle.release.release_files import EXAMPLE
+from rekindle.release.release_files import EXAMPLE_FILE
 from rekindle.serving.model_process import ModelProcess, answer_batch
 from rekindle.step import main
 from rekindle.storage import Store
@@ -207,7 +207,7 @@ class Stage:
         }
 
         (model / "model.json").write_text(json.dumps(description))
-        (model / EXAMPLE).write_text('{"instances": [{"hour": 1}]}')
+        (model / EXAMPLE_FILE).write_text('{"instances": [{"hour": 1}]}')
         (model / "dataset.json").write_bytes((self.dataset / "dataset.json").read_bytes())
 
         return model
@@ -263,7 +263,7 @@ def run_refresh(workload: str, stage: Stage) -> int:
 
     tracking.record_champion(
         name,
-        tracking.register(name, prefix, store.uri(prefix), sha256, run_id, {}).version,
+        tracking.register_version(name, prefix, store.uri(prefix), sha256, run_id, {}).version,
         "servers-1",
     )
 

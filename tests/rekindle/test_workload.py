@@ -14,9 +14,9 @@ import pytest
 from rekindle import Examples, Prepared
 from rekindle.errors import ConfigError, DataError, RekindleError
 from rekindle.workload import (
-    ARGUMENTS,
-    REQUIRED,
-    SERVED,
+    FUNCTION_ARGUMENTS,
+    REQUIRED_NAMES,
+    SERVING_NAMES,
     DataConfig,
     check_program,
     get_training_function,
@@ -39,7 +39,7 @@ def documented_hooks() -> list[str]:
 
 
 def test_at_most_four_hooks_exist_and_an_example_uses_each() -> None:
-    functions = set(ARGUMENTS) - {*REQUIRED, *SERVED} - ONE_OF - TRAINING
+    functions = set(FUNCTION_ARGUMENTS) - {*REQUIRED_NAMES, *SERVING_NAMES} - ONE_OF - TRAINING
     methods = {
         f"Examples.{name}" for name in vars(Examples) if not name.startswith("_") and name != "of"
     }

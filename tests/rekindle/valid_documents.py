@@ -60,7 +60,7 @@ LOADED = {
     for name in ("model.json", "dataset.json")
 }
 RELEASE["release.json"]["files"] = LOADED
-HASH = release_files.content_hash(LOADED)
+HASH = release_files.compute_content_hash(LOADED)
 ROLLBACK = {
     "version": "1",
     "deployment": "shop-1",

@@ -141,7 +141,8 @@ def test_a_canary_ends_when_its_champion_is_rolled_back(servers: dict[str, Runni
     name = f"echo-{uuid4().hex[:6]}"
     run_id = tracking.start_run("canary", name)
     earlier, champion = (
-        tracking.register(name, f"r/{n}/", f"s3://b/{n}", n * 32, run_id, {}) for n in ("aa", "bb")
+        tracking.register_version(name, f"r/{n}/", f"s3://b/{n}", n * 32, run_id, {})
+        for n in ("aa", "bb")
     )
     tracking.record_champion(name, earlier.version, "older")  # as a rollback during the canary does
     result, _ = run_canary(

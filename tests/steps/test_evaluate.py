@@ -11,7 +11,7 @@ import pytest
 from rekindle import tracking
 from rekindle.errors import DataError, StorageError
 from rekindle.gate import Gate
-from rekindle.release.release_files import commit, upload
+from rekindle.release.release_files import commit_release, upload
 from rekindle.step import write_outputs
 from rekindle.storage import Store, file_sha256
 from steps import evaluate
@@ -52,14 +52,14 @@ def make_champion(
         (folder / "verdict.json").write_text(json.dumps({"rows": 10**6}))
         prefix = upload(store, name, folder, hashes)
 
-        release = tracking.register(name, prefix, store.uri(prefix), sha256, run_id, {})
+        release = tracking.register_version(name, prefix, store.uri(prefix), sha256, run_id, {})
         record = {
             "name": name,
             "version": release.version,
             "workload": "steps.fraud",
             "model_sha256": sha256,
         }
-        commit(store, prefix, folder, record | {"files": hashes})
+        commit_release(store, prefix, folder, record | {"files": hashes})
 
     tracking.record_champion(name, release.version, "cards-1")
 

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from rekindle.blocks.manifest.config import load_config
-from rekindle.step import output_text
-from rekindle.training.rehearsal import CERTAIN_EXIT_CODES
-from rekindle.view.rehearsal_report import text
+from rekindle.step import format_output
+from rekindle.training.rehearsal import CERTAIN_EXIT_CODES_BY_STAGE
+from rekindle.view.rehearsal_report import format_rehearsal_report
 from steps import rehearse
 from tests.commands import ROOT
 from tests.rekindle.training.untrainable import (
@@ -61,7 +61,7 @@ def test_an_untrainable_workload_is_refused_after_a_few_rows(fault: str, tmp_pat
     result = report(write_workload(tmp_path, fault, code))
     assert result["error"].startswith(sentence)
     assert "\n" not in result["error"]
-    assert result["exit_code"] in CERTAIN_EXIT_CODES[result["stage"]]
+    assert result["exit_code"] in CERTAIN_EXIT_CODES_BY_STAGE[result["stage"]]
 
 
 @pytest.mark.parametrize(
@@ -100,7 +100,7 @@ def test_a_model_is_built_from_example_facts_if_its_data_is_unavailable(tmp_path
     sections = write_workload(tmp_path, "unknown", code) | {"data": {"source": source}}
     unknown = report(sections)
     assert unknown["stage"] == "facts"
-    assert unknown["stage"] not in CERTAIN_EXIT_CODES
+    assert unknown["stage"] not in CERTAIN_EXIT_CODES_BY_STAGE
     sections.update(
         write_workload(tmp_path, "known", f"{code}\n\nexample_facts = {{'columns': 2}}\n")
     )
@@ -114,8 +114,8 @@ def test_too_few_rows_do_not_refuse_a_workload(tmp_path: Path) -> None:
     (tmp_path / "power.csv").write_text("hour,temperature,kwh\n1,2,3\n")
     result = report(sections)
     assert (
-        result["stage"] not in CERTAIN_EXIT_CODES
-        or result["exit_code"] not in CERTAIN_EXIT_CODES[result["stage"]]
+        result["stage"] not in CERTAIN_EXIT_CODES_BY_STAGE
+        or result["exit_code"] not in CERTAIN_EXIT_CODES_BY_STAGE[result["stage"]]
     )
 
 
@@ -248,7 +248,7 @@ def test_rows_that_are_too_few_for_the_workload_are_no_error(
     assert "error" not in result
     assert result["rows"] == 3000
     assert "IndexError" in result["first_rows_error"]
-    assert "first rows are not enough, so all rows were used: " in text(result)
+    assert "first rows are not enough, so all rows were used: " in format_rehearsal_report(result)
     assert report(sections)["may_need_more_rows"], (
         "`lint` and `run` try all rows before they refuse the workload"
     )
@@ -260,7 +260,7 @@ def test_an_error_that_all_rows_have_is_reported_as_it_is(tmp_path: Path) -> Non
     assert "IndexError" in result["error"]
     assert "on a few rows" not in result["error"]
     assert "first_rows_error" not in result
-    assert "--rows" not in text(result)
+    assert "--rows" not in format_rehearsal_report(result)
 
 
 def test_a_newest_row_without_a_time_zone_is_named(tmp_path: Path) -> None:
@@ -295,7 +295,7 @@ def test_sparse_gradients_are_refused_even_if_no_step_is_tried(
     assert ("has sparse gradients" in result.get("error", "")) == is_refused
     assert ("error" in result) == is_refused
     if is_refused:
-        assert result["exit_code"] in CERTAIN_EXIT_CODES[result["stage"]]
+        assert result["exit_code"] in CERTAIN_EXIT_CODES_BY_STAGE[result["stage"]]
 
 
 @pytest.mark.parametrize("value", ["nan", "inf"])
@@ -304,8 +304,8 @@ def test_a_figure_that_is_undefined_after_one_step_is_null(value: str, tmp_path:
     result = report(write_workload(tmp_path, f"undefined {value}", code), thorough=True)
     assert "error" not in result
     assert result["metrics"] == {"rmse": None}
-    assert "metrics     rmse not a number" in text(result)
-    assert output_text("report", result)
+    assert "metrics     rmse not a number" in format_rehearsal_report(result)
+    assert format_output("report", result)
 
 
 PROGRAM = {
@@ -337,7 +337,7 @@ def test_a_program_is_killed_and_started_again_before_the_run(tmp_path: Path) ->
     result = report(PROGRAM | {"program": program}, thorough=True)
     assert result["rows"] == 20
     assert result["program"]["checkpoint"] == "state.json"
-    lines = text(result).splitlines()
+    lines = format_rehearsal_report(result).splitlines()
     assert lines[0] == "data        20 rows"
     assert "resume      continued after SIGKILL; the next save was state.json" in lines
 

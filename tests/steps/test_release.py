@@ -243,7 +243,7 @@ def test_a_version_of_another_bucket_is_not_the_version_of_this_release(
     s3: Store, name: str, artifacts: dict[str, Path]
 ) -> None:
     outputs = release.run(inputs(name, artifacts))
-    other = tracking.register(
+    other = tracking.register_version(
         name, outputs.model_uri, f"s3://other/{outputs.model_uri}", "ab" * 32, "", {}
     )
     assert other.version == "2"

@@ -13,9 +13,9 @@ import requests
 from rekindle import project, tracking
 from rekindle.blocks.manifest.config import load_config
 from rekindle.blocks.manifest.render import render_manifest
-from rekindle.keys import LEDGER, key
+from rekindle.keys import LEDGER_KEY, key
 from rekindle.storage import Store
-from rekindle.training.cost.prices import FILE
+from rekindle.training.cost.prices import PRICES_FILE
 from steps import report
 from tests.steps.finished_training import COMPLETE, EVENTS, VERDICT
 
@@ -133,7 +133,7 @@ def report_run(
 ) -> "Run":
     """Run `report` with a ledger that ends with the events `last`; return the MLflow run."""
     name = f"w-{uuid.uuid4().hex[:8]}"
-    ledger = key("train", LEDGER, name)
+    ledger = key("train", LEDGER_KEY, name)
     store.put(
         f"{ledger}/1-a-0.jsonl", "\n".join(json.dumps(event) for event in [*EVENTS, *last]).encode()
     )
@@ -186,7 +186,7 @@ def test_one_run_distinguishes_its_two_trainings(mlflow_server: str, s3: Store) 
     name = f"w-{uuid.uuid4().hex[:8]}"
     run_id = tracking.start_run("reports", name)
 
-    ledgers = [key(task, LEDGER, name) for task in ("train-small", "train-wide")]
+    ledgers = [key(task, LEDGER_KEY, name) for task in ("train-small", "train-wide")]
     for ledger in ledgers:
         s3.put(
             f"{ledger}/1-a-0.jsonl",
@@ -195,7 +195,7 @@ def test_one_run_distinguishes_its_two_trainings(mlflow_server: str, s3: Store) 
 
     for task, verdict in (("small", "keep"), ("wide", "release")):
         prefix = f"evaluate-{task}"
-        tracking.log(
+        tracking.log_to_run(
             run_id, run_tags={f"{prefix}/verdict": verdict, f"{prefix}/reason": f"It is {task}."}
         )
 
@@ -223,7 +223,7 @@ def test_one_run_distinguishes_its_two_trainings(mlflow_server: str, s3: Store) 
 def test_the_run_has_the_costs_of_its_training_if_the_manifest_has_prices(
     mlflow_server: str, s3: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / FILE).write_text((project.REFERENCE / "template" / FILE).read_text())
+    (tmp_path / PRICES_FILE).write_text((project.REFERENCE / "template" / PRICES_FILE).read_text())
     monkeypatch.chdir(tmp_path)
     sets = ["families=[transformer]", "cluster.pods.train.preset=[gke-spot,gpu]"]
     manifest = render_manifest(load_config(project.REFERENCE / "configs/cluster.yaml", sets).config)
@@ -266,8 +266,8 @@ def test_the_page_of_a_run_shows_its_verdict_and_plots(mlflow_server: str, tmp_p
     name = f"w-{uuid.uuid4().hex[:8]}"
     run_id = tracking.start_run("reports", name)
     (tmp_path / "a curve.png").write_bytes(b"\x89PNG")
-    tracking.log_dir(run_id, tmp_path, "evaluation")
-    tracking.log(run_id, run_tags={"verdict": "keep", "reason": "The candidate is worse."})
+    tracking.log_folder(run_id, tmp_path, "evaluation")
+    tracking.log_to_run(run_id, run_tags={"verdict": "keep", "reason": "The candidate is worse."})
 
     report.run(
         report.Inputs(
@@ -296,7 +296,7 @@ def test_a_missing_or_unreachable_ledger_does_not_fail_the_workflow(
         workflow=name,
         status="Succeeded",
         experiment="reports",
-        ledgers=[key("train", LEDGER, name)],
+        ledgers=[key("train", LEDGER_KEY, name)],
     )
 
     assert report.run(inputs).run_id == run_id
@@ -317,7 +317,7 @@ def test_an_unexpected_error_in_a_summary_does_not_leave_the_run_open(
 
     monkeypatch.setattr(report, "log", fail)
     name = f"w-{uuid.uuid4().hex[:8]}"
-    ledger = key("train", LEDGER, name)
+    ledger = key("train", LEDGER_KEY, name)
     s3.put(f"{ledger}/1-a-0.jsonl", "\n".join(map(json.dumps, EVENTS)).encode())
     run_id = tracking.start_run("reports", name)
 

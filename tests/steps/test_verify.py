@@ -15,11 +15,11 @@ from rekindle import tracking
 from rekindle.errors import DataError, RekindleError
 from rekindle.gate import Gate
 from rekindle.release import promotion
-from rekindle.release.compare import Comparison, read_numerics, read_predictions
+from rekindle.release.compare import PredictionComparison, read_numerics, read_predictions
 from rekindle.release.evaluation import evaluate
-from rekindle.release.model_client import resolve
-from rekindle.release.release_files import PREDICTIONS, record_predictions
-from rekindle.release.watch.scrape import scrape
+from rekindle.release.model_client import resolve_endpoint
+from rekindle.release.release_files import PREDICTIONS_FILE, record_predictions
+from rekindle.release.watch.scrape import scrape_counts
 from rekindle.storage import Store, file_sha256
 from rekindle.workload import prepare
 from steps import fraud, release, verify
@@ -92,7 +92,7 @@ def test_a_served_release_is_replayed_and_promoted(
         assert result.former == ""
         assert result.expired == []
         # no client has sent an instance
-        assert scrape(server.url, outputs.version, {}).popitem()[1]["rows"] == 0
+        assert scrape_counts(server.url, outputs.version, {}).popitem()[1]["rows"] == 0
 
         # the same server, judged by other scores: one of them is wrong
         requests = read_predictions(report, 60)
@@ -318,7 +318,7 @@ def test_a_differing_prediction_is_shown_and_the_sample_size_is_respected(
     )
     with pytest.raises(DataError, match=r'1 of 24 replayed .* \{"x": 7\}: served 0.5, offline 0.6'):
         verify.run(verify_inputs(liar, tmp_path, 5))
-    with gzip.open(tmp_path / PREDICTIONS, "wb") as file:
+    with gzip.open(tmp_path / PREDICTIONS_FILE, "wb") as file:
         file.write(b"{}\n")
     with pytest.raises(DataError, match="does not contain predictions"):
         verify.run(verify_inputs(liar, tmp_path, 5))
@@ -341,8 +341,8 @@ def test_a_service_that_never_serves_the_weights_is_an_error(
         verify.run(verify_inputs(liar, report, 0.3))
     monkeypatch.setenv("MY_MODEL_SERVICE_HOST", "10.1.2.3")
     monkeypatch.setenv("MY_MODEL_SERVICE_PORT", "81")
-    assert resolve("http://my-model:8080") == "http://10.1.2.3:81"
-    assert resolve("http://other:8080/") == "http://other:8080"
+    assert resolve_endpoint("http://my-model:8080") == "http://10.1.2.3:81"
+    assert resolve_endpoint("http://other:8080/") == "http://other:8080"
     monkeypatch.setenv("REKINDLE_ENDPOINT", "http://127.0.0.1:9/")
     with pytest.raises(RekindleError, match=r"http://127\.0\.0\.1:9 does not serve .*refused"):
         verify.run(verify_inputs(liar, report, 0.3))
@@ -354,7 +354,7 @@ def changed(s3: Store, tmp_path: Path) -> verify.Inputs:
     name = f"cards-{uuid4().hex[:6]}"
     run_id = tracking.start_run(name, name)
     versions = [
-        tracking.register(name, f"r/{n}/", f"s3://b/{n}", n * 32, run_id, {}).version
+        tracking.register_version(name, f"r/{n}/", f"s3://b/{n}", n * 32, run_id, {}).version
         for n in ("aa", "bb", "cc")
     ]
     promotion.promote(s3, name, versions[0], "", f"{name}-1")
@@ -398,14 +398,14 @@ def test_a_deployment_that_another_client_of_mlflow_has_named_is_neither_stopped
     for foreign in foreign_names:
         tracking.record_deployment(name, "1", foreign)
         tracking.record_champion(name, "2", own)
-        outputs = verify.conclude(inputs, Comparison(1e-5))
+        outputs = verify.conclude(inputs, PredictionComparison(1e-5))
         assert outputs["running"] == [own, new]
         assert outputs["expired"] == []
         assert f'"{foreign}" is kept' in capsys.readouterr().err
 
         tracking.record_deployment(name, "1", own)
         tracking.record_champion(name, "2", foreign)
-        outputs = verify.conclude(inputs, Comparison(1e-5))
+        outputs = verify.conclude(inputs, PredictionComparison(1e-5))
         assert outputs["running"] == [new]
         assert outputs["expired"] == [own]
         assert f'"{foreign}" is kept' in capsys.readouterr().err
@@ -415,7 +415,7 @@ def test_a_changed_champion_ends_the_attempt_and_after_the_last_attempt_the_run(
     changed: verify.Inputs, s3: Store
 ) -> None:
     name = changed.name
-    compared = Comparison(1e-5)
+    compared = PredictionComparison(1e-5)
 
     again = changed.model_copy(update={"repetitions": 1})
     for inputs in (again, again.model_copy(update={"champion": "2", "canary": "champion changed"})):
@@ -428,7 +428,8 @@ def test_a_changed_champion_ends_the_attempt_and_after_the_last_attempt_the_run(
         }
 
     with pytest.raises(
-        promotion.ChampionChanged, match=r"was compared with version 1, but by now .* version 2"
+        promotion.ChampionChangedError,
+        match=r"was compared with version 1, but by now .* version 2",
     ):
         verify.conclude(changed, compared)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from threading import Thread
 
 from argolocal.common import homes, program
-from argolocal.common.processes import python_command
+from argolocal.common.processes import make_python_command
 from argolocal.errors import ArgolocalError
 
 FOLDER = "page"  # folder in the home with the output of the commands
@@ -48,17 +48,17 @@ class Commands:
 
     def __init__(self, home: Path, environ: Mapping[str, str]) -> None:
         self.home = home.resolve()
-        self.environ = dict(environ) | {program.variable("HOME"): str(self.home)}
+        self.environ = dict(environ) | {program.environment_variable("HOME"): str(self.home)}
 
     def start(self, *arguments: str) -> StartedCommand:
         """Start a command in a new session."""
-        homes.make(self.home)
+        homes.create_home(self.home)
         folder = self.home / FOLDER
         folder.mkdir(exist_ok=True)
         output = folder / f"{arguments[0]}-{time.time_ns()}.log"
         with output.open("wb") as file:
             process = subprocess.Popen(
-                python_command("-m", program.name, *arguments),
+                make_python_command("-m", program.name, *arguments),
                 stdin=subprocess.DEVNULL,
                 stdout=file,
                 stderr=file,

@@ -6,7 +6,7 @@ from typing import Any
 
 from argolocal.common.checked_names import RunName
 from argolocal.engine import suspend
-from argolocal.manifest.allowed_values import FAILED
+from argolocal.manifest.allowed_values import FAILED_PHASES
 from argolocal.page.actions.action import (
     Action,
     Field,
@@ -88,7 +88,7 @@ class Resume(_LocalAction):
     name = "resume"
 
     def plan(self, run: Run) -> Plan | None:
-        if run.phase not in (*FAILED, "Interrupted"):
+        if run.phase not in (*FAILED_PHASES, "Interrupted"):
             return None
         return Plan(
             self.name,
@@ -111,14 +111,14 @@ class Approve(_LocalAction):
     name = "approve"
 
     def plan(self, run: Run) -> Plan | None:
-        steps = suspend.suspended(run.status)
+        steps = suspend.list_suspended_nodes(run.status)
         if run.phase != "Running" or not (steps or run.spec.get("suspend")):
             return None
 
         fields = [
             _suspended_field(step, parameter)
             for step in steps
-            for parameter in suspend.missing_parameters(step)
+            for parameter in suspend.list_missing_parameters(step)
         ]
         names = ", ".join(str(step["displayName"]) for step in steps)
         values = {item.name: item.value or "VALUE" for item in fields}

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from argolocal.common.wording import COLOR, visible
+from argolocal.common.wording import COLOR_CODE, escape_control_chars
 from argolocal.page.log_files import LogFile
 
 PAGE_BYTES = 64_000
@@ -20,7 +20,7 @@ MAX_MATCH_LENGTH = 300
 # Line numbers are computed only if at most this many bytes precede the page: limit of a local log,
 # limit of another log.
 MAX_COUNTED_BYTES = (64_000_000, 1_000_000)
-COLOR_BYTES = re.compile(COLOR.pattern.encode())
+COLOR_BYTES = re.compile(COLOR_CODE.pattern.encode())
 # texts that indicate an error, in lower case
 ERRORS = (
     "error:",
@@ -142,7 +142,7 @@ def make_line(line: bytes, offset: int, number: int | None = None) -> LogLine:
     return LogLine(
         offset,
         number,
-        visible(text[:MAX_LINE_LENGTH]),
+        escape_control_chars(text[:MAX_LINE_LENGTH]),
         cut,
         is_error=contains_error(text[:MAX_LINE_LENGTH]),
     )
@@ -241,7 +241,7 @@ def _fold(text: str, block: bytes) -> tuple[bytes, bytes]:
 
 
 def _make_match(offset: int, number: int, line: bytes, text: str) -> Match:
-    shown = visible(line.decode(errors="replace"))
+    shown = escape_control_chars(line.decode(errors="replace"))
     start = max(0, shown.lower().find(text.lower()))
     end = start + len(text)
     context = MAX_MATCH_LENGTH // 2

@@ -70,7 +70,7 @@ class LogStreams:
 
     def _find(self, run: str, pod: str) -> LogFile:
         """Return the log of a pod. Raises HTTPException with status 404."""
-        run_name = RunName.or_none(run)
+        run_name = RunName.parse_or_none(run)
         logs: Mapping[str, LogFile] = {}
         if run_name and self.source.version(run_name):
             logs = self.source.logs(run_name)

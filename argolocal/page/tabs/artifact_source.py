@@ -133,7 +133,7 @@ class StoredArtifacts:
 
         def open_store(s3: Mapping[str, Any]) -> ObjectReader:
             bucket = str(s3.get("bucket") or default_bucket)
-            object_names.BUCKET.check(bucket, "the bucket of an artifact")
+            object_names.BUCKET_NAME_RULE.check(bucket, "the bucket of an artifact")
             return FolderStore(home / "store", bucket)
 
         return cls(open_store)
@@ -147,7 +147,7 @@ class StoredArtifacts:
             if key and key in rows:
                 continue
             attempt_address = address_of(run.name, node["name"])
-            address = causes.ATTEMPT.sub("", attempt_address)
+            address = causes.ATTEMPT_NUMBER.sub("", attempt_address)
             name = f"{address}/{artifact['name']}"
             if name in names:
                 name = f"{attempt_address}/{artifact['name']}"

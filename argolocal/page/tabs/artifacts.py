@@ -22,7 +22,7 @@ from starlette.routing import Route
 
 from argolocal.common.checked_names import RunName
 from argolocal.common.json_text import to_json
-from argolocal.common.wording import visible
+from argolocal.common.wording import escape_control_chars
 from argolocal.errors import NotFound, StorageError
 from argolocal.page.sources import Run, RunSource
 from argolocal.page.tabs.artifact_source import (
@@ -241,7 +241,7 @@ class ArtifactsTab:
 
     def respond(self, request: Request) -> Response:
         """Answer GET /runs/RUN/artifact?artifact=NAME&file=PATH with the content of a file."""
-        run_name = RunName.or_none(request.path_params["run"])
+        run_name = RunName.parse_or_none(request.path_params["run"])
         if run_name is None or run_name not in self.source.names():
             raise HTTPException(404, "this run does not exist.")
 
@@ -422,7 +422,7 @@ def content_disposition(name: str, is_inline: bool) -> str:
         for character in name
     )
     kind = "inline" if is_inline else "attachment"
-    encoded_name = quote(visible(name).encode(errors="replace"), safe="")
+    encoded_name = quote(escape_control_chars(name).encode(errors="replace"), safe="")
     return f"{kind}; filename=\"{simple_name or 'artifact'}\"; filename*=UTF-8''{encoded_name}"
 
 

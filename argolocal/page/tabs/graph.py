@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from itertools import islice, pairwise
 from urllib.parse import quote, unquote, urlencode
 
-from argolocal.common.wording import cut, format_duration, visible
+from argolocal.common.wording import escape_control_chars, format_duration, truncate
 from argolocal.errors import ConfigError
 from argolocal.page.failure import address_of, find_failed_nodes, step_name
 from argolocal.page.tabs.graph_fold import (
@@ -34,7 +34,7 @@ from argolocal.page.tabs.graph_words import (
     simplify_condition,
 )
 from argolocal.page.tabs.layout import Point, Size, arrange, smooth_path
-from argolocal.view.summary import timestamp
+from argolocal.view.summary import parse_timestamp
 
 BOX = Size(212, 48)
 JOIN = Size(6, 6)
@@ -163,7 +163,7 @@ class Drawing:
             return self.plan.root
         root = self.plan.find(address)
         if not root or not root.is_group:
-            raise ConfigError(f'"{cut(address, 100)}" is not a group of steps in this run.')
+            raise ConfigError(f'"{truncate(address, 100)}" is not a group of steps in this run.')
         return root
 
     def _find_open_groups(self, query: Mapping[str, str]) -> set[str]:
@@ -370,9 +370,9 @@ class Drawing:
 
         return DrawnNode(
             name=member.address,
-            label=visible(member.label),
+            label=escape_control_chars(member.label),
             title=title_of(member, MAX_LABEL - (4 if can_open else 0)),
-            detail=cut(visible(detail), MAX_LABEL + 2 - (3 if can_open else 0)),
+            detail=truncate(escape_control_chars(detail), MAX_LABEL + 2 - (3 if can_open else 0)),
             phase=member.phase,
             kind="fold" if member.is_fold else step.kind or "step",
             condition=condition,
@@ -453,15 +453,17 @@ def duration_of(step: PlannedStep) -> float | None:
     node = step.node or {}
     if not node.get("startedAt") or not node.get("finishedAt"):
         return None
-    return round(timestamp(node["finishedAt"]) - timestamp(node["startedAt"]), 3)
+    return round(parse_timestamp(node["finishedAt"]) - parse_timestamp(node["startedAt"]), 3)
 
 
 def title_of(member: Member, length: int) -> str:
     """Return the label of a member, shortened to a number of characters."""
-    label = visible(member.label)
+    label = escape_control_chars(member.label)
     if member.is_fold and len(label) > length:
         count = f" +{len(member.steps) - 1:,}"
-        return shorten_label(visible(member.steps[0].label), length - len(count)) + count
+        return (
+            shorten_label(escape_control_chars(member.steps[0].label), length - len(count)) + count
+        )
     return shorten_label(label, length)
 
 

@@ -15,12 +15,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from argolocal.engine.order import parse_dependencies
-from argolocal.manifest.allowed_values import FAILED, TEMPLATE_TYPES
+from argolocal.manifest.allowed_values import FAILED_PHASES, TEMPLATE_TYPES
 from argolocal.manifest.loops import has_loop
 from argolocal.page.failure import address_of
 from argolocal.page.sources import Run
 from argolocal.page.tabs.graph_words import PHASE_WORDS, without_loop
-from argolocal.view.summary import CACHED_MESSAGE, FINISHED
+from argolocal.view.summary import CACHED_MESSAGE, FINISHED_PHASES
 
 ITEM = re.compile(r"(?s)(.*)\((\d+):([^()]*)\)")
 ATTEMPT = re.compile(r"(?s)(.*)\((\d+)\)")
@@ -267,9 +267,9 @@ class Plan:
         attempts = self.attempts.get(node["name"], [])
         if node["type"] == "Retry" and phase == "Running" and attempts:
             # Argo leaves the Retry node of a stopped run incomplete
-            if self.run.phase in FINISHED or attempts[-1]["phase"] == "Pending":
+            if self.run.phase in FINISHED_PHASES or attempts[-1]["phase"] == "Pending":
                 phase = attempts[-1]["phase"]
-            elif attempts[-1]["phase"] in FAILED:
+            elif attempts[-1]["phase"] in FAILED_PHASES:
                 phase = "Waiting"
 
         is_suspended = node["type"] == "Suspend" and phase == "Running"

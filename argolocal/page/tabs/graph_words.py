@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from argolocal.engine.order import NAME_OR_RESULT
-from argolocal.manifest.loops import LOOPS
+from argolocal.manifest.loops import LOOP_FIELDS
 
 RESULT = re.compile(
     r"(?:tasks|steps)(?:\.([\w-]+)|\[['\"]([^'\"]+)['\"]\])"
@@ -166,4 +166,4 @@ def describe_counts_briefly(counts: Mapping[str, int]) -> str:
 
 def without_loop(task: Mapping[str, Any]) -> dict[str, Any]:
     """Return a copy of the task without its loop fields."""
-    return {key: value for key, value in task.items() if key not in LOOPS}
+    return {key: value for key, value in task.items() if key not in LOOP_FIELDS}

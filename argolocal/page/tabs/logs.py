@@ -17,7 +17,7 @@ from urllib.parse import urlencode
 
 from starlette.datastructures import QueryParams
 
-from argolocal.errors import ConfigError, did_you_mean
+from argolocal.errors import ConfigError, suggest_similar
 from argolocal.page.log_files import LogFile
 from argolocal.page.logs.reading import (
     CONTEXT_BYTES,
@@ -35,13 +35,13 @@ from argolocal.page.logs.reading import (
 )
 from argolocal.page.sources import Run, RunSource
 from argolocal.view import summary
-from argolocal.view.summary import FAILED, FINISHED, Step
+from argolocal.view.summary import FAILED_PHASES, FINISHED_PHASES, Step
 
 MAX_PODS_SIDE_BY_SIDE = 4
 MAX_CHOICES = 100
 MAX_TEXT_LENGTH = 1000
 # phases of the steps that the list of logs shows first, in this order
-PHASE_ORDER = (*sorted(FAILED), "Running", "Pending")
+PHASE_ORDER = (*sorted(FAILED_PHASES), "Running", "Pending")
 
 
 @dataclass(frozen=True)
@@ -204,7 +204,7 @@ def check_pods(names: list[str], logs: Mapping[str, LogFile]) -> list[str]:
     pods = list(dict.fromkeys(name for name in names if name))
     for name in pods:
         if name not in logs:
-            hint = did_you_mean(name[:100], set(list(logs)[:1000]))
+            hint = suggest_similar(name[:100], set(list(logs)[:1000]))
             raise ConfigError(f"the log of the pod {name[:100]!r} does not exist.{hint}")
     if len(pods) > MAX_PODS_SIDE_BY_SIDE:
         raise ConfigError(f"at most {MAX_PODS_SIDE_BY_SIDE} logs are shown side by side.")
@@ -213,11 +213,11 @@ def check_pods(names: list[str], logs: Mapping[str, LogFile]) -> list[str]:
 
 def find_steps(run: Run, logs: Mapping[str, LogFile]) -> dict[str, Step]:
     """Return the step that each pod with a log belongs to."""
-    rows = [row for row in summary.steps(run.name, run.status) if row.node]
+    rows = [row for row in summary.list_steps(run.name, run.status) if row.node]
     row_of_node = {row.node["name"]: row for row in rows if row.node}
     by_pod: dict[str, Step] = {}
     for node in run.status.get("nodes", {}).values():
-        pod = summary.pod_of(run.name, node)
+        pod = summary.make_pod_name(run.name, node)
         # attempts have no rows of their own, so use the row of the retried step
         step_name = re.sub(r"\(\d+\)$", "", node["name"])
         row = row_of_node.get(node["name"]) or row_of_node.get(step_name)
@@ -242,7 +242,7 @@ def _in_order(logs: Mapping[str, LogFile], steps: Mapping[str, Step]) -> list[st
     def key(pod: str) -> tuple[int, str]:
         step = steps.get(pod)
         phase = step.phase if step else ""
-        group = 0 if phase in FAILED else 1 if phase in PHASE_ORDER else 2
+        group = 0 if phase in FAILED_PHASES else 1 if phase in PHASE_ORDER else 2
         return group, pod
 
     newest_first = sorted(
@@ -319,7 +319,7 @@ def _describe(
 ) -> LogView:
     breaks = count_lines(log, page.start)
     is_end = page.end >= page.size
-    is_live = is_end and mark is None and run.phase not in FINISHED
+    is_live = is_end and mark is None and run.phase not in FINISHED_PHASES
     # follow the log from the start of the incomplete last line, which is sent again when it is
     # complete
     next_line = page.start + page.data.rfind(b"\n") + 1

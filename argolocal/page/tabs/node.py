@@ -137,7 +137,7 @@ class NodeReader:
         node = step.node or {}
         pod_node = self.plan.pod_node(step) or {}
         is_leaf = not step.is_group and step.kind != "suspend"
-        pod = summary.pod_of(self.run.name, pod_node) if pod_node and is_leaf else ""
+        pod = summary.make_pod_name(self.run.name, pod_node) if pod_node and is_leaf else ""
         log, error_line, log_pod = self._read_log(step, pod)
 
         condition = str(step.task.get("when") or "")
@@ -231,7 +231,7 @@ class NodeReader:
                 seconds=Step(
                     "", "", 0, "", "", node.get("startedAt"), node.get("finishedAt")
                 ).seconds,
-                log=self.link_log(summary.pod_of(self.run.name, node)),
+                log=self.link_log(summary.make_pod_name(self.run.name, node)),
             )
             for number, node in enumerate(attempts, 1)
         ]

@@ -18,7 +18,7 @@ from argolocal.page.tabs.graph_words import describe_omission, simplify_conditio
 from argolocal.page.tabs.node import NodeDetails, NodeReader, Value
 from argolocal.page.tabs.waiting import describe_waiting
 from argolocal.view import summary
-from argolocal.view.summary import timestamp
+from argolocal.view.summary import parse_timestamp
 
 ROWS_PER_PAGE = 200
 # a table with at most this number of rows is open at first
@@ -125,10 +125,10 @@ class OverviewTab:
             log_link=reader.link_log(failure.pod) if failure else "",
             message="" if failure else run_message(run) if run.is_finished else "",
             waiting=describe_waiting(run, lambda name: _suspend_duration(plan, name)),
-            warnings=summary.named_warnings(nodes),
+            warnings=summary.list_named_warnings(nodes),
             outputs=[
                 Value(name, shorten(str(value)))
-                for name, value in summary.outputs(run.status).items()
+                for name, value in summary.list_outputs(run.status).items()
             ],
             graph=graph,
             node=details,
@@ -208,7 +208,7 @@ def _outcome(plan: Plan) -> list[str]:
     start = run.status.get("startedAt")
     end = run.status.get("finishedAt")
     if run.phase == "Succeeded" and start and end:
-        duration = format_duration(timestamp(end) - timestamp(start))
+        duration = format_duration(parse_timestamp(end) - parse_timestamp(start))
         sentences.append(f"The run succeeded in {duration}.")
 
     for hook in plan.hooks(plan.root):

@@ -26,7 +26,7 @@ from argolocal.page.tabs.timeline_bars import (
     seconds_in,
 )
 from argolocal.view import summary
-from argolocal.view.summary import FINISHED, Step, timestamp
+from argolocal.view.summary import FINISHED_PHASES, Step, parse_timestamp
 
 MAX_ROWS = 200
 # a loop with more iterations is shown as one row at first
@@ -105,7 +105,7 @@ class TimelineTab:
             raise ConfigError(f"zoom is {zoom}: it must be one of {', '.join(map(str, ZOOMS))}.")
         open_name = query.get("open", "")
 
-        steps = summary.steps(run.name, run.status, summary.list_planned_tasks(run.manifest))
+        steps = summary.list_steps(run.name, run.status, summary.list_planned_tasks(run.manifest))
         started = [step for step in steps if step.node]
         axis = _find_axis(run, started)
         rows = _make_rows(run, started, axis, open_name)
@@ -258,11 +258,11 @@ def _draw(pieces: Sequence[Piece], axis: Axis) -> list[Bar]:
 
 
 def _find_axis(run: Run, steps: Sequence[Step]) -> Axis:
-    starts = [timestamp(step.started) for step in steps if step.started]
-    start = min(starts, default=timestamp(run.created) if run.created else time.time())
-    ends = [timestamp(step.finished) for step in steps if step.finished]
+    starts = [parse_timestamp(step.started) for step in steps if step.started]
+    start = min(starts, default=parse_timestamp(run.created) if run.created else time.time())
+    ends = [parse_timestamp(step.finished) for step in steps if step.finished]
     end = max(ends, default=start)
-    if run.phase not in FINISHED:
+    if run.phase not in FINISHED_PHASES:
         end = max(end, time.time()) if run.phase == "Running" else end
     return Axis(start, max(end, start + 0.001))
 

@@ -6,7 +6,7 @@ from enum import StrEnum
 from typing import Any
 
 from argolocal.page.sources import Run
-from argolocal.view.summary import FINISHED, Step, timestamp
+from argolocal.view.summary import FINISHED_PHASES, Step, parse_timestamp
 
 # A shorter wait is not shown, because the runner itself needs this time.
 MIN_WAIT_S = 0.1
@@ -63,8 +63,8 @@ def bars_of_step(run: Run, step: Step, parents: Parents, now: float) -> list[Pie
     if not step.started or step.phase in ("Skipped", "Omitted", "Cached"):
         return []
 
-    created = timestamp(step.started)
-    end = timestamp(step.finished) if step.finished else max(now, created)
+    created = parse_timestamp(step.started)
+    end = parse_timestamp(step.finished) if step.finished else max(now, created)
     pieces: list[Piece] = []
 
     ready = _ready_time(run, node, parents)
@@ -94,22 +94,22 @@ def _ready_time(run: Run, node: Mapping[str, Any], parents: Parents) -> float | 
         if parent.get("type") == "Retry":
             times.append(_end_of_last_attempt(run, parent, node))
         elif parent.get("id") == node.get("boundaryID") or parent.get("type") == "TaskGroup":
-            times.append(timestamp(parent["startedAt"]))
+            times.append(parse_timestamp(parent["startedAt"]))
         elif parent.get("finishedAt"):
-            times.append(timestamp(parent["finishedAt"]))
+            times.append(parse_timestamp(parent["finishedAt"]))
     return max(times, default=None)
 
 
 def _end_of_last_attempt(run: Run, retry: Mapping[str, Any], node: Mapping[str, Any]) -> float:
     nodes = run.status["nodes"]
     ends = [
-        timestamp(nodes[id]["finishedAt"])
+        parse_timestamp(nodes[id]["finishedAt"])
         for id in retry.get("children") or []
         if id in nodes
         and nodes[id].get("finishedAt")
         and nodes[id]["finishedAt"] <= node["startedAt"]
     ]
-    return max(ends, default=timestamp(retry["startedAt"]))
+    return max(ends, default=parse_timestamp(retry["startedAt"]))
 
 
 def bars_of_loop(run: Run, steps: Sequence[Step], parents: Parents, now: float) -> list[Piece]:
@@ -134,7 +134,7 @@ def _merge(pieces: Sequence[Piece]) -> list[Piece]:
     for piece in pieces:
         if merged and piece.start <= merged[-1].end + MIN_WAIT_S:
             last = merged[-1]
-            is_finished = last.phase in FINISHED and piece.phase in FINISHED
+            is_finished = last.phase in FINISHED_PHASES and piece.phase in FINISHED_PHASES
             phase = last.phase if is_finished else "Running"
             merged[-1] = Piece(Stage.RUNNING, last.start, max(last.end, piece.end), phase)
         else:

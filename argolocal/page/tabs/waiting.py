@@ -4,8 +4,8 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from argolocal.common import program
-from argolocal.common.wording import first_names
-from argolocal.engine.suspend import resume_hint, suspended
+from argolocal.common.wording import join_first_names
+from argolocal.engine.suspend import list_suspended_nodes, make_resume_hint
 from argolocal.page.failure import GROUP_TYPES, step_name
 from argolocal.page.sources import Run
 
@@ -37,7 +37,7 @@ def describe_waiting(run: Run, find_duration: Callable[[str], str]) -> list[str]
         if node["phase"] == "Running" and node["type"] not in (*GROUP_TYPES, "Suspend")
     ]
     if running_steps:
-        names = first_names(list(dict.fromkeys(running_steps)), MAX_NAMES)
+        names = join_first_names(list(dict.fromkeys(running_steps)), MAX_NAMES)
         sentences.append(f"Running: {names}.")
 
     return sentences
@@ -51,12 +51,12 @@ def _waiting_sentences(run: Run, find_duration: Callable[[str], str]) -> Iterato
     if message:
         yield f"The run: {message}."
 
-    for node in suspended(run.status):
+    for node in list_suspended_nodes(run.status):
         duration = find_duration(node["name"])
         if duration:
             yield f"{step_name(run.name, node['name'])} waits for {duration}, then continues."
         else:
-            hint = resume_hint(run.command_target, node)
+            hint = make_resume_hint(run.command_target, node)
             yield f"{hint.replace(' in another terminal', '')}."
 
     for node in list((run.status.get("nodes") or {}).values()):

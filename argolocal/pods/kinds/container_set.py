@@ -22,21 +22,21 @@ from argolocal.errors import ConfigError
 from argolocal.interfaces import Cluster
 from argolocal.language import gofmt
 from argolocal.pods import filesystem
-from argolocal.pods.kinds.sidecars import KINDS, Sidecars
+from argolocal.pods.kinds.sidecars import CONTAINER_LIST_FIELDS, Sidecars
 from argolocal.pods.process import (
     ContainerRun,
     Process,
     StartError,
-    missing_command_message,
+    describe_missing_command,
     start_container,
 )
 
 # exit code that the kubelet reports for a container that cannot be started
 START_ERROR_CODE = 128
-RESERVED_NAMES = ("wait", "supervisor")
+RESERVED_CONTAINER_NAMES = ("wait", "supervisor")
 
 
-def members(template: Mapping[str, Any]) -> list[dict[str, Any]]:
+def list_containers(template: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Return the containers of a containerSet template, each with the shared volume mounts."""
     container_set = template["containerSet"]
     shared_mounts = container_set.get("volumeMounts") or []
@@ -50,7 +50,8 @@ def main_container(template: dict[str, Any]) -> dict[str, Any]:
     """Return the container whose outputs are collected, or {}."""
     if "containerSet" in template:
         return next(
-            (container for container in members(template) if container["name"] == "main"), {}
+            (container for container in list_containers(template) if container["name"] == "main"),
+            {},
         )
     return template.get("container") or template.get("script") or {}
 
@@ -64,7 +65,7 @@ class ContainerSet(Sidecars):
         super().__init__({}, container_run, cluster)
         self.main = main_container(template)
         self.is_inline = not template.get("name")
-        self.containers = {container["name"]: container for container in members(template)}
+        self.containers = {container["name"]: container for container in list_containers(template)}
         self.sidecar_specs = [
             container for container in self.containers.values() if container["name"] != "main"
         ]
@@ -81,7 +82,7 @@ class ContainerSet(Sidecars):
         self.visible_codes: dict[str, int] = {}
         self.errors: dict[str, str] = {}
         self.reasons: dict[str, str] = {}
-        self.view: filesystem.View | None = None  # file system of the container `main`
+        self.view: filesystem.FileSystemView | None = None  # file system of the container `main`
         # (name, phase, message) of each container that has just completed
         self.events: list[tuple[str, str, str]] = []
 
@@ -99,7 +100,7 @@ class ContainerSet(Sidecars):
         has_changed = True
         while has_changed:
             has_changed = False
-            for container_name in self._pending():
+            for container_name in self._list_pending():
                 if self.retry_at.get(container_name, 0) > now or not self._dependencies_succeeded(
                     container_name
                 ):
@@ -133,7 +134,7 @@ class ContainerSet(Sidecars):
             self._record_end(
                 container_name,
                 exit_codes.EXECUTOR_ERROR,
-                missing_command_message(error),
+                describe_missing_command(error),
                 visible_exit_code,
             )
 
@@ -151,7 +152,7 @@ class ContainerSet(Sidecars):
         """Complete the containers that have not started, and cancel pending retries."""
         self.retry_at.clear()
         self.attempts_left = dict.fromkeys(self.attempts_left, 0)
-        for container_name in self._pending():
+        for container_name in self._list_pending():
             self._record_end(container_name, exit_codes.TERMINATED)
 
     def failure(self) -> str:
@@ -168,7 +169,7 @@ class ContainerSet(Sidecars):
             return self._message(failed_names[0]).removesuffix(": ")
         return ""
 
-    def _pending(self) -> list[str]:
+    def _list_pending(self) -> list[str]:
         return [
             container_name
             for container_name in self.containers
@@ -223,7 +224,7 @@ class ContainerSet(Sidecars):
         )
 
 
-def check(template: dict[str, Any], field_path: str) -> None:
+def check_container_set(template: dict[str, Any], field_path: str) -> None:
     """Raise ConfigError for a containerSet that Argo rejects or that this system does not
     support."""
     container_set = template["containerSet"]
@@ -239,7 +240,9 @@ def check(template: dict[str, Any], field_path: str) -> None:
         )
 
     for index, container in enumerate(container_set["containers"]):
-        if container["name"] in RESERVED_NAMES or container["name"].startswith("artifact-plugin-"):
+        if container["name"] in RESERVED_CONTAINER_NAMES or container["name"].startswith(
+            "artifact-plugin-"
+        ):
             name_text = f"{field_path}.containers[{index}].name is {container['name']!r}"
             raise ConfigError(
                 f"{name_text}, which is a name of Argo's own containers. Choose another name."
@@ -288,14 +291,14 @@ def check(template: dict[str, Any], field_path: str) -> None:
             f"{field_path} as a daemon is not supported by the local runner: use a container."
         )
 
-    other_kinds = [other_kind for other_kind in KINDS if template.get(other_kind)]
+    other_kinds = [other_kind for other_kind in CONTAINER_LIST_FIELDS if template.get(other_kind)]
     if other_kinds:
         raise ConfigError(
             f"{field_path} with {other_kinds[0]} is not supported by the local runner: move their"
             " containers to the set."
         )
 
-    if not filesystem.available():
+    if not filesystem.supports_namespaces():
         raise ConfigError(
             f"{field_path} needs private mount namespaces, which are not available on this system."
         )

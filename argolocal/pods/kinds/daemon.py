@@ -17,11 +17,11 @@ from typing import Any
 from argolocal.common.processes import signal_group
 from argolocal.errors import ConfigError
 from argolocal.interfaces import Cluster
-from argolocal.pods.containers import port_number
+from argolocal.pods.containers import find_port_number
 from argolocal.pods.probes import Probe
 from argolocal.pods.process import ContainerRun, start_container
 
-KINDS = ("exec", "httpGet", "tcpSocket")
+PROBE_TYPES = ("exec", "httpGet", "tcpSocket")
 
 
 def wait_until_ready(
@@ -45,10 +45,12 @@ def _passes(probe: Probe, container_run: ContainerRun, cluster: Cluster) -> bool
     probe_run = replace(
         container_run, container={**container_run.container, "command": probe.command, "args": []}
     )
-    return _exec(probe_run, cluster, probe.timeout)
+    return _run_probe_command(probe_run, cluster, probe.timeout)
 
 
-def _exec(container_run: ContainerRun, cluster: Cluster, timeout_seconds: float) -> bool:
+def _run_probe_command(
+    container_run: ContainerRun, cluster: Cluster, timeout_seconds: float
+) -> bool:
     try:
         process = start_container(
             replace(container_run, stdout=None, log=Path(os.devnull)), cluster
@@ -64,7 +66,7 @@ def _exec(container_run: ContainerRun, cluster: Cluster, timeout_seconds: float)
         process.wait()
 
 
-def check(template: dict[str, Any], field_path: str) -> None:
+def check_readiness_probe(template: dict[str, Any], field_path: str) -> None:
     """Raise ConfigError for a readiness probe that is not supported here."""
     container_field = "container" if "container" in template else "script"
     container = template.get(container_field) or {}
@@ -75,15 +77,17 @@ def check(template: dict[str, Any], field_path: str) -> None:
     probe = container.get("readinessProbe")
     if probe:
         field_path = f"{field_path}.{container_field}.readinessProbe"
-        probe_types = [container_field for container_field in KINDS if probe.get(container_field)]
+        probe_types = [
+            container_field for container_field in PROBE_TYPES if probe.get(container_field)
+        ]
         if len(probe_types) != 1:
             raise ConfigError(
-                f"{field_path} has {len(probe_types)} of {', '.join(KINDS)}: it must have exactly"
-                " one."
+                f"{field_path} has {len(probe_types)} of {', '.join(PROBE_TYPES)}: it must have"
+                " exactly one."
             )
 
         try:
-            port_number(
+            find_port_number(
                 container, (probe.get("httpGet") or probe.get("tcpSocket") or {"port": 1})["port"]
             )
         except ValueError:

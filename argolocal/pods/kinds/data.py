@@ -17,7 +17,7 @@ from argolocal.language.expr import ExprError, evaluate
 Result = tuple[str, str, dict[str, Any] | None]  # (phase, message, outputs) of a node
 
 
-def transform(
+def run_data_template(
     data_template: Mapping[str, Any], open_store: Callable[[dict[str, Any]], Any]
 ) -> Result:
     """List the keys and apply the transformations. Any error, such as a missing bucket, fails the
@@ -25,14 +25,16 @@ def transform(
     try:
         listed_values = _list_keys(data_template["source"]["artifactPaths"]["s3"], open_store)
     except (StorageError, ConfigError) as error:
-        return _failed(f"unable to process data source: unable to source artifact paths: {error}")
+        return _make_failure(
+            f"unable to process data source: unable to source artifact paths: {error}"
+        )
 
     for index, transformation in enumerate(data_template.get("transformation") or []):
         try:
             if transformation.get("expression"):
                 listed_values = evaluate(transformation["expression"], {"data": listed_values})
         except ExprError as error:
-            return _failed(
+            return _make_failure(
                 f"unable to process data transformation: error processing data step {index}:"
                 f" {error}"
             )
@@ -61,6 +63,6 @@ def _list_keys(
     return keys
 
 
-def _failed(reason: str) -> Result:
+def _make_failure(reason: str) -> Result:
     message = f"main: Error (exit code 64): unable to process data template: {reason}"
     return "Failed", message, {"exitCode": "64"}

@@ -23,15 +23,15 @@ Result = tuple[str, str, dict[str, Any] | None]  # (phase, message, outputs) of 
 ReadSecret = Callable[[str], Mapping[str, str]]
 
 
-def send(http_template: Mapping[str, Any], read_secret: ReadSecret) -> Result:
+def run_http_template(http_template: Mapping[str, Any], read_secret: ReadSecret) -> Result:
     """Send the request and check the response. Without `timeoutSeconds`, wait for ever, as Argo
     does."""
     try:
         headers = [
-            (header["name"], _header_value(header, read_secret))
+            (header["name"], _resolve_header_value(header, read_secret))
             for header in http_template.get("headers") or []
         ]
-        status_code, response_body, response_headers = _send(http_template, headers)
+        status_code, response_body, response_headers = _send_request(http_template, headers)
     except KeyError as error:
         return "Failed", f"secrets {error} not found", None
     except (web.WebError, ValueError) as error:  # a ValueError means that bodyFrom is not base64
@@ -51,11 +51,11 @@ def send(http_template: Mapping[str, Any], read_secret: ReadSecret) -> Result:
         request_scope = {
             request_field: http_template.get(request_field, "")
             for request_field in ("method", "url", "body")
-        } | {"headers": _canonical(headers)}
+        } | {"headers": _canonical_headers(headers)}
         response_scope = {
             "statusCode": status_code,
             "body": response_body,
-            "headers": _canonical(response_headers),
+            "headers": _canonical_headers(response_headers),
         }
         try:
             has_succeeded = evaluate_bool(
@@ -72,7 +72,7 @@ def send(http_template: Mapping[str, Any], read_secret: ReadSecret) -> Result:
     return ("Failed", reason, {"result": response_body})
 
 
-def _send(
+def _send_request(
     http_template: Mapping[str, Any], headers: list[tuple[str, str]]
 ) -> tuple[int, str, list[tuple[str, str]]]:
     encoded_body = (http_template.get("bodyFrom") or {}).get("bytes")
@@ -88,7 +88,7 @@ def _send(
         http_template["url"], method, headers, request_body, timeout_seconds, verifies_certificate
     ) as response:
         body_buffer = io.BytesIO()
-        web.copy(response, body_buffer, MAX_BODY_BYTES)
+        web.copy_body(response, body_buffer, MAX_BODY_BYTES)
         body_text = body_buffer.getvalue().decode(errors="replace")
         return response.status, body_text, response.getheaders()
 
@@ -108,14 +108,14 @@ def _format_as_go_error(web_error: web.WebError) -> str:
     return f"dial tcp {url_parts.hostname}:{port}: connect: {os.strerror(error.errno).lower()}"
 
 
-def _header_value(header: Mapping[str, Any], read_secret: ReadSecret) -> str:
+def _resolve_header_value(header: Mapping[str, Any], read_secret: ReadSecret) -> str:
     secret_reference = (header.get("valueFrom") or {}).get("secretKeyRef")
     if secret_reference:
         return read_secret(secret_reference["name"])[secret_reference["key"]]
     return header.get("value") or ""
 
 
-def _canonical(headers: Iterable[tuple[str, str]]) -> dict[str, list[str]]:
+def _canonical_headers(headers: Iterable[tuple[str, str]]) -> dict[str, list[str]]:
     """Return the headers as Go's http.Header does: canonical name → all values."""
     values_by_name: dict[str, list[str]] = {}
     for header_name, header_value in headers:

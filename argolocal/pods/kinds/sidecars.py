@@ -26,7 +26,7 @@ from argolocal.pods.volumes import VolumeDirectory
 
 # exit codes of a sidecar that has ended normally or by the requested SIGTERM or SIGKILL
 TERMINATED_EXIT_CODES = (0, exit_codes.KILLED, exit_codes.TERMINATED)
-KINDS = ("initContainers", "sidecars")
+CONTAINER_LIST_FIELDS = ("initContainers", "sidecars")
 
 
 class Sidecars:
@@ -49,7 +49,7 @@ class Sidecars:
         # the error because of which the log of a sidecar is incomplete
         self.log_error: OSError | None = None
 
-    def next_init(self) -> Process | None:
+    def start_next_init(self) -> Process | None:
         """Start the next init container, if any. Raises ConfigError, OSError."""
         if not self.init_specs:
             self.init_name = ""
@@ -156,11 +156,13 @@ class Sidecars:
         }
 
 
-def check(template: dict[str, Any], field_path: str) -> None:
+def check_sidecars(template: dict[str, Any], field_path: str) -> None:
     """Raise ConfigError for a pod with several containers if this system does not support such
     pods."""
-    used_list_fields = [list_field for list_field in KINDS if template.get(list_field)]
-    if used_list_fields and not filesystem.available():
+    used_list_fields = [
+        list_field for list_field in CONTAINER_LIST_FIELDS if template.get(list_field)
+    ]
+    if used_list_fields and not filesystem.supports_namespaces():
         raise ConfigError(
             f"{field_path}.{used_list_fields[0]} needs a private mount namespace, which is not"
             " available on this system."

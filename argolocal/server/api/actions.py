@@ -12,14 +12,14 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from argolocal.common.checked_names import show
+from argolocal.common.checked_names import format_untrusted
 from argolocal.common.files import write_atomically
 from argolocal.common.json_text import loads, to_json
 from argolocal.engine.nodes import format_time
-from argolocal.engine.suspend import missing_parameters, suspended
+from argolocal.engine.suspend import list_missing_parameters, list_suspended_nodes
 from argolocal.manifest import object_labels
 from argolocal.manifest import read as manifests
-from argolocal.manifest.allowed_values import COMPLETED, FAILED
+from argolocal.manifest.allowed_values import COMPLETED_PHASES, FAILED_PHASES
 from argolocal.manifest.types import Node, Object
 from argolocal.runner import requests
 from argolocal.runner.requests import NodeChange, RunRequest
@@ -38,9 +38,9 @@ SET_PHASES = ("", "Succeeded", "Failed", "Error")
 PREVIOUS_WORKFLOW = "workflows.argoproj.io/resubmitted-from-workflow"
 # labels of a run that its copy does not get
 OWN_LABELS = (
-    object_labels.PHASE,
-    object_labels.COMPLETED,
-    object_labels.ARCHIVING_STATUS,
+    object_labels.PHASE_LABEL,
+    object_labels.COMPLETED_LABEL,
+    object_labels.ARCHIVING_STATUS_LABEL,
     "workflows.argoproj.io/creator",
     "workflows.argoproj.io/creator-email",
     "workflows.argoproj.io/creator-preferred-username",
@@ -126,7 +126,7 @@ class Actions:
     def suspend(self, entry: Entry, body: Body) -> Object:
         """Start no further nodes of a workflow."""
         workflow = self.backend.workflow(entry)
-        if workflow["status"]["phase"] in COMPLETED:
+        if workflow["status"]["phase"] in COMPLETED_PHASES:
             raise ApiError(INVALID_ARGUMENT, "cannot suspend completed workflows")
         return self._send(entry, RunRequest(suspend=True))
 
@@ -138,16 +138,16 @@ class Actions:
             return self._change_nodes(entry, selector, NodeChange())
 
         workflow = self.backend.workflow(entry)
-        nodes = suspended(workflow["status"])
+        nodes = list_suspended_nodes(workflow["status"])
         for node in nodes:
-            for parameter in missing_parameters(node):
+            for parameter in list_missing_parameters(node):
                 if (parameter.get("valueFrom") or {}).get("default") is None:
                     raise ApiError(
                         INTERNAL,
                         f"raw output parameter '{parameter['name']}' has not been set and does not"
                         " have a default value",
                     )
-        if workflow["status"]["phase"] in COMPLETED:
+        if workflow["status"]["phase"] in COMPLETED_PHASES:
             return workflow
         changes = {node["id"]: NodeChange() for node in nodes}
         return self._send(entry, RunRequest(changes, suspend=False))
@@ -178,7 +178,7 @@ class Actions:
 
     def _shut_down(self, entry: Entry, strategy: str) -> Object:
         workflow = self.backend.workflow(entry)
-        if workflow["status"]["phase"] in COMPLETED:
+        if workflow["status"]["phase"] in COMPLETED_PHASES:
             raise ApiError(
                 INTERNAL,
                 f'cannot shutdown a completed workflow: workflow: "{entry.name}", namespace:'
@@ -190,7 +190,9 @@ class Actions:
         """Change the suspended nodes that a selector matches. Raises ApiError if it matches
         none."""
         workflow = self.backend.workflow(entry)
-        nodes = [node for node in suspended(workflow["status"]) if match_node(selector, node)]
+        nodes = [
+            node for node in list_suspended_nodes(workflow["status"]) if match_node(selector, node)
+        ]
         if not nodes:
             raise ApiError(
                 INTERNAL,
@@ -218,7 +220,7 @@ def retry_run(backend: Backend, entry: Entry, options: RetryOptions) -> Object:
             "To retry a succeeded workflow, set the options restartSuccessful and"
             " nodeFieldSelector",
         )
-    if phase not in COMPLETED:
+    if phase not in COMPLETED_PHASES:
         raise ApiError(INVALID_ARGUMENT, f"Cannot retry a workflow in phase {phase}")
 
     workflow, status, _ = refuse_invalid(files.open)
@@ -255,12 +257,12 @@ def resubmit_run(
     if not is_memoized:
         return backend.submit(manifest)
 
-    if workflow["status"]["phase"] not in FAILED:
+    if workflow["status"]["phase"] not in FAILED_PHASES:
         raise ApiError(
             INVALID_ARGUMENT, "workflow must be Failed/Error to resubmit in memoized mode"
         )
     prefix = manifest["metadata"]["generateName"]
-    name = manifests.Identity(suffix=manifests.generate_suffix()).name(prefix)
+    name = manifests.ObjectIdentity(suffix=manifests.generate_suffix()).name(prefix)
     manifest["metadata"]["name"] = name
     status = backend.files(entry).load()[0]
     copied_status = copy_for_resubmission(status, entry.name, name)
@@ -299,7 +301,8 @@ def _parse_outputs(text: str) -> dict[str, str]:
     if not isinstance(values, dict) or not all(isinstance(item, str) for item in values.values()):
         raise ApiError(
             INVALID_ARGUMENT,
-            f"unable to parse output parameter set request: {show(text)} must map names to strings",
+            f"unable to parse output parameter set request: {format_untrusted(text)} must map"
+            " names to strings",
         )
     return values
 
@@ -312,7 +315,7 @@ def _check_outputs(node: Node, outputs: Mapping[str, str]) -> None:
             "cannot set output parameters because node is not expecting any raw parameters",
         )
     declared = {item["name"] for item in (node.get("outputs") or {}).get("parameters") or []}
-    expected = {parameter["name"] for parameter in missing_parameters(node)}
+    expected = {parameter["name"] for parameter in list_missing_parameters(node)}
     for name in outputs:
         if name not in declared:
             raise ApiError(INTERNAL, f"node is not expecting output parameter '{name[:200]}'")

@@ -12,7 +12,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from argolocal.common.checked_names import show
+from argolocal.common.checked_names import format_untrusted
 from argolocal.errors import ArgolocalError, NotFound
 from argolocal.page.tabs.artifact_source import ObjectReader, Stream
 from argolocal.server.api.backend import Backend
@@ -81,7 +81,8 @@ class Artifacts:
         direction = parameters["direction"]
         if direction not in DIRECTIONS:
             raise ApiError(
-                INVALID_ARGUMENT, f"{show(direction)} must be one of {', '.join(DIRECTIONS)}"
+                INVALID_ARGUMENT,
+                f"{format_untrusted(direction)} must be one of {', '.join(DIRECTIONS)}",
             )
         match parameters["kind"]:
             case "workflows":
@@ -90,13 +91,14 @@ class Artifacts:
                 entry = self._find_uid(parameters["id"])
             case kind:
                 raise ApiError(
-                    INVALID_ARGUMENT, f"{show(kind)} must be workflows or archived-workflows"
+                    INVALID_ARGUMENT,
+                    f"{format_untrusted(kind)} must be workflows or archived-workflows",
                 )
 
         artifact = self._find(entry, direction, parameters["node"], parameters["artifact"])
         path = parameters.get("path", "")
         if any(part in ("", ".", "..") for part in path.rstrip("/").split("/") if path):
-            raise ApiError(INVALID_ARGUMENT, f"{show(path)} is not the path of a file")
+            raise ApiError(INVALID_ARGUMENT, f"{format_untrusted(path)} is not the path of a file")
         if path.endswith("/") or request.url.path.endswith("/"):
             return self._show_folder(artifact, path)
         return self._send(artifact, path)
@@ -112,12 +114,16 @@ class Artifacts:
         """Return the location of an artifact of a node. Raises ApiError."""
         node = (self.backend.workflow(entry)["status"].get("nodes") or {}).get(node_id)
         if node is None:
-            raise ApiError(NOT_FOUND, f"the workflow {entry.name} has no node {show(node_id)}")
+            raise ApiError(
+                NOT_FOUND, f"the workflow {entry.name} has no node {format_untrusted(node_id)}"
+            )
         for artifact in (node.get(direction) or {}).get("artifacts") or []:
             if artifact.get("name") == name:
                 return artifact
         raise ApiError(
-            NOT_FOUND, f"the node {show(node_id)} has no artifact {show(name)} in its {direction}"
+            NOT_FOUND,
+            f"the node {format_untrusted(node_id)} has no artifact {format_untrusted(name)} in its"
+            f" {direction}",
         )
 
     def _open_store(self, artifact: Mapping[str, Any]) -> tuple[ObjectReader, str]:
@@ -126,7 +132,8 @@ class Artifacts:
         key = location.get("key")
         if not isinstance(key, str) or not key:
             raise ApiError(
-                NOT_FOUND, f"the artifact {show(artifact.get('name'))} is not in the object store"
+                NOT_FOUND,
+                f"the artifact {format_untrusted(artifact.get('name'))} is not in the object store",
             )
         try:
             return self.backend.open_store(location), key
@@ -140,7 +147,9 @@ class Artifacts:
         try:
             stream, size = store.open(full_key)
         except NotFound:
-            raise ApiError(NOT_FOUND, f"the object {show(full_key)} does not exist") from None
+            raise ApiError(
+                NOT_FOUND, f"the object {format_untrusted(full_key)} does not exist"
+            ) from None
         except ArgolocalError as error:
             raise ApiError(INTERNAL, str(error)) from error
         headers = {
@@ -158,7 +167,7 @@ class Artifacts:
         folder = f"{key.rstrip('/')}/{path}"
         objects = list(islice(store.list(folder), MAX_LISTED_FILES))
         if not objects:
-            raise ApiError(NOT_FOUND, f"the folder {show(folder)} does not exist")
+            raise ApiError(NOT_FOUND, f"the folder {format_untrusted(folder)} does not exist")
         names = list(dict.fromkeys(_first_part(item.key.removeprefix(folder)) for item in objects))
         return HTMLResponse(_render(names), headers={"Content-Security-Policy": SANDBOX})
 

@@ -117,6 +117,6 @@ def refuse_invalid(call: Callable[[], Result]) -> Result:
 
 def require_new_name(backend: Backend, name: object) -> None:
     """Raise ApiError if a run with this name exists, as the Kubernetes API does."""
-    run_name = RunName.or_none(name)
+    run_name = RunName.parse_or_none(name)
     if run_name and backend.catalogue.refresh_run(run_name):
         raise ApiError(ALREADY_EXISTS, f'workflows.argoproj.io "{run_name}" already exists')

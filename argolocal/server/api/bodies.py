@@ -5,10 +5,10 @@ from typing import Any
 
 from starlette.requests import Request
 
-from argolocal.common.checked_names import show
+from argolocal.common.checked_names import format_untrusted
 from argolocal.common.json_text import loads
 from argolocal.manifest.allowed_values import API_VERSION
-from argolocal.manifest.shape import without_nulls
+from argolocal.manifest.shape import remove_nulls
 from argolocal.manifest.types import Object
 from argolocal.server.api.errors import INVALID_ARGUMENT, RESOURCE_EXHAUSTED, ApiError
 
@@ -52,7 +52,8 @@ class Body:
             raise ApiError(INVALID_ARGUMENT, f"the body is not valid JSON: {error}") from None
         if not isinstance(values, dict):
             raise ApiError(
-                INVALID_ARGUMENT, f"the body is {show(values)}: it must be a JSON object"
+                INVALID_ARGUMENT,
+                f"the body is {format_untrusted(values)}: it must be a JSON object",
             )
         return cls(values)
 
@@ -95,8 +96,8 @@ class Body:
         if given_kind != kind or version != API_VERSION:
             raise ApiError(
                 INVALID_ARGUMENT,
-                f"{name} is a {show(given_kind)} of {show(version)}: it must be a {kind} of"
-                f" {API_VERSION}",
+                f"{name} is a {format_untrusted(given_kind)} of {format_untrusted(version)}: it"
+                f" must be a {kind} of {API_VERSION}",
             )
 
         document = Body(values)
@@ -111,9 +112,10 @@ class Body:
                 raise ApiError(
                     INVALID_ARGUMENT,
                     "the namespace of the provided object does not match the namespace sent on the"
-                    f" request: {show(given_namespace)} and {show(namespace)}",
+                    f" request: {format_untrusted(given_namespace)} and"
+                    f" {format_untrusted(namespace)}",
                 )
-        spec = without_nulls(document.part("spec").values)
+        spec = remove_nulls(document.part("spec").values)
         _drop_empty_names(spec.get("workflowSpec") if kind == "CronWorkflow" else spec)
         return {"apiVersion": version, "kind": kind, "metadata": metadata, "spec": spec}
 
@@ -128,7 +130,7 @@ class Body:
 
 
 def _wrong_type(name: str, value: object, rule: str) -> ApiError:
-    return ApiError(INVALID_ARGUMENT, f"{name} is {show(value)}: it must be {rule}")
+    return ApiError(INVALID_ARGUMENT, f"{name} is {format_untrusted(value)}: it must be {rule}")
 
 
 def _drop_empty_names(spec: object) -> None:

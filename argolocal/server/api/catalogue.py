@@ -102,7 +102,7 @@ class Catalogue:
 
     def refresh_run(self, name: str) -> Entry | None:
         """Notice the change of one run, and return its entry, or None if the run does not exist."""
-        run_name = RunName.or_none(name)
+        run_name = RunName.parse_or_none(name)
         if run_name is None:
             return None
         file_version = self.source.version(run_name)

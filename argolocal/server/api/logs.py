@@ -19,12 +19,12 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from argolocal.common.checked_names import LABEL, show
+from argolocal.common.checked_names import LABEL_PATTERN, format_untrusted
 from argolocal.common.json_text import to_json
 from argolocal.language.regexp import compile_matcher
 from argolocal.language.selector import MISSING, Requirement
 from argolocal.manifest import object_labels
-from argolocal.manifest.allowed_values import COMPLETED
+from argolocal.manifest.allowed_values import COMPLETED_PHASES
 from argolocal.manifest.types import Object
 from argolocal.page.live import Watchers
 from argolocal.page.log_files import LocalLog
@@ -68,8 +68,10 @@ class LogOptions:
             since = parse_count(query, "logOptions.sinceTime.seconds")
 
         container = query.get("logOptions.container", "") or MAIN_CONTAINER
-        if not re.fullmatch(LABEL, container):
-            raise ApiError(INVALID_ARGUMENT, f"{show(container)} is not the name of a container")
+        if not re.fullmatch(LABEL_PATTERN, container):
+            raise ApiError(
+                INVALID_ARGUMENT, f"{format_untrusted(container)} is not the name of a container"
+            )
 
         return cls(
             pod or query.get("podName", ""),
@@ -198,7 +200,7 @@ class WorkflowLogs:
                 workflow = await run_in_threadpool(self._find, reader.run)
                 if workflow is None:
                     return
-                has_ended = workflow["status"]["phase"] in COMPLETED
+                has_ended = workflow["status"]["phase"] in COMPLETED_PHASES
                 lines = reader.read(workflow, has_ended or not reader.options.is_followed)
                 while batch := await run_in_threadpool(_take, lines):
                     for line in batch:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
-from argolocal.common.checked_names import show
+from argolocal.common.checked_names import format_untrusted
 from argolocal.language import selector as label_selector
 from argolocal.language.selector import MISSING, Requirement, SelectorError
 from argolocal.server.api.errors import INTERNAL, INVALID_ARGUMENT, ApiError
@@ -147,7 +147,7 @@ def parse_labels(text: str) -> list[Requirement]:
         return label_selector.parse(text)
     except SelectorError as error:
         raise ApiError(
-            INVALID_ARGUMENT, f"unable to parse requirement {show(text)}: {error}"
+            INVALID_ARGUMENT, f"unable to parse requirement {format_untrusted(text)}: {error}"
         ) from None
 
 
@@ -156,7 +156,8 @@ def parse_count(query: Mapping[str, str], name: str) -> int:
     text = query.get(name, "") or "0"
     if not re.fullmatch("[0-9]{1,18}", text):
         raise ApiError(
-            INVALID_ARGUMENT, f"{name} is {show(text)}: it must be a number that is not negative"
+            INVALID_ARGUMENT,
+            f"{name} is {format_untrusted(text)}: it must be a number that is not negative",
         )
     return int(text)
 
@@ -232,9 +233,9 @@ def _parse_field(term: str, namespace: str) -> dict[str, Any]:
         if namespace and selected != namespace:
             raise ApiError(
                 INVALID_ARGUMENT,
-                f"'namespace' query param ({show(namespace)}) and fieldselector"
-                f" 'metadata.namespace' ({show(selected)}) are both specified and contradict each"
-                " other",
+                f"'namespace' query param ({format_untrusted(namespace)}) and fieldselector"
+                f" 'metadata.namespace' ({format_untrusted(selected)}) are both specified and"
+                " contradict each other",
             )
         return {"namespace": selected}
 
@@ -261,4 +262,4 @@ def _parse_time(text: str) -> float | None:
             raise ValueError
         return moment.timestamp()
     except (ValueError, OverflowError):
-        raise ApiError(INTERNAL, f"{show(text)} is not a time of RFC 3339") from None
+        raise ApiError(INTERNAL, f"{format_untrusted(text)} is not a time of RFC 3339") from None

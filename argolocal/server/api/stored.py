@@ -10,7 +10,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from argolocal import validate
-from argolocal.common.checked_names import show
+from argolocal.common.checked_names import format_untrusted
 from argolocal.manifest import read as manifests
 from argolocal.manifest.types import Object
 from argolocal.server.api.backend import Backend, refuse_invalid
@@ -125,7 +125,7 @@ class StoredKindAddresses:
         manifest = self._read(body, path)
         metadata = manifest["metadata"]
         if not metadata.get("name") and metadata.get("generateName"):
-            identity = manifests.Identity(suffix=manifests.generate_suffix())
+            identity = manifests.ObjectIdentity(suffix=manifests.generate_suffix())
             metadata["name"] = identity.name(metadata["generateName"])
 
         def create() -> Object:
@@ -156,7 +156,8 @@ class StoredKindAddresses:
         if path_name not in ("", name):
             raise ApiError(
                 INVALID_ARGUMENT,
-                f"the object is named {show(name)}, and must be {show(path_name)}",
+                f"the object is named {format_untrusted(name)}, and must be"
+                f" {format_untrusted(path_name)}",
             )
         self._find({**path, "name": name})
         self._validate(manifest)

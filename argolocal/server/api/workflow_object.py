@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from argolocal.manifest import object_labels
-from argolocal.manifest.allowed_values import API_VERSION, COMPLETED, FULFILLED
+from argolocal.manifest.allowed_values import API_VERSION, COMPLETED_PHASES, FULFILLED_PHASES
 from argolocal.manifest.types import Object
 from argolocal.page.sources import Run
 from argolocal.runner.requests import RunRequest
@@ -41,7 +41,7 @@ def make_workflow(
     spec = _restore_references(copy.deepcopy(dict(run.spec)))
     if request and request.suspend is not None:
         spec["suspend"] = request.suspend or None
-    if request and request.shutdown and phase not in COMPLETED:
+    if request and request.shutdown and phase not in COMPLETED_PHASES:
         spec["shutdown"] = request.shutdown
     spec = {key: value for key, value in spec.items() if value is not None}
 
@@ -63,11 +63,11 @@ def whole_seconds(time: str | None) -> str | None:
 
 def _make_metadata(run: Run, namespace: str, phase: str, resource_version: int) -> Object:
     metadata = copy.deepcopy(dict(run.manifest["metadata"]))
-    is_completed = "true" if phase in COMPLETED else "false"
+    is_completed = "true" if phase in COMPLETED_PHASES else "false"
     labels = {
         **(metadata.get("labels") or {}),
-        object_labels.COMPLETED: is_completed,
-        object_labels.PHASE: phase,
+        object_labels.COMPLETED_LABEL: is_completed,
+        object_labels.PHASE_LABEL: phase,
     }
     annotations = {**(metadata.get("annotations") or {}), POD_NAME_FORMAT: "v2"}
     return {
@@ -83,7 +83,7 @@ def _make_metadata(run: Run, namespace: str, phase: str, resource_version: int) 
 def _make_status(run: Run, phase: str, has_nodes: bool) -> Object:
     nodes: Mapping[str, Mapping[str, Any]] = run.status.get("nodes") or {}
     own_progress = {
-        id: (int(node["phase"] in FULFILLED), 1)
+        id: (int(node["phase"] in FULFILLED_PHASES), 1)
         for id, node in nodes.items()
         if node["type"] in POD_TYPES
     }
@@ -154,8 +154,8 @@ def _sum_progress(
 def _make_conditions(phase: str, nodes: Iterable[Mapping[str, Any]]) -> list[Object]:
     has_running_pod = any(node["type"] == "Pod" and node["phase"] == "Running" for node in nodes)
     return [
-        {"type": "PodRunning", "status": str(has_running_pod and phase not in COMPLETED)},
-        {"type": "Completed", "status": str(phase in COMPLETED)},
+        {"type": "PodRunning", "status": str(has_running_pod and phase not in COMPLETED_PHASES)},
+        {"type": "Completed", "status": str(phase in COMPLETED_PHASES)},
     ]
 
 

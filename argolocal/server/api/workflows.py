@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from argolocal.common.checked_names import show
+from argolocal.common.checked_names import format_untrusted
 from argolocal.errors import ArgolocalError
 from argolocal.manifest import object_labels
 from argolocal.manifest.allowed_values import API_VERSION
@@ -146,7 +146,7 @@ class Workflows:
             spec = dict(stored["spec"].get("workflowSpec") or {})
             template = stored["spec"].get("workflowMetadata") or {}
             labels = template.get("labels") or {}
-            metadata["labels"] = {**labels, object_labels.CRON_WORKFLOW: name}
+            metadata["labels"] = {**labels, object_labels.CRON_WORKFLOW_LABEL: name}
             metadata["annotations"] = dict(template.get("annotations") or {})
         return {
             "apiVersion": API_VERSION,
@@ -276,7 +276,7 @@ def override_parameters(spec: Object, parameters: Iterable[str]) -> None:
         if not separator:
             raise ApiError(
                 INTERNAL,
-                f"expected parameter of the form: NAME=VALUE. Received: {show(text)}",
+                f"expected parameter of the form: NAME=VALUE. Received: {format_untrusted(text)}",
             )
         values[name] = value
 
@@ -296,7 +296,8 @@ def _parse_pairs(text: str, what: str) -> Mapping[str, str]:
         if not separator or not name:
             raise ApiError(
                 INTERNAL,
-                f"expected {what} of the form: NAME1=VALUE2,NAME2=VALUE2. Received: {show(text)}",
+                f"expected {what} of the form: NAME1=VALUE2,NAME2=VALUE2. Received:"
+                f" {format_untrusted(text)}",
             )
         pairs[name] = value
     return pairs

@@ -11,11 +11,11 @@ from typing import Any, NamedTuple
 
 import torch
 
-START = struct.Struct("<Q")  # length of the pickle in bytes
-ALIGNMENT = 64
+LENGTH_STRUCT = struct.Struct("<Q")  # length of the pickle in bytes
+ALIGNMENT_BYTES = 64
 
 
-class _Span(NamedTuple):
+class _TensorSpan(NamedTuple):
     """The place of a tensor's data: `offset` in bytes, after the pickle."""
 
     offset: int
@@ -27,7 +27,7 @@ class Payload:
     """A state that is ready to be copied. Its tensors share memory with the program's tensors."""
 
     def __init__(self, state_tree: Any) -> None:
-        self._tensors: list[tuple[_Span, torch.Tensor]] = []
+        self._tensors: list[tuple[_TensorSpan, torch.Tensor]] = []
         self._end = 0
 
         pickle_buffer = io.BytesIO()
@@ -36,31 +36,35 @@ class Payload:
         pickler.dump(state_tree)
 
         self._structure = pickle_buffer.getvalue()
-        self._data_offset = _align(START.size + len(self._structure))
+        self._data_offset = _round_up_to_alignment(LENGTH_STRUCT.size + len(self._structure))
         self.size = self._data_offset + self._end
 
-    def _take_tensor(self, value: Any) -> _Span | None:
-        if not isinstance(value, torch.Tensor) or not _is_plain(value):
+    def _take_tensor(self, value: Any) -> _TensorSpan | None:
+        if not isinstance(value, torch.Tensor) or not _is_plain_tensor(value):
             return None
 
         tensor = value.detach()
-        tensor_span = _Span(self._end, tensor.dtype, tuple(tensor.shape))
+        tensor_span = _TensorSpan(self._end, tensor.dtype, tuple(tensor.shape))
         self._tensors.append((tensor_span, tensor))
-        self._end = _align(self._end + tensor.numel() * tensor.element_size())
+        self._end = _round_up_to_alignment(self._end + tensor.numel() * tensor.element_size())
         return tensor_span
 
     def write(self, target_bytes: torch.Tensor) -> None:
         """Copy the state to `target_bytes`, uint8 [at least `size`]. Waits until the copies from
         GPUs are complete."""
         structure_bytes = torch.frombuffer(bytearray(self._structure), dtype=torch.uint8)
-        target_bytes[: START.size] = torch.frombuffer(
-            bytearray(START.pack(len(structure_bytes))), dtype=torch.uint8
+        target_bytes[: LENGTH_STRUCT.size] = torch.frombuffer(
+            bytearray(LENGTH_STRUCT.pack(len(structure_bytes))), dtype=torch.uint8
         )
-        target_bytes[START.size : START.size + len(structure_bytes)] = structure_bytes
+        target_bytes[LENGTH_STRUCT.size : LENGTH_STRUCT.size + len(structure_bytes)] = (
+            structure_bytes
+        )
 
         cuda_devices = set()
         for tensor_span, tensor in self._tensors:
-            _view(target_bytes, self._data_offset, tensor_span).copy_(tensor, non_blocking=True)
+            _view_tensor(target_bytes, self._data_offset, tensor_span).copy_(
+                tensor, non_blocking=True
+            )
             cuda_devices.add(tensor.device)
         for device in cuda_devices:
             if device.type == "cuda":
@@ -73,21 +77,27 @@ class Payload:
         return target_bytes
 
 
-def decode(payload_bytes: torch.Tensor) -> Any:
+def decode_payload(payload_bytes: torch.Tensor) -> Any:
     """Return the state in the bytes `payload_bytes`, uint8 [size or more]. Its tensors share the
     memory of `payload_bytes`."""
-    (structure_length,) = START.unpack(payload_bytes[: START.size].numpy().tobytes())
-    pickled_structure = payload_bytes[START.size : START.size + structure_length].numpy().tobytes()
-    data_offset = _align(START.size + structure_length)
+    (structure_length,) = LENGTH_STRUCT.unpack(
+        payload_bytes[: LENGTH_STRUCT.size].numpy().tobytes()
+    )
+    pickled_structure = (
+        payload_bytes[LENGTH_STRUCT.size : LENGTH_STRUCT.size + structure_length].numpy().tobytes()
+    )
+    data_offset = _round_up_to_alignment(LENGTH_STRUCT.size + structure_length)
 
     unpickler = pickle.Unpickler(io.BytesIO(pickled_structure))  # nosec B301
-    unpickler.persistent_load = lambda tensor_span: _own_view(
+    unpickler.persistent_load = lambda tensor_span: _view_in_own_storage(
         payload_bytes, data_offset, tensor_span
     )  # type: ignore[method-assign]
     return unpickler.load()
 
 
-def _view(payload_bytes: torch.Tensor, data_offset: int, tensor_span: _Span) -> torch.Tensor:
+def _view_tensor(
+    payload_bytes: torch.Tensor, data_offset: int, tensor_span: _TensorSpan
+) -> torch.Tensor:
     start_byte = data_offset + tensor_span.offset
     element_count = 1
     for dimension_size in tensor_span.shape:
@@ -96,10 +106,12 @@ def _view(payload_bytes: torch.Tensor, data_offset: int, tensor_span: _Span) -> 
     return payload_bytes[start_byte:end_byte].view(tensor_span.dtype).view(tensor_span.shape)
 
 
-def _own_view(payload_bytes: torch.Tensor, data_offset: int, tensor_span: _Span) -> torch.Tensor:
+def _view_in_own_storage(
+    payload_bytes: torch.Tensor, data_offset: int, tensor_span: _TensorSpan
+) -> torch.Tensor:
     """Return a view with its own storage, because torch.save writes the whole storage of a
     tensor."""
-    shared_view = _view(payload_bytes, data_offset, tensor_span)
+    shared_view = _view_tensor(payload_bytes, data_offset, tensor_span)
     if not shared_view.numel():
         return torch.empty(tensor_span.shape, dtype=tensor_span.dtype)
     tensor_elements = torch.frombuffer(
@@ -111,12 +123,12 @@ def _own_view(payload_bytes: torch.Tensor, data_offset: int, tensor_span: _Span)
     return tensor_elements.view(tensor_span.shape)
 
 
-def _is_plain(tensor: torch.Tensor) -> bool:
+def _is_plain_tensor(tensor: torch.Tensor) -> bool:
     """Return True if the raw elements of a tensor describe it completely: a strided tensor of a
     plain class, not quantized."""
     is_plain_class = type(tensor) in (torch.Tensor, torch.nn.Parameter)
     return is_plain_class and tensor.layout is torch.strided and not tensor.is_quantized
 
 
-def _align(size_bytes: int) -> int:
-    return -(-size_bytes // ALIGNMENT) * ALIGNMENT
+def _round_up_to_alignment(size_bytes: int) -> int:
+    return -(-size_bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES

@@ -15,7 +15,7 @@ from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
 from torch.distributed.checkpoint.planner import ReadItem
 
 # module → names of the classes and functions that `.metadata` may contain; they only store values
-ALLOWED_NAMES = {
+ALLOWED_NAMES_BY_MODULE = {
     "collections": {"OrderedDict"},
     "pathlib": {"PosixPath", "PurePosixPath"},
     "torch": {"Size", "device"},
@@ -62,7 +62,7 @@ class SafePlanner(DefaultLoadPlanner):
 
 class _Unpickler(pickle.Unpickler):
     def find_class(self, module_name: str, global_name: str) -> Any:
-        if global_name in ALLOWED_NAMES.get(module_name, ()):
+        if global_name in ALLOWED_NAMES_BY_MODULE.get(module_name, ()):
             return super().find_class(module_name, global_name)
         if module_name == "torch":
             dtype = getattr(torch, global_name, None)
@@ -71,15 +71,16 @@ class _Unpickler(pickle.Unpickler):
         raise pickle.UnpicklingError(f"{module_name}.{global_name} is not a part of metadata")
 
 
-def encode_values(named_values: dict[str, Any]) -> bytes:
-    """Return values as bytes that `decode_values` reads."""
+def encode_named_values(named_values: dict[str, Any]) -> bytes:
+    """Return values as bytes that `decode_named_values` reads."""
     buffer = io.BytesIO()
     torch.save(named_values, buffer)
     return buffer.getvalue()
 
 
-def decode_values(encoded_values: bytes) -> dict[str, Any]:
-    """Return the values that `encode_values` has encoded. If they are damaged or contain a class
-    that torch.serialization.add_safe_globals has not allowed, an exception of torch.load is raised.
+def decode_named_values(encoded_values: bytes) -> dict[str, Any]:
+    """Return the values that `encode_named_values` has encoded. If they are damaged or contain a
+    class that torch.serialization.add_safe_globals has not allowed, an exception of torch.load is
+    raised.
     """
     return torch.load(io.BytesIO(encoded_values), map_location="cpu", weights_only=True)

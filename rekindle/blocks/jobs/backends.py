@@ -8,7 +8,7 @@ from rekindle.blocks.jobs.members import MemberCommands
 from rekindle.blocks.jobs.program_job import ProgramJob
 from rekindle.blocks.pod_settings import Manifest
 from rekindle.blocks.settings import ClusterConfig
-from rekindle.kubernetes_names import PROGRAM, PROGRAM_IN_JOB, MemberModules
+from rekindle.kubernetes_names import PROGRAM_IN_JOB_MODULES, PROGRAM_MODULES, MemberModules
 from rekindle.training.spec import TrainConfig
 
 ManifestBuilder = Callable[[str, TrainConfig, ClusterConfig, MemberCommands], Manifest]
@@ -27,20 +27,20 @@ class Backend:
     # maximum length of a job's name; the names of its pods are longer, and limited to 63 characters
     max_name_length: int = 45
     runtime: ManifestBuilder | None = None  # object that must be applied before the job
-    program: MemberModules = PROGRAM  # modules of the pods that run a program
+    program: MemberModules = PROGRAM_MODULES  # modules of the pods that run a program
 
 
 BACKENDS = {
     "pytorchjob": Backend(
         "PyTorchJob",
-        pytorch_job.pytorch_job,
+        pytorch_job.build_pytorch_job,
         lambda _: pytorch_job.SUCCESS,
         kubeflow.FAILURE,
         pytorch_job.HOST,
         max_name_length=53,
     ),
     "jobset": Backend(
-        "JobSet", job_set.job_set, lambda _: job_set.SUCCESS, job_set.FAILURE, job_set.HOST
+        "JobSet", job_set.build_job_set, lambda _: job_set.SUCCESS, job_set.FAILURE, job_set.HOST
     ),
     "trainjob": Backend(
         "TrainJob",
@@ -61,5 +61,5 @@ def program_backend(job: ProgramJob) -> Backend:
         lambda _: kubeflow.FRAMEWORKS[job.kind].success,
         kubeflow.FAILURE,
         max_name_length=50,
-        program=PROGRAM_IN_JOB,
+        program=PROGRAM_IN_JOB_MODULES,
     )

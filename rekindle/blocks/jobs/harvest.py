@@ -8,9 +8,14 @@ Source: the fields are defined by Kubernetes (apps/v1, DeploymentSpec), and the 
 pods by Kueue 0.19 (plain pods of a Deployment).
 """
 
-from argolocal.manifest.object_labels import JOB_NAME, REPLICA_TYPE
+from argolocal.manifest.object_labels import JOB_NAME_LABEL, REPLICA_TYPE_LABEL
 from rekindle.blocks.jobs import gang
-from rekindle.blocks.jobs.members import MemberCommands, count_pods, member_metadata, worker_spec
+from rekindle.blocks.jobs.members import (
+    MemberCommands,
+    build_worker_spec,
+    count_pods,
+    member_metadata,
+)
 from rekindle.blocks.pod_settings import Manifest
 from rekindle.blocks.settings import ClusterConfig
 from rekindle.errors import ConfigError
@@ -70,11 +75,11 @@ def harvest_deployment(
         "metadata": gang.job_metadata(name, cluster),
         "spec": {
             "replicas": pod_counts.max_pods - pod_counts.pods,
-            "selector": {"matchLabels": {JOB_NAME: name, REPLICA_TYPE: HARVEST_ROLE}},
+            "selector": {"matchLabels": {JOB_NAME_LABEL: name, REPLICA_TYPE_LABEL: HARVEST_ROLE}},
             "revisionHistoryLimit": 0,
             "template": {
                 "metadata": member_metadata(name, HARVEST_ROLE, worker_pod),
-                "spec": worker_spec(
+                "spec": build_worker_spec(
                     name, train_config, cluster, commands, "worker", coordinator_host.format(name)
                 ),
             },

@@ -13,10 +13,10 @@ from argolocal.common import exit_codes
 from rekindle.blocks.jobs import gang
 from rekindle.blocks.jobs.members import (
     MemberCommands,
-    coordinator_spec,
+    build_coordinator_spec,
+    build_worker_spec,
     count_pods,
     member_metadata,
-    worker_spec,
 )
 from rekindle.blocks.pod_settings import Manifest
 from rekindle.blocks.presets import merge_mappings
@@ -34,7 +34,7 @@ HOST = f"{{0}}-{LEAD}-0-0.{{0}}"
 UNLIMITED_RETRIES = 100_000
 # exit codes of the coordinator that cause a restart
 SIGNAL_EXIT_CODES = [
-    exit_codes.SIGNALLED + number
+    exit_codes.SIGNAL_OFFSET + number
     for number in (
         signal.SIGHUP,
         signal.SIGINT,
@@ -48,7 +48,7 @@ SIGNAL_EXIT_CODES = [
 ]
 
 
-def job_set(
+def build_job_set(
     name: str, train_config: TrainConfig, cluster: ClusterConfig, commands: MemberCommands
 ) -> Manifest:
     """Return the JobSet `name`, whose pods run `commands`. `name` has at most 45 characters,
@@ -66,10 +66,18 @@ def job_set(
         }
         failure_rules = [{"name": "worker", **failure_action}]
 
-    worker_pod = worker_spec(name, train_config, cluster, commands, "worker", HOST.format(name))
-    worker_job_spec = worker_job(name, worker_pod, cluster, is_restarted=not cluster.restart_job)
+    worker_pod = build_worker_spec(
+        name, train_config, cluster, commands, "worker", HOST.format(name)
+    )
+    worker_job_spec = build_worker_job(
+        name, worker_pod, cluster, is_restarted=not cluster.restart_job
+    )
     replicated_jobs = [
-        {"name": LEAD, "replicas": 1, "template": {"spec": lead_job(name, cluster, commands)}},
+        {
+            "name": LEAD,
+            "replicas": 1,
+            "template": {"spec": build_lead_job(name, cluster, commands)},
+        },
         {"name": WORKER, "replicas": pod_counts.pods, "template": {"spec": worker_job_spec}},
     ]
 
@@ -77,11 +85,11 @@ def job_set(
         "apiVersion": "jobset.x-k8s.io/v1alpha2",
         "kind": "JobSet",
         "metadata": gang.job_metadata(name, cluster),
-        "spec": {**lead_policies(failure_rules), "replicatedJobs": replicated_jobs},
+        "spec": {**build_lead_policies(failure_rules), "replicatedJobs": replicated_jobs},
     }
 
 
-def worker_job(
+def build_worker_job(
     name: str, worker_pod: Manifest, cluster: ClusterConfig, *, is_restarted: bool
 ) -> Manifest:
     """Return the JobSpec of a worker. If `is_restarted` is True, the Job controller replaces the
@@ -94,14 +102,16 @@ def worker_job(
         max_retries = 0
         restart_policy = "Never"
     worker_pod = worker_pod | {"restartPolicy": restart_policy}
-    return {"backoffLimit": max_retries, **indexed_pod(worker_pod, pod_metadata, cluster)}
+    return {"backoffLimit": max_retries, **indexed_pod_fields(worker_pod, pod_metadata, cluster)}
 
 
-def lead_job(name: str, cluster: ClusterConfig, commands: MemberCommands) -> Manifest:
+def build_lead_job(name: str, cluster: ClusterConfig, commands: MemberCommands) -> Manifest:
     """Return the JobSpec of the coordinator. An exit code of the coordinator from 1 to 127 fails
     the job; after a signal or the loss of its node, the coordinator is restarted."""
     fatal_exit_codes = {"containerName": LEAD, "operator": "NotIn", "values": SIGNAL_EXIT_CODES}
-    coordinator_pod = coordinator_spec(name, cluster, commands, LEAD) | {"restartPolicy": "Never"}
+    coordinator_pod = build_coordinator_spec(name, cluster, commands, LEAD) | {
+        "restartPolicy": "Never"
+    }
 
     return {
         "backoffLimit": UNLIMITED_RETRIES,
@@ -117,13 +127,15 @@ def lead_job(name: str, cluster: ClusterConfig, commands: MemberCommands) -> Man
                 {"action": "FailJob", "onExitCodes": fatal_exit_codes},
             ]
         },
-        **indexed_pod(
+        **indexed_pod_fields(
             coordinator_pod, member_metadata(name, "master", cluster.pod("coordinator")), cluster
         ),
     }
 
 
-def indexed_pod(pod_spec: Manifest, pod_metadata: Manifest, cluster: ClusterConfig) -> Manifest:
+def indexed_pod_fields(
+    pod_spec: Manifest, pod_metadata: Manifest, cluster: ClusterConfig
+) -> Manifest:
     """Return the fields of a JobSpec for one indexed pod."""
     pod_template = {
         "metadata": merge_mappings(pod_metadata, gang.queue_metadata(cluster)),
@@ -137,7 +149,7 @@ def indexed_pod(pod_spec: Manifest, pod_metadata: Manifest, cluster: ClusterConf
     }
 
 
-def lead_policies(failure_rules: list[Manifest]) -> Manifest:
+def build_lead_policies(failure_rules: list[Manifest]) -> Manifest:
     """Return the fields of a JobSetSpec that make the JobSet succeed or fail with its
     coordinator."""
     return {

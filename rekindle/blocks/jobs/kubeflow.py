@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from argolocal.common import exit_codes
-from argolocal.manifest.training_jobs import JOB_VERSION, JOBS, REMOVED_KINDS
+from argolocal.manifest.training_jobs import JOB_API_VERSION, JOB_KINDS, REMOVED_KINDS
 from rekindle.blocks import pod_settings as pods
 from rekindle.blocks.jobs import gang
 from rekindle.blocks.pod_settings import Manifest, hardened_container, pod_spec
 from rekindle.blocks.settings import ClusterConfig, PodConfig
-from rekindle.errors import ConfigError, did_you_mean
+from rekindle.errors import ConfigError, suggest_similar
 
 # The condition Failed has one of the indices 1 to 4 in `status.conditions`, because Created comes
 # first, and Running and Restarting are never present at the same time.
@@ -102,7 +102,7 @@ FRAMEWORKS = {
 }
 
 
-def training_job(
+def build_training_job(
     job_kind: str,
     name: str,
     replicas: Mapping[str, Replica],
@@ -119,11 +119,11 @@ def training_job(
     framework = FRAMEWORKS[job_kind]
 
     replica_specs = {
-        role: replica_spec(
+        role: build_replica_spec(
             replica.count,
             framework.roles[role].restart_policy,
             replica.pod,
-            role_pod(job_kind, role, replica, cluster),
+            build_role_pod(job_kind, role, replica, cluster),
         )
         for role, replica in replicas.items()
     }
@@ -132,12 +132,13 @@ def training_job(
     restart_limit = RESTARTS_PER_POD * sum(replica.count for replica in replicas.values())
 
     return {
-        "apiVersion": JOB_VERSION,
+        "apiVersion": JOB_API_VERSION,
         "kind": job_kind,
         "metadata": gang.job_metadata(name, cluster),
         "spec": {
-            "runPolicy": run_policy(cluster, worker_replica.pod) | {"backoffLimit": restart_limit},
-            JOBS[job_kind].replicas_field: replica_specs,
+            "runPolicy": build_run_policy(cluster, worker_replica.pod)
+            | {"backoffLimit": restart_limit},
+            JOB_KINDS[job_kind].replicas_field: replica_specs,
             **more_spec_fields,
         },
     }
@@ -153,7 +154,8 @@ def check_replicas(job_kind: str, name: str, replicas: Mapping[str, Replica]) ->
     framework = FRAMEWORKS[job_kind]
     for role in replicas.keys() - framework.roles.keys():
         hint = (
-            did_you_mean(role, set(framework.roles)) or f" Its roles: {', '.join(framework.roles)}."
+            suggest_similar(role, set(framework.roles))
+            or f" Its roles: {', '.join(framework.roles)}."
         )
         raise ConfigError(f"{job_title} has no role {role}.{hint}")
 
@@ -178,9 +180,9 @@ def check_replicas(job_kind: str, name: str, replicas: Mapping[str, Replica]) ->
         )
 
 
-def role_pod(job_kind: str, role: str, replica: Replica, cluster: ClusterConfig) -> Manifest:
+def build_role_pod(job_kind: str, role: str, replica: Replica, cluster: ClusterConfig) -> Manifest:
     """Return the PodSpec of a role's pods."""
-    job_description = JOBS[job_kind]
+    job_description = JOB_KINDS[job_kind]
 
     if role in job_description.leader_roles:
         pod_config = replica.pod.on_demand()
@@ -214,7 +216,7 @@ def omit_account(job_kind: str, role: str, pod_manifest: Manifest) -> Manifest:
     }
 
 
-def replica_spec(
+def build_replica_spec(
     pod_count: int, restart_policy: str, pod_config: PodConfig, pod_manifest: Manifest
 ) -> Manifest:
     """Return the ReplicaSpec of one role."""
@@ -225,7 +227,7 @@ def replica_spec(
     }
 
 
-def run_policy(
+def build_run_policy(
     cluster: ClusterConfig, worker_config: PodConfig, min_pods: int | None = None
 ) -> Manifest:
     """Return the RunPolicy of a job. `min_pods`: number of pods that suffice for gang scheduling to

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil
 
-from argolocal.manifest.object_labels import JOB_NAME, REPLICA_TYPE
+from argolocal.manifest.object_labels import JOB_NAME_LABEL, REPLICA_TYPE_LABEL
 from rekindle.blocks import volume
 from rekindle.blocks.pod_settings import (
     POD_ADDRESS,
@@ -41,7 +41,7 @@ METRICS_PORT = 9464  # port of the coordinator's metrics, for Prometheus
 METRICS_PORTS = [{"name": "metrics", "containerPort": METRICS_PORT}]
 
 
-def run_secret(name: str) -> Manifest:
+def build_run_secret(name: str) -> Manifest:
     """Return the Secret by which the processes of the job `name` authenticate each other. Argo
     generates its value.
 
@@ -118,7 +118,9 @@ def count_pods(train_config: TrainConfig, cluster: ClusterConfig) -> PodCounts:
 def member_metadata(name: str, role_name: str, pod_config: PodConfig) -> Manifest:
     """Return the metadata of a pod, with the labels that the training operator would set; network
     policies, metrics and logs select pods by these labels."""
-    return pod_metadata(pod_config, WORKFLOW_LABEL | {JOB_NAME: name, REPLICA_TYPE: role_name})
+    return pod_metadata(
+        pod_config, WORKFLOW_LABEL | {JOB_NAME_LABEL: name, REPLICA_TYPE_LABEL: role_name}
+    )
 
 
 def coordinator_variables(member_config: PodConfig) -> dict[str, str]:
@@ -129,7 +131,7 @@ def coordinator_variables(member_config: PodConfig) -> dict[str, str]:
     }
 
 
-def coordinator_spec(
+def build_coordinator_spec(
     name: str, cluster: ClusterConfig, commands: MemberCommands, container_name: str
 ) -> Manifest:
     """Return the PodSpec of the coordinator. `container_name`: container name that the kind of job
@@ -159,7 +161,7 @@ def coordinator_spec(
     )
 
 
-def worker_spec(
+def build_worker_spec(
     name: str,
     train_config: TrainConfig,
     cluster: ClusterConfig,
@@ -182,10 +184,10 @@ def worker_spec(
         }
     else:
         variables = {}
-    return member_spec(name, pod_config, cluster, commands, container_name, variables)
+    return build_member_spec(name, pod_config, cluster, commands, container_name, variables)
 
 
-def member_spec(
+def build_member_spec(
     name: str,
     pod_config: PodConfig,
     cluster: ClusterConfig,

@@ -8,22 +8,22 @@ names all of them. If a pod is lost, all pods start the program again from its n
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from argolocal.manifest.training_jobs import JOB_VERSION, JOBS, pod_name
+from argolocal.manifest.training_jobs import JOB_API_VERSION, JOB_KINDS, make_pod_name
 from rekindle.blocks.jobs import gang
 from rekindle.blocks.jobs.kubeflow import (
     FRAMEWORKS,
     Replica,
+    build_replica_spec,
+    build_role_pod,
+    build_run_policy,
     check_replicas,
     omit_account,
-    replica_spec,
-    role_pod,
-    run_policy,
 )
 from rekindle.blocks.jobs.members import (
     METRICS_PORTS,
     MemberCommands,
+    build_member_spec,
     coordinator_variables,
-    member_spec,
 )
 from rekindle.blocks.pod_settings import Manifest
 from rekindle.blocks.settings import ClusterConfig, PodConfig
@@ -73,7 +73,7 @@ class ProgramJob:
     ) -> Manifest:
         """Return the job `name`, which has at most 50 characters, because the names of its pods are
         longer."""
-        run_policy_fields = run_policy(cluster, self.pod)
+        run_policy_fields = build_run_policy(cluster, self.pod)
         # the coordinator enforces the time limit of an attempt
         run_policy_fields["activeDeadlineSeconds"] = 3600 * cluster.deadline_hours
         if self.kind == "MPIJob":
@@ -84,17 +84,19 @@ class ProgramJob:
             if role in self.roles:
                 member_pod = self._member_spec(name, role, cluster, commands)
             else:
-                member_pod = role_pod(self.kind, role, replica, cluster)
+                member_pod = build_role_pod(self.kind, role, replica, cluster)
             restart_policy = "OnFailure" if role == "Launcher" else "ExitCode"
-            replica_specs[role] = replica_spec(replica.count, restart_policy, self.pod, member_pod)
+            replica_specs[role] = build_replica_spec(
+                replica.count, restart_policy, self.pod, member_pod
+            )
 
         return {
-            "apiVersion": JOB_VERSION,
+            "apiVersion": JOB_API_VERSION,
             "kind": self.kind,
             "metadata": gang.job_metadata(name, cluster),
             "spec": {
                 "runPolicy": run_policy_fields,
-                JOBS[self.kind].replicas_field: replica_specs,
+                JOB_KINDS[self.kind].replicas_field: replica_specs,
                 **self.spec,
             },
         }
@@ -109,7 +111,7 @@ class ProgramJob:
         leading_role = self.roles[0]
         previous_roles = self.roles[: self.roles.index(role)]
         variables = {
-            REKINDLE_COORDINATOR: pod_name(name, leading_role),
+            REKINDLE_COORDINATOR: make_pod_name(name, leading_role),
             REKINDLE_ROLE_RANK: str(sum(self.counts[role] for role in previous_roles)),
         }
         if role not in FRAMEWORKS[self.kind].completing_roles:
@@ -120,9 +122,9 @@ class ProgramJob:
             variables.update(coordinator_variables(self.pod))
             container_ports = METRICS_PORTS
 
-        job_description = JOBS[self.kind]
+        job_description = JOB_KINDS[self.kind]
         pod_config = self.pod.on_demand() if role in job_description.leader_roles else self.pod
-        pod_spec = member_spec(
+        pod_spec = build_member_spec(
             name,
             pod_config,
             cluster,

@@ -3,10 +3,15 @@
 Source: the fields and the status are defined by Kubeflow training operator 1.9 (PyTorchJobSpec).
 """
 
-from argolocal.manifest.training_jobs import JOB_VERSION
+from argolocal.manifest.training_jobs import JOB_API_VERSION
 from rekindle.blocks.jobs import gang
-from rekindle.blocks.jobs.kubeflow import replica_spec, run_policy
-from rekindle.blocks.jobs.members import MemberCommands, coordinator_spec, count_pods, worker_spec
+from rekindle.blocks.jobs.kubeflow import build_replica_spec, build_run_policy
+from rekindle.blocks.jobs.members import (
+    MemberCommands,
+    build_coordinator_spec,
+    build_worker_spec,
+    count_pods,
+)
 from rekindle.blocks.pod_settings import Manifest
 from rekindle.blocks.settings import ClusterConfig
 from rekindle.training.spec import TrainConfig
@@ -15,7 +20,7 @@ SUCCESS = "status.replicaStatuses.Master.succeeded > 0"
 HOST = "{0}-master-0"  # host name of the coordinator
 
 
-def pytorch_job(
+def build_pytorch_job(
     name: str, train_config: TrainConfig, cluster: ClusterConfig, commands: MemberCommands
 ) -> Manifest:
     """Return the job `name`, which has at most 53 characters, because the names of its pods are
@@ -28,11 +33,11 @@ def pytorch_job(
     pod.
     """
     pod_counts = count_pods(train_config, cluster)
-    master_pod = coordinator_spec(name, cluster, commands, "pytorch")
-    worker_pod = worker_spec(name, train_config, cluster, commands, "pytorch")
+    master_pod = build_coordinator_spec(name, cluster, commands, "pytorch")
+    worker_pod = build_worker_spec(name, train_config, cluster, commands, "pytorch")
 
     # one more pod, for the coordinator
-    scheduling_policy = run_policy(cluster, cluster.pod("train"), pod_counts.min_pods + 1)
+    scheduling_policy = build_run_policy(cluster, cluster.pod("train"), pod_counts.min_pods + 1)
     # The deadline of the workflow, not of an attempt. The coordinator enforces the time limit of an
     # attempt, which excludes the time that pods wait for nodes.
     scheduling_policy["activeDeadlineSeconds"] = 3600 * cluster.deadline_hours
@@ -42,7 +47,7 @@ def pytorch_job(
         processes_per_pod["nprocPerNode"] = str(pod_counts.workers_per_pod)
 
     return {
-        "apiVersion": JOB_VERSION,
+        "apiVersion": JOB_API_VERSION,
         "kind": "PyTorchJob",
         "metadata": gang.job_metadata(name, cluster),
         "spec": {
@@ -53,8 +58,8 @@ def pytorch_job(
                 "maxReplicas": pod_counts.max_pods,
             },
             "pytorchReplicaSpecs": {
-                "Master": replica_spec(1, "ExitCode", cluster.pod("coordinator"), master_pod),
-                "Worker": replica_spec(
+                "Master": build_replica_spec(1, "ExitCode", cluster.pod("coordinator"), master_pod),
+                "Worker": build_replica_spec(
                     pod_counts.pods, "OnFailure", cluster.pod("train"), worker_pod
                 ),
             },

@@ -7,10 +7,16 @@ back-off counts the failures of all nodes); the kubelet restarts a crashed conta
 Source: the fields are defined by Kubeflow Trainer 2.3 (trainer.kubeflow.org/v1alpha1).
 """
 
-from argolocal.manifest.object_labels import TRAINER_STEP
+from argolocal.manifest.object_labels import TRAINER_STEP_LABEL
 from rekindle.blocks.jobs import gang
-from rekindle.blocks.jobs.job_set import HOST, LEAD, lead_job, lead_policies, worker_job
-from rekindle.blocks.jobs.members import MemberCommands, count_pods, worker_spec
+from rekindle.blocks.jobs.job_set import (
+    HOST,
+    LEAD,
+    build_lead_job,
+    build_lead_policies,
+    build_worker_job,
+)
+from rekindle.blocks.jobs.members import MemberCommands, build_worker_spec, count_pods
 from rekindle.blocks.pod_settings import WORKFLOW_LABEL, Manifest
 from rekindle.blocks.settings import ClusterConfig
 from rekindle.training.spec import TrainConfig
@@ -20,7 +26,7 @@ __all__ = ["FAILURE", "HOST", "success_condition", "train_job", "training_runtim
 TRAINER_VERSION = "trainer.kubeflow.org/v1alpha1"
 # name of the Job for the nodes, and of its container; Trainer sets PET_NNODES, PET_NODE_RANK,
 # PET_MASTER_ADDR, ... in this container
-NODE = "node"
+NODE_ROLE = "node"
 # other conditions, such as Suspended, may precede the condition Failed
 FAILURE = tuple(f"status.conditions.{i}.type == Failed" for i in range(3))
 
@@ -36,15 +42,21 @@ def training_runtime(
 ) -> Manifest:
     """Return the TrainingRuntime of the job `name`: a JobSet with a Job for the coordinator and a
     Job for the nodes."""
-    worker_pod = worker_spec(name, train_config, cluster, commands, NODE, HOST.format(name))
-    node_job_spec = worker_job(name, worker_pod, cluster, is_restarted=True)
+    worker_pod = build_worker_spec(
+        name, train_config, cluster, commands, NODE_ROLE, HOST.format(name)
+    )
+    node_job_spec = build_worker_job(name, worker_pod, cluster, is_restarted=True)
     replicated_jobs = [
-        {"name": LEAD, "replicas": 1, "template": {"spec": lead_job(name, cluster, commands)}},
         {
-            "name": NODE,
+            "name": LEAD,
+            "replicas": 1,
+            "template": {"spec": build_lead_job(name, cluster, commands)},
+        },
+        {
+            "name": NODE_ROLE,
             "replicas": 1,
             "template": {
-                "metadata": {"labels": {TRAINER_STEP: "trainer"}},
+                "metadata": {"labels": {TRAINER_STEP_LABEL: "trainer"}},
                 "spec": node_job_spec,
             },
         },
@@ -65,7 +77,7 @@ def training_runtime(
             **({"podGroupPolicy": group_policy} if group_policy else {}),
             "template": {
                 **({"metadata": metadata} if metadata else {}),
-                "spec": {**lead_policies([]), "replicatedJobs": replicated_jobs},
+                "spec": {**build_lead_policies([]), "replicatedJobs": replicated_jobs},
             },
         },
     }

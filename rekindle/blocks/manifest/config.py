@@ -29,26 +29,26 @@ from pydantic import (
 from pydantic_core import ErrorDetails
 
 from argolocal.common.addresses import AFTER_HOST, SECRET_NAME
-from argolocal.common.environment import names_secret
+from argolocal.common.environment import is_secret_name
 from argolocal.language.yaml_text import parse, read_text
 from argolocal.manifest import cron as crontab
 from rekindle import families, project
 from rekindle.blocks.manifest import variables
 from rekindle.blocks.settings import POD_DEFAULTS, CacheConfig, ClusterConfig
-from rekindle.errors import ConfigError, did_you_mean, without_secrets
+from rekindle.errors import ConfigError, suggest_similar, without_secrets
 from rekindle.gate import Gate, check_bounds
 from rekindle.program.config import ProgramConfig, check_model_placeholders
-from rekindle.program.processes.working_folder import check_file
+from rekindle.program.processes.working_folder import check_program_file
 from rekindle.release.serve_config import RetentionConfig, ServeConfig
 from rekindle.release.watch.notification import NotifyConfig
 from rekindle.sections import (
     Section,
     Setting,
-    absolute_paths,
     broken_rule,
-    known_keys,
-    leaves,
-    settings,
+    describe_settings,
+    iterate_leaves,
+    list_valid_keys,
+    make_paths_absolute,
 )
 from rekindle.training.spec import TrainConfig, check_supported_settings
 from rekindle.workload import DataConfig, check_program, load
@@ -97,7 +97,7 @@ class ScheduleConfig(Section):
     def _check_cron(cls, text: str) -> str:
         if text.startswith(("@", "TZ=", "CRON_TZ=")):
             raise ValueError("it must have five fields; schedule.timezone sets the time zone")
-        cron_error = crontab.schedule_error(text)
+        cron_error = crontab.find_schedule_error(text)
         if cron_error:
             raise ValueError(cron_error)
         return text
@@ -105,7 +105,7 @@ class ScheduleConfig(Section):
     @field_validator("timezone")
     @classmethod
     def _check_timezone(cls, name: str) -> str:
-        timezone_error = crontab.timezone_error(name)
+        timezone_error = crontab.find_timezone_error(name)
         if timezone_error:
             raise ValueError(timezone_error)
         return name
@@ -161,7 +161,7 @@ class Config(Section):
         folder_for_key = (info.context or {}).get("folder_for_key", _working_directory)
         if isinstance(value, DataConfig):
             return resolve_data(value, folder_for_key)
-        return absolute_paths(value, info.field_name or "", folder_for_key)
+        return make_paths_absolute(value, info.field_name or "", folder_for_key)
 
 
 def _working_directory(key: str) -> Path:
@@ -176,19 +176,19 @@ def resolve_data(
     if "://" not in data_config.source:
         source_path = str(folder_for_key("data.source") / Path(data_config.source).expanduser())
         data_config = data_config.model_copy(update={"source": source_path})
-    return absolute_paths(data_config, "data", folder_for_key)
+    return make_paths_absolute(data_config, "data", folder_for_key)
 
 
 def relative_paths(config: Config) -> Iterator[tuple[str, str]]:
     """Yield (key, value) for each value in the user's own sections that is the relative path of an
     existing file."""
-    for section_name in _own_sections(config):
-        for key, value in leaves(getattr(config, section_name), section_name):
+    for section_name in _own_section_names(config):
+        for key, value in iterate_leaves(getattr(config, section_name), section_name):
             if isinstance(value, str) and value and _is_relative_path(value):
                 yield key, value
 
 
-def _own_sections(pipeline_config: Config) -> list[str]:
+def _own_section_names(pipeline_config: Config) -> list[str]:
     """Return the names of the sections that the workload and the pipeline define."""
     return sorted(
         [*(type(pipeline_config).model_fields.keys() - Config.model_fields.keys()), "data", "model"]
@@ -252,7 +252,7 @@ def describe_keys(key: str, loaded: Loaded | None = None) -> list[Setting]:
 
     Raises ConfigError if no config has such a key.
     """
-    return settings(type(loaded.config) if loaded else Config, key)
+    return describe_settings(type(loaded.config) if loaded else Config, key)
 
 
 def load_config(
@@ -266,21 +266,21 @@ def load_config(
     looked up in the project. In a file of another project, `data.source` and the values of type
     `Path` in the user's own sections are relative to that project.
     """
-    file = project.config(Path(file))
-    config_values, origins = _merge(
+    file = project.find_config_file(Path(file))
+    config_values, origins = _merge_settings(
         _iterate_settings(file, sets, os.environ if environment is None else environment)
     )
     if "workload" not in config_values:
-        raise ConfigError(_missing_workload(file))
+        raise ConfigError(_describe_missing_workload(file))
 
-    module_names = _module_names(config_values, origins)
-    with _prefix_errors(origins["workload"]):
+    module_names = _read_module_names(config_values, origins)
+    with _prefix_error_lines(origins["workload"]):
         workload = load(module_names["workload"])
 
-    with _prefix_errors(origins.get("pipeline", str(file))):
-        config_model = _schema(**module_names)
+    with _prefix_error_lines(origins.get("pipeline", str(file))):
+        config_model = _build_config_model(**module_names)
 
-    other_root = project.other_project(file)
+    other_root = project.find_other_project(file)
 
     def folder_for_key(key: str) -> Path:
         value_origin = Loaded(config_model.model_construct(), origins).origin(key)
@@ -289,7 +289,7 @@ def load_config(
         return Path.cwd()
 
     try:
-        config = _validate(config_model, config_values, folder_for_key)
+        config = _validate_config(config_model, config_values, folder_for_key)
     except ValidationError as error:
         loaded = Loaded(config_model.model_construct(), origins)
         raise ConfigError(*_describe_errors(error, loaded, str(file))) from error
@@ -300,7 +300,7 @@ def load_config(
     return loaded
 
 
-def _merge(
+def _merge_settings(
     settings: Iterable[tuple[KeyPath, Any, str]],
 ) -> tuple[dict[str, Any], dict[str, str]]:
     """Return the values of all settings, and the origin of each value by its path. A later setting
@@ -325,7 +325,9 @@ def _merge(
     return config_values, origins_by_path
 
 
-def _module_names(config_values: Mapping[str, Any], origins: Mapping[str, str]) -> dict[str, str]:
+def _read_module_names(
+    config_values: Mapping[str, Any], origins: Mapping[str, str]
+) -> dict[str, str]:
     """Return the modules of the workload and of the pipeline. Raises ConfigError."""
     module_names = {
         "workload": config_values["workload"],
@@ -343,13 +345,13 @@ def _check_against_workload(loaded_config: Loaded, workload_module: Any, file: s
     """Raise ConfigError if settings of the gate, the training or the families do not fit the
     workload."""
     config = loaded_config.config
-    with _prefix_errors(loaded_config.origin_below("gate") or file):
+    with _prefix_error_lines(loaded_config.origin_below("gate") or file):
         check_bounds(config.gate, workload_module.metrics)
 
     if config.program:
-        with _prefix_errors(loaded_config.origin_below("program") or file):
+        with _prefix_error_lines(loaded_config.origin_below("program") or file):
             check_program(config.workload)
-            check_file(config.program.command)
+            check_program_file(config.program.command)
             check_model_placeholders(config.program, dict(config.model))
         return
 
@@ -357,12 +359,12 @@ def _check_against_workload(loaded_config: Loaded, workload_module: Any, file: s
     if not families.has_model(workload_module):
         return
 
-    with _prefix_errors(loaded_config.origin("train.validation")):
+    with _prefix_error_lines(loaded_config.origin("train.validation")):
         check_supported_settings(config.train, workload_module)
 
-    with _prefix_errors(loaded_config.origins.get("train.validation", file)):
+    with _prefix_error_lines(loaded_config.origins.get("train.validation", file)):
         families.check_validation(
-            families.select(workload_module, config.families), config.train.validation
+            families.select_families(workload_module, config.families), config.train.validation
         )
 
 
@@ -382,8 +384,8 @@ def _describe_errors(error: ValidationError, loaded_config: Loaded, file: str) -
 def _reject_passwords(loaded_config: Loaded) -> None:
     """Raise ConfigError for a URL with a password or signature: MLflow records the config, and `ps`
     shows it during a run. Also raise ConfigError for a secret in one of the user's own sections."""
-    own_sections = _own_sections(loaded_config.config)
-    for key, value in leaves(loaded_config.config, ""):
+    own_sections = _own_section_names(loaded_config.config)
+    for key, value in iterate_leaves(loaded_config.config, ""):
         name = key.lstrip(".")
         if isinstance(value, str) and PASSWORD_URL.search(value):
             raise ConfigError(
@@ -394,13 +396,13 @@ def _reject_passwords(loaded_config: Loaded) -> None:
             )
         if name.partition(".")[0] in own_sections and _is_own_secret(name, value):
             raise ConfigError(
-                f"{_without_value(loaded_config.origin(name))}: {name} is a secret, which"
+                f"{_omit_flag_value(loaded_config.origin(name))}: {name} is a secret, which"
                 " everyone can read who can read the manifest or MLflow: remove it. A step can read"
                 " it from its environment, which has the keys of the Secret rekindle-s3."
             )
 
 
-def _without_value(value_origin: str) -> str:
+def _omit_flag_value(value_origin: str) -> str:
     """Return an origin such as `--set data.password=VALUE` without the value."""
     if value_origin.startswith("--set "):
         return value_origin.partition("=")[0]
@@ -411,10 +413,10 @@ def _is_own_secret(key: str, value: object) -> bool:
     """Return True if the key of a text in the user's own sections names a secret, and the text is
     not a variable such as $(PASSWORD)."""
     is_text = isinstance(value, str) and value and not value.startswith("$(")
-    return bool(is_text) and names_secret(key.rpartition(".")[2])
+    return bool(is_text) and is_secret_name(key.rpartition(".")[2])
 
 
-def _validate(
+def _validate_config(
     config_model: type[Config], config_values: dict[str, Any], folder_for_key: Callable[[str], Path]
 ) -> Config:
     """Validate the values of a config. Raises ValidationError.
@@ -451,7 +453,7 @@ def _validate(
 
 
 @contextmanager
-def _prefix_errors(value_origin: str) -> Iterator[None]:
+def _prefix_error_lines(value_origin: str) -> Iterator[None]:
     """Put the origin of the wrong value in front of each line of a ConfigError."""
     try:
         yield
@@ -460,7 +462,7 @@ def _prefix_errors(value_origin: str) -> Iterator[None]:
 
 
 @cache
-def _schema(workload_name: str, pipeline_module: str) -> type[Config]:
+def _build_config_model(workload_name: str, pipeline_module: str) -> type[Config]:
     """Return the pydantic model of a config: `Config` or the pipeline's subclass of it, extended by
     the sections of the workload."""
     workload_module = load(workload_name)
@@ -468,7 +470,7 @@ def _schema(workload_name: str, pipeline_module: str) -> type[Config]:
 
     if pipeline_module != DEFAULT_PIPELINE:
         base_model = getattr(
-            project.load(pipeline_module, "pipeline", ("build",)), "Config", Config
+            project.load_module(pipeline_module, "pipeline", ("build",)), "Config", Config
         )
 
     if not (isinstance(base_model, type) and issubclass(base_model, Config)):
@@ -500,16 +502,19 @@ def _iterate_settings(
     file: Path, set_flags: Iterable[str], environment: Mapping[str, str]
 ) -> Iterator[tuple[KeyPath, Any, str]]:
     if file.suffix == ".py":
-        config_values = {"pipeline": project.module_of(file), "name": file.stem.replace("_", "-")}
+        config_values = {
+            "pipeline": project.find_module_name(file),
+            "name": file.stem.replace("_", "-"),
+        }
     else:
         config_values = None
 
     for key_path, value in _iterate_leaves(config_values or _read_config_file(file)):
         yield key_path, value, str(file)
 
-    variables.check(environment)
+    variables.check_process_settings(environment)
     for name, text in sorted(environment.items()):
-        key_path = tuple(name.removeprefix(variables.PREFIX).lower().split("__"))
+        key_path = tuple(name.removeprefix(variables.VARIABLE_PREFIX).lower().split("__"))
         if variables.sets_config(name):
             yield key_path, _parse_value(text, name), name
 
@@ -531,9 +536,11 @@ def _read_config_file(file: Path) -> dict[str, Any]:
     try:
         documents = parse(read_text(file), str(file))
     except FileNotFoundError as error:
-        existing_configs = {str(path) for path in file.parent.glob("*.yaml")} | project.configs()
+        existing_configs = {
+            str(path) for path in file.parent.glob("*.yaml")
+        } | project.list_config_files()
         raise ConfigError(
-            f"{file} does not exist: give a config file.{did_you_mean(str(file), existing_configs)}"
+            f"{file} does not exist: give a config file.{suggest_similar(str(file), existing_configs)}"
         ) from error
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{file} cannot be read ({error}): give a YAML file.") from error
@@ -604,8 +611,8 @@ def _describe_error(error: ErrorDetails, loaded_config: Loaded, file: str) -> st
 
     if error["type"] == "extra_forbidden":
         location = loaded_config.origin_below(path) or location
-        valid_keys = known_keys(config_model, key_path[:-1])
-        hint = did_you_mean(key_path[-1], valid_keys) or (
+        valid_keys = list_valid_keys(config_model, key_path[:-1])
+        hint = suggest_similar(key_path[-1], valid_keys) or (
             f" Known: {', '.join(sorted(valid_keys))}." if valid_keys else ""
         )
 
@@ -619,7 +626,7 @@ def _describe_error(error: ErrorDetails, loaded_config: Loaded, file: str) -> st
     if error["type"] == "value_error" and isinstance(invalid_value, Mapping):
         # omit the value and the flag that sets it, because both may contain a secret
         value_text = ""
-        location = _without_value(location)
+        location = _omit_flag_value(location)
     else:
         value_text = f" is {invalid_value!r}"
 
@@ -628,13 +635,13 @@ def _describe_error(error: ErrorDetails, loaded_config: Loaded, file: str) -> st
     else:
         choices = []
 
-    hint = did_you_mean(str(invalid_value), choices)
+    hint = suggest_similar(str(invalid_value), choices)
     return (
         f"{location}: {path or 'the config'}{value_text}: {broken_rule(config_model, error)}{hint}"
     )
 
 
-def _missing_workload(file: Path) -> str:
+def _describe_missing_workload(file: Path) -> str:
     if file.suffix != ".py":
         return (
             f"{file}: workload is missing: name the module of the model, such as workload:"

@@ -9,12 +9,12 @@ from typing import Any
 from argolocal.common.json_text import to_json
 from rekindle import project
 from rekindle.blocks.manifest.repository import GitError, open_repository
-from rekindle.keys import CACHED
+from rekindle.keys import CACHED_PARAMETER
 
 # workflow parameters that are also recorded with a release
 RELEASE_PARAMETERS = ("git_sha", "lock_hash", "config_hash", "manifest_hash")
 # the value of `manifest` is encoded by `step.encode_parameter`
-PROVENANCE_PARAMETERS = (*RELEASE_PARAMETERS, "config", "manifest", CACHED)
+PROVENANCE_PARAMETERS = (*RELEASE_PARAMETERS, "config", "manifest", CACHED_PARAMETER)
 # workflow parameters that are set only by scheduled runs and `rekindle backfill`
 SCHEDULED_TIME = "scheduled-time"
 BACKFILL = "backfill"
@@ -39,7 +39,7 @@ def read_git_sha() -> str:
     """Return the id of the project's current commit, with the suffix -dirty if tracked files were
     changed; "" outside a git repository."""
     try:
-        with open_repository(project.root()) as repository:
+        with open_repository(project.current_root()) as repository:
             if repository:
                 return repository.commit()
             return ""
@@ -53,7 +53,7 @@ def find_lock_file(project_folder: Path | None = None) -> Path | None:
 
     The file may be in a parent folder in the same repository. Return None if none exists.
     """
-    project_folder = project_folder or project.root()
+    project_folder = project_folder or project.current_root()
     for ancestor_folder in (project_folder, *project_folder.parents):
         file = next(
             (ancestor_folder / name for name in LOCK_FILES if (ancestor_folder / name).is_file()),

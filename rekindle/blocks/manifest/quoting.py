@@ -13,7 +13,7 @@ from typing import Any
 from pydantic_core import to_jsonable_python
 
 from rekindle.blocks.wiring import to_expression
-from rekindle.step import SCALARS, to_text
+from rekindle.step import SCALAR_TYPES, format_parameter
 
 TEMPLATE_TAG = re.compile(r"\{\{(=?)(.*?)\}\}", re.DOTALL)
 # tags that need no quotes, because Argo or Kubernetes has validated their values (names, times and
@@ -36,11 +36,11 @@ def format_input(input_value: object) -> str:
     Sections of the config and other models are first converted to plain values, also inside lists
     and mappings, since `_quote_json` finds no tags in a model.
     """
-    if isinstance(input_value, SCALARS):
-        return to_text(input_value)
+    if isinstance(input_value, SCALAR_TYPES):
+        return format_parameter(input_value)
 
     plain_value = to_jsonable_python(input_value)
-    return to_text(_quote_json(plain_value, "toJson(string({0}))[1:-1]"))
+    return format_parameter(_quote_json(plain_value, "toJson(string({0}))[1:-1]"))
 
 
 def quote_argument(text: str) -> str:

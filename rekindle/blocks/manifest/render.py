@@ -13,7 +13,12 @@ from typing import TYPE_CHECKING, Any, Literal
 import yaml
 
 from argolocal.common.json_text import to_json
-from argolocal.language.yaml_text import FLOAT, INTEGER, NUMBER_START_CHARACTERS, SHORT_BOOLEAN
+from argolocal.language.yaml_text import (
+    FLOAT,
+    INTEGER,
+    NUMBER_START_CHARACTERS,
+    SHORT_BOOLEAN_PATTERN,
+)
 from argolocal.manifest.allowed_values import API_VERSION
 from rekindle import project
 from rekindle.blocks.manifest.provenance import (
@@ -28,7 +33,7 @@ from rekindle.errors import ConfigError, RekindleError
 from rekindle.project import user_exceptions
 from rekindle.step import encode_parameter
 from rekindle.training.cost.pod_requests import list_manifest_pods
-from rekindle.training.cost.prices import ANNOTATION, Prices
+from rekindle.training.cost.prices import PRICES_ANNOTATION, Prices
 
 if TYPE_CHECKING:
     from rekindle.blocks.manifest.config import Config
@@ -49,7 +54,7 @@ def render_manifest(config: "Config", kind: Kind = "workflow") -> Manifest:
         manifest["metadata"].pop("generateName", None)
         manifest["metadata"]["name"] = config.name
 
-    manifest = order_keys(manifest)
+    manifest = sort_keys_for_reading(manifest)
     workflow_parameters = manifest["spec"].get("arguments", {}).get("parameters", [])
     config_values = config.model_dump(mode="json")
 
@@ -70,11 +75,11 @@ def render_manifest(config: "Config", kind: Kind = "workflow") -> Manifest:
     metadata = {name: value for name, value in manifest["metadata"].items() if name != "name"}
     # prices are added only to the recorded manifest, because the manifest itself must not depend on
     # them
-    project_prices = Prices.load(project.root())
+    project_prices = Prices.load(project.current_root())
     if project_prices:
         project_prices.check_pods(list_manifest_pods(manifest))
         metadata["annotations"] = metadata.get("annotations", {}) | {
-            ANNOTATION: project_prices.model_dump_json()
+            PRICES_ANNOTATION: project_prices.model_dump_json()
         }
 
     run_manifest = manifest | {
@@ -82,7 +87,7 @@ def render_manifest(config: "Config", kind: Kind = "workflow") -> Manifest:
         "metadata": {"generateName": f"{config.name}-"} | metadata,
     }
     # the recorded manifest contains all parameters except `manifest` itself
-    packed_manifest = encode_parameter(to_json(order_keys(run_manifest), indent=1))
+    packed_manifest = encode_parameter(to_json(sort_keys_for_reading(run_manifest), indent=1))
     for workflow_parameter in workflow_parameters:
         if workflow_parameter["name"] == "manifest":
             workflow_parameter["value"] = packed_manifest
@@ -139,7 +144,7 @@ def _render_cron(config: "Config") -> Manifest:
 def _build_workflow(config: "Config") -> Manifest:
     from hera.workflows import Workflow
 
-    pipeline_module = project.load(config.pipeline, "pipeline", ("build",))
+    pipeline_module = project.load_module(config.pipeline, "pipeline", ("build",))
     pipeline_file = str(pipeline_module.__file__)
 
     build_function = pipeline_module.build
@@ -163,7 +168,7 @@ def _build_workflow(config: "Config") -> Manifest:
     # any other exception is an error in the user's pipeline
     except Exception as error:
         raise ConfigError(
-            f"{user_exceptions.describe(error)} Correct the pipeline {config.pipeline}."
+            f"{user_exceptions.describe_exception(error)} Correct the pipeline {config.pipeline}."
         ) from error
 
     raise ConfigError(
@@ -218,7 +223,7 @@ def check_golden(manifest: Mapping[str, Any], file: Path) -> None:
     )
 
 
-def order_keys(value: object) -> Any:
+def sort_keys_for_reading(value: object) -> Any:
     """Return `value` with its keys sorted: first the identifying keys (kind, name, ...), then the
     others by name."""
     if isinstance(value, Mapping):
@@ -229,9 +234,9 @@ def order_keys(value: object) -> Any:
                 mapping_key,
             ),
         )
-        return {key: order_keys(value[key]) for key in sorted_keys}
+        return {key: sort_keys_for_reading(value[key]) for key in sorted_keys}
     if isinstance(value, list):
-        return [order_keys(list_item) for list_item in value]
+        return [sort_keys_for_reading(list_item) for list_item in value]
     return value
 
 
@@ -257,4 +262,4 @@ _Dumper.add_representer(str, _represent_text)
 # quote texts such as 1e-05, which Go's YAML parser, unlike PyYAML, reads as numbers or booleans
 _Dumper.add_implicit_resolver("tag:yaml.org,2002:int", INTEGER, NUMBER_START_CHARACTERS)
 _Dumper.add_implicit_resolver("tag:yaml.org,2002:float", FLOAT, NUMBER_START_CHARACTERS)
-_Dumper.add_implicit_resolver("tag:yaml.org,2002:bool", SHORT_BOOLEAN, list("yYnN"))
+_Dumper.add_implicit_resolver("tag:yaml.org,2002:bool", SHORT_BOOLEAN_PATTERN, list("yYnN"))

@@ -20,7 +20,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from argolocal.common.files import read_regular
+from argolocal.common.files import read_regular_file
 from argolocal.common.wording import shorten
 from rekindle.errors import RekindleError
 
@@ -49,7 +49,15 @@ SETTING_VALUE = re.compile(r"[A-Za-z0-9]*")
 DATA_FOLDERS = ("refs", "reftable", "logs")  # folders and files that contain only data
 DATA_FILES = ("packed-refs", "shallow", "info/attributes")
 # files of a submodule's repository that git reads
-READ_FILES = ("HEAD", "commondir", "config", "config.worktree", "index", "packed-refs", "shallow")
+FILES_TO_READ = (
+    "HEAD",
+    "commondir",
+    "config",
+    "config.worktree",
+    "index",
+    "packed-refs",
+    "shallow",
+)
 LFS_POINTER = re.compile(
     rb"version https://git-lfs\.github\.com/spec/v1\n(?:[^\n]*\n)*?oid"
     rb" sha256:(?P<oid>[0-9a-f]{64})\n"
@@ -61,7 +69,7 @@ GITLINK = "160000"  # mode that marks a submodule in the index
 INDEX_ENTRY = re.compile(
     r"(?P<flag>\S) (?P<mode>[0-7]{6}) (?P<object_id>[0-9a-f]+) [0-3]\t(?P<name>.*)", re.DOTALL
 )
-NAMES_AT_ONCE = 100  # maximum number of file names that one git command gets as arguments
+MAX_NAMES_PER_COMMAND = 100  # maximum number of file names that one git command gets as arguments
 
 
 class GitError(RekindleError):
@@ -226,8 +234,8 @@ class Repository:
         if has_missing_file or has_other_file:
             return True
 
-        for batch_start in range(0, len(existing_entries), NAMES_AT_ONCE):
-            batch_entries = existing_entries[batch_start : batch_start + NAMES_AT_ONCE]
+        for batch_start in range(0, len(existing_entries), MAX_NAMES_PER_COMMAND):
+            batch_entries = existing_entries[batch_start : batch_start + MAX_NAMES_PER_COMMAND]
             object_ids = self.git(
                 "hash-object", "--", *(index_entry.name for index_entry in batch_entries)
             ).split()
@@ -262,7 +270,7 @@ class Repository:
         pointer_match = LFS_POINTER.fullmatch(text)
         return pointer_match is None or not _has_content(self.top / name, pointer_match)
 
-    def check_out(self, commit_sha: str, folder: Path) -> None:
+    def check_out_commit(self, commit_sha: str, folder: Path) -> None:
         """Write the files of a commit to the empty `folder`. The index and the work tree of the
         repository are not changed."""
         index = folder.with_suffix(".index")
@@ -300,14 +308,14 @@ def open_repository(folder: Path) -> Iterator[Repository | None]:
         yield None
         return
     with tempfile.TemporaryDirectory(prefix="rekindle-git-") as name:
-        git_dir = _git_dir(work_tree)
+        git_dir = _find_git_dir(work_tree)
         common_dir = _folder_named_in(git_dir / "commondir", "") or git_dir
         repository = Repository(work_tree, git_dir, common_dir, Path(name))
-        _fill_private_folder(repository)
+        _fill_private_git_dir(repository)
         yield repository
 
 
-def _git_dir(work_tree: Path) -> Path:
+def _find_git_dir(work_tree: Path) -> Path:
     """Return the git directory of a work tree; `.git` is a file instead of a folder in a linked
     work tree or a submodule."""
     path = work_tree / ".git"
@@ -333,7 +341,7 @@ def _folder_named_in(file: Path, line_prefix: str) -> Path | None:
     return None
 
 
-def _fill_private_folder(repository: Repository) -> None:
+def _fill_private_git_dir(repository: Repository) -> None:
     """Fill the private git directory with links to data of the repository, a copy of HEAD, and
     harmless settings."""
     private_dir = repository.private
@@ -358,9 +366,9 @@ def _fill_private_folder(repository: Repository) -> None:
     for name in DATA_FOLDERS:
         _reject_special_files(common_dir / name, MAX_TEXT_BYTES if name == "refs" else None)
 
-    for path in (folder / name for folder in (git_dir, common_dir) for name in READ_FILES):
+    for path in (folder / name for folder in (git_dir, common_dir) for name in FILES_TO_READ):
         if path.exists() and not path.is_file():
-            raise GitError(_refusal(path, "not a regular file"))
+            raise GitError(_describe_refusal(path, "not a regular file"))
 
     (private_dir / "HEAD").write_bytes(head_content)
     (private_dir / "info").mkdir()
@@ -393,7 +401,7 @@ def _reject_special_files(path: Path, max_bytes: int | None = None) -> None:
     do.
     """
     if path.is_symlink():
-        raise GitError(_refusal(path, "a link to files outside of the repository"))
+        raise GitError(_describe_refusal(path, "a link to files outside of the repository"))
     if not path.is_dir():
         return
 
@@ -402,14 +410,16 @@ def _reject_special_files(path: Path, max_bytes: int | None = None) -> None:
             if folder_entry.is_symlink() or folder_entry.is_dir(follow_symlinks=False):
                 _reject_special_files(Path(folder_entry), max_bytes)
             elif not folder_entry.is_file(follow_symlinks=False):
-                raise GitError(_refusal(folder_entry.path, "not a regular file"))
+                raise GitError(_describe_refusal(folder_entry.path, "not a regular file"))
             elif max_bytes is not None and folder_entry.stat().st_size > max_bytes:
                 raise GitError(
-                    _refusal(folder_entry.path, f"a reference of more than {max_bytes:,} bytes")
+                    _describe_refusal(
+                        folder_entry.path, f"a reference of more than {max_bytes:,} bytes"
+                    )
                 )
 
 
-def _refusal(path: Path | str, refusal_reason: str) -> str:
+def _describe_refusal(path: Path | str, refusal_reason: str) -> str:
     return f"{path} is {refusal_reason}, which is not read: clone the repository again."
 
 
@@ -517,7 +527,7 @@ def _read_if_regular(path: Path, max_bytes: int = MAX_TEXT_BYTES) -> bytes | Non
     """Return the content of a file; None if it does not exist, is not a regular file or is too
     large."""
     try:
-        return read_regular(path, max_bytes)
+        return read_regular_file(path, max_bytes)
     except OSError:
         return None
 

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 
 from rekindle.errors import ConfigError
 
-PREFIX = "REKINDLE_"
+VARIABLE_PREFIX = "REKINDLE_"
 # names (without the prefix) of variables that configure a process instead of a key of the config
 PROCESS_SETTINGS = (
     *("CACHE", "DEADLINE", "ENDPOINT", "GRACE", "HOME", "IMAGE"),
@@ -15,15 +15,15 @@ PROCESS_SETTINGS = (
 
 def sets_config(name: str) -> bool:
     """Return True if the variable sets a key of the config."""
-    setting_name = name.removeprefix(PREFIX)
+    setting_name = name.removeprefix(VARIABLE_PREFIX)
     return (
-        name.startswith(PREFIX)
+        name.startswith(VARIABLE_PREFIX)
         and setting_name not in PROCESS_SETTINGS
         and not setting_name.startswith("TEST_")
     )
 
 
-def check(variable_names: Iterable[str]) -> None:
+def check_process_settings(variable_names: Iterable[str]) -> None:
     """Raise ConfigError for a misspelt variable that configures a process; if it were ignored, the
     wrong home or project could be used."""
     for name in filter(sets_config, variable_names):
@@ -31,9 +31,10 @@ def check(variable_names: Iterable[str]) -> None:
         from difflib import get_close_matches
 
         similar_names = get_close_matches(
-            name.removeprefix(PREFIX), PROCESS_SETTINGS, 1, cutoff=0.8
+            name.removeprefix(VARIABLE_PREFIX), PROCESS_SETTINGS, 1, cutoff=0.8
         )
         if similar_names:
             raise ConfigError(
-                f'{name} is not a variable of Rekindle. Did you mean "{PREFIX}{similar_names[0]}"?'
+                f"{name} is not a variable of Rekindle. Did you mean"
+                f' "{VARIABLE_PREFIX}{similar_names[0]}"?'
             )

@@ -7,21 +7,21 @@ from rekindle.documents import InvalidDocument, parse_object
 from rekindle.kubernetes_names import NAME_LABEL, PART_OF_REKINDLE
 
 
-def is_rekindle(manifest: Mapping[str, Any]) -> bool:
+def is_rekindle_manifest(manifest: Mapping[str, Any]) -> bool:
     """Return True if Rekindle rendered the manifest."""
-    return PART_OF_REKINDLE.items() <= _labels(manifest).items()
+    return PART_OF_REKINDLE.items() <= _read_labels(manifest).items()
 
 
 def pipeline_label(manifest: Mapping[str, Any]) -> str | None:
     """Return the name of the pipeline, which Rekindle sets as a label on its manifests."""
-    return _labels(manifest).get(NAME_LABEL)
+    return _read_labels(manifest).get(NAME_LABEL)
 
 
-def _labels(manifest: Mapping[str, Any]) -> Mapping[str, str]:
+def _read_labels(manifest: Mapping[str, Any]) -> Mapping[str, str]:
     return (manifest.get("metadata") or {}).get("labels") or {}
 
 
-def pipeline_of(workflow: Mapping[str, Any]) -> str:
+def read_pipeline_name(workflow: Mapping[str, Any]) -> str:
     """Return the name of a run's pipeline, from the run's label or, if the label is missing, from
     the name of the run."""
     name = workflow["metadata"]["name"]

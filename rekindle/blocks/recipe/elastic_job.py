@@ -14,28 +14,34 @@ from rekindle.blocks.dependencies import FINAL_PHASES, after_any
 from rekindle.blocks.jobs.backends import BACKENDS, Backend, ManifestBuilder
 from rekindle.blocks.jobs.harvest import HARVEST_KIND as HARVEST
 from rekindle.blocks.jobs.harvest import harvest_deployment, limit_to_minimum
-from rekindle.blocks.jobs.members import PodCounts, count_pods, member_commands, run_secret
+from rekindle.blocks.jobs.members import PodCounts, build_run_secret, count_pods, member_commands
 from rekindle.blocks.manifest.quoting import skip_if
 from rekindle.blocks.pod_settings import Manifest
-from rekindle.blocks.recipe.job import Job, add_job, find_sources, held_out_settings, watch_template
+from rekindle.blocks.recipe.job import (
+    Job,
+    add_job,
+    build_watch_template,
+    find_sources,
+    held_out_settings,
+)
 from rekindle.blocks.resource import apply, render, text_tag
 from rekindle.blocks.settings import ClusterConfig
 from rekindle.blocks.wiring import Block, resolve
 from rekindle.blocks.workflow import WORKFLOW_FAILED, at_exit, current_pipeline
 from rekindle.keys import (
-    CHECKPOINTS,
-    LEDGER,
+    CHECKPOINTS_NAME,
+    LEDGER_KEY,
     MODEL,
     REUSED_MODELS,
     cached_key,
     cached_name,
     key,
-    reuse,
+    reuse_tag,
 )
-from rekindle.kubernetes_names import WORKLOAD, MemberModules
+from rekindle.kubernetes_names import WORKLOAD_MODULES, MemberModules
 from rekindle.program.config import ProgramConfig
 from rekindle.sections import Section
-from rekindle.step import load
+from rekindle.step import load_step_module
 from rekindle.training.spec import TrainConfig
 
 
@@ -107,7 +113,7 @@ def add_training(
 
     # if the job has a runtime, the runtime contains the flags, not the job
     job_parameters = {} if backend.runtime else training.parameters
-    template = watch_template(
+    template = build_watch_template(
         training.task,
         training.manifest(backend.job),
         parameter_names=job_parameters,
@@ -143,7 +149,7 @@ def add_training(
         after=applied_task_names,
     )
     training_block = add_job(training_job, data_block)
-    pipeline.ledgers.append(key(training.task, LEDGER))
+    pipeline.ledgers.append(key(training.task, LEDGER_KEY))
     training_block.inputs = {
         "dataset": training.dataset,
         **template_parameters,
@@ -203,7 +209,7 @@ def _define_training(
 ) -> Training:
     """Reserve the name of a training, validate its flags, and return its settings. Raises
     WiringError."""
-    member_modules = backend.program if "program" in pod_inputs else WORKLOAD
+    member_modules = backend.program if "program" in pod_inputs else WORKLOAD_MODULES
     pipeline = current_pipeline()
     config = pipeline.config
     input_sources = find_sources(data_block, inputs)
@@ -223,17 +229,17 @@ def _define_training(
         **more_inputs,
         "dataset": dataset.key,
         "out": key(name, MODEL),
-        "checkpoints": key(name, CHECKPOINTS),
+        "checkpoints": key(name, CHECKPOINTS_NAME),
         **{field_name: text_tag(field_name) for field_name in input_sources},
     }
-    input_fields = load(member_modules.step).Inputs.model_fields
+    input_fields = load_step_module(member_modules.step).Inputs.model_fields
     if "reuse" in input_fields:
-        input_flags["reuse"] = reuse()
+        input_flags["reuse"] = reuse_tag()
 
     check_input_names(name, input_flags, input_fields, ("task", "train", "model", "program"))
     validate_inputs(name, {**input_sources, **more_inputs}, input_fields)
 
-    object_name = pipeline.job_name(name, backend.max_name_length)
+    object_name = pipeline.make_job_name(name, backend.max_name_length)
     return Training(
         member_modules,
         name,
@@ -270,7 +276,7 @@ def _add_apply_task(
     pipeline = current_pipeline()
     task_name = f"{training.task}-{task_suffix}"
     template = apply(
-        pipeline.template_name(task_name),
+        pipeline.make_template_name(task_name),
         training.manifest(build_manifest),
         inputs=tuple(parameters),
         owned=True,
@@ -283,7 +289,7 @@ def _add_apply_task(
 
 
 def _build_secret(name: str, *_: object) -> Manifest:
-    return run_secret(name)
+    return build_run_secret(name)
 
 
 def _delete_at_end(training: Training) -> None:

@@ -53,7 +53,7 @@ def held_out_settings(train_config: TrainConfig) -> dict[str, Any]:
     return {name: getattr(train_config, name) for name in TrainConfig.HELD_OUT_SETTINGS}
 
 
-def watch_template(
+def build_watch_template(
     task_name: str,
     manifest: Manifest,
     *,
@@ -64,7 +64,7 @@ def watch_template(
     """Return the template that applies a job and waits until it succeeds or fails."""
     pipeline = current_pipeline()
     return apply(
-        pipeline.template_name(task_name),
+        pipeline.make_template_name(task_name),
         manifest,
         inputs=tuple(parameter_names),
         success=success_condition,

@@ -13,15 +13,15 @@ from rekindle.blocks.binding import (
 )
 from rekindle.blocks.container import step_flags
 from rekindle.blocks.jobs.backends import program_backend
-from rekindle.blocks.jobs.kubeflow import FAILURE, FRAMEWORKS, Replica, training_job
+from rekindle.blocks.jobs.kubeflow import FAILURE, FRAMEWORKS, Replica, build_training_job
 from rekindle.blocks.jobs.members import PodCounts
 from rekindle.blocks.jobs.program_job import ProgramJob
 from rekindle.blocks.recipe.elastic_job import add_training, member_settings
-from rekindle.blocks.recipe.job import Job, add_job, find_sources, watch_template
+from rekindle.blocks.recipe.job import Job, add_job, build_watch_template, find_sources
 from rekindle.blocks.resource import text_tag
 from rekindle.blocks.wiring import Block, describe, refuse
 from rekindle.blocks.workflow import current_pipeline
-from rekindle.errors import ConfigError, did_you_mean
+from rekindle.errors import ConfigError, suggest_similar
 from rekindle.keys import MODEL, key
 from rekindle.program.config import ProgramConfig
 from rekindle.step import short_name
@@ -76,14 +76,14 @@ def job(
             role: Replica(pod_config, python_arguments, pod_count)
             for role, pod_count in replicas.items()
         }
-        manifest = training_job(
-            kind, pipeline.job_name(name), replicas_by_role, config.cluster, **(spec or {})
+        manifest = build_training_job(
+            kind, pipeline.make_job_name(name), replicas_by_role, config.cluster, **(spec or {})
         )
     except ConfigError as error:
         refuse(" ".join(error.lines))
 
     success_condition = FRAMEWORKS[kind].success
-    job_template = watch_template(
+    job_template = build_watch_template(
         name,
         manifest,
         parameter_names=parameters,
@@ -159,7 +159,7 @@ def _check_job(job_kind: str, replicas: Mapping[str, int]) -> None:
         )
     if job_kind not in FRAMEWORKS:
         refuse(
-            f'the job kind "{job_kind}" is not supported.{did_you_mean(job_kind, set(FRAMEWORKS))}'
+            f'the job kind "{job_kind}" is not supported.{suggest_similar(job_kind, set(FRAMEWORKS))}'
         )
 
     if not isinstance(replicas, Mapping) or not all(

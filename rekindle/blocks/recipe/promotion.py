@@ -13,15 +13,15 @@ from rekindle.blocks.manifest.quoting import quote_word
 from rekindle.blocks.recipe.servers import Servers, deployment_manifest
 from rekindle.blocks.resource import apply
 from rekindle.blocks.serving import canary as canaries
-from rekindle.blocks.serving.route import http_route
-from rekindle.blocks.serving.switch import switch_dag
+from rekindle.blocks.serving.route import build_http_route
+from rekindle.blocks.serving.switch import build_switch_dag
 from rekindle.blocks.wiring import (
     Block,
     Condition,
     Outputs,
     Value,
     find_provider,
-    resolve_missing,
+    resolve_missing_inputs,
     to_expression,
 )
 from rekindle.blocks.workflow import (
@@ -32,7 +32,7 @@ from rekindle.blocks.workflow import (
     repeat,
     step,
 )
-from rekindle.release.serve_config import CHAMPION_CHANGED, PASSED
+from rekindle.release.serve_config import CHAMPION_CHANGED_RESULT, PASSED_RESULT
 
 # kinds of the objects that `deploy` creates; all of them have the same name
 SERVER_KINDS = "deployment,service"
@@ -177,8 +177,8 @@ def _repeat_evaluation(
 def _not_rolled_back_condition(canary_block: Block) -> Condition:
     """Return a condition that holds if the canary was not rolled back, that is, if it passed or
     ended because the champion changed."""
-    return (canary_block.outputs.canary == PASSED) | (
-        canary_block.outputs.canary == CHAMPION_CHANGED
+    return (canary_block.outputs.canary == PASSED_RESULT) | (
+        canary_block.outputs.canary == CHAMPION_CHANGED_RESULT
     )
 
 
@@ -186,8 +186,8 @@ def _add_canary(servers: Servers, verification: Block, can_repeat: bool) -> Bloc
     """Add the rollout of a canary, which increases the candidate's share of the requests as long as
     the candidate is as good as the champion. Output: canary."""
     pipeline = current_pipeline()
-    template = canaries.rollout_dag(
-        pipeline.template_name,
+    template = canaries.build_rollout_dag(
+        pipeline.make_template_name,
         pipeline.step_template("steps.canary", "canary"),
         servers.model,
         servers.serve,
@@ -195,7 +195,9 @@ def _add_canary(servers: Servers, verification: Block, can_repeat: bool) -> Bloc
         can_repeat,
     )
     rollout_inputs = {
-        **resolve_missing(verification, {}, "model_uri", "version", "champion", "run_id", "former"),
+        **resolve_missing_inputs(
+            verification, {}, "model_uri", "version", "champion", "run_id", "former"
+        ),
         "server": servers.name,
         "percent": "0",
     }
@@ -204,7 +206,9 @@ def _add_canary(servers: Servers, verification: Block, can_repeat: bool) -> Bloc
     canary_block = pipeline.add_task(name, template, rollout_inputs).follow(verification)
     canary_outcome = Value("canary", f"tasks.{name}.outputs.parameters.canary", str)
     canary_block.outputs = Outputs(name, {"canary": canary_outcome})
-    _add_unshare_task(servers, f"{servers.name}-canary", [name], when=canary_outcome != PASSED)
+    _add_unshare_task(
+        servers, f"{servers.name}-canary", [name], when=canary_outcome != PASSED_RESULT
+    )
 
     # an exit task ends the candidate's share of the requests if the workflow is stopped during the
     # rollout
@@ -233,8 +237,8 @@ def _add_unshare_task(
 
     templates = pipeline.unshare_templates
     if servers.model not in templates:
-        unshared_route = http_route(servers.model, servers.serve)
-        name = pipeline.template_name("unshare")
+        unshared_route = build_http_route(servers.model, servers.serve)
+        name = pipeline.make_template_name("unshare")
         templates[servers.model] = apply(name, unshared_route, retry=retries(2))
 
     pipeline.add_task(
@@ -251,8 +255,8 @@ def switch_clients(deploy_block: Block, servers: Servers, promotion_block: Block
     servers to zero, and delete expired and failed servers."""
     pipeline = current_pipeline()
     champion_template = pipeline.step_template("steps.champion", "champion")
-    switch_template = switch_dag(
-        pipeline.template_name, champion_template, servers.model, servers.serve
+    switch_template = build_switch_dag(
+        pipeline.make_template_name, champion_template, servers.model, servers.serve
     )
     switch_inputs = {"server": servers.name, "running": promotion_block.outputs.running}
     switch_task = pipeline.add_task(

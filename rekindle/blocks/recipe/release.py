@@ -10,7 +10,7 @@ from rekindle.blocks.container import RETRY_CONDITION, retries
 from rekindle.blocks.manifest.provenance import BACKFILL, RELEASE_PARAMETERS, parameter_tag
 from rekindle.blocks.pod_settings import token_variables
 from rekindle.blocks.recipe.promotion import add_promotion, switch_clients
-from rekindle.blocks.recipe.servers import Servers, servers_digest, start_template
+from rekindle.blocks.recipe.servers import Servers, build_start_dag, servers_digest
 from rekindle.blocks.serving.model_deployment import STARTUP_SECONDS
 from rekindle.blocks.wiring import (
     Block,
@@ -18,10 +18,10 @@ from rekindle.blocks.wiring import (
     refuse,
     resolve,
     resolve_digest,
-    resolve_missing,
+    resolve_missing_inputs,
 )
 from rekindle.blocks.workflow import current_pipeline, group, step
-from rekindle.release.serve_config import PORT, ServeConfig
+from rekindle.release.serve_config import DEFAULT_PORT, ServeConfig
 
 # outputs of earlier blocks that are inputs of `verify`
 VERIFY_INPUTS = ("version", "champion", "model_sha256", "run_id", "report", "model_uri")
@@ -39,7 +39,7 @@ def evaluate(model: Block, *, task: str = "", **inputs: object) -> Block:
         "servers": servers_digest(config.cluster, config.serve),
         "backfill": parameter_tag(BACKFILL),
         "max_batch": config.serve.max_batch,
-        **resolve_missing(model, inputs, "run_id", "dataset", "model"),
+        **resolve_missing_inputs(model, inputs, "run_id", "dataset", "model"),
         **resolve_digest(model, inputs),
         **inputs,
     }
@@ -71,7 +71,9 @@ def release(evaluation: Block, *, task: str = "", **inputs: object) -> Block:
         "name": inputs.get("name") or resolve(evaluation, "name"),
         "image": training_image,
         "image_digest": training_image.partition("@")[2] or "not pinned",
-        **resolve_missing(evaluation, inputs, "run_id", "verdict", "dataset", "model", "report"),
+        **resolve_missing_inputs(
+            evaluation, inputs, "run_id", "verdict", "dataset", "model", "report"
+        ),
         "source_digest": _raw_data_digest(evaluation),
         "champion": resolve(evaluation, "champion", ""),
         "parameters": "{{workflow.parameters.json}}",
@@ -125,7 +127,7 @@ def deploy(released: Block, *, task: str = "", serve: ServeConfig | None = None)
 
     name = pipeline.reserve_name(task, "deploy")
     serve = serve or pipeline.config.serve
-    template = start_template(pipeline.template_name, name, model_name, serve, cluster)
+    template = build_start_dag(pipeline.make_template_name, name, model_name, serve, cluster)
 
     server_name = f"{model_name}-{resolve(released, 'content')}-{servers_digest(cluster, serve)}"
     start_inputs = {
@@ -151,8 +153,8 @@ def verify(deployed: Block, *, task: str = "", **inputs: object) -> Block:
     servers = Servers.of(deployed)
     verify_inputs = {
         "name": servers.model,
-        "endpoint": f"http://{servers.name}:{PORT}",
-        **resolve_missing(deployed, inputs, *VERIFY_INPUTS),
+        "endpoint": f"http://{servers.name}:{DEFAULT_PORT}",
+        **resolve_missing_inputs(deployed, inputs, *VERIFY_INPUTS),
         "deployment": servers.name,
         "keep_releases": servers.serve.keep_releases,
         "wait_seconds": float(STARTUP_SECONDS),

@@ -9,15 +9,15 @@ from hera.workflows import DAG, Parameter, Task
 from argolocal.common.json_text import to_json
 from rekindle.blocks.container import retries, step_flags
 from rekindle.blocks.pod_settings import Manifest
-from rekindle.blocks.resource import apply, select_arguments, text_tag
-from rekindle.blocks.serving.autoscaler import autoscaler
-from rekindle.blocks.serving.model_deployment import FAILURE, SUCCESS, deployment
-from rekindle.blocks.serving.route import route
-from rekindle.blocks.serving.service import headless_service, service
+from rekindle.blocks.resource import apply, select_input_arguments, text_tag
+from rekindle.blocks.serving.autoscaler import build_autoscaler
+from rekindle.blocks.serving.model_deployment import FAILURE, SUCCESS, build_deployment
+from rekindle.blocks.serving.route import build_route
+from rekindle.blocks.serving.service import build_client_service, build_headless_service
 from rekindle.blocks.settings import ClusterConfig
 from rekindle.blocks.wiring import Block, resolve
-from rekindle.release.serve_config import PORT, ServeConfig
-from rekindle.step import load
+from rekindle.release.serve_config import DEFAULT_PORT, ServeConfig
+from rekindle.step import load_step_module
 
 START_INPUTS = ("model_uri", "server", "version")
 
@@ -44,10 +44,10 @@ def servers_digest(cluster: ClusterConfig, serve_config: ServeConfig) -> str:
     """Return a hash of the servers' settings; it does not depend on the model or its release."""
     server_manifests = [
         deployment_manifest("", cluster, serve_config),
-        service("", serve_config.port, ""),
-        autoscaler("", serve_config, ""),
+        build_client_service("", serve_config.port, ""),
+        build_autoscaler("", serve_config, ""),
     ]
-    route_manifest = route("", serve_config)
+    route_manifest = build_route("", serve_config)
     if route_manifest:
         server_manifests.append(route_manifest)
     return hashlib.sha256(to_json(server_manifests).encode()).hexdigest()[:6]
@@ -58,22 +58,22 @@ def deployment_manifest(
 ) -> Manifest:
     """Return the Deployment of a release, with template tags for its name, version and model
     files."""
-    input_fields = load("steps.serve").Inputs.model_fields
+    input_fields = load_step_module("steps.serve").Inputs.model_fields
     server_tag = text_tag("server")
     step_inputs = {
         **{name: value for name, value in dict(serve_config).items() if name in input_fields},
         "model": text_tag("model_uri"),
-        "port": PORT,
+        "port": DEFAULT_PORT,
         "deployment": server_tag,
     }
 
     serve_flags = [*step_flags("steps.serve", step_inputs), "--host=$(POD_IP)"]
-    return deployment(
+    return build_deployment(
         model_name, server_tag, serve_config, cluster, serve_flags, text_tag("version")
     )
 
 
-def start_template(
+def build_start_dag(
     make_unique_name: Callable[[str], str],
     name: str,
     model_name: str,
@@ -95,7 +95,7 @@ def start_template(
         ),
         "address": apply(
             make_unique_name("address"),
-            headless_service(model_name, text_tag("server")),
+            build_headless_service(model_name, text_tag("server")),
             inputs=("server",),
             retry=retries(2),
         ),
@@ -110,7 +110,7 @@ def start_template(
             Task(
                 name=task_name,
                 template=apply_template,
-                arguments=select_arguments(apply_template, input_tags),
+                arguments=select_input_arguments(apply_template, input_tags),
             )
 
     return dag

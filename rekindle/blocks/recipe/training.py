@@ -9,12 +9,19 @@ from rekindle.blocks.dag_scope import StoredArtifact
 from rekindle.blocks.manifest.provenance import BACKFILL, SCHEDULED_TIME, parameter_tag
 from rekindle.blocks.recipe.elastic_job import train_elastic
 from rekindle.blocks.recipe.job import held_out_settings
-from rekindle.blocks.wiring import Block, describe, refuse, resolve, resolve_digest, resolve_missing
+from rekindle.blocks.wiring import (
+    Block,
+    describe,
+    refuse,
+    resolve,
+    resolve_digest,
+    resolve_missing_inputs,
+)
 from rekindle.blocks.workflow import current_pipeline, step
 from rekindle.errors import ConfigError
-from rekindle.keys import CACHED
+from rekindle.keys import CACHED_PARAMETER
 from rekindle.program.config import ProgramConfig
-from rekindle.project.template import NAME
+from rekindle.project.template import NAME_PATTERN
 from rekindle.sections import Section
 from rekindle.training.spec import TrainConfig
 from rekindle.workload import check_program
@@ -56,7 +63,7 @@ def prepare(
         "data": config.data.model_dump(mode="json"),
         **time_inputs,
         "experiment": config.name,
-        **{name: parameter_tag(name) for name in ("config", "manifest", CACHED)},
+        **{name: parameter_tag(name) for name in ("config", "manifest", CACHED_PARAMETER)},
         **inputs,
     }
     check_workload(step_inputs["workload"], dump_model(inputs.get("data")))
@@ -95,7 +102,9 @@ def train(
     train_config = train or config.train
 
     try:
-        family_names = families.select(workload_module, [family] if family else config.families)
+        family_names = families.select_families(
+            workload_module, [family] if family else config.families
+        )
         families.check_validation(family_names, train_config.validation)
     except ConfigError as error:
         refuse(" ".join(error.lines))
@@ -183,7 +192,7 @@ def choose(
     if (
         not isinstance(models, Mapping)
         or len(models) < 2
-        or not all(NAME.fullmatch(str(name)) for name in models)
+        or not all(NAME_PATTERN.fullmatch(str(name)) for name in models)
     ):
         if isinstance(models, Mapping):
             models_description = f"named {', '.join(map(str, models)) or 'nothing'}"
@@ -210,7 +219,7 @@ def choose(
         "workload": config.workload,
         "train": train_config.identity(),
         "models": {name: artifact.key for name, artifact in artifacts.items()},
-        **resolve_missing(data, inputs, "dataset"),
+        **resolve_missing_inputs(data, inputs, "dataset"),
         **resolve_digest(data, inputs),
         **inputs,
     }

@@ -5,15 +5,15 @@ from rekindle.blocks.serving.model_deployment import labels
 from rekindle.release.serve_config import ServeConfig
 
 
-def autoscaler(name: str, serve_config: ServeConfig, server_name: str) -> Manifest:
+def build_autoscaler(name: str, serve_config: ServeConfig, server_name: str) -> Manifest:
     """Return an autoscaler that scales up immediately if any metric is above its target, and scales
     down by one pod per minute.
 
     Source: autoscaling/v2 HPA.
     """
-    metric_specs = [_utilization("cpu", serve_config.cpu_percent)]
+    metric_specs = [_utilization_metric("cpu", serve_config.cpu_percent)]
     if serve_config.memory_percent:
-        metric_specs.append(_utilization("memory", serve_config.memory_percent))
+        metric_specs.append(_utilization_metric("memory", serve_config.memory_percent))
 
     for metric_name, average_value in sorted(serve_config.metrics.items()):
         metric_target = {"type": "AverageValue", "averageValue": average_value}
@@ -42,6 +42,6 @@ def autoscaler(name: str, serve_config: ServeConfig, server_name: str) -> Manife
     }
 
 
-def _utilization(resource_name: str, percent: int) -> Manifest:
+def _utilization_metric(resource_name: str, percent: int) -> Manifest:
     metric_target = {"type": "Utilization", "averageUtilization": percent}
     return {"type": "Resource", "resource": {"name": resource_name, "target": metric_target}}

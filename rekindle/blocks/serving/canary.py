@@ -16,19 +16,19 @@ from rekindle.blocks.container import retries
 from rekindle.blocks.manifest.quoting import quote_word
 from rekindle.blocks.pod_settings import Manifest
 from rekindle.blocks.resource import (
-    AFTER_SCALE,
+    AFTER_SCALE_CONDITION,
     apply,
     integer_input,
     read_template,
     scale_template,
-    select_arguments,
+    select_input_arguments,
     text_tag,
 )
 from rekindle.blocks.serving.model_deployment import FAILURE, STARTUP_SECONDS, SUCCESS, labels
-from rekindle.blocks.serving.route import http_route
+from rekindle.blocks.serving.route import build_http_route
 from rekindle.kubernetes_names import NAME_LABEL
 from rekindle.release.serve_config import ServeConfig
-from rekindle.step import to_text
+from rekindle.step import format_parameter
 
 # keys of labels on the objects of a canary
 CANARY = "rekindle.dev/canary"
@@ -46,7 +46,7 @@ OUTCOME_EXPRESSION = (
 )
 
 
-def rollout_dag(
+def build_rollout_dag(
     make_unique_name: Callable[[str], str],
     watch_template: Container,
     model_name: str,
@@ -82,8 +82,8 @@ def rollout_dag(
             },
             "percent": text_tag("percent"),
             "name": model_name,
-            "rule": to_text(serve_config.canary),
-            "can_repeat": to_text(can_repeat),
+            "rule": format_parameter(serve_config.canary),
+            "can_repeat": format_parameter(can_repeat),
             "servers": f"{{{{={CHAMPION_PODS} == '' ? '1' : {CHAMPION_PODS}}}}}",
         }
         Task(name="watch", template=watch_template, arguments=watch_inputs, depends="champion")
@@ -97,15 +97,15 @@ def rollout_dag(
                 continue_condition,
             )
 
-        share_template = _share_template(
+        share_template = _build_share_template(
             make_unique_name("share"), model_name, serve_config, deployment_manifest
         )
         Task(
             name="share",
             template=share_template,
-            arguments=select_arguments(share_template, CANDIDATE | DECISION),
+            arguments=select_input_arguments(share_template, CANDIDATE | DECISION),
             when=continue_condition,
-            depends=AFTER_SCALE if is_split else "watch",
+            depends=AFTER_SCALE_CONDITION if is_split else "watch",
         )
         Task(
             name="next",
@@ -133,14 +133,14 @@ def _add_scaling(
     )
 
 
-def _share_template(
+def _build_share_template(
     name: str, model_name: str, serve_config: ServeConfig, deployment_manifest: Manifest
 ) -> Resource:
     """Return the template that gives a candidate its share of the requests."""
     if serve_config.canary and serve_config.canary.gateway:
         return apply(
             name,
-            http_route(model_name, serve_config, text_tag("server")),
+            build_http_route(model_name, serve_config, text_tag("server")),
             inputs=("server", "percent"),
             retry=retries(2),
         )

@@ -17,7 +17,7 @@ from rekindle.blocks.pod_settings import (
 )
 from rekindle.blocks.settings import ClusterConfig
 from rekindle.kubernetes_names import COMPONENT_LABEL, INSTANCE_LABEL, NAME_LABEL, SERVING_SECRET
-from rekindle.release.serve_config import PORT, VERSION_ANNOTATION, ServeConfig
+from rekindle.release.serve_config import DEFAULT_PORT, VERSION_ANNOTATION, ServeConfig
 
 STARTUP_SECONDS = 600  # time limit for loading the model; `verify` uses it, too
 
@@ -41,7 +41,7 @@ def labels(model_name: str, server_name: str = "") -> dict[str, str]:
     return {NAME_LABEL: model_name} | instance_label
 
 
-def deployment(
+def build_deployment(
     model_name: str,
     server_name: str,
     serve_config: ServeConfig,
@@ -75,13 +75,13 @@ def deployment(
             "revisionHistoryLimit": 3,
             "template": {
                 "metadata": pod_metadata(cluster.pod("serve"), label_selector | SCORING_LABEL),
-                "spec": _server_pod(label_selector, serve_config, cluster, serve_flags),
+                "spec": _build_server_pod(label_selector, serve_config, cluster, serve_flags),
             },
         },
     }
 
 
-def _server_pod(
+def _build_server_pod(
     pod_labels: dict[str, str],
     serve_config: ServeConfig,
     cluster: ClusterConfig,
@@ -100,10 +100,12 @@ def _server_pod(
         ["-m", "rekindle", "step", "steps.serve", *serve_flags],
         env=[*POD_ADDRESS, *token_variables(serve_config)],
         envFrom=environment_sources(SERVING_SECRET),
-        ports=[{"name": "http", "containerPort": PORT}],
-        startupProbe=_probe("/health/ready", period_seconds=1, failure_threshold=STARTUP_SECONDS),
-        readinessProbe=_probe("/health/ready", period_seconds=2, failure_threshold=3),
-        livenessProbe=_probe("/health/live", period_seconds=10, failure_threshold=3),
+        ports=[{"name": "http", "containerPort": DEFAULT_PORT}],
+        startupProbe=_build_probe(
+            "/health/ready", period_seconds=1, failure_threshold=STARTUP_SECONDS
+        ),
+        readinessProbe=_build_probe("/health/ready", period_seconds=2, failure_threshold=3),
+        livenessProbe=_build_probe("/health/live", period_seconds=10, failure_threshold=3),
     )
 
     # 5 s more, in which the process exits
@@ -121,7 +123,7 @@ def _server_pod(
     )
 
 
-def _probe(path: str, period_seconds: int, failure_threshold: int) -> Manifest:
+def _build_probe(path: str, period_seconds: int, failure_threshold: int) -> Manifest:
     http_check = {"httpGet": {"path": path, "port": "http"}}
     return {
         **http_check,
@@ -131,7 +133,7 @@ def _probe(path: str, period_seconds: int, failure_threshold: int) -> Manifest:
     }
 
 
-def disruption_budget(name: str) -> Manifest:
+def build_disruption_budget(name: str) -> Manifest:
     """Return a budget that lets a drain evict one server at a time. Source: policy/v1."""
     return {
         "apiVersion": "policy/v1",

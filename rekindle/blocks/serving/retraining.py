@@ -8,7 +8,7 @@ from rekindle.blocks.pod_settings import workflow_labels
 from rekindle.blocks.resource import apply
 
 
-def retraining(pipeline_name: str) -> Resource:
+def build_retraining_template(pipeline_name: str) -> Resource:
     """Return a template that starts a run of `pipeline_name` with a name like that of a scheduled
     run, and does not wait for the end of the run.
 

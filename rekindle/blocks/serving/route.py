@@ -5,19 +5,19 @@ from typing import Any
 from rekindle.blocks.pod_settings import Manifest
 from rekindle.blocks.resource import integer_input, integer_placeholder
 from rekindle.blocks.serving.model_deployment import labels
-from rekindle.release.serve_config import PORT, ServeConfig
+from rekindle.release.serve_config import DEFAULT_PORT, ServeConfig
 
 
-def route(model_name: str, serve_config: ServeConfig) -> Manifest | None:
+def build_route(model_name: str, serve_config: ServeConfig) -> Manifest | None:
     """Return the HTTPRoute or Ingress of `serve.host`, or None without a host."""
     if not serve_config.host:
         return None
     if serve_config.gateway:
-        return http_route(model_name, serve_config)
-    return _ingress(model_name, serve_config)
+        return build_http_route(model_name, serve_config)
+    return _build_ingress(model_name, serve_config)
 
 
-def http_route(model_name: str, serve_config: ServeConfig, server_name: str = "") -> Manifest:
+def build_http_route(model_name: str, serve_config: ServeConfig, server_name: str = "") -> Manifest:
     """Return an HTTPRoute that sends a model's requests to its Service.
 
     The Service `server_name`, if set, gets a share of the requests (the template's input `percent`)
@@ -35,7 +35,7 @@ def http_route(model_name: str, serve_config: ServeConfig, server_name: str = ""
         {"type": "PathPrefix", "value": path_prefix},
     ]
     champion_backend = {"name": model_name, "port": serve_config.port}
-    candidate_backend = {"name": server_name, "port": PORT}
+    candidate_backend = {"name": server_name, "port": DEFAULT_PORT}
     route_rule: dict[str, Any] = {
         "matches": [{"path": path} for path in path_matches],
         "backendRefs": [champion_backend],
@@ -55,7 +55,7 @@ def http_route(model_name: str, serve_config: ServeConfig, server_name: str = ""
     return {
         "apiVersion": "gateway.networking.k8s.io/v1",
         "kind": "HTTPRoute",
-        "metadata": _metadata(model_name, serve_config),
+        "metadata": _route_metadata(model_name, serve_config),
         "spec": {
             "parentRefs": [parent_reference],
             **({"hostnames": [serve_config.host]} if serve_config.host else {}),
@@ -64,7 +64,7 @@ def http_route(model_name: str, serve_config: ServeConfig, server_name: str = ""
     }
 
 
-def _ingress(model_name: str, serve_config: ServeConfig) -> Manifest:
+def _build_ingress(model_name: str, serve_config: ServeConfig) -> Manifest:
     """Return an Ingress. Source: networking.k8s.io/v1 IngressSpec."""
     service_backend = {"service": {"name": model_name, "port": {"number": serve_config.port}}}
     # ingress-nginx rejects a colon in paths of the types Exact and Prefix
@@ -87,7 +87,7 @@ def _ingress(model_name: str, serve_config: ServeConfig) -> Manifest:
     return {
         "apiVersion": "networking.k8s.io/v1",
         "kind": "Ingress",
-        "metadata": _metadata(model_name, serve_config),
+        "metadata": _route_metadata(model_name, serve_config),
         "spec": ingress_spec,
     }
 
@@ -98,7 +98,7 @@ def _public_paths(model_name: str) -> tuple[str, str]:
     return f"/v1/models/{model_name}:predict", f"/v1/models/{model_name}"
 
 
-def _metadata(model_name: str, serve_config: ServeConfig) -> Manifest:
+def _route_metadata(model_name: str, serve_config: ServeConfig) -> Manifest:
     if serve_config.annotations:
         annotation_fields = {"annotations": serve_config.annotations}
     else:

@@ -15,7 +15,7 @@ from hera.workflows import models as m
 from rekindle.blocks.container import retries
 from rekindle.blocks.manifest.quoting import quote_word
 from rekindle.blocks.resource import (
-    AFTER_SCALE,
+    AFTER_SCALE_CONDITION,
     apply,
     integer_input,
     read_template,
@@ -23,16 +23,16 @@ from rekindle.blocks.resource import (
     scale_template,
     text_tag,
 )
-from rekindle.blocks.serving.autoscaler import autoscaler
-from rekindle.blocks.serving.model_deployment import STARTUP_SECONDS, disruption_budget
-from rekindle.blocks.serving.route import route
-from rekindle.blocks.serving.service import service
+from rekindle.blocks.serving.autoscaler import build_autoscaler
+from rekindle.blocks.serving.model_deployment import STARTUP_SECONDS, build_disruption_budget
+from rekindle.blocks.serving.route import build_route
+from rekindle.blocks.serving.service import build_client_service
 from rekindle.release.serve_config import ServeConfig
 
-SERVER = text_tag("server")
-VERSION = text_tag("version")
+SERVER_TAG = text_tag("server")
+VERSION_TAG = text_tag("version")
 SERVES_CHAMPION = quote_word(
-    f"'{{{{tasks.champion.outputs.parameters.deployment}}}}' == '{SERVER}'"
+    f"'{{{{tasks.champion.outputs.parameters.deployment}}}}' == '{SERVER_TAG}'"
 )
 # condition for an item in the loop over earlier Deployments: the Deployment exists and has pods
 HAS_PODS = quote_word("'{{item.server}}' != '' && '{{item.replicas}}' != '0'")
@@ -42,10 +42,10 @@ DEPLOYMENT_FIELDS = {
     "replicas": "{.spec.replicas}",
 }
 # path of the output with the number of pods of the largest earlier Deployment
-REPLICAS = "tasks.champion.outputs.parameters.replicas"
+CHAMPION_REPLICAS = "tasks.champion.outputs.parameters.replicas"
 
 
-def switch_dag(
+def build_switch_dag(
     make_unique_name: Callable[[str], str],
     champion_template: Container,
     model_name: str,
@@ -65,9 +65,9 @@ def switch_dag(
         {"version": "{.metadata.resourceVersion}"},
     )
     earlier_template = read_template(
-        make_unique_name("earlier"), "deployment", SERVER, DEPLOYMENT_FIELDS, ("server",)
+        make_unique_name("earlier"), "deployment", SERVER_TAG, DEPLOYMENT_FIELDS, ("server",)
     )
-    apply_templates = _apply_templates(make_unique_name, model_name, serve_config)
+    apply_templates = _build_apply_templates(make_unique_name, model_name, serve_config)
     deployment_value = m.ValueFrom(parameter="{{tasks.champion.outputs.parameters.deployment}}")
     dag_outputs = [Parameter(name="deployment", value_from=deployment_value)]
     dag_inputs = [Parameter(name="server"), Parameter(name="running")]
@@ -89,24 +89,31 @@ def switch_dag(
         Task(
             name="champion",
             template=champion_template,
-            arguments={"name": model_name, "server": SERVER, "deployments": earlier_deployments},
+            arguments={
+                "name": model_name,
+                "server": SERVER_TAG,
+                "deployments": earlier_deployments,
+            },
             depends="service-version && earlier",
         )
         Task(
             name="scale",
             template=scale_template(make_unique_name("scale"), STARTUP_SECONDS),
-            arguments={"server": SERVER, "replicas": f"{{{{{REPLICAS}}}}}"},
-            when=f"{SERVES_CHAMPION} && {{{{=asInt({REPLICAS}) > {serve_config.min_replicas}}}}}",
+            arguments={"server": SERVER_TAG, "replicas": f"{{{{{CHAMPION_REPLICAS}}}}}"},
+            when=(
+                f"{SERVES_CHAMPION} && {{{{=asInt({CHAMPION_REPLICAS}) >"
+                f" {serve_config.min_replicas}}}}}"
+            ),
             depends="champion",
         )
         _add_changes(apply_templates)
         Task(
             name="retire",
-            template=_retire_template(make_unique_name("retire")),
+            template=_build_retire_template(make_unique_name("retire")),
             arguments={"server": "{{item.server}}", "generation": "{{item.generation}}"},
             with_param=earlier_deployments,
             when=" && ".join(
-                [SERVES_CHAMPION, HAS_PODS, quote_word(f"'{{{{item.server}}}}' != '{SERVER}'")]
+                [SERVES_CHAMPION, HAS_PODS, quote_word(f"'{{{{item.server}}}}' != '{SERVER_TAG}'")]
             ),
             depends="autoscaler",
         )
@@ -117,13 +124,13 @@ def switch_dag(
 def _add_changes(templates_by_task: dict[str, Resource]) -> None:
     """Add the tasks that apply the model's Service, autoscaler, disruption budget and route for the
     new servers."""
-    server_argument = {"server": SERVER}
+    server_argument = {"server": SERVER_TAG}
     version_argument = {"version": "{{tasks.service-version.outputs.parameters.version}}"}
     arguments_by_task = {
         "service": server_argument | version_argument,
         "autoscaler": server_argument,
     }
-    depends_by_task = {"service": AFTER_SCALE, "disruption-budget": "champion"}
+    depends_by_task = {"service": AFTER_SCALE_CONDITION, "disruption-budget": "champion"}
     for name, template in templates_by_task.items():
         Task(
             name=name,
@@ -134,12 +141,12 @@ def _add_changes(templates_by_task: dict[str, Resource]) -> None:
         )
 
 
-def _apply_templates(
+def _build_apply_templates(
     make_unique_name: Callable[[str], str], model_name: str, serve_config: ServeConfig
 ) -> dict[str, Resource]:
     """Return the templates that apply the objects of the model, by the name of their task."""
-    service_manifest = service(model_name, serve_config.port, SERVER)
-    service_manifest["metadata"]["resourceVersion"] = VERSION
+    service_manifest = build_client_service(model_name, serve_config.port, SERVER_TAG)
+    service_manifest["metadata"]["resourceVersion"] = VERSION_TAG
 
     templates_by_task = {
         "service": apply(
@@ -150,18 +157,20 @@ def _apply_templates(
         ),
         "autoscaler": apply(
             make_unique_name("autoscaler"),
-            autoscaler(model_name, serve_config, SERVER),
+            build_autoscaler(model_name, serve_config, SERVER_TAG),
             inputs=("server",),
             retry=retries(2),
         ),
         "disruption-budget": apply(
-            make_unique_name("disruption-budget"), disruption_budget(model_name), retry=retries(2)
+            make_unique_name("disruption-budget"),
+            build_disruption_budget(model_name),
+            retry=retries(2),
         ),
     }
 
     # omit the HTTPRoute if the release has a canary, because other tasks apply it before and after
     # the switch
-    route_manifest = route(model_name, serve_config)
+    route_manifest = build_route(model_name, serve_config)
     if route_manifest and not (serve_config.canary and serve_config.canary.gateway):
         templates_by_task["route"] = apply(
             make_unique_name("route"), route_manifest, retry=retries(2)
@@ -170,7 +179,7 @@ def _apply_templates(
     return templates_by_task
 
 
-def _retire_template(name: str) -> Resource:
+def _build_retire_template(name: str) -> Resource:
     """Return the template that scales a Deployment to zero if its generation is unchanged. The
     Deployment itself is kept for a rollback."""
     test_operation = {
@@ -184,7 +193,7 @@ def _retire_template(name: str) -> Resource:
         name=name,
         action="patch",
         merge_strategy="json",
-        flags=["deployment", quote_word(SERVER)],
+        flags=["deployment", quote_word(SERVER_TAG)],
         manifest=render([test_operation, replace_operation]),
         inputs=[Parameter(name="server"), Parameter(name="generation")],
         retry_strategy=retries(1),

@@ -4,7 +4,7 @@ from datetime import UTC, datetime
 
 import click
 
-from argolocal.cli.options import output_option
+from argolocal.cli.options import make_output_option
 from argolocal.cli.output import print_errors_as_json
 from argolocal.common import homes
 from argolocal.common.json_text import to_json
@@ -12,7 +12,7 @@ from rekindle.cli.group import command
 from rekindle.cli.options import cluster_flag, config_options
 from rekindle.cli.sources import Source
 from rekindle.cluster.kubernetes_api import Cluster
-from rekindle.errors import say
+from rekindle.errors import write_stderr
 
 DAY = click.DateTime(["%Y-%m-%d"])
 
@@ -44,7 +44,7 @@ FIXED_DATA = (
     help="Number of parallel runs.",
 )
 @cluster_flag
-@output_option("text", "json")
+@make_output_option("text", "json")
 def backfill(
     source: Source,
     first_day: datetime,
@@ -68,8 +68,8 @@ def backfill(
     from rekindle.blocks.manifest.provenance import uses_scheduled_time
     from rekindle.blocks.manifest.render import manifest_sha256, render_manifest
     from rekindle.operations.backfill import backfill, select_executor
-    from rekindle.operations.missed_runs import missed_runs
-    from rekindle.view.backfill_table import table
+    from rekindle.operations.missed_runs import list_missed_runs
+    from rekindle.view.backfill_table import format_backfill_table
 
     with print_errors_as_json(as_json):
         loaded_config = source.load().config
@@ -77,7 +77,7 @@ def backfill(
             loaded_config.data.check_source()
 
         manifest = render_manifest(loaded_config)
-        scheduled_runs = missed_runs(
+        scheduled_runs = list_missed_runs(
             loaded_config,
             manifest_sha256(manifest),
             first_day.date(),
@@ -86,16 +86,23 @@ def backfill(
         )
 
         execute_run = select_executor(
-            homes.path() if cluster else homes.current(), manifest, loaded_config.name, cluster
+            homes.home_path() if cluster else homes.require_home(),
+            manifest,
+            loaded_config.name,
+            cluster,
         )
 
     if not uses_scheduled_time(manifest):
-        say(f"warning: {FIXED_DATA.format(loaded_config.name)}")
+        write_stderr(f"warning: {FIXED_DATA.format(loaded_config.name)}")
 
     result_rows = backfill(
         scheduled_runs, execute_run, parallel, lambda line: click.echo(line, err=True)
     )
-    click.echo(to_json({"weeks": result_rows}, indent=2) if as_json else f"\n{table(result_rows)}")
+    click.echo(
+        to_json({"weeks": result_rows}, indent=2)
+        if as_json
+        else f"\n{format_backfill_table(result_rows)}"
+    )
 
     if all(result_row["phase"] == "Succeeded" for result_row in result_rows):
         return 0

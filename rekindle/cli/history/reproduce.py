@@ -2,9 +2,14 @@
 
 import click
 
-from argolocal.cli.options import NonEmptyName, output_option, parameters_option, parse_pairs
+from argolocal.cli.options import (
+    NonEmptyName,
+    make_output_option,
+    make_parameters_option,
+    parse_parameter_options,
+)
 from argolocal.cli.output import print_errors_as_json
-from argolocal.common.homes import current as home
+from argolocal.common.homes import require_home as home
 from argolocal.common.json_text import to_json
 from rekindle.cli.group import command
 from rekindle.errors import ConfigError
@@ -30,8 +35,8 @@ DIFFERENT = 3
 )
 @click.option("--check", is_flag=True, help="Only list the differences; train nothing.")
 @click.option("--ignore-errors", is_flag=True, help="Train in spite of errors.")
-@parameters_option("Value for a suspended step, as in `rekindle resume`.")
-@output_option("text", "json")
+@make_parameters_option("Value for a suspended step, as in `rekindle resume`.")
+@make_output_option("text", "json")
 def reproduce(
     model: str,
     data: str,
@@ -61,15 +66,21 @@ def reproduce(
       rekindle reproduce demo@3 --check -o json
       rekindle reproduce approval -p reviewer=ann
     """
-    from rekindle.operations.reproduce.reproduction import Request, reproduce
+    from rekindle.operations.reproduce.reproduction import ReproductionRequest, reproduce
 
     name, _, model_version = model.partition("@")
     if "@" in model and not model_version.isdecimal():
         raise click.UsageError(f"{model}: the version must be a number, as in {name}@3.")
 
     with print_errors_as_json(as_json):
-        reproduce_request = Request(
-            name, model_version, commit, data, ignore_errors, check, parse_pairs(parameters)
+        reproduce_request = ReproductionRequest(
+            name,
+            model_version,
+            commit,
+            data,
+            ignore_errors,
+            check,
+            parse_parameter_options(parameters),
         )
         reproduction = reproduce(home(), reproduce_request, lambda line: click.echo(line, err=True))
 

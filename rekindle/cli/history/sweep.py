@@ -7,9 +7,9 @@ from typing import Any
 
 import click
 
-from argolocal.cli.options import RunNameParam, ask_option, output_option
+from argolocal.cli.options import RunNameParam, ask_option, make_output_option
 from argolocal.cli.output import run_output
-from argolocal.common.homes import current as home
+from argolocal.common.homes import require_home as home
 from argolocal.common.json_text import to_json
 from rekindle.cli.group import command
 from rekindle.cli.options import cluster_flag, config_options, no_cache_option
@@ -42,7 +42,7 @@ def check_sweep(sweep_config: Any) -> None:
     help="Show the trials of this run; start no sweep.",
 )
 @cluster_flag
-@output_option("text", "json")
+@make_output_option("text", "json")
 @ask_option
 @no_cache_option
 def sweep(
@@ -74,9 +74,9 @@ def sweep(
     if name:
         with run_output(as_json):
             if cluster:
-                sweep_trials_report = sweep_trials.trials_on_cluster(cluster, name)
+                sweep_trials_report = sweep_trials.list_cluster_trials(cluster, name)
             else:
-                sweep_trials_report = sweep_trials.trials_here(home(), name)
+                sweep_trials_report = sweep_trials.list_local_trials(home(), name)
 
         trials_table = "\n".join(sweep_trials_report.pop("table"))
         click.echo(
@@ -99,7 +99,7 @@ def sweep(
         check_sweep(pipeline_manifests.config)
 
         workflow = pipeline_manifests.main_for_this_machine()
-        parameter_values = cached_results.add_cached(home(), workflow, {}, not no_cache)
+        parameter_values = cached_results.add_cached_parameter(home(), workflow, {}, not no_cache)
         sweep_run = pipeline_display.create_run(home(), workflow, parameter_values)
 
         captured_output = StringIO()
@@ -109,7 +109,7 @@ def sweep(
             )
 
         run_result = json.loads(captured_output.getvalue()) if as_json else {}
-        sweep_trials_report = sweep_trials.trials_here(home(), sweep_run.name)
+        sweep_trials_report = sweep_trials.list_local_trials(home(), sweep_run.name)
 
     trials_table = "\n".join(["", *sweep_trials_report.pop("table")])
     click.echo(to_json(run_result | sweep_trials_report) if as_json else trials_table)

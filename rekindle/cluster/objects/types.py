@@ -13,7 +13,7 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, Field
 
-from argolocal.view.summary import timestamp
+from argolocal.view.summary import parse_timestamp
 from rekindle.content.manifest_types import (
     Amounts,
     Container,
@@ -34,7 +34,7 @@ from rekindle.names import PathName, RunName
 def _check_time(text: str) -> str:
     if text:
         try:
-            timestamp(text)
+            parse_timestamp(text)
         except (ValueError, OverflowError, OSError):
             raise ValueError("it must be a time as 2026-01-31T12:00:00Z") from None
     return text

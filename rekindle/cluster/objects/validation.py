@@ -11,7 +11,7 @@ from rekindle.cluster.objects import types
 from rekindle.documents import describe_first_error, validate_value
 
 # plural of a kind in the API → type of its objects
-TYPES: dict[str, type[BaseModel]] = {
+OBJECT_TYPES: dict[str, type[BaseModel]] = {
     "workflows": types.WorkflowObject,
     "workflowtemplates": types.TemplateObject,
     "clusterworkflowtemplates": types.TemplateObject,
@@ -36,7 +36,7 @@ TYPES: dict[str, type[BaseModel]] = {
 }
 # types of objects that are read without their spec and status
 METADATA_TYPES: dict[str, type[BaseModel]] = {"workflows": types.RunObject}
-NODES = TypeAdapter(dict[str, types.WorkflowNode])
+NODES_ADAPTER = TypeAdapter(dict[str, types.WorkflowNode])
 
 
 def find_fault(plural_kind: str, kubernetes_object: Any, metadata_only: bool = False) -> str:
@@ -48,7 +48,7 @@ def find_fault(plural_kind: str, kubernetes_object: Any, metadata_only: bool = F
     if metadata_only:
         object_model = METADATA_TYPES.get(plural_kind, types.KubernetesObject)
     else:
-        object_model = TYPES.get(plural_kind, types.KubernetesObject)
+        object_model = OBJECT_TYPES.get(plural_kind, types.KubernetesObject)
 
     try:
         validate_value(object_model, kubernetes_object)
@@ -61,7 +61,7 @@ def find_nodes_fault(workflow_nodes: Any) -> str:
     """Return a text with the first wrong field in a workflow's nodes and the violated rule; "" if
     the nodes are valid."""
     try:
-        NODES.validate_python(workflow_nodes)
+        NODES_ADAPTER.validate_python(workflow_nodes)
     except ValidationError as error:
         return describe_first_error(error)
     return ""

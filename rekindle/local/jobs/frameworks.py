@@ -12,44 +12,44 @@ from collections.abc import Callable
 from argolocal.common.environment import WHOLE_NUMBER
 from argolocal.common.json_text import to_json
 from argolocal.manifest import training_jobs
-from argolocal.manifest.training_jobs import JOBS
+from argolocal.manifest.training_jobs import JOB_KINDS
 from argolocal.manifest.types import Object
 
-Address = Callable[[str], str]  # function that returns the address of a pod, given its name
-MPI_DIRECTORY = "/etc/mpi"  # directory of an MPIJob's files in the pod of its Launcher
+GetAddress = Callable[[str], str]  # function that returns the address of a pod, given its name
+MPI_MOUNT_PATH = "/etc/mpi"  # directory of an MPIJob's files in the pod of its Launcher
 
 
-def replicas_of(training_job: Object) -> Object:
-    return training_job["spec"].get(JOBS[training_job["kind"]].replicas_field) or {}
+def get_replica_specs(training_job: Object) -> Object:
+    return training_job["spec"].get(JOB_KINDS[training_job["kind"]].replicas_field) or {}
 
 
-def replica_count(training_job: Object, role: str) -> int:
-    return replicas_of(training_job)[role].get(
+def count_replicas(training_job: Object, role: str) -> int:
+    return get_replica_specs(training_job)[role].get(
         "replicas", 0 if (training_job["kind"], role) == ("MPIJob", "Worker") else 1
     )
 
 
-def pod_name(training_job: Object, role: str, index: int = 0) -> str:
-    return training_jobs.pod_name(training_job["metadata"]["name"], role, index)
+def make_pod_name(training_job: Object, role: str, index: int = 0) -> str:
+    return training_jobs.make_pod_name(training_job["metadata"]["name"], role, index)
 
 
-def pods_of(training_job: Object) -> dict[str, tuple[str, int]]:
+def map_pods_to_roles(training_job: Object) -> dict[str, tuple[str, int]]:
     """Return the role and index of each pod, by pod name."""
     role_indices = [
         (role, index)
-        for role in replicas_of(training_job)
-        for index in range(replica_count(training_job, role))
+        for role in get_replica_specs(training_job)
+        for index in range(count_replicas(training_job, role))
     ]
-    return {pod_name(training_job, role, index): (role, index) for role, index in role_indices}
+    return {make_pod_name(training_job, role, index): (role, index) for role, index in role_indices}
 
 
-def leading_role(training_job: Object) -> str:
+def get_leading_role(training_job: Object) -> str:
     """Return the role that decides when a job ends."""
     return next(
         (
             role
-            for role in JOBS[training_job["kind"]].leader_roles
-            if role in replicas_of(training_job)
+            for role in JOB_KINDS[training_job["kind"]].leader_roles
+            if role in get_replica_specs(training_job)
         ),
         "Worker",
     )
@@ -57,10 +57,12 @@ def leading_role(training_job: Object) -> str:
 
 def is_complete(training_job: Object, succeeded_pods: set[str]) -> bool:
     """Return True if the job has succeeded, given the names of the succeeded pods."""
-    deciding_role = leading_role(training_job)
+    deciding_role = get_leading_role(training_job)
     job_spec = training_job["spec"]
     role_pods = [
-        pod for pod, (pod_role, _) in pods_of(training_job).items() if pod_role == deciding_role
+        pod
+        for pod, (pod_role, _) in map_pods_to_roles(training_job).items()
+        if pod_role == deciding_role
     ]
     succeeded_role_pods = [pod for pod in role_pods if pod in succeeded_pods]
     if (
@@ -90,55 +92,58 @@ def tolerates_failure(training_job: Object, role: str, restart_policy: str) -> b
     )
 
 
-def operator_environment(
-    training_job: Object, role: str, index: int, get_address: Address
+def make_operator_environment(
+    training_job: Object, role: str, index: int, get_address: GetAddress
 ) -> dict[str, str]:
-    return ENVIRONMENTS[training_job["kind"]](training_job, role, index, get_address)
+    return ENVIRONMENT_FUNCTIONS[training_job["kind"]](training_job, role, index, get_address)
 
 
-def port_of(training_job: Object, role: str) -> int:
+def get_port(training_job: Object, role: str) -> int:
     """Return the container port with the operator's port name, or the operator's default port."""
-    return find_port(training_job, role) or JOBS[training_job["kind"]].port[1]
+    return find_port(training_job, role) or JOB_KINDS[training_job["kind"]].port[1]
 
 
 def find_port(training_job: Object, role: str) -> int | None:
     """Return the container port that has the operator's port name; None if there is none."""
-    port_name = JOBS[training_job["kind"]].port[0]
+    port_name = JOB_KINDS[training_job["kind"]].port[0]
     container_ports = (
-        replicas_of(training_job)[role]["template"]["spec"]["containers"][0].get("ports") or []
+        get_replica_specs(training_job)[role]["template"]["spec"]["containers"][0].get("ports")
+        or []
     )
     return next(
         (port["containerPort"] for port in container_ports if port.get("name") == port_name), None
     )
 
 
-def _total_replicas(training_job: Object) -> int:
-    return sum(replica_count(training_job, role) for role in replicas_of(training_job))
+def _count_all_replicas(training_job: Object) -> int:
+    return sum(count_replicas(training_job, role) for role in get_replica_specs(training_job))
 
 
-def _rank_after_master(role: str, index: int) -> int:
+def _compute_rank(role: str, index: int) -> int:
     if role == "Master":
         return 0
     return index + 1
 
 
-def _pytorch(training_job: Object, role: str, index: int, get_address: Address) -> dict[str, str]:
+def _make_pytorch_environment(
+    training_job: Object, role: str, index: int, get_address: GetAddress
+) -> dict[str, str]:
     job_name = training_job["metadata"]["name"]
     job_spec = training_job["spec"]
-    replica_specs = replicas_of(training_job)
+    replica_specs = get_replica_specs(training_job)
     elastic_policy = job_spec.get("elasticPolicy")
     processes_per_node = str(job_spec.get("nprocPerNode", "auto"))
     environment = {"PYTHONUNBUFFERED": "1"}
 
     if "Master" in replica_specs:
-        master_host = get_address(pod_name(training_job, "Master"))
-        master_port = str(port_of(training_job, "Master"))
-        rank = str(_rank_after_master(role, index))
+        master_host = get_address(make_pod_name(training_job, "Master"))
+        master_port = str(get_port(training_job, "Master"))
+        rank = str(_compute_rank(role, index))
         environment["MASTER_PORT"] = master_port
         environment["PET_MASTER_PORT"] = master_port
         environment["MASTER_ADDR"] = master_host
         environment["PET_MASTER_ADDR"] = master_host
-        world_size = _total_replicas(training_job) * (
+        world_size = _count_all_replicas(training_job) * (
             int(processes_per_node) if WHOLE_NUMBER.fullmatch(processes_per_node) else 1
         )
         environment["WORLD_SIZE"] = str(world_size)
@@ -148,10 +153,10 @@ def _pytorch(training_job: Object, role: str, index: int, get_address: Address) 
     if elastic_policy is None:
         return environment | {
             "PET_NPROC_PER_NODE": processes_per_node,
-            "PET_NNODES": str(_total_replicas(training_job)),
+            "PET_NNODES": str(_count_all_replicas(training_job)),
         }
 
-    worker_count = replica_count(training_job, "Worker")
+    worker_count = count_replicas(training_job, "Worker")
     min_workers = elastic_policy.get("minReplicas")
     max_workers = elastic_policy.get("maxReplicas")
     min_workers, max_workers = (
@@ -159,14 +164,14 @@ def _pytorch(training_job: Object, role: str, index: int, get_address: Address) 
         max_workers or min_workers or worker_count,
     )
 
-    master_host = elastic_policy.get("rdzvHost", pod_name(training_job, "Worker"))
+    master_host = elastic_policy.get("rdzvHost", make_pod_name(training_job, "Worker"))
     if re.fullmatch(rf"{job_name}-(master|worker)-\d+", master_host):
         master_host = get_address(master_host)
     else:
         master_host = master_host
 
     environment["PET_RDZV_ENDPOINT"] = (
-        f"{master_host}:{elastic_policy.get('rdzvPort', port_of(training_job, 'Worker'))}"
+        f"{master_host}:{elastic_policy.get('rdzvPort', get_port(training_job, 'Worker'))}"
     )
     environment["PET_RDZV_BACKEND"] = elastic_policy.get("rdzvBackend", "c10d")
     environment["PET_NNODES"] = f"{min_workers}:{max_workers}"
@@ -186,19 +191,19 @@ def _pytorch(training_job: Object, role: str, index: int, get_address: Address) 
     return environment
 
 
-def _tensorflow(
-    training_job: Object, role: str, index: int, get_address: Address
+def _make_tensorflow_environment(
+    training_job: Object, role: str, index: int, get_address: GetAddress
 ) -> dict[str, str]:
-    if _total_replicas(training_job) == 1:
+    if _count_all_replicas(training_job) == 1:
         return {}
 
     addresses_by_role = {
         cluster_role.lower(): [
-            f"{get_address(pod_name(training_job, cluster_role, i))}"
-            f":{port_of(training_job, cluster_role)}"
-            for i in range(replica_count(training_job, cluster_role))
+            f"{get_address(make_pod_name(training_job, cluster_role, i))}"
+            f":{get_port(training_job, cluster_role)}"
+            for i in range(count_replicas(training_job, cluster_role))
         ]
-        for cluster_role in sorted(replicas_of(training_job))
+        for cluster_role in sorted(get_replica_specs(training_job))
     }
 
     task_type = role.lower()
@@ -225,34 +230,38 @@ def _tensorflow(
     }
 
 
-def _xgboost(training_job: Object, role: str, index: int, get_address: Address) -> dict[str, str]:
+def _make_xgboost_environment(
+    training_job: Object, role: str, index: int, get_address: GetAddress
+) -> dict[str, str]:
     environment = {
-        "MASTER_PORT": str(port_of(training_job, "Master")),
-        "MASTER_ADDR": get_address(pod_name(training_job, "Master")),
-        "WORLD_SIZE": str(_total_replicas(training_job)),
-        "RANK": str(_rank_after_master(role, index)),
+        "MASTER_PORT": str(get_port(training_job, "Master")),
+        "MASTER_ADDR": get_address(make_pod_name(training_job, "Master")),
+        "WORLD_SIZE": str(_count_all_replicas(training_job)),
+        "RANK": str(_compute_rank(role, index)),
         "PYTHONUNBUFFERED": "1",
     }
-    if _total_replicas(training_job) > 1:
+    if _count_all_replicas(training_job) > 1:
         worker_addresses = [
-            get_address(pod_name(training_job, "Worker", i))
-            for i in range(replica_count(training_job, "Worker"))
+            get_address(make_pod_name(training_job, "Worker", i))
+            for i in range(count_replicas(training_job, "Worker"))
         ]
-        environment["WORKER_PORT"] = str(port_of(training_job, "Worker"))
+        environment["WORKER_PORT"] = str(get_port(training_job, "Worker"))
         environment["WORKER_ADDRS"] = ",".join(worker_addresses)
     return environment
 
 
-def _paddle(training_job: Object, role: str, index: int, get_address: Address) -> dict[str, str]:
-    has_parameter_servers = "Master" in replicas_of(training_job)
+def _make_paddle_environment(
+    training_job: Object, role: str, index: int, get_address: GetAddress
+) -> dict[str, str]:
+    has_parameter_servers = "Master" in get_replica_specs(training_job)
     first_role = "Master" if has_parameter_servers else "Worker"
-    first_host = get_address(pod_name(training_job, first_role))
+    first_host = get_address(make_pod_name(training_job, first_role))
 
     environment = {
         "PYTHONUNBUFFERED": "1",
         "PADDLE_JOB_ID": training_job["metadata"]["name"],
-        "PADDLE_NNODES": str(_total_replicas(training_job)),
-        "PADDLE_MASTER": f"{first_host}:{port_of(training_job, first_role)}",
+        "PADDLE_NNODES": str(_count_all_replicas(training_job)),
+        "PADDLE_MASTER": f"{first_host}:{get_port(training_job, first_role)}",
     }
 
     if (role, index) == (first_role, 0):
@@ -263,26 +272,30 @@ def _paddle(training_job: Object, role: str, index: int, get_address: Address) -
     return environment
 
 
-def _jax(training_job: Object, role: str, index: int, get_address: Address) -> dict[str, str]:
+def _make_jax_environment(
+    training_job: Object, role: str, index: int, get_address: GetAddress
+) -> dict[str, str]:
     return {
         "PYTHONUNBUFFERED": "1",
-        "COORDINATOR_PORT": str(port_of(training_job, "Worker")),
-        "COORDINATOR_ADDRESS": get_address(pod_name(training_job, "Worker")),
-        "NUM_PROCESSES": str(_total_replicas(training_job)),
+        "COORDINATOR_PORT": str(get_port(training_job, "Worker")),
+        "COORDINATOR_ADDRESS": get_address(make_pod_name(training_job, "Worker")),
+        "NUM_PROCESSES": str(_count_all_replicas(training_job)),
         "PROCESS_ID": str(index),
     }
 
 
-def _mpi(training_job: Object, role: str, index: int, get_address: Address) -> dict[str, str]:
+def _make_mpi_environment(
+    training_job: Object, role: str, index: int, get_address: GetAddress
+) -> dict[str, str]:
     if role == "Worker":
         return {}
 
-    agent_path = f"{MPI_DIRECTORY}/kubexec.sh"
-    container = replicas_of(training_job)[role]["template"]["spec"]["containers"][0]
+    agent_path = f"{MPI_MOUNT_PATH}/kubexec.sh"
+    container = get_replica_specs(training_job)[role]["template"]["spec"]["containers"][0]
     resource_limits = (container.get("resources") or {}).get("limits") or {}
     environment = {
         "OMPI_MCA_plm_rsh_agent": agent_path,
-        "OMPI_MCA_orte_default_hostfile": f"{MPI_DIRECTORY}/hostfile",
+        "OMPI_MCA_orte_default_hostfile": f"{MPI_MOUNT_PATH}/hostfile",
     }
 
     if not any(resource_name.endswith("/gpu") for resource_name in resource_limits):
@@ -300,11 +313,11 @@ def _mpi(training_job: Object, role: str, index: int, get_address: Address) -> d
 
 # kind of job → function that returns a pod's environment variables, given the job, the pod's role,
 # its index, and the addresses of pods
-ENVIRONMENTS: dict[str, Callable[[Object, str, int, Address], dict[str, str]]] = {
-    "PyTorchJob": _pytorch,
-    "TFJob": _tensorflow,
-    "XGBoostJob": _xgboost,
-    "PaddleJob": _paddle,
-    "JAXJob": _jax,
-    "MPIJob": _mpi,
+ENVIRONMENT_FUNCTIONS: dict[str, Callable[[Object, str, int, GetAddress], dict[str, str]]] = {
+    "PyTorchJob": _make_pytorch_environment,
+    "TFJob": _make_tensorflow_environment,
+    "XGBoostJob": _make_xgboost_environment,
+    "PaddleJob": _make_paddle_environment,
+    "JAXJob": _make_jax_environment,
+    "MPIJob": _make_mpi_environment,
 }

@@ -16,23 +16,29 @@ from typing import Any
 
 from argolocal.controllers.controller import Controller, require_single_container
 from argolocal.controllers.pod_process import Pod
-from argolocal.language.gofmt import timestamp
-from argolocal.manifest.object_labels import TRAINER_STEP
+from argolocal.language.gofmt import format_timestamp
+from argolocal.manifest.object_labels import TRAINER_STEP_LABEL
 from argolocal.manifest.types import Object
-from argolocal.validate.applied_objects import reject_invalid
+from argolocal.validate.applied_objects import reject_invalid_object
 from rekindle.errors import ConfigError
-from rekindle.local.jobs.training_job import Job, TrainingJobs, condition, is_finished, is_suspended
+from rekindle.local.jobs.training_job import (
+    JobState,
+    TrainingJobs,
+    find_condition,
+    is_finished,
+    is_suspended,
+)
 
 # names of a pod's ReplicatedJob and Job, and the pod's completion index
-PodIndex = tuple[str, str, int]
+PodPosition = tuple[str, str, int]
 
 
-def pods_of(job_set: Object) -> dict[str, PodIndex]:
+def map_pods_to_positions(job_set: Object) -> dict[str, PodPosition]:
     """Map the name of each pod of a JobSet, without the random suffix, to its PodIndex."""
     job_set_name = job_set["metadata"]["name"]
     pod_positions = {}
     for replicated_job in job_set["spec"]["replicatedJobs"]:
-        job_spec = _job_spec(replicated_job)
+        job_spec = _get_job_spec(replicated_job)
         for job_number in range(replicated_job.get("replicas", 1)):
             job_name = f"{job_set_name}-{replicated_job['name']}-{job_number}"
             for completion_index in range(
@@ -52,13 +58,13 @@ class JobSets(TrainingJobs):
 
     kind = "JobSet"
     api_versions = ()
-    pods_of = staticmethod(pods_of)
+    pods_of = staticmethod(map_pods_to_positions)
 
     def check(self, kubernetes_object: Object) -> None:
         """Raise ConfigError for a JobSet that its webhook or the API server rejects, or that cannot
         run locally."""
         Controller.check(self, kubernetes_object)
-        reject_invalid(kubernetes_object)
+        reject_invalid_object(kubernetes_object)
         job_set_name = kubernetes_object["metadata"]["name"]
 
         job_set_spec = kubernetes_object["spec"]
@@ -68,7 +74,9 @@ class JobSets(TrainingJobs):
                 " at once."
             )
 
-        for pod_name in (f"{pod_name}-abcde" for pod_name in pods_of(kubernetes_object)):
+        for pod_name in (
+            f"{pod_name}-abcde" for pod_name in map_pods_to_positions(kubernetes_object)
+        ):
             if len(pod_name) > 63:
                 raise ConfigError(
                     f"JobSet {job_set_name}: the pod name {pod_name} has {len(pod_name)}"
@@ -77,7 +85,7 @@ class JobSets(TrainingJobs):
 
         for replicated_job in job_set_spec["replicatedJobs"]:
             require_single_container(
-                _job_spec(replicated_job)["template"]["spec"],
+                _get_job_spec(replicated_job)["template"]["spec"],
                 f"JobSet {job_set_name}: {replicated_job['name']}",
             )
 
@@ -91,30 +99,30 @@ class JobSets(TrainingJobs):
             raise ConfigError(f"JobSet {job_set_name}: spec.replicatedJobs: field is immutable.")
 
     def _advance(
-        self, job_object: Object, job_state: Job, status: Object, succeeded_pods: set[str]
+        self, job_object: Object, job_state: JobState, status: Object, succeeded_pods: set[str]
     ) -> None:
         status.setdefault("restarts", 0)
         if not is_finished(status):
             if job_object["spec"].get("suspend"):
-                self._end_pods(job_state, list(job_state.pods))
+                self._terminate_pods(job_state, list(job_state.pods))
                 _set_condition(status, "Suspended", "SuspendedJobs", "jobset is suspended")
             else:
                 if is_suspended(status):
                     _set_condition(status, "Suspended", "ResumeJobs", "jobset is resumed", "False")
                 self._run(job_object, job_state, status, succeeded_pods)
-        status["replicatedJobsStatus"] = _job_statuses(job_object, job_state, succeeded_pods)
+        status["replicatedJobsStatus"] = _make_job_statuses(job_object, job_state, succeeded_pods)
         if is_finished(status):
-            self._end_pods(job_state, list(job_state.pods))
+            self._terminate_pods(job_state, list(job_state.pods))
 
     def _set_failed(self, status: Object, message: str) -> None:
-        _end(status, "Failed", "Error", message)
+        _set_terminal_state(status, "Failed", "Error", message)
 
     def _run(
-        self, job_object: Object, job_state: Job, status: Object, succeeded_pods: set[str]
+        self, job_object: Object, job_state: JobState, status: Object, succeeded_pods: set[str]
     ) -> None:
         """Start missing pods, handle pods that ended, and apply the failure and success
         policies."""
-        pod_positions = pods_of(job_object)
+        pod_positions = map_pods_to_positions(job_object)
         terminating_pod_names = {pod.name for pod in job_state.terminating}
 
         for pod, (replicated_job_name, _, completion_index) in pod_positions.items():
@@ -134,8 +142,8 @@ class JobSets(TrainingJobs):
                 if exit_code == 0:
                     succeeded_pods.add(pod.name)
                     del job_state.pods[pod.name]
-                elif failure_reason := _restart_or_fail(
-                    _job_spec(replicated_jobs[replicated_job_name]),
+                elif failure_reason := _restart_or_fail_pod(
+                    _get_job_spec(replicated_jobs[replicated_job_name]),
                     pod,
                     exit_code,
                     job_state,
@@ -164,12 +172,14 @@ class JobSets(TrainingJobs):
             if replicated_job_name in target_jobs
         ]
         if all(pod_successes) or (success_policy.get("operator") == "Any" and any(pod_successes)):
-            _end(status, "Completed", "AllJobsCompleted", "jobset completed successfully")
+            _set_terminal_state(
+                status, "Completed", "AllJobsCompleted", "jobset completed successfully"
+            )
 
     def _apply_failure_policy(
         self,
         job_object: Object,
-        job_state: Job,
+        job_state: JobState,
         status: Object,
         succeeded_pods: set[str],
         failed_pod_name: str,
@@ -178,7 +188,7 @@ class JobSets(TrainingJobs):
     ) -> None:
         """Apply the failure policy of the JobSet: restart the failed Job or all Jobs, or fail the
         JobSet."""
-        pod_positions = pods_of(job_object)
+        pod_positions = map_pods_to_positions(job_object)
         failure_policy = job_object["spec"].get("failurePolicy") or {}
         replicated_job_name, job_name, _ = pod_positions[failed_pod_name]
 
@@ -194,7 +204,7 @@ class JobSets(TrainingJobs):
             (failure_rule["action"] for failure_rule in matching_rules), "RestartJobSet"
         )
         if failure_action == "FailJobSet":
-            _end(
+            _set_terminal_state(
                 status,
                 "Failed",
                 "FailJobSetFailurePolicyAction",
@@ -205,7 +215,7 @@ class JobSets(TrainingJobs):
         if failure_action == "RestartJobSet" and status["restarts"] >= failure_policy.get(
             "maxRestarts", 0
         ):
-            _end(
+            _set_terminal_state(
                 status,
                 "Failed",
                 "ReachedMaxRestarts",
@@ -223,7 +233,7 @@ class JobSets(TrainingJobs):
             if not restarts_only_this_job or pod_job_name == job_name
         ]
 
-        self._end_pods(
+        self._terminate_pods(
             job_state, [pod_name for pod_name in restarted_pods if pod_name in job_state.pods]
         )
         succeeded_pods -= set(restarted_pods)
@@ -239,27 +249,36 @@ class JobSets(TrainingJobs):
             for replicated_job in job_object["spec"]["replicatedJobs"]
             if replicated_job["name"] == replicated_job_name
         )
-        pod_spec = _job_spec(replicated_job)["template"]["spec"]
+        pod_spec = _get_job_spec(replicated_job)["template"]["spec"]
         environment = {"JOB_COMPLETION_INDEX": str(completion_index)}
         subdomain = (job_object["spec"].get("network") or {}).get("subdomain") or job_object[
             "metadata"
         ]["name"]
         for variable in pod_spec["containers"][0].get("env") or []:
             host_name, separator, domain_suffix = str(variable.get("value", "")).partition(".")
-            if separator and domain_suffix == subdomain and host_name in pods_of(job_object):
+            if (
+                separator
+                and domain_suffix == subdomain
+                and host_name in map_pods_to_positions(job_object)
+            ):
                 environment[variable["name"]] = self.cluster.address(host_name)
         environment.update(self._memory(job_object, pod_spec))
         return Pod(
-            self.cluster, pod_name, pod_spec, self.run, environment, claim_names=self._claims()
+            self.cluster,
+            pod_name,
+            pod_spec,
+            self.run,
+            environment,
+            claim_names=self._list_claim_names(),
         )
 
 
-def _job_spec(replicated_job: Object) -> Object:
+def _get_job_spec(replicated_job: Object) -> Object:
     return (replicated_job.get("template") or {}).get("spec") or {}
 
 
-def _restart_or_fail(
-    job_spec: Object, pod: Pod, exit_code: int, job_state: Job, job_name: str
+def _restart_or_fail_pod(
+    job_spec: Object, pod: Pod, exit_code: int, job_state: JobState, job_name: str
 ) -> str:
     """Restart the pod as the Job controller would, and return ""; if its Job has failed instead,
     return the reason."""
@@ -270,7 +289,7 @@ def _restart_or_fail(
         (
             failure_rule["action"]
             for failure_rule in failure_rules
-            if _matches(failure_rule, exit_code)
+            if _matches_exit_code(failure_rule, exit_code)
         ),
         "Count",
     )
@@ -286,19 +305,21 @@ def _restart_or_fail(
     return ""
 
 
-def _matches(failure_rule: Mapping[str, Any], exit_code: int) -> bool:
+def _matches_exit_code(failure_rule: Mapping[str, Any], exit_code: int) -> bool:
     exit_code_condition = failure_rule.get("onExitCodes")
     return bool(exit_code_condition) and (exit_code in exit_code_condition["values"]) == (
         exit_code_condition["operator"] == "In"
     )
 
 
-def _job_statuses(job_set: Object, job_state: Job, succeeded_pods: set[str]) -> list[Object]:
+def _make_job_statuses(
+    job_set: Object, job_state: JobState, succeeded_pods: set[str]
+) -> list[Object]:
     counts_by_job: dict[str, Counter[str]] = {
         replicated_job["name"]: Counter() for replicated_job in job_set["spec"]["replicatedJobs"]
     }
     pods_by_job: dict[tuple[str, str], list[str]] = {}
-    for pod, (replicated_job_name, job_name, _) in pods_of(job_set).items():
+    for pod, (replicated_job_name, job_name, _) in map_pods_to_positions(job_set).items():
         pods_by_job.setdefault((replicated_job_name, job_name), []).append(pod)
 
     for (replicated_job_name, _), job_pods in pods_by_job.items():
@@ -323,7 +344,7 @@ def _job_statuses(job_set: Object, job_state: Job, succeeded_pods: set[str]) -> 
 def _set_condition(
     status: Object, condition_type: str, reason: str, message: str, condition_status: str = "True"
 ) -> None:
-    current_condition = condition(status, condition_type)
+    current_condition = find_condition(status, condition_type)
     if current_condition and (current_condition["status"], current_condition["reason"]) == (
         condition_status,
         reason,
@@ -335,7 +356,7 @@ def _set_condition(
         "status": condition_status,
         "reason": reason,
         "message": message,
-        "lastTransitionTime": timestamp(time.time()),
+        "lastTransitionTime": format_timestamp(time.time()),
     }
 
     conditions = status.setdefault("conditions", [])
@@ -345,7 +366,7 @@ def _set_condition(
         conditions.append(new_condition)
 
 
-def _end(status: Object, terminal_state: str, reason: str, message: str) -> None:
+def _set_terminal_state(status: Object, terminal_state: str, reason: str, message: str) -> None:
     _set_condition(status, terminal_state, reason, message)
     status["terminalState"] = terminal_state
 
@@ -382,7 +403,7 @@ class TrainJobs(Controller):
             )
 
     def on_write(self, stored_object: Object) -> Object:
-        self.controllers["JobSet"].apply(self._job_set(stored_object))
+        self.controllers["JobSet"].apply(self._make_job_set(stored_object))
         return stored_object
 
     def get(self, name: str) -> Object | None:
@@ -401,10 +422,12 @@ class TrainJobs(Controller):
             if child:
                 self.change(
                     name,
-                    lambda obj, child=child: obj and obj | {"status": _train_job_status(child)},
+                    lambda obj, child=child: (
+                        obj and obj | {"status": _make_train_job_status(child)}
+                    ),
                 )
 
-    def _job_set(self, train_job: Object) -> Object:
+    def _make_job_set(self, train_job: Object) -> Object:
         train_job_spec = train_job["spec"]
         train_job_name = train_job["metadata"]["name"]
         training_runtime = self.controllers["TrainingRuntime"].read(
@@ -417,7 +440,7 @@ class TrainJobs(Controller):
         )
         job_set_spec = dict(training_runtime["spec"]["template"]["spec"])
         job_set_spec["replicatedJobs"] = [
-            _with_trainer(replicated_job, node_count, trainer_spec)
+            _apply_trainer(replicated_job, node_count, trainer_spec)
             for replicated_job in job_set_spec["replicatedJobs"]
         ]
         job_set_spec.update(
@@ -436,7 +459,7 @@ class TrainJobs(Controller):
         }
 
 
-def _with_trainer(replicated_job: Object, node_count: int, trainer_spec: Object) -> Object:
+def _apply_trainer(replicated_job: Object, node_count: int, trainer_spec: Object) -> Object:
     """Return the runtime's job `replicated_job`. If it is the job of the trainer, the TrainJob's
     nodes, command and image replace those of the runtime.
 
@@ -445,10 +468,10 @@ def _with_trainer(replicated_job: Object, node_count: int, trainer_spec: Object)
     template_labels = ((replicated_job.get("template") or {}).get("metadata") or {}).get(
         "labels"
     ) or {}
-    if template_labels.get(TRAINER_STEP) != "trainer":
+    if template_labels.get(TRAINER_STEP_LABEL) != "trainer":
         return replicated_job
 
-    job_spec = _job_spec(replicated_job)
+    job_spec = _get_job_spec(replicated_job)
     pod_spec = job_spec["template"]["spec"]
     container = pod_spec["containers"][0] | {
         key: trainer_spec[key] for key in ("image", "command", "args") if key in trainer_spec
@@ -481,7 +504,7 @@ def _with_trainer(replicated_job: Object, node_count: int, trainer_spec: Object)
     return replicated_job | {"template": replicated_job["template"] | {"spec": updated_job_spec}}
 
 
-def _train_job_status(job_set_status: Object) -> Object:
+def _make_train_job_status(job_set_status: Object) -> Object:
     condition_types = {"Completed": "Complete"}
     conditions = [
         job_set_condition

@@ -17,14 +17,14 @@ WORKERS_FILE = "workers.json"  # pod → {"pid": ..., "environment": {...}}
 
 
 @dataclass(frozen=True)
-class Worker:
+class WorkerProcess:
     """A worker's process, in which commands can be run."""
 
     pid: int
     environment: dict[str, str]
 
 
-def read_worker(workers_path: Path, pod_name: str) -> Worker | None:
+def read_worker(workers_path: Path, pod_name: str) -> WorkerProcess | None:
     """Return the process of a pod; None if the pod does not exist. Raises OSError, ValueError."""
     worker_records = json.loads(workers_path.read_text())
     if not isinstance(worker_records, dict):
@@ -45,7 +45,7 @@ def read_worker(workers_path: Path, pod_name: str) -> Worker | None:
     ):
         raise ValueError(f"the environment of {pod_name!r} must map names to texts")
 
-    return Worker(pid, environment)
+    return WorkerProcess(pid, environment)
 
 
 def main(job_folder: str, pod_name: str, *command_words: str) -> int:

@@ -12,7 +12,7 @@ from typing import Any
 from argolocal.controllers.deployment import Deployments, Services, is_headless
 from argolocal.manifest.types import Object
 from argolocal.state.journal import RunFiles
-from rekindle.errors import ConfigError, say
+from rekindle.errors import ConfigError, write_stderr
 from rekindle.local.ports import PORTS_TO_TRY, move_server_port, move_service_port
 
 # annotation that allows a workflow to serve its model at any free port
@@ -66,7 +66,7 @@ class ModelServices(Services):
             return super().apply(kubernetes_object)
 
         # until the Service is stored, another run of this home must not choose the same port
-        with self._lock_ports():
+        with self._hold_ports_lock():
             return super().apply(self._set_free_port(kubernetes_object))
 
     def _may_use_any_port(self) -> bool:
@@ -74,7 +74,7 @@ class ModelServices(Services):
         return run_files.is_own_folder() and may_use_any_port(run_files.workflow())
 
     @contextmanager
-    def _lock_ports(self) -> Iterator[None]:
+    def _hold_ports_lock(self) -> Iterator[None]:
         self.folder.mkdir(parents=True, exist_ok=True)
         with open(self.folder / ".ports.lock", "w") as lock_file:
             fcntl.flock(lock_file, fcntl.LOCK_EX)
@@ -93,7 +93,7 @@ class ModelServices(Services):
         else:
             preferred_port = default_port
 
-        other_service_ports = self._ports_of_other_services(service_name)
+        other_service_ports = self._list_other_service_ports(service_name)
 
         for port in (preferred_port, *range(default_port, default_port + PORTS_TO_TRY)):
             if port in other_service_ports:
@@ -110,13 +110,13 @@ class ModelServices(Services):
                 self.check(moved_service)
                 if port != default_port:
                     move_reason = f"because port {default_port} is taken (setting serve.port)"
-                    say(f"note: the model is served at port {port}, {move_reason}.")
+                    write_stderr(f"note: the model is served at port {port}, {move_reason}.")
 
                 return moved_service
 
         return service
 
-    def _ports_of_other_services(self, service_name: str) -> set[int]:
+    def _list_other_service_ports(self, service_name: str) -> set[int]:
         """Return the ports of the other Services of this home, including Services that
         `rekindle down` has stopped."""
         other_services = [

@@ -11,37 +11,44 @@ from typing import Any
 
 from argolocal.common.files import write_atomically
 from argolocal.common.json_text import to_json
-from argolocal.common.processes import python_command
+from argolocal.common.processes import make_python_command
 from argolocal.controllers.pod_process import Pod
 from argolocal.manifest.types import Object
 from argolocal.pods import filesystem
 from rekindle.local.jobs import kubexec
-from rekindle.local.jobs.frameworks import MPI_DIRECTORY, pod_name, replica_count, replicas_of
+from rekindle.local.jobs.frameworks import (
+    MPI_MOUNT_PATH,
+    count_replicas,
+    get_replica_specs,
+    make_pod_name,
+)
 
-VOLUME = "mpi-job-config"
+MPI_VOLUME_NAME = "mpi-job-config"
 
 
-def worker_names(mpi_job: Object) -> list[str]:
-    if "Worker" in replicas_of(mpi_job):
-        return [pod_name(mpi_job, "Worker", i) for i in range(replica_count(mpi_job, "Worker"))]
+def list_worker_names(mpi_job: Object) -> list[str]:
+    if "Worker" in get_replica_specs(mpi_job):
+        return [
+            make_pod_name(mpi_job, "Worker", i) for i in range(count_replicas(mpi_job, "Worker"))
+        ]
     return []
 
 
-def all_workers_run(mpi_job: Object, pods_by_name: Mapping[str, Pod]) -> bool:
+def are_all_workers_running(mpi_job: Object, pods_by_name: Mapping[str, Pod]) -> bool:
     """Return True if all Workers run. The Launcher must wait for them, as with the operator's init
     container."""
     return all(
-        name in pods_by_name and pods_by_name[name].running for name in worker_names(mpi_job)
+        name in pods_by_name and pods_by_name[name].running for name in list_worker_names(mpi_job)
     )
 
 
-def write_files(mpi_job: Object, job_folder: Path) -> None:
+def write_launcher_files(mpi_job: Object, job_folder: Path) -> None:
     """Write the hostfile, the agent that `mpirun` starts for a Worker, and the script of Horovod's
     elastic mode."""
     job_folder.mkdir(parents=True, exist_ok=True)
     slots_per_worker = mpi_job["spec"].get("slotsPerWorker", 1)
-    all_worker_names = worker_names(mpi_job)
-    agent_command = shlex.join(python_command(kubexec.__file__))
+    all_worker_names = list_worker_names(mpi_job)
+    agent_command = shlex.join(make_python_command(kubexec.__file__))
     (job_folder / "hostfile").write_text(
         "".join(f"{name} slots={slots_per_worker}\n" for name in all_worker_names)
     )
@@ -57,7 +64,7 @@ def write_files(mpi_job: Object, job_folder: Path) -> None:
         (job_folder / name).chmod(0o755)
 
 
-def write_processes(job_folder: Path, pods_by_name: Mapping[str, Pod]) -> None:
+def write_worker_processes(job_folder: Path, pods_by_name: Mapping[str, Pod]) -> None:
     """Write the pids and environments of the Workers for kubexec.py."""
     worker_processes = {name: pod.process for name, pod in pods_by_name.items() if pod.process}
     worker_records = {
@@ -72,7 +79,7 @@ def write_processes(job_folder: Path, pods_by_name: Mapping[str, Pod]) -> None:
         write_atomically(workers_path, records_json, 0o600)
 
 
-def mount_files(
+def mount_launcher_files(
     pod_spec: Mapping[str, Any], environment: dict[str, str], job_folder: Path
 ) -> tuple[dict[str, Any], dict[str, str], dict[str, Path]]:
     """Return the Launcher's PodSpec, environment and volumes, with `job_folder` mounted at
@@ -80,11 +87,11 @@ def mount_files(
 
     Without mount namespaces, the environment has the path of `job_folder` instead of /etc/mpi.
     """
-    if not filesystem.available():
+    if not filesystem.supports_namespaces():
         return (
             dict(pod_spec),
             {
-                variable_name: variable_value.replace(MPI_DIRECTORY, str(job_folder))
+                variable_name: variable_value.replace(MPI_MOUNT_PATH, str(job_folder))
                 for variable_name, variable_value in environment.items()
             },
             {},
@@ -93,10 +100,10 @@ def mount_files(
     (container,) = pod_spec["containers"]
     volume_mounts = [
         *(container.get("volumeMounts") or []),
-        {"name": VOLUME, "mountPath": MPI_DIRECTORY},
+        {"name": MPI_VOLUME_NAME, "mountPath": MPI_MOUNT_PATH},
     ]
     return (
         {**pod_spec, "containers": [container | {"volumeMounts": volume_mounts}]},
         environment,
-        {VOLUME: job_folder},
+        {MPI_VOLUME_NAME: job_folder},
     )

@@ -17,34 +17,34 @@ from pathlib import Path
 from shutil import rmtree
 
 from argolocal.controllers.controller import Controller, require_single_container
-from argolocal.controllers.memory_volumes import memory_volume, shared_memory
+from argolocal.controllers.memory_volumes import memory_volume_environment, shared_memory_path
 from argolocal.controllers.pod_process import Pod, terminate_all
 from argolocal.errors import describe
 from argolocal.interfaces import Cluster
-from argolocal.language.gofmt import timestamp
-from argolocal.manifest.object_labels import JOB_NAME, REPLICA_TYPE
-from argolocal.manifest.training_jobs import JOB_VERSION, JOBS
+from argolocal.language.gofmt import format_timestamp
+from argolocal.manifest.object_labels import JOB_NAME_LABEL, REPLICA_TYPE_LABEL
+from argolocal.manifest.training_jobs import JOB_API_VERSION, JOB_KINDS
 from argolocal.manifest.types import Object
-from argolocal.state.journal import RunFiles, claims_of_run
-from argolocal.validate.applied_objects import reject_invalid
+from argolocal.state.journal import RunFiles, list_run_claims
+from argolocal.validate.applied_objects import reject_invalid_object
 from rekindle.errors import ConfigError
 from rekindle.local.jobs import mpi_job
 from rekindle.local.jobs.frameworks import (
+    get_leading_role,
+    get_replica_specs,
     is_complete,
-    leading_role,
-    operator_environment,
-    pods_of,
-    replicas_of,
+    make_operator_environment,
+    map_pods_to_roles,
     tolerates_failure,
 )
 from rekindle.local.ports import move_job_port
 
-MIN_RETRYABLE_CODE = 128  # lowest exit code that restarts the pod, with restartPolicy ExitCode
-SUCCEEDED_ANNOTATION = "rekindle/succeeded-pods"  # annotation with the names of succeeded pods
+MIN_RETRYABLE_EXIT_CODE = 128  # lowest exit code that restarts the pod, with restartPolicy ExitCode
+SUCCEEDED_PODS_ANNOTATION = "rekindle/succeeded-pods"  # annotation with the names of succeeded pods
 
 
 @dataclass
-class Job:
+class JobState:
     """The state of a job while this process runs it."""
 
     lock: int  # descriptor of the lock file, which is locked while this process runs the pods
@@ -57,13 +57,13 @@ class Job:
 class TrainingJobs(Controller):
     """The controller of one kind of training job."""
 
-    api_versions = (JOB_VERSION,)
+    api_versions = (JOB_API_VERSION,)
 
-    pods_of: Callable[[Object], Mapping[str, tuple]] = staticmethod(pods_of)
+    pods_of: Callable[[Object], Mapping[str, tuple]] = staticmethod(map_pods_to_roles)
 
     def __init__(self, cluster: Cluster, kind: str = "", run: Path | None = None) -> None:
         super().__init__(cluster, kind, run)
-        self.jobs: dict[str, Job] = {}
+        self.jobs: dict[str, JobState] = {}
 
     def check(self, kubernetes_object: Object) -> None:
         """Raise ConfigError for a job that the operator's webhook rejects or the operator cannot
@@ -72,14 +72,14 @@ class TrainingJobs(Controller):
         job_label = f"{self.kind} {kubernetes_object['metadata']['name']}"
         if (
             self.api_versions
-            and kubernetes_object.get("apiVersion", JOB_VERSION) not in self.api_versions
+            and kubernetes_object.get("apiVersion", JOB_API_VERSION) not in self.api_versions
         ):
             raise ConfigError(
                 f"{job_label}: its apiVersion is {kubernetes_object['apiVersion']}: use"
                 f" {self.api_versions[0]}."
             )
-        reject_invalid(kubernetes_object)
-        for role, replica_spec in replicas_of(kubernetes_object).items():
+        reject_invalid_object(kubernetes_object)
+        for role, replica_spec in get_replica_specs(kubernetes_object).items():
             require_single_container(replica_spec["template"]["spec"], f"{job_label}: {role}")
 
     def apply(self, kubernetes_object: Object) -> Object:
@@ -107,7 +107,7 @@ class TrainingJobs(Controller):
         if job_state:
             terminate_all([*job_state.pods.values(), *job_state.terminating], float("inf"))
             os.close(job_state.lock)
-        rmtree(shared_memory(self.run, name), ignore_errors=True)
+        rmtree(shared_memory_path(self.run, name), ignore_errors=True)
         return super().delete(name)
 
     def poll(self) -> None:
@@ -144,10 +144,10 @@ class TrainingJobs(Controller):
                 self._remove_job_files(job_object, job_status)
 
     def _remove_job_files(self, job_object: Object, job_status: Object) -> None:
-        rmtree(shared_memory(self.run, job_object["metadata"]["name"]), ignore_errors=True)
-        rmtree(self._mpi_folder(job_object), ignore_errors=True)
+        rmtree(shared_memory_path(self.run, job_object["metadata"]["name"]), ignore_errors=True)
+        rmtree(self._get_mpi_folder(job_object), ignore_errors=True)
         # the directories of a failed job are kept for diagnosis
-        if not condition(job_status, "Failed"):
+        if not find_condition(job_status, "Failed"):
             for pod_folder in (
                 self.run / folder_kind / pod_name
                 for folder_kind in ("pods", "volumes")
@@ -172,8 +172,8 @@ class TrainingJobs(Controller):
             os.close(lock_descriptor)
             return
 
-        self.jobs[job_name] = Job(lock_descriptor)
-        if condition(job_object.get("status") or {}, "Running"):
+        self.jobs[job_name] = JobState(lock_descriptor)
+        if find_condition(job_object.get("status") or {}, "Running"):
             job_status = job_object["status"]
             set_condition(
                 job_status,
@@ -181,9 +181,9 @@ class TrainingJobs(Controller):
                 "Restarting",
                 f"{self.kind} {job_name} is restarting because its node was lost.",
             )
-            self._save(job_name, job_status)
+            self._save_status(job_name, job_status)
 
-    def _reconcile(self, job_object: Object, job_state: Job) -> None:
+    def _reconcile(self, job_object: Object, job_state: JobState) -> None:
         job_name = job_object["metadata"]["name"]
         job_status = job_object.get("status") or {}
         job_state.terminating = [
@@ -191,31 +191,32 @@ class TrainingJobs(Controller):
         ]
         succeeded_pods = set(
             filter(
-                None, job_object["metadata"]["annotations"].get(SUCCEEDED_ANNOTATION, "").split(",")
+                None,
+                job_object["metadata"]["annotations"].get(SUCCEEDED_PODS_ANNOTATION, "").split(","),
             )
         )
         self._advance(job_object, job_state, job_status, succeeded_pods)
-        self._save(job_name, job_status, succeeded_pods)
+        self._save_status(job_name, job_status, succeeded_pods)
         if is_finished(job_status) and not job_state.pods and not job_state.terminating:
             os.close(self.jobs.pop(job_name).lock)
             self._remove_job_files(job_object, job_status)
 
-    def _fail(self, job_object: Object, job_state: Job, error: Exception) -> None:
+    def _fail(self, job_object: Object, job_state: JobState, error: Exception) -> None:
         """Fail a job that cannot be reconciled."""
         job_name = job_object["metadata"]["name"]
         job_status = (self.read(job_name) or job_object).get("status") or {}
         self._set_failed(
             job_status, f"{self.kind} {job_name} is failed because of an error: {describe(error)}"
         )
-        self._end_pods(job_state, list(job_state.pods))
-        self._save(job_name, job_status)
+        self._terminate_pods(job_state, list(job_state.pods))
+        self._save_status(job_name, job_status)
 
     def _set_failed(self, status: Object, message: str) -> None:
         set_condition(status, self.kind, "Created", f"{self.kind} is created.")
         set_condition(status, self.kind, "Failed", message)
 
     def _advance(
-        self, job_object: Object, job_state: Job, status: Object, succeeded_pods: set[str]
+        self, job_object: Object, job_state: JobState, status: Object, succeeded_pods: set[str]
     ) -> None:
         """Reconcile the pods and the status with the spec; `succeeded_pods` are the pods that have
         succeeded."""
@@ -226,7 +227,7 @@ class TrainingJobs(Controller):
 
         if not is_finished(status):
             if run_policy.get("suspend"):
-                self._end_pods(job_state, list(job_state.pods))
+                self._terminate_pods(job_state, list(job_state.pods))
                 set_condition(
                     status, self.kind, "Suspended", f"{self.kind} {job_name} is suspended."
                 )
@@ -242,13 +243,13 @@ class TrainingJobs(Controller):
                         "False",
                     )
 
-                status.setdefault("startTime", timestamp(time.time()))
+                status.setdefault("startTime", format_timestamp(time.time()))
                 self._sync_pods(job_object, job_state, succeeded_pods)
                 self._reap(job_object, job_state, status, succeeded_pods)
 
                 limit_message = find_exceeded_limit(run_policy, status, job_state)
                 if limit_message:
-                    status.setdefault("completionTime", timestamp(time.time()))
+                    status.setdefault("completionTime", format_timestamp(time.time()))
                     set_condition(
                         status,
                         self.kind,
@@ -256,18 +257,18 @@ class TrainingJobs(Controller):
                         f"{self.kind} {job_name} has failed because it {limit_message}.",
                     )
 
-            self._update_counts(job_object, job_state, status, succeeded_pods)
+            self._update_replica_statuses(job_object, job_state, status, succeeded_pods)
 
         if is_finished(status):
-            self._finish(_clean_policy(job_spec), job_state, status)
+            self._finish_job(_get_clean_policy(job_spec), job_state, status)
 
-    def _sync_pods(self, job_object: Object, job_state: Job, succeeded_pods: set[str]) -> None:
+    def _sync_pods(self, job_object: Object, job_state: JobState, succeeded_pods: set[str]) -> None:
         """Create missing pods, and delete surplus pods."""
-        desired_pods = pods_of(job_object)
+        desired_pods = map_pods_to_roles(job_object)
         terminating_pod_names = {pod.name for pod in job_state.terminating}
 
         for pod, (role, index) in desired_pods.items():
-            must_wait_for_workers = role == "Launcher" and not mpi_job.all_workers_run(
+            must_wait_for_workers = role == "Launcher" and not mpi_job.are_all_workers_running(
                 job_object, job_state.pods
             )
             if not must_wait_for_workers and pod not in {
@@ -278,22 +279,22 @@ class TrainingJobs(Controller):
             }:
                 job_state.pods[pod] = self._pod(job_object, pod, role, index)
 
-        self._end_pods(job_state, [pod for pod in job_state.pods if pod not in desired_pods])
+        self._terminate_pods(job_state, [pod for pod in job_state.pods if pod not in desired_pods])
         if self.kind == "MPIJob":
-            mpi_job.write_processes(self._mpi_folder(job_object), job_state.pods)
+            mpi_job.write_worker_processes(self._get_mpi_folder(job_object), job_state.pods)
 
     def _pod(self, job_object: Object, pod_name: str, role: str, index: int) -> Pod:
-        pod_spec = replicas_of(job_object)[role]["template"]["spec"]
+        pod_spec = get_replica_specs(job_object)[role]["template"]["spec"]
         environment = {
-            **operator_environment(job_object, role, index, self.cluster.address),
-            **self._host_variables(job_object, pod_spec),
+            **make_operator_environment(job_object, role, index, self.cluster.address),
+            **self._resolve_host_variables(job_object, pod_spec),
             **self._memory(job_object, pod_spec),
         }
         volume_directories = {}
         if role == "Launcher":
-            mpi_job.write_files(job_object, self._mpi_folder(job_object))
-            pod_spec, environment, volume_directories = mpi_job.mount_files(
-                pod_spec, environment, self._mpi_folder(job_object)
+            mpi_job.write_launcher_files(job_object, self._get_mpi_folder(job_object))
+            pod_spec, environment, volume_directories = mpi_job.mount_launcher_files(
+                pod_spec, environment, self._get_mpi_folder(job_object)
             )
         return Pod(
             self.cluster,
@@ -302,18 +303,18 @@ class TrainingJobs(Controller):
             self.run,
             environment,
             volume_directories,
-            claim_names=self._claims(),
+            claim_names=self._list_claim_names(),
         )
 
-    def _claims(self) -> list[str]:
+    def _list_claim_names(self) -> list[str]:
         """Return the names of the PersistentVolumeClaims that the workflow of this run creates."""
-        return claims_of_run(RunFiles(self.cluster.home, self.run.name))
+        return list_run_claims(RunFiles(self.cluster.home, self.run.name))
 
-    def _host_variables(self, job_object: Object, pod_spec: Object) -> dict[str, str]:
+    def _resolve_host_variables(self, job_object: Object, pod_spec: Object) -> dict[str, str]:
         """Return the environment variables whose value is the host name of a pod; the address of
         the pod replaces the host name."""
         environment_variables = pod_spec["containers"][0].get("env") or []
-        own_pods = pods_of(job_object)
+        own_pods = map_pods_to_roles(job_object)
         return {
             environment_variable["name"]: self.cluster.address(environment_variable["value"])
             for environment_variable in environment_variables
@@ -321,13 +322,13 @@ class TrainingJobs(Controller):
         }
 
     def _memory(self, job_object: Object, pod_spec: Object) -> dict[str, str]:
-        return memory_volume(self.run, job_object["metadata"]["name"], pod_spec)
+        return memory_volume_environment(self.run, job_object["metadata"]["name"], pod_spec)
 
-    def _mpi_folder(self, job_object: Object) -> Path:
+    def _get_mpi_folder(self, job_object: Object) -> Path:
         return self.run / "mpi" / job_object["metadata"]["name"]
 
     def _reap(
-        self, job_object: Object, job_state: Job, status: Object, succeeded_pods: set[str]
+        self, job_object: Object, job_state: JobState, status: Object, succeeded_pods: set[str]
     ) -> None:
         """Poll the pods. The restartPolicy decides whether an exited pod succeeds, fails, restarts
         in place or is recreated."""
@@ -338,9 +339,9 @@ class TrainingJobs(Controller):
             if exit_code is None:
                 continue
 
-            role = pods_of(job_object)[pod.name][0]
-            restart_policy = replicas_of(job_object)[role].get(
-                "restartPolicy", JOBS[self.kind].restart_policy
+            role = map_pods_to_roles(job_object)[pod.name][0]
+            restart_policy = get_replica_specs(job_object)[role].get(
+                "restartPolicy", JOB_KINDS[self.kind].restart_policy
             )
             if restart_policy == "Always" or (exit_code and restart_policy == "OnFailure"):
                 pod.restart(exit_code)
@@ -349,7 +350,7 @@ class TrainingJobs(Controller):
                 del job_state.pods[pod.name]
             elif (
                 restart_policy == "ExitCode"
-                and exit_code >= MIN_RETRYABLE_CODE
+                and exit_code >= MIN_RETRYABLE_EXIT_CODE
                 and self.kind != "MPIJob"
             ):
                 pod.restart(exit_code, recreates_pod=True)
@@ -365,7 +366,7 @@ class TrainingJobs(Controller):
                 # the operator sets completionTime here, except for restartPolicy ExitCode in kinds
                 # other than MPIJob
                 if restart_policy == "Never" or self.kind == "MPIJob":
-                    status.setdefault("completionTime", timestamp(time.time()))
+                    status.setdefault("completionTime", format_timestamp(time.time()))
 
                 failure_details = (
                     f"{pod.name} ended with code {exit_code} ({pod.log}): {pod.last_log_line()}"
@@ -376,15 +377,15 @@ class TrainingJobs(Controller):
                 )
                 set_condition(status, self.kind, "Failed", restart_message)
 
-    def _update_counts(
-        self, job_object: Object, job_state: Job, status: Object, succeeded_pods: set[str]
+    def _update_replica_statuses(
+        self, job_object: Object, job_state: JobState, status: Object, succeeded_pods: set[str]
     ) -> None:
         """Update replicaStatuses and the conditions derived from them."""
         job_name = job_object["metadata"]["name"]
-        roles_by_pod = {pod: role for pod, (role, _) in pods_of(job_object).items()}
+        roles_by_pod = {pod: role for pod, (role, _) in map_pods_to_roles(job_object).items()}
         status["replicaStatuses"] = {}
 
-        for role in sorted(replicas_of(job_object)):
+        for role in sorted(get_replica_specs(job_object)):
             replica_counts = {
                 # a pod whose container is about to restart is in phase Running
                 "active": sum(roles_by_pod.get(pod) == role for pod in job_state.pods),
@@ -392,7 +393,7 @@ class TrainingJobs(Controller):
                 "failed": sum(roles_by_pod.get(pod) == role for pod in job_state.failures),
             }
 
-            label_selector = f"{JOB_NAME}={job_name},{REPLICA_TYPE}={role.lower()}"
+            label_selector = f"{JOB_NAME_LABEL}={job_name},{REPLICA_TYPE_LABEL}={role.lower()}"
             status["replicaStatuses"][role] = {
                 count_name: pod_count
                 for count_name, pod_count in replica_counts.items()
@@ -403,27 +404,27 @@ class TrainingJobs(Controller):
             return
 
         if is_complete(job_object, succeeded_pods):
-            status.setdefault("completionTime", timestamp(time.time()))
+            status.setdefault("completionTime", format_timestamp(time.time()))
             set_condition(
                 status, self.kind, "Succeeded", f"{self.kind} {job_name} is successfully completed."
             )
         elif any(
             pod.running
             for pod_name, pod in job_state.pods.items()
-            if roles_by_pod.get(pod_name) == leading_role(job_object)
+            if roles_by_pod.get(pod_name) == get_leading_role(job_object)
         ):
             set_condition(status, self.kind, "Running", f"{self.kind} {job_name} is running.")
 
-    def _finish(self, clean_policy: str, job_state: Job, status: Object) -> None:
+    def _finish_job(self, clean_policy: str, job_state: JobState, status: Object) -> None:
         if clean_policy in ("Running", "All"):
-            self._end_pods(job_state, list(job_state.pods))
+            self._terminate_pods(job_state, list(job_state.pods))
         else:  # every other cleanPodPolicy leaves the pods of a finished job unchanged
             job_state.pods = {
                 pod_name: pod
                 for pod_name, pod in job_state.pods.items()
                 if pod.running and pod.poll() is None
             }
-        if condition(status, "Succeeded"):
+        if find_condition(status, "Succeeded"):
             for replica_counts in status["replicaStatuses"].values():
                 succeeded_count = replica_counts.pop("active", 0) + replica_counts.get(
                     "succeeded", 0
@@ -431,18 +432,18 @@ class TrainingJobs(Controller):
                 if succeeded_count:
                     replica_counts["succeeded"] = succeeded_count
 
-    def _end_pods(self, job_state: Job, pod_names: list[str]) -> None:
+    def _terminate_pods(self, job_state: JobState, pod_names: list[str]) -> None:
         for pod_name in pod_names:
             pod = job_state.pods.pop(pod_name)
             pod.end()
             job_state.terminating.append(pod)
 
-    def _save(
+    def _save_status(
         self, job_name: str, job_status: Object, succeeded_pods: set[str] | None = None
     ) -> None:
         def set_status(job_object: Object | None) -> Object | None:
             if job_object and succeeded_pods is not None:
-                job_object["metadata"]["annotations"][SUCCEEDED_ANNOTATION] = ",".join(
+                job_object["metadata"]["annotations"][SUCCEEDED_PODS_ANNOTATION] = ",".join(
                     sorted(succeeded_pods)
                 )
             return job_object and job_object | {"status": job_status}
@@ -450,7 +451,7 @@ class TrainingJobs(Controller):
         self.change(job_name, set_status)
 
 
-def _clean_policy(job_spec: Object) -> str:
+def _get_clean_policy(job_spec: Object) -> str:
     return (
         (job_spec.get("runPolicy") or {}).get("cleanPodPolicy")
         or job_spec.get("cleanPodPolicy")
@@ -458,7 +459,7 @@ def _clean_policy(job_spec: Object) -> str:
     )
 
 
-def find_exceeded_limit(run_policy: Object, status: Object, job_state: Job) -> str:
+def find_exceeded_limit(run_policy: Object, status: Object, job_state: JobState) -> str:
     """Return a message about the limit that a job has exceeded, or "". As in the operator, only
     in-place restarts count towards backoffLimit."""
     restart_count = sum(pod.restarts for pod in job_state.pods.values() if pod.running)
@@ -479,7 +480,7 @@ def find_exceeded_limit(run_policy: Object, status: Object, job_state: Job) -> s
     return ""
 
 
-def condition(status: Object, condition_type: str) -> Object | None:
+def find_condition(status: Object, condition_type: str) -> Object | None:
     return next(
         (
             status_condition
@@ -492,12 +493,13 @@ def condition(status: Object, condition_type: str) -> Object | None:
 
 def is_finished(status: Object) -> bool:
     return any(
-        condition(status, condition_type) for condition_type in ("Succeeded", "Completed", "Failed")
+        find_condition(status, condition_type)
+        for condition_type in ("Succeeded", "Completed", "Failed")
     )
 
 
 def is_suspended(status: Object) -> bool:
-    return (condition(status, "Suspended") or {}).get("status") == "True"
+    return (find_condition(status, "Suspended") or {}).get("status") == "True"
 
 
 def set_condition(
@@ -512,8 +514,8 @@ def set_condition(
     other."""
     reason = f"{job_kind}{reason or condition_type}"
 
-    current_condition = condition(status, condition_type)
-    if condition(status, "Failed") or (
+    current_condition = find_condition(status, condition_type)
+    if find_condition(status, "Failed") or (
         current_condition
         and (current_condition["status"], current_condition["reason"]) == (condition_status, reason)
     ):
@@ -533,7 +535,7 @@ def set_condition(
             for other_condition in conditions
         ]
 
-    current_timestamp = timestamp(time.time())
+    current_timestamp = format_timestamp(time.time())
     condition_times = {"lastUpdateTime": current_timestamp, "lastTransitionTime": current_timestamp}
     other_condition = {
         "type": condition_type,

@@ -9,15 +9,17 @@ import secrets
 
 from argolocal.common.json_text import to_json
 from argolocal.page.login import Login, NewSession, Refusal
-from rekindle.local.services.threaded_server import response
+from rekindle.local.services.threaded_server import make_response
 
-HINT = (
+LOGIN_HINT = (
     "open the address that `rekindle ui --mlflow` prints, or set MLFLOW_TRACKING_TOKEN as"
     " `rekindle env` prints it."
 )
 # a page, because a request after an HTTP redirect would still count as cross-site and lack the
 # SameSite=Strict cookie; the URL's fragment names MLflow's page
-REDIRECT = "<!doctype html><script>location.replace(location.pathname + location.hash)</script>"
+REDIRECT_PAGE = (
+    "<!doctype html><script>location.replace(location.pathname + location.hash)</script>"
+)
 
 
 class MlflowLogin:
@@ -25,7 +27,9 @@ class MlflowLogin:
 
     def __init__(self, login_token: str, port: int) -> None:
         # the name contains the port, because browsers share cookies between ports
-        self.login = Login(login_token, f"rekindle-mlflow-{port}", secrets.token_urlsafe(32), HINT)
+        self.login = Login(
+            login_token, f"rekindle-mlflow-{port}", secrets.token_urlsafe(32), LOGIN_HINT
+        )
 
     def answer(self, request_head: bytes) -> bytes | None:
         """Return the answer if MLflow must not receive the request, else None. `request_head`:
@@ -33,7 +37,7 @@ class MlflowLogin:
         request_line, *header_lines = request_head.decode("latin-1").strip("\r\n").split("\r\n")
         http_method, request_target, _ = request_line.split(" ")
         if request_target.partition("?")[0] == "/health":
-            return response(200, "OK")
+            return make_response(200, "OK")
 
         headers: dict[str, list[str]] = {}
         for header_name, _, header_value in (
@@ -44,19 +48,19 @@ class MlflowLogin:
         match self.login.check(http_method, request_target, headers):
             case NewSession(cookie):
                 privacy_headers = "Cache-Control: no-store\r\nReferrer-Policy: no-referrer\r\n"
-                return response(
-                    200, REDIRECT, f"Set-Cookie: {cookie}\r\n{privacy_headers}", "text/html"
+                return make_response(
+                    200, REDIRECT_PAGE, f"Set-Cookie: {cookie}\r\n{privacy_headers}", "text/html"
                 )
             case Refusal(status, message):
-                return _refusal(status, message)
+                return _make_refusal(status, message)
             case None:
                 return None
 
 
-def _refusal(http_status: int, refusal_message: str) -> bytes:
+def _make_refusal(http_status: int, refusal_message: str) -> bytes:
     """Return an error response in MLflow's format, so that MLflow's client shows its message."""
     error_code = {401: "UNAUTHENTICATED", 403: "PERMISSION_DENIED"}[http_status]
-    return response(
+    return make_response(
         http_status,
         to_json({"error_code": error_code, "message": refusal_message}),
         "",

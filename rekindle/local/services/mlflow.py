@@ -23,7 +23,7 @@ from typing import Any
 from argolocal.common.processes import end_unless_recorded
 from rekindle.kubernetes_names import MLFLOW_TRACKING_TOKEN
 from rekindle.local.services.login import MlflowLogin
-from rekindle.local.services.threaded_server import Connections
+from rekindle.local.services.threaded_server import ConnectionServer
 from rekindle.tracking import REMOVED
 
 ARTIFACT_ROOT = "mlflow-artifacts:/"  # root of every artifact location
@@ -50,7 +50,7 @@ class RequestStream(io.RawIOBase):
         return byte_count
 
 
-def settings(store_uri: str, artifacts_uri: str) -> Mapping[str, str]:
+def make_server_settings(store_uri: str, artifacts_uri: str) -> Mapping[str, str]:
     """Return the environment variables that mlflow.server reads on import, as `mlflow server` sets
     them."""
     return {
@@ -162,7 +162,7 @@ def main() -> None:
         )
 
     end_unless_recorded(arguments.record)
-    os.environ.update(settings(arguments.store, arguments.artifacts))
+    os.environ.update(make_server_settings(arguments.store, arguments.artifacts))
     from mlflow.server import app
     from mlflow.server.handlers import initialize_backend_stores
     from werkzeug.serving import WSGIRequestHandler, make_server
@@ -198,7 +198,7 @@ def main() -> None:
             Handler(connection, request_head)
         return False
 
-    Connections(listening_socket, answer).serve_forever()
+    ConnectionServer(listening_socket, answer).serve_forever()
 
 
 if __name__ == "__main__":

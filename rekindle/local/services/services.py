@@ -27,14 +27,14 @@ from pydantic import ConfigDict, Field, RootModel
 
 from argolocal.common import homes
 from argolocal.common.environment import remove_secrets
-from argolocal.common.files import write_atomically, write_once
+from argolocal.common.files import write_atomically, write_if_missing
 from argolocal.common.json_text import to_json
 from argolocal.common.processes import (
     confirm_recorded,
-    end_group,
     is_alive,
-    python_command,
-    start_time,
+    make_python_command,
+    read_start_ticks,
+    terminate_group,
 )
 from rekindle.documents import Document, parse, read_file
 from rekindle.errors import (
@@ -43,7 +43,7 @@ from rekindle.errors import (
     StorageError,
     TrackingError,
     format_address,
-    say,
+    write_stderr,
 )
 from rekindle.kubernetes_names import (
     AWS_ACCESS_KEY_ID,
@@ -57,11 +57,11 @@ from rekindle.kubernetes_names import (
     S3_ENDPOINT_URL,
 )
 
-BUCKET = "rekindle"
-DATABASE = "mlflow.db"  # file name of the embedded MLflow's database in the home
-REGION = "us-east-1"
-GRACE_S = 5.0  # maximum time until a service exits
-SERVICES = ("s3", "mlflow")
+DEFAULT_BUCKET = "rekindle"
+DATABASE_FILE = "mlflow.db"  # file name of the embedded MLflow's database in the home
+DEFAULT_REGION = "us-east-1"
+STOP_GRACE_S = 5.0  # maximum time until a service exits
+SERVICE_NAMES = ("s3", "mlflow")
 # environment variables with the addresses of external services that replace the embedded services
 ADDRESS_VARIABLES = {"s3": S3_ENDPOINT_URL, "mlflow": MLFLOW_TRACKING_URI}
 LOGIN_VARIABLES = (MLFLOW_TRACKING_TOKEN, MLFLOW_TRACKING_USERNAME, MLFLOW_TRACKING_PASSWORD)
@@ -69,7 +69,7 @@ CREDENTIALS_FILE, TOKEN_FILE = "credentials.json", "mlflow-token.json"  # file n
 ERROR_TYPES: dict[str, type[RekindleError]] = {"s3": StorageError, "mlflow": TrackingError}
 
 
-class Record(Document):
+class ServiceRecord(Document):
     """The saved record of a service; the pid of a stopped service is 0."""
 
     name: str = Field(pattern="^(s3|mlflow)$")
@@ -86,7 +86,7 @@ class Record(Document):
         return is_alive(self.pid, self.since)
 
 
-class Secrets(RootModel[dict[str, str]]):
+class SecretsFile(RootModel[dict[str, str]]):
     """A file with secrets: name → value."""
 
     model_config = ConfigDict(strict=True)
@@ -107,7 +107,7 @@ class Services:
     def start(self, *service_names: str) -> None:
         """Start the services `service_names` (default: all), except services that run already,
         and services that a real service replaces (ADDRESS_VARIABLES). Returns immediately."""
-        for service_name in service_names or SERVICES:
+        for service_name in service_names or SERVICE_NAMES:
             if self.environ.get(ADDRESS_VARIABLES[service_name]):
                 continue
 
@@ -125,16 +125,16 @@ class Services:
                 self.start("s3")
 
             with self._locked():
-                self._launch(service_name)
+                self._launch_service(service_name)
 
     def restart_dead(self) -> None:
         """Restart dead services, and report each restart. A service that another command has
         stopped is restarted only if this process uses it."""
-        for service_name in SERVICES:
+        for service_name in SERVICE_NAMES:
             service_record = self.find(service_name)
             if service_name in self.used_names or (service_record and service_record.pid):
                 if not (service_record and service_record.alive):
-                    say(f"the embedded {service_name} service has died: restarting it")
+                    write_stderr(f"the embedded {service_name} service has died: restarting it")
                 self.start(service_name)
 
     def url(self, service_name: str) -> str:
@@ -166,8 +166,8 @@ class Services:
         """Return the variables of the object store. Starts only the object store."""
         return {
             S3_ENDPOINT_URL: self.url("s3"),
-            S3_BUCKET: self.environ.get(S3_BUCKET, BUCKET),
-            "AWS_REGION": self.environ.get("AWS_REGION", REGION),
+            S3_BUCKET: self.environ.get(S3_BUCKET, DEFAULT_BUCKET),
+            "AWS_REGION": self.environ.get("AWS_REGION", DEFAULT_REGION),
         }
 
     def credentials(self) -> dict[str, str]:
@@ -180,7 +180,7 @@ class Services:
                 for variable_name in variable_names
                 if self.environ.get(variable_name)
             }
-        return self._keep_secret(
+        return self._keep_secret_file(
             CREDENTIALS_FILE,
             {
                 AWS_ACCESS_KEY_ID: secrets.token_hex(10).upper(),
@@ -192,7 +192,7 @@ class Services:
         """Return the tokens that the model servers of this home accept. Also write the header
         `Authorization: Bearer TOKEN`, with the first token, to a file for clients."""
         self._make_folder()
-        token_text = write_once(self.folder / "token", secrets.token_urlsafe(32), 0o600)
+        token_text = write_if_missing(self.folder / "token", secrets.token_urlsafe(32), 0o600)
         # for `curl -H @FILE`: all users of the machine can see the arguments of a command
         authorization_header = f"Authorization: Bearer {token_text.split()[0]}\n"
         write_atomically(self.authorization_file, authorization_header, 0o600)
@@ -222,7 +222,7 @@ class Services:
         self._make_folder()
         write_atomically(self.folder / "token", " ".join(token_text.split()), 0o600)
 
-    def login_page(self, page_url: str) -> str:
+    def make_login_url(self, page_url: str) -> str:
         """Return an address that logs a browser in to the embedded MLflow and then shows
         `page_url`, an address of MLflow."""
         base_url, _, url_fragment = page_url.partition("/#")
@@ -244,34 +244,38 @@ class Services:
         return self._token()
 
     def _token(self) -> dict[str, str]:
-        return self._keep_secret(TOKEN_FILE, {MLFLOW_TRACKING_TOKEN: secrets.token_urlsafe(32)})
+        return self._keep_secret_file(
+            TOKEN_FILE, {MLFLOW_TRACKING_TOKEN: secrets.token_urlsafe(32)}
+        )
 
-    def _keep_secret(self, file_name: str, initial_secrets: dict[str, str]) -> dict[str, str]:
+    def _keep_secret_file(self, file_name: str, initial_secrets: dict[str, str]) -> dict[str, str]:
         """Return the content of a file that only its owner can read; write `initial_secrets` if
         the file is missing."""
         self._make_folder()
         secret_path = self.folder / file_name
         return parse(
-            Secrets, write_once(secret_path, to_json(initial_secrets), 0o600), str(secret_path)
+            SecretsFile,
+            write_if_missing(secret_path, to_json(initial_secrets), 0o600),
+            str(secret_path),
         ).root
 
     def ready(self, timeout_seconds: float = 60) -> None:
         """Wait until all services answer. Raises StorageError or TrackingError with the last lines
         of the service's log."""
         deadline_seconds = time.monotonic() + timeout_seconds
-        for service_name in SERVICES:
-            while not answers(
+        for service_name in SERVICE_NAMES:
+            while not is_answering(
                 self.url(service_name) + ("/health" if service_name == "mlflow" else "")
             ):
                 if time.monotonic() > deadline_seconds:
                     raise self._error(service_name, "does not answer")
                 time.sleep(0.05)
 
-    def find(self, service_name: str) -> Record | None:
+    def find(self, service_name: str) -> ServiceRecord | None:
         """Return the record of a running or dead service; None if it was never started."""
         record_path = self.folder / f"{service_name}.json"
         if record_path.exists():
-            return read_file(Record, record_path)
+            return read_file(ServiceRecord, record_path)
         return None
 
     def down(self) -> list[str]:
@@ -284,24 +288,24 @@ class Services:
         with self._locked():
             running_services = [
                 service_record
-                for service_name in reversed(SERVICES)
+                for service_name in reversed(SERVICE_NAMES)
                 if (service_record := self.find(service_name)) and service_record.alive
             ]
             for service_record in running_services:
-                end_group(service_record.pid, service_record.since, GRACE_S)
+                terminate_group(service_record.pid, service_record.since, STOP_GRACE_S)
                 try:
                     # the record keeps the port for the next start
                     self._write(service_record.model_copy(update={"pid": 0, "since": 0}))
                 except OSError:  # the disk is full: delete the record
                     (self.folder / f"{service_record.name}.json").unlink(missing_ok=True)
 
-            self._forget_token()
+            self._delete_token()
             for child_process in self.children.values():
                 child_process.wait()
 
             return [service_record.name for service_record in running_services]
 
-    def _forget_token(self) -> None:
+    def _delete_token(self) -> None:
         """Delete the token, because clients of the stopped MLflow may send it to another process
         that now uses the port."""
         (self.folder / TOKEN_FILE).unlink(missing_ok=True)
@@ -313,48 +317,50 @@ class Services:
             f"The embedded {service_name} service {problem_text}. {log_file} ends:", *log_tail
         )
 
-    def _launch(self, service_name: str) -> None:
+    def _launch_service(self, service_name: str) -> None:
         previous_record = self.find(service_name)
         if previous_record and previous_record.alive:
             return  # another command has started the service
 
-        listening_socket = _listen(previous_record.port if previous_record else 0)
+        listening_socket = _create_listening_socket(previous_record.port if previous_record else 0)
         if (
             service_name == "mlflow"
             and previous_record
             and listening_socket.getsockname()[1] != previous_record.port
         ):
-            self._forget_token()
+            self._delete_token()
 
         with listening_socket, open(self.folder / f"{service_name}.log", "ab") as log_file:
             child_process = subprocess.Popen(
-                python_command("-m", *self._command(service_name, listening_socket.fileno())),
+                make_python_command(
+                    "-m", *self._make_command(service_name, listening_socket.fileno())
+                ),
                 pass_fds=[listening_socket.fileno()],
                 start_new_session=True,
                 cwd="/",
-                env=self._environment(service_name),
+                env=self._make_environment(service_name),
                 stdin=subprocess.PIPE,
                 stdout=log_file,
                 stderr=log_file,
             )
 
             self.children[service_name] = child_process
-            service_record = Record(
+            service_record = ServiceRecord(
                 name=service_name,
                 port=listening_socket.getsockname()[1],
                 pid=child_process.pid,
-                since=start_time(child_process.pid) or 0,
+                since=read_start_ticks(child_process.pid) or 0,
             )
 
         self._write(service_record)
         confirm_recorded(child_process)
 
-    def _write(self, service_record: Record) -> None:
+    def _write(self, service_record: ServiceRecord) -> None:
         write_atomically(
             self.folder / f"{service_record.name}.json", to_json(service_record.model_dump())
         )
 
-    def _command(self, service_name: str, socket_descriptor: int) -> list[str]:
+    def _make_command(self, service_name: str, socket_descriptor: int) -> list[str]:
         common_flags = [
             "--fd",
             str(socket_descriptor),
@@ -368,11 +374,11 @@ class Services:
                 "--root",
                 str(self.home / "s3"),
                 "--bucket",
-                BUCKET,
+                DEFAULT_BUCKET,
             ]
 
-        bucket_name = self.environ.get(S3_BUCKET, BUCKET)
-        database_uri = f"sqlite:///{self.home / DATABASE}"
+        bucket_name = self.environ.get(S3_BUCKET, DEFAULT_BUCKET)
+        database_uri = f"sqlite:///{self.home / DATABASE_FILE}"
         artifacts_uri = f"s3://{bucket_name}/mlflow"
 
         return [
@@ -384,7 +390,7 @@ class Services:
             artifacts_uri,
         ]
 
-    def _environment(self, service_name: str) -> dict[str, str]:
+    def _make_environment(self, service_name: str) -> dict[str, str]:
         environment = remove_secrets(self.environ, needs_services=service_name == "mlflow")
         environment.update({**self.credentials(), "PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "1"})
         if service_name == "mlflow":
@@ -392,7 +398,7 @@ class Services:
             environment.update(
                 {
                     "MLFLOW_S3_ENDPOINT_URL": self.url("s3"),
-                    "AWS_DEFAULT_REGION": environment.get("AWS_REGION", REGION),
+                    "AWS_DEFAULT_REGION": environment.get("AWS_REGION", DEFAULT_REGION),
                 }
             )
         return environment
@@ -405,11 +411,11 @@ class Services:
             yield
 
     def _make_folder(self) -> None:
-        homes.make(self.home)
+        homes.create_home(self.home)
         self.folder.mkdir(exist_ok=True)
 
 
-def answers(url: str, timeout_seconds: float = 2) -> bool:
+def is_answering(url: str, timeout_seconds: float = 2) -> bool:
     """Return True if an HTTP server answers at `url` with a status below 500."""
     import urllib.error
     import urllib.request  # imported in this function, because the import takes 40 ms
@@ -444,7 +450,7 @@ def check_reachable(service_name: str, url: str) -> None:
         ) from error
 
 
-def _listen(port: int) -> socket.socket:
+def _create_listening_socket(port: int) -> socket.socket:
     try:
         return socket.create_server(("127.0.0.1", port), backlog=128)
     except OSError:  # another process uses the previous port now

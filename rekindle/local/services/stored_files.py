@@ -12,19 +12,19 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rekindle.errors import NotFound
-from rekindle.local.services.s3.format import file_name, meta_of
+from rekindle.local.services.s3.format import make_file_name, read_file_metadata
 
 # if a folder was changed less than this time before it was read, a further change may have the same
 # timestamp
 CLOCK_TICK_S = 0.05
 
-Version = tuple[int, int, int]  # inode, size and modification time of a file
+FileVersion = tuple[int, int, int]  # inode, size and modification time of a file
 
 
 @dataclass(frozen=True)
-class Item:
-    """An object in a listing, like `rekindle.storage.Entry`, which is not used because its module
-    imports boto3."""
+class StoredObject:
+    """An object in a listing, like `rekindle.storage.StoredObject`, which is not used because
+    its module imports boto3."""
 
     key: str
     size: int
@@ -40,8 +40,8 @@ class StoredFiles:
         self.folder = root_folder / "buckets" / bucket_name
         self.bucket = bucket_name
         self._lock = threading.Lock()
-        self._files: dict[str, tuple[Version, Item | None]] = {}
-        self._items: Sequence[Item] = ()
+        self._files: dict[str, tuple[FileVersion, StoredObject | None]] = {}
+        self._items: Sequence[StoredObject] = ()
         self._folder_time = 0.0
 
     def get(self, key: str) -> bytes:
@@ -51,13 +51,13 @@ class StoredFiles:
     def get_with_etag(self, key: str) -> tuple[bytes, str]:
         """Return the bytes of an object and its ETag. Raises NotFound."""
         try:
-            with (self.folder / file_name(key)).open("rb") as object_file:
-                metadata = meta_of(object_file)
+            with (self.folder / make_file_name(key)).open("rb") as object_file:
+                metadata = read_file_metadata(object_file)
                 return object_file.read(metadata["size"]), f'"{metadata["etag"]}"'
         except (OSError, ValueError):
             raise NotFound(f"{self.uri(key)} does not exist.") from None
 
-    def list(self, prefix: str) -> Iterator[Item]:
+    def list(self, prefix: str) -> Iterator[StoredObject]:
         """Yield all objects whose key starts with `prefix`, in key order."""
         with self._lock:
             self._read_changes()
@@ -71,9 +71,9 @@ class StoredFiles:
     def uri(self, key: str) -> str:
         return f"s3://{self.bucket}/{key}"
 
-    def head(self, key: str) -> Item | None:
+    def head(self, key: str) -> StoredObject | None:
         """Return the object's entry, or None if it does not exist."""
-        return _item(self.folder / file_name(key))
+        return _read_object(self.folder / make_file_name(key))
 
     def _read_changes(self) -> None:
         """Read the metadata of the objects that were written since the last listing."""
@@ -86,7 +86,7 @@ class StoredFiles:
             return
 
         start_seconds = time.time()
-        current_files: dict[str, tuple[Version, Item | None]] = {}
+        current_files: dict[str, tuple[FileVersion, StoredObject | None]] = {}
         with os.scandir(self.folder) as directory_entries:
             for directory_entry in directory_entries:
                 try:
@@ -99,7 +99,7 @@ class StoredFiles:
                     directory_entry.name, (None, None)
                 )
                 if file_version != previous_version:
-                    stored_object = _item(Path(directory_entry.path))
+                    stored_object = _read_object(Path(directory_entry.path))
                 current_files[directory_entry.name] = file_version, stored_object
 
         self._files = current_files
@@ -111,11 +111,11 @@ class StoredFiles:
             self._folder_time = folder_change_seconds
 
 
-def _item(object_path: Path) -> Item | None:
+def _read_object(object_path: Path) -> StoredObject | None:
     try:
         with object_path.open("rb", buffering=0) as object_file:
-            metadata = meta_of(object_file)
-        return Item(
+            metadata = read_file_metadata(object_file)
+        return StoredObject(
             metadata["key"], metadata["size"], f'"{metadata["etag"]}"', metadata["modified"]
         )
     except (OSError, ValueError, KeyError):

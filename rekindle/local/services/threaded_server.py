@@ -20,9 +20,9 @@ from collections.abc import Callable
 from queue import SimpleQueue
 
 # number of permanent threads; if all of them wait for slow clients, temporary threads are added
-THREADS = 32
+THREAD_COUNT = 32
 # if no thread takes a waiting request within this time, all threads count as blocked
-BLOCKED_AFTER_S = 0.05
+BLOCKED_THRESHOLD_S = 0.05
 IDLE_TIMEOUT_S = 300.0  # a connection without traffic is closed after this time
 STALL_TIMEOUT_S = 60.0  # how long a thread waits for the rest of a body, or until a client reads
 # time that a thread waits for the next request of its connection: a short wait costs less than
@@ -38,7 +38,7 @@ REQUEST_LINE = re.compile(rb"[A-Z]{1,20} [\x21-\x7e\x80-\xff]+ HTTP/1\.[01]")
 HEADER_LINE = re.compile(rb"[-!#$%&'*+.^_`|~0-9A-Za-z]+:[\t\x20-\x7e\x80-\xff]*")
 
 
-class Connections:
+class ConnectionServer:
     """The connections of a socket. `answer(connection, head)` answers one request; True keeps the
     connection open."""
 
@@ -65,13 +65,13 @@ class Connections:
     def serve_forever(self) -> None:
         self.listening.setblocking(False)
         self.poll.register(self.listening, select.EPOLLIN)
-        self._start_threads(THREADS)
+        self._start_threads(THREAD_COUNT)
         last_cleanup_seconds = last_progress_seconds = time.monotonic()
         taken_count = 0
 
         while True:
             for descriptor, _ in self.poll.poll(
-                IDLE_TIMEOUT_S / 10 if self.ready_connections.empty() else BLOCKED_AFTER_S
+                IDLE_TIMEOUT_S / 10 if self.ready_connections.empty() else BLOCKED_THRESHOLD_S
             ):
                 if descriptor == self.listening.fileno():
                     self._accept()
@@ -82,7 +82,7 @@ class Connections:
             if self.ready_connections.empty() or self.taken_count != taken_count:
                 last_progress_seconds = time.monotonic()
                 taken_count = self.taken_count
-            elif time.monotonic() - last_progress_seconds > BLOCKED_AFTER_S:
+            elif time.monotonic() - last_progress_seconds > BLOCKED_THRESHOLD_S:
                 self._start_threads(self.ready_connections.qsize())
                 last_progress_seconds = time.monotonic()
 
@@ -105,7 +105,7 @@ class Connections:
                 return
             except OSError as error:
                 if error.errno in (errno.EMFILE, errno.ENFILE):
-                    self._close_oldest()
+                    self._close_oldest_connection()
                     return
 
                 continue  # the client has disconnected
@@ -116,7 +116,7 @@ class Connections:
             self.poll.register(connection, WATCHED_EVENTS)
 
             if len(self.silent_connections) > self.max_connections:
-                self._close_oldest()
+                self._close_oldest_connection()
 
     def _check(self, connection: socket.socket) -> None:
         """Pass a connection to a thread if the head of its request is complete; close the
@@ -144,15 +144,15 @@ class Connections:
             with self.lock:
                 self.threads += 1
 
-    def _should_stay(self) -> bool:
+    def _should_keep_thread(self) -> bool:
         """Return True if this thread should wait for another request."""
         with self.lock:
-            should_keep_thread = self.threads <= THREADS or not self.ready_connections.empty()
+            should_keep_thread = self.threads <= THREAD_COUNT or not self.ready_connections.empty()
             self.threads -= not should_keep_thread
             return should_keep_thread
 
     def _work(self) -> None:
-        while self._should_stay():
+        while self._should_keep_thread():
             connection = self.ready_connections.get()
             self.taken_count += 1
 
@@ -188,9 +188,9 @@ class Connections:
             )
             connection.settimeout(STALL_TIMEOUT_S)
 
-            head_fault = find_fault(request_head)
+            head_fault = find_head_fault(request_head)
             if head_fault:
-                connection.sendall(response(400, head_fault))
+                connection.sendall(make_response(400, head_fault))
                 return False
 
             if not self.answer(connection, request_head):
@@ -200,7 +200,7 @@ class Connections:
 
             connection.settimeout(NEXT_REQUEST_TIMEOUT_S)
 
-    def _close_oldest(self) -> None:
+    def _close_oldest_connection(self) -> None:
         self._close(*(connection for connection, _ in list(self.silent_connections.values())[:1]))
 
     def _close(self, *connections: socket.socket) -> None:
@@ -209,7 +209,7 @@ class Connections:
             connection.close()
 
 
-def find_fault(request_head: bytes) -> str:
+def find_head_fault(request_head: bytes) -> str:
     """Return an error message if two parsers may interpret a line of the head in different ways,
     else "".
 
@@ -227,7 +227,7 @@ def find_fault(request_head: bytes) -> str:
     return f"a header line is {invalid_header_line[:80]!r}: it must be NAME: VALUE."
 
 
-def response(
+def make_response(
     http_status: int, body_text: str, header_lines: str = "", content_type: str = "text/plain"
 ) -> bytes:
     """Return a complete answer that closes the connection; `header_lines`: additional lines."""

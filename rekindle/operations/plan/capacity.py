@@ -12,25 +12,25 @@ from argolocal.manifest.types import Object
 from rekindle.cluster.cluster_nodes import find_obstacle, list_shortages, parse_amounts, read_nodes
 from rekindle.cluster.errors import ApiError
 from rekindle.cluster.kubernetes_api import Cluster, Resource
-from rekindle.cluster.queue import VERSIONS, list_kueue_objects
-from rekindle.operations.plan.resources import totals
-from rekindle.training.cost.pod_requests import Replicas, quantity_or_zero
+from rekindle.cluster.queue import KUEUE_VERSIONS, list_kueue_objects
+from rekindle.operations.plan.resources import sum_requests
+from rekindle.training.cost.pod_requests import PodReplicas, parse_quantity_or_zero
 
-QUOTAS = Resource("v1", "resourcequotas")
+QUOTA_RESOURCE = Resource("v1", "resourcequotas")
 
 
 def find_shortages(
     cluster: Cluster,
-    replicas_by_task: Mapping[str, list[Replicas]],
+    replicas_by_task: Mapping[str, list[PodReplicas]],
     peak_requests: Mapping[str, float],
 ) -> list[str]:
     """Return sentences about pods that do not fit into the cluster, and about failed comparisons.
     `replicas_by_task`: pods of each task."""
     shortage_sentences: list[str] = []
     shortage_functions = {
-        "nodes": _node_shortages,
-        "quotas": _quota_shortages,
-        "queue": _queue_shortages,
+        "nodes": _find_node_shortages,
+        "quotas": _find_quota_shortages,
+        "queue": _find_queue_shortages,
     }
     for subject, shortage_function in shortage_functions.items():
         try:
@@ -41,9 +41,9 @@ def find_shortages(
     return list(dict.fromkeys(shortage_sentences))
 
 
-def _node_shortages(
+def _find_node_shortages(
     cluster: Cluster,
-    replicas_by_task: Mapping[str, list[Replicas]],
+    replicas_by_task: Mapping[str, list[PodReplicas]],
     peak_requests: Mapping[str, float],
 ) -> Iterator[str]:
     cluster_nodes = read_nodes(cluster, reads_pods=False)
@@ -63,12 +63,12 @@ def _node_shortages(
         yield f"the peak of the run exceeds all nodes together: {', '.join(shortage)}"
 
 
-def _quota_shortages(
+def _find_quota_shortages(
     cluster: Cluster,
-    replicas_by_task: Mapping[str, list[Replicas]],
+    replicas_by_task: Mapping[str, list[PodReplicas]],
     peak_requests: Mapping[str, float],
 ) -> Iterator[str]:
-    for quota_object in cluster.list_objects(QUOTAS):
+    for quota_object in cluster.list_objects(QUOTA_RESOURCE):
         quota_status = quota_object.get("status") or {}
         hard_limits = parse_amounts(
             quota_status.get("hard") or quota_object["spec"].get("hard") or {}
@@ -96,16 +96,16 @@ def _quota_shortages(
             )
 
 
-def _queue_shortages(
+def _find_queue_shortages(
     cluster: Cluster,
-    replicas_by_task: Mapping[str, list[Replicas]],
+    replicas_by_task: Mapping[str, list[PodReplicas]],
     peak_requests: Mapping[str, float],
 ) -> Iterator[str]:
     for task_name, replicas in replicas_by_task.items():
         for queue_name in sorted(
             {replica_group.queue for replica_group in replicas if replica_group.queue}
         ):
-            needed_amounts = totals(
+            needed_amounts = sum_requests(
                 replica_group for replica_group in replicas if replica_group.queue == queue_name
             )
             local_queue = _find_kueue_object(cluster, "localqueues", queue_name)
@@ -123,7 +123,7 @@ def _queue_shortages(
                 continue
 
             shortage = list_shortages(
-                needed_amounts, _usable_quota(cluster, cluster_queue, needed_amounts)
+                needed_amounts, _compute_usable_quota(cluster, cluster_queue, needed_amounts)
             )
             if shortage:
                 yield (
@@ -135,7 +135,7 @@ def _queue_shortages(
 def _find_kueue_object(
     cluster: Cluster, plural_name: str, object_name: str, is_namespaced: bool = True
 ) -> Object | None:
-    for api_version in VERSIONS:
+    for api_version in KUEUE_VERSIONS:
         kueue_object = cluster.find(
             Resource(f"kueue.x-k8s.io/{api_version}", plural_name, is_namespaced), object_name
         )
@@ -144,33 +144,33 @@ def _find_kueue_object(
     return None
 
 
-def _usable_quota(
+def _compute_usable_quota(
     cluster: Cluster, cluster_queue: Object, needed_amounts: Mapping[str, float]
 ) -> dict[str, float]:
     """Return the maximum amount that a ClusterQueue can use of each requested resource, over all
     flavors. Resources that the queue does not limit are left out."""
     usable_amounts: dict[str, float] = {}
-    cohort_name = _cohort(cluster_queue)
+    cohort_name = _get_cohort_name(cluster_queue)
 
-    for (flavor_name, resource_name), resource_quota in _quotas_by_flavor(cluster_queue):
+    for (flavor_name, resource_name), resource_quota in _list_flavor_quotas(cluster_queue):
         if resource_name not in needed_amounts:
             continue
 
         borrowing_limit = resource_quota.get("borrowingLimit")
         # without a borrowingLimit, the queue may use all quotas of the cohort
         if cohort_name and borrowing_limit is None:
-            cohort_amount = _cohort_quota(cluster, cohort_name, flavor_name, resource_name)
+            cohort_amount = _sum_cohort_quota(cluster, cohort_name, flavor_name, resource_name)
         else:
-            cohort_amount = quantity_or_zero(
+            cohort_amount = parse_quantity_or_zero(
                 resource_quota.get("nominalQuota") or 0
-            ) + quantity_or_zero(borrowing_limit or 0)
+            ) + parse_quantity_or_zero(borrowing_limit or 0)
 
         usable_amounts[resource_name] = usable_amounts.get(resource_name, 0.0) + cohort_amount
 
     return usable_amounts
 
 
-def _cohort_quota(
+def _sum_cohort_quota(
     cluster: Cluster, cohort_name: str, flavor_name: str, resource_name: str
 ) -> float:
     """Return the sum of the nominal quotas of a cohort's ClusterQueues; infinity if the sum is
@@ -181,7 +181,7 @@ def _cohort_quota(
     """
     try:
         if any(
-            cohort_name in (kueue_object["metadata"]["name"], _cohort(kueue_object))
+            cohort_name in (kueue_object["metadata"]["name"], _get_cohort_name(kueue_object))
             for kueue_object in list_kueue_objects(cluster, "cohorts", False)
         ):
             return math.inf
@@ -189,7 +189,7 @@ def _cohort_quota(
         cohort_queues = [
             kueue_object
             for kueue_object in list_kueue_objects(cluster, "clusterqueues", False)
-            if _cohort(kueue_object) == cohort_name
+            if _get_cohort_name(kueue_object) == cohort_name
         ]
     except ApiError:
         return math.inf
@@ -197,23 +197,23 @@ def _cohort_quota(
     resource_quotas = [
         queue_quota
         for cohort_queue in cohort_queues
-        for quota_key, queue_quota in _quotas_by_flavor(cohort_queue)
+        for quota_key, queue_quota in _list_flavor_quotas(cohort_queue)
         if quota_key == (flavor_name, resource_name)
     ]
     return sum(
-        quantity_or_zero(resource_quota.get("nominalQuota") or 0)
+        parse_quantity_or_zero(resource_quota.get("nominalQuota") or 0)
         for resource_quota in resource_quotas
     )
 
 
-def _cohort(kueue_object: Object) -> str:
+def _get_cohort_name(kueue_object: Object) -> str:
     """Return the cohort of a ClusterQueue, or the parent of a Cohort; "" without one."""
     object_spec = kueue_object.get("spec") or {}
     cohort_keys = ("cohortName", "cohort", "parentName", "parent")
     return next((object_spec[key] for key in cohort_keys if object_spec.get(key)), "")
 
 
-def _quotas_by_flavor(cluster_queue: Object) -> Iterator[tuple[tuple[str, str], Object]]:
+def _list_flavor_quotas(cluster_queue: Object) -> Iterator[tuple[tuple[str, str], Object]]:
     """Yield each quota of a ClusterQueue with the names of its flavor and resource."""
     for resource_group in cluster_queue["spec"].get("resourceGroups") or []:
         for flavor in resource_group.get("flavors") or []:

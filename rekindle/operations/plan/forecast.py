@@ -9,28 +9,34 @@ from typing import TYPE_CHECKING, Any, cast
 from argolocal.manifest import read as manifests
 from argolocal.manifest.allowed_values import API_VERSION
 from argolocal.manifest.resolve import make_finder, store_templates
-from argolocal.manifest.shape import shape_errors
+from argolocal.manifest.shape import find_shape_errors
 from rekindle import project
 from rekindle.cache import lookup
 from rekindle.cache.lookup import CacheResult
 from rekindle.cluster.kubernetes_api import WORKFLOW_TEMPLATES, Cluster, Resource
 from rekindle.errors import RekindleError
-from rekindle.keys import CACHED
+from rekindle.keys import CACHED_PARAMETER
 from rekindle.local.cluster import LocalCluster
 from rekindle.operations import cached_results
 from rekindle.operations.plan import capacity, history, releases, resources, timing
-from rekindle.operations.plan.reasons import Reason, Reasons
+from rekindle.operations.plan.reasons import Reason, TaskReasons
 from rekindle.operations.plan.releases import PlannedRelease
 from rekindle.operations.plan.resources import ResourceSeconds
-from rekindle.operations.plan.tasks import CONDITIONAL, EXIT_PATH, RUNS, Task, Tree
-from rekindle.operations.plan.timing import Estimate, Total
-from rekindle.training.cost.pod_requests import Replicas, list_training_runtimes
+from rekindle.operations.plan.tasks import (
+    CONDITIONAL_STATUS,
+    EXIT_PATH,
+    RUNS_STATUS,
+    Task,
+    TaskTree,
+)
+from rekindle.operations.plan.timing import Estimate, TotalEstimate
+from rekindle.training.cost.pod_requests import PodReplicas, list_training_runtimes
 from rekindle.training.cost.prices import Prices
 
 if TYPE_CHECKING:
     from rekindle.storage import Store
 
-NO_CACHE = Reason("the cache is not used")
+NO_CACHE_REASON = Reason("the cache is not used")
 # kinds of objects that a manifest may refer to
 REFERENCED_KINDS = {
     "WorkflowTemplate": WORKFLOW_TEMPLATES,
@@ -40,7 +46,7 @@ REFERENCED_KINDS = {
 
 
 @dataclass(frozen=True)
-class Row:
+class TaskForecast:
     """The forecast of one task."""
 
     task: str
@@ -49,7 +55,7 @@ class Row:
     reason: Reason
     time: Estimate
     items: int | None  # number of loop items; None if this number is known only at run time
-    pods: list[Replicas]
+    pods: list[PodReplicas]
     requests: dict[str, float]
     usage: ResourceSeconds
 
@@ -60,9 +66,9 @@ class Forecast:
     without conditional tasks."""
 
     name: str
-    rows: list[Row]
-    total: Total
-    unconditional_total: Total
+    rows: list[TaskForecast]
+    total: TotalEstimate
+    unconditional_total: TotalEstimate
     former_runs: list[str]  # names of the runs that the times come from
     peak: dict[str, float]
     releases: list[PlannedRelease]
@@ -76,7 +82,7 @@ class Forecast:
         return [
             task_forecast.task
             for task_forecast in self.rows
-            if task_forecast.status == RUNS and task_forecast.time.seconds is None
+            if task_forecast.status == RUNS_STATUS and task_forecast.time.seconds is None
         ]
 
     @property
@@ -89,24 +95,26 @@ class Forecast:
         """Return the cost of the tasks that do not depend on conditions; None if the prices are
         unknown."""
         running_costs = (
-            task_forecast.usage.cost for task_forecast in self.rows if task_forecast.status == RUNS
+            task_forecast.usage.cost
+            for task_forecast in self.rows
+            if task_forecast.status == RUNS_STATUS
         )
         known_costs = [cost for cost in running_costs if cost is not None]
         if known_costs:
             return sum(known_costs)
         return None
 
-    def runs_anything(self) -> bool:
+    def would_run_anything(self) -> bool:
         """Return True if a task would or may run. Tasks of the exit handler, which every run has,
         do not count."""
         return any(
-            task_forecast.status in (RUNS, CONDITIONAL)
+            task_forecast.status in (RUNS_STATUS, CONDITIONAL_STATUS)
             for task_forecast in self.rows
             if not task_forecast.task.startswith(EXIT_PATH)
         )
 
 
-class Sources:
+class ForecastSources:
     """The sources of a forecast: the home of this machine, or a cluster; the object store, if it
     can be read."""
 
@@ -117,7 +125,7 @@ class Sources:
         self.store: Store | None = None
 
         try:
-            self.store = cached_results.readable_store(
+            self.store = cached_results.open_readable_store(
                 home_folder, is_on_cluster=cluster is not None
             )
         except RekindleError as error:
@@ -137,7 +145,7 @@ class Sources:
             self.notes.append(f"former runs cannot be read: {error}")
             return []
 
-    def object_finder(self, manifest_objects: Iterable[Mapping[str, Any]]) -> Any:
+    def make_object_finder(self, manifest_objects: Iterable[Mapping[str, Any]]) -> Any:
         """Return a function that finds an object by kind and name: in `manifest_objects`, else
         in the cluster or, without a cluster, in argolocal's home folder."""
         find_in_manifest = make_finder(manifest_objects)
@@ -158,20 +166,24 @@ class Sources:
     def look_up(
         self, manifest: Mapping[str, Any], workflow_parameters: Mapping[str, str]
     ) -> list[CacheResult]:
-        if not self.store or any(shape_errors(manifest)) or not lookup.has_reuse(manifest):
+        if (
+            not self.store
+            or any(find_shape_errors(manifest))
+            or not lookup.has_reusable_tasks(manifest)
+        ):
             return []
 
         is_on_cluster = self.cluster is not None
         if not is_on_cluster:
-            cached_results.set_bucket()
+            cached_results.set_bucket_variable()
 
         def open_store(bucket_name: str) -> "Store":
-            return cast("Store", cached_results.readable_store(self.home, bucket=bucket_name))
+            return cast("Store", cached_results.open_readable_store(self.home, bucket=bucket_name))
 
         open_bucket = None if is_on_cluster else open_store
 
         try:
-            return lookup.look_up(
+            return lookup.look_up_tasks(
                 manifest,
                 workflow_parameters,
                 self.store,
@@ -185,12 +197,12 @@ class Sources:
 
     def champion(self, model_name: str) -> releases.Champion:
         if self.cluster:
-            return releases.cluster_champion(self.cluster, model_name)
-        return releases.local_champion(self.home, model_name)
+            return releases.find_cluster_champion(self.cluster, model_name)
+        return releases.find_local_champion(self.home, model_name)
 
 
-def forecast(
-    forecast_sources: Sources,
+def forecast_run(
+    forecast_sources: ForecastSources,
     manifest: Mapping[str, Any],
     workflow_parameters: Mapping[str, str],
     other_objects: Iterable[Mapping[str, Any]] = (),
@@ -199,33 +211,35 @@ def forecast(
     """Forecast the run of a manifest with `workflow_parameters`. `other_objects`: the other
     objects in the manifest's files, such as WorkflowTemplates. Raises ConfigError if the
     manifest is invalid."""
-    find_object = forecast_sources.object_finder(other_objects)
-    workflow = manifests.workflow(
+    find_object = forecast_sources.make_object_finder(other_objects)
+    workflow = manifests.build_workflow(
         manifest, workflow_parameters, find_object, is_for_this_machine=not forecast_sources.cluster
     )
     workflow = store_templates(workflow, find_object, lambda spec, path: None)
 
-    if is_cache_used and CACHED not in workflow_parameters:
+    if is_cache_used and CACHED_PARAMETER not in workflow_parameters:
         cache_results = forecast_sources.look_up(manifest, workflow_parameters)
     else:
         cache_results = []
 
     results_by_task = {cache_result.task: cache_result for cache_result in cache_results}
-    task_tree = Tree(
+    task_tree = TaskTree(
         workflow, lookup.cached_parameter(manifest, cache_results) if cache_results else ""
     )
-    run_name_prefix = _run_name_prefix(manifest)
+    run_name_prefix = _get_run_name_prefix(manifest)
 
-    has_running_tasks = any(task.status in (RUNS, CONDITIONAL) for task in task_tree.leaves())
+    has_running_tasks = any(
+        task.status in (RUNS_STATUS, CONDITIONAL_STATUS) for task in task_tree.leaves()
+    )
     if has_running_tasks:
         former_runs = forecast_sources.former_runs(workflow, run_name_prefix)
     else:
         former_runs = []
 
-    task_estimates = timing.Estimates(
+    task_estimates = timing.TaskEstimator(
         task_tree, former_runs, forecast_sources.store, not forecast_sources.cluster
     )
-    task_reasons = Reasons(
+    task_reasons = TaskReasons(
         task_tree,
         results_by_task,
         forecast_sources.store,
@@ -233,34 +247,36 @@ def forecast(
         bool(forecast_sources.cluster),
     )
     time_estimates = {task.path: task_estimates.of(task) for task in task_tree.leaves()}
-    overhead_seconds = timing.overhead(task_tree, former_runs)
+    overhead_seconds = timing.compute_overhead(task_tree, former_runs)
 
-    prices = Prices.load(project.root())
+    prices = Prices.load(project.current_root())
     training_runtimes = list_training_runtimes(task_tree.templates.values())
 
     task_forecasts = [
-        _row(
+        _make_row(
             task,
-            resources.task_pods(task, training_runtimes),
+            resources.list_task_replicas(task, training_runtimes),
             time_estimates[task.path],
             task_reasons.explain(parent_task, task)
-            if is_cache_used or task.status != RUNS
-            else NO_CACHE,
+            if is_cache_used or task.status != RUNS_STATUS
+            else NO_CACHE_REASON,
             prices,
         )
-        for parent_task, task in _leaves_with_parents(task_tree)
+        for parent_task, task in _list_leaves_with_parents(task_tree)
     ]
 
     requests_by_path = {
         task_forecast.path: task_forecast.requests
         for task_forecast in task_forecasts
-        if task_forecast.status in (RUNS, CONDITIONAL)
+        if task_forecast.status in (RUNS_STATUS, CONDITIONAL_STATUS)
     }
-    peak_requests = resources.peak(requests_by_path, timing.pod_spans(task_tree, time_estimates))
+    peak_requests = resources.compute_peak(
+        requests_by_path, timing.compute_pod_spans(task_tree, time_estimates)
+    )
     replicas_by_task = {
         task_forecast.task: task_forecast.pods
         for task_forecast in task_forecasts
-        if task_forecast.status in (RUNS, CONDITIONAL)
+        if task_forecast.status in (RUNS_STATUS, CONDITIONAL_STATUS)
     }
 
     if forecast_sources.cluster:
@@ -273,8 +289,10 @@ def forecast(
     return Forecast(
         name=run_name_prefix.rstrip("-"),
         rows=task_forecasts,
-        total=timing.total(task_tree, time_estimates, overhead_seconds, includes_conditional=True),
-        unconditional_total=timing.total(
+        total=timing.compute_total(
+            task_tree, time_estimates, overhead_seconds, includes_conditional=True
+        ),
+        unconditional_total=timing.compute_total(
             task_tree, time_estimates, overhead_seconds, includes_conditional=False
         ),
         former_runs=[former_run.name for former_run in former_runs],
@@ -286,7 +304,7 @@ def forecast(
     )
 
 
-def _leaves_with_parents(task_tree: Tree) -> list[tuple[Task, Task]]:
+def _list_leaves_with_parents(task_tree: TaskTree) -> list[tuple[Task, Task]]:
     pending_pairs = [
         (root_task, root_task) for root_task in (task_tree.root, task_tree.exit) if root_task
     ]
@@ -303,14 +321,14 @@ def _leaves_with_parents(task_tree: Tree) -> list[tuple[Task, Task]]:
     return leaf_pairs
 
 
-def _row(
+def _make_row(
     task: Task,
-    replica_groups: list[Replicas],
+    replica_groups: list[PodReplicas],
     time_estimate: Estimate,
     task_reason: Reason,
     prices: Prices | None,
-) -> Row:
-    if task.status not in (RUNS, CONDITIONAL):
+) -> TaskForecast:
+    if task.status not in (RUNS_STATUS, CONDITIONAL_STATUS):
         replica_groups = []
 
     # model servers are excluded, as in the cost of a run, because they continue after the run
@@ -320,9 +338,9 @@ def _row(
         charged_pods = replica_groups
 
     charged_seconds = max((time_estimate.seconds or 0.0) - time_estimate.free_seconds, 0.0)
-    resource_usage = resources.resource_seconds(charged_pods, charged_seconds, prices)
+    resource_usage = resources.compute_resource_seconds(charged_pods, charged_seconds, prices)
 
-    return Row(
+    return TaskForecast(
         task.path or "main",
         task.path,
         task.status,
@@ -330,12 +348,12 @@ def _row(
         time_estimate,
         task.items,
         replica_groups,
-        resources.totals(replica_groups),
+        resources.sum_requests(replica_groups),
         resource_usage,
     )
 
 
-def _run_name_prefix(manifest: Mapping[str, Any]) -> str:
+def _get_run_name_prefix(manifest: Mapping[str, Any]) -> str:
     """Return the common prefix of the names of a manifest's runs."""
     workflow_metadata = manifest.get("metadata") or {}
     if manifest.get("kind") in ("WorkflowTemplate", "CronWorkflow") and workflow_metadata.get(

@@ -10,7 +10,7 @@ from typing import Any
 
 from argolocal.state.journal import RunFiles
 from argolocal.view import runs
-from argolocal.view.summary import FINISHED, Status, timestamp
+from argolocal.view.summary import FINISHED_PHASES, Status, parse_timestamp
 from rekindle.blocks.manifest.workflow_origin import pipeline_label, read_parameter
 from rekindle.cluster import workflows
 from rekindle.cluster.argo_server import ArgoServer
@@ -18,14 +18,16 @@ from rekindle.cluster.kubernetes_api import WORKFLOWS, Cluster
 from rekindle.content.recorded_manifest import validate_manifest
 from rekindle.documents import InvalidDocument
 from rekindle.errors import ConfigError, RekindleError
-from rekindle.kubernetes_names import NAME_LABEL, WORKLOAD
-from rekindle.operations.plan.tasks import Tree
+from rekindle.kubernetes_names import NAME_LABEL, WORKLOAD_MODULES
+from rekindle.operations.plan.tasks import TaskTree
 
-Note = Callable[[str], None]
+NoteFunction = Callable[[str], None]
 
 # number of former runs to read; only the newest, because they predict the next run best
-MAX_RUNS = 10
-ATTEMPT_OR_ITEM = re.compile(r"\(\d+(:[^)]*)?\)$")  # suffix of the name of an attempt or loop item
+MAX_FORMER_RUNS = 10
+ATTEMPT_OR_ITEM_SUFFIX = re.compile(
+    r"\(\d+(:[^)]*)?\)$"
+)  # suffix of the name of an attempt or loop item
 # types of the nodes that are tasks; DAG and Steps are included, because the plan does not expand a
 # template that calls itself
 TASK_TYPES = ("Pod", "Retry", "TaskGroup", "HTTP", "DAG", "Steps")
@@ -34,7 +36,7 @@ RUN_PARAMETERS = {"workflow", "config", "manifest", "created", "scheduled", "tas
 
 
 @dataclass(frozen=True)
-class Record:
+class TaskRecord:
     """The execution of a task in a former run."""
 
     path: str
@@ -48,18 +50,18 @@ class FormerRun:
     `tree`: all tasks of the run if it trains a model, otherwise None."""
 
     name: str
-    tree: Tree | None
+    tree: TaskTree | None
     seconds: float  # duration of the run; 0 unless it succeeded
-    records: dict[str, Record]
+    records: dict[str, TaskRecord]
 
 
 def read_local_runs(
-    home_folder: Path, workflow: Mapping[str, Any], name_prefix: str, add_note: Note
+    home_folder: Path, workflow: Mapping[str, Any], name_prefix: str, add_note: NoteFunction
 ) -> Iterator[FormerRun]:
     """Yield the newest runs of a pipeline on this machine. `name_prefix`: common prefix of the
     names of the pipeline's runs; `add_note` is called for each malformed run."""
-    all_run_names = runs.run_names(home_folder) if (home_folder / "runs").is_dir() else []
-    yield from _newest_runs(
+    all_run_names = runs.list_run_names(home_folder) if (home_folder / "runs").is_dir() else []
+    yield from _select_newest_runs(
         (
             _read_local_run(home_folder, run_name)
             for run_name in all_run_names
@@ -71,7 +73,7 @@ def read_local_runs(
 
 
 def read_cluster_runs(
-    cluster: Cluster, workflow: Mapping[str, Any], name_prefix: str, add_note: Note
+    cluster: Cluster, workflow: Mapping[str, Any], name_prefix: str, add_note: NoteFunction
 ) -> Iterator[FormerRun]:
     """Yield the newest runs of a pipeline in the namespace; if ARGO_SERVER is set, also those in
     Argo's archive.
@@ -106,9 +108,9 @@ def read_cluster_runs(
         creation_times, key=lambda run_name: creation_times[run_name], reverse=True
     )
 
-    yield from _newest_runs(
+    yield from _select_newest_runs(
         (
-            _fetch(cluster, None if run_name in live_workflows else argo_server, run_name)
+            _fetch_run(cluster, None if run_name in live_workflows else argo_server, run_name)
             for run_name in names_newest_first
         ),
         workflow,
@@ -116,21 +118,21 @@ def read_cluster_runs(
     )
 
 
-def _newest_runs(
+def _select_newest_runs(
     candidate_runs: Iterable[tuple[str, Any, Status] | None],
     workflow: Mapping[str, Any],
-    add_note: Note,
+    add_note: NoteFunction,
 ) -> Iterator[FormerRun]:
     run_count = 0
-    pipeline_identity = _pipeline_identity(workflow)
+    pipeline_identity = _get_pipeline_identity(workflow)
     for candidate_run in candidate_runs:
-        if not candidate_run or candidate_run[2].get("phase") not in FINISHED:
+        if not candidate_run or candidate_run[2].get("phase") not in FINISHED_PHASES:
             continue
-        if _pipeline_identity(candidate_run[1]) != pipeline_identity:
+        if _get_pipeline_identity(candidate_run[1]) != pipeline_identity:
             continue
 
         try:
-            parsed_run = former_run(*candidate_run)
+            parsed_run = parse_former_run(*candidate_run)
         except InvalidDocument as error:
             add_note(f"the run {candidate_run[0]} is not compared: {error}")
             continue
@@ -138,7 +140,7 @@ def _newest_runs(
         if parsed_run.records:
             yield parsed_run
             run_count += 1
-            if run_count == MAX_RUNS:
+            if run_count == MAX_FORMER_RUNS:
                 return
 
 
@@ -151,7 +153,7 @@ def _read_local_run(home_folder: Path, run_name: str) -> tuple[str, Any, Status]
         return None
 
 
-def _fetch(
+def _fetch_run(
     cluster: Cluster, argo_server: ArgoServer | None, run_name: str
 ) -> tuple[str, Any, Status] | None:
     try:
@@ -163,10 +165,14 @@ def _fetch(
         # the run was deleted since the listing
         return None
 
-    return run_name, workflow | {"spec": workflows.spec_of(workflow)}, workflow.get("status") or {}
+    return (
+        run_name,
+        workflow | {"spec": workflows.get_effective_spec(workflow)},
+        workflow.get("status") or {},
+    )
 
 
-def _pipeline_identity(workflow: Mapping[str, Any]) -> tuple[Any, ...]:
+def _get_pipeline_identity(workflow: Mapping[str, Any]) -> tuple[Any, ...]:
     """Return the name and the module of a pipeline, which are the same for all its runs."""
     try:
         pipeline_section = json.loads(read_parameter(workflow, "config") or "{}").get("pipeline")
@@ -175,7 +181,9 @@ def _pipeline_identity(workflow: Mapping[str, Any]) -> tuple[Any, ...]:
     return pipeline_label(workflow), pipeline_section
 
 
-def former_run(run_name: str, workflow: Mapping[str, Any], workflow_status: Status) -> FormerRun:
+def parse_former_run(
+    run_name: str, workflow: Mapping[str, Any], workflow_status: Status
+) -> FormerRun:
     """Return the durations and inputs of the tasks of a run. Raises InvalidDocument."""
     validate_manifest(workflow, f"the manifest of {run_name}")
     task_records = {}
@@ -185,9 +193,9 @@ def former_run(run_name: str, workflow: Mapping[str, Any], workflow_status: Stat
         is_task = (
             workflow_node.get("phase") == "Succeeded" and workflow_node.get("type") in TASK_TYPES
         )
-        is_attempt_or_item = workflow_node.get("type") != "TaskGroup" and ATTEMPT_OR_ITEM.search(
-            node_name
-        )
+        is_attempt_or_item = workflow_node.get(
+            "type"
+        ) != "TaskGroup" and ATTEMPT_OR_ITEM_SUFFIX.search(node_name)
         if (
             not (is_task and workflow_node.get("startedAt") and workflow_node.get("finishedAt"))
             or is_attempt_or_item
@@ -201,26 +209,26 @@ def former_run(run_name: str, workflow: Mapping[str, Any], workflow_status: Stat
             if input_parameter["name"] not in RUN_PARAMETERS
         }
 
-        duration_seconds = timestamp(workflow_node["finishedAt"]) - timestamp(
+        duration_seconds = parse_timestamp(workflow_node["finishedAt"]) - parse_timestamp(
             workflow_node["startedAt"]
         )
-        task_records[task_path] = Record(task_path, duration_seconds, input_texts)
+        task_records[task_path] = TaskRecord(task_path, duration_seconds, input_texts)
 
     has_times = workflow_status.get("startedAt") and workflow_status.get("finishedAt")
     if workflow_status.get("phase") == "Succeeded" and has_times:
-        duration_seconds = timestamp(workflow_status["finishedAt"]) - timestamp(
+        duration_seconds = parse_timestamp(workflow_status["finishedAt"]) - parse_timestamp(
             workflow_status["startedAt"]
         )
     else:
         duration_seconds = 0.0
 
-    task_tree = Tree(workflow) if _has_training(workflow) else None
+    task_tree = TaskTree(workflow) if _has_training(workflow) else None
     return FormerRun(run_name, task_tree, duration_seconds, task_records)
 
 
 def _has_training(workflow: Mapping[str, Any]) -> bool:
     workflow_templates = workflow["spec"].get("templates") or []
     return any(
-        WORKLOAD.launcher in str((workflow_template.get("resource") or {}).get("manifest"))
+        WORKLOAD_MODULES.launcher in str((workflow_template.get("resource") or {}).get("manifest"))
         for workflow_template in workflow_templates
     )

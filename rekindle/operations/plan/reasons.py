@@ -5,18 +5,18 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from argolocal.common.wording import cut
+from argolocal.common.wording import truncate
 from rekindle.cache import entries, lookup
-from rekindle.cache.difference import MISSING, Difference, list_differences
+from rekindle.cache.difference import MISSING_VALUE, Difference, list_differences
 from rekindle.cache.key import NotReusable
 from rekindle.cache.lookup import CacheResult
 from rekindle.errors import RekindleError, StorageError
-from rekindle.operations.plan.tasks import RUNS, Task, Tree
+from rekindle.operations.plan.tasks import RUNS_STATUS, Task, TaskTree
 
 if TYPE_CHECKING:
     from rekindle.storage import Store
 
-MAX_ENTRIES = 2000  # maximum number of cache entries to read for a comparison
+MAX_CACHE_ENTRIES = 2000  # maximum number of cache entries to read for a comparison
 MAX_VALUE_LENGTH = 24  # maximum number of characters of a value in a line of text
 
 
@@ -29,13 +29,13 @@ class Reason:
     differences: list[Difference] = field(default_factory=list)
 
 
-class Reasons:
+class TaskReasons:
     """Explains for each task of `tree` why it runs or does not run. A task is compared with its
     newest earlier result, preferably from a run whose name starts with `prefix`."""
 
     def __init__(
         self,
-        task_tree: Tree,
+        task_tree: TaskTree,
         cache_results: Mapping[str, CacheResult],
         object_store: "Store | None",
         run_name_prefix: str,
@@ -49,7 +49,7 @@ class Reasons:
 
     def explain(self, parent_task: Task, task: Task) -> Reason:
         """Return the reason why a task runs, does not run, or may not run."""
-        if task.status != RUNS:
+        if task.status != RUNS_STATUS:
             return Reason(task.reason)
 
         if task.template.get("memoize"):
@@ -57,7 +57,7 @@ class Reasons:
                 "Argo may have memoized its result, which is known only when the task starts"
             )
 
-        if not self.tree.cache_row(task):
+        if not self.tree.find_cached_row(task):
             return Reason("never cached")
 
         cache_result = self.results.get(task.name)
@@ -72,7 +72,7 @@ class Reasons:
             if not task_facts and cache_result.call:
                 task_facts = lookup.facts_before_run(cache_result.call, self.on_cluster)
             if task_facts:
-                earlier_entry = self._newest_entry(task_facts["step"], task.name)
+                earlier_entry = self._find_newest_entry(task_facts["step"], task.name)
             if task_facts and earlier_entry:
                 found_differences = list_differences(self.store, earlier_entry.facts, task_facts)
         except NotReusable as error:
@@ -80,7 +80,9 @@ class Reasons:
         except RekindleError:
             found_differences = []
 
-        upstream_name = "" if cache_result.facts else self._running_dependency(parent_task, task)
+        upstream_name = (
+            "" if cache_result.facts else self._find_running_dependency(parent_task, task)
+        )
         if upstream_name:
             found_differences.append(Difference("upstream", upstream_name))
 
@@ -94,12 +96,12 @@ class Reasons:
             return Reason("no earlier result")
 
         return Reason(
-            describe(found_differences[0]),
+            describe_difference(found_differences[0]),
             earlier_entry.at if earlier_entry else "",
             found_differences,
         )
 
-    def _running_dependency(self, parent_task: Task, task: Task) -> str:
+    def _find_running_dependency(self, parent_task: Task, task: Task) -> str:
         """Return the name of a task that will run and that `task` depends on, preferably a task
         that may be cached; "" if such a task does not exist."""
         seen_names = set()
@@ -113,17 +115,17 @@ class Reasons:
 
             seen_names.add(task_name)
             pending_names += parent_task.needs.get(task_name, ())
-            if parent_task.children[task_name].status == RUNS:
+            if parent_task.children[task_name].status == RUNS_STATUS:
                 running_names.append(task_name)
 
         reusable_names = [
             task_name
             for task_name in running_names
-            if self.tree.cache_row(parent_task.children[task_name])
+            if self.tree.find_cached_row(parent_task.children[task_name])
         ]
         return next(iter(reusable_names or running_names), "")
 
-    def _newest_entry(self, step_name: str, task_name: str) -> entries.Entry | None:
+    def _find_newest_entry(self, step_name: str, task_name: str) -> entries.Entry | None:
         """Return the newest cache entry of a step: preferably of this task in this pipeline, then
         of this pipeline, then of any pipeline."""
 
@@ -151,7 +153,7 @@ class Reasons:
             stored_objects = sorted(
                 self.store.list(entries.CACHE_FOLDER), key=lambda item: -item.modified
             )
-            for item in stored_objects[:MAX_ENTRIES]:
+            for item in stored_objects[:MAX_CACHE_ENTRIES]:
                 cache_entry = entries.read_entry(
                     self.store, item.key.removeprefix(entries.CACHE_FOLDER)
                 )
@@ -161,7 +163,7 @@ class Reasons:
             return
 
 
-def describe(difference: Difference) -> str:
+def describe_difference(difference: Difference) -> str:
     """Describe a difference in a few words, with short values."""
     if difference.kind == "upstream":
         return f"{difference.name} runs"
@@ -171,9 +173,9 @@ def describe(difference: Difference) -> str:
     else:
         difference_name = f"{difference.kind} {difference.name}"
 
-    if difference.before == MISSING:
-        return f"{difference_name} is new ({_short(difference.now)})"
-    if difference.now == MISSING:
+    if difference.before == MISSING_VALUE:
+        return f"{difference_name} is new ({_shorten_value(difference.now)})"
+    if difference.now == MISSING_VALUE:
         return f"{difference_name} was removed"
 
     earlier_text, current_text = (
@@ -186,12 +188,12 @@ def describe(difference: Difference) -> str:
         common_length = 0
 
     return (
-        f"{difference_name}: {_short(earlier_text, common_length)} →"
-        f" {_short(current_text, common_length)}"
+        f"{difference_name}: {_shorten_value(earlier_text, common_length)} →"
+        f" {_shorten_value(current_text, common_length)}"
     )
 
 
-def _short(value: str, common_length: int = 0) -> str:
+def _shorten_value(value: str, common_length: int = 0) -> str:
     """Shorten a value for display. Its first `common_length` characters are equal to those of
     the value with which it is compared."""
     if len(value) >= 40 and all(
@@ -200,4 +202,4 @@ def _short(value: str, common_length: int = 0) -> str:
         return value.removeprefix("sha256:")[:8]
     start_index = max(0, common_length - MAX_VALUE_LENGTH // 2)
     text = f"...{value[start_index:]}" if start_index else value
-    return cut(text, MAX_VALUE_LENGTH)
+    return truncate(text, MAX_VALUE_LENGTH)

@@ -14,8 +14,8 @@ from rekindle.cluster.kubernetes_api import SERVICES, Cluster
 from rekindle.documents import Document, read_file
 from rekindle.errors import RekindleError
 from rekindle.kubernetes_names import MLFLOW_TRACKING_URI
-from rekindle.local.services.services import DATABASE
-from rekindle.operations.plan.tasks import CACHED_RESULT, SKIPPED, Task, Tree
+from rekindle.local.services.services import DATABASE_FILE
+from rekindle.operations.plan.tasks import CACHED_STATUS, SKIPPED_STATUS, Task, TaskTree
 
 RELEASE_OUTPUTS = {"model_uri", "content"}  # outputs of a step that registers a version of a model
 CHAMPION_QUERY = (
@@ -75,17 +75,17 @@ class PlannedRelease:
 
 
 def plan_releases(
-    task_tree: Tree, find_champion: Callable[[str], Champion]
+    task_tree: TaskTree, find_champion: Callable[[str], Champion]
 ) -> list[PlannedRelease]:
     """Return the releases of a run. `find_champion` returns the champion of a model, or raises
     RekindleError."""
     planned_releases = []
 
     for task in task_tree.leaves():
-        if task.status in (CACHED_RESULT, SKIPPED):
+        if task.status in (CACHED_STATUS, SKIPPED_STATUS):
             continue
 
-        model_name = _model(task)
+        model_name = _get_model_name(task)
         if not model_name:
             continue
 
@@ -101,7 +101,7 @@ def plan_releases(
     return planned_releases
 
 
-def _model(task: Task) -> str:
+def _get_model_name(task: Task) -> str:
     """Return the name of the model that a task registers, or ""."""
     output_names = {
         parameter["name"]
@@ -116,7 +116,7 @@ def _model(task: Task) -> str:
     return ""
 
 
-def local_champion(home_folder: Path, model_name: str) -> Champion:
+def find_local_champion(home_folder: Path, model_name: str) -> Champion:
     """Return the champion of `model_name` on this machine. Its version is read from the MLflow
     server at MLFLOW_TRACKING_URI or, if this is not set, from the database of the embedded
     MLflow; its address is read from the home."""
@@ -127,9 +127,9 @@ def local_champion(home_folder: Path, model_name: str) -> Champion:
         endpoint = f"http://127.0.0.1:{service_port}"
 
     if os.environ.get(MLFLOW_TRACKING_URI):
-        return Champion(_tracked_version(model_name), endpoint)
+        return Champion(_find_tracked_version(model_name), endpoint)
 
-    database_path = home_folder / DATABASE
+    database_path = home_folder / DATABASE_FILE
     if not database_path.exists():
         return Champion()
 
@@ -144,13 +144,13 @@ def local_champion(home_folder: Path, model_name: str) -> Champion:
     return Champion()
 
 
-def cluster_champion(cluster: Cluster, model_name: str) -> Champion:
+def find_cluster_champion(cluster: Cluster, model_name: str) -> Champion:
     """Return the champion of `model_name` from the MLflow server at MLFLOW_TRACKING_URI, which
     must be set, and its address in the cluster. Raises RekindleError."""
     if not os.environ.get(MLFLOW_TRACKING_URI):
         raise RekindleError("MLFLOW_TRACKING_URI is not set on this machine")
 
-    champion_version = _tracked_version(model_name)
+    champion_version = _find_tracked_version(model_name)
     service_object = cluster.find(SERVICES, model_name) if champion_version else None
     if not service_object:
         return Champion(champion_version)
@@ -159,12 +159,12 @@ def cluster_champion(cluster: Cluster, model_name: str) -> Champion:
     return Champion(champion_version, f"http://{model_name}.{cluster.namespace}:{service_port}")
 
 
-def _tracked_version(model_name: str) -> str:
+def _find_tracked_version(model_name: str) -> str:
     from rekindle import tracking
-    from rekindle.mlflow_api import RETRIES
+    from rekindle.mlflow_api import RETRIES_VARIABLE
 
     # only one retry, because a plan is useful even without the champion
-    os.environ.setdefault(RETRIES, "1")
+    os.environ.setdefault(RETRIES_VARIABLE, "1")
     champion_release = tracking.champion(model_name)
     if champion_release:
         return champion_release.version

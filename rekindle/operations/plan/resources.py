@@ -4,9 +4,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from rekindle.operations.plan.tasks import Task
-from rekindle.operations.plan.timing import Span
+from rekindle.operations.plan.timing import TimeSpan
 from rekindle.training.cost import pod_requests
-from rekindle.training.cost.pod_requests import Replicas
+from rekindle.training.cost.pod_requests import PodReplicas
 from rekindle.training.cost.prices import Prices
 
 
@@ -30,7 +30,7 @@ class ResourceSeconds:
         )
 
 
-def task_pods(task: Task, runtimes: Mapping[str, list[Replicas]]) -> list[Replicas]:
+def list_task_replicas(task: Task, runtimes: Mapping[str, list[PodReplicas]]) -> list[PodReplicas]:
     """Return the pods of a task. A loop has its pods once per item; if the number of items is
     unknown, it counts as one.
 
@@ -46,7 +46,7 @@ def task_pods(task: Task, runtimes: Mapping[str, list[Replicas]]) -> list[Replic
     ]
 
 
-def totals(replica_groups: Iterable[Replicas]) -> dict[str, float]:
+def sum_requests(replica_groups: Iterable[PodReplicas]) -> dict[str, float]:
     """Add up the requests of all pods, by resource name."""
     total_requests: dict[str, float] = {}
     for replica_group in replica_groups:
@@ -57,8 +57,8 @@ def totals(replica_groups: Iterable[Replicas]) -> dict[str, float]:
     return total_requests
 
 
-def resource_seconds(
-    replica_groups: Iterable[Replicas], duration_seconds: float, prices: Prices | None
+def compute_resource_seconds(
+    replica_groups: Iterable[PodReplicas], duration_seconds: float, prices: Prices | None
 ) -> ResourceSeconds:
     """Return the resource requests of pods, multiplied by `duration_seconds`. As in the cost of
     a run, the pods of Argo itself are free."""
@@ -67,10 +67,12 @@ def resource_seconds(
     for replica_group in replica_groups:
         cpu_seconds, gib_seconds, gpu_seconds = (
             replica_group.count * seconds_per_pod
-            for seconds_per_pod in replica_group.pod.resource_seconds(duration_seconds)
+            for seconds_per_pod in replica_group.pod.compute_resource_seconds(duration_seconds)
         )
         if prices and not replica_group.is_executor:
-            group_cost = replica_group.count * prices.pod_cost(replica_group.pod, duration_seconds)
+            group_cost = replica_group.count * prices.compute_pod_cost(
+                replica_group.pod, duration_seconds
+            )
         else:
             group_cost = None
         resource_usage += ResourceSeconds(cpu_seconds, gib_seconds, gpu_seconds, group_cost)
@@ -78,8 +80,8 @@ def resource_seconds(
     return resource_usage
 
 
-def peak(
-    requests_by_task: Mapping[str, Mapping[str, float]], spans_by_task: Mapping[str, Span]
+def compute_peak(
+    requests_by_task: Mapping[str, Mapping[str, float]], spans_by_task: Mapping[str, TimeSpan]
 ) -> dict[str, float]:
     """Return the largest amount of each resource that the tasks request at the same time.
     `requests_by_task`, `spans_by_task`: requests and time span of each task, by its path."""

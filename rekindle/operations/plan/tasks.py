@@ -15,28 +15,28 @@ from argolocal.engine.order import parse_dependencies
 from argolocal.errors import ArgolocalError
 from argolocal.language.govaluate import WhenError, should_execute
 from argolocal.language.substitute import TemplateError, substitute
-from argolocal.manifest.loops import expand, has_loop
+from argolocal.manifest.loops import expand_loop, has_loop
 from rekindle.cache.key import UnknownKey
-from rekindle.cache.lookup import JSON_PATH_NAME, StepCall, parse_cached, step_call_of
-from rekindle.keys import CACHED, REUSED_MODELS, cached_name
+from rekindle.cache.lookup import JSON_PATH_NAME, StepCall, parse_cached, parse_step_call
+from rekindle.keys import CACHED_PARAMETER, REUSED_MODELS, cached_name
 
-RUNS = "runs"
-CACHED_RESULT = "cached"
-CONDITIONAL = "conditional"
-SKIPPED = "skipped"
-OUTPUT = re.compile(
+RUNS_STATUS = "runs"
+CACHED_STATUS = "cached"
+CONDITIONAL_STATUS = "conditional"
+SKIPPED_STATUS = "skipped"
+TASK_OUTPUT_PATTERN = re.compile(
     r"tasks(?:\.|\[')([\w-]+)(?:'\])?\.outputs\.(?:parameters\.|artifacts\.)?([\w-]+)"
 )
-STEP_OUTPUT = re.compile(
+STEP_OUTPUT_PATTERN = re.compile(
     r"steps(?:\.|\[')([\w-]+)(?:'\])?\.outputs\.(?:parameters\.|artifacts\.)?([\w-]+)"
 )
-CACHE_CONDITION = re.compile(
+CACHE_CONDITION_PATTERN = re.compile(
     r"'\{\{=sprig\.regexFind\('[^']*', "
-    rf"jsonpath\((?:workflow\.parameters\.{CACHED}|[^{{}}]*\b{REUSED_MODELS}\b[^{{}}]*), "
+    rf"jsonpath\((?:workflow\.parameters\.{CACHED_PARAMETER}|[^{{}}]*\b{REUSED_MODELS}\b[^{{}}]*), "
     r"'\$\.(\w+)\.at'\)\)\}\}' == ''"
 )
 LOOP_FIELDS = ("withItems", "withParam", "withSequence")
-FAILURE = re.compile(r"\.(Failed|Errored|AnyFailed|AllFailed)\b")
+FAILURE_PATTERN = re.compile(r"\.(Failed|Errored|AnyFailed|AllFailed)\b")
 EXIT_PATH = "onExit"  # path of the exit handler
 Scope = dict[str, Any]
 
@@ -50,7 +50,7 @@ class Task:
     call: Mapping[str, Any]  # the task as written in its DAG or steps template
     template: Mapping[str, Any]
     scope: Scope  # values of tags that are known before the run
-    status: str = RUNS
+    status: str = RUNS_STATUS
     reason: str = ""
     items: int | None = 1  # number of loop items; None if this number is known only at run time
     children: dict[str, "Task"] = field(default_factory=dict)  # the tasks in the template, by name
@@ -68,7 +68,7 @@ class Task:
             yield from child_task.leaves()
 
 
-class Tree:
+class TaskTree:
     """The entrypoint of a workflow with resolved references, and its exit handler."""
 
     def __init__(self, workflow: Mapping[str, Any], given_cached_json: str = "") -> None:
@@ -89,12 +89,14 @@ class Tree:
             for parameter in workflow_parameters
             if "value" in parameter
         }
-        cached_json = given_cached_json or self.scope.get(f"workflow.parameters.{CACHED}") or "{}"
+        cached_json = (
+            given_cached_json or self.scope.get(f"workflow.parameters.{CACHED_PARAMETER}") or "{}"
+        )
         self.cached = parse_cached(str(cached_json))
         self.root = self._task(
             "", "", {"template": workflow_spec.get("entrypoint")}, self.scope, {}
         )
-        self.root.status = RUNS
+        self.root.status = RUNS_STATUS
         self.root.reason = ""
         self._classify(self.root)
 
@@ -142,7 +144,7 @@ class Tree:
         if "template" in task_call:
             outer_paths = {**outer_paths, task_call["template"]: task_path or "main"}
 
-        inner_scope = self._inner_scope(task_call, template, scope)
+        inner_scope = self._make_inner_scope(task_call, template, scope)
         calls_by_name = {
             child_call["name"]: child_call
             for task_group in task_groups
@@ -169,7 +171,7 @@ class Tree:
 
         return task
 
-    def _inner_scope(
+    def _make_inner_scope(
         self, task_call: Mapping[str, Any], template: Mapping[str, Any], scope: Scope
     ) -> Scope:
         """Return the scope of the tasks in a template, with its inputs."""
@@ -185,7 +187,7 @@ class Tree:
             parameter["name"]: parameter.get("value")
             for parameter in (task_call.get("arguments") or {}).get("parameters") or []
         }
-        input_values.update(self._substitute_known(argument_values, scope))
+        input_values.update(self._substitute_known_tags(argument_values, scope))
 
         return scope | {
             f"inputs.parameters.{name}": value
@@ -193,27 +195,27 @@ class Tree:
             if value is not None
         }
 
-    def _substitute_known(self, manifest_value: object, scope: Scope) -> Any:
+    def _substitute_known_tags(self, manifest_value: object, scope: Scope) -> Any:
         """Replace the tags whose values are known."""
         try:
-            return substitute(manifest_value, scope | self._cached_scope(manifest_value))
+            return substitute(manifest_value, scope | self._make_cached_scope(manifest_value))
         except (TemplateError, ArgolocalError, ValueError):
             return manifest_value
 
-    def _cached_scope(self, manifest_value: object) -> Scope:
+    def _make_cached_scope(self, manifest_value: object) -> Scope:
         """Return the parameter `cached` with only the rows that `manifest_value` refers to,
         because the expression in each tag parses the whole text of the parameter."""
         cached_names = set(JSON_PATH_NAME.findall(to_json(manifest_value)))
         cached_rows = {name: self.cached[name] for name in cached_names if name in self.cached}
-        return {f"workflow.parameters.{CACHED}": to_json(cached_rows)}
+        return {f"workflow.parameters.{CACHED_PARAMETER}": to_json(cached_rows)}
 
-    def step_call(self, task: Task) -> StepCall | None:
+    def parse_step_call(self, task: Task) -> StepCall | None:
         """Return the step of Rekindle that a task runs, or None."""
         try:
-            return step_call_of(
+            return parse_step_call(
                 task.call,
                 task.template,
-                task.scope | self._cached_scope([task.call, task.template]),
+                task.scope | self._make_cached_scope([task.call, task.template]),
             )
         except (UnknownKey, TemplateError, ArgolocalError):
             return None
@@ -222,73 +224,78 @@ class Tree:
         """Decide for each child whether it will run; the children of a task that cannot run are
         skipped, too."""
         for name, child_task in task.children.items():
-            child_task.status, child_task.reason = self._status(task, name, child_task)
-            if child_task.status == RUNS and task.status == CONDITIONAL:
-                child_task.status = CONDITIONAL
+            child_task.status, child_task.reason = self._decide_status(task, name, child_task)
+            if child_task.status == RUNS_STATUS and task.status == CONDITIONAL_STATUS:
+                child_task.status = CONDITIONAL_STATUS
                 child_task.reason = task.reason
 
-            if child_task.repeats and child_task.status in (RUNS, CONDITIONAL):
+            if child_task.repeats and child_task.status in (RUNS_STATUS, CONDITIONAL_STATUS):
                 child_task.reason = "; ".join(
                     filter(None, [child_task.reason, f"repeats {child_task.repeats}"])
                 )
 
             self._count_items(child_task)
-            if child_task.status in (SKIPPED, CACHED_RESULT):
+            if child_task.status in (SKIPPED_STATUS, CACHED_STATUS):
                 child_task.children = {}
 
             self._classify(child_task)
 
-    def _status(self, parent_task: Task, child_name: str, child_task: Task) -> tuple[str, str]:
+    def _decide_status(
+        self, parent_task: Task, child_name: str, child_task: Task
+    ) -> tuple[str, str]:
         depends_expression = str(child_task.call.get("depends") or "")
-        if FAILURE.search(depends_expression) and not re.search(
+        if FAILURE_PATTERN.search(depends_expression) and not re.search(
             r"[\w-]+\.(Succeeded|Skipped)|&&|(^|\s)[\w-]+(\s|$)", depends_expression
         ):
-            return SKIPPED, f"only if {' or '.join(parent_task.needs[child_name])} fails"
+            return SKIPPED_STATUS, f"only if {' or '.join(parent_task.needs[child_name])} fails"
 
         for dependency_name in parent_task.needs[child_name]:
             if (
                 parent_task.children[dependency_name].reason.startswith("only if ")
                 and "||" not in depends_expression
             ):
-                return SKIPPED, parent_task.children[dependency_name].reason
+                return SKIPPED_STATUS, parent_task.children[dependency_name].reason
 
         when_expression = str(child_task.call.get("when") or "")
         if not when_expression:
-            return RUNS, ""
+            return RUNS_STATUS, ""
 
-        cache_match = CACHE_CONDITION.fullmatch(when_expression)
+        cache_match = CACHE_CONDITION_PATTERN.fullmatch(when_expression)
         # evaluate this without the expression parser, which would take longer than the rest of the
         # plan
         if cache_match:
-            reused_location = self._reused_location(cache_match[1])
+            reused_location = self._find_reused_location(cache_match[1])
             if reused_location:
-                return CACHED_RESULT, f"result of {reused_location}"
-            return RUNS, ""
+                return CACHED_STATUS, f"result of {reused_location}"
+            return RUNS_STATUS, ""
 
-        known_when = self._substitute_known(when_expression, child_task.scope)
-        missing_outputs = unknown_outputs(known_when)
+        known_when = self._substitute_known_tags(when_expression, child_task.scope)
+        missing_outputs = find_unknown_outputs(known_when)
         if missing_outputs:
-            return CONDITIONAL, f"depends on {describe_outputs(missing_outputs, parent_task)}"
+            return (
+                CONDITIONAL_STATUS,
+                f"depends on {describe_outputs(missing_outputs, parent_task)}",
+            )
         if "{{" in known_when:
-            return CONDITIONAL, f"depends on {known_when}"
+            return CONDITIONAL_STATUS, f"depends on {known_when}"
 
         try:
             should_run = "{{item" in known_when or should_execute(known_when)
         except (WhenError, ArgolocalError, ValueError):
-            return CONDITIONAL, f"depends on {known_when}"
+            return CONDITIONAL_STATUS, f"depends on {known_when}"
 
         if should_run:
-            return RUNS, ""
+            return RUNS_STATUS, ""
 
         reused_locations = [
-            self._reused_location(key) for key in JSON_PATH_NAME.findall(when_expression)
+            self._find_reused_location(key) for key in JSON_PATH_NAME.findall(when_expression)
         ]
         if any(reused_locations):
-            return CACHED_RESULT, f"result of {next(filter(None, reused_locations))}"
+            return CACHED_STATUS, f"result of {next(filter(None, reused_locations))}"
 
         if "workflow.status" in when_expression:
-            return SKIPPED, "only if the run fails"
-        return SKIPPED, f"its condition is false: {known_when}"
+            return SKIPPED_STATUS, "only if the run fails"
+        return SKIPPED_STATUS, f"its condition is false: {known_when}"
 
     def _count_items(self, task: Task) -> None:
         if not has_loop(task.call):
@@ -296,22 +303,22 @@ class Tree:
 
         try:
             loop_call = {
-                key: self._substitute_known(task.call[key], task.scope)
+                key: self._substitute_known_tags(task.call[key], task.scope)
                 for key in LOOP_FIELDS
                 if key in task.call
             }
-            task.items = len(expand({"name": task.name, **loop_call}, {}))
+            task.items = len(expand_loop({"name": task.name, **loop_call}, {}))
         except (TemplateError, ArgolocalError, ValueError):
             task.items = None
 
-    def _reused_location(self, cached_row_name: str) -> str:
+    def _find_reused_location(self, cached_row_name: str) -> str:
         """Return the RUN/TASK whose outputs a task reuses, or ""."""
         cached_row = self.cached.get(cached_row_name)
         if isinstance(cached_row, dict):
             return cached_row["at"]
         return ""
 
-    def cache_row(self, task: Task) -> Mapping[str, Any] | None:
+    def find_cached_row(self, task: Task) -> Mapping[str, Any] | None:
         """Return the row of a reusable task in the parameter `cached`, or None."""
         cached_row = self.cached.get(cached_name(task.name))
         if isinstance(cached_row, dict) and cached_row.get("task") == task.name:
@@ -319,10 +326,12 @@ class Tree:
         return None
 
 
-def unknown_outputs(text: str) -> list[tuple[str, str]]:
+def find_unknown_outputs(text: str) -> list[tuple[str, str]]:
     """Return the outputs (task, output) that the tags in `text` refer to."""
     if "{{" in text:
-        return list(dict.fromkeys([*OUTPUT.findall(text), *STEP_OUTPUT.findall(text)]))
+        return list(
+            dict.fromkeys([*TASK_OUTPUT_PATTERN.findall(text), *STEP_OUTPUT_PATTERN.findall(text)])
+        )
     return []
 
 

@@ -14,18 +14,26 @@ from typing import TYPE_CHECKING, Any
 
 from rekindle.cache.lookup import replace_unknown
 from rekindle.errors import RekindleError
-from rekindle.keys import LEDGER, key
-from rekindle.kubernetes_names import WORKLOAD
-from rekindle.operations.plan.history import FormerRun, Record
-from rekindle.operations.plan.tasks import CACHED_RESULT, CONDITIONAL, SKIPPED, Task, Tree
-from rekindle.step import parse
+from rekindle.keys import LEDGER_KEY, key
+from rekindle.kubernetes_names import WORKLOAD_MODULES
+from rekindle.operations.plan.history import FormerRun, TaskRecord
+from rekindle.operations.plan.tasks import (
+    CACHED_STATUS,
+    CONDITIONAL_STATUS,
+    SKIPPED_STATUS,
+    Task,
+    TaskTree,
+)
+from rekindle.step import parse_inputs
 from rekindle.training.ledger import accounting, events
 from rekindle.training.spec import TrainingSpec
 
 if TYPE_CHECKING:
     from rekindle.storage import Store
 
-MIN_POD_S = 0.001  # minimum duration of a pod in seconds, so that each pod counts towards the peak
+MIN_POD_SECONDS = (
+    0.001  # minimum duration of a pod in seconds, so that each pod counts towards the peak
+)
 
 
 @dataclass(frozen=True)
@@ -46,23 +54,23 @@ class Estimate:
 
 
 @dataclass(frozen=True)
-class Span:
+class TimeSpan:
     """The start and end of a task, in seconds since the start of the run."""
 
     start: float
     end: float
 
 
-NO_TIME = Estimate(0.0)
+NO_TIME_ESTIMATE = Estimate(0.0)
 
 
-class Estimates:
+class TaskEstimator:
     """Estimates tasks of `tree` from former runs. `store` has the ledgers; None if it cannot be
     read."""
 
     def __init__(
         self,
-        task_tree: Tree,
+        task_tree: TaskTree,
         former_runs: Iterable[FormerRun],
         object_store: "Store | None",
         is_local: bool,
@@ -75,8 +83,8 @@ class Estimates:
     def of(self, task: Task) -> Estimate:
         """Return the estimate of a task: 0 if it is cached or skipped; a conditional task is
         assumed to run."""
-        if task.status in (CACHED_RESULT, SKIPPED):
-            return NO_TIME
+        if task.status in (CACHED_STATUS, SKIPPED_STATUS):
+            return NO_TIME_ESTIMATE
 
         run_record_pairs = [
             (former_run, _find_record(former_run, task)) for former_run in self.former_runs
@@ -87,7 +95,7 @@ class Estimates:
         if not matching_records:
             return Estimate(None)
 
-        task_spec = training_spec(self.tree, task)
+        task_spec = read_training_spec(self.tree, task)
         if task_spec:
             training_estimates = [
                 self._estimate_training(task, task_spec, *record_pair)
@@ -103,7 +111,7 @@ class Estimates:
             [free_part_seconds for *_, free_part_seconds in training_estimates] or [0.0]
         )
         estimated_seconds = [training_seconds for training_seconds, *_ in training_estimates] or [
-            task_record.seconds for task_record in _most_similar(task, matching_records)
+            task_record.seconds for task_record in _select_most_similar(task, matching_records)
         ]
 
         return Estimate(
@@ -116,7 +124,7 @@ class Estimates:
         )
 
     def _estimate_training(
-        self, task: Task, task_spec: TrainingSpec, former_run: FormerRun, task_record: Record
+        self, task: Task, task_spec: TrainingSpec, former_run: FormerRun, task_record: TaskRecord
     ) -> tuple[float, str, float]:
         """Estimate a training with the settings `task_spec` from a former training; return its
         seconds, a note, and the seconds that are not charged."""
@@ -134,7 +142,7 @@ class Estimates:
             former_task = None
 
         if former_tree and former_task:
-            former_spec = training_spec(former_tree, former_task)
+            former_spec = read_training_spec(former_tree, former_task)
         else:
             former_spec = None
 
@@ -144,14 +152,16 @@ class Estimates:
         if not (
             self.store and (step_times := _read_step_times(self.store, former_run.name, task.name))
         ):
-            samples_ratio = _sequential_samples(task_spec, self.is_local) / _sequential_samples(
-                former_spec, self.is_local
-            )
+            samples_ratio = _count_sequential_samples(
+                task_spec, self.is_local
+            ) / _count_sequential_samples(former_spec, self.is_local)
             if task_spec.steps and former_spec.steps:
                 samples_ratio *= task_spec.steps / former_spec.steps
             else:
                 samples_ratio *= task_spec.epochs / former_spec.epochs
-                samples_ratio *= _samples_per_step(former_spec) / _samples_per_step(task_spec)
+                samples_ratio *= _compute_samples_per_step(former_spec) / _compute_samples_per_step(
+                    task_spec
+                )
 
             return (
                 task_record.seconds * samples_ratio,
@@ -166,7 +176,9 @@ class Estimates:
 
         if not sample_count and not former_spec.steps:
             sample_count = round(
-                step_times.planned_steps * _samples_per_step(former_spec) / former_spec.epochs
+                step_times.planned_steps
+                * _compute_samples_per_step(former_spec)
+                / former_spec.epochs
             )
 
         if not (sample_count or task_spec.steps):
@@ -184,9 +196,9 @@ class Estimates:
             # train.patience stopped the former training early
             step_count = round(step_count * step_times.steps / step_times.planned_steps)
 
-        samples_ratio = _sequential_samples(task_spec, self.is_local) / _sequential_samples(
-            former_spec, self.is_local
-        )
+        samples_ratio = _count_sequential_samples(
+            task_spec, self.is_local
+        ) / _count_sequential_samples(former_spec, self.is_local)
         is_scaled = step_count != step_times.steps or samples_ratio != 1
         total_seconds = max(fixed_seconds, 0.0) + step_count * seconds_per_step * samples_ratio
 
@@ -207,8 +219,8 @@ class StepTimes:
 
 def _read_step_times(object_store: "Store", run_name: str, task_name: str) -> StepTimes | None:
     try:
-        ledger_summary = accounting.summarize(
-            events.read_events(object_store, key(task_name, LEDGER, run_name))
+        ledger_summary = accounting.summarize_events(
+            events.read_events(object_store, key(task_name, LEDGER_KEY, run_name))
         )
     except RekindleError:
         return None
@@ -226,11 +238,11 @@ def _read_step_times(object_store: "Store", run_name: str, task_name: str) -> St
     )
 
 
-def _samples_per_step(task_spec: TrainingSpec) -> int:
+def _compute_samples_per_step(task_spec: TrainingSpec) -> int:
     return task_spec.batch_size * task_spec.virtual_workers
 
 
-def _sequential_samples(task_spec: TrainingSpec, is_local: bool) -> float:
+def _count_sequential_samples(task_spec: TrainingSpec, is_local: bool) -> float:
     """Return the number of samples that one worker processes one after the other in each step."""
     worker_count = min(task_spec.workers, task_spec.virtual_workers)
     if is_local:
@@ -238,10 +250,12 @@ def _sequential_samples(task_spec: TrainingSpec, is_local: bool) -> float:
     return task_spec.batch_size * -(-task_spec.virtual_workers // worker_count)
 
 
-def training_spec(task_tree: Tree, task: Task) -> TrainingSpec | None:
+def read_training_spec(task_tree: TaskTree, task: Task) -> TrainingSpec | None:
     """Return the settings of a task that trains with Rekindle, else None."""
     manifest_text = str((task.template.get("resource") or {}).get("manifest"))
-    step_call = task_tree.step_call(task) if WORKLOAD.launcher in manifest_text else None
+    step_call = (
+        task_tree.parse_step_call(task) if WORKLOAD_MODULES.launcher in manifest_text else None
+    )
     if not step_call:
         return None
 
@@ -251,7 +265,7 @@ def training_spec(task_tree: Tree, task: Task) -> TrainingSpec | None:
             for flag_name, flag_text in step_call.flags.items()
             if flag_name in TrainingSpec.model_fields
         }
-        parsed_spec = parse(TrainingSpec, replace_unknown(TrainingSpec, flag_texts))
+        parsed_spec = parse_inputs(TrainingSpec, replace_unknown(TrainingSpec, flag_texts))
     except RekindleError:
         return None
 
@@ -261,7 +275,7 @@ def training_spec(task_tree: Tree, task: Task) -> TrainingSpec | None:
     return None
 
 
-def _find_record(former_run: FormerRun, task: Task) -> Record | None:
+def _find_record(former_run: FormerRun, task: Task) -> TaskRecord | None:
     """Return the record of the task with the same path, or else of a task with the same name at
     another path."""
     task_record = former_run.records.get(task.path)
@@ -279,7 +293,9 @@ def _find_record(former_run: FormerRun, task: Task) -> Record | None:
     )
 
 
-def _most_similar(task: Task, run_record_pairs: list[tuple[FormerRun, Record]]) -> list[Record]:
+def _select_most_similar(
+    task: Task, run_record_pairs: list[tuple[FormerRun, TaskRecord]]
+) -> list[TaskRecord]:
     """Return the records whose inputs agree most with the known inputs of the task."""
     argument_parameters = (task.call.get("arguments") or {}).get("parameters") or []
     argument_texts = {
@@ -299,16 +315,16 @@ def _most_similar(task: Task, run_record_pairs: list[tuple[FormerRun, Record]]) 
 
 
 def schedule(
-    task_tree: Tree, seconds_by_path: Mapping[str, float]
-) -> tuple[float, dict[str, Span]]:
+    task_tree: TaskTree, seconds_by_path: Mapping[str, float]
+) -> tuple[float, dict[str, TimeSpan]]:
     """Return the duration of the run in seconds and the span of each task, if all pods start
     without delay. `seconds_by_path`: by path."""
-    spans_by_path: dict[str, Span] = {}
+    spans_by_path: dict[str, TimeSpan] = {}
 
     def schedule_task(task: Task, start_seconds: float) -> float:
         if not task.children:
             end_seconds = start_seconds + seconds_by_path.get(task.path, 0.0)
-            spans_by_path[task.path] = Span(start_seconds, end_seconds)
+            spans_by_path[task.path] = TimeSpan(start_seconds, end_seconds)
             return end_seconds
 
         end_by_name: dict[str, float] = {}
@@ -326,17 +342,19 @@ def schedule(
     return end_seconds, spans_by_path
 
 
-def pod_spans(task_tree: Tree, estimates: Mapping[str, Estimate]) -> dict[str, Span]:
+def compute_pod_spans(
+    task_tree: TaskTree, estimates: Mapping[str, Estimate]
+) -> dict[str, TimeSpan]:
     """Return the time span in which the pods of each task exist, if all tasks run. A task of
     unknown duration is assumed to take one second."""
     seconds_by_path = {
-        path: 1.0 if estimate.seconds is None else max(estimate.seconds, MIN_POD_S)
+        path: 1.0 if estimate.seconds is None else max(estimate.seconds, MIN_POD_SECONDS)
         for path, estimate in estimates.items()
     }
     return schedule(task_tree, seconds_by_path)[1]
 
 
-def critical_path(spans_by_path: Mapping[str, Span]) -> list[str]:
+def find_critical_path(spans_by_path: Mapping[str, TimeSpan]) -> list[str]:
     """Return the paths of the tasks that determine the end of the run, in their order."""
     critical_tasks: list[str] = []
     end_seconds = max((span.end for span in spans_by_path.values()), default=0.0)
@@ -358,7 +376,7 @@ def critical_path(spans_by_path: Mapping[str, Span]) -> list[str]:
     return critical_tasks[::-1]
 
 
-def overhead(task_tree: Tree, former_runs: Iterable[FormerRun]) -> float:
+def compute_overhead(task_tree: TaskTree, former_runs: Iterable[FormerRun]) -> float:
     """Return the median time that former runs spent between their tasks, such as for the start of
     services."""
     gap_seconds = []
@@ -376,32 +394,34 @@ def overhead(task_tree: Tree, former_runs: Iterable[FormerRun]) -> float:
 
 
 @dataclass(frozen=True)
-class Total:
+class TotalEstimate:
     """`seconds`, `low` and `high`: duration of the run in seconds if each task takes its median,
-    minimum or maximum time. `critical_path` and `spans` belong to `seconds`."""
+    minimum or maximum time. `find_critical_path` and `spans` belong to `seconds`."""
 
     seconds: float
     low: float
     high: float
     critical_path: list[str]
-    spans: dict[str, Span]
+    spans: dict[str, TimeSpan]
 
 
-def total(
-    task_tree: Tree,
+def compute_total(
+    task_tree: TaskTree,
     estimates_by_path: Mapping[str, Estimate],
     overhead_seconds: float,
     includes_conditional: bool,
-) -> Total:
+) -> TotalEstimate:
     """Return the duration, the critical path and the spans of the run. Tasks of unknown duration
     count as 0; `overhead_seconds`: seconds between the tasks."""
     leaf_tasks = [
         leaf_task
         for leaf_task in task_tree.leaves()
-        if includes_conditional or leaf_task.status != CONDITIONAL
+        if includes_conditional or leaf_task.status != CONDITIONAL_STATUS
     ]
 
-    def schedule_with(select_seconds: Callable[[Estimate], Any]) -> tuple[float, dict[str, Span]]:
+    def schedule_with(
+        select_seconds: Callable[[Estimate], Any],
+    ) -> tuple[float, dict[str, TimeSpan]]:
         return schedule(
             task_tree,
             {
@@ -414,10 +434,10 @@ def total(
     low, _ = schedule_with(lambda estimate: estimate.low)
     high, _ = schedule_with(lambda estimate: estimate.high)
 
-    return Total(
+    return TotalEstimate(
         seconds + overhead_seconds,
         low + overhead_seconds,
         high + overhead_seconds,
-        critical_path(spans),
+        find_critical_path(spans),
         spans,
     )

@@ -8,7 +8,7 @@ from rekindle import project
 from rekindle.blocks.manifest.repository import GitError, open_repository
 from rekindle.errors import ConfigError
 
-PARTIAL_CLONE = re.compile(r"unable to read|missing blob|could not fetch")
+PARTIAL_CLONE_ERROR = re.compile(r"unable to read|missing blob|could not fetch")
 
 
 def find_commit(git_revision: str) -> str:
@@ -18,7 +18,7 @@ def find_commit(git_revision: str) -> str:
         return ""
 
     try:
-        with open_repository(project.root()) as repository:
+        with open_repository(project.current_root()) as repository:
             if repository:
                 return repository.find_commit(git_revision)
             return ""
@@ -30,7 +30,7 @@ def check_out(commit_sha: str, target_folder: Path) -> Path:
     """Write the files of a commit to `target_folder`; return the folder of the project in it.
     Raises ConfigError."""
     target_folder.mkdir()
-    project_root = project.root()
+    project_root = project.current_root()
 
     try:
         with open_repository(project_root) as repository:
@@ -40,11 +40,11 @@ def check_out(commit_sha: str, target_folder: Path) -> Path:
                     " the project."
                 )
 
-            repository.check_out(commit_sha, target_folder)
+            repository.check_out_commit(commit_sha, target_folder)
             inner_path = project_root.relative_to(repository.top)
     except GitError as error:
         error_remedy = ""
-        if PARTIAL_CLONE.search(str(error)):
+        if PARTIAL_CLONE_ERROR.search(str(error)):
             error_remedy = (
                 ". A partial clone gets the missing files by `git fetch --refetch --no-filter`."
             )

@@ -7,17 +7,17 @@ from typing import Any
 from rekindle.content.dataset_record import DATASET
 from rekindle.documents import MODEL_FILE, ModelFile, read_object
 from rekindle.errors import RekindleError
-from rekindle.release.origin import Curve, Origin, read_curve
+from rekindle.release.origin import LossCurve, Origin, read_curve
 from rekindle.storage import Store
 
 # entries of model.json on which the weights depend
-SETTING_ENTRIES = ("workload", "family", "start", "model", "train")
+SETTING_NAMES = ("workload", "family", "start", "model", "train")
 # entries of a fingerprint that are derived from the settings and the dataset's digest
-DERIVED_ENTRIES = ("config", "data")
+DERIVED_NAMES = ("config", "data")
 
 
 @dataclass(frozen=True)
-class Model:
+class TrainedModel:
     """A model that the run has trained. `prefix`: key prefix of its files; `description`: its
     model.json."""
 
@@ -41,44 +41,48 @@ class Comparison:
 def compare(origin: Origin, object_store: Store, run_name: str) -> Comparison:
     """Compare the release with the models of `run_name`. Raises RekindleError if the run has
     trained no model."""
-    trained_models = list(_models(object_store, run_name))
+    trained_models = list(_list_models(object_store, run_name))
     if not trained_models:
         raise RekindleError(
             f"the run {run_name} has not stored a model, so nothing can be compared."
         )
 
     trained_model = max(
-        trained_models, key=lambda trained_model: _similarity(origin, trained_model)
+        trained_models, key=lambda trained_model: _rank_similarity(origin, trained_model)
     )
     sha256 = trained_model.description.sha256
     if sha256 == origin.sha256:
-        return Comparison(sha256, _state_difference(origin, object_store, run_name))
+        return Comparison(sha256, _describe_state_difference(origin, object_store, run_name))
 
-    differences = _settings_differences(origin.model.as_json(), trained_model.description.as_json())
-    loss_difference = curve_difference(origin.curve, read_curve(object_store, trained_model.prefix))
+    differences = _list_settings_differences(
+        origin.model.as_json(), trained_model.description.as_json()
+    )
+    loss_difference = describe_curve_difference(
+        origin.curve, read_curve(object_store, trained_model.prefix)
+    )
     return Comparison(sha256, next(differences, loss_difference))
 
 
-def _models(object_store: Store, run_name: str) -> Iterator[Model]:
+def _list_models(object_store: Store, run_name: str) -> Iterator[TrainedModel]:
     for object_entry in object_store.list(f"{run_name}/"):
         key_prefix, _, file_name = object_entry.key.rpartition("/")
         if file_name == MODEL_FILE:
             model_description = read_object(ModelFile, object_store, object_entry.key)
             if not model_description.paused:
-                yield Model(f"{key_prefix}/", model_description)
+                yield TrainedModel(f"{key_prefix}/", model_description)
 
 
-def _similarity(origin: Origin, trained_model: Model) -> tuple[bool, int]:
+def _rank_similarity(origin: Origin, trained_model: TrainedModel) -> tuple[bool, int]:
     """Return a sort key for the similarity of a model to the release, because a run may train
     several models."""
-    compared_names = ("digest", *SETTING_ENTRIES)
+    compared_names = ("digest", *SETTING_NAMES)
     expected_model = origin.model.as_json()
     actual_model = trained_model.description.as_json()
     equal_count = sum(expected_model.get(name) == actual_model.get(name) for name in compared_names)
     return trained_model.description.sha256 == origin.sha256, equal_count
 
 
-def _settings_differences(
+def _list_settings_differences(
     expected_model: Mapping[str, Any], actual_model: Mapping[str, Any]
 ) -> Iterator[str]:
     """Yield the differences of the dataset, then of the settings, then of the machine."""
@@ -90,33 +94,33 @@ def _settings_differences(
             " `prepare` made another dataset"
         )
 
-    for setting_name in SETTING_ENTRIES:
-        yield from _value_differences(
+    for setting_name in SETTING_NAMES:
+        yield from _list_value_differences(
             setting_name, expected_model.get(setting_name), actual_model.get(setting_name)
         )
 
     expected_facts = expected_model.get("fingerprint", {})
     actual_facts = actual_model.get("fingerprint", {})
     for setting_name in sorted(expected_facts.keys() | actual_facts.keys()):
-        if setting_name not in DERIVED_ENTRIES:
-            yield from _value_differences(
+        if setting_name not in DERIVED_NAMES:
+            yield from _list_value_differences(
                 setting_name, expected_facts.get(setting_name), actual_facts.get(setting_name)
             )
 
 
-def _value_differences(
+def _list_value_differences(
     setting_name: str, expected_value: object, actual_value: object
 ) -> Iterator[str]:
     if isinstance(expected_value, Mapping) and isinstance(actual_value, Mapping):
         for key in sorted(expected_value.keys() | actual_value.keys()):
-            yield from _value_differences(
+            yield from _list_value_differences(
                 f"{setting_name}.{key}", expected_value.get(key), actual_value.get(key)
             )
     elif expected_value != actual_value:
         yield f"{setting_name} is {actual_value!r}, and {expected_value!r} in the release"
 
 
-def curve_difference(expected_curve: Curve, actual_curve: Curve) -> str:
+def describe_curve_difference(expected_curve: LossCurve, actual_curve: LossCurve) -> str:
     """Return the first step whose loss differs, as a sentence."""
     common_steps = sorted(expected_curve.keys() & actual_curve.keys())
     for step_number in common_steps:
@@ -134,7 +138,7 @@ def curve_difference(expected_curve: Curve, actual_curve: Curve) -> str:
     )
 
 
-def _state_difference(origin: Origin, object_store: Store, run_name: str) -> str:
+def _describe_state_difference(origin: Origin, object_store: Store, run_name: str) -> str:
     """Return a sentence that names the files of the serving state that differ; "" if all are
     equal."""
     from hashlib import sha256

@@ -10,14 +10,14 @@ from pathlib import Path
 from typing import Any
 
 from argolocal.common.json_text import to_json
-from argolocal.common.processes import python_command
-from argolocal.common.wording import first_names, one_line, visible
+from argolocal.common.processes import make_python_command
+from argolocal.common.wording import escape_control_chars, escape_to_one_line, join_first_names
 from rekindle.blocks.manifest import provenance
 from rekindle.cache import code
 from rekindle.cache.key import data_digest_or_empty
 from rekindle.errors import ConfigError, RekindleError
 from rekindle.operations.reproduce.checkout import find_commit
-from rekindle.operations.reproduce.comparison import DERIVED_ENTRIES
+from rekindle.operations.reproduce.comparison import DERIVED_NAMES
 from rekindle.release.origin import Origin
 from rekindle.training.spec import TrainConfig
 from rekindle.workload import POD_PRIVATE
@@ -38,10 +38,10 @@ class Finding:
     def __str__(self) -> str:
         # the subject and the text may contain values of origin.json, which may have line breaks or
         # control characters
-        summary_line = one_line(f"{self.subject}: {self.text}")
+        summary_line = escape_to_one_line(f"{self.subject}: {self.text}")
         finding_message = f"{'error' if self.fatal else 'warning':9}{summary_line}"
         if self.diff:
-            return f"{finding_message}\n{visible(self.diff)}"
+            return f"{finding_message}\n{escape_control_chars(self.diff)}"
         return finding_message
 
     def as_json(self) -> dict[str, Any]:
@@ -49,7 +49,7 @@ class Finding:
         return {"subject": self.subject, "text": text, "fatal": self.fatal}
 
 
-class Commit:
+class ReleaseCommit:
     """The commit to check out: the commit of the release, unless the user gives another
     revision."""
 
@@ -85,7 +85,9 @@ class Commit:
             )
 
 
-def code_findings(origin: Origin, commit: Commit, project_folder: Path) -> Iterator[Finding]:
+def find_code_differences(
+    origin: Origin, commit: ReleaseCommit, project_folder: Path
+) -> Iterator[Finding]:
     """Compare the code of the release with the files of the commit, and with the installed packages
     of Rekindle."""
     recorded_digests = origin.run.code
@@ -102,8 +104,8 @@ def code_findings(origin: Origin, commit: Commit, project_folder: Path) -> Itera
     if project_modules:
         yield Finding(
             "code",
-            f"{first_names(project_modules, MAX_NAMES)}: commit {commit.sha[:12]} has other code"
-            " than the release",
+            f"{join_first_names(project_modules, MAX_NAMES)}: commit {commit.sha[:12]} has other"
+            " code than the release",
             True,
         )
     elif commit.is_dirty and commit.sha == commit.recorded_sha:
@@ -114,11 +116,11 @@ def code_findings(origin: Origin, commit: Commit, project_folder: Path) -> Itera
         yield Finding("commit", finding_text)
 
     if rekindle_modules:
-        differing_modules = first_names(rekindle_modules, MAX_NAMES)
+        differing_modules = join_first_names(rekindle_modules, MAX_NAMES)
         yield Finding("code", f"Rekindle itself differs from the release, in {differing_modules}")
 
 
-def environment_findings(origin: Origin) -> Iterator[Finding]:
+def find_environment_differences(origin: Origin) -> Iterator[Finding]:
     """Compare the Python version, packages, lock file and image of the release with this
     environment."""
     recorded_python = origin.run.python
@@ -156,7 +158,7 @@ def environment_findings(origin: Origin) -> Iterator[Finding]:
         install_advice = "install the lock file of the commit to have the same packages"
         yield Finding(
             "packages",
-            f"{first_names(package_changes, MAX_NAMES)} (release → here): {install_advice}",
+            f"{join_first_names(package_changes, MAX_NAMES)} (release → here): {install_advice}",
         )
 
     image_name = origin.provenance.get("image", "host")
@@ -169,7 +171,7 @@ def environment_findings(origin: Origin) -> Iterator[Finding]:
         yield Finding("image", finding_text)
 
 
-def machine_findings(origin: Origin) -> Iterator[Finding]:
+def find_machine_differences(origin: Origin) -> Iterator[Finding]:
     """If Rekindle trained the model, compare the torch, device and processor of the training with
     this machine."""
     released_model = origin.model
@@ -185,7 +187,7 @@ def machine_findings(origin: Origin) -> Iterator[Finding]:
     spec_json = to_json(
         [released_model.workload, released_model.model, train_settings, released_model.family]
     )
-    command = python_command("-m", "rekindle.operations.reproduce.machine_facts", spec_json)
+    command = make_python_command("-m", "rekindle.operations.reproduce.machine_facts", spec_json)
     facts_process = subprocess.run(
         command, capture_output=True, text=True, stdin=subprocess.DEVNULL
     )
@@ -198,7 +200,7 @@ def machine_findings(origin: Origin) -> Iterator[Finding]:
 
     current_facts = json.loads(facts_process.stdout.splitlines()[-1])
     for setting_name, value in recorded_facts.items():
-        if setting_name not in DERIVED_ENTRIES and current_facts.get(setting_name) != value:
+        if setting_name not in DERIVED_NAMES and current_facts.get(setting_name) != value:
             finding_text = (
                 f"the release was trained with {value}, here it is"
                 f" {current_facts.get(setting_name)}"
@@ -206,7 +208,7 @@ def machine_findings(origin: Origin) -> Iterator[Finding]:
             yield Finding(setting_name, finding_text, True)
 
 
-class Data:
+class RawData:
     """The raw data of the release: its current place, and whether its content is unchanged.
 
     The project may have moved since the release, so the last parts of the recorded path are also
@@ -233,7 +235,7 @@ class Data:
             ]
 
         digests_by_place = {
-            candidate_place: _digest_or_empty(candidate_place)
+            candidate_place: _compute_digest(candidate_place)
             for candidate_place in [*candidate_places, chosen_source]
         }
         return {
@@ -289,14 +291,14 @@ class Data:
                 f" {self.recorded_digest}: {data_remedy}",
                 True,
             )
-        elif self._is_private():
+        elif self._is_in_private_folder():
             finding_text = (
                 f"{self.source}: each step has its own /tmp and cannot access it: copy it, and use"
                 " --data"
             )
             yield Finding("data", finding_text, True)
 
-    def _is_private(self) -> bool:
+    def _is_in_private_folder(self) -> bool:
         """Return True if the data is in a folder that the pods of steps cannot see."""
         source_path = Path(self.source)
         return source_path.is_relative_to(POD_PRIVATE) and not source_path.is_relative_to(
@@ -304,7 +306,7 @@ class Data:
         )
 
 
-def _digest_or_empty(data_uri: str) -> str:
+def _compute_digest(data_uri: str) -> str:
     try:
         return data_digest_or_empty(data_uri)
     except RekindleError:

@@ -26,32 +26,32 @@ from rekindle.keys import ORIGIN
 from rekindle.kubernetes_names import (
     CONFIG_MAP,
     MLFLOW_TRACKING_URI,
-    PROGRAM,
-    PROGRAM_IN_JOB,
+    PROGRAM_IN_JOB_MODULES,
+    PROGRAM_MODULES,
     STORE_SECRET,
 )
 from rekindle.local.cluster import LocalCluster
-from rekindle.names import parse_s3_address, show
+from rekindle.names import format_untrusted, parse_s3_address
 from rekindle.operations.reproduce import known_differences as checks
 from rekindle.operations.reproduce.checkout import check_out
 from rekindle.operations.reproduce.comparison import Comparison, compare
 from rekindle.operations.reproduce.known_differences import Finding
 from rekindle.operations.reproduce.suspended_values import (
-    recorded_values,
+    find_missing_values,
+    read_recorded_values,
     resume_at_once,
-    suspended_findings,
 )
-from rekindle.operations.reproduce.workspace import Workspace, temporary_workspace
+from rekindle.operations.reproduce.workspace import Workspace, create_temporary_workspace
 from rekindle.release.origin import Origin, read
 from rekindle.storage import Store
 from rekindle.training.cost.tariff import TRIAL_STEP
 
 MAX_DIFF_LINES = 60
-PROGRAMS = (PROGRAM, PROGRAM_IN_JOB)
+PROGRAM_MODULES = (PROGRAM_MODULES, PROGRAM_IN_JOB_MODULES)
 
 
 @dataclass(frozen=True)
-class Request:
+class ReproductionRequest:
     """The arguments of the command. `version`: empty for the champion."""
 
     model: str
@@ -64,7 +64,7 @@ class Request:
 
 
 @dataclass
-class Result:
+class ReproductionResult:
     """The outcome. `comparison` is None if nothing was trained."""
 
     origin: Origin
@@ -91,8 +91,8 @@ class Result:
 
 
 def reproduce(
-    home_folder: Path, reproduction_request: Request, log_line: Callable[[str], None]
-) -> Result:
+    home_folder: Path, reproduction_request: ReproductionRequest, log_line: Callable[[str], None]
+) -> ReproductionResult:
     """Train the model of a release again, and compare the weights; report findings to `log_line`
     before the training.
 
@@ -111,12 +111,12 @@ def reproduce(
     os.environ.update(local_cluster.configmap(CONFIG_MAP) | local_cluster.secret(STORE_SECRET))
     object_store = Store.from_env()
     origin = read(object_store, reproduction_request.model, reproduction_request.version)
-    release_commit = checks.Commit(origin, reproduction_request.commit)
+    release_commit = checks.ReleaseCommit(origin, reproduction_request.commit)
 
-    with temporary_workspace() as workspace:
-        reproduction_result = Result(origin, release_commit.sha)
+    with create_temporary_workspace() as workspace:
+        reproduction_result = ReproductionResult(origin, release_commit.sha)
         project_folder = check_out(release_commit.sha, workspace.checkout)
-        raw_data = checks.Data(origin, reproduction_request.data, project_folder)
+        raw_data = checks.RawData(origin, reproduction_request.data, project_folder)
         log_line(
             f"{origin.name} version {origin.version}, commit {release_commit.sha}, data"
             f" {raw_data.description}"
@@ -128,29 +128,29 @@ def reproduce(
                 log_line(str(finding))
 
         report(release_commit.findings())
-        report(checks.code_findings(origin, release_commit, project_folder))
+        report(checks.find_code_differences(origin, release_commit, project_folder))
         report(raw_data.findings())
-        report(checks.environment_findings(origin))
-        report(checks.machine_findings(origin))
+        report(checks.find_environment_differences(origin))
+        report(checks.find_machine_differences(origin))
 
-        run_inputs = Inputs(origin, object_store, raw_data.source)
+        run_inputs = RunInputs(origin, object_store, raw_data.source)
         report(run_inputs.findings())
 
-        rendered_manifest = render(workspace, project_folder, origin.whole_config)
+        rendered_manifest = render_manifest(workspace, project_folder, origin.whole_config)
         reject_unrecorded_program(origin, rendered_manifest)
-        report(manifest_findings(origin, rendered_manifest))
+        report(find_manifest_differences(origin, rendered_manifest))
 
-        recorded_step_values = recorded_values(local_cluster.home, origin)
+        recorded_step_values = read_recorded_values(local_cluster.home, origin)
         report(
-            suspended_findings(
+            find_missing_values(
                 rendered_manifest,
-                run_parameters(origin),
+                make_run_parameters(origin),
                 reproduction_request.values,
                 recorded_step_values,
             )
         )
 
-        report(program_findings(origin))
+        report(list_program_findings(origin))
 
         if reproduction_request.check_only or (
             reproduction_result.fatal and not reproduction_request.ignore_errors
@@ -169,7 +169,7 @@ def reproduce(
     return reproduction_result
 
 
-class Inputs:
+class RunInputs:
     """The releases and objects that the run reads, in addition to files of the project."""
 
     def __init__(self, origin: Origin, object_store: Store, data_source: str) -> None:
@@ -209,7 +209,7 @@ class Inputs:
             workspace.add_champion(self.store, release, model_name)
 
 
-def render(
+def render_manifest(
     workspace: Workspace,
     project_folder: Path,
     pipeline_config: Mapping[str, Any],
@@ -230,13 +230,13 @@ def render(
         ) from error
 
 
-def manifest_findings(origin: Origin, manifest: Manifest) -> Iterator[Finding]:
+def find_manifest_differences(origin: Origin, manifest: Manifest) -> Iterator[Finding]:
     """Compare the rendered manifest with the manifest of the release."""
     if manifest_sha256(manifest) == origin.provenance.get("manifest_hash"):
         return
 
     manifest_lines = [
-        to_yaml(_without_provenance(compared_manifest)).splitlines()
+        to_yaml(_remove_provenance(compared_manifest)).splitlines()
         for compared_manifest in (origin.run.manifest, manifest)
     ]
     diff_lines = list(
@@ -249,7 +249,7 @@ def manifest_findings(origin: Origin, manifest: Manifest) -> Iterator[Finding]:
     yield Finding("manifest", finding_text, diff="\n".join(diff_lines))
 
 
-def program_findings(origin: Origin) -> Iterator[Finding]:
+def list_program_findings(origin: Origin) -> Iterator[Finding]:
     """Report that the result of a program is not compared."""
     if origin.is_of_program:
         yield Finding(
@@ -270,7 +270,9 @@ def reject_unrecorded_program(origin: Origin, manifest: Manifest) -> None:
         return
 
     manifest_text = to_json(manifest)
-    has_program_job = any(program_modules.launcher in manifest_text for program_modules in PROGRAMS)
+    has_program_job = any(
+        program_modules.launcher in manifest_text for program_modules in PROGRAM_MODULES
+    )
     if origin.whole_config.get("program") is None and not has_program_job:
         return
 
@@ -282,7 +284,7 @@ def reject_unrecorded_program(origin: Origin, manifest: Manifest) -> None:
     )
 
 
-def _without_provenance(manifest: Manifest) -> Manifest:
+def _remove_provenance(manifest: Manifest) -> Manifest:
     manifest_spec = json.loads(to_json(manifest["spec"]))
     for parameter in manifest_spec.get("arguments", {}).get("parameters", []):
         if parameter["name"] in PROVENANCE_PARAMETERS:
@@ -303,11 +305,13 @@ def run_pipeline(
 
     `step_values`: outputs of suspended steps.
     """
-    setting_overrides = [f"serve.port={_free_port()}", "notify.format=off"]
+    setting_overrides = [f"serve.port={_find_free_port()}", "notify.format=off"]
     if data_source != origin.config.data.source:
         setting_overrides.append(f"data.source={data_source}")
 
-    manifest = render(workspace, project_folder, training_config(origin), *setting_overrides)
+    manifest = render_manifest(
+        workspace, project_folder, make_training_config(origin), *setting_overrides
+    )
     resume_at_once(manifest, step_values)
     workspace.use_images(origin.config, manifest, user_home)
 
@@ -315,7 +319,7 @@ def run_pipeline(
     manifest_file.write_text(to_json(manifest))
     parameter_flags = [
         f"-p{parameter_name}={parameter_value}"
-        for parameter_name, parameter_value in run_parameters(origin).items()
+        for parameter_name, parameter_value in make_run_parameters(origin).items()
     ]
     command_output = workspace.rekindle(
         project_folder,
@@ -331,7 +335,7 @@ def run_pipeline(
     return json.loads(command_output)["workflow"]
 
 
-def training_config(origin: Origin) -> dict[str, Any]:
+def make_training_config(origin: Origin) -> dict[str, Any]:
     """Return the config that trains the model of the release; for a sweep, it trains only the
     released trial.
 
@@ -342,7 +346,9 @@ def training_config(origin: Origin) -> dict[str, Any]:
         return pipeline_config
 
     search_space = {
-        section_name: {key: [_released_setting(origin, section_name, key)] for key in section_keys}
+        section_name: {
+            key: [_read_released_setting(origin, section_name, key)] for key in section_keys
+        }
         for section_name, section_keys in origin.config.sweep.space.items()
     }
     return pipeline_config | {
@@ -351,7 +357,7 @@ def training_config(origin: Origin) -> dict[str, Any]:
     }
 
 
-def _released_setting(origin: Origin, section_name: str, key: str) -> Any:
+def _read_released_setting(origin: Origin, section_name: str, key: str) -> Any:
     """Return the value that the released trial of a sweep has for a setting. Raises ConfigError."""
     section_settings = {"model": origin.model.model, "train": origin.model.train}.get(
         section_name, {}
@@ -359,13 +365,13 @@ def _released_setting(origin: Origin, section_name: str, key: str) -> Any:
     if key not in section_settings:
         raise ConfigError(
             f"version {origin.version} of {origin.name} cannot be reproduced: its model.json lacks"
-            f" {show(section_name)}, {show(key)}, which the sweep searched. Train and release"
+            f" {format_untrusted(section_name)}, {format_untrusted(key)}, which the sweep searched. Train and release"
             " again."
         )
     return section_settings[key]
 
 
-def run_parameters(origin: Origin) -> dict[str, str]:
+def make_run_parameters(origin: Origin) -> dict[str, str]:
     """Return the workflow parameters of the run that made the release, with `backfill` set to true,
     so that the new run releases nothing.
 
@@ -383,6 +389,6 @@ def run_parameters(origin: Origin) -> dict[str, str]:
     return parameter_values | {BACKFILL: "true"}
 
 
-def _free_port() -> int:
+def _find_free_port() -> int:
     with socket.create_server(("127.0.0.1", 0)) as server_socket:
         return server_socket.getsockname()[1]

@@ -7,19 +7,19 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from argolocal.manifest.resolve import all_templates
+from argolocal.manifest.resolve import list_templates
 from argolocal.state.journal import RunFiles
 from rekindle import tracking
 from rekindle.blocks.pod_settings import Manifest
-from rekindle.errors import ConfigError, TrackingError, did_you_mean
-from rekindle.operations.plan.tasks import RUNS, SKIPPED, Tree
+from rekindle.errors import ConfigError, TrackingError, suggest_similar
+from rekindle.operations.plan.tasks import RUNS_STATUS, SKIPPED_STATUS, TaskTree
 from rekindle.operations.reproduce.known_differences import Finding
 from rekindle.release.origin import Origin
 
-Values = Mapping[str, str]
+ValuesByName = Mapping[str, str]
 
 
-def recorded_values(home_folder: Path, origin: Origin) -> dict[str, str]:
+def read_recorded_values(home_folder: Path, origin: Origin) -> dict[str, str]:
     """Return the values in the run of the release, if the run is in `home_folder`; a name with
     several values is left out."""
     run_name = ""
@@ -44,11 +44,11 @@ def recorded_values(home_folder: Path, origin: Origin) -> dict[str, str]:
     }
 
 
-def suspended_findings(
+def find_missing_values(
     manifest: Manifest,
-    workflow_parameters: Values,
-    given_values: Values,
-    recorded_step_values: Values,
+    workflow_parameters: ValuesByName,
+    given_values: ValuesByName,
+    recorded_step_values: ValuesByName,
 ) -> Iterator[Finding]:
     """Yield a finding for each value of a suspended step that neither the user has given nor the
     run of the release has recorded.
@@ -67,24 +67,24 @@ def suspended_findings(
         for parameter in declared_parameters
     ]
 
-    task_tree = Tree(
+    task_tree = TaskTree(
         manifest | {"spec": manifest["spec"] | {"arguments": {"parameters": parameter_values}}}
     )
     suspended_tasks = [
         suspended_task
         for suspended_task in task_tree.leaves()
-        if "suspend" in suspended_task.template and suspended_task.status != SKIPPED
+        if "suspend" in suspended_task.template and suspended_task.status != SKIPPED_STATUS
     ]
     outputs_by_name = {
         output_name: (suspended_task, default_value)
         for suspended_task in suspended_tasks
-        for output_name, default_value in _output_defaults(suspended_task.template).items()
+        for output_name, default_value in _read_output_defaults(suspended_task.template).items()
     }
 
     for output_name in given_values.keys() - outputs_by_name.keys():
         raise ConfigError(
             f"-p {output_name}: a suspended step does not have this"
-            f" output.{did_you_mean(output_name, set(outputs_by_name))}"
+            f" output.{suggest_similar(output_name, set(outputs_by_name))}"
         )
 
     for output_name, (suspended_task, default_value) in outputs_by_name.items():
@@ -99,13 +99,13 @@ def suspended_findings(
             finding_text += f", so its default {default_value!r} is used"
         finding_text += f": give the value of the release's run with -p {output_name}=VALUE"
         yield Finding(
-            "value", finding_text, default_value is None and suspended_task.status == RUNS
+            "value", finding_text, default_value is None and suspended_task.status == RUNS_STATUS
         )
 
 
-def resume_at_once(manifest: Manifest, output_values: Values) -> None:
+def resume_at_once(manifest: Manifest, output_values: ValuesByName) -> None:
     """Let the suspended steps of a manifest end at once, with these values as outputs."""
-    for workflow_template, _ in all_templates(manifest["spec"], "spec"):
+    for workflow_template, _ in list_templates(manifest["spec"], "spec"):
         if "suspend" not in workflow_template:
             continue
 
@@ -119,7 +119,7 @@ def resume_at_once(manifest: Manifest, output_values: Values) -> None:
                 }
 
 
-def _output_defaults(template: Mapping[str, Any]) -> dict[str, str | None]:
+def _read_output_defaults(template: Mapping[str, Any]) -> dict[str, str | None]:
     """Map the outputs of a suspend template to their defaults."""
     input_defaults = {
         input_parameter["name"]: input_parameter.get("default")

@@ -19,26 +19,26 @@ import yaml
 
 from argolocal.common import homes
 from argolocal.common.linux import die_with_parent
-from argolocal.common.processes import python_command
-from argolocal.pods.container_images import IMAGES_FILE
-from argolocal.pods.containers import containers_of
+from argolocal.common.processes import make_python_command
+from argolocal.pods.container_images import IMAGES_FILE_NAME
+from argolocal.pods.containers import list_containers
 from rekindle import tracking
 from rekindle.cache.key import find_objects
 from rekindle.errors import RekindleError
 from rekindle.kubernetes_names import MLFLOW_TRACKING_URI, NOTIFY_URL, REKINDLE_CACHE
 from rekindle.local.cluster import LocalCluster
-from rekindle.local.services.services import BUCKET, Services
-from rekindle.operations.results import NOT_RELEASED
-from rekindle.release.origin import Config
+from rekindle.local.services.services import DEFAULT_BUCKET, Services
+from rekindle.operations.results import NOT_RELEASED_EXIT_CODE
+from rekindle.release.origin import RecordedConfig
 from rekindle.storage import Store
 
 # variables that set the user's services, project and config overrides
-REMOVED_PREFIXES = ("REKINDLE_", "S3_", "MLFLOW_", "AWS_")
+REMOVED_VARIABLE_PREFIXES = ("REKINDLE_", "S3_", "MLFLOW_", "AWS_")
 REMOVED_VARIABLES = (NOTIFY_URL, "PYTHONPATH")
 KEPT_VARIABLES = (REKINDLE_CACHE,)  # variables that the commands of the workspace inherit
 # the folder is removed twice, because processes that are just ending may still write to it
 REMOVAL_SCRIPT = 'cat >/dev/null; rm -rf "$1"; sleep 5; rm -rf "$1"'
-SUCCESS_EXIT_CODES = (0, NOT_RELEASED)
+SUCCESS_EXIT_CODES = (0, NOT_RELEASED_EXIT_CODE)
 # packages that the commit contains if the repository is Rekindle's own
 REKINDLE_PACKAGES = ("rekindle", "argolocal")
 
@@ -50,14 +50,15 @@ class Workspace:
         self.folder = workspace_folder
         self.home = workspace_folder / "home"
         self.checkout = workspace_folder / "checkout"
-        self.services = Services(self.home, self._clean_environment())
+        self.services = Services(self.home, self._make_clean_environment())
 
-    def _clean_environment(self) -> dict[str, str]:
+    def _make_clean_environment(self) -> dict[str, str]:
         """Return the environment without the addresses and settings of the user."""
 
         def is_kept(variable_name: str) -> bool:
             is_removed = (
-                variable_name.startswith(REMOVED_PREFIXES) or variable_name in REMOVED_VARIABLES
+                variable_name.startswith(REMOVED_VARIABLE_PREFIXES)
+                or variable_name in REMOVED_VARIABLES
             )
             return variable_name in KEPT_VARIABLES or not is_removed
 
@@ -88,14 +89,16 @@ class Workspace:
         if the command fails.
         """
         environment = (
-            self._clean_environment() | self.commit_variables | {"REKINDLE_HOME": str(self.home)}
+            self._make_clean_environment()
+            | self.commit_variables
+            | {"REKINDLE_HOME": str(self.home)}
         )
         parent_pid = os.getpid()
         summary_lines = list[str]()
 
         with tempfile.TemporaryFile("w+") as output_file:
             rekindle_process = subprocess.Popen(
-                python_command("-m", "rekindle", *command_arguments),
+                make_python_command("-m", "rekindle", *command_arguments),
                 cwd=project_folder,
                 env=environment,
                 stdin=subprocess.DEVNULL,
@@ -125,13 +128,13 @@ class Workspace:
             return output_file.read()
 
     def use_images(
-        self, pipeline_config: Config, manifest: Mapping[str, Any], user_home: Path
+        self, pipeline_config: RecordedConfig, manifest: Mapping[str, Any], user_home: Path
     ) -> None:
         """Copy images.yaml of the user's home, which maps images to interpreters; add the variables
         of the commit."""
-        homes.make(self.home)
+        homes.create_home(self.home)
 
-        images_file = user_home / IMAGES_FILE
+        images_file = user_home / IMAGES_FILE_NAME
         images_table = (
             yaml.safe_load(images_file.read_text()) if images_file.exists() else None
         ) or {}
@@ -140,7 +143,7 @@ class Workspace:
         image_names = {
             container["image"]
             for workflow_template in workflow_templates
-            for _, container in containers_of(workflow_template)
+            for _, container in list_containers(workflow_template)
         }
         # the images of jobs and servers
         cluster_config = pipeline_config.cluster
@@ -158,9 +161,9 @@ class Workspace:
                     self.commit_variables
                 )
 
-        (self.home / IMAGES_FILE).write_text(yaml.safe_dump(images_table))
+        (self.home / IMAGES_FILE_NAME).write_text(yaml.safe_dump(images_table))
 
-    def store(self, bucket_name: str = BUCKET) -> Store:
+    def store(self, bucket_name: str = DEFAULT_BUCKET) -> Store:
         """Return a bucket of the folder's own object store; it is created unless it exists."""
         object_store = Store(
             bucket_name, self.services.url("s3"), *self.services.credentials().values()
@@ -187,7 +190,7 @@ class Workspace:
         self.services.ready()
 
         run_id = tracking.start_run("releases", f"{model_name}-{release.version}")
-        copied_release = tracking.register(
+        copied_release = tracking.register_version(
             model_name, release_prefix, self.store().uri(release_prefix), release.sha256, run_id, {}
         )
         tracking.record_champion(model_name, copied_release.version, "none")
@@ -201,7 +204,7 @@ class Workspace:
 
 
 @contextmanager
-def temporary_workspace() -> Iterator[Workspace]:
+def create_temporary_workspace() -> Iterator[Workspace]:
     """Yield a workspace, and remove it at the end, even if this process is killed."""
     workspace_folder = Path(tempfile.mkdtemp(prefix="rekindle-reproduce-"))
 

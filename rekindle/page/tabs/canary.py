@@ -8,12 +8,12 @@ from typing import Any
 
 from argolocal.common import causes
 from argolocal.page.sources import Run
-from argolocal.view.summary import outputs, timestamp
+from argolocal.view.summary import list_outputs, parse_timestamp
 from rekindle.errors import RekindleError
 from rekindle.page.tabs.charts import LineChart, Point, Series, format_number
 from rekindle.page.tabs.curve_points import CurveReader
 from rekindle.page.tabs.records import Records
-from rekindle.release.serve_config import CHAMPION_CHANGED, PASSED
+from rekindle.release.serve_config import CHAMPION_CHANGED_RESULT, PASSED_RESULT
 
 FIGURES = ("requests", "errors", "median_ms")
 
@@ -99,9 +99,9 @@ class CanaryTab:
 
         config = self._config(run)
         nodes = watch_nodes(run)
-        start = min((timestamp(node["startedAt"]) for node in nodes), default=0.0)
+        start = min((parse_timestamp(node["startedAt"]) for node in nodes), default=0.0)
         steps = [_make_step(node, metrics, start) for node in nodes]
-        inputs = outputs({"outputs": nodes[-1].get("inputs")}) if nodes else {}
+        inputs = list_outputs({"outputs": nodes[-1].get("inputs")}) if nodes else {}
         planned = [share for share in config.get("steps") or [] if isinstance(share, int)]
         limits = {
             "minimum of requests": str(config.get("requests", "")),
@@ -126,7 +126,7 @@ def watch_nodes(run: Run) -> list[Mapping[str, Any]]:
     for node in list((run.status.get("nodes") or {}).values()):
         if node.get("type") != "Pod" or not node.get("startedAt"):
             continue
-        inputs = outputs({"outputs": node.get("inputs")})
+        inputs = list_outputs({"outputs": node.get("inputs")})
         if {"percent", "rule", "former"} <= inputs.keys():
             nodes.append(node)
     return sorted(nodes, key=lambda node: node["startedAt"])
@@ -135,10 +135,10 @@ def watch_nodes(run: Run) -> list[Mapping[str, Any]]:
 def _make_step(
     node: Mapping[str, Any], metrics: Mapping[str, list[Point]], start: float
 ) -> CanaryStep:
-    inputs = outputs({"outputs": node.get("inputs")})
+    inputs = list_outputs({"outputs": node.get("inputs")})
     text = inputs.get("percent", "0")
     percent = int(text) if text.isdecimal() and len(text) < 4 else 0
-    began = timestamp(node["startedAt"])
+    began = parse_timestamp(node["startedAt"])
     end = node.get("finishedAt")
 
     def figure(name: str) -> float | None:
@@ -154,8 +154,8 @@ def _make_step(
         (node.get("phase") or "Pending").lower(),
         node["startedAt"],
         round(began - start, 3),
-        round(timestamp(end) - began, 3) if end else None,
-        outputs(node).get("canary", ""),
+        round(parse_timestamp(end) - began, 3) if end else None,
+        list_outputs(node).get("canary", ""),
         candidate,
         champion,
         figure("score_shift"),
@@ -178,10 +178,10 @@ def describe(steps: list[CanaryStep], inputs: Mapping[str, str], has_started: bo
         if last.state in ("running", "pending"):
             return f"{version.capitalize()} gets {last.percent} % of the requests now."
         return f"The comparison at {last.percent} % of the requests has {last.state}."
-    if last.outcome == PASSED:
+    if last.outcome == PASSED_RESULT:
         share = f"{last.percent} % of the requests"
         return f"{version.capitalize()} passed at all shares, at last {share}."
-    if last.outcome == CHAMPION_CHANGED:
+    if last.outcome == CHAMPION_CHANGED_RESULT:
         return f"The canary of {version} ended, because another version became the champion."
     reason = causes.extract_cause(last.outcome.partition(": ")[2])
     return f"{version.capitalize()} was rolled back: {reason}."

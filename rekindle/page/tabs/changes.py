@@ -5,9 +5,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from argolocal.common.json_text import to_json
-from argolocal.common.wording import cut, format_duration
+from argolocal.common.wording import format_duration, truncate
 from argolocal.page.sources import Run
-from argolocal.view.summary import timestamp
+from argolocal.view.summary import parse_timestamp
 from rekindle import project, tracking
 from rekindle.blocks.manifest.provenance import RESERVED_PARAMETERS
 from rekindle.blocks.manifest.repository import GitError, open_repository
@@ -192,7 +192,7 @@ def _show(value: str) -> str:
     if len(value) >= 40 and all(c in "0123456789abcdef" for c in value.removesuffix(DIRTY)):
         has_changes = value.endswith(DIRTY)
         return value[:12] + (" with uncommitted changes" if has_changes else "")
-    return cut(value, MAX_VALUE_LENGTH) or MISSING
+    return truncate(value, MAX_VALUE_LENGTH) or MISSING
 
 
 def describe(changes: list[Change], earlier: str) -> str:
@@ -225,10 +225,10 @@ def compare_results(earlier: Run, run: Run) -> Iterator[Change]:
 
 
 def _results(run: Run) -> dict[str, str]:
-    values = results.parameters(run.status)
+    values = results.read_parameters(run.status)
     facts = {"state": run.phase.lower(), "verdict": values.get("verdict", "")}
-    for row in results.verdicts(run.status):
-        prefix = "" if len(results.verdicts(run.status)) == 1 else f"{row['task']} "
+    for row in results.list_verdicts(run.status):
+        prefix = "" if len(results.list_verdicts(run.status)) == 1 else f"{row['task']} "
         facts |= {
             f"{prefix}{name}": format_number(value)
             for name, value in row["metrics"].items()
@@ -237,7 +237,7 @@ def _results(run: Run) -> dict[str, str]:
     start = run.status.get("startedAt")
     end = run.status.get("finishedAt")
     if start and end:
-        facts["duration"] = format_duration(timestamp(end) - timestamp(start))
+        facts["duration"] = format_duration(parse_timestamp(end) - parse_timestamp(start))
     return {name: value for name, value in facts.items() if value}
 
 
@@ -249,7 +249,7 @@ def list_commits(previous: str, now: str) -> list[Commit]:
         return []
 
     try:
-        with open_repository(project.root()) as repository:
+        with open_repository(project.current_root()) as repository:
             if repository is None or not all(map(repository.find_commit, shas)):
                 return []
             text = repository.git(

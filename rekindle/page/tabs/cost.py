@@ -6,16 +6,16 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from argolocal.page.sources import Run
-from argolocal.view.summary import timestamp
+from argolocal.view.summary import parse_timestamp
 from rekindle.errors import RekindleError
 from rekindle.page.tabs.records import LedgerTab
 from rekindle.training.cost import jobs, pod_requests
-from rekindle.training.cost.pod_requests import Pod, Replicas
+from rekindle.training.cost.pod_requests import PodReplicas, PodRequests
 from rekindle.training.cost.tariff import find_training_pods
 
 if TYPE_CHECKING:
     from rekindle.training.cost.prices import Prices
-    from rekindle.view.explain import Costs
+    from rekindle.view.explain import RunCosts
 
 HOUR_S = 3600.0
 
@@ -102,12 +102,12 @@ class CostTab(LedgerTab):
     content = RunCost
 
     def build(self, run: Run, query: Mapping[str, str]) -> RunCost:
-        from rekindle.view.explain import Costs
+        from rekindle.view.explain import RunCosts
 
         if not self.is_shown(run):
             return RunCost("This run trains nothing.", "", None, [], {}, [], 0.0)
 
-        costs = Costs(run.name, run.manifest, run.status)
+        costs = RunCosts(run.name, run.manifest, run.status)
         problem = ""
         reports: dict[str, dict[str, Any]] = {}
         workers: dict[str, dict[str, float]] = {}
@@ -140,7 +140,7 @@ class CostTab(LedgerTab):
         )
 
     def _training(
-        self, run: Run, task: str, costs: "Costs"
+        self, run: Run, task: str, costs: "RunCosts"
     ) -> tuple[dict[str, Any], dict[str, float]]:
         """Return the cost of a training with sentences about it, and the seconds of its workers."""
         from rekindle.training.cost.bill import compute_bill, describe_bill
@@ -170,11 +170,11 @@ def rank_tasks(run_cost: Mapping[str, Any]) -> list[TaskCost]:
     ]
 
 
-def list_step_pods(run: Run, costs: "Costs") -> Iterator[PodRow]:
+def list_step_pods(run: Run, costs: "RunCosts") -> Iterator[PodRow]:
     """Yield the pods of the steps, and of the jobs of other frameworks, by task."""
     templates = jobs.collect_templates(run.status, costs.manifest)
     # all attempts and loop items of a task request the same resources
-    rows: dict[str, tuple[Pod, int, float]] = {}
+    rows: dict[str, tuple[PodRequests, int, float]] = {}
     for node in list((run.status.get("nodes") or {}).values()):
         template = jobs.find_template(node, templates)
         if node.get("type") != "Pod" or not template or not node.get("startedAt"):
@@ -182,13 +182,15 @@ def list_step_pods(run: Run, costs: "Costs") -> Iterator[PodRow]:
         pod = pod_requests.read_template_pod(template)
         if not pod:
             continue
-        seconds = max(0.0, jobs.find_end_time(node, run.status) - timestamp(node["startedAt"]))
+        seconds = max(
+            0.0, jobs.find_end_time(node, run.status) - parse_timestamp(node["startedAt"])
+        )
         path = jobs.parse_task_path(node)
         _, count, earlier_seconds = rows.get(path, (pod, 0, 0.0))
         rows[path] = pod, count + 1, earlier_seconds + seconds
 
     for task, (pod, count, seconds) in rows.items():
-        yield _make_row(task, Replicas("", count, pod), seconds, costs.prices)
+        yield _make_row(task, PodReplicas("", count, pod), seconds, costs.prices)
 
     for job in costs.jobs:
         for replicas in job.replicas:
@@ -210,7 +212,7 @@ def summarize_use(usage: Mapping[str, Mapping[str, float]]) -> Use | None:
     return Use(
         mean("cpu_cores_mean"),
         max(pod.get("cpu_cores_max", 0.0) for pod in pods),
-        round(max(pod.get("memory_bytes_max", 0.0) for pod in pods) / pod_requests.GIB, 3),
+        round(max(pod.get("memory_bytes_max", 0.0) for pod in pods) / pod_requests.GIB_BYTES, 3),
         mean("gpu_percent_mean") if has_gpus else None,
     )
 
@@ -218,7 +220,7 @@ def summarize_use(usage: Mapping[str, Mapping[str, float]]) -> Use | None:
 def list_workers(
     workers: Mapping[str, Mapping[str, float]],
     uses: Mapping[str, Use | None],
-    costs: "Costs",
+    costs: "RunCosts",
 ) -> Iterator[PodRow]:
     """Yield the worker pods of each training. `workers`: running time of each worker in seconds, by
     task."""
@@ -226,12 +228,12 @@ def list_workers(
         pods, _ = find_training_pods(costs.manifest, task)
         if pods and seconds:
             # use the pod of the last role, as Tariff does for unknown roles
-            replicas = Replicas("worker", len(seconds), [*pods.values()][-1])
+            replicas = PodReplicas("worker", len(seconds), [*pods.values()][-1])
             row = _make_row(task, replicas, sum(seconds.values()), costs.prices)
             yield replace(row, use=uses.get(task))
 
 
-def _make_row(task: str, replicas: Replicas, seconds: float, prices: "Prices | None") -> PodRow:
+def _make_row(task: str, replicas: PodReplicas, seconds: float, prices: "Prices | None") -> PodRow:
     pod = replicas.pod
     return PodRow(
         task,

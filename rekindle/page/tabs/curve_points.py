@@ -15,7 +15,7 @@ from pydantic import Field
 
 from rekindle import mlflow_api, tracking
 from rekindle.errors import TrackingError
-from rekindle.local.services.services import DATABASE
+from rekindle.local.services.services import DATABASE_FILE
 from rekindle.page.tabs.charts import Point, downsample
 
 # maximum number of metrics to read of a run
@@ -45,7 +45,7 @@ class DatabaseCurves:
     """The curves in the database of the embedded MLflow of a home."""
 
     def __init__(self, home: Path) -> None:
-        self.file = home / DATABASE
+        self.file = home / DATABASE_FILE
 
     def version(self, name: str) -> str:
         try:
@@ -110,7 +110,7 @@ class ServerCurves:
         if not run_id:
             return {}
 
-        run = mlflow_api.request(
+        run = mlflow_api.send_request(
             "GET", "mlflow/runs/get", mlflow_api.RunAnswer, params={"run_id": run_id}
         )
         names = [name for name in sorted(run.run.data.metrics) if SHOWN.search(name)]
@@ -118,7 +118,7 @@ class ServerCurves:
 
     def _history(self, run_id: str, name: str) -> list[Point]:
         search = {"run_id": run_id, "metric_key": name, "max_results": MAX_HISTORY}
-        page = mlflow_api.request("GET", "mlflow/metrics/get-history", History, params=search)
+        page = mlflow_api.send_request("GET", "mlflow/metrics/get-history", History, params=search)
         points = {
             float(point.step): float(point.value)
             for point in page.metrics

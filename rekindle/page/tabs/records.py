@@ -18,15 +18,15 @@ from argolocal.page.sources import Run
 from rekindle.blocks.manifest import workflow_origin
 from rekindle.cache import lookup
 from rekindle.errors import ConfigError, NotFound, RekindleError
-from rekindle.keys import CACHED, LEDGER, key
+from rekindle.keys import CACHED_PARAMETER, LEDGER_KEY, key
 from rekindle.names import TaskReference
-from rekindle.operations.cached_results import readable_store
+from rekindle.operations.cached_results import open_readable_store
 from rekindle.training.cost import jobs, tariff
-from rekindle.view.explain import LEDGERS
+from rekindle.view.explain import LEDGER_KEY_PATTERN
 
 if TYPE_CHECKING:
     from rekindle.storage import Store
-    from rekindle.training.ledger.ledger_summary import Summary
+    from rekindle.training.ledger.ledger_summary import LedgerSummary
 
 MAX_CACHED_RUNS = 64
 MAX_CACHED_SUMMARIES = 16
@@ -57,7 +57,7 @@ class _Ledger:
     in seconds."""
 
     version: str = ""
-    summary: "Summary | None" = None
+    summary: "LedgerSummary | None" = None
     checked: float = 0.0
     reading_s: float = 0.0
     lock: threading.Lock = field(default_factory=threading.Lock)
@@ -94,7 +94,7 @@ class Records:
             return ""
         return "/".join(self._check(run.name, task).version for task in self.facts(run).trainings)
 
-    def summary(self, name: str, task: str) -> "Summary":
+    def summary(self, name: str, task: str) -> "LedgerSummary":
         """Return the Summary of a training. Raises StorageError."""
         summary = self._check(name, task).summary
         assert summary
@@ -102,10 +102,10 @@ class Records:
 
     def _check(self, name: str, task: str) -> _Ledger:
         """Read a ledger again if it has changed since the last check."""
-        from rekindle.training.ledger.accounting import summarize
+        from rekindle.training.ledger.accounting import summarize_events
         from rekindle.training.ledger.events import read_events
 
-        prefix = key(task, LEDGER, name)
+        prefix = key(task, LEDGER_KEY, name)
         ledger = _remember(self._ledgers, self._lock, prefix, MAX_CACHED_SUMMARIES, _Ledger)
         with ledger.lock:
             interval = max(MIN_CHECK_INTERVAL_S, ledger.reading_s / READ_TIME_SHARE)
@@ -116,7 +116,7 @@ class Records:
             entries = self.store.list(f"{prefix}/")
             version = "-".join(f"{entry.key.rpartition('/')[2]}.{entry.etag}" for entry in entries)
             if ledger.summary is None or version != ledger.version:
-                ledger.summary = summarize(read_events(self.store, prefix))
+                ledger.summary = summarize_events(read_events(self.store, prefix))
                 ledger.version = version
 
             ledger.checked = time.monotonic()
@@ -141,7 +141,7 @@ class Records:
     def reused(self, run: Run) -> dict[str, str]:
         """Map each task that reused cached outputs to the RUN/TASK that produced them. Raises
         StorageError."""
-        rows = lookup.parse_cached(self.facts(run).parameters.get(CACHED) or "{}")
+        rows = lookup.parse_cached(self.facts(run).parameters.get(CACHED_PARAMETER) or "{}")
         sources: dict[str, str] = {}
         for row in rows.values():
             if not isinstance(row, dict):
@@ -151,7 +151,7 @@ class Records:
             # found
             content = row["at"] or self.read(key(task, "cached", run.name)) or b""
             text = content.decode(errors="replace") if isinstance(content, bytes) else content
-            source = TaskReference.or_none(text.strip())
+            source = TaskReference.parse_or_none(text.strip())
             if source:
                 sources[task] = source
         return sources
@@ -168,7 +168,7 @@ def open_records(home: Path) -> Records:
     """Return the records of the runs of a home."""
 
     def open_store() -> "Store":
-        store = readable_store(home)
+        store = open_readable_store(home)
         if not store:
             raise ConfigError("the object store is unknown: set S3_BUCKET.")
         return store
@@ -189,7 +189,7 @@ def read_facts(manifest: Manifest) -> RunFacts:
         has_jobs = False
 
     return RunFacts(
-        tuple(sorted(set(LEDGERS.findall(to_json(manifest))))),
+        tuple(sorted(set(LEDGER_KEY_PATTERN.findall(to_json(manifest))))),
         has_jobs,
         workflow_origin.read_config_or_empty(manifest) if manifest.get("spec") else {},
         parameters,

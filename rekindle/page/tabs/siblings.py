@@ -34,7 +34,7 @@ class Siblings:
 
     def read(self, run: Run, name: str) -> Run:
         """Read the run `name`. Raises ConfigError if it is not a run of the pipeline."""
-        run_name = RunName.or_none(name)
+        run_name = RunName.parse_or_none(name)
         if (
             run_name is None
             or run_name not in self.source.names()

@@ -13,18 +13,18 @@ from rekindle.errors import ConfigError, RekindleError
 from rekindle.page.tabs.charts import LineChart, Series, Tick, time_ticks
 from rekindle.page.tabs.records import LedgerTab
 from rekindle.training.ledger.ledger_summary import (
-    LOST,
-    TRAINED,
-    WAITED,
+    LOST_KIND,
+    TRAINED_KIND,
+    WAITED_KIND,
     Incident,
-    Interval,
-    Summary,
+    LedgerSummary,
+    TimeInterval,
     format_percent,
     shorten_worker_name,
 )
 
 if TYPE_CHECKING:
-    from rekindle.view.explain import Costs
+    from rekindle.view.explain import RunCosts
 
 MAX_LANES = 60
 MAX_SPANS = 400  # per lane; the shortest are merged
@@ -43,7 +43,7 @@ SIGNS = {
     "checkpoint": "durable checkpoint",
 }
 # if intervals are merged, the most important kind is shown
-KINDS = (LOST, WAITED, TRAINED)
+KINDS = (LOST_KIND, WAITED_KIND, TRAINED_KIND)
 
 
 @dataclass(frozen=True)
@@ -187,12 +187,12 @@ class TrainingTab(LedgerTab):
     content = Trainings
 
     def build(self, run: Run, query: Mapping[str, str]) -> Trainings:
-        from rekindle.view.explain import Costs
+        from rekindle.view.explain import RunCosts
 
         if not self.is_shown(run):
             return Trainings([], [])
 
-        costs = Costs(run.name, run.manifest, run.status)
+        costs = RunCosts(run.name, run.manifest, run.status)
         tasks = self.records.facts(run).trainings
         try:
             trainings = [self._training(run, task, costs) for task in tasks]
@@ -205,7 +205,7 @@ class TrainingTab(LedgerTab):
             problem = f"The ledgers of the training cannot be read now: {error}"
         return Trainings(trainings, _list_jobs(costs), problem)
 
-    def _training(self, run: Run, task: str, costs: "Costs") -> Training:
+    def _training(self, run: Run, task: str, costs: "RunCosts") -> Training:
         from rekindle.training.cost.bill import build_report
 
         summary = self.records.summary(run.name, task)
@@ -230,7 +230,7 @@ class TrainingTab(LedgerTab):
         return Training(task, "waiting", "No worker has trained yet.", [])
 
 
-def describe_training(task: str, summary: Summary, words: list[str], state: str) -> Training:
+def describe_training(task: str, summary: LedgerSummary, words: list[str], state: str) -> Training:
     """Return a training from the Summary of its ledger."""
     lanes = [_make_lane(name, summary) for name in sorted(summary.intervals, key=_natural_order)]
     # prefer workers with events, since not all lanes fit
@@ -253,7 +253,7 @@ def describe_training(task: str, summary: Summary, words: list[str], state: str)
         unit=summary.unit,
         steps_per_second=round(summary.steps_per_second, 3),
         steps_repeated=summary.repeated,
-        worker_seconds_lost=round(summary.worker_seconds(LOST), 3),
+        worker_seconds_lost=round(summary.compute_worker_seconds(LOST_KIND), 3),
         workers_lost=summary.count_incidents("lost"),
         workers_preempted=summary.count_incidents("drain"),
         lanes=shown,
@@ -264,7 +264,7 @@ def describe_training(task: str, summary: Summary, words: list[str], state: str)
     )
 
 
-def describe_losses(summary: Summary) -> str:
+def describe_losses(summary: LedgerSummary) -> str:
     """Return a sentence with the lost worker-seconds of a training and the reasons for the loss."""
     from rekindle.training.ledger.sentences import LOSS_REASONS, format_worker_time
 
@@ -289,8 +289,8 @@ def describe_losses(summary: Summary) -> str:
     if restarts:
         causes.append(f"the coordinator restarted {_count(restarts, 'time', 'times')}")
 
-    total = sum(summary.worker_seconds(kind) for kind in KINDS) or 1.0
-    lost = summary.worker_seconds(LOST)
+    total = sum(summary.compute_worker_seconds(kind) for kind in KINDS) or 1.0
+    lost = summary.compute_worker_seconds(LOST_KIND)
     if not lost and not summary.repeated:
         if causes:
             return f"No work was lost, although {' and '.join(causes)}."
@@ -313,7 +313,7 @@ def _natural_order(name: str) -> tuple[int, str]:
     return len(name), name
 
 
-def _make_lane(name: str, summary: Summary) -> Lane:
+def _make_lane(name: str, summary: LedgerSummary) -> Lane:
     began = summary.began
     intervals = summary.intervals[name]
     marks = _first_joins(intervals, began)
@@ -333,12 +333,12 @@ def _make_lane(name: str, summary: Summary) -> Lane:
     ]
     marks.sort(key=lambda mark: mark.second)
 
-    seconds = {kind: round(summary.worker_seconds(kind, name), 3) for kind in KINDS}
+    seconds = {kind: round(summary.compute_worker_seconds(kind, name), 3) for kind in KINDS}
     return Lane(
         shorten_worker_name(name),
-        seconds[TRAINED],
-        seconds[WAITED],
-        seconds[LOST],
+        seconds[TRAINED_KIND],
+        seconds[WAITED_KIND],
+        seconds[LOST_KIND],
         _merge(intervals, began, summary.ended),
         marks[:MAX_MARKS],
     )
@@ -350,7 +350,7 @@ def _source(event: Mapping[str, Any]) -> str:
     return RESTORE_SOURCES.get(str(event.get("tier")), str(event.get("tier")))
 
 
-def _first_joins(intervals: list[Interval], began: float) -> list[Mark]:
+def _first_joins(intervals: list[TimeInterval], began: float) -> list[Mark]:
     """Return a mark for each time when a worker joined: at each interval that does not directly
     follow another."""
     starts = intervals[:1] + [
@@ -385,7 +385,7 @@ def _make_mark(incident: Incident, began: float) -> Mark:
     return Mark(round(incident.t - began, 3), kind, text)
 
 
-def _merge(intervals: list[Interval], began: float, ended: float) -> list[Span]:
+def _merge(intervals: list[TimeInterval], began: float, ended: float) -> list[Span]:
     """Return the intervals to draw in a lane. Merge intervals that are too short to see; a merged
     interval gets the most important of their kinds."""
     shortest = (ended - began) / MAX_SPANS if len(intervals) > MAX_SPANS else 0.0
@@ -404,7 +404,7 @@ def _merge(intervals: list[Interval], began: float, ended: float) -> list[Span]:
     return spans
 
 
-def _list_generations(summary: Summary) -> list[Generation]:
+def _list_generations(summary: LedgerSummary) -> list[Generation]:
     began = summary.began
     return [
         Generation(number, round(t - began, 3), members, step)
@@ -412,7 +412,7 @@ def _list_generations(summary: Summary) -> list[Generation]:
     ]
 
 
-def _make_checkpoint(event: Mapping[str, Any], summary: Summary) -> Checkpoint:
+def _make_checkpoint(event: Mapping[str, Any], summary: LedgerSummary) -> Checkpoint:
     return Checkpoint(
         round(event["t"] - summary.began, 3),
         int(event.get("step", 0)),
@@ -421,7 +421,7 @@ def _make_checkpoint(event: Mapping[str, Any], summary: Summary) -> Checkpoint:
     )
 
 
-def _make_speed_chart(summary: Summary) -> LineChart | None:
+def _make_speed_chart(summary: LedgerSummary) -> LineChart | None:
     """Return the steps per second over time; None for a training with too few steps."""
     length = summary.ended - summary.began
     if len(summary.points) < 3 or length <= 0:
@@ -457,10 +457,10 @@ def _spread(rates: list[float], start: float, end: float, steps: int) -> None:
         rates[index] += steps * max(0.0, overlap) / (end - start)
 
 
-def _list_jobs(costs: "Costs") -> list[Job]:
-    from rekindle.view.explain import job_report
+def _list_jobs(costs: "RunCosts") -> list[Job]:
+    from rekindle.view.explain import build_job_report
 
-    reports = [job_report(job, costs.prices) for job in costs.jobs]
+    reports = [build_job_report(job, costs.prices) for job in costs.jobs]
     return [
         Job(
             report["task"],

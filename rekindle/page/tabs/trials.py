@@ -11,7 +11,7 @@ from rekindle.page.tabs.charts import LineChart, Series, format_number
 from rekindle.page.tabs.records import Records
 
 if TYPE_CHECKING:
-    from rekindle.training.sweep.study import Study
+    from rekindle.training.sweep.study import SweepStudy
 
 FOLDER = "search"
 BEST_COLOUR = 0
@@ -107,7 +107,7 @@ class TrialsTab:
 
     def build(self, run: Run, query: Mapping[str, str]) -> Trials:
         from rekindle.documents import validate_value
-        from rekindle.training.sweep.study import Study
+        from rekindle.training.sweep.study import SweepStudy
         from rekindle.training.sweep.sweep_config import Sweep
 
         section = self.records.facts(run).config.get("sweep")
@@ -116,7 +116,7 @@ class TrialsTab:
 
         try:
             sweep = validate_value(Sweep, section)
-            study = Study(self.records.store, f"{run.name}/{FOLDER}", sweep)
+            study = SweepStudy(self.records.store, f"{run.name}/{FOLDER}", sweep)
             study.read()
         except (RekindleError, ValueError) as error:
             problem = f"The trials cannot be read: {error}"
@@ -126,7 +126,7 @@ class TrialsTab:
         return describe_study(study, run.is_finished, costs, currency)
 
 
-def read_trial_costs(run: Run, study: "Study") -> tuple[dict[int, float], str]:
+def read_trial_costs(run: Run, study: "SweepStudy") -> tuple[dict[int, float], str]:
     """Return the cost of each trial by its number, and the currency; nothing without prices."""
     from rekindle.training.cost import tariff as prices_of_run
     from rekindle.training.sweep.costs import compute_trial_bills
@@ -142,10 +142,10 @@ def read_trial_costs(run: Run, study: "Study") -> tuple[dict[int, float], str]:
 
 
 def describe_study(
-    study: "Study", is_over: bool, costs: Mapping[int, float], currency: str
+    study: "SweepStudy", is_over: bool, costs: Mapping[int, float], currency: str
 ) -> Trials:
     """Return the trials of a study. `is_over`: its run has ended. `costs`: by number of a trial."""
-    from rekindle.training.sweep.sweep_report import build_rows, describe_untried
+    from rekindle.training.sweep.sweep_report import build_rows, describe_untried_trials
 
     sweep = study.sweep
     by_number = {trial.number: trial for trial in study.trials()}
@@ -181,7 +181,7 @@ def describe_study(
         rungs,
         trials,
         settings,
-        describe_untried(study),
+        describe_untried_trials(study),
         make_chart(study, trials),
         currency=currency,
     )
@@ -198,16 +198,16 @@ def _state(state: str, is_over: bool) -> str:
     return state
 
 
-def _make_rung(study: "Study", rung: int) -> Rung:
-    from rekindle.training.sweep.halving import is_finite, rank_trials
+def _make_rung(study: "SweepStudy", rung: int) -> Rung:
+    from rekindle.training.sweep.halving import is_finite_metric, rank_trials
 
     values = {trial.number: trial.values[rung] for trial in study.trials() if rung in trial.values}
     ranked = rank_trials(values, 1, study.sweep.better)
     return Rung(
         rung + 1,
-        round(100 * study.sweep.step_share(rung), 2),
+        round(100 * study.sweep.compute_step_share(rung), 2),
         len(values),
-        sum(not is_finite(value) for value in values.values()),
+        sum(not is_finite_metric(value) for value in values.values()),
         values[ranked[0]] if ranked else None,
     )
 
@@ -231,13 +231,13 @@ def describe(trials: list[Trial], planned: int, metric: str, is_over: bool) -> s
     return text
 
 
-def make_chart(study: "Study", trials: list[Trial]) -> LineChart | None:
+def make_chart(study: "SweepStudy", trials: list[Trial]) -> LineChart | None:
     """Plot the metric of each trial against the percentage of the steps."""
     series = [
         Series(
             f"trial {trial.number}",
             [
-                (round(100 * study.sweep.step_share(rung), 2), value)
+                (round(100 * study.sweep.compute_step_share(rung), 2), value)
                 for rung, value in enumerate(trial.values)
                 if value is not None
             ],

@@ -9,7 +9,7 @@ from typing import Any
 from pydantic import Field
 
 from argolocal.page.sources import Run
-from argolocal.view.summary import outputs
+from argolocal.view.summary import list_outputs
 from rekindle.content.verified_release import VERDICT
 from rekindle.documents import Document, InvalidDocument, parse
 from rekindle.errors import RekindleError
@@ -239,15 +239,15 @@ class VerdictTab:
         self.records = records
 
     def is_shown(self, run: Run) -> bool:
-        return bool(results.verdicts(run.status))
+        return bool(results.list_verdicts(run.status))
 
     def build(self, run: Run, query: Mapping[str, str]) -> Verdicts:
         keys = find_reports(run)
         evaluations = [
             self._evaluation(run, row, keys.get(row["task"], ""))
-            for row in results.verdicts(run.status)
+            for row in results.list_verdicts(run.status)
         ]
-        values = results.parameters(run.status)
+        values = results.read_parameters(run.status)
         overruled = ""
         reason = values.get("reason", "")
         is_overruled = values.get("verdict") in ("taken back", "same")
@@ -276,7 +276,7 @@ def find_reports(run: Run) -> dict[str, str]:
     keys: dict[str, str] = {}
     nodes = list((run.status.get("nodes") or {}).values())
     for node in sorted(nodes, key=lambda node: node.get("finishedAt") or ""):
-        if "verdict" not in outputs(node):
+        if "verdict" not in list_outputs(node):
             continue
         for artifact in (node.get("outputs") or {}).get("artifacts") or []:
             object_key = (artifact.get("s3") or {}).get("key", "")

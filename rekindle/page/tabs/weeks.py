@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from argolocal.page.sources import Run, RunSource
-from argolocal.view.summary import timestamp
+from argolocal.view.summary import parse_timestamp
 from rekindle.blocks.manifest.provenance import BACKFILL, SCHEDULED_TIME
 from rekindle.errors import ConfigError
 from rekindle.operations.missed_runs import HASH_LENGTH, MissedRun
@@ -59,7 +59,7 @@ class WeeksTab:
         self.source = source
         self.records = records
         # name of a run → its version and its row
-        self._rows: dict[str, tuple[str, Week | None]] = {}
+        self._list_rows: dict[str, tuple[str, Week | None]] = {}
 
     def is_shown(self, run: Run) -> bool:
         return bool(self.records.facts(run).parameters.get(BACKFILL))
@@ -92,13 +92,13 @@ class WeeksTab:
     def _row(self, run: Run, name: str) -> Week | None:
         """Return the row of a run; None if it does not belong to the backfill."""
         version = self.source.version(name)
-        cached_version, row = self._rows.get(name, ("", None))
+        cached_version, row = self._list_rows.get(name, ("", None))
         if cached_version != version:
             try:
                 row = self._make_row(run, self.source.read(name))
             except ConfigError:
                 row = None
-            self._rows[name] = version, row
+            self._list_rows[name] = version, row
 
         if row is None:
             return None
@@ -119,7 +119,7 @@ class WeeksTab:
         row = MissedRun(time, other.name).row(other.status)
         start = other.status.get("startedAt")
         end = other.status.get("finishedAt")
-        seconds = timestamp(end) - timestamp(start) if start and end else None
+        seconds = parse_timestamp(end) - parse_timestamp(start) if start and end else None
         return Week(
             row["scheduled"],
             other.name,

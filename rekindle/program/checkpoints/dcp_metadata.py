@@ -9,14 +9,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from argolocal.common.checked_names import show
+from argolocal.common.checked_names import format_untrusted
 from rekindle.program.checkpoints.paths import is_safe_path
 
-METADATA = ".metadata"
+METADATA_FILE = ".metadata"
 MAX_METADATA_BYTES = 1 << 30
 MAX_FILE_BYTES = 1 << 61
 MAX_LONG_BYTES = 16  # maximum size of an integer in bytes
-STOP = ord(".")
+STOP_OPCODE = ord(".")
 
 
 class InvalidMetadata(Exception):
@@ -35,12 +35,12 @@ class DcpMetadata:
 def parse_dcp_metadata(pickle_bytes: bytes) -> DcpMetadata:
     """Return the files that a checkpoint consists of. Raises InvalidMetadata."""
     try:
-        metadata = _Pickle(pickle_bytes).read()
+        metadata = _PickleReader(pickle_bytes).read()
     except (IndexError, KeyError, ValueError) as error:
         raise InvalidMetadata(f"it cannot be read ({type(error).__name__}: {error})") from None
 
     storage_data = _find_field(metadata, "storage_data")
-    if not isinstance(storage_data, _Dictionary):
+    if not isinstance(storage_data, _PickledDictionary):
         raise InvalidMetadata("storage_data, which names the files, is missing")
 
     file_sizes: dict[str, int] = {}
@@ -57,14 +57,14 @@ def _parse_storage_item(storage_item: Any) -> tuple[str, int]:
     this file."""
     path = _find_field(storage_item, "relative_path")
     if not (isinstance(path, str) and is_safe_path(path)):
-        shown_path = show(path) if isinstance(path, str) else "an entry of storage_data"
+        shown_path = format_untrusted(path) if isinstance(path, str) else "an entry of storage_data"
         raise InvalidMetadata(f"{shown_path} is not a path below the checkpoint")
 
     offset_bytes, length_bytes = (
         _find_field(storage_item, field_name) for field_name in ("offset", "length")
     )
     if not (_is_size(offset_bytes) and _is_size(length_bytes)):
-        raise InvalidMetadata(f"the place in {show(path)} is not a range of bytes")
+        raise InvalidMetadata(f"the place in {format_untrusted(path)} is not a range of bytes")
     return path, offset_bytes + length_bytes
 
 
@@ -74,8 +74,8 @@ def _is_size(value: Any) -> bool:
 
 def _find_field(pickled_object: Any, field_name: str) -> Any:
     """Return the field of an object of the pickle; None if it does not exist."""
-    object_state = pickled_object.state if isinstance(pickled_object, _Object) else None
-    if not isinstance(object_state, _Dictionary):
+    object_state = pickled_object.state if isinstance(pickled_object, _PickledObject) else None
+    if not isinstance(object_state, _PickledDictionary):
         return None
 
     field_value = None
@@ -85,7 +85,7 @@ def _find_field(pickled_object: Any, field_name: str) -> Any:
     return field_value
 
 
-class _Object:
+class _PickledObject:
     """An object in the pickle, of any class. `state`: the fields of the object."""
 
     __slots__ = ("state",)
@@ -94,7 +94,7 @@ class _Object:
         self.state: Any = None
 
 
-class _Dictionary:
+class _PickledDictionary:
     """A dictionary as a list of pairs. Its keys are not hashed, since hashing nested tuples can
     take forever."""
 
@@ -105,7 +105,7 @@ class _Dictionary:
         self.values: list[Any] = []
 
 
-class _Pickle:
+class _PickleReader:
     """Reads a pickle of protocol 2 or later. Values of types other than dictionary, text, integer
     and object are replaced by None."""
 
@@ -122,9 +122,9 @@ class _Pickle:
         while True:
             opcode = self._data[self._position]
             self._position += 1
-            if opcode == STOP:
+            if opcode == STOP_OPCODE:
                 return self._stack.pop()
-            OPERATIONS[opcode](self)
+            OPERATION_BY_OPCODE[opcode](self)
 
     def _take(self, byte_count: int) -> bytes:
         end_position = self._position + byte_count
@@ -199,7 +199,7 @@ class _Pickle:
         self._stack.append(text.decode(errors="surrogatepass"))
 
     def push_dictionary(self) -> None:
-        self._stack.append(_Dictionary())
+        self._stack.append(_PickledDictionary())
 
     def set_item(self) -> None:
         value = self._stack.pop()
@@ -214,7 +214,7 @@ class _Pickle:
         if len(added_keys) != len(added_values):
             raise ValueError("a key has no value")
         target_dictionary = self._stack[-1]
-        if isinstance(target_dictionary, _Dictionary):
+        if isinstance(target_dictionary, _PickledDictionary):
             target_dictionary.keys += added_keys
             target_dictionary.values += added_values
 
@@ -227,12 +227,12 @@ class _Pickle:
         """Push an object in place of `value_count` values: its class and arguments."""
         for _ in range(value_count):
             self._stack.pop()
-        self._stack.append(_Object())
+        self._stack.append(_PickledObject())
 
     def set_state(self) -> None:
         object_state = self._stack.pop()
         target_object = self._stack[-1]
-        if isinstance(target_object, _Object):
+        if isinstance(target_object, _PickledObject):
             target_object.state = object_state
 
     def memoize(self) -> None:
@@ -246,18 +246,18 @@ class _Pickle:
 
 
 # Source: the list of operations in CPython's Lib/pickletools.py
-OPERATIONS: dict[int, Callable[[_Pickle], None]] = {
+OPERATION_BY_OPCODE: dict[int, Callable[[_PickleReader], None]] = {
     0x80: lambda pickle: pickle.skip(1),  # PROTO
     0x95: lambda pickle: pickle.skip(8),  # FRAME
-    ord("("): _Pickle.mark,
-    ord("0"): _Pickle.pop,
-    ord("1"): _Pickle.drop_marked,  # POP_MARK
-    ord("N"): _Pickle.push_none,
+    ord("("): _PickleReader.mark,
+    ord("0"): _PickleReader.pop,
+    ord("1"): _PickleReader.drop_marked,  # POP_MARK
+    ord("N"): _PickleReader.push_none,
     0x88: lambda pickle: pickle.push_none(),  # NEWTRUE
     0x89: lambda pickle: pickle.push_none(),  # NEWFALSE
     ord("K"): lambda pickle: pickle.push_number(1),
     ord("M"): lambda pickle: pickle.push_number(2),
-    ord("J"): _Pickle.push_signed,
+    ord("J"): _PickleReader.push_signed,
     0x8A: lambda pickle: pickle.push_long(1),  # LONG1
     0x8B: lambda pickle: pickle.push_long(4),  # LONG4
     ord("G"): lambda pickle: pickle.push_none(8),  # BINFLOAT
@@ -268,28 +268,28 @@ OPERATIONS: dict[int, Callable[[_Pickle], None]] = {
     ord("B"): lambda pickle: pickle.push_none_of_length(4),  # BINBYTES
     0x8E: lambda pickle: pickle.push_none_of_length(8),  # BINBYTES8
     0x96: lambda pickle: pickle.push_none_of_length(8),  # BYTEARRAY8
-    ord("}"): _Pickle.push_dictionary,
-    ord("s"): _Pickle.set_item,
-    ord("u"): _Pickle.set_marked_items,
-    ord("]"): _Pickle.push_none,
-    ord("a"): _Pickle.pop,  # APPEND
-    ord("e"): _Pickle.drop_marked,  # APPENDS
+    ord("}"): _PickleReader.push_dictionary,
+    ord("s"): _PickleReader.set_item,
+    ord("u"): _PickleReader.set_marked_items,
+    ord("]"): _PickleReader.push_none,
+    ord("a"): _PickleReader.pop,  # APPEND
+    ord("e"): _PickleReader.drop_marked,  # APPENDS
     0x8F: lambda pickle: pickle.push_none(),  # EMPTY_SET
-    0x90: _Pickle.drop_marked,  # ADDITEMS
-    0x91: _Pickle.push_none_for_marked,  # FROZENSET
-    ord(")"): _Pickle.push_none,
+    0x90: _PickleReader.drop_marked,  # ADDITEMS
+    0x91: _PickleReader.push_none_for_marked,  # FROZENSET
+    ord(")"): _PickleReader.push_none,
     0x85: lambda pickle: pickle.push_none_for(1),  # TUPLE1
     0x86: lambda pickle: pickle.push_none_for(2),  # TUPLE2
     0x87: lambda pickle: pickle.push_none_for(3),  # TUPLE3
-    ord("t"): _Pickle.push_none_for_marked,
-    ord("c"): _Pickle.push_class_of_lines,
+    ord("t"): _PickleReader.push_none_for_marked,
+    ord("c"): _PickleReader.push_class_of_lines,
     0x93: lambda pickle: pickle.push_none_for(2),  # STACK_GLOBAL
     ord("Q"): lambda pickle: pickle.push_object_for(1),  # BINPERSID
     ord("R"): lambda pickle: pickle.push_object_for(2),
     0x81: lambda pickle: pickle.push_object_for(2),  # NEWOBJ
     0x92: lambda pickle: pickle.push_object_for(3),  # NEWOBJ_EX
-    ord("b"): _Pickle.set_state,
-    0x94: _Pickle.memoize,
+    ord("b"): _PickleReader.set_state,
+    0x94: _PickleReader.memoize,
     ord("q"): lambda pickle: pickle.put(1),
     ord("r"): lambda pickle: pickle.put(4),
     ord("h"): lambda pickle: pickle.get(1),

@@ -31,7 +31,7 @@ MIN_READ_BYTES = 64 << 20
 NEVER_SHORT = {".bin", ".ckpt", ".distcp", ".npz", ".pkl", ".pt", ".pth", ".safetensors"}
 
 
-class Structure(Enum):
+class FileStructure(Enum):
     """The kinds of content that show whether a file is complete."""
 
     ZIP = "zip"
@@ -44,7 +44,7 @@ class FileCheck(NamedTuple):
     """`structure`: NONE if the content does not show whether the file is complete; `problem`: "" or
     the reason why the file is not complete."""
 
-    structure: Structure
+    structure: FileStructure
     problem: str = ""
 
 
@@ -54,29 +54,29 @@ def check_file(path: Path) -> FileCheck:
     with open(file_descriptor, "rb") as file:
         file_status = os.fstat(file_descriptor)
         if not stat.S_ISREG(file_status.st_mode):
-            return FileCheck(Structure.NONE, "it is not a regular file")
+            return FileCheck(FileStructure.NONE, "it is not a regular file")
 
         if file_status.st_size < len(ZIP_START):
             if path.suffix in NEVER_SHORT:
-                return FileCheck(Structure.NONE, f"it has only {file_status.st_size} bytes")
-            return FileCheck(Structure.NONE)
+                return FileCheck(FileStructure.NONE, f"it has only {file_status.st_size} bytes")
+            return FileCheck(FileStructure.NONE)
 
         if path.suffix == ".distcp":
             # several archives in one file, whose size `.metadata` records
-            return FileCheck(Structure.NONE)
+            return FileCheck(FileStructure.NONE)
 
         first_bytes = file.read(len(ZIP_START))
         file.seek(0)
         if first_bytes == ZIP_START:
-            return FileCheck(Structure.ZIP, _find_zip_problem(file, file_status.st_size))
+            return FileCheck(FileStructure.ZIP, _find_zip_problem(file, file_status.st_size))
         if path.suffix == ".safetensors":
             return FileCheck(
-                Structure.SAFETENSORS, _find_safetensors_problem(file, file_status.st_size)
+                FileStructure.SAFETENSORS, _find_safetensors_problem(file, file_status.st_size)
             )
         if path.suffix == ".json":
-            return FileCheck(Structure.JSON, _find_json_problem(file, file_status.st_size))
+            return FileCheck(FileStructure.JSON, _find_json_problem(file, file_status.st_size))
 
-    return FileCheck(Structure.NONE)
+    return FileCheck(FileStructure.NONE)
 
 
 def _find_zip_problem(file: BinaryIO, file_bytes: int) -> str:
@@ -88,7 +88,7 @@ def _find_zip_problem(file: BinaryIO, file_bytes: int) -> str:
         with zipfile.ZipFile(file) as archive:
             budget_bytes = READ_FACTOR * file_bytes + MIN_READ_BYTES
             for zip_entry in archive.infolist():
-                budget_bytes -= _read_entry(archive, zip_entry, budget_bytes)
+                budget_bytes -= _read_zip_entry(archive, zip_entry, budget_bytes)
     except (
         zipfile.BadZipFile,
         zlib.error,
@@ -106,7 +106,7 @@ def _find_zip_problem(file: BinaryIO, file_bytes: int) -> str:
     return ""
 
 
-def _read_entry(archive: zipfile.ZipFile, zip_entry: zipfile.ZipInfo, budget_bytes: int) -> int:
+def _read_zip_entry(archive: zipfile.ZipFile, zip_entry: zipfile.ZipInfo, budget_bytes: int) -> int:
     """Read at most `budget_bytes` bytes of an entry, and return the number of bytes read. The
     limit is needed because a small archive can have huge entries. Raises BadZipFile for a wrong
     checksum or header."""

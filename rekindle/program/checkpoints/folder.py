@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from rekindle.program.checkpoints.paths import (
-    family_of,
-    has_step,
-    is_temporary,
+    has_step_number,
+    is_temporary_name,
+    make_family_path,
     parse_step,
     resolve,
 )
@@ -55,7 +55,7 @@ TEXT_CHECKPOINT = re.compile(
     re.IGNORECASE,
 )
 # a directory that contains one of these files is a checkpoint, whatever its name
-SIGNATURES = re.compile(
+SIGNATURE_FILES = re.compile(
     r"trainer_state\.json|checkpoint-is-incomplete\.txt|(__\d+)?\.metadata|__\d+_\d+\.distcp"
     r"|random_states_\d+\.pkl|rng_state(_\d+)?\.pth"
 )
@@ -73,7 +73,7 @@ class FileState(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Unit:
+class CheckpointUnit:
     """A possible checkpoint. `files`: its files by path relative to the unit; a unit that is a
     single file contains this file with the path "". `inode`: inode of the directory or file;
     `was_renamed`: True if the unit was renamed after its last write, or a hard link to it was made
@@ -96,7 +96,7 @@ class Unit:
     def family(self) -> str:
         """The path with the numbers that count saves replaced. Units with the same family are
         versions of the same checkpoint."""
-        return family_of(self.path)
+        return make_family_path(self.path)
 
     @property
     def step(self) -> int | None:
@@ -118,7 +118,7 @@ class Unit:
 
 
 @dataclass(frozen=True)
-class Pointer:
+class CheckpointPointer:
     """A text file or symbolic link that names a unit. `text`: content of the file, or target of the
     link."""
 
@@ -128,20 +128,20 @@ class Pointer:
 
 
 @dataclass
-class Listing:
+class FolderListing:
     """The content of the checkpoint folder at one time. `text_units`: text files that may be
     checkpoints; `temporary_inodes`: inodes of the files and directories with a temporary name."""
 
-    units: dict[str, Unit] = field(default_factory=dict)
-    text_units: dict[str, Unit] = field(default_factory=dict)
-    pointers: list[Pointer] = field(default_factory=list)
+    units: dict[str, CheckpointUnit] = field(default_factory=dict)
+    text_units: dict[str, CheckpointUnit] = field(default_factory=dict)
+    pointers: list[CheckpointPointer] = field(default_factory=list)
     temporary_inodes: set[int] = field(default_factory=set)
 
 
-def list_folder(root: Path, marker_name: str = "") -> Listing:
+def list_folder(root: Path, marker_name: str = "") -> FolderListing:
     """List the units and pointers below `root`. Files that disappear during the listing are left
     out. `marker_name`: the name of a file that the program writes into a complete checkpoint."""
-    listing = Listing()
+    listing = FolderListing()
     _list_directory(root, "", marker_name, listing, MAX_DEPTH)
     if not listing.units:
         listing.units = listing.text_units
@@ -150,51 +150,51 @@ def list_folder(root: Path, marker_name: str = "") -> Listing:
     return listing
 
 
-def find_file(folder: Path) -> str:
+def find_any_file(folder: Path) -> str:
     """Return the relative path of any file below a folder that is not temporary; "" if none
     exists."""
     return min((path for path, _ in _walk_files(resolve(folder), folder, "")), default="")
 
 
 def _list_directory(
-    root: Path, parent_path: str, marker_name: str, listing: Listing, depth: int
+    root: Path, parent_path: str, marker_name: str, listing: FolderListing, depth: int
 ) -> None:
-    directory_entries = _scan(root / parent_path)
+    directory_entries = _scan_directory(root / parent_path)
     has_model = not MODEL_FILES.isdisjoint(
         directory_entry.name for directory_entry in directory_entries
     )
 
     for directory_entry in directory_entries:
         path = f"{parent_path}/{directory_entry.name}" if parent_path else directory_entry.name
-        file_status = _read_status(directory_entry)
+        file_status = _read_file_status(directory_entry)
         if file_status is None or not _is_valid_name(directory_entry.name):
             continue
 
-        if is_temporary(directory_entry.name):
+        if is_temporary_name(directory_entry.name):
             listing.temporary_inodes.add(file_status.st_ino)
         elif stat.S_ISLNK(file_status.st_mode):
             with suppress(OSError):
-                listing.pointers.append(Pointer(path, os.readlink(root / path), True))
+                listing.pointers.append(CheckpointPointer(path, os.readlink(root / path), True))
         elif stat.S_ISDIR(file_status.st_mode):
             if directory_entry.name.startswith("."):
                 continue
             if _is_unit_directory(root / path, directory_entry.name, marker_name):
                 states_by_path = dict(_walk_files(resolve(root), root / path, ""))
-                listing.units[path] = Unit(
+                listing.units[path] = CheckpointUnit(
                     path, states_by_path, file_status.st_ino, _was_renamed(file_status)
                 )
             elif depth > 0:
                 _list_directory(root, path, marker_name, listing, depth - 1)
         elif stat.S_ISREG(file_status.st_mode):
             if not has_model and is_unit_file(directory_entry.name):
-                states_by_path = {"": _file_state(file_status)}
-                listing.units[path] = Unit(
+                states_by_path = {"": _make_file_state(file_status)}
+                listing.units[path] = CheckpointUnit(
                     path, states_by_path, file_status.st_ino, _was_renamed(file_status)
                 )
                 continue
             if TEXT_CHECKPOINT.fullmatch(directory_entry.name):
-                states_by_path = {"": _file_state(file_status)}
-                listing.text_units[path] = Unit(
+                states_by_path = {"": _make_file_state(file_status)}
+                listing.text_units[path] = CheckpointUnit(
                     path, states_by_path, file_status.st_ino, _was_renamed(file_status)
                 )
             if file_status.st_size <= MAX_POINTER_BYTES and Path(path).suffix in ("", ".txt"):
@@ -206,7 +206,7 @@ def _was_renamed(file_status: os.stat_result) -> bool:
     return file_status.st_ctime_ns > file_status.st_mtime_ns
 
 
-def _scan(directory: Path) -> list[os.DirEntry[str]]:
+def _scan_directory(directory: Path) -> list[os.DirEntry[str]]:
     try:
         with os.scandir(directory) as directory_entries:
             return sorted(directory_entries, key=lambda directory_entry: directory_entry.name)
@@ -214,7 +214,7 @@ def _scan(directory: Path) -> list[os.DirEntry[str]]:
         return []
 
 
-def _read_status(directory_entry: os.DirEntry[str]) -> os.stat_result | None:
+def _read_file_status(directory_entry: os.DirEntry[str]) -> os.stat_result | None:
     try:
         return os.lstat(directory_entry.path)
     except OSError:
@@ -230,19 +230,19 @@ def _is_valid_name(name: str) -> bool:
 
 
 def _is_unit_directory(directory: Path, name: str, marker_name: str) -> bool:
-    directory_entries = _scan(directory)
+    directory_entries = _scan_directory(directory)
     entry_names = [directory_entry.name for directory_entry in directory_entries]
     if any(
-        SIGNATURES.fullmatch(directory_entry) or directory_entry == marker_name
+        SIGNATURE_FILES.fullmatch(directory_entry) or directory_entry == marker_name
         for directory_entry in entry_names
     ):
         return True
-    if not has_step(name):
+    if not has_step_number(name):
         return False
 
     # a folder `epoch_3` that contains only `step_100` and `step_200` is not a checkpoint itself
     return not directory_entries or not all(
-        directory_entry.is_dir(follow_symlinks=False) and has_step(directory_entry.name)
+        directory_entry.is_dir(follow_symlinks=False) and has_step_number(directory_entry.name)
         for directory_entry in directory_entries
     )
 
@@ -251,7 +251,7 @@ def is_unit_file(name: str) -> bool:
     suffix = Path(name).suffix.lower()
     if name.startswith(".") or suffix in TEXT_SUFFIXES:
         return False
-    return suffix in WEIGHTS_SUFFIXES or (has_step(name) and not name.isdigit())
+    return suffix in WEIGHTS_SUFFIXES or (has_step_number(name) and not name.isdigit())
 
 
 def _walk_files(root: Path, directory: Path, start_prefix: str) -> Iterator[tuple[str, FileState]]:
@@ -261,9 +261,9 @@ def _walk_files(root: Path, directory: Path, start_prefix: str) -> Iterator[tupl
     pending_folders = [(directory, start_prefix)]
     while pending_folders:
         folder, path_prefix = pending_folders.pop()
-        for directory_entry in _scan(folder):
+        for directory_entry in _scan_directory(folder):
             path = f"{path_prefix}{directory_entry.name}"
-            if is_temporary(directory_entry.name) or not _is_valid_name(directory_entry.name):
+            if is_temporary_name(directory_entry.name) or not _is_valid_name(directory_entry.name):
                 continue
 
             try:
@@ -277,12 +277,12 @@ def _walk_files(root: Path, directory: Path, start_prefix: str) -> Iterator[tupl
 
                 file_status = os.stat(directory_entry.path)
                 if stat.S_ISREG(file_status.st_mode):
-                    yield path, _file_state(file_status)
+                    yield path, _make_file_state(file_status)
             except OSError:
                 continue
 
 
-def _file_state(file_status: os.stat_result) -> FileState:
+def _make_file_state(file_status: os.stat_result) -> FileState:
     return FileState(
         file_status.st_ino,
         file_status.st_size,
@@ -293,13 +293,13 @@ def _file_state(file_status: os.stat_result) -> FileState:
 
 def read_file_state(path: Path | int) -> FileState:
     """Return the state of a file or file descriptor. Raises OSError."""
-    return _file_state(os.stat(path))
+    return _make_file_state(os.stat(path))
 
 
-def _add_text_pointer(root: Path, path: str, listing: Listing) -> None:
+def _add_text_pointer(root: Path, path: str, listing: FolderListing) -> None:
     try:
         text = (root / path).read_text()
     except (OSError, ValueError):
         return
     if text.strip() and "\n" not in text.strip():
-        listing.pointers.append(Pointer(path, text, False))
+        listing.pointers.append(CheckpointPointer(path, text, False))

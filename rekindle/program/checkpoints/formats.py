@@ -20,27 +20,27 @@ from enum import Enum
 from pathlib import Path
 from typing import NamedTuple
 
-from argolocal.common.files import read_regular
+from argolocal.common.files import read_regular_file
 from argolocal.common.json_text import loads
 from rekindle.program.checkpoints.dcp_metadata import (
     MAX_METADATA_BYTES,
-    METADATA,
+    METADATA_FILE,
     InvalidMetadata,
     parse_dcp_metadata,
 )
-from rekindle.program.checkpoints.folder import FileState, Unit
+from rekindle.program.checkpoints.folder import CheckpointUnit, FileState
 from rekindle.training.membership.protocol import MAX_STEP
 
 HUGGING_FACE = "huggingface"
 DISTRIBUTED_CHECKPOINT = "torch.distributed.checkpoint"
 ACCELERATE = "accelerate"
-TRAINER_STATE = "trainer_state.json"
+TRAINER_STATE_FILE = "trainer_state.json"
 INCOMPLETE_SENTINEL = "checkpoint-is-incomplete.txt"
 MAX_STATE_BYTES = 256 << 20
 MAX_PROCESSES = 100_000  # maximum number of processes that is inferred from the names of files
-TRAINER_RNG = re.compile(r"rng_state(_(\d+))?\.pth")
-ACCELERATE_RNG = re.compile(r"random_states_(\d+)\.pkl")
-WEIGHTS = re.compile(
+TRAINER_RNG_FILE = re.compile(r"rng_state(_(\d+))?\.pth")
+ACCELERATE_RNG_FILE = re.compile(r"random_states_(\d+)\.pkl")
+WEIGHTS_FILE = re.compile(
     r"(model|pytorch_model|adapter_model)(\.safetensors|\.bin)(\.index\.json)?"
     r"|[^/]+/adapter_model\.(safetensors|bin)|pytorch_model_fsdp.*|global_step\d+/.*"
 )
@@ -60,7 +60,7 @@ SHARD_FILE = r"(.*/)?(__\d+)?\.metadata|.*\.distcp"
 ANY_FILE = re.compile(r".*", re.DOTALL)
 
 
-class End(Enum):
+class EndEvidence(Enum):
     """The evidence, apart from its files, that a format needs to tell that a save has ended."""
 
     VISIBLE = "the last file of the save exists"
@@ -70,13 +70,13 @@ class End(Enum):
 
 
 @dataclass
-class Content:
+class UnitContent:
     """The result of a format for one unit. `problem`: reason why the unit is incomplete, or "";
     `demands`: required files, on whichever node, with their minimum sizes in bytes;
     `written_files`: pattern of the files that every save writes."""
 
     format: str
-    end: End
+    end: EndEvidence
     written_files: re.Pattern[str] = ANY_FILE
     problem: str = ""
     step: int | None = None
@@ -85,11 +85,11 @@ class Content:
     def is_written_by_every_save(self, path: str) -> bool:
         """Return True if every save writes this file. False, for example, for the file of a rank
         that only an earlier, larger group had."""
-        if RANK_FILE.fullmatch(path) and self.demands.keys() - {METADATA, TRAINER_STATE}:
+        if RANK_FILE.fullmatch(path) and self.demands.keys() - {METADATA_FILE, TRAINER_STATE_FILE}:
             return path in self.demands
         return self.written_files.fullmatch(path) is not None
 
-    def find_missing(self, sizes_by_path: Mapping[str, int]) -> str:
+    def find_missing_file(self, sizes_by_path: Mapping[str, int]) -> str:
         """Return a message about the first required file that is missing or too small in
         `sizes_by_path`, or ""."""
         for path, demanded_bytes in self.demands.items():
@@ -100,7 +100,7 @@ class Content:
         return ""
 
 
-class Context(NamedTuple):
+class FormatContext(NamedTuple):
     """`root`: the checkpoint folder; `processes`: number of processes of the program on all nodes,
     0 if it is unknown; `marker`: name of the file in a complete checkpoint, or ""."""
 
@@ -109,7 +109,9 @@ class Context(NamedTuple):
     marker: str = ""
 
 
-def read_content(checkpoint_unit: Unit, format_context: Context) -> Content:
+def read_unit_content(
+    checkpoint_unit: CheckpointUnit, format_context: FormatContext
+) -> UnitContent:
     """Determine the format of a unit, and read which files a complete checkpoint needs."""
     if format_context.marker and not checkpoint_unit.is_file:
         problem = (
@@ -118,16 +120,18 @@ def read_content(checkpoint_unit: Unit, format_context: Context) -> Content:
             else f"{format_context.marker} is missing"
         )
         written_files = re.compile(re.escape(format_context.marker))
-        return Content("marker", End.VISIBLE, written_files, problem, checkpoint_unit.step)
+        return UnitContent(
+            "marker", EndEvidence.VISIBLE, written_files, problem, checkpoint_unit.step
+        )
     if checkpoint_unit.is_file:
-        return Content("file", End.STRUCTURE, step=checkpoint_unit.step)
+        return UnitContent("file", EndEvidence.STRUCTURE, step=checkpoint_unit.step)
 
     for matches_format, read_format in FORMATS:
         if matches_format(checkpoint_unit):
             unit_content = read_format(checkpoint_unit, format_context)
             break
     else:
-        unit_content = Content("directory", End.HIDDEN)
+        unit_content = UnitContent("directory", EndEvidence.HIDDEN)
 
     if unit_content.step is None:
         unit_content.step = checkpoint_unit.step
@@ -135,17 +139,21 @@ def read_content(checkpoint_unit: Unit, format_context: Context) -> Content:
     return unit_content
 
 
-def _is_trainer(checkpoint_unit: Unit) -> bool:
+def _is_trainer_unit(checkpoint_unit: CheckpointUnit) -> bool:
     return any(
-        path in (TRAINER_STATE, INCOMPLETE_SENTINEL, "training_args.bin")
-        or TRAINER_RNG.fullmatch(path)
+        path in (TRAINER_STATE_FILE, INCOMPLETE_SENTINEL, "training_args.bin")
+        or TRAINER_RNG_FILE.fullmatch(path)
         for path in checkpoint_unit.files
     )
 
 
-def _read_trainer(checkpoint_unit: Unit, format_context: Context) -> Content:
-    written_files = re.compile(f"{TRAINER_FILES.pattern}|{TRAINER_STATE}|{SHARD_FILE}")
-    unit_content = Content(HUGGING_FACE, End.VISIBLE, written_files, demands={TRAINER_STATE: 2})
+def _read_trainer_unit(
+    checkpoint_unit: CheckpointUnit, format_context: FormatContext
+) -> UnitContent:
+    written_files = re.compile(f"{TRAINER_FILES.pattern}|{TRAINER_STATE_FILE}|{SHARD_FILE}")
+    unit_content = UnitContent(
+        HUGGING_FACE, EndEvidence.VISIBLE, written_files, demands={TRAINER_STATE_FILE: 2}
+    )
     if INCOMPLETE_SENTINEL in checkpoint_unit.files:
         unit_content.problem = f"{INCOMPLETE_SENTINEL} exists"
         return unit_content
@@ -153,55 +161,58 @@ def _read_trainer(checkpoint_unit: Unit, format_context: Context) -> Content:
     state_matches = [
         state_match
         for path in checkpoint_unit.files
-        if (state_match := TRAINER_RNG.fullmatch(path))
+        if (state_match := TRAINER_RNG_FILE.fullmatch(path))
     ]
     file_ranks = [int(state_match[2]) for state_match in state_matches if state_match[2]]
-    if TRAINER_STATE not in checkpoint_unit.files:
+    if TRAINER_STATE_FILE not in checkpoint_unit.files:
         # a node without rank 0 has only the files of its own ranks
-        unit_content.end = End.QUIET
+        unit_content.end = EndEvidence.QUIET
     else:
         _read_trainer_state(checkpoint_unit, format_context, unit_content)
 
     saves_only_model = not state_matches and "scheduler.pt" not in checkpoint_unit.files
-    if not saves_only_model or TRAINER_STATE not in checkpoint_unit.files:
+    if not saves_only_model or TRAINER_STATE_FILE not in checkpoint_unit.files:
         _demand_trainer_files(checkpoint_unit, format_context, unit_content, file_ranks)
     return unit_content
 
 
 def _read_trainer_state(
-    checkpoint_unit: Unit, format_context: Context, unit_content: Content
+    checkpoint_unit: CheckpointUnit, format_context: FormatContext, unit_content: UnitContent
 ) -> None:
     try:
-        state_bytes = read_regular(
-            format_context.root / checkpoint_unit.path / TRAINER_STATE, MAX_STATE_BYTES
+        state_bytes = read_regular_file(
+            format_context.root / checkpoint_unit.path / TRAINER_STATE_FILE, MAX_STATE_BYTES
         )
         step = loads(state_bytes)["global_step"]
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
-        unit_content.problem = f"{TRAINER_STATE} is not complete"
+        unit_content.problem = f"{TRAINER_STATE_FILE} is not complete"
         return
 
     if type(step) is not int or not 0 <= step <= MAX_STEP:
-        unit_content.problem = f"{TRAINER_STATE} does not contain a valid global_step"
+        unit_content.problem = f"{TRAINER_STATE_FILE} does not contain a valid global_step"
     elif checkpoint_unit.step is not None and checkpoint_unit.step != step:
-        unit_content.problem = f"{TRAINER_STATE} is of step {step}"
-    elif not any(WEIGHTS.fullmatch(path) for path in checkpoint_unit.files):
+        unit_content.problem = f"{TRAINER_STATE_FILE} is of step {step}"
+    elif not any(WEIGHTS_FILE.fullmatch(path) for path in checkpoint_unit.files):
         unit_content.problem = "the weights are missing"
     else:
         unit_content.step = step
 
     unit_content.demands.update(_read_weights_index(checkpoint_unit, format_context))
-    state_mtime_ns = checkpoint_unit.files[TRAINER_STATE].mtime_ns
+    state_mtime_ns = checkpoint_unit.files[TRAINER_STATE_FILE].mtime_ns
     for path, file_state in checkpoint_unit.files.items():
         if TRAINER_FILES.fullmatch(path) and file_state.mtime_ns > state_mtime_ns:
             unit_content.problem = (
-                f"{path} was written after {TRAINER_STATE}, so it is of a later save"
+                f"{path} was written after {TRAINER_STATE_FILE}, so it is of a later save"
             )
 
 
 def _demand_trainer_files(
-    checkpoint_unit: Unit, format_context: Context, unit_content: Content, file_ranks: list[int]
+    checkpoint_unit: CheckpointUnit,
+    format_context: FormatContext,
+    unit_content: UnitContent,
+    file_ranks: list[int],
 ) -> None:
-    if TRAINER_STATE in checkpoint_unit.files and not any(
+    if TRAINER_STATE_FILE in checkpoint_unit.files and not any(
         path.startswith("global_step") for path in checkpoint_unit.files
     ):
         unit_content.demands["scheduler.pt"] = 1
@@ -216,12 +227,14 @@ def _demand_trainer_files(
 
     if not format_context.processes:
         # if the number of processes is unknown, further ranks may still write their files
-        unit_content.end = End.QUIET
+        unit_content.end = EndEvidence.QUIET
     for rank in range(_count_processes(format_context, file_ranks, unit_content)):
         unit_content.demands[f"rng_state_{rank}.pth"] = 1
 
 
-def _count_processes(format_context: Context, file_ranks: list[int], unit_content: Content) -> int:
+def _count_processes(
+    format_context: FormatContext, file_ranks: list[int], unit_content: UnitContent
+) -> int:
     """Return the number of processes; if it is unknown, derive it from the highest rank in the file
     names."""
     if format_context.processes:
@@ -232,13 +245,15 @@ def _count_processes(format_context: Context, file_ranks: list[int], unit_conten
     return max(file_ranks) + 1
 
 
-def _read_weights_index(checkpoint_unit: Unit, format_context: Context) -> dict[str, int]:
+def _read_weights_index(
+    checkpoint_unit: CheckpointUnit, format_context: FormatContext
+) -> dict[str, int]:
     """Return the weight files that the weights index lists, with their minimum sizes in bytes."""
     demanded_files: dict[str, int] = {}
     for path in checkpoint_unit.files:
         if WEIGHTS_INDEX.fullmatch(path):
             try:
-                index_bytes = read_regular(
+                index_bytes = read_regular_file(
                     format_context.root / checkpoint_unit.path / path, MAX_STATE_BYTES
                 )
                 demanded_files.update(
@@ -252,48 +267,52 @@ def _read_weights_index(checkpoint_unit: Unit, format_context: Context) -> dict[
     return demanded_files
 
 
-def _is_accelerate(checkpoint_unit: Unit) -> bool:
-    return any(ACCELERATE_RNG.fullmatch(path) for path in checkpoint_unit.files)
+def _is_accelerate_unit(checkpoint_unit: CheckpointUnit) -> bool:
+    return any(ACCELERATE_RNG_FILE.fullmatch(path) for path in checkpoint_unit.files)
 
 
-def _read_accelerate(checkpoint_unit: Unit, format_context: Context) -> Content:
+def _read_accelerate_unit(
+    checkpoint_unit: CheckpointUnit, format_context: FormatContext
+) -> UnitContent:
     written_files = re.compile(rf"model.*|pytorch_model.*|optimizer.*|custom_.*|{SHARD_FILE}")
-    unit_content = Content(ACCELERATE, End.QUIET, written_files)
+    unit_content = UnitContent(ACCELERATE, EndEvidence.QUIET, written_files)
     file_ranks = [
         int(rank_match[1])
         for path in checkpoint_unit.files
-        if (rank_match := ACCELERATE_RNG.fullmatch(path))
+        if (rank_match := ACCELERATE_RNG_FILE.fullmatch(path))
     ]
     for rank in range(_count_processes(format_context, file_ranks, unit_content)):
         unit_content.demands[f"random_states_{rank}.pkl"] = 1
 
     if 0 in file_ranks and not any(
-        WEIGHTS.fullmatch(path) or path.startswith("model_") for path in checkpoint_unit.files
+        WEIGHTS_FILE.fullmatch(path) or path.startswith("model_") for path in checkpoint_unit.files
     ):
         unit_content.problem = "the weights are missing"
     return unit_content
 
 
-def _is_shards(checkpoint_unit: Unit) -> bool:
+def _is_sharded_unit(checkpoint_unit: CheckpointUnit) -> bool:
     return any(
         SHARD_METADATA.fullmatch(path) or path.endswith(".distcp") for path in checkpoint_unit.files
-    ) and not any("/" in path and path.endswith(METADATA) for path in checkpoint_unit.files)
+    ) and not any("/" in path and path.endswith(METADATA_FILE) for path in checkpoint_unit.files)
 
 
-def _read_shards(checkpoint_unit: Unit, format_context: Context) -> Content:
-    unit_content = Content(DISTRIBUTED_CHECKPOINT, End.QUIET, re.compile(SHARD_FILE))
+def _read_sharded_unit(
+    checkpoint_unit: CheckpointUnit, format_context: FormatContext
+) -> UnitContent:
+    unit_content = UnitContent(DISTRIBUTED_CHECKPOINT, EndEvidence.QUIET, re.compile(SHARD_FILE))
     rank_files = {path for path in checkpoint_unit.files if re.fullmatch(r"__\d+\.metadata", path)}
-    if rank_files and METADATA not in checkpoint_unit.files:
+    if rank_files and METADATA_FILE not in checkpoint_unit.files:
         # no common `.metadata` exists, but each rank has written its own
         process_count = format_context.processes or len(rank_files)
-        unit_content.demands = {f"__{rank}{METADATA}": 1 for rank in range(process_count)}
+        unit_content.demands = {f"__{rank}{METADATA_FILE}": 1 for rank in range(process_count)}
     else:
-        unit_content.demands = {METADATA: 1}
+        unit_content.demands = {METADATA_FILE: 1}
     return unit_content
 
 
 def _add_shard_demands(
-    checkpoint_unit: Unit, format_context: Context, unit_content: Content
+    checkpoint_unit: CheckpointUnit, format_context: FormatContext, unit_content: UnitContent
 ) -> None:
     """Add the files that each `.metadata` lists to the demands. Report a file that is newer than
     the `.metadata`."""
@@ -302,7 +321,7 @@ def _add_shard_demands(
             continue
 
         try:
-            metadata_bytes = read_regular(
+            metadata_bytes = read_regular_file(
                 format_context.root / checkpoint_unit.path / path, MAX_METADATA_BYTES
             )
             sizes_by_name = parse_dcp_metadata(metadata_bytes).sizes
@@ -321,13 +340,16 @@ def _add_shard_demands(
                 )
 
 
-FORMATS: tuple[tuple[Callable[[Unit], bool], Callable[[Unit, Context], Content]], ...] = (
-    (_is_trainer, _read_trainer),
-    (_is_accelerate, _read_accelerate),
-    (_is_shards, _read_shards),
+FORMATS: tuple[
+    tuple[Callable[[CheckpointUnit], bool], Callable[[CheckpointUnit, FormatContext], UnitContent]],
+    ...,
+] = (
+    (_is_trainer_unit, _read_trainer_unit),
+    (_is_accelerate_unit, _read_accelerate_unit),
+    (_is_sharded_unit, _read_sharded_unit),
 )
 
 
-def sizes_of(states_by_path: Mapping[str, FileState]) -> dict[str, int]:
+def map_sizes_by_path(states_by_path: Mapping[str, FileState]) -> dict[str, int]:
     """Return the sizes of files by path."""
     return {path: file_state.size for path, file_state in states_by_path.items()}

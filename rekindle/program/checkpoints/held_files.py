@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from rekindle.program.checkpoints.folder import Unit, read_file_state
+from rekindle.program.checkpoints.folder import CheckpointUnit, read_file_state
 from rekindle.program.checkpoints.paths import resolve
 
 
@@ -19,7 +19,7 @@ class ChangedFile(Exception):
     """A file changed or disappeared while it was read."""
 
 
-def hidden_folder(root: Path) -> Path:
+def choose_hidden_folder(root: Path) -> Path:
     """Return a folder for links and drafts on the file system of the checkpoint folder: next to it,
     or inside if the checkpoint folder is a mount point."""
     sibling_folder = root.parent / f".{root.name}.rekindle"
@@ -28,17 +28,17 @@ def hidden_folder(root: Path) -> Path:
     return root / ".rekindle"
 
 
-def remove_leftovers(root: Path) -> None:
+def remove_leftover_links(root: Path) -> None:
     """Remove the links and drafts of processes that were killed."""
     for folder_name in ("held", "drafts"):
-        shutil.rmtree(hidden_folder(root) / folder_name, ignore_errors=True)
+        shutil.rmtree(choose_hidden_folder(root) / folder_name, ignore_errors=True)
 
 
 @contextmanager
-def hold(root: Path, checkpoint_unit: Unit) -> Iterator[dict[str, Path]]:
+def hold_files(root: Path, checkpoint_unit: CheckpointUnit) -> Iterator[dict[str, Path]]:
     """Link the files of a unit inside a `with` block. Yields, for each file, the path to read.
     Raises ChangedFile."""
-    link_folder = hidden_folder(root) / "held" / uuid.uuid4().hex
+    link_folder = choose_hidden_folder(root) / "held" / uuid.uuid4().hex
     with suppress(OSError):  # on a full disk, read without links
         link_folder.mkdir(parents=True)
     try:
@@ -53,7 +53,11 @@ def hold(root: Path, checkpoint_unit: Unit) -> Iterator[dict[str, Path]]:
 
 
 def _hold_file(
-    root: Path, checkpoint_unit: Unit, relative_path: str, link_folder: Path, file_number: int
+    root: Path,
+    checkpoint_unit: CheckpointUnit,
+    relative_path: str,
+    link_folder: Path,
+    file_number: int,
 ) -> Path:
     source_path = checkpoint_unit.file_path(root, relative_path)
     link_path = link_folder / str(file_number)
@@ -61,11 +65,13 @@ def _hold_file(
         os.link(resolve(source_path), link_path)
 
     held_path = link_path if link_path.exists() else source_path
-    check_unchanged(held_path, checkpoint_unit, relative_path)
+    check_file_unchanged(held_path, checkpoint_unit, relative_path)
     return held_path
 
 
-def check_unchanged(path: Path | int, checkpoint_unit: Unit, relative_path: str) -> None:
+def check_file_unchanged(
+    path: Path | int, checkpoint_unit: CheckpointUnit, relative_path: str
+) -> None:
     """Raise ChangedFile unless a path or file descriptor is this version of the unit's file."""
     try:
         is_unchanged = read_file_state(path) == checkpoint_unit.files[relative_path]

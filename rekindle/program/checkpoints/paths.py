@@ -7,14 +7,16 @@ from pathlib import Path
 MAX_PATH_CHARS = 1024
 MAX_NAME_BYTES = 255
 # `.tmpAb12`, `tmp-checkpoint-500`, `latest.tmp.pt`, `latest.pt.tmp.17`, `latest.pt.part`
-TEMPORARY_NAME = re.compile(
+TEMPORARY_NAME_PATTERN = re.compile(
     r"\.?_?(tmp|temp)([._-].*)?|\.tmp.*|.*[._-]tmp([._-].*)?|.*\.(incomplete|part|partial|temp)|.*~",
     re.IGNORECASE,
 )
-STEP_WORD = r"(?:checkpoint|ckpt|chkpt|epoch|global_?step|iter|iteration|save|step)"
-STEP_NAME = re.compile(rf"(?:.*[^a-z])?{STEP_WORD}[-_=.]?\d+(?:[^/]*)|\d+", re.IGNORECASE)
+STEP_WORD_PATTERN = r"(?:checkpoint|ckpt|chkpt|epoch|global_?step|iter|iteration|save|step)"
+STEP_NAME_PATTERN = re.compile(
+    rf"(?:.*[^a-z])?{STEP_WORD_PATTERN}[-_=.]?\d+(?:[^/]*)|\d+", re.IGNORECASE
+)
 # in order of priority: a number after the word "step" comes first
-STEP_NUMBERS = (
+STEP_NUMBER_PATTERNS = (
     re.compile(r"(?:global_?)?step[-_=.]?(\d+)", re.IGNORECASE),
     re.compile(r"(?:iter|iteration)[-_=.]?(\d+)", re.IGNORECASE),
     re.compile(r"(?:checkpoint|ckpt|chkpt|save)[-_=.]?(\d+)", re.IGNORECASE),
@@ -24,7 +26,7 @@ STEP_NUMBERS = (
 
 # three kinds of numbers: `save` counts saves (`epoch_3_of_40.pt`), `part` distinguishes files of
 # one save (`rank_1.pt`, `shard_0_of_3.pt`, `model-00001-of-00003.safetensors`), and other numbers
-NUMBERS = re.compile(
+NUMBER_PATTERN = re.compile(
     r"(?P<save>(?:epoch|step|iter|iteration|save)[-_=.]?\d+(?:[-_]?of[-_]?\d+)?)"
     r"|(?P<part>(?<![a-z])(?:rank|shard|part|worker|process|proc|device|gpu|node|host|replica|[dmpt]p)"
     r"s?[-_=.]?\d+(?:[-_]?of[-_]?\d+)?|\d+[-_]?of[-_]?\d+)"
@@ -50,11 +52,11 @@ def is_safe_path(path: str) -> bool:
             len(path_part.encode(errors="surrogatepass")) <= MAX_NAME_BYTES
             for path_part in path_parts
         )
-        and _is_unicode(path)
+        and _is_valid_unicode(path)
     )
 
 
-def _is_unicode(text: str) -> bool:
+def _is_valid_unicode(text: str) -> bool:
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -62,45 +64,47 @@ def _is_unicode(text: str) -> bool:
     return True
 
 
-def is_temporary(name: str) -> bool:
+def is_temporary_name(name: str) -> bool:
     """Return True if programs use such a name for unfinished files or folders, which they rename
     afterwards."""
-    return TEMPORARY_NAME.fullmatch(name) is not None
+    return TEMPORARY_NAME_PATTERN.fullmatch(name) is not None
 
 
-def has_step(name: str) -> bool:
+def has_step_number(name: str) -> bool:
     """Return True for a name such as `checkpoint-500`, `step_500` or `0000500`."""
-    return STEP_NAME.fullmatch(name) is not None
+    return STEP_NAME_PATTERN.fullmatch(name) is not None
 
 
 def parse_step(name: str) -> int | None:
     """Return the step in a name, or None."""
-    name = _without_parts(name)
-    for step_pattern in STEP_NUMBERS:
+    name = _remove_part_numbers(name)
+    for step_pattern in STEP_NUMBER_PATTERNS:
         step_match = step_pattern.search(name)
         if step_match and len(step_match[1]) <= 15:
             return int(step_match[1])
     return None
 
 
-def without_numbers(path: str) -> str:
+def replace_numbers(path: str) -> str:
     """Replace each number in a path by N."""
     return re.sub(r"\d+", "N", path)
 
 
-def save_numbers(path: str) -> list[int]:
+def parse_save_numbers(path: str) -> list[int]:
     """Return the numbers in a path, except the numbers of ranks and shards."""
-    return [int(number) for number in re.findall(r"\d{1,15}", _without_parts(path))]
+    return [int(number) for number in re.findall(r"\d{1,15}", _remove_part_numbers(path))]
 
 
-def _without_parts(path: str) -> str:
+def _remove_part_numbers(path: str) -> str:
     """Remove the numbers of ranks and shards from a path, including the word before each number."""
-    return NUMBERS.sub(lambda number_match: "" if number_match["part"] else number_match[0], path)
+    return NUMBER_PATTERN.sub(
+        lambda number_match: "" if number_match["part"] else number_match[0], path
+    )
 
 
-def family_of(path: str) -> str:
+def make_family_path(path: str) -> str:
     """Replace the numbers in a path by N, except the numbers of ranks and shards. Paths with the
     same result are versions of the same checkpoint."""
-    return NUMBERS.sub(
-        lambda number_match: number_match["part"] or without_numbers(number_match[0]), path
+    return NUMBER_PATTERN.sub(
+        lambda number_match: number_match["part"] or replace_numbers(number_match[0]), path
     )

@@ -8,19 +8,19 @@ from pathlib import Path, PurePosixPath
 
 from pydantic import ValidationError
 
-from rekindle.program.checkpoints.folder import Pointer, Unit
-from rekindle.program.checkpoints.paths import family_of, parse_step, resolve
+from rekindle.program.checkpoints.folder import CheckpointPointer, CheckpointUnit
+from rekindle.program.checkpoints.paths import make_family_path, parse_step, resolve
 from rekindle.program.checkpoints.records import PointerRecord
 
 
 def describe_pointers(
-    root: Path, pointers: Iterable[Pointer], checkpoint_unit: Unit
+    root: Path, pointers: Iterable[CheckpointPointer], checkpoint_unit: CheckpointUnit
 ) -> list[PointerRecord]:
     """Return the pointers to checkpoints of the unit's family, with a placeholder instead of the
     checkpoint's name."""
     pointer_records: list[PointerRecord] = []
     for pointer in pointers:
-        text_pattern = _find_pattern(root, pointer, checkpoint_unit)
+        text_pattern = _find_text_pattern(root, pointer, checkpoint_unit)
         if text_pattern:
             # ignore invalid names and texts: a pointer must not prevent the upload of the
             # checkpoint
@@ -31,7 +31,9 @@ def describe_pointers(
     return pointer_records
 
 
-def _find_pattern(root: Path, pointer: Pointer, checkpoint_unit: Unit) -> str:
+def _find_text_pattern(
+    root: Path, pointer: CheckpointPointer, checkpoint_unit: CheckpointUnit
+) -> str:
     stripped_text = pointer.text.strip()
     trailing_whitespace = pointer.text[len(pointer.text.rstrip()) :]
     if "{" in stripped_text or not stripped_text:
@@ -42,7 +44,7 @@ def _find_pattern(root: Path, pointer: Pointer, checkpoint_unit: Unit) -> str:
     target_path = os.path.normpath(os.path.join(root, os.path.dirname(pointer.path), stripped_text))
     relative_target = os.path.relpath(target_path, root)
     if (
-        family_of(relative_target) == checkpoint_unit.family
+        make_family_path(relative_target) == checkpoint_unit.family
         and target_name == relative_target.rpartition("/")[2]
     ):
         is_in_parent = os.path.dirname(relative_target) == unit_parent and not os.path.isabs(
@@ -53,7 +55,7 @@ def _find_pattern(root: Path, pointer: Pointer, checkpoint_unit: Unit) -> str:
         return (
             stripped_text[: len(stripped_text) - len(target_name)] + "{name}" + trailing_whitespace
         )
-    if family_of(stripped_text) == checkpoint_unit.family:
+    if make_family_path(stripped_text) == checkpoint_unit.family:
         return "{path}" + trailing_whitespace
     is_sibling = os.path.dirname(pointer.path) == unit_parent
     if (
@@ -79,11 +81,11 @@ def write_pointer(root: Path, pointer: PointerRecord, unit_path: str) -> None:
         text = text.replace(placeholder, replacement)
 
     pointer_path = root / pointer.path
-    if not _is_below(root, pointer_path.parent) or (
+    if not _is_folder_below(root, pointer_path.parent) or (
         pointer_path.is_dir() and not pointer_path.is_symlink()
     ):
         return
-    if pointer.is_link and not _stays_below(root, pointer_path, text):
+    if pointer.is_link and not _link_stays_below(root, pointer_path, text):
         return
 
     temporary_path = pointer_path.with_name(f".tmp-{uuid.uuid4().hex}")
@@ -95,12 +97,12 @@ def write_pointer(root: Path, pointer: PointerRecord, unit_path: str) -> None:
     temporary_path.replace(pointer_path)
 
 
-def _is_below(root: Path, folder: Path) -> bool:
+def _is_folder_below(root: Path, folder: Path) -> bool:
     """Return True if no part of the folder's path below `root` is a link."""
     return resolve(folder) == resolve(root) / folder.relative_to(root)
 
 
-def _stays_below(root: Path, link: Path, target_text: str) -> bool:
+def _link_stays_below(root: Path, link: Path, target_text: str) -> bool:
     """Return True if the target of a link is below `root`."""
     path_parts = target_text.split("/")
     while path_parts and path_parts[0] == "..":

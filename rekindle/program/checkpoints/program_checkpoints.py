@@ -19,32 +19,36 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from rekindle.errors import RekindleError, say
+from rekindle.errors import RekindleError, write_stderr
 from rekindle.program.checkpoints.formats import DISTRIBUTED_CHECKPOINT, HUGGING_FACE
-from rekindle.program.checkpoints.held_files import ChangedFile, hidden_folder, remove_leftovers
-from rekindle.program.checkpoints.paths import family_of
+from rekindle.program.checkpoints.held_files import (
+    ChangedFile,
+    choose_hidden_folder,
+    remove_leftover_links,
+)
+from rekindle.program.checkpoints.paths import make_family_path
 from rekindle.program.checkpoints.pointers import describe_pointers, write_pointer
-from rekindle.program.checkpoints.records import CheckpointRecord, ShareRecord, unit_key
+from rekindle.program.checkpoints.records import CheckpointRecord, ShareRecord, make_unit_key
 from rekindle.program.checkpoints.restore import (
     RestoreCounts,
-    restore_keys,
-    restore_newest,
-    set_aside,
+    move_units_aside,
+    restore_checkpoints,
+    restore_newest_checkpoints,
 )
 from rekindle.program.checkpoints.saves import choose_versions
 from rekindle.program.checkpoints.store import MissingChunks, ProgramStore, UploadStopped
-from rekindle.program.checkpoints.watch import LocalCheckpoint, Watch, WatchSettings
+from rekindle.program.checkpoints.watch import FolderWatch, LocalCheckpoint, WatchSettings
 from rekindle.storage import Store
 
 LOOK_INTERVAL_S = 1.0
-SAME_TIME_S = 0.1  # tolerance for equal times: two clock conversions differ slightly
+SAME_TIME_TOLERANCE_S = 0.1  # tolerance for equal times: two clock conversions differ slightly
 # interval while another node waits for this node to record that it lacks a checkpoint
 WAITED_FOR_INTERVAL_S = 0.2
 MAX_PAUSE_S = 30.0  # longest pause after an error of the object store
 LOG_INTERVAL_S = 10.0
 FULL_DISK_BYTES = 1 << 20  # free space of a disk that counts as full
-NODES = "nodes"  # name of the file with the number of nodes
-NICENESS = 10
+NODE_COUNT_FILE = "nodes"  # name of the file with the number of nodes
+UPLOAD_NICENESS = 10
 IDLE_IO_CLASS = 3
 IO_PRIORITY_CALLS = {"x86_64": 251, "aarch64": 30}  # number of ioprio_set by CPU
 
@@ -67,7 +71,7 @@ class Generation(NamedTuple):
         return f"{self.number:08d}-{self.group}"
 
 
-class Restored(NamedTuple):
+class RestoredCheckpoint(NamedTuple):
     """The checkpoint from which the program continues. `path`: its path, None if no checkpoint
     exists; `kept_bytes`: bytes that the folder already had; `fetched_bytes`: bytes from the object
     store."""
@@ -119,7 +123,7 @@ class ProgramCheckpoints:
         self._look_interval_s = look_interval_s
         self._marker = marker_name
         self._result = result_path
-        self._watch = Watch(folder, WatchSettings(marker=marker_name), is_alive)
+        self._watch = FolderWatch(folder, WatchSettings(marker=marker_name), is_alive)
         self._lock = threading.Lock()  # protects the watch
         self._files: Mapping[str, object] = {}  # path of a unit → its files when last listed
         self._counted: dict[str, object] = {}  # path → files of the last version in `saves`
@@ -131,7 +135,7 @@ class ProgramCheckpoints:
         self._has_news = threading.Event()  # set to wake the thread that uploads
 
         folder.mkdir(parents=True, exist_ok=True)
-        remove_leftovers(folder)
+        remove_leftover_links(folder)
 
     @property
     def complete(self) -> dict[str, LocalCheckpoint]:
@@ -155,13 +159,13 @@ class ProgramCheckpoints:
         return self.saves or -1
 
     @property
-    def counts_saves(self) -> bool:
+    def is_counting_saves(self) -> bool:
         """True if `newest_step` is a number of saves, because no checkpoint contains its step."""
         return self.saves > 0 and not self._list_steps()
 
     def newest_complete(self) -> Path | None:
         """Return the path of the newest complete checkpoint in the folder."""
-        newest_checkpoint = max(self._list_usable(), key=_age_key, default=None)
+        newest_checkpoint = max(self._list_usable_checkpoints(), key=_make_age_key, default=None)
         return self.folder / newest_checkpoint.path if newest_checkpoint else None
 
     def choose(self, generations: Iterable[str], damaged_keys: Collection[str]) -> list[str]:
@@ -174,8 +178,8 @@ class ProgramCheckpoints:
         # the nodes of earlier generations have finished their uploads, or are lost
         self.store.end_deletions()
         for generation in sorted(set(generations)):
-            self.store.commit_ended(generation)
-        return self.store.list_newest(damaged_keys)
+            self.store.commit_ended_generation(generation)
+        return self.store.list_newest_keys(damaged_keys)
 
     def read_clock(self) -> int:
         """Return the time of the object store in nanoseconds. Raises StorageError."""
@@ -190,7 +194,9 @@ class ProgramCheckpoints:
         """Convert a time of this node's clock to the clock of the object store."""
         return max(time_ns + self._clock_offset_ns, 0)
 
-    def restore(self, generation: Generation, checkpoint_keys: list[str] | None = None) -> Restored:
+    def restore(
+        self, generation: Generation, checkpoint_keys: list[str] | None = None
+    ) -> RestoredCheckpoint:
         """Restore the checkpoints `checkpoint_keys` (default: the newest complete ones) on this
         node. The program must not be running. Incomplete checkpoints are moved out of the folder.
 
@@ -198,26 +204,28 @@ class ProgramCheckpoints:
         node cannot write, StorageError if the object store is unavailable.
         """
         self.folder.mkdir(parents=True, exist_ok=True)
-        may_use_local = generation.nodes == 1 and self._read_nodes() == 1
+        may_use_local = generation.nodes == 1 and self._read_node_count() == 1
         self.generation = generation
         with self._lock:
             self._watch.settings = self._watch_settings()
             self._watch.settle(has_succeeded=False)
             restore_counts = RestoreCounts()
-            is_cut_off = generation.nodes == 1 and self._is_cut_off()
+            is_cut_off = generation.nodes == 1 and self._is_save_cut_off()
             local_checkpoint = (
-                self._find_newer_local() if may_use_local and not is_cut_off else None
+                self._find_newer_checkpoint() if may_use_local and not is_cut_off else None
             )
             if local_checkpoint:
                 self._set_aside_incomplete([])
-                return Restored(self.folder / local_checkpoint.path, local_checkpoint.step)
+                return RestoredCheckpoint(
+                    self.folder / local_checkpoint.path, local_checkpoint.step
+                )
 
             if checkpoint_keys is None:
-                restored_records = restore_newest(
+                restored_records = restore_newest_checkpoints(
                     self.store, self.folder, generation.node, restore_counts
                 )
             else:
-                restored_records = restore_keys(
+                restored_records = restore_checkpoints(
                     self.store, self.folder, generation.node, checkpoint_keys, restore_counts
                 )
             self._adopt(restored_records)
@@ -232,10 +240,10 @@ class ProgramCheckpoints:
             None,
         )
         if newest_record is None:
-            return Restored(None)
+            return RestoredCheckpoint(None)
         self.saves = max(self.saves, newest_record.order + 1)
         restored_path = self.folder / newest_record.path
-        return Restored(
+        return RestoredCheckpoint(
             restored_path,
             newest_record.step,
             restore_counts.kept_bytes,
@@ -245,7 +253,7 @@ class ProgramCheckpoints:
     def begin(self) -> None:
         """Start the threads that list the folder and upload checkpoints. Call directly before the
         program starts."""
-        self._write_nodes()
+        self._write_node_count()
         self.last_save_s = time.monotonic()
         with self._lock:
             self._watch.begin(self._watch_settings())
@@ -286,14 +294,16 @@ class ProgramCheckpoints:
     def remove(self) -> None:
         """Remove all files of the program's checkpoints on this node."""
         with suppress(OSError):
-            shutil.rmtree(hidden_folder(self.folder), ignore_errors=True)
+            shutil.rmtree(choose_hidden_folder(self.folder), ignore_errors=True)
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def flush(self, timeout_s: float) -> bool:
         """Wait until the newest complete checkpoints are in the store, then stop the threads.
         Returns False if `timeout_s` seconds were not enough."""
         deadline_s = time.monotonic() + timeout_s
-        while (is_pending := bool(self._find_pending())) and time.monotonic() < deadline_s:
+        while (
+            is_pending := bool(self._find_pending_checkpoints())
+        ) and time.monotonic() < deadline_s:
             time.sleep(0.05)
 
         self._stop.set()
@@ -303,12 +313,12 @@ class ProgramCheckpoints:
 
         if self.generation.nodes > 1:
             try:
-                self.store.write_ended(
+                self.store.write_ended_node(
                     self.generation.key, self.generation.node, self._list_own_units()
                 )
                 self._commit_shares()
             except RekindleError as error:
-                say(f"the last checkpoint is not in the store: {error}")
+                write_stderr(f"the last checkpoint is not in the store: {error}")
         return not is_pending
 
     def _watch_settings(self) -> WatchSettings:
@@ -316,14 +326,14 @@ class ProgramCheckpoints:
 
     def _run_looks(self, stop_event: threading.Event) -> None:
         """List the folder periodically, even during a long upload."""
-        _lower_priority()
+        _lower_thread_priority()
         while not stop_event.is_set():
             try:
                 with self._lock:
                     if not self._watch.has_ended:
                         self._watch.look()
                         self._count_saves()
-                if not self.problem and self._find_pending():
+                if not self.problem and self._find_pending_checkpoints():
                     self._has_news.set()
             # a file of the program can cause any error; the thread must look at the other files
             except Exception as error:
@@ -335,7 +345,7 @@ class ProgramCheckpoints:
     ) -> None:
         """Wait until the upload thread of the previous start has ended, then upload complete
         checkpoints."""
-        _lower_priority()
+        _lower_thread_priority()
         if previous_thread:
             previous_thread.join()
 
@@ -361,7 +371,7 @@ class ProgramCheckpoints:
 
     def _log_problem(self, error: Exception) -> None:
         if time.monotonic() - self._last_log_s >= LOG_INTERVAL_S:
-            say(f"a checkpoint of the program is not in the store yet: {error}")
+            write_stderr(f"a checkpoint of the program is not in the store yet: {error}")
             self._last_log_s = time.monotonic()
 
     def _count_saves(self) -> None:
@@ -386,42 +396,44 @@ class ProgramCheckpoints:
     def _list_steps(self) -> list[int]:
         return [
             local_checkpoint.step
-            for local_checkpoint in self._list_usable()
+            for local_checkpoint in self._list_usable_checkpoints()
             if local_checkpoint.step is not None
         ]
 
-    def _list_usable(self) -> list[LocalCheckpoint]:
+    def _list_usable_checkpoints(self) -> list[LocalCheckpoint]:
         return [
             local_checkpoint
             for local_checkpoint in self.complete.values()
             if self._is_for_resume(local_checkpoint.path)
         ]
 
-    def _write_nodes(self) -> None:
+    def _write_node_count(self) -> None:
         """Record in the hidden folder on how many nodes the program runs."""
-        hidden_path = hidden_folder(self.folder)
+        hidden_path = choose_hidden_folder(self.folder)
         hidden_path.mkdir(parents=True, exist_ok=True)
-        (hidden_path / NODES).write_text(str(self.generation.nodes))
+        (hidden_path / NODE_COUNT_FILE).write_text(str(self.generation.nodes))
 
-    def _read_nodes(self) -> int:
+    def _read_node_count(self) -> int:
         """Return the number of nodes of the last generation that used this folder; 1 if the folder
         is new."""
         try:
-            return int((hidden_folder(self.folder) / NODES).read_text())
+            return int((choose_hidden_folder(self.folder) / NODE_COUNT_FILE).read_text())
         except (OSError, ValueError):
             return 1
 
     def _list_own_units(self) -> set[str]:
         with self._lock:
-            return {unit_key(path) for path in [*self._watch.complete, *self._watch.incomplete]}
+            return {
+                make_unit_key(path) for path in [*self._watch.complete, *self._watch.incomplete]
+            }
 
-    def _find_pending(self) -> list[LocalCheckpoint]:
+    def _find_pending_checkpoints(self) -> list[LocalCheckpoint]:
         """Return the complete checkpoints to upload, oldest first: the newest of each family. With
         several nodes, after the program's end, also the second newest, since the newest may be
         complete only on this node."""
         version_count = 2 if self.generation.nodes > 1 and self._watch.has_ended else 1
         checkpoints_by_family: dict[str, list[LocalCheckpoint]] = {}
-        complete_checkpoints = sorted(self.complete.values(), key=_age_key)
+        complete_checkpoints = sorted(self.complete.values(), key=_make_age_key)
         if not self._watch.has_ended:
             # while the program is writing a save, upload the files of the previous save
             local_versions = [
@@ -446,7 +458,7 @@ class ProgramCheckpoints:
 
     def _upload_pending(self, stop_event: threading.Event) -> None:
         generation = self.generation
-        for checkpoint in self._find_pending():
+        for checkpoint in self._find_pending_checkpoints():
             try:
                 self._upload(checkpoint, generation, stop_event)
             except (ChangedFile, MissingChunks):
@@ -499,7 +511,7 @@ class ProgramCheckpoints:
             earlier_ns=self.to_store_time(earlier_ns) if earlier_ns else 0,
         )
         self.store.write_share(generation.key, share_record)
-        self.store.check_chunks(file_records)
+        self.store.verify_chunks_exist(file_records)
 
     def _proves_end(self, checkpoint: LocalCheckpoint) -> bool:
         """Return True if the demands of the checkpoint list the files of all nodes."""
@@ -529,7 +541,7 @@ class ProgramCheckpoints:
     def _write_absence(self, share_keys: dict[int, str]) -> dict[int, str]:
         """Record that this node lacks the unit of these shares; return {index of this node: key of
         the record}."""
-        unit_path = self.store.find_path(share_keys.values())
+        unit_path = self.store.find_unit_path(share_keys.values())
         if unit_path is None:
             return {}
 
@@ -544,7 +556,7 @@ class ProgramCheckpoints:
         )
         return {share_record.node: self.store.write_share(self.generation.key, share_record)}
 
-    def _find_newer_local(self) -> LocalCheckpoint | None:
+    def _find_newer_checkpoint(self) -> LocalCheckpoint | None:
         """Return the newest complete checkpoint in the folder if it is newer than its family's
         checkpoints in the store, else None."""
         local_checkpoint = max(
@@ -553,13 +565,13 @@ class ProgramCheckpoints:
                 for complete_checkpoint in self._watch.complete.values()
                 if self._is_for_resume(complete_checkpoint.path)
             ),
-            key=_age_key,
+            key=_make_age_key,
             default=None,
         )
         if local_checkpoint is None:
             return None
 
-        stored_record = self.store.find_newest(local_checkpoint.family)
+        stored_record = self.store.find_newest_record(local_checkpoint.family)
         if stored_record is None:
             return local_checkpoint
         is_newer = self.to_store_time(local_checkpoint.unit.newest_ns) / 1e9 > stored_record.created
@@ -571,27 +583,30 @@ class ProgramCheckpoints:
             is_newer = local_checkpoint.step > stored_record.step
         return local_checkpoint if is_newer else None
 
-    def _is_cut_off(self) -> bool:
+    def _is_save_cut_off(self) -> bool:
         """Return True if the program was killed between two files of a save, so that it must
         continue from an earlier save."""
         stored_records = [stored_record for _, stored_record in self.store.read_records()]
         local_versions: list[_LocalVersion | CheckpointRecord] = []
-        for local_checkpoint in sorted(self._watch.complete.values(), key=_age_key, reverse=True):
+        for local_checkpoint in sorted(
+            self._watch.complete.values(), key=_make_age_key, reverse=True
+        ):
             created_s = self.to_store_time(local_checkpoint.unit.newest_ns) / 1e9
             if not any(
                 stored_record.path == local_checkpoint.path
-                and abs(stored_record.created - created_s) < SAME_TIME_S
+                and abs(stored_record.created - created_s) < SAME_TIME_TOLERANCE_S
                 for stored_record in stored_records
             ):
                 local_versions.append(_LocalVersion(local_checkpoint.path, 1, created_s))
 
         chosen_versions = choose_versions([*local_versions, *stored_records])
         newest_by_family = {
-            family_of(version.path): version
+            make_family_path(version.path): version
             for version in reversed([*local_versions, *stored_records])
         }
         return any(
-            newest_by_family[family_of(version.path)] is not version for version in chosen_versions
+            newest_by_family[make_family_path(version.path)] is not version
+            for version in chosen_versions
         )
 
     def _adopt(self, restored_records: list[CheckpointRecord]) -> None:
@@ -623,7 +638,9 @@ class ProgramCheckpoints:
             # a checkpoint that is newer than the restored ones is incomplete: other nodes or other
             # files of its save lack their parts, so the program would mix different steps
             for path, local_checkpoint in self._watch.complete.items():
-                if path not in restored_paths and _is_newer(local_checkpoint, restored_records):
+                if path not in restored_paths and _is_newer_than_records(
+                    local_checkpoint, restored_records
+                ):
                     reasons_by_path[path] = (
                         "other files of its save are missing"
                         if is_cut_off
@@ -633,33 +650,37 @@ class ProgramCheckpoints:
             return
 
         for path, reason in reasons_by_path.items():
-            say(f"the checkpoint {path} is not complete ({reason}): the program does not see it")
-        set_aside(self.folder, reasons_by_path)
+            write_stderr(
+                f"the checkpoint {path} is not complete ({reason}): the program does not see it"
+            )
+        move_units_aside(self.folder, reasons_by_path)
         self._watch.forget(list(reasons_by_path))
 
 
-def _is_newer(local_checkpoint: LocalCheckpoint, restored_records: list[CheckpointRecord]) -> bool:
+def _is_newer_than_records(
+    local_checkpoint: LocalCheckpoint, restored_records: list[CheckpointRecord]
+) -> bool:
     """Return True if a local checkpoint is newer than all records of its family."""
     return all(
         restored_record.step is None
         or local_checkpoint.step is None
         or local_checkpoint.step > restored_record.step
         for restored_record in restored_records
-        if family_of(restored_record.path) == local_checkpoint.family
+        if make_family_path(restored_record.path) == local_checkpoint.family
     )
 
 
-def _age_key(checkpoint: LocalCheckpoint) -> tuple[int, int]:
+def _make_age_key(checkpoint: LocalCheckpoint) -> tuple[int, int]:
     """Return a key that sorts the checkpoints of one family from the oldest to the newest."""
     step = -1 if checkpoint.step is None else checkpoint.step
     return step, checkpoint.unit.newest_ns
 
 
-def _lower_priority() -> None:
+def _lower_thread_priority() -> None:
     """Lower the CPU and disk priority of this thread and the threads that it starts, so that the
     program has priority."""
     with suppress(OSError):
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), UPLOAD_NICENESS)
 
     syscall_number = IO_PRIORITY_CALLS.get(platform.machine())
     if syscall_number and platform.system() == "Linux":

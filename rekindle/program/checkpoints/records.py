@@ -18,38 +18,38 @@ from typing import Annotated
 
 from pydantic import AfterValidator, Field, StringConstraints, model_validator
 
-from argolocal.common.checked_names import show
+from argolocal.common.checked_names import format_untrusted
 from argolocal.common.json_text import to_json
 from rekindle.documents import Document, Sealed
 from rekindle.program.checkpoints.paths import is_safe_path
 from rekindle.training.membership.protocol import MAX_STEP
 
-RECORD_NAME = re.compile(r"([0-9]{12})-([0-9a-f]{16})\.json")
-SHARE_NAME = re.compile(r"([0-9]{1,10})-[0-9]{12,19}\.json")
-ENDED_NAME = re.compile(r"([0-9]{1,10})\.json")
+RECORD_NAME_PATTERN = re.compile(r"([0-9]{12})-([0-9a-f]{16})\.json")
+SHARE_NAME_PATTERN = re.compile(r"([0-9]{1,10})-[0-9]{12,19}\.json")
+ENDED_NODE_PATTERN = re.compile(r"([0-9]{1,10})\.json")
 MAX_FILES = 1_000_000
 
 
-def _check_path(path: str) -> str:
+def _check_safe_path(path: str) -> str:
     if not is_safe_path(path):
-        raise ValueError(f"{show(path)} is not a path below the checkpoint folder")
+        raise ValueError(f"{format_untrusted(path)} is not a path below the checkpoint folder")
     return path
 
 
-def _check_unit(path: str) -> str:
-    if any(path_part.startswith(".") for path_part in _check_path(path).split("/")):
-        raise ValueError(f"{show(path)} is hidden")
+def _check_unit_path(path: str) -> str:
+    if any(path_part.startswith(".") for path_part in _check_safe_path(path).split("/")):
+        raise ValueError(f"{format_untrusted(path)} is hidden")
     return path
 
 
-def _check_file(path: str) -> str:
-    return path and _check_path(path)
+def _check_file_path(path: str) -> str:
+    return path and _check_safe_path(path)
 
 
 Digest = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}\z")]
-UnitPath = Annotated[str, AfterValidator(_check_unit)]
+UnitPath = Annotated[str, AfterValidator(_check_unit_path)]
 # "" is the file of a unit that is a file
-FilePath = Annotated[str, AfterValidator(_check_file)]
+FilePath = Annotated[str, AfterValidator(_check_file_path)]
 Count = Annotated[int, Field(ge=0, lt=2**62)]
 Step = Annotated[int, Field(ge=0, le=MAX_STEP)]
 Order = Annotated[int, Field(ge=0, lt=10**12)]  # limited by the digits in RECORD_NAME
@@ -90,7 +90,7 @@ class PointerRecord(Document):
     is_link: bool
 
 
-class Files(Sealed):
+class UnitFiles(Sealed):
     """The files of one unit: of a complete checkpoint, or one node's share of them. `path`: the
     unit's path below the checkpoint folder."""
 
@@ -102,7 +102,7 @@ class Files(Sealed):
     pointers: list[PointerRecord] = Field(default_factory=list)
 
     @model_validator(mode="after")
-    def _check_files(self) -> "Files":
+    def _check_files(self) -> "UnitFiles":
         contradiction = find_contradiction(self.files)
         if contradiction:
             raise ValueError(contradiction)
@@ -129,11 +129,11 @@ def find_contradiction(file_records: Iterable[FileRecord]) -> str:
     for path in paths:
         parent_paths = {path[:index] for index, character in enumerate(path) if character == "/"}
         if not parent_paths.isdisjoint(paths):
-            return f"{show(path)} is below a file"
+            return f"{format_untrusted(path)} is below a file"
     return ""
 
 
-class CheckpointRecord(Files):
+class CheckpointRecord(UnitFiles):
     """A complete checkpoint. `order`: sequential number of the commit; `created`: time of its last
     change, by the clock of the object store."""
 
@@ -143,7 +143,7 @@ class CheckpointRecord(Files):
     def key(self, prefix: str) -> str:
         return f"{prefix}/checkpoints/{self.order:012d}-{self.content_id()}.json"
 
-    def files_for(self, node: int) -> dict[str, FileRecord]:
+    def select_node_files(self, node: int) -> dict[str, FileRecord]:
         """Return all files by path. If several nodes have a file with the same path, return that of
         `node`."""
         files_by_path = {file_record.path: file_record for file_record in reversed(self.files)}
@@ -153,7 +153,7 @@ class CheckpointRecord(Files):
         return {**files_by_path, **own_files_by_path}
 
 
-class ShareRecord(Files):
+class ShareRecord(UnitFiles):
     """The files that one node has of a checkpoint; `files` is empty if the node has none.
     `demands`: files that the checkpoint must have on any node, with their minimum size in bytes;
     `proves_end`: True if the demands name all files of all nodes; `newest_ns`: time of the last
@@ -171,7 +171,7 @@ class ShareRecord(Files):
     def name(self) -> str:
         """The end of the share's key: the unit's key, the index of the node, and the number of its
         share."""
-        return f"{unit_key(self.path)}/{self.node}-{self.sequence:012d}.json"
+        return f"{make_unit_key(self.path)}/{self.node}-{self.sequence:012d}.json"
 
 
 class EndedNode(Sealed):
@@ -181,7 +181,7 @@ class EndedNode(Sealed):
     units: list[str]
 
 
-class Latest(Document):
+class LatestCheckpoint(Document):
     """The content of `latest`: the key of the newest checkpoint."""
 
     checkpoint: str
@@ -189,7 +189,7 @@ class Latest(Document):
 
 def parse_order(key: str) -> int:
     """Return the commit number that the key of a checkpoint contains; -1 if the key is invalid."""
-    name_match = RECORD_NAME.fullmatch(key.rpartition("/")[2])
+    name_match = RECORD_NAME_PATTERN.fullmatch(key.rpartition("/")[2])
     return int(name_match[1]) if name_match else -1
 
 
@@ -205,6 +205,6 @@ def parse_sequence(key: str) -> int:
     return int(key.rpartition("-")[2].removesuffix(".json"))
 
 
-def unit_key(path: str) -> str:
+def make_unit_key(path: str) -> str:
     """Return a hash of a unit's path, which names the unit in the keys of shares."""
     return hashlib.sha256(path.encode()).hexdigest()[:16]

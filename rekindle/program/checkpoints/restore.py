@@ -16,8 +16,8 @@ from pathlib import Path
 from argolocal.common.files import sync_folder
 from argolocal.errors import InvalidDocument
 from rekindle.content.hashes import file_sha256
-from rekindle.errors import NotFound, RekindleError, say
-from rekindle.program.checkpoints.held_files import hidden_folder
+from rekindle.errors import NotFound, RekindleError, write_stderr
+from rekindle.program.checkpoints.held_files import choose_hidden_folder
 from rekindle.program.checkpoints.records import CheckpointRecord, FileRecord
 from rekindle.program.checkpoints.store import ProgramStore
 from rekindle.training.checkpoint.chunks import DamagedChunk, fetch_chunk
@@ -44,7 +44,7 @@ class RestoreCounts:
     fetched_bytes = 0
 
 
-def restore_newest(
+def restore_newest_checkpoints(
     store: ProgramStore, folder: Path, node: int, restore_counts: RestoreCounts
 ) -> list[CheckpointRecord]:
     """Restore the newest intact checkpoint of each family; return their records, newest first.
@@ -55,15 +55,15 @@ def restore_newest(
     damaged_keys: set[str] = set()
     while True:
         try:
-            return restore_keys(
-                store, folder, node, store.list_newest(damaged_keys), restore_counts
+            return restore_checkpoints(
+                store, folder, node, store.list_newest_keys(damaged_keys), restore_counts
             )
         except UnusableCheckpoint as error:
             damaged_keys.add(error.key)
-            say(f"a checkpoint cannot be used: {error} Trying the previous one.")
+            write_stderr(f"a checkpoint cannot be used: {error} Trying the previous one.")
 
 
-def restore_keys(
+def restore_checkpoints(
     store: ProgramStore,
     folder: Path,
     node: int,
@@ -76,7 +76,7 @@ def restore_keys(
         for checkpoint_key in checkpoint_keys:
             try:
                 checkpoint_record = store.read_record(checkpoint_key)
-                restore_record(store, folder, node, checkpoint_record, restore_counts)
+                restore_checkpoint(store, folder, node, checkpoint_record, restore_counts)
             except (NotFound, InvalidDocument, DamagedCheckpoint) as error:
                 raise UnusableCheckpoint(
                     checkpoint_key, f"{store.store.uri(checkpoint_key)}: {error}"
@@ -85,7 +85,7 @@ def restore_keys(
     return restored_records
 
 
-def restore_record(
+def restore_checkpoint(
     store: ProgramStore,
     folder: Path,
     node: int,
@@ -95,24 +95,24 @@ def restore_record(
     """Write the files of a checkpoint below `folder`. Raises DamagedCheckpoint, UnwritableDisk,
     StorageError."""
     unit_path = folder / checkpoint_record.path
-    _check_parents(folder, checkpoint_record.path)
-    file_records = checkpoint_record.files_for(node)
+    _check_parent_folders(folder, checkpoint_record.path)
+    file_records = checkpoint_record.select_node_files(node)
     intact_paths = {
         path
         for path, file_record in file_records.items()
-        if _is_intact(_join(unit_path, path), file_record)
+        if _is_file_intact(_join_unit_path(unit_path, path), file_record)
     }
     restore_counts.kept_bytes += sum(file_records[path].size for path in intact_paths)
     if len(intact_paths) == len(file_records):
         return
 
-    draft_path = hidden_folder(folder) / "drafts" / uuid.uuid4().hex
+    draft_path = choose_hidden_folder(folder) / "drafts" / uuid.uuid4().hex
     try:
         for path, file_record in file_records.items():
             _write_file(
                 store,
-                _join(unit_path, path),
-                _join(draft_path, path),
+                _join_unit_path(unit_path, path),
+                _join_unit_path(draft_path, path),
                 file_record,
                 path in intact_paths,
             )
@@ -121,11 +121,11 @@ def restore_record(
 
         _sync_folders(draft_path)
         unit_path.parent.mkdir(parents=True, exist_ok=True)
-        _replace(draft_path, unit_path, hidden_folder(folder))
+        _replace_unit(draft_path, unit_path, choose_hidden_folder(folder))
     except OSError as error:
         raise UnwritableDisk(describe_disk_error(unit_path, error)) from error
     finally:
-        _remove(draft_path)
+        _remove_unit(draft_path)
 
 
 def describe_disk_error(path: Path, error: OSError) -> str:
@@ -135,11 +135,11 @@ def describe_disk_error(path: Path, error: OSError) -> str:
     )
 
 
-def _join(unit_path: Path, relative_path: str) -> Path:
+def _join_unit_path(unit_path: Path, relative_path: str) -> Path:
     return unit_path / relative_path if relative_path else unit_path
 
 
-def _check_parents(folder: Path, relative_path: str) -> None:
+def _check_parent_folders(folder: Path, relative_path: str) -> None:
     """Raise DamagedCheckpoint if a parent of the path is a link or a file."""
     parent_folder = folder
     for path_part in relative_path.split("/")[:-1]:
@@ -148,7 +148,7 @@ def _check_parents(folder: Path, relative_path: str) -> None:
             raise DamagedCheckpoint(f"{parent_folder} is not a directory.")
 
 
-def _is_intact(path: Path, file_record: FileRecord) -> bool:
+def _is_file_intact(path: Path, file_record: FileRecord) -> bool:
     try:
         if path.is_symlink() or not path.is_file() or path.stat().st_size != file_record.size:
             return False
@@ -175,7 +175,7 @@ def _write_file(
         os.open(draft_path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb"
     ) as draft_stream:
         for chunk_number, chunk_name in enumerate(file_record.chunks):
-            chunk = _fetch(store, chunk_name, file_record.chunk_size(chunk_number))
+            chunk = _fetch_chunk(store, chunk_name, file_record.chunk_size(chunk_number))
             file_hash.update(chunk)
             draft_stream.write(chunk)
         draft_stream.flush()
@@ -186,7 +186,7 @@ def _write_file(
         raise DamagedCheckpoint(f"the sha256 of {file_record.path or 'the file'} is wrong.")
 
 
-def _fetch(store: ProgramStore, chunk_name: str, chunk_bytes: int) -> bytes:
+def _fetch_chunk(store: ProgramStore, chunk_name: str, chunk_bytes: int) -> bytes:
     chunk_key = f"{store.root}/chunks/{chunk_name}"
     try:
         return fetch_chunk(store.store, chunk_key, chunk_name, chunk_bytes)
@@ -203,36 +203,36 @@ def _sync_folders(draft_path: Path) -> None:
             sync_folder(folder)
 
 
-def _replace(draft_path: Path, unit_path: Path, hidden_path: Path) -> None:
+def _replace_unit(draft_path: Path, unit_path: Path, hidden_path: Path) -> None:
     """Replace the unit `unit_path` by `draft_path`. After a crash, the old unit, the new unit or
     neither exists."""
     if draft_path.is_file() and not unit_path.is_dir():
         draft_path.replace(unit_path)
     else:
-        _move(unit_path, hidden_path / "replaced")
+        _move_unit(unit_path, hidden_path / "replaced")
         draft_path.rename(unit_path)
     sync_folder(unit_path.parent)
 
 
-def set_aside(folder: Path, unit_paths: Iterable[str]) -> None:
+def move_units_aside(folder: Path, unit_paths: Iterable[str]) -> None:
     """Move units out of the checkpoint folder, and delete the units that an earlier call has moved
     out."""
-    aside_folder = hidden_folder(folder) / "aside"
-    _remove(aside_folder)
+    aside_folder = choose_hidden_folder(folder) / "aside"
+    _remove_unit(aside_folder)
     for unit_path in unit_paths:
         with suppress(OSError):
-            _move(folder / unit_path, aside_folder / unit_path.replace("/", "--"))
+            _move_unit(folder / unit_path, aside_folder / unit_path.replace("/", "--"))
 
 
-def _move(unit_path: Path, destination_path: Path) -> None:
+def _move_unit(unit_path: Path, destination_path: Path) -> None:
     """Move a unit to `destination_path`, whose earlier content is deleted first."""
     if unit_path.exists() or unit_path.is_symlink():
-        _remove(destination_path)
+        _remove_unit(destination_path)
         destination_path.parent.mkdir(parents=True, exist_ok=True)
         unit_path.rename(destination_path)
 
 
-def _remove(path: Path) -> None:
+def _remove_unit(path: Path) -> None:
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path, ignore_errors=True)
     else:

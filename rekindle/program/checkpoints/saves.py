@@ -8,14 +8,14 @@ the program is killed between two files of a save, the newest versions are of di
 from collections.abc import Iterable, Sequence
 from typing import Protocol, TypeVar
 
-from rekindle.program.checkpoints.paths import family_of, save_numbers, without_numbers
+from rekindle.program.checkpoints.paths import make_family_path, parse_save_numbers, replace_numbers
 
 # two files without numbers belong to the same save if the time between them is at most this
 # fraction of the time to the next version
-SAME_SAVE_SHARE = 0.2
+SAME_SAVE_INTERVAL_SHARE = 0.2
 
 
-class Version(Protocol):
+class CheckpointVersion(Protocol):
     """A complete version of a checkpoint. `nodes`: number of nodes of the program; `created`: time
     of its last change in seconds."""
 
@@ -27,24 +27,24 @@ class Version(Protocol):
     def created(self) -> float: ...
 
 
-V = TypeVar("V", bound=Version)
+VersionT = TypeVar("V", bound=CheckpointVersion)
 
 
-def choose_versions(versions: Iterable[V]) -> list[V]:
+def choose_versions(versions: Iterable[VersionT]) -> list[VersionT]:
     """Return one version of each family: the newest, or an earlier one if the newest save is
     incomplete because the program was killed. `versions` and the result are sorted, newest first.
     """
     ordered_versions = list(versions)
-    versions_by_family: dict[str, list[V]] = {}
+    versions_by_family: dict[str, list[VersionT]] = {}
     for version in ordered_versions:
-        versions_by_family.setdefault(family_of(version.path), []).append(version)
+        versions_by_family.setdefault(make_family_path(version.path), []).append(version)
 
     is_changed = True
     while is_changed:
         is_changed = False
         for family_versions in versions_by_family.values():
             for other_versions in versions_by_family.values():
-                save_index = _find_save(family_versions, other_versions)
+                save_index = _find_save_index(family_versions, other_versions)
                 if save_index:
                     del family_versions[:save_index]
                     is_changed = True
@@ -53,27 +53,27 @@ def choose_versions(versions: Iterable[V]) -> list[V]:
     return sorted(chosen_versions, key=ordered_versions.index)
 
 
-def _find_save(versions: Sequence[V], other_versions: Sequence[V]) -> int:
+def _find_save_index(versions: Sequence[VersionT], other_versions: Sequence[VersionT]) -> int:
     """Return the index of the version that belongs to the same save as the newest of
     `other_versions`; 0 if no version does."""
     if not _are_written_together(versions[0], other_versions[0]):
         return 0
-    if save_numbers(versions[0].path):
-        if _are_of_ranks(versions[0], other_versions[0]):
+    if parse_save_numbers(versions[0].path):
+        if _differ_only_in_rank(versions[0], other_versions[0]):
             # nodes upload the files of their ranks at different times and skip some saves; files of
             # other ranks may remain from an earlier, larger group
             other_save_numbers = [
-                save_numbers(other_version.path)
+                parse_save_numbers(other_version.path)
                 for other_version in other_versions
                 if other_version.nodes == versions[0].nodes
             ]
         else:
-            other_save_numbers = [save_numbers(other_versions[0].path)]
+            other_save_numbers = [parse_save_numbers(other_versions[0].path)]
         return next(
             (
                 version_index
                 for version_index, other_version in enumerate(versions)
-                if save_numbers(other_version.path) in other_save_numbers
+                if parse_save_numbers(other_version.path) in other_save_numbers
             ),
             0,
         )
@@ -83,25 +83,29 @@ def _find_save(versions: Sequence[V], other_versions: Sequence[V]) -> int:
     closest_index = distances_s.index(min(distances_s))
     if (
         closest_index
-        and distances_s[closest_index] > SAME_SAVE_SHARE * distances_s[closest_index - 1]
+        and distances_s[closest_index] > SAME_SAVE_INTERVAL_SHARE * distances_s[closest_index - 1]
     ):
         return 0
     return closest_index
 
 
-def _are_written_together(first_version: Version, second_version: Version) -> bool:
+def _are_written_together(
+    first_version: CheckpointVersion, second_version: CheckpointVersion
+) -> bool:
     """Return True if a program may write both files in each save: their families differ, and their
     names have the same form."""
-    if family_of(first_version.path) == family_of(second_version.path):
+    if make_family_path(first_version.path) == make_family_path(second_version.path):
         return False
-    if _are_of_ranks(first_version, second_version):
+    if _differ_only_in_rank(first_version, second_version):
         return True
     is_same_folder = first_version.path.rpartition("/")[0] == second_version.path.rpartition("/")[0]
-    return is_same_folder and len(save_numbers(first_version.path)) == len(
-        save_numbers(second_version.path)
+    return is_same_folder and len(parse_save_numbers(first_version.path)) == len(
+        parse_save_numbers(second_version.path)
     )
 
 
-def _are_of_ranks(first_version: Version, second_version: Version) -> bool:
+def _differ_only_in_rank(
+    first_version: CheckpointVersion, second_version: CheckpointVersion
+) -> bool:
     """Return True if two paths differ only in their numbers."""
-    return without_numbers(first_version.path) == without_numbers(second_version.path)
+    return replace_numbers(first_version.path) == replace_numbers(second_version.path)

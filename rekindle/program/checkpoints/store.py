@@ -11,21 +11,21 @@ from pathlib import Path
 from threading import Event
 
 from argolocal.errors import InvalidDocument
-from rekindle.documents import parse, read_object, seal
+from rekindle.documents import parse, read_object, seal_fields
 from rekindle.errors import Conflict, NotFound, RekindleError
-from rekindle.program.checkpoints.folder import Unit
-from rekindle.program.checkpoints.held_files import check_unchanged, hold
-from rekindle.program.checkpoints.paths import family_of
+from rekindle.program.checkpoints.folder import CheckpointUnit
+from rekindle.program.checkpoints.held_files import check_file_unchanged, hold_files
+from rekindle.program.checkpoints.paths import make_family_path
 from rekindle.program.checkpoints.records import (
-    ENDED_NAME,
-    SHARE_NAME,
+    ENDED_NODE_PATTERN,
+    SHARE_NAME_PATTERN,
     CheckpointRecord,
     EndedNode,
     FileRecord,
-    Files,
-    Latest,
+    LatestCheckpoint,
     PointerRecord,
     ShareRecord,
+    UnitFiles,
     find_contradiction,
     parse_node,
     parse_order,
@@ -35,12 +35,12 @@ from rekindle.program.checkpoints.saves import choose_versions
 from rekindle.storage import Store
 from rekindle.training.checkpoint import chunks
 from rekindle.training.checkpoint.checkpoint_retention import READER_TIMEOUT_S, UNFINISHED_TIMEOUT_S
-from rekindle.training.checkpoint.chunks import PARALLEL_REQUESTS, run_parallel
+from rekindle.training.checkpoint.chunks import PARALLEL_REQUESTS, run_for_chunks
 
 DELETION_TIMEOUT_S = 60.0  # time in seconds after which a running deletion stops itself
 # time in seconds that a commit waits for another node's deletion, since that node may be lost
 LEASE_TIMEOUT_S = 3.0
-DELETED_OBJECTS = 1000  # maximum number of objects per delete request
+MAX_DELETED_OBJECTS = 1000  # maximum number of objects per delete request
 COMMIT_ATTEMPTS = 20
 
 
@@ -69,13 +69,17 @@ class ProgramStore:
         return f"{self.prefix}/program"
 
     def upload_files(
-        self, folder: Path, checkpoint_unit: Unit, node: int, stop_event: Event | None = None
+        self,
+        folder: Path,
+        checkpoint_unit: CheckpointUnit,
+        node: int,
+        stop_event: Event | None = None,
     ) -> list[FileRecord]:
         """Upload the chunks of a unit's files that the store does not have. Raises ChangedFile if
         the program changes a file in the meantime, UploadStopped once `stop_event` is set,
         StorageError."""
-        self._stored_chunks = self._list_chunks()
-        with hold(folder, checkpoint_unit) as held_paths:
+        self._stored_chunks = self._list_chunk_names()
+        with hold_files(folder, checkpoint_unit) as held_paths:
             file_records = [
                 self._upload_file(
                     checkpoint_unit, relative_path, held_path, node, stop_event or Event()
@@ -84,12 +88,12 @@ class ProgramStore:
             ]
             # the program may have changed a file in place after it was read
             for relative_path, held_path in held_paths.items():
-                check_unchanged(held_path, checkpoint_unit, relative_path)
+                check_file_unchanged(held_path, checkpoint_unit, relative_path)
         return file_records
 
     def _upload_file(
         self,
-        checkpoint_unit: Unit,
+        checkpoint_unit: CheckpointUnit,
         relative_path: str,
         held_path: Path,
         node: int,
@@ -102,7 +106,7 @@ class ProgramStore:
 
         file_descriptor = os.open(held_path, os.O_RDONLY | os.O_CLOEXEC)
         with open(file_descriptor, "rb", buffering=0) as file_stream:
-            check_unchanged(file_descriptor, checkpoint_unit, relative_path)
+            check_file_unchanged(file_descriptor, checkpoint_unit, relative_path)
             while chunk_batch := list(_read_chunks(file_stream.fileno(), file_bytes, chunk_bytes)):
                 if stop_event.is_set():
                     raise UploadStopped
@@ -111,9 +115,9 @@ class ProgramStore:
                     file_hash.update(chunk)
                     file_bytes += len(chunk)
 
-                self._put_chunks(dict(zip(batch_chunk_names, chunk_batch, strict=True)))
+                self._upload_chunks(dict(zip(batch_chunk_names, chunk_batch, strict=True)))
                 chunk_names += batch_chunk_names
-            check_unchanged(file_descriptor, checkpoint_unit, relative_path)
+            check_file_unchanged(file_descriptor, checkpoint_unit, relative_path)
 
         return FileRecord(
             path=relative_path,
@@ -125,7 +129,7 @@ class ProgramStore:
             node=node,
         )
 
-    def _put_chunks(self, chunks_by_name: Mapping[str, bytes]) -> None:
+    def _upload_chunks(self, chunks_by_name: Mapping[str, bytes]) -> None:
         missing_names = [
             chunk_name for chunk_name in chunks_by_name if chunk_name not in self._stored_chunks
         ]
@@ -134,36 +138,36 @@ class ProgramStore:
             chunk_name = missing_names[chunk_index]
             self.store.put(f"{self.root}/chunks/{chunk_name}", chunks_by_name[chunk_name])
 
-        run_parallel(put, range(len(missing_names)))
+        run_for_chunks(put, range(len(missing_names)))
         self._stored_chunks.update(missing_names)
         self.uploaded_bytes += sum(len(chunks_by_name[chunk_name]) for chunk_name in missing_names)
 
-    def _list_chunks(self) -> set[str]:
+    def _list_chunk_names(self) -> set[str]:
         key_prefix = f"{self.root}/chunks/"
         return {object_entry.key[len(key_prefix) :] for object_entry in self.store.list(key_prefix)}
 
     def end_deletions(self) -> None:
         """End the deletions of all nodes, including lost nodes, so that no commit waits for a
         deletion."""
-        self.store.delete(sorted(self._list_deletions()))
+        self.store.delete(sorted(self._list_deletion_keys()))
 
-    def _list_deletions(self) -> set[str]:
+    def _list_deletion_keys(self) -> set[str]:
         return {object_entry.key for object_entry in self.store.list(f"{self.root}/deletions/")}
 
-    def check_chunks(self, file_records: list[FileRecord]) -> None:
+    def verify_chunks_exist(self, file_records: list[FileRecord]) -> None:
         """Wait for running deletions. Raises MissingChunks if a chunk of these files was
         removed."""
-        running_deletions = self._list_deletions()
+        running_deletions = self._list_deletion_keys()
         deadline_s = time.monotonic() + LEASE_TIMEOUT_S
         while running_deletions and time.monotonic() < deadline_s:
             time.sleep(0.2)
-            running_deletions &= self._list_deletions()
+            running_deletions &= self._list_deletion_keys()
         # a deletion stops before its next request when its lease is gone
         self.store.delete(sorted(running_deletions))
 
         if (
             not {chunk_name for file_record in file_records for chunk_name in file_record.chunks}
-            <= self._list_chunks()
+            <= self._list_chunk_names()
         ):
             raise MissingChunks
 
@@ -184,7 +188,7 @@ class ProgramStore:
         return the key of the record. `generation`: key of the generation."""
         share_key = f"{self.root}/shares/{generation}/{share_record.name}"
         share_prefix = share_key.rpartition("-")[0] + "-"
-        self.store.put(share_key, seal(share_record.model_dump(exclude={"checksum"})))
+        self.store.put(share_key, seal_fields(share_record.model_dump(exclude={"checksum"})))
         self.store.delete(
             [
                 object_entry.key
@@ -194,12 +198,14 @@ class ProgramStore:
         )
         return share_key
 
-    def write_ended(self, generation: str, node: int, unit_keys: Iterable[str]) -> None:
+    def write_ended_node(self, generation: str, node: int, unit_keys: Iterable[str]) -> None:
         """Record that a node's processes have ended, and the keys of the units that it has."""
-        record_bytes = seal(EndedNode(units=sorted(unit_keys)).model_dump(exclude={"checksum"}))
+        record_bytes = seal_fields(
+            EndedNode(units=sorted(unit_keys)).model_dump(exclude={"checksum"})
+        )
         self.store.put(f"{self.root}/ended/{generation}/{node}.json", record_bytes)
 
-    def commit_ended(self, generation: str) -> None:
+    def commit_ended_generation(self, generation: str) -> None:
         """Commit the complete checkpoints of a generation whose processes have ended. A node that
         has not recorded its end was lost. Raises StorageError."""
         for unit_name, share_keys in self.list_shares(generation).items():
@@ -217,7 +223,7 @@ class ProgramStore:
         key_prefix = f"{self.root}/shares/{generation}/"
         for object_entry in self.store.list(key_prefix):
             unit_name = object_entry.key[len(key_prefix) :].partition("/")[0]
-            node = parse_node(SHARE_NAME, object_entry.key)
+            node = parse_node(SHARE_NAME_PATTERN, object_entry.key)
             if node is not None:
                 share_keys_by_unit.setdefault(unit_name, {})[node] = object_entry.key
         return dict(
@@ -253,7 +259,7 @@ class ProgramStore:
 
         first_share = nonempty_shares[0]
         created_s = max(share_record.newest_ns for share_record in nonempty_shares) / 1e9
-        newest_record = self.find_newest(family_of(first_share.path))
+        newest_record = self.find_newest_record(make_family_path(first_share.path))
         if newest_record and newest_record.created > created_s:
             return None
 
@@ -266,7 +272,7 @@ class ProgramStore:
         )
         if is_whole_file:
             absent_nodes |= set(range(first_share.nodes))
-        if not _are_complete(share_records, absent_nodes, newest_record):
+        if not _are_shares_complete(share_records, absent_nodes, newest_record):
             return None
 
         file_records = [
@@ -302,7 +308,7 @@ class ProgramStore:
         key_prefix = f"{self.root}/ended/{generation}/"
         absent_nodes: set[int] = set()
         for object_entry in self.store.list(key_prefix):
-            node = parse_node(ENDED_NAME, object_entry.key)
+            node = parse_node(ENDED_NODE_PATTERN, object_entry.key)
             if node is None or node >= node_count:
                 continue
             with suppress(NotFound, InvalidDocument):
@@ -324,10 +330,10 @@ class ProgramStore:
 
         Raises MissingChunks, StorageError.
         """
-        self.check_chunks(file_records)
+        self.verify_chunks_exist(file_records)
         for _ in range(COMMIT_ATTEMPTS):
             latest_key, etag = self._read_latest()
-            checkpoint_keys = self.list_keys()
+            checkpoint_keys = self.list_checkpoint_keys()
             commit_order = (
                 max([parse_order(key) for key in [*checkpoint_keys, latest_key]], default=-1) + 1
             )
@@ -344,7 +350,7 @@ class ProgramStore:
 
             key_suffix = f"-{checkpoint_record.content_id()}.json"
             same_records = (
-                self._try_read(key) for key in checkpoint_keys if key.endswith(key_suffix)
+                self._try_read_record(key) for key in checkpoint_keys if key.endswith(key_suffix)
             )
             earlier_record = next(filter(None, same_records), None)
             if earlier_record and parse_order(latest_key) >= earlier_record.order:
@@ -352,11 +358,11 @@ class ProgramStore:
 
             key = (earlier_record or checkpoint_record).key(self.root)
             if not earlier_record:
-                record_bytes = seal(checkpoint_record.model_dump(exclude={"checksum"}))
+                record_bytes = seal_fields(checkpoint_record.model_dump(exclude={"checksum"}))
                 self.store.put(key, record_bytes)
 
             try:
-                record_bytes = seal(Latest(checkpoint=key).model_dump())
+                record_bytes = seal_fields(LatestCheckpoint(checkpoint=key).model_dump())
                 self.store.put(
                     f"{self.root}/latest", record_bytes, if_match=etag, if_absent=not etag
                 )
@@ -377,11 +383,11 @@ class ProgramStore:
         except NotFound:
             return "", ""
         try:
-            return parse(Latest, latest_bytes, "latest").checkpoint, etag
+            return parse(LatestCheckpoint, latest_bytes, "latest").checkpoint, etag
         except InvalidDocument:
             return "", etag
 
-    def list_keys(self) -> list[str]:
+    def list_checkpoint_keys(self) -> list[str]:
         """Return the keys of all checkpoints in the order of their commits."""
         object_entries = self.store.list(f"{self.root}/checkpoints/")
         return [
@@ -404,7 +410,7 @@ class ProgramStore:
             raise InvalidDocument(f"{self.store.uri(key)} does not match its name. Remove it.")
         return share_record
 
-    def list_newest(self, damaged_keys: Collection[str] = ()) -> list[str]:
+    def list_newest_keys(self, damaged_keys: Collection[str] = ()) -> list[str]:
         """Return the keys of the checkpoints to restore, newest first: the newest readable
         checkpoint of each family, so that all belong to the same save. Keys in `damaged_keys` are
         skipped. Raises StorageError."""
@@ -419,18 +425,18 @@ class ProgramStore:
 
     def read_records(self) -> Iterator[tuple[str, CheckpointRecord]]:
         """Yield the readable checkpoints and their keys, newest first. Raises StorageError."""
-        for key in reversed(self.list_keys()):
-            if checkpoint_record := self._try_read(key):
+        for key in reversed(self.list_checkpoint_keys()):
+            if checkpoint_record := self._try_read_record(key):
                 yield key, checkpoint_record
 
-    def find_newest(self, family: str) -> CheckpointRecord | None:
+    def find_newest_record(self, family: str) -> CheckpointRecord | None:
         """Return the newest readable checkpoint of a family."""
         checkpoint_records = (checkpoint_record for _, checkpoint_record in self.read_records())
         return next(
             (
                 checkpoint_record
                 for checkpoint_record in checkpoint_records
-                if family_of(checkpoint_record.path) == family
+                if make_family_path(checkpoint_record.path) == family
             ),
             None,
         )
@@ -450,13 +456,13 @@ class ProgramStore:
 
     def _delete_expired(self) -> None:
         """Delete the checkpoints beyond `keep`, and the chunks and shares that nothing needs."""
-        checkpoint_keys = self.list_keys()
+        checkpoint_keys = self.list_checkpoint_keys()
         with self.lease("deletions") as lease_key:
             start_s = time.monotonic()
             reader_entries = list(self.store.list(f"{self.root}/readers/"))
             share_entries = list(self.store.list(f"{self.root}/shares/"))
             chunk_entries = list(self.store.list(f"{self.root}/chunks/"))
-            records_by_key = {key: self._try_read(key) for key in checkpoint_keys}
+            records_by_key = {key: self._try_read_record(key) for key in checkpoint_keys}
             store_time_s = max(
                 [
                     object_entry.modified
@@ -473,27 +479,27 @@ class ProgramStore:
             if len(dead_reader_keys) < len(reader_entries):
                 return
 
-            expired_keys = self._find_expired(records_by_key)
-            kept_files = _files_of(
+            expired_keys = self._find_expired_keys(records_by_key)
+            kept_files = _list_path_chunks(
                 checkpoint_record
                 for key, checkpoint_record in records_by_key.items()
                 if key not in expired_keys
             )
-            known_files = _files_of(records_by_key.values())
+            known_files = _list_path_chunks(records_by_key.values())
             # compare paths, too: a copy with another path, such as `latest.pt`, is a separate
             # checkpoint
             known_paths = {
                 (checkpoint_record.path, path_chunks)
                 for checkpoint_record in records_by_key.values()
                 if checkpoint_record
-                for path_chunks in _files_of([checkpoint_record])
+                for path_chunks in _list_path_chunks([checkpoint_record])
             }
 
             unneeded_share_keys: list[str] = []
             for object_entry in share_entries:
                 share_record = self._try_read_share(object_entry.key)
                 is_old = object_entry.modified < store_time_s - UNFINISHED_TIMEOUT_S
-                share_files = _files_of([share_record])
+                share_files = _list_path_chunks([share_record])
                 is_known = (
                     share_record is not None
                     and {(share_record.path, path_chunks) for path_chunks in share_files}
@@ -522,15 +528,15 @@ class ProgramStore:
 
             # records are deleted first, so that no reader finds a record without its chunks
             for object_keys in (sorted(expired_keys), [*unneeded_share_keys, *unneeded_chunk_keys]):
-                for batch_start in range(0, len(object_keys), DELETED_OBJECTS):
+                for batch_start in range(0, len(object_keys), MAX_DELETED_OBJECTS):
                     # stop if the lease is gone: another node has ended this deletion and no longer
                     # waits
                     is_late = time.monotonic() - start_s > DELETION_TIMEOUT_S
-                    if is_late or lease_key not in self._list_deletions():
+                    if is_late or lease_key not in self._list_deletion_keys():
                         return
-                    self.store.delete(object_keys[batch_start : batch_start + DELETED_OBJECTS])
+                    self.store.delete(object_keys[batch_start : batch_start + MAX_DELETED_OBJECTS])
 
-    def _find_expired(self, records_by_key: Mapping[str, CheckpointRecord | None]) -> set[str]:
+    def _find_expired_keys(self, records_by_key: Mapping[str, CheckpointRecord | None]) -> set[str]:
         newest_first_records = [
             checkpoint_record
             for key in reversed(list(records_by_key))
@@ -544,19 +550,19 @@ class ProgramStore:
         expired_keys: set[str] = set()
         for key in reversed(list(records_by_key)):
             checkpoint_record = records_by_key[key]
-            family = family_of(checkpoint_record.path) if checkpoint_record else ""
+            family = make_family_path(checkpoint_record.path) if checkpoint_record else ""
             counts_by_family[family] = counts_by_family.get(family, 0) + 1
             if counts_by_family[family] > self.keep and key not in needed_keys:
                 expired_keys.add(key)
         return expired_keys
 
-    def _try_read(self, key: str) -> CheckpointRecord | None:
+    def _try_read_record(self, key: str) -> CheckpointRecord | None:
         try:
             return self.read_record(key)
         except (NotFound, InvalidDocument):
             return None
 
-    def find_path(self, share_keys: Iterable[str]) -> str | None:
+    def find_unit_path(self, share_keys: Iterable[str]) -> str | None:
         """Return the path of the unit to which these shares belong; None if no share can be
         read."""
         share_records = (self._try_read_share(share_key) for share_key in share_keys)
@@ -580,7 +586,7 @@ def _read_chunks(file_descriptor: int, offset_bytes: int, chunk_bytes: int) -> I
             return
 
 
-def _files_of(unit_records: Iterable[Files | None]) -> set[tuple[str, tuple[str, ...]]]:
+def _list_path_chunks(unit_records: Iterable[UnitFiles | None]) -> set[tuple[str, tuple[str, ...]]]:
     return {
         (file_record.sha256, tuple(file_record.chunks))
         for unit_record in unit_records
@@ -589,7 +595,7 @@ def _files_of(unit_records: Iterable[Files | None]) -> set[tuple[str, tuple[str,
     }
 
 
-def _are_complete(
+def _are_shares_complete(
     share_records: list[ShareRecord], absent_nodes: set[int], newest_record: CheckpointRecord | None
 ) -> bool:
     """Return True if these shares together are a complete checkpoint. `absent_nodes`: nodes that

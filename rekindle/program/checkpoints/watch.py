@@ -16,25 +16,25 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from rekindle.program.checkpoints.dcp_metadata import METADATA
-from rekindle.program.checkpoints.file_checks import FileCheck, Structure, check_file
+from rekindle.program.checkpoints.dcp_metadata import METADATA_FILE
+from rekindle.program.checkpoints.file_checks import FileCheck, FileStructure, check_file
 from rekindle.program.checkpoints.folder import (
+    CheckpointPointer,
+    CheckpointUnit,
     FileState,
-    Listing,
-    Pointer,
-    Unit,
+    FolderListing,
     list_folder,
     read_file_state,
 )
 from rekindle.program.checkpoints.formats import (
     ACCELERATE,
-    Content,
-    Context,
-    End,
-    read_content,
-    sizes_of,
+    EndEvidence,
+    FormatContext,
+    UnitContent,
+    map_sizes_by_path,
+    read_unit_content,
 )
-from rekindle.program.checkpoints.paths import without_numbers
+from rekindle.program.checkpoints.paths import replace_numbers
 
 QUIET_S = 2.0  # seconds without a change after which a save counts as ended
 
@@ -58,7 +58,7 @@ class LocalCheckpoint:
     """A checkpoint whose files on this node are complete. `demands`: files that the checkpoint must
     have on any node, with their minimum size in bytes; `step`: None if it is unknown."""
 
-    unit: Unit
+    unit: CheckpointUnit
     format: str
     step: int | None
     demands: Mapping[str, int]
@@ -73,7 +73,7 @@ class LocalCheckpoint:
 
 
 @dataclass
-class _History:
+class _UnitHistory:
     """The state of one unit in the listings of its folder. `earlier_files`: the files of the
     last version that was complete, or that existed when the program started; `first_look_s`: time
     when `files` was first seen; `quiet`: True if the files were still the same after `quiet_s`
@@ -89,7 +89,7 @@ class _History:
 
 
 @dataclass
-class Watch:
+class FolderWatch:
     """Observes one checkpoint folder. `is_alive`: returns True while all processes of the program
     on this node run. Not thread-safe."""
 
@@ -101,10 +101,10 @@ class Watch:
     complete: dict[str, LocalCheckpoint] = field(default_factory=dict)
     # the reasons why the other units are incomplete, by path
     incomplete: dict[str, str] = field(default_factory=dict)
-    pointers: list[Pointer] = field(default_factory=list)
+    pointers: list[CheckpointPointer] = field(default_factory=list)
     # names of the files of a finished checkpoint, without numbers, by family
     _shapes: dict[str, frozenset[str]] = field(default_factory=dict)
-    _histories: dict[str, _History] = field(default_factory=dict)
+    _histories: dict[str, _UnitHistory] = field(default_factory=dict)
     _temporary_inodes: set[int] = field(default_factory=set)
     _checks: dict[tuple[int, int, int, str], FileCheck] = field(default_factory=dict)
     _has_begun: bool = False
@@ -114,7 +114,7 @@ class Watch:
     def learn_shape(self, family: str, file_paths: list[str]) -> None:
         """Record which files a finished checkpoint has. The next checkpoint of its family is
         complete only when it has the same files."""
-        self._shapes[family] = frozenset(map(without_numbers, file_paths))
+        self._shapes[family] = frozenset(map(replace_numbers, file_paths))
 
     @property
     def has_ended(self) -> bool:
@@ -170,13 +170,13 @@ class Watch:
         folder_listing = list_folder(self.root, self.settings.marker)
         now_s = self.clock()
 
-        histories_by_path: dict[str, _History] = {}
+        histories_by_path: dict[str, _UnitHistory] = {}
         for unit_path, checkpoint_unit in folder_listing.units.items():
             is_complete = (
                 unit_path in self.complete
                 and self.complete[unit_path].unit.files == checkpoint_unit.files
             )
-            histories_by_path[unit_path] = _History(
+            histories_by_path[unit_path] = _UnitHistory(
                 checkpoint_unit.files,
                 now_s,
                 started_with=checkpoint_unit.files,
@@ -193,7 +193,7 @@ class Watch:
         counts_as_look = self.is_alive() and not self._ended
 
         self._update_histories(folder_listing, now_s, counts_as_look)
-        self._judge(folder_listing)
+        self._judge_units(folder_listing)
 
     def settle(self, *, has_succeeded: bool) -> None:
         """List the folder after all processes of the program have ended, and update `complete` and
@@ -203,16 +203,16 @@ class Watch:
         self._succeeded = has_succeeded
         folder_listing = list_folder(self.root, self.settings.marker)
         self._update_histories(folder_listing, self.clock(), counts_as_look=False)
-        self._judge(folder_listing)
+        self._judge_units(folder_listing)
 
     def _update_histories(
-        self, folder_listing: Listing, now_s: float, counts_as_look: bool
+        self, folder_listing: FolderListing, now_s: float, counts_as_look: bool
     ) -> None:
-        histories_by_path: dict[str, _History] = {}
+        histories_by_path: dict[str, _UnitHistory] = {}
         for unit_path, checkpoint_unit in folder_listing.units.items():
             unit_history = self._histories.get(unit_path)
             if unit_history is None:
-                unit_history = _History(checkpoint_unit.files, now_s)
+                unit_history = _UnitHistory(checkpoint_unit.files, now_s)
             elif unit_history.files != checkpoint_unit.files:
                 if unit_path in self.complete:
                     unit_history.earlier_files = unit_history.files
@@ -231,7 +231,7 @@ class Watch:
         self._histories = histories_by_path
         self._temporary_inodes |= folder_listing.temporary_inodes
 
-    def _judge(self, folder_listing: Listing) -> None:
+    def _judge_units(self, folder_listing: FolderListing) -> None:
         previous_checkpoints = self.complete
         self.complete = {}
         self.incomplete = {}
@@ -250,7 +250,7 @@ class Watch:
                 self.incomplete[unit_path] = f"it cannot be read ({type(error).__name__}: {error})"
 
         current_check_keys = {
-            _check_key(checkpoint_unit, relative_path)
+            _make_check_key(checkpoint_unit, relative_path)
             for checkpoint_unit in folder_listing.units.values()
             for relative_path in checkpoint_unit.files
         }
@@ -260,9 +260,9 @@ class Watch:
             if check_key in current_check_keys
         }
 
-    def _judge_unit(self, checkpoint_unit: Unit, folder_listing: Listing) -> None:
-        format_context = Context(self.root, self.settings.processes, self.settings.marker)
-        unit_content = read_content(checkpoint_unit, format_context)
+    def _judge_unit(self, checkpoint_unit: CheckpointUnit, folder_listing: FolderListing) -> None:
+        format_context = FormatContext(self.root, self.settings.processes, self.settings.marker)
+        unit_content = read_unit_content(checkpoint_unit, format_context)
         problem = self._find_problem(checkpoint_unit, unit_content, folder_listing)
         if problem:
             self.incomplete[checkpoint_unit.path] = problem
@@ -273,7 +273,10 @@ class Watch:
         )
 
     def _find_problem(
-        self, checkpoint_unit: Unit, unit_content: Content, folder_listing: Listing
+        self,
+        checkpoint_unit: CheckpointUnit,
+        unit_content: UnitContent,
+        folder_listing: FolderListing,
     ) -> str:
         """Return the reason why a unit is not complete, or ""."""
         if unit_content.problem:
@@ -281,7 +284,9 @@ class Watch:
         if not checkpoint_unit.files:
             return "it is empty"
         if self.settings.nodes == 1 and (
-            missing_reason := unit_content.find_missing(sizes_of(checkpoint_unit.files))
+            missing_reason := unit_content.find_missing_file(
+                map_sizes_by_path(checkpoint_unit.files)
+            )
         ):
             return missing_reason
 
@@ -301,7 +306,7 @@ class Watch:
         return problem
 
     def _find_files_of_earlier_save(
-        self, checkpoint_unit: Unit, unit_content: Content, unit_history: _History
+        self, checkpoint_unit: CheckpointUnit, unit_content: UnitContent, unit_history: _UnitHistory
     ) -> str:
         earlier_files = unit_history.earlier_files
         if (
@@ -328,15 +333,15 @@ class Watch:
 
     def _find_missing_end(
         self,
-        checkpoint_unit: Unit,
-        unit_content: Content,
-        unit_history: _History,
-        folder_listing: Listing,
+        checkpoint_unit: CheckpointUnit,
+        unit_content: UnitContent,
+        unit_history: _UnitHistory,
+        folder_listing: FolderListing,
     ) -> str:
         """Return "" if the program has finished this save, else the reason why this is unknown."""
         is_new = unit_history.started_with != checkpoint_unit.files
         is_finished = (
-            unit_content.end is End.VISIBLE
+            unit_content.end is EndEvidence.VISIBLE
             or unit_history.renamed
             or self._was_renamed(checkpoint_unit, unit_history)
             or (self._succeeded and is_new)
@@ -353,10 +358,10 @@ class Watch:
             return self._find_missing_end_of_file(checkpoint_unit, is_quiet)
 
         expected_names = self._shapes.get(checkpoint_unit.family, frozenset())
-        present_names = {without_numbers(path) for path in checkpoint_unit.files}
+        present_names = {replace_numbers(path) for path in checkpoint_unit.files}
         if missing_names := sorted(expected_names - present_names):
             return f"{missing_names[0]} is missing, which the earlier checkpoint has"
-        if unit_content.end is not End.QUIET and not expected_names:
+        if unit_content.end is not EndEvidence.QUIET and not expected_names:
             return "nothing shows yet that the program has finished this save"
 
         if is_quiet:
@@ -368,16 +373,16 @@ class Watch:
 
         for relative_path in checkpoint_unit.files:
             is_proven = relative_path in unit_content.demands or relative_path.endswith(
-                (".distcp", METADATA)
+                (".distcp", METADATA_FILE)
             )
             if (
                 not is_proven
-                and self._check(checkpoint_unit, relative_path).structure is Structure.NONE
+                and self._check(checkpoint_unit, relative_path).structure is FileStructure.NONE
             ):
                 return f"nothing shows that {relative_path} was written to its end"
         return ""
 
-    def _was_renamed(self, checkpoint_unit: Unit, unit_history: _History) -> bool:
+    def _was_renamed(self, checkpoint_unit: CheckpointUnit, unit_history: _UnitHistory) -> bool:
         """Return True if the program renamed the unit after writing it."""
         if not (checkpoint_unit.was_renamed and checkpoint_unit.is_file):
             return checkpoint_unit.was_renamed
@@ -389,17 +394,19 @@ class Watch:
         earlier_state = (unit_history.earlier_files or {}).get("")
         return earlier_state is None or earlier_state.inode != checkpoint_unit.inode
 
-    def _find_missing_end_of_file(self, checkpoint_unit: Unit, is_quiet: bool) -> str:
+    def _find_missing_end_of_file(self, checkpoint_unit: CheckpointUnit, is_quiet: bool) -> str:
         file_structure = self._check(checkpoint_unit, "").structure
-        if file_structure is Structure.ZIP or is_quiet:
+        if file_structure is FileStructure.ZIP or is_quiet:
             return ""
-        if file_structure is not Structure.NONE and self._ended:
+        if file_structure is not FileStructure.NONE and self._ended:
             return ""
         if self._ended:
             return "nothing shows that it was written to its end"
         return "it may still be written"
 
-    def _has_later_unit(self, checkpoint_unit: Unit, folder_listing: Listing) -> bool:
+    def _has_later_unit(
+        self, checkpoint_unit: CheckpointUnit, folder_listing: FolderListing
+    ) -> bool:
         """Return True if the program has since started another unit of the same family."""
         return any(
             other_unit.family == checkpoint_unit.family
@@ -410,19 +417,19 @@ class Watch:
             for other_unit in folder_listing.units.values()
         )
 
-    def _check(self, checkpoint_unit: Unit, relative_path: str) -> FileCheck:
+    def _check(self, checkpoint_unit: CheckpointUnit, relative_path: str) -> FileCheck:
         """Return the check of a file. Each version of a file is checked only once."""
-        check_key = _check_key(checkpoint_unit, relative_path)
+        check_key = _make_check_key(checkpoint_unit, relative_path)
         if check_key not in self._checks:
             try:
                 self._checks[check_key] = check_file(
                     checkpoint_unit.file_path(self.root, relative_path)
                 )
             except OSError as error:
-                return FileCheck(Structure.NONE, f"it cannot be read ({error.strerror})")
+                return FileCheck(FileStructure.NONE, f"it cannot be read ({error.strerror})")
         return self._checks[check_key]
 
-    def _has_changed(self, checkpoint_unit: Unit) -> bool:
+    def _has_changed(self, checkpoint_unit: CheckpointUnit) -> bool:
         """Return True if a file has changed since the listing, so that the checks may have read
         another version."""
         try:
@@ -434,7 +441,9 @@ class Watch:
             return True
 
 
-def _check_key(checkpoint_unit: Unit, relative_path: str) -> tuple[int, int, int, str]:
+def _make_check_key(
+    checkpoint_unit: CheckpointUnit, relative_path: str
+) -> tuple[int, int, int, str]:
     file_state = checkpoint_unit.files[relative_path]
     return (
         file_state.inode,

@@ -3,12 +3,12 @@
 from collections.abc import Mapping
 from pathlib import Path
 
-from rekindle.program.config import ProgramConfig, fill, has_placeholder
-from rekindle.program.processes.environment import Layout, rank_variables
+from rekindle.program.config import ProgramConfig, fill_placeholders, has_placeholder
+from rekindle.program.processes.environment import ProcessLayout, make_rank_variables
 
 
-def placeholder_values(
-    process_layout: Layout,
+def make_placeholder_values(
+    process_layout: ProcessLayout,
     checkpoint_folder: Path,
     checkpoint_path: Path | None,
     model_settings: Mapping[str, object],
@@ -41,7 +41,7 @@ def count_processes(program_config: ProgramConfig) -> int:
     return count_workers()
 
 
-def knows_processes(program_config: ProgramConfig) -> bool:
+def is_process_count_known(program_config: ProgramConfig) -> bool:
     """Return True if the number of processes is known. False if the command is a launcher that may
     start another number."""
     if not program_config.starts_processes or program_config.processes:
@@ -62,26 +62,30 @@ def make_command(
     """Return the command. If a checkpoint exists, append the arguments in `program.resume`."""
     resume_arguments = program_config.resume if values_by_placeholder["checkpoint"] else []
     return [
-        fill(argument, values_by_placeholder)
+        fill_placeholders(argument, values_by_placeholder)
         for argument in [*program_config.command, *resume_arguments]
     ]
 
 
 def make_environments(
     program_config: ProgramConfig,
-    process_layout: Layout,
+    process_layout: ProcessLayout,
     values_by_placeholder: Mapping[str, object],
     shared_variables: Mapping[str, str],
 ) -> list[dict[str, str]]:
     """Return the environment of each process of this node. `shared_variables`: environment
     variables that all processes share."""
     configured_variables = {
-        variable_name: fill(variable_value, values_by_placeholder)
+        variable_name: fill_placeholders(variable_value, values_by_placeholder)
         for variable_name, variable_value in program_config.environment.items()
     }
     if program_config.starts_processes:
         return [{**shared_variables, **configured_variables}]
     return [
-        {**shared_variables, **rank_variables(process_layout, local_rank), **configured_variables}
+        {
+            **shared_variables,
+            **make_rank_variables(process_layout, local_rank),
+            **configured_variables,
+        }
         for local_rank in range(process_layout.processes)
     ]

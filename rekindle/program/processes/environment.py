@@ -16,7 +16,7 @@ DEFAULT_PORT = 29500  # of torchrun
 
 
 @dataclass(frozen=True)
-class Layout:
+class ProcessLayout:
     """The ranks of a group's processes, as seen by one node. `process_counts`: number of processes
     of each node, by rank of the node; `restarts`: number of generations before this one;
     `torchrun`: False if the operator of another framework's job sets the environment variables."""
@@ -55,7 +55,7 @@ def find_free_port(address: str) -> int:
         return probe_socket.getsockname()[1] or DEFAULT_PORT
 
 
-def node_variables(process_layout: Layout, run_id: str) -> dict[str, str]:
+def make_node_variables(process_layout: ProcessLayout, run_id: str) -> dict[str, str]:
     """Return the variables that all processes of a node share, including the options of torchrun
     (PET_*). `run_id`: id of the run."""
     if not process_layout.torchrun:
@@ -85,7 +85,7 @@ def node_variables(process_layout: Layout, run_id: str) -> dict[str, str]:
         "PET_RDZV_BACKEND": "static",
         "PET_RDZV_ENDPOINT": f"{master_address}:{master_port}",
         "PYTHONUNBUFFERED": "1",
-        "PATH": _search_path(),
+        "PATH": _make_search_path(),
     }
     # gloo must use the loopback interface: host names do not resolve to the addresses of local pods
     if master_address.startswith("127."):
@@ -93,7 +93,7 @@ def node_variables(process_layout: Layout, run_id: str) -> dict[str, str]:
     return variables_by_name
 
 
-def _search_path() -> str:
+def _make_search_path() -> str:
     """Return PATH with the folder of this interpreter, so that `torchrun` is found even if the
     virtual environment is not activated."""
     path_folders = os.environ.get("PATH", os.defpath).split(os.pathsep)
@@ -103,7 +103,7 @@ def _search_path() -> str:
     return os.pathsep.join(path_folders)
 
 
-def rank_variables(process_layout: Layout, local_rank: int) -> dict[str, str]:
+def make_rank_variables(process_layout: ProcessLayout, local_rank: int) -> dict[str, str]:
     """Return the variables of one process."""
     if not process_layout.torchrun:
         return {}
@@ -121,7 +121,9 @@ def rank_variables(process_layout: Layout, local_rank: int) -> dict[str, str]:
     }
 
 
-def default_threads(environment_variables: Mapping[str, str], process_count: int) -> dict[str, str]:
+def make_thread_defaults(
+    environment_variables: Mapping[str, str], process_count: int
+) -> dict[str, str]:
     """Return OMP_NUM_THREADS=1, as torchrun does, if a node has several processes and the variable
     is not set; else {}."""
     if process_count > 1 and "OMP_NUM_THREADS" not in environment_variables:

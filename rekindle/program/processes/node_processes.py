@@ -22,22 +22,24 @@ TAIL_BYTES = 64 << 10  # bytes of a process's output that are kept for error mes
 READ_BYTES = 1 << 18
 MAX_READS = 64  # number of reads of one output before the agent continues with other work
 MAX_LINE_CHARS = 500
-TRACEBACK = "Traceback (most recent call last):"
-FRAME = re.compile(r'^  File "([^"]+)", line (\d+)', re.MULTILINE)
+TRACEBACK_START = "Traceback (most recent call last):"
+FRAME_PATTERN = re.compile(r'^  File "([^"]+)", line (\d+)', re.MULTILINE)
 # prefix that torch.distributed writes before each line of a traceback
-RANK_PREFIX = re.compile(r"^\[rank\d+\]: ?", re.MULTILINE)
+RANK_PREFIX_PATTERN = re.compile(r"^\[rank\d+\]: ?", re.MULTILINE)
 # the errors of torchrun and accelerate about a process that failed
-LAUNCHER_ERROR = re.compile(r"^[\w.]*\.(ChildFailedError|CalledProcessError):", re.MULTILINE)
-LAUNCHER_LOG = re.compile(r"[EW]\d{4} ")  # the start of a line in the log of torchrun
-STANDARD_LIBRARY = Path(sysconfig.get_path("stdlib"))
+LAUNCHER_ERROR_PATTERN = re.compile(
+    r"^[\w.]*\.(ChildFailedError|CalledProcessError):", re.MULTILINE
+)
+LAUNCHER_LOG_PATTERN = re.compile(r"[EW]\d{4} ")  # the start of a line in the log of torchrun
+STANDARD_LIBRARY_FOLDER = Path(sysconfig.get_path("stdlib"))
 # last line of a traceback: `ValueError: text`
-EXCEPTION = re.compile(
+EXCEPTION_PATTERN = re.compile(
     r"^([A-Za-z_][\w.]*(?:Error|Exception|Interrupt|Exit|Warning)?)(?::\s?(.*))?$"
 )
 
 
 @dataclass
-class Process:
+class ProgramProcess:
     """A process of the program. `exit_code`: None while the process runs; -N if signal N ended
     it."""
 
@@ -55,7 +57,7 @@ class NodeProcesses:
     """The processes of one generation on this node."""
 
     parent: ProcessParent
-    processes: list[Process] = field(default_factory=list)
+    processes: list[ProgramProcess] = field(default_factory=list)
     last_output_time: float = field(default_factory=time.monotonic)
 
     def start(self, command: Sequence[str], environments: Iterable[Mapping[str, str]]) -> None:
@@ -63,17 +65,17 @@ class NodeProcesses:
         for process_index, environment in enumerate(environments):
             read_descriptor, write_descriptor = os.pipe()
             os.set_blocking(read_descriptor, False)
-            self.processes.append(Process(process_index, read_descriptor))
+            self.processes.append(ProgramProcess(process_index, read_descriptor))
             process_start = ProcessStart(process_index, tuple(command), dict(environment))
             self.parent.request(process_start, write_descriptor)
             os.close(write_descriptor)
 
     @property
-    def running(self) -> list[Process]:
+    def running(self) -> list[ProgramProcess]:
         return [process for process in self.processes if process.exit_code is None]
 
     @property
-    def failures(self) -> list[Process]:
+    def failures(self) -> list[ProgramProcess]:
         """The processes that ended with an error, in order of their end times."""
         failed_processes = [process for process in self.processes if process.exit_code]
         return sorted(failed_processes, key=lambda process: process.exit_time)
@@ -149,7 +151,7 @@ class NodeProcesses:
             self._write(process.unfinished_line)
             process.unfinished_line = b""
 
-    def _copy_output(self, program_process: Process) -> None:
+    def _copy_output(self, program_process: ProgramProcess) -> None:
         """Copy complete lines to stdout, so that lines of several processes do not mix."""
         if program_process.output < 0:
             return
@@ -184,7 +186,7 @@ class NodeProcesses:
             sys.stdout.buffer.flush()
 
 
-def describe_exit(program_process: Process, working_folder: Path) -> str:
+def describe_exit(program_process: ProgramProcess, working_folder: Path) -> str:
     """Return the reason of an exit: FILE:LINE and exception of the traceback in its output, or the
     exit code with the last line. `working_folder`: folder of the program's own files."""
     exit_code = program_process.exit_code or 0
@@ -205,7 +207,7 @@ def describe_exit(program_process: Process, working_folder: Path) -> str:
     if cause:
         return f"{exit_description}: {cause}"
 
-    output_text = RANK_PREFIX.sub("", output_text)
+    output_text = RANK_PREFIX_PATTERN.sub("", output_text)
     output_lines = [line.strip() for line in output_text.splitlines() if line.strip()]
     return (
         f"{exit_description}: {output_lines[-1][:MAX_LINE_CHARS]}"
@@ -218,15 +220,15 @@ def _remove_launcher_report(output_text: str, working_folder: Path) -> str:
     """Remove the traceback of a launcher at the end of an output, and its log lines. If the
     launcher is a script of the user, its traceback is removed only if it follows another traceback.
     """
-    text_before, traceback_marker, last_traceback = output_text.rpartition(TRACEBACK)
-    if not (traceback_marker and LAUNCHER_ERROR.search(last_traceback)):
+    text_before, traceback_marker, last_traceback = output_text.rpartition(TRACEBACK_START)
+    if not (traceback_marker and LAUNCHER_ERROR_PATTERN.search(last_traceback)):
         return output_text
 
     _, is_own_traceback = _parse_traceback(last_traceback, working_folder)
-    if is_own_traceback and TRACEBACK not in text_before:
+    if is_own_traceback and TRACEBACK_START not in text_before:
         return output_text
     lines_before = text_before.splitlines()
-    return "\n".join(line for line in lines_before if not LAUNCHER_LOG.match(line))
+    return "\n".join(line for line in lines_before if not LAUNCHER_LOG_PATTERN.match(line))
 
 
 def _find_exception(output_text: str, working_folder: Path) -> str:
@@ -259,10 +261,10 @@ def _split_tracebacks(output_text: str) -> list[tuple[str, str]]:
     lines_by_rank: dict[str, list[str]] = {}
     tracebacks: list[tuple[str, list[str]]] = []
     for line in output_text.splitlines():
-        prefix_match = RANK_PREFIX.match(line)
+        prefix_match = RANK_PREFIX_PATTERN.match(line)
         rank_prefix = prefix_match[0].strip() if prefix_match else ""
-        unprefixed_line = RANK_PREFIX.sub("", line)
-        if TRACEBACK in unprefixed_line:
+        unprefixed_line = RANK_PREFIX_PATTERN.sub("", line)
+        if TRACEBACK_START in unprefixed_line:
             lines_by_rank[rank_prefix] = []
             tracebacks.append((rank_prefix, lines_by_rank[rank_prefix]))
         elif rank_prefix in lines_by_rank:
@@ -277,32 +279,34 @@ def _parse_traceback(traceback_text: str, working_folder: Path) -> tuple[str, bo
     line of the program's own files."""
     exception_line = ""
     for line in traceback_text.splitlines():
-        if line and not line.startswith(" ") and EXCEPTION.match(line):
+        if line and not line.startswith(" ") and EXCEPTION_PATTERN.match(line):
             exception_line = line.strip()
             break
 
-    frames = FRAME.findall(traceback_text)
+    frames = FRAME_PATTERN.findall(traceback_text)
     if not exception_line or not frames:
         return exception_line, False
 
-    own_frames = [frame for frame in frames if _is_own(Path(frame[0]), working_folder)]
-    user_frames = own_frames or [frame for frame in frames if not _is_installed(Path(frame[0]))]
+    own_frames = [frame for frame in frames if _is_own_file(Path(frame[0]), working_folder)]
+    user_frames = own_frames or [
+        frame for frame in frames if not _is_installed_file(Path(frame[0]))
+    ]
     frame_file, line_number = (user_frames or frames)[-1]
     with suppress(ValueError):
         frame_file = str(resolve(Path(frame_file)).relative_to(resolve(working_folder)))
     return f"{frame_file}:{line_number}: {exception_line}", bool(user_frames)
 
 
-def _is_own(source_file: Path, working_folder: Path) -> bool:
+def _is_own_file(source_file: Path, working_folder: Path) -> bool:
     absolute_path = source_file if source_file.is_absolute() else working_folder / source_file
-    return absolute_path.is_relative_to(working_folder) and not _is_installed(absolute_path)
+    return absolute_path.is_relative_to(working_folder) and not _is_installed_file(absolute_path)
 
 
-def _is_installed(source_file: Path) -> bool:
+def _is_installed_file(source_file: Path) -> bool:
     """Return True for a file of an installed package or of Python itself."""
     if "site-packages" in source_file.parts or str(source_file).startswith("<frozen"):
         return True
     is_entry_point = (
         source_file.parent.name == "bin" and not source_file.suffix
     )  # such as `torchrun`
-    return is_entry_point or source_file.is_relative_to(STANDARD_LIBRARY)
+    return is_entry_point or source_file.is_relative_to(STANDARD_LIBRARY_FOLDER)

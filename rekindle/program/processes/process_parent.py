@@ -22,17 +22,17 @@ from dataclasses import dataclass
 from functools import partial
 from typing import NoReturn
 
-from rekindle.errors import say
+from rekindle.errors import write_stderr
 from rekindle.program.processes.python_program import (
-    executable_command,
-    python_arguments,
+    find_python_arguments,
+    make_executable_command,
     run_python,
 )
 from rekindle.training.launch.forkserver import fork_for_launcher, prepare_forkserver
 
 MAX_MESSAGE_BYTES = 4 << 20  # a command and its environment, which Linux limits to 2 MB
-NOT_FOUND = 127  # exit codes as in a shell
-NOT_EXECUTABLE = 126
+NOT_FOUND_EXIT_CODE = 127  # exit codes as in a shell
+NOT_EXECUTABLE_EXIT_CODE = 126
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class ProcessParent:
         import_variables = {
             variable_name: variable_value
             for variable_name, variable_value in environment.items()
-            if not _is_of_python(variable_name)
+            if not _is_python_variable(variable_name)
         }
         self.socket, remote_socket = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         for socket_end in (self.socket, remote_socket):
@@ -118,7 +118,7 @@ def _import_modules(module_names: Iterable[str]) -> None:
         try:
             importlib.import_module(module_name)
         except Exception as error:  # the program itself may not need the module
-            say(f"program.preload: {module_name} cannot be imported ({error})")
+            write_stderr(f"program.preload: {module_name} cannot be imported ({error})")
 
 
 def _run_process(process_start: ProcessStart, output_descriptor: int) -> NoReturn:
@@ -141,9 +141,9 @@ def _run_process(process_start: ProcessStart, output_descriptor: int) -> NoRetur
         signal.signal(signal_number, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_SETMASK, set())
 
-    arguments = python_arguments(process_start.command)
+    arguments = find_python_arguments(process_start.command)
     if arguments is None or _needs_new_interpreter(process_start.environment):
-        _execute(process_start)
+        _execute_command(process_start)
 
     os.environ.clear()
     os.environ.update(process_start.environment)
@@ -156,21 +156,25 @@ def _needs_new_interpreter(environment: Mapping[str, str]) -> bool:
     return any(
         environment.get(variable_name) != os.environ.get(variable_name)
         for variable_name in environment.keys() | os.environ.keys()
-        if _is_of_python(variable_name)
+        if _is_python_variable(variable_name)
     )
 
 
-def _is_of_python(variable_name: str) -> bool:
+def _is_python_variable(variable_name: str) -> bool:
     return variable_name.startswith("PYTHON") and variable_name != "PYTHONUNBUFFERED"
 
 
-def _execute(process_start: ProcessStart) -> NoReturn:
-    command = executable_command(process_start.command)
+def _execute_command(process_start: ProcessStart) -> NoReturn:
+    command = make_executable_command(process_start.command)
     try:
         os.execvpe(command[0], command, process_start.environment)  # nosec B606  # the program
     except OSError as error:
         os.write(2, f"{command[0]}: {error.strerror}\n".encode())
-        os._exit(NOT_FOUND if isinstance(error, FileNotFoundError) else NOT_EXECUTABLE)
+        os._exit(
+            NOT_FOUND_EXIT_CODE
+            if isinstance(error, FileNotFoundError)
+            else NOT_EXECUTABLE_EXIT_CODE
+        )
 
 
 def _restore_interpreter() -> None:

@@ -13,14 +13,14 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
-INTERPRETERS = frozenset({"python", "python3", sys.executable})
+INTERPRETER_NAMES = frozenset({"python", "python3", sys.executable})
 
 
-def python_arguments(command: Sequence[str]) -> list[str] | None:
+def find_python_arguments(command: Sequence[str]) -> list[str] | None:
     """Return the arguments of `python` for a command, which begin with FILE.py or -m MODULE; None
     for other commands."""
     first_argument, *other_arguments = command
-    if first_argument in INTERPRETERS:
+    if first_argument in INTERPRETER_NAMES:
         while (
             other_arguments and other_arguments[0] == "-u"
         ):  # the output of all programs is unbuffered
@@ -38,7 +38,7 @@ def python_arguments(command: Sequence[str]) -> list[str] | None:
     return None
 
 
-def executable_command(command: Sequence[str]) -> list[str]:
+def make_executable_command(command: Sequence[str]) -> list[str]:
     """Return the command with an interpreter if it begins with FILE.py or -m MODULE."""
     if command[0].endswith(".py") or command[0] == "-m":
         return [sys.executable, *command]
@@ -49,7 +49,7 @@ def run_python(arguments: Sequence[str]) -> NoReturn:
     """Run a program, its exit handlers and its threads, and end this process with its exit code."""
     exit_code = 1
     try:
-        exit_code = _run(arguments)
+        exit_code = _run_program(arguments)
         threading._shutdown()  # type: ignore[attr-defined]  # as at the end of an interpreter
         atexit._run_exitfuncs()
     except BaseException:
@@ -61,14 +61,14 @@ def run_python(arguments: Sequence[str]) -> NoReturn:
         os._exit(exit_code)
 
 
-def _run(arguments: Sequence[str]) -> int:
+def _run_program(arguments: Sequence[str]) -> int:
     try:
         if arguments[0] == "-m":
             _run_module(arguments[1], list(arguments[2:]))
         else:
             _run_file(Path(arguments[0]), list(arguments))
     except SystemExit as error:
-        return _exit_code(error)
+        return _find_exit_code(error)
     except BaseException as error:
         # hide the first frames of the traceback, which belong to this module
         sys.excepthook(type(error), error, _skip_own_frames(error.__traceback__))
@@ -110,7 +110,7 @@ def _set_first_folder(folder: str) -> None:
         sys.path[0] = folder
 
 
-def _exit_code(error: SystemExit) -> int:
+def _find_exit_code(error: SystemExit) -> int:
     if error.code is None:
         return 0
     if isinstance(error.code, int):

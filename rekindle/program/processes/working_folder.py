@@ -6,7 +6,7 @@ from pathlib import Path
 
 from rekindle import project
 from rekindle.errors import ConfigError
-from rekindle.program.processes.python_program import INTERPRETERS
+from rekindle.program.processes.python_program import INTERPRETER_NAMES
 from rekindle.project.folders import REFERENCE
 
 
@@ -14,7 +14,7 @@ def find_working_folder(command: Sequence[str]) -> Path:
     """Return the first folder of the project that contains the file of a command; if none does, the
     project's own folder."""
     search_folders = [Path(search_folder) for search_folder in project.search_path()]
-    relative_paths = _relative_path(command)
+    relative_paths = _list_relative_paths(command)
     for search_folder in search_folders:
         if relative_paths and any(
             (search_folder / relative_path).exists() for relative_path in relative_paths
@@ -27,9 +27,9 @@ def find_working_folder(command: Sequence[str]) -> Path:
     return (project_folders or search_folders)[0]
 
 
-def check_file(command: Sequence[str]) -> None:
+def check_program_file(command: Sequence[str]) -> None:
     """Raise ConfigError if the program is a file that does not exist."""
-    program_argument = _script(command)
+    program_argument = _find_program_argument(command)
     if not program_argument.endswith(".py") or "{" in program_argument:
         return
 
@@ -43,18 +43,18 @@ def check_file(command: Sequence[str]) -> None:
         )
 
 
-def _script(command: Sequence[str]) -> str:
+def _find_program_argument(command: Sequence[str]) -> str:
     """Return the first argument after an interpreter and its options."""
     first_argument, *other_arguments = command
-    if first_argument in INTERPRETERS:
+    if first_argument in INTERPRETER_NAMES:
         other_arguments = [argument for argument in other_arguments if argument != "-u"]
         return other_arguments[0] if other_arguments else ""
     return first_argument
 
 
-def _relative_path(command: Sequence[str]) -> tuple[str, ...]:
+def _list_relative_paths(command: Sequence[str]) -> tuple[str, ...]:
     """Return the possible relative paths of the program."""
-    program_argument = _script(command)
+    program_argument = _find_program_argument(command)
     if program_argument == "-m":
         module_arguments = command[list(command).index("-m") + 1 :]
         module_path = module_arguments[0].replace(".", "/") if module_arguments else ""

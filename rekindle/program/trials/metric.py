@@ -5,10 +5,10 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from rekindle.mlflow_api import RunAnswer, request
+from rekindle.mlflow_api import RunAnswer, send_request
 from rekindle.training.ledger.events import Event
 
-MAX_NAMES = 20  # maximum number of reported metrics that a message lists
+MAX_LISTED_NAMES = 20  # maximum number of reported metrics that a message lists
 
 
 class MissingMetric(Exception):
@@ -48,18 +48,18 @@ def read_reported_metrics(ledger_events: Iterable[Event]) -> dict[str, float]:
     newest_values: dict[str, float] = {}
     for ledger_event in ledger_events:
         if ledger_event["event"] == "progress":
-            newest_values.update(_read_values(ledger_event))
+            newest_values.update(_read_metric_values(ledger_event))
     return newest_values
 
 
 def read_logged_metrics(run_id: str) -> dict[str, float]:
     """Return the newest value of each metric of an MLflow run, without values that are not finite.
     Raises TrackingError."""
-    run_answer = request("GET", "mlflow/runs/get", RunAnswer, params={"run_id": run_id})
+    run_answer = send_request("GET", "mlflow/runs/get", RunAnswer, params={"run_id": run_id})
     return run_answer.run.data.metrics
 
 
-def _read_values(ledger_event: Mapping[str, Any]) -> dict[str, float]:
+def _read_metric_values(ledger_event: Mapping[str, Any]) -> dict[str, float]:
     finite_values = ledger_event.get("metrics")
     non_finite_names = ledger_event.get("not_finite")
 
@@ -86,6 +86,9 @@ def _read_values(ledger_event: Mapping[str, Any]) -> dict[str, float]:
 def _join_names(metric_names: list[str]) -> str:
     if not metric_names:
         return "no metrics"
-    if len(metric_names) > MAX_NAMES:
-        return f"{', '.join(metric_names[:MAX_NAMES])} and {len(metric_names) - MAX_NAMES} more"
+    if len(metric_names) > MAX_LISTED_NAMES:
+        return (
+            f"{', '.join(metric_names[:MAX_LISTED_NAMES])} and"
+            f" {len(metric_names) - MAX_LISTED_NAMES} more"
+        )
     return ", ".join(metric_names)

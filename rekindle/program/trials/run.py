@@ -13,16 +13,16 @@ from collections.abc import Mapping
 from typing import Any
 
 from argolocal.common import exit_codes
-from rekindle.errors import ConfigError, say
+from rekindle.errors import ConfigError, write_stderr
 from rekindle.kubernetes_names import POD_IP, POD_NAME, REKINDLE_COORDINATOR, REKINDLE_SECRET
 from rekindle.program.spec import ProgramSpec
 from rekindle.program.trials.metric import MissingMetric, find_metric
-from rekindle.step import flag, to_text
+from rekindle.step import format_flag, format_parameter
 from rekindle.training.ledger.events import read_events
 from rekindle.training.membership.completion import read_completed_model
-from rekindle.training.spec import SINGLE_WORKER
+from rekindle.training.spec import SINGLE_WORKER_SETTINGS
 from rekindle.training.sweep.halving import Trial
-from rekindle.training.sweep.study import Study
+from rekindle.training.sweep.study import SweepStudy
 from rekindle.training.sweep.trials import record_failure
 
 LOCALHOST = "127.0.0.1"
@@ -43,7 +43,7 @@ class ProgramTrainer:
     def import_modules(self) -> None:
         import rekindle.program.job_pod  # noqa: F401
 
-    def train(self, study: Study, trial: Trial, rung_index: int, run_id: str) -> None:
+    def train(self, study: SweepStudy, trial: Trial, rung_index: int, run_id: str) -> None:
         """Run the program to its end, and record its metric or its failure."""
         try:
             program_spec = make_program_spec(study, trial, rung_index, self.shared_inputs, run_id)
@@ -57,7 +57,7 @@ class ProgramTrainer:
         except (ConfigError, ProgramFailed, MissingMetric) as error:
             record_failure(study, trial, rung_index, str(error))
         else:
-            say(f"trial {trial.number}: {study.sweep.metric} {metric_value:.5g}")
+            write_stderr(f"trial {trial.number}: {study.sweep.metric} {metric_value:.5g}")
             study.record_metric(
                 trial.number, rung_index, metric_value if math.isfinite(metric_value) else None
             )
@@ -68,7 +68,11 @@ class ProgramFailed(Exception):
 
 
 def make_program_spec(
-    study: Study, trial: Trial, rung_index: int, shared_inputs: Mapping[str, Any], run_id: str = ""
+    study: SweepStudy,
+    trial: Trial,
+    rung_index: int,
+    shared_inputs: Mapping[str, Any],
+    run_id: str = "",
 ) -> ProgramSpec:
     """Return the inputs of a trial's program. Raises ConfigError."""
     model_settings = dict(shared_inputs["model"])
@@ -86,9 +90,9 @@ def make_program_spec(
             for input_name in TRAIN_SETTINGS
             if input_name in train_settings
         },
-        **SINGLE_WORKER,
-        "out": study.output_prefix(trial.number, rung_index),
-        "checkpoints": study.checkpoint_prefix(trial.number),
+        **SINGLE_WORKER_SETTINGS,
+        "out": study.make_output_prefix(trial.number, rung_index),
+        "checkpoints": study.make_checkpoint_prefix(trial.number),
         "model": model_settings,
         "run_id": run_id,
     }
@@ -99,17 +103,17 @@ def make_program_spec(
         raise ConfigError(f"{trial.settings}: {error}") from error
 
 
-def _run_program(study: Study, program_spec: ProgramSpec, pod_name: str) -> None:
+def _run_program(study: SweepStudy, program_spec: ProgramSpec, pod_name: str) -> None:
     """Run the program until its result is in the object store. `pod_name`: name of this pod, which
     its replacement also has, so that it finds the checkpoints on the disk.
 
     Raises ProgramFailed if the coordinator has ended the run; exits with 143 after SIGTERM, and
     with another code after an error of this pod.
     """
-    from rekindle.program.job_pod import SIGNALS, JobPod
+    from rekindle.program.job_pod import HANDLED_SIGNALS, JobPod
     from rekindle.program.processes.environment import find_free_port
 
-    signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+    signal.pthread_sigmask(signal.SIG_BLOCK, HANDLED_SIGNALS)
     os.environ.pop(REKINDLE_COORDINATOR, None)
     os.environ |= {
         "MASTER_ADDR": LOCALHOST,
@@ -121,7 +125,7 @@ def _run_program(study: Study, program_spec: ProgramSpec, pod_name: str) -> None
 
     start_time_s = time.time()
     command_flags = [
-        f"{flag(field_name)}={to_text(getattr(program_spec, field_name))}"
+        f"{format_flag(field_name)}={format_parameter(getattr(program_spec, field_name))}"
         for field_name in ProgramSpec.model_fields
     ]
     exit_code = JobPod(command_flags, is_leader=True, restart_code=1).run()

@@ -6,7 +6,7 @@ from rekindle.program.config import MODEL_PREFIX, ProgramConfig, has_placeholder
 from rekindle.training.sweep.sweep_config import Sweep
 
 
-def check_sweep(
+def check_program_sweep(
     sweep: Sweep,
     program_config: ProgramConfig,
     train_settings: BaseModel,

@@ -27,9 +27,9 @@ from rekindle.content.verified_release import (
 )
 from rekindle.errors import DataError
 from rekindle.release.predictor import find_warning, open_predictor
-from rekindle.release.pyfunc.frames import INSTANCES, FrameConverter
+from rekindle.release.pyfunc.frames import INSTANCES_KEY, FrameConverter
 from rekindle.release.release_files import verify_release
-from rekindle.release.request_validation import parse
+from rekindle.release.request_validation import parse_body
 from rekindle.workload import Predictor
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 PYTHON_TYPES = {int: "long", float: "double", str: "string", bool: "boolean"}
 
 
-class Model:
+class PyfuncModel:
     """The Python model that MLflow's pyfunc calls."""
 
     def __init__(self, predictor: Predictor) -> None:
@@ -50,17 +50,17 @@ class Model:
         instances = self.converter.to_instances(frame)
         try:
             other_fields = {name: loads(text) for name, text in (params or {}).items() if text}
-            request_body = to_json({INSTANCES: instances, **other_fields}).encode()
+            request_body = to_json({INSTANCES_KEY: instances, **other_fields}).encode()
         except (TypeError, ValueError) as error:
             raise DataError(f"the request is not JSON: {error}.") from error
-        parsed_request = parse(self.predictor.Request, request_body)
+        parsed_request = parse_body(self.predictor.Request, request_body)
         warning_sentence = find_warning(self.predictor, parsed_request)
         if warning_sentence:
             warnings.warn(warning_sentence, stacklevel=2)
         return self.predictor.predict([parsed_request])[0]
 
 
-def _load_pyfunc(release: str) -> Model:
+def _load_pyfunc(release: str) -> PyfuncModel:
     """Load a release from its folder. MLflow calls this function with only the folder, so the key
     prefix of the release is unknown. Raises DataError if a file differs from release.json."""
     release_folder = Path(release)
@@ -70,7 +70,7 @@ def _load_pyfunc(release: str) -> Model:
             f"{release} was released by an earlier version of Rekindle, whose hash does not cover"
             f" the file {MLMODEL} that MLflow executes. {REMEDY}"
         )
-    return Model(open_predictor(release_folder))
+    return PyfuncModel(open_predictor(release_folder))
 
 
 def write_mlmodel(release_folder: Path) -> dict[str, str]:
@@ -82,8 +82,10 @@ def write_mlmodel(release_folder: Path) -> dict[str, str]:
     """
     predictor = open_predictor(release_folder)
     example_request = predictor.example()
-    [predictions] = predictor.predict([parse(predictor.Request, to_json(example_request).encode())])
-    instances = example_request[INSTANCES]
+    [predictions] = predictor.predict(
+        [parse_body(predictor.Request, to_json(example_request).encode())]
+    )
+    instances = example_request[INSTANCES_KEY]
     column_names = list(dict.fromkeys(key for instance in instances for key in instance))
     example_table = {
         "columns": column_names,
@@ -137,7 +139,7 @@ def make_signature(
     signature_params = [
         {"name": field_name, "type": "string", "default": "", "shape": None}
         for field_name in frame_converter.schema["properties"]
-        if field_name != INSTANCES
+        if field_name != INSTANCES_KEY
     ]
 
     return signature_columns, signature_params

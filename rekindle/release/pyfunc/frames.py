@@ -15,32 +15,34 @@ from pydantic import BaseModel
 from pydantic_core import to_jsonable_python
 
 from rekindle.errors import DataError
-from rekindle.sections import AnyModel, resolve
+from rekindle.sections import AnyModel, resolve_schema
 
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-INSTANCES = "instances"
+INSTANCES_KEY = "instances"
 MAX_EXACT_FLOAT = 2**53  # integers above this value lose digits as floats
 JSON_TYPES = {bool: "boolean", int: "integer", float: "number", str: "string", type(None): "null"}
-Schema = dict[str, Any]
+JsonSchema = dict[str, Any]
 
 
 class FrameConverter:
     """Converts data frames to the instances of one type of request."""
 
     def __init__(self, request_type: type[BaseModel]) -> None:
-        self.schema: Schema = request_type.model_json_schema(schema_generator=AnyModel)
-        self.definitions: Schema = self.schema.get("$defs", {})
+        self.schema: JsonSchema = request_type.model_json_schema(schema_generator=AnyModel)
+        self.definitions: JsonSchema = self.schema.get("$defs", {})
 
     @cached_property
-    def instance(self) -> Schema:
+    def instance(self) -> JsonSchema:
         """The JSON schema of an instance."""
-        instances_schema = resolve(self.schema["properties"][INSTANCES], self.definitions)
-        return resolve(instances_schema.get("items", {}), self.definitions)
+        instances_schema = resolve_schema(
+            self.schema["properties"][INSTANCES_KEY], self.definitions
+        )
+        return resolve_schema(instances_schema.get("items", {}), self.definitions)
 
     @property
-    def properties(self) -> Schema:
+    def properties(self) -> JsonSchema:
         return self.instance.get("properties", {})
 
     @property
@@ -52,10 +54,10 @@ class FrameConverter:
         digits."""
         return [
             self._to_instance(row, row_number)
-            for row_number, row in enumerate(self._rows(data_frame))
+            for row_number, row in enumerate(self._list_rows(data_frame))
         ]
 
-    def _rows(self, data_frame: "DataFrame") -> list[dict[str, Any]]:
+    def _list_rows(self, data_frame: "DataFrame") -> list[dict[str, Any]]:
         """Return the rows of a frame as dictionaries.
 
         From a dictionary of text columns, MLflow makes a single row that contains the whole
@@ -89,7 +91,7 @@ class FrameConverter:
 
     def _is_column(self, field_name: str, value: object) -> bool:
         """Return True if `value` is a whole column: a list in a field that accepts no lists."""
-        field_types = self._types(self.properties.get(field_name, {}))
+        field_types = self._list_types(self.properties.get(field_name, {}))
         return isinstance(value, list) and bool(field_types) and "array" not in field_types
 
     def _to_instance(self, row: Mapping[str, Any], row_number: int) -> dict[str, Any]:
@@ -101,14 +103,14 @@ class FrameConverter:
             field_schema = self.properties.get(field_name, {})
             # a field without types accepts any value
             accepts_null = field_name in self.properties and "null" in (
-                self._types(field_schema) or {"null"}
+                self._list_types(field_schema) or {"null"}
             )
             if not is_missing(field_value):
                 is_optional = accepts_null or field_name not in self.required
-                instance[field_name] = self._convert(
+                instance[field_name] = self._convert_value(
                     field_value,
                     field_schema,
-                    f"{INSTANCES}[{row_number}].{field_name}",
+                    f"{INSTANCES_KEY}[{row_number}].{field_name}",
                     is_optional,
                 )
             elif accepts_null and (field_value is None or field_name in self.required):
@@ -116,12 +118,12 @@ class FrameConverter:
 
         return instance
 
-    def _convert(
-        self, value: Any, field_schema: Schema, location: str, is_optional: bool = False
+    def _convert_value(
+        self, value: Any, field_schema: JsonSchema, location: str, is_optional: bool = False
     ) -> Any:
         """Convert a value of a frame to JSON. `is_optional`: the column may contain missing values,
         for which pandas converts its integers to floats."""
-        schema_options = list(self._options(field_schema))
+        schema_options = list(self._list_options(field_schema))
 
         if isinstance(value, Mapping):
             properties = {
@@ -143,7 +145,7 @@ class FrameConverter:
                 other_schema = {}
 
             return {
-                property_name: self._convert(
+                property_name: self._convert_value(
                     inner_schema,
                     properties.get(property_name, other_schema),
                     f"{location}.{property_name}",
@@ -152,7 +154,7 @@ class FrameConverter:
             }
 
         if is_collection(value):
-            items_schema: Schema = next(
+            items_schema: JsonSchema = next(
                 (
                     schema_option["items"]
                     for schema_option in schema_options
@@ -161,7 +163,7 @@ class FrameConverter:
                 {},
             )
             return [
-                self._convert(list_item, items_schema, f"{location}[{index}]")
+                self._convert_value(list_item, items_schema, f"{location}[{index}]")
                 for index, list_item in enumerate(value)
             ]
 
@@ -171,11 +173,11 @@ class FrameConverter:
         return self._convert_scalar(to_python(value), field_schema, location, is_optional)
 
     def _convert_scalar(
-        self, value: Any, field_schema: Schema, location: str, is_optional: bool
+        self, value: Any, field_schema: JsonSchema, location: str, is_optional: bool
     ) -> Any:
-        field_types = self._types(field_schema)
+        field_types = self._list_types(field_schema)
         field_formats = {
-            schema_option.get("format") for schema_option in self._options(field_schema)
+            schema_option.get("format") for schema_option in self._list_options(field_schema)
         }
 
         match value:
@@ -205,10 +207,12 @@ class FrameConverter:
             )
         return int(value)
 
-    def _options(self, field_schema: Schema) -> Iterator[Schema]:
+    def _list_options(self, field_schema: JsonSchema) -> Iterator[JsonSchema]:
         """Yield the alternatives of a JSON schema."""
         field_schema = (
-            resolve(field_schema, self.definitions) if "$ref" in field_schema else field_schema
+            resolve_schema(field_schema, self.definitions)
+            if "$ref" in field_schema
+            else field_schema
         )
         alternatives = [
             *field_schema.get("anyOf", []),
@@ -218,13 +222,13 @@ class FrameConverter:
         if not alternatives:
             yield field_schema
         for alternative in alternatives:
-            yield from self._options(alternative)
+            yield from self._list_options(alternative)
 
-    def _types(self, field_schema: Schema) -> set[str]:
+    def _list_types(self, field_schema: JsonSchema) -> set[str]:
         """Return the JSON types that a field accepts; an empty set if it accepts all types."""
         json_types: set[str] = set()
 
-        for schema_option in self._options(field_schema):
+        for schema_option in self._list_options(field_schema):
             allowed_values = schema_option.get(
                 "enum", [schema_option["const"]] if "const" in schema_option else []
             )

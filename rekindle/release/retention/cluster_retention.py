@@ -19,7 +19,7 @@ from rekindle.release.serve_config import RetentionConfig
 from rekindle.storage import Store
 
 
-def compute_resumable_s(cluster_section: Mapping[str, Any]) -> float:
+def compute_resumable_seconds(cluster_section: Mapping[str, Any]) -> float:
     """Return for how many seconds after its end a run may be resumed and still be running, from the
     section `cluster_section` of its config."""
     return float(cluster_section["keep_days"] * DAY_S + cluster_section["deadline_hours"] * 3600)
@@ -39,7 +39,7 @@ def apply(
         return []
 
     pipeline_name = run_config["name"]
-    resumable_seconds = compute_resumable_s(run_config["cluster"])
+    resumable_seconds = compute_resumable_seconds(run_config["cluster"])
 
     def targets(model_name: str) -> set[str]:
         if model_name == promoted_model:
@@ -50,13 +50,13 @@ def apply(
     current_run = Run(
         RunName(workflow_name, "the input workflow"), pipeline_name, ended=now_seconds
     )
-    listing_context = listing.Context(
+    listing_context = listing.ListingContext(
         {workflow_name: current_run},
         resumable_seconds,
         resumable_seconds,
         targets if promoted_model else None,
     )
-    current_listing = listing.read(object_store, [pipeline_name], listing_context)
+    current_listing = listing.read_listing(object_store, [pipeline_name], listing_context)
     planned_removal = choose_removals(
         current_listing,
         {pipeline_name: retention_limits},
@@ -64,6 +64,6 @@ def apply(
         listing.make_inputs_function(object_store, current_listing.releases),
     )
 
-    return removal.remove(
+    return removal.apply_removal(
         object_store, removal.limit_removal(planned_removal), removal.NoHost(), listing_context
     )

@@ -97,14 +97,14 @@ def choose_removals(
     """
     find_cached_inputs = cache(lambda release: frozenset(find_inputs(release)))
     expired_names = {
-        run.name for run in _surplus_runs(listing.runs, limits_by_pipeline, now_seconds)
+        run.name for run in _list_surplus_runs(listing.runs, limits_by_pipeline, now_seconds)
     }
 
     while True:
         unfinished_names = {
             run.name for run in listing.runs if run.name not in expired_names and not run.succeeded
         }
-        removed_releases = _surplus_releases(
+        removed_releases = _list_surplus_releases(
             listing.releases, unfinished_names, limits_by_pipeline, find_cached_inputs
         )
         released_names = {
@@ -149,14 +149,14 @@ def choose_removals(
     return Removal(removed_releases, removed_entries, run_removals)
 
 
-def _surplus_runs(
+def _list_surplus_runs(
     runs: Iterable[Run], limits_by_pipeline: Mapping[str, RetentionConfig], now_seconds: float
 ) -> list[Run]:
     surplus_runs = []
     counts_by_pipeline = Counter[str]()
     # sort by number first, since a clock that was set back would make a new run look old
     runs_newest_first = sorted(runs, key=lambda run: (-run.number, -(run.ended or 0), run.name))
-    end_times = _increasing_ends(runs_newest_first)
+    end_times = _compute_end_times(runs_newest_first)
     pipelines_with_newer_runs: set[str] = set()
 
     for run in runs_newest_first:
@@ -185,7 +185,7 @@ def _surplus_runs(
     return surplus_runs
 
 
-def _increasing_ends(runs_newest_first: Iterable[Run]) -> dict[str, float]:
+def _compute_end_times(runs_newest_first: Iterable[Run]) -> dict[str, float]:
     """Return the end times of the runs, made ascending: a time that is earlier than that of a
     previous run is raised to it."""
     end_times: dict[str, float] = {}
@@ -197,7 +197,7 @@ def _increasing_ends(runs_newest_first: Iterable[Run]) -> dict[str, float]:
     return end_times
 
 
-def _surplus_releases(
+def _list_surplus_releases(
     releases: Iterable[Release],
     unfinished_names: Set[str],
     limits_by_pipeline: Mapping[str, RetentionConfig],

@@ -20,7 +20,7 @@ from argolocal.common.json_text import loads
 from rekindle import tracking
 from rekindle.cache import claims, entries
 from rekindle.content.verified_release import is_release
-from rekindle.errors import TrackingError, say
+from rekindle.errors import TrackingError, write_stderr
 from rekindle.mlflow_api import (
     SERVER_REMEDY,
     DownloadAddress,
@@ -35,8 +35,8 @@ from rekindle.mlflow_api import (
     RunInfo,
     RunsPage,
     VersionsPage,
-    condition,
-    request,
+    format_condition,
+    send_request,
 )
 from rekindle.names import (
     ArtifactKey,
@@ -45,22 +45,22 @@ from rekindle.names import (
     RunName,
     TaskReference,
     Version,
+    format_untrusted,
     parse_s3_address,
-    show,
     split_address,
 )
 from rekindle.release import origin, promotion
 from rekindle.release.release_files import read_owner
 from rekindle.release.retention import ownership
 from rekindle.release.retention.decision import Listing, Release, Run
-from rekindle.release.retention.ownership import Mark
-from rekindle.storage import NotFound, Store, store_id
+from rekindle.release.retention.ownership import RunMark
+from rekindle.storage import NotFound, Store, read_or_create_store_id
 from rekindle.tracking import STORE_TAG
 
-ANY_WORKFLOW = f"tags.`{tracking.WORKFLOW}` != ''"  # MLflow filter: runs of workflows
-PAGE = 1000
-PATTERN = re.compile(r"[*?\[{]")  # start of a glob pattern
-RUN_ID = re.compile("[0-9a-f]{32}")  # id of an MLflow run in an artifact address
+ANY_WORKFLOW_FILTER = f"tags.`{tracking.WORKFLOW}` != ''"  # MLflow filter: runs of workflows
+PAGE_SIZE = 1000
+GLOB_PATTERN = re.compile(r"[*?\[{]")  # start of a glob pattern
+RUN_ID_PATTERN = re.compile("[0-9a-f]{32}")  # id of an MLflow run in an artifact address
 # later runs are compared with the newest successful run that has such a tag
 # (steps/monitoring/moving_window.py)
 COMPARED_TAGS = (tracking.DIGEST, tracking.CODE, tracking.WINDOW_END)
@@ -68,7 +68,7 @@ P = TypeVar("P", bound=Page)
 
 
 @dataclass(frozen=True)
-class Record:
+class MlflowRecord:
     """The record of a run in MLflow. `name`: the tag tracking.WORKFLOW, which may be any text."""
 
     id: ObjectId
@@ -79,7 +79,7 @@ class Record:
 
 
 @dataclass(frozen=True)
-class Context:
+class ListingContext:
     """Information that the caller provides, because MLflow and the object store lack it.
 
     `runs`: the runs of this machine or namespace, with exact phases. `claim_s`: number of seconds
@@ -97,13 +97,15 @@ class Context:
     needed: frozenset[str] = frozenset()
 
 
-def read(object_store: Store, pipeline_names: Iterable[str], listing_context: Context) -> Listing:
+def read_listing(
+    object_store: Store, pipeline_names: Iterable[str], listing_context: ListingContext
+) -> Listing:
     """List the runs and releases of `pipeline_names`, all runs of `listing_context`, and the
     entries of the cache.
 
     Raises StorageError, TrackingError.
     """
-    own_store_id = store_id(object_store)
+    own_store_id = read_or_create_store_id(object_store)
     runs_by_id: dict[str, Run] = {}
     pipeline_names = set(pipeline_names)
     marks_by_name = _read_marks(object_store, listing_context.runs)
@@ -117,13 +119,13 @@ def read(object_store: Store, pipeline_names: Iterable[str], listing_context: Co
     parent_ids: dict[str, str] = {}  # id of the record of a trial → id of the record of its sweep
 
     for pipeline_name in pipeline_names:
-        found_records = list(_list_with_trials(pipeline_name, ANY_WORKFLOW))
+        found_records = list(_list_with_trials(pipeline_name, ANY_WORKFLOW_FILTER))
         parent_ids.update(
-            {mlflow_record.id: _parent_id(mlflow_record) for mlflow_record in found_records}
+            {mlflow_record.id: _get_parent_id(mlflow_record) for mlflow_record in found_records}
         )
         mlflow_records = [
             mlflow_record
-            for mlflow_record in _without_trials(pipeline_name, found_records)
+            for mlflow_record in _exclude_trials(pipeline_name, found_records)
             if mlflow_record.tags.get(STORE_TAG, own_store_id) == own_store_id
         ]
 
@@ -138,7 +140,7 @@ def read(object_store: Store, pipeline_names: Iterable[str], listing_context: Co
         for mlflow_record in mlflow_records:
             run_name = mlflow_record.name
             recorded_run = listing_context.runs.get(run_name)
-            used_tasks = _find_used_tasks(mlflow_record) | _find_tasks_of_source(
+            used_tasks = _find_used_tasks(mlflow_record) | _find_source_tasks(
                 object_store, mlflow_record.params.get("data.source", "")
             )
             run = runs_by_name.get(run_name)
@@ -158,7 +160,7 @@ def read(object_store: Store, pipeline_names: Iterable[str], listing_context: Co
                 continue
 
             has_emptied_tag = (
-                not recorded_run and mlflow_record.tags.get(tracking.EMPTIED) == "removed"
+                not recorded_run and mlflow_record.tags.get(tracking.ARTIFACTS_EMPTIED) == "removed"
             )
             # the tag alone does not prove that the artifacts are gone, since every client of MLflow
             # can set it
@@ -178,7 +180,7 @@ def read(object_store: Store, pipeline_names: Iterable[str], listing_context: Co
     releases = list(
         _list_releases(object_store, own_store_id, runs_by_id, listing_context, registered_versions)
     )
-    referred_ids = registered_versions.run_ids(releases)
+    referred_ids = registered_versions.list_run_ids(releases)
     # a trial is removed together with the record of its sweep
     referred_ids.update([parent_ids[run_id] for run_id in referred_ids & parent_ids.keys()])
     for run_id in referred_ids & runs_by_id.keys():
@@ -232,7 +234,7 @@ def make_inputs_function(
 
 def has_alias(model_name: str, version: str) -> bool:
     """Return True if an alias refers to the version."""
-    model_answer = request(
+    model_answer = send_request(
         "GET", "mlflow/registered-models/get", ModelAnswer, params={"name": model_name}
     )
     return any(
@@ -242,7 +244,7 @@ def has_alias(model_name: str, version: str) -> bool:
 
 def has_other_version(object_store: Store, release: Release) -> bool:
     """Return True if another version, of this or any other model, has the same files."""
-    return RegisteredVersions().refer_to(
+    return RegisteredVersions().has_other_reference(
         object_store, release.prefix, (release.model, str(release.version))
     )
 
@@ -251,33 +253,34 @@ class RegisteredVersions:
     """All versions of all models in MLflow, and the addresses of their files."""
 
     def __init__(self) -> None:
-        version_pages = _search_all("model-versions", VersionsPage)
+        version_pages = _search_all_pages("model-versions", VersionsPage)
         self.rows = [
             model_version
             for version_page in version_pages
             for model_version in version_page.model_versions
         ]
 
-    def by_model(self) -> dict[str, list[ModelVersion]]:
+    def group_by_model(self) -> dict[str, list[ModelVersion]]:
         """Return the versions by the name of their model."""
         versions_by_model: dict[str, list[ModelVersion]] = {}
         for model_version in self.rows:
             versions_by_model.setdefault(model_version.name, []).append(model_version)
         return versions_by_model
 
-    def refer_to(
+    def has_other_reference(
         self, object_store: Store, key_prefix: str, except_version: tuple[str, str]
     ) -> bool:
         """Return True if a version other than `except_version` has files below `key_prefix`, or
         in a folder that contains `key_prefix`."""
         return any(
-            _contains(address, key_prefix) or _is_above(address, object_store, key_prefix)
+            _is_below_prefix(address, key_prefix)
+            or _is_above_prefix(address, object_store, key_prefix)
             for model_version in self.rows
             if (model_version.name, model_version.version) != except_version
             for address in list_addresses(model_version)
         )
 
-    def run_ids(self, releases: Iterable[Release]) -> set[str]:
+    def list_run_ids(self, releases: Iterable[Release]) -> set[str]:
         """Return the ids of the MLflow runs to which versions other than `releases` refer."""
         released_versions = {(release.model, str(release.version)) for release in releases}
         other_versions = [
@@ -288,7 +291,7 @@ class RegisteredVersions:
         referred_ids = {model_version.run_id for model_version in other_versions}
         return referred_ids.union(
             *(
-                RUN_ID.findall(address)
+                RUN_ID_PATTERN.findall(address)
                 for model_version in other_versions
                 for address in list_addresses(model_version)
             )
@@ -300,7 +303,7 @@ def list_addresses(model_version: ModelVersion) -> set[str]:
     resolves them to."""
     found_addresses = {model_version.source, model_version.tags.get(tracking.URI, "")}
     if split_address(model_version.source).scheme in ("models", "runs"):
-        found_addresses.add(_download_address(model_version.name, model_version.version))
+        found_addresses.add(_fetch_download_address(model_version.name, model_version.version))
     return {
         address_text
         for address in found_addresses - {""}
@@ -309,11 +312,11 @@ def list_addresses(model_version: ModelVersion) -> set[str]:
 
 
 @cache
-def _download_address(model_name: str, version: str) -> str:
+def _fetch_download_address(model_name: str, version: str) -> str:
     """Return the address of a version's files, as MLflow resolves it; "" if the version was
     deleted. An address never changes, so it is cached."""
     try:
-        address_answer = request(
+        address_answer = send_request(
             "GET",
             "mlflow/model-versions/get-download-uri",
             DownloadAddress,
@@ -327,7 +330,7 @@ def _download_address(model_name: str, version: str) -> str:
     return address_answer.artifact_uri
 
 
-def _contains(address: str, parent_prefix: str) -> bool:
+def _is_below_prefix(address: str, parent_prefix: str) -> bool:
     """Return True if an address is `parent_prefix` or below it.
 
     Servers and buckets are not compared, since several addresses can refer to one object store.
@@ -335,7 +338,7 @@ def _contains(address: str, parent_prefix: str) -> bool:
     return f"/{parent_prefix.strip('/')}/" in f"/{address}/"
 
 
-def _is_above(address: str, object_store: Store, child_prefix: str) -> bool:
+def _is_above_prefix(address: str, object_store: Store, child_prefix: str) -> bool:
     """Return True if an address is the bucket, or a folder of it that contains `child_prefix`."""
     s3_address = parse_s3_address(address)
     if not s3_address or s3_address.bucket != object_store.bucket:
@@ -354,9 +357,11 @@ def find_trial_ids(run_id: str, run_name: RunName, recorded_ids: Iterable[str]) 
     if not known_ids:
         return []
 
-    run_answer = request("GET", "mlflow/runs/get", RunAnswer, params={"run_id": run_id})
+    run_answer = send_request("GET", "mlflow/runs/get", RunAnswer, params={"run_id": run_id})
     experiment_id = run_answer.run.info.experiment_id
-    trial_records = _search_runs([experiment_id], condition(f"tags.`{tracking.PARENT}`", run_id))
+    trial_records = _search_runs(
+        [experiment_id], format_condition(f"tags.`{tracking.PARENT}`", run_id)
+    )
     trial_name_pattern = re.compile(rf"{re.escape(run_name)}\.trial-[0-9]+")
     return [
         trial_record.id
@@ -374,9 +379,9 @@ def find_record_id(
     `own_store_id`: id of the object store.
     """
     found_records = _list_with_trials(
-        pipeline_name, condition(f"tags.`{tracking.WORKFLOW}`", run_name)
+        pipeline_name, format_condition(f"tags.`{tracking.WORKFLOW}`", run_name)
     )
-    run_records = _without_trials(pipeline_name, found_records)
+    run_records = _exclude_trials(pipeline_name, found_records)
     # runs of other stores may have the same name
     matching_ids = [
         run_record.id
@@ -390,7 +395,7 @@ def find_record_id(
         return ""
 
     if len(matching_ids) > 1:
-        say(
+        write_stderr(
             f"{len(matching_ids)} records of {run_name} in MLflow stay: only one of them can be"
             " the record of the run"
         )
@@ -401,11 +406,11 @@ def find_record_id(
     return ""
 
 
-def _list_with_trials(experiment_name: str, run_filter: str) -> Iterator[Record]:
+def _list_with_trials(experiment_name: str, run_filter: str) -> Iterator[MlflowRecord]:
     """Yield the runs of an experiment, newest first, with the trials of sweeps. `run_filter`
     requires the tag tracking.WORKFLOW."""
     try:
-        experiment_answer = request(
+        experiment_answer = send_request(
             "GET",
             "mlflow/experiments/get-by-name",
             ExperimentAnswer,
@@ -418,16 +423,18 @@ def _list_with_trials(experiment_name: str, run_filter: str) -> Iterator[Record]
 
     for mlflow_record in _search_runs([experiment_answer.experiment.experiment_id], run_filter):
         if not mlflow_record.name:
-            raise _unfiltered(mlflow_record, tracking.WORKFLOW)
+            raise _make_filter_error(mlflow_record, tracking.WORKFLOW)
         yield mlflow_record
 
 
-def _parent_id(mlflow_record: Record) -> str:
+def _get_parent_id(mlflow_record: MlflowRecord) -> str:
     """Return the MLflow id of the sweep of a trial; "" for another run."""
     return mlflow_record.tags.get(tracking.PARENT, "")
 
 
-def _without_trials(experiment_name: str, mlflow_records: Iterable[Record]) -> Iterator[Record]:
+def _exclude_trials(
+    experiment_name: str, mlflow_records: Iterable[MlflowRecord]
+) -> Iterator[MlflowRecord]:
     """Yield the runs with valid names that are not trials of a sweep."""
     for mlflow_record in mlflow_records:
         if tracking.PARENT in mlflow_record.tags:
@@ -436,9 +443,9 @@ def _without_trials(experiment_name: str, mlflow_records: Iterable[Record]) -> I
         if RunName.matches(mlflow_record.name):
             yield mlflow_record
         else:
-            say(
-                f"a run of {show(experiment_name)} in MLflow is skipped:"
-                f" {show(mlflow_record.name)} is not the name of a run"
+            write_stderr(
+                f"a run of {format_untrusted(experiment_name)} in MLflow is skipped:"
+                f" {format_untrusted(mlflow_record.name)} is not the name of a run"
             )
 
 
@@ -446,25 +453,25 @@ def _find_data_tasks(object_store: Store, pipeline_names: Set[str]) -> frozenset
     """Return the RUN/TASK of all artifacts that runs of other pipelines read as data.source."""
     experiment_ids = [
         experiment.experiment_id
-        for experiments_page in _search_all("experiments", ExperimentsPage)
+        for experiments_page in _search_all_pages("experiments", ExperimentsPage)
         for experiment in experiments_page.experiments
         if experiment.name not in pipeline_names
     ]
-    run_filter = f"{ANY_WORKFLOW} AND params.`data.source` ILIKE '{object_store.uri('')}%'"
+    run_filter = f"{ANY_WORKFLOW_FILTER} AND params.`data.source` ILIKE '{object_store.uri('')}%'"
     source_uris = set[str]()
 
     for mlflow_record in _search_runs(experiment_ids, run_filter) if experiment_ids else ():
         source_uri = mlflow_record.params.get("data.source", "")
         if not parse_s3_address(source_uri):
-            raise _unfiltered(mlflow_record, "data.source")
+            raise _make_filter_error(mlflow_record, "data.source")
         source_uris.add(source_uri)
 
     return frozenset().union(
-        *(_find_tasks_of_source(object_store, source_uri) for source_uri in source_uris)
+        *(_find_source_tasks(object_store, source_uri) for source_uri in source_uris)
     )
 
 
-def _unfiltered(mlflow_record: Record, filtered_name: str) -> TrackingError:
+def _make_filter_error(mlflow_record: MlflowRecord, filtered_name: str) -> TrackingError:
     """Return the error to raise if MLflow returned a run that its filter should exclude. Without a
     valid `filtered_name`, the artifacts that it uses could not be protected."""
     return TrackingError(
@@ -473,17 +480,17 @@ def _unfiltered(mlflow_record: Record, filtered_name: str) -> TrackingError:
     )
 
 
-def _search_runs(experiment_ids: list[str], run_filter: str) -> Iterator[Record]:
+def _search_runs(experiment_ids: list[str], run_filter: str) -> Iterator[MlflowRecord]:
     search_request: dict[str, Any] = {
         "experiment_ids": experiment_ids,
         "filter": run_filter,
-        "max_results": PAGE,
+        "max_results": PAGE_SIZE,
         "order_by": ["attributes.start_time DESC"],
     }
 
     for runs_page in _request_pages("POST", "mlflow/runs/search", RunsPage, "json", search_request):
         for mlflow_run in runs_page.runs:
-            yield Record(
+            yield MlflowRecord(
                 id=ObjectId(mlflow_run.info.run_id, "MLflow"),
                 name=mlflow_run.data.tags.get(tracking.WORKFLOW, ""),
                 info=mlflow_run.info,
@@ -492,7 +499,7 @@ def _search_runs(experiment_ids: list[str], run_filter: str) -> Iterator[Record]
             )
 
 
-def _read_marks(object_store: Store, candidate_names: Iterable[str]) -> dict[str, Mark | None]:
+def _read_marks(object_store: Store, candidate_names: Iterable[str]) -> dict[str, RunMark | None]:
     """Read the marks of runs."""
     run_names = [RunName(candidate_name) for candidate_name in candidate_names]
     with ThreadPoolExecutor(claims.THREADS) as thread_pool:
@@ -500,12 +507,12 @@ def _read_marks(object_store: Store, candidate_names: Iterable[str]) -> dict[str
         return dict(zip(run_names, run_marks, strict=True))
 
 
-def _add_mark_number(run: Run, run_mark: Mark | None) -> Run:
+def _add_mark_number(run: Run, run_mark: RunMark | None) -> Run:
     return replace(run, number=run_mark.number if run_mark else 0)
 
 
 def _make_run(
-    mlflow_record: Record, pipeline_name: str, run_mark: Mark, resumable_seconds: float
+    mlflow_record: MlflowRecord, pipeline_name: str, run_mark: RunMark, resumable_seconds: float
 ) -> Run | None:
     """Return the run described by a record in MLflow and by its mark; None if the mark is of
     another pipeline.
@@ -560,9 +567,9 @@ def _combine_records(run: Run, other_run: Run) -> Run:
     )
 
 
-def _find_used_tasks(mlflow_record: Record) -> frozenset[str]:
+def _find_used_tasks(mlflow_record: MlflowRecord) -> frozenset[str]:
     """Return the RUN/TASK of artifacts of other runs that a run reads in place."""
-    if tracking.REFERS not in mlflow_record.tags:
+    if tracking.REFERS_TO_RUNS not in mlflow_record.tags:
         return frozenset()
     tag_values = (
         tag_value
@@ -570,11 +577,13 @@ def _find_used_tasks(mlflow_record: Record) -> frozenset[str]:
         if tag_name.startswith(tracking.CACHED)
     )
     return frozenset(
-        used_task for tag_value in tag_values if (used_task := TaskReference.or_none(tag_value))
+        used_task
+        for tag_value in tag_values
+        if (used_task := TaskReference.parse_or_none(tag_value))
     )
 
 
-def _find_compared_ids(records_newest_first: list[Record]) -> set[str]:
+def _find_compared_ids(records_newest_first: list[MlflowRecord]) -> set[str]:
     """Return the MLflow ids of the runs that later runs will be compared with.
     `records_newest_first`: newest first."""
     newest_ids: dict[str, str] = {}
@@ -585,7 +594,7 @@ def _find_compared_ids(records_newest_first: list[Record]) -> set[str]:
     return {*newest_ids.values()}
 
 
-def _find_tasks_of_source(object_store: Store, source_uri: str) -> frozenset[str]:
+def _find_source_tasks(object_store: Store, source_uri: str) -> frozenset[str]:
     """Return the RUN/TASK of all artifacts that the address in data.source covers.
 
     `source_uri`, the value of data.source, may be the folder of a run, a pattern such as
@@ -595,13 +604,13 @@ def _find_tasks_of_source(object_store: Store, source_uri: str) -> frozenset[str
     if not s3_address or s3_address.bucket != object_store.bucket:
         return frozenset()
 
-    literal_key = PATTERN.split(s3_address.key)[0]
+    literal_key = GLOB_PATTERN.split(s3_address.key)[0]
     folder_names = literal_key.split("/")
-    source_task = TaskReference.or_none("/".join(folder_names[:2]))
+    source_task = TaskReference.parse_or_none("/".join(folder_names[:2]))
     if source_task and len(folder_names) > 2:
         return frozenset({source_task})
 
-    run_name = RunName.or_none(folder_names[0])
+    run_name = RunName.parse_or_none(folder_names[0])
     if not run_name or not ownership.read(object_store, run_name):
         return frozenset()
     # list objects, because the prefix may end in the middle of a task's name
@@ -616,7 +625,7 @@ def _list_releases(
     object_store: Store,
     own_store_id: str,
     runs_by_id: Mapping[str, Run],
-    listing_context: Context,
+    listing_context: ListingContext,
     registered_versions: RegisteredVersions,
 ) -> Iterator[Release]:
     """Yield the versions whose files are in this store.
@@ -625,16 +634,16 @@ def _list_releases(
     run.
     """
     claimed_prefixes = claims.claimed_tasks(
-        object_store, listing_context.resumable_s, claims.RELEASES
+        object_store, listing_context.resumable_s, claims.RELEASES_CLAIM
     )
     aliases_by_model = {
         model.name: model.aliases
-        for models_page in _search_all("registered-models", ModelsPage)
+        for models_page in _search_all_pages("registered-models", ModelsPage)
         for model in models_page.registered_models
     }
 
-    for model, model_versions in registered_versions.by_model().items():
-        model_name = ModelName.or_none(model)
+    for model, model_versions in registered_versions.group_by_model().items():
+        model_name = ModelName.parse_or_none(model)
         if not model_name or not any(
             tracking.URI in model_version.tags for model_version in model_versions
         ):
@@ -673,7 +682,7 @@ def _make_release(
     A version whose removal has begun is also returned if its files are already removed, or belong
     to a new version.
     """
-    release_key = ArtifactKey.or_none(model_version.tags.get(tracking.URI, "").rstrip("/"))
+    release_key = ArtifactKey.parse_or_none(model_version.tags.get(tracking.URI, "").rstrip("/"))
     version_number = Version(model_version.version, "MLflow")
     if not release_key or not is_release(release_key):
         return None
@@ -702,10 +711,10 @@ def _make_release(
     )
 
 
-def _search_all(resource_name: str, page_type: type[P]) -> Iterator[P]:
+def _search_all_pages(resource_name: str, page_type: type[P]) -> Iterator[P]:
     """Yield the pages of all objects of a kind."""
     api_path = f"mlflow/{resource_name}/search"
-    return _request_pages("GET", api_path, page_type, "params", {"max_results": PAGE})
+    return _request_pages("GET", api_path, page_type, "params", {"max_results": PAGE_SIZE})
 
 
 def _request_pages(
@@ -723,7 +732,7 @@ def _request_pages(
     page_request = dict(search_request)
 
     while True:
-        page_answer = request(http_method, api_path, page_type, **{content_kind: page_request})
+        page_answer = send_request(http_method, api_path, page_type, **{content_kind: page_request})
         yield page_answer
 
         next_token = page_answer.next_page_token
@@ -731,7 +740,7 @@ def _request_pages(
             return
         if next_token in seen_tokens:
             raise TrackingError(
-                f"MLflow answers {api_path} with the page token {show(next_token)} again, so its"
+                f"MLflow answers {api_path} with the page token {format_untrusted(next_token)} again, so its"
                 f" pages do not end. {SERVER_REMEDY}"
             )
 

@@ -23,20 +23,20 @@ from argolocal.common.json_text import to_json
 from rekindle.documents import name_field
 from rekindle.errors import Conflict
 from rekindle.names import ObjectId, RunName, TaskName
-from rekindle.storage import NotFound, Store, store_id
+from rekindle.storage import NotFound, Store, read_or_create_store_id
 
-FILE = ".rekindle.json"
+MARK_FILE = ".rekindle.json"
 NUMBER_KEY = "run-number"  # object with the number of the last mark
 # alphabet of the suffix that the API server appends to generateName
-SUFFIX = re.compile("[bcdfghjklmnpqrstvwxz2456789]{5}")
-GENERATED = re.compile(f".+{SUFFIX.pattern}")
+SUFFIX_PATTERN = re.compile("[bcdfghjklmnpqrstvwxz2456789]{5}")
+GENERATED_NAME_PATTERN = re.compile(f".+{SUFFIX_PATTERN.pattern}")
 MAX_PREFIX_LENGTH = 58
-MAX_DIGITS = 18  # maximum number of digits in a mark's number
+MAX_NUMBER_DIGITS = 18  # maximum number of digits in a mark's number
 # folders of the object store that never belong to a run, even if its name is equal
 SHARED_FOLDERS = {"releases", "cache", "cache-claims", "cache-code", "mlflow", "data"}
 
 
-class Mark(BaseModel):
+class RunMark(BaseModel):
     """The mark of a run, RUN/.rekindle.json: which objects below RUN/ the run owns, and when the
     run ended.
 
@@ -72,7 +72,7 @@ class Mark(BaseModel):
         task_folder, separator, _ = relative_path.partition("/")
         # a mark may be forged, so `whole` counts only for a run whose name looks generated: such a
         # name is unique
-        owns_folder = self.whole and GENERATED.fullmatch(run_name) is not None
+        owns_folder = self.whole and GENERATED_NAME_PATTERN.fullmatch(run_name) is not None
         if run_folder != run_name:
             return False
         # the object is in no task's folder
@@ -83,7 +83,7 @@ class Mark(BaseModel):
         return owns_folder or task_folder in self.tasks or is_pod_folder
 
 
-def begin(
+def begin_run(
     object_store: Store,
     workflow: Mapping[str, Any],
     pipeline_name: str,
@@ -102,7 +102,7 @@ def begin(
     if run_name in SHARED_FOLDERS:
         return
 
-    own_store_id = store_id(object_store)
+    own_store_id = read_or_create_store_id(object_store)
     has_new_name = has_generated_name(workflow["metadata"])
 
     while True:
@@ -110,7 +110,7 @@ def begin(
         if recorded_mark and recorded_mark.store == own_store_id:
             own_mark = recorded_mark
         else:
-            own_mark = Mark(store=own_store_id, pipeline=pipeline_name, number=0)
+            own_mark = RunMark(store=own_store_id, pipeline=pipeline_name, number=0)
 
         own_tasks = own_mark.tasks
         owns_whole_folder = own_mark.whole or (
@@ -127,14 +127,14 @@ def begin(
                 *(
                     task_name
                     for task_name in new_folders
-                    if _is_empty(object_store, run_name, task_name)
+                    if _is_folder_empty(object_store, run_name, task_name)
                 ),
             ]
 
-        new_mark = Mark(
+        new_mark = RunMark(
             store=own_store_id,
             pipeline=pipeline_name,
-            number=_next_number(object_store),
+            number=_reserve_next_number(object_store),
             whole=owns_whole_folder,
             tasks=own_tasks,
             counted=is_counted,
@@ -146,7 +146,7 @@ def begin(
             return
 
 
-def end(
+def end_run(
     object_store: Store,
     workflow: Mapping[str, Any],
     pipeline_name: str,
@@ -164,17 +164,17 @@ def end(
     if run_name in SHARED_FOLDERS:
         return
 
-    own_store_id = store_id(object_store)
+    own_store_id = read_or_create_store_id(object_store)
     while True:
         recorded_mark, etag = _read_any_mark(object_store, run_name)
         if not recorded_mark or recorded_mark.store != own_store_id:
             owns_whole_folder = has_generated_name(workflow["metadata"])
-            recorded_mark = Mark(
+            recorded_mark = RunMark(
                 store=own_store_id, pipeline=pipeline_name, number=0, whole=owns_whole_folder
             )
 
         mark_changes = {
-            "number": _next_number(object_store),
+            "number": _reserve_next_number(object_store),
             "ended": time.time(),
             "succeeded": has_succeeded,
             "counted": recorded_mark.counted and is_counted,
@@ -195,7 +195,7 @@ def record_trial(object_store: Store, run_name: RunName, run_id: str) -> None:
         recorded_mark, etag = _read_any_mark(object_store, run_name)
         if (
             not recorded_mark
-            or recorded_mark.store != store_id(object_store)
+            or recorded_mark.store != read_or_create_store_id(object_store)
             or run_id in recorded_mark.trial_ids
         ):
             return
@@ -204,12 +204,12 @@ def record_trial(object_store: Store, run_name: RunName, run_id: str) -> None:
             return
 
 
-def read(object_store: Store, run_name: RunName) -> Mark | None:
+def read(object_store: Store, run_name: RunName) -> RunMark | None:
     """Return the mark of a run in this store, or None. Raises StorageError."""
     if run_name in SHARED_FOLDERS:
         return None
     recorded_mark, _ = _read_any_mark(object_store, run_name)
-    if recorded_mark and recorded_mark.store == store_id(object_store):
+    if recorded_mark and recorded_mark.store == read_or_create_store_id(object_store):
         return recorded_mark
     return None
 
@@ -220,13 +220,13 @@ def has_artifacts(object_store: Store, run_name: RunName) -> bool:
     artifact_keys = (
         object_entry.key
         for object_entry in object_store.list(f"{run_name}/")
-        if object_entry.key != mark_key(run_name)
+        if object_entry.key != make_mark_key(run_name)
     )
     return run_mark is not None and any(run_mark.owns(run_name, key) for key in artifact_keys)
 
 
-def mark_key(run_name: RunName) -> str:
-    return f"{run_name}/{FILE}"
+def make_mark_key(run_name: RunName) -> str:
+    return f"{run_name}/{MARK_FILE}"
 
 
 def has_generated_name(workflow_metadata: Mapping[str, Any]) -> bool:
@@ -239,7 +239,7 @@ def has_generated_name(workflow_metadata: Mapping[str, Any]) -> bool:
     name_stem = name_prefix[:MAX_PREFIX_LENGTH]
     return (
         run_name.startswith(name_stem)
-        and SUFFIX.fullmatch(run_name.removeprefix(name_stem)) is not None
+        and SUFFIX_PATTERN.fullmatch(run_name.removeprefix(name_stem)) is not None
     )
 
 
@@ -254,13 +254,13 @@ def _list_folders(run_name: RunName, workflow: Mapping[str, Any]) -> list[str]:
                 step_group if isinstance(step_group, list) else step_group.get("parallel") or []
             )
         for template_task in template_tasks:
-            task_name = TaskName.or_none(template_task.get("name"))
+            task_name = TaskName.parse_or_none(template_task.get("name"))
             if task_name:
                 folders[task_name] = None
     return [*folders, str(run_name)]
 
 
-def _is_empty(object_store: Store, run_name: RunName, task_folder: str) -> bool:
+def _is_folder_empty(object_store: Store, run_name: RunName, task_folder: str) -> bool:
     """Return True if the folder of a task is empty. The name of the run as `task_folder` stands
     for the folders of all its pods."""
     key_prefix = (
@@ -272,11 +272,12 @@ def _is_empty(object_store: Store, run_name: RunName, task_folder: str) -> bool:
 def _has_objects(object_store: Store, run_name: RunName) -> bool:
     """Return True if the folder of a run has objects other than the mark."""
     return any(
-        object_entry.key != mark_key(run_name) for object_entry in object_store.list(f"{run_name}/")
+        object_entry.key != make_mark_key(run_name)
+        for object_entry in object_store.list(f"{run_name}/")
     )
 
 
-def _next_number(object_store: Store) -> int:
+def _reserve_next_number(object_store: Store) -> int:
     """Return the number of the next mark: the last number plus 1, or the Unix time in milliseconds
     if that is larger.
 
@@ -289,7 +290,9 @@ def _next_number(object_store: Store) -> int:
             number_bytes = b"0"
             etag = None
         last_number = (
-            int(number_bytes) if number_bytes.isdigit() and len(number_bytes) <= MAX_DIGITS else 0
+            int(number_bytes)
+            if number_bytes.isdigit() and len(number_bytes) <= MAX_NUMBER_DIGITS
+            else 0
         )
         next_number = max(last_number + 1, int(1000 * time.time()))
         with suppress(Conflict):
@@ -299,22 +302,24 @@ def _next_number(object_store: Store) -> int:
             return next_number
 
 
-def _read_any_mark(object_store: Store, run_name: RunName) -> tuple[Mark | None, str | None]:
+def _read_any_mark(object_store: Store, run_name: RunName) -> tuple[RunMark | None, str | None]:
     try:
-        mark_bytes, etag = object_store.get_with_etag(mark_key(run_name))
+        mark_bytes, etag = object_store.get_with_etag(make_mark_key(run_name))
     except NotFound:
         return None, None
     try:
-        return Mark.model_validate_json(mark_bytes), etag
+        return RunMark.model_validate_json(mark_bytes), etag
     except ValidationError:  # not a valid mark, so Rekindle has not written this object
         return None, etag
 
 
-def _write_mark(object_store: Store, run_name: RunName, new_mark: Mark, etag: str | None) -> bool:
+def _write_mark(
+    object_store: Store, run_name: RunName, new_mark: RunMark, etag: str | None
+) -> bool:
     """Write a mark unless it has changed since `etag`. Return True if the mark was written."""
     try:
         object_store.put(
-            mark_key(run_name),
+            make_mark_key(run_name),
             to_json(new_mark.model_dump()).encode(),
             if_match=etag,
             if_absent=etag is None,

@@ -15,19 +15,21 @@ from rekindle import tracking
 from rekindle.cache import claims, difference, entries
 from rekindle.content.verified_release import MLFLOW_FILES, RELEASE_RECORD, UNHASHED_FILES
 from rekindle.errors import Conflict, NotFound
-from rekindle.mlflow_api import Answer, ArtifactChanged, RequestRefused, RunAnswer, request
+from rekindle.mlflow_api import Answer, ArtifactChanged, RequestRefused, RunAnswer, send_request
 from rekindle.names import ObjectId, RunName, split_address
-from rekindle.release.release_files import Owner, read_owner
+from rekindle.release.release_files import ReleaseOwner, read_owner
 from rekindle.release.retention import listing, ownership
 from rekindle.release.retention.decision import Release, Removal, RunRemoval
 from rekindle.storage import Store
 
 # maximum number of runs and releases to remove at the end of one run, which must not take long
-MAX_AT_END = 50
-COMMIT_S = 300  # maximum time between the creation of a version and the last write of its files
+MAX_REMOVALS_AT_END = 50
+COMMIT_SECONDS = (
+    300  # maximum time between the creation of a version and the last write of its files
+)
 
 
-class Host(Protocol):
+class RunHost(Protocol):
     """Access to the records of runs outside of MLflow and the object store: local run folders or
     Workflows."""
 
@@ -55,14 +57,19 @@ class NoHost:
 def limit_removal(removal: Removal) -> Removal:
     """Limit a removal to MAX_AT_END releases and runs; the ends of later runs remove the remaining
     ones."""
-    limited_releases = removal.releases[:MAX_AT_END]
+    limited_releases = removal.releases[:MAX_REMOVALS_AT_END]
     return Removal(
-        limited_releases, removal.entries, removal.runs[: MAX_AT_END - len(limited_releases)]
+        limited_releases,
+        removal.entries,
+        removal.runs[: MAX_REMOVALS_AT_END - len(limited_releases)],
     )
 
 
-def remove(
-    object_store: Store, removal: Removal, run_host: Host, listing_context: listing.Context
+def apply_removal(
+    object_store: Store,
+    removal: Removal,
+    run_host: RunHost,
+    listing_context: listing.ListingContext,
 ) -> list[str]:
     """Remove releases, cache entries and runs; return the names of the removed runs.
 
@@ -114,7 +121,7 @@ def list_own_artifacts(
     run_objects = (
         object_entry
         for object_entry in object_store.list(f"{run_name}/")
-        if object_entry.key != ownership.mark_key(run_name)
+        if object_entry.key != ownership.make_mark_key(run_name)
     )
 
     return [
@@ -126,7 +133,7 @@ def list_own_artifacts(
 
 
 def _remove_run(
-    object_store: Store, run_removal: RunRemoval, kept_tasks: frozenset[str], run_host: Host
+    object_store: Store, run_removal: RunRemoval, kept_tasks: frozenset[str], run_host: RunHost
 ) -> bool:
     """Remove a run. If `kept_tasks` is not empty, remove only the artifacts of all other tasks.
     Return False if nothing was removed."""
@@ -147,14 +154,15 @@ def _remove_run(
 
     if run_mark:
         claims.remove_claims(object_store, run_name)
-    own_store_id = listing.store_id(object_store)
+    own_store_id = listing.read_or_create_store_id(object_store)
 
     run_id = listing.find_record_id(
         run_removal.run.pipeline, run_name, run_mark.run_id if run_mark else "", own_store_id
     )
     if run_id and run_removal.keep_mlflow:
-        tracking.log(
-            run_id, run_tags={tracking.EMPTIED: "removed", listing.STORE_TAG: own_store_id}
+        tracking.log_to_run(
+            run_id,
+            run_tags={tracking.ARTIFACTS_EMPTIED: "removed", listing.STORE_TAG: own_store_id},
         )
     elif run_id:
         trial_ids = listing.find_trial_ids(run_id, run_name, run_mark.trial_ids if run_mark else [])
@@ -164,7 +172,7 @@ def _remove_run(
     run_host.remove(run_name)
     if not run_removal.keep_mlflow:
         object_store.delete(
-            [ownership.mark_key(run_name)] if ownership.read(object_store, run_name) else []
+            [ownership.make_mark_key(run_name)] if ownership.read(object_store, run_name) else []
         )
 
     return True
@@ -176,8 +184,8 @@ def delete_record(run_id: str) -> None:
     MLflow keeps the data of a deleted run until `mlflow gc`; the embedded MLflow deletes the data
     of a run with the tag tracking.REMOVED.
     """
-    with suppress_missing():
-        run_answer = request("GET", "mlflow/runs/get", RunAnswer, params={"run_id": run_id})
+    with suppress_missing_errors():
+        run_answer = send_request("GET", "mlflow/runs/get", RunAnswer, params={"run_id": run_id})
         artifact_root = split_address(run_answer.run.info.artifact_uri)
 
         # only artifacts in a folder with the run's id are deleted, since users may choose any
@@ -186,10 +194,10 @@ def delete_record(run_id: str) -> None:
         has_own_folder = artifact_root.path.strip("/").endswith(f"{ObjectId(run_id)}/artifacts")
         if artifact_root.scheme == "mlflow-artifacts" and has_own_folder:
             artifact_path = quote(artifact_root.path.strip("/"))
-            request("DELETE", f"mlflow-artifacts/artifacts/{artifact_path}", ArtifactChanged)
+            send_request("DELETE", f"mlflow-artifacts/artifacts/{artifact_path}", ArtifactChanged)
 
-        tracking.log(run_id, run_tags={tracking.REMOVED: "yes"})
-        request("POST", "mlflow/runs/delete", Answer, json={"run_id": run_id})
+        tracking.log_to_run(run_id, run_tags={tracking.REMOVED: "yes"})
+        send_request("POST", "mlflow/runs/delete", Answer, json={"run_id": run_id})
 
 
 def _remove_release(object_store: Store, release: Release, resumable_seconds: float) -> None:
@@ -201,7 +209,7 @@ def _remove_release(object_store: Store, release: Release, resumable_seconds: fl
         (object_entry.modified for object_entry in release_objects), default=0.0
     )
     if (
-        newest_change_seconds > release.created + COMMIT_S
+        newest_change_seconds > release.created + COMMIT_SECONDS
         and time.time() - newest_change_seconds < resumable_seconds
         and not release.marked
     ):
@@ -209,12 +217,12 @@ def _remove_release(object_store: Store, release: Release, resumable_seconds: fl
 
     version_fields = {"name": release.model, "version": str(release.version)}
     removed_mark = {**version_fields, "key": tracking.REMOVED}
-    with suppress_missing():
-        removed_tag = {**removed_mark, "value": listing.store_id(object_store)}
-        request("POST", "mlflow/model-versions/set-tag", Answer, json=removed_tag)
+    with suppress_missing_errors():
+        removed_tag = {**removed_mark, "value": listing.read_or_create_store_id(object_store)}
+        send_request("POST", "mlflow/model-versions/set-tag", Answer, json=removed_tag)
         # keep it: the alias was set after the decision
         if listing.has_alias(release.model, str(release.version)):
-            request("DELETE", "mlflow/model-versions/delete-tag", Answer, json=removed_mark)
+            send_request("DELETE", "mlflow/model-versions/delete-tag", Answer, json=removed_mark)
             return
 
     tracking.remove_duplicates(
@@ -224,8 +232,8 @@ def _remove_release(object_store: Store, release: Release, resumable_seconds: fl
     if not listing.has_other_version(object_store, release):
         _remove_files(object_store, release, [object_entry.key for object_entry in release_objects])
 
-    with suppress_missing():
-        request("DELETE", "mlflow/model-versions/delete", Answer, json=version_fields)
+    with suppress_missing_errors():
+        send_request("DELETE", "mlflow/model-versions/delete", Answer, json=version_fields)
 
 
 def _remove_files(object_store: Store, release: Release, object_keys: list[str]) -> None:
@@ -245,7 +253,7 @@ def _remove_files(object_store: Store, release: Release, object_keys: list[str])
         object_store.delete([record_key])
 
 
-def _mark_removed(object_store: Store, release: Release) -> Owner | None:
+def _mark_removed(object_store: Store, release: Release) -> ReleaseOwner | None:
     """Write into release.json that its files are being removed, and return its content; None if the
     files belong to another version, such as a version that is being released at this moment."""
     record_key = f"{release.prefix}{RELEASE_RECORD}"
@@ -272,7 +280,7 @@ def _mark_removed(object_store: Store, release: Release) -> Owner | None:
 
 
 @contextmanager
-def suppress_missing() -> Iterator[None]:
+def suppress_missing_errors() -> Iterator[None]:
     """Ignore MLflow's error about a missing object, because a concurrent removal may have deleted
     it."""
     try:

@@ -5,12 +5,12 @@ import time
 
 from rekindle import tracking
 from rekindle.errors import TrackingError
-from rekindle.release.serve_config import PORT, CanaryConfig
+from rekindle.release.serve_config import DEFAULT_PORT, CanaryConfig
 from rekindle.release.watch.judgement import compute_ks_distance, compute_quantile, find_breach
 from rekindle.release.watch.scrape import ServerWatch, VersionStats
 
 # number of checks in a step; one more is made if the step must wait for enough requests
-CHECKS = 10
+CHECK_COUNT = 10
 MAX_PAUSE_S = 5.0  # longest pause between two scrapes
 
 
@@ -29,13 +29,14 @@ class Canary:
     ) -> None:
         self.name = model_name
         self.watch = ServerWatch(
-            f"http://{champion_deployment}:{PORT}", f"http://{candidate_deployment}:{PORT}"
+            f"http://{champion_deployment}:{DEFAULT_PORT}",
+            f"http://{candidate_deployment}:{DEFAULT_PORT}",
         )
         self.candidate_key = (candidate_deployment, candidate_version)
         self.champion_key = (champion_deployment, champion_version)
         self.champion = champion_version
         self.config = canary_config
-        self.alpha = canary_config.false_alarms / (len(canary_config.shares) * (CHECKS + 1))
+        self.alpha = canary_config.false_alarms / (len(canary_config.shares) * (CHECK_COUNT + 1))
         self.start = time.monotonic()
         self.champion_changed = False
 
@@ -54,8 +55,8 @@ class Canary:
         """Compare both versions until the end of the step. Return the reason for a rollback of the
         candidate, or ""."""
         step_seconds = 60 * self.config.minutes
-        for check_number in range(1, CHECKS + 1):
-            self._watch_until(self.start + step_seconds * check_number / CHECKS)
+        for check_number in range(1, CHECK_COUNT + 1):
+            self._watch_until(self.start + step_seconds * check_number / CHECK_COUNT)
             breach_reason = self._describe_champion_change() or find_breach(
                 *self.stats, self.config, self.alpha
             )
@@ -80,7 +81,7 @@ class Canary:
                     f" (serve.canary.requests is {self.config.requests})"
                 )
 
-            self._watch_until(time.monotonic() + min(MAX_PAUSE_S, step_seconds / CHECKS))
+            self._watch_until(time.monotonic() + min(MAX_PAUSE_S, step_seconds / CHECK_COUNT))
 
         return self._describe_champion_change() or find_breach(*self.stats, self.config, self.alpha)
 

@@ -11,20 +11,20 @@ from pydantic import Field
 
 from argolocal.common.json_text import to_json
 from rekindle import tracking
-from rekindle.content.verified_release import REFERENCE, read_described, reject_other_folder
+from rekindle.content.verified_release import REFERENCE, read_described_file, reject_other_folder
 from rekindle.documents import Document, parse
-from rekindle.errors import DataError, RekindleError, say
+from rekindle.errors import DataError, RekindleError, write_stderr
 from rekindle.names import ModelName
-from rekindle.release.serve_config import PORT, DriftConfig
+from rekindle.release.serve_config import DEFAULT_PORT, DriftConfig
 from rekindle.release.watch.psi import Shift, compute_shift
 from rekindle.release.watch.scores import BUCKET_BOUNDS
-from rekindle.release.watch.scrape import Counts, scrape, subtract_counts
+from rekindle.release.watch.scrape import Counts, scrape_counts, subtract_counts
 from rekindle.storage import Conflict, NotFound, Store
 
 DAY_S = 86400
-Count = Annotated[int, Field(ge=0)]
-Buckets = Annotated[
-    list[Count], Field(min_length=len(BUCKET_BOUNDS), max_length=len(BUCKET_BOUNDS))
+BucketCount = Annotated[int, Field(ge=0)]
+BucketCounts = Annotated[
+    list[BucketCount], Field(min_length=len(BUCKET_BOUNDS), max_length=len(BUCKET_BOUNDS))
 ]
 Shifts = dict[str, Shift]  # `score OUTPUT` or `feature NAME` → its shift
 
@@ -32,9 +32,9 @@ Shifts = dict[str, Shift]  # `score OUTPUT` or `feature NAME` → its shift
 class Histograms(Document):
     """Histograms of the numbers in requests and predictions."""
 
-    rows: Count
-    scores: dict[str, Buckets] = Field(default_factory=dict)
-    features: dict[str, Buckets] = Field(default_factory=dict)
+    rows: BucketCount
+    scores: dict[str, BucketCounts] = Field(default_factory=dict)
+    features: dict[str, BucketCounts] = Field(default_factory=dict)
 
 
 class Reference(Histograms):
@@ -43,7 +43,7 @@ class Reference(Histograms):
     rows: int = Field(ge=1)
 
 
-class State(Document):
+class DriftState(Document):
     """drift.json of a model: the last retraining, and the histograms of each server process at the
     last check (`seen`) and at the one before it (`before`)."""
 
@@ -55,7 +55,7 @@ class State(Document):
     retrained_by: str = ""
 
 
-def compare(
+def compute_request_shifts(
     object_store: Store, drift_config: DriftConfig, workflow_name: str
 ) -> tuple[int, Shifts]:
     """Return the number of instances since the last check or promotion, and the shifts.
@@ -75,7 +75,7 @@ def compare(
     reject_other_folder(release_key, object_store.uri(release_key))
 
     try:
-        reference_bytes = read_described(object_store, release_key, REFERENCE)
+        reference_bytes = read_described_file(object_store, release_key, REFERENCE)
         reference_counts = parse(
             Reference, reference_bytes, object_store.uri(f"{release_key}/{REFERENCE}")
         ).model_dump()
@@ -85,7 +85,7 @@ def compare(
             " again."
         ) from error
 
-    endpoint = f"http://{champion.deployment}:{PORT}"
+    endpoint = f"http://{champion.deployment}:{DEFAULT_PORT}"
     new_counts = _count_new_requests(
         object_store, drift_config, endpoint, champion.version, workflow_name
     )
@@ -114,7 +114,7 @@ def _count_new_requests(
         else:
             earlier_counts = {}
 
-        current_counts = scrape(endpoint, version, earlier_counts)
+        current_counts = scrape_counts(endpoint, version, earlier_counts)
         new_counts = subtract_counts(current_counts, earlier_counts)
         if new_counts["rows"] < drift_config.minimum:
             return new_counts
@@ -140,9 +140,11 @@ def reset_counts(object_store: Store, model_name: str, version: str) -> None:
         return
 
     try:
-        seen_counts = scrape(f"http://{champion.deployment}:{PORT}", version, {})
+        seen_counts = scrape_counts(f"http://{champion.deployment}:{DEFAULT_PORT}", version, {})
     except RekindleError as error:
-        return say(f"the next check for drift counts all requests of version {version}: {error}")
+        return write_stderr(
+            f"the next check for drift counts all requests of version {version}: {error}"
+        )
 
     state_changes = {"version": version, "workflow": "", "before": {}, "seen": seen_counts}
     while True:
@@ -175,7 +177,7 @@ def compute_shifts(
     return shifts_by_name
 
 
-def select_drifted(shifts: Shifts, threshold: float) -> Shifts:
+def select_drifted_shifts(shifts: Shifts, threshold: float) -> Shifts:
     """Return the significant shifts above the threshold, the largest first."""
     drifted_shifts = {
         quantity_name: quantity_shift
@@ -208,7 +210,7 @@ def claim_retraining(object_store: Store, drift_config: DriftConfig, workflow_na
             return 0.0
 
 
-def draw(shifts: Shifts, threshold: float, image_file: Path) -> None:
+def draw_shifts(shifts: Shifts, threshold: float, image_file: Path) -> None:
     """Plot the PSI of each output and feature, and the histograms with the largest PSI."""
     from matplotlib.figure import Figure
 
@@ -251,24 +253,24 @@ def draw(shifts: Shifts, threshold: float, image_file: Path) -> None:
     figure.savefig(image_file, dpi=100)
 
 
-def _state_key(model_name: str) -> str:
+def _make_state_key(model_name: str) -> str:
     return f"releases/{ModelName(model_name)}/drift.json"
 
 
-def _read_state(object_store: Store, model_name: str) -> tuple[State, str | None]:
+def _read_state(object_store: Store, model_name: str) -> tuple[DriftState, str | None]:
     """Return drift.json and its etag; None if it does not exist."""
-    state_key = _state_key(model_name)
+    state_key = _make_state_key(model_name)
     try:
         state_bytes, etag = object_store.get_with_etag(state_key)
     except NotFound:
-        return State(), None
-    return parse(State, state_bytes, object_store.uri(state_key)), etag
+        return DriftState(), None
+    return parse(DriftState, state_bytes, object_store.uri(state_key)), etag
 
 
 def _write_state(
     object_store: Store,
     model_name: str,
-    drift_state: State,
+    drift_state: DriftState,
     state_changes: Mapping[str, Any],
     etag: str | None,
 ) -> bool:
@@ -276,7 +278,9 @@ def _write_state(
     Return True if it was written."""
     state_bytes = to_json(drift_state.model_dump() | dict(state_changes)).encode()
     try:
-        object_store.put(_state_key(model_name), state_bytes, if_match=etag, if_absent=etag is None)
+        object_store.put(
+            _make_state_key(model_name), state_bytes, if_match=etag, if_absent=etag is None
+        )
     except (Conflict, NotFound):
         # another check, or a promotion, has changed or removed it
         return False

@@ -16,7 +16,7 @@ from rekindle.release.watch.scrape import Buckets, VersionStats
 
 QUANTILES = (0.5, 0.9)  # quantiles of the response time that are tested
 MAX_EXACT_REQUESTS = 10**9  # limits the exact test to about 100,000 terms
-TEST_KINDS = 3  # number of kinds of tests: errors, response times, prediction scores
+TEST_KIND_COUNT = 3  # number of kinds of tests: errors, response times, prediction scores
 
 
 def find_breach(
@@ -36,7 +36,7 @@ def find_breach(
             f" {champion_stats.crashes} times"
         )
     return next(
-        _find_breaches(candidate_stats, champion_stats, canary_config, alpha / TEST_KINDS), ""
+        _find_breaches(candidate_stats, champion_stats, canary_config, alpha / TEST_KIND_COUNT), ""
     )
 
 
@@ -156,7 +156,7 @@ def is_slower(
     if (
         not candidate_count
         or not champion_count
-        or (upper_quantile := _bound_share(q, log(2 / alpha) / champion_count)) >= 1
+        or (upper_quantile := _compute_upper_share(q, log(2 / alpha) / champion_count)) >= 1
     ):
         return False
 
@@ -248,7 +248,7 @@ def _compute_share_below(buckets: Buckets, threshold: float) -> float:
     return 1.0
 
 
-def _bound_share(q: float, divergence_rate: float) -> float:
+def _compute_upper_share(q: float, divergence_rate: float) -> float:
     """Return the upper confidence bound of the share `q`: the larger share whose Kullback-Leibler
     divergence from `q` is `divergence_rate`."""
     lower_share = q

@@ -17,10 +17,10 @@ from urllib.parse import quote, unquote, urlsplit
 from pydantic import Field, field_validator
 
 from argolocal.common import causes
-from argolocal.common.wording import visible
-from rekindle.errors import innermost, say, without_secrets
+from argolocal.common.wording import escape_control_chars
+from rekindle.errors import find_innermost_cause, without_secrets, write_stderr
 from rekindle.kubernetes_names import NOTIFY_SECRET, NOTIFY_URL
-from rekindle.release.watch.time_limit import call_within
+from rekindle.release.watch.time_limit import call_with_time_limit
 from rekindle.sections import Section
 
 Event = Literal["failure", "refusal", "release", "rollback", "drift"]
@@ -29,7 +29,7 @@ TOTAL_TIMEOUT_S = 150  # limit for all attempts and pauses
 RETRIED_STATUSES = (408, 429, 500, 502, 503, 504)
 MAX_ANSWER_BYTES = 4096  # maximum number of bytes to read from the answer if the server refuses
 MAX_SHOWN_CHARACTERS = 200
-SEPARATOR = re.compile("[/?&=#:@]")  # separators between the parts of an address
+URL_SEPARATOR = re.compile("[/?&=#:@]")  # separators between the parts of an address
 MIN_SECRET_LENGTH = 6  # a shorter part of an address does not count as a secret
 MAX_REASON_LENGTH = 3000  # maximum number of characters of a reason
 # source: Slack, "Formatting text for app surfaces", which lists the characters to escape
@@ -65,7 +65,7 @@ class NotifyConfig(Section):
 
 
 @dataclass(frozen=True)
-class Message:
+class NotificationMessage:
     """The content of a notification."""
 
     event: Event
@@ -77,7 +77,7 @@ class Message:
 
     def body(self, message_format: str) -> dict[str, Any]:
         """Return the JSON of the request."""
-        shown_reason = without_secrets(visible(self.reason))[:MAX_REASON_LENGTH]
+        shown_reason = without_secrets(escape_control_chars(self.reason))[:MAX_REASON_LENGTH]
         shown_link = without_secrets(self.link)
         if message_format == "json":
             return asdict(self) | {"reason": shown_reason, "link": shown_link}
@@ -92,16 +92,17 @@ class Message:
         }
 
 
-def send(
-    message: Message,
+def send_notification(
+    message: NotificationMessage,
     notify_config: NotifyConfig,
     max_attempts: int = 6,
     environment: Mapping[str, str] = os.environ,
 ) -> bool:
-    """Send `message` (see `deliver`) and log a failure. Return True if the message was sent."""
-    delivery = deliver(message, notify_config, max_attempts, environment)
+    """Send `message` (see `deliver_message`) and log a failure. Return True if the message was
+    sent."""
+    delivery = deliver_message(message, notify_config, max_attempts, environment)
     if delivery.problem:
-        say(delivery.problem)
+        write_stderr(delivery.problem)
     return delivery.sent
 
 
@@ -114,8 +115,8 @@ class Delivery:
     problem: str = ""
 
 
-def deliver(
-    message: Message,
+def deliver_message(
+    message: NotificationMessage,
     notify_config: NotifyConfig,
     max_attempts: int = 6,
     environment: Mapping[str, str] = os.environ,
@@ -136,7 +137,7 @@ def deliver(
 
     request_body = message.body(notify_config.format)
     try:
-        problem_text = call_within(
+        problem_text = call_with_time_limit(
             TOTAL_TIMEOUT_S, lambda: _post_with_retries(webhook_url, request_body, max_attempts)
         )
     except TimeoutError as error:
@@ -187,13 +188,13 @@ def _post_with_retries(webhook_url: str, request_body: dict[str, Any], max_attem
                 answer_text = next(http_response.iter_content(MAX_ANSWER_BYTES), b"").decode(
                     errors="replace"
                 )
-                shown_answer = visible(
+                shown_answer = escape_control_chars(
                     _hide_address(answer_text, webhook_url)[:MAX_SHOWN_CHARACTERS]
                 )
                 error_remedy = f"Correct {NOTIFY_URL} if this persists."
                 return f"answered {http_response.status_code} ({shown_answer}). {error_remedy}"
     except (requests.RequestException, ValueError) as error:
-        error_cause = _hide_address(str(innermost(error)), webhook_url)
+        error_cause = _hide_address(str(find_innermost_cause(error)), webhook_url)
         error_remedy = f"Correct {NOTIFY_URL}, or allow pipelines to connect to it."
         return f"cannot be reached ({error_cause}). {error_remedy}"
 
@@ -204,7 +205,7 @@ def _hide_address(text: str, webhook_url: str) -> str:
     url_path = "/" + webhook_url.partition("://")[2].partition("/")[2]
     path_segments = [
         path_segment
-        for path_segment in SEPARATOR.split(url_path)
+        for path_segment in URL_SEPARATOR.split(url_path)
         if len(path_segment) >= MIN_SECRET_LENGTH
     ]
     secret_parts = [url_path, *path_segments] if len(url_path) > 1 else path_segments
@@ -233,7 +234,7 @@ def convert_phase(workflow_phase: str, failure_reasons: list[str]) -> str:
     """Convert Argo's phase to MLflow's run status. Argo's phase of a stopped workflow is `Failed`,
     so `failure_reasons` decide whether it was stopped."""
     if workflow_phase != "Succeeded" and any(
-        causes.STOPPED.search(failure_reason) for failure_reason in failure_reasons
+        causes.STOPPED_MESSAGE.search(failure_reason) for failure_reason in failure_reasons
     ):
         return "KILLED"
     return RUN_STATUSES.get(workflow_phase, "FAILED")
@@ -262,7 +263,7 @@ def describe_failures(failures_json: str) -> list[str]:
 
     return [
         f"{step_name}: {without_secrets(failure_message)}"
-        for step_name, failure_message in causes.failed_steps(failed_nodes)
+        for step_name, failure_message in causes.list_failed_steps(failed_nodes)
     ]
 
 

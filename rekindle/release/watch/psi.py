@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
 
-GROUPS = 10  # approximate number of groups, with equal shares in the reference
+GROUP_COUNT = 10  # approximate number of groups, with equal shares in the reference
 CHANCE_QUANTILE = 0.999  # quantile of the PSI under no change; a larger PSI is significant
 
 
@@ -38,7 +38,7 @@ def compute_shift(
     `missing_counts`: numbers of rows without a value in the reference and in the new data.
     """
     expected_groups, actual_groups = merge_buckets(
-        expected_counts, actual_counts, (sum(expected_counts) + missing_counts[0]) / GROUPS
+        expected_counts, actual_counts, (sum(expected_counts) + missing_counts[0]) / GROUP_COUNT
     )
     # missing values form a separate group, since they are not close to any bucket
     if any(missing_counts):
@@ -62,7 +62,7 @@ def compute_shift(
 
     return Shift(
         psi,
-        chi_squared_quantile(group_count - 1) * (1 / expected_total + 1 / actual_total),
+        compute_chi_squared_quantile(group_count - 1) * (1 / expected_total + 1 / actual_total),
         expected_shares,
         actual_shares,
     )
@@ -89,7 +89,7 @@ def merge_buckets(
     return expected_groups, actual_groups
 
 
-def chi_squared_quantile(degrees_of_freedom: int) -> float:
+def compute_chi_squared_quantile(degrees_of_freedom: int) -> float:
     """Return the CHANCE_QUANTILE of the chi-squared distribution, by the approximation of Wilson
     and Hilferty (1931).
 

@@ -22,7 +22,7 @@ LARGE_EDGES = [
     *(float(f"{10 ** (k / 8):.3g}") for k in range(9, 49)),
 ]
 NEGATIVE_EDGES = [-float(f"{10 ** (k / 4):.3g}") for k in range(24, -1, -1)]
-EDGES = (
+BUCKET_EDGES = (
     *NEGATIVE_EDGES,
     -0.5,
     -0.2,
@@ -33,7 +33,7 @@ EDGES = (
     *LARGE_EDGES,
 )  # upper bounds of all buckets except the last
 MAX_NUMBER = 1e300  # larger numbers, which JSON allows, count as this number
-BUCKET_BOUNDS = (*(repr(edge) for edge in EDGES), "+Inf")
+BUCKET_BOUNDS = (*(repr(edge) for edge in BUCKET_EDGES), "+Inf")
 ZERO_COUNTS = [0] * len(BUCKET_BOUNDS)
 Counts = dict[str, list[int]]  # output or feature → the count of each bucket
 
@@ -48,7 +48,7 @@ def count_numbers(predictions: Iterable[Any]) -> Counts:
                 if len(counts_by_output) == MAX_OUTPUTS:
                     continue
                 counts_by_output[output_name] = [*ZERO_COUNTS]
-            counts_by_output[output_name][bisect_left(EDGES, number)] += 1
+            counts_by_output[output_name][bisect_left(BUCKET_EDGES, number)] += 1
     return counts_by_output
 
 
@@ -68,7 +68,7 @@ def list_numbers(json_value: object, output_name: str = "") -> Iterator[tuple[st
                 yield from list_numbers(list_item, f"{output_name}.{index}".lstrip("."))
 
 
-class Histograms:
+class HistogramMetric:
     """A Prometheus histogram per output or feature of a server."""
 
     def __init__(

@@ -14,12 +14,12 @@ from typing import Any
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from argolocal.common.checked_names import show
-from rekindle.errors import RekindleError, say
-from rekindle.release.model_client import resolve
+from argolocal.common.checked_names import format_untrusted
+from rekindle.errors import RekindleError, write_stderr
+from rekindle.release.model_client import resolve_endpoint
 from rekindle.release.watch.reference import FEATURE_METRIC
 from rekindle.release.watch.scores import BUCKET_BOUNDS, SCORE_METRIC
-from rekindle.release.watch.time_limit import call_within
+from rekindle.release.watch.time_limit import call_with_time_limit
 
 MAX_PAGE_BYTES = 64 << 20
 USED_SAMPLES = {
@@ -66,16 +66,18 @@ class VersionStats:
         histograms = {"scores": self.scores, "features": self.features}
         return {"rows": int(self.instances)} | {
             quantity_kind: {
-                quantity_name: _per_bucket(buckets)
+                quantity_name: _subtract_cumulative(buckets)
                 for quantity_name, buckets in buckets_by_name.items()
             }
             for quantity_kind, buckets_by_name in histograms.items()
         }
 
 
-Key = tuple[str, str]  # Deployment ("" if the server does not know its Deployment) and version
+ServerKey = tuple[
+    str, str
+]  # Deployment ("" if the server does not know its Deployment) and version
 # start time of a server's process, and its statistics
-Answer = tuple[float, dict[Key, VersionStats]]
+ServerAnswer = tuple[float, dict[ServerKey, VersionStats]]
 
 
 class ServerWatch:
@@ -85,21 +87,21 @@ class ServerWatch:
     def __init__(self, *endpoints: str) -> None:
         self.endpoints = endpoints
         self.start_time = time.time()
-        self.stats: dict[Key, VersionStats] = {}
+        self.stats: dict[ServerKey, VersionStats] = {}
         # (address, start of the process) → its statistics
-        self.last_answers: dict[tuple[str, float], dict[Key, VersionStats]] = {}
+        self.last_answers: dict[tuple[str, float], dict[ServerKey, VersionStats]] = {}
         # messages about servers that could not be read
         self.problems: set[str] = set()
         self.scrape()
         self.stats.clear()
 
-    def scrape(self) -> dict[Key, VersionStats]:
+    def scrape(self) -> dict[ServerKey, VersionStats]:
         """Read all servers, and return the statistics until now."""
         loaded_addresses = {
             address for (address, _), version_stats in self.last_answers.items() if version_stats
         }
 
-        for server_url, server_answer in read(*self.endpoints).items():
+        for server_url, server_answer in read_servers(*self.endpoints).items():
             if not isinstance(server_answer, str):
                 start_seconds, stats_by_key = server_answer
                 earlier_stats = self.last_answers.get((server_url, start_seconds))
@@ -122,12 +124,14 @@ class ServerWatch:
 
             elif server_answer not in self.problems:
                 self.problems.add(server_answer)
-                say(server_answer)
+                write_stderr(server_answer)
 
         return self.stats
 
 
-def scrape(endpoint: str, version: str, earlier_counts: Mapping[str, Counts]) -> dict[str, Counts]:
+def scrape_counts(
+    endpoint: str, version: str, earlier_counts: Mapping[str, Counts]
+) -> dict[str, Counts]:
     """Return the counts of `version` of each server process behind a headless Service, by "URL
     since START".
 
@@ -138,10 +142,10 @@ def scrape(endpoint: str, version: str, earlier_counts: Mapping[str, Counts]) ->
     kept_counts = dict[str, Counts]()
     problem_text = f"{endpoint} does not have servers"
 
-    for server_url, server_answer in read(endpoint).items():
+    for server_url, server_answer in read_servers(endpoint).items():
         if isinstance(server_answer, str):
             problem_text = server_answer
-            say(problem_text)
+            write_stderr(problem_text)
             kept_counts.update(
                 {
                     process_name: counts
@@ -197,19 +201,23 @@ def subtract_counts(
     return count_increase
 
 
-def read(*endpoints: str) -> dict[str, Answer | str]:
+def read_servers(*endpoints: str) -> dict[str, ServerAnswer | str]:
     """Return {URL: answer} of all servers behind these Services; an answer that is a text is an
     error message."""
     server_urls = list(
-        dict.fromkeys(server_url for endpoint in endpoints for server_url in addresses(endpoint))
+        dict.fromkeys(
+            server_url for endpoint in endpoints for server_url in list_pod_urls(endpoint)
+        )
     )
     with ThreadPoolExecutor(16) as thread_pool:
-        return dict(zip(server_urls, thread_pool.map(_read, server_urls), strict=True))
+        return dict(zip(server_urls, thread_pool.map(_read_server, server_urls), strict=True))
 
 
-def _read(server_url: str) -> Answer | str:
+def _read_server(server_url: str) -> ServerAnswer | str:
     try:
-        page_bytes = call_within(TOTAL_TIMEOUT_S, lambda: _fetch(f"{server_url}/metrics"))
+        page_bytes = call_with_time_limit(
+            TOTAL_TIMEOUT_S, lambda: _fetch_page(f"{server_url}/metrics")
+        )
         if len(page_bytes) > MAX_PAGE_BYTES:
             raise ValueError(f"it has more than {MAX_PAGE_BYTES:,} bytes")
         return parse_metrics(page_bytes.decode())
@@ -217,12 +225,12 @@ def _read(server_url: str) -> Answer | str:
         return f"{server_url}/metrics cannot be read ({error})"
 
 
-def _fetch(page_url: str) -> bytes:
+def _fetch_page(page_url: str) -> bytes:
     with urllib.request.urlopen(page_url, timeout=TIMEOUT_S) as http_response:  # nosec B310  # an address in the pipeline
         return http_response.read(MAX_PAGE_BYTES + 1)
 
 
-def addresses(endpoint: str) -> Iterable[str]:
+def list_pod_urls(endpoint: str) -> Iterable[str]:
     """Return the URLs of the pods behind a headless Service.
 
     Locally, an environment variable replaces the DNS records.
@@ -237,7 +245,7 @@ def addresses(endpoint: str) -> Iterable[str]:
             if pod_address
         ]
 
-    service_url = resolve(endpoint)
+    service_url = resolve_endpoint(endpoint)
     if service_url != endpoint:
         return [service_url]
 
@@ -259,11 +267,11 @@ def addresses(endpoint: str) -> Iterable[str]:
     ]
 
 
-def parse_metrics(metrics_text: str) -> Answer:
+def parse_metrics(metrics_text: str) -> ServerAnswer:
     """Return the start time of the process, and its statistics. Raises ValueError if
     `metrics_text` is invalid."""
     try:
-        server_answer = _parse(metrics_text)
+        server_answer = _parse_answer(metrics_text)
     except KeyError as error:
         raise ValueError(f"a metric lacks the label {error}") from None
 
@@ -274,12 +282,14 @@ def parse_metrics(metrics_text: str) -> Answer:
             *version_stats.features.items(),
         ]:
             if not expected_bounds <= buckets.keys():
-                raise ValueError(f"the histogram of {show(quantity_name)} lacks buckets")
+                raise ValueError(
+                    f"the histogram of {format_untrusted(quantity_name)} lacks buckets"
+                )
 
     return server_answer
 
 
-def _parse(metrics_text: str) -> Answer:
+def _parse_answer(metrics_text: str) -> ServerAnswer:
     """Return the answer of a server. Raises ValueError, or KeyError with the name of a missing
     label."""
     start_time = 0.0
@@ -291,7 +301,7 @@ def _parse(metrics_text: str) -> Answer:
         for metric_sample in metric_family.samples:
             # other metrics may be NaN, as the age of data that is unknown
             if metric_sample.name in USED_SAMPLES and not 0 <= metric_sample.value < math.inf:
-                raise ValueError(f"{show(metric_sample.name)} is {metric_sample.value}")
+                raise ValueError(f"{format_untrusted(metric_sample.name)} is {metric_sample.value}")
 
             if metric_sample.name == "process_start_time_seconds":
                 start_time = metric_sample.value
@@ -332,7 +342,7 @@ def _parse(metrics_text: str) -> Answer:
     }
 
 
-def _per_bucket(cumulative_buckets: Buckets) -> list[int]:
+def _subtract_cumulative(cumulative_buckets: Buckets) -> list[int]:
     cumulative_counts = [
         int(cumulative_buckets[float(upper_bound)]) for upper_bound in BUCKET_BOUNDS
     ]

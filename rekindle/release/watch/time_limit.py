@@ -9,7 +9,7 @@ from typing import TypeVar
 T = TypeVar("T")
 
 
-def call_within(limit_seconds: float, operation: Callable[[], T]) -> T:
+def call_with_time_limit(limit_seconds: float, operation: Callable[[], T]) -> T:
     """Return `call()`. Raises TimeoutError after `limit_seconds`.
 
     A call that takes longer continues in its thread until the call or this process ends.

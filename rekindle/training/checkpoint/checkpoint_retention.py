@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from argolocal.errors import InvalidDocument
 from rekindle.errors import RekindleError
-from rekindle.storage import Entry, NotFound, Store
+from rekindle.storage import NotFound, Store, StoredObject
 from rekindle.training.checkpoint import manifest as manifest_file
 
 READER_TIMEOUT_S = 900.0  # age from which the lease of a reader is ignored
@@ -22,7 +22,7 @@ LISTING_TIMEOUT_S = 60.0  # age from which a listing counts as outdated
 
 
 @dataclass
-class Retention:
+class CheckpointRetention:
     """The limits on the number and age of the checkpoints below one key prefix."""
 
     store: Store
@@ -76,7 +76,7 @@ class Retention:
             }
             expired_chunks.update(
                 {
-                    _object_name(object_entry)
+                    _extract_object_name(object_entry)
                     for object_entry in chunk_entries
                     if object_entry.modified < store_time_s - UNFINISHED_TIMEOUT_S
                 }
@@ -85,7 +85,7 @@ class Retention:
             unneeded_keys = [
                 object_entry.key
                 for object_entry in chunk_entries
-                if _object_name(object_entry) in expired_chunks - needed_chunks
+                if _extract_object_name(object_entry) in expired_chunks - needed_chunks
             ]
             # manifests are deleted first, so that no reader finds a manifest without its chunks
             for deleted_keys in (sorted(expired_keys), unneeded_keys):
@@ -101,7 +101,7 @@ class Retention:
         self.store.delete(dead_lease_keys)
 
     def _find_expired_manifests(
-        self, latest_key: str, manifest_entries: Sequence[Entry], store_time_s: float
+        self, latest_key: str, manifest_entries: Sequence[StoredObject], store_time_s: float
     ) -> set[str]:
         earlier_manifests = [
             manifest_entry for manifest_entry in manifest_entries if manifest_entry.key < latest_key
@@ -140,5 +140,5 @@ class Retention:
         return self._chunk_names[manifest_key]
 
 
-def _object_name(object_entry: Entry) -> str:
+def _extract_object_name(object_entry: StoredObject) -> str:
     return object_entry.key.rpartition("/")[2]

@@ -46,7 +46,7 @@ def fetch_chunk(store: Store, chunk_key: str, chunk_name: str, chunk_bytes: int)
     raise DamagedChunk(chunk_name, sha256)
 
 
-def run_parallel(chunk_function: Callable[[int], None], chunk_numbers: Iterable[int]) -> float:
+def run_for_chunks(chunk_function: Callable[[int], None], chunk_numbers: Iterable[int]) -> float:
     """Call `chunk_function` for each chunk number in PARALLEL_REQUESTS threads. Return the CPU
     seconds of all calls; raise the first error.
 

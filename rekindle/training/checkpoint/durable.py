@@ -25,15 +25,15 @@ from typing import Any, NamedTuple
 
 from argolocal.common.json_text import to_json
 from argolocal.errors import InvalidDocument
-from rekindle.errors import ConfigError, Conflict, RekindleError, StorageError, say
+from rekindle.errors import ConfigError, Conflict, RekindleError, StorageError, write_stderr
 from rekindle.storage import NotFound, Store
 from rekindle.training.checkpoint import manifest as manifest_file
-from rekindle.training.checkpoint.checkpoint_retention import Retention
+from rekindle.training.checkpoint.checkpoint_retention import CheckpointRetention
 from rekindle.training.checkpoint.chunks import (
     CHUNK_BYTES,
     DamagedChunk,
     fetch_chunk,
-    run_parallel,
+    run_for_chunks,
 )
 from rekindle.training.checkpoint.manifest import (
     DamagedCheckpoint,
@@ -41,14 +41,14 @@ from rekindle.training.checkpoint.manifest import (
     Manifest,
     parse_step,
 )
-from rekindle.training.group.tree import rank_leaves
+from rekindle.training.group.tree import list_rank_leaves
 from rekindle.training.spec import Fingerprint
 
 # after this time without a new chunk from other members, rank 0 uploads the missing chunks
 STALL_TIMEOUT_S = 5.0
 
 
-class RankSize(NamedTuple):
+class RankAndGroupSize(NamedTuple):
     """The rank of a process in its group, and the size of the group."""
 
     rank: int
@@ -56,7 +56,7 @@ class RankSize(NamedTuple):
 
 
 @dataclass
-class Upload:
+class CheckpointUpload:
     """The upload of one checkpoint, and its progress. The state must not change during the
     upload."""
 
@@ -82,7 +82,7 @@ class Upload:
     def chunk(self, chunk_number: int) -> memoryview:
         return self.state[chunk_number * CHUNK_BYTES : (chunk_number + 1) * CHUNK_BYTES]
 
-    def chunk_name(self, chunk_number: int) -> str:
+    def hash_chunk(self, chunk_number: int) -> str:
         if chunk_number not in self.chunk_names:
             self.chunk_names[chunk_number] = hashlib.sha256(self.chunk(chunk_number)).hexdigest()
         return self.chunk_names[chunk_number]
@@ -109,7 +109,7 @@ class RemoteCheckpoints:
         run_identity: str,
         layout_hash: str,
         fingerprint: Fingerprint,
-        retention: Retention,
+        retention: CheckpointRetention,
     ) -> None:
         self.store = store
         self.prefix = key_prefix
@@ -134,7 +134,7 @@ class RemoteCheckpoints:
         Logs damaged checkpoints and adds them to `damage`. Returns None if no such checkpoint
         exists. Raises StorageError, or ConfigError if the prefix belongs to another run.
         """
-        if not self._read_latest() and not self._list_manifests():
+        if not self._read_latest() and not self._list_manifest_keys():
             return None
 
         lease_key = f"{self.prefix}/readers/{uuid.uuid4().hex}"
@@ -148,7 +148,7 @@ class RemoteCheckpoints:
     def _restore(
         self, state_bytes: memoryview, after_step: int, newest_key: str
     ) -> Manifest | None:
-        manifest_keys = self._list_manifests()
+        manifest_keys = self._list_manifest_keys()
         for manifest_key in [
             *([newest_key] if newest_key else []),
             *(
@@ -173,7 +173,7 @@ class RemoteCheckpoints:
                 continue
 
             if manifest["fingerprint"] != self.fingerprint:
-                say(
+                write_stderr(
                     f"the checkpoint is from another kind of machine ({manifest['fingerprint']}):"
                     " the bits may differ."
                 )
@@ -181,14 +181,14 @@ class RemoteCheckpoints:
             return manifest
 
         if manifest_keys and after_step < 0:
-            say(
+            write_stderr(
                 f"no checkpoint below {self.store.uri(self.prefix)} is intact: restarting at step 0"
             )
 
         return None
 
     def _report_damage(self, object_name: str, error: Exception) -> None:
-        say(
+        write_stderr(
             f"the checkpoint {self.store.uri(object_name)} cannot be used: {error}. Trying the"
             " previous checkpoint."
         )
@@ -226,7 +226,7 @@ class RemoteCheckpoints:
             TypeError,
             RecursionError,
         ) as error:
-            say(
+            write_stderr(
                 f"{self.store.uri(latest_object_key)} does not name an intact manifest ({error}):"
                 " the next checkpoint overwrites it"
             )
@@ -237,7 +237,7 @@ class RemoteCheckpoints:
         self._newest_manifest = "" if manifest_key in self._damaged_names else manifest_key
         return self._newest_manifest
 
-    def _list_manifests(self) -> list[str]:
+    def _list_manifest_keys(self) -> list[str]:
         return sorted(
             manifest_entry.key for manifest_entry in self.store.list(f"{self.prefix}/manifests/")
         )
@@ -284,9 +284,9 @@ class RemoteCheckpoints:
                     f"chunk {chunk_number} ({chunk_name}) is damaged: its sha256 is {error.sha256}"
                 ) from None
 
-        run_parallel(fetch, range(len(chunk_names)))
+        run_for_chunks(fetch, range(len(chunk_names)))
 
-    def write(self, upload: Upload, rank_and_group_size: RankSize) -> bool:
+    def write(self, upload: CheckpointUpload, rank_and_group_size: RankAndGroupSize) -> bool:
         """Upload this worker's share of a checkpoint; rank 0 also publishes it. Retries until
         `upload.stop` is set, then returns False.
 
@@ -306,7 +306,9 @@ class RemoteCheckpoints:
             except StorageError as error:
                 upload.problem = str(error)
                 if time.monotonic() - last_log_s >= 10:
-                    say(f"the checkpoint of step {upload.step} is not written yet: {error}")
+                    write_stderr(
+                        f"the checkpoint of step {upload.step} is not written yet: {error}"
+                    )
                     last_log_s = time.monotonic()
 
                 upload.stop.wait(pause_s)
@@ -314,11 +316,11 @@ class RemoteCheckpoints:
 
         return False
 
-    def _write(self, upload: Upload, rank_and_group_size: RankSize) -> bool:
+    def _write(self, upload: CheckpointUpload, rank_and_group_size: RankAndGroupSize) -> bool:
         if self._etag is None:
             self._read_latest()  # raises ConfigError if the prefix belongs to another run
 
-        stored_chunk_names = self._list_chunks()
+        stored_chunk_names = self._list_chunk_names()
         if parse_step(self._newest_manifest) >= upload.step and stored_chunk_names.issuperset(
             self._read_manifest(self._newest_manifest)["chunks"]
         ):
@@ -327,14 +329,14 @@ class RemoteCheckpoints:
         if upload.existing_chunks is None:
             upload.existing_chunks = set(stored_chunk_names)
 
-        own_chunk_numbers = rank_leaves(
+        own_chunk_numbers = list_rank_leaves(
             upload.chunk_count, rank_and_group_size.size, rank_and_group_size.rank
         )
 
         def call(chunk_number: int) -> None:
             if (
                 not upload.stop.is_set()
-                and upload.chunk_name(chunk_number) not in stored_chunk_names
+                and upload.hash_chunk(chunk_number) not in stored_chunk_names
                 and chunk_number in own_chunk_numbers
             ):
                 self._upload_chunk(upload, stored_chunk_names, chunk_number)
@@ -347,7 +349,7 @@ class RemoteCheckpoints:
                 if chunk_number not in own_chunk_numbers
             ]
 
-        upload.cpu_seconds += run_parallel(call, [*own_chunk_numbers, *other_chunk_numbers])
+        upload.cpu_seconds += run_for_chunks(call, [*own_chunk_numbers, *other_chunk_numbers])
         if rank_and_group_size.rank > 0:
             return not upload.stop.is_set()
 
@@ -355,14 +357,14 @@ class RemoteCheckpoints:
         return not upload.stop.is_set() and self._publish_manifest(upload)
 
     def _upload_chunk(
-        self, upload: Upload, stored_chunk_names: set[str], chunk_number: int
+        self, upload: CheckpointUpload, stored_chunk_names: set[str], chunk_number: int
     ) -> None:
-        chunk_name = upload.chunk_name(chunk_number)
+        chunk_name = upload.hash_chunk(chunk_number)
         self.store.put(f"{self.prefix}/chunks/{chunk_name}", upload.chunk(chunk_number))
         stored_chunk_names.add(chunk_name)
         self._damaged_names.discard(chunk_name)
 
-    def _list_chunks(self) -> set[str]:
+    def _list_chunk_names(self) -> set[str]:
         """Return the names (hashes) of the chunks in the store. Each listed chunk is complete,
         since writes are atomic."""
         key_prefix = f"{self.prefix}/chunks/"
@@ -371,7 +373,7 @@ class RemoteCheckpoints:
         } - self._damaged_names
 
     def _wait_for_other_members(
-        self, upload: Upload, other_chunk_numbers: list[int], stored_chunk_names: set[str]
+        self, upload: CheckpointUpload, other_chunk_numbers: list[int], stored_chunk_names: set[str]
     ) -> None:
         """Wait until the other members have uploaded their chunks; if they stall, upload the
         missing chunks."""
@@ -381,22 +383,22 @@ class RemoteCheckpoints:
         while missing_chunk_numbers := [
             chunk_number
             for chunk_number in other_chunk_numbers
-            if upload.chunk_name(chunk_number) not in stored_chunk_names
+            if upload.hash_chunk(chunk_number) not in stored_chunk_names
         ]:
             if len(missing_chunk_numbers) < missing_count:
                 last_arrival_s = time.monotonic()
                 missing_count = len(missing_chunk_numbers)
             elif time.monotonic() - last_arrival_s > STALL_TIMEOUT_S:
-                run_parallel(
+                run_for_chunks(
                     partial(self._upload_chunk, upload, stored_chunk_names), missing_chunk_numbers
                 )
 
             if upload.stop.wait(0.1):
                 return
 
-            stored_chunk_names.update(self._list_chunks())
+            stored_chunk_names.update(self._list_chunk_names())
 
-    def _publish_manifest(self, upload: Upload) -> bool:
+    def _publish_manifest(self, upload: CheckpointUpload) -> bool:
         manifest: Manifest = {
             "identity": self.identity,
             "layout": self.layout,
@@ -404,7 +406,7 @@ class RemoteCheckpoints:
             "bytes": len(upload.state),
             "chunk": CHUNK_BYTES,
             "chunks": [
-                upload.chunk_name(chunk_number) for chunk_number in range(upload.chunk_count)
+                upload.hash_chunk(chunk_number) for chunk_number in range(upload.chunk_count)
             ],
             "loader": base64.b64encode(upload.loader).decode(),
             "facts": upload.facts,

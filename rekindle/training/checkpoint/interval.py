@@ -16,10 +16,10 @@ MIN_INTERVAL_S = 10.0
 MAX_INTERVAL_S = 1800.0
 # assumed mean time in seconds between losses of workers before the first loss, since spot nodes
 # live for hours
-PRIOR_MEAN_S = 3600.0
+PRIOR_MEAN_LOSS_TIME_S = 3600.0
 # minimum ratio of the interval to the duration of an upload, so that uploads take at most half of
 # the time
-MIN_INTERVAL_UPLOADS = 2.0
+MIN_UPLOADS_PER_INTERVAL = 2.0
 
 
 class CheckpointInterval:
@@ -43,11 +43,11 @@ class CheckpointInterval:
         """Return the seconds between two checkpoints."""
         if self.fixed_seconds:
             return self.fixed_seconds
-        mean_loss_time_s = (PRIOR_MEAN_S + self._trained_seconds()) / (1 + self._losses)
+        mean_loss_time_s = (PRIOR_MEAN_LOSS_TIME_S + self._trained_seconds()) / (1 + self._losses)
         optimal_interval_s = math.sqrt(2 * self.cost * mean_loss_time_s)
         return min(
             MAX_INTERVAL_S,
-            max(MIN_INTERVAL_S, optimal_interval_s, MIN_INTERVAL_UPLOADS * self.duration),
+            max(MIN_INTERVAL_S, optimal_interval_s, MIN_UPLOADS_PER_INTERVAL * self.duration),
         )
 
     def is_due(self, step: int) -> bool:

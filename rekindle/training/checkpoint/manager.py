@@ -23,29 +23,34 @@ import torch
 
 from argolocal.common.files import describe_missing_space
 from argolocal.common.json_text import to_json
-from rekindle.errors import ConfigError, StorageError, say
-from rekindle.storage import Store, retry_until
+from rekindle.errors import ConfigError, StorageError, write_stderr
+from rekindle.storage import Store, retry_until_stopped
 from rekindle.training.checkpoint import snapshot_file
-from rekindle.training.checkpoint.checkpoint_retention import Retention
-from rekindle.training.checkpoint.durable import Manifest, RankSize, RemoteCheckpoints, Upload
+from rekindle.training.checkpoint.checkpoint_retention import CheckpointRetention
+from rekindle.training.checkpoint.durable import (
+    CheckpointUpload,
+    Manifest,
+    RankAndGroupSize,
+    RemoteCheckpoints,
+)
 from rekindle.training.checkpoint.interval import CheckpointInterval
 from rekindle.training.checkpoint.snapshot_file import SnapshotFile
-from rekindle.training.checkpoint.snapshots import Snapshots
-from rekindle.training.group.interruptible import GroupBroken, resolve_with_call
+from rekindle.training.checkpoint.snapshots import SnapshotSlots
+from rekindle.training.group.interruptible import GroupBrokenError, resolve_with_function
 from rekindle.training.local_dataset import LoaderState
 from rekindle.training.spec import Fingerprint
-from rekindle.training.training_state import State, tensor_bytes
+from rekindle.training.training_state import TrainingState, tensor_bytes
 
 # maximum fraction of the training time that snapshots may take, if hot_seconds is not set
-MAX_SNAPSHOT_SHARE = 0.01
+MAX_SNAPSHOT_TIME_SHARE = 0.01
 MIN_SNAPSHOT_INTERVAL_S = 0.25  # minimum time between snapshots, if hot_seconds is not set
 # time limit for reading the newest step in the object store, if shared memory has a snapshot
 NEWEST_TIMEOUT_S = 3.0
-T = TypeVar("T")
+ResultT = TypeVar("T")
 ReadRunner = Callable[[Callable[[], Manifest | None]], Manifest | None]
 
 
-class Checkpoints:
+class WorkerCheckpoints:
     """The snapshots and checkpoints of one worker. The constructor loads the worker's newest
     snapshot."""
 
@@ -55,7 +60,7 @@ class Checkpoints:
         key_prefix: str,
         run_identity: str,
         fingerprint: Fingerprint,
-        training_state: State,
+        training_state: TrainingState,
         loader_state: LoaderState,
         record_event: Callable[..., None],
         leaving_event: threading.Event,
@@ -67,7 +72,7 @@ class Checkpoints:
         self.leaving = leaving_event
 
         layout_hash = _hash_json(training_state.layout)
-        checkpoint_retention = Retention(
+        checkpoint_retention = CheckpointRetention(
             store, key_prefix, train_config.keep_checkpoints, train_config.keep_hours
         )
         self.remote = RemoteCheckpoints(
@@ -84,7 +89,7 @@ class Checkpoints:
         self._early_events: list[dict[str, Any]] = []
 
         run_name = snapshot_file.hash_run_name(run_identity, key_prefix)
-        self.snapshots = Snapshots(
+        self.snapshots = SnapshotSlots(
             training_state,
             self._load_snapshot(run_name, run_identity, layout_hash, _hash_json(fingerprint)),
         )
@@ -92,7 +97,7 @@ class Checkpoints:
 
         # True if this worker was not rank 0 at the last durable checkpoint
         self._was_follower = False
-        self._upload: Upload | None = None
+        self._upload: CheckpointUpload | None = None
         self._thread: threading.Thread | None = None
         self._disk_checked = False
 
@@ -103,7 +108,7 @@ class Checkpoints:
             return False
         return self._was_follower or self.interval.is_due(self.state.step + 1)
 
-    def save_if_due(self, rank_and_group_size: RankSize, *, is_durable: bool) -> None:
+    def save_if_due(self, rank_and_group_size: RankAndGroupSize, *, is_durable: bool) -> None:
         """Take a snapshot if one is due; if `is_durable`, upload this worker's share of the state
         instead.
 
@@ -121,7 +126,7 @@ class Checkpoints:
             self.snapshots.copy_state(self.loader.dump())
             end_s = time.monotonic()
             automatic_interval_s = max(
-                MIN_SNAPSHOT_INTERVAL_S, (end_s - start_s) / MAX_SNAPSHOT_SHARE
+                MIN_SNAPSHOT_INTERVAL_S, (end_s - start_s) / MAX_SNAPSHOT_TIME_SHARE
             )
             self._snapshot_due = end_s + (self.config.hot_seconds or automatic_interval_s)
 
@@ -139,7 +144,7 @@ class Checkpoints:
         self.interval.record_loss()
 
     def upload_current_state(
-        self, rank_and_group_size: RankSize, seconds_left: Callable[[], float]
+        self, rank_and_group_size: RankAndGroupSize, seconds_left: Callable[[], float]
     ) -> bool:
         """Upload the current state, and wait until the checkpoint is complete or `seconds_left()`
         is 0. Return True if the checkpoint is complete."""
@@ -171,7 +176,9 @@ class Checkpoints:
         else:
             remaining_copy_text = ""
 
-        say(f"the state of step {step} is not in the object store: {problem}.{remaining_copy_text}")
+        write_stderr(
+            f"the state of step {step} is not in the object store: {problem}.{remaining_copy_text}"
+        )
         return False
 
     def _wait_for_upload(self, seconds_left: Callable[[], float]) -> None:
@@ -198,7 +205,7 @@ class Checkpoints:
     def _is_uploading(self) -> bool:
         return self._thread is not None and self._thread.is_alive()
 
-    def _start_upload(self, rank_and_group_size: RankSize, *, should_commit: bool) -> None:
+    def _start_upload(self, rank_and_group_size: RankAndGroupSize, *, should_commit: bool) -> None:
         self.interval.record_start(self.state.step)
         self._was_follower = rank_and_group_size.rank > 0
         # the previous upload is still running because the object store is slow: cancel it, and skip
@@ -214,7 +221,7 @@ class Checkpoints:
         if slot_index is None:
             return
 
-        checkpoint_upload = self._upload = Upload(
+        checkpoint_upload = self._upload = CheckpointUpload(
             self.state.step,
             self.snapshots.view_slot(slot_index),
             loader_state,
@@ -229,7 +236,10 @@ class Checkpoints:
         self._thread.start()
 
     def _upload_state(
-        self, checkpoint_upload: Upload, rank_and_group_size: RankSize, slot_index: int
+        self,
+        checkpoint_upload: CheckpointUpload,
+        rank_and_group_size: RankAndGroupSize,
+        slot_index: int,
     ) -> None:
         start_s = time.monotonic()
         try:
@@ -238,7 +248,7 @@ class Checkpoints:
         except ConfigError as error:
             # another run uses the prefix now, so this run continues without checkpoints
             checkpoint_upload.problem = str(error)
-            say(f"cannot write the checkpoint of step {checkpoint_upload.step}: {error}")
+            write_stderr(f"cannot write the checkpoint of step {checkpoint_upload.step}: {error}")
         finally:
             self.snapshots.unpin(slot_index)
 
@@ -258,7 +268,7 @@ class Checkpoints:
             self.note(
                 "checkpoint",
                 step=checkpoint_upload.step,
-                name=snapshot_file.worker_name(),
+                name=snapshot_file.read_worker_name(),
                 **event_fields,
             )
 
@@ -282,7 +292,7 @@ class Checkpoints:
                 remedy_text,
             )
             if warning_text:
-                say(f"warning: {warning_text}")
+                write_stderr(f"warning: {warning_text}")
 
     def restore(
         self,
@@ -296,13 +306,13 @@ class Checkpoints:
         `run_read` calls the function that reads the checkpoint, and may raise GroupBroken at any
         moment. `cancelled()` returns True to stop waiting for an unavailable object store.
         """
-        was_restored = self._load_newer(snapshot_step, run_read, is_cancelled)
+        was_restored = self._load_newer_checkpoint(snapshot_step, run_read, is_cancelled)
         while self.remote.damage:
             damaged_uri, reason = self.remote.damage.pop(0)
             self.note("torn", object=damaged_uri, why=reason)
 
         if was_restored:
-            say(
+            write_stderr(
                 f"resuming from step {self.state.step}"
                 f" ({self.remote.store.uri(self.remote.prefix)})"
             )
@@ -318,10 +328,10 @@ class Checkpoints:
             "restored",
             step=max(snapshot_step, self.state.step),
             tier=storage_tier,
-            name=snapshot_file.worker_name(),
+            name=snapshot_file.read_worker_name(),
         )
 
-    def _load_newer(
+    def _load_newer_checkpoint(
         self, snapshot_step: int, run_read: ReadRunner, is_cancelled: Callable[[], bool]
     ) -> bool:
         """Load a durable checkpoint newer than the snapshot; return False if none exists.
@@ -336,7 +346,7 @@ class Checkpoints:
             ):
                 return False
         except (StorageError, TimeoutError) as error:
-            say(
+            write_stderr(
                 f"resuming from step {snapshot_step} in shared memory; cannot check for a newer"
                 f" checkpoint: {error}"
             )
@@ -352,14 +362,14 @@ class Checkpoints:
                 return remote_checkpoints.restore(tensor_bytes(state_tensor), snapshot_step)
             except StorageError as error:
                 if abandoned_event.is_set() or is_cancelled():
-                    raise GroupBroken(
+                    raise GroupBrokenError(
                         "the group is about to change: stopped waiting for the object store"
                     ) from error
                 raise
 
         try:
             manifest = run_read(
-                lambda: retry_until(read, self.leaving, "for the newest checkpoint")
+                lambda: retry_until_stopped(read, self.leaving, "for the newest checkpoint")
             )
         finally:
             abandoned_event.set()
@@ -379,7 +389,9 @@ class Checkpoints:
         """Load this worker's newest intact snapshot. Return the snapshot file if this process holds
         its lock. Raises ConfigError."""
         state_memory = self.state.memory
-        snapshot_file_path = snapshot_file.snapshot_path(run_name, snapshot_file.hash_worker_name())
+        snapshot_file_path = snapshot_file.make_snapshot_path(
+            run_name, snapshot_file.hash_worker_name()
+        )
 
         try:
             snapshot_file.remove_stale_files(run_name)
@@ -391,12 +403,12 @@ class Checkpoints:
                 state_memory.numel() * state_memory.element_size(),
             )
         except OSError as error:
-            say(f"no snapshots in shared memory: {error}.")
+            write_stderr(f"no snapshots in shared memory: {error}.")
             return None
 
         newest_snapshot = next(opened_snapshot_file.read(), None)
         for damage_text in opened_snapshot_file.damage:
-            say(f"{damage_text}: ignored.")
+            write_stderr(f"{damage_text}: ignored.")
             self._early_events.append(
                 {"event": "torn", "object": str(snapshot_file_path), "why": damage_text}
             )
@@ -423,10 +435,10 @@ class Checkpoints:
             self.loader.load(loader_state)
             self.state.step = snapshot.step
             self.snapshot_crc = snapshot.crc
-            say(f"step {snapshot.step} was found in shared memory ({snapshot_file_path})")
+            write_stderr(f"step {snapshot.step} was found in shared memory ({snapshot_file_path})")
 
             if opened_snapshot_file.is_foreign:
-                say(
+                write_stderr(
                     "the snapshot is from a worker with another torch build, thread count, ...: the"
                     " bits may differ."
                 )
@@ -434,16 +446,16 @@ class Checkpoints:
         if opened_snapshot_file.is_locked:
             return opened_snapshot_file
 
-        say(f"no snapshots in shared memory: another process holds {snapshot_file_path}.")
+        write_stderr(f"no snapshots in shared memory: another process holds {snapshot_file_path}.")
         opened_snapshot_file.close()
         return None
 
 
-def _call_with_timeout(timeout_seconds: float, function: Callable[[], T]) -> T:
+def _call_with_timeout(timeout_seconds: float, function: Callable[[], ResultT]) -> ResultT:
     """Return `call()`. Raises TimeoutError if the call takes more than `timeout_seconds`."""
-    result_future = Future[T]()
+    result_future = Future[ResultT]()
     threading.Thread(
-        target=resolve_with_call, args=(result_future, function), name="timeout", daemon=True
+        target=resolve_with_function, args=(result_future, function), name="timeout", daemon=True
     ).start()
     if not wait([result_future], timeout_seconds).done:
         raise TimeoutError(f"no answer within {timeout_seconds:g} s")

@@ -11,7 +11,7 @@ from pydantic import Field, StringConstraints, TypeAdapter, ValidationError, wit
 from typing_extensions import TypedDict  # pydantic needs this TypedDict before Python 3.12
 
 from argolocal.common.json_text import to_json
-from rekindle.errors import rule
+from rekindle.errors import format_rule
 
 Digest = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}\z")]
 # not strict, so that an integer is accepted, too
@@ -38,7 +38,7 @@ class Manifest(TypedDict):
 
 
 MANIFEST_ADAPTER = TypeAdapter(Manifest)
-MANIFEST_NAME = re.compile(r"([0-9]{10,16})-[0-9a-f]{12}\.json")
+MANIFEST_NAME_PATTERN = re.compile(r"([0-9]{10,16})-[0-9a-f]{12}\.json")
 
 
 class DamagedCheckpoint(Exception):
@@ -64,7 +64,7 @@ def parse_manifest(object_name: str, manifest_bytes: bytes) -> Manifest:
         (error_detail, *_) = error.errors(include_url=False, include_input=False)
         error_location = ".".join(map(str, error_detail["loc"]))
         raise DamagedCheckpoint(
-            f"its manifest is invalid: {error_location}: {rule(error_detail['msg'])}"[:300]
+            f"its manifest is invalid: {error_location}: {format_rule(error_detail['msg'])}"[:300]
         ) from None
     except ValueError as error:
         raise DamagedCheckpoint(f"its loader state cannot be read: {error}") from None
@@ -85,7 +85,7 @@ def parse_manifest(object_name: str, manifest_bytes: bytes) -> Manifest:
 
 def parse_step(manifest_name: str) -> int:
     """Return the step in a manifest's name; -1 if the name is invalid."""
-    name_match = MANIFEST_NAME.fullmatch(manifest_name.rpartition("/")[2])
+    name_match = MANIFEST_NAME_PATTERN.fullmatch(manifest_name.rpartition("/")[2])
     if name_match:
         return int(name_match[1])
     return -1

@@ -33,21 +33,23 @@ MAX_LOADER_STATE_BYTES = 1 << 18
 STALE_AFTER_S = 3600.0  # age from which a file without a live process is removed
 READ_BYTES = 16 << 20  # bytes per read
 MADV_POPULATE_WRITE = 23  # Python's mmap lacks this constant
-MAGIC = b"rekindle hot 1\n\0"
+FILE_MAGIC = b"rekindle hot 1\n\0"
 # magic, identity, layout, fingerprint, size of the state in bytes
-HEADER = struct.Struct("<16s 32s 32s 32s Q")
-RECORD = struct.Struct("<q I I")  # step, size of the loader's state in bytes, crc32 of the slot
-FLAG = struct.Struct("<I")
+HEADER_STRUCT = struct.Struct("<16s 32s 32s 32s Q")
+RECORD_STRUCT = struct.Struct(
+    "<q I I"
+)  # step, size of the loader's state in bytes, crc32 of the slot
+FLAG_STRUCT = struct.Struct("<I")
 # positions of the slots' records, in bytes
 FIRST_RECORD_OFFSET = 512
-RECORD_DISTANCE = 64
-LAST_STEP = struct.Struct("<q d")  # newest completed step, and Unix time of its end
+RECORD_DISTANCE_BYTES = 64
+LAST_STEP_STRUCT = struct.Struct("<q d")  # newest completed step, and Unix time of its end
 # position of two records of the newest step, which are written alternately
 LAST_STEP_OFFSET = 1024
 
 
 @dataclass(frozen=True)
-class Snapshot:
+class CommittedSnapshot:
     """A committed slot: its index, the step, the length of the data loader's state, and the
     checksum of the slot."""
 
@@ -57,7 +59,7 @@ class Snapshot:
     crc: int
 
 
-def snapshot_directory() -> Path:
+def find_snapshot_directory() -> Path:
     return Path(os.environ.get("REKINDLE_SHM", "/dev/shm"))
 
 
@@ -67,7 +69,7 @@ def hash_run_name(run_identity: str, checkpoint_prefix: str) -> str:
     return hashlib.sha256((run_identity + checkpoint_prefix).encode()).hexdigest()[:12]
 
 
-def worker_name() -> str:
+def read_worker_name() -> str:
     """Return the name of this worker, which a restart does not change: the pod's name, and the
     index of the worker in the pod."""
     # Rekindle's launcher appends the index to POD_NAME; torchrun sets LOCAL_RANK
@@ -82,14 +84,14 @@ def worker_name() -> str:
 
 def hash_worker_name() -> str:
     """Return the part of the file name that identifies this worker: a hash of its name."""
-    return hashlib.sha256(worker_name().encode()).hexdigest()[:12]
+    return hashlib.sha256(read_worker_name().encode()).hexdigest()[:12]
 
 
-def snapshot_path(run_hash: str, worker_hash: str) -> Path:
-    return snapshot_directory() / f"rekindle-{run_hash}-{worker_hash}"
+def make_snapshot_path(run_hash: str, worker_hash: str) -> Path:
+    return find_snapshot_directory() / f"rekindle-{run_hash}-{worker_hash}"
 
 
-def newest_step(path: Path) -> int:
+def read_newest_step(path: Path) -> int:
     """Return the step of the newest committed snapshot in a file, or -1. The data of the snapshot
     is not verified.
 
@@ -128,7 +130,7 @@ def remove_run_files(run_hash: str) -> list[Path]:
 
 def _remove_unlocked_files(file_pattern: str, is_selected: Callable[[Path], bool]) -> list[Path]:
     removed_files = []
-    for file in snapshot_directory().glob(file_pattern):
+    for file in find_snapshot_directory().glob(file_pattern):
         # raised for a file that is already removed, locked by a process, or owned by another user
         with suppress(OSError):
             if not is_selected(file):
@@ -163,8 +165,8 @@ class SnapshotFile:
         self.slot_bytes = -(-(state_bytes + MAX_LOADER_STATE_BYTES) // PAGE_BYTES) * PAGE_BYTES
         self.damage: list[str] = []  # messages about damage found while reading
         self.loaded_slot: int | None = None  # slot of the loaded snapshot
-        self._header = HEADER.pack(
-            MAGIC,
+        self._header = HEADER_STRUCT.pack(
+            FILE_MAGIC,
             *(
                 bytes.fromhex(hex_digest)
                 for hex_digest in (identity_hash, layout_hash, fingerprint_hash)
@@ -186,18 +188,18 @@ class SnapshotFile:
         if not header_page:
             return False
 
-        header_end = HEADER.size
+        header_end = HEADER_STRUCT.size
         if (
             len(header_page) < PAGE_BYTES
-            or FLAG.unpack_from(header_page, header_end)[0]
+            or FLAG_STRUCT.unpack_from(header_page, header_end)[0]
             != _compute_flag(header_page[:header_end])
-            or header_page[:16] != MAGIC
+            or header_page[:16] != FILE_MAGIC
         ):
             self.damage.append(f"the header of {self.path} is damaged")
             return False
 
-        actual_fields = HEADER.unpack(header_page[:header_end])
-        expected_fields = HEADER.unpack(self._header)
+        actual_fields = HEADER_STRUCT.unpack(header_page[:header_end])
+        expected_fields = HEADER_STRUCT.unpack(self._header)
         if (actual_fields[1], actual_fields[2], actual_fields[4]) != (
             expected_fields[1],
             expected_fields[2],
@@ -213,7 +215,7 @@ class SnapshotFile:
         self.is_foreign = actual_fields[3] != expected_fields[3]
         return True
 
-    def read(self) -> Iterator[tuple[Snapshot, bytes]]:
+    def read(self) -> Iterator[tuple[CommittedSnapshot, bytes]]:
         """Yield the intact snapshots, newest first, each with the data loader's state. Adds
         messages about damaged snapshots to `damage`."""
         if not self._is_valid:
@@ -229,7 +231,7 @@ class SnapshotFile:
         for snapshot in sorted(
             committed_snapshots, key=lambda snapshot: snapshot.step, reverse=True
         ):
-            if self._compute_crc(snapshot) == snapshot.crc:
+            if self._compute_slot_checksum(snapshot) == snapshot.crc:
                 loader_state_offset = PAGE_BYTES + snapshot.slot * self.slot_bytes + self.size
                 yield snapshot, os.pread(self._file, snapshot.length, loader_state_offset)
             else:
@@ -237,7 +239,7 @@ class SnapshotFile:
                     f"the snapshot of step {snapshot.step} in {self.path} is damaged"
                 )
 
-    def load(self, snapshot: Snapshot, state_bytes: memoryview) -> None:
+    def load(self, snapshot: CommittedSnapshot, state_bytes: memoryview) -> None:
         """Read the state of a snapshot, which `read` has yielded, into `state_bytes`."""
         slot_offset = PAGE_BYTES + snapshot.slot * self.slot_bytes
         for block_offset in range(0, self.size, READ_BYTES):
@@ -248,7 +250,7 @@ class SnapshotFile:
                 )
         self.loaded_slot = snapshot.slot
 
-    def _compute_crc(self, snapshot: Snapshot) -> int:
+    def _compute_slot_checksum(self, snapshot: CommittedSnapshot) -> int:
         """Return the checksum of a slot, or -1 if the file is too short. The file is read without a
         memory mapping, which would crash the process if the file is truncated."""
         read_offset = PAGE_BYTES + snapshot.slot * self.slot_bytes
@@ -280,8 +282,8 @@ class SnapshotFile:
         self._map = mapped_memory = mmap.mmap(self._file, file_bytes)
         if not self._is_valid:
             mapped_memory[:PAGE_BYTES] = bytes(PAGE_BYTES)
-            mapped_memory[: HEADER.size] = self._header
-            FLAG.pack_into(mapped_memory, HEADER.size, _compute_flag(self._header))
+            mapped_memory[: HEADER_STRUCT.size] = self._header
+            FLAG_STRUCT.pack_into(mapped_memory, HEADER_STRUCT.size, _compute_flag(self._header))
 
         # each slot contains the state, followed by the data loader's state
         memory_view = memoryview(mapped_memory)
@@ -300,32 +302,36 @@ class SnapshotFile:
     def record_step(self, step: int) -> None:
         """Record that `step` was completed now. Call after `reserve`."""
         assert self._map
-        packed_record = LAST_STEP.pack(step, time.time())
+        packed_record = LAST_STEP_STRUCT.pack(step, time.time())
         # written alternately to two records: if the process dies here, the other record stays
         # intact
-        record_offset = LAST_STEP_OFFSET + step % 2 * RECORD_DISTANCE
-        self._map[record_offset : record_offset + LAST_STEP.size] = packed_record
-        FLAG.pack_into(self._map, record_offset + LAST_STEP.size, _compute_flag(packed_record))
+        record_offset = LAST_STEP_OFFSET + step % 2 * RECORD_DISTANCE_BYTES
+        self._map[record_offset : record_offset + LAST_STEP_STRUCT.size] = packed_record
+        FLAG_STRUCT.pack_into(
+            self._map, record_offset + LAST_STEP_STRUCT.size, _compute_flag(packed_record)
+        )
 
     def clear_slot(self, slot_index: int) -> None:
         """Mark the slot as empty until `commit_slot` is called."""
         assert self._map
-        record_offset = FIRST_RECORD_OFFSET + slot_index * RECORD_DISTANCE
-        FLAG.pack_into(self._map, record_offset + RECORD.size, 0)
-        self._map[record_offset : record_offset + RECORD.size] = bytes(RECORD.size)
+        record_offset = FIRST_RECORD_OFFSET + slot_index * RECORD_DISTANCE_BYTES
+        FLAG_STRUCT.pack_into(self._map, record_offset + RECORD_STRUCT.size, 0)
+        self._map[record_offset : record_offset + RECORD_STRUCT.size] = bytes(RECORD_STRUCT.size)
 
-    def commit_slot(self, slot_index: int, step: int, loader_state: bytes) -> Snapshot:
+    def commit_slot(self, slot_index: int, step: int, loader_state: bytes) -> CommittedSnapshot:
         """Write the data loader's state to the slot, and mark the slot as complete."""
         assert self._map
         slot_view = self.slots[slot_index]
         slot_view[self.size : self.size + len(loader_state)] = loader_state
         checksum = zlib.crc32(slot_view[: self.size + len(loader_state)])
-        packed_record = RECORD.pack(step, len(loader_state), checksum)
-        record_offset = FIRST_RECORD_OFFSET + slot_index * RECORD_DISTANCE
-        self._map[record_offset : record_offset + RECORD.size] = packed_record
-        FLAG.pack_into(self._map, record_offset + RECORD.size, _compute_flag(packed_record))
+        packed_record = RECORD_STRUCT.pack(step, len(loader_state), checksum)
+        record_offset = FIRST_RECORD_OFFSET + slot_index * RECORD_DISTANCE_BYTES
+        self._map[record_offset : record_offset + RECORD_STRUCT.size] = packed_record
+        FLAG_STRUCT.pack_into(
+            self._map, record_offset + RECORD_STRUCT.size, _compute_flag(packed_record)
+        )
         os.utime(self._file)
-        return Snapshot(slot_index, step, len(loader_state), checksum)
+        return CommittedSnapshot(slot_index, step, len(loader_state), checksum)
 
     def close(self, *, deletes_file: bool = False) -> None:
         if deletes_file and self.is_locked:
@@ -368,26 +374,28 @@ def open_and_lock(path: Path) -> tuple[int, bool]:
         os.close(file_descriptor)  # the file was removed before we locked it
 
 
-def _parse_records(header_page: bytes) -> list[Snapshot | None]:
+def _parse_records(header_page: bytes) -> list[CommittedSnapshot | None]:
     """Return the record of each slot. Step -1: the slot is empty or unfinished; None: the record is
     damaged."""
-    slot_records: list[Snapshot | None] = []
+    slot_records: list[CommittedSnapshot | None] = []
 
     for slot_index in range(SLOT_COUNT if len(header_page) == PAGE_BYTES else 0):
-        record_offset = FIRST_RECORD_OFFSET + slot_index * RECORD_DISTANCE
+        record_offset = FIRST_RECORD_OFFSET + slot_index * RECORD_DISTANCE_BYTES
         packed_record, (record_flag,) = (
-            header_page[record_offset : record_offset + RECORD.size],
-            FLAG.unpack_from(header_page, record_offset + RECORD.size),
+            header_page[record_offset : record_offset + RECORD_STRUCT.size],
+            FLAG_STRUCT.unpack_from(header_page, record_offset + RECORD_STRUCT.size),
         )
-        step, loader_state_bytes, checksum = RECORD.unpack(packed_record)
+        step, loader_state_bytes, checksum = RECORD_STRUCT.unpack(packed_record)
         is_intact = (
             record_flag == _compute_flag(packed_record)
             and loader_state_bytes <= MAX_LOADER_STATE_BYTES
         )
         committed_snapshot = (
-            Snapshot(slot_index, step, loader_state_bytes, checksum) if is_intact else None
+            CommittedSnapshot(slot_index, step, loader_state_bytes, checksum) if is_intact else None
         )
-        slot_records.append(committed_snapshot if record_flag else Snapshot(slot_index, -1, 0, 0))
+        slot_records.append(
+            committed_snapshot if record_flag else CommittedSnapshot(slot_index, -1, 0, 0)
+        )
 
     return slot_records
 
@@ -396,13 +404,13 @@ def _parse_last_step(header_page: bytes) -> tuple[int, float] | None:
     """Return the newest completed step and the time of its end; None if no intact record exists."""
     step_records: list[tuple[int, float]] = []
     for record_number in range(2 if len(header_page) == PAGE_BYTES else 0):
-        record_offset = LAST_STEP_OFFSET + record_number * RECORD_DISTANCE
+        record_offset = LAST_STEP_OFFSET + record_number * RECORD_DISTANCE_BYTES
         packed_record, (record_flag,) = (
-            header_page[record_offset : record_offset + LAST_STEP.size],
-            FLAG.unpack_from(header_page, record_offset + LAST_STEP.size),
+            header_page[record_offset : record_offset + LAST_STEP_STRUCT.size],
+            FLAG_STRUCT.unpack_from(header_page, record_offset + LAST_STEP_STRUCT.size),
         )
         if record_flag == _compute_flag(packed_record):
-            step_records.append(LAST_STEP.unpack(packed_record))
+            step_records.append(LAST_STEP_STRUCT.unpack(packed_record))
     return max(step_records, default=None)
 
 

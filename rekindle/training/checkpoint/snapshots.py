@@ -11,18 +11,20 @@ from queue import SimpleQueue
 
 import torch
 
-from rekindle.errors import RekindleError, say
+from rekindle.errors import RekindleError, write_stderr
 from rekindle.training.checkpoint import snapshot_file
-from rekindle.training.training_state import State
+from rekindle.training.training_state import TrainingState
 
 CommitJob = tuple[int, int, bytes]  # slot, step, and state of the data loader
 
 
-class Snapshots:
+class SnapshotSlots:
     """The slots of one worker. Without a snapshot file, there is only one slot, in private memory,
     which is used only for uploads."""
 
-    def __init__(self, training_state: State, file: snapshot_file.SnapshotFile | None) -> None:
+    def __init__(
+        self, training_state: TrainingState, file: snapshot_file.SnapshotFile | None
+    ) -> None:
         self.state = training_state
         self.file = file
         # set once the memory is reserved, or its reservation has failed
@@ -140,9 +142,9 @@ class Snapshots:
                 self.file.reserve()
                 self._slots = [file_slot[:state_bytes] for file_slot in self.file.slots]
             except OSError as error:
-                snapshot_folder = snapshot_file.snapshot_directory()
+                snapshot_folder = snapshot_file.find_snapshot_directory()
                 size_mib = state_bytes >> 20
-                say(
+                write_stderr(
                     f"no snapshots in shared memory: {error}. {snapshot_folder} needs"
                     f" {snapshot_file.SLOT_COUNT} times {size_mib} MiB: mount an emptyDir with"
                     " medium: Memory at this path. Until then, if all workers are lost, the steps"

@@ -10,22 +10,22 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from argolocal.common.wording import format_duration
-from rekindle.training.cost.tariff import Tariff
+from rekindle.training.cost.tariff import TrainingTariff
 from rekindle.training.ledger import sentences
 from rekindle.training.ledger.ledger_summary import (
-    LOST,
-    TRAINED,
-    WAITED,
+    LOST_KIND,
+    TRAINED_KIND,
+    WAITED_KIND,
     Incident,
-    Interval,
-    Summary,
+    LedgerSummary,
+    TimeInterval,
     format_percent,
     merge_intervals,
 )
 
-COORDINATOR = "coordinator"
-QUEUED = "queued"
-USES = (TRAINED, WAITED, LOST, COORDINATOR, QUEUED)
+COORDINATOR_TIME = "coordinator"
+QUEUED_TIME = "queued"
+TIME_USES = (TRAINED_KIND, WAITED_KIND, LOST_KIND, COORDINATOR_TIME, QUEUED_TIME)
 PREEMPTION_KINDS = ("lost", "drain")  # kinds of incidents that spot nodes cause
 # a better checkpoint interval is reported only if it saves at least this fraction of the training's
 # cost
@@ -57,7 +57,7 @@ class Bill:
     on-demand nodes."""
 
     currency: str
-    uses: dict[str, float] = field(default_factory=lambda: dict.fromkeys(USES, 0.0))
+    uses: dict[str, float] = field(default_factory=lambda: dict.fromkeys(TIME_USES, 0.0))
     spot: float = 0.0  # cost of the pods on spot nodes
     on_demand: float = 0.0  # cost of the pods on on-demand nodes
     preemptions: int = 0
@@ -74,7 +74,7 @@ class Bill:
     @property
     def losses(self) -> float:
         """Cost of the preemptions: lost work, and waiting for the next group."""
-        return self.uses[LOST] + self.waits
+        return self.uses[LOST_KIND] + self.waits
 
     def amounts(self) -> dict[str, float]:
         """Return all amounts of the bill by name."""
@@ -121,35 +121,38 @@ class Bill:
         )
 
 
-def compute_bill(ledger_summary: Summary, tariff: Tariff) -> Bill:
+def compute_bill(ledger_summary: LedgerSummary, tariff: TrainingTariff) -> Bill:
     """Return the cost of a training. Raises ConfigError if a pod has no price."""
     bill = Bill(tariff.prices.currency, preemptions=ledger_summary.preemptions)
 
     recovery_pauses = merge_intervals(
         [
-            Interval(incident.t, _recovery_time(incident), WAITED)
+            TimeInterval(incident.t, _find_recovery_time(incident), WAITED_KIND)
             for incident in ledger_summary.incidents
             if incident.kind in PREEMPTION_KINDS
         ]
     )
 
     for worker_name, worker_intervals in ledger_summary.intervals.items():
-        is_spot = tariff.prices.is_spot(tariff.worker_pod(worker_name))
+        is_spot = tariff.prices.is_spot(tariff.find_worker_pod(worker_name))
         for interval in worker_intervals:
             interval_seconds = interval.end - interval.start
             _add_cost(
-                bill, interval.kind, tariff.worker_cost(worker_name, interval_seconds), is_spot
+                bill,
+                interval.kind,
+                tariff.compute_worker_cost(worker_name, interval_seconds),
+                is_spot,
             )
             avoidable_seconds = {
-                WAITED: _overlap_s(interval, recovery_pauses),
-                LOST: interval_seconds,
+                WAITED_KIND: _compute_overlap_s(interval, recovery_pauses),
+                LOST_KIND: interval_seconds,
             }.get(interval.kind, 0.0)
             bill.waits += (
-                tariff.worker_cost(worker_name, avoidable_seconds)
-                if interval.kind == WAITED
+                tariff.compute_worker_cost(worker_name, avoidable_seconds)
+                if interval.kind == WAITED_KIND
                 else 0.0
             )
-            bill.without_spot += tariff.worker_cost(
+            bill.without_spot += tariff.compute_worker_cost(
                 worker_name, interval_seconds - avoidable_seconds, runs_on_spot=False
             )
 
@@ -165,17 +168,17 @@ def compute_bill(ledger_summary: Summary, tariff: Tariff) -> Bill:
             )
         )
         for time_use, interval_seconds in (
-            (COORDINATOR, busy_seconds),
-            (QUEUED, max(0.0, ledger_summary.ended - ledger_summary.began - busy_seconds)),
+            (COORDINATOR_TIME, busy_seconds),
+            (QUEUED_TIME, max(0.0, ledger_summary.ended - ledger_summary.began - busy_seconds)),
         ):
-            cost = tariff.prices.pod_cost(tariff.coordinator, interval_seconds)
+            cost = tariff.prices.compute_pod_cost(tariff.coordinator, interval_seconds)
             _add_cost(bill, time_use, cost, tariff.prices.is_spot(tariff.coordinator))
-            bill.without_spot += tariff.prices.pod_cost(
+            bill.without_spot += tariff.prices.compute_pod_cost(
                 tariff.coordinator, interval_seconds, runs_on_spot=False
             )
 
-    bill.checkpoint_interval = _compare_interval(
-        ledger_summary, bill.uses[TRAINED] + bill.uses[LOST]
+    bill.checkpoint_interval = _compare_checkpoint_interval(
+        ledger_summary, bill.uses[TRAINED_KIND] + bill.uses[LOST_KIND]
     )
     return bill
 
@@ -188,19 +191,21 @@ def _add_cost(bill: Bill, time_use: str, cost: float, is_spot: bool) -> None:
         bill.on_demand += cost
 
 
-def _recovery_time(incident: Incident) -> float:
+def _find_recovery_time(incident: Incident) -> float:
     """Return the time when both the training had resumed and the lost worker was replaced."""
     return max(incident.t, incident.resumed or incident.t, incident.back or incident.t)
 
 
-def _overlap_s(interval: Interval, recovery_pauses: list[tuple[float, float]]) -> float:
+def _compute_overlap_s(interval: TimeInterval, recovery_pauses: list[tuple[float, float]]) -> float:
     return sum(
         max(0.0, min(interval.end, pause_end_s) - max(interval.start, pause_start_s))
         for pause_start_s, pause_end_s in recovery_pauses
     )
 
 
-def _compare_interval(ledger_summary: Summary, worker_cost: float) -> IntervalComparison | None:
+def _compare_checkpoint_interval(
+    ledger_summary: LedgerSummary, worker_cost: float
+) -> IntervalComparison | None:
     """Compare the actual time between durable checkpoints with the cheapest time. `worker_cost`:
     cost of the part of the workers' time that counts as trained or lost."""
     restored_incidents = {
@@ -238,11 +243,14 @@ def _compare_interval(ledger_summary: Summary, worker_cost: float) -> IntervalCo
     )
 
 
-def build_report(ledger_summary: Summary, tariff: Tariff | None) -> dict[str, Any]:
+def build_report(ledger_summary: LedgerSummary, tariff: TrainingTariff | None) -> dict[str, Any]:
     """Return the report of a training: its Summary as numbers and as sentences
     (`report_sentences`), and with a tariff also its `cost`."""
     bill = compute_bill(ledger_summary, tariff) if tariff and ledger_summary.intervals else None
-    report_sentences = [*sentences.describe(ledger_summary), *(describe_bill(bill) if bill else ())]
+    report_sentences = [
+        *sentences.describe_summary(ledger_summary),
+        *(describe_bill(bill) if bill else ()),
+    ]
     return (
         {"words": report_sentences}
         | ledger_summary.as_json()
@@ -253,11 +261,11 @@ def build_report(ledger_summary: Summary, tariff: Tariff | None) -> dict[str, An
 def describe_bill(bill: Bill) -> Iterator[str]:
     """Yield sentences about the cost of a training."""
     named_time_uses = [
-        (TRAINED, "trained"),
-        (WAITED, "waited"),
-        (LOST, "lost"),
-        (QUEUED, "queued"),
-        (COORDINATOR, "coordinator"),
+        (TRAINED_KIND, "trained"),
+        (WAITED_KIND, "waited"),
+        (LOST_KIND, "lost"),
+        (QUEUED_TIME, "queued"),
+        (COORDINATOR_TIME, "coordinator"),
     ]
 
     cost_parts = ", ".join(
@@ -269,7 +277,7 @@ def describe_bill(bill: Bill) -> Iterator[str]:
 
     if bill.preemptions and bill.losses:
         preemption_count_text = f"{bill.preemptions} preemption{'s' * (bill.preemptions > 1)}"
-        lost_work_text = format_amount(bill.uses[LOST])
+        lost_work_text = format_amount(bill.uses[LOST_KIND])
         waits_text = format_amount(bill.waits)
         losses_text = format_money(bill.losses, bill.currency)
         yield (

@@ -11,23 +11,23 @@ from typing import Any
 
 from argolocal.common import causes
 from argolocal.language.substitute import TemplateError, substitute
-from argolocal.manifest.allowed_values import FULFILLED
+from argolocal.manifest.allowed_values import FULFILLED_PHASES
 from argolocal.manifest.types import Manifest
-from argolocal.view.summary import timestamp
-from rekindle.kubernetes_names import COORDINATORS, LAUNCHERS
+from argolocal.view.summary import parse_timestamp
+from rekindle.kubernetes_names import COORDINATOR_MODULES, LAUNCHERS
 from rekindle.training.cost import pod_requests
-from rekindle.training.cost.pod_requests import Replicas
+from rekindle.training.cost.pod_requests import PodReplicas
 from rekindle.training.cost.prices import Prices
 
 
 @dataclass(frozen=True)
-class JobRun:
+class AppliedJob:
     """A job that a step has applied. The duration of the job is that of the step, which waits for
     the job."""
 
     task: str
     kind: str
-    replicas: tuple[Replicas, ...]
+    replicas: tuple[PodReplicas, ...]
     phase: str = "Waiting"
     seconds: float = 0.0
     message: str = ""
@@ -35,7 +35,7 @@ class JobRun:
     def cost(self, prices: Prices) -> float:
         """Return the cost of all pods. Raises ConfigError if a pod has no price."""
         return sum(
-            pod_replicas.count * prices.pod_cost(pod_replicas.pod, self.seconds)
+            pod_replicas.count * prices.compute_pod_cost(pod_replicas.pod, self.seconds)
             for pod_replicas in self.replicas
         )
 
@@ -84,11 +84,11 @@ def find_end_time(workflow_node: Mapping[str, Any], workflow_status: Mapping[str
     the current time."""
     end_time_text = workflow_node.get("finishedAt") or workflow_status.get("finishedAt")
     if end_time_text:
-        return timestamp(end_time_text)
+        return parse_timestamp(end_time_text)
     return time.time()
 
 
-def list_job_runs(workflow_status: Mapping[str, Any], manifest: Manifest) -> list[JobRun]:
+def list_job_runs(workflow_status: Mapping[str, Any], manifest: Manifest) -> list[AppliedJob]:
     """Return the jobs that the steps of a run have applied."""
     templates_by_name = collect_templates(workflow_status, manifest)
     training_runtimes = pod_requests.list_training_runtimes(templates_by_name.values())
@@ -100,13 +100,15 @@ def list_job_runs(workflow_status: Mapping[str, Any], manifest: Manifest) -> lis
 
     for workflow_node in nodes_by_name.values():
         if workflow_node.get("type") == "Pod" and workflow_node.get("startedAt"):
-            attempts_by_step.setdefault(causes.ATTEMPT.sub("", workflow_node["name"]), []).append(
-                workflow_node
-            )
+            attempts_by_step.setdefault(
+                causes.ATTEMPT_NUMBER.sub("", workflow_node["name"]), []
+            ).append(workflow_node)
 
-    job_runs: list[JobRun] = []
+    job_runs: list[AppliedJob] = []
     for step_name, attempt_nodes in attempts_by_step.items():
-        attempt_nodes.sort(key=lambda workflow_node: causes.attempt_number(workflow_node["name"]))
+        attempt_nodes.sort(
+            key=lambda workflow_node: causes.parse_attempt_number(workflow_node["name"])
+        )
         template = find_template(attempt_nodes[0], templates_by_name)
         if template:
             applied_jobs = [
@@ -121,13 +123,15 @@ def list_job_runs(workflow_status: Mapping[str, Any], manifest: Manifest) -> lis
             continue
 
         step_node = nodes_by_name.get(step_name, attempt_nodes[-1])
-        if step_node.get("phase") in FULFILLED:
+        if step_node.get("phase") in FULFILLED_PHASES:
             step_phase = step_node["phase"]
         else:
             step_phase = attempt_nodes[-1].get("phase", "Pending")
 
         # from the first to the last attempt: the job continues while its waiting pod is restarted
-        start_time_s = min(timestamp(workflow_node["startedAt"]) for workflow_node in attempt_nodes)
+        start_time_s = min(
+            parse_timestamp(workflow_node["startedAt"]) for workflow_node in attempt_nodes
+        )
         duration_seconds = max(
             0.0,
             max(find_end_time(workflow_node, workflow_status) for workflow_node in attempt_nodes)
@@ -140,7 +144,7 @@ def list_job_runs(workflow_status: Mapping[str, Any], manifest: Manifest) -> lis
             causes.find_root_message(str(step_node.get("message") or ""), attempt_messages)
         )
         job_runs += [
-            JobRun(
+            AppliedJob(
                 parse_task_path(attempt_nodes[0]),
                 job_kind,
                 job_replicas,
@@ -154,7 +158,7 @@ def list_job_runs(workflow_status: Mapping[str, Any], manifest: Manifest) -> lis
     return job_runs
 
 
-def list_planned_jobs(workflow_status: Mapping[str, Any], manifest: Manifest) -> list[JobRun]:
+def list_planned_jobs(workflow_status: Mapping[str, Any], manifest: Manifest) -> list[AppliedJob]:
     """Return the jobs of the manifest whose steps have not started. The field `task` of each job is
     the name of its template."""
     templates_by_name = collect_templates(workflow_status, manifest)
@@ -166,7 +170,7 @@ def list_planned_jobs(workflow_status: Mapping[str, Any], manifest: Manifest) ->
         if workflow_node.get("type") != "Skipped"
     }
     return [
-        JobRun(str(template.get("name")), job_kind, job_replicas)
+        AppliedJob(str(template.get("name")), job_kind, job_replicas)
         for template in templates_by_name.values()
         if id(template) not in started_template_ids
         for job_kind, job_replicas in _list_applied_jobs(template, training_runtimes)
@@ -174,12 +178,12 @@ def list_planned_jobs(workflow_status: Mapping[str, Any], manifest: Manifest) ->
 
 
 def _list_applied_jobs(
-    template: Manifest, training_runtimes: Mapping[str, list[Replicas]]
-) -> Iterator[tuple[str, tuple[Replicas, ...]]]:
+    template: Manifest, training_runtimes: Mapping[str, list[PodReplicas]]
+) -> Iterator[tuple[str, tuple[PodReplicas, ...]]]:
     """Yield the kind and the pods of each job that a template applies, except elastic trainings."""
     for job_kind, job_replicas in pod_requests.list_applied_jobs(template, training_runtimes):
         if all(
-            (LAUNCHERS | COORDINATORS).isdisjoint(pod_replicas.command)
+            (LAUNCHERS | COORDINATOR_MODULES).isdisjoint(pod_replicas.command)
             for pod_replicas in job_replicas
         ):
             yield job_kind, job_replicas

@@ -13,14 +13,14 @@ from argolocal.manifest.types import Manifest
 from rekindle.documents import is_valid
 from rekindle.training.cost.applied_objects import AppliedPod, TrainingRuntime, TrainJob
 
-GIB = 1 << 30
+GIB_BYTES = 1 << 30
 # fields that contain the number of pods of a job or a Deployment
-COUNT_FIELDS = ("replicas", "parallelism")
+REPLICA_COUNT_FIELDS = ("replicas", "parallelism")
 MAX_PODS = 2**31 - 1  # largest number of replicas in Kubernetes
 MAX_AMOUNT = 2.0**63  # largest amount of a quantity in Kubernetes
 # kinds of Kubeflow Trainer
-TRAIN_JOB = "TrainJob"
-TRAINING_RUNTIME = "TrainingRuntime"
+TRAIN_JOB_KIND = "TrainJob"
+TRAINING_RUNTIME_KIND = "TrainingRuntime"
 # kinds of objects whose pods run longer than the step that applies them, or start later
 SERVER_KINDS = (
     *(
@@ -34,15 +34,15 @@ SERVER_KINDS = (
     ),
     *("InferenceService", "CronJob"),
 )
-TRAINING_NODES_JOB = (
+TRAINING_NODES_JOB_NAME = (
     "node"  # name of the Job in a TrainingRuntime that runs numNodes pods, as set by the TrainJob
 )
-QUEUE = re.compile(r"""["']?kueue\.x-k8s\.io/queue-name["']?\s*:\s*["']?([\w.-]+)""")
+QUEUE_PATTERN = re.compile(r"""["']?kueue\.x-k8s\.io/queue-name["']?\s*:\s*["']?([\w.-]+)""")
 # resources that are a GPU, another accelerator, or a part of one. Source: device plugins of NVIDIA
 # (gpu, gpu.shared, mig-1g.5gb; pgpu), AMD (gpu, cpx_nps4), Intel (i915, xe; gaudi of Habana),
 # Google (tpu), AWS (neuron, neuroncore, neurondevice; vgpu), Huawei (Ascend910, npu), Cambricon
 # (mlu), Hygon (dcu), Qualcomm (qaic)
-ACCELERATOR = re.compile(
+ACCELERATOR_PATTERN = re.compile(
     r"[^/]+/(([vp]?gpu|mig-[^/]+|i915|xe|tpu|npu|mlu|dcu|qaic|neuron(core|device)?)(\.shared)?"
     r"|gaudi\d*|[a-z]px_nps\d|ascend\d+[a-z]*(-\d+c)?)",
     re.IGNORECASE,
@@ -50,7 +50,7 @@ ACCELERATOR = re.compile(
 
 
 @dataclass(frozen=True)
-class Pod:
+class PodRequests:
     """The resource requests of a pod (`gib`: memory in GiB), and its node selection."""
 
     cpus: float = 0.0
@@ -68,7 +68,7 @@ class Pod:
         ]
         return f"a pod with {', '.join([*label_texts, *self.devices]) or 'no node selection'}"
 
-    def resource_seconds(self, duration_seconds: float) -> tuple[float, float, float]:
+    def compute_resource_seconds(self, duration_seconds: float) -> tuple[float, float, float]:
         """Return the CPU-seconds, GiB-seconds and GPU-seconds of this pod."""
         return (
             self.cpus * duration_seconds,
@@ -84,22 +84,22 @@ class Pod:
     @property
     def requests(self) -> dict[str, float]:
         """Amounts by resource name: numbers of pods, cores, bytes and devices."""
-        return {"pods": 1.0, "cpu": self.cpus, "memory": self.gib * GIB, **self.devices}
+        return {"pods": 1.0, "cpu": self.cpus, "memory": self.gib * GIB_BYTES, **self.devices}
 
 
 @dataclass(frozen=True)
-class Replicas:
+class PodReplicas:
     """Equal pods of a template. `role`: name of their part of a job, such as Worker."""
 
     role: str
     count: int
-    pod: Pod
+    pod: PodRequests
     command: tuple[str, ...] = ()  # command and arguments of the containers
     queue: str = ""  # LocalQueue of Kueue
     is_executor: bool = False  # True for Argo's pod that applies an object
 
 
-def read_pod(pod_spec: Manifest, containers: list[Manifest] | None = None) -> Pod:
+def read_pod(pod_spec: Manifest, containers: list[Manifest] | None = None) -> PodRequests:
     """Read the pod of a PodSpec. As in Kubernetes, the request of a resource is its limit if only a
     limit is set."""
     total_amounts: dict[str, float] = {}
@@ -109,9 +109,9 @@ def read_pod(pod_spec: Manifest, containers: list[Manifest] | None = None) -> Po
             **(resources.get("limits") or {}),
             **(resources.get("requests") or {}),
         }.items():
-            total_amounts[resource_name] = total_amounts.get(resource_name, 0.0) + quantity_or_zero(
-                resource_amount
-            )
+            total_amounts[resource_name] = total_amounts.get(
+                resource_name, 0.0
+            ) + parse_quantity_or_zero(resource_amount)
 
     device_counts = {
         resource_name: device_count
@@ -123,16 +123,16 @@ def read_pod(pod_spec: Manifest, containers: list[Manifest] | None = None) -> Po
         for toleration in pod_spec.get("tolerations") or []
     ]
     required_labels = {
-        **_required_labels(pod_spec),
+        **_read_required_labels(pod_spec),
         **{
             str(label_key): str(label_value)
             for label_key, label_value in (pod_spec.get("nodeSelector") or {}).items()
         },
     }
 
-    return Pod(
+    return PodRequests(
         total_amounts.get("cpu", 0.0),
-        total_amounts.get("memory", 0.0) / GIB,
+        total_amounts.get("memory", 0.0) / GIB_BYTES,
         required_labels,
         (*toleration_pairs,),
         device_counts,
@@ -144,11 +144,11 @@ def count_gpus(amounts_by_resource: Mapping[str, float]) -> float:
     return sum(
         resource_amount
         for resource_name, resource_amount in amounts_by_resource.items()
-        if ACCELERATOR.fullmatch(resource_name)
+        if ACCELERATOR_PATTERN.fullmatch(resource_name)
     )
 
 
-def read_template_pod(template: Manifest) -> Pod | None:
+def read_template_pod(template: Manifest) -> PodRequests | None:
     """Read the pod of a template; None for a template without containers."""
     main_containers = [
         template[container_kind]
@@ -162,8 +162,8 @@ def read_template_pod(template: Manifest) -> Pod | None:
 
 
 def list_template_replicas(
-    template: Manifest, training_runtimes: Mapping[str, list[Replicas]]
-) -> list[Replicas]:
+    template: Manifest, training_runtimes: Mapping[str, list[PodReplicas]]
+) -> list[PodReplicas]:
     """Return all pods that a template creates: its own pod, or Argo's executor pod and the pods of
     the object that it applies.
 
@@ -171,22 +171,22 @@ def list_template_replicas(
     """
     own_pod = read_template_pod(template)
     if own_pod:
-        return [Replicas("", 1, own_pod)]
+        return [PodReplicas("", 1, own_pod)]
     if "resource" not in template:
         return []
 
-    executor_pod = read_pod(template, [{"resources": _executor_resources(template)}])
+    executor_pod = read_pod(template, [{"resources": _read_executor_resources(template)}])
     creates_object = template["resource"].get("action") in ("apply", "create")
 
     return [
-        Replicas("", 1, executor_pod, is_executor=True),
+        PodReplicas("", 1, executor_pod, is_executor=True),
         *(list_object_replicas(template, training_runtimes) if creates_object else ()),
     ]
 
 
 def list_object_replicas(
-    template: Manifest, training_runtimes: Mapping[str, list[Replicas]] | None = None
-) -> list[Replicas]:
+    template: Manifest, training_runtimes: Mapping[str, list[PodReplicas]] | None = None
+) -> list[PodReplicas]:
     """Return the pods of the object that a template applies, such as a training job or a
     Deployment.
 
@@ -195,62 +195,64 @@ def list_object_replicas(
     """
     object_replicas = [
         pod_replicas
-        for applied_object in _objects(template)
-        for pod_replicas in _replicas_of(applied_object, training_runtimes)
+        for applied_object in _parse_applied_objects(template)
+        for pod_replicas in _list_replicas_of_object(applied_object, training_runtimes)
     ]
-    queue_match = QUEUE.search(read_object_text(template))
+    queue_match = QUEUE_PATTERN.search(read_object_text(template))
     if queue_match:
         return [replace(applied_object, queue=queue_match[1]) for applied_object in object_replicas]
     return object_replicas
 
 
 def list_applied_jobs(
-    template: Manifest, training_runtimes: Mapping[str, list[Replicas]]
-) -> Iterator[tuple[str, tuple[Replicas, ...]]]:
+    template: Manifest, training_runtimes: Mapping[str, list[PodReplicas]]
+) -> Iterator[tuple[str, tuple[PodReplicas, ...]]]:
     """Yield the kind and the pods of each job, of any kind, that a template applies."""
     if (template.get("resource") or {}).get("action") not in ("apply", "create"):
         return
-    for applied_object in _objects(template):
+    for applied_object in _parse_applied_objects(template):
         object_kind = str(applied_object.get("kind")) if isinstance(applied_object, Mapping) else ""
-        object_replicas = tuple(_replicas_of(applied_object, training_runtimes))
+        object_replicas = tuple(_list_replicas_of_object(applied_object, training_runtimes))
         if object_kind and object_replicas and object_kind not in SERVER_KINDS:
             yield object_kind, object_replicas
 
 
-def list_training_runtimes(templates: Iterable[Manifest]) -> dict[str, list[Replicas]]:
+def list_training_runtimes(templates: Iterable[Manifest]) -> dict[str, list[PodReplicas]]:
     """Return the pods of the TrainingRuntimes that the templates apply, by the runtime's name."""
     applied_objects = [
-        applied_object for template in templates for applied_object in _objects(template)
+        applied_object
+        for template in templates
+        for applied_object in _parse_applied_objects(template)
     ]
     training_runtimes = [
         applied_object
         for applied_object in applied_objects
         if isinstance(applied_object, Mapping)
-        and applied_object.get("kind") == TRAINING_RUNTIME
+        and applied_object.get("kind") == TRAINING_RUNTIME_KIND
         and is_valid(TrainingRuntime, applied_object)
     ]
     return {
-        applied_object["metadata"]["name"]: [*_replicas(applied_object, "", 1)]
+        applied_object["metadata"]["name"]: [*_find_replicas(applied_object, "", 1)]
         for applied_object in training_runtimes
     }
 
 
-def _replicas_of(
-    applied_object: object, training_runtimes: Mapping[str, list[Replicas]] | None
-) -> list[Replicas]:
+def _list_replicas_of_object(
+    applied_object: object, training_runtimes: Mapping[str, list[PodReplicas]] | None
+) -> list[PodReplicas]:
     """Return the pods of an object; `training_runtimes`: see `list_object_replicas`."""
     if isinstance(applied_object, Mapping) and training_runtimes is not None:
-        if applied_object.get("kind") == TRAIN_JOB:
-            return _train_job_replicas(applied_object, training_runtimes)
-        if applied_object.get("kind") == TRAINING_RUNTIME:
+        if applied_object.get("kind") == TRAIN_JOB_KIND:
+            return _list_train_job_replicas(applied_object, training_runtimes)
+        if applied_object.get("kind") == TRAINING_RUNTIME_KIND:
             return []
 
-    return [*_replicas(applied_object, "", 1)]
+    return [*_find_replicas(applied_object, "", 1)]
 
 
-def _train_job_replicas(
-    train_job: Manifest, training_runtimes: Mapping[str, list[Replicas]]
-) -> list[Replicas]:
+def _list_train_job_replicas(
+    train_job: Manifest, training_runtimes: Mapping[str, list[PodReplicas]]
+) -> list[PodReplicas]:
     """Return the pods of the TrainJob's runtime; their number is the TrainJob's numNodes."""
     if not is_valid(TrainJob, train_job):
         return []
@@ -263,13 +265,13 @@ def _train_job_replicas(
 
     return [
         replace(pod_replicas, count=pod_replicas.count * node_count)
-        if pod_replicas.role == TRAINING_NODES_JOB
+        if pod_replicas.role == TRAINING_NODES_JOB_NAME
         else pod_replicas
         for pod_replicas in runtime_replicas
     ]
 
 
-def _objects(template: Manifest) -> list[Any]:
+def _parse_applied_objects(template: Manifest) -> list[Any]:
     try:
         return yaml_text.parse(read_object_text(template))
     except ConfigError:
@@ -282,7 +284,7 @@ def read_object_text(template: Manifest) -> str:
     return str((template.get("resource") or {}).get("manifest") or "")
 
 
-def _executor_resources(template: Manifest) -> Manifest:
+def _read_executor_resources(template: Manifest) -> Manifest:
     """Return the resources of Argo's executor pod, which only a podSpecPatch can set."""
     try:
         pod_spec_patch = json.loads(template.get("podSpecPatch") or "{}")
@@ -303,7 +305,7 @@ def _executor_resources(template: Manifest) -> Manifest:
     )
 
 
-def list_manifest_pods(manifest: Manifest) -> Iterator[Pod]:
+def list_manifest_pods(manifest: Manifest) -> Iterator[PodRequests]:
     """Yield the pods of all templates, and of the objects that they apply."""
     for template in manifest["spec"].get("templates") or []:
         template_pod = read_template_pod(template)
@@ -312,10 +314,10 @@ def list_manifest_pods(manifest: Manifest) -> Iterator[Pod]:
         yield from (object_replicas.pod for object_replicas in list_object_replicas(template))
 
 
-def _replicas(object_part: object, part_role: str, pod_count: int) -> Iterator[Replicas]:
+def _find_replicas(object_part: object, part_role: str, pod_count: int) -> Iterator[PodReplicas]:
     if isinstance(object_part, list):
         for list_item in object_part:
-            yield from _replicas(list_item, part_role, pod_count)
+            yield from _find_replicas(list_item, part_role, pod_count)
 
     if not isinstance(object_part, Mapping):
         return
@@ -332,10 +334,10 @@ def _replicas(object_part: object, part_role: str, pod_count: int) -> Iterator[R
             for command_key in ("command", "args")
             for command_word in container.get(command_key) or []
         )
-        yield Replicas(part_role, pod_count, read_pod(object_part), command_words)
+        yield PodReplicas(part_role, pod_count, read_pod(object_part), command_words)
         return
 
-    for count_field in COUNT_FIELDS:
+    for count_field in REPLICA_COUNT_FIELDS:
         replica_count = object_part.get(count_field, 1)
         if isinstance(replica_count, int):
             pod_count *= replica_count
@@ -348,12 +350,12 @@ def _replicas(object_part: object, part_role: str, pod_count: int) -> Iterator[R
         part_role = str(object_part["name"])
 
     for command_key, list_item in object_part.items():
-        yield from _replicas(
+        yield from _find_replicas(
             list_item, command_key if re.match("[A-Z]", str(command_key)) else part_role, pod_count
         )
 
 
-def _required_labels(pod_spec: Manifest) -> dict[str, str]:
+def _read_required_labels(pod_spec: Manifest) -> dict[str, str]:
     """Return the labels that every alternative of the required node affinity prescribes."""
     node_affinity = (pod_spec.get("affinity") or {}).get("nodeAffinity") or {}
     selector_terms = (
@@ -375,7 +377,7 @@ def _required_labels(pod_spec: Manifest) -> dict[str, str]:
     return {}
 
 
-def quantity_or_zero(quantity: str | float) -> float:
+def parse_quantity_or_zero(quantity: str | float) -> float:
     """Convert a Kubernetes quantity to a number; return 0 for a text that is not a quantity, or for
     an amount that the API server would reject."""
     try:

@@ -17,16 +17,16 @@ from typing import Self
 from pydantic import Field
 
 from argolocal.language.yaml_text import parse_one, read_text
-from rekindle.errors import ConfigError, did_you_mean
+from rekindle.errors import ConfigError, suggest_similar
 from rekindle.sections import Section, parse_section
-from rekindle.training.cost.pod_requests import Pod
+from rekindle.training.cost.pod_requests import PodRequests
 
-FILE = "prices.yaml"
-ANNOTATION = "rekindle.dev/prices"
+PRICES_FILE = "prices.yaml"
+PRICES_ANNOTATION = "rekindle.dev/prices"
 HOUR_S = 3600.0
 
 
-class Rate(Section):
+class HourlyRate(Section):
     """Hourly prices of the resources of a node."""
 
     cpu_hour: float = Field(ge=0, description="price of a requested CPU for an hour")
@@ -36,7 +36,7 @@ class Rate(Section):
     )
 
 
-class Selector(Section):
+class PodSelector(Section):
     """Conditions on the node selection of a pod. A pod matches if all conditions hold."""
 
     labels: dict[str, str] = Field(
@@ -57,7 +57,7 @@ class Selector(Section):
         )
         return selector_conditions | ({("resource", self.resource, "")} if self.resource else set())
 
-    def matches(self, pod: Pod) -> bool:
+    def matches(self, pod: PodRequests) -> bool:
         """Return True if all conditions hold for a pod."""
         return (
             self.labels.items() <= pod.labels.items()
@@ -69,9 +69,9 @@ class Selector(Section):
 class NodeClass(Section):
     """Nodes with the same prices."""
 
-    selector: Selector | None = Field(None, description="pods that run on nodes of this class")
-    on_demand: Rate = Field(description="prices on demand")
-    spot: Rate | None = Field(
+    selector: PodSelector | None = Field(None, description="pods that run on nodes of this class")
+    on_demand: HourlyRate = Field(description="prices on demand")
+    spot: HourlyRate | None = Field(
         None, description="prices of spot nodes (empty: nodes of this class are never spot nodes)"
     )
 
@@ -83,7 +83,7 @@ class Prices(Section):
         pattern=r"^[A-Z]{3}$", description="currency of all prices (ISO 4217), such as USD"
     )
     default: str = Field(description="class of the pods that no selector matches")
-    spot: list[Selector] = Field(
+    spot: list[PodSelector] = Field(
         default_factory=list, description="selectors of the pods that run on spot nodes"
     )
     classes: dict[str, NodeClass] = Field(description="classes of nodes by name")
@@ -91,7 +91,7 @@ class Prices(Section):
     @classmethod
     def load(cls, root: Path) -> Self | None:
         """Read the prices of the project in `root`; None without a file. Raises ConfigError."""
-        prices_path = root / FILE
+        prices_path = root / PRICES_FILE
         if not prices_path.is_file():
             return None
         try:
@@ -123,7 +123,7 @@ class Prices(Section):
     def _validate(self) -> None:
         if self.default not in self.classes:
             hint = (
-                did_you_mean(self.default, set(self.classes))
+                suggest_similar(self.default, set(self.classes))
                 or f" Classes: {', '.join(self.classes) or 'none'}."
             )
             raise ConfigError(f'default is "{self.default}": it must be the name of a class.{hint}')
@@ -166,12 +166,12 @@ class Prices(Section):
                         f" {class_name} that {other_class} does not fulfil."
                     )
 
-    def check_pods(self, pods: Iterable[Pod]) -> None:
+    def check_pods(self, pods: Iterable[PodRequests]) -> None:
         """Raise ConfigError unless each pod has exactly one node class, and a price."""
         for pod in pods:
-            self.pod_cost(pod, 0.0)
+            self.compute_pod_cost(pod, 0.0)
 
-    def classify(self, pod: Pod) -> str:
+    def classify(self, pod: PodRequests) -> str:
         """Return the name of the node class of a pod. Raises ConfigError if two classes match."""
         class_names = [
             class_name
@@ -180,8 +180,8 @@ class Prices(Section):
         ]
         if len(class_names) > 1:
             raise ConfigError(
-                f"{FILE}: the classes {' and '.join(class_names)} both match {pod}: a pod must"
-                " have one class. Add a condition to one of their selectors."
+                f"{PRICES_FILE}: the classes {' and '.join(class_names)} both match {pod}: a pod"
+                " must have one class. Add a condition to one of their selectors."
             )
 
         if class_names:
@@ -189,11 +189,11 @@ class Prices(Section):
 
         return self.default
 
-    def is_spot(self, pod: Pod) -> bool:
+    def is_spot(self, pod: PodRequests) -> bool:
         """Return True if a pod runs on spot nodes."""
         return any(selector.matches(pod) for selector in self.spot)
 
-    def price_resources(
+    def compute_resource_cost(
         self,
         class_name: str,
         is_spot: bool,
@@ -207,8 +207,8 @@ class Prices(Section):
         hourly_rate = node_class.spot if is_spot else node_class.on_demand
         if hourly_rate is None:
             raise ConfigError(
-                f"{FILE}: classes.{class_name}.spot is missing, but a pod runs on spot nodes of"
-                " this class. Add the prices."
+                f"{PRICES_FILE}: classes.{class_name}.spot is missing, but a pod runs on spot"
+                " nodes of this class. Add the prices."
             )
         return (
             cpu_seconds * hourly_rate.cpu_hour
@@ -216,14 +216,14 @@ class Prices(Section):
             + gpu_seconds * hourly_rate.gpu_hour
         ) / HOUR_S
 
-    def pod_cost(
-        self, pod: Pod, duration_seconds: float, runs_on_spot: bool | None = None
+    def compute_pod_cost(
+        self, pod: PodRequests, duration_seconds: float, runs_on_spot: bool | None = None
     ) -> float:
         """Return the cost of a pod that runs for `duration_seconds`. `runs_on_spot`: True if the
         pod runs on spot nodes (None: derive this from the pod's node selection)."""
         is_spot = self.is_spot(pod) if runs_on_spot is None else runs_on_spot
-        cpu_seconds, gib_seconds, _ = pod.resource_seconds(duration_seconds)
-        return self.price_resources(
+        cpu_seconds, gib_seconds, _ = pod.compute_resource_seconds(duration_seconds)
+        return self.compute_resource_cost(
             self.classify(pod),
             is_spot,
             cpu_seconds,
@@ -231,7 +231,7 @@ class Prices(Section):
             self.count_gpus(pod) * duration_seconds,
         )
 
-    def count_gpus(self, pod: Pod) -> float:
+    def count_gpus(self, pod: PodRequests) -> float:
         """Return the number of GPUs of a pod. If the pod requests no known GPU resource, count the
         devices named in the selector of its node class.
 

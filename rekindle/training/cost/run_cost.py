@@ -5,15 +5,15 @@ from typing import Annotated, Any
 
 from pydantic import ConfigDict, Field, RootModel
 
-from argolocal.view.summary import outputs, timestamp
+from argolocal.view.summary import list_outputs, parse_timestamp
 from rekindle.documents import parse
 from rekindle.training.cost import jobs, pod_requests
 from rekindle.training.cost.bill import format_amount, format_money
 from rekindle.training.cost.prices import Prices
 
 # output of the step `report` with the costs of trainings
-TRAINING_COSTS = "training_costs"
-MAX_STEPS = 4  # maximum number of steps that the text names
+TRAINING_COSTS_OUTPUT = "training_costs"
+MAX_LISTED_STEPS = 4  # maximum number of steps that the text names
 
 
 # an amount of money; the sum of all amounts is finite
@@ -52,14 +52,14 @@ def compute_step_costs(
             duration_seconds = max(
                 0.0,
                 jobs.find_end_time(workflow_node, workflow_status)
-                - timestamp(workflow_node["startedAt"]),
+                - parse_timestamp(workflow_node["startedAt"]),
             )
-            costs_by_task[task_path] = costs_by_task.get(task_path, 0.0) + prices.pod_cost(
+            costs_by_task[task_path] = costs_by_task.get(task_path, 0.0) + prices.compute_pod_cost(
                 template_pod, duration_seconds
             )
 
-        recorded_costs = outputs(workflow_node).get(TRAINING_COSTS) or "{}"
-        value_source = f"the output {TRAINING_COSTS} of {workflow_node.get('name')}"
+        recorded_costs = list_outputs(workflow_node).get(TRAINING_COSTS_OUTPUT) or "{}"
+        value_source = f"the output {TRAINING_COSTS_OUTPUT} of {workflow_node.get('name')}"
         costs_by_task.update(
             parse(TrainingCosts, recorded_costs, value_source, "Run the workflow again.").root
         )
@@ -89,10 +89,10 @@ def compute_run_costs(
     ranked_costs = sorted(costs_by_task.items(), key=lambda task_cost: -task_cost[1])
     cost_parts = [
         f"{task_path} {format_amount(step_cost)}"
-        for task_path, step_cost in ranked_costs[:MAX_STEPS]
+        for task_path, step_cost in ranked_costs[:MAX_LISTED_STEPS]
     ]
 
-    other_costs = [step_cost for _, step_cost in ranked_costs[MAX_STEPS:]]
+    other_costs = [step_cost for _, step_cost in ranked_costs[MAX_LISTED_STEPS:]]
     if other_costs:
         other_steps_text = f"{len(other_costs)} other step{'s' * (len(other_costs) > 1)}"
         cost_parts.append(f"{other_steps_text} {format_amount(sum(other_costs))}")

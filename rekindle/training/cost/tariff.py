@@ -8,39 +8,39 @@ from pydantic import Field
 from argolocal.manifest.types import Manifest
 from rekindle.content.recorded_manifest import unpack_manifest
 from rekindle.documents import InvalidDocument, parse_object
-from rekindle.keys import CHECKPOINTS, key
-from rekindle.kubernetes_names import COORDINATORS, LAUNCHERS
+from rekindle.keys import CHECKPOINTS_NAME, key
+from rekindle.kubernetes_names import COORDINATOR_MODULES, LAUNCHERS
 from rekindle.sections import Section
 from rekindle.training.cost import pod_requests
-from rekindle.training.cost.pod_requests import Pod
-from rekindle.training.cost.prices import ANNOTATION, Prices
+from rekindle.training.cost.pod_requests import PodRequests
+from rekindle.training.cost.prices import PRICES_ANNOTATION, Prices
 
 TRIAL_STEP = "steps.search.trial"
 
 
-class Tariff(Section):
+class TrainingTariff(Section):
     """The prices and the pods of one training."""
 
     prices: Prices
-    workers: dict[str, Pod] = Field(
+    workers: dict[str, PodRequests] = Field(
         min_length=1, description="pods of the workers by role; the last is the default"
     )
-    coordinator: Pod | None = None
+    coordinator: PodRequests | None = None
 
-    def worker_pod(self, worker_name: str) -> Pod:
+    def find_worker_pod(self, worker_name: str) -> PodRequests:
         """Return the pod of a worker by its name, such as demo-x7k2p-train-worker-1."""
         matching_roles = (
             role for role in self.workers if role and f"-{role.lower()}-" in worker_name
         )
         return self.workers[next(matching_roles, [*self.workers][-1])]
 
-    def worker_cost(
+    def compute_worker_cost(
         self, worker_name: str, duration_seconds: float, runs_on_spot: bool | None = None
     ) -> float:
         """Return the cost of a worker that runs for `duration_seconds`. The workers of a pod,
         one per GPU, share the cost of the pod."""
-        pod = self.worker_pod(worker_name)
-        return self.prices.pod_cost(
+        pod = self.find_worker_pod(worker_name)
+        return self.prices.compute_pod_cost(
             pod, duration_seconds / max(1.0, self.prices.count_gpus(pod)), runs_on_spot
         )
 
@@ -62,30 +62,34 @@ def read_recorded_manifest(workflow: Manifest) -> Manifest:
 
 def read_prices(manifest: Manifest) -> Prices | None:
     """Return the prices that rendering has stored in a recorded manifest. Raises ConfigError."""
-    prices_json = (manifest.get("metadata", {}).get("annotations") or {}).get(ANNOTATION)
+    prices_json = (manifest.get("metadata", {}).get("annotations") or {}).get(PRICES_ANNOTATION)
     if prices_json:
-        return Prices.parse(parse_object(prices_json, f"the annotation {ANNOTATION}"), ANNOTATION)
+        return Prices.parse(
+            parse_object(prices_json, f"the annotation {PRICES_ANNOTATION}"), PRICES_ANNOTATION
+        )
     return None
 
 
 def build_tariffs(
     manifest: Manifest, prices: Prices | None, tasks: Iterable[str]
-) -> dict[str, Tariff]:
+) -> dict[str, TrainingTariff]:
     """Return the tariff of each training task that has prices and pods, by task."""
-    tariffs_by_task: dict[str, Tariff] = {}
+    tariffs_by_task: dict[str, TrainingTariff] = {}
     for task in tasks if prices else ():
         worker_pods, coordinator_pod = find_training_pods(manifest, task)
         if prices and worker_pods:
-            tariffs_by_task[task] = Tariff(
+            tariffs_by_task[task] = TrainingTariff(
                 prices=prices, workers=worker_pods, coordinator=coordinator_pod
             )
 
     return tariffs_by_task
 
 
-def find_training_pods(manifest: Manifest, task: str) -> tuple[dict[str, Pod], Pod | None]:
+def find_training_pods(
+    manifest: Manifest, task: str
+) -> tuple[dict[str, PodRequests], PodRequests | None]:
     """Return the pods of the workers of a training by role, and the pod of its coordinator."""
-    checkpoints_flag = f"--checkpoints={key(task, CHECKPOINTS)}"
+    checkpoints_flag = f"--checkpoints={key(task, CHECKPOINTS_NAME)}"
     matching_replicas = [
         pod_replicas
         for template in manifest["spec"].get("templates") or []
@@ -100,12 +104,12 @@ def find_training_pods(manifest: Manifest, task: str) -> tuple[dict[str, Pod], P
     coordinator_pods = [
         pod_replicas.pod
         for pod_replicas in matching_replicas
-        if not COORDINATORS.isdisjoint(pod_replicas.command)
+        if not COORDINATOR_MODULES.isdisjoint(pod_replicas.command)
     ]
     return worker_pods, coordinator_pods[0] if coordinator_pods else None
 
 
-def build_trial_tariff(manifest: Manifest, prices: Prices | None) -> Tariff | None:
+def build_trial_tariff(manifest: Manifest, prices: Prices | None) -> TrainingTariff | None:
     """Return the tariff of the trials of a sweep, each of which trains in a single pod; None
     without prices or without such a pod."""
     for template in manifest["spec"].get("templates") or []:
@@ -116,5 +120,5 @@ def build_trial_tariff(manifest: Manifest, prices: Prices | None) -> Tariff | No
             and pod
             and TRIAL_STEP in [*(container.get("command") or []), *(container.get("args") or [])]
         ):
-            return Tariff(prices=prices, workers={"": pod})
+            return TrainingTariff(prices=prices, workers={"": pod})
     return None

@@ -11,33 +11,33 @@ from typing import Any, TypeVar
 import torch
 
 from argolocal.common.environment import read_integer
-from rekindle.errors import ConfigError, say
+from rekindle.errors import ConfigError, write_stderr
 from rekindle.training.checkpoint import snapshot_file
 from rekindle.training.group import sockets
 from rekindle.training.group.interface import Membership
 from rekindle.training.group.interruptible import InterruptibleCaller, release_in_background
 from rekindle.training.group.process_group import (
     CONNECT_TIMEOUT,
+    Collective,
     GroupView,
-    Work,
     authenticate_peers,
     create_process_group,
     dist,
+    read_world_size,
     wait_for_collectives,
-    world_size,
 )
 from rekindle.training.group.static import StaticGroup
 from rekindle.training.ledger.events import Ledger
-from rekindle.training.membership.client import Client, report_error
+from rekindle.training.membership.client import CoordinatorClient, report_error
 from rekindle.training.membership.completion import open_store, read_completed_model
-from rekindle.training.membership.protocol import Address, Members, coordinator_address
+from rekindle.training.membership.protocol import Address, Members, read_coordinator_address
 from rekindle.training.spec import Fingerprint, TrainingSpec
 
 # maximum time in seconds that a call of `finish` waits for the coordinator to report the run as
 # complete
 COMPLETE_TIMEOUT_S = 5.0
 
-T = TypeVar("T")
+ResultT = TypeVar("T")
 
 
 class ExchangeStore(dist.Store):
@@ -48,7 +48,7 @@ class ExchangeStore(dist.Store):
     Each key is written once. Keep a reference to the store while its process group exists.
     """
 
-    def __init__(self, client: Client, generation_number: int) -> None:
+    def __init__(self, client: CoordinatorClient, generation_number: int) -> None:
         super().__init__()
         self.client = client
         self.generation = generation_number
@@ -86,10 +86,10 @@ class ElasticGroup:
         self.device = device
         self.generation = 0
         self.is_complete = False
-        self.client = Client(
+        self.client = CoordinatorClient(
             *coordinator_endpoint, fingerprint, lambda: bool(read_completed_model(training_spec))
         )
-        self.client.on_abort = self._abort
+        self.client.on_abort = self._abort_collective
 
         # the lock protects the process group and the sockets of the current generation, because
         # `_abort` uses them in the client's thread
@@ -146,10 +146,10 @@ class ElasticGroup:
     def aborted(self) -> bool:
         return self.client.abort_generation > self.generation or self.client.must_exit
 
-    def run(self, function: Callable[[], T]) -> T:
+    def run(self, function: Callable[[], ResultT]) -> ResultT:
         return self._caller.run(function)
 
-    def wait(self, *collectives: Work) -> None:
+    def wait(self, *collectives: Collective) -> None:
         # nccl does not need a separate thread: its `wait` returns immediately, and its `abort` ends
         # a collective
         if self.device.type == "cuda":
@@ -164,7 +164,7 @@ class ElasticGroup:
         # after an abort, the coordinator has already logged the cause
         if not self.aborted():
             first_line = str(error).partition("\n")[0]
-            say(f"generation {self.generation} broke: {first_line[:300]}")
+            write_stderr(f"generation {self.generation} broke: {first_line[:300]}")
         self.client.report_failure(self.generation)
 
     def leave(self) -> None:
@@ -235,7 +235,7 @@ class ElasticGroup:
 
         return self.run(build)
 
-    def _abort(self) -> None:
+    def _abort_collective(self) -> None:
         """End the current collective. The client's thread calls this method when the generation is
         aborted."""
         with self._lock:
@@ -288,7 +288,7 @@ def create_membership(
             " machine, or change train.fingerprint (this changes the result)."
         )
 
-    is_first_rank = read_integer("RANK", 0, 0, world_size() - 1) == 0
+    is_first_rank = read_integer("RANK", 0, 0, read_world_size() - 1) == 0
     return StaticGroup(device, Ledger(open_store, training_spec.ledger) if is_first_rank else None)
 
 
@@ -298,7 +298,7 @@ def report_early_error(message: str, exit_code: int, *, is_temporary: bool) -> N
     if coordinator_endpoint:
         report_error(
             coordinator_endpoint,
-            snapshot_file.worker_name(),
+            snapshot_file.read_worker_name(),
             message,
             exit_code,
             is_temporary=is_temporary,
@@ -308,5 +308,5 @@ def report_early_error(message: str, exit_code: int, *, is_temporary: bool) -> N
 def _find_coordinator() -> Address | None:
     """Return the coordinator's address; None under torchrun and for a single process."""
     if "TORCHELASTIC_RUN_ID" not in os.environ:
-        return coordinator_address()
+        return read_coordinator_address()
     return None

@@ -10,9 +10,9 @@ import threading
 from collections.abc import Callable
 from typing import Protocol, TypeVar
 
-from rekindle.training.group.process_group import GroupView, Work
+from rekindle.training.group.process_group import Collective, GroupView
 
-T = TypeVar("T")
+ResultT = TypeVar("T")
 
 
 class Membership(Protocol):
@@ -52,12 +52,12 @@ class Membership(Protocol):
         """
         ...
 
-    def run(self, function: Callable[[], T]) -> T:
+    def run(self, function: Callable[[], ResultT]) -> ResultT:
         """Return the result of `function`. Raises RuntimeError as soon as this process knows
         that its group is broken."""
         ...
 
-    def wait(self, *collectives: Work) -> None:
+    def wait(self, *collectives: Collective) -> None:
         """Wait for collectives. Raises RuntimeError if a collective fails."""
         ...
 

@@ -14,10 +14,10 @@ from contextlib import suppress
 from queue import SimpleQueue
 from typing import Any, TypeVar
 
-T = TypeVar("T")
+ResultT = TypeVar("T")
 
 
-class GroupBroken(RuntimeError):
+class GroupBrokenError(RuntimeError):
     """The result of a call will never arrive, because the group is broken."""
 
 
@@ -27,44 +27,46 @@ class InterruptibleCaller:
 
     def __init__(self, is_aborted: Callable[[], bool]) -> None:
         self.aborted = is_aborted
-        self._calls: SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] | None = None
+        self._list_calls: SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] | None = None
         self._pending_result: Future[Any] = Future()
 
-    def run(self, function: Callable[[], T]) -> T:
+    def run(self, function: Callable[[], ResultT]) -> ResultT:
         """Return the result of `function`, or raise its exception. Raises GroupBroken after
         `interrupt`, while the call may continue in its thread."""
-        self._pending_result = result_future = Future[T]()
+        self._pending_result = result_future = Future[ResultT]()
         if self.aborted():
-            raise GroupBroken
+            raise GroupBrokenError
 
-        if not self._calls:
-            self._calls = SimpleQueue()
+        if not self._list_calls:
+            self._list_calls = SimpleQueue()
             threading.Thread(
-                target=_run_calls, args=(self._calls,), name="calls", daemon=True
+                target=_run_calls, args=(self._list_calls,), name="calls", daemon=True
             ).start()
 
-        self._calls.put((result_future, function))
+        self._list_calls.put((result_future, function))
         try:
             return result_future.result()
-        except GroupBroken:
-            self._calls.put(None)  # the thread that serves this queue ends after the abandoned call
-            self._calls = None
+        except GroupBrokenError:
+            self._list_calls.put(
+                None
+            )  # the thread that serves this queue ends after the abandoned call
+            self._list_calls = None
             raise
 
     def interrupt(self) -> None:
         """End the current wait, from another thread."""
-        _resolve_future(self._pending_result, GroupBroken("the group is broken"))
+        _resolve_future(self._pending_result, GroupBrokenError("the group is broken"))
 
 
 def _run_calls(queued_calls: "SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None]") -> None:
     while queued_call := queued_calls.get():
-        resolve_with_call(*queued_call)
+        resolve_with_function(*queued_call)
         del (
             queued_call
         )  # the item may reference a group, whose destructor closes the group's connections
 
 
-def resolve_with_call(result_future: Future[T], function: Callable[[], T]) -> None:
+def resolve_with_function(result_future: Future[ResultT], function: Callable[[], ResultT]) -> None:
     """Resolve `result_future` with the result or the exception of `function`."""
     try:
         _resolve_future(result_future, function())
@@ -76,7 +78,7 @@ def resolve_with_call(result_future: Future[T], function: Callable[[], T]) -> No
         del result_future, function
 
 
-def _resolve_future(result_future: Future[T], outcome: T | BaseException) -> None:
+def _resolve_future(result_future: Future[ResultT], outcome: ResultT | BaseException) -> None:
     """Set the result or the exception of a future, unless it already has one."""
     with suppress(InvalidStateError):
         if isinstance(outcome, BaseException):

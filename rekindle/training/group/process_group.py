@@ -12,10 +12,10 @@ import torch
 import torch.distributed
 
 from argolocal.common.environment import read_integer
-from rekindle.errors import say
+from rekindle.errors import write_stderr
 from rekindle.training.group.sockets import find_local_address
 from rekindle.training.membership.handshake import compute_proof, read_run_secret
-from rekindle.training.membership.protocol import coordinator_port
+from rekindle.training.membership.protocol import read_coordinator_port
 
 dist: Any = torch.distributed  # the type stubs lack stores and groups
 
@@ -26,7 +26,7 @@ COLLECTIVE_TIMEOUT = timedelta(minutes=10)
 MAX_PROCESSES = 1_000_000
 
 
-class Work(Protocol):
+class Collective(Protocol):
     """A collective in progress, as torch returns it."""
 
     def wait(self, timeout: timedelta, /) -> object: ...
@@ -87,13 +87,13 @@ def authenticate_peers(
         )
 
 
-def wait_for_collectives(collectives: Iterable[Work]) -> None:
+def wait_for_collectives(collectives: Iterable[Collective]) -> None:
     """Wait for collectives. Raises RuntimeError if a collective fails."""
     for collective in collectives:
         collective.wait(COLLECTIVE_TIMEOUT)
 
 
-def world_size() -> int:
+def read_world_size() -> int:
     """Return the number of processes under torchrun; 1 without torchrun. Raises ConfigError."""
     return read_integer("WORLD_SIZE", 1, 1, MAX_PROCESSES)
 
@@ -101,15 +101,15 @@ def world_size() -> int:
 def join_torchrun_group(device: torch.device) -> GroupView:
     """Create the group that torchrun's environment variables describe."""
     # checked here, because torch's errors do not name the variable
-    read_integer("RANK", 0, 0, world_size() - 1)
-    coordinator_port()
+    read_integer("RANK", 0, 0, read_world_size() - 1)
+    read_coordinator_port()
     has_several_nodes = read_integer("GROUP_WORLD_SIZE", 1, 1, MAX_PROCESSES) > 1
     if (
         has_several_nodes
         and os.environ.get("RANK") == "0"
         and os.environ.get("TORCH_DISABLE_SHARE_RDZV_TCP_STORE") != "1"
     ):
-        say(
+        write_stderr(
             "TORCH_DISABLE_SHARE_RDZV_TCP_STORE is not 1: torchrun 2.13 cannot replace a lost node"
             " without it, and all agents exit with a DistStoreError. Set it to 1 in the environment"
             " of every agent."

@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 
 from rekindle.training.group.process_group import GroupView
-from rekindle.training.group.tree import LeafRange, TreeSum, rank_subtrees
-from rekindle.training.training_state import State
+from rekindle.training.group.tree import LeafRange, TreeSum, list_rank_subtrees
+from rekindle.training.training_state import TrainingState
 
-CONTROL_COUNT = 4  # number of control values: the loss and the three MemberRequests
+CONTROL_VALUE_COUNT = 4  # number of control values: the loss and the three MemberRequests
 kernels: Any = torch  # the type stubs lack the fused operations
 
 
@@ -38,24 +38,27 @@ class PartialSum(NamedTuple):
     views: list[Tensor]  # views of `flat`: the state's summands, the loss and the requests
 
 
-class Reduction:
+class GradientReduction:
     """Computes the sums of one group. Each group needs a new Reduction, because a broken group may
     still write to its buffers.
 
     `wait(*works)` waits for collectives, and raises RuntimeError if one fails.
     """
 
-    def __init__(self, training_state: State, wait_for_collectives: Callable[..., None]) -> None:
+    def __init__(
+        self, training_state: TrainingState, wait_for_collectives: Callable[..., None]
+    ) -> None:
         self.state = training_state
         self.view = GroupView(0, 1)
         self.virtual_workers = training_state.config.virtual_workers
         self.exact = training_state.config.reduction == "exact"
-        self._wait = wait_for_collectives
+        self._wait_until = wait_for_collectives
 
         # padding, so that the sum can be divided into slices of equal size
         padding_elements = self.virtual_workers
         self._total = torch.zeros(
-            training_state.width + CONTROL_COUNT + padding_elements, device=training_state.device
+            training_state.width + CONTROL_VALUE_COUNT + padding_elements,
+            device=training_state.device,
         )
         self._inbox = self._total.new_empty(0)
         self._flags = MemberRequests()
@@ -71,7 +74,7 @@ class Reduction:
 
         self._sum = TreeSum[PartialSum](self.virtual_workers, add_buffers)
 
-    def set_flags(self, member_requests: MemberRequests) -> None:
+    def set_requests(self, member_requests: MemberRequests) -> None:
         """Set the requests of this process in this step."""
         if member_requests != self._flags:
             self._flags = member_requests
@@ -99,14 +102,14 @@ class Reduction:
         partial_sums = self._sum.take_partial_sums()
         self._pool += [partial_sum for _, partial_sum in partial_sums]
 
-        total_width = self.state.width + CONTROL_COUNT
+        total_width = self.state.width + CONTROL_VALUE_COUNT
         group_size = self.view.size
 
         if not self.view.pg:
             return partial_sums[0][1].flat[:total_width]
 
         blocks_by_rank = [
-            rank_subtrees(self.virtual_workers, group_size, rank) for rank in range(group_size)
+            list_rank_subtrees(self.virtual_workers, group_size, rank) for rank in range(group_size)
         ]
         # an all-reduce is exact here: the sum of two addends does not depend on their order
         has_two_addends = group_size == 2 and all(
@@ -120,7 +123,7 @@ class Reduction:
         for _, partial_sum in partial_sums[1:]:
             summed_tensor += partial_sum.flat[:total_width]
 
-        self._wait(self.view.pg.allreduce([summed_tensor]))
+        self._wait_until(self.view.pg.allreduce([summed_tensor]))
         return summed_tensor
 
     def _reduce_exactly(
@@ -161,7 +164,7 @@ class Reduction:
                         process_group.send([partial_sum[peer_slice]], peer_rank, message_tag)
                     )
 
-        self._wait(*collectives)
+        self._wait_until(*collectives)
 
         tree_sum = TreeSum[Tensor](self.virtual_workers, Tensor.add_)
         for block, received_piece in received_pieces:
@@ -170,7 +173,7 @@ class Reduction:
         ((_, own_total),) = tree_sum.take_partial_sums()
 
         gathered_total = self._total[: slice_length * group_size]
-        self._wait(process_group._allgather_base(gathered_total, own_total))
+        self._wait_until(process_group._allgather_base(gathered_total, own_total))
 
         return gathered_total
 
@@ -188,7 +191,7 @@ class Reduction:
         flat_sum = torch.zeros_like(self._total)
         state_width = self.state.width
         loss_view = flat_sum[state_width]
-        flag_views = flat_sum[state_width + 1 : state_width + CONTROL_COUNT]
+        flag_views = flat_sum[state_width + 1 : state_width + CONTROL_VALUE_COUNT]
         return PartialSum(flat_sum, [*self.state.view_summands(flat_sum), loss_view, flag_views])
 
     def _allocate_receive_buffers(self, buffer_count: int, slice_length: int) -> Tensor:

@@ -8,11 +8,11 @@ from typing import Any, TypeVar
 import torch
 
 from rekindle.training.group.process_group import (
+    Collective,
     GroupView,
-    Work,
     join_torchrun_group,
+    read_world_size,
     wait_for_collectives,
-    world_size,
 )
 from rekindle.training.ledger.events import CLOSE_TIMEOUT_S, Ledger
 
@@ -21,7 +21,7 @@ from rekindle.training.ledger.events import CLOSE_TIMEOUT_S, Ledger
 LEAVE_TIMEOUT_S = 5.0
 MIN_STEP_EVENT_INTERVAL_S = 1.0
 
-T = TypeVar("T")
+ResultT = TypeVar("T")
 
 
 class StaticGroup:
@@ -43,7 +43,7 @@ class StaticGroup:
         self._early_events: list[dict[str, Any]] | None = []
 
     def form(self, step: int, leaving_event: threading.Event) -> GroupView | None:
-        is_alone = world_size() == 1
+        is_alone = read_world_size() == 1
         group_view = GroupView(0, 1) if is_alone else join_torchrun_group(self.device)
 
         rank_names = [f"rank{rank}" for rank in range(group_view.size)]
@@ -73,10 +73,10 @@ class StaticGroup:
     def aborted(self) -> bool:
         return False
 
-    def run(self, function: Callable[[], T]) -> T:
+    def run(self, function: Callable[[], ResultT]) -> ResultT:
         return function()
 
-    def wait(self, *collectives: Work) -> None:
+    def wait(self, *collectives: Collective) -> None:
         wait_for_collectives(collectives)
 
     def report_failure(self, error: Exception) -> None:

@@ -40,16 +40,16 @@ import torch
 from torch import Tensor
 
 from rekindle.errors import ConfigError
-from rekindle.training.checkpoint.durable import RankSize
-from rekindle.training.checkpoint.manager import Checkpoints
+from rekindle.training.checkpoint.durable import RankAndGroupSize
+from rekindle.training.checkpoint.manager import WorkerCheckpoints
 from rekindle.training.group.interface import Membership
 from rekindle.training.group.process_group import GroupView
-from rekindle.training.group.reduction import CONTROL_COUNT, MemberRequests, Reduction
-from rekindle.training.group.tree import rank_leaves
+from rekindle.training.group.reduction import CONTROL_VALUE_COUNT, GradientReduction, MemberRequests
+from rekindle.training.group.tree import list_rank_leaves
 from rekindle.training.local_dataset import LoaderState
-from rekindle.training.training_state import State
+from rekindle.training.training_state import TrainingState
 
-SINGLE_PROCESS = RankSize(rank=0, size=1)
+SINGLE_PROCESS = RankAndGroupSize(rank=0, size=1)
 
 
 @dataclass(frozen=True)
@@ -68,9 +68,9 @@ class TrainingGroup:
     def __init__(
         self,
         membership: Membership,
-        training_state: State,
+        training_state: TrainingState,
         loader_state: LoaderState,
-        checkpoints: Checkpoints,
+        checkpoints: WorkerCheckpoints,
         leaving_event: threading.Event,
     ) -> None:
         self.membership = membership
@@ -84,7 +84,7 @@ class TrainingGroup:
         # formed
         self.rank = 0
         self.size = 0
-        self._reduction = Reduction(training_state, membership.wait)
+        self._reduction = GradientReduction(training_state, membership.wait)
         # rank of this process and size of its group at the last completed step
         self.last_place = SINGLE_PROCESS
 
@@ -119,7 +119,7 @@ class TrainingGroup:
         self._wants_to_leave = self.leaving.is_set()
         self.membership.report_step(self.state.step)
 
-        self._reduction.set_flags(
+        self._reduction.set_requests(
             MemberRequests(
                 join=self.membership.regroup_pending(),
                 leave=self._wants_to_leave,
@@ -132,7 +132,7 @@ class TrainingGroup:
     @property
     def virtual_workers(self) -> range:
         """The virtual workers of this process in this step."""
-        return rank_leaves(self.total_virtual_workers, self.size, self.rank)
+        return list_rank_leaves(self.total_virtual_workers, self.size, self.rank)
 
     @property
     def is_broken(self) -> bool:
@@ -166,7 +166,9 @@ class TrainingGroup:
             return None
 
         state_width = self.state.width
-        self._apply_controls(summed_tensor[state_width : state_width + CONTROL_COUNT].tolist())
+        self._apply_controls(
+            summed_tensor[state_width : state_width + CONTROL_VALUE_COUNT].tolist()
+        )
         return summed_tensor[:state_width]
 
     def restore_loader(self) -> None:
@@ -238,7 +240,7 @@ class TrainingGroup:
 
             self.rank = group_view.rank
             self.size = group_view.size
-            self.last_place = RankSize(group_view.rank, group_view.size)
+            self.last_place = RankAndGroupSize(group_view.rank, group_view.size)
 
             return True
 
@@ -273,7 +275,7 @@ class TrainingGroup:
 
     def _exchange_member_states(self, group_view: GroupView) -> list[MemberState]:
         """Return the MemberState of each member, by rank."""
-        own_state_tensor = self._member_state_tensor()
+        own_state_tensor = self._make_member_state_tensor()
         if not group_view.pg:
             return [_parse_member_state(own_state_tensor)]
 
@@ -295,13 +297,13 @@ class TrainingGroup:
             finally:
                 self.membership.report_busy(False)
 
-        state_tensor = self._member_state_tensor()
+        state_tensor = self._make_member_state_tensor()
         if group_view.pg:
             self.membership.wait(group_view.pg.broadcast(state_tensor, 0))
 
         return _parse_member_state(state_tensor)
 
-    def _member_state_tensor(self) -> Tensor:
+    def _make_member_state_tensor(self) -> Tensor:
         state_fields = [self.state.step, self._is_from_group, self.checkpoints.snapshot_crc]
         return torch.tensor(state_fields, device=self.state.device)
 
@@ -317,7 +319,7 @@ class TrainingGroup:
         self.membership.wait(group_view.pg.broadcast(state_header, source_rank))
         step, loader_length = state_header.tolist()
 
-        state_memory = training_state.memory if is_source_rank else self._receive_buffer()
+        state_memory = training_state.memory if is_source_rank else self._choose_receive_buffer()
         self.membership.wait(group_view.pg.broadcast(state_memory, source_rank))
 
         if loader_length:
@@ -333,7 +335,7 @@ class TrainingGroup:
 
         training_state.step = step
 
-    def _receive_buffer(self) -> Tensor:
+    def _choose_receive_buffer(self) -> Tensor:
         """Return memory to receive a state in: separate memory if enough is free.
 
         With separate memory, the current state stays intact if the source dies, or if an aborted
@@ -354,7 +356,7 @@ class TrainingGroup:
         self.size = 0
         # this drops the last reference to the process group, which closes its connections and wakes
         # the peers
-        self._reduction = Reduction(self.state, self.membership.wait)
+        self._reduction = GradientReduction(self.state, self.membership.wait)
 
 
 def _parse_member_state(state_tensor: Tensor) -> MemberState:

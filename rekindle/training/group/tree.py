@@ -10,7 +10,7 @@ from collections.abc import Callable
 from functools import cache
 from typing import Generic, TypeVar
 
-T = TypeVar("T")
+ValueT = TypeVar("T")
 # the leaves [lo, hi) of a partial sum, which are one complete subtree
 LeafRange = tuple[int, int]
 
@@ -30,12 +30,12 @@ def list_inner_nodes(leaf_count: int) -> frozenset[tuple[int, int, int]]:
     return frozenset(inner_nodes)
 
 
-def rank_leaves(leaf_count: int, group_size: int, rank: int) -> range:
+def list_rank_leaves(leaf_count: int, group_size: int, rank: int) -> range:
     """Return the contiguous leaves of the process `rank` in a group of `group_size` processes."""
     return range(rank * leaf_count // group_size, (rank + 1) * leaf_count // group_size)
 
 
-class TreeSum(Generic[T]):
+class TreeSum(Generic[ValueT]):
     """Adds values along the tree, and computes each inner node as soon as both of its children are
     complete.
 
@@ -43,26 +43,26 @@ class TreeSum(Generic[T]):
     2·log2(n)+1 partial sums exist at a time.
     """
 
-    def __init__(self, leaf_count: int, add_function: Callable[[T, T], T]) -> None:
+    def __init__(self, leaf_count: int, add_function: Callable[[ValueT, ValueT], ValueT]) -> None:
         self._joints = list_inner_nodes(leaf_count)
         self._add = add_function
-        self.partial_sums: list[tuple[LeafRange, T]] = []
+        self.partial_sums: list[tuple[LeafRange, ValueT]] = []
 
-    def add_value(self, leaf_range: LeafRange, value: T) -> None:
+    def add_value(self, leaf_range: LeafRange, value: ValueT) -> None:
         """Add the next value; its leaves must follow those of the previous value."""
         while sibling_sum := self.pop_sibling(leaf_range):
             value = self._add(sibling_sum[1], value)
             leaf_range = (sibling_sum[0][0], leaf_range[1])
         self.partial_sums.append((leaf_range, value))
 
-    def pop_sibling(self, leaf_range: LeafRange) -> tuple[LeafRange, T] | None:
+    def pop_sibling(self, leaf_range: LeafRange) -> tuple[LeafRange, ValueT] | None:
         """If the newest partial sum and `leaf_range` are the two children of one node, remove
         and return this sum."""
         if self.partial_sums and (self.partial_sums[-1][0][0], *leaf_range) in self._joints:
             return self.partial_sums.pop()
         return None
 
-    def take_partial_sums(self) -> list[tuple[LeafRange, T]]:
+    def take_partial_sums(self) -> list[tuple[LeafRange, ValueT]]:
         """Remove and return the partial sums so far, in leaf order."""
         partial_sums = self.partial_sums
         self.partial_sums = []
@@ -70,9 +70,9 @@ class TreeSum(Generic[T]):
 
 
 @cache
-def rank_subtrees(leaf_count: int, group_size: int, rank: int) -> tuple[LeafRange, ...]:
+def list_rank_subtrees(leaf_count: int, group_size: int, rank: int) -> tuple[LeafRange, ...]:
     """Return the largest complete subtrees in the leaves of process `rank`, in leaf order."""
     leaf_tree = TreeSum[None](leaf_count, lambda _first, _second: None)
-    for leaf in rank_leaves(leaf_count, group_size, rank):
+    for leaf in list_rank_leaves(leaf_count, group_size, rank):
         leaf_tree.add_value((leaf, leaf + 1), None)
     return tuple(leaf_range for leaf_range, _ in leaf_tree.take_partial_sums())

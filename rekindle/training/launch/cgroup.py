@@ -6,7 +6,7 @@ from pathlib import Path
 
 from argolocal.common.linux import CGROUP_EVENTS, CGROUP_LIMIT, count_oom_kills
 
-MOUNT = Path("/sys/fs/cgroup")
+CGROUP_MOUNT = Path("/sys/fs/cgroup")
 
 
 class MemoryCgroup:
@@ -36,10 +36,12 @@ def _find_memory_cgroup() -> tuple[Path, int]:
         _, controllers, cgroup_path = line.split(":", 2)
         if controllers and "memory" not in controllers.split(","):
             continue
-        cgroup_version, mount_folder = (1, MOUNT / "memory") if controllers else (2, MOUNT)
+        cgroup_version, mount_folder = (
+            (1, CGROUP_MOUNT / "memory") if controllers else (2, CGROUP_MOUNT)
+        )
         # /proc may show the cgroup's path on the node, which does not exist in the container: then
         # the mount point is the container's cgroup
         for cgroup_folder in (mount_folder / cgroup_path.lstrip("/"), mount_folder):
             if (cgroup_folder / CGROUP_EVENTS[cgroup_version]).exists():
                 return cgroup_folder, cgroup_version
-    return MOUNT, 2
+    return CGROUP_MOUNT, 2

@@ -37,10 +37,10 @@ if TYPE_CHECKING:
 
 # exit codes of a worker: RUN_ABORTED if the coordinator has aborted the run, WORKLOAD_ERROR if the
 # workload has raised an exception
-RUN_ABORTED = 71
-WORKLOAD_ERROR = 76
+RUN_ABORTED_EXIT_CODE = 71
+WORKLOAD_ERROR_EXIT_CODE = 76
 MAX_MESSAGE_BYTES = 200_000
-MAX_LAST_WORDS_BYTES = 64 << 10
+MAX_LAST_OUTPUT_BYTES = 64 << 10
 
 
 class WorkerSlot:
@@ -52,12 +52,12 @@ class WorkerSlot:
         self.step[0] = -1
         self._file = os.memfd_create("last-words")
 
-    def last_words(self) -> str:
+    def read_last_output(self) -> str:
         """Return the error message or traceback of the last worker in this slot, or ""."""
-        return os.pread(self._file, MAX_LAST_WORDS_BYTES, 0).decode(errors="replace").strip()
+        return os.pread(self._file, MAX_LAST_OUTPUT_BYTES, 0).decode(errors="replace").strip()
 
-    def write_last_words(self, error_text: str) -> None:
-        os.pwrite(self._file, error_text.encode(errors="replace")[-MAX_LAST_WORDS_BYTES:], 0)
+    def write_last_output(self, error_text: str) -> None:
+        os.pwrite(self._file, error_text.encode(errors="replace")[-MAX_LAST_OUTPUT_BYTES:], 0)
 
     def attach(self) -> None:
         """Let the current process write its newest step, and the traceback of a crash, to this
@@ -85,7 +85,7 @@ class Forkserver:
                 _run_forkserver(remote_socket, worker_slots, launcher_pid)
             except BaseException:
                 traceback.print_exc()
-                forkserver_slot.write_last_words(traceback.format_exc())
+                forkserver_slot.write_last_output(traceback.format_exc())
             finally:
                 os._exit(1)
 
@@ -227,9 +227,9 @@ def _run_worker(
         exit_code = error.code if isinstance(error.code, int) else 1
     except RekindleError as error:
         fail(error)
-        worker_slot.write_last_words(str(error))
+        worker_slot.write_last_output(str(error))
         if isinstance(error, RunAborted) and error.exit_code == 1:
-            exit_code = RUN_ABORTED
+            exit_code = RUN_ABORTED_EXIT_CODE
         else:
             exit_code = error.exit_code
 
@@ -239,12 +239,12 @@ def _run_worker(
         from rekindle.project import user_exceptions
 
         traceback.print_exc()
-        reported_error = user_exceptions.as_error(error)
+        reported_error = user_exceptions.convert_exception(error)
         fail(reported_error)
-        worker_slot.write_last_words(str(reported_error))
-        exit_code = WORKLOAD_ERROR if isinstance(reported_error, CodeError) else 1
+        worker_slot.write_last_output(str(reported_error))
+        exit_code = WORKLOAD_ERROR_EXIT_CODE if isinstance(reported_error, CodeError) else 1
     except BaseException:
-        worker_slot.write_last_words(traceback.format_exc())
+        worker_slot.write_last_output(traceback.format_exc())
         traceback.print_exc()
     finally:
         with suppress(OSError, ValueError):

@@ -42,14 +42,14 @@ from typing import TYPE_CHECKING
 
 from argolocal.common import exit_codes, linux
 from argolocal.common.environment import read_integer
-from rekindle.errors import CodeError, ConfigError, RekindleError, say
+from rekindle.errors import CodeError, ConfigError, RekindleError, write_stderr
 from rekindle.kubernetes_names import POD_NAME
 from rekindle.training.checkpoint import snapshot_file
 from rekindle.training.launch import notice, signals
 from rekindle.training.launch.cgroup import MemoryCgroup
 from rekindle.training.launch.forkserver import (
-    RUN_ABORTED,
-    WORKLOAD_ERROR,
+    RUN_ABORTED_EXIT_CODE,
+    WORKLOAD_ERROR_EXIT_CODE,
     Forkserver,
     WorkerSlot,
 )
@@ -65,8 +65,8 @@ MAX_RESTART_DELAY_S = 30.0
 # time in which the other workers must notice that the run is complete
 COMPLETION_TIMEOUT_S = 15.0
 # exit codes that make snapshots obsolete; after other codes the pod may restart in place
-OBSOLETE_SNAPSHOT_CODES = (0, *exit_codes.PERMANENT)
-NEVER = float("inf")
+OBSOLETE_SNAPSHOT_CODES = (0, *exit_codes.PERMANENT_ERRORS)
+NEVER_S = float("inf")
 USAGE_TIMEOUT_S = 0.5  # maximum time for which this request blocks the launcher
 STOP_SIGNALS = {signal.SIGTERM, signal.SIGINT}
 
@@ -81,15 +81,15 @@ class ExitKind(Enum):
 
 # if a worker exits with one of these codes, all other workers must end, too: exit code of the
 # worker → exit code of the launcher
-FINAL_EXIT_CODES = {**{code: code for code in OBSOLETE_SNAPSHOT_CODES}, RUN_ABORTED: 1}
+FINAL_EXIT_CODES = {**{code: code for code in OBSOLETE_SNAPSHOT_CODES}, RUN_ABORTED_EXIT_CODE: 1}
 # other exit codes of a worker → ExitKind; any code that is not listed means BUG
-EXIT_KINDS = {
+EXIT_KIND_BY_CODE = {
     exit_codes.UNAVAILABLE: ExitKind.UNAVAILABLE,
     **dict.fromkeys((exit_codes.TERMINATED, -signal.SIGTERM, -signal.SIGKILL), ExitKind.PREEMPTED),
 }
 # delay in seconds of the restart after the second exit of a kind; the delay doubles after each
 # further exit
-RESTART_DELAY_S = {ExitKind.PREEMPTED: 0.25, ExitKind.UNAVAILABLE: 1.0, ExitKind.BUG: 1.0}
+RESTART_DELAY_S_BY_KIND = {ExitKind.PREEMPTED: 0.25, ExitKind.UNAVAILABLE: 1.0, ExitKind.BUG: 1.0}
 
 
 @dataclass
@@ -118,7 +118,9 @@ class RestartBudget:
         if exit_kind is ExitKind.BUG and exit_count >= MAX_CRASHES:
             return None
         if exit_count > 1:
-            return min(MAX_RESTART_DELAY_S, RESTART_DELAY_S[exit_kind] * 2 ** (exit_count - 2))
+            return min(
+                MAX_RESTART_DELAY_S, RESTART_DELAY_S_BY_KIND[exit_kind] * 2 ** (exit_count - 2)
+            )
 
         return 0.0
 
@@ -168,7 +170,7 @@ class Launcher:
         self.oom_kills = self.cgroup.count_oom_kills()
         self.starts = 0
         self.exit_code: int | None = None  # exit code of the launcher once all children have exited
-        self.deadline = NEVER
+        self.deadline = NEVER_S
         self.name = pod_name
         self.usage = UsageSampler()
         self._start_forkserver()
@@ -185,13 +187,14 @@ class Launcher:
             self._report_usage()
             if self.signals.take_received() & STOP_SIGNALS:
                 self._shut_down(
-                    exit_codes.TERMINATED, signals.LAUNCHER_SHARE * signals.read_grace_period()
+                    exit_codes.TERMINATED,
+                    signals.LAUNCHER_GRACE_SHARE * signals.read_grace_seconds(),
                 )
 
             exited_children = self._reap()
             # called after `_reap`, because by then the forkserver has announced every worker that
             # was reaped
-            self._take_started()
+            self._record_started_workers()
             for pid, exit_code in exited_children:
                 self._on_exit(pid, exit_code)
 
@@ -205,7 +208,7 @@ class Launcher:
             [process_slot.memory for process_slot in self.slots], self.forkserver_slot.memory
         )
         self.forkserver_slot.pid = self.forkserver.pid
-        self.forkserver_slot.start_time = NEVER
+        self.forkserver_slot.start_time = NEVER_S
 
     def _start_due_processes(self) -> None:
         """Start the processes whose start time has come."""
@@ -218,7 +221,7 @@ class Launcher:
         for slot_index, process_slot in enumerate(self.slots):
             if self.forkserver_slot.pid and process_slot.start_time <= now_s:
                 self.forkserver.request(slot_index)
-                process_slot.start_time = NEVER
+                process_slot.start_time = NEVER_S
 
     def _wait_for_event(self) -> None:
         """Wait for a signal, a new worker, the next start time or the deadline."""
@@ -236,7 +239,9 @@ class Launcher:
             self.signals.reader,
             *([self.forkserver.socket] if self.forkserver_slot.pid else []),
         ]
-        select.select(watched_descriptors, [], [], None if wait_seconds == NEVER else wait_seconds)
+        select.select(
+            watched_descriptors, [], [], None if wait_seconds == NEVER_S else wait_seconds
+        )
 
     def _report_usage(self) -> None:
         """Send the use of CPU, memory and GPUs to the coordinator, about once a minute."""
@@ -259,7 +264,7 @@ class Launcher:
                 exited_children.append((pid, os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])))
         return exited_children
 
-    def _take_started(self) -> None:
+    def _record_started_workers(self) -> None:
         for worker_index, pid in self.forkserver.take_started():
             self.slots[worker_index].pid = pid
             self.starts += 1
@@ -289,11 +294,11 @@ class Launcher:
         if exit_code in FINAL_EXIT_CODES:
             self._shut_down(
                 FINAL_EXIT_CODES[exit_code],
-                signals.read_grace_period() if exit_code else COMPLETION_TIMEOUT_S,
+                signals.read_grace_seconds() if exit_code else COMPLETION_TIMEOUT_S,
             )
         elif self.exit_code is None:
             delay_s = process_slot.budget.record_exit(
-                exit_kind, step, last_output if exit_code == WORKLOAD_ERROR else ""
+                exit_kind, step, last_output if exit_code == WORKLOAD_ERROR_EXIT_CODE else ""
             )
             if delay_s is None:
                 self._give_up(
@@ -305,10 +310,10 @@ class Launcher:
             else:
                 process_slot.start_time = time.monotonic() + delay_s
                 delay_text = f" in {delay_s:g} s" if delay_s else ""
-                say(f"{process_slot.name} {cause}: restarting it{delay_text}")
+                write_stderr(f"{process_slot.name} {cause}: restarting it{delay_text}")
                 self._start_due_processes()
 
-            if exit_kind is ExitKind.BUG and exit_code not in (1, WORKLOAD_ERROR):
+            if exit_kind is ExitKind.BUG and exit_code not in (1, WORKLOAD_ERROR_EXIT_CODE):
                 # the launcher reports this error, because the process was not able to do so
                 _report_to_coordinator(process_slot.name, f"{cause}\n{last_output}", 1)
 
@@ -318,32 +323,32 @@ class Launcher:
         """Report why the launcher does not restart a process, and end the launcher."""
         from rekindle.step import fail
 
-        if exit_code == WORKLOAD_ERROR:
+        if exit_code == WORKLOAD_ERROR_EXIT_CODE:
             error = CodeError(f"twice without a newer step: {last_output}")
             _report_to_coordinator(process_slot.name, str(error), error.exit_code)
             fail(error)
-            return self._shut_down(error.exit_code, signals.read_grace_period())
+            return self._shut_down(error.exit_code, signals.read_grace_seconds())
         fail(
             RekindleError(f"{process_slot.name} {cause}. The last time:", *last_output.splitlines())
         )
-        self._shut_down(1, signals.read_grace_period())
+        self._shut_down(1, signals.read_grace_seconds())
 
     def _classify_exit(
         self, process_slot: ProcessSlot, exit_code: int
     ) -> tuple[ExitKind, str, str]:
         """Return the kind of an exit, its cause as text, and the process's last words."""
-        exit_kind = EXIT_KINDS.get(exit_code, ExitKind.BUG)
-        last_output = process_slot.memory.last_words()
+        exit_kind = EXIT_KIND_BY_CODE.get(exit_code, ExitKind.BUG)
+        last_output = process_slot.memory.read_last_output()
 
         if exit_code < 0:
-            cause = f"was ended by {_signal_name(-exit_code)}"
+            cause = f"was ended by {_format_signal_name(-exit_code)}"
         else:
             cause = f"ended with code {exit_code}"
 
-        cause = "raised an exception" if exit_code == WORKLOAD_ERROR else cause
+        cause = "raised an exception" if exit_code == WORKLOAD_ERROR_EXIT_CODE else cause
         if exit_code < 0 and last_output:
             # the launcher prints the last words, because the crashed process could not
-            say(*last_output.splitlines())
+            write_stderr(*last_output.splitlines())
 
         earlier_kills = self.oom_kills
         self.oom_kills = self.cgroup.count_oom_kills()
@@ -371,10 +376,10 @@ class Launcher:
                 send_signal(process_slot.pid, signal.SIGTERM)
 
     def _kill_workers(self) -> None:
-        self.deadline = NEVER
+        self.deadline = NEVER_S
         for process_slot in self.slots:
             if process_slot.pid:
-                say(f"{process_slot.name} is killed: it did not exit in time")
+                write_stderr(f"{process_slot.name} is killed: it did not exit in time")
                 send_signal(process_slot.pid, signal.SIGKILL)
 
     def _has_children(self) -> bool:
@@ -392,9 +397,9 @@ class Launcher:
 def _report_to_coordinator(process_name: str, message: str, exit_code: int) -> None:
     """Report to the coordinator, if the run has one, why a process ends."""
     from rekindle.training.membership.client import report_error
-    from rekindle.training.membership.protocol import coordinator_address
+    from rekindle.training.membership.protocol import read_coordinator_address
 
-    coordinator_endpoint = coordinator_address()
+    coordinator_endpoint = read_coordinator_address()
     if coordinator_endpoint:
         report_error(coordinator_endpoint, process_name, message, exit_code, timeout_s=1)
 
@@ -402,10 +407,10 @@ def _report_to_coordinator(process_name: str, message: str, exit_code: int) -> N
 def _report_usage_to_coordinator(pod_name: str, resource_usage: Mapping[str, float]) -> None:
     """Send the event `resource_usage`; it is lost if the coordinator does not answer."""
     from rekindle.training.membership.client import send_single_message
-    from rekindle.training.membership.protocol import coordinator_address
+    from rekindle.training.membership.protocol import read_coordinator_address
 
     with suppress(OSError, RekindleError):
-        coordinator_endpoint = coordinator_address()
+        coordinator_endpoint = read_coordinator_address()
         if coordinator_endpoint:
             usage_event = {"event": "usage", "name": pod_name, **resource_usage}
             send_single_message(coordinator_endpoint, usage_event, USAGE_TIMEOUT_S)
@@ -417,7 +422,7 @@ def send_signal(pid: int, signal_number: int) -> None:
         os.kill(pid, signal_number)
 
 
-def _signal_name(signal_number: int) -> str:
+def _format_signal_name(signal_number: int) -> str:
     """Return a signal's name, or "signal N" for a real-time signal."""
     with suppress(ValueError):
         return signal.Signals(signal_number).name
@@ -457,7 +462,7 @@ def _wait_for_interruption(signal_pipe: SignalPipe) -> bool:
     """Wait while the cloud announces an interruption of this node, because workers that start now
     would be lost. Return True after SIGTERM."""
     while notice.is_interruption_announced():
-        say("this node is about to be interrupted: no worker is started on it")
+        write_stderr("this node is about to be interrupted: no worker is started on it")
         readable_descriptors, _, _ = select.select(
             [signal_pipe.reader], [], [], 10 * notice.POLL_INTERVAL_S
         )
@@ -477,12 +482,12 @@ def main(argv: list[str]) -> int:
         # flags
         launcher = Launcher(signal_pipe, count_workers())
         from rekindle.training.membership.handshake import read_run_secret
-        from rekindle.training.membership.protocol import coordinator_address
+        from rekindle.training.membership.protocol import read_coordinator_address
         from rekindle.training.spec import TrainingSpec
 
-        signals.read_grace_period()
+        signals.read_grace_seconds()
 
-        if coordinator_address():
+        if read_coordinator_address():
             read_run_secret()
 
         training_spec = TrainingSpec.from_flags(argv)

@@ -19,8 +19,8 @@ import time
 from http.client import HTTPConnection, HTTPException
 
 from argolocal.common.linux import die_with_parent
-from argolocal.common.processes import python_command
-from rekindle.errors import say
+from argolocal.common.processes import make_python_command
+from rekindle.errors import write_stderr
 from rekindle.kubernetes_names import REKINDLE_NOTICE
 
 # default address of the metadata service; REKINDLE_NOTICE is the cloud (`aws` or `azure`),
@@ -44,16 +44,16 @@ def is_interruption_announced() -> bool:
 def start_polling_process() -> None:
     """If REKINDLE_NOTICE is set, start the process that polls for a notice."""
     if os.environ.get(REKINDLE_NOTICE):
-        command = python_command("-m", "rekindle.training.launch.notice")
+        command = make_python_command("-m", "rekindle.training.launch.notice")
         os.posix_spawn(sys.executable, command, os.environ, setsigmask=[])
 
 
 def _has_aws_notice(metadata_address: str) -> bool:
-    session_token = _request(
+    session_token = _request_metadata(
         metadata_address, "/latest/api/token", {"X-aws-ec2-metadata-token-ttl-seconds": "60"}, "PUT"
     )
     return bool(
-        _request(
+        _request_metadata(
             metadata_address,
             "/latest/meta-data/spot/instance-action",
             {"X-aws-ec2-metadata-token": session_token},
@@ -63,13 +63,15 @@ def _has_aws_notice(metadata_address: str) -> bool:
 
 def _has_azure_notice(metadata_address: str) -> bool:
     headers = {"Metadata": "true"}
-    instance_name = _request(
+    instance_name = _request_metadata(
         metadata_address,
         "/metadata/instance/compute/name?api-version=2021-02-01&format=text",
         headers,
     )
     scheduled_events = json.loads(
-        _request(metadata_address, "/metadata/scheduledevents?api-version=2020-07-01", headers)
+        _request_metadata(
+            metadata_address, "/metadata/scheduledevents?api-version=2020-07-01", headers
+        )
     )["Events"]
     # the service also lists the events of other machines of the scale set
     return any(
@@ -78,7 +80,7 @@ def _has_azure_notice(metadata_address: str) -> bool:
     )
 
 
-def _request(
+def _request_metadata(
     metadata_address: str, request_path: str, headers: dict[str, str], method: str = "GET"
 ) -> str:
     """Return the body of the response, or "" if its status is not 200."""
@@ -100,7 +102,7 @@ def main() -> None:
     die_with_parent(parent_pid)
     while not is_interruption_announced():
         time.sleep(POLL_INTERVAL_S)
-    say("this node is about to be interrupted: its workers leave after their step")
+    write_stderr("this node is about to be interrupted: its workers leave after their step")
     os.kill(parent_pid, signal.SIGTERM)
 
 

@@ -18,13 +18,13 @@ import time
 from argolocal.common import exit_codes
 from argolocal.common.environment import read_seconds
 from argolocal.common.linux import die_with_parent
-from rekindle.errors import say
+from rekindle.errors import write_stderr
 from rekindle.kubernetes_names import REKINDLE_GRACE
 
 DEFAULT_GRACE_S = 30.0  # default value of Kubernetes for terminationGracePeriodSeconds
 # fractions of the grace period after which the launcher and its workers must have exited
-LAUNCHER_SHARE = 0.95
-WORKER_SHARE = 0.9
+LAUNCHER_GRACE_SHARE = 0.95
+WORKER_GRACE_SHARE = 0.9
 
 # element 0 is the newest step of this process; `WorkerSlot.attach` replaces the memoryview by a
 # view of memory that the launcher can read
@@ -32,14 +32,14 @@ newest_step = memoryview(array.array("q", [-1]))
 _deadline = math.inf
 
 
-def read_grace_period() -> float:
+def read_grace_seconds() -> float:
     """Return the seconds between SIGTERM and SIGKILL. Raises ConfigError."""
     return read_seconds(
         REKINDLE_GRACE, DEFAULT_GRACE_S, "Set it to the pod's terminationGracePeriodSeconds."
     )
 
 
-def seconds_left() -> float:
+def compute_seconds_left() -> float:
     """Return the seconds until this worker must have exited; infinite before SIGTERM."""
     return _deadline - time.monotonic()
 
@@ -52,7 +52,7 @@ def install_sigterm_handler() -> threading.Event:
     Python's C handler immediately writes to the wakeup descriptor.
     """
     leaving_event = threading.Event()
-    grace_seconds = WORKER_SHARE * read_grace_period()
+    grace_seconds = WORKER_GRACE_SHARE * read_grace_seconds()
     read_descriptor, write_descriptor = os.pipe()
     os.set_blocking(write_descriptor, False)
 
@@ -63,7 +63,7 @@ def install_sigterm_handler() -> threading.Event:
         _deadline = time.monotonic() + grace_seconds
         leaving_event.set()
         time.sleep(grace_seconds)
-        say(f"the worker has not finished {grace_seconds:g} s after SIGTERM: exiting now")
+        write_stderr(f"the worker has not finished {grace_seconds:g} s after SIGTERM: exiting now")
         os._exit(exit_codes.TERMINATED)
 
     signal.signal(signal.SIGTERM, lambda *_: None)

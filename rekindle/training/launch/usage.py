@@ -19,10 +19,10 @@ from pathlib import Path
 
 SAMPLE_INTERVAL_S = 5.0
 # the first period is short, so that a short training has an event, too
-FIRST_REPORT_S = 10.0
+FIRST_REPORT_AFTER_S = 10.0
 REPORT_INTERVAL_S = 60.0
-NVML = "libnvidia-ml.so.1"
-CLOCK_TICKS = os.sysconf("SC_CLK_TCK")
+NVML_LIBRARY = "libnvidia-ml.so.1"
+CLOCK_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 MAX_GPUS = 64
 
@@ -30,7 +30,7 @@ ProcessId = tuple[int, int]  # pid and start time
 
 
 @dataclass(frozen=True)
-class ProcessUse:
+class ProcessUsage:
     """CPU seconds since the start of a process, and its resident memory."""
 
     cpu_s: float
@@ -38,7 +38,7 @@ class ProcessUse:
 
 
 @dataclass
-class Figures:
+class UsageSamples:
     """Mean and maximum of the samples of one quantity."""
 
     values: list[float] = field(default_factory=list)
@@ -60,18 +60,18 @@ class UsageSampler:
     def __init__(self) -> None:
         now_s = time.monotonic()
         self.next_sample_time = now_s
-        self._next_report_time = now_s + FIRST_REPORT_S
+        self._next_report_time = now_s + FIRST_REPORT_AFTER_S
         self._period_start = now_s
         self._last_sample_time = now_s
-        self._processes: dict[ProcessId, ProcessUse] = {}
+        self._processes: dict[ProcessId, ProcessUsage] = {}
         self._gpus = GpuReader()
-        self._clear()
+        self._clear_samples()
 
-    def _clear(self) -> None:
-        self._cpu = Figures()
-        self._memory = Figures()
-        self._gpu = Figures()
-        self._gpu_memory = Figures()
+    def _clear_samples(self) -> None:
+        self._cpu = UsageSamples()
+        self._memory = UsageSamples()
+        self._gpu = UsageSamples()
+        self._gpu_memory = UsageSamples()
 
     def sample(self) -> dict[str, float] | None:
         """Take a sample if one is due. At the end of a period, return the fields of an event, else
@@ -84,7 +84,7 @@ class UsageSampler:
         usage_by_process = dict(_read_processes())
         if elapsed_s > 0 and self._processes:
             used_cpu_s = sum(
-                process_usage.cpu_s - self._processes.get(process_id, ProcessUse(0.0, 0)).cpu_s
+                process_usage.cpu_s - self._processes.get(process_id, ProcessUsage(0.0, 0)).cpu_s
                 for process_id, process_usage in usage_by_process.items()
             )
             self._cpu.values.append(max(0.0, used_cpu_s) / elapsed_s)
@@ -110,13 +110,13 @@ class UsageSampler:
         }
         self._period_start = now_s
         self._next_report_time = now_s + REPORT_INTERVAL_S
-        self._clear()
+        self._clear_samples()
         return event_fields
 
 
-def _read_processes() -> Iterator[tuple[ProcessId, ProcessUse]]:
+def _read_processes() -> Iterator[tuple[ProcessId, ProcessUsage]]:
     """Yield this process and its descendants."""
-    usage_by_pid: dict[int, tuple[int, ProcessId, ProcessUse]] = {}
+    usage_by_pid: dict[int, tuple[int, ProcessId, ProcessUsage]] = {}
     for pid_text in os.listdir("/proc"):
         if not pid_text.isdecimal():
             continue
@@ -124,12 +124,12 @@ def _read_processes() -> Iterator[tuple[ProcessId, ProcessUse]]:
             stat_text = Path(f"/proc/{pid_text}/stat").read_text()
             # the command may contain spaces and brackets
             stat_fields = stat_text.rpartition(")")[2].split()
-            cpu_s = (int(stat_fields[11]) + int(stat_fields[12])) / CLOCK_TICKS
+            cpu_s = (int(stat_fields[11]) + int(stat_fields[12])) / CLOCK_TICKS_PER_S
             process_id = int(pid_text), int(stat_fields[19])
             usage_by_pid[int(pid_text)] = (
                 int(stat_fields[1]),
                 process_id,
-                ProcessUse(cpu_s, int(stat_fields[21]) * PAGE_BYTES),
+                ProcessUsage(cpu_s, int(stat_fields[21]) * PAGE_BYTES),
             )
 
     for _, process_id, process_usage in usage_by_pid.values():
@@ -140,11 +140,11 @@ def _read_processes() -> Iterator[tuple[ProcessId, ProcessUse]]:
             yield process_id, process_usage
 
 
-class _Utilization(ctypes.Structure):
+class _NvmlUtilization(ctypes.Structure):
     _fields_ = (("gpu", ctypes.c_uint), ("memory", ctypes.c_uint))
 
 
-class _Memory(ctypes.Structure):
+class _NvmlMemory(ctypes.Structure):
     _fields_ = (
         ("total", ctypes.c_ulonglong),
         ("free", ctypes.c_ulonglong),
@@ -159,7 +159,7 @@ class GpuReader:
     def __init__(self) -> None:
         self._library: ctypes.CDLL | None = None
         with suppress(OSError):
-            nvml_library = ctypes.CDLL(NVML)
+            nvml_library = ctypes.CDLL(NVML_LIBRARY)
             if nvml_library.nvmlInit_v2() == 0:
                 self._library = nvml_library
 
@@ -172,8 +172,8 @@ class GpuReader:
 
         for gpu_index in range(min(gpu_count.value, MAX_GPUS)):
             device = ctypes.c_void_p()
-            gpu_utilization = _Utilization()
-            gpu_memory = _Memory()
+            gpu_utilization = _NvmlUtilization()
+            gpu_memory = _NvmlMemory()
             if (
                 nvml_library.nvmlDeviceGetHandleByIndex_v2(gpu_index, ctypes.byref(device)) == 0
                 and nvml_library.nvmlDeviceGetUtilizationRates(

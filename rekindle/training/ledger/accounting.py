@@ -8,18 +8,18 @@ from dataclasses import dataclass, field
 from rekindle.training.ledger.event_types import check_event
 from rekindle.training.ledger.events import Event
 from rekindle.training.ledger.ledger_summary import (
-    KILLED_PROCESS,
-    LOST,
-    LOST_WITHOUT_COORDINATOR,
-    TRAINED,
-    WAITED,
+    KILLED_PROCESS_REASON,
+    LOST_KIND,
+    TRAINED_KIND,
+    UNSEEN_LOSS_REASON,
+    WAITED_KIND,
     Incident,
-    Interval,
-    Summary,
+    LedgerSummary,
+    TimeInterval,
 )
 
 
-def summarize(ledger_events: Iterable[Event]) -> Summary:
+def summarize_events(ledger_events: Iterable[Event]) -> LedgerSummary:
     """Return the Summary of a run's events, which must be sorted by time. Invalid events are
     skipped and counted."""
     event_accounting = EventAccounting()
@@ -34,7 +34,7 @@ class _ProcessTimeline:
     final end."""
 
     name: str
-    intervals: list[Interval] = field(default_factory=list)
+    intervals: list[TimeInterval] = field(default_factory=list)
     alive: bool = False
 
     def switch(self, time_s: float, interval_kind: str | None) -> None:
@@ -46,19 +46,19 @@ class _ProcessTimeline:
                 return
         self.alive = interval_kind is not None
         if interval_kind:
-            self.intervals.append(Interval(time_s, time_s, interval_kind))
+            self.intervals.append(TimeInterval(time_s, time_s, interval_kind))
 
     def truncate(self, time_s: float) -> None:
         """Remove all time after `time_s` from the intervals, because the process was dead by
         then."""
         self.alive = False
         self.intervals = [
-            Interval(time_interval.start, min(time_interval.end, time_s), time_interval.kind)
+            TimeInterval(time_interval.start, min(time_interval.end, time_s), time_interval.kind)
             for time_interval in self.intervals
             if time_interval.start < time_s
         ]
 
-    def relabel_trained(self, start_s: float, end_s: float, new_kind: str) -> float:
+    def relabel_trained_time(self, start_s: float, end_s: float, new_kind: str) -> float:
         """Change the intervals of kind `trained` between `start_s` and `end_s` to `new_kind`;
         return their total length in seconds."""
         if self.alive:
@@ -70,7 +70,7 @@ class _ProcessTimeline:
         while interval_index and self.intervals[interval_index - 1].end > start_s:
             interval_index -= 1
             last_interval = self.intervals[interval_index]
-            if last_interval.kind == TRAINED and last_interval.start < end_s:
+            if last_interval.kind == TRAINED_KIND and last_interval.start < end_s:
                 cut_times_s = [
                     last_interval.start,
                     max(last_interval.start, start_s),
@@ -79,9 +79,12 @@ class _ProcessTimeline:
                 ]
 
                 cut_intervals = [
-                    Interval(piece_start_s, piece_end_s, piece_kind)
+                    TimeInterval(piece_start_s, piece_end_s, piece_kind)
                     for piece_start_s, piece_end_s, piece_kind in zip(
-                        cut_times_s, cut_times_s[1:], (TRAINED, new_kind, TRAINED), strict=False
+                        cut_times_s,
+                        cut_times_s[1:],
+                        (TRAINED_KIND, new_kind, TRAINED_KIND),
+                        strict=False,
                     )
                 ]
                 self.intervals[interval_index : interval_index + 1] = [
@@ -95,7 +98,7 @@ class _ProcessTimeline:
 
 
 @dataclass
-class _Pause:
+class _GroupPause:
     """The pause between the end of one group and the start of the next."""
 
     opened: float | None = (
@@ -109,7 +112,7 @@ class _Pause:
     incidents: list[Incident] = field(default_factory=list)
 
     @property
-    def is_hard(self) -> bool:
+    def is_after_failure(self) -> bool:
         return self.unseen or self.broken is not None
 
 
@@ -117,13 +120,13 @@ class EventAccounting:
     """Computes a Summary event by event: `apply` calls the method `on_NAME` for an event NAME."""
 
     def __init__(self) -> None:
-        self.summary = Summary()
+        self.summary = LedgerSummary()
         self.lives: dict[str, _ProcessTimeline] = {}
         self.group: set[str] = set()  # ids of the live members of the newest group
-        self.pause = _Pause()
+        self.pause = _GroupPause()
         # the pause before a group without members of the previous group, until the first step of
         # the new group is known
-        self.unsure: _Pause | None = None
+        self.unsure: _GroupPause | None = None
         # id of each worker that has not yet joined the restarted coordinator → time of its last
         # sign of life
         self.unconfirmed: dict[str, float] = {}
@@ -160,7 +163,7 @@ class EventAccounting:
         event_counts[event_name] = event_counts.get(event_name, 0) + 1
         self.latest = time_s
 
-    def summarize(self) -> Summary:
+    def summarize(self) -> LedgerSummary:
         ledger_summary = self.summary
         latest_time_s = self.latest or 0.0
         self._end_timelines(latest_time_s)
@@ -219,7 +222,7 @@ class EventAccounting:
             restart_incident.left = 0
 
     def on_join(self, time_s: float, ledger_event: Event) -> None:
-        worker_id = _worker_id(ledger_event)
+        worker_id = _read_worker_id(ledger_event)
         worker_name = str(ledger_event.get("name", "?"))
         alive_ids = [
             other_id
@@ -244,7 +247,7 @@ class EventAccounting:
         ):
             self.restart.left += 1
 
-        self._mark_dead([worker_name])
+        self._mark_workers_dead([worker_name])
         if self.summary.generations and worker_name not in [
             process_timeline.name for process_timeline in self.lives.values()
         ]:
@@ -261,10 +264,10 @@ class EventAccounting:
             }
 
         if not process_timeline.alive:
-            process_timeline.switch(time_s, WAITED)
+            process_timeline.switch(time_s, WAITED_KIND)
 
     def on_lost(self, time_s: float, ledger_event: Event) -> None:
-        worker_id = _worker_id(ledger_event)
+        worker_id = _read_worker_id(ledger_event)
         event_name = ledger_event["event"]
         process_timeline = self.lives.get(worker_id)
         self.unconfirmed.pop(worker_id, None)
@@ -290,7 +293,7 @@ class EventAccounting:
     def on_killed(self, time_s: float, ledger_event: Event) -> None:
         # the agent of the program survives, so no event `lost` follows
         worker_name = str(ledger_event.get("name", "?"))
-        incident = self._record_incident(time_s, "lost", worker_name, KILLED_PROCESS)
+        incident = self._record_incident(time_s, "lost", worker_name, KILLED_PROCESS_REASON)
         if incident:
             incident.left = max(0, incident.left - 1)
 
@@ -307,7 +310,7 @@ class EventAccounting:
             self.pause.broken = time_s if self.pause.broken is None else self.pause.broken
             for process_timeline in self.lives.values():
                 if process_timeline.alive:
-                    process_timeline.switch(time_s, WAITED)
+                    process_timeline.switch(time_s, WAITED_KIND)
         elif self.pause.opened is None:
             self.pause.opened = time_s
 
@@ -315,7 +318,7 @@ class EventAccounting:
         step = int(ledger_event.get("step", -1))
         member_names = [str(member_name) for member_name in ledger_event.get("members") or []]
         self.summary.groups.append((time_s, len(member_names), max(0, step)))
-        self._mark_dead(
+        self._mark_workers_dead(
             [
                 process_timeline.name
                 for process_timeline in self.lives.values()
@@ -337,14 +340,16 @@ class EventAccounting:
             if member_name not in id_by_name:
                 id_by_name[member_name] = member_name
                 self.lives.setdefault(member_name, _ProcessTimeline(member_name)).switch(
-                    time_s, WAITED
+                    time_s, WAITED_KIND
                 )
 
         member_ids = {id_by_name[member_name] for member_name in member_names}
-        self._regroup(time_s, step, member_ids)
+        self._start_next_group(time_s, step, member_ids)
         for worker_id, process_timeline in self.lives.items():
             if process_timeline.alive:
-                process_timeline.switch(time_s, TRAINED if worker_id in member_ids else WAITED)
+                process_timeline.switch(
+                    time_s, TRAINED_KIND if worker_id in member_ids else WAITED_KIND
+                )
 
         for member_name in member_names:
             incident = self.missing.pop(member_name, None)
@@ -374,13 +379,13 @@ class EventAccounting:
 
     def on_step(self, time_s: float, ledger_event: Event) -> None:
         step = int(ledger_event["step"])
-        self._infer_start(step)
+        self._infer_first_step(step)
         self.last_step_known = ledger_event.get("last") is True
         # a step while the coordinator restarts: the group trains without a coordinator
         if self.restart and not self.restart.left:
             self.restart.left = len(self.group)
         if step > self.points[-1][1] if self.points else True:
-            self._record_point(time_s, step)
+            self._record_step_time(time_s, step)
 
     def on_checkpoint(self, time_s: float, ledger_event: Event) -> None:
         self.summary.checkpoints.append(ledger_event)
@@ -426,7 +431,7 @@ class EventAccounting:
                     worker_id, time_s if self.latest is None else self.latest
                 )
 
-    def _mark_dead(self, worker_names: list[str]) -> None:
+    def _mark_workers_dead(self, worker_names: list[str]) -> None:
         """Mark the workers in `worker_names` that have not joined the new coordinator as dead."""
         for worker_id, last_seen_s in list(self.unconfirmed.items()):
             process_timeline = self.lives[worker_id]
@@ -437,7 +442,7 @@ class EventAccounting:
                 self.pause.unseen = self.pause.unseen or worker_id in self.group
                 self.group.discard(worker_id)
                 self._record_incident(
-                    last_seen_s, "lost", process_timeline.name, LOST_WITHOUT_COORDINATOR
+                    last_seen_s, "lost", process_timeline.name, UNSEEN_LOSS_REASON
                 )
 
     def _record_incident(
@@ -452,7 +457,7 @@ class EventAccounting:
             if worker_id in self.group
         )
         last_step = self.points[-1][1] if self.points else None
-        was_seen = reason != LOST_WITHOUT_COORDINATOR or self.last_step_known
+        was_seen = reason != UNSEEN_LOSS_REASON or self.last_step_known
         incident = Incident(
             time_s, incident_kind, worker_name, reason, last_step, was_seen, survivor_count
         )
@@ -464,31 +469,31 @@ class EventAccounting:
 
     def _end_timelines(self, time_s: float) -> None:
         group_pause = self.unsure or self.pause
-        if group_pause.is_hard and self.points:
+        if group_pause.is_after_failure and self.points:
             self._relabel_trained_time(
-                self._estimate_finish_time(self.points[-1][1], time_s), time_s, LOST
+                self._estimate_finish_time(self.points[-1][1], time_s), time_s, LOST_KIND
             )
         for process_timeline in self.lives.values():
             process_timeline.switch(time_s, None)
 
-    def _regroup(self, time_s: float, step: int, member_ids: set[str]) -> None:
+    def _start_next_group(self, time_s: float, step: int, member_ids: set[str]) -> None:
         """Start the next group. If the group contains a member of the previous group, it continues
         at `step`; otherwise a later event shows its first step."""
         is_program_run = bool(self.summary.run.get("program"))
         if is_program_run and not self.points:
             # the program has not restored or saved any state yet, so it starts at step 0
-            self._infer_start(0)
+            self._infer_first_step(0)
 
         group_pause = self.pause
         surviving_ids = self.group & member_ids
 
-        group_pause.until, self.pause, self.group = time_s, _Pause(), member_ids
+        group_pause.until, self.pause, self.group = time_s, _GroupPause(), member_ids
         for incident in group_pause.incidents:
             incident.resumed = time_s
 
         # all processes of a program start again from a checkpoint, which the event `restored` names
         if surviving_ids and not is_program_run:
-            self._infer_start(step)
+            self._infer_first_step(step)
             self._resume(group_pause, step)
             return
 
@@ -503,7 +508,7 @@ class EventAccounting:
         else:
             self.unsure = group_pause
 
-    def _infer_start(self, step: int) -> None:
+    def _infer_first_step(self, step: int) -> None:
         """Derive the first step of the group from its current `step`, if the first step is
         unknown."""
         if self.unsure:
@@ -517,7 +522,7 @@ class EventAccounting:
                 newest_step if self.unsure.restored is None else min(step, self.unsure.restored),
             )
 
-    def _resume(self, group_pause: _Pause, step: int) -> None:
+    def _resume(self, group_pause: _GroupPause, step: int) -> None:
         """Let the group after `group_pause` start at `step`, and count work after that step as
         lost."""
         self.unsure, step = None, max(step, 0)
@@ -527,15 +532,15 @@ class EventAccounting:
                 step, group_pause.until if group_pause.broken is None else group_pause.broken
             )
 
-            is_planned_pause = not group_pause.is_hard
+            is_planned_pause = not group_pause.is_after_failure
             if is_planned_pause and step >= newest_step:
                 step_time_s = max(
                     step_time_s,
                     group_pause.until if group_pause.opened is None else group_pause.opened,
                 )
-                self._relabel_trained_time(step_time_s, group_pause.until, WAITED)
+                self._relabel_trained_time(step_time_s, group_pause.until, WAITED_KIND)
             else:
-                lost_seconds = self._relabel_trained_time(step_time_s, group_pause.until, LOST)
+                lost_seconds = self._relabel_trained_time(step_time_s, group_pause.until, LOST_KIND)
                 for incident in group_pause.incidents:
                     incident.repeated = max(0, newest_step - step)
                     incident.cost = lost_seconds
@@ -546,19 +551,19 @@ class EventAccounting:
 
             self.summary.steps = step
             if step > newest_step:
-                self._record_point(step_time_s, step)
+                self._record_step_time(step_time_s, step)
             else:
                 self.points.append((step_time_s, step))
 
-        self._record_point(group_pause.until, step)
+        self._record_step_time(group_pause.until, step)
 
     def _relabel_trained_time(self, start_s: float, end_s: float, new_kind: str) -> float:
         return sum(
-            process_timeline.relabel_trained(start_s, end_s, new_kind)
+            process_timeline.relabel_trained_time(start_s, end_s, new_kind)
             for process_timeline in self.lives.values()
         )
 
-    def _record_point(self, time_s: float, step: int) -> None:
+    def _record_step_time(self, time_s: float, step: int) -> None:
         if self.points and step > self.points[-1][1]:
             self.step_seconds = (time_s - self.points[-1][0]) / (step - self.points[-1][1])
         self.points.append((time_s, step))
@@ -590,5 +595,5 @@ class EventAccounting:
         return max(last_time_s, min(last_time_s + later_steps * step_seconds, latest_time_s))
 
 
-def _worker_id(ledger_event: Event) -> str:
+def _read_worker_id(ledger_event: Event) -> str:
     return str(ledger_event.get("worker") or ledger_event.get("name", "?"))

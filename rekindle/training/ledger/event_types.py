@@ -14,7 +14,7 @@ from pydantic import Field
 
 from rekindle.documents import Document, validate_value
 
-MAX_TIME = 1e11  # largest valid time of an event, in Unix seconds (the year 5138)
+MAX_TIME_S = 1e11  # largest valid time of an event, in Unix seconds (the year 5138)
 
 Count = Annotated[int, Field(ge=0, lt=2**53)]
 Step = Annotated[int, Field(ge=-1, lt=2**53)]  # -1: the worker has not trained
@@ -24,7 +24,7 @@ Seconds = Annotated[float, Field(ge=0, lt=2**41)]
 class AnyEvent(Document):
     """The fields of every event, and the texts that several kinds of events have."""
 
-    t: float = Field(ge=0, lt=MAX_TIME)
+    t: float = Field(ge=0, lt=MAX_TIME_S)
     event: str
     name: str = ""
     worker: str = ""
@@ -32,7 +32,7 @@ class AnyEvent(Document):
     message: str = ""
 
 
-class Run(AnyEvent):
+class RunEvent(AnyEvent):
     device: str = ""
     workers: Count = 0
     virtual_workers: Count = 0
@@ -42,36 +42,36 @@ class Run(AnyEvent):
     unit: str = ""
 
 
-class Coordinator(AnyEvent):
+class CoordinatorEvent(AnyEvent):
     id: str = ""
 
 
-class Membership(AnyEvent):
+class MembershipEvent(AnyEvent):
     """An event of one worker, at a step."""
 
     step: Step = -1
 
 
-class Opened(AnyEvent):
+class GroupOpenedEvent(AnyEvent):
     hard: bool = False
 
 
-class Generation(AnyEvent):
+class GenerationEvent(AnyEvent):
     members: list[str] = Field(default_factory=list)
     step: Step = -1
 
 
-class TrainedStep(AnyEvent):
+class TrainedStepEvent(AnyEvent):
     step: Step
     last: bool = False
 
 
-class Restored(AnyEvent):
+class RestoredEvent(AnyEvent):
     step: Step
     tier: str = ""
 
 
-class Checkpoint(AnyEvent):
+class CheckpointEvent(AnyEvent):
     step: Step | None = None
     seconds: Seconds = 0.0
     cost: Seconds = 0.0
@@ -79,20 +79,20 @@ class Checkpoint(AnyEvent):
     uploaded: Count = 0
 
 
-class Progress(AnyEvent):
+class ProgressEvent(AnyEvent):
     percentage: Annotated[float, Field(ge=0, le=100)] | None = None
     seconds_left: Seconds | None = None
     metrics: dict[str, float] = Field(default_factory=dict)
     not_finite: list[str] = Field(default_factory=list)
 
 
-class Loss(AnyEvent):
+class LossEvent(AnyEvent):
     """The newest loss. This event reaches only the coordinator's metrics, not the ledger."""
 
     loss: float
 
 
-class Usage(AnyEvent):
+class UsageEvent(AnyEvent):
     """The resources that a pod used in a period of `seconds`. GPU values are per GPU."""
 
     seconds: Seconds
@@ -106,49 +106,49 @@ class Usage(AnyEvent):
     gpu_memory_bytes_max: Annotated[float, Field(ge=0, lt=2**60)] | None = None
 
 
-class Unsaved(AnyEvent):
+class UnsavedWorkEvent(AnyEvent):
     seconds: Seconds
 
 
-class Ended(AnyEvent):
+class EndedEvent(AnyEvent):
     """An error of a worker or of the run."""
 
     code: Annotated[int, Field(ge=0, lt=2**31)] = 1
 
 
-class Complete(AnyEvent):
+class RunCompleteEvent(AnyEvent):
     sha256: str = ""
     step: Step = -1
 
 
-class Dropped(AnyEvent):
+class DroppedEventsEvent(AnyEvent):
     events: Count
 
 
-class Skipped(AnyEvent):
+class SkippedLinesEvent(AnyEvent):
     lines: Count
 
 
 EVENT_TYPES: dict[str, type[AnyEvent]] = {
-    "run": Run,
-    "coordinator": Coordinator,
-    "join": Membership,
-    "lost": Membership,
-    "drain": Membership,
-    "open": Opened,
-    "generation": Generation,
-    "step": TrainedStep,
-    "restored": Restored,
-    "checkpoint": Checkpoint,
-    "progress": Progress,
-    "loss": Loss,
-    "unsaved": Unsaved,
-    "usage": Usage,
-    "failed": Ended,
-    "verdict": Ended,
-    "complete": Complete,
-    "dropped": Dropped,
-    "skipped": Skipped,
+    "run": RunEvent,
+    "coordinator": CoordinatorEvent,
+    "join": MembershipEvent,
+    "lost": MembershipEvent,
+    "drain": MembershipEvent,
+    "open": GroupOpenedEvent,
+    "generation": GenerationEvent,
+    "step": TrainedStepEvent,
+    "restored": RestoredEvent,
+    "checkpoint": CheckpointEvent,
+    "progress": ProgressEvent,
+    "loss": LossEvent,
+    "unsaved": UnsavedWorkEvent,
+    "usage": UsageEvent,
+    "failed": EndedEvent,
+    "verdict": EndedEvent,
+    "complete": RunCompleteEvent,
+    "dropped": DroppedEventsEvent,
+    "skipped": SkippedLinesEvent,
 }
 
 

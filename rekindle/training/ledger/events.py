@@ -19,7 +19,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 from argolocal.common.json_text import loads, to_json
-from rekindle.errors import RekindleError, say
+from rekindle.errors import RekindleError, write_stderr
 from rekindle.training.ledger.event_types import check_event
 
 if TYPE_CHECKING:
@@ -178,7 +178,7 @@ class Ledger:
     def _log_rarely(self, text: str) -> None:
         if time.monotonic() >= self._quiet_until:
             self._quiet_until = time.monotonic() + 60
-            say(text)
+            write_stderr(text)
 
 
 def _parse_age(reported_age: object) -> float:

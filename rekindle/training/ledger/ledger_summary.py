@@ -52,16 +52,16 @@ from typing import Any
 
 from rekindle.training.ledger.events import Event
 
-TRAINED = "trained"
-WAITED = "waited"
-LOST = "lost"
+TRAINED_KIND = "trained"
+WAITED_KIND = "waited"
+LOST_KIND = "lost"
 # `Incident.why` of a worker that was lost while no coordinator was running
-LOST_WITHOUT_COORDINATOR = "unseen"
-KILLED_PROCESS = "process"  # why: a process of a program was killed, its pod survived
+UNSEEN_LOSS_REASON = "unseen"
+KILLED_PROCESS_REASON = "process"  # why: a process of a program was killed, its pod survived
 
 
 @dataclass
-class Interval:
+class TimeInterval:
     """A time interval of one worker."""
 
     start: float
@@ -97,7 +97,7 @@ class Incident:
 
 
 @dataclass
-class Summary:
+class LedgerSummary:
     """The report of a run. Times are unix seconds."""
 
     began: float = 0.0
@@ -108,7 +108,7 @@ class Summary:
     sha256: str = ""
     run: dict[str, Any] = field(default_factory=dict)
     # worker name → its intervals
-    intervals: dict[str, list[Interval]] = field(default_factory=dict)
+    intervals: dict[str, list[TimeInterval]] = field(default_factory=dict)
     # time and number of each recorded step
     points: list[tuple[float, int]] = field(default_factory=list)
     incidents: list[Incident] = field(default_factory=list)
@@ -126,7 +126,7 @@ class Summary:
     skipped: int = 0  # number of unreadable lines and invalid events
     counts: dict[str, int] = field(default_factory=dict)  # number of events by name
 
-    def worker_seconds(self, interval_kind: str, worker_name: str | None = None) -> float:
+    def compute_worker_seconds(self, interval_kind: str, worker_name: str | None = None) -> float:
         """Return the total length of the intervals of a kind, in seconds, of the worker
         `worker_name` or of all workers."""
         interval_lists = [self.intervals[worker_name]] if worker_name else self.intervals.values()
@@ -151,7 +151,7 @@ class Summary:
             interval
             for worker_intervals in self.intervals.values()
             for interval in worker_intervals
-            if interval.kind != WAITED
+            if interval.kind != WAITED_KIND
         ]
         return sum(
             interval_end_s - interval_start_s
@@ -188,13 +188,13 @@ class Summary:
     def as_json(self) -> dict[str, Any]:
         """Return the report as a JSON object, without the raw events."""
         seconds_by_kind = {
-            interval_kind: round(self.worker_seconds(interval_kind), 3)
-            for interval_kind in (TRAINED, WAITED, LOST)
+            interval_kind: round(self.compute_worker_seconds(interval_kind), 3)
+            for interval_kind in (TRAINED_KIND, WAITED_KIND, LOST_KIND)
         }
 
         seconds_by_worker = {
             worker_name: {
-                interval_kind: round(self.worker_seconds(interval_kind, worker_name), 3)
+                interval_kind: round(self.compute_worker_seconds(interval_kind, worker_name), 3)
                 for interval_kind in seconds_by_kind
             }
             | {"alive": merge_intervals(intervals)}
@@ -241,7 +241,7 @@ class Summary:
         }
 
 
-def merge_intervals(intervals: list[Interval]) -> list[tuple[float, float]]:
+def merge_intervals(intervals: list[TimeInterval]) -> list[tuple[float, float]]:
     """Return the union of the intervals, as disjoint (start, end) in ascending order."""
     merged_intervals: list[tuple[float, float]] = []
     for interval in sorted(intervals, key=lambda interval: interval.start):

@@ -6,22 +6,22 @@ from typing import Any
 
 from argolocal.common.wording import format_duration
 from rekindle.training.ledger.ledger_summary import (
-    LOST,
-    TRAINED,
-    WAITED,
-    Summary,
+    LOST_KIND,
+    TRAINED_KIND,
+    WAITED_KIND,
+    LedgerSummary,
     format_percent,
     shorten_worker_name,
 )
 
-COLOURS = {TRAINED: "#0f766e", WAITED: "#cbd5e1", LOST: "#dc2626"}
+COLOUR_BY_KIND = {TRAINED_KIND: "#0f766e", WAITED_KIND: "#cbd5e1", LOST_KIND: "#dc2626"}
 # kind of incident → label, marker, colour
 INCIDENT_MARKS = {
     "lost": ("worker lost", "X", "#7f1d1d"),
     "drain": ("left on request", "v", "#1d4ed8"),
     "failed": ("failed", "D", "#7f1d1d"),
 }
-MAX_NAMES = 40  # number of workers above which the plot shows only how many workers trained
+MAX_NAMED_WORKERS = 40  # number of workers above which the plot shows only how many workers trained
 TIME_UNITS = (
     (3 * 86400.0, 86400.0, "days"),
     (2 * 3600.0, 3600.0, "hours"),
@@ -30,7 +30,7 @@ TIME_UNITS = (
 )
 
 
-def draw(ledger_summary: Summary, image_path: Path) -> None:
+def draw_timeline(ledger_summary: LedgerSummary, image_path: Path) -> None:
     """Draw the timeline to `image_path`, whose suffix determines the format. Raises ImportError if
     matplotlib is missing."""
     import matplotlib
@@ -66,7 +66,7 @@ def draw(ledger_summary: Summary, image_path: Path) -> None:
         speed_axes.set(
             xlabel=f"{time_unit} since the start",
             ylabel="steps/s",
-            xlim=(0, _duration_s(ledger_summary) / unit_seconds),
+            xlim=(0, _compute_duration_s(ledger_summary) / unit_seconds),
         )
         worker_axes.tick_params(axis="x", labelbottom=False)
         worker_axes.set_title(_format_title(ledger_summary), loc="left", pad=24)
@@ -86,9 +86,9 @@ def draw(ledger_summary: Summary, image_path: Path) -> None:
 
 
 def _draw_workers(
-    worker_axes: Any, ledger_summary: Summary, worker_names: list[str], unit_seconds: float
+    worker_axes: Any, ledger_summary: LedgerSummary, worker_names: list[str], unit_seconds: float
 ) -> None:
-    for interval_kind, colour in COLOURS.items():
+    for interval_kind, colour in COLOUR_BY_KIND.items():
         for row_index, worker_name in enumerate(worker_names):
             intervals_of_kind = [
                 time_interval
@@ -114,7 +114,7 @@ def _draw_workers(
         worker_axes.broken_barh([], (0, 0), facecolor=colour, label=interval_kind)
 
     worker_axes.set_ylim(max(1, len(worker_names)) - 0.5, -0.5)
-    if len(worker_names) <= MAX_NAMES:
+    if len(worker_names) <= MAX_NAMED_WORKERS:
         worker_axes.set_yticks(
             range(len(worker_names)),
             [shorten_worker_name(worker_name)[-20:] for worker_name in worker_names],
@@ -127,7 +127,7 @@ def _draw_workers(
 
 
 def _draw_incidents(
-    worker_axes: Any, ledger_summary: Summary, worker_names: list[str], unit_seconds: float
+    worker_axes: Any, ledger_summary: LedgerSummary, worker_names: list[str], unit_seconds: float
 ) -> None:
     for incident_kind, (label, marker, colour) in INCIDENT_MARKS.items():
         incidents = [
@@ -185,10 +185,10 @@ def _draw_incidents(
         )
 
 
-def _draw_speed(speed_axes: Any, ledger_summary: Summary, unit_seconds: float) -> None:
+def _draw_speed(speed_axes: Any, ledger_summary: LedgerSummary, unit_seconds: float) -> None:
     import numpy as np
 
-    duration_s = _duration_s(ledger_summary)
+    duration_s = _compute_duration_s(ledger_summary)
     bin_edges_s = np.linspace(0, duration_s, int(max(2, min(200, duration_s))) + 1)
     update_counts = [0]
     point_times_s = [0.0]
@@ -208,23 +208,29 @@ def _draw_speed(speed_axes: Any, ledger_summary: Summary, unit_seconds: float) -
         updates_per_second,
         bin_edges_s / unit_seconds,
         fill=True,
-        color=COLOURS[TRAINED],
+        color=COLOUR_BY_KIND[TRAINED_KIND],
         alpha=0.25,
     )
     speed_axes.stairs(
-        updates_per_second, bin_edges_s / unit_seconds, color=COLOURS[TRAINED], linewidth=1
+        updates_per_second,
+        bin_edges_s / unit_seconds,
+        color=COLOUR_BY_KIND[TRAINED_KIND],
+        linewidth=1,
     )
     speed_axes.set_ylim(0, max(1e-9, 1.1 * float(updates_per_second.max())))
 
 
-def _format_title(ledger_summary: Summary) -> str:
+def _format_title(ledger_summary: LedgerSummary) -> str:
     total_seconds = (
-        sum(ledger_summary.worker_seconds(interval_kind) for interval_kind in COLOURS) or 1.0
+        sum(
+            ledger_summary.compute_worker_seconds(interval_kind) for interval_kind in COLOUR_BY_KIND
+        )
+        or 1.0
     )
     shares_text = ", ".join(
-        f"{format_percent(ledger_summary.worker_seconds(interval_kind) / total_seconds)}"
+        f"{format_percent(ledger_summary.compute_worker_seconds(interval_kind) / total_seconds)}"
         f" {interval_kind}"
-        for interval_kind in COLOURS
+        for interval_kind in COLOUR_BY_KIND
     )
     duration_text = format_duration(ledger_summary.ended - ledger_summary.began)
     steps_text = f"{ledger_summary.steps} {ledger_summary.unit}"
@@ -233,5 +239,5 @@ def _format_title(ledger_summary: Summary) -> str:
     )
 
 
-def _duration_s(ledger_summary: Summary) -> float:
+def _compute_duration_s(ledger_summary: LedgerSummary) -> float:
     return max(ledger_summary.ended - ledger_summary.began, 1e-3)

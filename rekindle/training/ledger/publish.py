@@ -6,8 +6,8 @@ from typing import Any
 
 from argolocal.common.json_text import to_json
 from rekindle import tracking
-from rekindle.errors import say
-from rekindle.training.ledger.ledger_summary import Summary
+from rekindle.errors import write_stderr
+from rekindle.training.ledger.ledger_summary import LedgerSummary
 
 REPORTED_COUNTS = (
     "preemptions",
@@ -18,7 +18,7 @@ REPORTED_COUNTS = (
 )
 
 
-def compute_metrics(ledger_summary: Summary, name_prefix: str) -> dict[str, float]:
+def compute_metrics(ledger_summary: LedgerSummary, name_prefix: str) -> dict[str, float]:
     """Return MLflow metrics whose names start with `name_prefix`: worker-seconds by kind, and
     counts."""
     summary_report = ledger_summary.as_json()
@@ -37,7 +37,7 @@ def compute_metrics(ledger_summary: Summary, name_prefix: str) -> dict[str, floa
     }
 
 
-def compute_tags(ledger_summary: Summary) -> dict[str, Any]:
+def compute_tags(ledger_summary: LedgerSummary) -> dict[str, Any]:
     """Return MLflow tags by which users can filter runs."""
     tag_values = {
         "preemptions": ledger_summary.preemptions,
@@ -45,19 +45,23 @@ def compute_tags(ledger_summary: Summary) -> dict[str, Any]:
         "workers": len(ledger_summary.intervals),
         "device": ledger_summary.run.get("device", "unknown"),
     }
-    return {f"{tracking.PREFIX}{tag_name}": tag_value for tag_name, tag_value in tag_values.items()}
+    return {
+        f"{tracking.TAG_PREFIX}{tag_name}": tag_value for tag_name, tag_value in tag_values.items()
+    }
 
 
-def write_files(ledger_summary: Summary, folder: Path, report: dict[str, Any]) -> None:
+def write_report_files(ledger_summary: LedgerSummary, folder: Path, report: dict[str, Any]) -> None:
     """Write `summary.json`, `story.txt` and, if matplotlib is installed, `timeline.png` to
     `folder`."""
-    from rekindle.training.ledger.plot import draw
+    from rekindle.training.ledger.plot import draw_timeline
 
     folder.mkdir(parents=True, exist_ok=True)
     report_sentences = report.pop("words")
     (folder / "summary.json").write_text(to_json(report, indent=1))
     (folder / "story.txt").write_text("\n".join(report_sentences) + "\n")
     try:
-        draw(ledger_summary, folder / "timeline.png")
+        draw_timeline(ledger_summary, folder / "timeline.png")
     except ImportError as error:
-        say(f"timeline.png is not drawn: {error}. Install matplotlib in the image of `report`.")
+        write_stderr(
+            f"timeline.png is not drawn: {error}. Install matplotlib in the image of `report`."
+        )

@@ -8,11 +8,11 @@ from typing import Any
 
 from argolocal.common.wording import format_duration
 from rekindle.training.ledger.ledger_summary import (
-    LOST,
-    TRAINED,
-    WAITED,
+    LOST_KIND,
+    TRAINED_KIND,
+    WAITED_KIND,
     Incident,
-    Summary,
+    LedgerSummary,
     format_percent,
     shorten_worker_name,
 )
@@ -24,7 +24,7 @@ RESTORE_SOURCES = {
 }
 # maximum number of lines about incidents; if there are more, only the first and the last lines are
 # shown
-MAX_LINES = 24
+MAX_INCIDENT_LINES = 24
 LOSS_REASONS = {
     "connection": "connection closed",
     "silent": "silent for too long",
@@ -35,7 +35,7 @@ LOSS_REASONS = {
 }
 
 
-def describe(ledger_summary: Summary) -> list[str]:
+def describe_summary(ledger_summary: LedgerSummary) -> list[str]:
     """Return lines about the result, the incidents, the checkpoints and the use of time."""
     if not ledger_summary.intervals:
         return ["No worker has trained yet."]
@@ -46,7 +46,8 @@ def describe(ledger_summary: Summary) -> list[str]:
         time_format = "%H:%M:%S"
 
     incident_groups = [
-        list(incident_group) for _, incident_group in groupby(ledger_summary.incidents, _group_key)
+        list(incident_group)
+        for _, incident_group in groupby(ledger_summary.incidents, _make_incident_group_key)
     ]
     dated_sentences = [
         (incident_group[0].t, _describe_incidents(incident_group, ledger_summary))
@@ -74,9 +75,9 @@ def describe(ledger_summary: Summary) -> list[str]:
         f"{time.strftime(time_format, time.localtime(sentence_time_s))}  {sentence}"
         for sentence_time_s, sentence in sorted(dated_sentences)
     ]
-    if len(incident_lines) > MAX_LINES:
-        incident_lines[MAX_LINES // 2 : -MAX_LINES // 2] = [
-            f"… {len(incident_lines) - MAX_LINES} similar lines …"
+    if len(incident_lines) > MAX_INCIDENT_LINES:
+        incident_lines[MAX_INCIDENT_LINES // 2 : -MAX_INCIDENT_LINES // 2] = [
+            f"… {len(incident_lines) - MAX_INCIDENT_LINES} similar lines …"
         ]
 
     total_sentences = [
@@ -92,7 +93,7 @@ def describe(ledger_summary: Summary) -> list[str]:
     return [_describe_result(ledger_summary), *incident_lines, *total_sentences]
 
 
-def format_worker_time(worker_seconds: float, ledger_summary: Summary) -> str:
+def format_worker_time(worker_seconds: float, ledger_summary: LedgerSummary) -> str:
     """Format worker-seconds: `15 worker-seconds`, `2.1 GPU-hours`."""
     worker_unit = "worker" if ledger_summary.run.get("device", "cpu") == "cpu" else "GPU"
     if worker_seconds >= 7200:
@@ -102,7 +103,7 @@ def format_worker_time(worker_seconds: float, ledger_summary: Summary) -> str:
     return f"{worker_seconds:.0f} {worker_unit}-seconds"
 
 
-def _describe_result(ledger_summary: Summary) -> str:
+def _describe_result(ledger_summary: LedgerSummary) -> str:
     total_steps = ledger_summary.run.get("steps")
     first_step = ledger_summary.first_step
     if total_steps and total_steps != ledger_summary.steps:
@@ -163,7 +164,7 @@ def _describe_progress(newest_progress: Mapping[str, Any]) -> str:
     return f" {percentage} % are done, about {format_duration(seconds_left)} are left."
 
 
-def _group_key(incident: Incident) -> tuple[object, ...]:
+def _make_incident_group_key(incident: Incident) -> tuple[object, ...]:
     return (
         incident.kind,
         incident.why,
@@ -173,7 +174,7 @@ def _group_key(incident: Incident) -> tuple[object, ...]:
     )
 
 
-def _describe_incidents(incident_group: list[Incident], ledger_summary: Summary) -> str:
+def _describe_incidents(incident_group: list[Incident], ledger_summary: LedgerSummary) -> str:
     first_incident = incident_group[0]
     last_incident = incident_group[-1]
     are_several = len(incident_group) > 1
@@ -229,7 +230,7 @@ def _describe_incidents(incident_group: list[Incident], ledger_summary: Summary)
     return incident_text
 
 
-def _describe_step(incident: Incident, ledger_summary: Summary) -> str:
+def _describe_step(incident: Incident, ledger_summary: LedgerSummary) -> str:
     """Describe the step of an incident, such as `at step 309`."""
     step_unit = ledger_summary.unit[:-1]
     if incident.step:
@@ -241,7 +242,7 @@ def _describe_step(incident: Incident, ledger_summary: Summary) -> str:
     return f"{step_text} or later, at this time or later"
 
 
-def _describe_repeated_work(loss_incident: Incident, ledger_summary: Summary) -> str:
+def _describe_repeated_work(loss_incident: Incident, ledger_summary: LedgerSummary) -> str:
     """Describe the work that was repeated after the loss of a worker."""
     lost_work_text = (
         f"{format_worker_time(loss_incident.cost, ledger_summary)} of work"
@@ -285,7 +286,7 @@ def _format_steps(step_count: int) -> str:
     return f"{step_count} steps were"
 
 
-def _describe_stops(ledger_summary: Summary) -> Iterator[str]:
+def _describe_stops(ledger_summary: LedgerSummary) -> Iterator[str]:
     pause_seconds = [
         incident.resumed - incident.t
         for incident in ledger_summary.incidents
@@ -300,7 +301,7 @@ def _describe_stops(ledger_summary: Summary) -> Iterator[str]:
         )
 
 
-def _describe_checkpoints(ledger_summary: Summary) -> Iterator[str]:
+def _describe_checkpoints(ledger_summary: LedgerSummary) -> Iterator[str]:
     checkpoint_events = ledger_summary.checkpoints
     if checkpoint_events:
         checkpoint_count = len(checkpoint_events)
@@ -319,10 +320,10 @@ def _describe_checkpoints(ledger_summary: Summary) -> Iterator[str]:
         )
 
 
-def _describe_use_of_time(ledger_summary: Summary) -> Iterator[str]:
+def _describe_use_of_time(ledger_summary: LedgerSummary) -> Iterator[str]:
     seconds_by_kind = {
-        interval_kind: ledger_summary.worker_seconds(interval_kind)
-        for interval_kind in (TRAINED, WAITED, LOST)
+        interval_kind: ledger_summary.compute_worker_seconds(interval_kind)
+        for interval_kind in (TRAINED_KIND, WAITED_KIND, LOST_KIND)
     }
     total_seconds = sum(seconds_by_kind.values())
     if total_seconds:
@@ -337,7 +338,7 @@ def _describe_use_of_time(ledger_summary: Summary) -> Iterator[str]:
         )
 
 
-def _describe_gaps(ledger_summary: Summary) -> Iterator[str]:
+def _describe_gaps(ledger_summary: LedgerSummary) -> Iterator[str]:
     if ledger_summary.dropped:
         yield (
             f"{ledger_summary.dropped} events were dropped, because the object store was"

@@ -13,16 +13,16 @@ import time
 import uuid
 from collections.abc import Callable
 
-from rekindle.errors import ConfigError, RekindleError, RunAborted, say
+from rekindle.errors import ConfigError, RekindleError, RunAborted, write_stderr
 from rekindle.kubernetes_names import POD_IP, POD_NAME
 from rekindle.training.membership import handshake
 from rekindle.training.membership.protocol import (
-    MAX_TEXT,
-    PROTOCOL,
+    MAX_TEXT_CHARS,
+    PROTOCOL_VERSION,
     Address,
     Members,
     Message,
-    encode,
+    encode_message,
 )
 from rekindle.training.spec import Fingerprint
 
@@ -33,7 +33,7 @@ COMPLETE_CHECK_INTERVAL_S = 5.0
 LOG_INTERVAL_S = 60.0  # time between two log lines about an unavailable coordinator
 
 
-class Client:
+class CoordinatorClient:
     """The connection of this worker to the coordinator, and the newest group that the coordinator
     has published. Thread-safe."""
 
@@ -64,7 +64,7 @@ class Client:
         self.on_abort: Callable[[], None] = lambda: None
 
         self._hello = {
-            "protocol": PROTOCOL,
+            "protocol": PROTOCOL_VERSION,
             "id": self.id,
             "name": self.name,
             "fingerprint": fingerprint,
@@ -214,7 +214,7 @@ class Client:
         with self._condition:
             try:
                 if self._socket:
-                    self._socket.sendall(encode(message))
+                    self._socket.sendall(encode_message(message))
             except OSError:
                 self._socket = None  # the receiving thread reconnects
 
@@ -260,9 +260,9 @@ class Client:
                 now_s = time.monotonic()
                 if now_s - last_contact_s > COMPLETE_CHECK_INTERVAL_S:
                     last_contact_s = now_s
-                    self._check_complete()
+                    self._check_run_complete()
                     if now_s - last_log_s > LOG_INTERVAL_S:
-                        say(
+                        write_stderr(
                             f"the coordinator at {self.coordinator[0]}:{self.coordinator[1]} does"
                             f" not answer: {error}"
                         )
@@ -274,7 +274,7 @@ class Client:
 
             time.sleep(RETRY_INTERVAL_S)
 
-    def _check_complete(self) -> None:
+    def _check_run_complete(self) -> None:
         is_complete = False
         config_problem = None
         try:
@@ -284,7 +284,7 @@ class Client:
             # reason
             config_problem = error
         except RekindleError as error:
-            return say(f"cannot find out whether the run is complete: {error}")
+            return write_stderr(f"cannot find out whether the run is complete: {error}")
 
         with self._condition:
             self.is_complete = self.is_complete or is_complete
@@ -366,7 +366,7 @@ class Client:
             elif message.get("dropped") == "hung":
                 self._exit_hung()
             elif "dropped" in message:
-                say("this worker was silent and was dropped: it joins again")
+                write_stderr("this worker was silent and was dropped: it joins again")
 
             self._condition.notify_all()
 
@@ -375,7 +375,9 @@ class Client:
 
     def _exit_hung(self) -> None:
         """Print the stack of each thread and exit, because the main thread hangs."""
-        say("this worker has completed no step for too long and was dropped. Stack of each thread:")
+        write_stderr(
+            "this worker has completed no step for too long and was dropped. Stack of each thread:"
+        )
         with contextlib.suppress(OSError, ValueError):
             faulthandler.dump_traceback(all_threads=True)
         os._exit(1)
@@ -409,7 +411,7 @@ def send_single_message(
 ) -> None:
     """Send one message on a separate connection, without joining. Raises OSError."""
     with connect_to_coordinator(coordinator_endpoint, timeout_s) as connection:
-        connection.sendall(encode(message))
+        connection.sendall(encode_message(message))
 
 
 def report_error(
@@ -422,7 +424,7 @@ def report_error(
     timeout_s: float = 5.0,
 ) -> None:
     """Report to the coordinator why a worker ends."""
-    error_text = message.encode(errors="replace").decode()[-MAX_TEXT:]
+    error_text = message.encode(errors="replace").decode()[-MAX_TEXT_CHARS:]
     try:
         send_single_message(
             coordinator_endpoint,
@@ -435,4 +437,4 @@ def report_error(
             timeout_s,
         )
     except (OSError, ConfigError) as error:
-        say(f"cannot report to the coordinator why {worker_name} ends: {error}")
+        write_stderr(f"cannot report to the coordinator why {worker_name} ends: {error}")

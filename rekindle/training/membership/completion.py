@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 from rekindle.documents import InvalidDocument, ModelFile, read_object
 from rekindle.errors import ConfigError, NotFound
-from rekindle.names import show
+from rekindle.names import format_untrusted
 from rekindle.training.membership.run_spec import RunSpec
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ def read_completed_model(run_spec: RunSpec) -> dict[str, Any] | None:
     if model_identity != run_spec.identity_hash():
         raise ConfigError(
             f"{store.uri(model_key)} is the model of another run (identity"
-            f" {show(model_identity[:12])}, this run's is {run_spec.identity_hash()[:12]}):"
+            f" {format_untrusted(model_identity[:12])}, this run's is {run_spec.identity_hash()[:12]}):"
             " nothing was changed. Give this run another `out` prefix."
         )
 

@@ -18,22 +18,22 @@ import socket
 
 from rekindle.errors import ConfigError
 from rekindle.kubernetes_names import REKINDLE_SECRET
-from rekindle.training.membership.protocol import Message, encode
+from rekindle.training.membership.protocol import Message, encode_message
 
-MIN_SECRET_LENGTH = 32  # minimum number of characters of the run's secret
-MAX_LINE = 512  # maximum number of bytes of a handshake message
+MIN_SECRET_CHARS = 32  # minimum number of characters of the run's secret
+MAX_LINE_BYTES = 512  # maximum number of bytes of a handshake message
 PROOF_TIMEOUT_S = 5.0  # time limit for the worker's proof
 
 
 def read_run_secret() -> bytes:
     """Return the secret of this run. Raises ConfigError."""
     run_secret = os.environ.get(REKINDLE_SECRET, "")
-    if len(run_secret) < MIN_SECRET_LENGTH:
+    if len(run_secret) < MIN_SECRET_CHARS:
         secret_problem = "too short" if run_secret else "not set"
         raise ConfigError(
             f"{REKINDLE_SECRET} is {secret_problem}: the workers and the coordinator of a run"
             " authenticate each other with it. Render the manifest again, which creates a Secret"
-            f" for each run; or set it to the same {MIN_SECRET_LENGTH} or more random characters"
+            f" for each run; or set it to the same {MIN_SECRET_CHARS} or more random characters"
             " in all processes of the run."
         )
     return run_secret.encode()
@@ -64,7 +64,7 @@ def verify_and_answer(proof_line: bytes, run_secret: bytes, coordinator_nonce: s
         raise ValueError("no proof")
 
     _check_proof(message, compute_proof(run_secret, "worker", coordinator_nonce, worker_nonce))
-    return encode(
+    return encode_message(
         {"proof": compute_proof(run_secret, "coordinator", coordinator_nonce, worker_nonce)}
     )
 
@@ -75,7 +75,7 @@ def authenticate_worker(coordinator_socket: socket.socket, run_secret: bytes) ->
         coordinator_nonce = str(json.loads(_read_line(coordinator_socket))["nonce"])
         worker_nonce = create_nonce()
         own_proof = compute_proof(run_secret, "worker", coordinator_nonce, worker_nonce)
-        coordinator_socket.sendall(encode({"nonce": worker_nonce, "proof": own_proof}))
+        coordinator_socket.sendall(encode_message({"nonce": worker_nonce, "proof": own_proof}))
         _check_proof(
             json.loads(_read_line(coordinator_socket)),
             compute_proof(run_secret, "coordinator", coordinator_nonce, worker_nonce),
@@ -97,13 +97,13 @@ def _read_line(peer_socket: socket.socket) -> bytes:
     """Read one line. No data may follow the line, since the other side then waits for an answer."""
     line = b""
     while not line.endswith(b"\n"):
-        received_bytes = peer_socket.recv(MAX_LINE)
+        received_bytes = peer_socket.recv(MAX_LINE_BYTES)
         if not received_bytes:
             raise ConnectionError(
                 f"the other side closed the connection during the handshake: is {REKINDLE_SECRET}"
                 " the same on both sides?"
             )
         line += received_bytes
-        if len(line) > MAX_LINE:
+        if len(line) > MAX_LINE_BYTES:
             raise ValueError("line too long")
     return line

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from rekindle.storage import Store
 
 
-class Lease:
+class CoordinatorLease:
     """The lease of coordinator `id` on a run. The owner must call `renew` every RENEW_INTERVAL_S
     seconds, in a separate thread."""
 

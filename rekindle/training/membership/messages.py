@@ -6,16 +6,18 @@ from pydantic import ConfigDict, Field, StringConstraints, TypeAdapter, Validati
 from pydantic_core import from_json
 from typing_extensions import TypedDict  # pydantic needs this TypedDict before Python 3.12
 
-from rekindle.errors import rule
-from rekindle.training.membership.protocol import MAX_STEP, MAX_TEXT, MAX_VALUE, Message
+from rekindle.errors import format_rule
+from rekindle.training.membership.protocol import MAX_STEP, MAX_TEXT_CHARS, MAX_VALUE_CHARS, Message
 
 Number = Annotated[int, Field(ge=0, lt=2**53)]
 Step = Annotated[int, Field(ge=-1, le=MAX_STEP)]
 Id = Annotated[str, StringConstraints(pattern=r"^[\w-]{1,64}\z")]
 # names must not contain control characters, since names are logged
 Name = Annotated[str, StringConstraints(max_length=512, pattern=r"^[^\x00-\x1f\x7f-\x9f]*\z")]
-Text = Annotated[str, StringConstraints(max_length=MAX_TEXT)]
-Value = Annotated[str, StringConstraints(max_length=MAX_VALUE, pattern=r"^[A-Za-z0-9+/]*={0,2}\z")]
+Text = Annotated[str, StringConstraints(max_length=MAX_TEXT_CHARS)]
+Value = Annotated[
+    str, StringConstraints(max_length=MAX_VALUE_CHARS, pattern=r"^[A-Za-z0-9+/]*={0,2}\z")
+]
 # TypedDict is typed as Any here, because type checkers accept only literals as its arguments
 typed_dict: Any = TypedDict
 
@@ -28,7 +30,7 @@ def make_message_type(
     return with_config(ConfigDict(strict=True, extra=extra_fields))(typed_dict("Form", field_types))
 
 
-HELLO = make_message_type(
+HELLO_TYPE = make_message_type(
     protocol=int,
     id=Id,
     name=Name,
@@ -42,7 +44,7 @@ HELLO = make_message_type(
 MESSAGE_TYPES = {
     "beat": make_message_type(beat=Step, busy=bool),
     "ack": make_message_type(ack=Number, step=Step),
-    "join": make_message_type(join=HELLO),
+    "join": make_message_type(join=HELLO_TYPE),
     "fault": make_message_type(fault=Number),
     "failed": make_message_type(
         failed=Text, code=Annotated[int, Field(ge=1, le=255)], name=Name, temporary=bool
@@ -74,5 +76,5 @@ def parse_message(line: bytes) -> tuple[str, Message]:
     except ValidationError as error:
         (first_error, *_) = error.errors(include_url=False, include_input=False)
         raise ValueError(
-            f"{'.'.join(map(str, first_error['loc']))}: {rule(first_error['msg'])}"[:300]
+            f"{'.'.join(map(str, first_error['loc']))}: {format_rule(first_error['msg'])}"[:300]
         ) from None

@@ -16,7 +16,7 @@ from prometheus_client.registry import Collector
 
 from rekindle.training.ledger.accounting import EventAccounting
 from rekindle.training.ledger.event_types import check_event
-from rekindle.training.ledger.ledger_summary import LOST, TRAINED, WAITED
+from rekindle.training.ledger.ledger_summary import LOST_KIND, TRAINED_KIND, WAITED_KIND
 from rekindle.training.membership.state_machine import MembershipStateMachine
 
 REQUEST_TIMEOUT_S = 5.0
@@ -133,7 +133,9 @@ class MetricsExporter(Collector):
 
     def _sum_worker_seconds(self) -> dict[str, float]:
         """Return the worker-seconds until now by kind: trained, waited, lost."""
-        seconds_by_kind: dict[str, float] = dict.fromkeys((TRAINED, WAITED, LOST), 0.0)
+        seconds_by_kind: dict[str, float] = dict.fromkeys(
+            (TRAINED_KIND, WAITED_KIND, LOST_KIND), 0.0
+        )
         now_s = time.time()
         for process_timeline in self.accounts.lives.values():
             for interval in process_timeline.intervals:

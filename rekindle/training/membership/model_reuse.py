@@ -7,9 +7,9 @@ from typing import cast
 
 from rekindle.cache import entries
 from rekindle.cache.difference import record_code
-from rekindle.cache.key import Facts, UnknownKey, collect_facts, compute_key
+from rekindle.cache.key import Facts, UnknownKey, collect_facts, compute_cache_key
 from rekindle.cache.reused_models import MODEL_FILES, copy_model
-from rekindle.errors import StorageError, say
+from rekindle.errors import StorageError, write_stderr
 from rekindle.keys import MODEL
 from rekindle.storage import Store
 from rekindle.training.membership.run_spec import RunSpec
@@ -36,14 +36,14 @@ class ReusableModel:
             self.facts = collect_facts("steps.train", cast(TrainingSpec, self.spec), {})
             object_store = Store.from_env().short_retries()
             if self.spec.reuse == "yes":
-                cache_entry = entries.find_and_claim(object_store, compute_key(self.facts))
+                cache_entry = entries.find_and_claim(object_store, compute_cache_key(self.facts))
             else:
                 cache_entry = None
 
             if cache_entry and cache_entry.at != self.prefix:
                 copy_model(object_store, cache_entry.at, self.prefix)
                 self.is_reused = True
-                say(
+                write_stderr(
                     f"cached: the same training as {cache_entry.at}, which took"
                     f" {cache_entry.seconds:.1f} s"
                 )
@@ -77,7 +77,7 @@ class ReusableModel:
             entries.record_entry(
                 object_store,
                 entries.Entry(
-                    compute_key(cache_facts),
+                    compute_cache_key(cache_facts),
                     self.prefix,
                     {},
                     artifacts_by_name,

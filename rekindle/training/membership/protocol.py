@@ -51,14 +51,16 @@ from typing import Any
 
 from argolocal.common.environment import MAX_PORT, read_integer
 from argolocal.common.json_text import to_json
-from argolocal.manifest.training_jobs import JOBS
+from argolocal.manifest.training_jobs import JOB_KINDS
 from rekindle.kubernetes_names import REKINDLE_COORDINATOR
 
-PROTOCOL = 2  # version of the messages; workers and coordinator of a run must use the same version
-PORT = JOBS["PyTorchJob"].port[1]  # port of the coordinator, unless MASTER_PORT is set
-MAX_LINE = 1 << 20  # maximum number of bytes of a message
-MAX_TEXT = 64 << 10  # maximum number of characters of an error message
-MAX_VALUE = 256 << 10  # maximum number of characters of a value for other members
+PROTOCOL_VERSION = (
+    2  # version of the messages; workers and coordinator of a run must use the same version
+)
+DEFAULT_PORT = JOB_KINDS["PyTorchJob"].port[1]  # port of the coordinator, unless MASTER_PORT is set
+MAX_LINE_BYTES = 1 << 20  # maximum number of bytes of a message
+MAX_TEXT_CHARS = 64 << 10  # maximum number of characters of an error message
+MAX_VALUE_CHARS = 256 << 10  # maximum number of characters of a value for other members
 MAX_STEP = 2**53 - 1  # a float represents every integer up to this exactly
 
 Message = dict[str, Any]
@@ -66,21 +68,21 @@ Address = tuple[str, int]
 Members = list[tuple[str, str]]  # (id, address) by rank
 
 
-def encode(message: Message) -> bytes:
+def encode_message(message: Message) -> bytes:
     return to_json(message).encode() + b"\n"
 
 
-def coordinator_port() -> int:
+def read_coordinator_port() -> int:
     """Return the coordinator's port from the environment. Raises ConfigError."""
     if REKINDLE_COORDINATOR in os.environ:
-        return PORT  # MASTER_PORT belongs to the program, not to the coordinator
-    return read_integer("MASTER_PORT", PORT, 1, MAX_PORT)
+        return DEFAULT_PORT  # MASTER_PORT belongs to the program, not to the coordinator
+    return read_integer("MASTER_PORT", DEFAULT_PORT, 1, MAX_PORT)
 
 
-def coordinator_address() -> Address | None:
+def read_coordinator_address() -> Address | None:
     """Return the coordinator's address from the environment; None if MASTER_ADDR is not set. Raises
     ConfigError."""
     coordinator_host = os.environ.get(REKINDLE_COORDINATOR) or os.environ.get("MASTER_ADDR")
     if coordinator_host:
-        return (coordinator_host, coordinator_port())
+        return (coordinator_host, read_coordinator_port())
     return None

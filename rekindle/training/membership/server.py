@@ -37,17 +37,22 @@ from typing import Any, NoReturn, cast
 
 from argolocal.common import exit_codes
 from argolocal.common.environment import MAX_PORT, read_integer, read_seconds
-from rekindle.errors import RekindleError, StorageError, say
+from rekindle.errors import RekindleError, StorageError, write_stderr
 from rekindle.kubernetes_names import POD_IP, REKINDLE_DEADLINE, REKINDLE_METRICS
 from rekindle.step import fail
 from rekindle.training.ledger.events import Ledger
 from rekindle.training.membership import handshake
 from rekindle.training.membership.completion import open_store, read_completed_model
-from rekindle.training.membership.lease import Lease
+from rekindle.training.membership.lease import CoordinatorLease
 from rekindle.training.membership.messages import parse_message
 from rekindle.training.membership.metrics_endpoint import MetricsExporter
 from rekindle.training.membership.model_reuse import ReusableModel
-from rekindle.training.membership.protocol import MAX_LINE, Message, coordinator_port, encode
+from rekindle.training.membership.protocol import (
+    MAX_LINE_BYTES,
+    Message,
+    encode_message,
+    read_coordinator_port,
+)
 from rekindle.training.membership.run_spec import RunSpec
 from rekindle.training.membership.state_machine import MembershipStateMachine
 from rekindle.training.spec import TrainingSpec
@@ -109,7 +114,7 @@ class Coordinator:
         metrics_server = await self._start_metrics_server(host)
         self._start_task(self._check_completion())
         self._start_task(self._renew_lease())
-        timer_task = asyncio.create_task(self._tick())
+        timer_task = asyncio.create_task(self._run_timer())
         await asyncio.wait({self.exit_code, timer_task}, return_when=asyncio.FIRST_COMPLETED)
 
         if timer_task.done():
@@ -137,20 +142,20 @@ class Coordinator:
             try:
                 return await self.exporter.serve(host, metrics_port)
             except OSError as error:
-                log(
+                print_log_line(
                     f"metrics are unavailable: cannot listen on port {metrics_port}"
                     f" ({error.strerror})"
                 )
         return None
 
-    async def _tick(self) -> None:
+    async def _run_timer(self) -> None:
         while True:
             due_time_s = time.monotonic() + TICK_INTERVAL_S
             await asyncio.sleep(TICK_INTERVAL_S)
 
             now_s = time.monotonic()
             if now_s - due_time_s > MAX_TICK_DELAY_S:
-                self.membership.exclude_pause(now_s - due_time_s)
+                self.membership.shift_times(now_s - due_time_s)
 
             self.membership.tick(now_s)
             if self.membership.is_published and self.membership.members:
@@ -179,7 +184,7 @@ class Coordinator:
         # the limit is high enough for all workers to reconnect at the same time
         if len(self.unverified_connections) > MAX_UNVERIFIED_CONNECTIONS + self.spec.max_workers:
             self.reject(next(iter(self.unverified_connections)))
-        connection.transport.write(encode({"nonce": connection.nonce}))
+        connection.transport.write(encode_message({"nonce": connection.nonce}))
 
     def reject(self, connection: "Connection") -> None:
         """Close a connection whose client has not proved that it knows the secret; log the number
@@ -190,7 +195,7 @@ class Coordinator:
         now_s = time.monotonic()
         if now_s - self.last_rejection_log >= LOG_INTERVAL_S:
             self.last_rejection_log = now_s
-            log(
+            print_log_line(
                 f"{self.rejected_count} connections without this run's secret were closed, "
                 f"the last from {connection.peer}"
             )
@@ -237,7 +242,7 @@ class Coordinator:
             connection = self.connections.get(worker_id)
             if connection:
                 line = line_by_message_id.get(id(message)) or line_by_message_id.setdefault(
-                    id(message), encode(message)
+                    id(message), encode_message(message)
                 )
                 connection.send(line)
                 if "dropped" in message:
@@ -249,7 +254,7 @@ class Coordinator:
 
         for log_text in membership.log:
             for line in log_text.splitlines():
-                log(line)
+                print_log_line(line)
 
         membership.events = []
         membership.log = []
@@ -275,7 +280,7 @@ class Coordinator:
 
     def _broadcast(self, message: Message) -> None:
         for connection in self.connections.values():
-            connection.send(encode(message))
+            connection.send(encode_message(message))
 
     def _start_task(self, coroutine: Coroutine[object, object, None]) -> None:
         background_task = asyncio.create_task(coroutine)
@@ -304,7 +309,7 @@ class Coordinator:
                 completed_model = await asyncio.to_thread(read_completed_model, self.spec)
                 break
             except StorageError as error:
-                log(f"{error} Trying again.")
+                print_log_line(f"{error} Trying again.")
                 await asyncio.sleep(1)
             except RekindleError as error:
                 return self.set_exit_code(fail(error))
@@ -332,7 +337,7 @@ class Coordinator:
 
     async def _renew_lease(self) -> None:
         """Take over the run from an older coordinator; exit when a newer one takes it over."""
-        coordinator_lease = Lease(open_store, self.spec, self.id)
+        coordinator_lease = CoordinatorLease(open_store, self.spec, self.id)
         is_reported = False
 
         while True:
@@ -347,7 +352,7 @@ class Coordinator:
                 is_reported = False
             except StorageError as error:
                 if not is_reported:
-                    log(
+                    print_log_line(
                         f"cannot verify that this is the run's only coordinator: {error} Trying"
                         " again."
                     )
@@ -396,19 +401,21 @@ class Connection(asyncio.Protocol):
                 else:
                     self._handle(line)
 
-            if len(self.pending_data) > (handshake.MAX_LINE if self.nonce else MAX_LINE):
+            if len(self.pending_data) > (
+                handshake.MAX_LINE_BYTES if self.nonce else MAX_LINE_BYTES
+            ):
                 raise ValueError("line too long")
         except (ValueError, KeyError, TypeError, RecursionError, OverflowError) as error:
             if self.nonce:
                 self.coordinator.reject(self)
             else:
-                log(
+                print_log_line(
                     f"{self.worker or self.peer}: invalid message, closing the connection ({error})"
                 )
                 self.transport.abort()
 
     def _verify_proof(self, line: bytes) -> None:
-        if len(line) > handshake.MAX_LINE:
+        if len(line) > handshake.MAX_LINE_BYTES:
             raise ValueError("line too long")
         self.transport.write(handshake.verify_and_answer(line, self.coordinator.secret, self.nonce))
         self.nonce = ""
@@ -439,9 +446,9 @@ class Connection(asyncio.Protocol):
             self.coordinator.send_outbox()
 
 
-def log(message: str) -> None:
+def print_log_line(message: str) -> None:
     """Print a line that begins with the time."""
-    say(f"{time.strftime('%H:%M:%S')} {message}")
+    write_stderr(f"{time.strftime('%H:%M:%S')} {message}")
 
 
 def main(argv: list[str], spec_class: type[RunSpec] = TrainingSpec) -> int:
@@ -458,7 +465,7 @@ def main(argv: list[str], spec_class: type[RunSpec] = TrainingSpec) -> int:
         exit_code = 1
         try:
             exit_code = await Coordinator(run_spec, run_secret).run(
-                os.environ.get(POD_IP), coordinator_port()
+                os.environ.get(POD_IP), read_coordinator_port()
             )
         except RekindleError as error:
             exit_code = fail(error)

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from argolocal.common import exit_codes
-from argolocal.common.wording import first_names
-from rekindle.training.membership.protocol import PROTOCOL, Message
+from argolocal.common.wording import join_first_names
+from rekindle.training.membership.protocol import PROTOCOL_VERSION, Message
 from rekindle.training.membership.run_spec import RunSpec
 
 # in a group that makes no steps, a worker that does not acknowledge within this time is hung
@@ -22,8 +22,8 @@ MAX_FRUITLESS_GROUPS = 3
 # the run is aborted after this number of worker errors without a newer step in between
 MAX_CRASHES = 3
 # maximum number of values that a member sends to the other members of its group, on average
-MAX_VALUES = 16
-MAX_NAMES = 20  # maximum number of workers that a line of the log names
+MAX_FORWARDED_VALUES = 16
+MAX_LISTED_NAMES = 20  # maximum number of workers that a line of the log names
 REMINDER_INTERVAL_S = 30.0  # time between two log lines about the same wait
 
 
@@ -147,7 +147,7 @@ class MembershipStateMachine:
 
         mismatch_reason = self._find_mismatch(hello_message, allows_any_fingerprint=is_training)
         if mismatch_reason:
-            return self._refuse(now_s, worker_id, worker_name, mismatch_reason)
+            return self._refuse_worker(now_s, worker_id, worker_name, mismatch_reason)
         if is_training:
             self._adopt_fingerprint(now_s, hello_message)
 
@@ -170,7 +170,7 @@ class MembershipStateMachine:
             and hello_message["generation"] == self.generation
             and not self.is_published
         ):
-            self._open_after(now_s, hello_message["generation"])
+            self._open_generation_after(now_s, hello_message["generation"])
 
         if self.unregistered_ids:
             self.unregistered_ids.discard(worker_id)
@@ -228,8 +228,8 @@ class MembershipStateMachine:
         many values."""
         if value_message["put"] != self.published_generation or sender_id not in self.members:
             return
-        if len(self.values) >= MAX_VALUES * len(self.members):
-            raise ValueError(f"more than {MAX_VALUES} values of each member")
+        if len(self.values) >= MAX_FORWARDED_VALUES * len(self.members):
+            raise ValueError(f"more than {MAX_FORWARDED_VALUES} values of each member")
         self.values[value_message["key"]] = value_message
         self.outbox += [
             (member_id, value_message) for member_id in self.members if member_id != sender_id
@@ -237,7 +237,7 @@ class MembershipStateMachine:
 
     def acknowledge(self, now_s: float, worker_id: str, generation: int, step: int) -> None:
         """Record that a worker has left its group and waits until `generation` is published."""
-        self._check_generation(generation)
+        self._check_generation_number(generation)
         self.heartbeat(now_s, worker_id, step)
         self.alive_workers[worker_id].acked_generation = generation
         if generation == self.generation:
@@ -247,7 +247,7 @@ class MembershipStateMachine:
     def report_failure(self, now_s: float, worker_id: str, generation: int) -> None:
         """Record that a collective failed, which breaks the group of `generation` for all its
         members."""
-        self._check_generation(generation)
+        self._check_generation_number(generation)
         self.heartbeat(now_s, worker_id, -1)
 
         if (
@@ -336,11 +336,11 @@ class MembershipStateMachine:
             worker.id for worker in self.alive_workers.values() if self._is_silent(now_s, worker)
         ]:
             self.remove(now_s, silent_id, "silent")
-        self._drop_hung(now_s)
+        self._drop_hung_workers(now_s)
         self._log_wait_reason(now_s)
         self.advance(now_s)
 
-    def exclude_pause(self, pause_seconds: float) -> None:
+    def shift_times(self, pause_seconds: float) -> None:
         """Shift all stored times by the length of a pause of the coordinator process, during which
         it received no messages."""
         self.last_progress_time += pause_seconds
@@ -385,7 +385,7 @@ class MembershipStateMachine:
             }
         )
 
-        shown_names = first_names(member_names, MAX_NAMES, " ")
+        shown_names = join_first_names(member_names, MAX_LISTED_NAMES, " ")
         self.log.append(f"generation {self.published_generation}: {shown_names}")
 
     def _adopt_generation(self, now_s: float, hello_message: Message) -> None:
@@ -418,7 +418,7 @@ class MembershipStateMachine:
 
         self.unregistered_ids = set(self.members)
 
-    def _open_after(self, now_s: float, generation: int) -> None:
+    def _open_generation_after(self, now_s: float, generation: int) -> None:
         """Open a generation with a number above `generation`, which another coordinator used, since
         workers acknowledge only newer generations."""
         if self.is_published:
@@ -439,7 +439,7 @@ class MembershipStateMachine:
             last_sign_s = worker.last_seen_time
         return now_s - last_sign_s > self.config.silence_seconds
 
-    def _drop_hung(self, now_s: float) -> None:
+    def _drop_hung_workers(self, now_s: float) -> None:
         """Abort a group that is alive but completes no steps, then drop the workers that do not
         acknowledge the next generation."""
         hung_limit_s = self.config.hung_seconds
@@ -484,7 +484,7 @@ class MembershipStateMachine:
                 worker_names = sorted(
                     self.alive_workers[worker_id].name for worker_id in self.unacknowledged_ids
                 )
-                shown_names = first_names(worker_names, MAX_NAMES, " ")
+                shown_names = join_first_names(worker_names, MAX_LISTED_NAMES, " ")
                 self.log.append(
                     f"generation {self.generation} waits for {shown_names} to stop their last step"
                 )
@@ -527,13 +527,15 @@ class MembershipStateMachine:
             for worker_id in self.alive_workers
         ]
 
-    def _check_generation(self, generation: int) -> None:
+    def _check_generation_number(self, generation: int) -> None:
         if generation > self.generation:
             raise ValueError(
                 f"generation {generation} was never opened; the newest is {self.generation}"
             )
 
-    def _refuse(self, now_s: float, worker_id: str, worker_name: str, mismatch_reason: str) -> None:
+    def _refuse_worker(
+        self, now_s: float, worker_id: str, worker_name: str, mismatch_reason: str
+    ) -> None:
         """Refuse a worker; it may be started again on another node. End the run if, during the last
         `hung_seconds`, there were too few other live workers for a group."""
         self.outbox.append((worker_id, {"refused": mismatch_reason}))
@@ -561,10 +563,12 @@ class MembershipStateMachine:
         for worker in self.alive_workers.values():
             hypothetical_hello = {
                 "name": worker.name,
-                "protocol": PROTOCOL,
+                "protocol": PROTOCOL_VERSION,
                 "fingerprint": previous_fingerprint,
             }
-            self._refuse(now_s, worker.id, worker.name, self._find_mismatch(hypothetical_hello))
+            self._refuse_worker(
+                now_s, worker.id, worker.name, self._find_mismatch(hypothetical_hello)
+            )
             self.events.append(
                 {"event": "lost", "worker": worker.id, "name": worker.name, "why": "dropped"}
             )
@@ -577,11 +581,11 @@ class MembershipStateMachine:
         """Return the reason to refuse a worker, or "". If `allows_any_fingerprint` is True, the
         worker's fingerprint must match only train.fingerprint."""
         protocol_version = hello_message.get("protocol")
-        if protocol_version != PROTOCOL:
+        if protocol_version != PROTOCOL_VERSION:
             return (
                 f'worker "{hello_message["name"]}" is refused: its protocol is {protocol_version}'
-                f" and not {PROTOCOL}. Give the workers and the coordinator of a run the same"
-                " image."
+                f" and not {PROTOCOL_VERSION}. Give the workers and the coordinator of a run the"
+                " same image."
             )
 
         expected_fingerprint = {} if allows_any_fingerprint else self.fingerprint

@@ -15,18 +15,18 @@ from argolocal.common.json_text import replace_nan
 from rekindle import families
 from rekindle.content.dataset import verify_dataset
 from rekindle.content.weights import WEIGHTS_FILE, read_description, verify_weights
-from rekindle.documents import MODEL_FILE, describe_model
-from rekindle.errors import ConfigError, DataError, say
+from rekindle.documents import MODEL_FILE, encode_model_description
+from rekindle.errors import ConfigError, DataError, write_stderr
 from rekindle.gate import Metric
 from rekindle.training.computation import build_model, open_samples
 from rekindle.training.numerics import make_autocast, prepare_device
 from rekindle.training.sampler import mix_seed
 from rekindle.training.spec import TrainConfig, TrainingSpec
-from rekindle.training.validation import Subset, parse_measures
+from rekindle.training.validation import SampleSubset, parse_measures
 from rekindle.workload import Workload, dataset_facts
 
 # validation results of a model on the held-out samples, by name: `loss` and the workload's measures
-Values = dict[str, float]
+ValueByMetric = dict[str, float]
 
 
 def choose_family(
@@ -51,11 +51,11 @@ def choose_family(
 
     dataset_properties = dataset_facts(dataset_path)
     selection_metric = families.get_selection_metric(workload)
-    values_by_family: dict[str, Values] = {}
+    values_by_family: dict[str, ValueByMetric] = {}
 
     for family_name, model_folder in folder_by_family.items():
         model_description = verify_weights(model_folder)
-        check_held_out(family_name, model_description.train, training_spec)
+        check_same_held_out(family_name, model_description.train, training_spec)
         family_spec = training_spec.model_copy(
             update={"model": model_description.model, "family": model_description.family}
         )
@@ -64,7 +64,7 @@ def choose_family(
         values_by_family[family_name] = compute_validation(
             training_spec, workload, model.to(device), held_out, device
         )
-        say(
+        write_stderr(
             f"{family_name}: "
             + ", ".join(
                 f"{metric_name} {metric_value:.5g}"
@@ -83,12 +83,12 @@ def choose_family(
     }
 
     model_description = read_description(output_folder).as_json() | {"chosen": choice_record}
-    (output_folder / MODEL_FILE).write_bytes(describe_model(model_description))
+    (output_folder / MODEL_FILE).write_bytes(encode_model_description(model_description))
 
     return best_family
 
 
-def check_held_out(
+def check_same_held_out(
     model_name: str, train_settings: Mapping[str, Any], training_spec: TrainingSpec
 ) -> None:
     """Raise ConfigError if the model `model_name` had other held-out samples than
@@ -105,13 +105,15 @@ def check_held_out(
             )
 
 
-def find_best_family(values_by_family: Mapping[str, Values], selection_metric: Metric) -> str:
+def find_best_family(
+    values_by_family: Mapping[str, ValueByMetric], selection_metric: Metric
+) -> str:
     """Return the family with the best finite value.
 
     Raises ConfigError for an unknown metric, DataError if no value is finite.
     """
     for family_name, family_values in values_by_family.items():
-        check_metric(family_name, family_values, selection_metric)
+        check_has_metric(family_name, family_values, selection_metric)
 
     finite_values = {
         family_name: metric_value
@@ -130,7 +132,9 @@ def find_best_family(values_by_family: Mapping[str, Values], selection_metric: M
     )
 
 
-def check_metric(family_name: str, metric_values: Values, selection_metric: Metric) -> None:
+def check_has_metric(
+    family_name: str, metric_values: ValueByMetric, selection_metric: Metric
+) -> None:
     """Raise ConfigError unless the validation of the family `family_name` has the metric by
     which families are compared."""
     if selection_metric.name not in metric_values:
@@ -144,13 +148,13 @@ def compute_validation(
     training_spec: TrainingSpec,
     workload: Workload,
     model: nn.Module,
-    samples: Subset,
+    samples: SampleSubset,
     device: torch.device,
-) -> Values:
+) -> ValueByMetric:
     """Return the means of the loss and the measures over `samples`, in batches of
     train.batch_size."""
     measures = getattr(workload, "measures", lambda model, batch: {})
-    weighted_sums: Values = {}
+    weighted_sums: ValueByMetric = {}
     model.eval()
 
     with torch.no_grad(), make_autocast(training_spec, device):

@@ -11,14 +11,14 @@ from torch import nn
 from rekindle import families
 from rekindle.content.dataset import verify_dataset
 from rekindle.content.weights import WEIGHTS_FILE
-from rekindle.documents import MODEL_FILE, describe_model
-from rekindle.errors import ConfigError, say
+from rekindle.documents import MODEL_FILE, encode_model_description
+from rekindle.errors import ConfigError, write_stderr
 from rekindle.training.computation import build_model, open_samples
 from rekindle.training.numerics import compute_fingerprint, prepare_device
 from rekindle.training.sampler import mix_seed
 from rekindle.training.spec import TrainingSpec
 from rekindle.training.training_state import weights_sha256
-from rekindle.training.validation import Subset
+from rekindle.training.validation import SampleSubset
 from rekindle.workload import Workload, dataset_facts
 
 
@@ -38,12 +38,12 @@ def fit_family(
         training_spec.identity() | {"fingerprint": compute_fingerprint(training_spec, device)},
     )
     check_saved_model(training_spec, workload, dataset_path, model, samples, output_folder)
-    say(f"fitted {training_spec.family} to {len(samples):,} samples: model {sha256}")
+    write_stderr(f"fitted {training_spec.family} to {len(samples):,} samples: model {sha256}")
     return sha256
 
 
 def fit_model(
-    training_spec: TrainingSpec, workload: Workload, model: nn.Module, samples: Subset
+    training_spec: TrainingSpec, workload: Workload, model: nn.Module, samples: SampleSubset
 ) -> None:
     """Call the function `fit` of the family. Raises ConfigError if the family is trained step by
     step, or if `fit` returns a value."""
@@ -72,7 +72,7 @@ def check_saved_model(
     workload: Workload,
     dataset_path: Path,
     model: nn.Module,
-    samples: Subset,
+    samples: SampleSubset,
     model_folder: Path,
 ) -> None:
     """Raise ConfigError if the model that `model_folder` contains cannot be loaded, or if its loss
@@ -103,7 +103,7 @@ def check_repeatable(
     training_spec: TrainingSpec,
     workload: Workload,
     model: nn.Module,
-    samples: Subset,
+    samples: SampleSubset,
     dataset_properties: dict[str, Any],
 ) -> None:
     """Fit a second model to the same samples, and raise ConfigError if its loss differs from that
@@ -123,7 +123,7 @@ def check_repeatable(
 
 
 def compute_loss(
-    training_spec: TrainingSpec, workload: Workload, model: nn.Module, samples: Subset
+    training_spec: TrainingSpec, workload: Workload, model: nn.Module, samples: SampleSubset
 ) -> float:
     """Return the loss of the first batch. Raises ConfigError if a second computation with the same
     seed gives a different loss."""
@@ -195,5 +195,7 @@ def write_tensors(
             }
         )
     )
-    (output_folder / MODEL_FILE).write_bytes(describe_model(model_description | {"sha256": sha256}))
+    (output_folder / MODEL_FILE).write_bytes(
+        encode_model_description(model_description | {"sha256": sha256})
+    )
     return sha256

@@ -8,16 +8,16 @@ rung is reserved.
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from rekindle.training.sweep.halving import Job
+from rekindle.training.sweep.halving import TrialJob
 from rekindle.training.sweep.sweep_config import Sweep
 
 
-def compute_excess(
+def compute_budget_excess(
     sweep: Sweep,
-    next_job: Job,
-    started_jobs: Sequence[Job],
-    completed_jobs: Collection[Job],
-    seconds_by_job: Mapping[Job, float],
+    next_job: TrialJob,
+    started_jobs: Sequence[TrialJob],
+    completed_jobs: Collection[TrialJob],
+    seconds_by_job: Mapping[TrialJob, float],
 ) -> dict[str, Any] | None:
     """If `next_job` would exceed the budget, return the hours that are used, expected and
     allowed; else None."""
@@ -29,19 +29,19 @@ def compute_excess(
         return None
 
     training_s = sum(seconds_by_job.get(other_job, 0.0) for other_job in finished_jobs) / sum(
-        step_share(sweep, other_job, started_jobs) for other_job in finished_jobs
+        compute_step_share(sweep, other_job, started_jobs) for other_job in finished_jobs
     )
-    expected_s = training_s * step_share(sweep, next_job, started_jobs)
+    expected_s = training_s * compute_step_share(sweep, next_job, started_jobs)
     for other_job in started_jobs:
         if other_job in completed_jobs:
             remaining_s = 0.0
         else:
-            remaining_s = training_s * step_share(sweep, other_job, started_jobs)
+            remaining_s = training_s * compute_step_share(sweep, other_job, started_jobs)
 
         expected_s += max(seconds_by_job.get(other_job, 0.0), remaining_s)
 
     if all(other_job.rung < sweep.rungs - 1 for other_job in [*started_jobs, next_job]):
-        expected_s += training_s * (1 - sweep.step_share(next_job.rung))
+        expected_s += training_s * (1 - sweep.compute_step_share(next_job.rung))
 
     used_s = sum(seconds_by_job.values())
     if expected_s > limit_s:
@@ -50,12 +50,14 @@ def compute_excess(
     return None
 
 
-def step_share(sweep: Sweep, trial_job: Job, started_jobs: Sequence[Job]) -> float:
+def compute_step_share(
+    sweep: Sweep, trial_job: TrialJob, started_jobs: Sequence[TrialJob]
+) -> float:
     """Return the number of steps that `trial_job` makes, as a fraction of the steps of a complete
     training."""
     earlier_shares = [
-        sweep.step_share(other_job.rung)
+        sweep.compute_step_share(other_job.rung)
         for other_job in started_jobs
         if other_job.trial == trial_job.trial and other_job.rung < trial_job.rung
     ]
-    return sweep.step_share(trial_job.rung) - max(earlier_shares, default=0.0)
+    return sweep.compute_step_share(trial_job.rung) - max(earlier_shares, default=0.0)

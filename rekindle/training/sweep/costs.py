@@ -3,23 +3,25 @@
 from collections import Counter
 from collections.abc import Iterable
 
-from rekindle.keys import LEDGER
+from rekindle.keys import LEDGER_KEY
 from rekindle.training.cost.bill import Bill, compute_bill
-from rekindle.training.cost.tariff import Tariff
-from rekindle.training.ledger.accounting import summarize
+from rekindle.training.cost.tariff import TrainingTariff
+from rekindle.training.ledger.accounting import summarize_events
 from rekindle.training.ledger.events import read_events
-from rekindle.training.sweep.study import Study
+from rekindle.training.sweep.study import SweepStudy
 
 
-def compute_trial_bills(study: Study, trial_tariff: Tariff) -> dict[int, Bill]:
+def compute_trial_bills(study: SweepStudy, trial_tariff: TrainingTariff) -> dict[int, Bill]:
     """Compute the cost of each trial; call `study.read()` before. Raises StorageError."""
-    ledger_name = LEDGER.rpartition("/")[2]
+    ledger_name = LEDGER_KEY.rpartition("/")[2]
     ledger_by_trial = {
-        trial.number: f"{study.checkpoint_prefix(trial.number)}/{ledger_name}"
+        trial.number: f"{study.make_checkpoint_prefix(trial.number)}/{ledger_name}"
         for trial in study.trials()
     }
     return {
-        trial_number: compute_bill(summarize(read_events(study.store, ledger_prefix)), trial_tariff)
+        trial_number: compute_bill(
+            summarize_events(read_events(study.store, ledger_prefix)), trial_tariff
+        )
         for trial_number, ledger_prefix in ledger_by_trial.items()
     }
 

@@ -14,7 +14,9 @@ from typing import Any, TypeGuard
 
 from rekindle.training.sweep.sweep_config import Settings, Sweep
 
-Values = Mapping["Job", float | None]  # metric of each finished job; None: the trial failed
+MetricByJob = Mapping[
+    "TrialJob", float | None
+]  # metric of each finished job; None: the trial failed
 
 
 @dataclass
@@ -41,14 +43,14 @@ class Trial:
 
 
 @dataclass(frozen=True)
-class Job:
+class TrialJob:
     """The training of a trial to `rung`, from the start or from its previous rung."""
 
     trial: int
     rung: int
 
 
-def is_finite(metric_value: float | None) -> TypeGuard[float]:
+def is_finite_metric(metric_value: float | None) -> TypeGuard[float]:
     """Return True if the metric is a finite number. None, NaN and infinity mean that the trial has
     failed."""
     return metric_value is not None and math.isfinite(metric_value)
@@ -63,15 +65,15 @@ def rank_trials(
     finite_values = {
         trial_number: metric_value
         for trial_number, metric_value in metric_by_trial.items()
-        if is_finite(metric_value)
+        if is_finite_metric(metric_value)
     }
     return sorted(
         finite_values, key=lambda trial_number: (sign * finite_values[trial_number], trial_number)
     )[:trial_count]
 
 
-def usable_result_counts(
-    sweep: Sweep, started_jobs: Sequence[Job], finished_jobs: Collection[Job]
+def find_usable_result_counts(
+    sweep: Sweep, started_jobs: Sequence[TrialJob], finished_jobs: Collection[TrialJob]
 ) -> range:
     """Return a range of counts n: the next decision may use the results of the first n jobs.
 
@@ -89,7 +91,9 @@ def usable_result_counts(
     return range(max(0, len(started_jobs) - sweep.decision_lag + 1), result_count + 1)
 
 
-def choose_next_job(sweep: Sweep, started_jobs: Sequence[Job], metric_by_job: Values) -> Job | None:
+def choose_next_job(
+    sweep: Sweep, started_jobs: Sequence[TrialJob], metric_by_job: MetricByJob
+) -> TrialJob | None:
     """Return the next job: the continuation of a good trial, else a new trial, or None if all
     trials have started. `metric_by_job`: metric of each finished job."""
     for rung_index in reversed(range(sweep.rungs - 1)):
@@ -105,16 +109,16 @@ def choose_next_job(sweep: Sweep, started_jobs: Sequence[Job], metric_by_job: Va
             metric_by_trial, len(metric_by_trial) // sweep.reduction, sweep.better
         ):
             if trial_number not in continued_trials:
-                return Job(trial_number, rung_index + 1)
+                return TrialJob(trial_number, rung_index + 1)
     started_trial_count = sum(started_job.rung == 0 for started_job in started_jobs)
     if started_trial_count < sweep.trial_count:
-        return Job(started_trial_count, 0)
+        return TrialJob(started_trial_count, 0)
     return None
 
 
 def choose_final_job(
-    sweep: Sweep, started_jobs: Sequence[Job], metric_by_job: Values
-) -> Job | None:
+    sweep: Sweep, started_jobs: Sequence[TrialJob], metric_by_job: MetricByJob
+) -> TrialJob | None:
     """Return the job that trains the best trial to the last rung; None if the best trial has
     reached it.
 
@@ -135,6 +139,6 @@ def choose_final_job(
             if rung_index == last_rung:
                 return None
             if trial_number not in continued_trials:
-                return Job(trial_number, last_rung)
+                return TrialJob(trial_number, last_rung)
 
     return None

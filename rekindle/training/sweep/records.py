@@ -7,7 +7,7 @@ from pydantic import ConfigDict, Field, JsonValue, RootModel, StringConstraints,
 from rekindle.documents import BestValidation, Document
 
 
-class Stop(Document):
+class BudgetStop(Document):
     """The decision that the budget ends the sweep, with the allowed (`limit`), used (`hours`) and
     expected worker-hours."""
 
@@ -16,7 +16,7 @@ class Stop(Document):
     expected: float = Field(ge=0)
 
 
-class Decision(Document):
+class SweepDecision(Document):
     """jobs/NUMBER.json: the next job, with the settings if its trial is new; or the end of the
     sweep."""
 
@@ -25,7 +25,7 @@ class Decision(Document):
     pod: int | None = None
     settings: dict[str, JsonValue] | None = None
     attrs: dict[str, JsonValue] | None = None
-    stop: Stop | None = None
+    stop: BudgetStop | None = None
 
     @model_validator(mode="after")
     def _is_complete(self) -> Self:
@@ -41,7 +41,7 @@ class Decision(Document):
         return self
 
 
-class Failure(Document):
+class TrialFailure(Document):
     """failed.json: why a trial has failed."""
 
     value: None = None  # a failed trial has no metric
@@ -63,7 +63,7 @@ class TrialModel(Document):
         return bool(self.files)
 
 
-class Validation(RootModel[dict[str, float | None]]):
+class TrialValidation(RootModel[dict[str, float | None]]):
     """validation.json: the loss and the measures of a trial; None if they are not finite."""
 
     model_config = ConfigDict(strict=True)
@@ -73,7 +73,7 @@ JobName = Annotated[str, StringConstraints(pattern=r"^[0-9]{1,9}/[0-9]{1,9}$")]
 UsedSeconds = Annotated[float, Field(ge=0, lt=2**41)]
 
 
-class Seconds(RootModel[dict[JobName, UsedSeconds]]):
+class UsedSecondsRecord(RootModel[dict[JobName, UsedSeconds]]):
     """seconds/PROCESS.json: the seconds that a process has used for each TRIAL/RUNG."""
 
     model_config = ConfigDict(strict=True)

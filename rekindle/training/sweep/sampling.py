@@ -21,9 +21,9 @@ from optuna.trial import TrialState, create_trial
 
 from argolocal.common.json_text import to_json
 from rekindle.training.sweep.halving import Trial
-from rekindle.training.sweep.sweep_config import Choice, Settings, Sweep
+from rekindle.training.sweep.sweep_config import SettingChoice, Settings, Sweep
 
-RANDOM_TRIALS = 10  # number of random start-up trials of tpe (Optuna's default)
+RANDOM_TRIAL_COUNT = 10  # number of random start-up trials of tpe (Optuna's default)
 
 
 def sample_settings(
@@ -63,7 +63,7 @@ def sample_settings(
                 state=trial_state,
                 value=None if metric_value is None else direction_sign * metric_value,
                 params={
-                    setting_path: _encode(search_space[setting_path], metric_value)
+                    setting_path: _encode_setting(search_space[setting_path], metric_value)
                     for setting_path, metric_value in trial.settings.items()
                 },
                 distributions=search_space,
@@ -74,7 +74,7 @@ def sample_settings(
     if default_settings and not trials and sweep.sampler != "grid":
         optuna_study.enqueue_trial(
             {
-                setting_path: _encode(search_space[setting_path], metric_value)
+                setting_path: _encode_setting(search_space[setting_path], metric_value)
                 for setting_path, metric_value in default_settings.items()
             }
         )
@@ -86,12 +86,12 @@ def sample_settings(
         trial_attributes = {}
 
     return {
-        setting_path: _decode(search_space[setting_path], metric_value)
+        setting_path: _decode_setting(search_space[setting_path], metric_value)
         for setting_path, metric_value in new_trial.params.items()
     }, trial_attributes
 
 
-def make_distribution(setting_choice: Choice, is_integer: bool) -> BaseDistribution:
+def make_distribution(setting_choice: SettingChoice, is_integer: bool) -> BaseDistribution:
     """Return the Optuna distribution of a setting. The values of a list become JSON texts, since
     Optuna does not accept all types."""
     if setting_choice.choices:
@@ -133,7 +133,7 @@ def _make_sampler(
     # differ from them
     return TPESampler(
         seed=sampler_seed,
-        n_startup_trials=min(RANDOM_TRIALS, max(1, sweep.trial_count // 3)),
+        n_startup_trials=min(RANDOM_TRIAL_COUNT, max(1, sweep.trial_count // 3)),
         constant_liar=True,
     )
 
@@ -149,13 +149,13 @@ def _list_grid_points(distribution: BaseDistribution) -> list[Any]:
     return [lowest_value + point_index * distribution.step for point_index in range(point_count)]
 
 
-def _encode(distribution: BaseDistribution, setting_value: object) -> object:
+def _encode_setting(distribution: BaseDistribution, setting_value: object) -> object:
     if isinstance(distribution, CategoricalDistribution):
         return to_json(setting_value)
     return setting_value
 
 
-def _decode(distribution: BaseDistribution, encoded_value: object) -> object:
+def _decode_setting(distribution: BaseDistribution, encoded_value: object) -> object:
     if isinstance(distribution, CategoricalDistribution):
         return json.loads(str(encoded_value))
     return encoded_value

@@ -25,20 +25,26 @@ from rekindle.documents import InvalidDocument, read_object
 from rekindle.errors import ConfigError, Conflict
 from rekindle.storage import THREADS, NotFound
 from rekindle.training.sweep import budget, halving
-from rekindle.training.sweep.halving import Job, Trial, is_finite
-from rekindle.training.sweep.records import Decision, Failure, Seconds, TrialModel, Validation
-from rekindle.training.sweep.sweep_config import LOSS, Settings, Sweep
+from rekindle.training.sweep.halving import Trial, TrialJob, is_finite_metric
+from rekindle.training.sweep.records import (
+    SweepDecision,
+    TrialFailure,
+    TrialModel,
+    TrialValidation,
+    UsedSecondsRecord,
+)
+from rekindle.training.sweep.sweep_config import LOSS_METRIC, Settings, Sweep
 
 if TYPE_CHECKING:
     from rekindle.storage import Store
 
-FOLDER = "search"  # folder of the sweep, below the folder with the name of the workflow
+SEARCH_FOLDER = "search"  # folder of the sweep, below the folder with the name of the workflow
 POLL_INTERVAL_S = 0.5
 CHECK_INTERVAL_S = 30.0
 # time without progress after which another pod takes over a job; if its own pod restarts earlier,
 # that pod continues it
 TAKEOVER_TIMEOUT_S = 300.0
-D = TypeVar("D", bound=BaseModel)
+DocumentT = TypeVar("D", bound=BaseModel)
 
 
 class StallDetector:
@@ -48,11 +54,13 @@ class StallDetector:
     def __init__(self) -> None:
         self.next_check = time.monotonic() + CHECK_INTERVAL_S
         # the newest recorded seconds of each job, and when they changed
-        self.changes: dict[Job, tuple[float, float]] = {}
+        self.changes: dict[TrialJob, tuple[float, float]] = {}
 
     def find_stalled_job(
-        self, running_jobs: Sequence[Job], read_job_seconds: Callable[[], Mapping[Job, float]]
-    ) -> Job | None:
+        self,
+        running_jobs: Sequence[TrialJob],
+        read_job_seconds: Callable[[], Mapping[TrialJob, float]],
+    ) -> TrialJob | None:
         """Return the first stalled job, or None. `read_seconds` returns the seconds that each job
         has used, as recorded in the store."""
         now_s = time.monotonic()
@@ -75,7 +83,7 @@ class StallDetector:
         )
 
 
-class Study:
+class SweepStudy:
     """The decisions and results of one sweep. The methods raise StorageError."""
 
     def __init__(self, store: "Store", key_prefix: str, sweep: Sweep) -> None:
@@ -83,12 +91,12 @@ class Study:
         self.root = key_prefix.rstrip("/")
         self.sweep = sweep
         self.records: list[dict[str, Any]] = []  # decisions, in order
-        self.results: dict[Job, dict[str, Any]] = {}  # results of the finished jobs
+        self.results: dict[TrialJob, dict[str, Any]] = {}  # results of the finished jobs
 
     @property
-    def jobs(self) -> list[Job]:
+    def jobs(self) -> list[TrialJob]:
         return [
-            Job(decision_record["trial"], decision_record["rung"])
+            TrialJob(decision_record["trial"], decision_record["rung"])
             for decision_record in self.records
             if "trial" in decision_record
         ]
@@ -105,11 +113,11 @@ class Study:
             None,
         )
 
-    def output_prefix(self, trial_number: int, rung_index: int) -> str:
+    def make_output_prefix(self, trial_number: int, rung_index: int) -> str:
         """Return the key prefix of a trial's output at a rung."""
         return f"{self.root}/trials/{trial_number}/rung-{rung_index}"
 
-    def checkpoint_prefix(self, trial_number: int) -> str:
+    def make_checkpoint_prefix(self, trial_number: int) -> str:
         return f"{self.root}/trials/{trial_number}/checkpoints"
 
     def read(self) -> list[Trial]:
@@ -122,7 +130,7 @@ class Study:
         with ThreadPoolExecutor(THREADS) as thread_pool:
             for decision_key, decision in zip(
                 decision_keys,
-                thread_pool.map(partial(read_object, Decision, self.store), decision_keys),
+                thread_pool.map(partial(read_object, SweepDecision, self.store), decision_keys),
                 strict=True,
             ):
                 self._check(decision, decision_key)
@@ -139,19 +147,19 @@ class Study:
 
         return self.trials()
 
-    def _check(self, sweep_decision: Decision, decision_key: str) -> None:
+    def _check(self, sweep_decision: SweepDecision, decision_key: str) -> None:
         """Raise InvalidDocument for a decision that does not belong to this sweep."""
         if sweep_decision.stop:
             return
 
-        decision_fault = self._find_fault(sweep_decision)
+        decision_fault = self._find_decision_fault(sweep_decision)
         if decision_fault:
             raise InvalidDocument(
                 f"{self.store.uri(decision_key)} is malformed: {decision_fault}. Restore it, or"
                 " start the sweep again."
             )
 
-    def _find_fault(self, sweep_decision: Decision) -> str:
+    def _find_decision_fault(self, sweep_decision: SweepDecision) -> str:
         """Return the reason why a decision about a job is not part of this sweep; "" if it is part
         of it."""
         started_trial_numbers = {started_job.trial for started_job in self.jobs}
@@ -221,7 +229,7 @@ class Study:
             for decision_record in self.records:
                 if (
                     decision_record.get("pod") == pod_index
-                    and (next_job := Job(decision_record["trial"], decision_record["rung"]))
+                    and (next_job := TrialJob(decision_record["trial"], decision_record["rung"]))
                     not in self.results
                 ):
                     return all_trials[next_job.trial], next_job.rung
@@ -242,7 +250,7 @@ class Study:
             else:
                 return None
 
-    def _decide(self) -> tuple[Job | None, int]:
+    def _decide(self) -> tuple[TrialJob | None, int]:
         """Return the next job, if any, and the number of jobs whose results this decision used; -1
         if results are missing."""
         sweep = self.sweep
@@ -250,7 +258,7 @@ class Study:
         metric_by_job = {
             next_job: job_result.get("value") for next_job, job_result in self.results.items()
         }
-        result_counts = halving.usable_result_counts(sweep, started_jobs, metric_by_job)
+        result_counts = halving.find_usable_result_counts(sweep, started_jobs, metric_by_job)
 
         if not self.budget_stop:
             for result_count in result_counts:
@@ -261,8 +269,8 @@ class Study:
                 }
                 next_job = halving.choose_next_job(sweep, started_jobs, known_values)
                 if next_job:
-                    budget_excess = budget.compute_excess(
-                        sweep, next_job, started_jobs, metric_by_job, self._budget_seconds()
+                    budget_excess = budget.compute_budget_excess(
+                        sweep, next_job, started_jobs, metric_by_job, self._read_budget_seconds()
                     )
                     if not budget_excess:
                         return next_job, result_count
@@ -289,7 +297,7 @@ class Study:
 
     def _make_record(
         self,
-        next_job: Job,
+        next_job: TrialJob,
         result_count: int,
         default_settings: Settings,
         integer_settings: Mapping[str, bool],
@@ -337,17 +345,17 @@ class Study:
     def record_failure(self, trial_number: int, rung_index: int, reason: str) -> None:
         """Record that a trial has failed."""
         self.store.put(
-            f"{self.output_prefix(trial_number, rung_index)}/failed.json",
+            f"{self.make_output_prefix(trial_number, rung_index)}/failed.json",
             to_json({"value": None, "why": reason}).encode(),
         )
 
     def record_metric(self, trial_number: int, rung_index: int, metric_value: float | None) -> None:
         """Record the metric of a trained program; None if it is not finite."""
         metric_values = {self.sweep.metric: metric_value}
-        validation_key = f"{self.output_prefix(trial_number, rung_index)}/validation.json"
+        validation_key = f"{self.make_output_prefix(trial_number, rung_index)}/validation.json"
         self.store.put(validation_key, to_json(metric_values).encode())
 
-    def record_seconds(self, process_name: str, seconds_by_job: Mapping[Job, float]) -> None:
+    def record_seconds(self, process_name: str, seconds_by_job: Mapping[TrialJob, float]) -> None:
         """Record the seconds that a process has used for each job until now."""
         seconds_by_job_name = {
             f"{trial_job.trial}/{trial_job.rung}": round(used_seconds, 3)
@@ -357,43 +365,43 @@ class Study:
             f"{self.root}/seconds/{process_name}.json", to_json(seconds_by_job_name).encode()
         )
 
-    def read_seconds(self) -> dict[Job, float]:
+    def read_seconds(self) -> dict[TrialJob, float]:
         """Return the seconds that all processes have used for each job."""
-        total_seconds_by_job: dict[Job, float] = defaultdict(float)
+        total_seconds_by_job: dict[TrialJob, float] = defaultdict(float)
         record_keys = [
             object_entry.key for object_entry in self.store.list(f"{self.root}/seconds/")
         ]
         with ThreadPoolExecutor(THREADS) as thread_pool:
             for seconds_record in thread_pool.map(
-                partial(read_object, Seconds, self.store), record_keys
+                partial(read_object, UsedSecondsRecord, self.store), record_keys
             ):
                 for job_name, used_seconds in seconds_record.root.items():
                     trial_text, _, rung_text = job_name.partition("/")
-                    total_seconds_by_job[Job(int(trial_text), int(rung_text))] += used_seconds
+                    total_seconds_by_job[TrialJob(int(trial_text), int(rung_text))] += used_seconds
         return dict(total_seconds_by_job)
 
     def read_hours(self) -> float:
         """Return the worker-hours of all trials."""
         return sum(self.read_seconds().values()) / 3600
 
-    def _budget_seconds(self) -> dict[Job, float]:
+    def _read_budget_seconds(self) -> dict[TrialJob, float]:
         if self.sweep.budget.hours:
             return self.read_seconds()
         return {}
 
-    def read_result(self, trial_job: Job) -> dict[str, Any] | None:
+    def read_result(self, trial_job: TrialJob) -> dict[str, Any] | None:
         """Read the result of a job: value, steps and sha256, or the reason (`why`) for its failure;
         None while no result exists."""
-        output_prefix = self.output_prefix(trial_job.trial, trial_job.rung)
+        output_prefix = self.make_output_prefix(trial_job.trial, trial_job.rung)
         metric_name = self.sweep.metric
 
         trial_model = self._read(TrialModel, f"{output_prefix}/model.json")
         trial_validation = (
-            self._read(Validation, f"{output_prefix}/validation.json") if trial_model else None
+            self._read(TrialValidation, f"{output_prefix}/validation.json") if trial_model else None
         )
 
         if trial_model is None or (trial_model.is_of_program and trial_validation is None):
-            trial_failure = self._read(Failure, f"{output_prefix}/failed.json")
+            trial_failure = self._read(TrialFailure, f"{output_prefix}/failed.json")
             return trial_failure and trial_failure.model_dump()
 
         metric_values = trial_validation.root if trial_validation else {}
@@ -405,10 +413,10 @@ class Study:
             }
 
         loss_values = [metric_values[metric_name]]
-        if metric_name == LOSS and best_validation and best_validation.released:
+        if metric_name == LOSS_METRIC and best_validation and best_validation.released:
             loss_values.append(best_validation.validation_loss)
 
-        finite_values = [loss_value for loss_value in loss_values if is_finite(loss_value)]
+        finite_values = [loss_value for loss_value in loss_values if is_finite_metric(loss_value)]
         job_result = {
             "value": min(finite_values, default=None),
             "steps": trial_model.step,
@@ -422,7 +430,7 @@ class Study:
 
         return job_result
 
-    def _read(self, document_class: type[D], document_key: str) -> D | None:
+    def _read(self, document_class: type[DocumentT], document_key: str) -> DocumentT | None:
         try:
             return read_object(document_class, self.store, document_key)
         except NotFound:

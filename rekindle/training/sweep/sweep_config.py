@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
 from pydantic import BaseModel, Field, ValidationError, model_validator
 
 from rekindle import families
-from rekindle.errors import did_you_mean
+from rekindle.errors import suggest_similar
 from rekindle.sections import Section, broken_rule
 from rekindle.workload import load
 
@@ -15,11 +15,11 @@ if TYPE_CHECKING:
     from rekindle.training.spec import TrainConfig
 
 Settings = dict[str, Any]  # values by dotted path, such as train.learning_rate
-LOSS = "loss"
-S = TypeVar("S", bound=BaseModel)
+LOSS_METRIC = "loss"
+SectionT = TypeVar("S", bound=BaseModel)
 
 
-class Choice(Section):
+class SettingChoice(Section):
     """The possible values of one setting: a list or a range."""
 
     choices: list[Any] = Field(
@@ -51,7 +51,7 @@ class Choice(Section):
             raise ValueError("log needs a low above 0 and cannot be combined with step")
         return self
 
-    def as_integers(self) -> Self:
+    def make_integer_choice(self) -> Self:
         """Return the choice for an integer setting: a range without a step gets the step 1, unless
         it is logarithmic."""
         if self.choices or self.log or self.step:
@@ -94,7 +94,7 @@ class Choice(Section):
         return math.isclose(setting_value, nearest_value, rel_tol=1e-12, abs_tol=1e-9 * self.step)
 
 
-class Budget(Section):
+class SweepBudget(Section):
     """The limit of a sweep, for all of its trials together."""
 
     hours: float = Field(0.0, ge=0, description="worker-hours of all trials (0: no limit)")
@@ -107,12 +107,12 @@ class Sweep(Section):
     """Settings of a sweep."""
 
     # the section `data` cannot be searched: all trials share the dataset
-    space: dict[Literal["train", "model"], dict[str, Choice]] = Field(
+    space: dict[Literal["train", "model"], dict[str, SettingChoice]] = Field(
         description="section and key → list of values, or {low, high, log, step}"
     )
     trials: int = Field(27, ge=1, description="number of trials to start")
-    budget: Budget = Field(
-        default_factory=lambda: Budget.model_validate({}), description="limit of all trials"
+    budget: SweepBudget = Field(
+        default_factory=lambda: SweepBudget.model_validate({}), description="limit of all trials"
     )
     parallel: int = Field(
         2,
@@ -135,7 +135,7 @@ class Sweep(Section):
     )
     seed: int = Field(0, ge=0, lt=2**32, description="seed of the sampler")
     metric: str = Field(
-        LOSS,
+        LOSS_METRIC,
         description=(
             "validation metric to optimize: loss, or one of `measures`; for a training program, a"
             " metric that it reports"
@@ -168,13 +168,13 @@ class Sweep(Section):
             raise ValueError(
                 "sweep.space is empty: list settings of train or model, with their values"
             )
-        if self.metric == LOSS and self.better == "higher":
+        if self.metric == LOSS_METRIC and self.better == "higher":
             raise ValueError(
                 "sweep.better is higher, but a lower loss is better. Remove sweep.better"
             )
         return self
 
-    def choices(self) -> Iterator[tuple[str, Choice]]:
+    def choices(self) -> Iterator[tuple[str, SettingChoice]]:
         """Yield the dotted path and the values of each setting in the search space."""
         for section_name, choice_by_key in sorted(self.space.items()):
             for key, setting_choice in sorted(choice_by_key.items()):
@@ -200,7 +200,7 @@ class Sweep(Section):
         """Number of pods that train trials."""
         return min(self.parallel, self.decision_lag, self.trial_count)
 
-    def step_share(self, rung_index: int) -> float:
+    def compute_step_share(self, rung_index: int) -> float:
         """Return the fraction of a complete training's steps after which trials reach
         `rung_index`."""
         return float(self.reduction) ** (rung_index + 1 - self.rungs)
@@ -214,7 +214,7 @@ class Sweep(Section):
                 " the training samples, such as 0.1"
             )
 
-        if self.metric != LOSS and train_config.keep_best:
+        if self.metric != LOSS_METRIC and train_config.keep_best:
             raise ValueError(
                 f"sweep.metric is {self.metric}, but train.keep_best releases the weights with the"
                 " lowest loss. Remove one of them"
@@ -236,7 +236,7 @@ class Sweep(Section):
             )
             if setting_name not in allowed_names:
                 hint = (
-                    did_you_mean(setting_name, allowed_names)
+                    suggest_similar(setting_name, allowed_names)
                     or f" Allowed: {', '.join(sorted(allowed_names))}."
                 )
                 raise ValueError(
@@ -268,12 +268,12 @@ class Sweep(Section):
                 )
 
             for choice_value in setting_choice.choices or [
-                _as_integer(setting_choice.low),
-                _as_integer(setting_choice.high),
+                _convert_to_integer(setting_choice.low),
+                _convert_to_integer(setting_choice.high),
             ]:
                 apply_settings(config_section, section_name, {setting_path: choice_value})
 
-        for setting_path, setting_choice in self.with_integer_steps(
+        for setting_path, setting_choice in self.add_integer_steps(
             train_config, model_config
         ).choices():
             if self.sampler == "grid" and not setting_choice.value_count():
@@ -282,9 +282,9 @@ class Sweep(Section):
                     " values"
                 )
 
-    def with_integer_steps(self, train_config: BaseModel, model_config: BaseModel) -> Self:
+    def add_integer_steps(self, train_config: BaseModel, model_config: BaseModel) -> Self:
         """Return the sweep with a step for each range of an integer setting."""
-        search_space: dict[str, dict[str, Choice]] = {
+        search_space: dict[str, dict[str, SettingChoice]] = {
             section_name: dict(choice_by_key) for section_name, choice_by_key in self.space.items()
         }
         for setting_path, is_integer in find_integer_settings(
@@ -294,7 +294,7 @@ class Sweep(Section):
             if is_integer:
                 search_space[section_name][setting_name] = search_space[section_name][
                     setting_name
-                ].as_integers()
+                ].make_integer_choice()
         return self.model_copy(update={"space": search_space})
 
     def _check_rungs(self, train_config: "TrainConfig") -> None:
@@ -303,7 +303,7 @@ class Sweep(Section):
         validation_interval = getattr(train_config, f"validation_{duration_unit}")
         total_duration = getattr(train_config, duration_unit)
 
-        first_rung_duration = self.step_share(0) * total_duration
+        first_rung_duration = self.compute_step_share(0) * total_duration
         if (
             (duration_unit == "steps" or not train_config.validation_steps)
             and validation_interval
@@ -317,7 +317,9 @@ class Sweep(Section):
             )
 
 
-def apply_settings(config_section: S, section_name: str, trial_settings: Mapping[str, object]) -> S:
+def apply_settings(
+    config_section: SectionT, section_name: str, trial_settings: Mapping[str, object]
+) -> SectionT:
     """Return the section `section_name` with the values of `trial_settings` for it. Raises
     ValueError that names the invalid setting."""
     changed_values = {
@@ -343,7 +345,7 @@ def select_default_settings(
 ) -> Settings:
     """Return the values of the config as the settings of a trial; {} if they are outside of the
     search space."""
-    config_values = _config_values(sweep, train_config, model_config)
+    config_values = _list_config_values(sweep, train_config, model_config)
     if all(
         setting_choice.allows(config_values[setting_path])
         for setting_path, setting_choice in sweep.choices()
@@ -358,11 +360,13 @@ def find_integer_settings(
     """Return for each setting in the search space whether its value in the config is an integer."""
     return {
         setting_path: type(config_value) is int
-        for setting_path, config_value in _config_values(sweep, train_config, model_config).items()
+        for setting_path, config_value in _list_config_values(
+            sweep, train_config, model_config
+        ).items()
     }
 
 
-def _config_values(sweep: Sweep, train_config: BaseModel, model_config: BaseModel) -> Settings:
+def _list_config_values(sweep: Sweep, train_config: BaseModel, model_config: BaseModel) -> Settings:
     """Return the values in the config of all settings in the search space."""
     values_by_section = {
         "train": train_config.model_dump(mode="json"),
@@ -376,13 +380,13 @@ def _config_values(sweep: Sweep, train_config: BaseModel, model_config: BaseMode
     }
 
 
-def check_workload(sweep: Sweep, workload_module: str, selected_families: list[str]) -> str:
+def select_sweep_family(sweep: Sweep, workload_module: str, selected_families: list[str]) -> str:
     """Return the family to train.
 
     Raises ValueError for several families, for a family without training steps, and if the metric
     is a measure that the workload does not define.
     """
-    family, *other_families = families.select(load(workload_module), selected_families)
+    family, *other_families = families.select_families(load(workload_module), selected_families)
     if other_families or isinstance(
         families.get_families(load(workload_module))[family], families.Fitted
     ):
@@ -392,7 +396,7 @@ def check_workload(sweep: Sweep, workload_module: str, selected_families: list[s
             " families: [network]"
         )
 
-    if sweep.metric != LOSS and not hasattr(load(workload_module), "measures"):
+    if sweep.metric != LOSS_METRIC and not hasattr(load(workload_module), "measures"):
         raise ValueError(
             f"sweep.metric is {sweep.metric}: {workload_module} does not define measures(model,"
             " batch), so only loss is available"
@@ -401,7 +405,7 @@ def check_workload(sweep: Sweep, workload_module: str, selected_families: list[s
     return family
 
 
-def _as_integer(range_end: float | None) -> float | None:
+def _convert_to_integer(range_end: float | None) -> float | None:
     if range_end is not None and float(range_end).is_integer():
         return int(range_end)
     return range_end

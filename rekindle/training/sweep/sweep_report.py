@@ -5,12 +5,12 @@ from pathlib import Path
 from typing import Any
 
 from rekindle.training.cost.bill import format_amount
-from rekindle.training.sweep.halving import Trial, is_finite, rank_trials
-from rekindle.training.sweep.study import Study
-from rekindle.training.sweep.sweep_config import Choice
+from rekindle.training.sweep.halving import Trial, is_finite_metric, rank_trials
+from rekindle.training.sweep.study import SweepStudy
+from rekindle.training.sweep.sweep_config import SettingChoice
 
 
-def build_rows(study: Study) -> list[dict[str, Any]]:
+def build_rows(study: SweepStudy) -> list[dict[str, Any]]:
     """Return one row per started trial: the highest rung first, and within a rung the best
     metric."""
     trial_by_number = {trial.number: trial for trial in study.trials()}
@@ -54,7 +54,7 @@ def _build_row(trial: Trial, rung_count: int, metric_name: str) -> dict[str, Any
     }
 
 
-def format_table(study: Study, cost_by_trial: Mapping[int, float] | None = None) -> list[str]:
+def format_table(study: SweepStudy, cost_by_trial: Mapping[int, float] | None = None) -> list[str]:
     """Format the rows as the lines of a table. `cost_by_trial`: cost of each trial by number."""
     setting_paths = [setting_path for setting_path, _ in study.sweep.choices()]
     cost_columns = ["cost"] if cost_by_trial else []
@@ -90,7 +90,7 @@ def format_table(study: Study, cost_by_trial: Mapping[int, float] | None = None)
     ]
 
 
-def describe_untried(study: Study) -> list[str]:
+def describe_untried_trials(study: SweepStudy) -> list[str]:
     """Describe in sentences the trials and rungs that the budget has prevented; [] if it was
     sufficient."""
     budget_stop = study.budget_stop
@@ -145,7 +145,7 @@ def _format_cell(cell_value: object) -> str:
     return str(cell_value)
 
 
-def plot_results(study: Study, image_path: Path) -> None:
+def plot_results(study: SweepStudy, image_path: Path) -> None:
     """Plot the metric of each trial by rung, and by the value of each setting."""
     from matplotlib.figure import Figure
 
@@ -156,9 +156,9 @@ def plot_results(study: Study, image_path: Path) -> None:
 
     for trial in study.trials():
         metric_points = [
-            (study.sweep.step_share(rung_index), metric_value)
+            (study.sweep.compute_step_share(rung_index), metric_value)
             for rung_index, metric_value in sorted(trial.values.items())
-            if is_finite(metric_value)
+            if is_finite_metric(metric_value)
         ]
 
         is_winner = trial.number == winner_number
@@ -174,7 +174,9 @@ def plot_results(study: Study, image_path: Path) -> None:
         )
 
     steps_axis.set_xscale("log")
-    rung_shares = [study.sweep.step_share(rung_index) for rung_index in range(study.sweep.rungs)]
+    rung_shares = [
+        study.sweep.compute_step_share(rung_index) for rung_index in range(study.sweep.rungs)
+    ]
     steps_axis.set_xticks(rung_shares, [f"{rung_share:.0%}" for rung_share in rung_shares])
     steps_axis.minorticks_off()
 
@@ -196,11 +198,11 @@ def plot_results(study: Study, image_path: Path) -> None:
 def _draw_setting(
     setting_axis: Any,
     setting_path: str,
-    setting_choice: Choice,
+    setting_choice: SettingChoice,
     trials: Sequence[Trial],
     winner_number: int,
 ) -> None:
-    finished_trials = [trial for trial in trials if is_finite(trial.value)]
+    finished_trials = [trial for trial in trials if is_finite_metric(trial.value)]
     setting_values = [trial.settings[setting_path] for trial in finished_trials]
     if setting_choice.choices:
         setting_values = [

@@ -18,17 +18,24 @@ from typing import Any, Protocol, TypeVar
 from argolocal.common import exit_codes
 from argolocal.common.linux import die_with_parent
 from rekindle import Store, tracking
-from rekindle.errors import ConfigError, DataError, RekindleError, StorageError, TrackingError, say
+from rekindle.errors import (
+    ConfigError,
+    DataError,
+    RekindleError,
+    StorageError,
+    TrackingError,
+    write_stderr,
+)
 from rekindle.training.launch import notice
-from rekindle.training.spec import SINGLE_WORKER, TrainingSpec
-from rekindle.training.sweep.halving import Job, Trial
-from rekindle.training.sweep.study import Study
+from rekindle.training.spec import SINGLE_WORKER_SETTINGS, TrainingSpec
+from rekindle.training.sweep.halving import Trial, TrialJob
+from rekindle.training.sweep.study import SweepStudy
 from rekindle.training.sweep.sweep_config import Settings
 
 OBJECTIVE_METRIC = "objective"  # name of the metric in a trial's MLflow run
 RECORD_INTERVAL_S = 10.0  # time between two records of the seconds that a trial has used
 MAX_CRASHES = 3  # number of crashes in this pod after which a trial counts as failed
-T = TypeVar("T")
+ResultT = TypeVar("T")
 
 
 class Trainer(Protocol):
@@ -43,7 +50,7 @@ class Trainer(Protocol):
         """Import the modules that a training needs, before its process is forked."""
         ...
 
-    def train(self, study: Study, trial: Trial, rung_index: int, run_id: str) -> None:
+    def train(self, study: SweepStudy, trial: Trial, rung_index: int, run_id: str) -> None:
         """Train a trial in the current process, which has blocked SIGTERM, and record its result or
         failure. Exits with 143 after SIGTERM.
 
@@ -53,7 +60,7 @@ class Trainer(Protocol):
 
 
 def train_trials(
-    study: Study,
+    study: SweepStudy,
     pod_index: int,
     default_settings: Settings,
     integer_settings: Mapping[str, bool],
@@ -72,27 +79,27 @@ def train_trials(
     signal.signal(signal.SIGTERM, _exit_on_sigterm)
     notice.start_polling_process()
     process_name = f"{pod_index}-{uuid.uuid4().hex[:8]}"
-    seconds_by_job = dict[Job, float]()
-    crash_counts = Counter[Job]()
+    seconds_by_job = dict[TrialJob, float]()
+    crash_counts = Counter[TrialJob]()
 
     while claimed_trial := study.claim_trial(pod_index, default_settings, integer_settings):
         trainer.import_modules()
         trial, rung_index = claimed_trial
-        trial_job = Job(trial.number, rung_index)
+        trial_job = TrialJob(trial.number, rung_index)
         start_s = time.monotonic()
         previous_seconds = seconds_by_job.get(trial_job, 0.0)
 
         def record(
-            job: Job = trial_job, start: float = start_s, previous: float = previous_seconds
+            job: TrialJob = trial_job, start: float = start_s, previous: float = previous_seconds
         ) -> None:
             seconds_by_job[job] = previous + time.monotonic() - start
             study.record_seconds(process_name, seconds_by_job)
 
-        say(
+        write_stderr(
             f"trial {trial.number} to rung {rung_index + 1} of {study.sweep.rungs}:"
             f" {trial.settings}"
         )
-        exit_code = run_forked(
+        exit_code = run_in_child(
             lambda trial=trial, rung_index=rung_index: _train_trial(
                 study, trial, rung_index, trainer, experiment, run_name, record_run
             ),
@@ -119,7 +126,7 @@ def train_trials(
             )
 
     used_seconds = sum(seconds_by_job.values())
-    say(
+    write_stderr(
         f"no trial is left: this process has trained {len(seconds_by_job)} times, for"
         f" {used_seconds:.0f} s"
     )
@@ -130,7 +137,11 @@ def _exit_on_sigterm(*_: object) -> None:
 
 
 def make_training_spec(
-    study: Study, trial: Trial, rung_index: int, shared_inputs: Mapping[str, Any], run_id: str = ""
+    study: SweepStudy,
+    trial: Trial,
+    rung_index: int,
+    shared_inputs: Mapping[str, Any],
+    run_id: str = "",
 ) -> TrainingSpec:
     """Return the inputs of a trial's training up to a rung. Raises ConfigError."""
     section_by_name: dict[str, dict[str, Any]] = {
@@ -146,11 +157,11 @@ def make_training_spec(
             for input_name in ("workload", "family", "dataset", "digest")
         },
         **section_by_name["train"],
-        **SINGLE_WORKER,
-        "out": study.output_prefix(trial.number, rung_index),
-        "checkpoints": study.checkpoint_prefix(trial.number),
+        **SINGLE_WORKER_SETTINGS,
+        "out": study.make_output_prefix(trial.number, rung_index),
+        "checkpoints": study.make_checkpoint_prefix(trial.number),
         "model": section_by_name["model"],
-        "until": study.sweep.step_share(rung_index),
+        "until": study.sweep.compute_step_share(rung_index),
         "run_id": run_id,
     }
 
@@ -172,7 +183,7 @@ class WorkloadTrainer:
     def import_modules(self) -> None:
         import rekindle.training.loop  # noqa: F401  # imports torch
 
-    def train(self, study: Study, trial: Trial, rung_index: int, run_id: str) -> None:
+    def train(self, study: SweepStudy, trial: Trial, rung_index: int, run_id: str) -> None:
         import torch
 
         from rekindle.training.worker import run_worker
@@ -184,14 +195,14 @@ class WorkloadTrainer:
             record_failure(study, trial, rung_index, str(error))
 
 
-def record_failure(study: Study, trial: Trial, rung_index: int, reason: str) -> None:
+def record_failure(study: SweepStudy, trial: Trial, rung_index: int, reason: str) -> None:
     """Log and record that a trial has failed."""
-    say(f"trial {trial.number} failed: {reason}")
+    write_stderr(f"trial {trial.number} failed: {reason}")
     study.record_failure(trial.number, rung_index, reason)
 
 
 def _train_trial(
-    study: Study,
+    study: SweepStudy,
     trial: Trial,
     rung_index: int,
     trainer: Trainer,
@@ -201,7 +212,7 @@ def _train_trial(
 ) -> None:
     """Train one trial in the current process, and record its result in MLflow."""
     # create a new Store, because the parent process uses the connections of its own Store
-    study = Study(Store.from_env(), study.root, study.sweep)
+    study = SweepStudy(Store.from_env(), study.root, study.sweep)
     if trainer.needs_mlflow and experiment:
         run_id = _start_child_run(trial, experiment, run_name)
     else:
@@ -214,7 +225,9 @@ def _train_trial(
 
     if run_id:
         _try_tracking(
-            lambda: _record_result(study.read_result(Job(trial.number, rung_index)) or {}, run_id)
+            lambda: _record_result(
+                study.read_result(TrialJob(trial.number, rung_index)) or {}, run_id
+            )
         )
 
 
@@ -225,7 +238,7 @@ def _start_child_run(trial: Trial, experiment: str, run_name: str) -> str:
         f"{run_name}.trial-{trial.number}",
         {tracking.PARENT: tracking.resolve_run_id(parent_run_name)},
     )
-    tracking.log(run_id, run_params=trial.settings)
+    tracking.log_to_run(run_id, run_params=trial.settings)
     return run_id
 
 
@@ -236,17 +249,17 @@ def _record_result(job_result: Mapping[str, Any], run_id: str) -> None:
     tracking.finish(run_id, "FAILED" if job_result.get("why") else "FINISHED")
 
 
-def _try_tracking(tracking_call: Callable[[], T]) -> T | None:
+def _try_tracking(tracking_call: Callable[[], ResultT]) -> ResultT | None:
     """Return `call()`, or log and return None if MLflow is unavailable: the object store also has
     the results."""
     try:
         return tracking_call()
     except TrackingError as error:
-        say(f"the trial is not recorded in MLflow: {error}")
+        write_stderr(f"the trial is not recorded in MLflow: {error}")
         return None
 
 
-def run_forked(child_function: Callable[[], None], record_progress: Callable[[], None]) -> int:
+def run_in_child(child_function: Callable[[], None], record_progress: Callable[[], None]) -> int:
     """Run `child_function` in a child process, and return its exit code.
 
     Until the child exits, forwards SIGTERM to it and calls `record_progress` every
@@ -285,7 +298,7 @@ def _run_child(child_function: Callable[[], None], parent_pid: int) -> None:
     except SystemExit as exit_request:
         exit_code = exit_request.code or 0
     except RekindleError as error:
-        say(f"error: {error}")
+        write_stderr(f"error: {error}")
         is_unavailable = isinstance(error, StorageError | TrackingError)
         exit_code = exit_codes.UNAVAILABLE if is_unavailable else 1
     except BaseException:

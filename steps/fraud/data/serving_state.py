@@ -206,7 +206,9 @@ class State:
         # positions in `order` of rows from requests, not from the state
         later_rows = np.argsort(sort_order)[len(past_row_indices) :]
         card_columns = card_features(joined_rows[sort_order], row_indices=later_rows)
-        card_columns.update(self._terminal_columns(all_later_rows, request_numbers, rows_of_cards))
+        card_columns.update(
+            self._compute_terminal_columns(all_later_rows, request_numbers, rows_of_cards)
+        )
         later_table = matrix(card_columns, NAMES)
         later_table = np.column_stack([later_table, self.trees.score(later_table)])
         joined_table = np.concatenate([self.table[past_row_indices], later_table])[sort_order]
@@ -250,7 +252,7 @@ class State:
             ]
         )
 
-    def _terminal_columns(
+    def _compute_terminal_columns(
         self, later_rows: Rows, request_numbers: Ints, row_indices: Ints
     ) -> dict[str, NDArray[Any]]:
         """Compute the features TERMINAL_NAMES of the rows `row_indices` of `later_rows`."""

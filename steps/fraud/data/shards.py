@@ -33,9 +33,9 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from argolocal.common.files import check_space
+from argolocal.common.files import require_disk_space
 from rekindle.errors import DataError, RekindleError
-from rekindle.workload import SMALL_DISK, Prepared
+from rekindle.workload import SMALL_DISK_REMEDY, Prepared
 from steps.fraud.data import features, serving_state, source
 from steps.fraud.data.boosting import BOOSTED, Sample
 from steps.fraud.data.breaks import late_labels, sum_labels
@@ -124,11 +124,11 @@ def _write(data_settings: Data, dataset_folder: Path) -> tuple[dict[str, Any], b
     if data_settings.window:
         selected_rows = _hide_labels(selected_rows, labels_until)
 
-    check_space(
+    require_disk_space(
         f"the dataset of {len(selected_rows):,} rows",
         1.1 * ROW_BYTES * len(selected_rows),
         dataset_folder,
-        SMALL_DISK,
+        SMALL_DISK_REMEDY,
     )
     dataset_facts = calendar(selected_rows, data_settings, labels_until) | {
         "features": [*features.NAMES, BOOSTED],

@@ -6,7 +6,7 @@ from urllib.parse import parse_qsl, urlencode, urlsplit
 
 from pydantic import Field, ValidationError
 
-from rekindle.errors import did_you_mean
+from rekindle.errors import suggest_similar
 from rekindle.sections import Section
 
 
@@ -38,7 +38,7 @@ def parse(uri: str) -> World:
 
         field_names = set(World.model_fields)
         if field_name not in field_names:
-            fault_sentence = f"{field_name!r} is unknown.{did_you_mean(field_name, field_names)}"
+            fault_sentence = f"{field_name!r} is unknown.{suggest_similar(field_name, field_names)}"
         else:
             fault_sentence = f"{field_name}: {first_error['msg']}."
 

@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 import polars as pl
 
-from rekindle.errors import DataError, did_you_mean
+from rekindle.errors import DataError, suggest_similar
 from rekindle.kubernetes_names import S3_ENDPOINT_URL
 from rekindle.names import parse_s3_address
 from steps.fraud.data.csv_file import FILE, LINE_NUMBER, RAGGED, read_csv
@@ -170,7 +170,7 @@ def _map_columns(
     if missing_columns:
         missing_column_lines = [
             f'column "{source_name}"'
-            f" (data.columns.{column_name}){did_you_mean(source_name, set(source_names))}"
+            f" (data.columns.{column_name}){suggest_similar(source_name, set(source_names))}"
             for column_name, source_name in missing_columns.items()
         ]
         raise DataError(

@@ -8,7 +8,7 @@ import click
 import pytest
 
 from argolocal import cli as argolocal_cli
-from argolocal.cli.output import usage_message
+from argolocal.cli.output import format_usage_message
 from rekindle import cli as rekindle_cli
 from rekindle.cli.options import add_config_key
 
@@ -47,7 +47,7 @@ def test_a_wrong_option_is_one_line_with_the_nearest_option(
     error = caught.value
     if program == "rekindle" and isinstance(error, click.NoSuchOption):
         error = add_config_key(error)
-    message = usage_message(error)
+    message = format_usage_message(error)
     assert words in message
     assert "\n" not in message
 

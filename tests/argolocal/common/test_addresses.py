@@ -8,7 +8,7 @@ from argolocal.common.addresses import (
     MAX_LINE_CHARS,
     MAX_TEXT_CHARS,
     format_address,
-    without_secrets,
+    remove_address_secrets,
 )
 
 SECRETS = st.text(st.characters(codec="ascii", categories=["L", "N", "P", "S"]), max_size=9).map(
@@ -55,14 +55,14 @@ def test_no_secret_of_an_address_is_shown_whatever_its_characters_are(
 @example("hunter2h@1?hunter2")  # an address with a query, or a password with @ and ?
 @given(SECRETS.filter(lambda secret: "://" not in secret))
 def test_no_password_in_a_message_is_shown_whatever_its_characters_are(secret: str) -> None:
-    assert without_secrets(f"http://ann:{secret}@h is away") == "http://h is away"
+    assert remove_address_secrets(f"http://ann:{secret}@h is away") == "http://h is away"
 
 
 @pytest.mark.parametrize(
     "text", ["(//a:", "(//a:\n", "://", "`a:", "(//a:1/", "?token=", "'//a:b "]
 )
 def test_a_long_message_does_not_stop_the_command(text: str) -> None:
-    shown = without_secrets(1_000_000 * text)
+    shown = remove_address_secrets(1_000_000 * text)
     assert len(shown) <= MAX_TEXT_CHARS + len("...")
     assert shown.endswith("...")
 
@@ -83,4 +83,4 @@ def test_a_long_message_is_not_cut_within_a_secret(address: str, limit: int) -> 
     lines = (limit // MAX_LINE_CHARS - 1) * (MAX_LINE_CHARS * "x" + "\n")
     for number in range(limit - 60, limit):
         start = lines + (number - len(lines)) * "x"
-        assert "se" not in without_secrets(f"{start} {address} is away{limit * 'x'}")
+        assert "se" not in remove_address_secrets(f"{start} {address} is away{limit * 'x'}")

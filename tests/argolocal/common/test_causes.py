@@ -19,7 +19,7 @@ CONDITION = (
             f"{CONDITION}: job-master-0 ended with code 1: error: no rows",
             "job-master-0 ended with code 1: error: no rows",
         ),
-        (CONDITION, causes.UNREPORTED),
+        (CONDITION, causes.UNREPORTED_CAUSE),
         ("main: Error (exit code 1)", "main: Error (exit code 1)"),
         ("", ""),
     ],
@@ -31,4 +31,4 @@ def test_the_cause_of_a_failed_job_replaces_the_condition_of_its_template(
     nodes = [
         {"displayName": "train", "templateName": "train", "phase": "Failed", "message": message}
     ]
-    assert causes.failed_steps(json.loads(json.dumps(nodes))) == [("train", cause or "Failed")]
+    assert causes.list_failed_steps(json.loads(json.dumps(nodes))) == [("train", cause or "Failed")]

@@ -6,7 +6,7 @@ import pickle
 
 import pytest
 
-from argolocal.common.checked_names import InvalidName, ObjectName, RunName, show
+from argolocal.common.checked_names import InvalidName, ObjectName, RunName, format_untrusted
 
 VALID = ["a", "demo-x7k2p", "payments", "a.b-c.d", "1", "x" * 253]
 INVALID = [
@@ -47,7 +47,7 @@ INVALID = [
 def test_a_valid_name_is_a_text(value: str):
     name = RunName(value)
     assert name == value
-    assert RunName.or_none(value) == value
+    assert RunName.parse_or_none(value) == value
     assert json.loads(json.dumps({name: name})) == {value: value}
     assert pickle.loads(pickle.dumps(name)) == value
     assert type(pickle.loads(pickle.dumps(name))) is RunName
@@ -55,7 +55,7 @@ def test_a_valid_name_is_a_text(value: str):
 
 @pytest.mark.parametrize("value", INVALID)
 def test_no_other_value_becomes_a_name(value: object):
-    assert RunName.or_none(value) is None
+    assert RunName.parse_or_none(value) is None
     for kind in (RunName, ObjectName):
         with pytest.raises(InvalidName):
             kind(value)
@@ -72,6 +72,6 @@ def test_the_message_has_the_value_its_source_and_the_rule():
 
 
 def test_a_long_value_is_shown_in_part():
-    assert show("a" * 1_000_000) == f'"{"a" * 100}"... (999,900 characters more)'
-    assert show("a\r\nb\x85") == '"a\\u000d\\u000ab\\u0085"'
-    assert show(None) == "None"
+    assert format_untrusted("a" * 1_000_000) == f'"{"a" * 100}"... (999,900 characters more)'
+    assert format_untrusted("a\r\nb\x85") == '"a\\u000d\\u000ab\\u0085"'
+    assert format_untrusted(None) == "None"

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from argolocal.common.files import read_input, read_regular
+from argolocal.common.files import read_file_or_pipe, read_regular_file
 
 
 @pytest.mark.parametrize("kind", ["device", "directory", "FIFO"])
@@ -15,20 +15,20 @@ def test_only_a_regular_file_is_read(tmp_path: Path, kind: str) -> None:
     paths = {"device": Path("/dev/zero"), "directory": tmp_path, "FIFO": tmp_path / "fifo"}
     os.mkfifo(tmp_path / "fifo")
     with pytest.raises(OSError):
-        read_regular(paths[kind], 10)
+        read_regular_file(paths[kind], 10)
 
 
 def test_an_input_without_end_is_refused_and_a_pipe_is_read(tmp_path: Path) -> None:
     for path in (Path("/dev/zero"), tmp_path):
         with pytest.raises(OSError):
-            read_input(path, 10)
+            read_file_or_pipe(path, 10)
     reader, writer = os.pipe()
     os.write(writer, b"name: a")
     os.close(writer)
-    assert read_input(Path(f"/dev/fd/{reader}"), 100) == b"name: a"
+    assert read_file_or_pipe(Path(f"/dev/fd/{reader}"), 100) == b"name: a"
     os.close(reader)
     os.mkfifo(tmp_path / "fifo")
-    assert read_input(tmp_path / "fifo", 100) == b""  # no process writes to it
+    assert read_file_or_pipe(tmp_path / "fifo", 100) == b""  # no process writes to it
 
 
 @pytest.mark.parametrize(

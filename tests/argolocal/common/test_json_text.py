@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from argolocal.common.json_text import describe_not_finite, loads, replace_nan, to_json
+from argolocal.common.json_text import describe_non_finite, loads, replace_nan, to_json
 
 NOT_FINITE = [math.nan, math.inf, -math.inf]
 
@@ -37,7 +37,7 @@ def test_values_that_cannot_be_json_keep_the_reason() -> None:
         to_json(circle)
     with pytest.raises(TypeError, match="set is not JSON serializable"):
         to_json({"a": {1}})
-    assert describe_not_finite([10**400, math.nan]) == "[1] is nan: it must be a finite number"
+    assert describe_non_finite([10**400, math.nan]) == "[1] is nan: it must be a finite number"
 
 
 def test_an_unknown_number_is_null() -> None:

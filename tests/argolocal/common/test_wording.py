@@ -4,7 +4,7 @@ import io
 import subprocess
 import sys
 
-from argolocal.common.wording import EscapedStream, visible, without_escapes
+from argolocal.common.wording import EscapedStream, escape_control_chars, open_raw_stream
 
 # the characters with Unicode's property Bidi_Control, separators of lines, and characters without a
 # width
@@ -38,21 +38,21 @@ def test_every_way_to_print_escapes_control_characters():
 
 
 def test_characters_that_hide_or_reorder_text_are_shown_and_joiners_are_kept() -> None:
-    shown = visible(f"a{INVISIBLE}b")
+    shown = escape_control_chars(f"a{INVISIBLE}b")
     assert shown.isascii()
     assert shown.startswith("a\\u061c\\u200b")
     assert shown.endswith("\\U000e0041b")
     for blank in "\u00ad\u034f\u115f\u1160\u17b4\u180e\u3164\ufe00\uffa0\ufff9\U0001d173\U000e0100":
-        assert visible(blank).startswith("\\"), f"{blank!r} is invisible"
+        assert escape_control_chars(blank).startswith("\\"), f"{blank!r} is invisible"
     joined = (
         "\U0001f469\u200d\U0001f4bb \u0645\u06cc\u200c\u062e\u0648\u0627\u0647\u0645 \u2764\ufe0f"
     )
-    assert visible(joined) == joined
+    assert escape_control_chars(joined) == joined
 
 
 def test_a_picture_of_our_own_keeps_its_colours_and_cursor_moves():
     raw = io.BytesIO()
     stream = EscapedStream(raw, encoding="utf-8", write_through=True)
     stream.write("\x1b[2Jtext\n")
-    without_escapes(stream).write("\x1b[2Jpicture\n")
+    open_raw_stream(stream).write("\x1b[2Jpicture\n")
     assert raw.getvalue() == b"\\u001b[2Jtext\n\x1b[2Jpicture\n"

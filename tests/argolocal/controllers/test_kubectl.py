@@ -11,16 +11,16 @@ from typing import Any
 import pytest
 
 from argolocal.controllers import kubectl_check
-from argolocal.controllers.controller import LAST_APPLIED, Controller
+from argolocal.controllers.controller import LAST_APPLIED_ANNOTATION, Controller
 from argolocal.controllers.kubectl import Resources
 from argolocal.controllers.kubectl_check import check_outputs
-from argolocal.engine.nodes import PodEnded, Start
+from argolocal.engine.nodes import PodEnded, StartPod
 from argolocal.errors import ConfigError, Conflict
-from argolocal.manifest.patch import PATCHES, PatchError, merge
+from argolocal.manifest.patch import PATCH_FUNCTIONS, PatchError, apply_merge_patch
 from argolocal.runner.cluster import LocalCluster
 from argolocal.runner.run import LocalRun
 from argolocal.state.journal import DiskFull
-from rekindle.blocks.jobs.members import run_secret
+from rekindle.blocks.jobs.members import build_run_secret
 from rekindle.blocks.resource import render
 from rekindle.local.local_objects import LocalObjects
 from tests.argolocal.running import execute, resume
@@ -68,7 +68,9 @@ def test_a_patch_by_a_dead_runner_is_not_repeated(cluster: LocalCluster, tmp_pat
     move = json.dumps([{"op": "move", "from": "/data/a", "path": "/data/b"}])
     patch = {"action": "patch", "mergeStrategy": "json", "flags": ["configmap/c"], "manifest": move}
     for _ in range(2):  # the second runner cannot see that the first runner has applied the patch
-        _, ended = Resources(cluster, {}, tmp_path).start(Start("w-1", "w-1", {"resource": patch}))
+        _, ended = Resources(cluster, {}, tmp_path).start(
+            StartPod("w-1", "w-1", {"resource": patch})
+        )
         assert isinstance(ended, PodEnded), ended
         assert ended.phase == "Succeeded", ended
         assert cluster.configmap("c") == {"b": "1"}
@@ -88,7 +90,9 @@ def test_repeated_patches_do_not_grow_an_object(cluster: LocalCluster) -> None:
         sizes.append(len(stored.read_bytes()))
 
     assert max(sizes) - min(sizes) <= 2, sizes  # resourceVersion gets more digits
-    last = json.loads(json.loads(stored.read_text())["metadata"]["annotations"][LAST_APPLIED])
+    last = json.loads(
+        json.loads(stored.read_text())["metadata"]["annotations"][LAST_APPLIED_ANNOTATION]
+    )
     assert last == json.loads(configmap(a="1", b="1")), (
         "a patch does not change the last-applied annotation"
     )
@@ -154,7 +158,7 @@ def test_the_secret_of_a_training_is_new_for_each_run_and_only_in_its_own_file(
     template = {
         "action": "apply",
         "flags": ["--server-side"],
-        "manifest": render(run_secret("{{workflow.name}}-train")),
+        "manifest": render(build_run_secret("{{workflow.name}}-train")),
     }
 
     values = set[str]()
@@ -328,7 +332,7 @@ def test_the_owner_of_an_object_is_its_workflow(cluster: LocalCluster) -> None:
 
 
 def test_a_merge_patch_removes_null_fields_and_replaces_lists() -> None:
-    assert merge({"a": {"b": 1, "c": 2}, "d": 3}, {"a": {"b": None, "e": [1]}}) == {
+    assert apply_merge_patch({"a": {"b": 1, "c": 2}, "d": 3}, {"a": {"b": None, "e": [1]}}) == {
         "a": {"c": 2, "e": [1]},
         "d": 3,
     }
@@ -381,7 +385,7 @@ def test_a_json_patch_follows_rfc_6902() -> None:
         ({"op": "test", "path": "/b/c", "value": 1}, base),
         ({"op": "replace", "path": "", "value": 5}, 5),
     ):
-        assert PATCHES["json"](base, [operation]) == expected, operation
+        assert PATCH_FUNCTIONS["json"](base, [operation]) == expected, operation
         assert base == {"a": [1, 2], "b": {"c": 1}}
 
     for operation in (
@@ -394,14 +398,14 @@ def test_a_json_patch_follows_rfc_6902() -> None:
         {"op": "frob", "path": "/a"},
     ):
         with pytest.raises(PatchError):
-            PATCHES["json"](base, [operation])
+            PATCH_FUNCTIONS["json"](base, [operation])
 
 
 def test_a_strategic_patch_changes_only_the_named_container() -> None:
     container = {"name": "a", "image": "1", "args": ["x"], "env": [{"name": "E", "value": "1"}]}
     base = {"spec": {"containers": [container, {"name": "b", "image": "1"}], "x": 1}}
     change = {"name": "a", "args": ["y"], "env": [{"name": "F", "value": "2"}]}
-    patched = PATCHES["strategic"](base, {"spec": {"containers": [change], "x": None}})
+    patched = PATCH_FUNCTIONS["strategic"](base, {"spec": {"containers": [change], "x": None}})
     env = [{"name": "F", "value": "2"}, {"name": "E", "value": "1"}]  # in the order of apimachinery
     changed = {"name": "a", "image": "1", "args": ["y"], "env": env}
     assert patched == {"spec": {"containers": [changed, {"name": "b", "image": "1"}]}}

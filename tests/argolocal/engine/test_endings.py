@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from argolocal.engine.nodes import Kill, PodEnded, PodStarted, Start
+from argolocal.engine.nodes import KillPod, PodEnded, PodStarted, StartPod
 from argolocal.engine.scheduler import Scheduler
 from argolocal.state.journal import reset_interrupted
 from tests.argolocal.runner.played import dag, leaf, parameters, phase, play, scheduler, steps
 
 
-def ids(actions: list[Any], kind: type = Start) -> list[str]:
+def ids(actions: list[Any], kind: type = StartPod) -> list[str]:
     return [action.id for action in actions if isinstance(action, kind)]
 
 
@@ -41,7 +41,7 @@ def test_a_daemon_is_killed_when_its_template_completes() -> None:
     )
     (server,) = ids(s.advance(1000.0))
     (client,) = ids(s.advance(1001.0, [PodStarted(server)]))
-    assert ids(s.advance(1002.0, [PodStarted(client), PodEnded(client, "Succeeded")]), Kill) == [
+    assert ids(s.advance(1002.0, [PodStarted(client), PodEnded(client, "Succeeded")]), KillPod) == [
         server
     ]
     assert s.nodes[server]["phase"] == "Succeeded"
@@ -68,7 +68,7 @@ def test_an_exit_handler_continues_after_the_deadline_of_the_workflow() -> None:
     assert s.nodes[pod]["phase"] == "Running"
     actions = s.advance(1010.0)
     (bye,) = ids(actions)
-    assert ids(actions, Kill) == [pod]
+    assert ids(actions, KillPod) == [pod]
     assert s.advance(1011.0, [PodStarted(bye)]) == []
     assert s.nodes[bye]["phase"] == "Running"
 
@@ -87,7 +87,7 @@ def test_stop_runs_the_exit_handler_and_terminate_does_not(shutdown: str, handle
     first_run.advance(1001.0, [PodStarted(pod)])
     s = Scheduler(first_run.workflow, first_run.status, shutdown)
     actions = s.advance(1002.0)
-    assert ids(actions, Kill) == [pod, s.table.id("w[0].pause")]
+    assert ids(actions, KillPod) == [pod, s.table.id("w[0].pause")]
     assert s.nodes[pod]["message"] == f"workflow shutdown with strategy:  {shutdown}"
     assert s.nodes[s.table.id("w[0].pause")]["message"] == f"Stopped with strategy '{shutdown}'"
     assert phase(s, "onExit") == ("Pending" if handled else "")
@@ -144,7 +144,7 @@ def test_a_pod_gets_its_name_volumes_and_log_archive() -> None:
     volume = {"name": "v", "emptyDir": {}}
     s = scheduler(template, volumes=[volume], volumeClaimTemplates=[claim], archiveLogs=True)
     (pod,) = s.advance(1000.0)
-    assert isinstance(pod, Start)
+    assert isinstance(pod, StartPod)
     assert pod.template["container"]["args"] == [f"{pod.pod} w"]
     claim_volume = {"name": "claim", "persistentVolumeClaim": {"claimName": "w-claim"}}
     assert pod.template["volumes"] == [volume, claim_volume]
@@ -153,7 +153,7 @@ def test_a_pod_gets_its_name_volumes_and_log_archive() -> None:
     s.advance(1001.0, [PodStarted(pod.id), PodEnded(pod.id, "Succeeded")])
     assert "persistentVolumeClaims" not in s.status
     (plain,) = scheduler(leaf("main")).advance(1000.0)
-    assert isinstance(plain, Start)
+    assert isinstance(plain, StartPod)
     assert not {"volumes", "archiveLocation"} & plain.template.keys()
 
 
@@ -163,7 +163,7 @@ def test_the_exit_handler_knows_how_the_workflow_ended_and_how_long_it_took() ->
     s = scheduler(leaf("main"), bye, onExit="bye")
     (pod,) = ids(s.advance(1000.0))
     (handler,) = s.advance(1002.5, [PodStarted(pod), PodEnded(pod, "Failed", "it broke")])
-    assert isinstance(handler, Start)
+    assert isinstance(handler, StartPod)
     status, duration, failures = handler.template["container"]["args"][0].split(" ", 2)
     assert status == "Failed"
     assert duration == "2.500000"
@@ -241,5 +241,5 @@ def test_cache_keys_and_mutex_names_may_contain_the_pod_name(tmp_path: Path) -> 
         home=tmp_path,
     )
     (pod,) = s.advance(1000.0)
-    assert isinstance(pod, Start)
+    assert isinstance(pod, StartPod)
     assert s.nodes["w"]["memoizationStatus"]["key"] == pod.pod == "w"

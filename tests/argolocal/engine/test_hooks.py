@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from argolocal.engine.nodes import PodEnded, PodStarted, Start
+from argolocal.engine.nodes import PodEnded, PodStarted, StartPod
 from tests.argolocal.runner.played import dag, leaf, parameters, phase, play, scheduler, steps
 
 
@@ -34,16 +34,16 @@ def test_a_task_hook_runs_in_parallel_and_delays_dependents() -> None:
         leaf("note"),
     )
 
-    (first,) = [action for action in s.advance(1) if isinstance(action, Start)]
+    (first,) = [action for action in s.advance(1) if isinstance(action, StartPod)]
     (beside,) = [
-        action for action in s.advance(2, [PodStarted(first.id)]) if isinstance(action, Start)
+        action for action in s.advance(2, [PodStarted(first.id)]) if isinstance(action, StartPod)
     ]
     assert s.nodes[beside.id]["name"] == "w.a.hooks.running"
 
     (failed,) = [
         action
         for action in s.advance(3, [PodEnded(first.id, "Failed")])
-        if isinstance(action, Start)
+        if isinstance(action, StartPod)
     ]
 
     assert s.nodes[failed.id]["name"] == "w.a.hooks.failed"

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from argolocal.manifest.read import Identity, workflow
+from argolocal.manifest.read import ObjectIdentity, build_workflow
 from argolocal.runner.cluster import LocalCluster
 from tests.argolocal.runner.played import dag, leaf, parameters, play, scheduler, steps
 from tests.argolocal.running import execute
@@ -75,7 +75,7 @@ def test_a_run_of_a_cron_workflow_has_its_scheduled_time() -> None:
         "workflowMetadata": {"labels": {"a": "b"}},
     }
     cron = {"kind": "CronWorkflow", "metadata": {"name": "c"}, "spec": spec}
-    meta = workflow(cron, identity=Identity(created=1e9))["metadata"]
+    meta = build_workflow(cron, identity=ObjectIdentity(created=1e9))["metadata"]
     assert meta["annotations"]["workflows.argoproj.io/scheduled-time"] == "2001-09-09T01:46:40Z"
     assert meta["labels"] == {"workflows.argoproj.io/cron-workflow": "c", "a": "b"}
 

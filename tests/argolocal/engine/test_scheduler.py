@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from argolocal.engine import nodes
-from argolocal.engine.nodes import Kill, PodEnded, PodStarted, Start, format_time, hash_fnv32a
+from argolocal.engine.nodes import KillPod, PodEnded, PodStarted, StartPod, format_time, hash_fnv32a
 from argolocal.engine.scheduler import Scheduler
 from argolocal.state.journal import reset_interrupted
 from tests.argolocal.runner.played import dag, leaf, parameters, phase, play, scheduler, steps
@@ -101,7 +101,7 @@ def test_each_attempt_can_read_its_number_and_the_last_exit_code() -> None:
 
     for now in range(1000, 1010):
         for action in s.advance(float(now), events):
-            assert isinstance(action, Start)
+            assert isinstance(action, StartPod)
             seen.append(action.template["container"]["args"][0].rpartition("-")[0])
             events = [PodEnded(action.id, "Failed", "", {"exitCode": "4"})]
 
@@ -259,7 +259,7 @@ def test_a_deadline_ends_pods_but_not_the_exit_handler() -> None:
     pod = s.advance(1000.0)[0]
     assert s.wake == 1010.0
     actions = s.advance(1010.0, [PodStarted(pod.id)])
-    assert [type(action) for action in actions] == [Kill, Start]
+    assert [type(action) for action in actions] == [KillPod, StartPod]
     assert s.nodes["w"]["message"] == "Step exceeded its deadline"
     s.advance(1020.0, [PodEnded(actions[1].id, "Succeeded", "", {})])
     assert s.status["phase"] == "Failed"
@@ -283,7 +283,7 @@ def test_a_template_overrides_template_defaults() -> None:
     template["container"]["env"] = [{"name": "A", "value": "1"}]
     s = scheduler(template, templateDefaults=defaults)
     action = s.advance(1000.0)[0]
-    assert isinstance(action, Start)
+    assert isinstance(action, StartPod)
     assert {each["name"]: each["value"] for each in action.template["container"]["env"]} == {
         "A": "1",
         "B": "0",
@@ -303,7 +303,7 @@ def test_a_run_continues_from_a_status_on_disk() -> None:
 def test_node_ids_and_pod_names_are_the_same_as_in_argo() -> None:
     s = scheduler(dag({"name": "a"}), leaf())
     pod = s.advance(1000.0)[0]
-    assert isinstance(pod, Start)
+    assert isinstance(pod, StartPod)
     assert pod.id == f"w-{hash_fnv32a('w.a')}"
     assert pod.pod == f"w-one-{hash_fnv32a('w.a')}"
     assert hash_fnv32a("wf-0008[0].t2") == 911381529  # a node id of a real Argo
@@ -343,7 +343,7 @@ def test_a_wide_loop_records_only_new_children() -> None:
     written = 0
     events = []
     for _ in range(501):
-        starts = [action for action in s.advance(1, events) if isinstance(action, Start)]
+        starts = [action for action in s.advance(1, events) if isinstance(action, StartPod)]
         written += len(json.dumps(s.table.drain_changes()))
         events = [
             event
@@ -379,7 +379,7 @@ def test_the_duration_of_an_attempt_is_in_whole_seconds_as_expressions_expect() 
     s = scheduler(leaf("main", retryStrategy=strategy))
     (first,) = s.advance(10.9)
     (again,) = s.advance(11.2, [PodStarted(first.id), PodEnded(first.id, "Failed")])
-    assert isinstance(again, Start)
+    assert isinstance(again, StartPod)
 
 
 def test_a_template_that_calls_itself_for_ever_ends_in_an_error_as_on_argo() -> None:
@@ -458,7 +458,7 @@ def test_a_pod_of_a_dead_runner_restarts_although_its_parents_completed() -> Non
     (first,) = (
         action for action in s.advance(1002.0, []) if s.nodes[action.id]["name"] == "w[0].a(0)"
     )
-    assert isinstance(first, Start)
+    assert isinstance(first, StartPod)
     assert first.template["container"]["args"] == ["y 0"]
     assert first.capture is True
     assert (

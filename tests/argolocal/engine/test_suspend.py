@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from argolocal.engine import suspend
-from argolocal.engine.nodes import Resumed, Start
+from argolocal.engine.nodes import NodeResumed, StartPod
 from argolocal.engine.scheduler import Scheduler
 from argolocal.errors import ConfigError
 from argolocal.runner.run import resume_suspended
@@ -49,9 +49,9 @@ ANSWER = {"name": "x", "value": "{{steps.ask.outputs.parameters.go}}"}
 def test_a_suspended_step_without_a_duration_waits_for_a_value_and_outputs_it() -> None:
     s = at_approval(approval())
     s.advance(9e9)
-    (node,) = suspend.suspended(s.status)
-    (after,) = s.advance(9e9, [Resumed(node["id"], {"go": "YES"})])
-    assert isinstance(after, Start)
+    (node,) = suspend.list_suspended_nodes(s.status)
+    (after,) = s.advance(9e9, [NodeResumed(node["id"], {"go": "YES"})])
+    assert isinstance(after, StartPod)
     assert s.nodes[after.id]["inputs"]["parameters"][0]["value"] == "YES"
     assert node["outputs"] == {"parameters": [{"name": "go", "value": "YES"}]}
     assert node["type"] == "Suspend"
@@ -63,12 +63,12 @@ def test_the_default_of_the_output_or_input_replaces_a_missing_value() -> None:
     of_input = approval() | {"inputs": {"parameters": [{"name": "go", "default": "NO"}]}}
     for template in (approval("NO"), of_input):
         s = at_approval(template)
-        (node,) = suspend.suspended(s.status)
+        (node,) = suspend.list_suspended_nodes(s.status)
         asked = suspend.select_resume_values(s.status, {})
-        (after,) = s.advance(1001.0, [Resumed(id, values) for id, values in asked.items()])
-        assert isinstance(after, Start)
+        (after,) = s.advance(1001.0, [NodeResumed(id, values) for id, values in asked.items()])
+        assert isinstance(after, StartPod)
         assert s.nodes[after.id]["inputs"]["parameters"][0]["value"] == "NO"
-        assert "resume w -p go=NO" in suspend.resume_hint(
+        assert "resume w -p go=NO" in suspend.make_resume_hint(
             "w", {**node, "outputs": {"parameters": [OPEN]}}
         )
 
@@ -98,16 +98,18 @@ def test_a_suspended_step_that_expires_without_a_value_ends_in_an_error_as_on_ar
 
 def test_a_value_with_a_global_name_is_an_output_of_the_workflow() -> None:
     s = at_approval(approval(globalName="answer"))
-    (node,) = suspend.suspended(s.status)
-    s.advance(1001.0, [Resumed(node["id"], {"go": "YES"})])
+    (node,) = suspend.list_suspended_nodes(s.status)
+    s.advance(1001.0, [NodeResumed(node["id"], {"go": "YES"})])
     assert s.status["outputs"]["parameters"] == [{"name": "answer", "value": "YES"}]
 
 
 def test_a_second_value_for_a_suspended_step_is_ignored() -> None:
     s = at_approval(approval())
-    (node,) = suspend.suspended(s.status)
-    s.advance(1001.0, [Resumed(node["id"], {"go": "YES"}), Resumed(node["id"], {"go": "NO"})])
-    assert s.advance(1002.0, [Resumed(node["id"], {"go": "NO"}), Resumed("gone", {})]) == []
+    (node,) = suspend.list_suspended_nodes(s.status)
+    s.advance(
+        1001.0, [NodeResumed(node["id"], {"go": "YES"}), NodeResumed(node["id"], {"go": "NO"})]
+    )
+    assert s.advance(1002.0, [NodeResumed(node["id"], {"go": "NO"}), NodeResumed("gone", {})]) == []
     assert node["outputs"]["parameters"][0]["value"] == "YES"
 
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from argolocal.errors import ConfigError
-from argolocal.language.json_path import PathError, select
+from argolocal.language.json_path import PathError, select_values
 from argolocal.runner.cluster import LocalCluster
 from tests.argolocal.running import execute
 from tests.builders import workflow
@@ -75,9 +75,9 @@ RESULTS = [
 def test_a_path_selects_the_same_values_as_on_argo(path: str, value: Any) -> None:
     if value is MISSING:
         with pytest.raises(PathError):
-            select(DATA, path)
+            select_values(DATA, path)
     else:
-        assert select(DATA, path) == value
+        assert select_values(DATA, path) == value
 
 
 @pytest.mark.parametrize(
@@ -101,7 +101,7 @@ def test_a_path_selects_the_same_values_as_on_argo(path: str, value: Any) -> Non
 )
 def test_an_unsupported_path_is_rejected_before_the_run_starts(path: str, tmp_path: Any) -> None:
     with pytest.raises(ValueError, match="not supported"):
-        select(DATA, path)
+        select_values(DATA, path)
     echo = {"image": "busybox", "command": ["echo", f'{{{{=jsonpath(workflow.name, "{path}")}}}}']}
     with pytest.raises(
         ConfigError, match=r"templates\[0\]\.container\.command\[1\].*not supported"

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from argolocal.language.kubectl_path import KubectlPathError, parse, render
+from argolocal.language.kubectl_path import KubectlPathError, parse, render_template
 
 OBJECT: dict[str, Any] = {
     "kind": "Pod",
@@ -68,7 +68,7 @@ OBJECT: dict[str, Any] = {
     ],
 )
 def test_a_path_prints_the_same_text_as_kubectl(path: str, text: str) -> None:
-    assert render(OBJECT, path) == text
+    assert render_template(OBJECT, path) == text
 
 
 @pytest.mark.parametrize(
@@ -86,7 +86,7 @@ def test_a_path_that_does_not_match_the_object_fails_with_the_message_of_kubectl
     path: str, message: str
 ) -> None:
     with pytest.raises(KubectlPathError) as raised:
-        render(OBJECT, path)
+        render_template(OBJECT, path)
     assert str(raised.value) == message
 
 

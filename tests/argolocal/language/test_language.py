@@ -9,10 +9,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from argolocal.language import gofmt, selector
-from argolocal.language.expr import evaluate, find_calls, identifiers
+from argolocal.language.expr import evaluate, find_calls, find_identifiers
 from argolocal.language.functions import ExprError
 from argolocal.language.sprig import ARGO_FUNCTIONS
-from argolocal.language.substitute import ALL, STEP_OUTPUTS, Missing, TemplateError, substitute
+from argolocal.language.substitute import (
+    EVERY_TAG,
+    STEP_OUTPUTS,
+    MissingValue,
+    TemplateError,
+    substitute,
+)
 
 SCOPE = {
     "workflow.name": "w",
@@ -61,10 +67,10 @@ def test_tags_are_replaced_by_their_values(text: str, result: str) -> None:
 @pytest.mark.parametrize(
     ("text", "strict", "error"),
     [
-        ("{{tasks.eval.outputs.result}}", STEP_OUTPUTS, Missing),
-        ("{{=tasks.eval.outputs.result}}", STEP_OUTPUTS, Missing),
+        ("{{tasks.eval.outputs.result}}", STEP_OUTPUTS, MissingValue),
+        ("{{=tasks.eval.outputs.result}}", STEP_OUTPUTS, MissingValue),
         ("{{=asInt('0.91')}}", STEP_OUTPUTS, TemplateError),
-        ("{{=item.n}}", ALL, Missing),
+        ("{{=item.n}}", EVERY_TAG, MissingValue),
         ("{{tasks.skipped.outputs.parameters.p}}", None, TemplateError),
         ("an unclosed {{ tag", None, TemplateError),
     ],
@@ -238,8 +244,8 @@ def test_an_infinite_result_fails_with_the_message_of_go() -> None:
 
 
 def test_identifiers_are_the_names_that_an_expression_reads_without_a_guard() -> None:
-    assert "tasks.a.outputs" in identifiers("tasks.a.outputs + 'x'")
-    assert "tasks.a.b" not in identifiers("tasks.a.b ?? 'x'")
+    assert "tasks.a.outputs" in find_identifiers("tasks.a.outputs + 'x'")
+    assert "tasks.a.b" not in find_identifiers("tasks.a.b ?? 'x'")
     assert find_calls("sprig.upper(x) + foo(len(y), 'z')") == [
         ("sprig.upper", []),
         ("foo", [None, "z"]),

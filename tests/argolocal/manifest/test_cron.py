@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from argolocal.manifest.cron import schedule_error
+from argolocal.manifest.cron import find_schedule_error
 
 ACCEPTED = [
     "0 3 * * 1",
@@ -49,14 +49,14 @@ REJECTED = {
 
 @pytest.mark.parametrize("schedule", ACCEPTED)
 def test_a_schedule_that_argo_accepts_is_accepted(schedule: str) -> None:
-    assert schedule_error(schedule) == ""
+    assert find_schedule_error(schedule) == ""
 
 
 @pytest.mark.parametrize("schedule", REJECTED, ids=lambda text: text[:20])
 def test_a_schedule_that_argo_rejects_is_rejected_with_the_reason(schedule: str) -> None:
-    assert REJECTED[schedule] in schedule_error(schedule)
+    assert REJECTED[schedule] in find_schedule_error(schedule)
 
 
 @given(st.text(max_size=30) | st.text("0123456789*/-,? @TZ=", max_size=20))
 def test_an_invalid_schedule_does_not_crash_the_parser(text: str) -> None:
-    assert isinstance(schedule_error(text), str)
+    assert isinstance(find_schedule_error(text), str)

@@ -16,7 +16,7 @@ from zoneinfo import ZoneInfo
 
 import pytest
 
-from argolocal.manifest.cron import Schedule, parse_schedule, run_times, times_between
+from argolocal.manifest.cron import Schedule, list_run_times, parse_schedule, times_between
 
 RECORD = json.loads((Path(__file__).parent / "robfig_cron_times.json").read_text())
 TIMES = 25
@@ -46,9 +46,9 @@ def test_all_schedules_have_the_times_of_argo_around_both_changes_of_clocks(zone
 
 
 def test_a_time_that_clocks_skip_does_not_exist_and_a_repeated_one_exists_twice() -> None:
-    spring = run_times("30 2 * * *", "Europe/Berlin", date(2026, 3, 28), date(2026, 3, 30))
+    spring = list_run_times("30 2 * * *", "Europe/Berlin", date(2026, 3, 28), date(2026, 3, 30))
     assert [f"{time:%dT%H:%M}" for time in spring] == ["28T01:30", "30T00:30"]
-    autumn = run_times("30 2 * * *", "Europe/Berlin", date(2026, 10, 24), date(2026, 10, 26))
+    autumn = list_run_times("30 2 * * *", "Europe/Berlin", date(2026, 10, 24), date(2026, 10, 26))
     assert [f"{time:%dT%H:%M}" for time in autumn] == [
         "24T00:30",
         "25T00:30",
@@ -58,13 +58,13 @@ def test_a_time_that_clocks_skip_does_not_exist_and_a_repeated_one_exists_twice(
 
 
 def test_a_step_of_days_is_not_a_wildcard() -> None:
-    times = run_times("0 0 */10 * 1", "UTC", date(2026, 6, 1), date(2026, 6, 12))
+    times = list_run_times("0 0 */10 * 1", "UTC", date(2026, 6, 1), date(2026, 6, 12))
     assert [time.day for time in times] == [1, 8, 11]
 
 
 def test_the_date_that_a_zone_skipped_has_no_times() -> None:
     zone = ZoneInfo("Pacific/Apia")
-    times = run_times("0 12 * * 4-6", "Pacific/Apia", date(2011, 12, 29), date(2011, 12, 31))
+    times = list_run_times("0 12 * * 4-6", "Pacific/Apia", date(2011, 12, 29), date(2011, 12, 31))
     assert [time.astimezone(zone).day for time in times] == [29, 31]
 
 

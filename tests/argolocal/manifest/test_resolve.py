@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from argolocal.errors import ConfigError
-from argolocal.manifest.read import documents, split, workflow
+from argolocal.manifest.read import build_workflow, parse_objects, split_main_object
 from argolocal.runner.cluster import LocalCluster
-from argolocal.runner.preflight import check
+from argolocal.runner.preflight import check_workflow
 from tests import builders
 from tests.argolocal.running import execute
 
@@ -54,7 +54,7 @@ spec:
 
 def load(text: str, home: Path) -> tuple[dict[str, Any], LocalCluster]:
     """Return the object to run, and a cluster with the other objects."""
-    main, others = split(documents(text))
+    main, others = split_main_object(parse_objects(text))
     cluster = LocalCluster(home)
     cluster.store_objects(others)
     return main, cluster
@@ -143,7 +143,9 @@ def test_an_inline_template_cannot_read_the_inputs_of_its_stored_template(tmp_pa
     """Argo substitutes tags in an inline template only if it belongs to the workflow itself."""
     cluster = LocalCluster(tmp_path)
     inline = "inline: {container: {image: busybox, command: [echo, '{{inputs.parameters.x}}']}}}"
-    main, others = split(documents(re.sub(r'template: say, arguments: .*}}!"}\]}}', inline, FILE)))
+    main, others = split_main_object(
+        parse_objects(re.sub(r'template: say, arguments: .*}}!"}\]}}', inline, FILE))
+    )
     cluster.store_objects(others)
 
     with pytest.raises(
@@ -210,7 +212,7 @@ spec: {workflowTemplateRef: {name: t}, arguments: {parameters: [{name: z, value:
 
 def test_a_workflow_overrides_values_of_its_workflow_template(tmp_path: Path) -> None:
     main, cluster = load(REFERRED, tmp_path)
-    spec = workflow(main, {"x": "2"}, cluster.find)["spec"]
+    spec = build_workflow(main, {"x": "2"}, cluster.find)["spec"]
     assert {each["name"]: each["value"] for each in spec["arguments"]["parameters"]} == {
         "x": "2",
         "z": "4",
@@ -225,12 +227,12 @@ def test_an_exit_handler_does_not_get_arguments_of_a_workflow_template(tmp_path:
     text = text.replace(
         "templates: [", "templates: [{name: bye, inputs: {parameters: [{name: x}]}, suspend: {}}, "
     )
-    main, others = split(documents(text))
+    main, others = split_main_object(parse_objects(text))
     cluster.store_objects(others)
     for each in (main, others[0]):  # the WorkflowTemplate can be run, too
         with pytest.raises(ConfigError, match=r"exit handler bye needs the input 'x'.*-p x=VALUE"):
-            workflow(each, {}, cluster.find)
-        assert workflow(each, {"x": "2"}, cluster.find)
+            build_workflow(each, {}, cluster.find)
+        assert build_workflow(each, {"x": "2"}, cluster.find)
 
 
 @pytest.mark.parametrize(
@@ -264,7 +266,7 @@ def test_fields_of_stored_templates_are_checked_as_in_the_workflow(tmp_path: Pat
 
 def test_a_file_with_two_workflows_is_rejected_with_their_names() -> None:
     with pytest.raises(ConfigError, match=r"2 objects \(Workflow a, Workflow b\)"):
-        split([{"kind": "Workflow", "metadata": {"name": name}} for name in "ab"])
+        split_main_object([{"kind": "Workflow", "metadata": {"name": name}} for name in "ab"])
 
 
 def test_a_parameter_gets_its_value_from_a_config_map_which_must_exist(tmp_path: Path) -> None:
@@ -276,12 +278,12 @@ def test_a_parameter_gets_its_value_from_a_config_map_which_must_exist(tmp_path:
     parameter = {"name": "x", "valueFrom": {"configMapKeyRef": {"name": "m", "key": "k"}}}
     manifest = builders.workflow(arguments={"parameters": [parameter]})
     assert (
-        workflow(manifest, {}, cluster.find)["spec"]["arguments"]["parameters"][0]["value"]
+        build_workflow(manifest, {}, cluster.find)["spec"]["arguments"]["parameters"][0]["value"]
         == "hello"
     )
 
     assert (
-        workflow(manifest, {"x": "mine"}, cluster.find)["spec"]["arguments"]["parameters"][0][
+        build_workflow(manifest, {"x": "mine"}, cluster.find)["spec"]["arguments"]["parameters"][0][
             "value"
         ]
         == "mine"
@@ -290,7 +292,7 @@ def test_a_parameter_gets_its_value_from_a_config_map_which_must_exist(tmp_path:
     with pytest.raises(
         ConfigError, match=r"spec\.arguments\.parameters\[0\]\.valueFrom: a ConfigMap 'm'"
     ):
-        workflow(manifest, {})
+        build_workflow(manifest, {})
 
 
 def test_a_run_is_labeled_with_the_name_of_its_workflow_template_and_not_with_the_labels_of_the_template() -> (
@@ -298,7 +300,9 @@ def test_a_run_is_labeled_with_the_name_of_its_workflow_template_and_not_with_th
 ):
     metadata = {"name": "t", "namespace": "n", "labels": {"a": "b"}, "annotations": {"c": "d"}}
     spec = {"entrypoint": "main", "templates": [], "workflowMetadata": {"labels": {"e": "f"}}}
-    meta = workflow({"kind": "WorkflowTemplate", "metadata": metadata, "spec": spec})["metadata"]
+    meta = build_workflow({"kind": "WorkflowTemplate", "metadata": metadata, "spec": spec})[
+        "metadata"
+    ]
     assert meta["labels"] == {"workflows.argoproj.io/workflow-template": "t", "e": "f"}
     assert meta["annotations"] == {}
     assert meta["namespace"] == "n"
@@ -312,7 +316,7 @@ def test_a_workflow_has_a_label_with_the_name_of_its_workflow_template(
 ) -> None:
     reference = {"name": "t", "clusterScope": cluster_scope}
     manifest = {"kind": "Workflow", "metadata": {"name": "w", "labels": {"a": "b"}}}
-    found = workflow(
+    found = build_workflow(
         {**manifest, "spec": {"workflowTemplateRef": reference}},
         {},
         lambda kind, name: {"spec": {}},
@@ -323,7 +327,7 @@ def test_a_workflow_has_a_label_with_the_name_of_its_workflow_template(
 def test_a_value_outside_its_enum_is_rejected() -> None:
     parameter = {"name": "x", "value": "c", "enum": ["a", "b"]}
     with pytest.raises(ConfigError, match="x is 'c': it must be one of a, b"):
-        workflow(builders.workflow(arguments={"parameters": [parameter]}))
+        build_workflow(builders.workflow(arguments={"parameters": [parameter]}))
 
 
 @pytest.mark.parametrize(
@@ -363,14 +367,14 @@ def test_missing_objects_of_pods_are_reported_before_the_run(
     cluster.store_objects([{"kind": "ConfigMap", "metadata": {"name": "c"}, "data": {"k": "v"}}])
     main = {"name": "main", "container": {"image": "busybox", "command": ["true"], **template}}
 
-    manifest = workflow(builders.workflow(main))
+    manifest = build_workflow(builders.workflow(main))
 
     if message:
         with pytest.raises(ConfigError, match=message):
-            check(manifest, cluster)
+            check_workflow(manifest, cluster)
 
         manifest["spec"]["templates"].append(
             {"name": "maker", "resource": {"action": "create", "manifest": "kind: Secret"}}
         )
 
-    assert check(manifest, cluster) == []
+    assert check_workflow(manifest, cluster) == []

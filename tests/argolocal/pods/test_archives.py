@@ -20,7 +20,7 @@ import pytest
 
 from argolocal.pods.archives import ArchiveError, is_tarball, unpack_tar, unpack_zip
 from argolocal.pods.artifacts import remove_directory
-from argolocal.pods.tarballs import CountedEntry, Entry, TarStream, open_tar
+from argolocal.pods.tarballs import CountedTarEntry, TarEntry, TarStream, open_tar
 from tests.effort import calls
 
 NAMES = [
@@ -434,12 +434,12 @@ def test_an_entry_is_counted_as_it_is_read(tmp_path: Path, layout: int) -> None:
         if layout != tarfile.USTAR_FORMAT:
             tar.addfile(member("ä" * 150, size=700), io.BytesIO(bytes(700)))
 
-    def read(kind: type[Entry]) -> list[tuple[bytes, int, int]]:
+    def read(kind: type[TarEntry]) -> list[tuple[bytes, int, int]]:
         with closing(TarStream(file)) as stream, open_tar(stream, kind) as tar:
             stream.budget = sys.maxsize
             return [(item.type, item.size, item.offset_data) for item in tar]
 
-    assert read(CountedEntry) == read(Entry)
+    assert read(CountedTarEntry) == read(TarEntry)
 
 
 def test_an_entry_is_counted_with_fewer_calls_than_it_is_read(tmp_path: Path) -> None:
@@ -448,12 +448,12 @@ def test_an_entry_is_counted_with_fewer_calls_than_it_is_read(tmp_path: Path) ->
         for number in range(1000):
             tar.addfile(member(f"d{number}", tarfile.DIRTYPE))
 
-    def read(kind: type[Entry]) -> None:
+    def read(kind: type[TarEntry]) -> None:
         with closing(TarStream(file)) as stream, open_tar(stream, kind) as tar:
             stream.budget = sys.maxsize
             assert len(tar.getmembers()) == 1000
 
-    assert calls(lambda: read(CountedEntry)) < calls(lambda: read(Entry)) / 2
+    assert calls(lambda: read(CountedTarEntry)) < calls(lambda: read(TarEntry)) / 2
 
 
 def test_the_entries_of_a_zip_are_counted_before_they_are_read(tmp_path: Path) -> None:

@@ -19,11 +19,13 @@ from tests.argolocal.running import execute
 from tests.builders import shell, workflow
 from tests.http_server import Answer, HttpServer, Request
 
-needs_namespaces = pytest.mark.skipif(not filesystem.available(), reason="needs mount namespaces")
+needs_namespaces = pytest.mark.skipif(
+    not filesystem.supports_namespaces(), reason="needs mount namespaces"
+)
 
 
 def sent(store: Store, path: Path, **artifact: Any) -> dict[str, Any]:
-    saved = artifacts.save(
+    saved = artifacts.save_artifact(
         {"name": "a", "path": f"/tmp/{path.name}", **artifact},
         path,
         path,
@@ -125,11 +127,11 @@ def test_a_link_to_a_directory_is_saved_as_argo_saves_it(s3: Store, tmp_path: Pa
 
     with pytest.raises(ArtifactError, match="open /tmp/argo/outputs/artifacts/link: no such file"):
         bare = {**named, "archive": {"none": {}}}
-        artifacts.save(
+        artifacts.save_artifact(
             bare, tmp_path / "link", tmp_path / "tree", tmp_path, "pod", "w", lambda _: s3
         )
 
-    saved = artifacts.save(
+    saved = artifacts.save_artifact(
         named, tmp_path / "link", tmp_path / "tree", tmp_path, "pod", "w", lambda _: s3
     )
     # only the link exists
@@ -154,15 +156,15 @@ def test_a_missing_artifact_is_an_error_unless_it_is_optional(s3: Store, tmp_pat
         lambda _: s3,
     )
     with pytest.raises(ArtifactError, match="no such file"):
-        artifacts.save(*absent)
+        artifacts.save_artifact(*absent)
 
-    assert artifacts.save({**absent[0], "optional": True}, *absent[1:]) is None
+    assert artifacts.save_artifact({**absent[0], "optional": True}, *absent[1:]) is None
 
 
 def test_archives_are_not_built_next_to_the_output(s3: Store, tmp_path: Path) -> None:
     path = Path("/proc/version")  # a read-only file system
     artifact = {"name": "a", "path": str(path)}
-    assert artifacts.save(artifact, path, path, tmp_path, "pod", "w", lambda _: s3)
+    assert artifacts.save_artifact(artifact, path, path, tmp_path, "pod", "w", lambda _: s3)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -401,7 +403,7 @@ def test_an_artifact_is_stored_at_the_archive_location(s3: Store, tmp_path: Path
     ):
         store = lambda where: asked.append(where) or s3  # noqa: E731
         output = {"name": "a", "path": "/tmp/a", **artifact}
-        saved = artifacts.save(
+        saved = artifacts.save_artifact(
             output, tmp_path / "a", tmp_path / "a", tmp_path, "pod", "w", store, location
         )
         assert saved
@@ -441,13 +443,13 @@ def test_an_artifact_that_cannot_be_saved_is_rejected_before_the_run(
     template: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(ConfigError, match=message):
-        artifacts.check(template, "t")
+        artifacts.check_artifacts(template, "t")
 
 
 def test_a_compression_level_that_argo_ignores_is_ignored(s3: Store, tmp_path: Path) -> None:
     (tmp_path / "x").write_text("x")
     archive = {"tar": {"compressionLevel": 77}}
-    artifacts.check(
+    artifacts.check_artifacts(
         {
             "container": {},
             "outputs": {"artifacts": [{"name": "a", "path": "/x", "archive": archive}]},

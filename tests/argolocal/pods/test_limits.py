@@ -18,12 +18,12 @@ from argolocal.errors import ConfigError
 from argolocal.language.quantity import parse_quantity
 from argolocal.pods import limits
 from argolocal.runner.cluster import LocalCluster
-from argolocal.runner.preflight import check
+from argolocal.runner.preflight import check_workflow
 from tests import builders
 from tests.argolocal.running import execute
 from tests.waiting import until
 
-needs_cgroups = pytest.mark.skipif(not limits.available(), reason="needs cgroups")
+needs_cgroups = pytest.mark.skipif(not limits.supports_memory_limits(), reason="needs cgroups")
 NAME = f"limited-{os.getpid()}"
 MAIN = "from rekindle.cli import main; raise SystemExit(main())"
 HIDDEN = ["unshare", "--mount", "sh", "-c", 'mount -t tmpfs none /sys/fs/cgroup && exec "$@"', "sh"]
@@ -42,7 +42,7 @@ def workflow(megabytes: int, limit: str, **more: Any) -> dict[str, Any]:
 
 
 def cgroups() -> list[Path]:
-    parent = limits._cgroup_parent()
+    parent = limits._find_cgroup_parent()
     if parent:
         return [*parent[0].glob(f"{limits.CGROUP_PREFIX}*-{NAME}*")]
     return []
@@ -106,7 +106,7 @@ def test_processes_that_a_step_leaves_end_with_the_step(tmp_path: Path) -> None:
     assert execute(manifest, {}, LocalCluster(tmp_path))["phase"] == "Succeeded"
     pid = int(next((tmp_path / f"runs/{NAME}/logs").iterdir()).read_text())
     assert not cgroups()
-    assert processes.start_time(pid) is None
+    assert processes.read_start_ticks(pid) is None
 
 
 @needs_cgroups
@@ -144,7 +144,7 @@ def test_a_memory_limit_that_is_not_enforced_is_reported(tmp_path: Path) -> None
     }
     assert any(
         "not enforced here: cpu, nvidia.com/gpu" in note
-        for note in check(manifest, LocalCluster(tmp_path))
+        for note in check_workflow(manifest, LocalCluster(tmp_path))
     )
 
 
@@ -153,7 +153,7 @@ def test_an_invalid_memory_limit_is_reported(memory: Any, tmp_path: Path) -> Non
     manifest = workflow(1, "1Gi")
     manifest["spec"]["templates"][0]["container"]["resources"]["limits"]["memory"] = memory
     with pytest.raises(ConfigError, match=r"templates\[0\]\.container\.resources\.limits.*memory"):
-        check(manifest, LocalCluster(tmp_path))
+        check_workflow(manifest, LocalCluster(tmp_path))
 
 
 @pytest.mark.skipif(

@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from argolocal.engine.nodes import Start
+from argolocal.engine.nodes import StartPod
 from argolocal.pods import filesystem
 from argolocal.pods.kinds.sidecars import Sidecars
 from argolocal.pods.log_pipe import LogPipe
@@ -156,7 +156,7 @@ def test_all_threads_that_end_a_pipe_see_the_complete_log(tmp_path: Path) -> Non
         assert sizes == [60000] * 4
 
 
-@pytest.mark.skipif(not filesystem.available(), reason="needs mount namespaces")
+@pytest.mark.skipif(not filesystem.supports_namespaces(), reason="needs mount namespaces")
 def test_a_log_write_error_of_a_sidecar_is_reported(tmp_path: Path) -> None:
     (tmp_path / "logs").mkdir()
     (tmp_path / "logs/w.beside.log").symlink_to("/dev/full")
@@ -169,7 +169,7 @@ def test_a_log_write_error_of_a_sidecar_is_reported(tmp_path: Path) -> None:
         "sidecars": [beside],
     }
 
-    start = Start("w", "w", {**template, "inputs": {"parameters": [], "artifacts": []}}, False)
+    start = StartPod("w", "w", {**template, "inputs": {"parameters": [], "artifacts": []}}, False)
     pod = PodRun(start, tmp_path / "w", tmp_path / "logs/w.log")
     run = ContainerRun("w", {"name": "main", **template["container"]}, pod.root, pod.log)
     cluster = LocalCluster(tmp_path)
@@ -185,7 +185,7 @@ def test_a_log_write_error_of_a_sidecar_is_reported(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(os.getuid() != 0 or not filesystem.available(), reason="needs root")
+@pytest.mark.skipif(os.getuid() != 0 or not filesystem.supports_namespaces(), reason="needs root")
 def test_a_log_that_fills_the_disk_ends_the_run_which_can_be_resumed(tmp_path: Path) -> None:
     container = shell("head -c 9000000 /dev/zero; test ! -e /tmp/x")
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from argolocal.common.processes import start_time
+from argolocal.common.processes import read_start_ticks
 from argolocal.controllers.controller import Controller
 from argolocal.manifest.pod_patch import apply_patches
 from argolocal.pods import filesystem
@@ -24,7 +24,9 @@ from tests import builders
 from tests.argolocal.running import execute
 from tests.builders import shell
 
-needs_namespaces = pytest.mark.skipif(not filesystem.available(), reason="needs mount namespaces")
+needs_namespaces = pytest.mark.skipif(
+    not filesystem.supports_namespaces(), reason="needs mount namespaces"
+)
 
 
 def ran(template: dict[str, Any], home: Path, **spec: Any) -> dict[str, Any]:
@@ -263,7 +265,7 @@ def test_an_output_behind_a_link_is_never_a_file_of_the_machine(tmp_path: Path, 
         mine.unlink()
 
     # if one overlay covers the whole machine, the file that the pod has changed in it can be read
-    is_readable = filesystem._root_overlay_supported() and not mine.is_relative_to("/tmp")
+    is_readable = filesystem._supports_root_overlay() and not mine.is_relative_to("/tmp")
     assert value(status) == "the pod's" if is_readable else "no such file" in status["message"]
 
 
@@ -400,7 +402,7 @@ def test_a_retry_does_not_write_through_a_link_of_an_earlier_attempt(tmp_path: P
     root = tmp_path / "root"
     root.mkdir()
     (root / "tmp").symlink_to(machines)
-    filesystem.View(root, []).prepare([])
+    filesystem.FileSystemView(root, []).prepare([])
     after = machines.stat().st_mode
     machines.rmdir()
     assert mode_before == after
@@ -446,7 +448,7 @@ def test_only_one_newline_is_removed_from_the_end_of_an_output(tmp_path: Path) -
 def test_processes_in_a_new_session_end_with_the_run(tmp_path: Path) -> None:
     source = "setsid sleep 1000 > /dev/null 2>&1 & echo $!; sleep 0.3"
     assert ran({"container": shell(source)}, tmp_path)["phase"] == "Succeeded"
-    assert start_time(int(result_of(tmp_path))) is None
+    assert read_start_ticks(int(result_of(tmp_path))) is None
 
 
 @needs_namespaces
@@ -551,7 +553,7 @@ def test_a_pod_imports_only_from_the_project(
         (folder / name).parent.mkdir(parents=True)
         (folder / name).write_text("def main(): ...\n")
 
-    monkeypatch.setenv(project.PATH, str(folder))
+    monkeypatch.setenv(project.PATH_VARIABLE, str(folder))
     source = (
         "import sys; from rekindle import project; step = project.load('steps.greet', 'step',"
         " ['main']);"

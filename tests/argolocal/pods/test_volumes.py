@@ -12,7 +12,9 @@ from argolocal.runner.cluster import LocalCluster
 from tests.argolocal.running import execute
 from tests.builders import workflow
 
-pytestmark = pytest.mark.skipif(not filesystem.available(), reason="needs mount namespaces")
+pytestmark = pytest.mark.skipif(
+    not filesystem.supports_namespaces(), reason="needs mount namespaces"
+)
 OUT = {"parameters": [{"name": "out", "valueFrom": {"path": "/tmp/out"}}]}
 CONFIG = {"kind": "ConfigMap", "metadata": {"name": "c"}, "data": {"a": "one", "b": "two"}}
 SECRET = {

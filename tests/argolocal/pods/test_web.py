@@ -164,7 +164,7 @@ def test_neither_an_http_artifact_nor_an_http_template_reads_a_local_file(
     proxy.answers["http://a.example/"] = (302, url)
 
     for address in (url, "http://a.example/") if scheme else (url,):
-        phase, message, outputs = http.send({"url": address}, lambda name: {})
+        phase, message, outputs = http.run_http_template({"url": address}, lambda name: {})
         assert phase == "Failed"
         assert outputs is None
         assert message.lower() == f'get "{url}": unsupported protocol scheme "{scheme}"'.lower()
@@ -203,7 +203,7 @@ def test_an_invalid_answer_or_address_fails_only_its_node(
 ):
     with HttpServer(lambda _: answer) as server:
         monkeypatch.setenv("http_proxy", server.url)
-        phase, message, _ = http.send({"url": url}, lambda name: {})
+        phase, message, _ = http.run_http_template({"url": url}, lambda name: {})
         assert phase == "Failed"
         assert message.startswith('Get "http:')
         assert "s3cr3t" not in message
@@ -224,6 +224,8 @@ def test_a_probe_follows_redirections_only_within_its_host(proxy: Proxy):
 
 def test_an_oversized_answer_fails_only_its_node(proxy: Proxy, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(http, "MAX_BODY_BYTES", 4)
-    phase, message, _ = http.send({"url": "http://me:s3cr3t@a.example/"}, lambda name: {})
+    phase, message, _ = http.run_http_template(
+        {"url": "http://me:s3cr3t@a.example/"}, lambda name: {}
+    )
     assert phase == "Failed"
     assert message.startswith('Get "http://a.example/": the response has more than')

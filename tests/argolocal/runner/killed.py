@@ -27,16 +27,16 @@ from typing import Any
 import yaml
 
 from argolocal.controllers.deployment import Deployments
-from argolocal.controllers.memory_volumes import shared_memory
+from argolocal.controllers.memory_volumes import shared_memory_path
 from argolocal.engine import suspend
-from argolocal.engine.nodes import FAILED, FULFILLED
+from argolocal.engine.nodes import FAILED_PHASES, FULFILLED_PHASES
 from argolocal.errors import ConfigError
-from argolocal.manifest.object_labels import CONFIG_MAP_TYPE
+from argolocal.manifest.object_labels import CONFIG_MAP_TYPE_LABEL
 from argolocal.runner.run import resume_suspended
 from argolocal.state.journal import Busy, RunFiles
 from rekindle.local.cluster import LocalCluster
-from rekindle.local.jobs.training_job import SUCCEEDED_ANNOTATION
-from rekindle.local.services.services import BUCKET
+from rekindle.local.jobs.training_job import SUCCEEDED_PODS_ANNOTATION
+from rekindle.local.services.services import DEFAULT_BUCKET
 from rekindle.storage import Store
 from tests.waiting import until
 
@@ -160,7 +160,7 @@ class Run:
         text = json.dumps(workflows()[self.name])
         text = text.replace('\\"@PORT@\\"', "@PORT@").replace("@PORT@", str(_free_port()))
         text = text.replace("@HOME@", str(self.notes)).replace("@URL@", self.url)
-        text = text.replace("@BUCKET@", store_environment.get("S3_BUCKET", BUCKET))
+        text = text.replace("@BUCKET@", store_environment.get("S3_BUCKET", DEFAULT_BUCKET))
         (self.home / "w.json").write_text(text)
 
     def start_and_kill(self, kind: str = "", moment: float = 0) -> bool:
@@ -206,7 +206,9 @@ class Run:
 
     def waiting(self) -> list[Any]:
         return [
-            node for node in suspend.suspended(self.status()) if node["templateName"] != "pause"
+            node
+            for node in suspend.list_suspended_nodes(self.status())
+            if node["templateName"] != "pause"
         ]
 
     def answers(self) -> dict[str, str]:
@@ -222,7 +224,9 @@ class Run:
 
     def ended_pods(self) -> dict[str, int]:
         """Return the pods with a recorded end, and how often each had started by then."""
-        nodes = [node for node in self.status()["nodes"].values() if node["phase"] in FULFILLED]
+        nodes = [
+            node for node in self.status()["nodes"].values() if node["phase"] in FULFILLED_PHASES
+        ]
         ended = {node["id"].rpartition("-")[2] for node in nodes if node["type"] in ("Pod", "HTTP")}
         jobs = [
             json.loads(path.read_text()) for path in self.home.glob("objects/PyTorchJob/*.json")
@@ -231,7 +235,7 @@ class Run:
         replicas = {
             name
             for job in jobs
-            for name in job["metadata"]["annotations"].get(SUCCEEDED_ANNOTATION, "").split(",")
+            for name in job["metadata"]["annotations"].get(SUCCEEDED_PODS_ANNOTATION, "").split(",")
         }
 
         starts = self.starts()
@@ -289,12 +293,12 @@ class Run:
             obj = json.loads(path.read_text())
             meta = obj["metadata"]
             data = obj.get("data")
-            if (meta.get("labels") or {}).get(CONFIG_MAP_TYPE):
+            if (meta.get("labels") or {}).get(CONFIG_MAP_TYPE_LABEL):
                 data = sorted(data)  # the entries of a cache contain times
             ended = [
                 condition["type"]
                 for condition in (obj.get("status") or {}).get("conditions") or []
-                if condition["type"] in FAILED
+                if condition["type"] in FAILED_PHASES
             ]
             yield path.parent.name, meta.get("generateName") or path.name, data, ended
 
@@ -334,7 +338,7 @@ class Run:
                     leftovers.append(f"locked: {path}")
 
         jobs = [path.stem for path in self.home.glob("objects/PyTorchJob/*.json")]
-        memory = [shared_memory(self.files.root, name) for name in [*jobs, "wrong"]]
+        memory = [shared_memory_path(self.files.root, name) for name in [*jobs, "wrong"]]
         return leftovers + [
             f"left behind: {path}" for path in [*memory, self.files.resume_request] if path.exists()
         ]

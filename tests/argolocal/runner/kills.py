@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from argolocal.engine.nodes import FAILED
+from argolocal.engine.nodes import FAILED_PHASES
 from rekindle.local.services.services import Services
 from tests.argolocal.runner.killed import Run, problems, restarted, workflows
 from tests.http_server import Answer, HttpServer, Request
@@ -107,7 +107,7 @@ class Stage:
         found: list[str] = []
 
         for kind, fraction in (*plan.kills, ("", 0.0)):
-            if run.status()["phase"] in FAILED:  # to resume a failed run would be a retry
+            if run.status()["phase"] in FAILED_PHASES:  # to resume a failed run would be a retry
                 break
 
             ended_pods = run.ended_pods()

@@ -4,9 +4,9 @@ without a process."""
 from pathlib import Path
 from typing import Any
 
-from argolocal.engine.nodes import PodEnded, PodStarted, Start
+from argolocal.engine.nodes import PodEnded, PodStarted, StartPod
 from argolocal.engine.scheduler import Scheduler
-from argolocal.manifest.read import workflow
+from argolocal.manifest.read import build_workflow
 from argolocal.runner.cluster import LocalCluster
 from argolocal.state.locks import SharedLocks
 
@@ -41,7 +41,9 @@ def scheduler(
         "spec": {"entrypoint": "main", **spec},
     }
     manifest["spec"]["templates"] = [*templates]
-    return Scheduler(workflow(manifest), locks=SharedLocks(LocalCluster(home)) if home else None)
+    return Scheduler(
+        build_workflow(manifest), locks=SharedLocks(LocalCluster(home)) if home else None
+    )
 
 
 def play(
@@ -59,7 +61,7 @@ def play(
     ran = []
 
     for _ in range(10_000):
-        waiting += [action for action in s.advance(now, events) if isinstance(action, Start)]
+        waiting += [action for action in s.advance(now, events) if isinstance(action, StartPod)]
         events = []
         if s.done:
             return ran

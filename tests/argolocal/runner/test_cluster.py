@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from argolocal.controllers.controller import LAST_APPLIED, Controller
+from argolocal.controllers.controller import LAST_APPLIED_ANNOTATION, Controller
 from argolocal.errors import ConfigError
 from argolocal.pods.container_images import Image
 from argolocal.runner.cluster import LocalCluster
@@ -95,7 +95,7 @@ def test_apply_merges_objects_like_kubectl(cluster: LocalCluster) -> None:
     assert second["metadata"]["generation"] == 2
     assert second["metadata"]["uid"] == first["metadata"]["uid"]
     assert int(second["metadata"]["resourceVersion"]) > int(first["metadata"]["resourceVersion"])
-    assert LAST_APPLIED in second["metadata"]["annotations"]
+    assert LAST_APPLIED_ANNOTATION in second["metadata"]["annotations"]
     assert kind.delete("a")
     assert kind.get("a") is None
     assert not kind.delete("a")

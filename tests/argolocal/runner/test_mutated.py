@@ -17,10 +17,10 @@ import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from argolocal.engine.nodes import PodEnded, PodStarted, Start
+from argolocal.engine.nodes import PodEnded, PodStarted, StartPod
 from argolocal.engine.scheduler import Scheduler
 from argolocal.errors import ConfigError
-from argolocal.manifest.read import documents, read_files
+from argolocal.manifest.read import parse_objects, read_path
 from argolocal.runner.cluster import LocalCluster
 from argolocal.runner.run import LocalRun
 from argolocal.state.locks import SharedLocks
@@ -191,8 +191,8 @@ def fields(value: Any) -> list[tuple[Any, Any]]:
 @functools.cache
 def bases() -> list[dict[str, Any]]:
     return [
-        documents(EVERYTHING)[0],
-        *(documents(recording.manifest)[0] for recording in recorded.read()),
+        parse_objects(EVERYTHING)[0],
+        *(parse_objects(recording.manifest)[0] for recording in recorded.read()),
     ]
 
 
@@ -245,7 +245,9 @@ def play(scheduler: Scheduler) -> None:
     events = []
 
     for _ in range(300):
-        starts = [action for action in scheduler.advance(now, events) if isinstance(action, Start)]
+        starts = [
+            action for action in scheduler.advance(now, events) if isinstance(action, StartPod)
+        ]
         if scheduler.done:
             return
 
@@ -269,7 +271,7 @@ def load_error(data: bytes, home: Path) -> str:
     shared = SharedLocks(cluster)
 
     try:
-        manifest, others = read_files(file)
+        manifest, others = read_path(file)
         cluster.store_objects(others)
         run = LocalRun.new(manifest, {}, cluster)
         run.files.close()

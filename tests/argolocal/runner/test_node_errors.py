@@ -18,7 +18,9 @@ from tests.argolocal.running import execute, resume
 
 ECHO = {"image": "busybox", "command": ["echo", "hi"]}
 TAG = "{{workflow.parameters.branch}}"
-needs_mounts = pytest.mark.skipif(not filesystem.available(), reason="needs mount namespaces")
+needs_mounts = pytest.mark.skipif(
+    not filesystem.supports_namespaces(), reason="needs mount namespaces"
+)
 
 
 def workflow(
@@ -207,24 +209,28 @@ def test_an_exception_of_a_controller_ends_the_nodes_that_wait_for_its_objects(
     ("rule", "valid_names", "invalid_names"),
     [
         (
-            object_names.SUBDOMAIN,
+            object_names.SUBDOMAIN_RULE,
             ["a", "a.b-c", "0"],
             ["", "A", "a/b", "..", "a..b", "a.", "-a", "a\n", "x" * 254, 5],
         ),
-        (object_names.LABEL, ["a", "a-b"], ["a.b", "a" * 64, "a_b"]),
-        (object_names.SERVICE, ["a1"], ["1a"]),
-        (object_names.DATA_KEY, ["a.json", "_A-b", ".hidden"], [".", "..", "..a", "a/b", "a b"]),
-        (object_names.LABEL_VALUE, ["", "A_b.c"], ["a/b", "-a", "a" * 64, None]),
+        (object_names.LABEL_RULE, ["a", "a-b"], ["a.b", "a" * 64, "a_b"]),
+        (object_names.SERVICE_NAME_RULE, ["a1"], ["1a"]),
         (
-            object_names.QUALIFIED_NAME,
+            object_names.DATA_KEY_RULE,
+            ["a.json", "_A-b", ".hidden"],
+            [".", "..", "..a", "a/b", "a b"],
+        ),
+        (object_names.LABEL_VALUE_RULE, ["", "A_b.c"], ["a/b", "-a", "a" * 64, None]),
+        (
+            object_names.QUALIFIED_NAME_RULE,
             ["a", "a.b/c_D"],
             ["/a", "a/", "A_/b", "a/b/c", "a" * 64, f"{'x' * 254}/a"],
         ),
-        (object_names.BUCKET, ["b", "my.bucket_1"], ["", ".", "..", "a/b", "-a"]),
+        (object_names.BUCKET_NAME_RULE, ["b", "my.bucket_1"], ["", ".", "..", "a/b", "-a"]),
     ],
 )
 def test_names_follow_the_rules_of_the_api_server(
-    rule: object_names.Rule, valid_names: list[str], invalid_names: list[Any]
+    rule: object_names.NameRule, valid_names: list[str], invalid_names: list[Any]
 ) -> None:
     assert [name for name in valid_names if not rule.allows(name)] == []
     assert [name for name in invalid_names if rule.allows(name)] == []

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from argolocal.errors import ConfigError
-from argolocal.manifest.read import documents, workflow
+from argolocal.manifest.read import build_workflow, parse_objects
 from argolocal.manifest.schema import TABLES
 from argolocal.runner.cluster import LocalCluster
-from argolocal.runner.preflight import check
+from argolocal.runner.preflight import check_workflow
 
 GOOD = """
 apiVersion: argoproj.io/v1alpha1
@@ -26,7 +26,7 @@ spec:
 
 def checked(path: str = "", value: Any = None) -> list[str]:
     """Check GOOD with one value set, such as `spec.templates.0.daemon`."""
-    manifest = documents(GOOD)[0]
+    manifest = parse_objects(GOOD)[0]
     *way, last = path.split(".") if path else ["", ""]
     parent: Any = manifest
     for step in way if path else ():
@@ -36,7 +36,7 @@ def checked(path: str = "", value: Any = None) -> list[str]:
             parent = parent.setdefault(step, {})
     if path:
         parent[last] = value
-    return check(workflow(manifest), LocalCluster(Path("nowhere")))
+    return check_workflow(build_workflow(manifest), LocalCluster(Path("nowhere")))
 
 
 @pytest.mark.parametrize(
@@ -413,19 +413,19 @@ IN = [{"name": "a", "path": "/in/x", "raw": {"data": "1"}}]
 def test_two_inputs_at_the_same_path_are_rejected(
     mounts: list[Any], files: list[Any], message: str
 ) -> None:
-    manifest = documents(GOOD)[0]
+    manifest = parse_objects(GOOD)[0]
     manifest["spec"]["volumes"] = [{"name": "v", "emptyDir": {}}]
     (template,) = manifest["spec"]["templates"]
     template["inputs"] = {"artifacts": files}
     template["container"]["volumeMounts"] = mounts
     if not message:
-        assert check(workflow(manifest), LocalCluster(Path("nowhere"))) == []
+        assert check_workflow(build_workflow(manifest), LocalCluster(Path("nowhere"))) == []
         return
     with pytest.raises(ConfigError, match=message):
-        check(workflow(manifest), LocalCluster(Path("nowhere")))
+        check_workflow(build_workflow(manifest), LocalCluster(Path("nowhere")))
 
 
-CRON = {"schedules": ["@daily"], "workflowSpec": documents(GOOD)[0]["spec"]}
+CRON = {"schedules": ["@daily"], "workflowSpec": parse_objects(GOOD)[0]["spec"]}
 
 
 @pytest.mark.parametrize(
@@ -444,7 +444,7 @@ CRON = {"schedules": ["@daily"], "workflowSpec": documents(GOOD)[0]["spec"]}
 )
 def test_an_error_in_a_cron_workflow_is_reported(fields: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        workflow({"kind": "CronWorkflow", "metadata": {"name": "c"}, "spec": CRON | fields})
+        build_workflow({"kind": "CronWorkflow", "metadata": {"name": "c"}, "spec": CRON | fields})
 
 
 def test_an_ignored_schedule_is_reported() -> None:
@@ -455,17 +455,17 @@ def test_an_ignored_schedule_is_reported() -> None:
     }
     assert (
         "schedules, timezone"
-        in check(workflow(manifest), LocalCluster(Path("nowhere")), manifest)[0]
+        in check_workflow(build_workflow(manifest), LocalCluster(Path("nowhere")), manifest)[0]
     )
 
 
 def test_an_image_in_template_defaults_is_enough_for_every_template() -> None:
-    manifest = documents(GOOD)[0]
+    manifest = parse_objects(GOOD)[0]
     manifest["spec"]["templateDefaults"] = {
         "container": {"image": "alpine", "command": ["sh", "-c"]}
     }
     manifest["spec"]["templates"][0]["container"] = {"args": ["echo hi"]}
-    assert check(workflow(manifest), LocalCluster(Path("nowhere"))) == []
+    assert check_workflow(build_workflow(manifest), LocalCluster(Path("nowhere"))) == []
 
 
 def test_ignored_fields_are_reported_once() -> None:
@@ -484,14 +484,14 @@ def test_a_pod_spec_patch_of_resources_may_contain_tags() -> None:
 
 def test_a_resource_that_argo_would_complete_immediately_is_rejected() -> None:
     with pytest.raises(ConfigError, match="would report success"):
-        manifest = documents(GOOD)[0]
+        manifest = parse_objects(GOOD)[0]
         resource = {
             "action": "apply",
             "manifest": "kind: Service",
             "failureCondition": "status.failed > 0",
         }
         manifest["spec"]["templates"][0] = {"name": "main", "resource": resource}
-        check(workflow(manifest), LocalCluster(Path("nowhere")))
+        check_workflow(build_workflow(manifest), LocalCluster(Path("nowhere")))
 
 
 def test_yaml_is_parsed_as_by_kubernetes() -> None:
@@ -508,34 +508,34 @@ def test_yaml_is_parsed_as_by_kubernetes() -> None:
         "h": 16,
     }
 
-    assert documents(text)[0] == expected | {"i": -1.5}
+    assert parse_objects(text)[0] == expected | {"i": -1.5}
 
 
 def test_json_that_is_not_valid_yaml_is_accepted() -> None:
     named = {"name": "\U0001f600 / \u00e9", "n": [1, 1.5, 1e3, -0.0, None, True]}
     assert (
-        documents(json.dumps(named))
-        == documents(f"# YAML\n{json.dumps(named, ensure_ascii=False)}")
+        parse_objects(json.dumps(named))
+        == parse_objects(f"# YAML\n{json.dumps(named, ensure_ascii=False)}")
         == [named]
     )
 
-    assert documents('{"kind": "List", "items": [{"a": 1}, {"b": "\\/"}]}') == [
+    assert parse_objects('{"kind": "List", "items": [{"a": 1}, {"b": "\\/"}]}') == [
         {"a": 1},
         {"b": "/"},
     ]
-    assert documents("{a: 1}\n---\nb: 2") == [{"a": 1}, {"b": 2}]
+    assert parse_objects("{a: 1}\n---\nb: 2") == [{"a": 1}, {"b": 2}]
 
     for text, message in {
         '{"a": 1, "a": 2}': '"a" is duplicated',
         '{"a": "\\ud83d"}': "surrogates",
     }.items():
         with pytest.raises(ConfigError, match=message):
-            documents(text)
+            parse_objects(text)
 
 
 def test_a_cron_workflow_and_a_workflow_template_run_as_a_workflow_with_their_spec() -> None:
-    spec = documents(GOOD)[0]["spec"]
-    cron = workflow(
+    spec = parse_objects(GOOD)[0]["spec"]
+    cron = build_workflow(
         {
             "kind": "CronWorkflow",
             "metadata": {"name": "c"},
@@ -544,18 +544,18 @@ def test_a_cron_workflow_and_a_workflow_template_run_as_a_workflow_with_their_sp
     )
     assert cron["spec"] == spec
     assert cron["metadata"]["name"].startswith("c-")
-    template = workflow({"kind": "WorkflowTemplate", "metadata": {"name": "t"}, "spec": spec})
+    template = build_workflow({"kind": "WorkflowTemplate", "metadata": {"name": "t"}, "spec": spec})
     assert template["metadata"]["name"].startswith("t-")
 
 
 def test_an_unknown_parameter_is_an_error_with_a_suggestion() -> None:
-    manifest = documents(GOOD)[0]
+    manifest = parse_objects(GOOD)[0]
     manifest["spec"]["arguments"] = {"parameters": [{"name": "epochs", "value": 3}]}
-    assert workflow(manifest, {"epochs": "4"})["spec"]["arguments"]["parameters"] == [
+    assert build_workflow(manifest, {"epochs": "4"})["spec"]["arguments"]["parameters"] == [
         {"name": "epochs", "value": "4"}
     ]
     with pytest.raises(ConfigError, match='Did you mean "epochs"'):
-        workflow(manifest, {"epoch": "4"})
+        build_workflow(manifest, {"epoch": "4"})
 
 
 def test_the_page_of_all_fields_matches_the_code() -> None:
@@ -585,17 +585,17 @@ def test_a_database_lock_is_rejected_as_unsupported() -> None:
     "kind", ["resource", "container", "script", "dag", "steps", "suspend", "data", "http"]
 )
 def test_a_template_with_a_null_body_is_rejected(kind: str) -> None:
-    manifest = documents(GOOD)[0]
+    manifest = parse_objects(GOOD)[0]
     manifest["spec"]["templates"][0] = {"name": "main", kind: None}
     with pytest.raises(ConfigError, match=r"has 0 types|is missing|must be"):
-        check(workflow(manifest), LocalCluster(Path("nowhere")))
+        check_workflow(build_workflow(manifest), LocalCluster(Path("nowhere")))
 
 
 def test_a_null_item_of_a_loop_is_kept() -> None:
-    manifest = documents(GOOD)[0]
+    manifest = parse_objects(GOOD)[0]
     task = {"name": "t", "template": "main", "withItems": [None, {"a": None}]}
     manifest["spec"]["templates"].append({"name": "loop", "dag": {"tasks": [task]}})
-    assert workflow(manifest)["spec"]["templates"][-1]["dag"]["tasks"][0]["withItems"] == [
+    assert build_workflow(manifest)["spec"]["templates"][-1]["dag"]["tasks"][0]["withItems"] == [
         None,
         {"a": None},
     ]

@@ -53,7 +53,7 @@ class Background:
         return self.status
 
     def suspended(self) -> list[Any]:
-        return suspend.suspended(self.files.load()[0])
+        return suspend.list_suspended_nodes(self.files.load()[0])
 
 
 def with_gate(**spec: Any) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from argolocal.common.processes import is_alive
-from argolocal.common.program import POD
+from argolocal.common.program import POD_VARIABLE
 from argolocal.controllers.controller import Controller
 from argolocal.errors import ConfigError
 from argolocal.pods import executor, filesystem
@@ -47,7 +47,7 @@ def sh(name: str, command: str, **template: Any) -> dict[str, Any]:
     else:
         mounts = []
 
-    if mounts and not filesystem.available():
+    if mounts and not filesystem.supports_namespaces():
         pytest.skip("needs mount namespaces")
 
     container = {
@@ -164,7 +164,10 @@ def left_over(cluster: LocalCluster) -> list[str]:
     processes = []
     for process in Path("/proc").glob("[0-9]*"):
         try:
-            if f"{POD}={cluster.home / 'runs'}".encode() in (process / "environ").read_bytes():
+            if (
+                f"{POD_VARIABLE}={cluster.home / 'runs'}".encode()
+                in (process / "environ").read_bytes()
+            ):
                 processes.append((process / "cmdline").read_text())
         except OSError:
             continue
@@ -446,7 +449,7 @@ def test_a_pod_sees_only_the_environment_of_its_manifest(
     assert "SECRET_OF_THE_USER" not in variables
 
 
-@pytest.mark.skipif(not filesystem.available(), reason="needs mount namespaces")
+@pytest.mark.skipif(not filesystem.supports_namespaces(), reason="needs mount namespaces")
 def test_pods_that_write_to_the_same_path_do_not_share_files(cluster: LocalCluster) -> None:
     out = {
         "parameters": [
@@ -589,7 +592,9 @@ def test_a_cron_workflow_that_a_cluster_rejects_does_not_run(
         False,
         pytest.param(
             True,
-            marks=pytest.mark.skipif(not filesystem.available(), reason="needs mount namespaces"),
+            marks=pytest.mark.skipif(
+                not filesystem.supports_namespaces(), reason="needs mount namespaces"
+            ),
         ),
     ],
 )

@@ -80,7 +80,7 @@ def shell_spec(script: str) -> dict[str, Any]:
     container = builders.shell(script)
     spec = {"entrypoint": "main", "templates": [{"name": "main", "container": container}]}
     if "/shared" in script:
-        if not filesystem.available():
+        if not filesystem.supports_namespaces():
             pytest.skip("needs mount namespaces")
         container["volumeMounts"] = [{"name": "shared", "mountPath": "/shared"}]
         spec["volumes"] = [{"name": "shared", "persistentVolumeClaim": {"claimName": "shared"}}]

@@ -99,7 +99,7 @@ def test_systemd_accepts_the_unit_and_restarts_the_server_without_its_runs(
     folder.mkdir()
     monkeypatch.chdir(folder)
     home = folder / "home"
-    homes.make(home)
+    homes.create_home(home)
     unit = make_unit(manager, home, 2, 7070)
     assert "KillMode=process\n" in unit
     assert "Restart=always\n" in unit

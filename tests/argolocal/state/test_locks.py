@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from argolocal.engine.nodes import PodEnded, PodStarted, Start
+from argolocal.engine.nodes import PodEnded, PodStarted, StartPod
 from argolocal.engine.scheduler import Scheduler
 from tests.argolocal.runner.played import dag, leaf, parameters, phase, play, scheduler, steps
 
@@ -21,7 +21,9 @@ def starts(s: Scheduler, now: float, *ended: str) -> list[str]:
         for event in (PodStarted(s.table.id(id)), PodEnded(s.table.id(id), "Succeeded", "", {}))
     ]
     return [
-        s.nodes[action.id]["name"] for action in s.advance(now, events) if isinstance(action, Start)
+        s.nodes[action.id]["name"]
+        for action in s.advance(now, events)
+        if isinstance(action, StartPod)
     ]
 
 

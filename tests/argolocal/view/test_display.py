@@ -10,7 +10,14 @@ import pytest
 from argolocal.common.wording import format_duration
 from argolocal.view import display
 from argolocal.view import runs as overview
-from argolocal.view.summary import as_json, failed_step, failure, leaves, steps, success
+from argolocal.view.summary import (
+    describe_success,
+    failure,
+    find_failed_step,
+    list_leaf_steps,
+    list_steps,
+    make_json_object,
+)
 from tests.argolocal.view.nodes import ROOT, WORKFLOW, node, status, time_at
 from tests.effort import calls
 
@@ -27,7 +34,7 @@ def test_steps_are_below_their_parents_in_any_order_of_nodes():
         node(".steps[0].first"),
     ]
 
-    rows = {row.name: (row.label, row.depth) for row in steps(WORKFLOW, status(*nodes))}
+    rows = {row.name: (row.label, row.depth) for row in list_steps(WORKFLOW, status(*nodes))}
 
     assert rows == {
         "ship": ("ship", 0),
@@ -39,7 +46,7 @@ def test_steps_are_below_their_parents_in_any_order_of_nodes():
 
 
 def test_steps_are_listed_by_start_time():
-    rows = steps(WORKFLOW, status(node(".late", start=9), node(".early", start=2), ROOT))
+    rows = list_steps(WORKFLOW, status(node(".late", start=9), node(".early", start=2), ROOT))
     assert [row.name for row in rows] == ["early", "late"]
 
 
@@ -49,10 +56,10 @@ def test_a_step_that_succeeds_after_a_retry_is_not_shown_as_the_failure():
         node(".train(0)", phase="Failed", message="evicted"),
         node(".train(1)"),
     ]
-    rows = steps(WORKFLOW, status(ROOT, *attempts))
+    rows = list_steps(WORKFLOW, status(ROOT, *attempts))
     assert [row.label for row in rows] == ["train", "(0)", "(1)"]
-    assert [row.name for row in leaves(rows)] == ["train"]
-    assert failed_step(rows) is None
+    assert [row.name for row in list_leaf_steps(rows)] == ["train"]
+    assert find_failed_step(rows) is None
 
 
 def test_an_error_of_the_runner_names_the_running_step():
@@ -84,7 +91,7 @@ def test_an_error_of_the_runner_takes_precedence_over_the_failure_of_a_step():
 
 
 def test_a_run_of_one_pod_is_not_hidden_by_its_exit_hook():
-    rows = steps(WORKFLOW, status(node("", phase="Failed"), node(".onExit")))
+    rows = list_steps(WORKFLOW, status(node("", phase="Failed"), node(".onExit")))
     assert [row.phase for row in rows] == ["Failed", "Succeeded"]
 
 
@@ -94,7 +101,7 @@ def test_a_failed_step_shows_its_own_error_not_the_retry_message():
         node(".a", "Retry", "Failed", message=again),
         node(".a(0)", phase="Failed", message="exit code 65"),
     ]
-    assert steps(WORKFLOW, status(ROOT, *attempts))[0].message == "exit code 65"
+    assert list_steps(WORKFLOW, status(ROOT, *attempts))[0].message == "exit code 65"
 
 
 @pytest.mark.parametrize(
@@ -104,8 +111,8 @@ def test_the_message_of_a_run_is_the_error_of_its_step(message: str):
     attempts = [node("", "Retry", "Failed", message=message)]
     attempts += [node(f"({n})", phase="Failed", message=f"error {n}") for n in (10, 9)]
     ended = {**status(*attempts, phase="Failed"), "message": message}
-    assert as_json(WORKFLOW, ended)["message"] == "error 10"
-    assert overview.steps_table(WORKFLOW, ended).startswith(f"{WORKFLOW}: Failed error 10\n")
+    assert make_json_object(WORKFLOW, ended)["message"] == "error 10"
+    assert overview.format_steps_table(WORKFLOW, ended).startswith(f"{WORKFLOW}: Failed error 10\n")
     assert "cause   error 10" in failure(WORKFLOW, ended, "", None, "rekindle resume x")
 
 
@@ -113,14 +120,16 @@ def test_a_stopped_run_does_not_show_a_running_step():
     """On a stopped run of a real Argo, a Retry node stayed Running."""
     counter = {**node("demo.cleanup", "Retry", "Running"), "finishedAt": None}
     ended = status(counter, node("demo.cleanup(0)"), phase="Failed")
-    (row,) = steps("demo", ended)
+    (row,) = list_steps("demo", ended)
     assert row.phase == "Succeeded"
     assert row.seconds == 1
-    assert [row.phase for row in steps("demo", {**ended, "phase": "Running"})] == ["Running"]
+    assert [row.phase for row in list_steps("demo", {**ended, "phase": "Running"})] == ["Running"]
 
 
 def test_future_steps_are_listed_before_they_start():
-    rows = steps(WORKFLOW, status(ROOT, node(".prepare"), node(".onExit")), ["prepare", "train"])
+    rows = list_steps(
+        WORKFLOW, status(ROOT, node(".prepare"), node(".onExit")), ["prepare", "train"]
+    )
     assert [(row.name, row.phase) for row in rows] == [
         ("prepare", "Succeeded"),
         ("train", "Waiting"),
@@ -145,23 +154,27 @@ def test_warnings_appear_during_the_run_at_its_end_and_in_status():
     )
 
     out = io.StringIO()
-    lines = display.Lines(WORKFLOW, lambda row: "", out)
+    lines = display.LineDisplay(WORKFLOW, lambda row: "", out)
     lines(status(ROOT))
     lines(run)
     run["startedAt"] = time_at(0)
 
     run["finishedAt"] = time_at(9)
-    for text in (out.getvalue(), success(run, {}), overview.steps_table(WORKFLOW, run)):
+    for text in (
+        out.getvalue(),
+        describe_success(run, {}),
+        overview.format_steps_table(WORKFLOW, run),
+    ):
         assert text.count(texts[0]) == 1
         assert text.count("amount has one value.") == 1
         assert "warning" in text
         assert "\x1b" not in text
 
-    for text in (success(run, {}), overview.steps_table(WORKFLOW, run)):
+    for text in (describe_success(run, {}), overview.format_steps_table(WORKFLOW, run)):
         assert f"prepare: {texts[0]}" in text, "a warning names its step"
 
-    assert as_json(WORKFLOW, run)["warnings"] == texts
-    assert as_json(WORKFLOW, status(ROOT, node(".prepare")))["warnings"] == []
+    assert make_json_object(WORKFLOW, run)["warnings"] == texts
+    assert make_json_object(WORKFLOW, status(ROOT, node(".prepare")))["warnings"] == []
 
 
 @pytest.mark.parametrize("value", ["", "{", "7", "{{outputs}}", '{"a": 1}'])
@@ -169,7 +182,9 @@ def test_an_output_called_warnings_that_is_not_a_list_is_ignored(value: str):
     node_outputs: dict[str, Any] = {
         "outputs": {"parameters": [{"name": "warnings", "value": value}]}
     }
-    assert as_json(WORKFLOW, status(ROOT, node(".other", **node_outputs)))["warnings"] == []
+    assert (
+        make_json_object(WORKFLOW, status(ROOT, node(".other", **node_outputs)))["warnings"] == []
+    )
 
 
 def test_the_text_of_a_failure_has_step_cause_log_and_command_in_15_lines():
@@ -215,7 +230,7 @@ def test_durations_are_written_with_units(seconds: float | None, text: str):
 
 def test_a_pipe_gets_plain_lines_without_control_codes():
     out = io.StringIO()
-    with display.show(WORKFLOW, lambda row: "", {}, out) as shown:
+    with display.show_run(WORKFLOW, lambda row: "", {}, out) as shown:
         running = status(ROOT, node(".prepare", phase="Running", end=None))
         shown(running)
         shown(running)
@@ -245,7 +260,7 @@ def test_a_failed_attempt_is_shown_while_the_next_attempt_waits(tmp_path: Path):
     out = io.StringIO()
 
     progress = display.LogErrors(WORKFLOW, tmp_path, tmp_path / "deployments").of
-    with display.show(WORKFLOW, progress, {}, out) as shown:
+    with display.show_run(WORKFLOW, progress, {}, out) as shown:
         shown(status(ROOT, node(".train", "Retry", "Running", end=None)))
         shown(status(ROOT, node(".train", "Retry", "Running", end=None), attempt))
 
@@ -262,10 +277,12 @@ def test_a_failed_attempt_of_a_deployment_shows_the_error_of_its_pod(tmp_path: P
     errors = display.LogErrors(WORKFLOW, tmp_path, tmp_path / "deployments")
     rows = {
         row.name: row
-        for row in steps(WORKFLOW, status(ROOT, node(".deployment", "Retry", "Running"), attempt))
+        for row in list_steps(
+            WORKFLOW, status(ROOT, node(".deployment", "Retry", "Running"), attempt)
+        )
     }
     assert (
-        display.cause_of(rows["deployment(0)"], errors.of)
+        display.find_cause(rows["deployment(0)"], errors.of)
         == "the model cannot be loaded: own.py:7: KeyError: 3."
     )
 
@@ -273,7 +290,7 @@ def test_a_failed_attempt_of_a_deployment_shows_the_error_of_its_pod(tmp_path: P
 def test_a_message_with_brackets_is_shown_in_the_tree():
     from rich.console import Console
 
-    tree = display.Tree(WORKFLOW, lambda row: "", {}, io.StringIO())
+    tree = display.TreeDisplay(WORKFLOW, lambda row: "", {}, io.StringIO())
     tree(status(ROOT, node(".a", phase="Failed", message="no file [/data/x] of [red]")))
     out = io.StringIO()
     Console(file=out, width=100).print(tree.draw())
@@ -282,7 +299,7 @@ def test_a_message_with_brackets_is_shown_in_the_tree():
 
 def test_a_pending_step_shows_its_reason_once():
     out = io.StringIO()
-    with display.show(WORKFLOW, lambda row: "", {}, out) as shown:
+    with display.show_run(WORKFLOW, lambda row: "", {}, out) as shown:
         for message in (
             "PodInitializing",
             "ErrImagePull: no such image",
@@ -301,7 +318,7 @@ def test_the_tree_draws_every_phase_of_argo():
     from rich.console import Console
 
     phases = ["Pending", "Running", "Succeeded", "Failed", "Error", "Skipped", "Omitted"]
-    tree = display.Tree(WORKFLOW, lambda row: "", {}, io.StringIO())
+    tree = display.TreeDisplay(WORKFLOW, lambda row: "", {}, io.StringIO())
     tree(status(ROOT, *[node(f".{phase.lower()}", phase=phase) for phase in phases]))
     out = io.StringIO()
     Console(file=out, width=100).print(tree.draw())
@@ -311,7 +328,7 @@ def test_the_tree_draws_every_phase_of_argo():
 
 def test_the_display_does_not_slow_down_a_thousand_steps() -> None:
     out = io.StringIO()
-    shown = display.Lines("w", lambda row: "", out)
+    shown = display.LineDisplay("w", lambda row: "", out)
     nodes = {f"w-{i}": {"name": f"w.t{i}", "type": "Pod", "phase": "Running"} for i in range(1000)}
     once = calls(lambda: shown({"nodes": nodes}))
 
@@ -348,7 +365,7 @@ def test_a_termination_message_cannot_control_the_terminal():
     failed = node(".a", phase="Failed", message=f"Error: {HOSTILE}")
     lines = io.StringIO()
     log = f"error: {HOSTILE}\n"
-    shown = display.Lines(WORKFLOW, lambda row: "step 1/2 loss \x1b[2J", lines)
+    shown = display.LineDisplay(WORKFLOW, lambda row: "step 1/2 loss \x1b[2J", lines)
     running = status(ROOT, node(".b", phase="Running", end=None), failed)
     shown(running)
     shown.tick()
@@ -356,7 +373,7 @@ def test_a_termination_message_cannot_control_the_terminal():
     texts = [
         lines.getvalue(),
         failure(WORKFLOW, running, log, None, "rekindle resume"),
-        overview.steps_table(WORKFLOW, running),
+        overview.format_steps_table(WORKFLOW, running),
     ]
     for text in texts:
         assert "u001b[2J" in text

@@ -9,7 +9,7 @@ from tests.argolocal.view.nodes import ROOT, WORKFLOW, node, status
 @pytest.mark.parametrize("text", ["[" * 100_000, "[NaN]", "[" + "9" * 5000 + "]", "{}", "x"])
 def test_a_malformed_list_of_warnings_does_not_hide_the_steps(text: str) -> None:
     outputs = {"parameters": [{"name": "warnings", "value": text}]}
-    table = runs.steps_table(WORKFLOW, status(ROOT, node(".prepare", outputs=outputs)))
+    table = runs.format_steps_table(WORKFLOW, status(ROOT, node(".prepare", outputs=outputs)))
     assert "prepare" in table
 
 
@@ -18,5 +18,5 @@ def test_a_large_item_of_a_loop_does_not_delay_the_table(char: str) -> None:
     """Each of its characters could end the name of its parent."""
     group = node(".train", "TaskGroup")
     items = [node(f".train({number}:{char * 1_000_000}x)") for number in range(3)]
-    rows = summary.steps(WORKFLOW, status(ROOT, group, *items))
+    rows = summary.list_steps(WORKFLOW, status(ROOT, group, *items))
     assert [row.depth for row in rows] == [0, 1, 1, 1]

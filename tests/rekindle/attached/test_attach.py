@@ -15,7 +15,7 @@ import torch
 import rekindle
 from rekindle import AttachedProgram, ConfigError
 from rekindle.attached.random_states import read_random_states, restore_random_states
-from rekindle.program.checkpoints.watch import Watch, WatchSettings
+from rekindle.program.checkpoints.watch import FolderWatch, WatchSettings
 
 
 class Counter:
@@ -93,7 +93,7 @@ def test_workers_that_are_added_draw_different_random_numbers() -> None:
 
 def test_a_durable_checkpoint_is_recognized_as_complete_at_once(folder: Path) -> None:
     run = rekindle.attach(counter=Counter(), folder=folder)
-    watch = Watch(folder, WatchSettings(processes=1), lambda: True)
+    watch = FolderWatch(folder, WatchSettings(processes=1), lambda: True)
     watch.begin()
     run.step()
     run.save()

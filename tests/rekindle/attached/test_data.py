@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 from rekindle import ConfigError
 from rekindle.attached.data import (
     Progress,
-    check_length,
-    check_sizes,
+    check_batch_sizes,
+    check_dataset_length,
     order_samples,
     plan_batches,
     split_batches,
@@ -66,9 +66,9 @@ def test_epochs_have_different_orders_unless_shuffle_is_false() -> None:
 
 def test_a_batch_with_fewer_samples_than_workers_is_refused() -> None:
     with pytest.raises(ConfigError, match="a batch of this dataset has 2 samples for 3 processes"):
-        check_sizes([4, 2], 4, 3)
+        check_batch_sizes([4, 2], 4, 3)
 
 
 def test_a_dataset_that_has_changed_is_refused() -> None:
     with pytest.raises(ConfigError, match="the dataset has 9 samples, and had 10"):
-        check_length(Progress(samples=10), 9)
+        check_dataset_length(Progress(samples=10), 9)

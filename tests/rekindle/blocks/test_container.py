@@ -9,7 +9,7 @@ from rekindle.blocks.container import step_flags
 from rekindle.blocks.resource import integer_input, render
 from rekindle.blocks.settings import ClusterConfig
 from rekindle.errors import ConfigError
-from rekindle.step import load, parse
+from rekindle.step import load_step_module, parse_inputs
 
 
 def test_a_process_parses_the_values_that_the_pipeline_got() -> None:
@@ -27,7 +27,7 @@ def test_a_process_parses_the_values_that_the_pipeline_got() -> None:
     texts = {
         f.removeprefix("--").partition("=")[0].replace("-", "_"): f.partition("=")[2] for f in flags
     }
-    inputs = parse(load("steps.train").Inputs, texts)
+    inputs = parse_inputs(load_step_module("steps.train").Inputs, texts)
     assert {name: getattr(inputs, name) for name in values} == values
 
 

@@ -93,7 +93,7 @@ def run_quick(folder: Path, outcome: int, typed: Shell, server: Hook) -> Any:
     (folder / "quick.py").write_text(PIPELINE.replace("OUTCOME", str(outcome)))
     config = {"name": "quick", "pipeline": "quick", "workload": "steps.digits", "data": {}}
     (folder / "quick.yaml").write_text(yaml.safe_dump(config | {"notify": {"format": "json"}}))
-    homes.make(folder / ".rekindle")
+    homes.create_home(folder / ".rekindle")
     (folder / ".rekindle/notify-url").write_text(server.url + "\n")
     return typed("rekindle run quick.yaml --yes -o json")
 

@@ -6,12 +6,18 @@ from typing import Any
 import pytest
 
 from rekindle.blocks.jobs.members import SHARED_MOUNT, member_commands
-from rekindle.blocks.jobs.pytorch_job import pytorch_job
-from rekindle.blocks.pod_settings import WORKFLOW_LABEL, affinity, pod_spec, resources, tolerations
+from rekindle.blocks.jobs.pytorch_job import build_pytorch_job
+from rekindle.blocks.pod_settings import (
+    WORKFLOW_LABEL,
+    node_affinity,
+    pod_spec,
+    pod_tolerations,
+    resource_requirements,
+)
 from rekindle.blocks.presets import read_presets
-from rekindle.blocks.serving.model_deployment import deployment
+from rekindle.blocks.serving.model_deployment import build_deployment
 from rekindle.blocks.settings import ClusterConfig, PodConfig
-from rekindle.kubernetes_names import WORKLOAD
+from rekindle.kubernetes_names import WORKLOAD_MODULES
 from rekindle.release.serve_config import ServeConfig
 from rekindle.training.spec import TrainConfig
 from tests.kinds import kinds, pod_specs
@@ -52,12 +58,12 @@ def test_workers_run_on_preemptible_nodes_and_the_coordinator_never_does(
     cluster = config(pods={"train": {"preset": name}})
     pod = cluster.pod("train")
     assert pod.node_selector == label
-    assert not affinity(pod)
-    assert taint is None or taint in {each["key"] for each in tolerations(pod)}
+    assert not node_affinity(pod)
+    assert taint is None or taint in {each["key"] for each in pod_tolerations(pod)}
     coordinator = cluster.pod("coordinator")
     assert not coordinator.node_selector
     assert coordinator.avoid == label
-    assert affinity(coordinator)
+    assert node_affinity(coordinator)
     with pytest.raises(ValueError, match="Remove its preset"):
         config(pods={"coordinator": {"preset": name}})
 
@@ -73,10 +79,10 @@ def test_presets_are_merged_and_the_pods_own_settings_win() -> None:
     assert pod.node_selector == {"gpu": "l4", "cloud.google.com/gke-spot": "true"}
     assert pod.gpus == 2
     assert pod.spread == ["topology.kubernetes.io/zone"]
-    keys = [each["key"] for each in tolerations(pod)]
+    keys = [each["key"] for each in pod_tolerations(pod)]
     assert keys[:2] == ["cloud.google.com/gke-spot", "nvidia.com/gpu"]
     assert {
-        each["tolerationSeconds"] for each in tolerations(pod) if "tolerationSeconds" in each
+        each["tolerationSeconds"] for each in pod_tolerations(pod) if "tolerationSeconds" in each
     } == {5}
 
 
@@ -100,7 +106,7 @@ def test_a_users_preset_may_set_any_field_of_a_pod() -> None:
 )
 def test_a_pod_requests_the_gpu_resource_of_its_preset(name: str, resource: str) -> None:
     pod = config(pods={"evaluate": {"preset": name}}).pod("evaluate")
-    assert resources(pod)["limits"][resource] == "1"
+    assert resource_requirements(pod)["limits"][resource] == "1"
     if name != "gpu":
         with pytest.raises(ValueError, match="a pod can have only one"):
             config(pods={"evaluate": {"preset": name, "gpus": 2}})
@@ -232,9 +238,9 @@ def test_pods_of_a_training_runtime_have_the_gang_scheduler_and_its_queue() -> N
 def test_a_worker_gets_the_grace_period_of_its_preemptible_node() -> None:
     for preset, grace in ({"gke-spot": 15, "aks-spot": 25, "eks-spot": 60}).items():
         cluster = config(pods={"train": {"preset": preset}})
-        spec = pytorch_job("a", TRAIN, cluster, member_commands(WORKLOAD, []))["spec"][
-            "pytorchReplicaSpecs"
-        ]["Worker"]["template"]["spec"]
+        spec = build_pytorch_job("a", TRAIN, cluster, member_commands(WORKLOAD_MODULES, []))[
+            "spec"
+        ]["pytorchReplicaSpecs"]["Worker"]["template"]["spec"]
         variables = {each["name"]: each.get("value") for each in spec["containers"][0]["env"]}
         assert spec["terminationGracePeriodSeconds"] == grace
         assert variables["REKINDLE_GRACE"] == str(grace)
@@ -246,11 +252,11 @@ def test_labels_and_annotations_are_set_on_pods_without_replacing_required_label
         "annotations": {"a/b": "c"},
     }
     cluster = config(pods={"train": settings, "serve": settings})
-    worker = pytorch_job("a", TRAIN, cluster, member_commands(WORKLOAD, []))["spec"][
+    worker = build_pytorch_job("a", TRAIN, cluster, member_commands(WORKLOAD_MODULES, []))["spec"][
         "pytorchReplicaSpecs"
     ]["Worker"]["template"]["metadata"]
     assert worker == {"labels": {"team": "risk"} | WORKFLOW_LABEL, "annotations": {"a/b": "c"}}
-    server = deployment("m", "m-1", SERVE, cluster, [])["spec"]
+    server = build_deployment("m", "m-1", SERVE, cluster, [])["spec"]
     assert server["template"]["metadata"]["annotations"] == {"a/b": "c"}
     assert (
         server["selector"]["matchLabels"].items()
@@ -260,7 +266,7 @@ def test_labels_and_annotations_are_set_on_pods_without_replacing_required_label
 
 def test_a_pod_requests_its_disk_and_is_limited_to_it() -> None:
     pod = config(pods={"train": {"disk": "7Gi"}}).pod("train")
-    spec = pod_spec(pod, "default", [{"resources": resources(pod)}])
+    spec = pod_spec(pod, "default", [{"resources": resource_requirements(pod)}])
     assert spec["containers"][0]["resources"]["requests"]["ephemeral-storage"] == "7Gi"
     assert spec["volumes"] == [{"name": "tmp", "emptyDir": {"sizeLimit": "7Gi"}}]
 

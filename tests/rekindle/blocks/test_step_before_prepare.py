@@ -13,7 +13,7 @@ from rekindle import blocks
 from rekindle.blocks.manifest.config import Config, load_config
 from rekindle.blocks.manifest.render import render_manifest
 from rekindle.blocks.wiring import WiringError
-from rekindle.step import load, main
+from rekindle.step import load_step_module, main
 from tests.commands import ROOT, write_files
 
 PAGES = ("your-own-model.md", "your-own-pipeline.md")
@@ -91,7 +91,7 @@ def test_the_cache_reads_all_files_of_the_section(config: Config, tmp_path: Path
     (tmp_path / "own_files.py").write_text(
         (tmp_path / "power.py").read_text().replace("class Model(", f"{OWN_DATA}class Model(")
     )
-    step = load("steps.prepare")
+    step = load_step_module("steps.prepare")
     data = {"source": "power.csv", "lookup": str(tmp_path / "power.py")}
     inputs = step.Inputs.model_validate({"workload": "own_files", "data": data, "workflow": "w"})
     assert list(step.REUSE.data_read(inputs)) == ["power.csv", str(tmp_path / "power.py")]

@@ -19,7 +19,7 @@ from rekindle.errors import ConfigError
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    monkeypatch.setenv(project.PATH, str(tmp_path))
+    monkeypatch.setenv(project.PATH_VARIABLE, str(tmp_path))
     monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
     forget()
     yield tmp_path
@@ -28,7 +28,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 def forget() -> None:
     """Clear the hashes that a process keeps, as in a new process."""
-    for remembered in (code._digest, code._sha256, code._imports, code._source_roots):
+    for remembered in (code._compute_digest, code._sha256, code._list_imports, code._source_roots):
         remembered.cache_clear()
 
 
@@ -138,14 +138,14 @@ def test_of_a_module_in_two_places_the_one_that_python_imports_belongs_to_the_co
     for name in ("editable", "project"):
         write(tmp_path / name, {"twice_found": ""})
     write(tmp_path / "project", {"first": "import twice_found\n"})
-    monkeypatch.setenv(project.PATH, str(tmp_path / "project"))
+    monkeypatch.setenv(project.PATH_VARIABLE, str(tmp_path / "project"))
     # the project is in the path of a process that was started with it in PYTHONPATH
     folders = ["editable"] if first == "editable" else ["project", "editable"]
     monkeypatch.setattr(sys, "path", [*sys.path, *(str(tmp_path / name) for name in folders)])
     forget()
 
     found = code.imported_files(["first"], [str(tmp_path / "project")])
-    module = project.load("twice_found", "workload", [])
+    module = project.load_module("twice_found", "workload", [])
     sys.modules.pop("twice_found")
     assert module.__file__ == str(tmp_path / first / "twice_found.py")
     assert found["twice_found"] == tmp_path / first / "twice_found.py"
@@ -190,14 +190,14 @@ def test_the_file_of_a_submodule_is_the_one_that_python_imports_in_every_layout(
     statements = "".join(f"import {name}.net\n" for name in names.values())
     write(tmp_path / "project", {"first": statements})
 
-    monkeypatch.setenv(project.PATH, str(tmp_path / "project"))
+    monkeypatch.setenv(project.PATH_VARIABLE, str(tmp_path / "project"))
     monkeypatch.setattr(sys, "path", [*sys.path, *(str(tmp_path / folder) for folder in order)])
     forget()
     found = code.imported_files(["first"], [str(tmp_path / "project")])
 
     for layout, name in names.items():
         try:
-            module = project.load(f"{name}.net", "workload", [])
+            module = project.load_module(f"{name}.net", "workload", [])
         except ConfigError:
             assert f"{name}.net" not in found, layout
         else:
@@ -222,7 +222,7 @@ def test_an_import_hook_of_an_editable_installation_is_asked_after_all_folders(
     write(tmp_path / "editable", {"hooked_package/__init__": ""})
     write(tmp_path / "project", {"first": "import hooked_module, hooked_package.net\n"})
     (tmp_path / "project/hooked_package").mkdir()
-    monkeypatch.setenv(project.PATH, str(tmp_path / "project"))
+    monkeypatch.setenv(project.PATH_VARIABLE, str(tmp_path / "project"))
     monkeypatch.setattr(sys, "path", [*sys.path])
     monkeypatch.setattr(sys, "meta_path", [*sys.meta_path, Hook()])
     forget()
@@ -230,7 +230,7 @@ def test_an_import_hook_of_an_editable_installation_is_asked_after_all_folders(
     assert found["hooked_module"] == tmp_path / "editable/hooked_module.py"
     # the folder of the project hides the installed package
     with pytest.raises(ConfigError):
-        project.load("hooked_package.net", "workload", [])
+        project.load_module("hooked_package.net", "workload", [])
     del sys.modules["hooked_package"]
     assert "hooked_package.net" not in found
 
@@ -242,12 +242,12 @@ def test_a_package_that_extends_its_path_has_the_submodules_of_all_folders(
     for folder in ("a", "project"):
         write(tmp_path / folder, {"extended/__init__": extends, f"extended/{folder}": ""})
     write(tmp_path / "project", {"first": "import extended.a, extended.project\n"})
-    monkeypatch.setenv(project.PATH, str(tmp_path / "project"))
+    monkeypatch.setenv(project.PATH_VARIABLE, str(tmp_path / "project"))
     monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path / "a")])
     forget()
     found = code.imported_files(["first"], [str(tmp_path / "project")])
     for name in ("extended.a", "extended.project"):
-        assert str(found[name]) == project.load(name, "workload", []).__file__
+        assert str(found[name]) == project.load_module(name, "workload", []).__file__
     for name in ("extended", "extended.a", "extended.project"):
         del sys.modules[name]
 
@@ -416,7 +416,7 @@ def test_a_source_that_python_cannot_parse_is_part_of_the_key(tmp_path: Path) ->
     (tmp_path / "own.py").write_text("import deep\n")
     for source in ("x = " + "+".join(["1"] * 100_000), "x = " + "-" * 200_000 + "1"):
         (tmp_path / "deep.py").write_text(source)
-        code._imports.cache_clear()
+        code._list_imports.cache_clear()
         assert code.imported_files(["own"], [str(tmp_path)]).keys() == {"own", "deep"}
 
 

@@ -48,7 +48,7 @@ def run_step(tmp_path: Path, s3: Store, s3_environment: dict[str, str]) -> Calla
         ]
 
         command = [sys.executable, "-P", "-m", "rekindle", "step", "steps.making", *flags]
-        variables = os.environ | s3_environment | {project.PATH: str(tmp_path)}
+        variables = os.environ | s3_environment | {project.PATH_VARIABLE: str(tmp_path)}
         done = subprocess.run(
             command, env=variables, cwd=tmp_path, capture_output=True, text=True, timeout=120
         )

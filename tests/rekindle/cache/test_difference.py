@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from rekindle.cache import code, difference, entries
-from rekindle.cache.difference import MISSING, Difference, list_differences
+from rekindle.cache.difference import MISSING_VALUE, Difference, list_differences
 from rekindle.cache.entries import Entry
 from rekindle.cache.key import Facts
 from rekindle.local.cluster import LocalCluster
@@ -51,7 +51,7 @@ def test_the_changed_file_and_package_are_named_with_both_hashes(s3: Store) -> N
     found = list_differences(s3, facts(code="old"), facts())
     assert found[:2] == [
         Difference("code", MODULE, "ff", files[MODULE]),
-        Difference("code", "gone", "aa", MISSING),
+        Difference("code", "gone", "aa", MISSING_VALUE),
     ]
     record_code_before(s3, "older", python="3.0")
     (python,) = list_differences(s3, facts(code="older"), facts())
@@ -76,7 +76,7 @@ def test_settings_and_data_are_compared_one_by_one(s3: Store) -> None:
     before = facts(inputs={"n": "1", "train": '{"epochs": 1, "old": 3}'}, artifacts={"data": "00"})
     assert list_differences(s3, before, facts()) == [
         Difference("input", "train.epochs", "1", "2"),
-        Difference("input", "train.old", "3", MISSING),
+        Difference("input", "train.old", "3", MISSING_VALUE),
         Difference("data", "data", "00", "ab"),
     ]
     partial = {
@@ -109,12 +109,16 @@ def test_cache_prune_removes_the_files_of_code_without_entries_also_if_no_entry_
         store = LocalCluster(tmp_path).store()
         record_code_before(store, "1" * 64)
         assert (
-            cached_results.prune(tmp_path, keep_count=10_000, keep_days=90, should_delete=False)
+            cached_results.prune_cache(
+                tmp_path, keep_count=10_000, keep_days=90, should_delete=False
+            )
             == []
         )
         assert store.head(f"{difference.CODE_FOLDER}{'1' * 64}")
         assert (
-            cached_results.prune(tmp_path, keep_count=10_000, keep_days=90, should_delete=True)
+            cached_results.prune_cache(
+                tmp_path, keep_count=10_000, keep_days=90, should_delete=True
+            )
             == []
         )
         assert not store.head(f"{difference.CODE_FOLDER}{'1' * 64}")

@@ -30,15 +30,15 @@ def entry(at: str, size: int = 3) -> Entry:
 def test_an_entry_is_valid_while_its_artifacts_are_complete(s3: Store) -> None:
     recorded = entry("w-1/prepare")
     entries.record_entry(s3, recorded)  # a step records before Argo uploads
-    assert entries.find_valid(s3, recorded.key) is None
+    assert entries.find_valid_entry(s3, recorded.key) is None
     s3.put("w-1/prepare/dataset/part", b"12")  # incomplete
-    assert entries.find_valid(s3, recorded.key) is None
+    assert entries.find_valid_entry(s3, recorded.key) is None
     s3.put("w-1/prepare/dataset/part", b"123")
     s3.put("w-1/prepare/dataset-of-another/part", b"123")
-    assert entries.find_valid(s3, recorded.key) == recorded
-    assert entries.find_valid(s3, recorded.key, max_age_days=-1) is None
+    assert entries.find_valid_entry(s3, recorded.key) == recorded
+    assert entries.find_valid_entry(s3, recorded.key, max_age_days=-1) is None
     s3.delete(["w-1/prepare/dataset/part"])  # as `rekindle prune` does
-    assert entries.find_valid(s3, recorded.key) is None
+    assert entries.find_valid_entry(s3, recorded.key) is None
 
 
 def test_one_of_several_concurrent_entries_remains_and_a_later_entry_replaces_it(s3: Store) -> None:
@@ -48,11 +48,11 @@ def test_one_of_several_concurrent_entries_remains_and_a_later_entry_replaces_it
         s3.put(f"{other.at}/dataset/part", b"123")
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(partial(entries.record_entry, s3), several))
-    winner = entries.find_valid(s3, recorded.key)
+    winner = entries.find_valid_entry(s3, recorded.key)
     assert winner in several
     later = next(other for other in several if other != winner)
     entries.record_entry(s3, later)
-    assert entries.find_valid(s3, recorded.key) == later
+    assert entries.find_valid_entry(s3, recorded.key) == later
 
 
 def test_prune_removes_old_surplus_and_invalid_entries(s3: Store) -> None:
@@ -68,11 +68,11 @@ def test_prune_removes_old_surplus_and_invalid_entries(s3: Store) -> None:
     for item in (old, missing, kept, more):
         entries.record_entry(s3, item)
 
-    stale = {item.key: reason for item, reason in entries.list_stale(s3, 2, 90)}
+    stale = {item.key: reason for item, reason in entries.list_stale_entries(s3, 2, 90)}
     assert stale[missing.key] == "more than 2"
-    assert "older" in entries.list_stale(s3, 9, 90)[-1][1]
-    assert {item.key for item, _ in entries.list_stale(s3, 9, 90)} == {old.key, missing.key}
-    entries.remove_entries(s3, [item for item, _ in entries.list_stale(s3, 9, 90)])
+    assert "older" in entries.list_stale_entries(s3, 9, 90)[-1][1]
+    assert {item.key for item, _ in entries.list_stale_entries(s3, 9, 90)} == {old.key, missing.key}
+    entries.remove_entries(s3, [item for item, _ in entries.list_stale_entries(s3, 9, 90)])
     assert {item.key for item in entries.read_entries(s3)} == {kept.key, more.key}
 
 
@@ -136,7 +136,7 @@ def test_an_entry_is_valid_for_ninety_days(s3: Store) -> None:
         recorded = replace(entry("w-8/prepare"), made=time.time() - age)
         s3.put("w-8/prepare/dataset/part", b"123")
         entries.record_entry(s3, recorded)
-        assert (entries.find_valid(s3, recorded.key) is not None) == is_valid
+        assert (entries.find_valid_entry(s3, recorded.key) is not None) == is_valid
         later = replace(recorded, made=time.time())
         entries.record_entry(s3, later)
         assert entries.read_entry(s3, recorded.key) == later
@@ -154,7 +154,7 @@ def test_entries_that_other_versions_of_rekindle_wrote_are_ignored(s3: Store) ->
     for number, data in enumerate((b"{", b"[]", b'{"key": "k"}')):
         s3.put(f"cache/other-{number}", data)
         assert entries.read_entry(s3, f"other-{number}") is None
-        assert entries.find_valid(s3, f"other-{number}") is None
+        assert entries.find_valid_entry(s3, f"other-{number}") is None
     recorded = entry("w-9/prepare")
     entries.record_entry(s3, recorded)
     assert recorded.key in {item.key for item in entries.read_entries(s3)}
@@ -196,8 +196,8 @@ def test_prune_keeps_the_newest_valid_entries(s3: Store) -> None:
     written = [replace(entry("w-10/t"), made=time.time() - 100 * number) for number in range(4)]
     for item in written:
         entries.record_entry(s3, item)
-    assert [item for item, _ in entries.list_stale(s3, 2, 90)] == written[2:]
-    assert entries.list_stale(s3, 4, 90) == []
+    assert [item for item, _ in entries.list_stale_entries(s3, 2, 90)] == written[2:]
+    assert entries.list_stale_entries(s3, 4, 90) == []
     entries.remove_entries(s3, written)
 
 
@@ -238,7 +238,7 @@ def test_an_entry_that_cannot_be_the_result_of_the_step_is_named(
 ) -> None:
     recorded = replace(entry("w-6/prepare"), outputs=outputs, replaces_artifacts=artifacts)
     step = cast(Step, SimpleNamespace(Outputs=Outputs, REUSE=Reuse()))
-    found = entries.reason_unfit(recorded, step)
+    found = entries.reason_unusable(recorded, step)
     assert found.startswith(reason)
     assert bool(found) == bool(reason)
 
@@ -260,6 +260,6 @@ def test_an_entry_with_an_impossible_value_is_not_read(s3: Store, field: str, va
     recorded = entry("w-7/prepare")
     s3.put("w-7/prepare/dataset/part", b"123")
     entries.record_entry(s3, recorded)
-    assert entries.find_valid(s3, recorded.key) == recorded
+    assert entries.find_valid_entry(s3, recorded.key) == recorded
     entries.record_entry(s3, replace(recorded, **{field: value}))
-    assert entries.find_valid(s3, recorded.key) is None
+    assert entries.find_valid_entry(s3, recorded.key) is None

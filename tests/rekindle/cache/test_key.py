@@ -12,9 +12,15 @@ import pytest
 
 from rekindle import project
 from rekindle.cache import code
-from rekindle.cache.key import UnknownKey, collect_facts, compute_key, data_digest, describe_files
+from rekindle.cache.key import (
+    UnknownKey,
+    collect_facts,
+    compute_cache_key,
+    data_digest,
+    describe_files,
+)
 from rekindle.errors import ConfigError
-from rekindle.step import load, parse
+from rekindle.step import load_step_module, parse_inputs
 from rekindle.storage import Store
 
 STEP = '''
@@ -63,11 +69,15 @@ class World:
     def key(self) -> str:
         for path, text in self.texts.items():
             (self.folder / path).write_text(text)
-        for remembered in (code._digest, code._sha256, code._imports):
+        for remembered in (code._compute_digest, code._sha256, code._list_imports):
             remembered.cache_clear()  # otherwise this process keeps the hashes of its code
         module = f"steps.{self.name}"
-        inputs = parse(load(module).Inputs, self.inputs | {"source": str(self.folder / "data.csv")})
-        return compute_key(collect_facts(module, inputs, {"model": self.artifact}, self.image))
+        inputs = parse_inputs(
+            load_step_module(module).Inputs, self.inputs | {"source": str(self.folder / "data.csv")}
+        )
+        return compute_cache_key(
+            collect_facts(module, inputs, {"model": self.artifact}, self.image)
+        )
 
     def change(self, chance: random.Random) -> bool:
         """Make one random change; True if the outputs may differ."""
@@ -122,7 +132,7 @@ class World:
 
 @pytest.fixture
 def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
-    monkeypatch.setenv(project.PATH, str(tmp_path))
+    monkeypatch.setenv(project.PATH_VARIABLE, str(tmp_path))
     search_path = sys.path[:]
     yield World(tmp_path, f"sums_{tmp_path.name}".replace("-", "_"))
     sys.path[:] = search_path
@@ -235,7 +245,7 @@ def test_links_that_multiply_the_files_of_a_package_are_an_error(
 ) -> None:
     package = link_twice(tmp_path / "many", 12).rename(tmp_path / "workload")
     (package / "__init__.py").touch()
-    monkeypatch.setenv(project.PATH, str(tmp_path))
+    monkeypatch.setenv(project.PATH_VARIABLE, str(tmp_path))
     with pytest.raises(ConfigError, match="over more than 1,000 links"):
         code.code_identity(["workload"])
 
@@ -282,7 +292,7 @@ def test_a_key_covers_the_step_its_code_inputs_artifacts_and_data(world: World) 
     world.key()
     module = f"steps.{world.name}"
     data = world.folder / "data.csv"
-    inputs = parse(load(module).Inputs, world.inputs | {"source": str(data)})
+    inputs = parse_inputs(load_step_module(module).Inputs, world.inputs | {"source": str(data)})
     computed = collect_facts(module, inputs, {"model": "abc"}, "sha256:1")
 
     assert computed == {
@@ -294,9 +304,9 @@ def test_a_key_covers_the_step_its_code_inputs_artifacts_and_data(world: World) 
     }
 
     assert (
-        compute_key(computed)
-        == compute_key(dict(reversed(computed.items())))
-        != compute_key(computed | {"code": "sha256:2"})
+        compute_cache_key(computed)
+        == compute_cache_key(dict(reversed(computed.items())))
+        != compute_cache_key(computed | {"code": "sha256:2"})
     )
 
     assert collect_facts(module, inputs, {})["code"] == code.code_identity([module])

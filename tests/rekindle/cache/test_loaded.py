@@ -107,7 +107,7 @@ def make_code(file: Path, text: str = "VALUE = 1\n") -> None:
 
 def run_step(folder: Path, environment: dict[str, str], task: str) -> str:
     """Run the step as the task of a run, and return its standard error."""
-    variables = os.environ | environment | {project.PATH: str(folder)}
+    variables = os.environ | environment | {project.PATH_VARIABLE: str(folder)}
 
     command = [
         sys.executable,

@@ -9,7 +9,7 @@ from rekindle.blocks.manifest.config import load_config
 from rekindle.blocks.manifest.render import manifest_sha256, render_manifest
 from rekindle.cache import entries, lookup
 from rekindle.cache.entries import Entry
-from rekindle.keys import CACHED
+from rekindle.keys import CACHED_PARAMETER
 from rekindle.storage import Store
 from tests.commands import ROOT
 
@@ -39,14 +39,14 @@ def record_run(
 def phases(manifest: dict[str, Any], s3: Store, on_cluster: bool = True) -> dict[str, str]:
     return {
         found.task: found.entry.at if found.entry else found.reason
-        for found in lookup.look_up(manifest, {}, s3, is_on_cluster=on_cluster)
+        for found in lookup.look_up_tasks(manifest, {}, s3, is_on_cluster=on_cluster)
     }
 
 
 def test_a_run_on_a_cluster_skips_tasks_that_are_cached_for_its_image(s3: Store) -> None:
     manifest = rendered(IMAGE)
     assert [finding for finding in check(manifest) if "error" in str(finding)] == []
-    first, second = lookup.look_up(manifest, {}, s3, is_on_cluster=True)
+    first, second = lookup.look_up_tasks(manifest, {}, s3, is_on_cluster=True)
     assert first.entry is None
     assert second.reason == "the input digest is known only at run time"
     outputs = {
@@ -57,7 +57,7 @@ def test_a_run_on_a_cluster_skips_tasks_that_are_cached_for_its_image(s3: Store)
         "unchanged": "",
     }
     record_run(s3, first, outputs, "dataset", "demo-one")
-    _, second = lookup.look_up(manifest, {}, s3, is_on_cluster=True)
+    _, second = lookup.look_up_tasks(manifest, {}, s3, is_on_cluster=True)
     record_run(s3, second, {}, "model", "demo-two")
     both = {"prepare": "demo-one/prepare", "train": "demo-two/train"}
     assert phases(manifest, s3) == both
@@ -89,7 +89,9 @@ def test_the_hash_of_a_manifest_does_not_depend_on_cached_results(s3: Store) -> 
         ],
     )
 
-    parameter = next(p for p in manifest["spec"]["arguments"]["parameters"] if p["name"] == CACHED)
+    parameter = next(
+        p for p in manifest["spec"]["arguments"]["parameters"] if p["name"] == CACHED_PARAMETER
+    )
     original = manifest_sha256(manifest)
     parameter["value"] = value
     assert manifest_sha256(manifest) == original

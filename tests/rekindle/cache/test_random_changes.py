@@ -82,7 +82,12 @@ class Demo:
 
     def _write(self, name: str) -> None:
         (self.folder / name).write_text(CODE[name][0].format(self.versions[name]))
-        for function in (code._digest, code._sha256, code._imports, code._source_roots):
+        for function in (
+            code._compute_digest,
+            code._sha256,
+            code._list_imports,
+            code._source_roots,
+        ):
             function.cache_clear()  # each command is a process of its own
 
     def origin(self, task: str) -> tuple[Any, ...]:
@@ -107,7 +112,7 @@ class Demo:
         for task in ("prepare", "train"):  # the key of `train` is known after `prepare` is recorded
             found = {
                 result.task: result
-                for result in lookup.look_up(
+                for result in lookup.look_up_tasks(
                     manifest, {}, self.store, is_on_cluster=self.on_cluster
                 )
             }[task]

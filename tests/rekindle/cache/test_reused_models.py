@@ -16,7 +16,7 @@ from rekindle.blocks.manifest.render import render_manifest
 from rekindle.cache import entries, lookup
 from rekindle.cache.entries import Entry
 from rekindle.cache.reused_models import MODEL_FILES, copy_reused_models
-from rekindle.keys import CACHED
+from rekindle.keys import CACHED_PARAMETER
 from rekindle.step import encode_parameter
 from rekindle.storage import Store
 from tests.commands import ROOT, shell
@@ -45,7 +45,7 @@ def reused_models(
 ) -> dict[str, str]:
     """Return the location of the model of each training, after `prepare` of `run` has looked it
     up."""
-    cached = json.loads(parameters(manifest)[CACHED])
+    cached = json.loads(parameters(manifest)[CACHED_PARAMETER])
     rows = copy_reused_models(
         store, encode_parameter(json.dumps(manifest)), cached, f"{run}/prepare", outputs
     )
@@ -68,7 +68,9 @@ def trained(s3: Store, monkeypatch: pytest.MonkeyPatch) -> str:
     at = f"one-{uuid.uuid4().hex[:6]}/train"
     prepared = {"task": "prepare", **OUTPUTS, "at": "zero/prepare"}
     rows = json.dumps({"prepare": prepared, "train": {"task": "train", "at": ""}})
-    (result,) = lookup.look_up(rendered(*SETTINGS), {CACHED: rows}, s3, is_on_cluster=True)
+    (result,) = lookup.look_up_tasks(
+        rendered(*SETTINGS), {CACHED_PARAMETER: rows}, s3, is_on_cluster=True
+    )
 
     for name in MODEL_FILES:
         s3.put(f"{at}/model/{name}", name.encode())
@@ -112,14 +114,14 @@ def test_an_entry_of_a_training_without_its_model_is_not_reused(
     s3.put(f"{trained}/another/x", b"1")
     prepared = {"task": "prepare", **OUTPUTS, "at": "zero/prepare"}
     rows = json.dumps({"prepare": prepared, "train": {"task": "train", "at": ""}})
-    values = {CACHED: rows}
-    (result,) = lookup.look_up(rendered(*SETTINGS), values, s3, is_on_cluster=True)
+    values = {CACHED_PARAMETER: rows}
+    (result,) = lookup.look_up_tasks(rendered(*SETTINGS), values, s3, is_on_cluster=True)
     assert result.entry
     assert result.entry.at == trained
 
     s3.delete([f"{trained}/model/{name}" for name in MODEL_FILES])
     entries.record_entry(s3, replace(result.entry, replaces_artifacts=artifacts))
-    (result,) = lookup.look_up(rendered(*SETTINGS), values, s3, is_on_cluster=True)
+    (result,) = lookup.look_up_tasks(rendered(*SETTINGS), values, s3, is_on_cluster=True)
     assert not result.entry
 
 
@@ -171,7 +173,7 @@ def test_a_failure_of_the_look_up_leads_to_a_training(
 ) -> None:
     manifest = rendered(*SETTINGS)
     store = s3
-    cached = json.loads(parameters(manifest)[CACHED])
+    cached = json.loads(parameters(manifest)[CACHED_PARAMETER])
     packed = "" if loss == "manifest" else encode_parameter(json.dumps(manifest))
 
     # the entry looks complete, because another file has the size of the missing one
@@ -206,7 +208,7 @@ def test_a_scheduled_run_with_a_reused_model_starts_no_job(
 
     environment = {f"REKINDLE_{name}": value for name, value in settings.items()} | s3_environment
     # the parameters of a CronWorkflow's run: without a look-up before the run
-    cached = parameters(rendered())[CACHED]
+    cached = parameters(rendered())[CACHED_PARAMETER]
     command = (
         f"rekindle run {ROOT}/configs/demo.yaml -o json -p scheduled-time=2024-04-15T03:00:00Z"
     )

@@ -62,7 +62,7 @@ def test_a_change_of_code_that_a_run_loads_is_noticed(
     project: Path, template: dict[str, Any], names: list[str]
 ) -> None:
     manifest = {"spec": {"templates": [template]}}
-    found = run_code.modules_in(manifest, [str(project)])
+    found = run_code.list_named_modules(manifest, [str(project)])
     assert [name for name in found if not name.startswith("rekindle")] == names
 
 
@@ -79,8 +79,8 @@ def test_a_path_outside_of_the_project_is_not_read(project: Path) -> None:
     outside = project.parent / "outside.py"
     outside.write_text("")
     for path in ("../outside.py", str(outside), "tools/../../outside.py", "\0", "a" * 5000):
-        assert run_code.file_name(path, [str(project)]) == ""
-    assert run_code.file_name(str(project / "trainer.py"), [str(project)]) == "./trainer.py"
+        assert run_code.find_project_file(path, [str(project)]) == ""
+    assert run_code.find_project_file(str(project / "trainer.py"), [str(project)]) == "./trainer.py"
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from typing import Any
 
 import click
 
-from argolocal.common.processes import start_time
+from argolocal.common.processes import read_start_ticks
 
 # names of libraries, of standard library modules, and of modules that Python imports by itself
 MODULES = (
@@ -292,7 +292,7 @@ class Folder:
 
     def plant_home(self) -> None:
         """Plant a home with everything that a home could make this machine do."""
-        victim = {"pid": self.victim.pid, "since": start_time(self.victim.pid)}
+        victim = {"pid": self.victim.pid, "since": read_start_ticks(self.victim.pid)}
         program = ["sh", "-c", self.mark_command("Deployment")]
         container = {"name": "main", "image": "any", "command": program}
         labels = {"app": "evil", "app.kubernetes.io/name": "evil"}

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from argolocal.errors import ConfigError, describe, say
+from argolocal.errors import ConfigError, describe, write_stderr
 from tests.rekindle.cli.processes import DEMO, rekindle
 
 VALUE = "a\nerror: x\u202e\x1b[2J"
@@ -108,6 +108,6 @@ def test_an_error_as_json_has_the_same_line(folder: Path) -> None:
 
 
 def test_a_note_with_a_line_break_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
-    say(VALUE)
+    write_stderr(VALUE)
 
     assert capsys.readouterr().err.splitlines() == ["a\\nerror: x\\u202e\\u001b[2J"]

@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from rekindle.cli import commands
-from rekindle.local.services.services import answers
+from rekindle.local.services.services import is_answering
 from tests.argolocal.controllers.releases import serving
 from tests.ports import free_port
 from tests.rekindle.cli.processes import REKINDLE, workflow, write_manifest
@@ -254,7 +254,11 @@ def test_services_started_in_an_untrusted_folder_import_no_file_of_it(folder: Fo
 
     until("all services to run again", all_are_running, evidence=lambda: shown)
     for row in shown:  # a running process may be about to end
-        until("it to answer", lambda url=row["address"]: answers(url), evidence=lambda row=row: row)
+        until(
+            "it to answer",
+            lambda url=row["address"]: is_answering(url),
+            evidence=lambda row=row: row,
+        )
 
     assert not set(killed) & set(recorded_pids(folder.home))
     assert rekindle(folder, "down").returncode == 0

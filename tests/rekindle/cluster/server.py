@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, Self
 from urllib.parse import parse_qs, urlsplit
 
-from argolocal.manifest.patch import merge
+from argolocal.manifest.patch import apply_merge_patch
 from argolocal.manifest.types import Object
 
 NAMED = re.compile(r"(/apis?/.*?/namespaces/[^/]+/[^/]+)/([^/]+)$")
@@ -256,9 +256,9 @@ class _Handler(BaseHTTPRequestHandler):
                 return 409, status(409, "Conflict", "the object has been modified")
 
             if "dryRun" in query:
-                existing = merge(existing, body)
+                existing = apply_merge_patch(existing, body)
             else:
-                existing = api.put(collection, merge(existing, body))
+                existing = api.put(collection, apply_merge_patch(existing, body))
 
         return 200, existing
 

@@ -9,7 +9,7 @@ from rekindle.blocks.manifest.config import load_config
 from rekindle.blocks.manifest.render import render_manifest
 from rekindle.cluster.kubernetes_api import Cluster
 from rekindle.errors import ConfigError
-from rekindle.operations.scale import scale
+from rekindle.operations.scale import scale_training
 from tests.rekindle.cluster.server import ApiServer
 
 CONFIG = Path(__file__).parents[3] / "configs/digits.yaml"
@@ -39,9 +39,9 @@ def test_workers_are_multiples_of_the_gpus_of_a_pod_whatever_other_devices_it_ha
     server.put(JOBS, job)
 
     with pytest.raises(ConfigError, match=r"5 workers: .* in multiples of 2, the GPUs of a pod"):
-        scale(Path("none"), cluster, "digits-a", "train", 5)
+        scale_training(Path("none"), cluster, "digits-a", "train", 5)
 
-    assert scale(Path("none"), cluster, "digits-a", "train", 6)["before"] == 4
+    assert scale_training(Path("none"), cluster, "digits-a", "train", 6)["before"] == 4
     (patch,) = [body for method, _, body in server.requests if method == "PATCH"]
     assert patch == {"spec": {"pytorchReplicaSpecs": {"Worker": {"replicas": 3}}}}
 
@@ -57,4 +57,4 @@ def test_a_job_with_a_strange_number_of_processes_can_be_scaled(
     job["metadata"] = {"name": "digits-a-train"}
     job["spec"]["nprocPerNode"] = processes
     server.put(JOBS, job)
-    assert scale(Path("none"), cluster, "digits-a", "train", 3)["before"] == 2
+    assert scale_training(Path("none"), cluster, "digits-a", "train", 3)["before"] == 2

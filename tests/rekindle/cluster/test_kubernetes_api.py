@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from rekindle.cluster import kubernetes_api
-from rekindle.cluster.errors import ApiError, BadObject, api_error
+from rekindle.cluster.errors import ApiError, BadObject, make_api_error
 from rekindle.cluster.kubernetes_api import PODS, WORKFLOWS, Cluster
 from rekindle.errors import ConfigError
 from tests.rekindle.cluster.server import ApiServer, status
@@ -226,7 +226,9 @@ def test_a_list_whose_page_token_repeats_is_an_error(server: ApiServer, cluster:
 )
 @pytest.mark.parametrize("code", [403, 422, 500])
 def test_a_malformed_status_of_a_server_is_one_error(code: int, body: str) -> None:
-    error = api_error(code, body.encode(), PODS.path("models", "a"), "server", "context", "models")
+    error = make_api_error(
+        code, body.encode(), PODS.path("models", "a"), "server", "context", "models"
+    )
     assert error.code == code
     assert len(error.lines) == 1
 
@@ -237,7 +239,9 @@ def test_a_long_message_of_a_server_is_one_error(where: str) -> None:
     status: dict[str, object] = {"message": text}
     if where == "cause":
         status = {"message": "", "details": {"causes": [{"field": "a", "message": text}]}}
-    error = api_error(422, json.dumps(status).encode(), PODS.path("m", "a"), "server", "c", "m")
+    error = make_api_error(
+        422, json.dumps(status).encode(), PODS.path("m", "a"), "server", "c", "m"
+    )
     assert len(str(error)) < 20_000
 
 

@@ -15,7 +15,7 @@ from rekindle.blocks.settings import ClusterConfig
 from rekindle.cluster.cluster_objects import ClusterObjects
 from rekindle.cluster.kubernetes_api import Cluster
 from rekindle.doctor import cluster_checks
-from rekindle.doctor.pod_checks import checks_from_pod
+from rekindle.doctor.pod_checks import run_pod_checks
 from rekindle.errors import Check, RekindleError
 from rekindle.release.rollback import roll_back
 from rekindle.release.serve_config import VERSION_ANNOTATION
@@ -55,7 +55,7 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ChangedC
 
 def check_platform() -> list[Check]:
     settings = ClusterConfig.model_validate({}), TrainConfig.model_validate({})
-    return cluster_checks.check(Cluster.connect(), *settings, probe_timeout_seconds=0.05)
+    return cluster_checks.check_cluster(Cluster.connect(), *settings, probe_timeout_seconds=0.05)
 
 
 # the documents that `rekindle platform check` reads
@@ -92,7 +92,7 @@ def test_a_malformed_line_of_the_probe_is_not_its_result(
     server: ChangedCluster, line: bytes
 ) -> None:
     server.forged = ("GET", LOG, line.decode())
-    checks = list(checks_from_pod(Cluster.connect(), ClusterConfig.model_validate({}), 5))
+    checks = list(run_pod_checks(Cluster.connect(), ClusterConfig.model_validate({}), 5))
     assert {check.name for check in checks if "image" not in check.name} <= {
         "probe",
         "x from a pod",

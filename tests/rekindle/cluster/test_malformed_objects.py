@@ -19,13 +19,13 @@ from rekindle.cluster.cluster_objects import ClusterObjects
 from rekindle.cluster.cluster_scale import scale_workers
 from rekindle.cluster.errors import ApiError, MalformedObject
 from rekindle.cluster.kubernetes_api import PODS, WORKFLOWS, Cluster
-from rekindle.cluster.waiting_pods import add_waiting
+from rekindle.cluster.waiting_pods import add_waiting_reasons
 from rekindle.errors import RekindleError
 from rekindle.operations.plan.capacity import find_shortages
 from rekindle.operations.plan.history import read_cluster_runs
 from rekindle.operations.retention import find_references
 from rekindle.step import encode_parameter
-from rekindle.training.cost.prices import ANNOTATION
+from rekindle.training.cost.prices import PRICES_ANNOTATION
 from rekindle.view import cluster_overview, cluster_watch
 from rekindle.view.cluster_logs import Logs
 from rekindle.view.explain import explain_on_cluster
@@ -66,7 +66,7 @@ JOB = {
 }
 TEMPLATE = {"name": "job", "resource": {"action": "apply", "manifest": json.dumps(JOB)}}
 PIPELINE: dict[str, Any] = {
-    "metadata": {"annotations": {ANNOTATION: json.dumps(valid_objects.PRICES)}},
+    "metadata": {"annotations": {PRICES_ANNOTATION: json.dumps(valid_objects.PRICES)}},
     "spec": {**valid_objects.SPEC, "templates": [*valid_objects.TEMPLATES[:2], TEMPLATE]},
 }
 JOB_NODE = {
@@ -120,23 +120,23 @@ READERS: dict[str, tuple[str, Any, Read]] = {
     "event": (
         f"/api/v1{NAMESPACE}/events",
         valid_objects.EVENT,
-        lambda cluster: add_waiting(cluster, valid_objects.WORKFLOW),
+        lambda cluster: add_waiting_reasons(cluster, valid_objects.WORKFLOW),
     ),
     "pod": (PODS_AT, valid_objects.POD, show_logs),
     "pod that waits": (
         PODS_AT,
         valid_objects.POD,
-        lambda cluster: add_waiting(cluster, valid_objects.WORKFLOW),
+        lambda cluster: add_waiting_reasons(cluster, valid_objects.WORKFLOW),
     ),
     "cron": (
         CRONS_AT,
         valid_objects.CRON,
-        lambda cluster: cluster_overview.everything(cluster, False),
+        lambda cluster: cluster_overview.format_overview(cluster, False),
     ),
     "schedule": (
         f"{CRONS_AT}/demo",
         valid_objects.CRON,
-        lambda cluster: workflows.scheduled_workflow(cluster, "demo"),
+        lambda cluster: workflows.build_scheduled_workflow(cluster, "demo"),
     ),
     "deployment": (
         f"{DEPLOYMENTS_AT}/{RUN}-train",
@@ -156,12 +156,12 @@ READERS: dict[str, tuple[str, Any, Read]] = {
     "table of runs": (
         WORKFLOWS_AT,
         valid_objects.WORKFLOW,
-        lambda cluster: cluster_overview.everything(cluster, True),
+        lambda cluster: cluster_overview.format_overview(cluster, True),
     ),
     "run": (
         RUN_AT,
         valid_objects.WORKFLOW,
-        lambda cluster: cluster_overview.run(cluster, RUN, False),
+        lambda cluster: cluster_overview.format_run(cluster, RUN, False),
     ),
     "outcome": (RUN_AT, COMPLETED, show_outcome),
     "resumed run": (
@@ -179,7 +179,7 @@ CONTENTS: dict[str, tuple[Any, Callable[[object], Object]]] = {
     "prices": (
         valid_objects.PRICES,
         lambda prices: run_of(
-            {**PIPELINE, "metadata": {"annotations": {ANNOTATION: json.dumps(prices)}}}
+            {**PIPELINE, "metadata": {"annotations": {PRICES_ANNOTATION: json.dumps(prices)}}}
         ),
     ),
 }
@@ -272,7 +272,7 @@ def test_one_malformed_run_is_passed_over_with_one_warning(
     bad = valid_objects.WORKFLOW | {"metadata": {**valid_objects.METADATA, "name": "demo-bad"}}
     server.fixed[WORKFLOWS_AT] = {"items": [bad | change, valid_objects.WORKFLOW]}
 
-    tables = json.loads(cluster_overview.everything(cluster, True))
+    tables = json.loads(cluster_overview.format_overview(cluster, True))
     cluster.list_objects(WORKFLOWS)
 
     assert [row["run"] for row in tables["runs"]] == [RUN]
@@ -303,9 +303,9 @@ def test_malformed_compressed_nodes_are_one_error_and_a_row_in_the_table(
     server.fixed[RUN_AT] = run
 
     with pytest.raises(RekindleError, match=f"compressed nodes of workflow {RUN} cannot be read"):
-        cluster_overview.run(cluster, RUN, False)
+        cluster_overview.format_run(cluster, RUN, False)
 
-    assert RUN in cluster_overview.everything(cluster, False)
+    assert RUN in cluster_overview.format_overview(cluster, False)
     assert f"compressed nodes of workflow {RUN}" in capsys.readouterr().err
 
 
@@ -365,7 +365,7 @@ def test_a_long_word_in_a_workflow_does_not_stop_prune() -> None:
 def test_commands_name_the_malformed_run(server: ApiServer, tmp_path: Path) -> None:
     server.fixed[RUN_AT] = valid_objects.WORKFLOW | {"status": 5}
     cluster = Cluster.connect()
-    for read in (show_logs, lambda each: cluster_overview.run(each, RUN, True)):
+    for read in (show_logs, lambda each: cluster_overview.format_run(each, RUN, True)):
         with pytest.raises(MalformedObject, match=f'workflows "{RUN}": "status": Input should be'):
             read(cluster)
 

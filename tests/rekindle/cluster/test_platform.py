@@ -287,7 +287,7 @@ def test_every_pod_of_the_platform_and_the_pipeline_is_admitted_under_restricted
 
 
 def test_the_operators_init_container_is_admitted_under_restricted() -> None:
-    config_map, deployment = platform.operator_patch("kubeflow")
+    config_map, deployment = platform.render_operator_patch("kubeflow")
     assert config_map["metadata"]["namespace"] == deployment["metadata"]["namespace"] == "kubeflow"
     (file,) = config_map["data"]
     (mount,) = deployment["spec"]["template"]["spec"]["containers"][0]["volumeMounts"]

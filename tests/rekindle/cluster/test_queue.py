@@ -3,7 +3,7 @@
 import pytest
 
 from rekindle.cluster.kubernetes_api import Cluster
-from rekindle.cluster.queue import describe_waiting
+from rekindle.cluster.queue import describe_waiting_jobs
 from tests.rekindle.cluster.server import ApiServer
 from tests.rekindle.cluster.workflows import REASON, WORKLOADS, workload
 
@@ -25,9 +25,11 @@ def test_a_waiting_job_names_its_reason_and_the_jobs_ahead(
     ):
         server.put(WORKLOADS.format(version), obj)
 
-    (line,) = describe_waiting(cluster, "demo-1")
+    (line,) = describe_waiting_jobs(cluster, "demo-1")
     assert line == f"train waits in the queue train, behind urgent-1-train early-1-train: {REASON}"
-    assert describe_waiting(cluster, "runs-1") == describe_waiting(cluster, "done-1") == []
+    assert (
+        describe_waiting_jobs(cluster, "runs-1") == describe_waiting_jobs(cluster, "done-1") == []
+    )
 
 
 def test_waiting_harvest_workers_are_counted(server: ApiServer, cluster: Cluster) -> None:
@@ -37,7 +39,7 @@ def test_waiting_harvest_workers_are_counted(server: ApiServer, cluster: Cluster
             f"demo-1-train-{number}", number, "Pod", QuotaReserved=quota, Admitted=admitted
         )
         server.put(WORKLOADS.format("v1beta2"), pod)
-    assert describe_waiting(cluster, "demo-1") == [
+    assert describe_waiting_jobs(cluster, "demo-1") == [
         "2 more workers wait for idle quota in the queue train"
     ]
 
@@ -46,8 +48,8 @@ def test_nothing_is_reported_without_kueue_or_permission(
     server: ApiServer, cluster: Cluster
 ) -> None:
     server.refuse("GET", "kueue", 404, "404 page not found", times=2)
-    assert describe_waiting(cluster, "demo-1") == []
+    assert describe_waiting_jobs(cluster, "demo-1") == []
     server.refuse(
         "GET", "kueue", 403, {"kind": "Status", "code": 403, "message": "no", "reason": "Forbidden"}
     )
-    assert describe_waiting(cluster, "demo-1") == []
+    assert describe_waiting_jobs(cluster, "demo-1") == []

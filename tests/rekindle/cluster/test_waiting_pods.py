@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from argolocal.view.runs import steps_table
+from argolocal.view.runs import format_steps_table
 from rekindle.cluster.kubernetes_api import Cluster
-from rekindle.cluster.waiting_pods import add_waiting, waiting_reason
+from rekindle.cluster.waiting_pods import add_waiting_reasons, find_waiting_reason
 from tests.rekindle.cluster.server import ApiServer, status
 from tests.rekindle.cluster.workflows import REASON, WORKLOADS, node, workload
 
@@ -46,7 +46,7 @@ def put_pod(server: ApiServer, name: str, pod_status: dict[str, Any], **metadata
 
 def described(cluster: Cluster, *nodes: dict[str, Any]) -> list[tuple[str, str]]:
     """Return phase and message of the run's nodes, then of the run."""
-    workflow = add_waiting(cluster, run(*nodes))
+    workflow = add_waiting_reasons(cluster, run(*nodes))
     steps = [
         (item["phase"], item.get("message") or "") for item in workflow["status"]["nodes"].values()
     ]
@@ -85,7 +85,7 @@ def waiting(container: str, reason: str, message: str) -> dict[str, Any]:
 def test_a_pod_has_the_reason_of_its_scheduler_or_kubelet(
     pod_status: dict[str, Any], reason: str
 ) -> None:
-    assert waiting_reason({"status": pod_status}) == reason
+    assert find_waiting_reason({"status": pod_status}) == reason
 
 
 def test_a_job_whose_pods_fit_no_node_is_pending(server: ApiServer, cluster: Cluster) -> None:
@@ -100,11 +100,11 @@ def test_a_job_whose_pods_fit_no_node_is_pending(server: ApiServer, cluster: Clu
     put_pod(server, "demo-train-worker-0", NO_ROOM)
     assert described(cluster, training()) == [("Pending", UNSCHEDULABLE), ("Pending", "")]
 
-    table = steps_table(
+    table = format_steps_table(
         "demo",
-        add_waiting(cluster, run(node("demo.train", type="Retry", phase="Running"), training()))[
-            "status"
-        ],
+        add_waiting_reasons(
+            cluster, run(node("demo.train", type="Retry", phase="Running"), training())
+        )["status"],
     )
 
     assert "demo: Pending" in table

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from argolocal.manifest import object_labels
-from argolocal.manifest.object_labels import NODE_ID, WORKFLOW
+from argolocal.manifest.object_labels import NODE_ID_ANNOTATION, WORKFLOW
 from rekindle.blocks.manifest.render import manifest_sha256
 from rekindle.cluster import workflows
 from rekindle.cluster.kubernetes_api import WORKFLOWS, Cluster
@@ -51,7 +51,11 @@ FAILED = {
 
 
 def failed(**more: Any) -> dict[str, Any]:
-    labels = {object_labels.COMPLETED: "true", object_labels.PHASE: "Failed", "mine": "kept"}
+    labels = {
+        object_labels.COMPLETED_LABEL: "true",
+        object_labels.PHASE_LABEL: "Failed",
+        "mine": "kept",
+    }
     spec = {"entrypoint": "main", "shutdown": "Stop"}
     return {
         "kind": "Workflow",
@@ -63,7 +67,11 @@ def failed(**more: Any) -> dict[str, Any]:
 
 def pod(name: str, node_id: str) -> dict[str, Any]:
     return {
-        "metadata": {"name": name, "labels": {WORKFLOW: "demo"}, "annotations": {NODE_ID: node_id}}
+        "metadata": {
+            "name": name,
+            "labels": {WORKFLOW: "demo"},
+            "annotations": {NODE_ID_ANNOTATION: node_id},
+        }
     }
 
 
@@ -143,7 +151,7 @@ def test_resume_of_a_failed_run_keeps_finished_steps_and_deletes_other_pods(
     assert "finishedAt" not in resumed["status"]
     assert resumed["status"]["startedAt"] > FAILED["startedAt"]
     assert {"type": "Completed", "status": "False"} in resumed["status"]["conditions"]
-    assert resumed["metadata"]["labels"] == {object_labels.PHASE: "Running", "mine": "kept"}
+    assert resumed["metadata"]["labels"] == {object_labels.PHASE_LABEL: "Running", "mine": "kept"}
     assert "shutdown" not in resumed["spec"]
     assert set(server.objects[PODS_AT]) == {"pod-a"}
 
@@ -241,11 +249,11 @@ def test_run_now_creates_the_run_that_the_schedule_would_start(
     server: ApiServer, cluster: Cluster
 ) -> None:
     server.put(f"{ARGO}/cronworkflows", json.loads(json.dumps(CRON)))
-    workflow = workflows.scheduled_workflow(cluster, "cards")
+    workflow = workflows.build_scheduled_workflow(cluster, "cards")
     assert workflow["spec"]["workflowTemplateRef"] == {"name": "cards"}
     assert workflow["kind"] == "Workflow"
     assert workflow["metadata"]["name"].startswith("cards-")
-    assert workflow["metadata"]["labels"][object_labels.CRON_WORKFLOW] == "cards"
+    assert workflow["metadata"]["labels"][object_labels.CRON_WORKFLOW_LABEL] == "cards"
     assert workflow["metadata"]["annotations"][SHA256_ANNOTATION] == "of the template", (
         "so that a duplicate is noticed"
     )
@@ -255,7 +263,7 @@ def test_run_now_creates_the_run_that_the_schedule_would_start(
     with pytest.raises(
         ConfigError, match=r"schedule card does not exist in namespace models.*Did you mean"
     ):
-        workflows.scheduled_workflow(cluster, "card")
+        workflows.build_scheduled_workflow(cluster, "card")
 
 
 def test_unschedule_keeps_the_runs(server: ApiServer, cluster: Cluster) -> None:

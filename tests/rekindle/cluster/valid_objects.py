@@ -3,7 +3,7 @@
 from typing import Any
 
 from rekindle.kubernetes_names import NAME_LABEL, PART_OF_REKINDLE
-from rekindle.training.cost.prices import ANNOTATION
+from rekindle.training.cost.prices import PRICES_ANNOTATION
 
 CREATED = "2026-11-21T20:00:00Z"
 METADATA = {
@@ -107,7 +107,7 @@ CRON: dict[str, Any] = {
         "timezone": "UTC",
         "suspend": False,
         "workflowSpec": SPEC,
-        "workflowMetadata": {"annotations": {ANNOTATION: "{}"}},
+        "workflowMetadata": {"annotations": {PRICES_ANNOTATION: "{}"}},
     },
     "status": {"lastScheduledTime": CREATED, "active": []},
 }

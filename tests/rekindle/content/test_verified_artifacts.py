@@ -14,9 +14,9 @@ from safetensors.torch import save_file
 from rekindle import Prepared, project, record_dataset
 from rekindle.content.dataset import FILE_LIST, verify_dataset
 from rekindle.content.verified_artifacts import verify_artifact
-from rekindle.content.verified_release import content_hash
+from rekindle.content.verified_release import compute_content_hash
 from rekindle.content.weights import verify_weights, weights_sha256
-from rekindle.documents import describe_model
+from rekindle.documents import encode_model_description
 from rekindle.errors import DataError
 from rekindle.step import main
 from rekindle.storage import Store, file_sha256
@@ -70,7 +70,7 @@ def model(tmp_path: Path) -> Path:
         "model": {"heads": 4, "rate": 1e-3},
     }
 
-    (folder / "model.json").write_bytes(describe_model(description))
+    (folder / "model.json").write_bytes(encode_model_description(description))
 
     return folder
 
@@ -122,7 +122,7 @@ def run_reader(
 ) -> Callable[..., int]:
     name = f"reader_{tmp_path.name}"
     (tmp_path / f"{name}.py").write_text(READER)
-    monkeypatch.setenv(project.PATH, str(tmp_path))
+    monkeypatch.setenv(project.PATH_VARIABLE, str(tmp_path))
     monkeypatch.syspath_prepend(str(tmp_path))
     return lambda *flags: main([name, f"--dataset={dataset}", f"--model={model}", *flags])
 
@@ -239,7 +239,7 @@ def test_a_training_does_not_start_from_a_release_without_the_hash_of_its_key(
         (model / "release.json").write_text(json.dumps({"files": hashes}))
         return hashes
 
-    key = f"releases/start-{model.parent.name}/{content_hash(upload())}"
+    key = f"releases/start-{model.parent.name}/{compute_content_hash(upload())}"
     s3.upload(model, key)
     network = torch.nn.Module()
     network.a = torch.nn.Parameter(torch.zeros(2, 3))
@@ -249,7 +249,7 @@ def test_a_training_does_not_start_from_a_release_without_the_hash_of_its_key(
     tensors = {"a": torch.zeros(2, 3)}
     save_file(tensors, model / "model.safetensors")
     (model / "model.json").write_bytes(
-        describe_model({"sha256": weights_sha256(tensors), "workload": "w"})
+        encode_model_description({"sha256": weights_sha256(tensors), "workload": "w"})
     )
     s3.upload(model, key)
 

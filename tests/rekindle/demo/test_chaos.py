@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from rekindle.demo.chaos import ATTACKS
-from rekindle.demo.screen import AttackRecord, Picture, Recording, Run
+from rekindle.demo.screen import AttackRecord, DemoRecording, DemoRun, LivePicture
 from tests.waiting import until
 
 REKINDLE = str(Path(sys.executable).with_name("rekindle"))
@@ -95,9 +95,9 @@ def test_the_picture_shows_attacks_and_different_weights():
     from rich.console import Console
 
     began = 1000.0
-    recording = Recording(
-        Run("undisturbed", 1, 9, began - 9, began, 9, "aa"),
-        Run("under attack", 2, 9, began, began + 20, 9, "bb"),
+    recording = DemoRecording(
+        DemoRun("undisturbed", 1, 9, began - 9, began, 9, "aa"),
+        DemoRun("under attack", 2, 9, began, began + 20, 9, "bb"),
     )
     recording.disturbed.steps = [(began + step, step) for step in range(1, 10)]
     recording.timelines = {
@@ -119,7 +119,7 @@ def test_the_picture_shows_attacks_and_different_weights():
 
     recording.equal = False
     console = Console(width=80, record=True, file=io.StringIO())
-    console.print(Picture(recording, console).draw())
+    console.print(LivePicture(recording, console).draw())
     text = console.export_text()
     assert "✖" in text
     assert "╌" in text

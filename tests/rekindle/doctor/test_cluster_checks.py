@@ -31,7 +31,9 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[HealthyC
 
 def run_checks(cluster: Any = None, train: Any = None, seconds: float = 5) -> dict[str, Check]:
     configs = ClusterConfig.model_validate(cluster or {}), TrainConfig.model_validate(train or {})
-    return {check.name: check for check in doctor.check(Cluster.connect(), *configs, seconds)}
+    return {
+        check.name: check for check in doctor.check_cluster(Cluster.connect(), *configs, seconds)
+    }
 
 
 def failures(checks: dict[str, Check]) -> dict[str, str]:
@@ -395,7 +397,7 @@ def test_a_program_with_secrets_needs_them_in_the_namespace(server: HealthyClust
     configs = ClusterConfig.model_validate({}), TrainConfig.model_validate({})
     (check,) = [
         check
-        for check in doctor.check(Cluster.connect(), *configs, 5, secret_names=["HF_TOKEN"])
+        for check in doctor.check_cluster(Cluster.connect(), *configs, 5, secret_names=["HF_TOKEN"])
         if check.name == "program secrets"
     ]
     assert not check.ok

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from argolocal.common.processes import start_time
+from argolocal.common.processes import read_start_ticks
 from rekindle.doctor import machine_checks as doctor
 from rekindle.local.cluster import LocalCluster
 from tests.ports import free_port
@@ -28,13 +28,13 @@ def plain_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_complete_machine_passes_all_checks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(doctor, "MIN_DISK", 0)  # CI machines have less
-    checks = doctor.check(tmp_path)
+    monkeypatch.setattr(doctor, "MIN_DISK_BYTES", 0)  # CI machines have less
+    checks = doctor.check_machine(tmp_path)
     assert [str(check) for check in checks if not check.ok and check.required] == []
     store = next(str(check) for check in checks if check.name == "object store")
     assert "1 of 8 concurrent creates succeeded, a stale write was refused" in store
     records = [LocalCluster(tmp_path).services.find(name) for name in ("s3", "mlflow")]
-    assert all(record and start_time(record.pid) != record.since for record in records), (
+    assert all(record and read_start_ticks(record.pid) != record.since for record in records), (
         "the services that it started are stopped"
     )
 
@@ -53,7 +53,7 @@ def test_an_unreachable_endpoint_is_named(tmp_path: Path, monkeypatch: pytest.Mo
 def test_a_home_that_is_a_file_fails_and_starts_no_service(tmp_path: Path) -> None:
     home = tmp_path / "file"
     home.write_text("")
-    checks = {check.name: check for check in doctor.check(home)}
+    checks = {check.name: check for check in doctor.check_machine(home)}
     assert not checks["home"].ok
     assert "another directory" in str(checks["home"])
     assert "not checked" in str(checks["object store"])

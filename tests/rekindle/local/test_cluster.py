@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from argolocal.controllers.controller import Controller
-from argolocal.manifest.read import workflow
-from argolocal.runner.preflight import check
+from argolocal.manifest.read import build_workflow
+from argolocal.runner.preflight import check_workflow
 from rekindle.errors import ConfigError
 from rekindle.local.cluster import LocalCluster
 from tests import builders
@@ -25,7 +25,7 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> LocalCluster:
 
 
 def manifest(container: dict) -> dict:
-    return workflow(builders.workflow({"name": "main", "container": container}))
+    return build_workflow(builders.workflow({"name": "main", "container": container}))
 
 
 def test_pods_get_the_addresses_and_credentials_of_the_services(cluster: LocalCluster) -> None:
@@ -39,7 +39,7 @@ def test_pods_get_the_addresses_and_credentials_of_the_services(cluster: LocalCl
         "command": ["true"],
         "envFrom": [{"secretRef": {"name": "rekindle-s3"}}],
     }
-    assert check(manifest(container), cluster) == []
+    assert check_workflow(manifest(container), cluster) == []
 
 
 @pytest.mark.parametrize(
@@ -52,10 +52,10 @@ def test_an_image_of_this_repository_is_recognized_by_its_command(
         {"image": "registry.example/mine@sha256:0", "command": command[:1], "args": command[1:]}
     )
     if command[1:]:
-        assert check(checked, cluster) == []
+        assert check_workflow(checked, cluster) == []
     else:
         with pytest.raises(ConfigError, match=r"registry\.example/mine"):
-            check(checked, cluster)
+            check_workflow(checked, cluster)
 
 
 def test_the_error_for_a_models_occupied_port_names_its_setting(cluster: LocalCluster) -> None:

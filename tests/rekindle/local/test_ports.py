@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from rekindle.local.cluster import LocalCluster
-from rekindle.local.jobs.frameworks import operator_environment
-from rekindle.local.jobs.training_job import condition
+from rekindle.local.jobs.frameworks import make_operator_environment
+from rekindle.local.jobs.training_job import find_condition
 from tests.polling import wait
 from tests.ports import listens
 from tests.waiting import until
@@ -113,11 +113,11 @@ def test_the_pods_of_a_training_job_meet_at_another_port(tmp_path: Path, job_por
 
     try:
         stored = jobs.apply(xgboost_job(listen))
-        wait(jobs, lambda status: condition(status, "Succeeded"))
+        wait(jobs, lambda status: find_condition(status, "Succeeded"))
 
-        port = operator_environment(stored, "Master", 0, str)["MASTER_PORT"]
+        port = make_operator_environment(stored, "Master", 0, str)["MASTER_PORT"]
         assert int(port) > job_port
         again = jobs.apply(xgboost_job(listen))
-        assert operator_environment(again, "Master", 0, str)["MASTER_PORT"] == port
+        assert make_operator_environment(again, "Master", 0, str)["MASTER_PORT"] == port
     finally:
         jobs.stop(0)

@@ -10,8 +10,8 @@ from rekindle.blocks.manifest.config import load_config
 from rekindle.blocks.manifest.provenance import uses_scheduled_time
 from rekindle.blocks.manifest.render import manifest_sha256, render_manifest
 from rekindle.errors import ConfigError
-from rekindle.operations.missed_runs import missed_runs
-from rekindle.view.backfill_table import table
+from rekindle.operations.missed_runs import list_missed_runs
+from rekindle.view.backfill_table import format_backfill_table
 from tests.commands import ROOT
 
 NOW = datetime(2026, 6, 1, tzinfo=UTC)
@@ -32,18 +32,19 @@ NOW = datetime(2026, 6, 1, tzinfo=UTC)
 def test_a_schedule_runs_at_the_times_of_cron(
     schedule: str, timezone: str, expected: list[str]
 ) -> None:
-    times = cron.run_times(schedule, timezone, date(2026, 3, 1), date(2026, 3, 11))
+    times = cron.list_run_times(schedule, timezone, date(2026, 3, 1), date(2026, 3, 11))
     assert [f"{time:%m-%dT%H:%M}" for time in times] == expected
 
 
 def test_names_of_missed_runs_depend_only_on_config_and_time() -> None:
     config = load_config(ROOT / "configs/demo.yaml").config
     sha256 = manifest_sha256(render_manifest(config))
-    march = missed_runs(config, sha256, date(2026, 3, 1), date(2026, 3, 31), NOW)
+    march = list_missed_runs(config, sha256, date(2026, 3, 1), date(2026, 3, 31), NOW)
     assert len(march) == len({run.name for run in march}) == 5
-    assert missed_runs(config, sha256, date(2026, 3, 20), date(2026, 3, 31), NOW) == march[3:]
+    assert list_missed_runs(config, sha256, date(2026, 3, 20), date(2026, 3, 31), NOW) == march[3:]
     assert (
-        missed_runs(config, "xyz" + sha256, date(2026, 3, 20), date(2026, 3, 31), NOW) != march[3:]
+        list_missed_runs(config, "xyz" + sha256, date(2026, 3, 20), date(2026, 3, 31), NOW)
+        != march[3:]
     )
     assert march[0].parameters == {"scheduled-time": "2026-03-02T03:00:00Z", "backfill": "true"}
 
@@ -57,12 +58,12 @@ def test_a_backfill_of_days_without_a_scheduled_run_is_refused(
 ) -> None:
     config = load_config(ROOT / "configs/demo.yaml").config
     with pytest.raises(ConfigError, match=error):
-        missed_runs(config, "0" * 64, date(2026, 3, first), date(2026, 3, last), NOW)
+        list_missed_runs(config, "0" * 64, date(2026, 3, first), date(2026, 3, last), NOW)
 
 
 def test_a_backfill_of_days_in_the_future_is_refused() -> None:
     with pytest.raises(ConfigError, match="in the future"):
-        missed_runs(
+        list_missed_runs(
             load_config(ROOT / "configs/demo.yaml").config,
             "0" * 64,
             date(2026, 5, 1),
@@ -96,7 +97,7 @@ def test_the_table_has_a_line_for_each_failed_run() -> None:
         },
     ]
 
-    assert [line.split() for line in table(rows).splitlines()] == [
+    assert [line.split() for line in format_backfill_table(rows).splitlines()] == [
         ["SCHEDULED", "PHASE", "GATE", "AUC", "WEIGHTS"],
         ["2026-03-02T03:00:00Z", "Succeeded", "keep", "0.8", "ab"],
         ["2026-03-09T03:00:00Z", "Failed"],

@@ -22,7 +22,14 @@ from rekindle.errors import RekindleError, TrackingError
 from rekindle.local.cluster import LocalCluster
 from rekindle.local.local_objects import LocalObjects
 from rekindle.local.services.services import ADDRESS_VARIABLES
-from rekindle.mlflow_api import Answer, RunAnswer, RunInfo, VersionAnswer, VersionsPage, request
+from rekindle.mlflow_api import (
+    Answer,
+    RunAnswer,
+    RunInfo,
+    VersionAnswer,
+    VersionsPage,
+    send_request,
+)
 from rekindle.names import RunName
 from rekindle.operations import retention
 from rekindle.release.retention import listing, ownership, removal
@@ -87,7 +94,7 @@ class Runs:
         }
 
         files.create(workflow)
-        ownership.begin(self.store, workflow, pipeline, is_counted=not backfill)
+        ownership.begin_run(self.store, workflow, pipeline, is_counted=not backfill)
 
         if phase == "Running":
             ended = {}
@@ -100,7 +107,7 @@ class Runs:
 
         if ended:
             tracking.finish(run_id, "FINISHED" if phase == "Succeeded" else "FAILED")
-            ownership.end(self.store, workflow, pipeline, phase == "Succeeded")
+            ownership.end_run(self.store, workflow, pipeline, phase == "Succeeded")
 
         for task in ("prepare", "train"):
             self.store.put(f"{name}/{task}/out/part", b"123")
@@ -158,7 +165,7 @@ def test_the_end_of_a_run_removes_the_oldest_runs_of_its_pipeline_everywhere(run
     files.lock()
     record = tracking.find_run(runs.pipeline, names[0])
     last = runs.make(keep_runs=3)
-    retention.end_of_run(runs.home, runs.workflow(last))
+    retention.apply_limits_after_run(runs.home, runs.workflow(last))
     assert [runs.places(name) for name in names] == [set(), set(), EVERYWHERE, EVERYWHERE]
     assert runs.places(running) == runs.places(last) == EVERYWHERE
     assert runs.places(other, f"{runs.pipeline}-other") == EVERYWHERE
@@ -171,7 +178,7 @@ def test_the_end_of_a_run_removes_the_oldest_runs_of_its_pipeline_everywhere(run
 
 
 def test_run_and_resume_remove_old_runs_when_the_run_has_ended(runs: Runs) -> None:
-    homes.trust(runs.home)
+    homes.trust_home(runs.home)
     flag = runs.home / "flag"
     manifest = workflow(("once", f"test -e {flag}"))
     manifest["metadata"]["labels"] = {
@@ -194,17 +201,17 @@ def test_run_and_resume_remove_old_runs_when_the_run_has_ended(runs: Runs) -> No
 def test_the_end_of_one_run_removes_a_limited_number_of_runs(
     runs: Runs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(removal, "MAX_AT_END", 3)
-    names = [runs.make() for _ in range(removal.MAX_AT_END + 2)]
+    monkeypatch.setattr(removal, "MAX_REMOVALS_AT_END", 3)
+    names = [runs.make() for _ in range(removal.MAX_REMOVALS_AT_END + 2)]
     last = runs.make(keep_runs=1)
     for left in (2, 0):
-        retention.end_of_run(runs.home, runs.workflow(last))
+        retention.apply_limits_after_run(runs.home, runs.workflow(last))
         assert len([name for name in names if runs.places(name)]) == left
 
 
 def test_without_limits_the_end_of_a_run_removes_nothing(runs: Runs) -> None:
     names = [runs.make() for _ in range(3)]
-    retention.end_of_run(runs.home, runs.workflow(names[-1]))
+    retention.apply_limits_after_run(runs.home, runs.workflow(names[-1]))
     assert [runs.places(name) for name in names] == [EVERYWHERE] * 3
 
 
@@ -213,18 +220,26 @@ def test_prune_lists_first_and_uses_the_limits_of_the_newest_config_unless_an_op
     runs: Runs,
 ) -> None:
     names = [runs.make(), runs.make("Failed"), runs.make(keep_runs=1), runs.make(keep_runs=2)]
-    listed = retention.prune(runs.home, None, {"keep_runs": None}, should_delete=False)
+    listed = retention.prune_runs(runs.home, None, {"keep_runs": None}, should_delete=False)
     assert {row["run"] for row in listed["runs"]} == {*names[:2]}
     assert all(row["bytes"] > 0 for row in listed["runs"])
     assert [runs.places(name) for name in names] == [EVERYWHERE] * 4
-    assert len(retention.prune(runs.home, None, {"keep_runs": 3}, should_delete=False)["runs"]) == 1
+    assert (
+        len(retention.prune_runs(runs.home, None, {"keep_runs": 3}, should_delete=False)["runs"])
+        == 1
+    )
     assert {
         row["run"]
-        for row in retention.prune(runs.home, None, {"keep_runs": 0}, should_delete=False)["runs"]
+        for row in retention.prune_runs(runs.home, None, {"keep_runs": 0}, should_delete=False)[
+            "runs"
+        ]
     } == {*names}
-    assert retention.prune(runs.home, None, {}, should_delete=True)["runs"] == listed["runs"]
+    assert retention.prune_runs(runs.home, None, {}, should_delete=True)["runs"] == listed["runs"]
     assert [runs.places(name) for name in names] == [set(), set(), EVERYWHERE, EVERYWHERE]
-    assert retention.prune(runs.home, None, {}, should_delete=True) == {"runs": [], "releases": []}
+    assert retention.prune_runs(runs.home, None, {}, should_delete=True) == {
+        "runs": [],
+        "releases": [],
+    }
 
 
 @pytest.mark.slow
@@ -232,12 +247,14 @@ def test_the_runs_of_a_backfill_are_not_counted_but_prune_can_remove_them(runs: 
     week = runs.make(backfill="true")
     other = runs.make()
     last = runs.make(keep_runs=1)
-    retention.end_of_run(runs.home, runs.workflow(last))
+    retention.apply_limits_after_run(runs.home, runs.workflow(last))
     assert runs.places(week) == EVERYWHERE
     assert runs.places(other) == set()
     assert {
         row["run"]
-        for row in retention.prune(runs.home, None, {"keep_runs": 1}, should_delete=True)["runs"]
+        for row in retention.prune_runs(runs.home, None, {"keep_runs": 1}, should_delete=True)[
+            "runs"
+        ]
     } == {week}
 
 
@@ -245,7 +262,7 @@ def test_the_runs_of_a_backfill_are_not_counted_but_prune_can_remove_them(runs: 
 def test_prune_keeps_five_runs_if_no_config_has_a_limit(runs: Runs) -> None:
     names = [runs.make() for _ in range(6)]
     assert [
-        row["run"] for row in retention.prune(runs.home, None, {}, should_delete=False)["runs"]
+        row["run"] for row in retention.prune_runs(runs.home, None, {}, should_delete=False)["runs"]
     ] == names[:1]
 
 
@@ -254,14 +271,14 @@ def test_artifacts_stay_while_a_kept_run_reuses_them(
 ) -> None:
     source = runs.make()
     reader = runs.make(uses=f"{source}/prepare", keep_runs=1)
-    retention.end_of_run(runs.home, runs.workflow(reader))
+    retention.apply_limits_after_run(runs.home, runs.workflow(reader))
     assert "removed 1 run (1 in part) and 0 releases" in capsys.readouterr().err
     assert runs.places(source) == {"folder", "mlflow", "prepare"}
-    assert retention.prune(runs.home, None, {}, should_delete=True)["runs"] == [], (
+    assert retention.prune_runs(runs.home, None, {}, should_delete=True)["runs"] == [], (
         "nothing else can be removed"
     )
     last = runs.make(keep_runs=1)
-    retention.end_of_run(runs.home, runs.workflow(last))
+    retention.apply_limits_after_run(runs.home, runs.workflow(last))
     assert runs.places(source) == set()
     assert runs.places(reader) == set()
 
@@ -269,7 +286,7 @@ def test_artifacts_stay_while_a_kept_run_reuses_them(
 def test_a_failed_run_whose_outputs_are_reused_can_still_be_resumed(runs: Runs) -> None:
     failed = runs.make("Failed")
     reader = runs.make(uses=f"{failed}/prepare", keep_runs=1)
-    retention.end_of_run(runs.home, runs.workflow(reader))
+    retention.apply_limits_after_run(runs.home, runs.workflow(reader))
     assert runs.places(failed) == EVERYWHERE
 
 
@@ -277,15 +294,15 @@ def test_a_failed_run_whose_outputs_are_reused_can_still_be_resumed(runs: Runs) 
 def test_a_run_that_is_being_resumed_is_not_removed(runs: Runs) -> None:
     failed = runs.make("Failed")
     last = runs.make(keep_runs=1)
-    place = retention._make_local_place(runs.home)
+    place = retention._make_local_scope(runs.home)
     place.limits = {runs.pipeline: retention._read_limits(runs.workflow(last))}
     plan, source = place.plan([runs.pipeline])
     files = RunFiles(runs.home, failed)
     files.lock()  # after the decision
-    assert removal.remove(runs.store, plan, place.host, source) == []
+    assert removal.apply_removal(runs.store, plan, place.host, source) == []
     assert runs.places(failed) == EVERYWHERE
     files.close()
-    assert removal.remove(runs.store, plan, place.host, source) == [failed]
+    assert removal.apply_removal(runs.store, plan, place.host, source) == [failed]
     assert runs.places(failed) == set()
 
 
@@ -296,10 +313,10 @@ def test_artifacts_that_a_new_run_has_found_in_the_cache_stay(runs: Runs) -> Non
     found = lookup.find(f"{old}-train")
     assert found
     assert lookup.close(), "a look-up before a run, which is not created yet"
-    retention.end_of_run(runs.home, runs.workflow(last))
+    retention.apply_limits_after_run(runs.home, runs.workflow(last))
     assert runs.places(old) == {"folder", "mlflow", "train", "cache"}
-    assert entries.find_valid(runs.store, f"{old}-train") == found
-    assert entries.find_valid(runs.store, f"{old}-prepare") is None
+    assert entries.find_valid_entry(runs.store, f"{old}-train") == found
+    assert entries.find_valid_entry(runs.store, f"{old}-prepare") is None
 
 
 def test_of_a_look_up_and_a_removal_at_the_same_time_one_notices_the_other(
@@ -307,7 +324,7 @@ def test_of_a_look_up_and_a_removal_at_the_same_time_one_notices_the_other(
 ) -> None:
     old = runs.make()
     last = runs.make(keep_runs=1)
-    place = retention._make_local_place(runs.home)
+    place = retention._make_local_scope(runs.home)
     place.limits = {runs.pipeline: retention._read_limits(runs.workflow(last))}
     plan, source = place.plan([runs.pipeline])
     first = entries.Lookup(runs.store, 1)
@@ -315,36 +332,36 @@ def test_of_a_look_up_and_a_removal_at_the_same_time_one_notices_the_other(
     assert first.find(f"{old}-train")
     assert second.find(f"{old}-prepare")
     assert first.close(), "claimed after the decision, before the removal"
-    assert removal.remove(runs.store, plan, place.host, source) == [old]
+    assert removal.apply_removal(runs.store, plan, place.host, source) == [old]
     assert runs.places(old) == {"folder", "mlflow", "train"}, "the removal has noticed the claim"
-    assert removal.remove(runs.store, plan, place.host, source) == [], (
+    assert removal.apply_removal(runs.store, plan, place.host, source) == [], (
         "only the artifacts of the claim are left"
     )
     assert not second.close(), "the look-up has noticed the removal"
     assert entries.find_and_claim(runs.store, f"{old}-train") is None
-    monkeypatch.setattr(retention, "CLAIM_S", 0.0)
+    monkeypatch.setattr(retention, "CLAIM_SECONDS", 0.0)
     plan, source = place.plan([runs.pipeline])
-    assert removal.remove(runs.store, plan, place.host, source) == [old]
+    assert removal.apply_removal(runs.store, plan, place.host, source) == [old]
     assert runs.places(old) == set()
     assert [item.key for item in runs.store.list(f"{claims.CLAIMS_FOLDER}{old}")] == []
 
 
 def test_a_removal_that_is_interrupted_is_completed_by_the_next(runs: Runs) -> None:
-    class Killed(retention.Machine):
+    class Killed(retention.MachineHost):
         def remove(self, run_name: str) -> None:
             raise KeyboardInterrupt
 
     names = [runs.make(), runs.make(), runs.make(keep_runs=1)]
-    place = retention._make_local_place(runs.home)
+    place = retention._make_local_scope(runs.home)
     plan, source = place.plan([runs.pipeline])
 
     with pytest.raises(KeyboardInterrupt):
-        removal.remove(runs.store, plan, Killed(runs.home), source)
+        removal.apply_removal(runs.store, plan, Killed(runs.home), source)
 
     assert any(runs.places(name) == {"folder"} for name in names[:2])
     remains = runs.home / "removed/earlier/logs"
     remains.mkdir(parents=True)
-    retention.end_of_run(runs.home, runs.workflow(names[-1]))
+    retention.apply_limits_after_run(runs.home, runs.workflow(names[-1]))
 
     assert [runs.places(name) for name in names] == [
         set(),
@@ -364,7 +381,7 @@ def release(
     run_id = tracking.find_run(pipeline or runs.pipeline, run) or ""
     source = runs.store.uri(prefix)
     model_sha256 = sha256 or uuid.uuid4().hex * 2
-    registered = tracking.register(runs.pipeline, prefix, source, model_sha256, run_id, {})
+    registered = tracking.register_version(runs.pipeline, prefix, source, model_sha256, run_id, {})
     record = {"name": runs.pipeline, "version": registered.version, "model_sha256": model_sha256}
     hashes = {"files": {"model.json": "0" * 64}}
     runs.store.put(f"{prefix}release.json", json.dumps(record | hashes).encode())
@@ -372,13 +389,13 @@ def release(
 
 
 def run_info(run_id: str) -> RunInfo:
-    return request("GET", "mlflow/runs/get", RunAnswer, params={"run_id": run_id}).run.info
+    return send_request("GET", "mlflow/runs/get", RunAnswer, params={"run_id": run_id}).run.info
 
 
 def versions(runs: Runs) -> dict[str, bool]:
     """Map the versions of the model to the existence of their files."""
     search = {"filter": f"name = '{runs.pipeline}'"}
-    page = request("GET", "mlflow/model-versions/search", VersionsPage, params=search)
+    page = send_request("GET", "mlflow/model-versions/search", VersionsPage, params=search)
     rows = {item.version: item.source.split("/", 3)[3] for item in page.model_versions}
     return {
         version: bool(list(runs.store.list(prefix))) for version, prefix in sorted(rows.items())
@@ -414,7 +431,7 @@ def test_the_champion_the_rollback_targets_and_their_mlflow_runs_stay(runs: Runs
     tracking.record_champion(runs.pipeline, numbers[0], "d-1")
     serve(runs.home, runs.pipeline, numbers[1])
     last = runs.make(keep_runs=1, keep_releases=1)
-    retention.end_of_run(runs.home, runs.workflow(last))
+    retention.apply_limits_after_run(runs.home, runs.workflow(last))
     assert versions(runs) == {numbers[0]: True, numbers[1]: True, numbers[4]: True}
 
     assert [runs.places(name) for name in names] == [
@@ -426,10 +443,13 @@ def test_the_champion_the_rollback_targets_and_their_mlflow_runs_stay(runs: Runs
     ]
 
     emptied = tracking.read_tags(tracking.find_run(runs.pipeline, names[0]) or "")
-    assert emptied[tracking.EMPTIED] == "removed"
-    assert retention.prune(runs.home, None, {}, should_delete=False) == {"runs": [], "releases": []}
+    assert emptied[tracking.ARTIFACTS_EMPTIED] == "removed"
+    assert retention.prune_runs(runs.home, None, {}, should_delete=False) == {
+        "runs": [],
+        "releases": [],
+    }
     tracking.record_champion(runs.pipeline, numbers[4], "d-5")
-    listed = retention.prune(runs.home, None, {}, should_delete=True)
+    listed = retention.prune_runs(runs.home, None, {}, should_delete=True)
     assert [row["release"] for row in listed["releases"]] == [f"{runs.pipeline}@{numbers[0]}"]
     assert runs.places(names[0]) == set(), "the record of the run was kept only for its release"
 
@@ -442,7 +462,7 @@ def test_the_releases_that_a_reproduction_reads_stay(runs: Runs) -> None:
     found = tracking.find_version(runs.pipeline, base)
     tuned = release(runs, runs.make(), start=found.uri if found else "")
     refreshed = release(runs, runs.make(keep_releases=2), champion=champion, sha256="5a" * 32)
-    retention.prune(runs.home, None, {}, should_delete=True)
+    retention.prune_runs(runs.home, None, {}, should_delete=True)
 
     assert versions(runs) == {
         base: True,
@@ -456,12 +476,12 @@ def test_the_releases_that_a_reproduction_reads_stay(runs: Runs) -> None:
 def register_copy(runs: Runs, model: str, version: str, tags: bool) -> None:
     """Copy a version into another model, as MLflow does, with or without its tags."""
     search = {"name": runs.pipeline, "version": version}
-    found = request("GET", "mlflow/model-versions/get", VersionAnswer, params=search)
+    found = send_request("GET", "mlflow/model-versions/get", VersionAnswer, params=search)
     original = found.model_version
     pairs = [{"key": name, "value": value} for name, value in original.tags.items()]
     copy = {"name": model, "source": original.source, "run_id": original.run_id}
-    request("POST", "mlflow/registered-models/create", Answer, json={"name": model})
-    request(
+    send_request("POST", "mlflow/registered-models/create", Answer, json={"name": model})
+    send_request(
         "POST",
         "mlflow/model-versions/create",
         Answer,
@@ -478,9 +498,9 @@ def test_the_files_of_a_release_stay_while_a_copy_in_another_model_has_them(runs
     register_copy(runs, f"{runs.pipeline}-live", numbers[0], tags=True)
     register_copy(runs, f"{runs.pipeline}-other", numbers[1], tags=False)
     alias = {"name": f"{runs.pipeline}-live", "alias": "live", "version": "1"}
-    request("POST", "mlflow/registered-models/alias", Answer, json=alias)
+    send_request("POST", "mlflow/registered-models/alias", Answer, json=alias)
     runs.make(keep_releases=1)
-    retention.prune(runs.home, None, {}, should_delete=True)
+    retention.prune_runs(runs.home, None, {}, should_delete=True)
     assert [*versions(runs)] == [numbers[3]]
     assert [bool(list(runs.store.list(prefix))) for prefix in prefixes] == [True, True, False, True]
 
@@ -494,11 +514,13 @@ def test_the_releases_of_a_renamed_model_stay_when_its_former_name_is_used_again
     assert found
     tracking.record_champion(runs.pipeline, first, "d-1")
     renamed = {"name": runs.pipeline, "new_name": f"{runs.pipeline}-renamed"}
-    request("POST", "mlflow/registered-models/rename", Answer, json=renamed)
+    send_request("POST", "mlflow/registered-models/rename", Answer, json=renamed)
     run_id = tracking.find_run(runs.pipeline, runs.make()) or ""
-    tracking.register(runs.pipeline, found.uri, runs.store.uri(found.uri), found.sha256, run_id, {})
+    tracking.register_version(
+        runs.pipeline, found.uri, runs.store.uri(found.uri), found.sha256, run_id, {}
+    )
     last = release(runs, runs.make(keep_releases=1))
-    retention.prune(runs.home, None, {}, should_delete=True)
+    retention.prune_runs(runs.home, None, {}, should_delete=True)
     assert [*versions(runs)] == [last]
     assert list(runs.store.list(found.uri))
 
@@ -510,9 +532,9 @@ def test_the_release_of_a_run_that_can_be_resumed_stays(runs: Runs) -> None:
     files = RunFiles(runs.home, running)
     files.lock()
     newest = release(runs, runs.make(keep_releases=1, keep_runs=3))
-    retention.prune(runs.home, None, {}, should_delete=True)
+    retention.prune_runs(runs.home, None, {}, should_delete=True)
     assert [*versions(runs)] == [*numbers[:2], newest]
-    retention.prune(runs.home, None, {"keep_runs": 1}, should_delete=True)
+    retention.prune_runs(runs.home, None, {"keep_runs": 1}, should_delete=True)
     assert [*versions(runs)] == [numbers[1], newest], "the failed run was removed"
     files.close()
 
@@ -525,13 +547,17 @@ def test_the_limits_of_a_pipeline_do_not_apply_to_the_releases_of_others(runs: R
         *(release(runs, runs.make(pipeline=other), other) for _ in range(2)),
     ]
     last = runs.make(keep_releases=1)
-    retention.end_of_run(runs.home, runs.workflow(last))
+    retention.apply_limits_after_run(runs.home, runs.workflow(last))
     assert [*versions(runs)] == numbers
     numbers.append(release(runs, runs.make(keep_releases=1)))
-    retention.prune(runs.home, None, {}, should_delete=True)
+    retention.prune_runs(runs.home, None, {}, should_delete=True)
     assert [*versions(runs)] == numbers[1:]
     assert (
-        len(retention.prune(runs.home, None, {"keep_releases": 1}, should_delete=False)["releases"])
+        len(
+            retention.prune_runs(runs.home, None, {"keep_releases": 1}, should_delete=False)[
+                "releases"
+            ]
+        )
         == 1
     )
 
@@ -546,10 +572,10 @@ def test_the_release_that_a_run_of_another_pipeline_reads_stays(
         tracking.record_champion(runs.pipeline, numbers[-1], f"d-{numbers[-1]}")
         if len(numbers) == 2:
             champion.run(champion.Inputs(name=runs.pipeline))
-    retention.prune(runs.home, None, {}, should_delete=True)
+    retention.prune_runs(runs.home, None, {}, should_delete=True)
     assert [*versions(runs)] == numbers[1:]
-    monkeypatch.setattr(retention, "RESUMABLE_S", 0.0)
-    retention.prune(runs.home, None, {}, should_delete=True)
+    monkeypatch.setattr(retention, "RESUMABLE_SECONDS", 0.0)
+    retention.prune_runs(runs.home, None, {}, should_delete=True)
     assert [*versions(runs)] == numbers[2:]
 
 
@@ -559,14 +585,14 @@ def test_the_artifacts_that_another_pipeline_has_as_its_data_stay(runs: Runs) ->
     other = runs.make()
     reader = f"{runs.pipeline}-reader"
     run_id = tracking.start_run(reader, f"{reader}-1")
-    tracking.log(run_id, run_params={"data.source": runs.store.uri(f"{source}/prepare/out")})
+    tracking.log_to_run(run_id, run_params={"data.source": runs.store.uri(f"{source}/prepare/out")})
     last = runs.make(keep_runs=1)
-    retention.end_of_run(runs.home, runs.workflow(last))
+    retention.apply_limits_after_run(runs.home, runs.workflow(last))
     assert runs.places(source) == {"folder", "mlflow", "prepare"}
     assert runs.places(other) == set()
     tracking.finish(run_id, "FINISHED")
     removal.delete_record(run_id)
-    retention.end_of_run(runs.home, runs.workflow(last))
+    retention.apply_limits_after_run(runs.home, runs.workflow(last))
     assert runs.places(source) == set()
 
 
@@ -574,21 +600,21 @@ def test_the_artifacts_that_another_pipeline_has_as_its_data_stay(runs: Runs) ->
 def test_the_outputs_that_a_run_of_another_machine_reads_stay(runs: Runs) -> None:
     source = runs.make()
     copied = runs.make()
-    for reader, task, tags in (("a", source, {tracking.REFERS: "yes"}), ("b", copied, {})):
+    for reader, task, tags in (("a", source, {tracking.REFERS_TO_RUNS: "yes"}), ("b", copied, {})):
         run_id = tracking.start_run(runs.pipeline, f"{runs.pipeline}-{reader}")
         tags[f"{tracking.CACHED}train"] = f"{task}/train"
-        tags[listing.STORE_TAG] = listing.store_id(runs.store)
-        tracking.log(run_id, run_tags=tags)
+        tags[listing.STORE_TAG] = listing.read_or_create_store_id(runs.store)
+        tracking.log_to_run(run_id, run_tags=tags)
         tracking.finish(run_id, "FINISHED")
 
-        ownership.end(
+        ownership.end_run(
             runs.store,
             {"metadata": {"name": f"{runs.pipeline}-{reader}"}},
             runs.pipeline,
             has_succeeded=True,
         )
 
-    retention.end_of_run(runs.home, runs.workflow(runs.make(keep_runs=3)))
+    retention.apply_limits_after_run(runs.home, runs.workflow(runs.make(keep_runs=3)))
     assert runs.places(source) == {"folder", "mlflow", "train", "cache"}
     assert runs.places(copied) == set()
 
@@ -603,7 +629,7 @@ def test_with_shared_services_the_rollback_targets_of_other_machines_stay(runs: 
     tracking.tag_version(runs.pipeline, numbers[3], tracking.KEEP_RELEASES, "1")
     runs.make(keep_releases=1)
     embed(runs.home, "s3")
-    retention.prune(runs.home, None, {}, should_delete=True)
+    retention.prune_runs(runs.home, None, {}, should_delete=True)
     assert [*versions(runs)] == numbers[2:], (
         "the champion, the release before it, and the newest release"
     )
@@ -611,11 +637,11 @@ def test_with_shared_services_the_rollback_targets_of_other_machines_stay(runs: 
     for _ in range(6):
         runs.make(pipeline=f"{runs.pipeline}-other")
 
-    assert retention.prune(runs.home, None, {}, should_delete=False)["runs"] == [], (
+    assert retention.prune_runs(runs.home, None, {}, should_delete=False)["runs"] == [], (
         "no default limit"
     )
     embed(runs.home, "s3", "mlflow")
-    assert len(retention.prune(runs.home, None, {}, should_delete=False)["runs"]) == 1
+    assert len(retention.prune_runs(runs.home, None, {}, should_delete=False)["runs"]) == 1
 
 
 @pytest.mark.slow
@@ -623,7 +649,7 @@ def test_releases_stay_if_homes_share_an_object_store_but_not_mlflow(runs: Runs)
     numbers = [release(runs, runs.make()) for _ in range(3)]
     runs.make(keep_releases=1)
     embed(runs.home, "mlflow")
-    assert retention.prune(runs.home, None, {}, should_delete=True)["releases"] == []
+    assert retention.prune_runs(runs.home, None, {}, should_delete=True)["releases"] == []
     assert [*versions(runs)] == numbers
 
 
@@ -634,8 +660,8 @@ def test_a_run_with_the_name_of_a_shared_folder_of_the_store_does_not_take_it_al
     key = f"{folder}/{runs.pipeline}/train/file"
     runs.store.put(key, b"1")
     item = RunRemoval(Run(folder, runs.pipeline, 1.0), frozenset(), keep_mlflow=False)
-    removal.remove(
-        runs.store, Removal(runs=[item]), removal.NoHost(), listing.Context({}, 0, 0, None)
+    removal.apply_removal(
+        runs.store, Removal(runs=[item]), removal.NoHost(), listing.ListingContext({}, 0, 0, None)
     )
     assert runs.store.get(key) == b"1"
     runs.store.delete([key])
@@ -647,8 +673,10 @@ def test_a_release_that_is_being_removed_is_registered_as_a_new_version(runs: Ru
     number = release(runs, run)
     found = tracking.find_version(runs.pipeline, number)
     assert found
-    tracking.tag_version(runs.pipeline, number, tracking.REMOVED, listing.store_id(runs.store))
-    again = tracking.register(
+    tracking.tag_version(
+        runs.pipeline, number, tracking.REMOVED, listing.read_or_create_store_id(runs.store)
+    )
+    again = tracking.register_version(
         runs.pipeline, found.uri, runs.store.uri(found.uri), found.sha256, found.run_id, {}
     )
     assert int(again.version) > int(number)
@@ -657,7 +685,7 @@ def test_a_release_that_is_being_removed_is_registered_as_a_new_version(runs: Ru
     runs.make(keep_runs=9)
     assert [
         row["release"]
-        for row in retention.prune(runs.home, None, {}, should_delete=True)["releases"]
+        for row in retention.prune_runs(runs.home, None, {}, should_delete=True)["releases"]
     ]
     assert versions(runs) == {again.version: True}, "the files belong to the new version"
 
@@ -670,10 +698,12 @@ def test_a_version_that_was_registered_twice_does_not_keep_the_files_of_the_rele
     record = {"name": runs.pipeline, "version": "1", "model_sha256": "0" * 64}
     runs.store.put(f"{prefix}release.json", json.dumps(record).encode())
 
-    tracking.tag_version(runs.pipeline, "1", tracking.REMOVED, listing.store_id(runs.store))
+    tracking.tag_version(
+        runs.pipeline, "1", tracking.REMOVED, listing.read_or_create_store_id(runs.store)
+    )
     item = Release(runs.pipeline, 1, prefix, runs.pipeline, marked=True)
-    context = listing.Context({}, 0, 0, None)
-    removal.remove(runs.store, Removal(releases=[item]), removal.NoHost(), context)
+    context = listing.ListingContext({}, 0, 0, None)
+    removal.apply_removal(runs.store, Removal(releases=[item]), removal.NoHost(), context)
     assert versions(runs) == {}
     assert not list(runs.store.list(prefix))
 
@@ -687,7 +717,7 @@ def test_the_record_of_a_version_that_is_released_at_this_moment_is_not_overwrit
     record = json.dumps({"name": runs.pipeline, "version": "77", "files": {}}).encode()
     item = Release(runs.pipeline, int(number), found.uri, runs.pipeline, marked=True)
     alias = {"name": runs.pipeline, "alias": tracking.CANDIDATE}
-    request("DELETE", "mlflow/registered-models/alias", Answer, json=alias)
+    send_request("DELETE", "mlflow/registered-models/alias", Answer, json=alias)
 
     with Proxy(runs.store.endpoint or "") as proxy:
 
@@ -696,9 +726,9 @@ def test_the_record_of_a_version_that_is_released_at_this_moment_is_not_overwrit
                 runs.store.put(f"{found.uri}release.json", record)
 
         proxy.before = release_again
-        context = listing.Context({}, 0, 0, None)
+        context = listing.ListingContext({}, 0, 0, None)
         store = Store(runs.store.bucket, proxy.url)
-        removal.remove(store, Removal(releases=[item]), removal.NoHost(), context)
+        removal.apply_removal(store, Removal(releases=[item]), removal.NoHost(), context)
 
     assert runs.store.get(f"{found.uri}release.json") == record
     assert runs.store.head(f"{found.uri}model.json"), "the file belongs to the new version"
@@ -759,7 +789,9 @@ def test_in_a_cluster_releases_are_removed_after_a_promotion(
     names = [runs.make() for _ in range(3)]
     for name in names:
         run_id = tracking.find_run(runs.pipeline, name) or ""
-        tracking.log(run_id, run_tags={listing.STORE_TAG: listing.store_id(runs.store)})
+        tracking.log_to_run(
+            run_id, run_tags={listing.STORE_TAG: listing.read_or_create_store_id(runs.store)}
+        )
 
     numbers = [release(runs, name) for name in names]
     for number in numbers:
@@ -771,7 +803,7 @@ def test_in_a_cluster_releases_are_removed_after_a_promotion(
         "the run has promoted nothing, so older Deployments may still exist"
     )
     run_id = tracking.find_run(runs.pipeline, names[-1]) or ""
-    tracking.log(run_id, run_tags={"rekindle.promoted": f"{runs.pipeline} {numbers[-1]}"})
+    tracking.log_to_run(run_id, run_tags={"rekindle.promoted": f"{runs.pipeline} {numbers[-1]}"})
     state = {"version": numbers[-1], "deployment": f"d-{numbers[-1]}", "run_id": run_id}
     runs.store.put(f"releases/{runs.pipeline}/promotion.json", json.dumps(state).encode())
     report_end(runs, names[-1], keep_releases=1)
@@ -801,7 +833,7 @@ def test_prune_removes_runs_of_a_cluster_with_their_workflows(
 
         server.put(collection, workflow | {"status": {"phase": phase, **ended}})
 
-    assert retention.prune(tmp_path, cluster, {}, should_delete=True) == {
+    assert retention.prune_runs(tmp_path, cluster, {}, should_delete=True) == {
         "runs": [],
         "releases": [],
     }, "no config has a limit"
@@ -809,13 +841,14 @@ def test_prune_removes_runs_of_a_cluster_with_their_workflows(
     newest = server.objects[collection][names[-1]]
     newest["status"]["storedWorkflowTemplateSpec"] = {"arguments": {"parameters": [config]}}
     newest["spec"] = {"workflowTemplateRef": {"name": runs.pipeline}}
-    listed = retention.prune(tmp_path, cluster, {}, should_delete=False)
+    listed = retention.prune_runs(tmp_path, cluster, {}, should_delete=False)
     assert {row["run"] for row in listed["runs"]} == {*names[:2]}
     assert set(server.objects[collection]) == {*names}
     assert (
-        len(retention.prune(tmp_path, cluster, {"keep_runs": 3}, should_delete=False)["runs"]) == 1
+        len(retention.prune_runs(tmp_path, cluster, {"keep_runs": 3}, should_delete=False)["runs"])
+        == 1
     )
-    retention.prune(tmp_path, cluster, {}, should_delete=True)
+    retention.prune_runs(tmp_path, cluster, {}, should_delete=True)
     assert set(server.objects[collection]) == {*names[2:]}
     assert [runs.places(name) - {"folder"} for name in names[:2]] == [set(), set()]
     assert all(runs.places(name) == EVERYWHERE for name in names[2:])
@@ -840,7 +873,7 @@ def test_prune_keeps_a_malformed_workflow_and_all_to_which_it_may_refer(
 
     server.objects[collection][malformed].update(fault)
 
-    retention.prune(tmp_path, cluster, {"keep_runs": 1}, should_delete=True)
+    retention.prune_runs(tmp_path, cluster, {"keep_runs": 1}, should_delete=True)
 
     assert set(server.objects[collection]) == {*names} - {removed}
     assert runs.places(malformed) == EVERYWHERE
@@ -860,7 +893,7 @@ def test_the_trials_of_a_sweep_are_removed_with_it_and_are_not_counted(runs: Run
     for trial in trials:
         ownership.record_trial(runs.store, RunName(sweep), trial)
     last = runs.make(keep_runs=2)
-    retention.end_of_run(runs.home, runs.workflow(last))
+    retention.apply_limits_after_run(runs.home, runs.workflow(last))
     assert runs.places(previous) == EVERYWHERE
     assert runs.places(sweep) == set()
     assert len(trials) == 3
@@ -874,12 +907,12 @@ def test_the_trial_that_a_foreign_version_refers_to_stays_with_its_sweep(runs: R
     parent = tracking.find_run(runs.pipeline, sweep) or ""
     trial = tracking.start_run(runs.pipeline, f"{sweep}.trial-0", {tracking.PARENT: parent})
     ownership.record_trial(runs.store, RunName(sweep), trial)
-    request(
+    send_request(
         "POST", "mlflow/registered-models/create", Answer, json={"name": f"{runs.pipeline}-mine"}
     )
     version = {"name": f"{runs.pipeline}-mine", "source": f"runs:/{trial}/model", "run_id": trial}
-    request("POST", "mlflow/model-versions/create", Answer, json=version)
-    retention.end_of_run(runs.home, runs.workflow(runs.make(keep_runs=1)))
+    send_request("POST", "mlflow/model-versions/create", Answer, json=version)
+    retention.apply_limits_after_run(runs.home, runs.workflow(runs.make(keep_runs=1)))
     assert runs.places(sweep) == {"mlflow"}
     assert tracking.find_run(runs.pipeline, f"{sweep}.trial-0") == trial
     assert runs.places(other) == set()
@@ -891,8 +924,8 @@ def test_the_record_that_the_next_scheduled_run_is_compared_with_stays(runs: Run
     other = runs.make()
     last = runs.make(keep_runs=1)
     run_id = tracking.find_run(runs.pipeline, scheduled) or ""
-    tracking.log(run_id, run_tags={"rekindle.code": "abc"})
-    retention.end_of_run(runs.home, runs.workflow(last))
+    tracking.log_to_run(run_id, run_tags={"rekindle.code": "abc"})
+    retention.apply_limits_after_run(runs.home, runs.workflow(last))
     assert runs.places(scheduled) == {"mlflow"}
     assert runs.places(other) == set()
 
@@ -906,9 +939,9 @@ def test_keep_days_removes_runs_by_the_time_of_their_end(runs: Runs) -> None:
     files.snapshot(status)
     files.close()
     last = runs.make(keep_days=1)
-    retention.end_of_run(runs.home, runs.workflow(recent))
+    retention.apply_limits_after_run(runs.home, runs.workflow(recent))
     assert runs.places(old) == EVERYWHERE, "the config of this run has no limits"
-    retention.end_of_run(runs.home, runs.workflow(last))
+    retention.apply_limits_after_run(runs.home, runs.workflow(last))
     assert runs.places(old) == set()
     assert runs.places(recent) == EVERYWHERE
     assert {*os.listdir(runs.home / "runs")} == {recent, last}, "the newest run stays"
@@ -916,7 +949,11 @@ def test_keep_days_removes_runs_by_the_time_of_their_end(runs: Runs) -> None:
 
 def record_in_mlflow(runs: Runs, name: str, **tags: str) -> None:
     """Record a run as a client of MLflow alone can, with the copied id of the store."""
-    copied = {tracking.WORKFLOW: name, listing.STORE_TAG: listing.store_id(runs.store), **tags}
+    copied = {
+        tracking.WORKFLOW: name,
+        listing.STORE_TAG: listing.read_or_create_store_id(runs.store),
+        **tags,
+    }
     tracking.finish(tracking.start_run(runs.pipeline, name, copied), "FINISHED")
 
 
@@ -943,8 +980,8 @@ def test_a_run_that_only_mlflow_knows_removes_nothing(
     name = names.get(kind, customers)
     record_in_mlflow(runs, name)
     last = runs.make(keep_runs=1)
-    retention.end_of_run(runs.home, runs.workflow(last))
-    retention.prune(runs.home, None, {"keep_runs": 1}, should_delete=True)
+    retention.apply_limits_after_run(runs.home, runs.workflow(last))
+    retention.prune_runs(runs.home, None, {"keep_runs": 1}, should_delete=True)
     assert (precious / "manifest.yaml").exists()
 
     assert (
@@ -962,12 +999,12 @@ def test_a_second_record_of_a_run_in_mlflow_does_not_end_its_protection(runs: Ru
     other = runs.make()
     last = runs.make(keep_runs=1)
     run_id = tracking.find_run(runs.pipeline, scheduled) or ""
-    tracking.log(run_id, run_tags={"rekindle.code": "abc"})
+    tracking.log_to_run(run_id, run_tags={"rekindle.code": "abc"})
 
     experiment = run_info(run_id).experiment_id
     tags = [{"key": tracking.WORKFLOW, "value": scheduled}]
 
-    forged = request(
+    forged = send_request(
         "POST",
         "mlflow/runs/create",
         RunAnswer,
@@ -976,14 +1013,14 @@ def test_a_second_record_of_a_run_in_mlflow_does_not_end_its_protection(runs: Ru
 
     forged_id = forged.run.info.run_id
 
-    request(
+    send_request(
         "POST",
         "mlflow/runs/update",
         Answer,
         json={"run_id": forged_id, "status": "FINISHED", "end_time": 2},
     )
 
-    retention.end_of_run(runs.home, runs.workflow(last))
+    retention.apply_limits_after_run(runs.home, runs.workflow(last))
 
     for each in (run_id, forged_id):
         assert run_info(each).lifecycle_stage == "active"
@@ -996,7 +1033,7 @@ def test_runs_that_only_mlflow_knows_do_not_count(runs: Runs) -> None:
     names = [runs.make() for _ in range(2)]
     for number in range(9):
         record_in_mlflow(runs, f"{runs.pipeline}-x{number}")
-    retention.end_of_run(runs.home, runs.workflow(runs.make(keep_runs=3)))
+    retention.apply_limits_after_run(runs.home, runs.workflow(runs.make(keep_runs=3)))
     assert [runs.places(name) for name in names] == [EVERYWHERE] * 2
 
 
@@ -1009,7 +1046,7 @@ def test_a_run_with_a_fixed_name_does_not_own_the_files_that_it_found_or_that_ar
 
     assert runs.make() == name
     runs.store.put(f"{name}/2025.csv", b"mine")
-    retention.end_of_run(runs.home, runs.workflow(runs.make(keep_runs=1)))
+    retention.apply_limits_after_run(runs.home, runs.workflow(runs.make(keep_runs=1)))
     left = {item.key.removeprefix(f"{name}/") for item in runs.store.list(f"{name}/")}
 
     assert left == {
@@ -1026,7 +1063,7 @@ def test_a_run_with_a_generated_name_owns_its_folder(runs: Runs) -> None:
         "metadata": {"name": f"{runs.pipeline}-x7k2p", "generateName": f"{runs.pipeline}-"},
         "spec": {},
     }
-    ownership.begin(runs.store, workflow, runs.pipeline)
+    ownership.begin_run(runs.store, workflow, runs.pipeline)
     mark = ownership.read(runs.store, RunName(workflow["metadata"]["name"]))
     assert mark
     assert mark.whole
@@ -1046,7 +1083,7 @@ def test_a_folder_that_is_a_link_or_has_another_name_is_not_removed(
     (runs.home / "runs" / linked).rename(project)
     (runs.home / "runs" / linked).symlink_to(project)
     (runs.home / "runs" / renamed).rename(runs.home / "runs" / "project")
-    retention.prune(runs.home, None, {"keep_runs": 0}, should_delete=True)
+    retention.prune_runs(runs.home, None, {"keep_runs": 0}, should_delete=True)
     assert (project / "manifest.yaml").exists()
     assert (runs.home / "runs/project/manifest.yaml").exists()
 
@@ -1059,7 +1096,7 @@ def test_a_clock_that_is_set_back_does_not_remove_the_run_that_has_just_ended(ru
     status, _ = files.load()
     files.snapshot(status | {"finishedAt": "2025-12-31T00:00:00Z"})
     files.close()
-    retention.end_of_run(runs.home, runs.workflow(last))
+    retention.apply_limits_after_run(runs.home, runs.workflow(last))
     assert [runs.places(name) for name in (*names, last)] == [set(), set(), EVERYWHERE, EVERYWHERE]
 
 
@@ -1069,9 +1106,11 @@ def test_the_mark_of_another_store_removes_no_version_and_an_own_mark_needs_the_
 ) -> None:
     numbers = [release(runs, runs.make()) for _ in range(3)]
     tracking.tag_version(runs.pipeline, numbers[0], tracking.REMOVED, "another store")
-    tracking.tag_version(runs.pipeline, numbers[1], tracking.REMOVED, listing.store_id(runs.store))
+    tracking.tag_version(
+        runs.pipeline, numbers[1], tracking.REMOVED, listing.read_or_create_store_id(runs.store)
+    )
     runs.make(keep_runs=9)
-    assert retention.prune(runs.home, None, {}, should_delete=True)["releases"] == []
+    assert retention.prune_runs(runs.home, None, {}, should_delete=True)["releases"] == []
     assert versions(runs) == dict.fromkeys(numbers, True)
 
 
@@ -1086,9 +1125,9 @@ def test_an_interrupted_removal_of_a_release_is_finished(
     last = runs.make(keep_releases=1)
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(Store, "delete", kill)
-        retention.end_of_run(runs.home, runs.workflow(last))
+        retention.apply_limits_after_run(runs.home, runs.workflow(last))
     assert versions(runs) == {first: True, second: True}
-    retention.prune(runs.home, None, {"keep_releases": 9}, should_delete=True)
+    retention.prune_runs(runs.home, None, {"keep_releases": 9}, should_delete=True)
     assert versions(runs) == {second: True}
 
 
@@ -1108,10 +1147,10 @@ def test_a_version_whose_tag_names_other_files_removes_no_file(runs: Runs) -> No
         version = {"name": runs.pipeline, "source": "s3://x/y", "run_id": run_id}
         tags = [
             {"key": tracking.URI, "value": uri},
-            {"key": tracking.REMOVED, "value": listing.store_id(runs.store)},
+            {"key": tracking.REMOVED, "value": listing.read_or_create_store_id(runs.store)},
         ]
 
-        request(
+        send_request(
             "POST",
             "mlflow/registered-models/create",
             Answer,
@@ -1119,12 +1158,14 @@ def test_a_version_whose_tag_names_other_files_removes_no_file(runs: Runs) -> No
         )
 
         if uri == f"raw/{runs.pipeline}":
-            request("POST", "mlflow/registered-models/create", Answer, json={"name": runs.pipeline})
+            send_request(
+                "POST", "mlflow/registered-models/create", Answer, json={"name": runs.pipeline}
+            )
 
-        request("POST", "mlflow/model-versions/create", Answer, json=version | {"tags": tags})
+        send_request("POST", "mlflow/model-versions/create", Answer, json=version | {"tags": tags})
 
     runs.make(keep_releases=1)
-    assert retention.prune(runs.home, None, {}, should_delete=True)["releases"] == []
+    assert retention.prune_runs(runs.home, None, {}, should_delete=True)["releases"] == []
     assert runs.store.get(f"raw/{runs.pipeline}/0123456789ab/file") == b"1"
 
 
@@ -1135,16 +1176,16 @@ def test_files_that_a_source_refers_to_stay(runs: Runs, source: str) -> None:
     found = tracking.find_version(runs.pipeline, numbers[0])
     assert found
     text = source.format(model=runs.pipeline, version=numbers[0], bucket=runs.store.bucket)
-    request(
+    send_request(
         "POST", "mlflow/registered-models/create", Answer, json={"name": f"{runs.pipeline}-ref"}
     )
-    request(
+    send_request(
         "POST",
         "mlflow/model-versions/create",
         Answer,
         json={"name": f"{runs.pipeline}-ref", "source": text},
     )
-    retention.end_of_run(runs.home, runs.workflow(runs.make(keep_releases=1)))
+    retention.apply_limits_after_run(runs.home, runs.workflow(runs.make(keep_releases=1)))
     assert list(runs.store.list(found.uri))
 
 
@@ -1153,12 +1194,12 @@ def test_the_mlflow_run_that_a_foreign_version_refers_to_stays(runs: Runs) -> No
     name = runs.make()
     other = runs.make()
     run_id = tracking.find_run(runs.pipeline, name) or ""
-    request(
+    send_request(
         "POST", "mlflow/registered-models/create", Answer, json={"name": f"{runs.pipeline}-mine"}
     )
     version = {"name": f"{runs.pipeline}-mine", "source": f"runs:/{run_id}/model", "run_id": run_id}
-    request("POST", "mlflow/model-versions/create", Answer, json=version)
-    retention.end_of_run(runs.home, runs.workflow(runs.make(keep_runs=1)))
+    send_request("POST", "mlflow/model-versions/create", Answer, json=version)
+    retention.apply_limits_after_run(runs.home, runs.workflow(runs.make(keep_runs=1)))
     assert runs.places(name) == {"mlflow"}
     assert runs.places(other) == set()
 
@@ -1167,26 +1208,32 @@ def test_the_mlflow_run_that_a_foreign_version_refers_to_stays(runs: Runs) -> No
 @pytest.mark.parametrize("text", ["o'brien", 'say "hi"', "50%_off", "a\\", "a'b\"c", "modèle"])
 def test_the_name_of_a_registered_model_does_not_stop_retention(runs: Runs, text: str) -> None:
     model = f"{runs.pipeline} {text}"
-    registered = tracking.register(model, "releases/x/0123456789ab/", "s3://x/y", "0", "", {})
+    registered = tracking.register_version(
+        model, "releases/x/0123456789ab/", "s3://x/y", "0", "", {}
+    )
     assert (
-        tracking.register(model, "releases/x/0123456789ab/", "s3://x/y", "0", "", {}).version
+        tracking.register_version(
+            model, "releases/x/0123456789ab/", "s3://x/y", "0", "", {}
+        ).version
         == registered.version
     )
     tracking.record_champion(model, registered.version, "d")
     assert [found.version for found in tracking.promoted_releases(model)] == [registered.version]
     old = runs.make()
-    retention.end_of_run(runs.home, runs.workflow(runs.make(keep_runs=1, keep_releases=1)))
+    retention.apply_limits_after_run(
+        runs.home, runs.workflow(runs.make(keep_runs=1, keep_releases=1))
+    )
     assert runs.places(old) == set()
 
 
 @pytest.mark.fast_cases(1)
 @pytest.mark.parametrize("folder", ["mlflow", "releases", "customers"])
 def test_a_forged_mark_does_not_make_a_folder_the_folder_of_a_run(runs: Runs, folder: str) -> None:
-    store_id = ownership.store_id(runs.store)
+    store_id = ownership.read_or_create_store_id(runs.store)
     key = f"{folder}/{runs.pipeline}/2024.csv"
     runs.store.put(key, b"1")
 
-    mark = ownership.Mark(
+    mark = ownership.RunMark(
         store=store_id,
         pipeline=runs.pipeline,
         number=1,
@@ -1196,12 +1243,12 @@ def test_a_forged_mark_does_not_make_a_folder_the_folder_of_a_run(runs: Runs, fo
         succeeded=True,
     )
 
-    runs.store.put(f"{folder}/{ownership.FILE}", mark.model_dump_json().encode())
+    runs.store.put(f"{folder}/{ownership.MARK_FILE}", mark.model_dump_json().encode())
     record_in_mlflow(runs, folder)
     runs.make()
-    retention.end_of_run(runs.home, runs.workflow(runs.make(keep_runs=1)))
+    retention.apply_limits_after_run(runs.home, runs.workflow(runs.make(keep_runs=1)))
     assert runs.store.get(key) == b"1"
-    runs.store.delete([key, f"{folder}/{ownership.FILE}"])
+    runs.store.delete([key, f"{folder}/{ownership.MARK_FILE}"])
 
 
 def test_a_name_that_only_looks_generated_does_not_own_the_files_that_it_found(runs: Runs) -> None:
@@ -1212,13 +1259,13 @@ def test_a_name_that_only_looks_generated_does_not_own_the_files_that_it_found(r
         "metadata": {"name": name, "generateName": f"{runs.pipeline}-"},
         "spec": {"templates": [dag]},
     }
-    ownership.begin(runs.store, workflow, runs.pipeline)
+    ownership.begin_run(runs.store, workflow, runs.pipeline)
     mark = ownership.read(runs.store, RunName(name))
     assert mark
     assert not mark.whole
     assert mark.tasks == ["train", name]
 
-    ownership.begin(runs.store, workflow, runs.pipeline, is_first=False)
+    ownership.begin_run(runs.store, workflow, runs.pipeline, is_first=False)
     mark = ownership.read(runs.store, RunName(name))
     assert mark
     assert mark.whole, "in a cluster, other tasks of the run may have written first"
@@ -1229,8 +1276,8 @@ def test_a_run_that_a_tag_makes_a_part_of_another_stays(runs: Runs) -> None:
     old = runs.make()
     kept = runs.make()
     parent, child = (tracking.find_run(runs.pipeline, name) or "" for name in (old, kept))
-    tracking.log(child, run_tags={tracking.PARENT: parent})
-    retention.end_of_run(runs.home, runs.workflow(runs.make(keep_runs=2)))
+    tracking.log_to_run(child, run_tags={tracking.PARENT: parent})
+    retention.apply_limits_after_run(runs.home, runs.workflow(runs.make(keep_runs=2)))
     assert runs.places(old) == set()
     assert runs.places(kept) == EVERYWHERE
 
@@ -1243,14 +1290,14 @@ def test_a_record_that_got_the_name_of_a_removed_run_stays(runs: Runs) -> None:
         name: tracking.find_run(runs.pipeline, name) or "" for name in (reported, unreported)
     }
     workflow = {"metadata": {"name": reported}}
-    ownership.end(runs.store, workflow, runs.pipeline, True, run_ids[reported])
+    ownership.end_run(runs.store, workflow, runs.pipeline, True, run_ids[reported])
 
     experiment = run_info(run_ids[reported]).experiment_id
     mine = {}
 
     for name in (reported, unreported):
         tags = [{"key": tracking.WORKFLOW, "value": name}]
-        created = request(
+        created = send_request(
             "POST",
             "mlflow/runs/create",
             RunAnswer,
@@ -1259,14 +1306,14 @@ def test_a_record_that_got_the_name_of_a_removed_run_stays(runs: Runs) -> None:
 
         mine[name] = created.run.info.run_id
 
-        request(
+        send_request(
             "POST",
             "mlflow/runs/update",
             Answer,
             json={"run_id": mine[name], "status": "FINISHED", "end_time": 2},
         )
 
-    retention.end_of_run(runs.home, runs.workflow(runs.make(keep_runs=1)))
+    retention.apply_limits_after_run(runs.home, runs.workflow(runs.make(keep_runs=1)))
     assert tracking.find_run(runs.pipeline, reported) == mine[reported]
     assert tracking.find_run(runs.pipeline, unreported) == mine[unreported]
     assert tracking.read_tags(run_ids[unreported]), (
@@ -1281,13 +1328,16 @@ def belong_to_the_store(runs: Runs, *names: str, **tags: str) -> None:
     """Give the records of runs in MLflow the id of the store, as at the end of a run."""
     for name in names:
         run_id = tracking.find_run(runs.pipeline, name) or ""
-        tracking.log(run_id, run_tags={listing.STORE_TAG: listing.store_id(runs.store), **tags})
+        tracking.log_to_run(
+            run_id,
+            run_tags={listing.STORE_TAG: listing.read_or_create_store_id(runs.store), **tags},
+        )
 
 
 def remove_tag(runs: Runs, name: str, tag: str) -> None:
     """Remove a tag of a run, as every client of MLflow can."""
     run_id = tracking.find_run(runs.pipeline, name)
-    request("POST", "mlflow/runs/delete-tag", Answer, json={"run_id": run_id, "key": tag})
+    send_request("POST", "mlflow/runs/delete-tag", Answer, json={"run_id": run_id, "key": tag})
 
 
 @pytest.mark.slow
@@ -1308,7 +1358,7 @@ def test_runs_of_two_stores_with_the_same_name_have_a_record_each(
     # the run of the other store stays
     monkeypatch.setenv("S3_BUCKET", s3.bucket)
     assert tracking.find_run(runs.pipeline, name) == record
-    retention.end_of_run(runs.home, runs.workflow(runs.make(keep_runs=1)))
+    retention.apply_limits_after_run(runs.home, runs.workflow(runs.make(keep_runs=1)))
     assert runs.places(name) == set()
     assert tracking.read_tags(other)[tracking.WORKFLOW] == name
 
@@ -1320,7 +1370,7 @@ def test_a_tag_that_says_that_a_run_is_emptied_removes_nothing(
     monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.0.0.1")
     names = [runs.make() for _ in range(3)]
     belong_to_the_store(runs, *names)
-    belong_to_the_store(runs, names[0], **{tracking.EMPTIED: "removed"})
+    belong_to_the_store(runs, names[0], **{tracking.ARTIFACTS_EMPTIED: "removed"})
     report_end(runs, names[-1], keep_runs=3)
     assert [runs.places(name) for name in names] == [EVERYWHERE] * 3
 
@@ -1350,7 +1400,7 @@ def test_runs_of_a_backfill_that_no_step_has_marked_are_not_counted(
     weeks = [runs.make() for _ in range(3)]
     belong_to_the_store(runs, old)
     # their `prepare`, which writes the mark, was cached before the run
-    runs.store.delete([ownership.mark_key(RunName(week)) for week in weeks])
+    runs.store.delete([ownership.make_mark_key(RunName(week)) for week in weeks])
     for week in weeks:
         report_end(runs, week, backfill="true")
 
@@ -1362,7 +1412,7 @@ def test_the_sha256_of_a_release_is_that_of_the_store(runs: Runs) -> None:
     champion = release(runs, runs.make(), sha256="5a" * 32)
     refreshed = release(runs, runs.make(keep_releases=1), champion=champion, sha256="5a" * 32)
     tracking.tag_version(runs.pipeline, champion, tracking.SHA256, "0" * 64)
-    retention.prune(runs.home, None, {}, should_delete=True)
+    retention.prune_runs(runs.home, None, {}, should_delete=True)
     assert versions(runs) == {champion: True, refreshed: True}
 
 
@@ -1383,9 +1433,9 @@ def test_a_run_with_the_name_of_the_releases_does_not_remove_their_claims(runs: 
     key = f"releases/{runs.pipeline}/0123456789ab"
     claims.claim_tasks(runs.store, [key])
     item = RunRemoval(Run("releases", runs.pipeline, 1.0), frozenset(), keep_mlflow=False)
-    context = listing.Context({}, 0, 0, None)
-    removal.remove(runs.store, Removal(runs=[item]), removal.NoHost(), context)
-    assert key in claims.claimed_tasks(runs.store, 60, claims.RELEASES)
+    context = listing.ListingContext({}, 0, 0, None)
+    removal.apply_removal(runs.store, Removal(runs=[item]), removal.NoHost(), context)
+    assert key in claims.claimed_tasks(runs.store, 60, claims.RELEASES_CLAIM)
 
 
 @pytest.mark.slow
@@ -1394,7 +1444,7 @@ def test_objects_of_others_in_the_folder_of_a_release_stay(runs: Runs) -> None:
     assert found
     runs.store.put(f"{found.uri}mine/notes.txt", b"1")
     release(runs, runs.make(keep_releases=1))
-    retention.prune(runs.home, None, {}, should_delete=True)
+    retention.prune_runs(runs.home, None, {}, should_delete=True)
     assert [item.key for item in runs.store.list(found.uri)] == [f"{found.uri}mine/notes.txt"]
 
 
@@ -1409,7 +1459,7 @@ def test_a_lost_number_does_not_make_the_next_run_the_oldest(
     else:
         runs.store.put(ownership.NUMBER_KEY, counter)
     last = runs.make(keep_runs=1)
-    retention.end_of_run(runs.home, runs.workflow(last))
+    retention.apply_limits_after_run(runs.home, runs.workflow(last))
     assert [runs.places(name) for name in (*names, last)] == [set(), set(), EVERYWHERE]
 
 
@@ -1421,8 +1471,8 @@ def test_the_folder_of_a_run_that_is_the_data_of_another_pipeline_stays(
     source = runs.make()
     reader = f"{runs.pipeline}-reader"
     run_id = tracking.start_run(reader, f"{reader}-1")
-    tracking.log(run_id, run_params={"data.source": runs.store.uri(f"{source}{path}")})
-    retention.end_of_run(runs.home, runs.workflow(runs.make(keep_runs=1)))
+    tracking.log_to_run(run_id, run_params={"data.source": runs.store.uri(f"{source}{path}")})
+    retention.apply_limits_after_run(runs.home, runs.workflow(runs.make(keep_runs=1)))
     assert "prepare" in runs.places(source)
 
 
@@ -1434,8 +1484,10 @@ def test_the_data_of_another_pipeline_stays_however_its_address_is_written(
     source = runs.make()
     reader = f"{runs.pipeline}-reader"
     run_id = tracking.start_run(reader, f"{reader}-1")
-    tracking.log(run_id, run_params={"data.source": address.format(runs.store.bucket, source)})
-    retention.end_of_run(runs.home, runs.workflow(runs.make(keep_runs=1)))
+    tracking.log_to_run(
+        run_id, run_params={"data.source": address.format(runs.store.bucket, source)}
+    )
+    retention.apply_limits_after_run(runs.home, runs.workflow(runs.make(keep_runs=1)))
     assert "prepare" in runs.places(source)
 
 
@@ -1452,7 +1504,7 @@ def test_a_workflow_of_others_with_the_name_of_a_run_is_not_deleted(
         metadata["labels"] = {"app.kubernetes.io/name": runs.pipeline} | labels
         status = {"phase": "Succeeded", "finishedAt": "2026-01-01T01:00:00Z"}
         server.put(collection, workflow | {"metadata": metadata, "status": status})
-    retention.prune(tmp_path, cluster, {"keep_runs": 1}, should_delete=True)
+    retention.prune_runs(tmp_path, cluster, {"keep_runs": 1}, should_delete=True)
     assert "prepare" not in runs.places(names[0]), "the run is of another namespace"
     assert set(server.objects[collection]) == {*names}
 
@@ -1463,10 +1515,10 @@ def test_the_folder_of_a_run_of_another_machine_with_the_same_name_stays(runs: R
     for uid in ("machine-a", "machine-b"):
         workflow = runs.workflow(name)
         workflow["metadata"]["uid"] = uid
-        ownership.begin(runs.store, workflow, runs.pipeline)
+        ownership.begin_run(runs.store, workflow, runs.pipeline)
         if uid == "machine-a":
             manifest.write_text(json.dumps(workflow))
-    retention.end_of_run(runs.home, runs.workflow(runs.make(keep_runs=1)))
+    retention.apply_limits_after_run(runs.home, runs.workflow(runs.make(keep_runs=1)))
     assert runs.places(name) >= {"mlflow", "prepare", "train"}
     assert not manifest.exists()
 

@@ -19,7 +19,7 @@ from rekindle.errors import ConfigError, RekindleError
 from rekindle.local.cluster import LocalCluster
 from rekindle.local.local_objects import LocalObjects
 from rekindle.release import promotion
-from rekindle.release.promotion import ChampionChanged
+from rekindle.release.promotion import ChampionChangedError
 from rekindle.release.rollback import roll_back
 from rekindle.storage import Store
 from tests.argolocal.controllers.releases import address, answering, load, release, rolled_out, wait
@@ -47,13 +47,13 @@ class Model:
         """Register, deploy and promote one more version."""
         number = len(tracking.promoted_releases(self.name)) + 1
         run_id = tracking.start_run(self.name, f"{self.name}-{number}")
-        tracking.log(
+        tracking.log_to_run(
             run_id,
             run_params={"notify": {"format": "json", "events": ["rollback"], "mlflow_url": ""}},
         )
         prefix = f"releases/{uuid.uuid4().hex}/"
         champion = tracking.champion(self.name)
-        version = tracking.register(
+        version = tracking.register_version(
             self.name, prefix, f"s3://b/{prefix}", "ab" * 32, run_id, {}
         ).version
         previous = champion.version if champion else ""
@@ -120,7 +120,7 @@ def model(
     monkeypatch.setattr(promotion, "UNFINISHED_TIMEOUT_S", 0.2)
     name = f"cards-{uuid.uuid4().hex[:6]}"
     cluster = LocalCluster(tmp_path / ".rekindle")
-    homes.make(cluster.home)
+    homes.create_home(cluster.home)
     yield Model(
         name, s3, cluster, cluster.kinds.controllers(cluster, cluster.home / "run"), free_port()
     )
@@ -273,7 +273,7 @@ def test_a_promotion_during_a_rollback_wins_and_is_reported(model: Model) -> Non
     def attempt() -> None:
         try:
             model.roll_back("1", 60)
-        except ChampionChanged as error:
+        except ChampionChangedError as error:
             failed.append(error)
 
     rollback = threading.Thread(target=attempt)
@@ -286,7 +286,9 @@ def test_a_promotion_during_a_rollback_wins_and_is_reported(model: Model) -> Non
         name=f"{model.name}-1",
     )
 
-    third = tracking.register(model.name, "releases/c/", "s3://b/c", "cd" * 32, "", {}).version
+    third = tracking.register_version(
+        model.name, "releases/c/", "s3://b/c", "cd" * 32, "", {}
+    ).version
     promotion.promote(model.store, model.name, third, "2", f"{model.name}-3")
     model.kinds["Deployment"].apply(model.rename(release("3")))
     quick = {"spec": {"template": model.rename(release("1"))["spec"]["template"]}}
@@ -315,13 +317,13 @@ def test_a_rollback_that_a_promotion_overrides_after_its_switch_says_that_its_po
         ) -> None:
             super().patch(kind, name, change, dry_run)
             if kind == "Service" and not dry_run:
-                third = tracking.register(
+                third = tracking.register_version(
                     model.name, "releases/c/", "s3://b/c", "cd" * 32, "", {}
                 ).version
                 promotion.promote(model.store, model.name, third, "1", f"{model.name}-3")
 
     with pytest.raises(
-        ChampionChanged, match="is cancelled, and its pods keep running: they have the traffic"
+        ChampionChangedError, match="is cancelled, and its pods keep running: they have the traffic"
     ):
         model.roll_back(objects=Promotion(model.cluster))
 
@@ -333,7 +335,7 @@ def test_a_rollback_never_chooses_servers_that_were_not_promoted(model: Model) -
     """Another run may be verifying a new version, and new servers of an earlier version."""
     for _ in range(2):
         model.release()
-    tracking.register(model.name, "releases/c/", "s3://b/c", "cd" * 32, "", {})
+    tracking.register_version(model.name, "releases/c/", "s3://b/c", "cd" * 32, "", {})
     for name, version in ((f"{model.name}-1-new", "1"), (f"{model.name}-3", "3")):
         obj = model.rename(release(version))
         obj["metadata"]["name"] = name
@@ -453,7 +455,7 @@ def test_a_slow_rollback_checks_the_champion_before_it_patches_the_service(model
             super().patch(kind, name, change, dry_run)
 
     with pytest.raises(
-        ChampionChanged, match=r"version 3 of .* became the champion after version 1"
+        ChampionChangedError, match=r"version 3 of .* became the champion after version 1"
     ):
         model.roll_back(objects=SlowObjects(model.cluster))
 
@@ -512,7 +514,7 @@ def test_a_slow_rollback_stops_no_pods_of_the_current_version(model: Model) -> N
                 model.roll_back("2")
             super().patch(kind, name, change, dry_run)
 
-    with pytest.raises(ChampionChanged, match=r"version 2 of .* keeps the traffic"):
+    with pytest.raises(ChampionChangedError, match=r"version 2 of .* keeps the traffic"):
         model.roll_back(objects=SlowObjects(model.cluster))
 
     assert model.state == ("2", "2", {"1": 0, "2": 1, "3": 0}, False)

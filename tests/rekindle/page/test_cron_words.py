@@ -2,7 +2,7 @@
 
 import pytest
 
-from argolocal.manifest.cron import schedule_error
+from argolocal.manifest.cron import find_schedule_error
 from rekindle.page.cron_words import describe_schedule
 
 WORDS = {
@@ -30,5 +30,5 @@ WORDS = {
 
 @pytest.mark.parametrize("schedule", WORDS)
 def test_a_schedule_is_described_in_words(schedule: str) -> None:
-    assert schedule_error(schedule) == ""
+    assert find_schedule_error(schedule) == ""
     assert describe_schedule(schedule) == WORDS[schedule]

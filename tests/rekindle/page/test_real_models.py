@@ -20,7 +20,7 @@ import pytest
 from playwright.sync_api import Browser, expect
 
 from argolocal.state.journal import RunFiles
-from argolocal.view.runs import run_names
+from argolocal.view.runs import list_run_names
 from tests.browser import PageServer, start_browser, start_page
 from tests.ports import free_port
 from tests.rekindle.cli.user_project import make
@@ -79,7 +79,7 @@ class Shop:
 
     def wait_for_run(self, known_runs: set[str]) -> str:
         """Return the name of a run that has just started."""
-        return until("a run starts", lambda: set(run_names(self.home)) - known_runs, 180).pop()
+        return until("a run starts", lambda: set(list_run_names(self.home)) - known_runs, 180).pop()
 
     def served_version(self) -> str:
         """Return the version of the model that answers requests."""
@@ -146,7 +146,7 @@ def read_model(page: PageServer) -> dict[str, Any]:
 def test_a_canary_is_shown_while_it_gets_requests_and_after_it(
     shop: Shop, page: PageServer, browser: Browser
 ) -> None:
-    known_runs = set(run_names(shop.home))
+    known_runs = set(list_run_names(shop.home))
     setting = f"serve.canary={CANARY}"
     process = shop.start("run", "configs/shop.yaml", "--set", "train.seed=2", "--set", setting)
     name = shop.wait_for_run(known_runs)
@@ -201,7 +201,7 @@ def test_a_click_scales_a_training_that_runs(
     shop: Shop, page: PageServer, browser: Browser
 ) -> None:
     shop.go.unlink()
-    known_runs = set(run_names(shop.home))
+    known_runs = set(list_run_names(shop.home))
     process = shop.start("run", "configs/shop.yaml", "--set", "train.seed=3", "--no-cache")
     try:
         name = shop.wait_for_run(known_runs)
@@ -229,7 +229,7 @@ def test_a_click_scales_a_training_that_runs(
 
 
 def test_the_weeks_of_a_backfill_are_shown(shop: Shop, page: PageServer, browser: Browser) -> None:
-    known_runs = set(run_names(shop.home))
+    known_runs = set(list_run_names(shop.home))
     arguments = ("--from", "2026-03-02", "--to", "2026-03-15", "-o", "json")
     process = shop.start("backfill", "configs/shop.yaml", *arguments)
     name = shop.wait_for_run(known_runs)
@@ -252,7 +252,7 @@ def test_the_weeks_of_a_backfill_are_shown(shop: Shop, page: PageServer, browser
 def test_the_trials_of_a_sweep_are_shown_while_it_runs_and_after_it(
     shop: Shop, page: PageServer, browser: Browser
 ) -> None:
-    known_runs = set(run_names(shop.home))
+    known_runs = set(list_run_names(shop.home))
     process = shop.start("sweep", "configs/sweep.yaml", "--set", f"serve.port={free_port()}")
     name = shop.wait_for_run(known_runs)
     tab = page.open(browser, f"/runs/{name}/trials")

@@ -17,7 +17,7 @@ from typing import Any
 import psutil
 
 from argolocal.common.linux import die_with_parent
-from rekindle.kubernetes_names import PROGRAM, REKINDLE_SECRET
+from rekindle.kubernetes_names import PROGRAM_MODULES, REKINDLE_SECRET
 from rekindle.program.spec import ProgramSpec
 from tests.ports import free_port
 from tests.waiting import until
@@ -133,13 +133,13 @@ class Pods:
         folder.mkdir(parents=True, exist_ok=True)
 
     def coordinator(self) -> Pod:
-        return self._start("coordinator", PROGRAM.coordinator, {})
+        return self._start("coordinator", PROGRAM_MODULES.coordinator, {})
 
     def agent(self, number: int, **environment: str) -> Pod:
         """Start the agent of a pod with an address of its own."""
         name = f"worker-{number}"
         variables = {"POD_NAME": name, "POD_IP": f"127.0.0.{number + 2}", **environment}
-        return self._start(name, PROGRAM.launcher, variables)
+        return self._start(name, PROGRAM_MODULES.launcher, variables)
 
     def start(self, agents: int) -> list[Pod]:
         """Start the coordinator and its agents; return the agents."""

@@ -2,11 +2,11 @@
 
 import threading
 
-from rekindle.program.curves import Curves
+from rekindle.program.curves import MetricCurves
 
 
 def test_a_pod_forks_its_program_while_no_thread_imports_a_module() -> None:
     threads = threading.enumerate()
-    curves = Curves("run")
+    curves = MetricCurves("run")
     assert threading.enumerate() == threads
     curves.close()

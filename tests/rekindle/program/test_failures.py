@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from argolocal.common import exit_codes
-from rekindle.kubernetes_names import PROGRAM
+from rekindle.kubernetes_names import PROGRAM_MODULES
 from rekindle.storage import Store
 from tests.rekindle.program.pods import ROOT, Pods, StartPods
 from tests.waiting import until
@@ -234,7 +234,7 @@ def test_a_program_without_enough_memory_is_told_the_limit(
     agent = subprocess.Popen(
         [
             *("sh", "-c", 'echo $$ > "$0" && exec "$@"', str(small_memory / "cgroup.procs")),
-            *(sys.executable, "-m", PROGRAM.launcher, *pods.flags),
+            *(sys.executable, "-m", PROGRAM_MODULES.launcher, *pods.flags),
         ],
         env={**os.environ, **pods.environment, "POD_NAME": "worker-0", "POD_IP": "127.0.0.2"},
         cwd=ROOT,

@@ -13,15 +13,15 @@ import pytest
 
 from rekindle.program.progress import (
     MAX_BODY_BYTES,
-    SERVER_TOKEN,
-    SERVER_URL,
-    Progress,
+    SERVER_TOKEN_VARIABLE,
+    SERVER_URL_VARIABLE,
+    ProgressReport,
     ProgressServer,
     SavedProgress,
 )
 from rekindle.training.membership.messages import parse_message
-from rekindle.training.membership.protocol import encode
-from rekindle.view.progress import progress_in
+from rekindle.training.membership.protocol import encode_message
+from rekindle.view.progress import find_progress
 
 
 @pytest.fixture
@@ -34,9 +34,9 @@ def server(tmp_path: Path) -> Iterator[ProgressServer]:
 def send(server: ProgressServer, body: bytes, token: str = "") -> int:
     """Send a report; return the status of the answer."""
     variables = server.variables()
-    token = token or Path(variables[SERVER_TOKEN]).read_text()
+    token = token or Path(variables[SERVER_TOKEN_VARIABLE]).read_text()
     headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
-    request = urllib.request.Request(variables[SERVER_URL], body, headers)
+    request = urllib.request.Request(variables[SERVER_URL_VARIABLE], body, headers)
     try:
         with urllib.request.urlopen(request, timeout=5) as answer:
             return answer.status
@@ -69,7 +69,7 @@ def test_a_report_has_percentage_time_left_and_metrics(server: ProgressServer) -
 def test_other_users_of_the_machine_cannot_report(server: ProgressServer) -> None:
     assert send(server, report(progressPercentage=1), token="wrong") == 401
     assert server.take() is None
-    assert Path(server.variables()[SERVER_TOKEN]).stat().st_mode & 0o077 == 0
+    assert Path(server.variables()[SERVER_TOKEN_VARIABLE]).stat().st_mode & 0o077 == 0
 
 
 @pytest.mark.parametrize(
@@ -96,7 +96,7 @@ def test_a_huge_report_is_refused(server: ProgressServer) -> None:
 
 def test_a_report_may_be_empty(server: ProgressServer) -> None:
     assert send(server, report()) == 200
-    assert server.take() == Progress.model_validate({})
+    assert server.take() == ProgressReport.model_validate({})
 
 
 def test_the_step_of_a_report_is_one_of_its_metrics(server: ProgressServer) -> None:
@@ -112,17 +112,17 @@ def test_a_number_that_cannot_be_a_step_does_not_cut_the_pod_off_from_its_coordi
     value: str,
 ) -> None:
     status = {"metrics": [{"name": "step", "value": value}, {"name": "global_step", "value": "7"}]}
-    progress = Progress.model_validate(status)
+    progress = ProgressReport.model_validate(status)
     assert progress.step == 7
-    assert parse_message(encode({"beat": progress.step, "busy": False}))[0] == "beat"
+    assert parse_message(encode_message({"beat": progress.step, "busy": False}))[0] == "beat"
 
     metrics = [{"name": "step", "value": value}]
-    assert Progress.model_validate({"metrics": metrics}).step == -1
+    assert ProgressReport.model_validate({"metrics": metrics}).step == -1
 
 
 @pytest.mark.parametrize("length", ["\xb2", "9" * 5000, "-1", "1_0", "", " "])
 def test_a_request_with_a_strange_length_is_refused(server: ProgressServer, length: str) -> None:
-    address = urlsplit(server.variables()[SERVER_URL])
+    address = urlsplit(server.variables()[SERVER_URL_VARIABLE])
     assert address.hostname
     with socket.create_connection((address.hostname, address.port), timeout=5) as connection:
         head = f"POST /status HTTP/1.1\r\nContent-Length: {length}\r\n\r\n"
@@ -144,16 +144,16 @@ def test_the_metrics_of_reports_in_quick_succession_are_kept(server: ProgressSer
 
 
 def test_status_shows_the_newest_report_in_the_log() -> None:
-    reports = [Progress.model_validate({"progressPercentage": number}) for number in (1, 2)]
+    reports = [ProgressReport.model_validate({"progressPercentage": number}) for number in (1, 2)]
     log = "".join(f"{report.log_line}\nan output of the program\n" for report in reports)
-    assert progress_in(log) == "2 %"
+    assert find_progress(log) == "2 %"
 
 
 @pytest.mark.parametrize("number", ["n/a", "inf", "nan", "-1", "1e308", "?", "9" * 5000])
 def test_a_strange_number_in_a_log_does_not_end_the_display(number: str) -> None:
     line = "progress step=1/2 loss=0.5 samples_per_s={} eta_s={}\n"
-    assert progress_in(line.format(number, 3)) == "step 1/2  loss 0.5  3 s left"
-    assert progress_in(line.format(10, number)) == "step 1/2  loss 0.5  10 samples/s"
+    assert find_progress(line.format(number, 3)) == "step 1/2  loss 0.5  3 s left"
+    assert find_progress(line.format(10, number)) == "step 1/2  loss 0.5  10 samples/s"
 
 
 def write_state(folder: Path, **state: Any) -> Path:

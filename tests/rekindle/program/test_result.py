@@ -13,7 +13,7 @@ import pytest
 
 from rekindle import tracking, workload
 from rekindle.content.weights import verify_weights
-from rekindle.documents import describe_model
+from rekindle.documents import encode_model_description
 from rekindle.errors import CodeError, DataError
 from rekindle.program.result import publish_result
 from rekindle.program.spec import ProgramSpec
@@ -142,7 +142,7 @@ def rename_in_list(model: Path, name: str) -> None:
     fields = json.loads((model / "model.json").read_text())
     first = next(iter(fields["files"]))
     fields["files"][name] = fields["files"].pop(first)
-    (model / "model.json").write_bytes(describe_model(fields))
+    (model / "model.json").write_bytes(encode_model_description(fields))
 
 
 CHANGES: dict[str, Callable[[Path], object]] = {

@@ -120,7 +120,7 @@ def test_strange_names_do_not_stop_the_uploads(
     store = ProgramStore(s3, f"{pods.prefix}/checkpoints")
 
     def has_last_checkpoint() -> bool:
-        keys = store.list_keys()
+        keys = store.list_checkpoint_keys()
         return bool(keys) and store.read_record(keys[-1]).path == "step_5.ckpt"
 
     until("the last checkpoint", has_last_checkpoint, evidence=pods.logs)

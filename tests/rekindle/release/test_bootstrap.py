@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rekindle.release.bootstrap import paired_bootstrap, weighted_bootstrap
+from rekindle.release.bootstrap import compute_weighted_bootstrap, paired_bootstrap
 
 
 @pytest.mark.slow
@@ -96,7 +96,7 @@ def test_weighted_and_paired_bootstrap_agree(groups: list[int] | None) -> None:
     _, *expected = paired_bootstrap(
         lambda rows: float(values[rows].mean()), 30, groups, 80, 0.9, seed=3
     )
-    assert weighted_bootstrap(weighted_mean, 30, groups, 80, 0.9, seed=3) == pytest.approx(
+    assert compute_weighted_bootstrap(weighted_mean, 30, groups, 80, 0.9, seed=3) == pytest.approx(
         expected, rel=1e-6
     )
 
@@ -104,5 +104,5 @@ def test_weighted_and_paired_bootstrap_agree(groups: list[int] | None) -> None:
 @pytest.mark.parametrize(("undefined", "is_defined"), [(40, True), (41, False)])
 def test_draws_with_an_undefined_value_are_ignored(undefined: int, is_defined: bool) -> None:
     values = np.array([np.nan] * undefined + [1.0] * (80 - undefined))
-    low, high = weighted_bootstrap(lambda group, draws: values, 5, resample_count=80)
+    low, high = compute_weighted_bootstrap(lambda group, draws: values, 5, resample_count=80)
     assert (low, high) == (1.0, 1.0) if is_defined else np.isnan([low, high]).all()

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from rekindle.release.compare import Comparison, compute_difference
+from rekindle.release.compare import PredictionComparison, compute_difference
 
 
 @pytest.mark.parametrize(
@@ -30,7 +30,7 @@ def test_only_numbers_have_a_finite_difference(served: Any, offline: Any, expect
 
 
 def test_the_result_contains_the_worst_instance() -> None:
-    comparison = Comparison(tolerance=0.1)
+    comparison = PredictionComparison(tolerance=0.1)
     comparison.add({"instances": [{"x": 1}, {"x": 2}, {"x": 3}]}, [0.0, 0.9, 0.5], [0.0, 0.5, 0.0])
     assert comparison.replayed == 3
     assert comparison.differing == 2
@@ -41,7 +41,7 @@ def test_the_result_contains_the_worst_instance() -> None:
 
 
 def test_a_prediction_that_changes_with_its_neighbours_is_counted() -> None:
-    comparison = Comparison(tolerance=0.1)
+    comparison = PredictionComparison(tolerance=0.1)
     request = {"instances": [{"x": 1}, {"x": 2}]}
     assert comparison.add_repetition(request, [0.0, 0.5], [0.05, 0.5])
     assert not comparison.add_repetition(request, [0.0, 0.5], [0.0, 0.9])

@@ -18,10 +18,10 @@ from mlflow.pyfunc.scoring_server import init
 from safetensors.torch import save_file
 from starlette.testclient import TestClient
 
-from rekindle.content.verified_release import RELEASE_RECORD, content_hash
+from rekindle.content.verified_release import RELEASE_RECORD, compute_content_hash
 from rekindle.errors import DataError
 from rekindle.release.pyfunc import write_mlmodel
-from rekindle.release.release_files import EXAMPLE
+from rekindle.release.release_files import EXAMPLE_FILE
 from rekindle.storage import Store, file_sha256
 from rekindle.workload import prepare
 from tests.rekindle.release import every_type
@@ -139,7 +139,7 @@ def served(
     (folder / "model.json").write_text(
         json.dumps({"workload": every_type.__name__, "model": {}, "sha256": sha256})
     )
-    (folder / EXAMPLE).write_text(json.dumps({"instances": [EMPTY]}))
+    (folder / EXAMPLE_FILE).write_text(json.dumps({"instances": [EMPTY]}))
     write_mlmodel(folder)
 
     files = {path.name: file_sha256(path) for path in folder.iterdir()}
@@ -160,7 +160,7 @@ def served(
 
         store = Store.from_env()
 
-    prefix = f"releases/echo/{content_hash(files)}/"
+    prefix = f"releases/echo/{compute_content_hash(files)}/"
     store.upload(folder, prefix)
     variables: Any = s3_environment
 

@@ -32,7 +32,7 @@ def name() -> str:
 def register(mlflow_server: str, name: str) -> Register:
     run_id = tracking.start_run(name, name)
     return lambda: (
-        tracking.register(
+        tracking.register_version(
             name, f"releases/{uuid.uuid4().hex}/", "s3://b/releases/x/", "ab" * 32, run_id, {}
         ).version
     )
@@ -52,7 +52,7 @@ def test_only_one_of_the_runs_that_were_compared_with_a_champion_replaces_it(
     def attempt(version: str) -> bool:
         try:
             promotion.promote(s3, name, version, current, f"cards-{version}")
-        except promotion.ChampionChanged as error:
+        except promotion.ChampionChangedError as error:
             assert (
                 f"was compared with {f'version {current}' if current else 'none'}, but by now"
                 in str(error)
@@ -149,7 +149,7 @@ promotion.promote(Store.from_env(), sys.argv[1], sys.argv[2], "", "cards-1")
     assert process.returncode == -signal.SIGKILL
 
     with pytest.raises(
-        promotion.ChampionChanged, match=f"by now the champion is version {first}"
+        promotion.ChampionChangedError, match=f"by now the champion is version {first}"
     ) as changed:
         promotion.promote(s3, name, second, "", "cards-2")
 
@@ -168,7 +168,7 @@ def test_a_promotion_respects_a_champion_that_was_set_by_hand(
     promotion.promote(s3, name, first, "", "cards-1")
     promotion.promote(s3, name, second, first, "cards-2")
     tracking.record_champion(name, first, "cards-1")
-    with pytest.raises(promotion.ChampionChanged):
+    with pytest.raises(promotion.ChampionChangedError):
         promotion.promote(s3, name, third, second, "cards-3")
     assert promotion.promote(s3, name, third, first, "cards-3") == "cards-1"
 
@@ -207,7 +207,7 @@ def test_a_rollback_is_recorded_decided_and_removed(
     assert promotion.read_pending_rollback(s3, name) == rollback
     assert champion(name) == second
 
-    with pytest.raises(promotion.ChampionChanged, match=f"another command is changing {name}"):
+    with pytest.raises(promotion.ChampionChangedError, match=f"another command is changing {name}"):
         promotion.record_rollback(s3, name, rollback)
 
     for _ in range(2):
@@ -266,7 +266,7 @@ def test_a_promotion_overrides_a_rollback_that_is_not_decided(
     assert promotion.promote(s3, name, third, second, "cards-3") == "cards-2"
     assert promotion.read_pending_rollback(s3, name) is None
     with pytest.raises(
-        promotion.ChampionChanged, match=f"cancelled: by now the champion is version {third}."
+        promotion.ChampionChangedError, match=f"cancelled: by now the champion is version {third}."
     ):
         promotion.decide_rollback(s3, name, rollback)
     assert champion(name) == third
@@ -279,20 +279,20 @@ def test_nothing_overrides_a_decided_rollback(s3: Store, name: str, versions: li
 
     for other in (replace(rollback, replicas=2), replace(rollback, deployment="cards-3")):
         with pytest.raises(
-            promotion.ChampionChanged, match=f"by now the champion is version {second}."
+            promotion.ChampionChangedError, match=f"by now the champion is version {second}."
         ):
             promotion.decide_rollback(s3, name, other)
 
     promotion.decide_rollback(s3, name, rollback)
     with pytest.raises(
-        promotion.ChampionChanged,
+        promotion.ChampionChangedError,
         match=f"the champion is version {first}: version .* is not promoted",
     ):
         promotion.promote(s3, name, third, second, "cards-3")
 
     assert promotion.read_pending_rollback(s3, name) == replace(rollback, decided=True)
     tracking.record_champion(name, third, "cards-3")  # by hand
-    with pytest.raises(promotion.ChampionChanged):
+    with pytest.raises(promotion.ChampionChangedError):
         promotion.decide_rollback(s3, name, rollback)
 
     assert champion(name) == third
@@ -304,7 +304,7 @@ def test_a_champion_that_was_set_by_hand_ends_a_rollback(
     rollback = promotion.Rollback(versions[0], "cards-1", versions[1], 1)
     promotion.record_rollback(s3, name, rollback)
     tracking.record_champion(name, versions[2], "cards-3")
-    with pytest.raises(promotion.ChampionChanged):
+    with pytest.raises(promotion.ChampionChangedError):
         promotion.decide_rollback(s3, name, rollback)
     assert champion(name) == versions[2]
 

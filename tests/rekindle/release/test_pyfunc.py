@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
-from rekindle.release.pyfunc import Model, describe_type
+from rekindle.release.pyfunc import PyfuncModel, describe_type
 
 
 @pytest.mark.parametrize(
@@ -60,7 +60,7 @@ class Doubling:
 def test_the_warning_of_a_predictor_is_a_python_warning() -> None:
     import pandas
 
-    model = Model(Doubling())
+    model = PyfuncModel(Doubling())
     with pytest.warns(UserWarning, match="x is above all training rows"):
         assert model.predict(pandas.DataFrame({"x": [1.0, 10.0]})) == [2, 20]
     with warnings.catch_warnings():

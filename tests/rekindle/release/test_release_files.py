@@ -13,16 +13,16 @@ import pytest
 from rekindle.cache import code
 from rekindle.content.verified_artifacts import verify_artifact
 from rekindle.content.verified_release import (
-    content_hash,
-    read_described,
+    compute_content_hash,
+    read_described_file,
     reject_other_folder,
     reject_other_hash,
 )
 from rekindle.errors import DataError, NotFound, StorageError
 from rekindle.release import pyfunc, release_files
 from rekindle.release.release_files import (
-    PREDICTIONS,
-    commit,
+    PREDICTIONS_FILE,
+    commit_release,
     download,
     download_champion,
     read_prediction_lines,
@@ -175,7 +175,7 @@ def test_a_release_outside_of_the_folder_of_the_releases_is_rejected(
 
 def test_other_files_with_the_same_first_digits_of_the_hash_are_not_the_release() -> None:
     hashes = {"model.safetensors": "0" * 64}
-    actual = content_hash(hashes)
+    actual = compute_content_hash(hashes)
     changed = actual[:-1] + ("0" if actual[-1] != "0" else "1")
     with pytest.raises(DataError, match=f"the hash of its files is {actual}"):
         reject_other_hash(f"releases/echo/{changed}", hashes, "address")
@@ -183,7 +183,7 @@ def test_other_files_with_the_same_first_digits_of_the_hash_are_not_the_release(
 
 def test_a_release_of_an_earlier_version_has_12_digits_of_the_hash_in_its_key() -> None:
     hashes = {"model.safetensors": "0" * 64}
-    earlier_key = f"releases/echo/{content_hash(hashes)[:12]}"
+    earlier_key = f"releases/echo/{compute_content_hash(hashes)[:12]}"
     reject_other_folder(earlier_key, "address")
     reject_other_hash(earlier_key, hashes, "address")
     with pytest.raises(DataError, match="was changed since the release"):
@@ -207,7 +207,7 @@ def commit_described(s3: Store, prefix: str, folder: Path, files: dict[str, byte
 
     hashes = {name: sha256(data).hexdigest() for name, data in files.items()}
     record = json.loads(s3.get(f"{prefix}release.json"))
-    commit(s3, prefix, folder, record | {"described": hashes})
+    commit_release(s3, prefix, folder, record | {"described": hashes})
 
 
 def test_a_release_describes_the_files_of_the_process_that_committed_last(
@@ -224,7 +224,7 @@ def test_a_release_describes_the_files_of_the_process_that_committed_last(
         commit_described(slow, described, tmp_path / "a", {"origin.json": b'{"a": 1}'})
 
     assert (tmp_path / "b").exists()
-    assert read_described(s3, described.rstrip("/"), "origin.json") == b'{"a": 1}'
+    assert read_described_file(s3, described.rstrip("/"), "origin.json") == b'{"a": 1}'
 
 
 @pytest.mark.parametrize("name", DESCRIBED)
@@ -232,11 +232,11 @@ def test_a_file_outside_of_the_hash_is_verified(
     s3: Store, tmp_path: Path, described: str, name: str
 ) -> None:
     key = described.rstrip("/")
-    assert read_described(s3, key, name) == DESCRIBED[name]
+    assert read_described_file(s3, key, name) == DESCRIBED[name]
 
     s3.put(described + name, DESCRIBED[name] + b" ")
     with pytest.raises(DataError, match=f"{name} changed since the release"):
-        read_described(s3, key, name)
+        read_described_file(s3, key, name)
     download(s3, described, tmp_path / "served")
     with pytest.raises(DataError, match=f"{name} changed since the release"):
         verify_artifact("champion", tmp_path / "served", "")
@@ -277,7 +277,7 @@ def test_a_changed_field_of_the_record_is_found(s3: Store, tmp_path: Path, descr
     ],
 )
 def test_malformed_predictions_are_one_error(content: bytes, tmp_path: Path) -> None:
-    (tmp_path / PREDICTIONS).write_bytes(content)
+    (tmp_path / PREDICTIONS_FILE).write_bytes(content)
     with pytest.raises(DataError, match="does not contain predictions") as error:
         list(read_prediction_lines(tmp_path))
     assert len(error.value.lines) == 1
@@ -287,7 +287,7 @@ def test_an_endless_line_of_predictions_is_not_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(release_files, "MAX_BYTES", 1000)
-    (tmp_path / PREDICTIONS).write_bytes(gzip.compress(b" " * 1001))
+    (tmp_path / PREDICTIONS_FILE).write_bytes(gzip.compress(b" " * 1001))
     with pytest.raises(DataError, match="a line has more than 1,000 bytes"):
         list(read_prediction_lines(tmp_path))
 
@@ -307,7 +307,7 @@ def test_a_change_of_code_that_the_workload_imports_is_released(
     monkeypatch.setenv("REKINDLE_PATH", str(tmp_path))
 
     def digests() -> list[str]:
-        for function in (code._sha256, code._imports):
+        for function in (code._sha256, code._list_imports):
             function.cache_clear()  # each run is a process of its own
         names = ("serving_own", "serving_pack")
         files = (tmp_path / "serving_own.py", tmp_path / "serving_pack/__init__.py")

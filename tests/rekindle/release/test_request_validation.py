@@ -8,7 +8,7 @@ import pytest
 from pydantic import BaseModel, Field
 
 from rekindle.errors import DataError
-from rekindle.release.request_validation import LARGE_BODY_BYTES, parse
+from rekindle.release.request_validation import LARGE_BODY_BYTES, parse_body
 
 
 class Point(BaseModel):
@@ -28,7 +28,7 @@ class Request(BaseModel):
 
 
 def parse_instance(**instance: Any) -> Request:
-    return parse(
+    return parse_body(
         Request,
         json.dumps({"instances": [{"points": []}, {"points": [{"x": 1}], **instance}]}).encode(),
     )
@@ -74,7 +74,7 @@ def test_an_error_has_its_location(instance: dict[str, Any], message: str) -> No
 @pytest.mark.parametrize("number", [b"1e400", b"-1e400", b"1" + b"0" * 400])
 def test_a_number_that_is_too_large_is_rejected(number: bytes) -> None:
     with pytest.raises(DataError, match=r"instances\[0\].points\[0\].x is .*: it must"):
-        parse(Request, b'{"instances": [{"points": [{"x": %s}]}]}' % number)
+        parse_body(Request, b'{"instances": [{"points": [{"x": %s}]}]}' % number)
 
 
 def test_text_that_looks_like_a_huge_number_is_accepted() -> None:
@@ -114,7 +114,7 @@ def test_a_body_full_of_errors_costs_no_more_than_a_valid_body(fields: str, mess
     tracemalloc.start()
     try:
         with pytest.raises(DataError) as error:
-            parse(Request, body)
+            parse_body(Request, body)
         assert tracemalloc.get_traced_memory()[1] < 10 * len(body)
     finally:
         tracemalloc.stop()
@@ -133,8 +133,8 @@ def test_a_large_request_is_parsed_like_a_small_one() -> None:
         {"x": 1, "y": 2},
     ]
     body = json.dumps({"instances": rows * LARGE_BODY_BYTES}).encode()
-    request = parse(Either, body)
+    request = parse_body(Either, body)
     assert request == Either.model_validate_json(body, strict=True)
     assert [type(instance) for instance in request.instances[:2]] == [Instance, Point]
     with pytest.raises(DataError, match=r"has the unknown key .cuont.|more errors"):
-        parse(Either, body.replace(b'"count"', b'"cuont"', 1))
+        parse_body(Either, body.replace(b'"count"', b'"cuont"', 1))

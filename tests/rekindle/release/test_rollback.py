@@ -30,6 +30,6 @@ def test_a_client_of_mlflow_cannot_direct_a_rollback_to_another_version(
     release = tracking.Release("1", "releases/demo/x", "ab", deployment)
     monkeypatch.setattr(tracking, "promoted_releases", lambda model: [release])
     objects: Any = Namespace()
-    releases = rollback._map_deployments(objects, "demo")
+    releases = rollback._map_deployments_by_version(objects, "demo")
     assert (list(releases) == ["1"]) is accepted
     assert rollback._has_deployment(releases, Rollback("1", deployment, "3", 1)) is accepted

@@ -14,7 +14,7 @@ from typing import Any
 
 import httpx
 
-from rekindle.content.verified_release import content_hash
+from rekindle.content.verified_release import compute_content_hash
 from rekindle.storage import Store
 from tests.waiting import until
 
@@ -35,7 +35,7 @@ def release_files(workload: str) -> dict[str, bytes]:
 def prefix_of(name: str, workload: str = "echo") -> str:
     """Return the key prefix of a release, with the hash of its files."""
     hashes = {key: sha256(data).hexdigest() for key, data in release_files(workload).items()}
-    return f"releases/{name}/{content_hash(hashes)}/"
+    return f"releases/{name}/{compute_content_hash(hashes)}/"
 
 
 def release(store: Store, prefix: str, workload: str = "echo", version: str = "7") -> str:

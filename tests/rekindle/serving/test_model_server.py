@@ -20,7 +20,7 @@ import psutil
 import pytest
 
 from rekindle.errors import ConfigError, DataError, RekindleError
-from rekindle.release.model_client import REPLAY, SHA256, ModelClient
+from rekindle.release.model_client import REPLAY_HEADER, SHA256_HEADER, ModelClient
 from rekindle.storage import Store
 from tests.http_server import Answer, HttpServer
 from tests.rekindle.serving.running import (
@@ -330,7 +330,7 @@ def test_replayed_instances_are_counted_apart_from_instances_of_clients(server: 
         }
 
     def send(replay: bool) -> httpx.Response:
-        headers = {REPLAY: "1"} if replay else {}
+        headers = {REPLAY_HEADER: "1"} if replay else {}
         return server.client.post(PREDICT, json={"instances": [ONE, ONE]}, headers=headers)
 
     assert send(False).status_code == 200
@@ -621,7 +621,7 @@ def test_verify_sends_the_first_token(
     "answer", ["[]", "[" * 5000, '{"a": 1, "a": 2}', '{"ready": ', '"\\ud800"', "{}", "NaN"]
 )
 def test_a_server_with_another_answer_is_one_error(answer: str, sha256: str) -> None:
-    with HttpServer(lambda _: Answer(200, answer, {SHA256: sha256})) as server:
+    with HttpServer(lambda _: Answer(200, answer, {SHA256_HEADER: sha256})) as server:
         client = ModelClient(server.url, "echo", sha256, deadline_seconds=0)
         for request in (client.wait, partial(client.predict, {"instances": []})):
             with pytest.raises(RekindleError) as error:

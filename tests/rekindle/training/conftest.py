@@ -10,10 +10,10 @@ import torch
 
 from rekindle.storage import Store
 from rekindle.training.checkpoint import durable
-from rekindle.training.checkpoint.manager import Checkpoints
+from rekindle.training.checkpoint.manager import WorkerCheckpoints
 from rekindle.training.local_dataset import LoaderState
 from rekindle.training.spec import TrainConfig
-from rekindle.training.training_state import State
+from rekindle.training.training_state import TrainingState
 from tests.chaos.faults import Proxy
 from tests.rekindle.training.launch.metadata import Metadata
 from tests.rekindle.training.saving import IDENTITY, Events, Open, numbers
@@ -37,7 +37,7 @@ def open_(
     """Return a function that opens the checkpoints of one prefix like a new process on a new node
     (or `node`)."""
     prefix = f"checkpoints-{next(numbers)}"
-    opened = list[Checkpoints]()
+    opened = list[WorkerCheckpoints]()
 
     def make(
         *,
@@ -48,14 +48,14 @@ def open_(
         store: Store = s3,
         data: Any = None,
         **config: Any,
-    ) -> Checkpoints:
+    ) -> WorkerCheckpoints:
         monkeypatch.setenv("POD_NAME", node or f"node-{next(numbers)}")
         torch.manual_seed(1)
-        state = State(
+        state = TrainingState(
             torch.nn.Linear(width, 20), TrainConfig.model_validate(config), torch.device("cpu")
         )
 
-        checkpoints = Checkpoints(
+        checkpoints = WorkerCheckpoints(
             store.short_retries(),
             prefix,
             identity,

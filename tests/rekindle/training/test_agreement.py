@@ -9,13 +9,13 @@ import torch
 from torch import nn
 
 from rekindle.storage import Store
-from rekindle.training.checkpoint.manager import Checkpoints
+from rekindle.training.checkpoint.manager import WorkerCheckpoints
 from rekindle.training.group.process_group import GroupView, create_process_group, dist
 from rekindle.training.group.static import StaticGroup
 from rekindle.training.group.training_group import TrainingGroup
 from rekindle.training.local_dataset import LoaderState
 from rekindle.training.spec import TrainConfig
-from rekindle.training.training_state import State
+from rekindle.training.training_state import TrainingState
 
 CPU = torch.device("cpu")
 
@@ -23,10 +23,10 @@ CPU = torch.device("cpu")
 def member(name: str, step: int, live: bool, s3: Store, patch: pytest.MonkeyPatch) -> TrainingGroup:
     """Return the group of a process after `step` steps; its state is filled with that number."""
     patch.setenv("POD_NAME", name)
-    state = State(nn.Linear(3, 2), TrainConfig.model_validate({"workers": 2}), CPU)
+    state = TrainingState(nn.Linear(3, 2), TrainConfig.model_validate({"workers": 2}), CPU)
     leaving = threading.Event()
     loader = LoaderState(object())
-    checkpoints = Checkpoints(
+    checkpoints = WorkerCheckpoints(
         s3, "agreement", "0" * 64, {}, state, loader, lambda event, **fields: None, leaving
     )
     state.memory.fill_(step)

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from rekindle.errors import ConfigError
 from rekindle.training.spec import TrainConfig
-from rekindle.training.training_state import State, tensor_bytes
+from rekindle.training.training_state import TrainingState, tensor_bytes
 
 VIRTUAL = 3
 
@@ -31,15 +31,15 @@ class Net(nn.Module):
         return self.layer(rows)
 
 
-def state_of(model: nn.Module) -> State:
-    state = State(
+def state_of(model: nn.Module) -> TrainingState:
+    state = TrainingState(
         model, TrainConfig.model_validate({"virtual_workers": VIRTUAL}), torch.device("cpu")
     )
     state.step = 0
     return state
 
 
-def step(state: State, batches: list[Tensor]) -> None:
+def step(state: TrainingState, batches: list[Tensor]) -> None:
     """Make one update with virtual workers that compute one after the other."""
     total = torch.zeros(state.width)
     for batch in batches:

@@ -3,13 +3,13 @@ import re
 
 import pytest
 
-from rekindle.training.metrics import PROGRESS_LINE, Curve, Metrics
+from rekindle.training.metrics import PROGRESS_LINE_PATTERN, LossCurve, TrainingMetrics
 
 LINE = re.compile(r"progress step=\d+/\d+ loss=\d+\.\d{5} samples_per_s=\d+ eta_s=\d+")
 
 
 def test_the_progress_line_keeps_its_format(capsys: pytest.CaptureFixture[str]) -> None:
-    metrics = Metrics("", 3, 64)
+    metrics = TrainingMetrics("", 3, 64)
     for step in (1, 2, 3):
         metrics.record(step, 0.5, 1.0, 0.1)
     metrics.close()
@@ -22,7 +22,7 @@ def test_the_progress_line_keeps_its_format(capsys: pytest.CaptureFixture[str]) 
 def test_the_progress_line_shows_the_newest_validation_loss(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    metrics = Metrics("", 2, 64)
+    metrics = TrainingMetrics("", 2, 64)
     metrics.record(1, 0.5, 1.0, 0.1)
     metrics.record_validation(1, {"loss": 0.25, "accuracy": 0.75})
     metrics.record(2, 0.5, 1.0, 0.1)
@@ -31,13 +31,13 @@ def test_the_progress_line_shows_the_newest_validation_loss(
     line, last = capsys.readouterr().err.splitlines()
     assert line.endswith(" validation_loss=0.25000")
     assert last == "validation loss=0.12500 accuracy=0.87500"
-    match = PROGRESS_LINE.search(line)
+    match = PROGRESS_LINE_PATTERN.search(line)
     assert match
     assert match[6] == "0.25000"
 
 
 def test_the_curve_of_a_training_that_diverged_is_json() -> None:
-    curve = Curve(3)
+    curve = LossCurve(3)
     for step, loss in ((1, 0.5), (2, math.inf), (3, math.nan)):
         curve.record(step, loss)
     assert curve.dump() == b"[[1, 0.5], [2, null], [3, null]]"
@@ -48,7 +48,7 @@ def test_points_that_mlflow_did_not_accept_are_counted_at_the_end(
 ) -> None:
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
-    metrics = Metrics("run", 2, 64)
+    metrics = TrainingMetrics("run", 2, 64)
     for step in (1, 2):
         metrics.record(step, 0.5, 1.0, 0.1)
     metrics.close()
@@ -61,7 +61,7 @@ def test_all_curves_are_in_mlflow_when_training_ends(mlflow_server: str) -> None
     from rekindle import tracking
 
     run = tracking.start_run("training", "metrics-test")
-    metrics = Metrics(run, 1000, 64)
+    metrics = TrainingMetrics(run, 1000, 64)
 
     for step in range(1, 1001):
         metrics.record(step, 1 / step, 1.0, 0.1)

@@ -9,7 +9,7 @@ from torch import nn
 
 from rekindle.errors import ConfigError
 from rekindle.training.spec import TrainConfig
-from rekindle.training.training_state import State
+from rekindle.training.training_state import TrainingState
 
 CPU = torch.device("cpu")
 OPTIMIZERS: dict[str, Any] = {
@@ -40,14 +40,14 @@ def net() -> nn.Module:
     return nn.Sequential(nn.Linear(5, 7), nn.LayerNorm(7), nn.ReLU(), nn.Linear(7, 1))
 
 
-def make(optimizer: Any) -> State:
+def make(optimizer: Any) -> TrainingState:
     config = TrainConfig.model_validate({"clip": 0})
-    state = State(net(), config, CPU, lambda model, train: optimizer(model.parameters()))
+    state = TrainingState(net(), config, CPU, lambda model, train: optimizer(model.parameters()))
     state.step = 0
     return state
 
 
-def gradients(state: State, step: int) -> torch.Tensor:
+def gradients(state: TrainingState, step: int) -> torch.Tensor:
     generator = torch.Generator().manual_seed(step)
     flat = torch.zeros(state.width)
     for view in state.view_parameters(flat):
@@ -121,7 +121,7 @@ def test_the_optimizer_may_freeze_parameters() -> None:
         model[0].requires_grad_(False)  # type: ignore[operator]
         return torch.optim.Adam(model.parameters(), lr=train.learning_rate)
 
-    state = State(net(), TrainConfig.model_validate({}), CPU, optimizer)
+    state = TrainingState(net(), TrainConfig.model_validate({}), CPU, optimizer)
     assert state.size == 16 * 4
     assert not any(name.startswith("0.") for name, *_ in state.layout)
 

@@ -95,4 +95,4 @@ def test_a_pause_is_at_a_validation_and_never_at_the_end(
     spec = TrainingSpec.model_validate(
         settings | {"until": until, "validation": 0.1, "validation_steps": 4}
     )
-    assert spec.pause_step(1000) == step
+    assert spec.compute_pause_step(1000) == step

@@ -16,7 +16,7 @@ from tests.rekindle.training.untrainable import FAULTS, TEMPLATE, write_workload
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("REKINDLE_PATH", str(tmp_path))
     monkeypatch.setenv("REKINDLE_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(rehearsal, "TIMEOUT_S", 600)  # a busy machine may need minutes
+    monkeypatch.setattr(rehearsal, "REHEARSAL_TIMEOUT_S", 600)  # a busy machine may need minutes
 
 
 @pytest.mark.slow  # tests/rekindle/cli/test_check.py tests the same refusal with another mistake
@@ -69,7 +69,7 @@ def count_rehearsals(monkeypatch: pytest.MonkeyPatch, report: dict[str, Any]) ->
     """Replace the process of a rehearsal by its report; return the list of calls."""
     tried: list[Any] = []
     monkeypatch.setattr(
-        rehearsal, "rehearse", lambda config, **options: tried.append(config) or report
+        rehearsal, "run_rehearsal", lambda config, **options: tried.append(config) or report
     )
     return tried
 
@@ -83,7 +83,7 @@ def test_a_rehearsal_whose_process_dies_refuses_no_workload(tmp_path: Path) -> N
 def test_a_training_that_was_not_tried_in_time_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(rehearsal, "TIMEOUT_S", 0.01)
+    monkeypatch.setattr(rehearsal, "REHEARSAL_TIMEOUT_S", 0.01)
     check_trainable(write_workload(tmp_path, "late", TEMPLATE))
     assert (
         "not rehearsed before the run: it took more than 0.01 s. `rekindle check CONFIG`"

@@ -15,7 +15,11 @@ def test_every_epoch_visits_every_sample_exactly_once(run: tuple[int, int, int, 
     sampler = Sampler(samples, batch, virtual, seed)
     steps = -(-3 * samples // (batch * virtual))
     stream = torch.cat(
-        [sampler.sample_indices(step, leaf) for step in range(steps) for leaf in range(virtual)]
+        [
+            sampler.select_sample_indices(step, leaf)
+            for step in range(steps)
+            for leaf in range(virtual)
+        ]
     )
     for epoch in range(3):
         assert sorted(stream[epoch * samples : (epoch + 1) * samples].tolist()) == list(
@@ -31,14 +35,17 @@ def test_a_resumed_run_sees_the_samples_of_an_undisturbed_run(
     leaf = data.draw(st.integers(0, virtual - 1))
     used = Sampler(samples, batch, virtual, seed)
     fresh = Sampler(samples, batch, virtual, seed)
-    used.sample_indices(0, 0)
-    assert used.sample_indices(step, leaf).tolist() == fresh.sample_indices(step, leaf).tolist()
-    assert len(fresh.sample_indices(step, leaf)) == batch
+    used.select_sample_indices(0, 0)
+    assert (
+        used.select_sample_indices(step, leaf).tolist()
+        == fresh.select_sample_indices(step, leaf).tolist()
+    )
+    assert len(fresh.select_sample_indices(step, leaf)) == batch
 
 
 def test_epochs_and_seeds_are_shuffled_differently() -> None:
     orders = [
-        Sampler(100, 100, 1, seed).sample_indices(step, 0).tolist()
+        Sampler(100, 100, 1, seed).select_sample_indices(step, 0).tolist()
         for seed in (0, 1)
         for step in (0, 1)
     ]

@@ -41,7 +41,7 @@ def test_the_learning_rate_rises_once_and_never_exceeds_its_peak(
     schedule: str, at_19: float, last: float
 ) -> None:
     settings = config(schedule=schedule, warmup=0.25, learning_rate=0.5)
-    rates = [settings.learning_rate_at(step, 40, 0.5) for step in range(40)]
+    rates = [settings.compute_learning_rate(step, 40, 0.5) for step in range(40)]
     assert rates[:10] == sorted(rates[:10])
     assert max(rates) == 0.5 == rates[9]
     assert rates[10:] == sorted(rates[10:], reverse=True)
@@ -57,7 +57,7 @@ def test_settings_that_need_a_validation_loss_are_rejected_without_validation(na
     ):
         config(**{name: 1})
 
-    assert config(**{name: 1}, validation="workload").validation_interval(800) == 3
+    assert config(**{name: 1}, validation="workload").count_validation_interval(800) == 3
     for share in (1, -0.1, "half", float("nan"), None):
         with pytest.raises(
             ValidationError,

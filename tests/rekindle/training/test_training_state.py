@@ -7,20 +7,20 @@ from torch import nn
 
 from rekindle.errors import ConfigError
 from rekindle.training.spec import TrainConfig
-from rekindle.training.training_state import State, weights_sha256
+from rekindle.training.training_state import TrainingState, weights_sha256
 
 
-def make(**settings: Any) -> State:
+def make(**settings: Any) -> TrainingState:
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(5, 7), nn.LayerNorm(7), nn.ReLU(), nn.Linear(7, 1))
-    return State(
+    return TrainingState(
         net,
         TrainConfig.model_validate({"clip": 0, "weight_decay": 0.1} | settings),
         torch.device("cpu"),
     )
 
 
-def flat(state: State, gradients: list[torch.Tensor]) -> torch.Tensor:
+def flat(state: TrainingState, gradients: list[torch.Tensor]) -> torch.Tensor:
     result = torch.zeros(state.size)
     for view, gradient in zip(state.view_parameters(result), gradients, strict=True):
         view.copy_(gradient)
@@ -96,16 +96,16 @@ def test_models_that_cannot_be_trained_are_rejected() -> None:
     config = TrainConfig.model_validate({})
     cpu = torch.device("cpu")
     with pytest.raises(ConfigError, match="is not float32"):
-        State(nn.Linear(2, 2).double(), config, cpu)
+        TrainingState(nn.Linear(2, 2).double(), config, cpu)
     with pytest.raises(ConfigError, match="lacks a trainable parameter"):
-        State(nn.Linear(2, 2).requires_grad_(False), config, cpu)
+        TrainingState(nn.Linear(2, 2).requires_grad_(False), config, cpu)
 
 
 def test_frozen_parameters_need_no_memory_and_do_not_change() -> None:
     torch.manual_seed(0)
     net: Any = nn.Sequential(nn.Linear(5, 700), nn.Linear(700, 1))
     net[0].requires_grad_(False)
-    state = State(net, TrainConfig.model_validate({"average": 0.9}), torch.device("cpu"))
+    state = TrainingState(net, TrainConfig.model_validate({"average": 0.9}), torch.device("cpu"))
     frozen = net[0].weight.clone()
     assert state.size == 704 + 16
     assert len(state.memory) == 4 * state.size

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from rekindle.errors import ConfigError
-from rekindle.training.group.process_group import join_torchrun_group, world_size
-from rekindle.training.membership.protocol import coordinator_address
+from rekindle.training.group.process_group import join_torchrun_group, read_world_size
+from rekindle.training.membership.protocol import read_coordinator_address
 
 INVALID = "soon", "-1", "1.5", "9" * 5000
 
@@ -17,7 +17,7 @@ def test_an_invalid_port_of_the_coordinator_is_one_error(
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
     monkeypatch.setenv("MASTER_PORT", text)
     with pytest.raises(ConfigError, match="MASTER_PORT is"):
-        coordinator_address()
+        read_coordinator_address()
 
 
 @pytest.mark.parametrize("name", ["WORLD_SIZE", "RANK", "GROUP_WORLD_SIZE", "MASTER_PORT"])
@@ -26,7 +26,7 @@ def test_an_invalid_variable_of_torchrun_is_one_error(
     name: str, text: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("WORLD_SIZE", "2")
-    assert world_size() == 2
+    assert read_world_size() == 2
     monkeypatch.setenv(name, text)
     with pytest.raises(ConfigError, match=f"{name} is"):
         join_torchrun_group(torch.device("cpu"))

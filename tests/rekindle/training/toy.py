@@ -70,9 +70,9 @@ class Journal:
         self.steps: dict[Any, int] = {}
         for step in range(steps + 1):  # validation ends with a step without an update
             for leaf in range(virtual):
-                self.steps[self._key(rows.index_select(0, sampler.sample_indices(step, leaf)))] = (
-                    step
-                )
+                self.steps[
+                    self._key(rows.index_select(0, sampler.select_sample_indices(step, leaf)))
+                ] = step
         self.step, self.name = -1, os.environ.get("POD_NAME", "alone")
 
     def note(self, rows: Any) -> None:

@@ -12,15 +12,15 @@ import pytest
 from click.testing import CliRunner
 
 from argolocal.common import causes
-from argolocal.manifest.object_labels import NODE_NAME, WORKFLOW
-from argolocal.view.display import cause_of
+from argolocal.manifest.object_labels import NODE_NAME_ANNOTATION, WORKFLOW
+from argolocal.view.display import find_cause
 from argolocal.view.summary import Step
 from rekindle.cli import commands
 from rekindle.cluster.errors import ApiError
 from rekindle.cluster.kubernetes_api import Cluster
 from rekindle.errors import RekindleError
 from rekindle.storage import Store
-from rekindle.view.cluster_logs import Logs, TrainingProgress, read_archived, tail
+from rekindle.view.cluster_logs import Logs, TrainingProgress, read_archived_lines, read_last_lines
 from tests.rekindle.cluster.server import ApiServer, BrokenKubelet, Kubelet, status
 from tests.rekindle.cluster.workflows import WORKFLOWS_AT, workflow
 from tests.waiting import until
@@ -37,7 +37,7 @@ def pod(
     metadata = {
         "name": name,
         "labels": {WORKFLOW: "demo", **(labels or {})},
-        "annotations": {NODE_NAME: node} if node else {},
+        "annotations": {NODE_NAME_ANNOTATION: node} if node else {},
     }
     status = {"phase": "Running", "containerStatuses": [container, {**container, "name": "wait"}]}
     return {"metadata": metadata, "spec": {"containers": [{"name": "main"}]}, "status": status}
@@ -199,7 +199,7 @@ def test_a_long_archived_log_without_its_first_lines_says_so(
 
     with RotatingKubelet(tmp_path) as server:
         monkeypatch.setenv("KUBECONFIG", str(server.kubeconfig))
-        (_, cut), end = read_archived(Cluster.connect(), run, "own")
+        (_, cut), end = read_archived_lines(Cluster.connect(), run, "own")
 
     assert cut.startswith("(2 earlier lines are missing")
     assert end == ("own", "three")
@@ -236,8 +236,8 @@ def test_the_tail_of_a_failed_step_excludes_lines_of_argo(server: ApiServer, clu
         "Error: exit status 65",
     ):
         server.write_log("demo-train-worker-1", line)
-    assert tail(cluster, "demo", ["train"]) == "error: the data are wrong\n"
-    assert tail(cluster, "demo", ["evaluate"]) == ""
+    assert read_last_lines(cluster, "demo", ["train"]) == "error: the data are wrong\n"
+    assert read_last_lines(cluster, "demo", ["evaluate"]) == ""
 
 
 def test_training_progress_is_read_from_the_workers(server: ApiServer, cluster: Cluster):
@@ -269,7 +269,7 @@ def test_a_malformed_pod_does_not_end_the_progress_of_the_others(
         raise TypeError("a malformed pod")
 
     with monkeypatch.context() as patch:
-        patch.setattr("rekindle.view.cluster_logs._tail_of", fail)
+        patch.setattr("rekindle.view.cluster_logs._read_last_lines", fail)
         until("two polls", lambda: progress.of(row) and malformed["requested"] > 1)
     server.write_log("demo-train-worker-0", "progress step=2/2 loss=1 samples_per_s=1 eta_s=0")
     until("the next line", lambda: progress.of(row).startswith("step 2/2"))
@@ -283,9 +283,9 @@ def test_the_cause_of_a_failed_job_is_read_from_its_pods(server: ApiServer, clus
         "train(0)", "(0)", 1, "Pod", "Failed", message="failure condition 'x' evaluated true"
     )
     progress = TrainingProgress(cluster, "demo").of
-    assert cause_of(attempt, progress) == "/app/own.py:7: KeyError: 3."
+    assert find_cause(attempt, progress) == "/app/own.py:7: KeyError: 3."
     server.refuse("GET", "/pods", 403, status(403, "Forbidden", "no"))
-    assert cause_of(attempt, progress) == causes.UNREPORTED
+    assert find_cause(attempt, progress) == causes.UNREPORTED_CAUSE
 
 
 def test_the_cause_of_a_failed_deployment_is_read_from_its_pods(
@@ -300,7 +300,7 @@ def test_the_cause_of_a_failed_deployment_is_read_from_its_pods(
     node = {"inputs": {"parameters": [{"name": "server", "value": "m-0123"}]}}
     message = "failure condition 'x' evaluated true"
     attempt = Step("deployment(0)", "(0)", 1, "Pod", "Failed", message=message, node=node)
-    cause = cause_of(attempt, TrainingProgress(cluster, "demo").of)
+    cause = find_cause(attempt, TrainingProgress(cluster, "demo").of)
     assert cause == "the model cannot be loaded: /app/own.py:7: KeyError: 3."
 
 
@@ -323,7 +323,7 @@ def test_a_malformed_answer_of_the_pod_that_reads_the_archive_is_one_error(
         server.text = text
         monkeypatch.setenv("KUBECONFIG", str(server.kubeconfig))
         with pytest.raises(RekindleError) as error:
-            list(read_archived(Cluster.connect(), run, "own"))
+            list(read_archived_lines(Cluster.connect(), run, "own"))
     assert len(error.value.lines) == 1
     assert "\x1b" not in str(error.value)
 
@@ -357,11 +357,11 @@ def test_logs_of_deleted_pods_are_read_from_the_archive(
     with Kubelet(tmp_path) as server:
         monkeypatch.setenv("KUBECONFIG", str(server.kubeconfig))
         cluster = Cluster.connect()
-        assert list(read_archived(cluster, run, "prepare")) == [
+        assert list(read_archived_lines(cluster, run, "prepare")) == [
             ("prepare", "500 rows"),
             ("prepare", "done"),
         ]
-        ((label, line),) = read_archived(cluster, run, "evaluate")
+        ((label, line),) = read_archived_lines(cluster, run, "evaluate")
         assert label == "evaluate"
         assert line.endswith("demo/gone/main.log does not exist")
 
@@ -376,7 +376,7 @@ def test_logs_of_deleted_pods_are_read_from_the_archive(
             "rekindle:0.1",
         ]
         count = len(server.requests)
-        assert list(read_archived(cluster, run, "train")) == []
+        assert list(read_archived_lines(cluster, run, "train")) == []
         assert len(server.requests) == count, "no needless pod"
         server.put(WORKFLOWS_AT, run)
         result = CliRunner().invoke(
@@ -423,6 +423,6 @@ def test_only_keys_of_logs_of_the_run_are_read(
 
     monkeypatch.setattr("rekindle.cluster.remote.run_module", read)
     cluster: Any = None
-    lines = list(read_archived(cluster, run, "own"))
+    lines = list(read_archived_lines(cluster, run, "own"))
     assert requested == ([key] if is_read else [])
     assert bool(lines) is not is_read

@@ -13,12 +13,12 @@ from rekindle.blocks.manifest.config import load_config
 from rekindle.blocks.manifest.render import render_manifest
 from rekindle.cluster.kubernetes_api import Cluster
 from rekindle.errors import ConfigError, RekindleError
-from rekindle.keys import CHECKPOINTS, LEDGER, key
-from rekindle.operations.sweep_trials import trials_on_cluster
+from rekindle.keys import CHECKPOINTS_NAME, LEDGER_KEY, key
+from rekindle.operations.sweep_trials import list_cluster_trials
 from rekindle.storage import Store
-from rekindle.training.cost.prices import FILE
+from rekindle.training.cost.prices import PRICES_FILE
 from rekindle.training.ledger.events import Ledger
-from rekindle.view.explain import LEDGERS, explain, explain_on_cluster
+from rekindle.view.explain import LEDGER_KEY_PATTERN, explain_on_cluster, explain_run
 from tests.rekindle.cluster.server import BrokenKubelet, Kubelet
 from tests.steps.finished_training import COMPLETE, EVENTS, VERDICT
 
@@ -38,7 +38,7 @@ def make_run(
     spec = {
         "entrypoint": "main",
         "templates": [{"name": "main"}],
-        "arguments": {"ledgers": [key("train", LEDGER)]},
+        "arguments": {"ledgers": [key("train", LEDGER_KEY)]},
     }
 
     files.create(
@@ -51,7 +51,7 @@ def make_run(
 
     files.snapshot({"phase": "Succeeded", "nodes": {}, "startedAt": "2026-01-01T00:00:00Z"})
     files.close()
-    ledger = Ledger(lambda: store, key("train", LEDGER, name))
+    ledger = Ledger(lambda: store, key("train", LEDGER_KEY, name))
 
     for event in events:
         ledger.note(**event)
@@ -62,7 +62,7 @@ def make_run(
 def test_explain_reports_a_finished_training_as_text_and_json(tmp_path: Path, s3: Store) -> None:
     make_run(tmp_path, s3, "older", [])
     make_run(tmp_path, s3, "fraud", [*EVENTS, COMPLETE])
-    text = explain(tmp_path, None, as_json=False)
+    text = explain_run(tmp_path, None, as_json=False)
     assert text.startswith("fraud: Succeeded\n")
     assert (
         "2 workers trained 40 steps in 4 s, 10 steps/s; with starts and pauses it took 5.1 s"
@@ -74,7 +74,7 @@ def test_explain_reports_a_finished_training_as_text_and_json(tmp_path: Path, s3
     )
     assert loss in text
     assert text.endswith("72.4 % of 7.6 worker-seconds trained, 27.6 % waited, 0 % lost.")
-    report = json.loads(explain(tmp_path, "fraud", as_json=True))
+    report = json.loads(explain_run(tmp_path, "fraud", as_json=True))
 
     assert report["workflow"] == "fraud"
     assert report["state"] == "complete"
@@ -86,18 +86,18 @@ def test_explain_reports_a_finished_training_as_text_and_json(tmp_path: Path, s3
 
 def test_explain_reports_active_and_aborted_trainings(tmp_path: Path, s3: Store) -> None:
     make_run(tmp_path, s3, "active", EVENTS)
-    assert "15 of 40 steps" in explain(tmp_path, "active", as_json=False)
-    assert "The run is not complete; the newest entry of its ledger is of " in explain(
+    assert "15 of 40 steps" in explain_run(tmp_path, "active", as_json=False)
+    assert "The run is not complete; the newest entry of its ledger is of " in explain_run(
         tmp_path, "active", as_json=False
     )
     make_run(tmp_path, s3, "aborted", [*EVENTS, VERDICT])
-    text = explain(tmp_path, "aborted", as_json=False)
+    text = explain_run(tmp_path, "aborted", as_json=False)
     assert "Then the run was aborted: worker-0: the gradient is not finite" in text
 
 
 def test_explain_says_if_no_worker_has_trained_yet(tmp_path: Path, s3: Store) -> None:
     make_run(tmp_path, s3, "fresh", [])
-    assert explain(tmp_path, "fresh", as_json=False).endswith("No worker has trained yet.")
+    assert explain_run(tmp_path, "fresh", as_json=False).endswith("No worker has trained yet.")
 
 
 @pytest.mark.parametrize(
@@ -105,7 +105,7 @@ def test_explain_says_if_no_worker_has_trained_yet(tmp_path: Path, s3: Store) ->
     [
         ("demo", explain_on_cluster, '{"train": {}}', "words"),
         ("demo", explain_on_cluster, '{"train": {"words": [], "cost": {"total": "1"}}}', "total"),
-        ("sweep", trials_on_cluster, '{"trials": []}', "hours"),
+        ("sweep", list_cluster_trials, '{"trials": []}', "hours"),
     ],
 )
 def test_a_malformed_answer_of_a_pod_is_one_error(
@@ -143,7 +143,7 @@ def test_a_pod_explains_a_training_on_a_cluster(
         monkeypatch.setenv("KUBECONFIG", str(server.kubeconfig))
         server.put("/apis/argoproj.io/v1alpha1/namespaces/models/workflows", workflow)
         cluster = Cluster.connect()
-        assert explain_on_cluster(cluster, "fraud", as_json=False) == explain(
+        assert explain_on_cluster(cluster, "fraud", as_json=False) == explain_run(
             tmp_path, "fraud", as_json=False
         )
         pods = "/api/v1/namespaces/models/pods"
@@ -168,18 +168,18 @@ def test_a_pod_explains_a_training_on_a_cluster(
 def test_with_prices_explain_reports_the_same_costs_here_and_on_a_cluster(
     tmp_path: Path, s3: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / FILE).write_text((project.REFERENCE / "template" / FILE).read_text())
+    (tmp_path / PRICES_FILE).write_text((project.REFERENCE / "template" / PRICES_FILE).read_text())
     monkeypatch.chdir(tmp_path)
     sets = ["families=[transformer]", "cluster.pods.train.preset=[gke-spot,gpu]"]
     manifest = render_manifest(load_config(project.REFERENCE / "configs/cluster.yaml", sets).config)
-    (tmp_path / FILE).unlink()  # the run has its own prices
+    (tmp_path / PRICES_FILE).unlink()  # the run has its own prices
     make_run(tmp_path, s3, "fraud", [*EVENTS, COMPLETE], manifest)
-    text = explain(tmp_path, "fraud", as_json=False)
+    text = explain_run(tmp_path, "fraud", as_json=False)
     assert "The training cost 0.00060 USD: 0.00043 trained, 0.00017 waited." in text
     assert "1 preemption cost 0.0000079 USD" in text
     assert "after all losses, spot nodes saved" in text
     assert text.endswith("\n\nThe whole run cost 0.00060 USD (train 0.00060).")
-    report = json.loads(explain(tmp_path, "fraud", as_json=True))
+    report = json.loads(explain_run(tmp_path, "fraud", as_json=True))
 
     assert (
         report["cost"]["total"]
@@ -200,7 +200,7 @@ def test_with_prices_explain_reports_the_same_costs_here_and_on_a_cluster(
 def test_explain_reports_the_job_of_another_framework_here_and_on_a_cluster(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ended: bool
 ) -> None:
-    (tmp_path / FILE).write_text((project.REFERENCE / "template" / FILE).read_text())
+    (tmp_path / PRICES_FILE).write_text((project.REFERENCE / "template" / PRICES_FILE).read_text())
     monkeypatch.chdir(tmp_path)
     manifest = render_manifest(
         load_config(project.REFERENCE / "configs/mpi.yaml", environment={}).config
@@ -232,8 +232,8 @@ def test_explain_reports_the_job_of_another_framework_here_and_on_a_cluster(
     files.create({"kind": "Workflow", "metadata": {"name": "mpi"}, "spec": manifest["spec"]})
     files.snapshot(status)
     files.close()
-    text = explain(tmp_path, "mpi", as_json=False)
-    report = json.loads(explain(tmp_path, "mpi", as_json=True))
+    text = explain_run(tmp_path, "mpi", as_json=False)
+    report = json.loads(explain_run(tmp_path, "mpi", as_json=True))
     (job,) = report["jobs"]
     assert job["kind"] == "MPIJob"
     assert job["pods"] == {"Launcher": 1, "Worker": 2}
@@ -258,25 +258,25 @@ def test_explain_reports_the_job_of_another_framework_here_and_on_a_cluster(
 
 def test_an_unknown_run_is_an_error_with_a_hint(tmp_path: Path, s3: Store) -> None:
     with pytest.raises(ConfigError, match="`rekindle run` starts a run"):
-        explain(tmp_path, None, as_json=False)
+        explain_run(tmp_path, None, as_json=False)
     make_run(tmp_path, s3, "fresh", [])
     with pytest.raises(ConfigError, match='Did you mean "fresh"'):
-        explain(tmp_path, "frsh", as_json=False)
+        explain_run(tmp_path, "frsh", as_json=False)
 
 
 def test_training_report_and_explain_use_the_same_ledger() -> None:
     from rekindle.training.spec import TrainingSpec
 
     manifest = json.dumps(render_manifest(load_config(DEMO, ["families=[transformer]"]).config))
-    assert set(LEDGERS.findall(manifest)) == {"train"}
+    assert set(LEDGER_KEY_PATTERN.findall(manifest)) == {"train"}
 
     inputs = TrainingSpec.model_validate(
         dict.fromkeys(("workload", "dataset", "out"), "x")
         | {
             "digest": "d" * 64,
-            "checkpoints": key("train", CHECKPOINTS),
+            "checkpoints": key("train", CHECKPOINTS_NAME),
         }
     )
 
-    assert inputs.ledger == key("train", LEDGER)
+    assert inputs.ledger == key("train", LEDGER_KEY)
     assert f"--checkpoints={inputs.checkpoints}" in manifest

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from argolocal.view import display
-from rekindle.operations.results import exit_code
-from rekindle.view.outcome import as_json, success
-from rekindle.view.progress import LogProgress, progress_in
+from rekindle.operations.results import compute_exit_code
+from rekindle.view.outcome import build_outcome, describe_success
+from rekindle.view.progress import LogProgress, find_progress
 from tests.argolocal.view.nodes import ROOT, WORKFLOW, node, status, time_at
 from tests.waiting import until
 
@@ -24,7 +24,7 @@ def test_json_has_the_steps_and_the_outputs_of_the_workflow():
     }
 
     done = status(ROOT, node(".prepare", end=2.5), phase="Succeeded", outputs=outputs)
-    result = as_json(WORKFLOW, done, endpoint="http://x")
+    result = build_outcome(WORKFLOW, done, endpoint="http://x")
     assert result["metrics"] == {"ap": 0.71, "auc": None}
     assert result["reason"] == "why"
 
@@ -92,9 +92,9 @@ def test_a_step_that_reads_the_champion_is_not_a_release(
         "finishedAt": time_at(9),
     }
 
-    assert exit_code(ended, is_rekindle_run=True) == code
-    text = success(ended, {}, is_rekindle=True)
-    rows = as_json(WORKFLOW, ended)["verdicts"]
+    assert compute_exit_code(ended, is_rekindle_run=True) == code
+    text = describe_success(ended, {}, is_rekindle=True)
+    rows = build_outcome(WORKFLOW, ended)["verdicts"]
     assert [(row["task"], row["verdict"]) for row in rows] == [
         ("judge-0", verdicts[0]),
         ("judge-1", verdicts[1]),
@@ -120,20 +120,20 @@ def test_the_last_evaluation_of_a_step_counts_and_items_of_a_loop_have_their_own
     ]
 
     ended = status(ROOT, *repeated[1:], phase="Succeeded")
-    result = as_json(WORKFLOW, ended)
+    result = build_outcome(WORKFLOW, ended)
 
     assert result["verdict"] == "keep"
     assert result["reason"] == "last"
-    assert exit_code(ended, is_rekindle_run=True) == 3
+    assert compute_exit_code(ended, is_rekindle_run=True) == 3
 
     named = {"inputs": {"parameters": [{"name": "task-name", "value": "judge-again"}]}}
     ended = status(ROOT, repeated[0] | named, phase="Succeeded")
-    assert [row["task"] for row in as_json(WORKFLOW, ended)["verdicts"]] == ["judge-again"]
+    assert [row["task"] for row in build_outcome(WORKFLOW, ended)["verdicts"]] == ["judge-again"]
     loop = [
         judge(f"judge({n}:{n})(1)", 2, verdict=verdict, **own)
         for n, verdict in enumerate(("keep", "same"))
     ]
-    rows = as_json(WORKFLOW, status(ROOT, *loop, phase="Succeeded"))["verdicts"]
+    rows = build_outcome(WORKFLOW, status(ROOT, *loop, phase="Succeeded"))["verdicts"]
     assert [(row["task"], row["verdict"]) for row in rows] == [("judge", "keep"), ("judge", "same")]
 
 
@@ -146,7 +146,7 @@ def test_training_progress_is_shown(tmp_path: Path):
     )
 
     out = io.StringIO()
-    with display.show(
+    with display.show_run(
         WORKFLOW, LogProgress(WORKFLOW, tmp_path / "logs", tmp_path / "deployments").of, {}, out
     ) as shown:
         shown(status(ROOT, node(".train", phase="Running", end=None)))
@@ -156,4 +156,4 @@ def test_training_progress_is_shown(tmp_path: Path):
 
 
 def test_progress_of_a_worker_cannot_control_the_terminal():
-    assert "\x1b" not in progress_in("progress step=1/2 loss=\x1b[2J samples_per_s=1 eta_s=1")
+    assert "\x1b" not in find_progress("progress step=1/2 loss=\x1b[2J samples_per_s=1 eta_s=1")

@@ -14,15 +14,15 @@ from typing import Any
 
 import pytest
 
-from argolocal.engine.nodes import PodEnded, Start
+from argolocal.engine.nodes import PodEnded, StartPod
 from argolocal.engine.scheduler import Scheduler
 from argolocal.manifest import read as manifests
 from argolocal.state.locks import SharedLocks
 from rekindle.blocks.manifest.config import load_config
 from rekindle.blocks.manifest.render import render_manifest
 from rekindle.local.cluster import LocalCluster
-from rekindle.operations.results import exit_code
-from rekindle.view.outcome import as_json
+from rekindle.operations.results import compute_exit_code
+from rekindle.view.outcome import build_outcome
 
 GOLDEN = Path(__file__).parents[2] / "golden"
 PREVIOUS = "cards-aaaaaaaaaaaa-012345"
@@ -81,7 +81,7 @@ class Run:
 
         with tempfile.TemporaryDirectory() as home:
             locks = SharedLocks(LocalCluster(Path(home)))
-            self.scheduler = Scheduler(manifests.workflow(rendered), locks=locks)
+            self.scheduler = Scheduler(manifests.build_workflow(rendered), locks=locks)
             now = 1_700_000_000.0
             events = []
 
@@ -89,13 +89,13 @@ class Run:
                 assert now < 1_800_000_000, self.scheduler.status
                 actions = self.scheduler.advance(now, events)
 
-                events = [self.end(action) for action in actions if isinstance(action, Start)]
+                events = [self.end(action) for action in actions if isinstance(action, StartPod)]
                 if events:
                     now = now + 1
                 else:
                     now = max(now + 1, self.scheduler.wake or 0)
 
-    def end(self, start: Start) -> PodEnded:
+    def end(self, start: StartPod) -> PodEnded:
         name = start.template["name"]
         self.started.append(name)
         self.texts.append(json.dumps(start.template))
@@ -156,11 +156,11 @@ def test_a_good_model_is_served_and_its_outputs_are_recorded() -> None:
     assert parallel < set(run.started)
     outputs = {p["name"]: p["value"] for p in run.scheduler.status["outputs"]["parameters"]}
     assert outputs == {"digest": "x", "run_id": "x", "model_sha256": "x", "content": "bbbbbbbbbbbb"}
-    result = as_json("w", run.scheduler.status)
+    result = build_outcome("w", run.scheduler.status)
 
     assert result["verdict"] == "release"
     assert result["reason"] == "x"
-    assert exit_code(run.scheduler.status, True) == 0
+    assert compute_exit_code(run.scheduler.status, True) == 0
 
 
 @pytest.mark.parametrize("verdict", ["keep", "same"])
@@ -232,10 +232,10 @@ def test_a_changed_champion_repeats_the_evaluation_until_its_verdict_holds(
     assert [inputs["champion"] for inputs in run.inputs("verify")] == numbers[: len(promoted)]
     assert ("service" in run.started) == (verdict == "release")
     assert ("delete" in run.started) == (verdict != "release")
-    result = as_json("w", run.scheduler.status)
+    result = build_outcome("w", run.scheduler.status)
     assert result["verdict"] == verdict
     assert result["reason"] == numbers[-1]
-    assert exit_code(run.scheduler.status, is_rekindle_run=True) == 3 * (verdict == "keep")
+    assert compute_exit_code(run.scheduler.status, is_rekindle_run=True) == 3 * (verdict == "keep")
     assert [(row["task"], row["verdict"], bool(row["version"])) for row in result["verdicts"]] == [
         ("evaluate", verdict, verdict == "release")
     ]
@@ -301,7 +301,7 @@ def test_a_canary_is_repeated_with_a_changed_champion() -> None:
 
     assert run.phase == "Succeeded"
     assert run.started.count("evaluate") == 1
-    assert exit_code(run.scheduler.status, True) == 3
+    assert compute_exit_code(run.scheduler.status, True) == 3
 
     assert run.node("decide.ship.take-back")["phase"] == "Succeeded"
     assert "service" not in run.started

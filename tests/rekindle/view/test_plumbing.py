@@ -9,13 +9,13 @@ from typing import Any
 import click
 import pytest
 
-from argolocal.common.processes import start_time
+from argolocal.common.processes import read_start_ticks
 from argolocal.state.journal import RunFiles
 from argolocal.view import runs
-from argolocal.view.display import log_line
+from argolocal.view.display import format_log_line
 from rekindle.cli.group import commands
 from rekindle.cli.options import add_config_key
-from rekindle.view.overview import steps_table
+from rekindle.view.overview import format_steps_table
 
 WHEN = "{{=tasks.evaluate.outputs.parameters.verdict == 'release'}}"
 LABELS = {"app.kubernetes.io/part-of": "rekindle"}
@@ -68,20 +68,20 @@ def status(secret_phase: str = "Succeeded") -> dict[str, Any]:
 
 
 def test_internal_steps_are_hidden_and_conditions_are_readable():
-    text = steps_table("demo", status(), MANIFEST)
+    text = format_steps_table("demo", status(), MANIFEST)
     assert "train-secret" not in text
     assert "1 internal steps are not shown" in text
     assert "not true: evaluate.verdict == 'release'" in text
-    assert "train-secret" in steps_table("demo", status(), MANIFEST, shows_all=True)
+    assert "train-secret" in format_steps_table("demo", status(), MANIFEST, shows_all=True)
 
 
 def test_an_internal_step_that_failed_is_shown():
-    assert "train-secret" in steps_table("demo", status("Failed"), MANIFEST)
+    assert "train-secret" in format_steps_table("demo", status("Failed"), MANIFEST)
 
 
 def test_no_step_of_another_manifest_is_hidden():
     own = {**MANIFEST, "metadata": {"name": "demo"}}
-    assert "train-secret" in steps_table("demo", status(), own)
+    assert "train-secret" in format_steps_table("demo", status(), own)
 
 
 def test_a_step_of_the_newest_run_and_the_pids_of_its_pods_are_found_by_name(tmp_path: Path):
@@ -92,12 +92,12 @@ def test_a_step_of_the_newest_run_and_the_pids_of_its_pods_are_found_by_name(tmp
     (files.root / "pids").mkdir()
 
     for pod, started in (
-        ("demo-train-worker-0", start_time(os.getpid())),
+        ("demo-train-worker-0", read_start_ticks(os.getpid())),
         ("demo-train-worker-1", 1),
     ):
         (files.root / "pids" / pod).write_text(json.dumps([os.getpid(), started]))
 
-    assert runs.processes(tmp_path, "demo") == [{"pod": "train-worker-0", "pid": os.getpid()}]
+    assert runs.list_processes(tmp_path, "demo") == [{"pod": "train-worker-0", "pid": os.getpid()}]
     files.close()
     out = io.StringIO()
     runs.copy_logs(tmp_path, "train", "", False, out, False)
@@ -105,7 +105,7 @@ def test_a_step_of_the_newest_run_and_the_pids_of_its_pods_are_found_by_name(tmp
 
 
 def test_a_carriage_return_is_not_shown_as_text():
-    assert log_line("a", "1/2\r2/2", as_json=False) == "a | 2/2"
+    assert format_log_line("a", "1/2\r2/2", as_json=False) == "a | 2/2"
 
 
 def test_an_option_that_is_a_key_of_the_config_points_to_set():

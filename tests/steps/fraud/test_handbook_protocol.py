@@ -20,7 +20,7 @@ from rekindle.content.weights import weights_sha256
 from rekindle.errors import DataError
 from rekindle.gate import Evaluation, Gate
 from rekindle.release import evaluation
-from rekindle.release.request_validation import parse as parse_request
+from rekindle.release.request_validation import parse_body as parse_request
 from steps import fraud
 from steps.fraud import handbook_protocol
 from steps.fraud.data.sequences import Rows, TrainingWindows

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from rekindle.release.bootstrap import weighted_bootstrap
+from rekindle.release.bootstrap import compute_weighted_bootstrap
 from steps import fraud
 from steps.fraud.ranking import average_precision, card_precision, roc_auc, weighted_ap
 
@@ -98,7 +98,7 @@ def test_the_interval_of_a_difference_contains_the_truth():
         def difference(card: np.ndarray, draws: np.ndarray) -> np.ndarray:
             return weighted_ap(one, labels, card, draws) - weighted_ap(other, labels, card, draws)
 
-        return weighted_bootstrap(difference, n, names, resamples)
+        return compute_weighted_bootstrap(difference, n, names, resamples)
 
     assert interval(good, good, 100) == (0, 0)
     low, high = interval(good, twin, 200)

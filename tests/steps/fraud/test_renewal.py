@@ -10,7 +10,7 @@ import polars as pl
 import pytest
 
 from rekindle.errors import DataError
-from rekindle.release.request_validation import parse
+from rekindle.release.request_validation import parse_body
 from rekindle.workload import Refreshed, read_data_until
 from steps import fraud
 from steps.fraud.data.serving_state import State
@@ -35,7 +35,7 @@ def refreshed(expert: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[R
 
 
 def scores(predictor: FraudPredictor, request: dict[str, Any]) -> list[float]:
-    [prediction] = predictor.predict([parse(predictor.Request, json.dumps(request).encode())])
+    [prediction] = predictor.predict([parse_body(predictor.Request, json.dumps(request).encode())])
     return prediction
 
 

@@ -14,7 +14,7 @@ import pytest
 from rekindle.errors import DataError
 from rekindle.gate import Gate
 from rekindle.release.evaluation import evaluate
-from rekindle.release.request_validation import parse
+from rekindle.release.request_validation import parse_body
 from rekindle.serving.model_process import answer_batch
 from steps import fraud
 from steps.fraud.data.transactions import format_instant
@@ -53,7 +53,7 @@ def requests(small_dataset: Path, report: Path) -> Requests:
 
 def scores(predictor: FraudPredictor, *requests: dict[str, Any]) -> list[float]:
     """Return the scores of requests that are predicted together."""
-    parsed = [parse(predictor.Request, json.dumps(request).encode()) for request in requests]
+    parsed = [parse_body(predictor.Request, json.dumps(request).encode()) for request in requests]
     return [score for prediction in predictor.predict(parsed) for score in prediction]
 
 

@@ -41,7 +41,7 @@ def model(
     rows = ids(1000)
     record_reference(tmp_path, rows, [echo.Instance.model_validate(row) for row in rows])
     s3.put(f"{prefix}reference.json", (tmp_path / "reference.json").read_bytes())
-    version = tracking.register(
+    version = tracking.register_version(
         name, prefix, "s3://b/x/", sha256, tracking.start_run("drifting", name), {}
     ).version
     s3.put(

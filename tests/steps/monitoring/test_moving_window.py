@@ -11,7 +11,7 @@ import pytest
 
 from rekindle import DataError, Store, tracking
 from rekindle.cache import code, loaded
-from rekindle.step import encode_parameter, load
+from rekindle.step import encode_parameter, load_step_module
 from tests.steps.bills import workload
 
 # counts the rows of the days before the end of the window
@@ -20,7 +20,7 @@ rows = [row.split() for row in open(data.source) if row.split()[0] < data.until]
 (out / "rows").write_text(str(rows))
 return Prepared(rows=sum(int(count) for _, count in rows), newest=f"{rows[-1][0]}T00:00:00+00:00")
 """
-prepare: Any = load("steps.prepare")
+prepare: Any = load_step_module("steps.prepare")
 
 
 class Weeks:
@@ -100,7 +100,7 @@ def test_weeks_without_newer_rows_train_nothing_until_rows_arrive(weeks: Weeks) 
 @pytest.mark.parametrize("tag", ["data.newest", "data.window_until", "rekindle.scheduled"])
 def test_a_run_with_a_malformed_time_is_not_compared(weeks: Weeks, tag: str, time: str) -> None:
     first = weeks.run("2024-04-15")
-    tracking.log(first.run_id, run_tags={tag: time}, run_metrics={"rows": float("inf")})
+    tracking.log_to_run(first.run_id, run_tags={tag: time}, run_metrics={"rows": float("inf")})
     weeks.run("2024-04-22")
 
 
@@ -127,7 +127,7 @@ def add_module(weeks: Weeks, suffix: str, text: str) -> str:
 
 def forget_code() -> None:
     """Forget the digests of files: each run is a process of its own."""
-    for function in (code._digest, code._sha256, code._imports):
+    for function in (code._compute_digest, code._sha256, code._list_imports):
         function.cache_clear()
 
 
@@ -247,4 +247,4 @@ def test_a_last_run_is_found_by_its_time_and_not_by_its_start(weeks: Weeks) -> N
     ):
         time = datetime.fromisoformat(day).replace(tzinfo=UTC)
         last = moving_window.last_scheduled(weeks.name, weeks.name, "", time)
-        assert (last.tags[tracking.SCHEDULED][:10] if last else None) == expected
+        assert (last.tags[tracking.SCHEDULED_TIME_TAG][:10] if last else None) == expected

@@ -11,7 +11,7 @@ from argolocal.view import summary
 from rekindle import tracking
 from rekindle.blocks.manifest.config import load_config
 from rekindle.blocks.manifest.render import render_manifest
-from rekindle.mlflow_api import RETRIES
+from rekindle.mlflow_api import RETRIES_VARIABLE
 from steps.monitoring import notify
 from tests.argolocal.view.nodes import ROOT, WORKFLOW, node, status
 from tests.rekindle.hook import Hook
@@ -29,7 +29,7 @@ def run_with(tags: dict[str, str]) -> tuple[str, str]:
     """Create an MLflow run with these tags; return the names of its workflow and run."""
     name = f"w-{uuid.uuid4().hex[:8]}"
     run_id = tracking.start_run("notifications", name)
-    tracking.log(run_id, run_tags=tags)
+    tracking.log_to_run(run_id, run_tags=tags)
     return name, run_id
 
 
@@ -133,7 +133,7 @@ def test_a_stopped_or_unchanged_run_sends_no_notification(
 
 def test_a_failure_is_sent_even_if_mlflow_is_down(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
-    monkeypatch.setenv(RETRIES, "0")
+    monkeypatch.setenv(RETRIES_VARIABLE, "0")
     outputs, [message] = notify_hook(monkeypatch, workflow="w", status="Failed", failures=FAILED)
     assert outputs.sent
     assert message["reason"] == "train: Error (exit code 65): no data"
@@ -146,7 +146,7 @@ def test_a_failed_step_has_the_error_of_its_process_not_of_its_retries(
     """The nodes as Argo lists them: the DAG, the node that counts the attempts, the attempts, and a
     step that succeeded after an attempt had failed."""
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
-    monkeypatch.setenv(RETRIES, "0")
+    monkeypatch.setenv(RETRIES_VARIABLE, "0")
 
     nodes = [
         {"displayName": "w", "message": "", "templateName": "main", "phase": "Failed"},
@@ -219,7 +219,7 @@ def test_the_run_shows_a_notification_that_was_not_sent() -> None:
         "outputs": {"parameters": [{"name": "warnings", "value": '["notification not sent: x"]'}]}
     }
     ended = status(ROOT, node(".train"), node(".onExit.notify", **outputs), phase="Succeeded")
-    assert summary.as_json(WORKFLOW, ended)["warnings"] == ["notification not sent: x"]
+    assert summary.make_json_object(WORKFLOW, ended)["warnings"] == ["notification not sent: x"]
     failed = status(
         ROOT, node(".train", phase="Failed"), node(".onExit.notify", **outputs), phase="Failed"
     )

@@ -23,10 +23,10 @@ from pathlib import Path
 
 from argolocal.common.processes import end_unless_recorded
 from rekindle.local.services.s3.format import BLOCK_BYTES
-from rekindle.local.services.s3.handler import Handler
-from rekindle.local.services.s3.object_files import Files
-from rekindle.local.services.s3.values import check_bucket
-from rekindle.local.services.threaded_server import Connections
+from rekindle.local.services.s3.handler import RequestHandler
+from rekindle.local.services.s3.object_files import ObjectFiles
+from rekindle.local.services.s3.values import check_bucket_name
+from rekindle.local.services.threaded_server import ConnectionServer
 
 
 def main() -> None:
@@ -68,9 +68,9 @@ def main() -> None:
     if arguments.record:
         end_unless_recorded(arguments.record)
 
-    object_files = Files(arguments.root.resolve())
+    object_files = ObjectFiles(arguments.root.resolve())
     for bucket_name in arguments.bucket:
-        check_bucket(bucket_name)
+        check_bucket_name(bucket_name)
         object_files.create(bucket_name)
 
     print(f"http://127.0.0.1:{listening_socket.getsockname()[1]}", flush=True)
@@ -81,11 +81,11 @@ def main() -> None:
             thread_local.buffer = memoryview(
                 mmap.mmap(-1, BLOCK_BYTES)
             )  # memory is allocated only when it is written to
-        return not Handler(
+        return not RequestHandler(
             connection, request_head, (access_key, secret_key), thread_local.buffer, object_files
         ).close_connection
 
-    Connections(listening_socket, answer).serve_forever()
+    ConnectionServer(listening_socket, answer).serve_forever()
 
 
 if __name__ == "__main__":

@@ -9,10 +9,14 @@ from typing import Any, Protocol
 from rekindle.local.services.s3.format import S3Error
 from rekindle.local.services.s3.values import parse_base64, parse_integer
 
-PREFIX = "x-amz-checksum-"
-ALGORITHM = "x-amz-sdk-checksum-algorithm"
-NOT_CHECKSUMS = (PREFIX + "mode", PREFIX + "type", PREFIX + "algorithm")  # headers about checksums
-DECODED_LENGTH = "x-amz-decoded-content-length"
+CHECKSUM_PREFIX = "x-amz-checksum-"
+ALGORITHM_HEADER = "x-amz-sdk-checksum-algorithm"
+NON_CHECKSUM_HEADERS = (
+    CHECKSUM_PREFIX + "mode",
+    CHECKSUM_PREFIX + "type",
+    CHECKSUM_PREFIX + "algorithm",
+)  # headers about checksums
+DECODED_LENGTH_HEADER = "x-amz-decoded-content-length"
 
 
 class Hash(Protocol):
@@ -35,14 +39,14 @@ class Crc32:
         return self.value.to_bytes(4, "big")
 
 
-CHECKSUMS: dict[str, Callable[[], Hash]] = {
+HASH_TYPES: dict[str, Callable[[], Hash]] = {
     "crc32": Crc32,
     "sha256": hashlib.sha256,
     "sha1": hashlib.sha1,
 }
 
 
-class Checksums:
+class BodyChecksums:
     """The hashes of a request's body, and the checksums that its headers state."""
 
     def __init__(self, headers: dict[str, str]) -> None:
@@ -50,7 +54,7 @@ class Checksums:
         is read."""
         self.headers = headers
 
-        self.names = checksum_names(headers)
+        self.names = list_checksum_headers(headers)
         if len(set(self.names)) > 1:
             message = (
                 "Expecting a single x-amz-checksum- header. Multiple checksum Types are not"
@@ -58,16 +62,16 @@ class Checksums:
             )
             raise S3Error(400, "InvalidRequest", message)
 
-        if ALGORITHM in headers and not self.names:
+        if ALGORITHM_HEADER in headers and not self.names:
             message = (
-                f"{ALGORITHM} specified, but no corresponding x-amz-checksum-* or x-amz-trailer"
-                " headers were found."
+                f"{ALGORITHM_HEADER} specified, but no corresponding x-amz-checksum-* or"
+                " x-amz-trailer headers were found."
             )
             raise S3Error(400, "InvalidRequest", message)
 
         self._md5 = hashlib.md5(usedforsecurity=False)
         self.hashes: dict[str, Hash] = {
-            checksum_header: CHECKSUMS[checksum_header.removeprefix(PREFIX)]()
+            checksum_header: HASH_TYPES[checksum_header.removeprefix(CHECKSUM_PREFIX)]()
             for checksum_header in self.names
         }
 
@@ -91,7 +95,7 @@ class Checksums:
                 )
 
     @property
-    def is_claimed(self) -> bool:
+    def has_claimed_checksum(self) -> bool:
         """True if the request has a checksum of its body."""
         return bool(self.names) or "content-md5" in self.headers
 
@@ -115,15 +119,15 @@ class Checksums:
                 )
                 raise S3Error(400, "BadDigest", message)
 
-        declared_length = self.headers.get(DECODED_LENGTH)
+        declared_length = self.headers.get(DECODED_LENGTH_HEADER)
         if (
             declared_length is not None
-            and parse_integer(DECODED_LENGTH, declared_length, 10**18) != body_bytes
+            and parse_integer(DECODED_LENGTH_HEADER, declared_length, 10**18) != body_bytes
         ):
             raise S3Error(
                 400,
                 "IncompleteBody",
-                f"received {body_bytes} bytes, but {DECODED_LENGTH} is {declared_length}.",
+                f"received {body_bytes} bytes, but {DECODED_LENGTH_HEADER} is {declared_length}.",
             )
 
     def stored_headers(self) -> dict[str, str]:
@@ -131,27 +135,29 @@ class Checksums:
         return {checksum_header: self.headers[checksum_header] for checksum_header in self.names}
 
 
-def hash_of_algorithm(algorithm_name: str) -> tuple[str, Hash]:
+def create_hash(algorithm_name: str) -> tuple[str, Hash]:
     """Return the header and the hash function of a checksum, such as SHA256, that a request asks
     for."""
-    if algorithm_name.lower() not in CHECKSUMS:
+    if algorithm_name.lower() not in HASH_TYPES:
         raise S3Error(
             501,
             "NotImplemented",
-            f"the checksum {algorithm_name[:40]!r} is not supported: use {', '.join(CHECKSUMS)}.",
+            f"the checksum {algorithm_name[:40]!r} is not supported: use {', '.join(HASH_TYPES)}.",
         )
-    return PREFIX + algorithm_name.lower(), CHECKSUMS[algorithm_name.lower()]()
+    return CHECKSUM_PREFIX + algorithm_name.lower(), HASH_TYPES[algorithm_name.lower()]()
 
 
-def checksum_names(headers: dict[str, str]) -> list[str]:
+def list_checksum_headers(headers: dict[str, str]) -> list[str]:
     """Return the names of the checksum headers, including the checksum header in the trailer."""
     header_names = [*headers, headers.get("x-amz-trailer", "").lower()]
     checksum_headers = [
-        name for name in header_names if name.startswith(PREFIX) and name not in NOT_CHECKSUMS
+        name
+        for name in header_names
+        if name.startswith(CHECKSUM_PREFIX) and name not in NON_CHECKSUM_HEADERS
     ]
     for name in checksum_headers:
-        if name.removeprefix(PREFIX) not in CHECKSUMS:
+        if name.removeprefix(CHECKSUM_PREFIX) not in HASH_TYPES:
             raise S3Error(
-                501, "NotImplemented", f"{name} is not supported: use {', '.join(CHECKSUMS)}."
+                501, "NotImplemented", f"{name} is not supported: use {', '.join(HASH_TYPES)}."
             )
     return checksum_headers

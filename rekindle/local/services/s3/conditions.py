@@ -5,27 +5,27 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from email.utils import formatdate
 
-from rekindle.local.services.s3.format import Meta, S3Error
+from rekindle.local.services.s3.format import ObjectMetadata, S3Error
 from rekindle.local.services.s3.values import parse_date
 
-COPY_PREFIX = "x-amz-copy-source-"
+COPY_CONDITION_PREFIX = "x-amz-copy-source-"
 
 
-def check_read(request_headers: Mapping[str, str], metadata: Meta) -> None:
+def check_read_conditions(request_headers: Mapping[str, str], metadata: ObjectMetadata) -> None:
     """Raise S3Error unless an object satisfies the conditions of GetObject or HeadObject."""
-    failed_status = _failed_status(request_headers, "", metadata)
+    failed_status = _find_failed_status(request_headers, "", metadata)
     if failed_status:
         raise S3Error(
             failed_status,
             "PreconditionFailed",
             "the object does not satisfy the conditions.",
-            validators(metadata),
+            make_validator_headers(metadata),
         )
 
 
-def check_copy_source(request_headers: Mapping[str, str], metadata: Meta) -> None:
+def check_copy_conditions(request_headers: Mapping[str, str], metadata: ObjectMetadata) -> None:
     """Raise S3Error unless the source of a copy satisfies the conditions of CopyObject."""
-    if _failed_status(request_headers, COPY_PREFIX, metadata):
+    if _find_failed_status(request_headers, COPY_CONDITION_PREFIX, metadata):
         raise S3Error(
             412,
             "PreconditionFailed",
@@ -33,7 +33,9 @@ def check_copy_source(request_headers: Mapping[str, str], metadata: Meta) -> Non
         )
 
 
-def check_write(request_headers: Mapping[str, str], current_metadata: Meta | None) -> None:
+def check_write_conditions(
+    request_headers: Mapping[str, str], current_metadata: ObjectMetadata | None
+) -> None:
     """Raise S3Error unless the current object satisfies the conditions of a request that writes or
     deletes it."""
     match_etags = request_headers.get("if-match")
@@ -57,7 +59,7 @@ def check_write(request_headers: Mapping[str, str], current_metadata: Meta | Non
     if (
         match_etags is not None
         and current_metadata
-        and not _contains(match_etags, current_metadata)
+        and not _contains_etag(match_etags, current_metadata)
     ):
         raise S3Error(
             412,
@@ -66,13 +68,13 @@ def check_write(request_headers: Mapping[str, str], current_metadata: Meta | Non
         )
 
 
-def applies_to_range(request_headers: Mapping[str, str], metadata: Meta) -> bool:
+def applies_to_range(request_headers: Mapping[str, str], metadata: ObjectMetadata) -> bool:
     """Return True if If-Range is absent or names this object."""
     if_range = request_headers.get("if-range")
-    return if_range is None or if_range in validators(metadata).values()
+    return if_range is None or if_range in make_validator_headers(metadata).values()
 
 
-def validators(metadata: Meta) -> dict[str, str]:
+def make_validator_headers(metadata: ObjectMetadata) -> dict[str, str]:
     """Return the headers that identify the version of an object."""
     return {
         "ETag": f'"{metadata["etag"]}"',
@@ -80,7 +82,9 @@ def validators(metadata: Meta) -> dict[str, str]:
     }
 
 
-def _failed_status(request_headers: Mapping[str, str], header_prefix: str, metadata: Meta) -> int:
+def _find_failed_status(
+    request_headers: Mapping[str, str], header_prefix: str, metadata: ObjectMetadata
+) -> int:
     """Return the status of a condition that fails, or 0. An ETag takes precedence over a date."""
     match_etags = request_headers.get(f"{header_prefix}if-match")
     none_match_etags = request_headers.get(f"{header_prefix}if-none-match")
@@ -90,13 +94,13 @@ def _failed_status(request_headers: Mapping[str, str], header_prefix: str, metad
     modified_time = datetime.fromtimestamp(int(metadata["modified"]), UTC)
 
     if match_etags is not None:
-        if not _contains(match_etags, metadata):
+        if not _contains_etag(match_etags, metadata):
             return 412
     elif unmodified_since and modified_time > unmodified_since:
         return 412
 
     if none_match_etags is not None:
-        if _contains(none_match_etags, metadata):
+        if _contains_etag(none_match_etags, metadata):
             return 304
     elif modified_since and modified_time <= modified_since:
         return 304
@@ -104,7 +108,7 @@ def _failed_status(request_headers: Mapping[str, str], header_prefix: str, metad
     return 0
 
 
-def _contains(etag_list: str, metadata: Meta) -> bool:
+def _contains_etag(etag_list: str, metadata: ObjectMetadata) -> bool:
     """Return True if a list of ETags, or *, names the object."""
     listed_etags = [etag.strip().removeprefix("W/").strip('"') for etag in etag_list.split(",")]
     return "*" in listed_etags or metadata["etag"] in listed_etags

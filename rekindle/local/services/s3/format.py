@@ -32,7 +32,7 @@ class S3Error(Exception):
         self.headers = headers or {}
 
 
-class Content(TypedDict):
+class ClientMetadata(TypedDict):
     """The metadata that a client sends with an object."""
 
     key: str
@@ -40,22 +40,22 @@ class Content(TypedDict):
     headers: dict[str, str]
 
 
-class Meta(Content):
+class ObjectMetadata(ClientMetadata):
     """The metadata of an object."""
 
     size: int
     modified: float
 
 
-def file_name(object_key: str) -> str:
+def make_file_name(object_key: str) -> str:
     return hashlib.sha256(object_key.encode()).hexdigest()
 
 
-def read_meta(object_path: Path) -> Meta | None:
+def read_metadata(object_path: Path) -> ObjectMetadata | None:
     """Return the metadata of a file; None if it is missing or a power cut left it incomplete."""
     try:
         with open(object_path, "rb", buffering=0) as object_file:
-            return meta_of(object_file)
+            return read_file_metadata(object_file)
     except FileNotFoundError:
         return None
     except ValueError:
@@ -63,7 +63,7 @@ def read_meta(object_path: Path) -> Meta | None:
         return None
 
 
-def meta_of(object_file: BinaryIO) -> Meta:
+def read_file_metadata(object_file: BinaryIO) -> ObjectMetadata:
     """Return the metadata at the end of an object's file. Raises ValueError if it is incomplete."""
     file_bytes = os.fstat(object_file.fileno()).st_size
     tail_bytes = os.pread(

@@ -5,8 +5,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from rekindle.local.services.s3.format import S3Error
-from rekindle.local.services.s3.multipart import COMPOSITE, MultipartRequest
-from rekindle.local.services.s3.values import is_address
+from rekindle.local.services.s3.multipart import COMPOSITE_CHECKSUM, MultipartRequest
+from rekindle.local.services.s3.values import is_ip_address
 
 # the headers of S3 that are supported or harmless; all other headers would change the meaning of a
 # request, so they are rejected
@@ -25,7 +25,7 @@ SUPPORTED_HEADERS = {
     "x-amz-trailer",
     "x-amz-user-agent",
 }
-SUPPORTED_PREFIXES = ("x-amz-checksum-", "x-amz-meta-")
+SUPPORTED_HEADER_PREFIXES = ("x-amz-checksum-", "x-amz-meta-")
 COPY_HEADERS = {
     "x-amz-copy-source",
     "x-amz-copy-source-if-match",
@@ -34,19 +34,25 @@ COPY_HEADERS = {
     "x-amz-copy-source-if-unmodified-since",
 }
 # headers that are supported only with these values, which equal the default behaviour
-SUPPORTED_VALUES = {
-    "x-amz-checksum-type": (COMPOSITE,),
+SUPPORTED_HEADER_VALUES = {
+    "x-amz-checksum-type": (COMPOSITE_CHECKSUM,),
     "x-amz-acl": ("private", "bucket-owner-full-control"),
     "x-amz-server-side-encryption": ("AES256",),
     "x-amz-storage-class": ("STANDARD",),
 }
 
 
-CONDITIONS = ("if-match", "if-none-match", "if-modified-since", "if-unmodified-since", "if-range")
-WRITE_CONDITIONS = ("if-match", "if-none-match")
+CONDITION_HEADERS = (
+    "if-match",
+    "if-none-match",
+    "if-modified-since",
+    "if-unmodified-since",
+    "if-range",
+)
+WRITE_CONDITION_HEADERS = ("if-match", "if-none-match")
 
 
-class Handler(MultipartRequest):
+class RequestHandler(MultipartRequest):
     """Handles one request; ROUTES maps requests to methods."""
 
     def act(self) -> None:
@@ -56,7 +62,7 @@ class Handler(MultipartRequest):
         }
         self.reject_unsupported_headers()
 
-        for header_name, supported_values in SUPPORTED_VALUES.items():
+        for header_name, supported_values in SUPPORTED_HEADER_VALUES.items():
             header_value = (
                 self.fields[header_name] if header_name in self.fields else supported_values[0]
             )
@@ -84,7 +90,7 @@ class Handler(MultipartRequest):
 
         for header_name in self.fields:
             is_supported = header_name in supported_headers or header_name.startswith(
-                SUPPORTED_PREFIXES
+                SUPPORTED_HEADER_PREFIXES
             )
             if header_name.startswith("x-amz-") and not is_supported:
                 raise S3Error(
@@ -102,8 +108,8 @@ class Handler(MultipartRequest):
         if self.command in ("GET", "HEAD"):
             return
 
-        for condition_header in CONDITIONS:
-            is_supported = route.has_conditions and condition_header in WRITE_CONDITIONS
+        for condition_header in CONDITION_HEADERS:
+            is_supported = route.has_conditions and condition_header in WRITE_CONDITION_HEADERS
             if condition_header in self.fields and not is_supported:
                 error_message = (
                     f"the condition {condition_header} of this operation is not supported here."
@@ -118,7 +124,7 @@ class Handler(MultipartRequest):
         has_bucket = any(
             request_host.startswith(f"{bucket_name}.") for bucket_name in list(self.files.index)
         )
-        if not is_address(request_host) and (request_host.endswith(".localhost") or has_bucket):
+        if not is_ip_address(request_host) and (request_host.endswith(".localhost") or has_bucket):
             error_message = (
                 f"the host {request_host[:80]!r} contains a bucket: use the path style,"
                 " /BUCKET/KEY."
@@ -130,7 +136,7 @@ class Handler(MultipartRequest):
         resource_kind = "object" if self.key else "bucket" if self.bucket else "service"
         subresource = next((name for name in SUBRESOURCES if name in self.query), "")
 
-        route = ROUTES.get((self.command, resource_kind, subresource))
+        route = ROUTES_BY_REQUEST.get((self.command, resource_kind, subresource))
         if not route:
             raise S3Error(
                 501,
@@ -162,7 +168,7 @@ class Route:
     response-* may set response headers; `has_conditions`: True if the operation supports
     WRITE_CONDITIONS."""
 
-    action: Callable[[Handler], None]
+    action: Callable[[RequestHandler], None]
     parameters: tuple[str, ...] = ()
     has_overrides: bool = False
     has_conditions: bool = False
@@ -183,7 +189,7 @@ SIGNATURE_PARAMETERS = (
     "Expires",
     "Signature",
 )
-LIST_OBJECTS = (
+LIST_OBJECTS_PARAMETERS = (
     "continuation-token",
     "delimiter",
     "encoding-type",
@@ -192,21 +198,29 @@ LIST_OBJECTS = (
     "prefix",
     "start-after",
 )
-LIST_UPLOADS = ("encoding-type", "key-marker", "max-uploads", "prefix", "upload-id-marker")
-ROUTES: dict[tuple[str, str, str], Route] = {
-    ("PUT", "bucket", ""): Route(Handler.create_bucket),
-    ("HEAD", "bucket", ""): Route(Handler.head_bucket),
-    ("GET", "bucket", "location"): Route(Handler.locate_bucket),
-    ("GET", "bucket", "list-type"): Route(Handler.list_objects, LIST_OBJECTS),
-    ("GET", "bucket", "uploads"): Route(Handler.list_uploads, LIST_UPLOADS),
-    ("POST", "bucket", "delete"): Route(Handler.delete_objects),
-    ("PUT", "object", ""): Route(Handler.put_object, has_conditions=True),
-    ("GET", "object", ""): Route(Handler.get_object, has_overrides=True),
-    ("HEAD", "object", ""): Route(Handler.get_object, has_overrides=True),
-    ("DELETE", "object", ""): Route(Handler.delete_object, has_conditions=True),
-    ("POST", "object", "uploads"): Route(Handler.create_upload),
-    ("PUT", "object", "uploadId"): Route(Handler.upload_part, ("partNumber",)),
-    ("GET", "object", "uploadId"): Route(Handler.list_parts, ("max-parts", "part-number-marker")),
-    ("POST", "object", "uploadId"): Route(Handler.complete_upload, has_conditions=True),
-    ("DELETE", "object", "uploadId"): Route(Handler.abort_upload),
+LIST_UPLOADS_PARAMETERS = (
+    "encoding-type",
+    "key-marker",
+    "max-uploads",
+    "prefix",
+    "upload-id-marker",
+)
+ROUTES_BY_REQUEST: dict[tuple[str, str, str], Route] = {
+    ("PUT", "bucket", ""): Route(RequestHandler.create_bucket),
+    ("HEAD", "bucket", ""): Route(RequestHandler.head_bucket),
+    ("GET", "bucket", "location"): Route(RequestHandler.locate_bucket),
+    ("GET", "bucket", "list-type"): Route(RequestHandler.list_objects, LIST_OBJECTS_PARAMETERS),
+    ("GET", "bucket", "uploads"): Route(RequestHandler.list_uploads, LIST_UPLOADS_PARAMETERS),
+    ("POST", "bucket", "delete"): Route(RequestHandler.delete_objects),
+    ("PUT", "object", ""): Route(RequestHandler.put_object, has_conditions=True),
+    ("GET", "object", ""): Route(RequestHandler.get_object, has_overrides=True),
+    ("HEAD", "object", ""): Route(RequestHandler.get_object, has_overrides=True),
+    ("DELETE", "object", ""): Route(RequestHandler.delete_object, has_conditions=True),
+    ("POST", "object", "uploads"): Route(RequestHandler.create_upload),
+    ("PUT", "object", "uploadId"): Route(RequestHandler.upload_part, ("partNumber",)),
+    ("GET", "object", "uploadId"): Route(
+        RequestHandler.list_parts, ("max-parts", "part-number-marker")
+    ),
+    ("POST", "object", "uploadId"): Route(RequestHandler.complete_upload, has_conditions=True),
+    ("DELETE", "object", "uploadId"): Route(RequestHandler.abort_upload),
 }

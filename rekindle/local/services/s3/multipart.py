@@ -7,26 +7,32 @@ from pathlib import Path
 from urllib.parse import quote
 from xml.etree import ElementTree  # nosec B405  # see `parse_xml`
 
-from rekindle.local.services.s3.checksums import PREFIX, checksum_names, hash_of_algorithm
-from rekindle.local.services.s3.conditions import check_copy_source
-from rekindle.local.services.s3.format import Content, Meta, S3Error, blocks, read_meta
-from rekindle.local.services.s3.object_operations import (
-    MAX_ENTRIES,
-    ObjectRequest,
-    checksum_headers,
-    format_boolean,
-    iso_time,
+from rekindle.local.services.s3.checksums import CHECKSUM_PREFIX, create_hash, list_checksum_headers
+from rekindle.local.services.s3.conditions import check_copy_conditions
+from rekindle.local.services.s3.format import (
+    ClientMetadata,
+    ObjectMetadata,
+    S3Error,
+    blocks,
+    read_metadata,
 )
-from rekindle.local.services.s3.request import MAX_BODY_BYTES, printable, xml
-from rekindle.local.services.s3.uploads import Part, Upload
+from rekindle.local.services.s3.object_operations import (
+    MAX_LISTED_ENTRIES,
+    ObjectRequest,
+    format_boolean,
+    format_iso_time,
+    select_checksum_headers,
+)
+from rekindle.local.services.s3.request import MAX_BODY_BYTES, make_xml_element, replace_unprintable
+from rekindle.local.services.s3.uploads import ListedPart, Upload
 from rekindle.local.services.s3.values import (
-    children,
     parse_copy_range,
     parse_integer,
     parse_part_number,
+    read_child_texts,
 )
 
-COMPOSITE = "COMPOSITE"  # type of the checksum of the parts' checksums
+COMPOSITE_CHECKSUM = "COMPOSITE"  # type of the checksum of the parts' checksums
 
 
 class MultipartRequest(ObjectRequest):
@@ -37,17 +43,17 @@ class MultipartRequest(ObjectRequest):
         checksum_algorithm = self.fields.get("x-amz-checksum-algorithm", "")
         checksum_headers: dict[str, str] = {}
         if checksum_algorithm:
-            hash_of_algorithm(checksum_algorithm)
+            create_hash(checksum_algorithm)
             checksum_headers["x-amz-checksum-algorithm"] = checksum_algorithm.upper()
-            checksum_headers["x-amz-checksum-type"] = COMPOSITE
+            checksum_headers["x-amz-checksum-type"] = COMPOSITE_CHECKSUM
 
         upload = self.files.uploads.start(
             self.bucket, self.key, self.attributes(), checksum_algorithm.lower()
         )
-        response_xml = xml(
+        response_xml = make_xml_element(
             "InitiateMultipartUploadResult",
             Bucket=self.bucket,
-            Key=printable(self.key),
+            Key=replace_unprintable(self.key),
             UploadId=upload.id,
         )
         self.answer(200, checksum_headers, body=response_xml)
@@ -63,15 +69,15 @@ class MultipartRequest(ObjectRequest):
         upload = self.find_upload()
 
         metadata = self.add_part(upload, part_number, self.save())
-        self.answer(200, {"ETag": f'"{metadata["etag"]}"', **checksum_headers(metadata)})
+        self.answer(200, {"ETag": f'"{metadata["etag"]}"', **select_checksum_headers(metadata)})
 
-    def add_part(self, upload: Upload, part_number: int, temporary_path: Path) -> Meta:
+    def add_part(self, upload: Upload, part_number: int, temporary_path: Path) -> ObjectMetadata:
         """Rename a temporary file to a part of an upload; return its metadata."""
         try:
-            metadata = read_meta(temporary_path)
+            metadata = read_metadata(temporary_path)
             if not metadata:
                 raise S3Error(500, "InternalError", f"{temporary_path} cannot be read back.")
-            if upload.checksum and PREFIX + upload.checksum not in metadata["headers"]:
+            if upload.checksum and CHECKSUM_PREFIX + upload.checksum not in metadata["headers"]:
                 error_message = (
                     "Checksum Type mismatch occurred, expected checksum Type:"
                     f" {upload.checksum}: send the checksum of each part."
@@ -86,11 +92,11 @@ class MultipartRequest(ObjectRequest):
     def copy_part(self) -> None:
         part_number = parse_part_number(self.query.get("partNumber", ""))
         upload = self.find_upload()
-        source_bucket, source_key = self.copy_source()
+        source_bucket, source_key = self.find_copy_source()
         source_file, source_metadata = self.files.open(source_bucket, source_key)
 
         with source_file:
-            check_copy_source(self.fields, source_metadata)
+            check_copy_conditions(self.fields, source_metadata)
             start_offset, end_offset = parse_copy_range(
                 self.fields.get("x-amz-copy-source-range"), source_metadata["size"]
             )
@@ -98,7 +104,7 @@ class MultipartRequest(ObjectRequest):
                 raise S3Error(400, "InvalidRequest", "a part has at most 5 GiB: copy a range.")
 
             md5_hash = hashlib.md5(usedforsecurity=False)
-            checksum_hashes = dict([hash_of_algorithm(upload.checksum)] if upload.checksum else [])
+            checksum_hashes = dict([create_hash(upload.checksum)] if upload.checksum else [])
 
             def hashed() -> Iterator[bytes]:
                 for block in blocks([(source_file, end_offset)], start_offset):
@@ -106,7 +112,7 @@ class MultipartRequest(ObjectRequest):
                         value.update(block)
                     yield block
 
-            def finish(_: int) -> Content:
+            def finish(_: int) -> ClientMetadata:
                 headers = {
                     name: base64.b64encode(value.digest()).decode()
                     for name, value in checksum_hashes.items()
@@ -116,16 +122,16 @@ class MultipartRequest(ObjectRequest):
             temporary_path = self.files.write(hashed(), finish)
 
         part_metadata = self.add_part(upload, part_number, temporary_path)
-        response_xml = xml(
+        response_xml = make_xml_element(
             "CopyPartResult",
             ETag=f'"{part_metadata["etag"]}"',
-            LastModified=iso_time(part_metadata["modified"]),
+            LastModified=format_iso_time(part_metadata["modified"]),
         )
         self.answer(200, body=response_xml)
 
     def complete_upload(self) -> None:
         upload = self.find_upload()
-        if checksum_names(self.fields):
+        if list_checksum_headers(self.fields):
             error_message = (
                 "a checksum of a complete multipart upload is not supported: send the checksums of"
                 " its parts."
@@ -146,13 +152,15 @@ class MultipartRequest(ObjectRequest):
             expected_bytes = parse_integer("x-amz-mp-object-size", declared_size, 10**18)
 
         temporary_path = self.files.uploads.assemble(upload, listed_parts, expected_bytes)
-        etag = self.files.commit(self.bucket, self.key, temporary_path, self.check_write)["etag"]
+        etag = self.files.commit(
+            self.bucket, self.key, temporary_path, self.check_write_conditions
+        )["etag"]
         self.files.uploads.remove(upload)
 
-        response_xml = xml(
+        response_xml = make_xml_element(
             "CompleteMultipartUploadResult",
             Bucket=self.bucket,
-            Key=printable(self.key),
+            Key=replace_unprintable(self.key),
             ETag=f'"{etag}"',
         )
 
@@ -167,8 +175,10 @@ class MultipartRequest(ObjectRequest):
         query_parameters = self.query
         encode_key = self.encoding()
         max_uploads = min(
-            MAX_ENTRIES,
-            parse_integer("max-uploads", query_parameters.get("max-uploads") or str(MAX_ENTRIES)),
+            MAX_LISTED_ENTRIES,
+            parse_integer(
+                "max-uploads", query_parameters.get("max-uploads") or str(MAX_LISTED_ENTRIES)
+            ),
         )
         key_prefix = query_parameters.get("prefix", "")
         key_marker = query_parameters.get("key-marker", "")
@@ -177,20 +187,21 @@ class MultipartRequest(ObjectRequest):
 
         matching_uploads = [
             upload
-            for upload in self.files.uploads.of_bucket(self.bucket)
-            if upload.key.startswith(key_prefix) and _is_after(upload, key_marker, upload_id_marker)
+            for upload in self.files.uploads.list_bucket_uploads(self.bucket)
+            if upload.key.startswith(key_prefix)
+            and _is_after_markers(upload, key_marker, upload_id_marker)
         ]
 
         page_uploads = matching_uploads[:max_uploads]
         is_truncated = len(matching_uploads) > len(page_uploads) > 0
 
         upload_elements = [
-            xml(
+            make_xml_element(
                 "Upload",
                 Key=encode_key(upload.key),
                 UploadId=upload.id,
                 StorageClass="STANDARD",
-                Initiated=iso_time(upload.started),
+                Initiated=format_iso_time(upload.started),
             )
             for upload in page_uploads
         ]
@@ -211,12 +222,16 @@ class MultipartRequest(ObjectRequest):
         if encode_key is quote:
             listing_fields["EncodingType"] = "url"
 
-        self.answer(200, body=xml("ListMultipartUploadsResult", *upload_elements, **listing_fields))
+        self.answer(
+            200,
+            body=make_xml_element("ListMultipartUploadsResult", *upload_elements, **listing_fields),
+        )
 
     def list_parts(self) -> None:
         upload = self.find_upload()
         max_parts = min(
-            MAX_ENTRIES, parse_integer("max-parts", self.query.get("max-parts") or str(MAX_ENTRIES))
+            MAX_LISTED_ENTRIES,
+            parse_integer("max-parts", self.query.get("max-parts") or str(MAX_LISTED_ENTRIES)),
         )
         part_number_marker = parse_integer(
             "part-number-marker", self.query.get("part-number-marker") or "0"
@@ -231,10 +246,10 @@ class MultipartRequest(ObjectRequest):
         is_truncated = len(remaining_parts) > len(page_parts) > 0
 
         part_elements = [
-            xml(
+            make_xml_element(
                 "Part",
                 PartNumber=part_number,
-                LastModified=iso_time(metadata["modified"]),
+                LastModified=format_iso_time(metadata["modified"]),
                 ETag=f'"{metadata["etag"]}"',
                 Size=metadata["size"],
             )
@@ -243,7 +258,7 @@ class MultipartRequest(ObjectRequest):
 
         listing_fields = {
             "Bucket": self.bucket,
-            "Key": printable(self.key),
+            "Key": replace_unprintable(self.key),
             "UploadId": upload.id,
             "PartNumberMarker": part_number_marker,
             "NextPartNumberMarker": page_parts[-1][0] if page_parts else 0,
@@ -252,23 +267,23 @@ class MultipartRequest(ObjectRequest):
             "StorageClass": "STANDARD",
         }
 
-        self.answer(200, body=xml("ListPartsResult", *part_elements, **listing_fields))
+        self.answer(200, body=make_xml_element("ListPartsResult", *part_elements, **listing_fields))
 
 
-def _is_after(upload: Upload, key_marker: str, upload_id_marker: str) -> bool:
+def _is_after_markers(upload: Upload, key_marker: str, upload_id_marker: str) -> bool:
     """Return True if the upload comes after the markers, so that the listing contains it."""
     if upload_id_marker:
         return upload.position() > (key_marker.encode(), upload_id_marker)
     return upload.key.encode() > key_marker.encode()
 
 
-def _parse_part(part_element: ElementTree.Element) -> Part:
+def _parse_part(part_element: ElementTree.Element) -> ListedPart:
     """Parse a part that CompleteMultipartUpload lists."""
-    child_texts = children(part_element)
+    child_texts = read_child_texts(part_element)
     checksums = {
         f"x-amz-checksum-{child_name.removeprefix('Checksum').lower()}": checksum_text
         for child_name, checksum_text in child_texts.items()
         if child_name.startswith("Checksum")
     }
     part_number = parse_part_number(child_texts.get("PartNumber", "").strip())
-    return Part(part_number, child_texts.get("ETag", "").strip().strip('"'), checksums)
+    return ListedPart(part_number, child_texts.get("ETag", "").strip().strip('"'), checksums)

@@ -21,41 +21,43 @@ from urllib.parse import quote
 from argolocal.common.json_text import to_json
 from rekindle.local.services.s3.format import (
     MAX_METADATA_BYTES,
-    Content,
-    Meta,
+    ClientMetadata,
+    ObjectMetadata,
     S3Error,
     entries,
-    file_name,
-    meta_of,
-    read_meta,
+    make_file_name,
+    read_file_metadata,
+    read_metadata,
 )
 from rekindle.local.services.s3.uploads import Uploads
 
-Check = Callable[[Meta | None], None]  # raises S3Error unless the current object may be changed
+WriteCheck = Callable[
+    [ObjectMetadata | None], None
+]  # raises S3Error unless the current object may be changed
 
 
 @dataclass(frozen=True)
-class Position:
+class ListingPosition:
     """A position in a listing: after a key, or after all keys with a common prefix."""
 
     text: str
     is_prefix: bool = False
 
 
-START = Position("")
+START_POSITION = ListingPosition("")
 
 
 @dataclass
-class Page:
+class ListingPage:
     """Part of a listing: metadata of objects, common prefixes, and the position of the next
     page."""
 
-    entries: list[Meta]
+    entries: list[ObjectMetadata]
     common_prefixes: list[str]
-    next_after: Position | None = None
+    next_after: ListingPosition | None = None
 
 
-class Files:
+class ObjectFiles:
     """Buckets of objects under one directory; every change is one rename. Thread-safe."""
 
     def __init__(self, root_folder: Path) -> None:
@@ -76,7 +78,7 @@ class Files:
             ) from error
 
         self.lock = threading.Lock()
-        self.index: dict[str, dict[str, Meta]] = {}
+        self.index: dict[str, dict[str, ObjectMetadata]] = {}
         self.keys: dict[str, list[str]] = {}
 
         self.uploads = Uploads(root_folder / "uploads", self.write)
@@ -87,7 +89,7 @@ class Files:
 
         for bucket_folder in entries(self.buckets):
             object_metadata = (
-                _object_in(object_file)
+                _read_object_metadata(object_file)
                 for object_file in entries(bucket_folder, only_folders=False)
             )
             self.index[bucket_folder.name] = {
@@ -102,7 +104,9 @@ class Files:
             self.index.setdefault(bucket_name, {})
             self.keys.setdefault(bucket_name, [])
 
-    def write(self, data_blocks: Iterator[Any], make_metadata: Callable[[int], Content]) -> Path:
+    def write(
+        self, data_blocks: Iterator[Any], make_metadata: Callable[[int], ClientMetadata]
+    ) -> Path:
         """Write a temporary file with the blocks, and then the metadata that `finish(size)`
         returns."""
         temporary_path = self.temporary / uuid.uuid4().hex
@@ -132,12 +136,12 @@ class Files:
             raise
 
     def commit(
-        self, bucket_name: str, object_key: str, temporary_path: Path, check_current: Check
-    ) -> Meta:
+        self, bucket_name: str, object_key: str, temporary_path: Path, check_current: WriteCheck
+    ) -> ObjectMetadata:
         """Rename a temporary file to the object `object_key`, unless `check(current metadata)`
         raises."""
         try:
-            metadata = read_meta(temporary_path)
+            metadata = read_metadata(temporary_path)
             if not metadata:
                 raise S3Error(500, "InternalError", f"{temporary_path} cannot be read back.")
 
@@ -155,23 +159,23 @@ class Files:
         finally:
             temporary_path.unlink(missing_ok=True)
 
-    def open(self, bucket_name: str, object_key: str) -> tuple[BinaryIO, Meta]:
+    def open(self, bucket_name: str, object_key: str) -> tuple[BinaryIO, ObjectMetadata]:
         """Open the object's file, which no later write changes; return it and its metadata."""
         self.find(bucket_name, object_key)
         try:
             object_file = open(self._path(bucket_name, object_key), "rb", buffering=0)  # noqa: SIM115 - the caller closes it
-            return object_file, meta_of(object_file)
+            return object_file, read_file_metadata(object_file)
         except (FileNotFoundError, ValueError):
             raise S3Error(
                 404, "NoSuchKey", f"{bucket_name}/{quote(object_key)} does not exist."
             ) from None
 
-    def find(self, bucket_name: str, object_key: str) -> Meta | None:
+    def find(self, bucket_name: str, object_key: str) -> ObjectMetadata | None:
         """Return the metadata of an object, or None. Raises S3Error for an unknown bucket."""
         with self.lock:
             return self._bucket(bucket_name)[1].get(object_key)
 
-    def delete(self, bucket_name: str, object_key: str, check_current: Check) -> None:
+    def delete(self, bucket_name: str, object_key: str, check_current: WriteCheck) -> None:
         """Remove an object, if it exists, unless `check(current metadata)` raises."""
         with self.lock:
             sorted_keys, metadata_by_key = self._bucket(bucket_name)
@@ -188,18 +192,18 @@ class Files:
         bucket_name: str,
         key_prefix: str,
         delimiter: str,
-        after_position: Position,
+        after_position: ListingPosition,
         max_entries: int,
-    ) -> Page:
+    ) -> ListingPage:
         """Return up to `max_entries` keys and common prefixes after a position, in UTF-8 byte
         order."""
-        listing_page = Page([], [])
+        listing_page = ListingPage([], [])
 
         with self.lock:
             sorted_keys, metadata_by_key = self._bucket(bucket_name)
             key_index = max(
                 bisect.bisect_left(sorted_keys, key_prefix.encode(), key=str.encode),
-                _index_after(sorted_keys, after_position),
+                _find_index_after(sorted_keys, after_position),
             )
             while (
                 key_index < len(sorted_keys)
@@ -215,18 +219,20 @@ class Files:
                 )
                 if delimiter_index < 0:
                     listing_page.entries.append(metadata_by_key[sorted_keys[key_index]])
-                    after_position = Position(sorted_keys[key_index])
+                    after_position = ListingPosition(sorted_keys[key_index])
                 else:
                     listing_page.common_prefixes.append(
                         sorted_keys[key_index][: delimiter_index + len(delimiter)]
                     )
-                    after_position = Position(listing_page.common_prefixes[-1], is_prefix=True)
+                    after_position = ListingPosition(
+                        listing_page.common_prefixes[-1], is_prefix=True
+                    )
 
-                key_index = _index_after(sorted_keys, after_position)
+                key_index = _find_index_after(sorted_keys, after_position)
 
         return listing_page
 
-    def _bucket(self, bucket_name: str) -> tuple[list[str], dict[str, Meta]]:
+    def _bucket(self, bucket_name: str) -> tuple[list[str], dict[str, ObjectMetadata]]:
         if bucket_name not in self.index:
             raise S3Error(
                 404, "NoSuchBucket", f'The bucket "{bucket_name}" does not exist. Create it first.'
@@ -234,20 +240,20 @@ class Files:
         return self.keys[bucket_name], self.index[bucket_name]
 
     def _path(self, bucket_name: str, object_key: str) -> Path:
-        return self.buckets / bucket_name / file_name(object_key)
+        return self.buckets / bucket_name / make_file_name(object_key)
 
 
-def _object_in(object_file: Path) -> Meta | None:
+def _read_object_metadata(object_file: Path) -> ObjectMetadata | None:
     """Return the metadata of an object's file; None if the file is incomplete, or if its name does
     not match the key."""
-    metadata = read_meta(object_file)
-    has_own_name = metadata and object_file.name == file_name(metadata["key"])
+    metadata = read_metadata(object_file)
+    has_own_name = metadata and object_file.name == make_file_name(metadata["key"])
     if has_own_name:
         return metadata
     return None
 
 
-def _index_after(sorted_keys: list[str], position: Position) -> int:
+def _find_index_after(sorted_keys: list[str], position: ListingPosition) -> int:
     """Return the index of the first key after a position."""
     position_bytes = position.text.encode()
     if position.is_prefix:

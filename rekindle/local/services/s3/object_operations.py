@@ -10,28 +10,32 @@ from typing import Any, BinaryIO
 from urllib.parse import quote
 from xml.etree import ElementTree  # nosec B405  # see `parse_xml`
 
-from rekindle.keys import FREE_BYTES
+from rekindle.keys import FREE_BYTES_HEADER
 from rekindle.local.services.s3.checksums import (
-    PREFIX,
-    Checksums,
+    CHECKSUM_PREFIX,
+    BodyChecksums,
     Hash,
-    checksum_names,
-    hash_of_algorithm,
+    create_hash,
+    list_checksum_headers,
 )
 from rekindle.local.services.s3.conditions import (
     applies_to_range,
-    check_copy_source,
-    check_read,
-    check_write,
-    validators,
+    check_copy_conditions,
+    check_read_conditions,
+    check_write_conditions,
+    make_validator_headers,
 )
-from rekindle.local.services.s3.format import Content, Meta, S3Error, blocks
-from rekindle.local.services.s3.object_files import Position
-from rekindle.local.services.s3.request import MAX_BODY_BYTES, Request, printable, xml
+from rekindle.local.services.s3.format import ClientMetadata, ObjectMetadata, S3Error, blocks
+from rekindle.local.services.s3.object_files import ListingPosition
+from rekindle.local.services.s3.request import (
+    MAX_BODY_BYTES,
+    S3Request,
+    make_xml_element,
+    replace_unprintable,
+)
 from rekindle.local.services.s3.values import (
-    OVERRIDES,
-    check_key,
-    children,
+    RESPONSE_OVERRIDES,
+    check_object_key,
     format_token,
     parse_copy_source,
     parse_header_value,
@@ -39,13 +43,14 @@ from rekindle.local.services.s3.values import (
     parse_range,
     parse_token,
     parse_xml,
+    read_child_texts,
 )
 
 MAX_XML_BYTES = 8 << 20  # maximum size of an XML request body
-MAX_ENTRIES = 1000  # maximum number of entries in a page of a listing, and in DeleteObjects
+MAX_LISTED_ENTRIES = 1000  # maximum number of entries in a page of a listing, and in DeleteObjects
 MAX_USER_METADATA_BYTES = 2 << 10
-METADATA_PREFIX = "x-amz-meta-"
-STORED_HEADERS = (
+USER_METADATA_PREFIX = "x-amz-meta-"
+STORED_HEADER_NAMES = (
     "content-type",
     "cache-control",
     "content-disposition",
@@ -54,7 +59,7 @@ STORED_HEADERS = (
 )
 
 
-def iso_time(seconds: float) -> str:
+def format_iso_time(seconds: float) -> str:
     return time.strftime("%Y-%m-%dT%H:%M:%S.000Z", time.gmtime(seconds))
 
 
@@ -64,16 +69,16 @@ def format_boolean(value: object) -> str:
     return "false"
 
 
-def checksum_headers(metadata: Content) -> dict[str, str]:
+def select_checksum_headers(metadata: ClientMetadata) -> dict[str, str]:
     """Return the headers with the checksums of an object or a part."""
     return {
         header_name: header_value
         for header_name, header_value in metadata["headers"].items()
-        if header_name.startswith(PREFIX)
+        if header_name.startswith(CHECKSUM_PREFIX)
     }
 
 
-class ObjectRequest(Request):
+class ObjectRequest(S3Request):
     """A request with the operations on buckets and objects. `fields`: the request's headers, by
     lower-case name."""
 
@@ -84,11 +89,11 @@ class ObjectRequest(Request):
         user_metadata = {
             header_name: header_value
             for header_name, header_value in self.fields.items()
-            if header_name.startswith(METADATA_PREFIX)
+            if header_name.startswith(USER_METADATA_PREFIX)
         }
 
         metadata_bytes = sum(
-            len(header_name) - len(METADATA_PREFIX) + len(header_value)
+            len(header_name) - len(USER_METADATA_PREFIX) + len(header_value)
             for header_name, header_value in user_metadata.items()
         )
         if metadata_bytes > MAX_USER_METADATA_BYTES:
@@ -101,7 +106,7 @@ class ObjectRequest(Request):
         stored_headers = {
             header_name: header_value
             for header_name, header_value in self.fields.items()
-            if header_name in STORED_HEADERS
+            if header_name in STORED_HEADER_NAMES
         }
         content_codings = [
             content_coding.strip()
@@ -122,10 +127,10 @@ class ObjectRequest(Request):
         """Write the request's body to a temporary file, and verify its length and all checksums."""
         if "content-length" not in self.fields:
             raise S3Error(411, "MissingContentLength", "Content-Length is missing: send it.")
-        body_checksums = Checksums({**self.fields})
+        body_checksums = BodyChecksums({**self.fields})
         stored_attributes = self.attributes()
 
-        def finish(size_bytes: int) -> Content:
+        def finish(size_bytes: int) -> ClientMetadata:
             body_checksums.verify(size_bytes)
             stored_headers_with_sums = {**stored_attributes, **body_checksums.stored_headers()}
             return {
@@ -142,8 +147,8 @@ class ObjectRequest(Request):
         if self.unread_bytes > MAX_XML_BYTES:
             raise S3Error(400, "MalformedXML", f"a body of {self.unread_bytes} bytes is too large.")
 
-        body_checksums = Checksums({**self.fields})
-        if needs_checksum and not body_checksums.is_claimed:
+        body_checksums = BodyChecksums({**self.fields})
+        if needs_checksum and not body_checksums.has_claimed_checksum:
             raise S3Error(
                 400, "InvalidRequest", "Missing required header for this request: Content-MD5"
             )
@@ -152,7 +157,7 @@ class ObjectRequest(Request):
         body_checksums.verify(len(body_bytes))
         return parse_xml(body_bytes, root_tag)
 
-    def response_headers(self, metadata: Meta) -> dict[str, Any]:
+    def make_response_headers(self, metadata: ObjectMetadata) -> dict[str, Any]:
         headers: dict[str, Any] = {"content-type": "binary/octet-stream", **metadata["headers"]}
         includes_checksums = self.fields.get("x-amz-checksum-mode", "").upper() == "ENABLED"
         if not includes_checksums or "range" in self.fields:
@@ -162,14 +167,14 @@ class ObjectRequest(Request):
                 if not header_name.startswith("x-amz-checksum-")
             }
 
-        for parameter, header_name in OVERRIDES.items():
+        for parameter, header_name in RESPONSE_OVERRIDES.items():
             if parameter in self.query:
                 headers[header_name] = parse_header_value(parameter, self.query[parameter])
 
-        return {**headers, **validators(metadata), "Accept-Ranges": "bytes"}
+        return {**headers, **make_validator_headers(metadata), "Accept-Ranges": "bytes"}
 
-    def check_write(self, current_metadata: Meta | None) -> None:
-        check_write(self.fields, current_metadata)
+    def check_write_conditions(self, current_metadata: ObjectMetadata | None) -> None:
+        check_write_conditions(self.fields, current_metadata)
 
     def encoding(self) -> Callable[[str], str]:
         """Return the function that encodes keys of a listing."""
@@ -189,11 +194,13 @@ class ObjectRequest(Request):
     def head_bucket(self) -> None:
         self.files.find(self.bucket, "")
         free_bytes = shutil.disk_usage(self.files.root).free
-        self.answer(200, {"x-amz-bucket-region": "us-east-1", FREE_BYTES: free_bytes})
+        self.answer(200, {"x-amz-bucket-region": "us-east-1", FREE_BYTES_HEADER: free_bytes})
 
     def locate_bucket(self) -> None:
         self.files.find(self.bucket, "")
-        self.answer(200, body=xml("LocationConstraint"))  # an empty location means us-east-1
+        self.answer(
+            200, body=make_xml_element("LocationConstraint")
+        )  # an empty location means us-east-1
 
     def list_objects(self) -> None:
         query_parameters = self.query
@@ -208,21 +215,21 @@ class ObjectRequest(Request):
         key_prefix = query_parameters.get("prefix", "")
         delimiter = query_parameters.get("delimiter", "")
         max_keys = min(
-            MAX_ENTRIES,
-            parse_integer("max-keys", query_parameters.get("max-keys") or str(MAX_ENTRIES)),
+            MAX_LISTED_ENTRIES,
+            parse_integer("max-keys", query_parameters.get("max-keys") or str(MAX_LISTED_ENTRIES)),
         )
 
         if query_parameters.get("continuation-token"):
             after_position = parse_token(query_parameters["continuation-token"])
         else:
-            after_position = Position(query_parameters.get("start-after", ""))
+            after_position = ListingPosition(query_parameters.get("start-after", ""))
 
         listing_page = self.files.page(self.bucket, key_prefix, delimiter, after_position, max_keys)
         object_elements = [
-            xml(
+            make_xml_element(
                 "Contents",
                 Key=encode_key(metadata["key"]),
-                LastModified=iso_time(metadata["modified"]),
+                LastModified=format_iso_time(metadata["modified"]),
                 ETag=f'"{metadata["etag"]}"',
                 Size=metadata["size"],
                 StorageClass="STANDARD",
@@ -231,7 +238,7 @@ class ObjectRequest(Request):
         ]
 
         object_elements += [
-            xml("CommonPrefixes", Prefix=encode_key(common_prefix))
+            make_xml_element("CommonPrefixes", Prefix=encode_key(common_prefix))
             for common_prefix in listing_page.common_prefixes
         ]
 
@@ -253,22 +260,25 @@ class ObjectRequest(Request):
         if encode_key is quote:
             listing_fields["EncodingType"] = "url"
 
-        self.answer(200, body=xml("ListBucketResult", *object_elements, **listing_fields))
+        self.answer(
+            200, body=make_xml_element("ListBucketResult", *object_elements, **listing_fields)
+        )
 
     def delete_objects(self) -> None:
         self.files.find(self.bucket, "")
         request_xml = self.read_xml("Delete", needs_checksum=True)
 
         listed_objects = [
-            children(object_element)
+            read_child_texts(object_element)
             for object_element in request_xml
             if object_element.tag == "Object"
         ]
-        if not 1 <= len(listed_objects) <= MAX_ENTRIES or not all(
+        if not 1 <= len(listed_objects) <= MAX_LISTED_ENTRIES or not all(
             listed_object.get("Key") for listed_object in listed_objects
         ):
             error_message = (
-                f"the body must have 1 to {MAX_ENTRIES} elements <Object>, each with a <Key>."
+                f"the body must have 1 to {MAX_LISTED_ENTRIES} elements <Object>, each with a"
+                " <Key>."
             )
             raise S3Error(400, "MalformedXML", error_message)
 
@@ -277,26 +287,26 @@ class ObjectRequest(Request):
 
         for listed_object in listed_objects:
             try:
-                self.delete_listed(listed_object)
+                self.delete_listed_object(listed_object)
                 if not is_quiet:
-                    response_elements.append(xml("Deleted", Key=listed_object["Key"]))
+                    response_elements.append(make_xml_element("Deleted", Key=listed_object["Key"]))
             except S3Error as error:
                 response_elements.append(
-                    xml(
+                    make_xml_element(
                         "Error",
                         Key=listed_object["Key"],
                         Code=error.code,
-                        Message=printable(str(error)),
+                        Message=replace_unprintable(str(error)),
                     )
                 )
 
-        self.answer(200, body=xml("DeleteResult", *response_elements))
+        self.answer(200, body=make_xml_element("DeleteResult", *response_elements))
 
-    def delete_listed(self, listed_object: Mapping[str, str]) -> None:
+    def delete_listed_object(self, listed_object: Mapping[str, str]) -> None:
         """Delete an object listed in a DeleteObjects request, if the conditions of its XML element
         hold."""
         object_key = listed_object["Key"]
-        check_key(object_key)
+        check_object_key(object_key)
 
         if listed_object.get("VersionId", "null") != "null":
             raise S3Error(
@@ -312,17 +322,21 @@ class ObjectRequest(Request):
             )
 
         conditions = {"if-match": listed_object["ETag"]} if "ETag" in listed_object else {}
-        self.files.delete(self.bucket, object_key, lambda current: check_write(conditions, current))
+        self.files.delete(
+            self.bucket, object_key, lambda current: check_write_conditions(conditions, current)
+        )
 
     def put_object(self) -> None:
         if "x-amz-copy-source" in self.fields:
             return self.copy_object()
-        self.check_write(self.files.find(self.bucket, self.key))
-        metadata = self.files.commit(self.bucket, self.key, self.save(), self.check_write)
-        self.answer(200, {"ETag": f'"{metadata["etag"]}"', **checksum_headers(metadata)})
+        self.check_write_conditions(self.files.find(self.bucket, self.key))
+        metadata = self.files.commit(
+            self.bucket, self.key, self.save(), self.check_write_conditions
+        )
+        self.answer(200, {"ETag": f'"{metadata["etag"]}"', **select_checksum_headers(metadata)})
 
     def copy_object(self) -> None:
-        source_bucket, source_key = self.copy_source()
+        source_bucket, source_key = self.find_copy_source()
         metadata_directive = self.fields.get("x-amz-metadata-directive", "COPY")
         if metadata_directive not in ("COPY", "REPLACE"):
             raise S3Error(
@@ -339,7 +353,7 @@ class ObjectRequest(Request):
         self.files.find(self.bucket, self.key)
         source_file, source_metadata = self.files.open(source_bucket, source_key)
         with source_file:
-            check_copy_source(self.fields, source_metadata)
+            check_copy_conditions(self.fields, source_metadata)
             if source_metadata["size"] > MAX_BODY_BYTES:
                 error_message = (
                     "The specified copy source is larger than the maximum allowable size for a"
@@ -349,7 +363,7 @@ class ObjectRequest(Request):
 
             if metadata_directive == "REPLACE":
                 # keep the checksums, because the copied data is the same
-                stored_headers = {**self.attributes(), **checksum_headers(source_metadata)}
+                stored_headers = {**self.attributes(), **select_checksum_headers(source_metadata)}
             else:
                 stored_headers = source_metadata["headers"]
 
@@ -357,23 +371,25 @@ class ObjectRequest(Request):
                 *self.prepare_copy(source_file, source_metadata, stored_headers)
             )
 
-        new_metadata = self.files.commit(self.bucket, self.key, temporary_path, self.check_write)
+        new_metadata = self.files.commit(
+            self.bucket, self.key, temporary_path, self.check_write_conditions
+        )
         checksum_fields = {
-            f"Checksum{checksum_header.removeprefix(PREFIX).upper()}": checksum_text
-            for checksum_header, checksum_text in checksum_headers(new_metadata).items()
+            f"Checksum{checksum_header.removeprefix(CHECKSUM_PREFIX).upper()}": checksum_text
+            for checksum_header, checksum_text in select_checksum_headers(new_metadata).items()
         }
 
-        response_xml = xml(
+        response_xml = make_xml_element(
             "CopyObjectResult",
             ETag=f'"{new_metadata["etag"]}"',
-            LastModified=iso_time(new_metadata["modified"]),
+            LastModified=format_iso_time(new_metadata["modified"]),
             **checksum_fields,
         )
         self.answer(200, body=response_xml)
 
-    def copy_source(self) -> tuple[str, str]:
+    def find_copy_source(self) -> tuple[str, str]:
         """Return bucket and key of the source of a copy."""
-        claimed_checksums = checksum_names(self.fields)
+        claimed_checksums = list_checksum_headers(self.fields)
         if claimed_checksums:
             error_message = (
                 f"{claimed_checksums[0]} of a copy is not supported: use x-amz-checksum-algorithm."
@@ -383,19 +399,19 @@ class ObjectRequest(Request):
         return parse_copy_source(self.fields["x-amz-copy-source"])
 
     def prepare_copy(
-        self, source_file: BinaryIO, source_metadata: Meta, stored_headers: dict[str, str]
-    ) -> tuple[Iterator[bytes], Callable[[int], Content]]:
+        self, source_file: BinaryIO, source_metadata: ObjectMetadata, stored_headers: dict[str, str]
+    ) -> tuple[Iterator[bytes], Callable[[int], ClientMetadata]]:
         """Return the data blocks of a copied object, and a function that returns its metadata with
         the checksum that the request asks for."""
         checksum_hashes: dict[str, Hash] = {}
         checksum_algorithm = self.fields.get("x-amz-checksum-algorithm")
         if checksum_algorithm:
-            name, value = hash_of_algorithm(checksum_algorithm)
+            name, value = create_hash(checksum_algorithm)
             checksum_hashes[name] = value
             stored_headers = {
                 header_name: text
                 for header_name, text in stored_headers.items()
-                if not header_name.startswith(PREFIX)
+                if not header_name.startswith(CHECKSUM_PREFIX)
             }
 
         # the ETag of a multipart object depends on its parts, and a copy has no parts
@@ -408,7 +424,7 @@ class ObjectRequest(Request):
                     value.update(block)
                 yield block
 
-        def finish(_: int) -> Content:
+        def finish(_: int) -> ClientMetadata:
             checksum_texts = {
                 name: base64.b64encode(value.digest()).decode()
                 for name, value in checksum_hashes.items()
@@ -421,8 +437,8 @@ class ObjectRequest(Request):
     def get_object(self) -> None:
         object_file, metadata = self.files.open(self.bucket, self.key)
         with object_file:
-            check_read(self.fields, metadata)
-            response_headers = self.response_headers(metadata)
+            check_read_conditions(self.fields, metadata)
+            response_headers = self.make_response_headers(metadata)
             object_bytes = metadata["size"]
             http_status = 200
             start_offset = 0
@@ -445,5 +461,5 @@ class ObjectRequest(Request):
                 self.connection.sendfile(object_file, start_offset, end_offset - start_offset)
 
     def delete_object(self) -> None:
-        self.files.delete(self.bucket, self.key, self.check_write)
+        self.files.delete(self.bucket, self.key, self.check_write_conditions)
         self.answer(204)

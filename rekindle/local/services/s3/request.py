@@ -12,51 +12,51 @@ from typing import Any
 from urllib.parse import quote
 from xml.sax.saxutils import escape  # nosec B406  # only writes XML
 
-from rekindle.local.services.s3.checksums import DECODED_LENGTH, Checksums, Hash
+from rekindle.local.services.s3.checksums import DECODED_LENGTH_HEADER, BodyChecksums, Hash
 from rekindle.local.services.s3.format import (
     BLOCK_BYTES,
     DISK_FULL_ERRORS,
     MAX_METADATA_BYTES,
     S3Error,
 )
-from rekindle.local.services.s3.object_files import Files
+from rekindle.local.services.s3.object_files import ObjectFiles
 from rekindle.local.services.s3.signatures import Signature, verify
 from rekindle.local.services.s3.values import parse_target
 
 MAX_BODY_BYTES = 5 << 30
 # values of x-amz-content-sha256 for a body whose chunks are signed
-SIGNED_STREAMS = (
+SIGNED_STREAM_TYPES = (
     "STREAMING-AWS4-HMAC-SHA256-PAYLOAD",
     "STREAMING-AWS4-HMAC-SHA256-PAYLOAD-TRAILER",
 )
-INVALID_IN_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
-CHUNK = re.compile(rb"([0-9a-fA-F]{1,12})(?:;chunk-signature=([0-9a-f]{1,64}))?\r\n")
+INVALID_XML_CHARACTERS = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+CHUNK_HEADER = re.compile(rb"([0-9a-fA-F]{1,12})(?:;chunk-signature=([0-9a-f]{1,64}))?\r\n")
 
 
-def xml(element_tag: str, *inner_xml: str, **fields: object) -> str:
+def make_xml_element(element_tag: str, *inner_xml: str, **fields: object) -> str:
     """Return an element with one child per field; `inner_xml`: more children, as XML.
 
     As in the answers of S3, a character that XML 1.0 does not allow is a reference such as &#x1;.
     """
     child_elements = "".join(
-        f"<{field_name}>{_xml_text(str(field_value))}</{field_name}>"
+        f"<{field_name}>{_escape_xml_text(str(field_value))}</{field_name}>"
         for field_name, field_value in fields.items()
     )
     return f"<{element_tag}>{child_elements}{''.join(inner_xml)}</{element_tag}>"
 
 
-def printable(text: str) -> str:
+def replace_unprintable(text: str) -> str:
     """Replace the characters that XML 1.0 does not allow, for texts that the client need not read
     back."""
-    return INVALID_IN_XML.sub("\ufffd", text)
+    return INVALID_XML_CHARACTERS.sub("\ufffd", text)
 
 
-def _xml_text(text: str) -> str:
+def _escape_xml_text(text: str) -> str:
     escaped_text = escape(text, {"\r": "&#13;"})
-    return INVALID_IN_XML.sub(lambda match: f"&#x{ord(match[0]):x};", escaped_text)
+    return INVALID_XML_CHARACTERS.sub(lambda match: f"&#x{ord(match[0]):x};", escaped_text)
 
 
-class Body(io.RawIOBase):
+class RequestBody(io.RawIOBase):
     """The body of a request: the next `size` bytes of a connection."""
 
     def __init__(self, connection: socket.socket, size_bytes: int) -> None:
@@ -76,7 +76,7 @@ class Body(io.RawIOBase):
         return received_bytes
 
 
-class Request(BaseHTTPRequestHandler):
+class S3Request(BaseHTTPRequestHandler):
     """A request; its signature is verified before anything else. `answer` writes the response."""
 
     protocol_version = "HTTP/1.1"
@@ -88,7 +88,7 @@ class Request(BaseHTTPRequestHandler):
         request_head: bytes,
         access_keys: tuple[str, str],
         block_buffer: memoryview,
-        object_files: Files,
+        object_files: ObjectFiles,
     ) -> None:
         """`access_keys`: access key and secret key. `block_buffer`: memory for the blocks of the
         body."""
@@ -125,7 +125,7 @@ class Request(BaseHTTPRequestHandler):
         try:
             self.unread_bytes = self.parse_length()
             self.body = (
-                io.BufferedReader(Body(self.connection, self.unread_bytes))
+                io.BufferedReader(RequestBody(self.connection, self.unread_bytes))
                 if self.unread_bytes
                 else io.BytesIO()
             )
@@ -193,7 +193,7 @@ class Request(BaseHTTPRequestHandler):
 
         return int(content_lengths[0])
 
-    def receive(self, body_checksums: Checksums) -> Iterator[memoryview]:
+    def receive(self, body_checksums: BodyChecksums) -> Iterator[memoryview]:
         """Yield the decoded body in blocks; update the hashes, and add trailing headers to
         `checksums.headers`."""
         checksum_hashes = body_checksums.hashes
@@ -219,7 +219,7 @@ class Request(BaseHTTPRequestHandler):
 
             return
 
-        if payload_hash in SIGNED_STREAMS:
+        if payload_hash in SIGNED_STREAM_TYPES:
             chunk_signature = self.signature
         else:
             chunk_signature = None
@@ -229,15 +229,17 @@ class Request(BaseHTTPRequestHandler):
                 501, "NotImplemented", f"x-amz-content-sha256 {payload_hash} is not supported here."
             )
 
-        if DECODED_LENGTH not in body_checksums.headers:
-            raise S3Error(411, "MissingContentLength", f"{DECODED_LENGTH} is missing: send it.")
+        if DECODED_LENGTH_HEADER not in body_checksums.headers:
+            raise S3Error(
+                411, "MissingContentLength", f"{DECODED_LENGTH_HEADER} is missing: send it."
+            )
 
         chunk_bytes = -1
         while chunk_bytes:
             chunk_line = self.read_line()
             chunk_hash = hashlib.sha256()
 
-            chunk_match = CHUNK.match(chunk_line)
+            chunk_match = CHUNK_HEADER.match(chunk_line)
             if not chunk_match or (chunk_bytes := int(chunk_match[1], 16)) > self.unread_bytes:
                 raise S3Error(
                     400, "IncompleteBody", f"a chunk of the body starts with {chunk_line[:80]!r}."
@@ -356,7 +358,10 @@ class Request(BaseHTTPRequestHandler):
 
     def fail(self, s3_error: S3Error) -> None:
         quoted_resource = quote(f"/{self.bucket}/{self.key}")
-        error_xml = xml(
-            "Error", Code=s3_error.code, Message=printable(str(s3_error)), Resource=quoted_resource
+        error_xml = make_xml_element(
+            "Error",
+            Code=s3_error.code,
+            Message=replace_unprintable(str(s3_error)),
+            Resource=quoted_resource,
         )
         self.answer(s3_error.status, s3_error.headers, body=error_xml)

@@ -16,20 +16,20 @@ from email.message import Message
 from urllib.parse import quote, unquote_to_bytes
 
 from rekindle.local.services.s3.format import S3Error
-from rekindle.local.services.s3.values import OVERRIDES, Target, parse_integer
+from rekindle.local.services.s3.values import RESPONSE_OVERRIDES, RequestTarget, parse_integer
 
-ALGORITHM = "AWS4-HMAC-SHA256"
-SCOPE = r"\d{8}/[^/,\s]+/s3/aws4_request"  # day, region, service
-AUTHORIZATION = re.compile(
-    rf"{ALGORITHM} Credential=([^/,\s]+)/({SCOPE})\s*,"
+SIGNATURE_ALGORITHM = "AWS4-HMAC-SHA256"
+SCOPE_PATTERN = r"\d{8}/[^/,\s]+/s3/aws4_request"  # day, region, service
+AUTHORIZATION_PATTERN = re.compile(
+    rf"{SIGNATURE_ALGORITHM} Credential=([^/,\s]+)/({SCOPE_PATTERN})\s*,"
     r"\s*SignedHeaders=([^,\s]+)\s*,\s*Signature=([0-9a-f]{64})"
 )
-PAYLOAD = re.compile(r"[0-9a-f]{64}|UNSIGNED-PAYLOAD|STREAMING-[A-Z0-9-]{1,60}")
-MAX_SKEW_S = 900  # maximum difference between the time of a signature and our clock
-MAX_URL_LIFE_S = 7 * 86400  # maximum validity of a URL with a signature of version 4
+PAYLOAD_PATTERN = re.compile(r"[0-9a-f]{64}|UNSIGNED-PAYLOAD|STREAMING-[A-Z0-9-]{1,60}")
+MAX_CLOCK_SKEW_S = 900  # maximum difference between the time of a signature and our clock
+MAX_URL_LIFETIME_S = 7 * 86400  # maximum validity of a URL with a signature of version 4
 EMPTY_SHA256 = hashlib.sha256().hexdigest()
 # the parameters that version 2 signs
-SUBRESOURCES = ("delete", "location", "partNumber", "uploadId", "uploads", "versionId")
+SIGNED_SUBRESOURCES = ("delete", "location", "partNumber", "uploadId", "uploads", "versionId")
 
 
 @dataclass
@@ -47,7 +47,7 @@ class Signature:
         "-TRAILER" for its trailing headers."""
         string_to_sign = "\n".join(
             [
-                ALGORITHM + signature_kind,
+                SIGNATURE_ALGORITHM + signature_kind,
                 self.date,
                 self.scope,
                 *([self.last] if signature_kind else []),
@@ -67,7 +67,7 @@ class Signature:
 
 def verify(
     http_method: str,
-    request_target: Target,
+    request_target: RequestTarget,
     request_headers: Message,
     access_keys: tuple[str, str],
     now_seconds: float,
@@ -99,11 +99,12 @@ def verify(
         request_signature = query_parameters["X-Amz-Signature"]
         signing_date = query_parameters.get("X-Amz-Date", "")
         payload_hash = request_headers.get("x-amz-content-sha256", "UNSIGNED-PAYLOAD")
-        if query_parameters.get("X-Amz-Algorithm") != ALGORITHM or not re.fullmatch(
-            SCOPE, credential_scope
+        if query_parameters.get("X-Amz-Algorithm") != SIGNATURE_ALGORITHM or not re.fullmatch(
+            SCOPE_PATTERN, credential_scope
         ):
             error_message = (
-                f"X-Amz-Algorithm must be {ALGORITHM}, and X-Amz-Credential a scope of s3."
+                f"X-Amz-Algorithm must be {SIGNATURE_ALGORITHM}, and X-Amz-Credential a scope"
+                " of s3."
             )
             raise S3Error(400, "AuthorizationQueryParametersError", error_message)
         query_pairs = [
@@ -111,14 +112,16 @@ def verify(
             for header_name, header_value in query_pairs
             if header_name != "X-Amz-Signature"
         ]
-    elif authorization_match := AUTHORIZATION.fullmatch(request_headers.get("authorization", "")):
+    elif authorization_match := AUTHORIZATION_PATTERN.fullmatch(
+        request_headers.get("authorization", "")
+    ):
         access_key, credential_scope, signed_header_names, request_signature = (
             authorization_match.groups()
         )
         signing_date = request_headers.get("x-amz-date", "")
 
         payload_hash = request_headers.get("x-amz-content-sha256", "")
-        if not PAYLOAD.fullmatch(payload_hash):
+        if not PAYLOAD_PATTERN.fullmatch(payload_hash):
             error_message = (
                 f"x-amz-content-sha256 is {payload_hash[:80]!r}: it must be a sha256,"
                 " UNSIGNED-PAYLOAD or STREAMING-…."
@@ -150,7 +153,7 @@ def verify(
     else:
         lifetime_seconds = None
 
-    _check_time(signing_date, credential_scope, lifetime_seconds, now_seconds)
+    _check_signing_time(signing_date, credential_scope, lifetime_seconds, now_seconds)
     canonical_headers: list[str] = []
     for header_name in signed_names:
         header_values = request_headers.get_all(header_name, [""])
@@ -160,7 +163,7 @@ def verify(
     canonical_request = [
         http_method,
         quote(unquote_to_bytes(request_target.path), safe="/-_.~"),
-        _canonical_query(query_pairs),
+        _canonicalize_query(query_pairs),
         *canonical_headers,
         "",
         signed_header_names,
@@ -168,10 +171,10 @@ def verify(
     ]
 
     expected_signature = Signature(
-        signing_key(access_keys[1], credential_scope), signing_date, credential_scope
+        compute_signing_key(access_keys[1], credential_scope), signing_date, credential_scope
     )
 
-    _compare(
+    _compare_signatures(
         request_signature,
         expected_signature.next(
             "", hashlib.sha256("\n".join(canonical_request).encode("latin-1")).hexdigest()
@@ -190,14 +193,14 @@ def _check_access_key(access_key: str, access_keys: tuple[str, str]) -> None:
         )
 
 
-def _compare(request_signature: str, expected_signature: str) -> None:
+def _compare_signatures(request_signature: str, expected_signature: str) -> None:
     if not hmac.compare_digest(request_signature.encode(), expected_signature.encode()):
         raise S3Error(
             403, "SignatureDoesNotMatch", "the signature is wrong: set AWS_SECRET_ACCESS_KEY."
         )
 
 
-def _check_time(
+def _check_signing_time(
     signing_date: str, credential_scope: str, lifetime_seconds: int | None, now_seconds: float
 ) -> None:
     """Raise S3Error unless a signature of `signing_date` is valid now; `lifetime_seconds`:
@@ -215,7 +218,7 @@ def _check_time(
         now_seconds
         - datetime.strptime(signing_date, "%Y%m%dT%H%M%SZ").replace(tzinfo=UTC).timestamp()
     )
-    if lifetime_seconds is None and abs(age_seconds) > MAX_SKEW_S:
+    if lifetime_seconds is None and abs(age_seconds) > MAX_CLOCK_SKEW_S:
         raise S3Error(
             403,
             "RequestTimeTooSkewed",
@@ -223,7 +226,8 @@ def _check_time(
         )
 
     if lifetime_seconds is not None and not (
-        0 < lifetime_seconds <= MAX_URL_LIFE_S and -MAX_SKEW_S < age_seconds < lifetime_seconds
+        0 < lifetime_seconds <= MAX_URL_LIFETIME_S
+        and -MAX_CLOCK_SKEW_S < age_seconds < lifetime_seconds
     ):
         raise S3Error(
             403,
@@ -232,7 +236,7 @@ def _check_time(
         )
 
 
-def _canonical_query(query_pairs: list[tuple[str, str]]) -> str:
+def _canonicalize_query(query_pairs: list[tuple[str, str]]) -> str:
     return "&".join(
         sorted(
             f"{quote(parameter_name, safe='-_.~')}={quote(parameter_value, safe='-_.~')}"
@@ -241,7 +245,7 @@ def _canonical_query(query_pairs: list[tuple[str, str]]) -> str:
     )
 
 
-def signing_key(secret_key: str, credential_scope: str) -> bytes:
+def compute_signing_key(secret_key: str, credential_scope: str) -> bytes:
     """Return the signing key for one day, region and service."""
     derived_key = f"AWS4{secret_key}".encode()
     for scope_component in credential_scope.split("/"):
@@ -267,7 +271,9 @@ def _verify_version_2(
         )
 
     signed_names = sorted(
-        name for name in query_parameters if name in SUBRESOURCES or name in OVERRIDES
+        name
+        for name in query_parameters
+        if name in SIGNED_SUBRESOURCES or name in RESPONSE_OVERRIDES
     )
     subresource_query = "&".join(
         f"{name}={query_parameters[name]}" if query_parameters[name] else name
@@ -305,7 +311,7 @@ def _verify_version_2(
         hmac.compare_digest(valid_signature.encode(), query_signature)
         for valid_signature in valid_signatures
     ]
-    _compare(
+    _compare_signatures(
         query_parameters["Signature"],
         valid_signatures[signature_matches.index(True) if any(signature_matches) else 0],
     )

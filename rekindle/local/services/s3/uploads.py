@@ -19,21 +19,21 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from argolocal.common.json_text import to_json
-from rekindle.documents import Document, validate
+from rekindle.documents import Document, parse_and_validate
 from rekindle.local.services.s3.format import (
-    Content,
-    Meta,
+    ClientMetadata,
+    ObjectMetadata,
     S3Error,
     blocks,
     entries,
-    meta_of,
-    read_meta,
+    read_file_metadata,
+    read_metadata,
 )
 
 MIN_PART_BYTES = 5 << 20
-UPLOAD_LIFE_S = 7 * 86400.0  # an upload ends this long after its start
-RECORD = "upload.json"
-Write = Callable[[Iterator[Any], Callable[[int], Content]], Path]
+UPLOAD_LIFETIME_S = 7 * 86400.0  # an upload ends this long after its start
+RECORD_FILE = "upload.json"
+WriteFunction = Callable[[Iterator[Any], Callable[[int], ClientMetadata]], Path]
 
 
 class UploadRecord(Document):
@@ -64,7 +64,7 @@ class Upload:
 
 
 @dataclass(frozen=True)
-class Part:
+class ListedPart:
     """A part as its client lists it to complete an upload; `checksums`: checksum header → value."""
 
     number: int
@@ -75,11 +75,11 @@ class Part:
 class Uploads:
     """The multipart uploads under one directory. Thread-safe."""
 
-    def __init__(self, uploads_folder: Path, write_file: Write) -> None:
+    def __init__(self, uploads_folder: Path, write_file: WriteFunction) -> None:
         self.folder = uploads_folder
         self._write = write_file
         uploads_folder.mkdir(parents=True, exist_ok=True)
-        self.remove_expired()
+        self.remove_expired_uploads()
 
     def start(
         self,
@@ -89,7 +89,7 @@ class Uploads:
         checksum_algorithm: str = "",
     ) -> Upload:
         """Start an upload."""
-        self.remove_expired()
+        self.remove_expired_uploads()
         now_seconds = time.time()
         # an id starts with the upload's start time, because S3 lists the uploads of a key in the
         # order of their start
@@ -108,7 +108,7 @@ class Uploads:
         upload_folder = self._folder(upload)
         upload_folder.mkdir()
         (upload_folder / "new").write_text(to_json(upload_record.model_dump()))
-        os.replace(upload_folder / "new", upload_folder / RECORD)
+        os.replace(upload_folder / "new", upload_folder / RECORD_FILE)
 
         return upload
 
@@ -120,10 +120,10 @@ class Uploads:
         else:
             upload = None
         if not upload or (upload.bucket, upload.key) != (bucket_name, object_key):
-            raise _missing_upload_error()
+            raise _make_missing_upload_error()
         return upload
 
-    def of_bucket(self, bucket_name: str) -> list[Upload]:
+    def list_bucket_uploads(self, bucket_name: str) -> list[Upload]:
         """Return the uploads to a bucket, ordered by key and start."""
         all_uploads = (self._read(upload_folder) for upload_folder in entries(self.folder))
         bucket_uploads = [
@@ -136,16 +136,16 @@ class Uploads:
         try:
             os.replace(part_file, self._part_path(upload, part_number))
         except FileNotFoundError:
-            raise _missing_upload_error() from None
+            raise _make_missing_upload_error() from None
 
-    def parts(self, upload: Upload) -> Iterator[tuple[int, Meta]]:
+    def parts(self, upload: Upload) -> Iterator[tuple[int, ObjectMetadata]]:
         """Yield number and metadata of the parts of an upload, by number."""
         for part_path in sorted(self._folder(upload).glob("[0-9]" * 5)):
-            metadata = read_meta(part_path)
+            metadata = read_metadata(part_path)
             if metadata:
                 yield int(part_path.name), metadata
 
-    def assemble(self, upload: Upload, listed_parts: list[Part], size: int | None) -> Path:
+    def assemble(self, upload: Upload, listed_parts: list[ListedPart], size: int | None) -> Path:
         """Write a temporary file with the object of these parts; `size`: its expected size, if
         known."""
         part_numbers = [listed_part.number for listed_part in listed_parts]
@@ -179,7 +179,11 @@ class Uploads:
             etag = (
                 f"{hashlib.md5(etag_bytes, usedforsecurity=False).hexdigest()}-{len(listed_parts)}"
             )
-            object_content: Content = {"key": upload.key, "etag": etag, "headers": upload.headers}
+            object_content: ClientMetadata = {
+                "key": upload.key,
+                "etag": etag,
+                "headers": upload.headers,
+            }
 
             return self._write(blocks(part_files), lambda _: object_content)
 
@@ -187,23 +191,23 @@ class Uploads:
         """End an upload."""
         # remove the record first: without it the upload does not exist, even if another request is
         # adding a part
-        (self._folder(upload) / RECORD).unlink(missing_ok=True)
+        (self._folder(upload) / RECORD_FILE).unlink(missing_ok=True)
         shutil.rmtree(self._folder(upload), ignore_errors=True)
 
-    def remove_expired(self) -> None:
+    def remove_expired_uploads(self) -> None:
         """Remove the uploads that were started more than a week ago."""
-        oldest_start_seconds = time.time() - UPLOAD_LIFE_S
+        oldest_start_seconds = time.time() - UPLOAD_LIFETIME_S
         for upload_folder in entries(self.folder):
             upload = self._read(upload_folder)
-            start_seconds = upload.started if upload else _change_time(upload_folder)
+            start_seconds = upload.started if upload else _read_change_time(upload_folder)
             if start_seconds < oldest_start_seconds:
                 shutil.rmtree(upload_folder, ignore_errors=True)
 
-    def _open(self, upload: Upload, listed_part: Part) -> tuple[BinaryIO, Meta]:
+    def _open(self, upload: Upload, listed_part: ListedPart) -> tuple[BinaryIO, ObjectMetadata]:
         """Open an uploaded part that must have this ETag and these checksums."""
         try:
             part_file = open(self._part_path(upload, listed_part.number), "rb", buffering=0)  # noqa: SIM115 - the caller closes it
-            metadata = meta_of(part_file)
+            metadata = read_file_metadata(part_file)
         except (FileNotFoundError, ValueError):
             raise S3Error(
                 400, "InvalidPart", f"part {listed_part.number} was not uploaded."
@@ -224,13 +228,15 @@ class Uploads:
 
     def _read(self, upload_folder: Path) -> Upload | None:
         try:
-            upload_record = validate(UploadRecord, (upload_folder / RECORD).read_bytes())
+            upload_record = parse_and_validate(
+                UploadRecord, (upload_folder / RECORD_FILE).read_bytes()
+            )
         except (OSError, ValueError):
             return None
 
         # an earlier version did not record the time
         if upload_record.started is None:
-            start_seconds = _change_time(upload_folder)
+            start_seconds = _read_change_time(upload_folder)
         else:
             start_seconds = upload_record.started
 
@@ -250,14 +256,14 @@ class Uploads:
         return self._folder(upload) / f"{part_number:05d}"
 
 
-def _change_time(folder: Path) -> float:
+def _read_change_time(folder: Path) -> float:
     try:
         return folder.stat().st_mtime
     except FileNotFoundError:
         return time.time()
 
 
-def _missing_upload_error() -> S3Error:
+def _make_missing_upload_error() -> S3Error:
     return S3Error(
         404,
         "NoSuchUpload",

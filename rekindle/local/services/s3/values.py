@@ -17,21 +17,21 @@ from urllib.parse import parse_qsl, unquote
 from xml.etree import ElementTree  # nosec B405  # see `parse_xml`
 
 from rekindle.local.services.s3.format import S3Error
-from rekindle.local.services.s3.object_files import START, Position
+from rekindle.local.services.s3.object_files import START_POSITION, ListingPosition
 
 MAX_KEY_BYTES = 1024
 MAX_QUERY_FIELDS = 100
 MAX_PARTS = 10_000
 MAX_COUNT = 2**31 - 1
 # excludes "#", which starts a URL's fragment
-TARGET = re.compile(r"/(?:[!\"$&-~]|%[0-9A-Fa-f]{2})*")
-COPY_SOURCE = re.compile(r"/?([^/?]+)/([^?]+)(\?.*)?")
-COPY_SOURCE_TEXT = re.compile(r"(?:[ -$&-~]|%[0-9A-Fa-f]{2})*")
-BUCKET = re.compile(r"[a-z0-9](?:[a-z0-9-]|\.(?!\.)){1,61}[a-z0-9]")
+TARGET_PATTERN = re.compile(r"/(?:[!\"$&-~]|%[0-9A-Fa-f]{2})*")
+COPY_SOURCE_PATTERN = re.compile(r"/?([^/?]+)/([^?]+)(\?.*)?")
+COPY_SOURCE_TEXT_PATTERN = re.compile(r"(?:[ -$&-~]|%[0-9A-Fa-f]{2})*")
+BUCKET_PATTERN = re.compile(r"[a-z0-9](?:[a-z0-9-]|\.(?!\.)){1,61}[a-z0-9]")
 RESERVED_PREFIXES = ("xn--", "sthree-", "amzn-s3-demo-")
 RESERVED_SUFFIXES = ("-s3alias", "--ol-s3", ".mrap", "--x-s3", "--table-s3")
 # parameters that set a header of the response
-OVERRIDES = {
+RESPONSE_OVERRIDES = {
     f"response-{name}": name
     for name in (
         "cache-control",
@@ -42,12 +42,12 @@ OVERRIDES = {
         "expires",
     )
 }
-COPY_RANGE = re.compile(r"bytes=([0-9]{1,19})-([0-9]{1,19})")
-RANGE = re.compile(r"bytes=([0-9]{1,19})-([0-9]{0,19})|bytes=-([0-9]{1,19})")
+COPY_RANGE_PATTERN = re.compile(r"bytes=([0-9]{1,19})-([0-9]{1,19})")
+RANGE_PATTERN = re.compile(r"bytes=([0-9]{1,19})-([0-9]{0,19})|bytes=-([0-9]{1,19})")
 
 
 @dataclass(frozen=True)
-class Target:
+class RequestTarget:
     """The target of a request. `path`: the path as it was sent; `pairs`: the query parameters."""
 
     path: str
@@ -60,10 +60,10 @@ class Target:
         return dict(self.pairs)
 
 
-def parse_target(target_text: str) -> Target:
+def parse_target(target_text: str) -> RequestTarget:
     """Parse the target of a request line, of the form /BUCKET/KEY?QUERY."""
-    if not TARGET.fullmatch(target_text):
-        raise _invalid_uri(
+    if not TARGET_PATTERN.fullmatch(target_text):
+        raise _make_invalid_uri_error(
             "it must be a path of printable ASCII characters and complete escapes (%XX)"
         )
 
@@ -71,14 +71,16 @@ def parse_target(target_text: str) -> Target:
     query_pairs = parse_query(query_text)
     encoded_bucket, _, encoded_key = path[1:].partition("/")
 
-    request_target = Target(path, query_pairs, decode(encoded_bucket), decode(encoded_key))
+    request_target = RequestTarget(
+        path, query_pairs, decode_path(encoded_bucket), decode_path(encoded_key)
+    )
     if len(request_target.query) < len(query_pairs):
         raise S3Error(400, "InvalidArgument", "a query parameter is given twice: give it once.")
 
     if request_target.bucket:
-        check_bucket(request_target.bucket)
+        check_bucket_name(request_target.bucket)
 
-    check_key(request_target.key)
+    check_object_key(request_target.key)
     return request_target
 
 
@@ -88,23 +90,23 @@ def parse_query(query_text: str) -> list[tuple[str, str]]:
             query_text, keep_blank_values=True, errors="strict", max_num_fields=MAX_QUERY_FIELDS
         )
     except UnicodeDecodeError:
-        raise _invalid_uri("the query is not UTF-8") from None
+        raise _make_invalid_uri_error("the query is not UTF-8") from None
 
 
-def decode(encoded_path: str) -> str:
+def decode_path(encoded_path: str) -> str:
     """Replace the escapes of a path."""
     try:
         return unquote(encoded_path, errors="strict")
     except UnicodeDecodeError:
-        raise _invalid_uri("the path is not UTF-8") from None
+        raise _make_invalid_uri_error("the path is not UTF-8") from None
 
 
-def check_bucket(bucket_name: str) -> None:
+def check_bucket_name(bucket_name: str) -> None:
     """Raise S3Error if S3 does not allow the name for a bucket."""
     has_reserved_part = bucket_name.startswith(RESERVED_PREFIXES) or bucket_name.endswith(
         RESERVED_SUFFIXES
     )
-    if not BUCKET.fullmatch(bucket_name) or has_reserved_part or is_address(bucket_name):
+    if not BUCKET_PATTERN.fullmatch(bucket_name) or has_reserved_part or is_ip_address(bucket_name):
         error_message = (
             f"{bucket_name!r} must be 3 to 63 letters (a-z), digits, dots, hyphens, and no name"
             " that S3 reserves."
@@ -112,7 +114,7 @@ def check_bucket(bucket_name: str) -> None:
         raise S3Error(400, "InvalidBucketName", error_message)
 
 
-def check_key(object_key: str) -> None:
+def check_object_key(object_key: str) -> None:
     """Raise S3Error if S3 does not allow the key for an object."""
     if len(object_key.encode()) > MAX_KEY_BYTES:
         raise S3Error(
@@ -129,13 +131,13 @@ def check_key(object_key: str) -> None:
             folder_depth += 1
 
         if folder_depth < 0:
-            raise _invalid_uri('the parts ".." of the key lead out of the bucket')
+            raise _make_invalid_uri_error('the parts ".." of the key lead out of the bucket')
 
 
 def parse_copy_source(text: str) -> tuple[str, str]:
     """Return bucket and key of the value of x-amz-copy-source."""
-    source_match = COPY_SOURCE.fullmatch(text)
-    if not source_match or not COPY_SOURCE_TEXT.fullmatch(text):
+    source_match = COPY_SOURCE_PATTERN.fullmatch(text)
+    if not source_match or not COPY_SOURCE_TEXT_PATTERN.fullmatch(text):
         error_message = (
             f"x-amz-copy-source is {text[:100]!r}: it must be BUCKET/KEY, with escapes (%XX)."
         )
@@ -144,10 +146,10 @@ def parse_copy_source(text: str) -> tuple[str, str]:
     if source_match[3]:
         raise S3Error(501, "NotImplemented", "copying a version is not supported.")
 
-    source_bucket = decode(source_match[1])
-    source_key = decode(source_match[2])
-    check_bucket(source_bucket)
-    check_key(source_key)
+    source_bucket = decode_path(source_match[1])
+    source_key = decode_path(source_match[2])
+    check_bucket_name(source_bucket)
+    check_object_key(source_key)
 
     return source_bucket, source_key
 
@@ -173,7 +175,7 @@ def parse_part_number(text: str) -> int:
 def parse_range(range_header: str, object_bytes: int) -> tuple[int, int] | None:
     """Return the start and end of the byte range that a Range header selects from an object; None
     if the header must be ignored."""
-    range_match = RANGE.fullmatch(range_header)
+    range_match = RANGE_PATTERN.fullmatch(range_header)
     if not range_match:
         return None
 
@@ -203,7 +205,7 @@ def parse_copy_range(range_header: str | None, object_bytes: int) -> tuple[int, 
     if range_header is None:
         return 0, object_bytes
 
-    range_match = COPY_RANGE.fullmatch(range_header)
+    range_match = COPY_RANGE_PATTERN.fullmatch(range_header)
     if not range_match or not int(range_match[1]) <= int(range_match[2]) < object_bytes:
         error_message = (
             f"x-amz-copy-source-range is {range_header[:80]!r}: it must be bytes=FIRST-LAST, and"
@@ -248,27 +250,27 @@ def parse_base64(base64_text: str, size_bytes: int) -> bytes | None:
     return None
 
 
-def format_token(listing_position: Position) -> str:
+def format_token(listing_position: ListingPosition) -> str:
     """Return the continuation token of a position."""
     position_kind = "p" if listing_position.is_prefix else "k"
     return base64.urlsafe_b64encode((position_kind + listing_position.text).encode()).decode()
 
 
-def parse_token(token_text: str) -> Position:
+def parse_token(token_text: str) -> ListingPosition:
     """Return the position of a continuation token."""
     try:
         decoded_text = base64.b64decode(token_text, altchars=b"-_", validate=True).decode()
     except ValueError:
         decoded_text = "?"
-    listing_position = Position(decoded_text[1:], decoded_text.startswith("p"))
+    listing_position = ListingPosition(decoded_text[1:], decoded_text.startswith("p"))
     if decoded_text and format_token(listing_position) != token_text:
         raise S3Error(400, "InvalidArgument", "The continuation token provided is incorrect")
     if decoded_text:
         return listing_position
-    return START
+    return START_POSITION
 
 
-class WithoutDocumentType(ElementTree.TreeBuilder):
+class DoctypeRejectingBuilder(ElementTree.TreeBuilder):
     """Builds an XML document, and rejects a document type declaration in every encoding."""
 
     def doctype(self, *_: object) -> None:
@@ -279,7 +281,7 @@ def parse_xml(xml_bytes: bytes, root_tag: str) -> ElementTree.Element:
     """Parse the XML body of a request, whose root is `root_tag`; remove the XML namespace from its
     tags."""
     try:
-        xml_parser = ElementTree.XMLParser(target=WithoutDocumentType())  # nosec B314
+        xml_parser = ElementTree.XMLParser(target=DoctypeRejectingBuilder())  # nosec B314
         xml_parser.feed(xml_bytes)
         root_element: ElementTree.Element = xml_parser.close()
     except (ElementTree.ParseError, LookupError, ValueError) as error:
@@ -297,7 +299,7 @@ def parse_xml(xml_bytes: bytes, root_tag: str) -> ElementTree.Element:
     return root_element
 
 
-def children(xml_element: ElementTree.Element) -> Mapping[str, str]:
+def read_child_texts(xml_element: ElementTree.Element) -> Mapping[str, str]:
     """Return the texts of an element's children by tag. Raises S3Error if a tag is repeated, or if
     a child has children."""
     child_texts = {child_element.tag: child_element.text or "" for child_element in xml_element}
@@ -308,7 +310,7 @@ def children(xml_element: ElementTree.Element) -> Mapping[str, str]:
     return child_texts
 
 
-def is_address(host_name: str) -> bool:
+def is_ip_address(host_name: str) -> bool:
     """Return True for an IPv4 address."""
     try:
         IPv4Address(host_name)
@@ -317,5 +319,5 @@ def is_address(host_name: str) -> bool:
     return True
 
 
-def _invalid_uri(reason: str) -> S3Error:
+def _make_invalid_uri_error(reason: str) -> S3Error:
     return S3Error(400, "InvalidURI", f"Couldn't parse the specified URI: {reason}.")

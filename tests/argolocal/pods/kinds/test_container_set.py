@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from argolocal.engine.nodes import PodEnded, PodStarted, Start
+from argolocal.engine.nodes import PodEnded, PodStarted, StartPod
 from argolocal.errors import ConfigError
 from argolocal.pods import filesystem
 from argolocal.runner.cluster import LocalCluster
@@ -14,7 +14,9 @@ from tests.argolocal.runner.played import scheduler, steps
 from tests.argolocal.running import execute
 from tests.builders import workflow
 
-needs_namespaces = pytest.mark.skipif(not filesystem.available(), reason="needs mount namespaces")
+needs_namespaces = pytest.mark.skipif(
+    not filesystem.supports_namespaces(), reason="needs mount namespaces"
+)
 WORK = {"volumeMounts": [{"name": "work", "mountPath": "/work"}]}
 OUT = {"parameters": [{"name": "out", "valueFrom": {"path": "/work/out"}}]}
 
@@ -77,7 +79,7 @@ def test_container_nodes_are_children_of_their_pod_and_parents_of_the_next_step(
     template = {"name": "one", "containerSet": {"containers": containers}}
     s = scheduler(steps([{"name": "x"}], [{"name": "y"}]), template)
     (pod,) = s.advance(1)
-    assert isinstance(pod, Start)
+    assert isinstance(pod, StartPod)
     a, b, c = (s.nodes[pod.containers[name]] for name in "abc")
     assert [node["name"] for node in (a, b, c)] == ["w[0].x.a", "w[0].x.b", "w[0].x.c"]
     assert {(n["type"], n["phase"], n["boundaryID"], n["templateName"]) for n in (a, b, c)} == {

@@ -12,7 +12,7 @@ from argolocal.errors import ConfigError
 from argolocal.pods import filesystem
 from argolocal.pods.kinds import data, http
 from rekindle.local.cluster import LocalCluster
-from rekindle.local.services.services import BUCKET
+from rekindle.local.services.services import DEFAULT_BUCKET
 from tests.argolocal.running import execute
 from tests.builders import workflow
 from tests.http_server import Answer, HttpServer, Request
@@ -42,13 +42,15 @@ def secret(name: str) -> dict[str, str]:
 
 def test_a_request_has_its_method_its_body_and_its_headers_which_may_be_secrets(url: str) -> None:
     header = {"name": "X-Token", "valueFrom": {"secretKeyRef": {"name": "mine", "key": "token"}}}
-    phase, _, outputs = http.send(
+    phase, _, outputs = http.run_http_template(
         {"url": url, "method": "POST", "body": "hi", "headers": [header]}, secret
     )
     assert outputs
     assert phase == "Succeeded"
     assert json.loads(outputs["result"]) == {"method": "POST", "body": "hi", "token": "s3cr3t"}
-    _, _, outputs = http.send({"url": url, "method": "PUT", "bodyFrom": {"bytes": "aGk="}}, secret)
+    _, _, outputs = http.run_http_template(
+        {"url": url, "method": "PUT", "bodyFrom": {"bytes": "aGk="}}, secret
+    )
     assert outputs
     assert json.loads(outputs["result"])["body"] == "hi"
 
@@ -74,19 +76,21 @@ def test_the_answer_to_a_request_decides_the_phase_of_the_node(
     url: str, path: str, condition: str, phase: str, message: str
 ) -> None:
     request = {"url": url + path} | ({"successCondition": condition} if condition else {})
-    actual_phase, actual_message, _ = http.send(request, secret)
+    actual_phase, actual_message, _ = http.run_http_template(request, secret)
     assert actual_phase == phase
     assert actual_message[: len(message)] == message
 
 
 def test_a_missing_server_or_secret_fails_the_node() -> None:
-    phase, message, _ = http.send({"url": "http://127.0.0.1:9/x"}, secret)
+    phase, message, _ = http.run_http_template({"url": "http://127.0.0.1:9/x"}, secret)
     assert phase == "Failed"
     assert (
         message == 'Get "http://127.0.0.1:9/x": dial tcp 127.0.0.1:9: connect: connection refused'
     )
     header = {"name": "a", "valueFrom": {"secretKeyRef": {"name": "none", "key": "b"}}}
-    assert http.send({"url": "http://127.0.0.1:9", "headers": [header]}, secret)[:2] == (
+    assert http.run_http_template({"url": "http://127.0.0.1:9", "headers": [header]}, secret)[
+        :2
+    ] == (
         "Failed",
         "secrets 'none' not found",
     )
@@ -149,27 +153,31 @@ def test_a_data_template_lists_keys_and_transforms_them() -> None:
         {"expression": "filter(data, {# endsWith 'main.log'})"},
         {"expression": "map(data, {# + '!'})"},
     ]
-    phase, _, outputs = data.transform(
+    phase, _, outputs = data.run_data_template(
         {"source": source, "transformation": steps}, lambda s3: Bucket()
     )
     assert outputs == {"result": '["logs/a/main.log!","logs/b/main.log!"]', "exitCode": "0"}
     assert phase == "Succeeded"
-    phase, message, _ = data.transform(
+    phase, message, _ = data.run_data_template(
         {"source": source, "transformation": [{"expression": "nope(data)"}]}, lambda s3: Bucket()
     )
     assert phase == "Failed"
     assert "error processing data step 0" in message
     source = {"artifactPaths": {"name": "x", "s3": {"bucket": "b", "key": "none"}}}
-    assert "no key found of name none" in data.transform({"source": source}, lambda s3: Bucket())[1]
+    assert (
+        "no key found of name none"
+        in data.run_data_template({"source": source}, lambda s3: Bucket())[1]
+    )
     # the default bucket is not used
     source = {"artifactPaths": {"name": "x", "s3": {"key": "none"}}}
     assert (
-        "Bucket name cannot be empty" in data.transform({"source": source}, lambda s3: Bucket())[1]
+        "Bucket name cannot be empty"
+        in data.run_data_template({"source": source}, lambda s3: Bucket())[1]
     )
 
 
 def test_the_files_of_a_bucket_are_the_items_of_a_loop(tmp_path: Path) -> None:
-    source = {"artifactPaths": {"name": "logs", "s3": {"bucket": BUCKET, "key": "in"}}}
+    source = {"artifactPaths": {"name": "logs", "s3": {"bucket": DEFAULT_BUCKET, "key": "in"}}}
     listing = {
         "name": "list",
         "data": {"source": source, "transformation": [{"expression": "data"}]},
@@ -259,7 +267,7 @@ def test_dependents_of_a_daemon_start_when_its_probe_passes(
     assert status["phase"] == "Succeeded", status
 
 
-@pytest.mark.skipif(not filesystem.available(), reason="needs mount namespaces")
+@pytest.mark.skipif(not filesystem.supports_namespaces(), reason="needs mount namespaces")
 def test_a_probe_can_read_the_files_of_its_daemon_and_writes_no_log(tmp_path: Path) -> None:
     probe = {"exec": {"command": ["sh", "-c", "echo asked; cat /serving"]}}
     container = {

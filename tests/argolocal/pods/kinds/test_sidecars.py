@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from argolocal.engine.nodes import Kill, PodEnded, PodStarted, Start, format_time
+from argolocal.engine.nodes import KillPod, PodEnded, PodStarted, StartPod, format_time
 from argolocal.engine.scheduler import Scheduler
 from argolocal.pods import filesystem
 from argolocal.runner.cluster import LocalCluster
@@ -15,7 +15,9 @@ from tests.argolocal.runner.played import dag, leaf, parameters, phase, schedule
 from tests.argolocal.running import execute
 from tests.builders import shell, workflow
 
-needs_namespaces = pytest.mark.skipif(not filesystem.available(), reason="needs mount namespaces")
+needs_namespaces = pytest.mark.skipif(
+    not filesystem.supports_namespaces(), reason="needs mount namespaces"
+)
 
 
 def ran(template: dict[str, Any], home: Path) -> dict[str, Any]:
@@ -127,16 +129,16 @@ def test_steps_know_the_address_of_a_daemon_which_ends_after_them() -> None:
         use,
     )
 
-    (db,) = [action for action in s.advance(1) if isinstance(action, Start)]
+    (db,) = [action for action in s.advance(1) if isinstance(action, StartPod)]
 
     (user,) = [
         action
         for action in s.advance(2, [PodStarted(db.id, "127.0.0.1")])
-        if isinstance(action, Start)
+        if isinstance(action, StartPod)
     ]
 
     assert s.nodes[user.id]["inputs"]["parameters"][0]["value"] == "127.0.0.1"
-    assert s.advance(3, [PodEnded(user.id, "Succeeded")]) == [Kill(db.id)]
+    assert s.advance(3, [PodEnded(user.id, "Succeeded")]) == [KillPod(db.id)]
     assert s.status["phase"] == "Succeeded"
     assert s.nodes[db.id]["phase"] == "Succeeded"
 
@@ -147,7 +149,7 @@ def test_a_daemon_that_ends_before_its_steps_has_failed() -> None:
         leaf(daemon=True),
         leaf("use"),
     )
-    (db,) = [action for action in s.advance(1) if isinstance(action, Start)]
+    (db,) = [action for action in s.advance(1) if isinstance(action, StartPod)]
     s.advance(2, [PodStarted(db.id)])
     s.advance(3, [PodEnded(db.id, "Succeeded")])
     assert phase(s, "db") == "Failed"
@@ -161,10 +163,10 @@ def test_a_dead_daemon_is_retried_and_ends_after_its_clients() -> None:
     assert s.nodes[use.id]["name"] == "w.use"
     assert s.nodes[s.table.ids["w.db"]]["daemoned"]
     (second,) = s.advance(3, [PodEnded(first.id, "Failed")])
-    assert isinstance(second, Start)
+    assert isinstance(second, StartPod)
     assert s.nodes[second.id]["name"] == "w.db(1)"
     assert s.advance(4, [PodStarted(second.id), PodStarted(use.id)]) == []
-    assert s.advance(5, [PodEnded(use.id, "Succeeded")]) == [Kill(second.id)]
+    assert s.advance(5, [PodEnded(use.id, "Succeeded")]) == [KillPod(second.id)]
     assert s.status["phase"] == "Succeeded"
 
     assert [phase(s, name) for name in ("db", "db(0)", "db(1)")] == [

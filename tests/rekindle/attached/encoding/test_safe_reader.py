@@ -12,8 +12,8 @@ from torch.distributed.checkpoint.state_dict_saver import save
 from rekindle.attached.encoding.safe_reader import (
     SafePlanner,
     SafeReader,
-    decode_values,
-    encode_values,
+    decode_named_values,
+    encode_named_values,
 )
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
@@ -38,7 +38,7 @@ def restore(folder: Path) -> dict[str, Any]:
 @pytest.fixture
 def checkpoint(tmp_path: Path) -> Path:
     folder = tmp_path / "checkpoint"
-    state = {"weights": torch.ones(3), "rest": encode_values({"seed": [1, 2]}), "step": 7}
+    state = {"weights": torch.ones(3), "rest": encode_named_values({"seed": [1, 2]}), "step": 7}
     save(state, checkpoint_id=folder, no_dist=True)
     return folder
 
@@ -47,7 +47,7 @@ def test_a_checkpoint_is_restored(checkpoint: Path) -> None:
     state = restore(checkpoint)
     assert state["weights"].tolist() == [1, 1, 1]
     assert state["step"] == 7
-    assert decode_values(state["rest"]) == {"seed": [1, 2]}
+    assert decode_named_values(state["rest"]) == {"seed": [1, 2]}
 
 
 def test_malicious_metadata_runs_no_code(checkpoint: Path, tmp_path: Path) -> None:
@@ -66,5 +66,5 @@ def test_a_malicious_value_runs_no_code(tmp_path: Path) -> None:
     with pytest.raises(BaseException, match="Weights only load failed"):
         restore(tmp_path / "checkpoint")
     with pytest.raises(Exception, match="Weights only load failed"):
-        decode_values(encode_values({"x": Malicious(file)}))
+        decode_named_values(encode_named_values({"x": Malicious(file)}))
     assert not file.exists()

@@ -16,7 +16,7 @@ from rekindle.blocks.manifest.config import load_config
 from rekindle.blocks.manifest.render import render_manifest
 from rekindle.blocks.settings import ClusterConfig
 from rekindle.errors import ConfigError, RekindleError
-from rekindle.kubernetes_names import WORKLOAD
+from rekindle.kubernetes_names import WORKLOAD_MODULES
 from rekindle.training.spec import TrainConfig
 from tests.kinds import pod_specs
 
@@ -65,7 +65,10 @@ def render(
     maker = BACKENDS[backend].runtime if runtime else BACKENDS[backend].job
     assert maker
     return maker(
-        "j", TrainConfig.model_validate(train), config, member_commands(WORKLOAD, ["--seed=7"])
+        "j",
+        TrainConfig.model_validate(train),
+        config,
+        member_commands(WORKLOAD_MODULES, ["--seed=7"]),
     )
 
 

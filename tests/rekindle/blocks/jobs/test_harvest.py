@@ -13,7 +13,7 @@ from rekindle.blocks.manifest.config import load_config
 from rekindle.blocks.manifest.render import render_manifest
 from rekindle.blocks.settings import ClusterConfig
 from rekindle.errors import ConfigError, RekindleError
-from rekindle.kubernetes_names import WORKLOAD
+from rekindle.kubernetes_names import WORKLOAD_MODULES
 from rekindle.training.spec import TrainConfig
 
 HARVEST = ["cluster.harvest=true", "train.workers=2", "train.min_workers=1", "train.max_workers=4"]
@@ -39,7 +39,11 @@ def workers(cluster: dict[str, Any], backend: str = "pytorchjob", **train: Any) 
     config = ClusterConfig.model_validate({"harvest": True, "backend": backend} | cluster)
     section = TrainConfig.model_validate({"min_workers": 1, "workers": 2, "max_workers": 4} | train)
     return harvest_deployment(
-        "j", section, config, member_commands(WORKLOAD, ["--seed=7"]), BACKENDS[backend].host
+        "j",
+        section,
+        config,
+        member_commands(WORKLOAD_MODULES, ["--seed=7"]),
+        BACKENDS[backend].host,
     )
 
 

@@ -3,7 +3,7 @@
 
 import pytest
 
-from rekindle.blocks.jobs.kubeflow import Replica, training_job
+from rekindle.blocks.jobs.kubeflow import Replica, build_training_job
 from rekindle.blocks.settings import ClusterConfig
 from rekindle.errors import ConfigError
 from tests.kinds import kinds, pod_specs, program_jobs
@@ -105,20 +105,20 @@ TWO = Replica(CLUSTER.pod("train"), ["-c", "pass"], count=2)
 
 def test_a_job_that_could_never_start_or_complete_is_rejected() -> None:
     with pytest.raises(ConfigError, match="XGBoostJob x has 0 Master: there must be 1"):
-        training_job("XGBoostJob", "x", {"Worker": TWO}, CLUSTER)
+        build_training_job("XGBoostJob", "x", {"Worker": TWO}, CLUSTER)
     with pytest.raises(
         ConfigError, match="TFJob x has 2 Chief: there must be at least 0 and at most 1"
     ):
-        training_job("TFJob", "x", {"Chief": TWO}, CLUSTER)
+        build_training_job("TFJob", "x", {"Chief": TWO}, CLUSTER)
     with pytest.raises(ConfigError, match=r'TFJob x has no role Worke\. Did you mean "Worker"'):
-        training_job("TFJob", "x", {"Worke": ONE}, CLUSTER)
+        build_training_job("TFJob", "x", {"Worke": ONE}, CLUSTER)
     with pytest.raises(ConfigError, match="neither a Chief nor a Worker"):
-        training_job("TFJob", "x", {"PS": ONE}, CLUSTER)
+        build_training_job("TFJob", "x", {"PS": ONE}, CLUSTER)
 
 
 def test_a_retired_kind_of_job_is_rejected_with_the_reason() -> None:
     with pytest.raises(ConfigError, match=r"MXNet is retired: train with a PyTorchJob"):
-        training_job("MXJob", "x", {}, CLUSTER)
+        build_training_job("MXJob", "x", {}, CLUSTER)
 
 
 def test_workers_look_for_datasets_on_the_mounted_volume() -> None:

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from argolocal.manifest.training_jobs import JOBS, pod_name
+from argolocal.manifest.training_jobs import JOB_KINDS, make_pod_name
 from argolocal.validate import lint
 from rekindle import ConfigError, blocks
 from rekindle.blocks.manifest.config import load_config
-from rekindle.kubernetes_names import PROGRAM_IN_JOB
+from rekindle.kubernetes_names import PROGRAM_IN_JOB_MODULES
 from rekindle.program.config import ProgramConfig
 from rekindle.training.cost.jobs import list_planned_jobs
 from rekindle.training.cost.prices import Prices
@@ -64,16 +64,16 @@ def test_each_pod_runs_the_program_and_the_first_one_the_coordinator(
     manifest = render(tmp_path, kind, counts)
     assert [str(finding) for finding in lint(manifest) if finding.fatal] == []
     job = find_job(manifest, kind)
-    specs = job["spec"][JOBS[kind].replicas_field]
+    specs = job["spec"][JOB_KINDS[kind].replicas_field]
     leader = next(iter(places))
     for role, (rank, ends) in places.items():
         (container,) = specs[role]["template"]["spec"]["containers"]
-        assert container["args"][:2] == ["-m", PROGRAM_IN_JOB.launcher]
+        assert container["args"][:2] == ["-m", PROGRAM_IN_JOB_MODULES.launcher]
         assert f"--workers={sum(counts[other] for other in places)}" in container["args"]
 
         values = {variable["name"]: variable.get("value") for variable in container["env"]}
         assert values["REKINDLE_ROLE_RANK"] == str(rank)
-        host = pod_name(job["metadata"]["name"], leader)
+        host = make_pod_name(job["metadata"]["name"], leader)
         assert values["REKINDLE_COORDINATOR"] == host
         assert ("REKINDLE_SERVER" in values) is not ends
         assert (values.get("REKINDLE_DEADLINE") == str(90 * 60)) is (role == leader)

@@ -10,11 +10,11 @@ import pytest
 
 from argolocal.language.selector import evaluate_conditions
 from rekindle.blocks.jobs.kubeflow import FAILURE
-from rekindle.blocks.jobs.members import member_commands, run_secret
-from rekindle.blocks.jobs.pytorch_job import SUCCESS, pytorch_job
+from rekindle.blocks.jobs.members import build_run_secret, member_commands
+from rekindle.blocks.jobs.pytorch_job import SUCCESS, build_pytorch_job
 from rekindle.blocks.settings import ClusterConfig
 from rekindle.errors import ConfigError
-from rekindle.kubernetes_names import REKINDLE_SECRET, WORKLOAD
+from rekindle.kubernetes_names import REKINDLE_SECRET, WORKLOAD_MODULES
 from rekindle.training.spec import TrainConfig
 
 
@@ -79,11 +79,11 @@ GPUS = {"pods": {"train": {"gpus": 2}}}
 
 def job(cluster: dict[str, Any] | None = None, **train: Any) -> dict[str, Any]:
     config = TrainConfig.model_validate(train)
-    return pytorch_job(
+    return build_pytorch_job(
         "{{workflow.name}}-train",
         config,
         ClusterConfig.model_validate(cluster or {}),
-        member_commands(WORKLOAD, ["--seed=7"]),
+        member_commands(WORKLOAD_MODULES, ["--seed=7"]),
     )
 
 
@@ -116,7 +116,7 @@ def test_a_preempted_worker_is_restarted_and_the_job_ends_with_the_coordinator()
 
 
 def test_all_processes_read_the_secret_and_the_manifest_does_not_contain_it() -> None:
-    secret = run_secret("{{workflow.name}}-train")
+    secret = build_run_secret("{{workflow.name}}-train")
     reference = {"name": secret["metadata"]["name"], "key": next(iter(secret["data"]))}
     for replica in job()["spec"]["pytorchReplicaSpecs"].values():
         (container,) = replica["template"]["spec"]["containers"]

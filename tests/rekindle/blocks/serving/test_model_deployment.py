@@ -11,11 +11,16 @@ from hera.workflows import models as m
 from argolocal.language.selector import evaluate_conditions
 from rekindle.blocks.manifest.config import load_config
 from rekindle.blocks.manifest.render import render_manifest
-from rekindle.blocks.serving.autoscaler import autoscaler
-from rekindle.blocks.serving.model_deployment import FAILURE, SUCCESS, deployment, disruption_budget
-from rekindle.blocks.serving.service import service
+from rekindle.blocks.serving.autoscaler import build_autoscaler
+from rekindle.blocks.serving.model_deployment import (
+    FAILURE,
+    SUCCESS,
+    build_deployment,
+    build_disruption_budget,
+)
+from rekindle.blocks.serving.service import build_client_service
 from rekindle.blocks.settings import ClusterConfig
-from rekindle.release.serve_config import PORT, ServeConfig
+from rekindle.release.serve_config import DEFAULT_PORT, ServeConfig
 
 MANIFEST = render_manifest(
     load_config(Path(__file__).parents[3] / "golden/config.yaml", environment={}).config
@@ -26,7 +31,7 @@ SERVE = ServeConfig.model_validate({"min_replicas": 2})
 
 
 def server_pod(serve: ServeConfig = SERVE, cluster: ClusterConfig = CLUSTER) -> Any:
-    return deployment("cards", "cards-1", serve, cluster, [])["spec"]["template"]["spec"]
+    return build_deployment("cards", "cards-1", serve, cluster, [])["spec"]["template"]["spec"]
 
 
 def status(reason: str, **counts: int) -> dict[str, Any]:
@@ -117,7 +122,7 @@ def test_verify_waits_at_least_for_the_startup_limit_of_a_server() -> None:
 
 
 def test_the_old_pods_serve_until_the_new_pods_are_ready() -> None:
-    spec = deployment("cards", "cards-1", SERVE, CLUSTER, [])["spec"]
+    spec = build_deployment("cards", "cards-1", SERVE, CLUSTER, [])["spec"]
     assert spec["strategy"]["rollingUpdate"] == {"maxUnavailable": 0, "maxSurge": 1}
     (server,) = spec["template"]["spec"]["containers"]
     assert server["readinessProbe"]["httpGet"]["path"] == "/health/ready"
@@ -140,8 +145,8 @@ def test_a_server_requests_one_core_per_thread_of_its_processes() -> None:
 
 
 def test_a_release_starts_with_the_minimum_of_the_autoscaler() -> None:
-    assert deployment("cards", "cards-1", SERVE, CLUSTER, [])["spec"]["replicas"] == 2
-    spec = autoscaler("cards", SERVE, "cards-1")["spec"]
+    assert build_deployment("cards", "cards-1", SERVE, CLUSTER, [])["spec"]["replicas"] == 2
+    spec = build_autoscaler("cards", SERVE, "cards-1")["spec"]
     assert spec["minReplicas"] == 2
     assert spec["maxReplicas"] == 4
     assert spec["scaleTargetRef"] == {
@@ -158,7 +163,7 @@ def test_the_autoscaler_uses_memory_and_custom_metrics_and_removes_pods_one_by_o
         "scale_down_seconds": 60,
     }
 
-    spec = autoscaler("cards", ServeConfig.model_validate(values), "cards-1")["spec"]
+    spec = build_autoscaler("cards", ServeConfig.model_validate(values), "cards-1")["spec"]
     cpu, memory, waiting = spec["metrics"]
     assert cpu["resource"]["name"] == "cpu"
     assert memory["resource"]["name"] == "memory"
@@ -171,17 +176,17 @@ def test_the_autoscaler_uses_memory_and_custom_metrics_and_removes_pods_one_by_o
 
 
 def test_clients_reach_one_release_and_node_drains_evict_one_pod_at_a_time() -> None:
-    spec = deployment("cards", "cards-1", SERVE, CLUSTER, [])["spec"]
+    spec = build_deployment("cards", "cards-1", SERVE, CLUSTER, [])["spec"]
     labels = spec["template"]["metadata"]["labels"]
-    budget = disruption_budget("cards")["spec"]
-    address = service("cards", 9000, "cards-1")["spec"]
+    budget = build_disruption_budget("cards")["spec"]
+    address = build_client_service("cards", 9000, "cards-1")["spec"]
     selector = spec["selector"]["matchLabels"]
     assert selector == address["selector"]
     assert selector.items() <= labels.items()
     assert budget["selector"]["matchLabels"].items() < selector.items()
-    assert selector != service("cards", 9000, "cards-2")["spec"]["selector"]
+    assert selector != build_client_service("cards", 9000, "cards-2")["spec"]["selector"]
     assert m.PodDisruptionBudgetSpec.model_validate(budget).max_unavailable is not None
     (port,) = address["ports"]
     (container,) = spec["template"]["spec"]["containers"]
     assert port["port"] == 9000
-    assert container["ports"] == [{"name": port["targetPort"], "containerPort": PORT}]
+    assert container["ports"] == [{"name": port["targetPort"], "containerPort": DEFAULT_PORT}]

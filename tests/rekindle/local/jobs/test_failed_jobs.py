@@ -49,8 +49,8 @@ def test_the_cause_is_the_error_of_the_process_and_not_a_condition(tmp_path: Pat
     manifest = workflow("import sys; sys.exit('error: the table has no rows')")
     status = execute(manifest, {}, LocalCluster(tmp_path))
     (job,) = list_job_runs(status, manifest)
-    (step,) = summary.as_json("w", status)["steps"]
-    ((_, reason),) = causes.failed_steps(
+    (step,) = summary.make_json_object("w", status)["steps"]
+    ((_, reason),) = causes.list_failed_steps(
         [node for node in status["nodes"].values() if node["type"] == "Pod"]
     )
     for text in (job.message, step["message"], reason):

@@ -18,10 +18,10 @@ from rekindle.blocks.jobs.members import member_commands
 from rekindle.blocks.settings import ClusterConfig
 from rekindle.demo.watched_training import DemoCluster
 from rekindle.errors import ConfigError
-from rekindle.kubernetes_names import WORKLOAD
+from rekindle.kubernetes_names import WORKLOAD_MODULES
 from rekindle.local.cluster import LocalCluster
 from rekindle.local.jobs.job_set_controller import JobSets
-from rekindle.local.jobs.training_job import TrainingJobs, condition
+from rekindle.local.jobs.training_job import TrainingJobs, find_condition
 from rekindle.storage import Store
 from rekindle.training.spec import TrainConfig
 from tests import polling
@@ -200,7 +200,7 @@ def test_a_suspended_job_runs_no_pods_and_continues_when_resumed(
 
     wait(
         controllers,
-        lambda status: (condition(status, "Suspended") or {}).get("status") == "True",
+        lambda status: (find_condition(status, "Suspended") or {}).get("status") == "True",
         kind,
     )
 
@@ -263,7 +263,7 @@ def test_job_sets_that_the_webhook_rejects_are_rejected(
 def test_a_training_with_a_killed_worker_has_the_same_weights_in_every_backend(
     tmp_path: Path, s3_environment: dict[str, str], s3: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv(project.PATH, ROOT)
+    monkeypatch.setenv(project.PATH_VARIABLE, ROOT)
     provide(s3_environment, tmp_path)
     weights = {backend: train_and_kill(backend, tmp_path / backend, s3) for backend in BACKENDS}
     assert len(set(weights.values())) == 1, weights
@@ -276,7 +276,7 @@ def train_and_kill(name: str, folder: Path, s3: Store) -> str:
     config = ClusterConfig.model_validate({"backend": name})
     train = TrainConfig.model_validate({"workers": 2, "virtual_workers": 7})
     argv = flags(name, workers=2, max_workers=2, steps=400, hot_seconds=0.001)
-    commands = member_commands(WORKLOAD, argv)
+    commands = member_commands(WORKLOAD_MODULES, argv)
     cluster = DemoCluster(folder)
     kinds = cluster.kinds.controllers(cluster, folder / "run")
     kinds["Secret"].apply({"metadata": {"name": "js"}, "stringData": {"secret": SECRET}})

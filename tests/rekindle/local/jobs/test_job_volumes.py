@@ -14,7 +14,9 @@ from rekindle.local.jobs.training_job import TrainingJobs
 from tests.argolocal.running import execute
 from tests.builders import workflow
 
-pytestmark = pytest.mark.skipif(not filesystem.available(), reason="needs mount namespaces")
+pytestmark = pytest.mark.skipif(
+    not filesystem.supports_namespaces(), reason="needs mount namespaces"
+)
 CLAIM = {
     "apiVersion": "v1",
     "kind": "PersistentVolumeClaim",

@@ -16,13 +16,13 @@ import pytest
 from rekindle.blocks.jobs.members import member_commands
 from rekindle.blocks.jobs.program_job import ProgramJob
 from rekindle.blocks.settings import ClusterConfig
-from rekindle.kubernetes_names import PROGRAM_IN_JOB, REKINDLE_SECRET
+from rekindle.kubernetes_names import PROGRAM_IN_JOB_MODULES, REKINDLE_SECRET
 from rekindle.local.cluster import LocalCluster
-from rekindle.local.jobs.training_job import TrainingJobs, condition
+from rekindle.local.jobs.training_job import TrainingJobs, find_condition
 from rekindle.program.spec import ProgramSpec
 from rekindle.storage import Store
 from rekindle.training.cost.bill import build_report
-from rekindle.training.ledger.accounting import summarize
+from rekindle.training.ledger.accounting import summarize_events
 from rekindle.training.ledger.events import read_events
 from rekindle.training.spec import TrainConfig
 from tests.commands import ROOT, shell
@@ -51,7 +51,7 @@ class Run:
         return (self.jobs.get("job") or {})["status"]
 
     def ended(self, kind: str) -> bool:
-        return bool(condition((self.jobs.get("job") or {}).get("status") or {}, kind))
+        return bool(find_condition((self.jobs.get("job") or {}).get("status") or {}, kind))
 
     def wait_for_step(self, step: int) -> None:
         """Wait until the checkpoint of a step is in the object store, and no pod deletes older
@@ -79,7 +79,7 @@ class Run:
         return json.loads(self.store.get(f"{self.prefix}/model/result/final.json"))
 
     def summary(self) -> Any:
-        return summarize(read_events(self.store, f"{self.prefix}/checkpoints/ledger"))
+        return summarize_events(read_events(self.store, f"{self.prefix}/checkpoints/ledger"))
 
 
 @pytest.fixture
@@ -111,7 +111,7 @@ def start(
         }
         args = [f"--{name.replace('_', '-')}={value}" for name, value in flags.items()]
         ProgramSpec.from_flags(args)
-        commands = member_commands(PROGRAM_IN_JOB, args)
+        commands = member_commands(PROGRAM_IN_JOB_MODULES, args)
         obj = job.manifest("job", TrainConfig.model_validate({}), config, commands)
 
         variables = {
@@ -159,7 +159,7 @@ def test_a_killed_pod_costs_only_the_steps_since_the_newest_checkpoint(
     run.wait_for_step(10)
     run.signal(pod, signal.SIGKILL)
     status = run.wait_for_end()
-    assert condition(status, "Succeeded"), run.logs()
+    assert find_condition(status, "Succeeded"), run.logs()
     assert run.result() == {"total": total}
     assert re.search(r"node 0: rank 0 of \d starts at step 10", run.logs())
     words = "\n".join(build_report(run.summary(), None)["words"])
@@ -175,7 +175,7 @@ def test_the_leader_may_leave_and_all_pods_continue_with_its_replacement(
     run.wait_for_step(10)
     run.signal("job-worker-0", signal.SIGTERM)
     status = run.wait_for_end()
-    assert condition(status, "Succeeded"), run.logs()
+    assert find_condition(status, "Succeeded"), run.logs()
     assert run.result() == {"total": 3}
     assert "[job-worker-0] ended with code 143 and is restarted" in run.logs()
     assert "node 0: rank 0 of 2 starts at step 10" in run.logs()
@@ -185,7 +185,7 @@ def test_a_program_that_always_fails_fails_the_job_with_its_last_line(
     start: Callable[..., Run],
 ) -> None:
     run = start("XGBoostJob", {"Master": 1}, ["python", "-c", "raise SystemExit('no rows')"])
-    failed = condition(run.wait_for_end(), "Failed")
+    failed = find_condition(run.wait_for_end(), "Failed")
     assert failed, run.logs()
     assert (
         "(3 times without a newer step): rank 0 of the program ended with exit code 1: no rows"

@@ -15,15 +15,15 @@ from typing import Any
 import pytest
 
 from argolocal.controllers.kubectl import Resources
-from argolocal.controllers.memory_volumes import clean_up_shared_memory, shared_memory
+from argolocal.controllers.memory_volumes import clean_up_shared_memory, shared_memory_path
 from argolocal.language.selector import evaluate_conditions
 from argolocal.state.journal import RunFiles
 from rekindle.errors import ConfigError
 from rekindle.local.cluster import LocalCluster
-from rekindle.local.jobs.frameworks import operator_environment
+from rekindle.local.jobs.frameworks import make_operator_environment
 from rekindle.local.jobs.training_job import (
     TrainingJobs,
-    condition,
+    find_condition,
 )
 from tests.polling import wait
 from tests.waiting import until
@@ -67,7 +67,7 @@ def condition_types(status: dict) -> list[str]:
 
 
 def has(kind: str) -> Callable[[dict], Any]:
-    return lambda status: condition(status, kind)
+    return lambda status: find_condition(status, kind)
 
 
 def log(jobs: TrainingJobs, pod: str) -> str:
@@ -139,7 +139,7 @@ def test_the_environment_matches_the_operator() -> None:
         port
     ]
 
-    assert operator_environment(obj, "Worker", 1, lambda pod: f"<{pod}>") == {
+    assert make_operator_environment(obj, "Worker", 1, lambda pod: f"<{pod}>") == {
         "PYTHONUNBUFFERED": "1",
         "MASTER_PORT": "4000",
         "PET_MASTER_PORT": "4000",
@@ -158,10 +158,10 @@ def test_the_environment_matches_the_operator() -> None:
     }
 
     obj["spec"]["nprocPerNode"] = "\u00b2"
-    assert operator_environment(obj, "Worker", 1, str)["WORLD_SIZE"] == "4"
+    assert make_operator_environment(obj, "Worker", 1, str)["WORLD_SIZE"] == "4"
 
     plain = {"PYTHONUNBUFFERED": "1", "PET_NPROC_PER_NODE": "auto", "PET_NNODES": "2"}
-    assert operator_environment(job(worker=replica("", 2)), "Worker", 0, str) == plain
+    assert make_operator_environment(job(worker=replica("", 2)), "Worker", 0, str) == plain
 
 
 def test_a_killed_worker_restarts_in_place(jobs: TrainingJobs) -> None:
@@ -266,7 +266,7 @@ def test_a_suspended_job_runs_no_pods_and_continues_when_resumed(jobs: TrainingJ
     first = pid(jobs, "job-worker-0")
     obj["spec"]["runPolicy"] = {"suspend": True}
     jobs.apply(obj)
-    status = wait(jobs, lambda status: condition(status, "Suspended") and has_exited(first))
+    status = wait(jobs, lambda status: find_condition(status, "Suspended") and has_exited(first))
     assert "startTime" not in status
     obj["spec"]["runPolicy"]["suspend"] = False
     jobs.apply(obj)
@@ -305,7 +305,7 @@ def test_memory_volumes_survive_processes_but_not_the_job(jobs: TrainingJobs) ->
     volumes = [{"name": "memory", "emptyDir": {"medium": "Memory"}}]
     jobs.apply(job(worker=replica(program, volumes=volumes)))
     wait(jobs, has("Succeeded"))
-    assert not shared_memory(jobs.run, "job").exists()
+    assert not shared_memory_path(jobs.run, "job").exists()
 
     jobs.apply(
         job(
@@ -318,9 +318,9 @@ def test_memory_volumes_survive_processes_but_not_the_job(jobs: TrainingJobs) ->
     )
 
     wait(jobs, has("Running"), "other")
-    assert shared_memory(jobs.run, "other").exists()
+    assert shared_memory_path(jobs.run, "other").exists()
     jobs.delete("other")
-    assert not shared_memory(jobs.run, "other").exists()
+    assert not shared_memory_path(jobs.run, "other").exists()
 
 
 def test_a_job_continues_after_its_runner_was_killed(tmp_path: Path) -> None:
@@ -362,9 +362,9 @@ def test_a_job_continues_after_its_runner_was_killed(tmp_path: Path) -> None:
 def test_leftovers_of_a_runner_that_died_with_its_job_are_removed(jobs: TrainingJobs) -> None:
     jobs.apply(job(master=replica("")))
     wait(jobs, lambda status: has("Succeeded")(status) and not jobs.jobs)
-    leftovers = [shared_memory(jobs.run, "job"), jobs.run / "pods/job-master-0"]
+    leftovers = [shared_memory_path(jobs.run, "job"), jobs.run / "pods/job-master-0"]
     jobs.apply(job("other", master=replica(SLEEP)))
-    kept = shared_memory(jobs.run, "other")
+    kept = shared_memory_path(jobs.run, "other")
     for folder in (*leftovers, kept):
         folder.mkdir(parents=True)
     Resources(jobs.cluster, {}, jobs.run).clean_up()
@@ -414,7 +414,7 @@ def test_shared_memory_of_interrupted_runs_is_removed_by_the_next_command(
         controller.poll()
         controller.stop(0)
 
-        memory = shared_memory(tmp_path / "runs" / name, name)
+        memory = shared_memory_path(tmp_path / "runs" / name, name)
         for file in memory.iterdir():
             os.utime(file, (then := datetime.now(UTC).timestamp() - hours * 3600, then))
 

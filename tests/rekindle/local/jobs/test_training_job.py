@@ -15,7 +15,7 @@ from hera.workflows import DAG, Resource, Task, Workflow
 
 from argolocal.controllers import kubectl_check
 from argolocal.language.selector import evaluate_conditions
-from argolocal.manifest.training_jobs import JOBS
+from argolocal.manifest.training_jobs import JOB_KINDS
 from argolocal.validate import lint
 from rekindle.blocks.container import retries
 from rekindle.blocks.jobs.kubeflow import FAILURE
@@ -23,7 +23,7 @@ from rekindle.blocks.jobs.kubeflow import FRAMEWORKS as BLOCKS
 from rekindle.blocks.resource import apply
 from rekindle.errors import ConfigError
 from rekindle.local.cluster import LocalCluster
-from rekindle.local.jobs.frameworks import ENVIRONMENTS, operator_environment
+from rekindle.local.jobs.frameworks import ENVIRONMENT_FUNCTIONS, make_operator_environment
 from rekindle.local.jobs.training_job import TrainingJobs, is_finished
 from tests.commands import shell
 from tests.kinds import kinds
@@ -149,7 +149,7 @@ def conditions(status: dict[str, Any]) -> list[tuple[str, str, str]]:
 
 
 def test_jobs_of_every_kind_of_the_blocks_run_on_this_machine() -> None:
-    assert set(ENVIRONMENTS) == {*JOBS} == {*BLOCKS, "PyTorchJob"}
+    assert set(ENVIRONMENT_FUNCTIONS) == {*JOB_KINDS} == {*BLOCKS, "PyTorchJob"}
 
 
 @pytest.mark.fast_cases(1)
@@ -199,7 +199,7 @@ def test_processes_of_mpirun_end_with_their_worker(run: Any) -> None:
 
 
 @pytest.mark.fast_cases(1)
-@pytest.mark.parametrize("kind", sorted(set(JOBS) - {"PyTorchJob"}))
+@pytest.mark.parametrize("kind", sorted(set(JOB_KINDS) - {"PyTorchJob"}))
 def test_a_failed_job_has_the_reason_in_its_status(run: Any, kind: str) -> None:
     failing = "import sys; sys.exit('no such column')"
     obj = job(kind, failing, policy="Never")
@@ -264,7 +264,7 @@ def test_a_workflow_with_a_job_of_every_other_kind_lints_and_runs(tmp_path: Path
             kind.lower(), obj, success=success, failure=FAILURE, owned=True, retry=retries(1)
         )
 
-    others = [kind for kind in JOBS if kind != "PyTorchJob"]  # other tests run PyTorchJobs
+    others = [kind for kind in JOB_KINDS if kind != "PyTorchJob"]  # other tests run PyTorchJobs
 
     with Workflow(name="kinds", entrypoint="main") as workflow:
         templates = [applied(kind) for kind in others]
@@ -286,7 +286,7 @@ def test_a_workflow_with_a_job_of_every_other_kind_lints_and_runs(tmp_path: Path
 
 def test_the_environment_of_every_kind_matches_the_operator() -> None:
     def env(kind: str, role: str, index: int, **spec: Any) -> dict[str, str]:
-        return operator_environment(job(kind, "", **spec), role, index, lambda pod: f"<{pod}>")
+        return make_operator_environment(job(kind, "", **spec), role, index, lambda pod: f"<{pod}>")
 
     hosts = {
         "chief": ["<job-chief-0>:2222"],
@@ -371,22 +371,26 @@ def test_a_version_that_is_not_supported_is_refused_before_any_step(
     with pytest.raises(
         ConfigError, match=r"apiVersion kubeflow.org/v2beta1.*use kubeflow.org/v1\."
     ):
-        kubectl_check.check(resource, "spec.templates[0].resource", LocalCluster(tmp_path))
+        kubectl_check.check_resource_template(
+            resource, "spec.templates[0].resource", LocalCluster(tmp_path)
+        )
 
-    kubectl_check.check(
+    kubectl_check.check_resource_template(
         {**resource, "manifest": text(obj | {"apiVersion": "kubeflow.org/v1"})},
         "",
         LocalCluster(tmp_path),
     )
 
     tagged = text(obj | {"apiVersion": "{{inputs.parameters.version}}"})
-    kubectl_check.check({**resource, "manifest": tagged}, "", LocalCluster(tmp_path))
+    kubectl_check.check_resource_template(
+        {**resource, "manifest": tagged}, "", LocalCluster(tmp_path)
+    )
     found = [item for item in lint(obj) if item.path == "apiVersion"]
     assert [item.fatal for item in found] == [False]
 
 
 def test_the_default_restart_policies_match_the_operator() -> None:
-    restarts = {kind: framework.restart_policy for kind, framework in JOBS.items()}
+    restarts = {kind: framework.restart_policy for kind, framework in JOB_KINDS.items()}
     assert [kind for kind, policy in restarts.items() if policy == "OnFailure"] == [
         "PyTorchJob",
         "PaddleJob",

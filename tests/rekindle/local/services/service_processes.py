@@ -3,19 +3,19 @@
 import os
 import signal
 
-from rekindle.local.services.services import Record, Services
+from rekindle.local.services.services import ServiceRecord, Services
 from tests.waiting import until
 
 PLAIN = {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ}
 
 
-def record(services: Services, name: str) -> Record:
+def record(services: Services, name: str) -> ServiceRecord:
     record = services.find(name)
     assert record
     return record
 
 
-def kill(services: Services, name: str) -> Record:
+def kill(services: Services, name: str) -> ServiceRecord:
     """Kill a service; return its record."""
     killed = record(services, name)
     os.kill(killed.pid, signal.SIGKILL)

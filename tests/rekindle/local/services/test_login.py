@@ -132,7 +132,7 @@ print(len(mlflow.artifacts.load_text(f"runs:/{run.info.run_id}/full")))
 
 
 def test_a_browser_logs_in_by_the_printed_address_and_keeps_a_cookie(mlflow: Mlflow) -> None:
-    address = mlflow.services.login_page(f"http://{mlflow.host}/#/experiments/1")
+    address = mlflow.services.make_login_url(f"http://{mlflow.host}/#/experiments/1")
     assert address == f"http://{mlflow.host}/?token={mlflow.token}#/experiments/1"
     status, page, headers = mlflow.ask(f"/?token={mlflow.token}", {"Sec-Fetch-Site": "cross-site"})
 
@@ -322,8 +322,8 @@ def test_no_command_line_contains_the_token(mlflow: Mlflow, tmp_path: Path) -> N
         except (FileNotFoundError, ProcessLookupError):
             continue
     link = Path(
-        homes.write_link(
-            mlflow.services.home, mlflow.services.login_page(f"http://{mlflow.host}/#/a?b&c")
+        homes.write_redirect_page(
+            mlflow.services.home, mlflow.services.make_login_url(f"http://{mlflow.host}/#/a?b&c")
         )
     )
     assert link.stat().st_mode & 0o777 == 0o600

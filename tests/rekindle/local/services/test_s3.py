@@ -20,9 +20,9 @@ from botocore.exceptions import ClientError
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rekindle.local.services.s3.checksums import CHECKSUMS
-from rekindle.local.services.s3.format import Content, Meta
-from rekindle.local.services.s3.object_files import START, Files
+from rekindle.local.services.s3.checksums import HASH_TYPES
+from rekindle.local.services.s3.format import ClientMetadata, ObjectMetadata
+from rekindle.local.services.s3.object_files import START_POSITION, ObjectFiles
 from tests.rekindle.local.services.endpoint import KEY, SECRET, Endpoint
 from tests.waiting import until
 
@@ -145,7 +145,7 @@ def test_a_body_with_a_wrong_checksum_does_not_replace_the_object(
     endpoint: Endpoint, name: str
 ) -> None:
     field = "ContentMD5" if name == "md5" else f"Checksum{name.upper()}"
-    value = hashlib.md5() if name == "md5" else CHECKSUMS[name]()
+    value = hashlib.md5() if name == "md5" else HASH_TYPES[name]()
     value.update(b"good")
     claim = {field: base64.b64encode(value.digest()).decode()}
     client = endpoint.connect(request_checksum_calculation="when_required")
@@ -275,7 +275,7 @@ def test_a_listing_is_split_into_pages_and_folders(endpoint: Endpoint) -> None:
 names = st.text("ab/é\0\U0001f525", min_size=1, max_size=6)
 
 
-def meta_of(key: str) -> Meta:
+def meta_of(key: str) -> ObjectMetadata:
     return {"key": key, "etag": "0" * 32, "headers": {}, "size": 0, "modified": 0.0}
 
 
@@ -289,13 +289,13 @@ def meta_of(key: str) -> Meta:
 def test_pages_of_any_size_add_up_to_the_complete_listing(
     keys: set[str], prefix: str, most: int, cut: bool
 ) -> None:
-    files = Files.__new__(Files)
+    files = ObjectFiles.__new__(ObjectFiles)
     ordered = sorted(keys, key=str.encode)
     files.keys, files.index = {"b": ordered}, {"b": {key: meta_of(key) for key in keys}}
     files.lock = threading.Lock()
     listed = []
     common = []
-    after = START
+    after = START_POSITION
 
     for _ in range(len(keys) + 1):
         page = files.page("b", prefix, "/" if cut else "", after, most)
@@ -414,9 +414,9 @@ def test_unknown_files_and_links_do_not_prevent_a_start(tmp_path: Path) -> None:
     """Such files appear after a `git pull` into the home, or a manual copy."""
     outside = tmp_path / "outside"
     root = tmp_path / "s3"
-    files = Files(root)
+    files = ObjectFiles(root)
     files.create("data")
-    content: Content = {"key": "a", "etag": "0" * 32, "headers": {}}
+    content: ClientMetadata = {"key": "a", "etag": "0" * 32, "headers": {}}
     meta = files.commit("data", "a", files.write(iter([b"1"]), lambda _: content), lambda _: None)
     files.lock_file.close()
     outside.mkdir()
@@ -428,7 +428,7 @@ def test_unknown_files_and_links_do_not_prevent_a_start(tmp_path: Path) -> None:
         (root / folder / "half").touch()
         os.utime(root / folder / "half", (0, 0))
 
-    again = Files(root)
+    again = ObjectFiles(root)
     assert again.find("data", "a") == meta
     assert not (root / "tmp/half").exists()
     assert (outside / "file").exists()

@@ -18,9 +18,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from argolocal.common.processes import start_time
+from argolocal.common.processes import read_start_ticks
 from rekindle.errors import ConfigError, StorageError, TrackingError
-from rekindle.local.services.services import Services, answers
+from rekindle.local.services.services import Services, is_answering
 from rekindle.storage import Store
 from tests.ports import free_port
 from tests.rekindle.local.services.service_processes import PLAIN, kill, record
@@ -101,7 +101,7 @@ def test_down_stops_all_processes_and_keeps_the_data(services: Services) -> None
     store(services).put("a", b"1")
     stopped = record(services, "s3")
     assert services.down() == ["s3"]
-    assert start_time(stopped.pid) != stopped.since
+    assert read_start_ticks(stopped.pid) != stopped.since
     assert services.down() == []
     services.restart_dead()
     assert not record(services, "s3").alive, "it was stopped on purpose"
@@ -133,7 +133,7 @@ def test_down_stops_a_service_even_if_the_disk_is_full(services: Services) -> No
     s3 = record(services, "s3")
     (services.folder / "s3.json.new").mkdir()  # makes the write of the record fail
     assert services.down() == ["s3"]
-    assert start_time(s3.pid) != s3.since
+    assert read_start_ticks(s3.pid) != s3.since
 
 
 @pytest.mark.slow
@@ -233,7 +233,7 @@ def test_addresses_of_real_services_are_used_unchanged(services: Services, tmp_p
     assert other.environment() == expected
     assert other.credentials() == services.credentials()
     assert not (tmp_path / "other").exists()
-    assert answers(services.url("s3"))
+    assert is_answering(services.url("s3"))
 
 
 def test_the_token_of_one_command_is_the_token_of_the_processes_that_others_have_started(

@@ -19,8 +19,8 @@ import psutil
 import pytest
 from botocore.exceptions import ClientError
 
-from rekindle.local.services.s3.signatures import EMPTY_SHA256, Signature, signing_key
-from rekindle.local.services.threaded_server import THREADS
+from rekindle.local.services.s3.signatures import EMPTY_SHA256, Signature, compute_signing_key
+from rekindle.local.services.threaded_server import THREAD_COUNT
 from tests.rekindle.local.services.endpoint import KEY, SECRET, Endpoint
 from tests.waiting import until
 
@@ -137,7 +137,7 @@ def test_signatures_of_chunks_match_amazons_example() -> None:
     Chunks."""
     scope = "20130524/us-east-1/s3/aws4_request"
     seed = "4f232c4386841ef735655705268965c44a0e4690baa4adea153f7db9fa80a0a9"
-    key = signing_key("wJalrXUtnFEMI/K7MDENG/bPxRfiCYEXAMPLEKEY", scope)
+    key = compute_signing_key("wJalrXUtnFEMI/K7MDENG/bPxRfiCYEXAMPLEKEY", scope)
     signature = Signature(key, "20130524T000000Z", scope, seed)
     chunks = [hashlib.sha256(b"a" * size).hexdigest() for size in (65536, 1024)]
     assert [signature.chunk(digest) for digest in [*chunks, EMPTY_SHA256]] == [
@@ -156,7 +156,9 @@ def test_a_chunk_modified_in_transit_is_refused(endpoint: Endpoint) -> None:
         headers = endpoint.signed("PUT", "/data/c", fixed, "STREAMING-AWS4-HMAC-SHA256-PAYLOAD")
         scope = re.findall(r"Credential=[^/]+/([^,]+),", headers["Authorization"])[0]
         seed = headers["Authorization"].rpartition("=")[2]
-        signature = Signature(signing_key(SECRET, scope), headers["X-Amz-Date"], scope, seed)
+        signature = Signature(
+            compute_signing_key(SECRET, scope), headers["X-Amz-Date"], scope, seed
+        )
 
         lines = [
             b"%x;chunk-signature=%s\r\n%s\r\n" % (len(data), signature.chunk(digest).encode(), data)
@@ -227,7 +229,7 @@ def test_thousands_of_idle_connections_cost_little_and_block_no_request(tmp_path
         server.client.put_object(Bucket="data", Key="a", Body=b"x" * 3_000_000)
         assert len(server.client.get_object(Bucket="data", Key="a")["Body"].read()) == 3_000_000
         assert memory(server) < 200
-        assert len(os.listdir(f"/proc/{server.process.pid}/task")) <= THREADS + 2
+        assert len(os.listdir(f"/proc/{server.process.pid}/task")) <= THREAD_COUNT + 2
     finally:
         for connection in idle:
             connection.close()
@@ -311,7 +313,7 @@ def test_slow_bodies_of_signed_requests_do_not_delay_others(endpoint: Endpoint) 
     slow = []
 
     try:
-        for number in range(3 * THREADS):
+        for number in range(3 * THREAD_COUNT):
             path = f"/data/slow-{number}"
             fields = endpoint.signed("PUT", path, {"Content-Length": "10"})
             lines = "".join(f"{name}: {value}\r\n" for name, value in fields.items())
@@ -333,7 +335,7 @@ def test_slow_bodies_of_signed_requests_do_not_delay_others(endpoint: Endpoint) 
 
     def released() -> bool:
         endpoint.client.get_object(Bucket="data", Key="a")
-        return len(os.listdir(f"/proc/{endpoint.process.pid}/task")) <= THREADS + 2
+        return len(os.listdir(f"/proc/{endpoint.process.pid}/task")) <= THREAD_COUNT + 2
 
     until("the end of the threads of slow clients", released)
 

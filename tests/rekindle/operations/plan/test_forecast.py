@@ -20,10 +20,10 @@ from rekindle.errors import StorageError
 from rekindle.local.services.services import Services
 from rekindle.local.services.stored_files import StoredFiles
 from rekindle.operations.plan import releases
-from rekindle.operations.plan.forecast import Forecast, Row, Sources, forecast
-from rekindle.operations.plan.tasks import RUNS, Tree
+from rekindle.operations.plan.forecast import Forecast, ForecastSources, TaskForecast, forecast_run
+from rekindle.operations.plan.tasks import RUNS_STATUS, TaskTree
 from rekindle.storage import Store
-from rekindle.view.plan import as_json, text
+from rekindle.view.plan import build_forecast_object, format_forecast
 from tests.commands import ROOT
 from tests.rekindle.cluster.server import ApiServer
 
@@ -93,7 +93,7 @@ def record_run(
 ) -> None:
     """Write the journal of a run whose successful nodes (by path) have a start and an end, in
     seconds."""
-    workflow = read.workflow(manifest, parameters or {})
+    workflow = read.build_workflow(manifest, parameters or {})
     workflow["metadata"]["name"] = name
     files = RunFiles(home, name)
     files.create(workflow)
@@ -160,12 +160,12 @@ def digits(*sets: str) -> dict[str, Any]:
     )
 
 
-def rows(plan: Forecast) -> dict[str, Row]:
+def rows(plan: Forecast) -> dict[str, TaskForecast]:
     return {row.task: row for row in plan.rows}
 
 
 def plain(change: str = "") -> dict[str, Any]:
-    (manifest,) = read.documents(PLAIN.replace("value: fast", f"value: {change or 'fast'}"))
+    (manifest,) = read.parse_objects(PLAIN.replace("value: fast", f"value: {change or 'fast'}"))
     return manifest
 
 
@@ -183,10 +183,10 @@ def test_a_training_takes_its_fixed_seconds_and_the_seconds_of_its_steps(
         )
         record_training(s3, name, seconds=90.0, steps=180, samples=960)
 
-    sources = Sources(tmp_path, None)  # the environment names the object store
+    sources = ForecastSources(tmp_path, None)  # the environment names the object store
 
-    def plan(*sets: str) -> dict[str, Row]:
-        return rows(forecast(sources, digits(*sets), {}))
+    def plan(*sets: str) -> dict[str, TaskForecast]:
+        return rows(forecast_run(sources, digits(*sets), {}))
 
     same = plan()["train"].time
     row = plan()["train"]
@@ -204,10 +204,10 @@ def test_a_training_takes_its_fixed_seconds_and_the_seconds_of_its_steps(
     assert times.seconds == 11
     assert times.low == 10
     assert times.high == 12
-    total = forecast(sources, digits("train.epochs=24"), {}).unconditional_total
+    total = forecast_run(sources, digits("train.epochs=24"), {}).unconditional_total
     assert total.critical_path[:2] == ["prepare", "train"]
     assert total.seconds == pytest.approx(11 + 190)
-    assert forecast(sources, digits(), {}).unknown_tasks[0] != "prepare"
+    assert forecast_run(sources, digits(), {}).unknown_tasks[0] != "prepare"
 
 
 @pytest.mark.slow
@@ -218,7 +218,9 @@ def test_a_scheduled_run_of_a_moving_window_always_prepares_its_data(
         load_config(ROOT / "configs/demo.yaml", ["data.window=60d"], environment={}).config
     )
     by_hand, scheduled = (
-        rows(forecast(Sources(tmp_path, None), manifest, parameters))["prepare"].reason.text
+        rows(forecast_run(ForecastSources(tmp_path, None), manifest, parameters))[
+            "prepare"
+        ].reason.text
         for parameters in ({}, {"scheduled-time": "2024-03-25T03:00:00Z"})
     )
     assert "compares its data" in scheduled
@@ -234,7 +236,7 @@ def test_a_malformed_former_run_is_passed_over_with_a_note(
     record_run(tmp_path, digits(), "digits-good", {"train": (0, 60)})
     parameters = {"cached": cached}
     record_run(tmp_path, digits(), "digits-bad", {"train": (0, 600)}, parameters=parameters)
-    plan = forecast(Sources(tmp_path, None), digits(), {})
+    plan = forecast_run(ForecastSources(tmp_path, None), digits(), {})
     assert rows(plan)["train"].time.runs == 1
     assert plan.former_runs == ["digits-good"]
     (note,) = plan.notes
@@ -243,14 +245,16 @@ def test_a_malformed_former_run_is_passed_over_with_a_note(
 
 
 def test_a_row_of_the_user_s_own_parameter_is_not_a_cached_task(tmp_path: Path) -> None:
-    tree = Tree(digits(), '{"prepare": "x", "train": 1}')
-    assert {leaf.status for leaf in tree.leaves() if leaf.name in ("prepare", "train")} == {RUNS}
+    tree = TaskTree(digits(), '{"prepare": "x", "train": 1}')
+    assert {leaf.status for leaf in tree.leaves() if leaf.name in ("prepare", "train")} == {
+        RUNS_STATUS
+    }
 
 
 @pytest.mark.slow
 def test_a_former_training_without_a_ledger_is_scaled_as_a_whole(tmp_path: Path, s3: Store) -> None:
     record_run(tmp_path, digits(), "digits-none", {"train": (0, 60)})
-    plan = forecast(Sources(tmp_path, None), digits("train.epochs=24"), {})
+    plan = forecast_run(ForecastSources(tmp_path, None), digits("train.epochs=24"), {})
     assert rows(plan)["train"].time.seconds == pytest.approx(120)
     assert rows(plan)["train"].time.note == "scaled without a ledger"
 
@@ -258,7 +262,7 @@ def test_a_former_training_without_a_ledger_is_scaled_as_a_whole(tmp_path: Path,
 def test_a_plain_manifest_has_times_conditions_loops_and_resources(tmp_path: Path) -> None:
     times = {"[0].fetch": (0, 5), "[1].each": (5, 12), "[1].late": (5, 30), "[2].server": (30, 40)}
     record_run(tmp_path, plain(), "plain-a", times)
-    plan = forecast(Sources(tmp_path, None), plain(), {})
+    plan = forecast_run(ForecastSources(tmp_path, None), plain(), {})
     by_name = rows(plan)
 
     assert {name: row.status for name, row in by_name.items()} == {
@@ -288,13 +292,16 @@ def test_a_plain_manifest_has_times_conditions_loops_and_resources(tmp_path: Pat
         "the loop and the conditional step run at the same time"
     )
     assert (
-        rows(forecast(Sources(tmp_path, None), plain("slow"), {}))["[1].slow"].time.seconds is None
+        rows(forecast_run(ForecastSources(tmp_path, None), plain("slow"), {}))[
+            "[1].slow"
+        ].time.seconds
+        is None
     )
-    shown = text(plan)
+    shown = format_forecast(plan)
     assert "2 min" not in shown
     assert "[1].slow" not in shown
     assert "if all conditional tasks run" in shown
-    assert as_json(plan)["former_runs"] == ["plain-a"]
+    assert build_forecast_object(plan)["former_runs"] == ["plain-a"]
 
 
 def test_templates_that_call_themselves_are_followed_once(tmp_path: Path) -> None:
@@ -308,7 +315,7 @@ def test_templates_that_call_themselves_are_followed_once(tmp_path: Path) -> Non
     }
 
     record_run(tmp_path, manifest, "digits-a", times)
-    plan = forecast(Sources(tmp_path, None), manifest, {})
+    plan = forecast_run(ForecastSources(tmp_path, None), manifest, {})
     by_name = rows(plan)
     assert [name for name in by_name if name.endswith("next")] == [
         f"{promote}.canary.next",
@@ -321,8 +328,8 @@ def test_templates_that_call_themselves_are_followed_once(tmp_path: Path) -> Non
     assert again.time.seconds is None
     assert again.requests == {}
     assert again.reason.text == f"depends on verdict of {promote}.evaluate-again; repeats {promote}"
-    (flip,) = read.documents(FLIP)
-    _, child = forecast(Sources(tmp_path, None), flip, {}).rows
+    (flip,) = read.parse_objects(FLIP)
+    _, child = forecast_run(ForecastSources(tmp_path, None), flip, {}).rows
     assert child.task == "[1].tails"
     assert child.reason.text == "depends on result of [0].flip; repeats main"
 
@@ -332,8 +339,8 @@ def test_templates_that_call_themselves_are_followed_once(tmp_path: Path) -> Non
 def test_a_job_has_a_coordinator_and_its_workers_with_every_backend(
     tmp_path: Path, backend: str
 ) -> None:
-    plan = forecast(
-        Sources(tmp_path, None), digits("train.workers=3", f"cluster.backend={backend}"), {}
+    plan = forecast_run(
+        ForecastSources(tmp_path, None), digits("train.workers=3", f"cluster.backend={backend}"), {}
     )
     counts = [pod.count for pod in rows(plan)["train"].pods if not pod.is_executor]
     assert sorted(counts) == [1, 3]
@@ -342,9 +349,9 @@ def test_a_job_has_a_coordinator_and_its_workers_with_every_backend(
 
 def test_a_run_of_another_pipeline_is_not_used_for_the_time(tmp_path: Path) -> None:
     record_run(tmp_path, plain(), "plainly-a", {"[0].fetch": (0, 5)})
-    plan = forecast(Sources(tmp_path, None), plain(), {})
+    plan = forecast_run(ForecastSources(tmp_path, None), plain(), {})
     assert plan.former_runs == []
-    assert "time       unknown" in text(plan)
+    assert "time       unknown" in format_forecast(plan)
 
 
 @pytest.mark.parametrize(
@@ -356,7 +363,7 @@ def test_a_run_counts_as_a_former_run_after_its_end(
     record_run(tmp_path, plain(), "plain-a", {"[0].fetch": (0, 5)})
     record_run(tmp_path, plain(), "plain-b", {"[0].fetch": (0, 7)}, phase)
     os.utime(tmp_path / "runs/plain-a/manifest.yaml", (0, 0))
-    plan = forecast(Sources(tmp_path, None), plain(), {})
+    plan = forecast_run(ForecastSources(tmp_path, None), plain(), {})
     assert plan.former_runs == names
     assert rows(plan)["[0].fetch"].time.seconds == (5 if phase == "Running" else 6)
 
@@ -391,7 +398,7 @@ def test_a_cluster_s_former_runs_nodes_and_quotas_are_compared(
     }
 
     fetch = end | {"id": "n", "name": "plain-x[0].fetch", "type": "Pod"}
-    workflow = read.workflow(plain(), {}) | {"status": end | {"nodes": {"n": fetch}}}
+    workflow = read.build_workflow(plain(), {}) | {"status": end | {"nodes": {"n": fetch}}}
     workflow["metadata"]["name"] = "plain-x"
     server.put("/apis/argoproj.io/v1alpha1/namespaces/models/workflows", workflow)
     running = workflow | {
@@ -400,7 +407,7 @@ def test_a_cluster_s_former_runs_nodes_and_quotas_are_compared(
     }
     server.put("/apis/argoproj.io/v1alpha1/namespaces/models/workflows", running)
 
-    plan = forecast(Sources(Path("none"), cluster), plain(), {})
+    plan = forecast_run(ForecastSources(Path("none"), cluster), plain(), {})
     assert rows(plan)["[0].fetch"].time.seconds == 60
     assert plan.former_runs == ["plain-x"]
     assert (
@@ -439,7 +446,7 @@ def test_a_queue_without_a_borrowing_limit_may_use_the_quotas_of_its_cohort(
         server.fixed[f"{kueue}/clusterqueues"] = {"items": [own, *others]}
         return [
             line
-            for line in forecast(Sources(Path("none"), cluster), plain(), {}).shortages
+            for line in forecast_run(ForecastSources(Path("none"), cluster), plain(), {}).shortages
             if "quota of" in line
         ]
 
@@ -467,16 +474,16 @@ def test_archived_runs_count_if_the_argo_server_is_known(
         "finishedAt": "2026-01-01T00:00:30Z",
     }
 
-    archived = read.workflow(plain(), {})
+    archived = read.build_workflow(plain(), {})
     archived["metadata"]["name"] = "plain-old"
     nodes = {"n": end | {"id": "n", "name": "plain-old[0].fetch", "type": "Pod"}}
     server.fixed["/api/v1/workflows/models"] = {"items": [archived]}
     server.fixed["/api/v1/workflows/models/plain-old"] = archived | {
         "status": end | {"nodes": nodes}
     }
-    assert forecast(Sources(Path("none"), cluster), plain(), {}).former_runs == []
+    assert forecast_run(ForecastSources(Path("none"), cluster), plain(), {}).former_runs == []
     monkeypatch.setenv("ARGO_SERVER", f"http://127.0.0.1:{server.port}")
-    plan = forecast(Sources(Path("none"), cluster), plain(), {})
+    plan = forecast_run(ForecastSources(Path("none"), cluster), plain(), {})
     assert plan.former_runs == ["plain-old"]
     assert rows(plan)["[0].fetch"].time.seconds == 30
 
@@ -485,7 +492,7 @@ def test_a_plan_names_the_objects_of_a_cluster_that_it_may_not_read(
     server: ApiServer, cluster: Cluster
 ) -> None:
     server.refuse("GET", "/nodes", 403, {"message": "nodes is forbidden", "code": 403}, times=9)
-    plan = forecast(Sources(Path("none"), cluster), plain(), {})
+    plan = forecast_run(ForecastSources(Path("none"), cluster), plain(), {})
     assert any(
         line.startswith("not compared with the nodes of the cluster") for line in plan.shortages
     )
@@ -495,18 +502,18 @@ def test_the_champion_is_read_from_the_database_of_the_embedded_mlflow(
     services: Services, mlflow_server: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run_id = tracking.start_run("list_planned_tasks", "list_planned_tasks-run")
-    version = tracking.register(
+    version = tracking.register_version(
         "list_planned_tasks", "releases/list_planned_tasks/1", "s3://bucket/1", "ab", run_id, {}
     ).version
     monkeypatch.delenv("MLFLOW_TRACKING_URI")
-    assert releases.local_champion(services.home, "list_planned_tasks").version == ""
+    assert releases.find_local_champion(services.home, "list_planned_tasks").version == ""
     monkeypatch.setenv("MLFLOW_TRACKING_URI", mlflow_server)
     tracking.record_champion("list_planned_tasks", version, "list_planned_tasks-server")
     monkeypatch.delenv("MLFLOW_TRACKING_URI")
-    assert releases.local_champion(services.home, "list_planned_tasks") == releases.Champion(
+    assert releases.find_local_champion(services.home, "list_planned_tasks") == releases.Champion(
         version, ""
     )
-    assert releases.local_champion(Path("none"), "list_planned_tasks") == releases.Champion()
+    assert releases.find_local_champion(Path("none"), "list_planned_tasks") == releases.Champion()
 
 
 def test_files_and_server_of_the_embedded_store_list_the_same_objects(
@@ -535,19 +542,21 @@ def test_prices_of_the_project_give_the_cost_of_each_task(
     )
     record_run(tmp_path / "home", plain(), "plain-a", {"[0].fetch": (0, 5), "[1].each": (5, 12)})
     assert (
-        rows(forecast(Sources(tmp_path / "home", None), plain(), {}))["[0].fetch"].usage.cost
+        rows(forecast_run(ForecastSources(tmp_path / "home", None), plain(), {}))[
+            "[0].fetch"
+        ].usage.cost
         is None
     )
-    monkeypatch.setenv(project.PATH, str(tmp_path))
-    plan = forecast(Sources(tmp_path / "home", None), plain(), {})
+    monkeypatch.setenv(project.PATH_VARIABLE, str(tmp_path))
+    plan = forecast_run(ForecastSources(tmp_path / "home", None), plain(), {})
     assert rows(plan)["[0].fetch"].usage.cost == pytest.approx(5 * 0.5 + 5 * 2 * 2)
     assert plan.usage.cost == pytest.approx(5 * 4.5 + 3 * 7 * 4.5)
     assert plan.currency == "EUR"
     assert plan.unconditional_cost == pytest.approx(plan.usage.cost)
-    assert "117.00 EUR" in text(plan)
-    assert "COST" in text(plan)
-    assert "22.50" in text(plan)
-    unknown = text(forecast(Sources(tmp_path / "empty", None), plain(), {}))
+    assert "117.00 EUR" in format_forecast(plan)
+    assert "COST" in format_forecast(plan)
+    assert "22.50" in format_forecast(plan)
+    unknown = format_forecast(forecast_run(ForecastSources(tmp_path / "empty", None), plain(), {}))
     assert "total      unknown" in unknown
     assert "EUR" not in unknown
     assert unknown.count("unknown") > 4
@@ -564,7 +573,7 @@ def test_a_run_of_a_program_has_a_forecast_of_its_pods(tmp_path: Path) -> None:
     (tmp_path / "c.yaml").write_text(json.dumps(values))
     manifest = render_manifest(load_config(tmp_path / "c.yaml", environment={}).config)
 
-    training = rows(forecast(Sources(tmp_path, None), manifest, {}))["train"]
-    assert training.status == RUNS
+    training = rows(forecast_run(ForecastSources(tmp_path, None), manifest, {}))["train"]
+    assert training.status == RUNS_STATUS
     counts = [pod.count for pod in training.pods if not pod.is_executor]
     assert sorted(counts) == [1, 3], "one coordinator, three workers"

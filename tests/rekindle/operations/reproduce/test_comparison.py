@@ -10,7 +10,7 @@ import pytest
 from rekindle.documents import ModelFile, parse
 from rekindle.errors import RekindleError
 from rekindle.operations.reproduce.comparison import compare
-from rekindle.release.origin import Curve, Origin, RunFile
+from rekindle.release.origin import LossCurve, Origin, RunFile
 from rekindle.storage import Store, file_sha256
 
 MODEL: dict[str, Any] = {
@@ -21,8 +21,8 @@ MODEL: dict[str, Any] = {
     "train": {"seed": 1},
     "fingerprint": {"torch": "2.8", "data": "d1"},
 }
-CURVE: Curve = {1: 2.5, 2: 1 / 3}
-Models = dict[str, tuple[dict[str, Any], Curve]]  # task → changes of model.json, curve
+CURVE: LossCurve = {1: 2.5, 2: 1 / 3}
+Models = dict[str, tuple[dict[str, Any], LossCurve]]  # task → changes of model.json, curve
 
 
 def store_run(s3: Store, models: Models) -> str:
@@ -73,7 +73,7 @@ def origin(files: dict[str, str] | None = None) -> Origin:
     ],
 )
 def test_the_first_difference_is_named(
-    s3: Store, changes: dict[str, Any], curve: Curve, difference: str
+    s3: Store, changes: dict[str, Any], curve: LossCurve, difference: str
 ) -> None:
     result = compare(origin(), s3, store_run(s3, {"train": (changes, curve)}))
     assert difference in result.difference

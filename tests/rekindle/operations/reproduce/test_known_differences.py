@@ -19,20 +19,20 @@ from rekindle.errors import ConfigError
 from rekindle.operations.reproduce import known_differences
 from rekindle.operations.reproduce.checkout import check_out, find_commit
 from rekindle.operations.reproduce.known_differences import (
-    Commit,
-    Data,
-    code_findings,
-    environment_findings,
-    machine_findings,
+    RawData,
+    ReleaseCommit,
+    find_code_differences,
+    find_environment_differences,
+    find_machine_differences,
 )
 from rekindle.operations.reproduce.reproduction import (
-    Inputs,
-    manifest_findings,
-    program_findings,
-    run_parameters,
-    training_config,
+    RunInputs,
+    find_manifest_differences,
+    list_program_findings,
+    make_run_parameters,
+    make_training_config,
 )
-from rekindle.operations.reproduce.suspended_values import resume_at_once, suspended_findings
+from rekindle.operations.reproduce.suspended_values import find_missing_values, resume_at_once
 from rekindle.release.origin import Origin, RunFile
 from rekindle.storage import Store
 
@@ -121,14 +121,14 @@ def test_an_unchanged_project_has_no_findings(
     make_origin: Callable[..., Origin], tmp_path: Path
 ) -> None:
     origin = make_origin()
-    commit = Commit(origin, "")
+    commit = ReleaseCommit(origin, "")
     folder = check_out(commit.sha, tmp_path / "checkout")
     found = [
         *commit.findings(),
-        *code_findings(origin, commit, folder),
-        *environment_findings(origin),
+        *find_code_differences(origin, commit, folder),
+        *find_environment_differences(origin),
     ]
-    assert [*found, *Data(origin, "", folder).findings()] == []
+    assert [*found, *RawData(origin, "", folder).findings()] == []
 
 
 @pytest.mark.parametrize(
@@ -138,8 +138,8 @@ def test_a_missing_commit_is_refused(
     make_origin: Callable[..., Origin], sha: str, text: str
 ) -> None:
     with pytest.raises(ConfigError, match=text):
-        Commit(make_origin(provenance={"git_sha": sha}), "")
-    assert Commit(make_origin(provenance={"git_sha": sha}), "HEAD").sha
+        ReleaseCommit(make_origin(provenance={"git_sha": sha}), "")
+    assert ReleaseCommit(make_origin(provenance={"git_sha": sha}), "HEAD").sha
 
 
 @pytest.mark.parametrize(("changed", "fatal"), [("steps/shop.py", True), ("pipelines/a.py", False)])
@@ -150,8 +150,8 @@ def test_uncommitted_changes_are_fatal_only_in_the_code_of_the_run(
     origin = make_origin(
         provenance={"git_sha": git(repository, "rev-parse", "HEAD").strip() + "-dirty"}
     )
-    commit = Commit(origin, "")
-    [finding] = code_findings(origin, commit, check_out(commit.sha, tmp_path / "checkout"))
+    commit = ReleaseCommit(origin, "")
+    [finding] = find_code_differences(origin, commit, check_out(commit.sha, tmp_path / "checkout"))
     assert finding.fatal is fatal
     assert ("steps.shop" if fatal else "uncommitted changes") in finding.text
 
@@ -169,8 +169,8 @@ def test_a_module_that_only_the_work_tree_has_is_not_in_the_commit(
     origin = make_origin(
         provenance={"git_sha": git(repository, "rev-parse", "HEAD").strip() + "-dirty"}
     )
-    commit = Commit(origin, "")
-    [finding] = code_findings(origin, commit, check_out(commit.sha, tmp_path / "checkout"))
+    commit = ReleaseCommit(origin, "")
+    [finding] = find_code_differences(origin, commit, check_out(commit.sha, tmp_path / "checkout"))
     assert finding.fatal
     assert "single, steps.extra, steps.shop: " in finding.text
 
@@ -184,7 +184,7 @@ def test_another_environment_is_reported(
         provenance=image, run={"python": "3.9.1", "packages": [*packages, "torch-1.0.0"]}
     )
     (repository / "uv.lock").write_text("v2")
-    found = {finding.subject: finding.text for finding in environment_findings(origin)}
+    found = {finding.subject: finding.text for finding in find_environment_differences(origin)}
     assert found.keys() == {"python", "lock", "packages", "image"}
 
     assert "3.9.1" in found["python"]
@@ -200,21 +200,21 @@ def test_changed_data_is_an_error_with_both_digests(
     origin = make_origin(source=raw)
     wanted = origin.provenance["source_digest"]
     raw.write_text("1,2\n3,5\n")
-    [finding] = Data(origin, "", tmp_path).findings()
+    [finding] = RawData(origin, "", tmp_path).findings()
     assert finding.fatal
     assert wanted in finding.text
     assert key.data_digest(str(raw)) in finding.text
     raw.unlink()
-    [finding] = Data(origin, "", tmp_path).findings()
+    [finding] = RawData(origin, "", tmp_path).findings()
     assert finding.fatal
     assert "does not exist" in finding.text
     assert wanted in finding.text
     moved = tmp_path / "moved.csv"
     moved.write_text("1,2\n3,4\n")
-    data = Data(origin, str(moved), tmp_path)
+    data = RawData(origin, str(moved), tmp_path)
     assert not [*data.findings()]
     assert data.source == str(moved)
-    assert Data(origin, str(moved), tmp_path / "checkout").description == str(moved)
+    assert RawData(origin, str(moved), tmp_path / "checkout").description == str(moved)
 
 
 def test_changed_and_deleted_objects_are_errors_with_the_digest_of_the_release(
@@ -225,12 +225,12 @@ def test_changed_and_deleted_objects_are_errors_with_the_digest_of_the_release(
     s3.put(f"{key}/sales.csv", b"1,2")
     origin = make_origin(source=uri)
     s3.put(f"{key}-copy/sales.csv", b"1,2")
-    assert not [*Data(origin, "", tmp_path).findings()], "a neighbour is not part of the data"
+    assert not [*RawData(origin, "", tmp_path).findings()], "a neighbour is not part of the data"
     s3.put(f"{key}/sales.csv", b"1,3")
-    [changed] = Data(origin, "", tmp_path).findings()
+    [changed] = RawData(origin, "", tmp_path).findings()
     s3.delete([f"{key}/sales.csv", f"{key}-copy/sales.csv"])
-    [deleted] = Data(origin, "", tmp_path).findings()
-    [unknown] = Data(origin, "s3://missing-bucket/sales.csv", tmp_path).findings()
+    [deleted] = RawData(origin, "", tmp_path).findings()
+    [unknown] = RawData(origin, "s3://missing-bucket/sales.csv", tmp_path).findings()
     assert all(
         f.fatal and origin.provenance["source_digest"] in f.text
         for f in (changed, deleted, unknown)
@@ -245,7 +245,7 @@ def test_data_in_the_repository_is_read_from_the_commit(
     origin = make_origin()
     (repository / "shop/data/sales.csv").write_text("changed")
     folder = check_out(find_commit("HEAD"), tmp_path / "checkout")
-    data = Data(origin, "", folder)
+    data = RawData(origin, "", folder)
     assert not [*data.findings()]
     assert data.source == str(folder / "data/sales.csv")
     assert data.description == "data/sales.csv of the commit"
@@ -258,7 +258,7 @@ def test_data_that_steps_cannot_access_is_an_error(
     data.write_text("1,2\n")
     origin = make_origin(provenance={"source_digest": key.data_digest(str(data))})
     monkeypatch.setattr(known_differences, "POD_PRIVATE", tmp_path)
-    [finding] = Data(origin, str(data), tmp_path / "checkout").findings()
+    [finding] = RawData(origin, str(data), tmp_path / "checkout").findings()
     assert finding.fatal
     assert "each step has its own /tmp" in finding.text
 
@@ -273,7 +273,7 @@ def test_another_processor_is_an_error(make_origin: Callable[..., Origin]) -> No
         "data": "d",
     }
     model = {"workload": "steps.shop", "model": {}, "train": {"threads": 1}, "fingerprint": facts}
-    found = list(machine_findings(make_origin(model=model)))
+    found = list(find_machine_differences(make_origin(model=model)))
     assert {finding.subject for finding in found} == {"torch", "instruction set"}
     assert all(each.fatal for each in found)
 
@@ -286,7 +286,7 @@ def test_a_moving_window_ends_when_the_run_was_created(
     manifest = {"spec": {"templates": [{"arguments": tag if reads_time else ""}]}}
     config = json.dumps({"data": {"source": "rows.csv"}})
     parameters = {"config": config, "cached": "{}", "scheduled-time": "", "rows": "7"}
-    values = run_parameters(make_origin(run={"parameters": parameters, "manifest": manifest}))
+    values = make_run_parameters(make_origin(run={"parameters": parameters, "manifest": manifest}))
     created = "2026-11-02T03:00:00Z" if reads_time else ""
     assert values == {"scheduled-time": created, "rows": "7", "backfill": "true"}
 
@@ -323,7 +323,7 @@ def suspended_manifest() -> dict[str, Any]:
 def test_unknown_values_of_suspended_steps_are_named_before_the_training() -> None:
     manifest = suspended_manifest()
     found = {
-        finding.text.split('"')[1]: finding for finding in suspended_findings(manifest, {}, {}, {})
+        finding.text.split('"')[1]: finding for finding in find_missing_values(manifest, {}, {}, {})
     }
     assert {name: finding.fatal for name, finding in found.items()} == {
         **{"reviewer": True, "limit": False, "address": False},
@@ -332,10 +332,10 @@ def test_unknown_values_of_suspended_steps_are_named_before_the_training() -> No
     assert "-p reviewer=VALUE" in found["reviewer"].text
     assert "its default '5' is used" in found["limit"].text
     values = {"reviewer": "ann", "limit": "6"}
-    assert [*suspended_findings(manifest, {}, values, {"address": "b"})] == []
+    assert [*find_missing_values(manifest, {}, values, {"address": "b"})] == []
 
     with pytest.raises(ConfigError, match=r'-p reviwer: .* Did you mean "reviewer"\?'):
-        list(suspended_findings(manifest, {}, {"reviwer": "ann"}, {}))
+        list(find_missing_values(manifest, {}, {"reviwer": "ann"}, {}))
 
     resume_at_once(manifest, values)
     sources = {
@@ -352,7 +352,7 @@ def test_a_training_may_start_from_another_training_of_its_run(
 ) -> None:
     starts = ("releases/base/1f", "shop-4k2xp/train-base/model")
     origins = [make_origin(model={"start": start}, run={"champion": ""}) for start in starts]
-    [missing_release], from_run = ([*Inputs(origin, s3, "").findings()] for origin in origins)
+    [missing_release], from_run = ([*RunInputs(origin, s3, "").findings()] for origin in origins)
     assert missing_release.fatal
     assert "releases/base/1f" in missing_release.text
     assert not from_run
@@ -368,9 +368,9 @@ def test_only_the_released_trial_of_a_sweep_is_trained(make_origin: Callable[...
     model = {"model": {"hidden": 8, "depth": 2}, "train": {"learning_rate": 0.0123, "epochs": 4}}
     run = {"parameters": {"config": json.dumps(config)}, "modules": ["steps.search.trial"]}
     trial = {"model": {"hidden": [8]}, "train": {"learning_rate": [0.0123]}}
-    changed = training_config(make_origin(run=run, model=model))
+    changed = make_training_config(make_origin(run=run, model=model))
     assert changed["sweep"] == {"trials": 1, "rungs": 1, "budget": {}, "seed": 3, "space": trial}
-    assert training_config(make_origin(run=run | {"modules": []}, model=model)) == config
+    assert make_training_config(make_origin(run=run | {"modules": []}, model=model)) == config
 
 
 @pytest.mark.parametrize("place", ["/dev/zero", "fifo"])
@@ -390,7 +390,7 @@ def test_a_release_cannot_name_another_revision_than_a_commit(
     with pytest.raises(
         ConfigError, match=r"is not the id of a commit \(git_sha of releases/shop/1/release\.json\)"
     ):
-        Commit(make_origin(provenance={"git_sha": revision}), "")
+        ReleaseCommit(make_origin(provenance={"git_sha": revision}), "")
 
 
 @pytest.mark.parametrize(
@@ -407,7 +407,7 @@ def test_values_of_a_release_cannot_look_like_another_finding(
     make_origin: Callable[..., Origin],
 ) -> None:
     forged = "3.9\nerror    commit: \x1b[31mforged"
-    [finding] = environment_findings(make_origin(run={"python": forged}))
+    [finding] = find_environment_differences(make_origin(run={"python": forged}))
     assert "forged" in str(finding)
     assert len(str(finding).splitlines()) == 1
     assert "\x1b" not in str(finding)
@@ -417,17 +417,17 @@ def test_the_manifest_of_a_release_may_have_no_arguments(
     make_origin: Callable[..., Origin],
 ) -> None:
     origin = make_origin(run={"manifest": {"spec": {"templates": []}}})
-    [finding] = manifest_findings(origin, suspended_manifest())
+    [finding] = find_manifest_differences(origin, suspended_manifest())
     assert "+  entrypoint: main" in str(finding).splitlines()
 
 
 def test_the_result_of_a_program_is_not_trained_again(
     make_origin: Callable[..., Origin],
 ) -> None:
-    assert not list(program_findings(make_origin()))
+    assert not list(list_program_findings(make_origin()))
 
     files = {"final.bin": {"size": 3, "sha256": "cd" * 32}}
     origin = make_origin(model={"files": files})
-    [finding] = program_findings(origin)
+    [finding] = list_program_findings(origin)
     assert not finding.fatal
     assert "shop 3 is the result of a program, which may write other bits" in str(finding)

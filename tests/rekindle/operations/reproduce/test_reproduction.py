@@ -18,7 +18,7 @@ import yaml
 from rekindle.documents import ModelFile
 from rekindle.errors import ConfigError
 from rekindle.operations.reproduce import reproduction
-from rekindle.operations.reproduce.reproduction import Request
+from rekindle.operations.reproduce.reproduction import ReproductionRequest
 from rekindle.project.template import create
 from rekindle.release.origin import Origin, RunFile
 from tests.commands import Shell, shell
@@ -82,12 +82,14 @@ def test_a_client_of_the_bucket_cannot_choose_a_command_that_runs_on_this_machin
     monkeypatch.setattr(reproduction, "read", lambda *_: origin)
     monkeypatch.setattr(reproduction.checks, "find_commit", lambda sha: sha)
     monkeypatch.setattr(reproduction, "check_out", lambda commit, folder: tmp_path)
-    monkeypatch.setattr(reproduction, "render", lambda *_: manifest)
+    monkeypatch.setattr(reproduction, "render_manifest", lambda *_: manifest)
     started = list[str]()
     monkeypatch.setattr(reproduction, "run_pipeline", lambda *_: started.append("run"))
 
     with pytest.raises(ConfigError, match="runs a program, but shop 3 has the weights"):
-        reproduction.reproduce(tmp_path, Request("shop", ignore_errors=True), lambda _: None)
+        reproduction.reproduce(
+            tmp_path, ReproductionRequest("shop", ignore_errors=True), lambda _: None
+        )
     assert not started
 
 

@@ -8,9 +8,9 @@ from typing import Any
 
 from argolocal.common.json_text import to_json
 from argolocal.state.journal import RunFiles
-from rekindle.keys import LEDGER, key
+from rekindle.keys import LEDGER_KEY, key
 from rekindle.kubernetes_names import NAME_LABEL, PART_OF_REKINDLE
-from rekindle.local.services.services import DATABASE
+from rekindle.local.services.services import DATABASE_FILE
 from rekindle.storage import Store
 from rekindle.tracking import WORKFLOW
 from rekindle.training.ledger.events import Ledger
@@ -89,7 +89,7 @@ def record_run(
     template = {
         "name": "main",
         "dag": {"tasks": []},
-        "metadata": {"annotations": {task: key(task, LEDGER) for task in trainings}},
+        "metadata": {"annotations": {task: key(task, LEDGER_KEY) for task in trainings}},
     }
     files = RunFiles(home, name)
     files.create(
@@ -117,7 +117,7 @@ def record_run(
 
 def record_events(store: Store, name: str, task: str, events: Iterable[Mapping[str, Any]]) -> None:
     """Write events to the ledger of a training."""
-    ledger = Ledger(lambda: store, key(task, LEDGER, name))
+    ledger = Ledger(lambda: store, key(task, LEDGER_KEY, name))
     for event in events:
         ledger.note(**event)
     ledger.close()
@@ -127,7 +127,7 @@ def record_metrics(
     home: Path, name: str, metrics: Mapping[str, Iterable[tuple[int, float]]]
 ) -> None:
     """Write curves to a database with the tables of MLflow that the page reads."""
-    with closing(sqlite3.connect(home / DATABASE)) as database, database:
+    with closing(sqlite3.connect(home / DATABASE_FILE)) as database, database:
         database.executescript(
             """
             CREATE TABLE IF NOT EXISTS runs (run_uuid, lifecycle_stage, start_time);

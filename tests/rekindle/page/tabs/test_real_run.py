@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser, expect
 
-from argolocal.view.runs import run_names
+from argolocal.view.runs import list_run_names
 from tests.browser import start_page
 from tests.commands import ROOT
 from tests.docs.page_pictures import take_pictures
@@ -38,8 +38,8 @@ def test_a_training_is_shown_while_it_runs_and_after_it(home: Path, browser: Bro
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
     ) as process:
-        until("the run exists", lambda: home.exists() and run_names(home), 120)
-        (name,) = run_names(home)
+        until("the run exists", lambda: home.exists() and list_run_names(home), 120)
+        (name,) = list_run_names(home)
         with start_page(home, "rekindle") as server:
             tab = server.open(browser, f"/runs/{name}/training")
             expect(tab.get_by_text("No worker has trained yet.")).to_be_visible(timeout=60_000)

@@ -8,7 +8,7 @@ import zipfile
 from collections.abc import Iterable
 from pathlib import Path
 
-from rekindle.program.checkpoints.watch import Watch, WatchSettings
+from rekindle.program.checkpoints.watch import FolderWatch, WatchSettings
 
 
 class Clock:
@@ -30,7 +30,7 @@ class Program:
         self.alive = True
         self.clock = Clock()
         settings = WatchSettings(processes=processes, marker=marker)
-        self.watch = Watch(folder, settings, lambda: self.alive, self.clock)
+        self.watch = FolderWatch(folder, settings, lambda: self.alive, self.clock)
         self.watch.begin()
 
     def look(self, seconds: float = 0.0) -> set[str]:

@@ -6,7 +6,7 @@ from rekindle.errors import NotFound
 from rekindle.program.checkpoints.program_checkpoints import (
     Generation,
     ProgramCheckpoints,
-    Restored,
+    RestoredCheckpoint,
 )
 from rekindle.storage import Store
 from tests.rekindle.program.checkpoints.folders import huggingface_files, write
@@ -23,7 +23,7 @@ class Node:
             s3, prefix, folder, lambda: self.alive, look_interval_s=0.05
         )
 
-    def start(self) -> Restored:
+    def start(self) -> RestoredCheckpoint:
         restored = self.checkpoints.restore(self.generation)
         self.checkpoints.begin()
         self.alive = True
@@ -54,6 +54,6 @@ def committed(node: Node) -> list[int | None]:
     """Return the steps of the checkpoints in the store; [] if one is deleted in between."""
     store = node.checkpoints.store
     try:
-        return [store.read_record(key).step for key in store.list_keys()]
+        return [store.read_record(key).step for key in store.list_checkpoint_keys()]
     except NotFound:
         return []

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from rekindle.program.checkpoints import file_checks
-from rekindle.program.checkpoints.file_checks import Structure, check_file
+from rekindle.program.checkpoints.file_checks import FileStructure, check_file
 from rekindle.program.checkpoints.folder import list_folder
 from tests.rekindle.program.checkpoints.folders import (
     Program,
@@ -38,7 +38,7 @@ def test_a_damaged_archive_of_any_kind_is_not_complete(tmp_path: Path, kind: int
         data[index] ^= 0xFF
     file.write_bytes(data)
     check = check_file(file)
-    assert check.structure is Structure.ZIP
+    assert check.structure is FileStructure.ZIP
     assert check.problem.startswith("the zip archive is damaged")
 
 

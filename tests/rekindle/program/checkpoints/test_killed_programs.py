@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from rekindle.program.checkpoints.folder import list_folder
-from rekindle.program.checkpoints.watch import Watch, WatchSettings
+from rekindle.program.checkpoints.watch import FolderWatch, WatchSettings
 from tests.rekindle.program.checkpoints.saving_programs import find_error
 from tests.waiting import until
 
@@ -73,13 +73,15 @@ def test_a_checkpoint_of_a_killed_program_is_complete_or_not_used(
     complete_count = 0
 
     for _ in range(KILLS):
-        watch = Watch(folder, settings, lambda: False)
+        watch = FolderWatch(folder, settings, lambda: False)
         watch.begin()
         existing = {path: unit.files for path, unit in list_folder(folder).units.items()}
         program = Processes(kind, folder, size)
         watch.is_alive = program.are_alive
 
-        def has_saved(watch: Watch = watch, existing: Mapping[str, object] = existing) -> bool:
+        def has_saved(
+            watch: FolderWatch = watch, existing: Mapping[str, object] = existing
+        ) -> bool:
             watch.look()
             units = list_folder(folder).units
             return any(existing.get(path) != unit.files for path, unit in units.items())
@@ -98,7 +100,7 @@ def test_a_checkpoint_of_a_killed_program_is_complete_or_not_used(
     assert complete_count > 0
 
 
-def end_of(looks: Iterator[int], watch: Watch) -> bool:
+def end_of(looks: Iterator[int], watch: FolderWatch) -> bool:
     """Look once more; True after the last look."""
     watch.look()
     return next(looks, None) is None

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from rekindle.program.checkpoints.folder import Pointer, Unit
+from rekindle.program.checkpoints.folder import CheckpointPointer, CheckpointUnit
 from rekindle.program.checkpoints.pointers import describe_pointers
 
 NESTED = "version_1/checkpoints/epoch=1.ckpt"
@@ -24,7 +24,9 @@ NESTED = "version_1/checkpoints/epoch=1.ckpt"
 def test_a_pointer_follows_the_checkpoints_of_its_family(
     unit: str, path: str, text: str, pattern: str
 ) -> None:
-    (record,) = describe_pointers(Path("/x"), [Pointer(path, text, False)], Unit(unit, {}, 1))
+    (record,) = describe_pointers(
+        Path("/x"), [CheckpointPointer(path, text, False)], CheckpointUnit(unit, {}, 1)
+    )
     assert record.text == pattern
 
 
@@ -33,5 +35,5 @@ def test_a_pointer_follows_the_checkpoints_of_its_family(
     ["version_0/checkpoints/epoch=1.ckpt\n", "/x/version_1/checkpoints/epoch=1.ckpt\n", "other\n"],
 )
 def test_a_pointer_to_another_folder_is_not_made_empty(text: str) -> None:
-    pointers = [Pointer("latest.txt", text, False)]
-    assert describe_pointers(Path("/x"), pointers, Unit(NESTED, {}, 1)) == []
+    pointers = [CheckpointPointer("latest.txt", text, False)]
+    assert describe_pointers(Path("/x"), pointers, CheckpointUnit(NESTED, {}, 1)) == []

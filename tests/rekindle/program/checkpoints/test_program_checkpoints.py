@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 
 from argolocal.errors import InvalidDocument
-from rekindle.documents import seal
+from rekindle.documents import seal_fields
 from rekindle.program.checkpoints import held_files, store, watch
 from rekindle.program.checkpoints.file_checks import FileCheck, check_file
 from rekindle.program.checkpoints.program_checkpoints import (
     Generation,
-    Restored,
+    RestoredCheckpoint,
 )
 from rekindle.storage import Store
 from tests.rekindle.program.checkpoints.folders import (
@@ -28,7 +28,7 @@ from tests.waiting import until
 
 
 def test_a_new_node_gets_the_files_of_the_newest_checkpoint(node: Node, other: Node) -> None:
-    assert node.start() == Restored(None)
+    assert node.start() == RestoredCheckpoint(None)
     node.save(5)
     until("the upload", lambda: keys(node, "checkpoints"))
     node.save(10)
@@ -134,7 +134,7 @@ def change_newest_record(node: Node, change: dict[str, object]) -> None:
     store = node.checkpoints.store
     key = store.list_keys()[-1]
     fields = store.read_record(key).model_dump(exclude={"checksum"})
-    store.store.put(key, seal(fields | change))
+    store.store.put(key, seal_fields(fields | change))
 
 
 @pytest.mark.parametrize("name", [".last", "last"])
@@ -231,7 +231,7 @@ def test_a_file_that_changes_during_the_upload_is_not_committed(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The program writes in place, so that the link shows the change."""
-    put = node.checkpoints.store._put_chunks
+    put = node.checkpoints.store._upload_chunks
     texts = iter(["changed", "changed again"])
 
     def put_and_change(batch: dict[str, bytes]) -> None:
@@ -239,7 +239,7 @@ def test_a_file_that_changes_during_the_upload_is_not_committed(
         if text := next(texts, ""):
             write(node.folder / "latest.pt", archive(text))
 
-    monkeypatch.setattr(node.checkpoints.store, "_put_chunks", put_and_change)
+    monkeypatch.setattr(node.checkpoints.store, "_upload_chunks", put_and_change)
     node.start()
     write(node.folder / "latest.pt", archive("first"))
     until("the upload", lambda: keys(node, "checkpoints"))
@@ -259,19 +259,19 @@ def test_a_checkpoint_that_the_program_deletes_is_uploaded_from_its_links(
     node: Node, other: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """`save_total_limit` deletes it as soon as the next one is saved."""
-    put = node.checkpoints.store._put_chunks
+    put = node.checkpoints.store._upload_chunks
 
     def delete_and_put(batch: dict[str, bytes]) -> None:
         shutil.rmtree(node.folder / "checkpoint-5", ignore_errors=True)
         put(batch)
 
-    monkeypatch.setattr(node.checkpoints.store, "_put_chunks", delete_and_put)
+    monkeypatch.setattr(node.checkpoints.store, "_upload_chunks", delete_and_put)
     node.start()
     node.save(5)
     until("the upload", lambda: keys(node, "checkpoints"))
     node.kill()
     assert other.start().step == 5
-    assert list((held_files.hidden_folder(node.folder) / "held").iterdir()) == []
+    assert list((held_files.choose_hidden_folder(node.folder) / "held").iterdir()) == []
     other.kill()
 
 
@@ -377,7 +377,7 @@ def test_a_share_of_the_save_before_is_not_a_part_of_an_overwritten_checkpoint(
 
     for node in pair:
         node.kill()
-    first.checkpoints.store.commit_ended(first.generation.key)
+    first.checkpoints.store.commit_ended_generation(first.generation.key)
     assert keys(first, "checkpoints") == []
 
 
@@ -423,7 +423,7 @@ def test_a_record_cannot_name_a_file_outside_the_folder(
     node.save(5)
     node.kill()
     change_record(node, lambda fields: fields | {"path": path})
-    assert other.checkpoints.restore(other.generation) == Restored(None)
+    assert other.checkpoints.restore(other.generation) == RestoredCheckpoint(None)
     assert list(other.folder.iterdir()) == []
     capsys.readouterr()
 
@@ -441,7 +441,7 @@ def test_a_record_cannot_name_a_file_outside_the_checkpoint(
         return fields | {"files": [first | {"path": path}, *others]}
 
     change_record(node, move)
-    assert other.checkpoints.restore(other.generation) == Restored(None)
+    assert other.checkpoints.restore(other.generation) == RestoredCheckpoint(None)
     assert list(other.folder.iterdir()) == []
     capsys.readouterr()
 
@@ -450,7 +450,7 @@ def change_record(node: Node, change: Callable[[dict], dict]) -> None:
     store = node.checkpoints.store
     (key,) = store.list_keys()
     fields = store.read_record(key).model_dump(exclude={"checksum"})
-    store.store.put(key, seal(change(fields)))
+    store.store.put(key, seal_fields(change(fields)))
 
 
 def test_a_restore_does_not_follow_a_link_out_of_the_folder(
@@ -462,7 +462,7 @@ def test_a_restore_does_not_follow_a_link_out_of_the_folder(
     (tmp_path / "outside").mkdir()
     other.folder.mkdir(exist_ok=True)
     (other.folder / "runs").symlink_to(tmp_path / "outside")
-    assert other.checkpoints.restore(other.generation) == Restored(None)
+    assert other.checkpoints.restore(other.generation) == RestoredCheckpoint(None)
     assert list((tmp_path / "outside").iterdir()) == []
     capsys.readouterr()
 
@@ -475,7 +475,7 @@ def test_a_crash_during_the_restore_leaves_no_part_of_a_checkpoint(
     node.kill()
     from rekindle.program.checkpoints import restore
 
-    fetch = restore._fetch
+    fetch = restore._fetch_chunk
     calls = count()
 
     def fail(*arguments: object) -> bytes:
@@ -483,7 +483,7 @@ def test_a_crash_during_the_restore_leaves_no_part_of_a_checkpoint(
             raise KeyboardInterrupt
         return fetch(*arguments)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(restore, "_fetch", fail)
+    monkeypatch.setattr(restore, "_fetch_chunk", fail)
     with pytest.raises(KeyboardInterrupt):
         other.start()
     assert list(other.folder.iterdir()) == []

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import pytest
 
-from rekindle.program.checkpoints.paths import family_of
+from rekindle.program.checkpoints.paths import make_family_path
 from rekindle.program.checkpoints.program_checkpoints import Generation
 from rekindle.program.checkpoints.records import ShareRecord
 from rekindle.program.checkpoints.saves import choose_versions
@@ -38,13 +38,13 @@ def in_place(times: dict[str, list[float]]) -> list[tuple[str, float]]:
 )
 def test_the_files_of_the_ranks_are_not_versions_of_one_file(path: str) -> None:
     other = path.replace("0", "5").replace("1", "6").replace("2", "8")
-    assert family_of(path) != family_of(other)
-    assert family_of(path) == family_of(path.replace("7", "77"))
+    assert make_family_path(path) != make_family_path(other)
+    assert make_family_path(path) == make_family_path(path.replace("7", "77"))
 
 
 @pytest.mark.parametrize("path", ["step_7.pt", "epoch_7_of_40.pt", "frank_7.pt", "run7/last.ckpt"])
 def test_other_numbers_are_versions(path: str) -> None:
-    assert family_of(path) == family_of(path.replace("7", "12"))
+    assert make_family_path(path) == make_family_path(path.replace("7", "12"))
 
 
 def test_numbered_files_are_restored_with_the_same_step() -> None:
@@ -155,7 +155,9 @@ def test_shares_are_committed_in_the_order_of_the_saves(node: Node) -> None:
             path=path, format="file", step=None, nodes=2, files=[], node=0, sequence=sequence
         )
         store.write_share("1", share)
-    assert [store.find_path(keys.values()) for keys in store.list_shares("1").values()] == paths
+    assert [
+        store.find_unit_path(keys.values()) for keys in store.list_shares("1").values()
+    ] == paths
 
 
 def stored_paths(node: Node) -> list[str]:

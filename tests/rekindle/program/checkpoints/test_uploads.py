@@ -19,7 +19,7 @@ class SlowUpload:
         self.end = threading.Event()
         self.running = 0
         self.most_running = 0
-        put = node.checkpoints.store._put_chunks
+        put = node.checkpoints.store._upload_chunks
 
         def wait_and_put(batch: dict[str, bytes]) -> None:
             self.running += 1
@@ -29,7 +29,7 @@ class SlowUpload:
             put(batch)
             self.running -= 1
 
-        monkeypatch.setattr(node.checkpoints.store, "_put_chunks", wait_and_put)
+        monkeypatch.setattr(node.checkpoints.store, "_upload_chunks", wait_and_put)
 
 
 @pytest.fixture
@@ -80,7 +80,7 @@ def test_the_last_save_is_uploaded_soon_after_errors_of_the_store(
             errors.append(1)
             raise StorageError("the store is unavailable.")
 
-        patches.setattr(node.checkpoints.store, "_put_chunks", fail)
+        patches.setattr(node.checkpoints.store, "_upload_chunks", fail)
         node.start()
         node.save(5)
         # the pause after the last error is longer than the time of this pod

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from rekindle.cache import run_code
-from rekindle.program.processes.program_code import find_script, reason_unknown
+from rekindle.program.processes.program_code import explain_unknown_code, find_script
 
 
 def find_reason(project: Path, *command: str, **settings: Any) -> str:
@@ -15,8 +15,8 @@ def find_reason(project: Path, *command: str, **settings: Any) -> str:
     container = {"args": ["-m", "rekindle.program.agent", f"--program={section}"]}
     manifest = {"spec": {"templates": [{"container": container}]}}
     folders = [str(project)]
-    modules = run_code.modules_in(manifest, folders)
-    return reason_unknown(run_code.program_sections(manifest), modules, folders)
+    modules = run_code.list_named_modules(manifest, folders)
+    return explain_unknown_code(run_code.program_sections(manifest), modules, folders)
 
 
 @pytest.fixture
@@ -75,8 +75,8 @@ def test_a_program_that_imports_from_other_folders_is_never_taken_for_unchanged(
 
 
 def test_a_command_that_is_known_only_at_run_time_is_never_taken_for_unchanged() -> None:
-    assert "only at run time" in reason_unknown(['{"command": "{{x}}"}'], [], [])
-    assert reason_unknown(["{}", "{{inputs.parameters.program}}"], [], []) == ""
+    assert "only at run time" in explain_unknown_code(['{"command": "{{x}}"}'], [], [])
+    assert explain_unknown_code(["{}", "{{inputs.parameters.program}}"], [], []) == ""
 
 
 def test_a_command_without_arguments_runs_no_script() -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from rekindle.errors import ConfigError
-from rekindle.program.processes.working_folder import check_file, find_working_folder
+from rekindle.program.processes.working_folder import check_program_file, find_working_folder
 from rekindle.project.folders import REFERENCE
 
 
@@ -36,9 +36,9 @@ def test_a_program_of_the_project_finds_its_files(folder: Path, command: list[st
 
 def test_a_missing_file_is_an_error_of_the_config() -> None:
     with pytest.raises(ConfigError, match=r'"trian\.py".* does not exist'):
-        check_file(["trian.py"])
+        check_program_file(["trian.py"])
 
 
 @pytest.mark.parametrize("first", ["train.py", "accelerate", "-m"])
 def test_other_commands_are_accepted(first: str) -> None:
-    check_file([first, "jobs.finetune"])
+    check_program_file([first, "jobs.finetune"])

@@ -16,7 +16,7 @@ from rekindle.documents import ResultFile
 from rekindle.program.trials.run import make_program_spec
 from rekindle.storage import Store
 from rekindle.training.sweep.halving import Trial
-from rekindle.training.sweep.study import Study
+from rekindle.training.sweep.study import SweepStudy
 from rekindle.training.sweep.sweep_config import Sweep
 from tests.rekindle.program.pods import PROGRAMS, Pod, preload_modules, run_module
 from tests.waiting import until
@@ -40,7 +40,7 @@ INPUTS = {
 StartPod = Callable[..., Pod]
 
 
-def make_study(s3: Store, root: str, rates: list[float], metric: str = "final_error") -> Study:
+def make_study(s3: Store, root: str, rates: list[float], metric: str = "final_error") -> SweepStudy:
     """Return a study with one decision for each rate, all for pod 0."""
     sweep = Sweep.model_validate(
         {
@@ -55,7 +55,7 @@ def make_study(s3: Store, root: str, rates: list[float], metric: str = "final_er
         settings = {"model.rate": rate}
         record = {"trial": number, "rung": 0, "pod": 0, "settings": settings, "attrs": {}}
         s3.put(f"{root}/jobs/{number:05d}.json", json.dumps(record).encode())
-    return Study(s3, root, sweep)
+    return SweepStudy(s3, root, sweep)
 
 
 @pytest.fixture
@@ -65,7 +65,7 @@ def start_pod(s3_environment: dict[str, str], tmp_path: Path) -> Iterator[StartP
     context = multiprocessing.get_context("forkserver")
     pods: list[Pod] = []
 
-    def start(study: Study, **program: Any) -> Pod:
+    def start(study: SweepStudy, **program: Any) -> Pod:
         values = {
             **INPUTS,
             "program": {**PROGRAM, **program},
@@ -93,15 +93,15 @@ def start_pod(s3_environment: dict[str, str], tmp_path: Path) -> Iterator[StartP
         pod.process.join()
 
 
-def has_stored(study: Study, trial: int, step: int) -> bool:
+def has_stored(study: SweepStudy, trial: int, step: int) -> bool:
     """Return True if the checkpoint of a step is in the object store."""
-    prefix = f"{study.checkpoint_prefix(trial)}/program/checkpoints/"
+    prefix = f"{study.make_checkpoint_prefix(trial)}/program/checkpoints/"
     return any(
         f"step-{step}" in study.store.get(entry.key).decode() for entry in study.store.list(prefix)
     )
 
 
-def interrupt(study: Study, pod: Pod, trial: int, number: signal.Signals) -> int:
+def interrupt(study: SweepStudy, pod: Pod, trial: int, number: signal.Signals) -> int:
     """Send a signal to the pod once the trial has stored step 10; return the pod's exit code."""
     until("a checkpoint", lambda: has_stored(study, trial, 10), 60, evidence=lambda: pod.output)
     pod.send(number)
@@ -128,7 +128,7 @@ def test_a_trial_continues_from_its_checkpoint_although_its_pod_was_killed(
     assert study.find_winner().number == 1
 
     folder = tmp_path / "model"
-    s3.download(f"{study.output_prefix(1, 0)}/", folder)
+    s3.download(f"{study.make_output_prefix(1, 0)}/", folder)
     assert verify_weights(folder).model == {"rate": 0.3, "degree": 1}
     slope = json.loads((folder / "result/final.json").read_text())["slope"]
     assert slope == pytest.approx(2 - errors[1])
@@ -186,7 +186,7 @@ def test_a_trial_is_finished_once_its_metric_is_recorded(s3: Store) -> None:
     content = ResultFile(size=1, sha256="1" * 64).model_dump()
     model = {"sha256": "2" * 64, "step": 20, "files": {"final.json": content}}
     for trial in range(2):
-        s3.put(f"{study.output_prefix(trial, 0)}/model.json", json.dumps(model).encode())
+        s3.put(f"{study.make_output_prefix(trial, 0)}/model.json", json.dumps(model).encode())
     assert [trial.values for trial in study.read()] == [{}, {}]
 
     study.record_metric(0, 0, 0.5)

@@ -82,12 +82,12 @@ def test_a_client_of_mlflow_cannot_have_a_foreign_record_removed_as_a_trial(
 def test_the_trials_of_a_sweep_stay_known_when_it_is_resumed_and_ends(s3: Store) -> None:
     run = RunName(f"demo-{uuid.uuid4().hex[:8]}")
     workflow = {"metadata": {"name": run}}
-    ownership.begin(s3, workflow, "demo")
+    ownership.begin_run(s3, workflow, "demo")
     ownership.record_trial(s3, run, "a" * 32)
     ownership.record_trial(s3, run, "a" * 32)
-    ownership.begin(s3, workflow, "demo", is_first=False)
+    ownership.begin_run(s3, workflow, "demo", is_first=False)
     ownership.record_trial(s3, run, "b" * 32)
-    ownership.end(s3, workflow, "demo", has_succeeded=True)
+    ownership.end_run(s3, workflow, "demo", has_succeeded=True)
     mark = ownership.read(s3, run)
     assert mark
     assert mark.trial_ids == ["a" * 32, "b" * 32]

@@ -42,7 +42,9 @@ def served_champion(store: Store, monkeypatch: pytest.MonkeyPatch) -> Iterator[t
     name = f"drift-{uuid.uuid4().hex[:6]}"
     prefix = f"releases/{name}/{'0' * 12}/"
     run_id = tracking.start_run(name, name)
-    version = tracking.register(name, prefix, store.uri(prefix), "0" * 64, run_id, {}).version
+    version = tracking.register_version(
+        name, prefix, store.uri(prefix), "0" * 64, run_id, {}
+    ).version
     promotion.promote(store, name, version, "", f"{name}-1")
 
     page = (
@@ -79,6 +81,6 @@ def test_a_promotion_does_not_forget_a_training_that_a_check_has_started_meanwhi
         interrupted.interruption = lambda: drift.claim_retraining(s3, config, "other")
         drift.reset_counts(interrupted, name, version)
 
-    state = read_object(drift.State, s3, f"releases/{name}/drift.json")
+    state = read_object(drift.DriftState, s3, f"releases/{name}/drift.json")
     assert state.retrained_by == "other"
     assert [counts.rows for counts in state.seen.values()] == [7]

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from rekindle.release.serve_config import CanaryConfig
-from rekindle.release.watch.canary import CHECKS
+from rekindle.release.watch.canary import CHECK_COUNT
 from rekindle.release.watch.judgement import (
     bound_shift_p_value,
     compute_errors_p_value,
@@ -17,12 +17,12 @@ from rekindle.release.watch.judgement import (
     compute_quantile,
     find_breach,
 )
-from rekindle.release.watch.scores import EDGES
+from rekindle.release.watch.scores import BUCKET_EDGES
 from rekindle.release.watch.scrape import Buckets, VersionStats
-from rekindle.serving.model_server import SECONDS
+from rekindle.serving.model_server import SECONDS_BUCKETS
 
 CONFIG = CanaryConfig()
-ALPHA = CONFIG.false_alarms / (2 * (CHECKS + 1))
+ALPHA = CONFIG.false_alarms / (2 * (CHECK_COUNT + 1))
 
 
 def buckets(values: np.ndarray, bounds: tuple[float, ...]) -> Buckets:
@@ -57,14 +57,16 @@ def draw_stats(
     slow: float = 1,
     wrong: float = 0,
 ) -> VersionStats:
-    shares_of_scores = (1 - wrong) * shares("scores", EDGES) + wrong * shares("wrong", EDGES)
-    scores = {"score": draw_buckets(draw, requests, shares_of_scores, EDGES)}
+    shares_of_scores = (1 - wrong) * shares("scores", BUCKET_EDGES) + wrong * shares(
+        "wrong", BUCKET_EDGES
+    )
+    scores = {"score": draw_buckets(draw, requests, shares_of_scores, BUCKET_EDGES)}
     error_count = int(draw.binomial(requests, errors))
     return VersionStats(
         requests,
         error_count,
         0,
-        draw_buckets(draw, requests, shares("seconds", SECONDS, slow), SECONDS),
+        draw_buckets(draw, requests, shares("seconds", SECONDS_BUCKETS, slow), SECONDS_BUCKETS),
         scores,
     )
 
@@ -135,7 +137,7 @@ def test_the_false_alarm_rates_are_as_promised() -> None:
 def test_quantiles_of_buckets_approximate_the_quantiles_of_the_values() -> None:
     values = np.random.default_rng(2).lognormal(-5, 0.7, 50_000)
     for q in (0.5, 0.9, 0.99):
-        assert compute_quantile(buckets(values, SECONDS), q) == pytest.approx(
+        assert compute_quantile(buckets(values, SECONDS_BUCKETS), q) == pytest.approx(
             np.quantile(values, q), rel=0.05
         )
 

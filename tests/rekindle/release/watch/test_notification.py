@@ -9,12 +9,12 @@ import pytest
 
 from rekindle.release.watch import notification as notify
 from rekindle.release.watch import scrape
-from rekindle.release.watch.notification import Message, NotifyConfig, send
+from rekindle.release.watch.notification import NotificationMessage, NotifyConfig, send_notification
 from tests.rekindle.hook import SECRET, Hook
 from tests.waiting import until
 
 SLACK, JSON = (NotifyConfig(format=form) for form in ("slack", "json"))
-MESSAGE = Message(
+MESSAGE = NotificationMessage(
     "refusal",
     "demo",
     "demo-x7 released nothing.",
@@ -26,8 +26,8 @@ MESSAGE = Message(
 
 def test_a_message_has_the_event_its_reason_and_a_link() -> None:
     with Hook() as server:
-        assert send(MESSAGE, SLACK, environment={"NOTIFY_URL": server.url})
-        assert send(MESSAGE, JSON, environment={"NOTIFY_URL": f" {server.url}\n"})
+        assert send_notification(MESSAGE, SLACK, environment={"NOTIFY_URL": server.url})
+        assert send_notification(MESSAGE, JSON, environment={"NOTIFY_URL": f" {server.url}\n"})
 
     first, second = server.received
     assert first == {
@@ -48,7 +48,7 @@ def test_a_message_has_the_event_its_reason_and_a_link() -> None:
 
 def test_a_message_is_retried_and_delivered_once(capsys: pytest.CaptureFixture[str]) -> None:
     with Hook(503, 429) as server:
-        assert send(MESSAGE, JSON, environment={"NOTIFY_URL": server.url})
+        assert send_notification(MESSAGE, JSON, environment={"NOTIFY_URL": server.url})
     assert len(server.requests) == 3
     assert len(server.received) == 1
     assert capsys.readouterr().err == ""
@@ -67,7 +67,7 @@ def test_the_log_of_a_refusal_names_the_host_and_hides_the_address(
     statuses: tuple[int, ...], problem: str, requests: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with Hook(*statuses) as server:
-        assert not send(MESSAGE, SLACK, 2, environment={"NOTIFY_URL": server.url})
+        assert not send_notification(MESSAGE, SLACK, 2, environment={"NOTIFY_URL": server.url})
     stderr = capsys.readouterr().err
     assert f"notification not sent: the webhook at 127.0.0.1 {problem}" in stderr
     assert "T0S3CR3T" not in stderr
@@ -81,7 +81,7 @@ def test_a_webhook_that_never_answers_times_out(
     monkeypatch.setattr(notify, "TIMEOUT_S", 0.2)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         url = f"http://127.0.0.1:{silent.getsockname()[1]}{SECRET}"
-        assert not send(MESSAGE, SLACK, 2, environment={"NOTIFY_URL": url})
+        assert not send_notification(MESSAGE, SLACK, 2, environment={"NOTIFY_URL": url})
     stderr = capsys.readouterr().err
     assert "127.0.0.1 cannot be reached" in stderr
     assert "timed out" in stderr
@@ -116,14 +116,16 @@ def test_a_server_that_answers_byte_by_byte_is_given_up(
     monkeypatch.setattr(notify, "TOTAL_TIMEOUT_S", 0.5)
     monkeypatch.setattr(scrape, "TOTAL_TIMEOUT_S", 0.5)
     with slow_server(threading.Event()) as url:
-        assert not send(MESSAGE, SLACK, 1, environment={"NOTIFY_URL": f"{url}{SECRET}"})
+        assert not send_notification(
+            MESSAGE, SLACK, 1, environment={"NOTIFY_URL": f"{url}{SECRET}"}
+        )
     stderr = capsys.readouterr().err
     assert "127.0.0.1 answers too slowly (it took more than 0.5 s)" in stderr
     assert SECRET not in stderr
 
     with slow_server(threading.Event()) as url:
         monkeypatch.setenv("MODEL_SERVICE_ENDPOINTS", url.removeprefix("http://").partition(":")[0])
-        (answer,) = scrape.read(f"http://model:{url.rpartition(':')[2]}").values()
+        (answer,) = scrape.read_servers(f"http://model:{url.rpartition(':')[2]}").values()
     assert isinstance(answer, str)
     assert "it took more than 0.5 s" in answer
 
@@ -131,7 +133,9 @@ def test_a_server_that_answers_byte_by_byte_is_given_up(
 def test_a_closed_connection_is_retried() -> None:
     with Hook() as server:
         server.silent.set()
-        sender = threading.Thread(target=send, args=(MESSAGE, SLACK, 6, {"NOTIFY_URL": server.url}))
+        sender = threading.Thread(
+            target=send_notification, args=(MESSAGE, SLACK, 6, {"NOTIFY_URL": server.url})
+        )
         sender.start()
         until("a second request", lambda: len(server.requests) >= 2)
         server.silent.clear()
@@ -151,7 +155,7 @@ def test_a_closed_connection_is_retried() -> None:
 def test_a_wrong_address_causes_no_traceback_and_no_leak(
     url: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert not send(MESSAGE, SLACK, 1, environment={"NOTIFY_URL": url})
+    assert not send_notification(MESSAGE, SLACK, 1, environment={"NOTIFY_URL": url})
     stderr = capsys.readouterr().err
     assert "notification not sent" in stderr
     assert "Correct NOTIFY_URL" in stderr
@@ -159,7 +163,7 @@ def test_a_wrong_address_causes_no_traceback_and_no_leak(
 
 
 def test_a_missing_address_is_logged_with_its_remedy(capsys: pytest.CaptureFixture[str]) -> None:
-    assert not send(MESSAGE, SLACK, environment={})
+    assert not send_notification(MESSAGE, SLACK, environment={})
     stderr = capsys.readouterr().err
     assert "NOTIFY_URL is not set" in stderr
     assert "the Secret rekindle-notify" in stderr
@@ -168,6 +172,6 @@ def test_a_missing_address_is_logged_with_its_remedy(capsys: pytest.CaptureFixtu
 def test_only_selected_events_are_sent(capsys: pytest.CaptureFixture[str]) -> None:
     with Hook() as server:
         for config in (NotifyConfig(), NotifyConfig(format="slack", events=["failure", "release"])):
-            assert not send(MESSAGE, config, environment={"NOTIFY_URL": server.url})
+            assert not send_notification(MESSAGE, config, environment={"NOTIFY_URL": server.url})
     assert len(server.requests) == 0
     assert capsys.readouterr().err == ""

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from rekindle.release.watch.drift import compute_shifts, select_drifted
-from rekindle.release.watch.psi import chi_squared_quantile, compute_shift, merge_buckets
+from rekindle.release.watch.drift import compute_shifts, select_drifted_shifts
+from rekindle.release.watch.psi import compute_chi_squared_quantile, compute_shift, merge_buckets
 from rekindle.release.watch.scores import count_numbers
 
 
@@ -25,7 +25,7 @@ def test_small_buckets_are_merged_and_a_large_bucket_is_not() -> None:
 
 @pytest.mark.parametrize(("degrees", "quantile"), [(3, 16.27), (9, 27.88), (12, 32.91)])
 def test_chi_squared_quantiles_agree_with_published_tables(degrees: int, quantile: float) -> None:
-    assert chi_squared_quantile(degrees) == pytest.approx(quantile, rel=0.02)
+    assert compute_chi_squared_quantile(degrees) == pytest.approx(quantile, rel=0.02)
 
 
 def test_at_most_two_of_two_hundred_checks_of_unchanged_values_are_significant() -> None:
@@ -67,5 +67,5 @@ def test_missing_values_of_a_feature_are_found_unless_it_is_ignored() -> None:
     reference = {"rows": 1000, "scores": {}, "features": count_numbers(rows)}
     incomplete = [row | {"b": None} if n % 2 else row for n, row in enumerate(rows)]
     new = {"rows": 1000, "scores": {}, "features": count_numbers(incomplete)}
-    assert list(select_drifted(compute_shifts(reference, new, []), 0.25)) == ["feature b"]
-    assert select_drifted(compute_shifts(reference, new, ["b"]), 0.25) == {}
+    assert list(select_drifted_shifts(compute_shifts(reference, new, []), 0.25)) == ["feature b"]
+    assert select_drifted_shifts(compute_shifts(reference, new, ["b"]), 0.25) == {}

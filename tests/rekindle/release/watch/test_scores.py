@@ -3,9 +3,9 @@
 from prometheus_client import CollectorRegistry, generate_latest
 
 from rekindle.release.watch.scores import (
-    EDGES,
+    BUCKET_EDGES,
     MAX_OUTPUTS,
-    Histograms,
+    HistogramMetric,
     count_numbers,
     list_numbers,
 )
@@ -29,8 +29,8 @@ def test_numbers_are_counted_in_predictions_of_every_form() -> None:
 
 
 def test_prometheus_reads_a_complete_histogram() -> None:
-    assert list(EDGES) == sorted(set(EDGES))
-    scores = Histograms()
+    assert list(BUCKET_EDGES) == sorted(set(BUCKET_EDGES))
+    scores = HistogramMetric()
     registry = CollectorRegistry()
     scores.version = "3"
     registry.register(scores)

@@ -8,7 +8,7 @@ import pytest
 from rekindle.errors import ConfigError, RekindleError
 from rekindle.release.watch import scrape as module
 from rekindle.release.watch.scores import SCORE_METRIC
-from rekindle.release.watch.scrape import ServerWatch, scrape, subtract_counts
+from rekindle.release.watch.scrape import ServerWatch, scrape_counts, subtract_counts
 from tests.http_server import Answer, HttpServer, Request
 
 
@@ -62,9 +62,9 @@ def test_the_increments_of_all_servers_are_added() -> None:
 
 def test_scraping_missing_or_unreachable_servers_raises_an_error() -> None:
     with pytest.raises(RekindleError, match="does not have servers"):
-        scrape("http://nobody.invalid:8080", "1", {})
+        scrape_counts("http://nobody.invalid:8080", "1", {})
     with pytest.raises(RekindleError, match="cannot be read"):
-        scrape("http://127.0.0.1:9", "1", {"http://127.0.0.1:9 since 1": counts(1, 1)})
+        scrape_counts("http://127.0.0.1:9", "1", {"http://127.0.0.1:9 since 1": counts(1, 1)})
 
 
 def test_the_password_of_an_endpoint_is_refused_and_not_shown(
@@ -72,7 +72,7 @@ def test_the_password_of_an_endpoint_is_refused_and_not_shown(
 ) -> None:
     monkeypatch.setenv("REKINDLE_ENDPOINT", "http://ann:hunter2@127.0.0.1:9")
     with pytest.raises(ConfigError, match="REKINDLE_ENDPOINT") as error:
-        scrape("http://pods:8080", "1", {})
+        scrape_counts("http://pods:8080", "1", {})
     assert "hunter2" not in str(error.value)
 
 
@@ -85,7 +85,7 @@ def test_a_server_that_one_check_cannot_read_is_not_counted_twice(pods: Pods) ->
             if other
             else {"127.0.0.1": page(one)}
         )
-        now = scrape(pods.endpoint, "7", seen)
+        now = scrape_counts(pods.endpoint, "7", seen)
         rows.append(subtract_counts(now, seen)["rows"])
         seen = now
     assert rows == [4, 1, 1 + 4]
@@ -142,7 +142,7 @@ def test_a_server_with_malformed_metrics_is_unreadable_and_no_bug(
 ) -> None:
     pods.pages = {"127.0.0.1": f"{page(5)}{line}\n"}
     with pytest.raises(RekindleError, match="is the model deployed"):
-        scrape(pods.endpoint, "7", {})
+        scrape_counts(pods.endpoint, "7", {})
     assert not ServerWatch(pods.endpoint).scrape()
     assert "127.0.0.1" in capsys.readouterr().err
 
@@ -169,4 +169,4 @@ def test_metrics_without_an_end_are_not_read(pods: Pods, monkeypatch: pytest.Mon
     monkeypatch.setattr(module, "MAX_PAGE_BYTES", 10)
     pods.pages = {"127.0.0.1": page(5), "127.0.0.2": page(5)}
     with pytest.raises(RekindleError, match="more than 10 bytes"):
-        scrape(pods.endpoint, "7", {})
+        scrape_counts(pods.endpoint, "7", {})

@@ -112,7 +112,7 @@ class Cluster:
             server = f"{self.name}-{number}"
             prefix = f"releases/{uuid.uuid4().hex}/"
             run_id = tracking.start_run(self.name, server)
-            version = tracking.register(
+            version = tracking.register_version(
                 self.name, prefix, f"s3://b/{prefix}", "ab" * 32, run_id, {}
             ).version
             promotion.promote(self.store, self.name, version, champion, server)

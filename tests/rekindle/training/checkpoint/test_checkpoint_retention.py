@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rekindle.errors import StorageError
-from rekindle.storage import Entry, Store
+from rekindle.storage import Store, StoredObject
 from rekindle.training.checkpoint import checkpoint_retention
-from rekindle.training.checkpoint.checkpoint_retention import Retention
+from rekindle.training.checkpoint.checkpoint_retention import CheckpointRetention
 from tests.rekindle.training.saving import Open, begin, keys, train
 
 
@@ -52,9 +52,13 @@ NOW = 10**6
 def test_retention_keeps_latest_and_its_newest_predecessors(
     ages: dict[int, int], number: int, hours: float, data: st.DataObject
 ) -> None:
-    manifests = [Entry(f"{step:04d}", 1, "", NOW - age) for step, age in sorted(ages.items())]
+    manifests = [
+        StoredObject(f"{step:04d}", 1, "", NOW - age) for step, age in sorted(ages.items())
+    ]
     latest = data.draw(st.sampled_from(manifests)).key
-    old = Retention(None, "", number, hours)._find_expired_manifests(latest, manifests, NOW)  # type: ignore[arg-type]
+    old = CheckpointRetention(None, "", number, hours)._find_expired_manifests(
+        latest, manifests, NOW
+    )  # type: ignore[arg-type]
     kept = [entry for entry in manifests if entry.key not in old]
     previous = [entry for entry in manifests if entry.key < latest][-(number - 1) :]
     young = [entry.key for entry in previous if not hours or entry.modified >= NOW - 3600 * hours]
@@ -67,7 +71,7 @@ def test_chunks_of_a_damaged_manifest_are_deleted_with_it(open_: Open, s3: Store
     train(first, 1)
     (key,) = keys(first, "manifests/")
     s3.put(key, b"damaged")
-    fresh = Retention(s3, first.remote.prefix, 2, 0)
+    fresh = CheckpointRetention(s3, first.remote.prefix, 2, 0)
     assert (
         fresh._read_chunk_names(key)
         == []
@@ -89,10 +93,10 @@ class RecordingStore:
     def delete(self, keys: Iterable[str]) -> None:
         self.deleted += keys
 
-    def list(self, prefix: str) -> Iterable[Entry]:
+    def list(self, prefix: str) -> Iterable[StoredObject]:
         kind = prefix.split("/")[1]
         return [
-            Entry(f"p/{kind}/{name}", 1, "", NOW - age)
+            StoredObject(f"p/{kind}/{name}", 1, "", NOW - age)
             for name, age in sorted(self.ages[kind].items())
         ]
 
@@ -104,7 +108,7 @@ def deleted_keys(
     age in seconds."""
     store = RecordingStore(**{"readers": {}, "chunks": {}} | ages)
     chunks = {f"p/manifests/{name}": names for name, names in contents.items()}
-    rule = Retention(store, "p", 2, 0, chunks)  # type: ignore[arg-type]
+    rule = CheckpointRetention(store, "p", 2, 0, chunks)  # type: ignore[arg-type]
     rule.delete_expired(f"p/manifests/{latest}", contents[latest])
     return store.deleted
 
@@ -157,15 +161,17 @@ def test_an_old_listing_deletes_nothing(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_an_unavailable_store_does_not_lose_the_list_of_chunks() -> None:
     class UnavailableStore(RecordingStore):
-        def list(self, prefix: str) -> Iterable[Entry]:
+        def list(self, prefix: str) -> Iterable[StoredObject]:
             raise StorageError("s3 is unavailable")
 
-    rule = Retention(UnavailableStore(), "p", 2, 0)  # type: ignore[arg-type]
+    rule = CheckpointRetention(UnavailableStore(), "p", 2, 0)  # type: ignore[arg-type]
     rule.delete_expired("p/manifests/1", ["a"])
     assert rule._chunk_names == {"p/manifests/1": ["a"]}, "the next call deletes them"
 
 
 def test_keep_hours_is_exact_to_the_second() -> None:
-    manifests = [Entry(f"{step}", 1, "", NOW - age) for step, age in ((1, 7201), (2, 7200), (3, 0))]
-    assert Retention(None, "", 9, 2)._find_expired_manifests("3", manifests, NOW) == {"1"}  # type: ignore[arg-type]
-    assert Retention(None, "", 9, 0)._find_expired_manifests("3", manifests, NOW) == set()  # type: ignore[arg-type]
+    manifests = [
+        StoredObject(f"{step}", 1, "", NOW - age) for step, age in ((1, 7201), (2, 7200), (3, 0))
+    ]
+    assert CheckpointRetention(None, "", 9, 2)._find_expired_manifests("3", manifests, NOW) == {"1"}  # type: ignore[arg-type]
+    assert CheckpointRetention(None, "", 9, 0)._find_expired_manifests("3", manifests, NOW) == set()  # type: ignore[arg-type]

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from rekindle.errors import ConfigError
 from rekindle.storage import Store
 from rekindle.training.checkpoint import durable
-from rekindle.training.checkpoint.durable import RankSize
+from rekindle.training.checkpoint.durable import RankAndGroupSize
 from tests.chaos.faults import Proxy
 from tests.rekindle.training.saving import (
     Events,
@@ -166,7 +166,7 @@ def test_all_members_of_a_group_upload_their_share(
     members = [open_() for _ in range(3)]
     for rank in (2, 1, 0):
         update(members[rank], 7)
-        members[rank].save_if_due(RankSize(rank, 3), is_durable=True)
+        members[rank].save_if_due(RankAndGroupSize(rank, 3), is_durable=True)
         if rank:
             assert finish_upload(members[rank])
             # number of uploaded chunks, of 10
@@ -185,7 +185,7 @@ def test_the_share_of_a_member_that_died_is_uploaded_by_rank_0(
     members = [open_() for _ in range(3)]
     for rank in (0, 2):
         update(members[rank], 7)
-        members[rank].save_if_due(RankSize(rank, 3), is_durable=True)
+        members[rank].save_if_due(RankAndGroupSize(rank, 3), is_durable=True)
     assert finish_upload(members[0])
     last = open_()
     assert begin(last) == 7
@@ -199,12 +199,12 @@ def test_the_next_rank_0_makes_the_checkpoint_that_the_previous_one_left_incompl
     for rank in (0, 1):
         assert not members[rank].is_due()
         update(members[rank], 7)
-    members[1].save_if_due(RankSize(1, 2), is_durable=True)  # rank 0 is killed here
+    members[1].save_if_due(RankAndGroupSize(1, 2), is_durable=True)  # rank 0 is killed here
     assert finish_upload(members[1])
     assert not keys(members[1], "manifests/")
     assert members[1].is_due()
     update(members[1], 8)
-    members[1].save_if_due(RankSize(0, 1), is_durable=True)
+    members[1].save_if_due(RankAndGroupSize(0, 1), is_durable=True)
     assert finish_upload(members[1])
     assert not members[1].is_due()
     last = open_()
@@ -221,7 +221,7 @@ def test_another_runs_checkpoints_are_rejected_and_unchanged(
         with pytest.raises(ConfigError, match="belongs to another run"):
             begin(other)
         update(other, 9)  # another run must not write there, either
-        assert not other.upload_current_state(RankSize(0, 1), soon)
+        assert not other.upload_current_state(RankAndGroupSize(0, 1), soon)
         assert "belongs to another run" in capsys.readouterr().err
     assert objects == {
         entry.key: entry.etag for entry in first.remote.store.list(first.remote.prefix)
@@ -249,7 +249,7 @@ def test_a_failing_store_neither_delays_training_nor_loses_state(
     begin(checkpoints)
     proxy.fault(fault, 1.0)
     update(checkpoints, 1)
-    checkpoints.save_if_due(RankSize(0, 1), is_durable=True)
+    checkpoints.save_if_due(RankAndGroupSize(0, 1), is_durable=True)
     update(checkpoints, 2)  # training continues immediately
     assert not checkpoints.is_due()  # and does not request a second checkpoint
     assert finish_upload(checkpoints)
@@ -264,7 +264,7 @@ def test_a_worker_other_than_rank_0_is_not_delayed_by_its_own_slow_upload(
     proxy.fault("hang", 2.0)
     for step in (1, 2, 3):
         update(member, step)
-        member.save_if_due(RankSize(1, 2), is_durable=True)
+        member.save_if_due(RankAndGroupSize(1, 2), is_durable=True)
     assert member._is_uploading
     assert member._upload
     assert member._upload.step == 1

@@ -16,9 +16,9 @@ import pytest
 from rekindle.errors import RekindleError
 from rekindle.storage import Store
 from rekindle.training.checkpoint import manager, snapshot_file
-from rekindle.training.checkpoint.durable import RankSize
-from rekindle.training.checkpoint.manager import Checkpoints
-from rekindle.training.group.interruptible import GroupBroken
+from rekindle.training.checkpoint.durable import RankAndGroupSize
+from rekindle.training.checkpoint.manager import WorkerCheckpoints
+from rekindle.training.group.interruptible import GroupBrokenError
 from tests.chaos.faults import Proxy
 from tests.rekindle.training.saving import (
     IDENTITY,
@@ -42,7 +42,7 @@ def test_a_snapshot_in_shared_memory_survives_its_process(open_: Open, events: E
     begin(first)
     for step in range(1, 9):
         update(first, step)
-        first.save_if_due(RankSize(0, 1), is_durable=False)
+        first.save_if_due(RankAndGroupSize(0, 1), is_durable=False)
 
     first.close(remove_snapshots=False)
     second = open_(node="n", data=Stream())
@@ -72,7 +72,7 @@ def test_the_newer_of_snapshot_and_durable_checkpoint_is_used(
     for newer, step in ((4, 4), (2, 3)):
         first = open_(node=f"n{newer}")
         update(first, 3)
-        first.save_if_due(RankSize(0, 1), is_durable=False)
+        first.save_if_due(RankAndGroupSize(0, 1), is_durable=False)
         first.close(remove_snapshots=False)
         other = open_()
         update(other, newer)
@@ -80,7 +80,7 @@ def test_the_newer_of_snapshot_and_durable_checkpoint_is_used(
         if newer == 2:
             s3.delete(keys(first))
 
-        assert other.upload_current_state(RankSize(0, 1), soon)
+        assert other.upload_current_state(RankAndGroupSize(0, 1), soon)
         second = open_(node=f"n{newer}")
         assert second.state.step == 3
         assert begin(second) == step
@@ -96,7 +96,7 @@ def test_a_damaged_snapshot_is_reported_and_the_durable_checkpoint_used(
     first = open_(node="n")
     train(first, 3)
     first.close(remove_snapshots=False)
-    path = snapshot_file.snapshot_path(
+    path = snapshot_file.make_snapshot_path(
         snapshot_file.hash_run_name(IDENTITY, first.remote.prefix), snapshot_file.hash_worker_name()
     )
     data = bytearray(path.read_bytes())
@@ -117,7 +117,7 @@ def test_a_restarted_worker_reports_the_last_step_of_its_previous_process(
     begin(first)
     for step in range(1, 9):
         update(first, step)
-        first.save_if_due(RankSize(0, 1), is_durable=False)
+        first.save_if_due(RankAndGroupSize(0, 1), is_durable=False)
 
     first.close(remove_snapshots=False)
     second = open_(node="n", data=Stream())
@@ -138,7 +138,7 @@ def test_training_continues_without_shared_memory(
     monkeypatch.setenv("REKINDLE_SHM", "/sys" if sys.platform == "linux" else "/nowhere")
     first = open_()
     assert "no snapshots in shared memory" in capsys.readouterr().err
-    first.save_if_due(RankSize(0, 1), is_durable=False)
+    first.save_if_due(RankAndGroupSize(0, 1), is_durable=False)
     train(first, 2)
     assert begin(open_()) == 2
 
@@ -157,7 +157,7 @@ def test_a_run_without_memory_for_checkpoints_ends_with_the_reason(
     with pytest.raises(
         RekindleError, match=r"cannot reserve .* for a copy of the state .*Cannot allocate memory"
     ):
-        first.save_if_due(RankSize(0, 1), is_durable=True)
+        first.save_if_due(RankAndGroupSize(0, 1), is_durable=True)
 
 
 def test_the_last_worker_reports_an_unsaved_state_and_its_location(
@@ -167,7 +167,7 @@ def test_the_last_worker_reports_an_unsaved_state_and_its_location(
     proxy.fault("refuse", 60.0)
     update(last, 6)
     seconds = iter([1.0, 0.0, 0.0, 0.0, -math.inf])
-    assert not last.upload_current_state(RankSize(0, 1), lambda: next(seconds))
+    assert not last.upload_current_state(RankAndGroupSize(0, 1), lambda: next(seconds))
     log = capsys.readouterr().err
     assert "the state of step 6 is not in the object store: " in log
     assert "A copy remains in" in log
@@ -189,7 +189,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[float]]:
 
 
 def snapshot(
-    checkpoints: Checkpoints, step: int, durable: bool = False, lasts: float = 0.0
+    checkpoints: WorkerCheckpoints, step: int, durable: bool = False, lasts: float = 0.0
 ) -> bool:
     """Make a step. Returns True if a snapshot was taken, whose copy takes `lasts` seconds of the
     clock."""
@@ -204,7 +204,7 @@ def snapshot(
 
     until("the previous snapshot is committed", lambda: checkpoints.snapshots.is_idle)
     checkpoints.snapshots.copy_state = slow  # type: ignore[method-assign]
-    checkpoints.save_if_due(RankSize(0, 1), is_durable=durable)
+    checkpoints.save_if_due(RankAndGroupSize(0, 1), is_durable=durable)
     checkpoints.snapshots.copy_state = take  # type: ignore[method-assign]
 
     return bool(slots)
@@ -266,7 +266,7 @@ def test_rank_0_requests_a_checkpoint_before_the_step_that_is_due(open_: Open) -
     assert not first.is_due(), "its memory is not reserved yet"
     first.snapshots.ready.set()
     update(first, 10)
-    first.save_if_due(RankSize(0, 1), is_durable=True)
+    first.save_if_due(RankAndGroupSize(0, 1), is_durable=True)
     assert finish_upload(first)
     update(first, 18)
     assert not first.is_due()
@@ -281,7 +281,7 @@ def test_the_ledger_has_the_first_step_of_a_process(
     assert begin(first) == 0
     assert first.snapshot_crc == 0
     train(first, 4)
-    first.save_if_due(RankSize(0, 1), is_durable=False)
+    first.save_if_due(RankAndGroupSize(0, 1), is_durable=False)
     until("the snapshot is committed", lambda: first.snapshots.is_idle)
     first.close(remove_snapshots=False)
     hot = open_(node="n")
@@ -312,14 +312,14 @@ def test_a_cancelled_restore_stops_waiting_for_an_unavailable_store(
     train(open_(), 4)
     late = open_(store=store_behind(proxy, s3))
     proxy.fault("refuse", 60.0)
-    with pytest.raises(GroupBroken, match="stopped waiting for the object store"):
+    with pytest.raises(GroupBrokenError, match="stopped waiting for the object store"):
         late.restore(-1, is_cancelled=lambda: True)
     assert late.state.step == -1
 
     def fail(read: Any) -> Any:
-        raise GroupBroken("a member was lost")
+        raise GroupBrokenError("a member was lost")
 
-    with pytest.raises(GroupBroken, match="a member was lost"):
+    with pytest.raises(GroupBrokenError, match="a member was lost"):
         open_().restore(-1, run_read=fail)
 
 
@@ -332,14 +332,15 @@ def test_a_last_state_of_several_workers_is_saved_when_rank_0_has_completed_it(
 
     end = clock[0] + 1.0
     assert not members[1].upload_current_state(
-        RankSize(1, 2), lambda: 30.0 if members[1]._is_uploading else max(0.0, end - clock[0])
+        RankAndGroupSize(1, 2),
+        lambda: 30.0 if members[1]._is_uploading else max(0.0, end - clock[0]),
     )
     problem = (
         "the state of step 7 is not in the object store: rank 0 did not complete the checkpoint."
     )
     assert problem in capsys.readouterr().err
     assert clock[0] >= end
-    members[0].save_if_due(RankSize(0, 2), is_durable=True)
+    members[0].save_if_due(RankAndGroupSize(0, 2), is_durable=True)
     assert finish_upload(members[0])
     assert members[1]._wait_for_rank_0(7, lambda: 1.0)
     assert not members[1]._wait_for_rank_0(8, lambda: end + 1.0 - clock[0])
@@ -351,13 +352,13 @@ def test_an_older_upload_is_cancelled_for_the_last_state(
     last = open_(store=store_behind(proxy, s3), checkpoint_steps=1)
     proxy.fault("hang", 1.0)
     update(last, 1)
-    last.save_if_due(RankSize(0, 1), is_durable=True)
+    last.save_if_due(RankAndGroupSize(0, 1), is_durable=True)
     assert not last.is_due(), "one upload at a time"
     first = last._upload
     assert last._thread
     assert last._thread.daemon, "the upload does not delay the exit of the process"
     update(last, 2)
-    assert last.upload_current_state(RankSize(0, 1), soon)
+    assert last.upload_current_state(RankAndGroupSize(0, 1), soon)
     assert first
     assert first.stop.is_set()
     assert first.step == 1

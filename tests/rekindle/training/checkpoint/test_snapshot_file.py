@@ -131,8 +131,8 @@ def after_cut(end: int) -> tuple[int, int]:
 
 def after_flip(offset: int) -> tuple[int, bool]:
     """Return the newest intact step after damage of one byte, and True if damage is reported."""
-    header = snapshot_file.HEADER.size + 4
-    record = snapshot_file.RECORD.size + 4
+    header = snapshot_file.HEADER_STRUCT.size + 4
+    record = snapshot_file.RECORD_STRUCT.size + 4
 
     if offset < header:
         return -1, True
@@ -142,7 +142,8 @@ def after_flip(offset: int) -> tuple[int, bool]:
     )
     newest = newest or slot_offset(0) <= offset < slot_offset(0) + SIZE + 8
     others = [
-        snapshot_file.FIRST_RECORD_OFFSET + slot * snapshot_file.RECORD_DISTANCE for slot in (1, 2)
+        snapshot_file.FIRST_RECORD_OFFSET + slot * snapshot_file.RECORD_DISTANCE_BYTES
+        for slot in (1, 2)
     ]
 
     return 5 if newest else 6, newest or any(first <= offset < first + record for first in others)
@@ -157,11 +158,11 @@ def test_any_damaged_byte_is_reported_and_the_previous_snapshot_used(
     offsets = st.integers(0, SIZE + 10)
 
     anywhere = st.one_of(
-        st.integers(0, snapshot_file.HEADER.size + 4),
+        st.integers(0, snapshot_file.HEADER_STRUCT.size + 4),
         st.integers(
             snapshot_file.FIRST_RECORD_OFFSET,
             snapshot_file.FIRST_RECORD_OFFSET
-            + snapshot_file.SLOT_COUNT * snapshot_file.RECORD_DISTANCE,
+            + snapshot_file.SLOT_COUNT * snapshot_file.RECORD_DISTANCE_BYTES,
         ),
         st.builds(
             lambda slot, n: slot_offset(slot) + n,
@@ -246,7 +247,7 @@ def test_a_worker_killed_at_any_moment_leaves_an_intact_snapshot(shared: Path) -
             assert newest == 0
 
         file.close()
-        assert snapshot_file.newest_step(path) == (newest or -1)
+        assert snapshot_file.read_newest_step(path) == (newest or -1)
 
     assert newest > 0
 
@@ -273,9 +274,9 @@ def test_a_frozen_worker_and_its_successor_do_not_write_to_the_same_memory(share
 def test_only_unneeded_files_are_removed(shared: Path) -> None:
     run = snapshot_file.hash_run_name("identity", "prefix")
     other = snapshot_file.hash_run_name("identity", "elsewhere")
-    held = snapshot_file.snapshot_path(run, "held")
-    dead = snapshot_file.snapshot_path(run, "dead")
-    old = snapshot_file.snapshot_path(other, "old")
+    held = snapshot_file.make_snapshot_path(run, "held")
+    dead = snapshot_file.make_snapshot_path(run, "dead")
+    old = snapshot_file.make_snapshot_path(other, "old")
     foreign = shared / "mine"
     process = writer(held)
     assert process.stdout

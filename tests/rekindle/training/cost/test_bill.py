@@ -8,14 +8,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rekindle.training.cost.bill import Bill, compute_bill, describe_bill, format_amount
-from rekindle.training.cost.pod_requests import Pod
+from rekindle.training.cost.pod_requests import PodRequests
 from rekindle.training.cost.prices import Prices
-from rekindle.training.cost.tariff import Tariff
-from rekindle.training.ledger.ledger_summary import LOST, TRAINED, WAITED
+from rekindle.training.cost.tariff import TrainingTariff
+from rekindle.training.ledger.ledger_summary import LOST_KIND, TRAINED_KIND, WAITED_KIND
 from tests.rekindle.training.ledger.events import generation, lost, start, step, summary_of
 
-SPOT = Pod(cpus=1, labels={"spot": "yes"})
-REGULAR = Pod(cpus=1)
+SPOT = PodRequests(cpus=1, labels={"spot": "yes"})
+REGULAR = PodRequests(cpus=1)
 PRICES = {
     "currency": "EUR",
     "default": "cpu",
@@ -33,13 +33,15 @@ PRICES = {
 }  # a second of a CPU costs 1 on demand, and 0.25 as spot
 
 
-def tariff(workers: dict[str, Pod], coordinator: Pod | None = None) -> Tariff:
-    return Tariff(
+def tariff(
+    workers: dict[str, PodRequests], coordinator: PodRequests | None = None
+) -> TrainingTariff:
+    return TrainingTariff(
         prices=Prices.parse(PRICES, "prices.yaml"), workers=workers, coordinator=coordinator
     )
 
 
-def bill_of(*lines: tuple[Any, ...], pod: Pod = SPOT) -> Bill:
+def bill_of(*lines: tuple[Any, ...], pod: PodRequests = SPOT) -> Bill:
     return compute_bill(summary_of(*lines), tariff({"Worker": pod}))
 
 
@@ -82,9 +84,9 @@ def test_all_uses_of_time_and_all_kinds_of_nodes_add_up_to_the_same_total(
     bill = compute_bill(summary, tariff({"Worker": SPOT, "": REGULAR}, coordinator=REGULAR))
     workers = {name: 0.25 if "-worker-" in name else 1.0 for name in summary.intervals}
 
-    for kind in (TRAINED, WAITED, LOST):
+    for kind in (TRAINED_KIND, WAITED_KIND, LOST_KIND):
         assert bill.uses[kind] == pytest.approx(
-            sum(p * summary.worker_seconds(kind, name) for name, p in workers.items())
+            sum(p * summary.compute_worker_seconds(kind, name) for name, p in workers.items())
         )
 
     assert bill.uses["coordinator"] + bill.uses["queued"] == pytest.approx(
@@ -97,7 +99,7 @@ def test_all_uses_of_time_and_all_kinds_of_nodes_add_up_to_the_same_total(
     )
 
     assert min(bill.uses.values()) >= 0
-    assert 0 <= bill.waits <= bill.uses[WAITED] + 1e-9
+    assert 0 <= bill.waits <= bill.uses[WAITED_KIND] + 1e-9
     figures = bill.as_json()
     assert figures["trained"] + figures["waited"] + figures["lost"] + figures[
         "coordinator"
@@ -106,8 +108,8 @@ def test_all_uses_of_time_and_all_kinds_of_nodes_add_up_to_the_same_total(
 
 def test_the_report_of_a_training_without_losses_names_no_losses():
     bill = bill_of(*start("a", "b"), step(3, 10), (6, "complete", {"step": 40}))
-    assert bill.uses[TRAINED] == 2
-    assert bill.uses[WAITED] == 1
+    assert bill.uses[TRAINED_KIND] == 2
+    assert bill.uses[WAITED_KIND] == 1
     assert bill.total == 3
     assert bill.without_spot == 12
     assert list(describe_bill(bill)) == [
@@ -146,9 +148,9 @@ def test_losses_cost_the_lost_work_and_the_wait_for_the_next_group():
     )
 
     # 5.5 s of training, 3 s of it repeated; at 10 s, the workers came back, and waited until 14
-    assert bill.uses[TRAINED] == 2 * 5.5 / 4
-    assert bill.uses[LOST] == 2 * 3 / 4
-    assert bill.uses[WAITED] == 2 * 6 / 4
+    assert bill.uses[TRAINED_KIND] == 2 * 5.5 / 4
+    assert bill.uses[LOST_KIND] == 2 * 3 / 4
+    assert bill.uses[WAITED_KIND] == 2 * 6 / 4
 
     assert bill.waits == 2 * 4 / 4
     assert bill.losses == 2 * 7 / 4
@@ -195,7 +197,7 @@ def test_a_loss_restored_from_shared_memory_recommends_no_checkpoint_interval():
     )
 
     assert bill.preemptions == 1
-    assert bill.uses[LOST] > 0
+    assert bill.uses[LOST_KIND] > 0
     assert bill.checkpoint_interval is None
 
 
@@ -215,7 +217,7 @@ def test_a_worker_that_replaces_a_spot_worker_on_demand_is_charged_by_its_own_po
 
 
 def test_the_workers_of_a_pod_with_several_gpus_share_its_cost():
-    pod = Pod(devices={"gpu/gpu": 2})
+    pod = PodRequests(devices={"gpu/gpu": 2})
     bill = compute_bill(
         summary_of(*start("x-worker-0", "x-worker-0/1"), (3, "complete", {"step": 1})),
         tariff({"Worker": pod}),

@@ -5,7 +5,7 @@ import pytest
 from rekindle.training.cost.pod_requests import (
     list_object_replicas,
     list_template_replicas,
-    quantity_or_zero,
+    parse_quantity_or_zero,
 )
 
 # each list has ten times the previous one: a billion values
@@ -66,4 +66,4 @@ def test_an_object_with_an_impossible_number_of_replicas_has_no_pods(replicas: i
 
 @pytest.mark.parametrize("text", ["1e308", "-1", "9" * 400])
 def test_an_impossible_amount_counts_as_unknown(text: str) -> None:
-    assert quantity_or_zero(text) == 0
+    assert parse_quantity_or_zero(text) == 0

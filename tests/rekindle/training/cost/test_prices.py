@@ -14,18 +14,18 @@ from rekindle.blocks.manifest.config import load_config
 from rekindle.blocks.manifest.render import render_manifest
 from rekindle.errors import ConfigError
 from rekindle.training.cost import pod_requests
-from rekindle.training.cost.pod_requests import Pod
-from rekindle.training.cost.prices import ANNOTATION, FILE, Prices
-from rekindle.training.cost.tariff import Tariff
+from rekindle.training.cost.pod_requests import PodRequests
+from rekindle.training.cost.prices import PRICES_ANNOTATION, PRICES_FILE, Prices
+from rekindle.training.cost.tariff import TrainingTariff
 
-EXAMPLE = project.REFERENCE / "template" / FILE
+EXAMPLE = project.REFERENCE / "template" / PRICES_FILE
 RATE = {"cpu_hour": 1, "gib_hour": 0.5}
 GPU = {"resource": "nvidia.com/gpu"}
 
 
 def prices(**changes: Any) -> Prices:
     values = {"currency": "EUR", "default": "cpu", "classes": {"cpu": {"on_demand": RATE}}}
-    return Prices.parse(values | changes, FILE)
+    return Prices.parse(values | changes, PRICES_FILE)
 
 
 def pod_classes(*sets: str) -> dict[tuple[str, str], tuple[str, bool]]:
@@ -59,7 +59,7 @@ def pod_classes(*sets: str) -> dict[tuple[str, str], tuple[str, bool]]:
 @pytest.fixture
 def priced_project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A working directory with the example, outside of any other project."""
-    (tmp_path / FILE).write_text(EXAMPLE.read_text())
+    (tmp_path / PRICES_FILE).write_text(EXAMPLE.read_text())
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -109,9 +109,11 @@ def test_a_pod_costs_its_requests_by_the_hour():
             "gpu": {"selector": GPU, "on_demand": RATE | {"gpu_hour": 3}},
         }
     )
-    assert found.pod_cost(Pod(cpus=2, gib=4), 1800) == 2
-    assert found.pod_cost(Pod(cpus=2, gib=4, devices={"nvidia.com/gpu": 1}), 3600) == 7
-    assert found.price_resources("gpu", False, 3600, 0, 7200) == 7
+    assert found.compute_pod_cost(PodRequests(cpus=2, gib=4), 1800) == 2
+    assert (
+        found.compute_pod_cost(PodRequests(cpus=2, gib=4, devices={"nvidia.com/gpu": 1}), 3600) == 7
+    )
+    assert found.compute_resource_cost("gpu", False, 3600, 0, 7200) == 7
 
 
 @pytest.mark.parametrize(
@@ -175,10 +177,10 @@ def test_a_device_beside_the_gpus_is_not_charged_as_a_gpu(name: str):
         }
     )
 
-    assert found.pod_cost(pod, 3600) == 12
-    tariff = Tariff(prices=found, workers={"": pod})
-    assert tariff.worker_cost("x-worker-0", 3600) == 3
-    assert Tariff.model_validate_json(tariff.model_dump_json()) == tariff, (
+    assert found.compute_pod_cost(pod, 3600) == 12
+    tariff = TrainingTariff(prices=found, workers={"": pod})
+    assert tariff.compute_worker_cost("x-worker-0", 3600) == 3
+    assert TrainingTariff.model_validate_json(tariff.model_dump_json()) == tariff, (
         "a pod of the cluster computes the cost"
     )
 
@@ -186,9 +188,11 @@ def test_a_device_beside_the_gpus_is_not_charged_as_a_gpu(name: str):
 def test_a_device_of_another_name_is_charged_as_a_gpu_if_the_selector_of_its_class_names_it():
     rate = {"cpu_hour": 0, "gib_hour": 0, "gpu_hour": 3}
     chip = {"selector": {"resource": "example.com/chip"}, "on_demand": rate}
-    pod = Pod(devices={"example.com/chip": 2, "rdma/hca": 1})
-    assert prices(classes={"cpu": {"on_demand": rate}, "chip": chip}).pod_cost(pod, 3600) == 6
-    assert prices(classes={"cpu": {"on_demand": rate}}).pod_cost(pod, 3600) == 0
+    pod = PodRequests(devices={"example.com/chip": 2, "rdma/hca": 1})
+    assert (
+        prices(classes={"cpu": {"on_demand": rate}, "chip": chip}).compute_pod_cost(pod, 3600) == 6
+    )
+    assert prices(classes={"cpu": {"on_demand": rate}}).compute_pod_cost(pod, 3600) == 0
 
 
 def test_limits_count_as_requests_and_sidecars_are_added():
@@ -204,7 +208,7 @@ def test_limits_count_as_requests_and_sidecars_are_added():
     pod = pod_requests.read_template_pod(template)
     assert pod
     tolerations = (("spot", "yes"), ("spot", "soon"), ("gpu", ""))
-    assert pod == Pod(1.25, 1.5, {"gpu": "l4"}, tolerations, {"nvidia.com/mig-1g.5gb": 1})
+    assert pod == PodRequests(1.25, 1.5, {"gpu": "l4"}, tolerations, {"nvidia.com/mig-1g.5gb": 1})
 
     selectors = [
         {"tolerations": {"spot": "yes", "gpu": ""}},
@@ -248,7 +252,7 @@ def test_limits_count_as_requests_and_sidecars_are_added():
 def test_a_wrong_file_is_refused_with_the_key_and_the_rule(changes: dict[str, Any], message: str):
     with pytest.raises(ConfigError) as error:
         prices(**changes)
-    assert str(error.value).startswith(f"{FILE}: {message}")
+    assert str(error.value).startswith(f"{PRICES_FILE}: {message}")
 
 
 @pytest.mark.parametrize(
@@ -260,7 +264,7 @@ def test_a_wrong_file_is_refused_with_the_key_and_the_rule(changes: dict[str, An
     ],
 )
 def test_a_file_that_is_not_a_mapping_is_refused(tmp_path: Path, text: str, message: str):
-    (tmp_path / FILE).write_text(text)
+    (tmp_path / PRICES_FILE).write_text(text)
     with pytest.raises(ConfigError, match=message):
         Prices.load(tmp_path)
 
@@ -278,10 +282,10 @@ def test_a_pod_of_two_classes_and_a_spot_pod_without_a_price_are_errors():
     with pytest.raises(
         ConfigError, match=r"the classes gpu and zone both match a pod with zone=a, nvidia\.com/gpu"
     ):
-        found.classify(Pod(labels={"zone": "a"}, devices={"nvidia.com/gpu": 1}))
+        found.classify(PodRequests(labels={"zone": "a"}, devices={"nvidia.com/gpu": 1}))
 
     with pytest.raises(ConfigError, match=r"classes\.cpu\.spot is missing"):
-        found.pod_cost(Pod(cpus=1, labels={"spot": "yes"}), 1)
+        found.compute_pod_cost(PodRequests(cpus=1, labels={"spot": "yes"}), 1)
 
 
 def test_prices_change_neither_the_manifest_nor_its_hash_but_the_run_contains_them(
@@ -300,7 +304,7 @@ def test_prices_change_neither_the_manifest_nor_its_hash_but_the_run_contains_th
         return manifest, values
 
     priced, values = render()
-    (priced_project / FILE).unlink()
+    (priced_project / PRICES_FILE).unlink()
     plain, plain_values = render()
     assert priced == plain
     assert {name for name in values if values[name] != plain_values[name]} == {
@@ -308,4 +312,6 @@ def test_prices_change_neither_the_manifest_nor_its_hash_but_the_run_contains_th
         "recorded",
     }
     annotations = json.loads(values["recorded"])["metadata"]["annotations"]
-    assert Prices.parse(json.loads(annotations[ANNOTATION]), "") == Prices.load(EXAMPLE.parent)
+    assert Prices.parse(json.loads(annotations[PRICES_ANNOTATION]), "") == Prices.load(
+        EXAMPLE.parent
+    )

@@ -12,7 +12,7 @@ from rekindle import project
 from rekindle.blocks.manifest.config import load_config
 from rekindle.blocks.manifest.render import render_manifest
 from rekindle.training.cost import pod_requests, tariff
-from rekindle.training.cost.prices import FILE, Prices
+from rekindle.training.cost.prices import PRICES_FILE, Prices
 from rekindle.training.cost.run_cost import compute_run_costs
 
 GPU_SPOT = ["families=[transformer]", "cluster.pods.train.preset=[gke-spot,gpu]"]
@@ -23,7 +23,7 @@ assert EXAMPLE
 @pytest.fixture
 def manifest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """A manifest that was rendered with the example prices."""
-    (tmp_path / FILE).write_text((project.REFERENCE / "template" / FILE).read_text())
+    (tmp_path / PRICES_FILE).write_text((project.REFERENCE / "template" / PRICES_FILE).read_text())
     monkeypatch.chdir(tmp_path)
     return render_manifest(load_config(project.REFERENCE / "configs/cluster.yaml", GPU_SPOT).config)
 
@@ -92,7 +92,7 @@ HOURLY = Prices.parse(
         "default": "cpu",
         "classes": {"cpu": {"on_demand": {"cpu_hour": 3600, "gib_hour": 0}}},
     },
-    FILE,
+    PRICES_FILE,
 )  # a CPU costs 1 a second
 
 
@@ -139,7 +139,7 @@ def test_the_job_of_another_framework_is_part_of_the_cost(config: str):
     (template,) = [item for item in rendered["spec"]["templates"] if item["name"] == name]
     assert EXAMPLE
     expected = sum(
-        item.count * EXAMPLE.pod_cost(item.pod, 10)
+        item.count * EXAMPLE.compute_pod_cost(item.pod, 10)
         for item in pod_requests.list_object_replicas(template)
     )
     costs = compute_run_costs({"nodes": nodes}, rendered, EXAMPLE)["steps"]
@@ -165,7 +165,7 @@ def test_the_pods_of_a_job_have_prices_on_spot_nodes_and_on_demand(manifest: dic
     assert EXAMPLE
     replicas = pod_requests.list_object_replicas(train)
     spot, on_demand = (
-        sum(item.count * EXAMPLE.pod_cost(item.pod, 3600, is_spot) for item in replicas)
+        sum(item.count * EXAMPLE.compute_pod_cost(item.pod, 3600, is_spot) for item in replicas)
         for is_spot in (None, False)
     )
     assert spot == pytest.approx(4 * (4 * 0.01 + 16 * 0.0012 + 0.224) + leader)
@@ -180,8 +180,8 @@ def test_a_training_has_its_workers_also_those_on_idle_capacity_and_its_coordina
     found = tariff.build_tariffs(manifest, EXAMPLE, ["train", "other"])["train"]
     role = {"pytorchjob": "Worker", "jobset": "worker", "trainjob": "node"}[backend]
     assert list(found.workers) == [role, ""]
-    assert found.worker_pod("fraud-7xk2p-train-5d8f9-abcde") is found.workers[""]
-    assert found.worker_pod(f"fraud-7xk2p-train-{role.lower()}-1") is found.workers[role]
+    assert found.find_worker_pod("fraud-7xk2p-train-5d8f9-abcde") is found.workers[""]
+    assert found.find_worker_pod(f"fraud-7xk2p-train-{role.lower()}-1") is found.workers[role]
     assert found.coordinator
     assert found.coordinator.gib == 0.5
     assert tariff.build_tariffs(manifest, None, ["train"]) == {}
@@ -193,8 +193,8 @@ def test_the_trials_of_a_sweep_are_charged_like_workers():
     ).config
     found = tariff.build_trial_tariff(render_manifest(config), EXAMPLE)
     assert found
-    assert found.prices.classify(found.worker_pod("rank0")) == "l4"
-    assert found.prices.is_spot(found.worker_pod("rank0"))
+    assert found.prices.classify(found.find_worker_pod("rank0")) == "l4"
+    assert found.prices.is_spot(found.find_worker_pod("rank0"))
 
 
 @pytest.mark.parametrize("text", ["", "service.yaml", "aaaa"])

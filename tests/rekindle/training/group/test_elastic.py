@@ -17,8 +17,8 @@ from rekindle.storage import Store
 from rekindle.training.group import elastic, sockets
 from rekindle.training.ledger.events import read_events
 from rekindle.training.membership import client, handshake
-from rekindle.training.membership.lease import Lease
-from rekindle.training.membership.protocol import PROTOCOL
+from rekindle.training.membership.lease import CoordinatorLease
+from rekindle.training.membership.protocol import PROTOCOL_VERSION
 from rekindle.training.spec import TrainingSpec as Inputs
 from tests.rekindle.training.crew import SECRET, Crew, Member, flags, run_member
 from tests.waiting import until
@@ -240,7 +240,7 @@ def test_sigterm_to_the_coordinator_does_not_count_its_workers_as_lost(
     crew.until(lambda: _listens(crew))
 
     join = {
-        "protocol": PROTOCOL,
+        "protocol": PROTOCOL_VERSION,
         "id": "1",
         "name": "a",
         "address": "",
@@ -274,7 +274,7 @@ def test_the_older_of_two_coordinators_exits_and_another_runs_lease_is_kept(s3: 
     inputs = Inputs.model_validate(
         {"workload": "w", "dataset": "d", "digest": "d" * 64, "out": "o", "checkpoints": "claims"}
     )
-    older, newer = (Lease(lambda: s3, inputs, name) for name in ("older", "newer"))
+    older, newer = (CoordinatorLease(lambda: s3, inputs, name) for name in ("older", "newer"))
     older.renew()
     older.renew()
     newer.renew()
@@ -285,7 +285,7 @@ def test_the_older_of_two_coordinators_exits_and_another_runs_lease_is_kept(s3: 
         older.renew()
 
     newer.renew()
-    other = Lease(lambda: s3, inputs.model_copy(update={"seed": 1}), "other")
+    other = CoordinatorLease(lambda: s3, inputs.model_copy(update={"seed": 1}), "other")
     with pytest.raises(ConfigError, match="belongs to another run"):
         other.renew()
 
@@ -314,7 +314,7 @@ def test_a_receiver_does_not_wait_for_a_sender_that_died_within_a_message(crew: 
     import torch
 
     from rekindle.training.group.interruptible import (
-        GroupBroken,
+        GroupBrokenError,
         InterruptibleCaller,
         release_in_background,
     )
@@ -338,12 +338,12 @@ def test_a_receiver_does_not_wait_for_a_sender_that_died_within_a_message(crew: 
         caller.interrupt()  # like a message of the coordinator; gloo itself notices nothing
 
     threading.Thread(target=kill, daemon=True).start()
-    with pytest.raises(GroupBroken):
+    with pytest.raises(GroupBrokenError):
         caller.run(work.wait)
 
     release_in_background([pg])
     del pg, work
-    with pytest.raises(GroupBroken):
+    with pytest.raises(GroupBrokenError):
         caller.run(lambda: None)
 
     over.clear()

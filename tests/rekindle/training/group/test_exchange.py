@@ -12,7 +12,7 @@ import torch
 
 from rekindle.training.group import process_group
 from rekindle.training.membership import handshake
-from rekindle.training.membership.client import Client
+from rekindle.training.membership.client import CoordinatorClient
 from tests.rekindle.training.crew import SECRET, Crew, Member, flags
 from tests.waiting import until
 
@@ -82,7 +82,7 @@ def test_values_of_members_survive_the_coordinator(crew: Crew) -> None:
     coordinator = crew.coordinator(argv)
     port = int(crew.meeting["MASTER_PORT"])
     a, b = clients = [
-        Client(crew.meeting["MASTER_ADDR"], port, {}, lambda: False) for _ in range(2)
+        CoordinatorClient(crew.meeting["MASTER_ADDR"], port, {}, lambda: False) for _ in range(2)
     ]
 
     waiting = [

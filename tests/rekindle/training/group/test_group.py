@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from rekindle.training.group.static import StaticGroup
 from rekindle.training.group.training_group import TrainingGroup
 from rekindle.training.spec import TrainConfig
-from rekindle.training.training_state import State
+from rekindle.training.training_state import TrainingState
 
 CPU = torch.device("cpu")
 
@@ -29,7 +29,7 @@ def tree(values: list[Tensor]) -> Tensor:
 @pytest.mark.parametrize("leaves", range(1, 14))
 def test_the_sum_equals_the_tree_sum_bit_for_bit_and_keeps_the_gradients(leaves: int) -> None:
     torch.manual_seed(leaves)
-    state = State(
+    state = TrainingState(
         nn.Linear(37, 5), TrainConfig.model_validate({"virtual_workers": leaves, "workers": 1}), CPU
     )
     unused: Any = None  # no data, no checkpoints

@@ -12,11 +12,11 @@ from torch import Tensor, nn
 
 from rekindle.training.group import process_group
 from rekindle.training.group.process_group import GroupView, create_process_group, dist
-from rekindle.training.group.reduction import CONTROL_COUNT, MemberRequests, Reduction
+from rekindle.training.group.reduction import CONTROL_VALUE_COUNT, GradientReduction, MemberRequests
 from rekindle.training.group.static import StaticGroup
-from rekindle.training.group.tree import rank_leaves
+from rekindle.training.group.tree import list_rank_leaves
 from rekindle.training.spec import TrainConfig
-from rekindle.training.training_state import State
+from rekindle.training.training_state import TrainingState
 
 CPU = torch.device("cpu")
 FLAGS = [
@@ -49,7 +49,7 @@ def alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(process_group, "COLLECTIVE_TIMEOUT", timedelta(seconds=30))
 
 
-def leaf_values(state: State, leaf: int, turn: int) -> tuple[Tensor, list[Tensor]]:
+def leaf_values(state: TrainingState, leaf: int, turn: int) -> tuple[Tensor, list[Tensor]]:
     """Return one virtual worker's loss and gradients; their magnitudes give every order of
     additions another sum."""
     generator = torch.Generator().manual_seed(100 * turn + leaf)
@@ -60,18 +60,18 @@ def leaf_values(state: State, leaf: int, turn: int) -> tuple[Tensor, list[Tensor
 
 def reduce_in_threads(
     leaves: int, size: int, turns: int = 1, **config: Any
-) -> list[tuple[list[Tensor], RecordingGroup, Reduction]]:
+) -> list[tuple[list[Tensor], RecordingGroup, GradientReduction]]:
     """Reduce some steps in a group of threads; return each rank's totals, process group and
     reduction."""
     store: Any = dist.HashStore()
 
-    def member(rank: int) -> tuple[list[Tensor], RecordingGroup, Reduction]:
+    def member(rank: int) -> tuple[list[Tensor], RecordingGroup, GradientReduction]:
         torch.manual_seed(0)
         settings = TrainConfig.model_validate(
             {"virtual_workers": leaves, "workers": size, **config}
         )
-        state = State(nn.Linear(7, 3), settings, CPU)
-        reduction = Reduction(state, StaticGroup(CPU, ledger=None).wait)
+        state = TrainingState(nn.Linear(7, 3), settings, CPU)
+        reduction = GradientReduction(state, StaticGroup(CPU, ledger=None).wait)
         pg = RecordingGroup(
             create_process_group(store, rank, size, CPU, "127.0.0.1") if size > 1 else None
         )
@@ -79,11 +79,11 @@ def reduce_in_threads(
         totals = []
 
         for turn in range(turns):
-            reduction.set_flags(MemberRequests(*FLAGS[(rank + turn) % len(FLAGS)]))
-            for leaf in rank_leaves(leaves, size, rank):
+            reduction.set_requests(MemberRequests(*FLAGS[(rank + turn) % len(FLAGS)]))
+            for leaf in list_rank_leaves(leaves, size, rank):
                 reduction.add(leaf, *leaf_values(state, leaf, turn))
 
-            totals.append(reduction.reduce()[: state.width + CONTROL_COUNT].clone())
+            totals.append(reduction.reduce()[: state.width + CONTROL_VALUE_COUNT].clone())
 
         return totals, pg, reduction
 
@@ -106,7 +106,7 @@ def test_a_group_of_any_size_computes_the_bits_of_one_process(leaves: int, size:
             flags = [
                 FLAGS[(rank + turn) % len(FLAGS)]
                 for rank in range(size)
-                for _ in rank_leaves(leaves, size, rank)
+                for _ in list_rank_leaves(leaves, size, rank)
             ]
             assert total[width + 1 :].tolist() == [
                 sum(column) for column in zip(*flags, strict=True)
@@ -131,7 +131,7 @@ def test_a_fast_reduction_is_one_all_reduce(leaves: int, size: int) -> None:
 
 def test_each_process_sends_the_others_only_their_slices() -> None:
     for _, pg, reduction in reduce_in_threads(16, 4):
-        width = reduction.state.width + CONTROL_COUNT
+        width = reduction.state.width + CONTROL_VALUE_COUNT
         assert pg.names.count("send") == pg.names.count("recv") == 3
         assert pg.sent == 3 * -(-width // 4), (
             "three quarters of one partial sum: an all-reduce sends as much"

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from argolocal.common.processes import start_time
+from argolocal.common.processes import read_start_ticks
 from rekindle.storage import Store
 from rekindle.training.launch.forkserver import Forkserver, WorkerSlot
 from rekindle.training.launch.launcher import MAX_CRASHES, ExitKind, RestartBudget
@@ -66,7 +66,7 @@ def descendants(crew: Crew, launcher: Member) -> tuple[int, list[int]]:
     """Return the pids of a launcher's forkserver (its oldest child) and workers."""
     assert launcher.process.pid
     children = [pid for pid, parent in processes(crew).items() if parent == launcher.process.pid]
-    forkserver, *workers = sorted(children, key=lambda pid: start_time(pid) or 0)
+    forkserver, *workers = sorted(children, key=lambda pid: read_start_ticks(pid) or 0)
     return forkserver, workers
 
 

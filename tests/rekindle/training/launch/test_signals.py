@@ -95,4 +95,4 @@ def test_a_worker_that_cannot_leave_exits_before_sigkill() -> None:
 def test_an_invalid_grace_period_is_rejected(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
     monkeypatch.setenv(signals.REKINDLE_GRACE, text)
     with pytest.raises(ConfigError, match=f'REKINDLE_GRACE is "{text}"'):
-        signals.read_grace_period()
+        signals.read_grace_seconds()

@@ -8,7 +8,7 @@ import pytest
 
 from rekindle.training.launch import usage
 from rekindle.training.launch.usage import UsageSampler
-from rekindle.training.ledger.accounting import summarize
+from rekindle.training.ledger.accounting import summarize_events
 from rekindle.training.ledger.event_types import check_event
 
 MEBIBYTES = 64
@@ -24,7 +24,7 @@ def work(ready: Event) -> None:
 
 def test_the_use_contains_the_children_of_a_pod(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(usage, "SAMPLE_INTERVAL_S", 0.2)
-    monkeypatch.setattr(usage, "FIRST_REPORT_S", 0.5)
+    monkeypatch.setattr(usage, "FIRST_REPORT_AFTER_S", 0.5)
     context = multiprocessing.get_context("fork")
     ready = context.Event()
     process = context.Process(target=work, args=(ready,), daemon=True)
@@ -43,7 +43,7 @@ def test_the_use_contains_the_children_of_a_pod(monkeypatch: pytest.MonkeyPatch)
     assert fields["memory_bytes_max"] > MEBIBYTES << 20
     event = {"t": 1.0, "event": "usage", "name": "worker-0", **fields}
     check_event(event)
-    summary = summarize([event, {**event, "t": 2.0, "cpu_cores_mean": 0.0}])
+    summary = summarize_events([event, {**event, "t": 2.0, "cpu_cores_mean": 0.0}])
     recorded = summary.as_json()["usage"]["worker-0"]
     assert recorded["seconds"] == pytest.approx(2 * fields["seconds"], abs=0.01)
     assert recorded["cpu_cores_mean"] == pytest.approx(fields["cpu_cores_mean"] / 2, abs=0.01)

@@ -6,13 +6,22 @@ from typing import Any
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from rekindle.training.ledger.accounting import summarize
-from rekindle.training.ledger.ledger_summary import LOST, TRAINED, WAITED, Summary, merge_intervals
+from rekindle.training.ledger.accounting import summarize_events
+from rekindle.training.ledger.ledger_summary import (
+    LOST_KIND,
+    TRAINED_KIND,
+    WAITED_KIND,
+    LedgerSummary,
+    merge_intervals,
+)
 from tests.rekindle.training.ledger.events import generation, lost, start, step, summary_of
 
 
-def seconds(summary: Summary, name: str | None = None) -> tuple[float, ...]:
-    return tuple(round(summary.worker_seconds(kind, name), 6) for kind in (TRAINED, WAITED, LOST))
+def seconds(summary: LedgerSummary, name: str | None = None) -> tuple[float, ...]:
+    return tuple(
+        round(summary.compute_worker_seconds(kind, name), 6)
+        for kind in (TRAINED_KIND, WAITED_KIND, LOST_KIND)
+    )
 
 
 def test_an_undisturbed_run_waits_only_until_all_workers_have_joined():
@@ -280,8 +289,10 @@ def test_trained_waited_and_lost_add_up_to_the_time_alive_for_any_events(
                 living.clear()
 
     expected += sum(t - since for since in living.values())
-    found = summarize(events)
-    total = sum(found.worker_seconds(kind) for kind in (TRAINED, WAITED, LOST))
+    found = summarize_events(events)
+    total = sum(
+        found.compute_worker_seconds(kind) for kind in (TRAINED_KIND, WAITED_KIND, LOST_KIND)
+    )
     lives = found.intervals.values()
     assert all(interval.start <= interval.end <= t for intervals in lives for interval in intervals)
 

@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 
 from rekindle.training.cost.bill import build_report
-from rekindle.training.ledger.accounting import summarize
+from rekindle.training.ledger.accounting import summarize_events
 from rekindle.training.ledger.event_types import EVENT_TYPES
 from rekindle.training.ledger.events import Event, read_events
-from rekindle.training.ledger.sentences import describe
+from rekindle.training.ledger.sentences import describe_summary
 
 RUN: list[Event] = [
     {"t": 1, "event": "run", "device": "cpu", "workers": 1, "virtual_workers": 8, "steps": 10},
@@ -87,8 +87,8 @@ def test_no_value_of_a_field_prevents_the_report_of_a_training(end: list[Event])
         for name in event.keys() - {"event"}:
             for value in WRONG:
                 changed = [*events[:index], event | {name: value}, *events[index + 1 :]]
-                summary = summarize(read(changed))
-                assert describe(summary)
+                summary = summarize_events(read(changed))
+                assert describe_summary(summary)
                 assert build_report(summary, None)
                 assert json.dumps(summary.as_json(), allow_nan=False)
 
@@ -108,7 +108,7 @@ def test_no_value_of_a_field_prevents_the_report_of_a_training(end: list[Event])
 def test_an_event_with_a_wrong_field_is_skipped_and_counted(event: Event) -> None:
     found = read([{"t": 1.0} | event])
     assert found == [{"t": 0.0, "event": "skipped", "lines": 1}]
-    assert summarize(found).skipped == 1
+    assert summarize_events(found).skipped == 1
 
 
 def test_an_event_of_a_later_version_is_read() -> None:

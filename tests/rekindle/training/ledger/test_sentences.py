@@ -6,14 +6,16 @@ from typing import Any
 
 import pytest
 
-from rekindle.training.ledger.plot import draw
-from rekindle.training.ledger.sentences import describe
+from rekindle.training.ledger.plot import draw_timeline
+from rekindle.training.ledger.sentences import describe_summary
 from tests.rekindle.training.ledger.events import generation, join, lost, start, step, summary_of
 
 
 def story(*lines: tuple[Any, ...]) -> list[str]:
     """Return the description of events at unix seconds, without the time of day."""
-    return [line[10:] if line[2:3] == ":" else line for line in describe(summary_of(*lines))]
+    return [
+        line[10:] if line[2:3] == ":" else line for line in describe_summary(summary_of(*lines))
+    ]
 
 
 def test_a_loss_is_described_with_its_reason_cost_and_duration():
@@ -251,7 +253,7 @@ def test_gpu_hours_and_dates_are_used_for_long_runs_on_gpus():
         generation(90_001, 2, 800_000, "a"),
         step(90_010, 800_090),
     ]
-    text = describe(summary_of(*lines))
+    text = describe_summary(summary_of(*lines))
     assert "800090 of 900000 steps in 25 h 00 min" in text[0]
     assert "it took 25 h 00 min" in text[0]
     assert text[1].startswith(time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(90_000)))
@@ -275,7 +277,7 @@ def test_gpu_hours_and_dates_are_used_for_long_runs_on_gpus():
     ],
 )
 def test_a_timeline_can_be_drawn_of_any_run(lines: list[tuple[Any, ...]], tmp_path: Path):
-    draw(summary_of(*lines), tmp_path / "timeline.png")
+    draw_timeline(summary_of(*lines), tmp_path / "timeline.png")
     assert (tmp_path / "timeline.png").read_bytes().startswith(b"\x89PNG")
 
 

@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 from itertools import count
 from typing import Any
 
-from rekindle.training.membership.protocol import PROTOCOL
+from rekindle.training.membership.protocol import PROTOCOL_VERSION
 from rekindle.training.membership.server import Coordinator
 from rekindle.training.membership.state_machine import MembershipStateMachine
 from rekindle.training.spec import JOIN_TIMEOUT_S, TrainingSpec
@@ -49,7 +49,9 @@ def hello(worker: str, **settings: Any) -> dict[str, Any]:
         "fingerprint": {"torch": "2"},
         "step": -1,
     }
-    return first | {"protocol": PROTOCOL, "generation": 0, "group": 0, "peers": []} | settings
+    return (
+        first | {"protocol": PROTOCOL_VERSION, "generation": 0, "group": 0, "peers": []} | settings
+    )
 
 
 numbers = count()

@@ -13,7 +13,7 @@ import pytest
 
 from rekindle.storage import Store
 from rekindle.training.membership import client, handshake
-from rekindle.training.membership.protocol import PROTOCOL
+from rekindle.training.membership.protocol import PROTOCOL_VERSION
 from rekindle.training.membership.server import MAX_UNVERIFIED_CONNECTIONS
 from tests.ports import listens
 from tests.rekindle.training.crew import SECRET, Crew, flags
@@ -21,7 +21,7 @@ from tests.rekindle.training.membership.members import serving
 
 pytestmark = pytest.mark.usefixtures("secret")
 HELLO = {
-    "protocol": PROTOCOL,
+    "protocol": PROTOCOL_VERSION,
     "id": "1",
     "name": "a",
     "address": "127.0.0.1:1",

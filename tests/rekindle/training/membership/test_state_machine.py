@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from argolocal.common.wording import first_names
+from argolocal.common.wording import join_first_names
 from rekindle.training.membership.state_machine import (
     CrashCounter,
     MembershipStateMachine,
@@ -149,7 +149,7 @@ def test_a_pause_of_the_coordinator_is_not_counted_against_workers() -> None:
     membership = started("a", "b", hung_seconds=20)
     membership.remove(2, "b")
     membership.join(2, hello("x", fingerprint={"torch": "3"}))
-    membership.exclude_pause(30)
+    membership.shift_times(30)
     membership.heartbeat(33, "a", -1)
     membership.join(33, hello("x", fingerprint={"torch": "3"}))
     assert membership.verdict is None, "the refused worker has waited for one second"
@@ -157,7 +157,7 @@ def test_a_pause_of_the_coordinator_is_not_counted_against_workers() -> None:
     membership.remove(2, "c")
     membership.acknowledge(2, "a", 2, -1)
     membership.heartbeat(2, "b", -1, is_busy=True)
-    membership.exclude_pause(30)
+    membership.shift_times(30)
 
     for now in (33, 52):
         for worker in "ab":
@@ -239,8 +239,8 @@ def test_errors_count_until_a_newer_step_and_once_per_member() -> None:
 
 def test_a_long_list_of_names_is_truncated() -> None:
     names = [f"w{number}" for number in range(22)]
-    assert first_names(names[:20], 20, " ") == " ".join(names[:20])
-    assert first_names(names, 20, " ") == " ".join(names[:20]) + " and 2 more"
+    assert join_first_names(names[:20], 20, " ") == " ".join(names[:20])
+    assert join_first_names(names, 20, " ") == " ".join(names[:20]) + " and 2 more"
 
 
 @pytest.mark.parametrize("probed", [True, False], ids=["probed", "joined"])

@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 
 from rekindle.training.sweep import budget
 from rekindle.training.sweep.halving import (
-    Job,
+    TrialJob,
     choose_final_job,
     choose_next_job,
+    find_usable_result_counts,
     rank_trials,
-    usable_result_counts,
 )
 from rekindle.training.sweep.sweep_config import Sweep
 
@@ -31,15 +31,15 @@ sweeps = st.builds(
 
 def run(
     sweep: Sweep, pods: int, quality: random.Random, chance: random.Random
-) -> tuple[list[Job], dict[Job, float]]:
+) -> tuple[list[TrialJob], dict[TrialJob, float]]:
     """Run a sweep whose jobs end in an order of chance; return its decisions and results."""
     levels = [
         quality.choice([quality.random(), quality.random(), math.nan])
         for _ in range(sweep.trial_count)
     ]
-    jobs: list[Job] = []
-    running: list[Job] = []
-    values: dict[Job, float] = {}
+    jobs: list[TrialJob] = []
+    running: list[TrialJob] = []
+    values: dict[TrialJob, float] = {}
 
     while True:
         while len(running) < pods and (job := decide(sweep, jobs, values)):
@@ -53,8 +53,8 @@ def run(
         values[ended] = levels[ended.trial] / (1 + ended.rung)
 
 
-def decide(sweep: Sweep, jobs: list[Job], values: dict[Job, float]) -> Job | None:
-    for number in usable_result_counts(sweep, jobs, values):
+def decide(sweep: Sweep, jobs: list[TrialJob], values: dict[TrialJob, float]) -> TrialJob | None:
+    for number in find_usable_result_counts(sweep, jobs, values):
         job = choose_next_job(
             sweep, jobs, {job: values[job] for job in jobs[:number] if job in values}
         )
@@ -83,20 +83,20 @@ def test_decisions_do_not_depend_on_the_speed_of_trials_and_the_number_of_pods(
         rungs = [job.rung for job in jobs if job.trial == trial]
         assert rungs == sorted(rungs)
         assert math.isclose(
-            sum(budget.step_share(sweep, job, jobs) for job in jobs if job.trial == trial),
-            sweep.step_share(rungs[-1]),
+            sum(budget.compute_step_share(sweep, job, jobs) for job in jobs if job.trial == trial),
+            sweep.compute_step_share(rungs[-1]),
         )
 
 
 def test_a_slow_trial_does_not_hold_the_other_trials_of_its_rung() -> None:
     sweep = Sweep.model_validate({"space": SPACE, "trials": 27})
-    jobs: list[Job] = []
-    values: dict[Job, float] = {}
+    jobs: list[TrialJob] = []
+    values: dict[TrialJob, float] = {}
     while job := decide(sweep, jobs, values):
         jobs.append(job)
-        if job != Job(9, 0):
+        if job != TrialJob(9, 0):
             values[job] = float(job.trial)
-    held = jobs[jobs.index(Job(9, 0)) + 1 :]
+    held = jobs[jobs.index(TrialJob(9, 0)) + 1 :]
     assert len(held) == sweep.decision_lag - 1
     assert {job.rung for job in held} == {0, 1}
 
@@ -111,7 +111,7 @@ def test_twenty_seven_trials_cost_less_than_a_third_of_the_steps() -> None:
 def cost(sweep: Sweep, seed: int) -> float:
     """Return the steps of a sweep, as a share of the steps for training all trials to the end."""
     jobs, _ = run(sweep, 2, random.Random(seed), random.Random(seed))
-    return sum(budget.step_share(sweep, job, jobs) for job in jobs) / sweep.trial_count
+    return sum(budget.compute_step_share(sweep, job, jobs) for job in jobs) / sweep.trial_count
 
 
 @given(VALUES, st.integers(0, 40), st.sampled_from(["lower", "higher"]), st.randoms())
@@ -145,15 +145,15 @@ def test_a_sweep_ends_within_one_trial_of_its_budget(
     sweep = sweep.model_copy(update={"budget": sweep.budget.model_copy(update={"hours": hours})})
     quality = random.Random(seed)
     pods = min(pods, sweep.decision_lag)
-    jobs: list[Job] = []
-    values: dict[Job, float] = {}
-    seconds: dict[Job, float] = {}
+    jobs: list[TrialJob] = []
+    values: dict[TrialJob, float] = {}
+    seconds: dict[TrialJob, float] = {}
     stopped = False
 
     while True:
         running = [job for job in jobs if job not in values]
         job = decide(sweep, jobs, values) if len(running) < pods else None
-        if job and not stopped and budget.compute_excess(sweep, job, jobs, values, seconds):
+        if job and not stopped and budget.compute_budget_excess(sweep, job, jobs, values, seconds):
             stopped = True
         if stopped:
             job = None if running else choose_final_job(sweep, jobs, values)
@@ -164,13 +164,13 @@ def test_a_sweep_ends_within_one_trial_of_its_budget(
             ended = running[0]
             values[ended], seconds[ended] = (
                 quality.random(),
-                3600 * budget.step_share(sweep, ended, jobs),
+                3600 * budget.compute_step_share(sweep, ended, jobs),
             )
         else:
             break
 
     used = sum(seconds.values()) / 3600
-    unknown = pods * sweep.step_share(0)
+    unknown = pods * sweep.compute_step_share(0)
     assert used <= max(hours, unknown + 1) + 1e-6
     assert not stopped or used >= hours - 1 - 1e-6
     assert any(job.rung == sweep.rungs - 1 for job in jobs)

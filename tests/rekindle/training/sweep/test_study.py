@@ -14,10 +14,10 @@ from argolocal.errors import InvalidDocument
 from rekindle.errors import ConfigError
 from rekindle.storage import Store
 from rekindle.training.sweep import sweep_report
-from rekindle.training.sweep.budget import step_share
-from rekindle.training.sweep.halving import Job, Trial
-from rekindle.training.sweep.study import Study
-from rekindle.training.sweep.sweep_config import Budget, Settings, Sweep
+from rekindle.training.sweep.budget import compute_step_share
+from rekindle.training.sweep.halving import Trial, TrialJob
+from rekindle.training.sweep.study import SweepStudy
+from rekindle.training.sweep.sweep_config import Settings, Sweep, SweepBudget
 
 SPACE = {
     "train": {
@@ -31,9 +31,9 @@ DEFAULT = {"train.learning_rate": 0.01, "train.batch_size": 32, "model.shape": [
 
 
 @pytest.fixture
-def study(s3: Store, request: pytest.FixtureRequest) -> Study:
+def study(s3: Store, request: pytest.FixtureRequest) -> SweepStudy:
     sweep = Sweep.model_validate({"space": SPACE, "trials": 9, "rungs": 2, "seed": 5})
-    return Study(s3, f"{request.node.name}/search", sweep)
+    return SweepStudy(s3, f"{request.node.name}/search", sweep)
 
 
 def loss(settings: Settings) -> float:
@@ -42,9 +42,9 @@ def loss(settings: Settings) -> float:
     )
 
 
-def finish(study: Study, trial: Trial, rung: int, why: str = "") -> None:
+def finish(study: SweepStudy, trial: Trial, rung: int, why: str = "") -> None:
     """Write the result of a trial like its pod."""
-    output = study.output_prefix(trial.number, rung)
+    output = study.make_output_prefix(trial.number, rung)
     if why:
         study.store.put(f"{output}/failed.json", json.dumps({"value": None, "why": why}).encode())
         return
@@ -55,22 +55,22 @@ def finish(study: Study, trial: Trial, rung: int, why: str = "") -> None:
 
 
 def run_pod(
-    study: Study, pod: int, default: Settings = DEFAULT, killed: random.Random | None = None
+    study: SweepStudy, pod: int, default: Settings = DEFAULT, killed: random.Random | None = None
 ) -> None:
     """Train the trials of a pod, which is `killed` and replaced at random moments."""
-    study = Study(study.store, study.root, study.sweep)
+    study = SweepStudy(study.store, study.root, study.sweep)
     while claim := study.claim_trial(pod, default, WHOLE):
         if killed and killed.random() < 0.5:
-            study = Study(study.store, study.root, study.sweep)
+            study = SweepStudy(study.store, study.root, study.sweep)
             assert study.claim_trial(pod, default, WHOLE) == claim
         finish(study, *claim)
 
 
 @pytest.mark.slow
-def test_killed_and_concurrent_pods_give_the_same_sweep(study: Study, s3: Store) -> None:
+def test_killed_and_concurrent_pods_give_the_same_sweep(study: SweepStudy, s3: Store) -> None:
     run_pod(study, 0)
     trials = study.read()
-    other = Study(s3, "others/search", study.sweep)
+    other = SweepStudy(s3, "others/search", study.sweep)
 
     with ThreadPoolExecutor(3) as pool:
         list(pool.map(lambda pod: run_pod(other, pod, killed=random.Random(pod)), range(3)))
@@ -85,18 +85,18 @@ def test_killed_and_concurrent_pods_give_the_same_sweep(study: Study, s3: Store)
     )
     assert sweep_report.build_rows(study)[0]["trial"] == study.find_winner().number
     assert len(sweep_report.format_table(study)) == 10
-    assert not sweep_report.describe_untried(study)
+    assert not sweep_report.describe_untried_trials(study)
 
 
 @pytest.mark.slow
 def test_a_pod_ends_when_the_running_pods_can_train_all_other_trials(
-    study: Study, s3: Store
+    study: SweepStudy, s3: Store
 ) -> None:
     while (claim := study.claim_trial(0, DEFAULT, WHOLE)) and claim[0].number < 8:
         finish(study, *claim)
 
     assert claim
-    assert study.jobs[-1] == Job(8, 0)
+    assert study.jobs[-1] == TrialJob(8, 0)
     with ThreadPoolExecutor(1) as pool:
         other_pod = pool.submit(run_pod, study, 1)
         try:
@@ -105,7 +105,7 @@ def test_a_pod_ends_when_the_running_pods_can_train_all_other_trials(
             finish(study, *claim)
 
     run_pod(study, 0)
-    undisturbed = Study(s3, "alone/search", study.sweep)
+    undisturbed = SweepStudy(s3, "alone/search", study.sweep)
     run_pod(undisturbed, 0)
     assert study.read() == undisturbed.read()
     assert study.jobs == undisturbed.jobs
@@ -113,21 +113,21 @@ def test_a_pod_ends_when_the_running_pods_can_train_all_other_trials(
 
 @pytest.mark.slow
 def test_the_trial_of_a_lost_pod_is_taken_over(
-    study: Study, monkeypatch: pytest.MonkeyPatch
+    study: SweepStudy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("rekindle.training.sweep.study.CHECK_INTERVAL_S", 0.1)
     monkeypatch.setattr("rekindle.training.sweep.study.TAKEOVER_TIMEOUT_S", 0.5)
     lost = study.claim_trial(1, DEFAULT, WHOLE)
     assert lost
     assert lost[0].number == 0
-    study.record_seconds("1", {Job(0, 0): 20.0})
+    study.record_seconds("1", {TrialJob(0, 0): 20.0})
     run_pod(study, 0)
     assert len(study.read()) == 9
     assert study.find_winner().rung == 1
-    assert Job(0, 0) in study.results
+    assert TrialJob(0, 0) in study.results
 
 
-def test_a_failed_trial_is_the_worst_and_does_not_end_the_sweep(study: Study) -> None:
+def test_a_failed_trial_is_the_worst_and_does_not_end_the_sweep(study: SweepStudy) -> None:
     while claim := study.claim_trial(0, DEFAULT, WHOLE):
         finish(study, *claim, why="training has diverged" if claim[0].number == 4 else "")
     assert [job.rung for job in study.jobs if job.trial == 4] == [0]
@@ -135,13 +135,13 @@ def test_a_failed_trial_is_the_worst_and_does_not_end_the_sweep(study: Study) ->
     assert sweep_report.build_rows(study)[-1]["state"] == "failed"
 
 
-def test_a_trial_with_an_undefined_metric_has_failed(study: Study) -> None:
+def test_a_trial_with_an_undefined_metric_has_failed(study: SweepStudy) -> None:
     while claim := study.claim_trial(0, DEFAULT, WHOLE):
         finish(study, *claim)
         if claim[0].number == 4:
             validation = b'{"step": 1, "loss": null}'
             study.store.put(
-                f"{study.output_prefix(claim[0].number, claim[1])}/validation.json", validation
+                f"{study.make_output_prefix(claim[0].number, claim[1])}/validation.json", validation
             )
     assert [job.rung for job in study.jobs if job.trial == 4] == [0]
     assert study.find_winner().number != 4
@@ -153,11 +153,11 @@ def test_a_trial_with_an_undefined_metric_has_failed(study: Study) -> None:
     assert "NaN" not in to_json(sweep_report.build_rows(study))
 
 
-def test_the_best_weights_count_if_the_last_validation_is_undefined(study: Study) -> None:
+def test_the_best_weights_count_if_the_last_validation_is_undefined(study: SweepStudy) -> None:
     claim = study.claim_trial(0, DEFAULT, WHOLE)
     assert claim
     finish(study, *claim)
-    output = study.output_prefix(claim[0].number, claim[1])
+    output = study.make_output_prefix(claim[0].number, claim[1])
 
     best = {
         "best": {"step": 3, "validation_loss": 0.25, "released": True},
@@ -168,14 +168,14 @@ def test_the_best_weights_count_if_the_last_validation_is_undefined(study: Study
     study.store.put(f"{output}/model.json", json.dumps(best).encode())
     study.store.put(f"{output}/validation.json", b'{"step": 1, "loss": null}')
 
-    assert study.read_result(Job(claim[0].number, claim[1])) == {
+    assert study.read_result(TrialJob(claim[0].number, claim[1])) == {
         "value": 0.25,
         "steps": 10,
         "sha256": "0",
     }
 
 
-def test_a_sweep_whose_trials_all_fail_reports_the_reason(study: Study) -> None:
+def test_a_sweep_whose_trials_all_fail_reports_the_reason(study: SweepStudy) -> None:
     while claim := study.claim_trial(0, DEFAULT, WHOLE):
         finish(study, *claim, why="training has diverged")
     with pytest.raises(ConfigError, match="all 9 trials lack a loss: training has diverged"):
@@ -189,7 +189,7 @@ def test_a_sampler_chooses_other_settings_for_each_trial(s3: Store, sampler: str
         "model": {"shape": [1, 2, 3]},
     }
     settings = {"space": space, "trials": 6, "lag": 2, "sampler": sampler, "rungs": 1}
-    study = Study(s3, f"{sampler}/search", Sweep.model_validate(settings))
+    study = SweepStudy(s3, f"{sampler}/search", Sweep.model_validate(settings))
     run_pod(study, 0, default={})
     trials = study.read()
     distinct = {json.dumps(trial.settings) for trial in trials}
@@ -197,22 +197,22 @@ def test_a_sampler_chooses_other_settings_for_each_trial(s3: Store, sampler: str
     assert len(distinct) == 6 or sampler == "random"
 
 
-def test_a_sweep_ends_at_its_budget_and_reports_what_was_not_tried(study: Study) -> None:
-    budget = Budget.model_validate({"hours": 3.0})  # a whole trial takes an hour
+def test_a_sweep_ends_at_its_budget_and_reports_what_was_not_tried(study: SweepStudy) -> None:
+    budget = SweepBudget.model_validate({"hours": 3.0})  # a whole trial takes an hour
     study.sweep = study.sweep.model_copy(update={"budget": budget})
-    seconds: dict[Job, float] = {}
+    seconds: dict[TrialJob, float] = {}
 
     while claim := study.claim_trial(0, DEFAULT, WHOLE):
-        job = Job(claim[0].number, claim[1])
+        job = TrialJob(claim[0].number, claim[1])
         finish(study, *claim)
-        seconds[job] = 3600 * step_share(study.sweep, job, study.jobs)
+        seconds[job] = 3600 * compute_step_share(study.sweep, job, study.jobs)
         study.record_seconds("a", {job: used for job, used in seconds.items() if job.trial % 2})
         study.record_seconds("b", {job: used for job, used in seconds.items() if not job.trial % 2})
 
     assert study.read_hours() == pytest.approx(sum(seconds.values()) / 3600)
     assert 2 <= study.read_hours() <= 3
     assert study.find_winner().rung == 1
-    first, *others = sweep_report.describe_untried(study)
+    first, *others = sweep_report.describe_untried_trials(study)
     assert f"{len(study.read())} of 9 trials were started" in first, others
     assert len(others) >= 2, others
     assert any(line.startswith("train.learning_rate: 0.") for line in others), others
@@ -247,7 +247,7 @@ def test_a_decision_that_the_sweep_could_not_have_made_is_refused(
     for number, record in enumerate((first, decision)):
         s3.put(f"{root}/jobs/{number:05d}.json", json.dumps(record).encode())
 
-    study = Study(s3, root, sweep)
+    study = SweepStudy(s3, root, sweep)
     with pytest.raises(InvalidDocument, match=r"00001\.json is malformed"):
         study.read()
 
@@ -258,7 +258,7 @@ def test_a_decision_that_the_sweep_could_not_have_made_is_refused(
 @pytest.mark.parametrize("seconds", [1e308, -1.0])
 def test_impossible_seconds_of_a_trial_are_refused(s3: Store, seconds: float) -> None:
     sweep = Sweep.model_validate({"space": SPACE})
-    study = Study(s3, f"{uuid.uuid4().hex}/search", sweep)
+    study = SweepStudy(s3, f"{uuid.uuid4().hex}/search", sweep)
     s3.put(f"{study.root}/seconds/a.json", json.dumps({"0/0": seconds}).encode())
     with pytest.raises(InvalidDocument, match=r"seconds/a\.json is malformed"):
         study.read_hours()

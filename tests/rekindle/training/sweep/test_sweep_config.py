@@ -11,7 +11,7 @@ from rekindle.blocks.manifest.config import load_config
 from rekindle.blocks.manifest.render import render_manifest
 from rekindle.errors import ConfigError
 from rekindle.training.sweep.sweep_config import (
-    Choice,
+    SettingChoice,
     Sweep,
     find_integer_settings,
     select_default_settings,
@@ -96,7 +96,7 @@ def test_a_range_holds_exactly_the_decimal_numbers_on_its_steps(
     low: int, step: int, count: int, data: st.DataObject
 ):
     """`low` and `step` in thousandths; .1, .3 and .5 are on the steps of .1 from .1, .35 is not."""
-    choice = Choice.model_validate(
+    choice = SettingChoice.model_validate(
         {"low": low / 1000, "high": (low + count * step) / 1000, "step": step / 1000}
     )
     number = data.draw(st.integers(0, count - 1))

@@ -9,7 +9,7 @@ import pytest
 from rekindle.storage import Store
 from rekindle.training.launch import notice
 from rekindle.training.sweep.halving import Trial
-from rekindle.training.sweep.study import Study
+from rekindle.training.sweep.study import SweepStudy
 from rekindle.training.sweep.sweep_config import Sweep
 from rekindle.training.sweep.trials import make_training_spec
 from tests.rekindle.training.crew import DATASET, DIGEST, TOY, Crew
@@ -36,14 +36,14 @@ COMMON = {
 
 def make_study(
     s3: Store, root: str, rungs: int, widths: Sequence[int] = ()
-) -> tuple[Study, list[str]]:
+) -> tuple[SweepStudy, list[str]]:
     """Return a study of three trials (the last one diverges), and the command of its only pod;
     `widths`: the width of each trial's model."""
     space = SPACE | ({"model": {"width": list(widths)}} if widths else {})
     sweep = Sweep.model_validate(
         {"space": space, "trials": 3, "rungs": rungs, "sampler": "grid", "parallel": 1}
     )
-    study = Study(s3, root, sweep)
+    study = SweepStudy(s3, root, sweep)
 
     for number, rate in enumerate((0.01, 0.02, 1e30)):
         settings: dict[str, float] = {"train.learning_rate": rate}
