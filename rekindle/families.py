@@ -82,7 +82,8 @@ def select_families(workload_module: Any, requested_names: Collection[str]) -> l
 
             raise ConfigError(
                 f"the workload {workload_module.__name__} has no family"
-                f' "{name}".{suggest_similar(name, set(family_by_name))} Its families: {family_names}.'
+                f' "{name}".{suggest_similar(name, set(family_by_name))} Its families:'
+                f" {family_names}."
             )
 
     return list(requested_names) or list(family_by_name)

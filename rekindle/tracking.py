@@ -613,7 +613,8 @@ def _make_release(model_version: mlflow_api.ModelVersion) -> Release:
         sha256 = version_tags[SHA256]
     except KeyError as error:
         raise TrackingError(
-            f"version {model_version.version} of the model {format_untrusted(model_version.name)} lacks the"
+            f"version {model_version.version} of the model {format_untrusted(model_version.name)}"
+            " lacks the"
             f" tag {error}: only versions that `steps.release` registered can serve. Remove the"
             " alias of this version in MLflow, or give the model another name."
         ) from error

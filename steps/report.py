@@ -141,7 +141,7 @@ def run(inputs: Inputs) -> Outputs:
     # WORKFLOW/TASK/checkpoints/ledger
     ledger_by_task = {ledger.split("/")[1]: ledger for ledger in inputs.ledgers}
     recorded_manifest = dict[str, Any]()
-    tariff_by_task = dict[str, "Tariff"]()
+    tariff_by_task = dict[str, "TrainingTariff"]()
 
     with problem_recorder.noted("the costs of the training are not recorded"):
         recorded_manifest = unpack_manifest(inputs.manifest)

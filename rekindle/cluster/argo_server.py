@@ -162,7 +162,8 @@ class ArgoServer:
 
         if response.ok:
             raise RekindleError(
-                f"{self.url} does not answer as an Argo server ({format_untrusted(response.text)}): correct"
+                f"{self.url} does not answer as an Argo server"
+                f" ({format_untrusted(response.text)}): correct"
                 " --argo-server (or ARGO_SERVER); without it, the Kubernetes API is used."
             )
 

@@ -45,7 +45,8 @@ def list_result_files(path: Path) -> dict[str, Path]:
     for name in files_by_name:
         if not ArtifactKey.matches(name):
             raise DataError(
-                f"{format_untrusted(name)} in {path} cannot be stored: {ArtifactKey.RULE}. Rename the file."
+                f"{format_untrusted(name)} in {path} cannot be stored: {ArtifactKey.RULE}. Rename"
+                " the file."
             )
 
     if not files_by_name:

@@ -66,7 +66,8 @@ def reject_other_folder(key: str, release_address: str) -> None:
     """
     if not is_release(key.rstrip("/")):
         raise DataError(
-            f"{format_untrusted(release_address)} is not a release: its key must be releases/NAME/HASH, with"
+            f"{format_untrusted(release_address)} is not a release: its key must be"
+            " releases/NAME/HASH, with"
             f" the 64 digits of the hash. Correct the tag of the version in MLflow. Or: {REMEDY}"
         )
 

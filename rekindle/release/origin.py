@@ -100,7 +100,8 @@ def _check_modules(module_names: list[str]) -> list[str]:
             name_part.isidentifier() for name_part in module_name.split(".")
         ):
             raise ValueError(
-                f"{format_untrusted(module_name)} is neither the dotted name of a module, such as a.b, nor a"
+                f"{format_untrusted(module_name)} is neither the dotted name of a module, such as"
+                " a.b, nor a"
                 " file, such as ./a/b.py"
             )
     return module_names

@@ -41,7 +41,8 @@ def _reject_other_run(run_id: str) -> str:
         ModelName.matches(experiment_name) and RunName.matches(workflow_name)
     ):
         raise ValueError(
-            f"{format_untrusted(run_id)} is neither the id of a run of MLflow, nor EXPERIMENT/WORKFLOW"
+            f"{format_untrusted(run_id)} is neither the id of a run of MLflow, nor"
+            " EXPERIMENT/WORKFLOW"
         )
     return run_id
 

@@ -71,7 +71,8 @@ def roll_back(
     if rollback and not _has_deployment(deployments_by_version, rollback):
         if version in ("", rollback.version):
             raise ConfigError(
-                f"{format_untrusted(rollback.deployment)}, the Deployment of the unfinished rollback of"
+                f"{format_untrusted(rollback.deployment)}, the Deployment of the unfinished"
+                " rollback of"
                 f" {model_name} to version {rollback.version}, was deleted or is not of this"
                 f" version: name another version, `rekindle rollback {model_name} VERSION`."
             )

@@ -540,7 +540,8 @@ def _read_config_file(file: Path) -> dict[str, Any]:
             str(path) for path in file.parent.glob("*.yaml")
         } | project.list_config_files()
         raise ConfigError(
-            f"{file} does not exist: give a config file.{suggest_similar(str(file), existing_configs)}"
+            f"{file} does not exist: give a config"
+            f" file.{suggest_similar(str(file), existing_configs)}"
         ) from error
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{file} cannot be read ({error}): give a YAML file.") from error

@@ -159,7 +159,8 @@ def _check_job(job_kind: str, replicas: Mapping[str, int]) -> None:
         )
     if job_kind not in FRAMEWORKS:
         refuse(
-            f'the job kind "{job_kind}" is not supported.{suggest_similar(job_kind, set(FRAMEWORKS))}'
+            f'the job kind "{job_kind}" is not'
+            f" supported.{suggest_similar(job_kind, set(FRAMEWORKS))}"
         )
 
     if not isinstance(replicas, Mapping) or not all(

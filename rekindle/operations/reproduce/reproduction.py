@@ -365,7 +365,8 @@ def _read_released_setting(origin: Origin, section_name: str, key: str) -> Any:
     if key not in section_settings:
         raise ConfigError(
             f"version {origin.version} of {origin.name} cannot be reproduced: its model.json lacks"
-            f" {format_untrusted(section_name)}, {format_untrusted(key)}, which the sweep searched. Train and release"
+            f" {format_untrusted(section_name)}, {format_untrusted(key)}, which the sweep"
+            " searched. Train and release"
             " again."
         )
     return section_settings[key]

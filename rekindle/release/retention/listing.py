@@ -740,7 +740,8 @@ def _request_pages(
             return
         if next_token in seen_tokens:
             raise TrackingError(
-                f"MLflow answers {api_path} with the page token {format_untrusted(next_token)} again, so its"
+                f"MLflow answers {api_path} with the page token {format_untrusted(next_token)}"
+                " again, so its"
                 f" pages do not end. {SERVER_REMEDY}"
             )
 

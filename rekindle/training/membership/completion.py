@@ -34,7 +34,8 @@ def read_completed_model(run_spec: RunSpec) -> dict[str, Any] | None:
     if model_identity != run_spec.identity_hash():
         raise ConfigError(
             f"{store.uri(model_key)} is the model of another run (identity"
-            f" {format_untrusted(model_identity[:12])}, this run's is {run_spec.identity_hash()[:12]}):"
+            f" {format_untrusted(model_identity[:12])}, this run's is"
+            f" {run_spec.identity_hash()[:12]}):"
             " nothing was changed. Give this run another `out` prefix."
         )
 
