@@ -37,7 +37,7 @@ from rekindle.training.checkpoint.durable import RankAndGroupSize
 from rekindle.training.checkpoint.manager import WorkerCheckpoints
 from rekindle.training.local_dataset import LoaderState
 from rekindle.training.spec import TrainConfig
-from rekindle.training.training_state import TrainingState, tensor_bytes
+from rekindle.training.training_state import TrainingState, view_tensor_bytes
 
 STEP_SECONDS = 0.2  # duration in seconds of a step while a checkpoint is written in the background
 SHORT_STEP_SECONDS = (
@@ -150,7 +150,7 @@ def measure_checkpoints(
     training_state = checkpoints.state
     figures_by_name = dict[str, list[float]]()
     memcpy_target = torch.zeros_like(training_state.memory)
-    memory_view = tensor_bytes(training_state.memory)
+    memory_view = view_tensor_bytes(training_state.memory)
     store_client = store.short_retries()
 
     def record(figure_name: str, figure_value: float) -> None:

@@ -96,7 +96,7 @@ def write_release(model_name: str, working_folder: Path) -> tuple[Path, list[dic
     from rekindle.release import pyfunc
     from rekindle.release.predictor import open_predictor
     from rekindle.storage import file_sha256
-    from rekindle.workload import dataset_facts, prepare
+    from rekindle.workload import prepare, read_dataset_facts
 
     workload_module_name, workload_module = load_workload(model_name, working_folder)
     data_source = SOURCE_BY_MODEL[model_name]
@@ -107,7 +107,7 @@ def write_release(model_name: str, working_folder: Path) -> tuple[Path, list[dic
     model_section = workload_module.Model()
     model_family = list(families.get_families(workload_module))[-1]
     untrained_model = families.build(
-        workload_module, model_family, model_section, dataset_facts(release_folder)
+        workload_module, model_family, model_section, read_dataset_facts(release_folder)
     )
     save_file(untrained_model.state_dict(), release_folder / "model.safetensors")
     weights_sha256 = file_sha256(release_folder / "model.safetensors")

@@ -23,6 +23,7 @@ from rekindle.content.dataset import record_files
 from rekindle.content.dataset_record import DATASET
 from rekindle.content.dataset_record import read_data_until as read_data_until
 from rekindle.content.dataset_record import read_dataset_digest as read_dataset_digest
+from rekindle.content.dataset_record import read_dataset_facts as read_dataset_facts
 from rekindle.content.hashes import file_sha256
 from rekindle.errors import ConfigError, DataError, suggest_similar
 from rekindle.gate import Metric

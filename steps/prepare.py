@@ -36,7 +36,7 @@ def must_compare(inputs: "Inputs") -> str:
 
 
 def other_files(inputs: "Inputs") -> list[str]:
-    """Return the existing files that the section `data_settings` names, except its source."""
+    """Return the existing files that the section `data` names, except its source."""
     from rekindle.sections import iterate_leaves, parse_section
     from rekindle.workload import load
 

@@ -199,7 +199,7 @@ def rehearse_family(
     )
 
     if dataset_folder:
-        dataset_facts = workloads.dataset_facts(dataset_folder)
+        dataset_facts = workloads.read_dataset_facts(dataset_folder)
     else:
         dataset_facts = getattr(workload_module, "example_facts", NoFacts())
 

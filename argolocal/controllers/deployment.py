@@ -238,7 +238,7 @@ class Deployments(Controller):
         return [kubernetes_object["metadata"]["name"] for kubernetes_object in stopped_objects]
 
     def overview(self) -> list[Object]:
-        """Return one dict per Deployment with its kind, name, address, `is_running` and number of
+        """Return one dict per Deployment with its kind, name, address, `running` and number of
         ready pods."""
         services = [
             kubernetes_object

@@ -149,7 +149,7 @@ def list_with_ancestors(
 
 
 def parse_dependencies(task: Task, tasks: dict[str, dict[str, Any]]) -> tuple[list[str], str]:
-    """Return the dependencies of `task`, and its `depends_text` as an expression in which the
+    """Return the dependencies of `task`, and its `depends` as an expression in which the
     dependencies are t0, t1, ...
 
     With these aliases, many tasks have the same expression, which is parsed only once.

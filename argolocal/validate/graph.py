@@ -80,7 +80,7 @@ def check_graph(
 
 
 def find_finished_before(predecessors: Predecessors) -> Callable[[str], Callable[[str], bool]]:
-    """Return a function `f`. `f(task)(other)` is True if the task `other_task` always finishes
+    """Return a function `f`. `f(task)(other)` is True if the task `other` always finishes
     before `task` starts.
 
     The ancestors of a task are stored as bits of an integer, because sets of names would need more

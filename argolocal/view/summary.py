@@ -281,7 +281,7 @@ def _list_attempts(status: Status, step: Step) -> list[Mapping[str, Any]]:
 
 def make_json_object(name: str, status: Status, **extra_fields: Any) -> dict[str, Any]:
     """Return the object that `-o json` prints. `extra_fields`: keys to add or to override. They
-    come before the key `list_steps`."""
+    come before the key `steps`."""
     json_object: dict[str, Any] = {"workflow": name, "phase": status.get("phase")}
 
     message = find_run_message(name, status)
@@ -307,7 +307,7 @@ def list_outputs(node: Mapping[str, Any]) -> dict[str, str]:
 
 
 def list_warnings(nodes: Iterable[Mapping[str, Any]]) -> list[str]:
-    """Return the distinct texts in the outputs named `list_warnings`, which are JSON lists."""
+    """Return the distinct texts in the outputs named `warnings`, which are JSON lists."""
     warning_texts: list[str] = []
     for node in list(nodes):
         with suppress(ValueError):

@@ -1,4 +1,4 @@
-"""The current project: the folder whose `pipelines`, `steps`, `list_config_files` and `images` are
+"""The current project: the folder whose `pipelines`, `steps`, `configs` and `images` are
 used.
 
 A project is a folder with modules in `pipelines/`, or with `[tool.rekindle]` in `pyproject.toml`.

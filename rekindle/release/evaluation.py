@@ -25,7 +25,7 @@ from rekindle.project import user_exceptions
 from rekindle.release.bootstrap import RowNumbers, compute_weighted_bootstrap, paired_bootstrap
 from rekindle.release.examples import Examples
 from rekindle.release.serve_config import DEFAULT_MAX_BATCH
-from rekindle.workload import dataset_facts, read_dataset_digest, takes_champion_facts
+from rekindle.workload import read_dataset_digest, read_dataset_facts, takes_champion_facts
 
 PartMasks = dict[str, NDArray[np.bool_]]  # name of a part of the test rows → mask of its rows
 PartMetrics = dict[str, dict[str, float]]  # name of a part → metrics by name
@@ -69,7 +69,7 @@ def evaluate(
         dataset_folder
     ):
         examples, warnings, incomparable_reason = exclude_seen_rows(
-            workload, all_examples, dataset_folder, dataset_facts(champion_folder)
+            workload, all_examples, dataset_folder, read_dataset_facts(champion_folder)
         )
 
     all_examples.max_batch = examples.max_batch = max_batch

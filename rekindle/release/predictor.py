@@ -25,7 +25,7 @@ from rekindle.documents import InvalidDocument, ModelFile, read_json_file
 from rekindle.errors import CodeError, DataError
 from rekindle.release import device
 from rekindle.release.release_files import EXAMPLE_FILE, read_serving_code, read_verdict
-from rekindle.workload import Predictor, dataset_facts, load
+from rekindle.workload import Predictor, load, read_dataset_facts
 
 T = TypeVar("T")
 
@@ -63,7 +63,7 @@ class InstancePredictor:
         self.Request = make_request_model(self.workload)
         self.release, self.facts, self.max_batch = (
             release_folder,
-            dataset_facts(release_folder),
+            read_dataset_facts(release_folder),
             max_batch,
         )
         self.model = open_model(self.workload, release_folder, model_description, self.facts)
@@ -97,7 +97,7 @@ class InstancePredictor:
 
 
 def make_request_model(workload: Any) -> type[BaseModel]:
-    """Return the pydantic model of a request: a list `instances_type` of the workload's
+    """Return the pydantic model of a request: a list `instances` of the workload's
     Instance."""
     instances_type: Any = list[workload.Instance]
     return create_model("Request", instances=(instances_type, Field(min_length=1)))

@@ -376,7 +376,7 @@ class ModelServer:
         return make_json_response(200, {"models": [self.model.name] if self.model else []})
 
     async def status(self, request: Request) -> Response:
-        """Return the fields of KServe (`name`, `is_ready`), of TensorFlow Serving
+        """Return the fields of KServe (`name`, `ready`), of TensorFlow Serving
         (`model_version_status`), and details of the model."""
         loaded_model = self.require_named_model(request)
         is_ready = self.state() == "ready"

@@ -33,7 +33,7 @@ from rekindle.training.metrics import LossCurve, TrainingMetrics
 from rekindle.training.numerics import compute_fingerprint, prepare_device
 from rekindle.training.spec import TrainingSpec, check_supported_settings
 from rekindle.training.training_state import load_weights, weights_sha256
-from rekindle.workload import dataset_facts, load
+from rekindle.workload import load, read_dataset_facts
 
 # time that the other ranks wait until rank 0 has completed the checkpoint of a pause
 PAUSE_CHECKPOINT_TIMEOUT_S = 30.0
@@ -103,7 +103,7 @@ class TrainingProcess:
             "for the dataset",
         )
         samples, held_out = open_samples(training_spec, workload, dataset_path)
-        model = build_model(training_spec, workload, dataset_facts(dataset_path))
+        model = build_model(training_spec, workload, read_dataset_facts(dataset_path))
 
         if training_spec.start:
             retry_until_stopped(
@@ -198,7 +198,7 @@ class TrainingProcess:
 
     def run_steps(self) -> None:
         """Run training steps until training ends or pauses, or until this process must leave;
-        `training_group` handles failures."""
+        `group` handles failures."""
         training_group = self.group
         training_state = self.state
         computation = self.computation

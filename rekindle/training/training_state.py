@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from rekindle.content.verified_release import read_verified_files
 from rekindle.content.weights import REMEDY, WEIGHTS_FILE, parse_description, reject_other_weights
+from rekindle.content.weights import view_tensor_bytes as view_tensor_bytes
 from rekindle.content.weights import weights_sha256 as weights_sha256
 from rekindle.documents import MODEL_FILE
 from rekindle.errors import ConfigError, DataError, format_in_one_line, write_stderr

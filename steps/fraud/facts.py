@@ -5,7 +5,7 @@ from pathlib import Path
 from argolocal.common.json_text import to_json
 from rekindle.documents import Document, parse_and_validate
 from rekindle.errors import DataError
-from rekindle.workload import dataset_facts
+from rekindle.workload import read_dataset_facts
 
 
 class Facts(Document):
@@ -23,7 +23,7 @@ class Facts(Document):
 def read_facts(dataset_folder: Path) -> Facts:
     """Return the facts of the dataset in a folder. Raises DataError."""
     try:
-        return parse_and_validate(Facts, to_json(dataset_facts(dataset_folder)))
+        return parse_and_validate(Facts, to_json(read_dataset_facts(dataset_folder)))
     except ValueError as error:
         raise DataError(
             f"{dataset_folder} is not a complete dataset ({error}). Run the step prepare again."

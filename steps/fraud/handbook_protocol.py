@@ -21,7 +21,7 @@ from rekindle.release.bootstrap import compute_weighted_bootstrap
 from rekindle.release.examples import Examples
 from rekindle.release.release_files import record_predictions
 from rekindle.release.watch.reference import record_reference
-from rekindle.workload import dataset_facts
+from rekindle.workload import read_dataset_facts
 from steps.fraud.data.boosting import BOOSTED, Trees
 from steps.fraud.data.features import NAMES
 from steps.fraud.data.sequences import SCORED, Rows, scoring_windows
@@ -142,7 +142,7 @@ class Boosted:
         """Read the log-odds from a release. Raises DataError."""
         serving_state = State.load(release_folder / "state")
         trained_log_odds = load_trained(release_folder / "state")
-        train_end = dataset_facts(release_folder).get(
+        train_end = read_dataset_facts(release_folder).get(
             "train_end", serving_state.train_end
         )  # take train_end from the dataset's facts, since a refresh changes train_end in the state
         id_order = np.argsort(trained_log_odds["id"])

@@ -208,7 +208,7 @@ def load(model_folder: Path) -> TreesModel | FraudModel:
 
 
 def loss(model: Any, batch: tuple[Tensor, ...]) -> Tensor:
-    """Return the mean cross entropy over the positions that `is_counted` marks; the batch is
+    """Return the mean cross entropy over the positions that `counted` marks; the batch is
     (features [B, L, F], labels [B, L], counted [B, L])."""
     feature_windows, labels, is_counted = batch
     loss_by_position = fn.binary_cross_entropy_with_logits(

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from rekindle.errors import DataError
-from rekindle.workload import Refreshed, dataset_facts
+from rekindle.workload import Refreshed, read_dataset_facts
 from steps.fraud.data import serving_state, source
 from steps.fraud.data.boosting import write_arrays
 from steps.fraud.data.features import Floats, tables
@@ -93,7 +93,7 @@ def refresh(release_folder: Path, data_settings: Data, output_folder: Path) -> R
 
     return Refreshed(
         len(later_rows),
-        dataset_facts(release_folder) | {"data_until": format_utc(new_state_end)},
+        read_dataset_facts(release_folder) | {"data_until": format_utc(new_state_end)},
         example_instances,
     )
 

@@ -115,11 +115,11 @@ class Windows:
     def __init__(self, path: Path, split_name: str) -> None:
         import torch
 
-        from rekindle.workload import dataset_facts
+        from rekindle.workload import read_dataset_facts
 
         text_bytes = bytearray((path / f"{split_name}.txt").read_bytes())
         self.windows = torch.frombuffer(text_bytes, dtype=torch.uint8).unfold(
-            0, dataset_facts(path)["window"] + 1, 1
+            0, read_dataset_facts(path)["window"] + 1, 1
         )
 
     def __len__(self) -> int:
@@ -150,10 +150,10 @@ def loss(model: "torch.nn.Module", batch: tuple["torch.Tensor", ...]) -> "torch.
 
 
 def examples(path: Path) -> Iterator[tuple[dict[str, Any], int]]:
-    from rekindle.workload import dataset_facts
+    from rekindle.workload import read_dataset_facts
 
     test_text = (path / "test.txt").read_bytes().decode(errors="ignore")
-    window_bytes = dataset_facts(path)["window"]
+    window_bytes = read_dataset_facts(path)["window"]
     for excerpt_start in range(0, len(test_text), window_bytes):
         excerpt = test_text[excerpt_start : excerpt_start + window_bytes]
         yield {"text": excerpt}, len(excerpt.encode()[-window_bytes:])

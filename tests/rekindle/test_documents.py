@@ -29,7 +29,7 @@ from rekindle.release.serve_config import DriftConfig
 from rekindle.release.watch import drift
 from rekindle.storage import Store
 from rekindle.training.sweep.study import SweepStudy
-from rekindle.workload import dataset_facts
+from rekindle.workload import read_dataset_facts
 from tests.rekindle.mutations import mutations
 from tests.rekindle.valid_documents import (
     DRIFT,
@@ -83,7 +83,7 @@ def read_release(objects: Objects) -> None:
     read_file(release_files.ReleaseRecord, objects.folder / "release.json")
     read_description(objects.folder)
     release_files.read_verdict(objects.folder)
-    dataset_facts(objects.folder)
+    read_dataset_facts(objects.folder)
 
 
 def read_cache(objects: Objects) -> None:

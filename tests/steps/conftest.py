@@ -12,7 +12,7 @@ import pytest
 
 from rekindle.content.dataset import FILE_LIST
 from rekindle.content.dataset_record import DATASET
-from rekindle.workload import dataset_facts, prepare
+from rekindle.workload import prepare, read_dataset_facts
 from steps.fraud.data import boosting
 from steps.fraud.fraud_config import Data, Model
 
@@ -53,7 +53,7 @@ def train(small_dataset: Path, tmp_path_factory: pytest.TempPathFactory) -> Trai
         torch.manual_seed(seed)
         samples = fraud.dataset(small_dataset, "train")
         section = Model(width=16, hidden=16, heads=2, dropout=0.0, **shape)
-        model: Any = families.build(fraud, family, section, dataset_facts(small_dataset))
+        model: Any = families.build(fraud, family, section, read_dataset_facts(small_dataset))
         parameters = [*model.parameters()]
         optimizer = torch.optim.AdamW(parameters or [torch.zeros(1)], lr=1e-2)
 

@@ -462,20 +462,20 @@ def _prefix_error_lines(value_origin: str) -> Iterator[None]:
 
 
 @cache
-def _build_config_model(workload_name: str, pipeline_module: str) -> type[Config]:
+def _build_config_model(workload: str, pipeline: str) -> type[Config]:
     """Return the pydantic model of a config: `Config` or the pipeline's subclass of it, extended by
     the sections of the workload."""
-    workload_module = load(workload_name)
+    workload_module = load(workload)
     base_model = Config
 
-    if pipeline_module != DEFAULT_PIPELINE:
+    if pipeline != DEFAULT_PIPELINE:
         base_model = getattr(
-            project.load_module(pipeline_module, "pipeline", ("build",)), "Config", Config
+            project.load_module(pipeline, "pipeline", ("build",)), "Config", Config
         )
 
     if not (isinstance(base_model, type) and issubclass(base_model, Config)):
         raise ConfigError(
-            f"{pipeline_module}.Config is {base_model!r}: it must be a class that inherits from"
+            f"{pipeline}.Config is {base_model!r}: it must be a class that inherits from"
             " rekindle.Config."
         )
 

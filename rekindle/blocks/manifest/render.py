@@ -178,7 +178,7 @@ def _build_workflow(config: "Config") -> Manifest:
 
 
 def manifest_sha256(manifest: Mapping[str, Any]) -> str:
-    """Return the sha256 of the manifest's `spec_copy`, as JSON in UTF-8 with sorted keys and
+    """Return the sha256 of the manifest's `spec`, as JSON in UTF-8 with sorted keys and
     without spaces.
 
     A Workflow and the WorkflowTemplate of the same pipeline have the same hash, because it excludes

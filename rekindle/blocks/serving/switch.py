@@ -54,7 +54,7 @@ def build_switch_dag(
     """Return a DAG that switches clients to the Deployment `server` if it serves the champion.
 
     First, `server` is scaled up to the number of pods of the largest earlier Deployment. At the
-    end, the Deployments in the input `running` are scaled to zero. The output `deployment_value` is
+    end, the Deployments in the input `running` are scaled to zero. The output `deployment` is
     the Deployment that serves the champion. `make_unique_name`: function that makes a template name
     unique; `champion_template`: template of steps.champion.
     """

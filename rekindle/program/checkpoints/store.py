@@ -326,7 +326,7 @@ class ProgramStore:
         pointer_records: list[PointerRecord],
         created_s: float,
     ) -> CheckpointRecord:
-        """Write the record of a complete checkpoint, and let `latest_key` name it.
+        """Write the record of a complete checkpoint, and let `latest` name it.
 
         Raises MissingChunks, StorageError.
         """

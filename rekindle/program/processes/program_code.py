@@ -18,7 +18,7 @@ def explain_unknown_code(
     """Return the reason why the code of training programs is unknown or not among the modules and
     files `covered_names` (run_code.modules_in); "" if all code is covered.
 
-    `program_sections`: sections `program_config` of a config, as JSON; `project_folders`: folders
+    `program_sections`: sections `program` of a config, as JSON; `project_folders`: folders
     of the project.
     """
     for program_section in program_sections:

@@ -39,7 +39,7 @@ from rekindle.training.checkpoint.snapshots import SnapshotSlots
 from rekindle.training.group.interruptible import GroupBrokenError, resolve_with_function
 from rekindle.training.local_dataset import LoaderState
 from rekindle.training.spec import Fingerprint
-from rekindle.training.training_state import TrainingState, tensor_bytes
+from rekindle.training.training_state import TrainingState, view_tensor_bytes
 
 # maximum fraction of the training time that snapshots may take, if hot_seconds is not set
 MAX_SNAPSHOT_TIME_SHARE = 0.01
@@ -359,7 +359,7 @@ class WorkerCheckpoints:
 
         def read() -> Manifest | None:
             try:
-                return remote_checkpoints.restore(tensor_bytes(state_tensor), snapshot_step)
+                return remote_checkpoints.restore(view_tensor_bytes(state_tensor), snapshot_step)
             except StorageError as error:
                 if abandoned_event.is_set() or is_cancelled():
                     raise GroupBrokenError(
@@ -428,7 +428,7 @@ class WorkerCheckpoints:
             else:
                 state_bytes = torch.empty_like(state_memory, device="cpu")
 
-            opened_snapshot_file.load(snapshot, tensor_bytes(state_bytes))
+            opened_snapshot_file.load(snapshot, view_tensor_bytes(state_bytes))
             if state_bytes is not state_memory:
                 state_memory.copy_(state_bytes)
 

@@ -245,7 +245,7 @@ def _compare_checkpoint_interval(
 
 def build_report(ledger_summary: LedgerSummary, tariff: TrainingTariff | None) -> dict[str, Any]:
     """Return the report of a training: its Summary as numbers and as sentences
-    (`report_sentences`), and with a tariff also its `cost`."""
+    (`words`), and with a tariff also its `cost`."""
     bill = compute_bill(ledger_summary, tariff) if tariff and ledger_summary.intervals else None
     report_sentences = [
         *sentences.describe_summary(ledger_summary),

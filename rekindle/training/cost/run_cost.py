@@ -73,7 +73,7 @@ def compute_run_costs(
     prices: Prices | None,
     training_costs: Mapping[str, float] | None = None,
 ) -> dict[str, Any]:
-    """Return the cost of a run as `cost_text` (text), `currency`, `total_cost`, and `steps` (cost
+    """Return the cost of a run as `words` (text), `currency`, `total`, and `steps` (cost
     by task); {} without prices.
 
     `training_costs`: costs of elastic trainings by task, from their ledgers (default: the costs

@@ -207,7 +207,7 @@ def read_events(store: "Store", key_prefix: str) -> list[Event]:
     does not exist.
 
     If lines are duplicate, or are not events with fields of the right types, the list ends with an
-    event `skipped_line_count`, which contains the number of these lines. Raises StorageError.
+    event `skipped`, which contains the number of these lines. Raises StorageError.
     """
     segment_keys = [
         segment_entry.key

@@ -23,7 +23,7 @@ from rekindle.training.numerics import make_autocast, prepare_device
 from rekindle.training.sampler import mix_seed
 from rekindle.training.spec import TrainConfig, TrainingSpec
 from rekindle.training.validation import SampleSubset, parse_measures
-from rekindle.workload import Workload, dataset_facts
+from rekindle.workload import Workload, read_dataset_facts
 
 # validation results of a model on the held-out samples, by name: `loss` and the workload's measures
 ValueByMetric = dict[str, float]
@@ -49,7 +49,7 @@ def choose_family(
     if held_out is None:
         raise ConfigError("families are chosen by validation: set train.validation, such as 0.1.")
 
-    dataset_properties = dataset_facts(dataset_path)
+    dataset_properties = read_dataset_facts(dataset_path)
     selection_metric = families.get_selection_metric(workload)
     values_by_family: dict[str, ValueByMetric] = {}
 

@@ -19,7 +19,7 @@ from rekindle.training.sampler import mix_seed
 from rekindle.training.spec import TrainingSpec
 from rekindle.training.training_state import weights_sha256
 from rekindle.training.validation import SampleSubset
-from rekindle.workload import Workload, dataset_facts
+from rekindle.workload import Workload, read_dataset_facts
 
 
 def fit_family(
@@ -29,7 +29,7 @@ def fit_family(
     `output_folder`. Return the sha256 of the weights."""
     device = prepare_device(training_spec)
     verify_dataset(dataset_path, training_spec.digest)
-    model = build_model(training_spec, workload, dataset_facts(dataset_path))
+    model = build_model(training_spec, workload, read_dataset_facts(dataset_path))
     samples, _ = open_samples(training_spec, workload, dataset_path)
     fit_model(training_spec, workload, model, samples)
     sha256 = write_model(
@@ -81,7 +81,7 @@ def check_saved_model(
         "Keep all that `fit` sets in parameters and buffers, or in the tensor that get_extra_state"
         " returns."
     )
-    saved_model = build_model(training_spec, workload, dataset_facts(dataset_path))
+    saved_model = build_model(training_spec, workload, read_dataset_facts(dataset_path))
 
     try:
         saved_model.load_state_dict(load_file(model_folder / WEIGHTS_FILE))

@@ -25,7 +25,7 @@ from rekindle.release.bootstrap import paired_bootstrap
 from rekindle.release.compare import read_numerics, read_predictions
 from rekindle.release.evaluation import evaluate, exclude_seen_rows, read_examples
 from rekindle.release.examples import Examples
-from rekindle.workload import Example, dataset_facts, prepare
+from rekindle.workload import Example, prepare, read_dataset_facts
 from tests.rekindle.release import lines
 
 
@@ -319,7 +319,7 @@ def test_excluded_rows_are_excluded_from_all_columns(
     (champion / "dataset.json").write_text(json.dumps(record))
     rows = [({"x": float(x)}, 2.0 * x, f"customer {x}") for x in range(20)]
     monkeypatch.setattr(lines, "examples", only_unseen(lambda path: iter(rows)))
-    facts = dataset_facts(champion)
+    facts = read_dataset_facts(champion)
     examples, warnings, incomparable = exclude_seen_rows(
         lines, read_examples(lines, dataset), dataset, facts
     )

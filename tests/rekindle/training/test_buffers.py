@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from rekindle.errors import ConfigError
 from rekindle.training.spec import TrainConfig
-from rekindle.training.training_state import TrainingState, tensor_bytes
+from rekindle.training.training_state import TrainingState, view_tensor_bytes
 
 VIRTUAL = 3
 
@@ -114,8 +114,8 @@ def test_constant_buffers_keep_their_bits_and_cached_values_are_recreated() -> N
     step(state, batches(1))
 
     for name, value in constants.items():
-        assert bytes(tensor_bytes(state.copy_released_tensors()[name])) == bytes(
-            tensor_bytes(value)
+        assert bytes(view_tensor_bytes(state.copy_released_tensors()[name])) == bytes(
+            view_tensor_bytes(value)
         ), name
 
     def cache(net: Any, rows: Tensor) -> None:

@@ -11,7 +11,7 @@ import torch
 from pydantic import ValidationError
 
 from rekindle.errors import DataError
-from rekindle.workload import dataset_facts
+from rekindle.workload import read_dataset_facts
 from steps.fraud.data.boosting import BOOSTED
 from steps.fraud.data.sequences import Rows, open_dataset
 from steps.fraud.fraud_config import CONTEXT, Model
@@ -85,7 +85,7 @@ def test_server_and_evaluation_give_the_same_score(expert: Path, small_dataset: 
 
 
 def test_the_weights_include_names_and_statistics_of_the_inputs(expert: Path, small_dataset: Path):
-    facts = dataset_facts(small_dataset)
+    facts = read_dataset_facts(small_dataset)
     model = load(expert)
     assert model.feature_names == facts["features"]
     torch.testing.assert_close(model.mean, torch.tensor(facts["mean"]))
@@ -95,7 +95,7 @@ def test_gradients_are_the_same_bits_every_time(small_dataset: Path):
     def gradient() -> list[torch.Tensor]:
         samples = open_dataset(small_dataset)
         torch.manual_seed(3)
-        model = build("transformer", Model(), dataset_facts(small_dataset))
+        model = build("transformer", Model(), read_dataset_facts(small_dataset))
         loss(model, samples.batch(torch.arange(32))).backward()
         return [p.grad for p in model.parameters() if p.grad is not None]
 

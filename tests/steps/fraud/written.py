@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rekindle.workload import Prepared, dataset_facts, prepare
+from rekindle.workload import Prepared, prepare, read_dataset_facts
 from steps import fraud
 from steps.fraud.data.shards import ARRAYS
 from steps.fraud.fraud_config import Data
@@ -21,7 +21,7 @@ class Written:
     """The facts and the arrays of all shards, by name."""
 
     def __init__(self, path: Path) -> None:
-        self.facts: dict[str, Any] = dataset_facts(path)
+        self.facts: dict[str, Any] = read_dataset_facts(path)
         numbers = range(len(self.facts["shards"]))
         self.parts = {
             name: [np.load(path / "shards" / f"{name}-{n:05d}.npy") for n in numbers]
