@@ -95,7 +95,7 @@ def _is_object_metadata(json_value: object) -> bool:
 
 
 def blocks(files: list[tuple[BinaryIO, int]], start_offset: int = 0) -> Iterator[bytes]:
-    """Yield the bytes from `start_offset` to `size` of each file, in order."""
+    """Yield the bytes from `start_offset` to the end of each file, in order."""
     for file, end_offset in files:
         for offset in range(start_offset, end_offset, BLOCK_BYTES):
             yield os.pread(file.fileno(), min(BLOCK_BYTES, end_offset - offset), offset)
