@@ -213,13 +213,10 @@ def test_two_thousand_event_streams_get_the_change(home: Path) -> None:
             "",
             "",
         ]
-        clients = [
-            stack.enter_context(
-                closing(socket.create_connection(("127.0.0.1", server.port or 0), timeout=60))
-            )
-            for _ in range(count)
-        ]
-        for client in clients:
+        clients: list[socket.socket] = []
+        for _ in range(count):
+            client = socket.create_connection(("127.0.0.1", server.port or 0), timeout=60)
+            clients.append(stack.enter_context(closing(client)))
             client.sendall("\r\n".join(lines).encode())
         for client in clients:
             read_until(client, b"event: version")
