@@ -33,7 +33,7 @@ COMMON = {
 # subpackage of argolocal → subpackages that it may import, in addition to COMMON
 LOCAL = {
     "api": {"view", "runner", "controllers", "pods", "validate", "manifest"},
-    "cli": {"page", "view", "runner", "validate", "manifest"},
+    "cli": {"server", "page", "view", "runner", "validate", "manifest"},
     "server": {"page", "runner", "state", "engine", "validate", "manifest", "language"},
     "page": {"view", "runner", "state", "engine", "manifest"},
     "view": {"runner", "state", "pods", "engine", "manifest", "language"},

@@ -17,9 +17,12 @@ from argolocal.cli.options import (
     ask_option,
     open_option,
     output_option,
+    parallelism_option,
     parameters_option,
     parse_pairs,
     port_option,
+    print_unit_option,
+    queue_option,
 )
 from argolocal.cli.output import announce_page, print_result, run_command, run_output
 from argolocal.common import program
@@ -30,6 +33,7 @@ from argolocal.errors import say
 
 if TYPE_CHECKING:
     from argolocal.manifest.read import Documents
+    from argolocal.runner.run import LocalRun
     from argolocal.validate.findings import Finding
 
 
@@ -56,12 +60,15 @@ def commands() -> None:
 @parameters_option("A workflow parameter.")
 @output_option("text", "json")
 @ask_option
-def run(manifest: Path, parameters: tuple[str, ...], as_json: bool, yes: bool) -> int:
+@queue_option
+def run(
+    manifest: Path, parameters: tuple[str, ...], as_json: bool, yes: bool, is_queued: bool
+) -> int:
     """Run a Workflow, WorkflowTemplate or CronWorkflow (YAML or JSON).
 
-    FILE may be a folder, and may contain the objects that the workflow refers to. If a field would
-    have another effect here than in Argo, it is an error. Exit codes: 0 succeeded, 1 failed, 2 bad
-    usage or manifest, 130 stopped by Ctrl-C.
+    FILE may be a folder, and may contain the objects that the workflow refers to. A field that
+    would have another effect here than in Argo is an error. Exit codes: 0 succeeded, 1 failed, 2
+    bad usage or manifest, 130 stopped by Ctrl-C.
 
     Example:
       argolocal run workflow.yaml -p message=hello -o json
@@ -73,8 +80,30 @@ def run(manifest: Path, parameters: tuple[str, ...], as_json: bool, yes: bool) -
     with run_output(as_json):
         workflow, other_objects = read_files(manifest)
         cluster = LocalCluster(home())
-        local_run = create_run(cluster, workflow, parse_pairs(parameters), other_objects)
+        values = parse_pairs(parameters)
+        if is_queued:
+            local_run = create_run(cluster, workflow, values, other_objects, is_queued=True)
+            return print_queued(local_run, as_json)
+
+        local_run = create_run(cluster, workflow, values, other_objects)
         return Foreground(local_run).run(as_json=as_json, ask=not yes)
+
+
+def print_queued(local_run: "LocalRun", as_json: bool) -> int:
+    """Print the name of a run that was just queued, and how it starts. Return the exit code of the
+    command."""
+    from argolocal.server.server_lock import find_server
+
+    local_run.files.close()
+    name = local_run.name
+    if find_server(home()):
+        text = f"{name} is queued: `{program.name} status {name}` shows it"
+    else:
+        text = (
+            f"{name} is queued, and starts when a server runs: `{program.name} server` starts one"
+        )
+    print_result(as_json, {"workflow": name, "phase": "Pending"}, text)
+    return 0
 
 
 @commands.command
@@ -134,8 +163,8 @@ def print_findings(
     as_json: bool,
     is_shown: Callable[["Finding"], bool] = lambda finding: True,
 ) -> int:
-    """Print the errors that `lint` finds, and the warnings that `is_shown` accepts. Return the exit
-    code of the command."""
+    """Print all errors that `lint` found, and those warnings for which `is_shown` returns True.
+    Return the exit code of the command."""
     from argolocal import validate
 
     findings = [
@@ -299,8 +328,49 @@ def ui(port: int | None, open_browser: bool) -> None:
     site.serve(home(), port, lambda address: announce_page(address, open_browser))
 
 
+@commands.command
+@port_option
+@open_option
+@parallelism_option
+@print_unit_option
+def server(
+    port: int | None, open_browser: bool, parallelism: int | None, print_unit: str | None
+) -> None:
+    """Run queued and scheduled workflows, and serve the page.
+
+    The server runs what `argolocal run --queue` has queued, by priority and then in the order of
+    submission. Runs are processes of their own: they continue when the server ends, and the next
+    server watches them. A run whose process was killed is continued.
+
+    The page listens on 127.0.0.1 only. Its address contains a token: do not share it.
+
+    Example:
+      argolocal server --parallelism 4
+      argolocal server --print-unit user
+    """
+    if print_unit:
+        from argolocal.server.systemd import make_unit
+
+        click.echo(make_unit(print_unit, home(), parallelism, port), nl=False)
+        return
+
+    from argolocal.page.application import Page
+    from argolocal.page.site import make_parts
+    from argolocal.page.tabs.artifact_source import StoredArtifacts
+    from argolocal.runner.cluster import LocalCluster
+    from argolocal.server.server import Server
+
+    cluster = LocalCluster(home())
+    open_store = StoredArtifacts.in_home(cluster.home, cluster.bucket).open_store
+    page = Page(make_parts(cluster.home)).application()
+    execute = "argolocal.view.foreground:execute_queued"
+    Server(cluster, execute, open_store, parallelism).serve(
+        page, port, lambda address: announce_page(address, open_browser)
+    )
+
+
 def make_cluster() -> Any:
-    """Return the cluster of the program that the user called: argolocal, or rekindle, which reuses
-    these commands."""
+    """Create the cluster object of the current program: argolocal, or rekindle, which reuses these
+    commands."""
     module, _, class_name = program.cluster.partition(":")
     return getattr(import_module(module), class_name)(home())

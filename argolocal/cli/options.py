@@ -19,6 +19,22 @@ port_option = click.option(
 open_option = click.option("--open", "open_browser", is_flag=True, help="Open it in a browser.")
 
 
+queue_option = click.option(
+    "--queue", "is_queued", is_flag=True, help="Queue the run for the server of this home."
+)
+parallelism_option = click.option(
+    "--parallelism",
+    type=click.IntRange(1),
+    metavar="N",
+    help="Number of runs at the same time (default: the number of cores).",
+)
+print_unit_option = click.option(
+    "--print-unit",
+    type=click.Choice(["user", "system"]),
+    help="Print a unit of systemd that runs the server, and exit.",
+)
+
+
 class NonEmptyName(click.ParamType):
     """A non-empty name: if the variable RUN is unset, `argolocal stop "$RUN"` must not stop the
     newest run."""
@@ -44,8 +60,7 @@ class RunNameParam(NonEmptyName):
 
 
 class FiniteNumber(click.FloatRange):
-    """A finite number in a range. This class exists because click's FloatRange accepts NaN in every
-    range."""
+    """A finite number in a range. Unlike click's FloatRange, this class rejects NaN."""
 
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None

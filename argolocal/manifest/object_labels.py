@@ -2,7 +2,7 @@
 objects."""
 
 ARGO = "workflows.argoproj.io"
-WORKFLOW = f"{ARGO}/workflow"  # label of a pod with the name of the pod's workflow
+WORKFLOW = f"{ARGO}/workflow"  # label of a pod whose value is the name of the pod's workflow
 PHASE = f"{ARGO}/phase"
 COMPLETED = f"{ARGO}/completed"
 ARCHIVING_STATUS = f"{ARGO}/workflow-archiving-status"
@@ -12,11 +12,12 @@ CLUSTER_WORKFLOW_TEMPLATE = f"{ARGO}/cluster-workflow-template"
 CONFIG_MAP_TYPE = f"{ARGO}/configmap-type"
 NODE_ID = f"{ARGO}/node-id"  # annotations
 NODE_NAME = f"{ARGO}/node-name"
-SCHEDULED_TIME = f"{ARGO}/scheduled-time"  # annotation with the value of {{workflow.scheduledTime}}
+SCHEDULED_TIME = f"{ARGO}/scheduled-time"  # annotation whose value is {{workflow.scheduledTime}}
 DEFAULT_ARTIFACT_REPOSITORY = f"{ARGO}/default-artifact-repository"
 
 # Source: Kubeflow training operator 1.9, pkg/apis/kubeflow.org/v1
 JOB_NAME = "training.kubeflow.org/job-name"
-REPLICA_TYPE = "training.kubeflow.org/replica-type"  # label with the replica type in lower case
+# label whose value is the replica type in lower case
+REPLICA_TYPE = "training.kubeflow.org/replica-type"
 # Source: Kubeflow Trainer 2.3
 TRAINER_STEP = "trainer.kubeflow.org/trainjob-ancestor-step"

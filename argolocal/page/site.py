@@ -30,6 +30,12 @@ def make_tabs(source: RunSource, overview: OverviewTab, artifacts: ArtifactsTab)
 def serve(home: Path, port: int | None, announce: Callable[[str], None]) -> None:
     """Serve the page of a home until SIGINT or SIGTERM. Raises ConfigError if the port is
     taken."""
+    page = Page(make_parts(home))
+    server.serve(page.application(), server.read_token(home), server.listen(port), announce)
+
+
+def make_parts(home: Path) -> Parts:
+    """Return the parts of the page of a home."""
     source = LocalRuns(home)
     stored_artifacts = StoredArtifacts.in_home(home, LocalCluster.bucket)
     overview = OverviewTab(source, stored_artifacts)
@@ -39,7 +45,7 @@ def serve(home: Path, port: int | None, announce: Callable[[str], None]) -> None
         return runs.as_object(home, run.name, run.status)
 
     title = f"The object of `{program.name} status -o json`"
-    parts = Parts(
+    return Parts(
         source,
         make_tabs(source, overview, artifacts),
         rows=RunRows(source, RowReader(source.logs)),
@@ -47,5 +53,3 @@ def serve(home: Path, port: int | None, announce: Callable[[str], None]) -> None
         actions=make_actions(home, Commands(home, os.environ)),
         documents=[RunDocument("status", title, build_status)],
     )
-    page = Page(parts)
-    server.serve(page.application(), server.read_token(home), server.listen(port), announce)

@@ -10,6 +10,7 @@ With `as_json`, exactly one JSON object is written to stdout, and everything els
 import os
 import sys
 from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 from argolocal.common import exit_codes, program
@@ -38,11 +39,12 @@ def create_run(
     other_objects: Iterable[Mapping[str, Any]] = (),
     notes: bool = True,
     needs_ports: bool = True,
+    is_queued: bool = False,
 ) -> LocalRun:
     """Create the run of a manifest, without starting it. Raises ConfigError.
 
     `notes`: print notes about ignored fields. `needs_ports`: reject a run if a port of its Services
-    is in use.
+    is in use. `is_queued`: the server of the home starts the run.
     """
     cluster.store_objects(other_objects)
     if needs_ports:
@@ -52,7 +54,7 @@ def create_run(
         say(f"warning: {line}")
 
     note = (lambda line: say(f"note: {line}")) if notes else None
-    local_run = LocalRun.new(manifest, parameters, cluster, note, warn)
+    local_run = LocalRun.new(manifest, parameters, cluster, note, warn, is_queued)
     for line in python_version_warnings(local_run.workflow["spec"], cluster):
         warn(line)
 
@@ -76,6 +78,12 @@ def load_run(
         return None
 
     return LocalRun.load(name, cluster)
+
+
+def execute_queued(home: Path, name: str) -> int:
+    """Run a queued run to its end, and return its exit code. Raises Busy, NotQueued."""
+    local_run = LocalRun.load(name, LocalCluster(home), is_queued=True)
+    return Foreground(local_run).run(as_json=False, ask=False)
 
 
 def _check_ports(manifest: Mapping[str, Any], cluster: Cluster) -> None:

@@ -19,6 +19,7 @@ SECTIONS = {
         "down",
         "rollback",
         "prune",
+        "server",
     ),
     "Inspect before a run": ("config", "render", "lint", "check", "plan"),
     "Data and results": ("put", "ui", "get", "env", "cache", "reproduce"),

@@ -126,8 +126,8 @@ def _confirm_duplicate(running_workflow: str | None) -> None:
 
 
 def _confirm(problem: str, remedy: str, question: str) -> None:
-    """Ask for confirmation on a terminal; without a terminal, raise ConfigError. Raises click.Abort
-    if the answer is "no"."""
+    """Ask the user for confirmation. Raises ConfigError if no terminal is available. Raises
+    click.Abort if the answer is "no"."""
     if not sys.stdin.isatty():
         raise ConfigError(f"{problem}: {remedy}")
     click.confirm(f"{problem}. {question}", abort=True, err=True)

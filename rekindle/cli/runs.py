@@ -1,7 +1,6 @@
 """Commands that start, resume, show and stop runs, here or on a cluster."""
 
 import sys
-from typing import TYPE_CHECKING
 
 import click
 
@@ -12,9 +11,10 @@ from argolocal.cli.options import (
     output_option,
     parameters_option,
     parse_pairs,
+    queue_option,
 )
 from argolocal.cli.output import print_result, run_output
-from argolocal.common import exit_codes, homes
+from argolocal.common import homes
 from argolocal.common.homes import current as home
 from argolocal.manifest.allowed_values import COMPLETED
 from rekindle.cli.group import command
@@ -22,9 +22,6 @@ from rekindle.cli.options import cluster_flag, config_options, manifest_options,
 from rekindle.cli.sources import Source, check_training
 from rekindle.cluster.kubernetes_api import Cluster
 from rekindle.errors import say
-
-if TYPE_CHECKING:
-    from rekindle.view.pipeline_display import Pipeline
 
 NO_LOGS = (
     "no logs of {}: its pods are deleted, and its logs are not in the object store. Use `logs -f`"
@@ -38,7 +35,8 @@ NO_LOGS = (
 @output_option("text", "json")
 @ask_option
 @no_cache_option
-def run(source: Source, as_json: bool, yes: bool, no_cache: bool) -> int:
+@queue_option
+def run(source: Source, as_json: bool, yes: bool, no_cache: bool, is_queued: bool) -> int:
     """Run a pipeline on this machine.
 
     The manifest is the same as on a cluster.
@@ -58,7 +56,7 @@ def run(source: Source, as_json: bool, yes: bool, no_cache: bool) -> int:
         manifests = source.manifests()
         if manifests.config:
             manifests.config.data.check_source()
-            # start the services now, so that they are ready when the first step needs them
+            # start the services early, so that they are ready when the first step needs them
             LocalCluster(home()).prefetch()
             check_training(manifests.config, source.scheduled_time())
 
@@ -71,28 +69,14 @@ def run(source: Source, as_json: bool, yes: bool, no_cache: bool) -> int:
         # change manifests that Rekindle has rendered
         is_foreign = bool(source.manifest)
         pipeline = pipeline_display.create_run(
-            home(), workflow, values, manifests.other_objects, notes=is_foreign
+            home(), workflow, values, manifests.other_objects, is_foreign, is_queued
         )
-        return run_here(pipeline, as_json=as_json, ask=not yes, full_status=is_foreign)
+        if is_queued:
+            return local.print_queued(pipeline.local, as_json)
 
-
-def run_here(pipeline: "Pipeline", *, as_json: bool, ask: bool, full_status: bool) -> int:
-    """Run a pipeline in the foreground, and then remove old runs of this pipeline according to its
-    config. Return the exit code of the run."""
-    from rekindle.blocks.manifest import workflow_origin
-
-    code = pipeline.run(as_json=as_json, ask=ask, full_status=full_status)
-
-    workflow = pipeline.local.workflow
-    limits = workflow_origin.read_config_or_empty(workflow).get("retention")
-    if code < exit_codes.SIGNALLED and isinstance(limits, dict) and any(limits.values()):
-        # imported in this function, because the module needs the clients of MLflow and the object
-        # store
-        from rekindle.operations import retention
-
-        retention.end_of_run(home(), workflow)
-
-    return code
+        return pipeline_display.run_here(
+            pipeline, as_json=as_json, ask=not yes, full_status=is_foreign
+        )
 
 
 @command
@@ -130,7 +114,9 @@ def rerun(
         values = cached_results.add_cached(home(), manifest, parse_pairs(parameters), not no_cache)
         pipeline = pipeline_display.create_run(home(), manifest, values)
         full_status = not pipeline.is_rekindle
-        return run_here(pipeline, as_json=as_json, ask=not yes, full_status=full_status)
+        return pipeline_display.run_here(
+            pipeline, as_json=as_json, ask=not yes, full_status=full_status
+        )
 
 
 @command
@@ -175,7 +161,9 @@ def resume(
             return 0
 
         full_status = not pipeline.is_rekindle
-        return run_here(pipeline, as_json=as_json, ask=not yes, full_status=full_status)
+        return pipeline_display.run_here(
+            pipeline, as_json=as_json, ask=not yes, full_status=full_status
+        )
 
 
 @command
@@ -349,8 +337,8 @@ def scale(name: str, workers: int, task: str, cluster: Cluster | None, as_json: 
 
 
 def _require_name(name: str | None, verb: str) -> str:
-    """Return the name. Raises UsageError if no name is given, because the newest run in a shared
-    namespace may belong to another user."""
+    """Return `name`. Raises UsageError if it is empty, because the newest run in a shared namespace
+    may belong to another user."""
     if not name:
         raise click.UsageError(
             f"{verb} --cluster needs the NAME of a run: `rekindle status --cluster` lists all runs."

@@ -16,7 +16,9 @@ from argolocal.cli.options import (
     RunNameParam,
     open_option,
     output_option,
+    parallelism_option,
     port_option,
+    print_unit_option,
 )
 from argolocal.cli.output import announce_page, print_result
 from argolocal.common import homes
@@ -279,7 +281,7 @@ def env(as_json: bool) -> None:
 
     cluster = LocalCluster(home())
     variables = cluster.configmap(CONFIG_MAP) | cluster.secret(STORE_SECRET)
-    # included because MLflow's client fetches models directly from the object store
+    # include the keys of the object store, because MLflow's client fetches models directly from it
     variables["MLFLOW_S3_ENDPOINT_URL"] = variables[S3_ENDPOINT_URL]
     variables[project.PATH] = os.environ[project.PATH]
     text = "\n".join(f"export {name}={shlex.quote(value)}" for name, value in variables.items())
@@ -340,3 +342,44 @@ def get(name: str, artifact: str | None, target: Path | None, as_json: bool) -> 
     target = target or Path(Path(artifact).name)
     artifact_listing.fetch(home(), name, artifact, target)
     print_result(as_json, {"artifact": artifact, "path": str(target)}, str(target))
+
+
+@command
+@port_option
+@open_option
+@parallelism_option
+@print_unit_option
+def server(
+    port: int | None, open_browser: bool, parallelism: int | None, print_unit: str | None
+) -> None:
+    """Run queued and scheduled pipelines, and serve the page.
+
+    The server starts what `rekindle schedule` has scheduled and what `rekindle run --queue` has
+    queued, by priority and then in the order of submission. Runs are processes of their own: they
+    continue when the server ends, and the next server watches them. A run whose process was killed
+    is continued.
+
+    The page listens on 127.0.0.1 only. Its address contains a token: do not share it.
+
+    Example:
+      rekindle server --parallelism 2
+      rekindle server --print-unit user
+    """
+    if print_unit:
+        from argolocal.server.systemd import make_unit
+
+        click.echo(make_unit(print_unit, home(), parallelism, port), nl=False)
+        return
+
+    from argolocal.page.application import Page
+    from argolocal.server.server import Server
+    from rekindle.local.cluster import LocalCluster
+    from rekindle.page.artifacts import artifacts_of_home
+    from rekindle.page.site import make_parts
+
+    open_store = artifacts_of_home(home()).open_store
+    page = Page(make_parts(home())).application()
+    execute = "rekindle.view.pipeline_display:execute_queued"
+    Server(LocalCluster(home()), execute, open_store, parallelism).serve(
+        page, port, lambda address: announce_page(address, open_browser)
+    )

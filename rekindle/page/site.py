@@ -27,7 +27,7 @@ from rekindle.kubernetes_names import MLFLOW_TRACKING_URI
 from rekindle.local.cluster import LocalCluster
 from rekindle.local.local_objects import LocalObjects
 from rekindle.local.services.services import Services
-from rekindle.page.artifacts import artifacts_of_home
+from rekindle.page.artifacts import TABLE_READERS, artifacts_of_home
 from rekindle.page.mlflow import LocalTracking
 from rekindle.page.models import ModelReader, Models, list_served_models
 from rekindle.page.rows import RekindleRows
@@ -74,7 +74,8 @@ def serve(home: Path, name: str | None, port: int | None, announce: Callable[[st
 
 
 def name_run(name: str | None, announce: Callable[[str], None]) -> Callable[[str], None]:
-    """Return a function that announces the address of the run `name` instead of the list."""
+    """Return a function that prints the address of the page of the run `name`, not of the list of
+    runs."""
 
     def announce_run(address: str) -> None:
         if name:
@@ -85,14 +86,14 @@ def name_run(name: str | None, announce: Callable[[str], None]) -> Callable[[str
 
 
 def make_parts(home: Path) -> Parts:
-    """Return the parts of the page of a home."""
-    # the page's own environment changes when it connects to MLflow; commands get this one
+    """Create the sections, tabs and actions of the page of a home."""
+    # commands get this copy, because connecting to MLflow changes os.environ
     environ = dict(os.environ)
     commands = Commands(home, environ)
     source = LocalRuns(home)
     rows = RunRows(source, RekindleRows(home, source.logs))
     stored_artifacts = artifacts_of_home(home)
-    artifacts = ArtifactsTab(source, stored_artifacts)
+    artifacts = ArtifactsTab(source, stored_artifacts, TABLE_READERS)
     overview_tab = OverviewTab(source, stored_artifacts, describe_verdicts, find_internal)
 
     def open_mlflow(request: Request) -> Response:
@@ -122,7 +123,7 @@ def make_parts(home: Path) -> Parts:
 
 
 def make_documents(home: Path) -> list[RunDocument]:
-    """Return the objects about a run that the commands print."""
+    """Return functions that build the JSON of a run that `rekindle` commands print."""
 
     def build_status(run: Run) -> dict[str, Any]:
         return overview.as_object(home, run.name, run.manifest, run.status)

@@ -1,10 +1,10 @@
-"""Rekindle's additions to the overview of a run: the verdicts, and the recognition of internal
-steps."""
+"""Adds the verdicts to the overview of a run, and finds its internal steps, which blocks add."""
 
 from argolocal.page.sources import Run
 from argolocal.page.tabs.graph_fold import IsInternal
 from argolocal.page.tabs.graph_plan import Plan, PlannedStep
 from rekindle.operations import results
+from rekindle.page.tabs.verdict import choose_headline
 from rekindle.view.plumbing import DONE, NOT_RUN, InternalSteps
 
 
@@ -14,14 +14,15 @@ def describe_verdicts(run: Run) -> list[str]:
     rows = results.verdicts(run.status)
     for row in rows:
         if row.get("verdict"):
-            task = f" of {row['task']}" if len(rows) > 1 else ""
-            sentences.append(f"Verdict{task}: {row['verdict']}. {row.get('reason') or ''}".strip())
+            task = f"{row['task']}: " if len(rows) > 1 else ""
+            headline = choose_headline(row["verdict"], run)
+            sentences.append(f"{task}{headline}. {row.get('reason') or ''}".strip())
     return sentences
 
 
 def find_internal(plan: Plan) -> IsInternal:
-    """Return a function that recognizes the steps of a run that blocks add. A step that runs or has
-    failed is never internal."""
+    """Return a function that tells whether a step is internal, that is, added by a block. Running
+    and failed steps never are."""
     internal_steps = InternalSteps(plan.run.manifest, plan.run.status)
 
     def is_internal(step: PlannedStep) -> bool:

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from argolocal.common import exit_codes
 from argolocal.controllers.deployment import Deployments
 from argolocal.runner.run import LocalRun
 from argolocal.view import foreground
@@ -30,10 +31,11 @@ def create_run(
     parameters: Mapping[str, str],
     other_objects: Iterable[Mapping[str, Any]] = (),
     notes: bool = False,
+    is_queued: bool = False,
 ) -> "Pipeline":
     """Create the run of a manifest, without starting it. Raises ConfigError.
 
-    `notes`: whether to print the notes of `lint`.
+    `notes`: whether to print the notes of `lint`. `is_queued`: the server of the home starts it.
     """
     local = foreground.create_run(
         LocalCluster(home),
@@ -42,13 +44,14 @@ def create_run(
         [*other_objects, *_cache_claims(manifest)],
         notes=notes,
         needs_ports=not (may_use_any_port(manifest) or parameters.get(BACKFILL) == "true"),
+        is_queued=is_queued,
     )
     return Pipeline(local)
 
 
 def _cache_claims(manifest: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return the PersistentVolumeClaim that `cluster.cache` names. In a local run, this claim is a
-    folder that the run creates."""
+    """Return the PersistentVolumeClaim that `cluster.cache` names, if any. A local run creates a
+    folder in its place."""
     cluster = (
         workflow_origin.read_config_or_empty(manifest).get("cluster")
         if manifest.get("spec")
@@ -74,6 +77,33 @@ def load_run(
     return None
 
 
+def run_here(pipeline: "Pipeline", *, as_json: bool, ask: bool, full_status: bool) -> int:
+    """Run a pipeline in the foreground, and then remove old runs of this pipeline according to its
+    config. Return the exit code of the run."""
+    code = pipeline.run(as_json=as_json, ask=ask, full_status=full_status)
+
+    workflow = pipeline.local.workflow
+    limits = workflow_origin.read_config_or_empty(workflow).get("retention")
+    if code < exit_codes.SIGNALLED and isinstance(limits, dict) and any(limits.values()):
+        # imported in this function, because the module needs the clients of MLflow and the object
+        # store
+        from rekindle.operations import retention
+
+        retention.end_of_run(pipeline.local.cluster.home, workflow)
+
+    return code
+
+
+def execute_queued(home: Path, name: str) -> int:
+    """Run a queued run to its end, and return its exit code. Raises Busy, NotQueued."""
+    cluster = LocalCluster(home)
+    pipeline = Pipeline(LocalRun.load(name, cluster, is_queued=True))
+    if pipeline.is_rekindle:
+        # start the services now, so that they are ready when the first step needs them
+        cluster.prefetch()
+    return run_here(pipeline, as_json=False, ask=False, full_status=False)
+
+
 class Pipeline(foreground.Foreground):
     """Runs a workflow. `is_rekindle` is True if Rekindle has rendered the workflow."""
 
@@ -82,8 +112,8 @@ class Pipeline(foreground.Foreground):
         self.is_rekindle = workflow_origin.is_rekindle(local.workflow)
 
     def begin(self) -> None:
-        """Mark the run's folder in the object store, and restart the deployments that `rekindle
-        down` stopped, because the run may end without a new release."""
+        """Mark the run's folder in the object store. Also restart the deployments that `rekindle
+        down` stopped, since the run may not replace them by a new release."""
         if self._writes_artifacts():
             self._mark_run()
 
@@ -93,7 +123,7 @@ class Pipeline(foreground.Foreground):
             Deployments(cluster).start()
 
     def _writes_artifacts(self) -> bool:
-        """True if the run writes into the object store."""
+        """Return True if the run writes artifacts to the object store."""
         spec = self.local.workflow["spec"]
         templates = spec.get("templates") or []
         has_artifacts = any(

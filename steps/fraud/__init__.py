@@ -40,8 +40,8 @@ def ap(scores: Any, truths: Any) -> float:
 
 
 def weighted_ap(scores: Any, truths: Any, card: Any, draws: Any) -> Any:
-    """Return the average precision for each bootstrap resample of the cards; cards are resampled as
-    a whole, because the transactions of one card are not independent."""
+    """Return the average precision for each bootstrap resample. Whole cards are resampled, because
+    the transactions of a card are not independent."""
     from steps.fraud.ranking import weighted_ap
 
     return weighted_ap(scores, truths[:, 0], card, draws)
@@ -63,7 +63,20 @@ def cp100(scores: Any, truths: Any) -> float:
 
 
 # each metric is the mean of its values for the test weeks
-metrics = (Metric("ap", ap, weighted=weighted_ap), Metric("auc", auc), Metric("cp100", cp100))
+metrics = (
+    Metric(
+        "ap",
+        ap,
+        weighted=weighted_ap,
+        description="average precision: area under the curve of precision over recall",
+    ),
+    Metric("auc", auc, description="area under the ROC curve"),
+    Metric(
+        "cp100",
+        cp100,
+        description="share of compromised cards among the 100 most suspicious cards of a day",
+    ),
+)
 
 
 def prepare(data: Data, out: Path) -> Prepared:

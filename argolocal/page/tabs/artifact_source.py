@@ -1,11 +1,12 @@
-"""The artifacts of a run: their list, which reads only the status of the run, and their content
-from the object store."""
+"""List the artifacts of a run, based on the run's status alone, and read their content from the
+object store."""
 
 import gzip
 import io
 import tarfile
+import time
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -13,12 +14,13 @@ from pathlib import Path
 from typing import Any, BinaryIO, Protocol
 
 from argolocal.common import causes, object_names
-from argolocal.errors import NotFound, StorageError
+from argolocal.errors import ConfigError, NotFound, StorageError
 from argolocal.page.failure import address_of, step_name
 from argolocal.page.sources import Run
 from argolocal.store import FolderStore, ListedObject
 
 MAX_FILES = 1000
+SIZES_TIMEOUT_S = 0.5  # for the sizes of all artifacts of a page
 # a compressed archive is read up to this number of bytes of its content: it may be a bomb
 MAX_UNPACKED_BYTES = 32 << 20
 TAR_SUFFIXES = (".tgz", ".tar.gz")
@@ -26,7 +28,7 @@ BROKEN_ARCHIVE = (tarfile.TarError, EOFError, OSError, zlib.error, ValueError)
 
 
 class Stream(Protocol):
-    """The content of a file, from its start to its end."""
+    """A readable stream with the content of a file."""
 
     def read(self, size: int, /) -> bytes: ...
 
@@ -35,8 +37,8 @@ class Stream(Protocol):
 
 @dataclass(frozen=True)
 class ArtifactRow:
-    """An artifact of a run. `name`: identifies the artifact in the run. `node`: address of its step
-    in the graph. `key`: its key in the object store. `note`: the reason for its missing content."""
+    """An artifact of a run. `name`: unique name in the run. `node`: identifier of its step in URLs
+    of the graph. `key`: key in the object store. `note`: reason why its content is missing."""
 
     name: str
     step: str
@@ -57,7 +59,7 @@ class ArtifactFile:
 
 @dataclass(frozen=True)
 class Files:
-    """The files of an artifact; `is_cut`: the artifact has further files."""
+    """The files of an artifact. `is_cut`: True if the artifact has more files than listed."""
 
     files: list[ArtifactFile]
     is_cut: bool = False
@@ -76,7 +78,11 @@ class ArtifactSource(Protocol):
     """The artifacts of runs. All methods may be called from several threads."""
 
     def list(self, run: Run) -> list[ArtifactRow]:
-        """Return the artifacts of a run. It does not start or ask a service."""
+        """Return the artifacts of a run, without calling the object store."""
+        ...
+
+    def sizes(self, run: Run, rows: Sequence[ArtifactRow]) -> dict[str, int]:
+        """Return the sizes in bytes of artifacts, by name, as far as they are known soon."""
         ...
 
     def files(self, run: Run, row: ArtifactRow) -> Files:
@@ -84,13 +90,19 @@ class ArtifactSource(Protocol):
         ...
 
     def open(self, run: Run, row: ArtifactRow, path: str) -> OpenFile:
-        """Open a file of an artifact; "" means the stored object itself. Raises NotFound or another
-        StorageError."""
+        """Open the file `path` of an artifact. The path "" means the stored object itself. Raises
+        NotFound or another StorageError."""
         ...
 
 
+class ObjectLister(Protocol):
+    """The part of an object store that lists."""
+
+    def list(self, prefix: str) -> Iterable[ListedObject]: ...
+
+
 class ObjectReader(Protocol):
-    """The part of an object store that reads."""
+    """The methods of an object store that read objects."""
 
     def list(self, prefix: str) -> Iterator[ListedObject]: ...
 
@@ -100,17 +112,24 @@ class ObjectReader(Protocol):
 
 
 class StoredArtifacts:
-    """The artifacts that the nodes of runs record, in an object store.
+    """The artifacts that the nodes of runs record. Their content is in an object store.
 
-    `open_store`: returns the store for the field `s3` of an artifact.
+    `open_store`: returns the store for the field `s3` of an artifact. `open_listing`: returns it
+    for listing only, without the start of a service; None for a store that is not listed.
     """
 
-    def __init__(self, open_store: Callable[[Mapping[str, Any]], ObjectReader]) -> None:
+    def __init__(
+        self,
+        open_store: Callable[[Mapping[str, Any]], ObjectReader],
+        open_listing: Callable[[Mapping[str, Any]], ObjectLister | None] | None = None,
+    ) -> None:
         self.open_store = open_store
+        self.open_listing = open_listing or open_store
 
     @classmethod
     def in_home(cls, home: Path, default_bucket: str) -> "StoredArtifacts":
-        """Return the artifacts in the folders of a home, which are the buckets of argolocal."""
+        """Return a source for the artifacts of a home, whose folder `store` contains the
+        buckets."""
 
         def open_store(s3: Mapping[str, Any]) -> ObjectReader:
             bucket = str(s3.get("bucket") or default_bucket)
@@ -124,7 +143,7 @@ class StoredArtifacts:
         names: set[str] = set()
         for node, artifact in _recorded_artifacts(run):
             key = str((artifact.get("s3") or {}).get("key") or "")
-            # a group and a retried step repeat the artifacts of their steps
+            # skip duplicates, because a group or a retried step repeats the artifacts of its steps
             if key and key in rows:
                 continue
             attempt_address = address_of(run.name, node["name"])
@@ -144,6 +163,37 @@ class StoredArtifacts:
                 note=note or ("" if key else "not in the object store"),
             )
         return list(rows.values())
+
+    def sizes(self, run: Run, rows: Sequence[ArtifactRow]) -> dict[str, int]:
+        deadline = time.monotonic() + SIZES_TIMEOUT_S
+        sizes: dict[str, int] = {}
+        for row in rows:
+            if not row.key or row.note:
+                continue
+            if time.monotonic() > deadline:
+                break
+            try:
+                size = self._size(run, row)
+            except (StorageError, ConfigError):
+                # opening the artifact says why
+                continue
+            if size is not None:
+                sizes[row.name] = size
+        return sizes
+
+    def _size(self, run: Run, row: ArtifactRow) -> int | None:
+        """Return the bytes of all objects of an artifact; None if it has no or many objects."""
+        store = self.open_listing(self._location(run, row))
+        if store is None:
+            return None
+
+        key = row.key.rstrip("/")
+        # the prefix also matches other artifacts, whose keys only begin in the same way
+        objects = list(islice(store.list(key), MAX_FILES + 1))
+        sizes = [item.size for item in objects if item.key == key or item.key.startswith(f"{key}/")]
+        if not sizes or len(objects) > MAX_FILES:
+            return None
+        return sum(sizes)
 
     def files(self, run: Run, row: ArtifactRow) -> Files:
         store = self.open_store(self._location(run, row))
@@ -196,7 +246,8 @@ def _recorded_artifacts(run: Run) -> Iterator[tuple[Mapping[str, Any], Mapping[s
 
 
 class _Limited(io.RawIOBase):
-    """The decompressed content of a gzip stream, up to MAX_UNPACKED_BYTES."""
+    """The decompressed content of a gzip stream. Reading more than MAX_UNPACKED_BYTES is an
+    error."""
 
     def __init__(self, stream: Stream) -> None:
         self.source = stream
@@ -227,7 +278,7 @@ class _Readable:
 
 
 def _files_of_archive(stream: Stream, size: int) -> Files:
-    """Return the files in a gzipped tar. An object that is not an archive is a single file."""
+    """Return the files in a gzipped tar. Any other object counts as a single file."""
     files: list[ArtifactFile] = []
     try:
         with tarfile.open(fileobj=_Limited(stream), mode="r|") as archive:

@@ -1,17 +1,18 @@
 """The tab with the artifacts of a run: their list, previews, and downloads.
 
-Artifacts are content of others: a page or a picture can contain scripts. Only pictures of pixels
-are shown by the browser itself, SVG only as a picture; everything else is a download. The answer
-with the content forbids scripts and any other request.
+Artifacts are untrusted: an HTML page or a picture can contain scripts. The browser displays only
+raster images, and SVG inside an `img` element; all other files are downloads. The headers of the
+response forbid scripts and further requests.
 """
 
 import csv
 import io
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from tempfile import TemporaryFile
+from typing import Any, BinaryIO
 from urllib.parse import quote, urlencode
 
 from starlette.exceptions import HTTPException
@@ -30,17 +31,20 @@ from argolocal.page.tabs.artifact_source import (
     ArtifactSource,
     Stream,
 )
+from argolocal.page.templating import format_bytes
 
 PREVIEW_BYTES = 1 << 20
-# longer texts are cut, because a browser needs long to show them
+# longer texts are cut, because a browser would be slow to display them
 MAX_TEXT_CHARACTERS = 100_000
 MAX_TABLE_ROWS = 50
 MAX_TABLE_COLUMNS = 30
 MAX_CELL_CHARACTERS = 200
+# a table in a binary format is read completely: its index is at its end
+MAX_TABLE_BYTES = 64_000_000
 ROWS_PER_PAGE = 100
 CHUNK_BYTES = 65_536
 
-# first bytes of a file → type of a picture of pixels
+# first bytes of a file → media type of a raster image
 PICTURES = (
     (b"\x89PNG\r\n\x1a\n", "image/png"),
     (b"\xff\xd8\xff", "image/jpeg"),
@@ -59,7 +63,7 @@ CONTENT_HEADERS = {
 
 @dataclass(frozen=True)
 class FileLink:
-    """A file of an artifact. `link`: address of its preview; `download`: address of its content."""
+    """A file of an artifact. `link`: URL of its preview; `download`: URL of its content."""
 
     path: str
     size: int | None
@@ -69,8 +73,8 @@ class FileLink:
 
 @dataclass(frozen=True)
 class Preview:
-    """The start of a file. `kind`: text, json, table, picture, empty or binary. `source`: address
-    of a picture."""
+    """The start of a file. `kind`: text, json, table, picture, empty or binary. `text`: the text,
+    or a sentence about a table or binary file. `source`: address of a picture."""
 
     kind: str
     text: str = ""
@@ -95,7 +99,8 @@ class Listed:
 
 @dataclass(frozen=True)
 class Artifacts:
-    """The list, or one artifact (`name`) with its files or the preview of a file."""
+    """The content of the tab: the list of artifacts, or the artifact `name` with its files or the
+    preview of a file."""
 
     artifacts: list[Listed]
     count: int
@@ -114,16 +119,43 @@ class Artifacts:
     problem: str = ""
 
 
+class UnreadableTable(Exception):
+    """A table has no preview; the text is the reason."""
+
+
+@dataclass(frozen=True)
+class TableContent:
+    """The first rows of a table. `row_count`, `column_count`: of the complete table."""
+
+    columns: list[str]
+    rows: list[list[str]]
+    row_count: int
+    column_count: int
+
+
+# (file, limit of rows, limit of columns) → the first rows of the file. Raises UnreadableTable.
+ReadTable = Callable[[BinaryIO, int, int], TableContent]
+
+
 class ArtifactsTab:
-    """The tab `artifacts`, and the address with the content of artifacts."""
+    """The tab `artifacts`, and the address with the content of artifacts.
+
+    `table_readers`: functions that read tables in binary formats, by the suffix of the file.
+    """
 
     name = "artifacts"
     title = "Artifacts"
     content = Artifacts
 
-    def __init__(self, source: RunSource, artifacts: ArtifactSource) -> None:
+    def __init__(
+        self,
+        source: RunSource,
+        artifacts: ArtifactSource,
+        table_readers: Mapping[str, ReadTable] | None = None,
+    ) -> None:
         self.source = source
         self.artifacts = artifacts
+        self.table_readers = table_readers or {}
 
     def is_shown(self, run: Run) -> bool:
         return any(
@@ -137,9 +169,10 @@ class ArtifactsTab:
         number = query.get("page", "1")
         page = min(pages, max(1, int(number))) if number.isdecimal() and len(number) < 9 else 1
         shown_rows = rows[(page - 1) * ROWS_PER_PAGE : page * ROWS_PER_PAGE]
-        listed = list_artifacts(run, shown_rows)
         if not query.get("artifact"):
-            return Artifacts(listed, len(rows), page, pages)
+            sizes = self.artifacts.sizes(run, shown_rows)
+            shown_rows = [replace(row, size=sizes.get(row.name)) for row in shown_rows]
+            return Artifacts(list_artifacts(run, shown_rows), len(rows), page, pages)
 
         row = find_row(rows, query["artifact"])
         try:
@@ -190,7 +223,10 @@ class ArtifactsTab:
 
     def _preview(self, run: Run, row: ArtifactRow, path: str) -> Preview:
         opened = self.artifacts.open(run, row, path)
+        read_table = self.table_readers.get(opened.name.lower().rpartition(".")[2])
         with closing(opened.stream):
+            if read_table:
+                return preview_table(opened.stream, read_table)
             start = read_start(opened.stream, PREVIEW_BYTES + 1)
         return make_preview(
             start[:PREVIEW_BYTES],
@@ -200,7 +236,7 @@ class ArtifactsTab:
         )
 
     def routes(self) -> list[Route]:
-        """Return the route of the content of artifacts."""
+        """Return the HTTP route that returns the content of artifacts."""
         return [Route("/runs/{run}/artifact", self.respond)]
 
     def respond(self, request: Request) -> Response:
@@ -237,7 +273,7 @@ class ArtifactsTab:
 
 
 def list_artifacts(run: Run, rows: list[ArtifactRow]) -> list[Listed]:
-    """Return the rows with the addresses of their previews and downloads."""
+    """Return the rows with the URLs of their previews and downloads."""
     return [
         Listed(
             step=row.step,
@@ -263,13 +299,14 @@ def find_row(rows: list[ArtifactRow], name: str) -> ArtifactRow:
 
 
 def content_address(run: Run, row: ArtifactRow, path: str) -> str:
-    """Return the address of the content of a file; "" for the stored object."""
+    """Return the URL of a file's content. The path "" means the stored object."""
     query = {"artifact": row.name} | ({"file": path} if path else {})
     return f"/runs/{run.name}/artifact?{urlencode(query)}"
 
 
 def _is_object(row: ArtifactRow, files: list[ArtifactFile]) -> bool:
-    """Return True if the artifact is a single object of the store, not a folder."""
+    """Return True if the artifact is a single object in the object store, not a folder of
+    objects."""
     return row.key.endswith((".tgz", ".tar.gz")) or [file.path for file in files] == [""]
 
 
@@ -287,8 +324,8 @@ def read_start(stream: Stream, size: int) -> bytes:
 
 
 def type_of(start: bytes, name: str) -> str:
-    """Return the media type of content for a browser. A text has the type text/plain, even if
-    it is a page or a script."""
+    """Return the media type to send to a browser. Text is always text/plain, even if it is an HTML
+    page or a script."""
     for magic, media_type in PICTURES:
         if start.startswith(magic):
             return media_type
@@ -306,14 +343,14 @@ def is_text(start: bytes) -> bool:
     try:
         start.decode()
     except UnicodeDecodeError as error:
-        # the start may end inside of a character
+        # `start` may end in the middle of a character
         return error.start > len(start) - 4 and len(start) > 3
     return True
 
 
 def make_preview(start: bytes, name: str, is_cut: bool, source: str) -> Preview:
-    """Return the preview of a file. `is_cut`: the file is longer than `start`; `source`: address of
-    its content."""
+    """Return the preview of a file. `is_cut`: True if the file is longer than `start`; `source`:
+    URL of its content."""
     if not start:
         return Preview("empty")
     if type_of(start, name).startswith("image/"):
@@ -339,6 +376,28 @@ def make_preview(start: bytes, name: str, is_cut: bool, source: str) -> Preview:
     return Preview(kind, text=text[:MAX_TEXT_CHARACTERS], is_cut=is_cut)
 
 
+def preview_table(stream: Stream, read_table: ReadTable) -> Preview:
+    """Return the first rows of a table in a binary format."""
+    with TemporaryFile() as file:
+        while chunk := stream.read(CHUNK_BYTES):
+            file.write(chunk)
+            if file.tell() > MAX_TABLE_BYTES:
+                limit = format_bytes(MAX_TABLE_BYTES)
+                return Preview("binary", text=f"This table is larger than {limit}: download it.")
+        if not file.tell():
+            return Preview("empty")
+
+        file.seek(0)
+        try:
+            table = read_table(file, MAX_TABLE_ROWS, MAX_TABLE_COLUMNS)
+        except UnreadableTable as error:
+            return Preview("binary", text=f"This table has no preview: {error}.")
+
+    counts = f"{table.row_count:,} rows, {table.column_count:,} columns"
+    is_cut = table.row_count > len(table.rows) or table.column_count > len(table.columns)
+    return Preview("table", text=counts, columns=table.columns, rows=table.rows, is_cut=is_cut)
+
+
 def _make_table(text: str, delimiter: str, is_cut: bool) -> Preview | None:
     """Return the first rows of a CSV file, or None if it is malformed."""
     rows: list[list[str]] = []
@@ -356,8 +415,8 @@ def _make_table(text: str, delimiter: str, is_cut: bool) -> Preview | None:
 
 
 def content_disposition(name: str, is_inline: bool) -> str:
-    """Return the header with the name of a file. Other characters than letters, digits and `._-`
-    are only in its encoded form."""
+    """Return the Content-Disposition header for a file name. Characters other than letters, digits
+    and `._-` appear only in the encoded name."""
     simple_name = "".join(
         character if character.isascii() and (character.isalnum() or character in "._-") else "_"
         for character in name

@@ -1,4 +1,4 @@
-"""Conditions, dependencies and counts of steps in words."""
+"""Describe conditions, dependencies and counts of steps in words."""
 
 import re
 from collections.abc import Mapping
@@ -12,11 +12,12 @@ RESULT = re.compile(
     r"\.(?:outputs\.)?(?:parameters(?:\.([\w-]+)|\[['\"]([^'\"]+)['\"]\])|result|exitCode|status)"
 )
 INPUT = re.compile(r"\b(?:inputs|workflow)\.parameters(?:\.([\w-]+)|\[['\"]([^'\"]+)['\"]\])")
-# functions that convert or check a value, which say nothing to a reader
+# calls of functions that check or convert a value; they are removed, because they do not help a
+# reader
 CHECK = re.compile(r"sprig\.regexFind\('[^']*',\s*([^()]*)\)")
 QUOTED_TAG = re.compile(r"'\{\{=?([^{}']*)\}\}'")
 CONVERSION = re.compile(r"\b(?:asInt|asFloat|string|int|float)\(([^()]*)\)")
-# result of a task in `depends` → words
+# result of a task in `depends` → text for users
 RESULT_WORDS = {
     "Succeeded": "succeeded",
     "Failed": "failed",
@@ -26,6 +27,25 @@ RESULT_WORDS = {
     "Daemoned": "runs as a daemon",
     "AnySucceeded": "succeeded for an item",
     "AllFailed": "failed for all items",
+}
+# phase of a dependency → words
+END_WORDS = {
+    "Succeeded": "succeeded",
+    "Failed": "failed",
+    "Error": "had an error",
+    "Skipped": "was skipped",
+    "Omitted": "was not run",
+}
+# result of a task in `depends` → phases with this result
+RESULT_PHASES = {
+    "": ("Succeeded", "Skipped"),
+    "Succeeded": ("Succeeded",),
+    "Failed": ("Failed",),
+    "Errored": ("Error",),
+    "Skipped": ("Skipped",),
+    "Omitted": ("Omitted",),
+    "AnySucceeded": ("Succeeded",),
+    "AllFailed": ("Failed",),
 }
 # phase → words, in the order of a count
 PHASE_WORDS = {
@@ -77,6 +97,27 @@ def describe_dependencies(task: Mapping[str, Any]) -> str:
     return " ".join(words.split())
 
 
+def describe_omission(task: Mapping[str, Any], phases: Mapping[str, str]) -> str:
+    """Return why a task was omitted, such as `not run, because clean failed`. `phases`: phase of
+    each task that it depends on."""
+    text = task.get("depends") or " ".join(task.get("dependencies") or [])
+    unmet: list[str] = []
+    others: list[str] = []
+    for match in NAME_OR_RESULT.finditer(text):
+        name, _, result = match[0].partition(".")
+        phase = phases.get(name, "")
+        if phase not in END_WORDS:
+            continue
+        words = f"{name} {END_WORDS[phase]}"
+        if phase in RESULT_PHASES.get(result, ()):
+            others.append(words)
+        else:
+            unmet.append(words)
+
+    reasons = " and ".join(dict.fromkeys(unmet or others))
+    return f"not run, because {reasons}" if reasons else ""
+
+
 def describe_loop(task: Mapping[str, Any]) -> str:
     """Return the loop of a task in words: `for each of 10 items`."""
     items = task.get("withItems")
@@ -93,7 +134,8 @@ def describe_loop(task: Mapping[str, Any]) -> str:
 
 
 def describe_counts(counts: Mapping[str, int]) -> str:
-    """Return counts by phase: `7 of 10 succeeded, 1 failed, 2 running`."""
+    """Return the number of steps per phase as a text, such as `7 of 10 succeeded, 1 failed, 2
+    running`."""
     total = sum(counts.values())
     phases = [phase for phase in PHASE_WORDS if counts.get(phase)]
     if not phases:
@@ -108,7 +150,8 @@ def describe_counts(counts: Mapping[str, int]) -> str:
 
 
 def describe_counts_briefly(counts: Mapping[str, int]) -> str:
-    """Return the most important count: `1 of 6 failed`, else `3 of 6 done`."""
+    """Return the most important count, such as `1 of 6 failed`, or else the progress, such as `3 of
+    6 done`."""
     total = sum(counts.values())
     for phase in ("Failed", "Error", "Waiting", "Interrupted"):
         if counts.get(phase):
@@ -122,5 +165,5 @@ def describe_counts_briefly(counts: Mapping[str, int]) -> str:
 
 
 def without_loop(task: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the task of one item of a loop."""
+    """Return a copy of the task without its loop fields."""
     return {key: value for key, value in task.items() if key not in LOOPS}

@@ -14,7 +14,7 @@ from argolocal.page.tabs.artifact_source import ArtifactSource
 from argolocal.page.tabs.graph import Drawing, Graph, describe_condition, duration_of
 from argolocal.page.tabs.graph_fold import FindInternal
 from argolocal.page.tabs.graph_plan import Plan, PlannedStep
-from argolocal.page.tabs.graph_words import simplify_condition
+from argolocal.page.tabs.graph_words import describe_omission, simplify_condition
 from argolocal.page.tabs.node import NodeDetails, NodeReader, Value
 from argolocal.page.tabs.waiting import describe_waiting
 from argolocal.view import summary
@@ -42,10 +42,12 @@ class StepRow:
 
 @dataclass(frozen=True)
 class Overview:
-    """The state of a run, its graph, and its steps. `failure_link`, `log_link`: addresses of the
+    """The state of a run, its graph, and its steps. `headlines`: the main results, such as a
+    verdict. `failure_link`, `log_link`: addresses of the
     failed step and of its log. `steps`: a page of the steps."""
 
     phase: str
+    headlines: list[str]
     sentences: list[str]
     failure: Failure | None
     failure_link: str
@@ -70,9 +72,9 @@ Headline = Callable[[Run], list[str]]
 class OverviewTab:
     """The tab `overview`.
 
-    `headline`: returns sentences that a program adds at the top, such as a verdict.
-    `find_internal`: recognizes steps that a program adds to each workflow; they are hidden at
-    first. `log_tab`: name of the tab with logs, or None.
+    `headline`: returns sentences to show at the top, such as a verdict. `find_internal`: recognizes
+    internal steps, which a program adds to each workflow; they are hidden at first. `log_tab`: name
+    of the tab with logs, or None.
     """
 
     name = "overview"
@@ -116,7 +118,8 @@ class OverviewTab:
 
         return Overview(
             phase=run.phase,
-            sentences=[*self.headline(run), *_outcome(plan)],
+            headlines=self.headline(run),
+            sentences=_outcome(plan),
             failure=failure,
             failure_link=drawing.links.to("#node", node=failure.node) if failure else "",
             log_link=reader.link_log(failure.pod) if failure else "",
@@ -148,7 +151,7 @@ class OverviewTab:
 
 
 def parse_page(text: str | None) -> int:
-    """Return the number of a page in an address; 1 for any other text."""
+    """Parse the page number in a query parameter. Return 1 for an invalid number."""
     if text and text.isdecimal() and text.isascii() and len(text) < 9:
         return max(1, int(text))
     return 1
@@ -160,6 +163,8 @@ def _make_row(plan: Plan, drawing: Drawing, step: PlannedStep) -> StepRow:
     attempts = [str(item.get("message") or "") for item in plan.attempts_of(step)]
     if step.phase == "Skipped" and step.task.get("when"):
         message = f"not true: {simplify_condition(str(step.task['when']))}"
+    elif step.phase == "Omitted" and step.needs:
+        message = describe_omission(step.task, plan.dependency_phases(step)) or message
     elif step.phase == "Planned":
         message = describe_condition(step)
     elif attempts:
@@ -183,7 +188,7 @@ def _make_row(plan: Plan, drawing: Drawing, step: PlannedStep) -> StepRow:
 def _other_failures(
     plan: Plan, drawing: Drawing, failure: Failure | None, limit: int = 5
 ) -> list[StepRow]:
-    """Return the rows of further failed steps of a failed run."""
+    """Return the rows of the failed steps of a failed run, without the step that made it fail."""
     addresses = failure.other_failures[:limit] if failure else []
     steps = [plan.find(address) for address in addresses]
     return [_make_row(plan, drawing, step) for step in steps if step]
@@ -197,7 +202,7 @@ def _suspend_duration(plan: Plan, node_name: str) -> str:
 
 
 def _outcome(plan: Plan) -> list[str]:
-    """Return sentences about the end of a run and of its exit handler."""
+    """Return sentences that tell how a run and its exit handler have ended."""
     run = plan.run
     sentences: list[str] = []
     start = run.status.get("startedAt")

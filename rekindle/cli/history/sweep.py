@@ -13,7 +13,6 @@ from argolocal.common.homes import current as home
 from argolocal.common.json_text import to_json
 from rekindle.cli.group import command
 from rekindle.cli.options import cluster_flag, config_options, no_cache_option
-from rekindle.cli.runs import run_here
 from rekindle.cli.sources import Source, check_training
 from rekindle.cluster.kubernetes_api import Cluster
 from rekindle.errors import ConfigError
@@ -101,7 +100,9 @@ def sweep(
 
         out = StringIO()
         with redirect_stdout(out) if as_json else nullcontext():
-            code = run_here(pipeline, as_json=as_json, ask=not yes, full_status=False)
+            code = pipeline_display.run_here(
+                pipeline, as_json=as_json, ask=not yes, full_status=False
+            )
 
         result = json.loads(out.getvalue()) if as_json else {}
         trials = sweep_trials.trials_here(home(), pipeline.name)

@@ -1,5 +1,5 @@
-"""The tab `trials`: the trials of a sweep with their settings, by the rungs that they have
-reached."""
+"""The tab `trials`: the trials of a sweep with their settings, and the rungs (stages of halving)
+that they reached."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -20,7 +20,8 @@ OTHER_COLOUR = 5
 
 @dataclass(frozen=True)
 class Rung:
-    """A comparison of trials after a share of the steps. `best`: best metric there."""
+    """A stage of a sweep, where trials are compared after `percent` of the steps. `best`: best
+    metric among them."""
 
     number: int
     percent: float
@@ -46,6 +47,11 @@ class Trial:
     steps: int
     settings: Mapping[str, Any]
     failure: str
+    cost: float | None = None
+
+    @property
+    def cost_text(self) -> str:
+        return "" if self.cost is None else f"{self.cost:.2g}"
 
     @property
     def value_text(self) -> str:
@@ -61,8 +67,8 @@ class Trial:
 
 @dataclass(frozen=True)
 class Trials:
-    """The trials of a sweep, best first. `untried`: trials that the budget has
-    prevented."""
+    """The trials of a sweep, best first. `untried`: trials that the budget has prevented.
+    `currency`: of the costs; "" without prices."""
 
     words: str
     metric: str
@@ -74,6 +80,7 @@ class Trials:
     untried: list[str]
     chart: LineChart | None
     problem: str = ""
+    currency: str = ""
 
 
 class TrialsTab:
@@ -90,7 +97,7 @@ class TrialsTab:
         return bool(self.records.facts(run).config.get("sweep"))
 
     def version(self, run: Run) -> str:
-        """Return a text that changes with the trials of a sweep that is not over."""
+        """Return a version text, which changes when the trials of a running sweep change."""
         if run.is_finished or not self.is_shown(run):
             return ""
         try:
@@ -115,11 +122,29 @@ class TrialsTab:
             problem = f"The trials cannot be read: {error}"
             return Trials("", "", "lower", 0, [], [], [], [], None, problem)
 
-        return describe_study(study, run.is_finished)
+        costs, currency = read_trial_costs(run, study)
+        return describe_study(study, run.is_finished, costs, currency)
 
 
-def describe_study(study: "Study", is_over: bool) -> Trials:
-    """Return the trials of a study. `is_over`: its run has ended."""
+def read_trial_costs(run: Run, study: "Study") -> tuple[dict[int, float], str]:
+    """Return the cost of each trial by its number, and the currency; nothing without prices."""
+    from rekindle.training.cost import tariff as prices_of_run
+    from rekindle.training.sweep.costs import compute_trial_bills
+
+    try:
+        manifest = prices_of_run.read_recorded_manifest(run.manifest)
+        tariff = prices_of_run.build_trial_tariff(manifest, prices_of_run.read_prices(manifest))
+        bills = compute_trial_bills(study, tariff) if tariff else {}
+    except RekindleError:
+        return {}, ""
+    currency = tariff.prices.currency if tariff else ""
+    return {number: bill.total for number, bill in bills.items()}, currency
+
+
+def describe_study(
+    study: "Study", is_over: bool, costs: Mapping[int, float], currency: str
+) -> Trials:
+    """Return the trials of a study. `is_over`: its run has ended. `costs`: by number of a trial."""
     from rekindle.training.sweep.sweep_report import build_rows, describe_untried
 
     sweep = study.sweep
@@ -142,6 +167,7 @@ def describe_study(study: "Study", is_over: bool) -> Trials:
                 trial.steps,
                 trial.settings,
                 trial.failure,
+                costs.get(trial.number),
             )
         )
 
@@ -157,6 +183,7 @@ def describe_study(study: "Study", is_over: bool) -> Trials:
         settings,
         describe_untried(study),
         make_chart(study, trials),
+        currency=currency,
     )
 
 
@@ -205,7 +232,7 @@ def describe(trials: list[Trial], planned: int, metric: str, is_over: bool) -> s
 
 
 def make_chart(study: "Study", trials: list[Trial]) -> LineChart | None:
-    """Return the metric of each trial by the share of the steps."""
+    """Plot the metric of each trial against the percentage of the steps."""
     series = [
         Series(
             f"trial {trial.number}",
@@ -216,7 +243,7 @@ def make_chart(study: "Study", trials: list[Trial]) -> LineChart | None:
             ],
             BEST_COLOUR if trial.is_best else OTHER_COLOUR,
         )
-        # the best one is drawn above the others
+        # draw the best trial last, on top
         for trial in sorted(trials, key=lambda trial: trial.is_best)
     ]
     series = [line for line in series if line.points]

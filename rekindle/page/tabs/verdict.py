@@ -1,5 +1,5 @@
-"""The tab `verdict`: the comparison of the candidate with the champion, the baseline and the bounds
-of the gate, with the rule that has decided."""
+"""The tab `verdict`: compares the candidate with the champion, the baseline and the limits of the
+gate, and shows the rule that decided."""
 
 import math
 from collections.abc import Mapping
@@ -18,9 +18,10 @@ from rekindle.page.tabs.charts import Axis, Tick, format_number
 from rekindle.page.tabs.records import Records
 
 VALUES = ("candidate", "champion", "baseline")
+PASSED_GATE = "Passed the gate"
 HEADLINES = {
     "release": "Released",
-    "keep": "Not released",
+    "keep": "Not released, the current model stays",
     "same": "Nothing to release",
     "taken back": "Rolled back by the canary",
 }
@@ -33,10 +34,11 @@ class MetricRecord(Document):
     better: str = "higher"
     unit: str = ""
     digits: int = Field(default=4, ge=0, le=17)
+    description: str = ""
 
 
 class DifferenceRecord(Document):
-    """A difference in verdict.json; the bounds are missing without an interval."""
+    """A difference in verdict.json. `low` and `high` are None if no interval was computed."""
 
     metric: str
     mean: float | None = None
@@ -90,13 +92,19 @@ class Value:
 
 @dataclass(frozen=True)
 class MetricRow:
-    """A metric with the values of all models, and its bounds in the gate."""
+    """A metric with the values of all models, and its minimum and maximum in the gate."""
 
     name: str
     better: str
     unit: str
     values: list[Value]
     bounds: list[Value]
+    digits: int = 4
+    description: str = ""
+
+    def format(self, value: float | None) -> str:
+        """Return a value with the digits of the metric; a dash for a missing value."""
+        return "–" if value is None else f"{value:.{self.digits}f}"
 
     @property
     def axis(self) -> Axis:
@@ -108,14 +116,15 @@ class MetricRow:
         return make_ticks(self.axis)
 
     def x(self, value: float) -> float:
-        """Return a value as a position in percent."""
+        """Convert a value to a horizontal position in percent."""
         return round(100 * self.axis.share(value), 2)
 
 
 @dataclass(frozen=True)
 class Interval:
-    """The candidate's difference from another model, with its confidence interval. Positive `gain`:
-    the candidate is better. `limit`: the gain that the gate requires; None without such a rule."""
+    """The candidate's difference from another model, with its confidence interval. A positive
+    `gain` means that the candidate is better. `limit`: minimum gain that the gate requires, or
+    None."""
 
     model: str
     metric: str
@@ -141,13 +150,14 @@ class Interval:
         return make_ticks(self.axis)
 
     def x(self, value: float) -> float:
-        """Return a gain as a position in percent."""
+        """Convert a gain to a horizontal position in percent."""
         return round(100 * self.axis.share(value), 2)
 
 
 @dataclass(frozen=True)
 class Rule:
-    """A rule of the gate: whether the candidate meets it, and by how much."""
+    """A rule of the gate. `is_met`: the candidate meets the rule. `margin`: by how much it does or
+    fails."""
 
     text: str
     is_met: bool
@@ -156,7 +166,7 @@ class Rule:
 
 @dataclass(frozen=True)
 class Family:
-    """A family of models, and its values in the validation that has chosen."""
+    """A family of models, and its validation metrics, by which the best family was chosen."""
 
     name: str
     is_chosen: bool
@@ -199,10 +209,23 @@ class Evaluation:
 
 @dataclass(frozen=True)
 class Verdicts:
-    """The evaluations of a run. `overruled`: the reason of a canary or of missing new data."""
+    """The evaluations of a run. `overruled`: reason why a canary, or a lack of new data, overruled
+    the verdict."""
 
     evaluations: list[Evaluation]
     overruled: str = ""
+
+
+def choose_headline(verdict: str, run: Run) -> str:
+    """Return a verdict in words. A model that has passed the gate is released by later steps of its
+    run."""
+    if verdict != "release":
+        return HEADLINES.get(verdict, f"Verdict: {verdict}")
+    if not run.is_finished:
+        return f"{PASSED_GATE}, the release is in progress"
+    if run.phase != "Succeeded":
+        return f"{PASSED_GATE}, but the run did not complete the release"
+    return HEADLINES[verdict]
 
 
 class VerdictTab:
@@ -221,7 +244,8 @@ class VerdictTab:
     def build(self, run: Run, query: Mapping[str, str]) -> Verdicts:
         keys = find_reports(run)
         evaluations = [
-            self._evaluation(row, keys.get(row["task"], "")) for row in results.verdicts(run.status)
+            self._evaluation(run, row, keys.get(row["task"], ""))
+            for row in results.verdicts(run.status)
         ]
         values = results.parameters(run.status)
         overruled = ""
@@ -231,7 +255,7 @@ class VerdictTab:
             overruled = f"{HEADLINES[values['verdict']]}: {reason}"
         return Verdicts(evaluations, overruled)
 
-    def _evaluation(self, row: Mapping[str, Any], report: str) -> Evaluation:
+    def _evaluation(self, run: Run, row: Mapping[str, Any], report: str) -> Evaluation:
         record = VerdictRecord()
         problem = ""
         try:
@@ -243,7 +267,8 @@ class VerdictTab:
         except (InvalidDocument, RekindleError) as error:
             problem = f"The report of the evaluation cannot be read: {error}"
 
-        return describe_evaluation(row, record, problem)
+        headline = choose_headline(row["verdict"], run)
+        return describe_evaluation(row, record, headline, problem)
 
 
 def find_reports(run: Run) -> dict[str, str]:
@@ -261,9 +286,10 @@ def find_reports(run: Run) -> dict[str, str]:
 
 
 def describe_evaluation(
-    row: Mapping[str, Any], record: VerdictRecord, problem: str = ""
+    row: Mapping[str, Any], record: VerdictRecord, verdict: str, problem: str = ""
 ) -> Evaluation:
-    """Return an evaluation from the outputs of its step (`row`) and its verdict.json."""
+    """Return an evaluation from the outputs of its step (`row`) and its verdict.json. `verdict`:
+    the verdict in words."""
     metrics = record.metrics or [MetricRecord(name=name) for name in row["metrics"]]
     candidate = record.candidate or row["metrics"]
     record = record.model_copy(update={"candidate": candidate})
@@ -284,7 +310,7 @@ def describe_evaluation(
     return Evaluation(
         task=row["task"],
         verdict=row["verdict"],
-        headline=make_headline(row["verdict"], intervals, champion, record),
+        headline=make_headline(row["verdict"], verdict, intervals, champion, record),
         reason=row["reason"],
         version=row["version"],
         champion=champion,
@@ -310,10 +336,10 @@ def number_of(values: Mapping[str, Any] | None, name: str) -> float | None:
 
 
 def make_headline(
-    verdict: str, intervals: list[Interval], champion: str, record: VerdictRecord
+    verdict: str, start: str, intervals: list[Interval], champion: str, record: VerdictRecord
 ) -> str:
-    """Return a sentence: the verdict, and how much better or worse the new model is."""
-    start = HEADLINES.get(verdict, verdict)
+    """Return a sentence: the verdict in the words `start`, and how much better or worse the new
+    model is."""
     if verdict == "same":
         return f"{start}: the new model is the champion itself."
     if not intervals:
@@ -338,7 +364,8 @@ def make_headline(
 def make_interval(
     model: str, difference: DifferenceRecord, metric: MetricRecord, record: VerdictRecord
 ) -> Interval:
-    """Return the difference from a model as a gain: positive is better."""
+    """Convert the candidate's difference from a model to a gain, which is positive if the candidate
+    is better."""
     assert difference.mean is not None
     sign = 1 if metric.better == "higher" else -1
     gain = sign * difference.mean
@@ -365,7 +392,7 @@ def make_interval(
 
 
 def make_row(metric: MetricRecord, record: VerdictRecord) -> MetricRow:
-    """Return the values of all models and the bounds of a metric."""
+    """Return the row of a metric: the values of all models, and the limits of the gate."""
 
     def text(value: float) -> str:
         return f"{value:.{metric.digits}f}{metric.unit and ' ' + metric.unit}"
@@ -385,13 +412,15 @@ def make_row(metric: MetricRecord, record: VerdictRecord) -> MetricRow:
             for bound, value in bounds.items()
             if value is not None
         ],
+        metric.digits,
+        metric.description,
     )
 
 
 def list_rules(
     metrics: list[MetricRecord], intervals: list[Interval], record: VerdictRecord
 ) -> list[Rule]:
-    """Return the rules of the gate in their order, with the margin of each."""
+    """Return the rules of the gate in the order of evaluation, each with the candidate's margin."""
     rules: list[Rule] = []
     for metric in metrics:
         value = number_of(record.candidate, metric.name)
@@ -406,12 +435,11 @@ def list_rules(
                 rules.append(Rule(f"{name} of {metric.name}: {bound:g}", False, "not a number"))
                 continue
             margin = sign * (value - bound)
-            words = "within the bound" if margin >= 0 else "outside"
             rules.append(
                 Rule(
                     f"{metric.name} {value:.{metric.digits}f}, {name} {bound:g}",
                     margin >= 0,
-                    f"{abs(margin):.{metric.digits}f} {words}",
+                    format_margin(margin, metric.digits),
                 )
             )
 
@@ -424,7 +452,7 @@ def list_rules(
 def _interval_rule(interval: Interval, metrics: list[MetricRecord]) -> Rule:
     digits = next(metric.digits for metric in metrics if metric.name == interval.metric)
     limit = interval.limit or 0.0
-    margin = f"{interval.gain - limit:+.{digits}f} from the limit"
+    margin = format_margin(interval.gain - limit, digits)
     if interval.model == "champion":
         is_met = interval.gain >= limit and not (interval.high is not None and interval.high < 0)
         text = f"worse than the champion by at most {-limit:g} ({interval.limit_name})"
@@ -436,8 +464,15 @@ def _interval_rule(interval: Interval, metrics: list[MetricRecord]) -> Rule:
     return Rule(text, is_met, margin)
 
 
+def format_margin(margin: float, digits: int) -> str:
+    """Return by how much a rule is met (positive) or missed."""
+    if not round(margin, digits):
+        return "exactly the limit"
+    return f"{abs(margin):.{digits}f} {'better' if margin > 0 else 'worse'} than required"
+
+
 def list_families(chosen: ChoiceRecord) -> list[Family]:
-    """Return the families, the chosen one first."""
+    """Return the families of models; the chosen family comes first."""
     families = [
         Family(name, name == chosen.family, values) for name, values in chosen.validation.items()
     ]
@@ -456,7 +491,7 @@ def make_part(item: Mapping[str, Any], metrics: list[MetricRecord]) -> Part:
 
 
 def make_axis(numbers: list[float]) -> Axis:
-    """Return an axis with all numbers, and some space around them."""
+    """Return an axis that covers all numbers, with some space at both ends."""
     low = min(numbers)
     high = max(numbers)
     margin = 0.15 * (high - low) or 0.1 * abs(high) or 0.1
@@ -464,5 +499,5 @@ def make_axis(numbers: list[float]) -> Axis:
 
 
 def make_ticks(axis: Axis) -> list[Tick]:
-    """Return a few labels of an axis."""
+    """Return about four labelled ticks for an axis."""
     return [Tick(round(100 * axis.share(x), 2), format_number(x)) for x in axis.ticks(4)]

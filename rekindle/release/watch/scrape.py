@@ -22,6 +22,14 @@ from rekindle.release.watch.scores import BUCKET_BOUNDS, SCORE_METRIC
 from rekindle.release.watch.time_limit import call_within
 
 MAX_PAGE_BYTES = 64 << 20
+USED_SAMPLES = {
+    "process_start_time_seconds",
+    "rekindle_instances_sum",
+    "rekindle_requests_total",
+    "rekindle_request_seconds_bucket",
+    f"{SCORE_METRIC}_bucket",
+    f"{FEATURE_METRIC}_bucket",
+}
 TIMEOUT_S = 10  # time limit to connect, and to wait for further bytes
 TOTAL_TIMEOUT_S = 30
 # upper bound → number of values up to it (cumulative, as in Prometheus)
@@ -39,10 +47,10 @@ class VersionStats:
     seconds: Buckets = field(default_factory=dict)
     scores: dict[str, Buckets] = field(default_factory=dict)  # output → its histogram
     features: dict[str, Buckets] = field(default_factory=dict)  # feature → its histogram
-    instances: float = 0  # number of instances of the requests with a prediction
+    instances: float = 0  # number of predicted instances
 
     def add(self, current_stats: "VersionStats", earlier_stats: "VersionStats") -> None:
-        """Add the increase between two scrapes of a process."""
+        """Add the increase of a process's statistics between two scrapes."""
         self.requests += current_stats.requests - earlier_stats.requests
         self.errors += current_stats.errors - earlier_stats.errors
         _add_increase(self.seconds, current_stats.seconds, earlier_stats.seconds)
@@ -52,7 +60,7 @@ class VersionStats:
             )
 
     def counts(self) -> Counts:
-        """Return the histograms with the counts of each bucket, not cumulative."""
+        """Return the histograms with separate, not cumulative, counts per bucket."""
         histograms = {"scores": self.scores, "features": self.features}
         return {"rows": int(self.instances)} | {
             kind: {name: _per_bucket(buckets) for name, buckets in histogram_by_name.items()}
@@ -67,7 +75,7 @@ Answer = tuple[float, dict[Key, VersionStats]]
 
 class ServerWatch:
     """Sums the statistics of all servers since the creation of this object, by Deployment and
-    version. If a server ends, its data since the last scrape is lost."""
+    version. When a server ends, its statistics since the last scrape are lost."""
 
     def __init__(self, *endpoints: str) -> None:
         self.endpoints = endpoints
@@ -75,6 +83,8 @@ class ServerWatch:
         self.stats: dict[Key, VersionStats] = {}
         # (address, start of the process) → its statistics
         self.last_answers: dict[tuple[str, float], dict[Key, VersionStats]] = {}
+        # messages about servers that could not be read
+        self.problems: set[str] = set()
         self.scrape()
         self.stats.clear()
 
@@ -88,8 +98,8 @@ class ServerWatch:
                 earlier_stats = self.last_answers.get((url, start))
                 restarted = url in loaded_addresses and not earlier_stats
 
-                # for a process that started before this object, only the increase since its first
-                # answer counts
+                # if a process started before this object, count only the increase since its first
+                # scrape
                 if earlier_stats is None:
                     if restarted or start > self.start_time:
                         earlier_stats = {}
@@ -103,15 +113,19 @@ class ServerWatch:
 
                 self.last_answers[url, start] = stats_by_key
 
+            elif answer not in self.problems:
+                self.problems.add(answer)
+                say(answer)
+
         return self.stats
 
 
 def scrape(endpoint: str, version: str, earlier_counts: Mapping[str, Counts]) -> dict[str, Counts]:
-    """Return {"URL since START": counts of `version`} for the server processes behind a headless
-    Service.
+    """Return the counts of `version` of each server process behind a headless Service, by "URL
+    since START".
 
-    If a server cannot be read, its `earlier_counts` are returned. Raises RekindleError if no server
-    can be read.
+    For a server that cannot be read, its entry in `earlier_counts` is returned. Raises
+    RekindleError if no server can be read.
     """
     servers = dict[str, Counts]()
     kept = dict[str, Counts]()
@@ -241,8 +255,8 @@ def _parse(text: str) -> Answer:
 
     for family in text_string_to_metric_families(text):
         for sample in family.samples:
-            is_used = sample.name.startswith(("rekindle_", "process_start_time_"))
-            if is_used and not 0 <= sample.value < math.inf:
+            # other metrics may be NaN, as the age of data that is unknown
+            if sample.name in USED_SAMPLES and not 0 <= sample.value < math.inf:
                 raise ValueError(f"{show(sample.name)} is {sample.value}")
 
             if sample.name == "process_start_time_seconds":

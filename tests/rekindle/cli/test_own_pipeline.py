@@ -46,6 +46,7 @@ READING_COMMANDS: dict[str, list[tuple[str, str]]] = {
     "get": [("get {run}", r"card/card +1 "), ("get {run} card/card --to card.md", "")],
     "put": [("put data/power.csv", r"s3://.*/data/power.csv\n")],
     "ui": [("ui {run} --mlflow", r"http://127.0.0.1")],
+    "server": [("server --print-unit user", r"ExecStart=.* -m rekindle server\n")],
     "env": [("env", r"MLFLOW_TRACKING_URI=")],
     "cache ls": [("cache ls", r"steps.train +{run}/train ")],
     "cache prune": [("cache prune --days 0", r"{run}/train")],

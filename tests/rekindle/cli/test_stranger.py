@@ -47,6 +47,7 @@ ARGUMENTS: dict[str, list[tuple[tuple[str, ...], bool]]] = {
     "plan": [((CONFIG,), False), (("--manifest", "{manifest}"), True)],
     "put": [(("pyproject.toml",), True)],
     "ui": [(("--mlflow",), True), (("evil", "--mlflow"), True)],
+    "server": [((), True), (("--print-unit", "user"), True)],
     "rerun": [((), True), (("evil",), True)],
     "get": [(("evil",), True), (("evil", "evil/secret", "--to", "out"), True)],
     "env": [((), True)],

@@ -1,0 +1,112 @@
+"""The process that forks the processes of queued runs: it has imported everything that a run needs,
+so a run starts within milliseconds. It has only one thread, which the server does not.
+
+    python -m argolocal.server.fork_server --home .argolocal --program argolocal \\
+        --cluster MODULE:CLASS --execute MODULE:FUNCTION
+
+stdin is a socket: each line is the name of a run, and is answered with the pid of its process,
+which calls FUNCTION(home, name). The fork server ends when the server closes the socket; the runs
+continue.
+"""
+
+import argparse
+import gc
+import os
+import signal
+import socket
+import sys
+import traceback
+from collections.abc import Callable
+from importlib import import_module
+from pathlib import Path
+from types import FrameType
+
+from argolocal.common import exit_codes, program
+from argolocal.common.checked_names import RunName
+from argolocal.errors import ArgolocalError, say
+from argolocal.state.journal import RunFiles
+
+MAX_DESCRIPTORS = 1024
+FAILED = 1  # exit code
+# function that runs the queued run with this name to its end, and returns its exit code
+Execute = Callable[[Path, str], int]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m argolocal.server.fork_server")
+    parser.add_argument("--home", type=Path, required=True)
+    parser.add_argument("--program", required=True)
+    parser.add_argument("--cluster", required=True)
+    parser.add_argument("--execute", required=True)
+    arguments = parser.parse_args()
+
+    program.use(arguments.program, arguments.cluster)
+    execute = load_function(arguments.execute)
+    # Ctrl-C of the server's terminal
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGCHLD, _reap_children)
+    # the children share the memory of everything that is imported now
+    gc.collect()
+    gc.freeze()
+
+    server = socket.socket(fileno=os.dup(0))
+    with server, server.makefile("r") as requests:
+        for line in requests:
+            pid = _fork(arguments.home, RunName(line.strip()), execute)
+            server.sendall(f"{pid}\n".encode())
+
+
+def load_function(reference: str) -> Execute:
+    """Import a function by MODULE:NAME."""
+    module, _, name = reference.partition(":")
+    return getattr(import_module(module), name)
+
+
+def _fork(home: Path, name: str, execute: Execute) -> int:
+    pid = os.fork()
+    if pid == 0:
+        code = FAILED
+        try:
+            _prepare_child(home, name)
+            code = execute(home, name)
+        except KeyboardInterrupt:
+            code = exit_codes.INTERRUPTED
+        except ArgolocalError as error:
+            say(f"error: {error}")
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(code)
+    return pid
+
+
+def _prepare_child(home: Path, name: str) -> None:
+    """Make this process independent of the server: a session, files and signal handlers of its
+    own."""
+    os.setsid()
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+    output = os.open(
+        RunFiles(home, name).root / "output.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644
+    )
+    null = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null, 0)
+    os.dup2(output, 1)
+    os.dup2(output, 2)
+    # the other descriptors are those of the fork server
+    os.closerange(3, MAX_DESCRIPTORS)
+
+
+def _reap_children(number: int, frame: FrameType | None) -> None:
+    try:
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+    except ChildProcessError:
+        return
+
+
+if __name__ == "__main__":
+    main()

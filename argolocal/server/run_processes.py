@@ -1,0 +1,108 @@
+"""The processes of queued runs, which a fork server starts.
+
+processes = RunProcesses(home, "argolocal.view.foreground:execute_queued")
+process = processes.start("hello-4k2xp")    # a RunProcess
+process.has_ended()
+"""
+
+import os
+import select
+import socket
+import subprocess
+from contextlib import suppress
+from pathlib import Path
+from threading import Lock
+from typing import Self
+
+from argolocal.common import program
+from argolocal.common.processes import python_command
+from argolocal.errors import ArgolocalError
+
+START_TIMEOUT_S = 120.0
+MAX_ANSWER_BYTES = 32
+
+
+class RunProcess:
+    """A process that this server has started. A pidfd cannot mean another process with the same
+    pid."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self.descriptor = -1
+        with suppress(ProcessLookupError):  # it has ended
+            self.descriptor = os.pidfd_open(pid)
+
+    def has_ended(self) -> bool:
+        """Return True once the process has ended."""
+        if self.descriptor >= 0:
+            poll = select.poll()
+            poll.register(self.descriptor, select.POLLIN)
+            if not poll.poll(0):
+                return False
+            os.close(self.descriptor)
+            self.descriptor = -1
+        return True
+
+
+class RunProcesses:
+    """Starts processes through a fork server, and replaces a fork server that has died.
+
+    `execute`: MODULE:FUNCTION that a process calls with the home and the name of its run.
+    """
+
+    def __init__(self, home: Path, execute: str) -> None:
+        self.home = home.resolve()
+        self.execute = execute
+        self.lock = Lock()
+        self.socket: socket.socket | None = None
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._end_fork_server()
+
+    def start(self, name: str) -> RunProcess:
+        """Start the process of a queued run. Raises ArgolocalError."""
+        with self.lock:
+            for _ in range(2):
+                with suppress(OSError, ValueError):
+                    return RunProcess(self._ask(name))
+                # the fork server has died, for example because memory was short
+                self._end_fork_server()
+        raise ArgolocalError(
+            "the process that starts runs ends at once: see the errors above, which are its own."
+        )
+
+    def _ask(self, name: str) -> int:
+        connection = self.socket or self._start_fork_server()
+        connection.sendall(f"{name}\n".encode())
+        return int(connection.recv(MAX_ANSWER_BYTES))
+
+    def _start_fork_server(self) -> socket.socket:
+        own_end, other_end = socket.socketpair()
+        own_end.settimeout(START_TIMEOUT_S)
+        arguments = [
+            *("--home", str(self.home)),
+            *("--program", program.name),
+            *("--cluster", program.cluster),
+            *("--execute", self.execute),
+        ]
+        with other_end:
+            self.process = subprocess.Popen(
+                python_command("-m", "argolocal.server.fork_server", *arguments),
+                stdin=other_end.fileno(),
+                stdout=subprocess.DEVNULL,
+                env={**os.environ, program.variable("HOME"): str(self.home)},
+            )
+        self.socket = own_end
+        return own_end
+
+    def _end_fork_server(self) -> None:
+        if self.socket:
+            self.socket.close()
+            self.socket = None
+        if self.process:
+            self.process.wait()
+            self.process = None

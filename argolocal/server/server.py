@@ -1,0 +1,105 @@
+"""The server of a home: it runs queued runs, and serves the page of runs and Argo Server's API.
+
+    server = Server(cluster, "argolocal.view.foreground:execute_queued", open_store)
+    server.serve(page, port=None, announce=print)    # until SIGINT or SIGTERM
+
+Runs are processes of their own: they continue after the server has ended, and the next server
+watches them.
+"""
+
+import threading
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from starlette.types import ASGIApp
+
+from argolocal.errors import describe, say
+from argolocal.page import server as page_server
+from argolocal.page.sources import LocalRuns
+from argolocal.page.tabs.artifact_source import ObjectReader
+from argolocal.runner.cluster import LocalCluster
+from argolocal.server.api.application import WithApi, make_api
+from argolocal.server.api.backend import NAMESPACE, Backend
+from argolocal.server.api.catalogue import Catalogue
+from argolocal.server.objects import Objects
+from argolocal.server.queue import Queue
+from argolocal.server.run_processes import RunProcesses
+from argolocal.server.server_lock import ServerLock
+
+# seconds between looks at the queue; other processes also queue runs
+POLL_INTERVAL_S = 0.1
+OpenStore = Callable[[Mapping[str, Any]], ObjectReader]
+# seconds after an error, such as a full disk
+RETRY_INTERVAL_S = 5.0
+
+
+class Server:
+    """The queue and the stored objects of a home, and the thread that starts what is due.
+
+    `execute`: MODULE:FUNCTION that runs a queued run. `open_store`: returns the store for the field
+    `s3` of an artifact. `parallelism`: number of runs at the same time (default: the number of
+    cores).
+    """
+
+    def __init__(
+        self,
+        cluster: LocalCluster,
+        execute: str,
+        open_store: OpenStore,
+        parallelism: int | None = None,
+    ) -> None:
+        self.cluster = cluster
+        self.open_store = open_store
+        self.processes = RunProcesses(cluster.home, execute)
+        self.queue = Queue(cluster, self.processes.start, parallelism)
+        self.objects = Objects(cluster)
+        # set when there may be something to do, or when the server ends
+        self.wakeup = threading.Event()
+        self.is_ending = False
+
+    def serve(self, page: ASGIApp, port: int | None, announce: Callable[[str], None]) -> None:
+        """Serve a page and run queued runs until SIGINT or SIGTERM. Raises Busy if the home has a
+        server, and ConfigError if the port is taken.
+
+        `announce` gets the address of the page, which contains the token.
+        """
+        token = page_server.read_token(self.cluster.home)
+        listening_socket = page_server.listen(port)
+        actual_port = listening_socket.getsockname()[1]
+
+        with ServerLock(self.cluster.home, actual_port), self.processes:
+            worker = threading.Thread(target=self._work, name="queue")
+            worker.start()
+            try:
+                page_server.serve(self._with_api(page), token, listening_socket, announce)
+            finally:
+                self.is_ending = True
+                self.wakeup.set()
+                worker.join()
+
+    def _with_api(self, page: ASGIApp) -> ASGIApp:
+        catalogue = Catalogue(LocalRuns(self.cluster.home), NAMESPACE)
+        backend = Backend(self.cluster, self.queue, self.objects, catalogue, self.open_store)
+        return WithApi(make_api(backend), page)
+
+    def do_due_work(self) -> None:
+        """Start the runs that are due."""
+        self.queue.start_next()
+
+    def _work(self) -> None:
+        last_message = ""
+        while not self.is_ending:
+            pause = POLL_INTERVAL_S
+            try:
+                self.do_due_work()
+                last_message = ""
+            except Exception as error:
+                # the server must survive everything that a user can repair, such as a full disk
+                pause = RETRY_INTERVAL_S
+                message = describe(error)
+                if message != last_message:
+                    say(f"error: {message}")
+                last_message = message
+
+            self.wakeup.wait(pause)
+            self.wakeup.clear()

@@ -1,0 +1,98 @@
+"""The lock of a home's server: at most one server runs in a home.
+
+    with ServerLock(home, port):    # raises Busy, which names the pid and the port of the other one
+        ...
+    find_server(home)               # RunningServer(pid=4711, port=7070), or None
+
+The kernel releases the lock when the server dies for any reason.
+"""
+
+import fcntl
+import json
+import os
+import time
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Self
+
+from argolocal.common import homes, program
+from argolocal.common.json_text import to_json
+from argolocal.state.journal import Busy
+
+LOCK_FILE = "server.lock"
+MAX_RECORD_BYTES = 200
+# find_server of another process holds the lock for a moment
+PROBE_TIMEOUT_S = 0.5
+
+
+@dataclass(frozen=True)
+class RunningServer:
+    """The server of a home, and the port of its page and its API."""
+
+    pid: int
+    port: int
+
+
+class ServerLock:
+    """The lock that the server holds while it runs."""
+
+    def __init__(self, home: Path, port: int) -> None:
+        self.home = home
+        self.port = port
+        self.descriptor = -1
+
+    def __enter__(self) -> Self:
+        homes.make(self.home)
+        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
+        self.descriptor = os.open(self.home / LOCK_FILE, flags, 0o600)
+        deadline = time.monotonic() + PROBE_TIMEOUT_S
+        while not _try_lock(self.descriptor, fcntl.LOCK_EX):
+            if time.monotonic() < deadline:
+                time.sleep(0.01)
+                continue
+
+            other = _read_record(self.descriptor)
+            os.close(self.descriptor)
+            details = f" (pid {other.pid}, http://127.0.0.1:{other.port})" if other else ""
+            raise Busy(
+                f"a server runs in {self.home} already{details}: use it, end it, or set"
+                f" {program.variable('HOME')} to another directory."
+            )
+
+        os.ftruncate(self.descriptor, 0)
+        record = to_json(asdict(RunningServer(os.getpid(), self.port)))
+        os.pwrite(self.descriptor, record.encode(), 0)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self.descriptor)
+
+
+def find_server(home: Path) -> RunningServer | None:
+    """Return the server that runs in a home, or None."""
+    try:
+        descriptor = os.open(home / LOCK_FILE, os.O_RDWR | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return None
+    try:
+        # a shared lock, so that several probes at the same time do not see each other
+        if _try_lock(descriptor, fcntl.LOCK_SH):
+            return None
+        return _read_record(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _read_record(descriptor: int) -> RunningServer | None:
+    with suppress(ValueError, TypeError):  # the server is just writing it
+        return RunningServer(**json.loads(os.pread(descriptor, MAX_RECORD_BYTES, 0)))
+    return None
+
+
+def _try_lock(descriptor: int, operation: int) -> bool:
+    try:
+        fcntl.flock(descriptor, operation | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True
