@@ -9,8 +9,10 @@ that a command line changes is made for it.
 from dataclasses import dataclass
 from typing import Literal
 
-Outcome = Literal["works", "differs", "refused"]
+Outcome = Literal["works", "ignored", "differs", "refused"]
 WORKS: Outcome = "works"
+# `argo` does not send it, to no server
+IGNORED: Outcome = "ignored"
 DIFFERS: Outcome = "differs"
 REFUSED: Outcome = "refused"
 
@@ -37,6 +39,14 @@ def flags(command: str, *cases: tuple[str, ...]) -> list[Case]:
     return [
         Case(command, flag, f"{command} {arguments}", expect, *more)
         for flag, arguments, expect, *more in cases
+    ]
+
+
+def ignored(command: str, *cases: tuple[str, str, str]) -> list[Case]:
+    """Return the cases of flags that `argo` does not send: (flag, arguments, pattern)."""
+    return [
+        Case(command, flag, f"{command} {arguments}", expect, outcome=IGNORED)
+        for flag, arguments, expect in cases
     ]
 
 
@@ -114,15 +124,15 @@ CASES = [
         ("", "", "NAME +STATUS"),
         ("--all-namespaces", "-A --prefix {done}", "argo +{done}"),
         ("--chunk-size", "--chunk-size 1 -o name", "{done}"),
-        ("--completed", "--completed --prefix {gated}", r"NAME[^\n]*\n?$"),
+        ("--completed", "--completed --prefix {gated}", "No workflows found"),
         ("--field-selector", "--field-selector metadata.name={done} -o name", "^{done}$"),
         ("--no-headers", "--no-headers", "^(?!NAME)"),
-        ("--older", "--older 1h -o name", "^$"),
+        ("--older", "--older 1h -o name", "No workflows found"),
         ("--output", "-o wide --prefix {done}", "PARAMETERS"),
         ("--prefix", "--prefix {done} -o name", "^{done}$"),
         ("--resubmitted", "--resubmitted -o name", "{copied}"),
         ("--running", "--running -o name", "{gated}"),
-        ("--selector", "-l kind=done -o name", "^{done}$"),
+        ("--selector", "-l kind=done -o name", r"\b{done}$"),
         ("--since", "--since 1h -o name", "{done}"),
         ("--status", "--status Failed,Error -o name", "{failed}"),
     ),
@@ -207,13 +217,7 @@ CASES = [
         ("--wait", "--wait {done}", "Succeeded at"),
         ("--watch", "--watch {done}", "Status: +Succeeded"),
     ),
-    differs(
-        "resubmit",
-        "--priority",
-        "--priority 3 -o name {done}",
-        "^{done}-",
-        "without effect, as with an Argo server: `argo` does not send it",
-    ),
+    *ignored("resubmit", ("--priority", "--priority 3 -o name {done}", "^{done}-")),
     *flags(
         "stop",
         ("", "{long}", "workflow {long} stopped", "wait {long}", "Failed at"),
@@ -327,7 +331,7 @@ CASES = [
         ("", "", "NAME +STATUS"),
         ("--chunk-size", "--chunk-size 1 -o name", "{done}"),
         ("--output", "-o name", "{done}"),
-        ("--selector", "-l kind=done -o name", "^{done}$"),
+        ("--selector", "-l kind=done -o name", r"\b{done}\b"),
     ),
     *flags(
         "archive get", ("", "{uid}", "Status: +Failed"), ("--output", "-o json {uid}", "Failed")
@@ -342,26 +346,22 @@ CASES = [
     *flags(
         "archive resubmit",
         ("", "{uid}", "Name: "),
-        ("--field-selector", "--field-selector metadata.name={done} -o name", "^{done}-"),
         ("--log", "-p code=0 --log {uid}", "two"),
         ("--memoized", "--memoized -p code=0 --watch {uid}", "original pod: "),
         ("--output", "-o name {uid}", "-"),
         ("--parameter", "-p code=0 --wait {uid}", "Succeeded at"),
-        ("--selector", "-l kind=done -o name", "^{done}-"),
+        ("--selector", "-l name={failed}", "Name: +{failed}-"),
         ("--wait", "--wait {uid}", "Failed at"),
         ("--watch", "-p code=0 --watch {uid}", "Status: +Succeeded"),
     ),
-    differs(
-        "archive resubmit",
-        "--priority",
-        "--priority 3 -o name {uid}",
-        "-",
-        "without effect, as with an Argo server: `argo` does not send it",
+    *ignored("archive resubmit", ("--priority", "--priority 3 -o name {uid}", "-")),
+    *ignored(
+        "archive resubmit", ("--field-selector", "--field-selector metadata.name={done}", "^$")
     ),
+    *ignored("archive retry", ("--field-selector", "--field-selector metadata.name={done}", "^$")),
     differs("archive retry", "", "-p code=0 --wait {uid}", "Succeeded at", EXISTING),
     *flags(
         "archive retry",
-        ("--field-selector", "--field-selector metadata.name={failed} -o name", "{failed}"),
         ("--log", "-p code=0 --log {uid}", "two"),
         (
             "--node-field-selector",
@@ -381,14 +381,34 @@ CASES = [
     ),
     *flags("auth token", ("", "", "Bearer ")),
     *flags("version", ("", "", "argo-server: v4"), ("--short", "--short", "argo-server: v4")),
-    refused("sync create", "x --type database --limit 3", "need an Argo server", "no database"),
-    refused("sync get", "x --type database", "need an Argo server", "no database"),
-    refused("sync update", "x --type database --limit 3", "need an Argo server", "no database"),
-    refused("sync delete", "x --type database", "need an Argo server", "no database"),
+    refused(
+        "sync create",
+        "x --type database --limit 3",
+        "need an Argo server",
+        "limits of semaphores are in ConfigMaps",
+    ),
+    refused(
+        "sync get",
+        "x --type database",
+        "need an Argo server",
+        "limits of semaphores are in ConfigMaps",
+    ),
+    refused(
+        "sync update",
+        "x --type database --limit 3",
+        "need an Argo server",
+        "limits of semaphores are in ConfigMaps",
+    ),
+    refused(
+        "sync delete",
+        "x --type database",
+        "need an Argo server",
+        "limits of semaphores are in ConfigMaps",
+    ),
     refused(
         "cron backfill",
         "stored --name {fresh} --start 2026-01-01T00:00:00Z --format 2006-01-02T15:04:05Z07:00",
-        "Workflow",
+        "is a Workflow, which the local runner does not support",
         "it creates workflows by a resource template, which runs here only for other kinds",
     ),
 ]
@@ -437,22 +457,32 @@ def template_cases(command: str, file: str, has_namespace: bool) -> list[Case]:
 CASES += template_cases("template", "template.yaml", has_namespace=True)
 CASES += template_cases("cluster-template", "cluster-template.yaml", has_namespace=False)
 CASES += template_cases("cron", "cron.yaml", has_namespace=True)
-for changing in ("create", "update"):
-    file = "{fresh}.cron.yaml" if changing == "create" else "stored.cron.yaml"
-    name = "{fresh}" if changing == "create" else "stored"
-    CASES += flags(
-        f"cron {changing}",
-        ("--entrypoint", f"--entrypoint main -o json {{files}}/{file}", '"entrypoint": "main"'),
-        ("--generate-name", f"--generate-name x- -o json {{files}}/{file}", '"generateName": "x-"'),
-        ("--labels", f"-l team=a,by={name} -o json {{files}}/{file}", f'"by": "{name}"'),
-        ("--name", f"--name {name} -o name {{files}}/{file}", name),
-        ("--parameter", f"-p message=cron -o json {{files}}/{file}", '"value": "cron"'),
-        ("--parameter-file", f"-f {{files}}/parameters.yaml -o json {{files}}/{file}", "of a file"),
-        ("--serviceaccount", f"--serviceaccount robot -o json {{files}}/{file}", '"robot"'),
-    )
+SHOW_FRESH = ("{fresh}", "cron get {fresh} -o json")
 CASES += flags(
     "cron create",
-    ("--schedule", "--schedule '1 2 3 4 *' -o json {files}/{fresh}.cron.yaml", "1 2 3 4"),
+    ("--entrypoint", "--entrypoint main {files}/{fresh}.cron.yaml", *SHOW_FRESH, "main"),
+    ("--generate-name", "--generate-name made- {files}/{fresh}.cron.yaml", "Name: +made-"),
+    ("--name", "--name {fresh} {files}/stored.cron.yaml", "Name: +{fresh}"),
+    ("--parameter", "-p message=cron {files}/{fresh}.cron.yaml", *SHOW_FRESH, "cron"),
+    (
+        "--parameter-file",
+        "-f {files}/parameters.yaml {files}/{fresh}.cron.yaml",
+        *SHOW_FRESH,
+        "of a file",
+    ),
+    ("--schedule", "--schedule '1 2 3 4 *' {files}/{fresh}.cron.yaml", "1 2 3 4"),
+    ("--serviceaccount", "--serviceaccount robot {files}/{fresh}.cron.yaml", *SHOW_FRESH, "robot"),
+)
+CASES += ignored("cron create", ("--labels", "-l by=me {files}/{fresh}.cron.yaml", "{fresh}"))
+CASES += ignored(
+    "cron update",
+    ("--entrypoint", "--entrypoint other {files}/stored.cron.yaml", "stored"),
+    ("--generate-name", "--generate-name made- {files}/stored.cron.yaml", "stored"),
+    ("--labels", "-l by=me {files}/stored.cron.yaml", "stored"),
+    ("--name", "--name other {files}/stored.cron.yaml", "stored"),
+    ("--parameter", "-p message=cron {files}/stored.cron.yaml", "stored"),
+    ("--parameter-file", "-f {files}/parameters.yaml {files}/stored.cron.yaml", "stored"),
+    ("--serviceaccount", "--serviceaccount robot {files}/stored.cron.yaml", "stored"),
 )
 CASES += flags("cron suspend", ("", "stored", "suspended", "cron list", "true"))
 CASES += flags("cron resume", ("", "stored", "resumed", "cron list", "false"))
@@ -462,3 +492,28 @@ for command in ("template", "cluster-template", "cron"):
         ("", "nothing", "not found|deleted"),
         ("--all", "--all", "deleted|No |^$"),
     )
+
+
+def make_table() -> str:
+    """Return the table of the page: the commands, and what their flags do."""
+    lines = ["| command | flags that work | differences |", "| --- | --- | --- |"]
+    for command in dict.fromkeys(case.command for case in CASES):
+        cases = [case for case in CASES if case.command == command]
+        working = [f"`{case.flag}`" for case in cases if case.flag and case.outcome == WORKS]
+        remarks = [_describe(case) for case in cases if case.outcome in (DIFFERS, REFUSED)]
+        ignored_flags = [f"`{case.flag}`" for case in cases if case.outcome == IGNORED]
+        if ignored_flags:
+            remarks.append(f"{', '.join(ignored_flags)}: `argo` does not send them to any server")
+        lines.append(f"| `{command}` | {', '.join(working)} | {'; '.join(remarks)} |")
+    return "\n".join(lines)
+
+
+def _describe(case: Case) -> str:
+    subject = f"`{case.flag}`" if case.flag else "the command"
+    if case.outcome == REFUSED:
+        return f"refused: {case.note}"
+    return f"{subject}: {case.note}"
+
+
+if __name__ == "__main__":
+    print(make_table())

@@ -2,6 +2,7 @@
 the object that it expects."""
 
 import inspect
+from pathlib import Path
 
 import pytest
 from hera.exceptions import AlreadyExists, NotFound, NotImplemented, Unauthorized
@@ -19,12 +20,13 @@ from tests.argolocal.server.api.running import (
     long,
     template,
 )
+from tests.commands import ROOT, blocks
 
 # methods that do not send a request
 LOCAL = {"close", "get_workflow_link", "get_cron_workflow_link"}
 # Hera returns the text of the bytes of an artifact
 CONTENT = str(b"x\n")
-# limits of semaphores in a database, which need an Argo server on Kubernetes
+# limits of semaphores, which need an Argo server on Kubernetes
 REFUSED = {"create_sync_limit", "get_sync_limit", "update_sync_limit", "delete_sync_limit"}
 
 
@@ -58,7 +60,7 @@ def name_of(item: Document) -> str:
     return item.metadata.name  # type: ignore[attr-defined]
 
 
-def test_all_methods_answer_except_the_limits_in_a_database(api: ApiServer) -> None:
+def test_all_methods_answer_except_the_limits_of_semaphores(api: ApiServer) -> None:
     hera = Recorder(connect(api))
     use_workflows(api, hera)
     use_steps(api, hera)
@@ -205,7 +207,7 @@ def use_cron_workflows(hera: Recorder) -> None:
     hera.delete_cron_workflow("hera")
 
 
-def test_the_limits_in_a_database_are_refused_with_a_sentence(api: ApiServer) -> None:
+def test_the_limits_of_semaphores_are_refused_with_a_sentence(api: ApiServer) -> None:
     service = connect(api)
     create_request = CreateSyncLimitRequest(key="x", limit=1)
     update_request = UpdateSyncLimitRequest(key="x", limit=1)
@@ -224,6 +226,18 @@ def test_a_wrong_token_is_an_error_of_hera(api: ApiServer) -> None:
     service = WorkflowsService(host=api.url, token="wrong", namespace="argo")  # nosec B106
     with pytest.raises(Unauthorized, match="token"):
         service.get_workflow("x")
+
+
+def test_the_example_of_the_page_submits_a_workflow(
+    api: ApiServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (example,) = blocks(ROOT / "docs/argo-server.md", "python")
+    (tmp_path / ".argolocal").symlink_to(api.home)
+    monkeypatch.chdir(tmp_path)
+    space = {"__name__": "submit_hello"}
+    exec(compile(example.text, str(example), "exec"), space)
+    space["URL"] = api.url
+    assert api.wait(space["submit"]())["status"]["phase"] == "Succeeded"  # type: ignore[operator]
 
 
 def test_a_workflow_of_hera_is_created_and_waited_for(api: ApiServer) -> None:
