@@ -37,7 +37,7 @@ def flags(command: str, *cases: tuple[str, ...]) -> list[Case]:
     """Return the cases of a command: (flag, arguments, pattern, further command line, its
     pattern)."""
     return [
-        Case(command, flag, f"{command} {arguments}", expect, *more)
+        Case(command, flag, f"{command} {arguments}", expect, "".join(more[:1]), "".join(more[1:]))
         for flag, arguments, expect, *more in cases
     ]
 

@@ -3,6 +3,7 @@ the object that it expects."""
 
 import inspect
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hera.exceptions import AlreadyExists, NotFound, NotImplemented, Unauthorized
@@ -37,10 +38,10 @@ class Recorder:
         self.service = service
         self.answered: set[str] = set()
 
-    def __getattr__(self, name: str):
+    def __getattr__(self, name: str) -> Any:
         method = getattr(self.service, name)
 
-        def call(*arguments: object, **options: object) -> object:
+        def call(*arguments: Any, **options: Any) -> Any:
             answer = method(*arguments, **options)
             self.answered.add(name)
             return answer
@@ -56,8 +57,8 @@ def create(manifest: Document) -> m.WorkflowCreateRequest:
     return m.WorkflowCreateRequest(workflow=m.Workflow(**manifest))
 
 
-def name_of(item: Document) -> str:
-    return item.metadata.name  # type: ignore[attr-defined]
+def name_of(item: Any) -> str:
+    return item.metadata.name
 
 
 def test_all_methods_answer_except_the_limits_of_semaphores(api: ApiServer) -> None:
@@ -135,7 +136,7 @@ def use_archive(api: ApiServer, hera: Recorder) -> None:
 
     uid = api.submit_and_wait(failing("hera-old"))["metadata"]["uid"]
     assert name_of(hera.get_archived_workflow(uid)) == "hera-old"
-    parameters = {"parameters": ["code=0"]}
+    parameters: Any = {"parameters": ["code=0"]}
     copied = hera.resubmit_archived_workflow(uid, m.ResubmitArchivedWorkflowRequest(**parameters))
     api.wait(name_of(copied))
     hera.retry_archived_workflow(uid, m.RetryArchivedWorkflowRequest(**parameters))
@@ -249,8 +250,9 @@ def test_a_workflow_of_hera_is_created_and_waited_for(api: ApiServer) -> None:
     ) as made:
         say = Container(name="say", image="busybox", command=["echo", "hello"])
         with DAG(name="main"):
-            first = say(name="first")
-            first >> say(name="second")
-    created = made.create()
+            say(name="first")
+            say(name="second")
+    created: Any = made.create()
     assert api.wait(created.metadata.name)["status"]["phase"] == "Succeeded"
-    assert made.wait(poll_interval=0).status.phase == "Succeeded"
+    waited: Any = made.wait(poll_interval=0)
+    assert waited.status.phase == "Succeeded"
