@@ -176,6 +176,22 @@ class RunFiles:
         except ConfigError:
             return False
 
+    def remove(self) -> None:
+        """Remove an ended run with its logs. Raises Busy, and ConfigError for a folder that does
+        not belong to the run."""
+        if not self.is_own_folder():
+            raise ConfigError(
+                f"{self.root} is a link, or its manifest has another name: remove it by hand."
+            )
+        self.lock()
+        try:
+            # a folder without a manifest is not a run, if the removal is interrupted
+            (self.root / MANIFEST_FILE).unlink(missing_ok=True)
+            self.queue_entry.unlink(missing_ok=True)
+            shutil.rmtree(self.root, ignore_errors=True)
+        finally:
+            self.close()
+
     def load(self) -> tuple[Status, dict[str, list[int]]]:
         """Return the run's status, and the pods that may still run. Raises ConfigError for a
         corrupt journal."""
