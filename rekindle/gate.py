@@ -27,7 +27,7 @@ class Metric:
     its `examples`, as NumPy arrays if they are numbers, else as lists. `weighted(predictions,
     truths, group, draws)` is optional: it computes the metric for many bootstrap draws at once, to
     speed up the interval of the first metric. Bootstrap draw d contains each row of group g
-    `draws[g, d]` times.
+    `draws[g, d]` times. `description` explains the metric on the page of a run.
     """
 
     name: str
@@ -36,6 +36,7 @@ class Metric:
     unit: str = ""
     digits: int = 4
     weighted: Callable[[Any, Any, Any, Any], Any] | None = None
+    description: str = ""
 
     def __post_init__(self) -> None:
         if self.better not in ("higher", "lower"):
@@ -167,6 +168,7 @@ class Decision:
 
         metric_definitions = [
             {"name": m.name, "better": m.better, "unit": m.unit, "digits": m.digits}
+            | ({"description": m.description} if m.description else {})
             for m in self.metrics
         ]
 

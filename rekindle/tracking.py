@@ -68,11 +68,11 @@ REMOVED = "rekindle.removed"  # tag of a model version whose files retention is 
 UNCONFIRMED = "rekindle.unconfirmed"
 DEPLOYMENT = "rekindle.deployment"  # tag of a promoted model version: its Deployment
 KEEP_RELEASES = "rekindle.keep_releases"  # tag of a promoted model version: its serve.keep_releases
-# tag of a promoted model version: the MLflow run that promoted it last
-PROMOTED_BY = "rekindle.promoted_by"
-# aliases: the served version, and the version registered last
-CHAMPION = "champion"
-CANDIDATE = "candidate"
+PROMOTED_BY = "rekindle.promoted_by"  # tag of a model version: the MLflow run that promoted it last
+# tag of a model version: time in milliseconds when it became the champion the last time
+CHAMPION_SINCE = "rekindle.champion_since"
+CHAMPION = "champion"  # alias of the served version
+CANDIDATE = "candidate"  # alias of the version registered last
 # MLflow's page of the experiment shows runs and charts instead of traces
 EXPERIMENT_TAGS = {"mlflow.experimentKind": "custom_model_development"}
 # experiment tag: the state of MLflow's page for addresses with the view "rekindle"
@@ -480,10 +480,11 @@ def _registered_versions(name: str, uri: str, source: str) -> list[mlflow_api.Mo
 
 
 def record_champion(name: str, version: str, deployment: str, run_id: str = "") -> None:
-    """Give a version of the model `name` the alias `champion`. Record its Deployment, and the run
-    that promotes it."""
+    """Give a version of the model `name` the alias `champion`. Record its Deployment, the time, and
+    the run that promotes it."""
     record_deployment(name, version, deployment)
     _set_alias(name, CHAMPION, version)
+    tag_version(name, version, CHAMPION_SINCE, str(_now_ms()))
     if run_id:
         tag_version(name, version, PROMOTED_BY, run_id)
 

@@ -73,7 +73,16 @@ def log_loss(predictions: list[Any], truths: Any) -> float:
     return -sum(math.log(max(chance, 1e-12)) for chance in chances) / len(chances)
 
 
-metrics = (Metric("accuracy", accuracy), Metric("log_loss", log_loss, better="lower", unit="nats"))
+metrics = (
+    Metric("accuracy", accuracy, description="share of images with the right digit"),
+    Metric(
+        "log_loss",
+        log_loss,
+        better="lower",
+        unit="nats",
+        description="mean negative logarithm of the probability of the right digit",
+    ),
+)
 
 
 def prepare(data: Data, out: Path) -> Prepared:

@@ -68,13 +68,19 @@ class PageServer:
 
 @contextmanager
 def start_page(
-    home: Path, program: str = "argolocal", *flags: str, environ: Mapping[str, str] | None = None
+    home: Path,
+    program: str = "argolocal",
+    *flags: str,
+    environ: Mapping[str, str] | None = None,
+    folder: Path | None = None,
 ) -> Iterator[PageServer]:
-    """Start the page of a home as a process, and end it afterwards."""
+    """Start the page of a home as a process, and end it afterwards. `folder`: its working
+    directory."""
     process = subprocess.Popen(
         [sys.executable, "-m", program, "ui", *flags],
         stdout=subprocess.PIPE,
         text=True,
+        cwd=folder,
         env={**os.environ, f"{program.upper()}_HOME": str(home), **(environ or {})},
     )
     server = PageServer(process)

@@ -16,6 +16,10 @@ TEMPLATE_TYPES = (
 # template type → type of its node; the nodes of all other templates have the type Pod
 NODE_TYPES = {"dag": "DAG", "steps": "Steps", "suspend": "Suspend", "http": "HTTP"}
 
+# file in a pod that contains the source of a script template. Source: common.go,
+# ExecutorScriptSourcePath
+SCRIPT_PATH = "/argo/staging/script"
+
 # Sets of phases of a node. Source: workflow_types.go, NodePhase.Fulfilled, Completed and
 # FailedOrError.
 FULFILLED = frozenset({"Succeeded", "Failed", "Error", "Skipped", "Omitted"})

@@ -60,20 +60,24 @@ class Access:
 
     def _answer(self, scope: Scope) -> Response | None:
         """Return the answer to a request that the page must not receive, else None."""
-        headers: dict[str, list[str]] = {}
+        sent_headers: dict[str, list[str]] = {}
         for name, value in scope["headers"]:
-            headers.setdefault(name.decode("latin-1").lower(), []).append(value.decode("latin-1"))
+            sent_headers.setdefault(name.decode("latin-1").lower(), []).append(
+                value.decode("latin-1")
+            )
 
         path = scope["raw_path"].decode("latin-1")
         target = f"{path}?{scope['query_string'].decode('latin-1')}"
 
-        match self.login.check(scope["method"], target, headers):
+        match self.login.check(scope["method"], target, sent_headers):
             case NewSession(cookie):
                 # a page, because a request after an HTTP redirect would still count as cross-site
                 # and lack the SameSite=Strict cookie
-                address = escape(f"http://{headers['host'][0]}{path}")
+                address = escape(f"http://{sent_headers['host'][0]}{path}")
                 page = f'<!doctype html><meta http-equiv="refresh" content="0; url={address}">'
-                return HTMLResponse(page, headers={"Set-Cookie": cookie})
+                # the address contains the token
+                headers = {"Set-Cookie": cookie, "Referrer-Policy": "no-referrer"}
+                return HTMLResponse(page, headers=headers)
             case Refusal(status, message):
                 code = GRPC_CODES[status]
                 return JSONResponse({"error": message, "code": code, "message": message}, status)

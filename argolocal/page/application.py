@@ -4,6 +4,7 @@ Every address answers with HTML or, for `Accept: application/json`, with the sam
 """
 
 import hashlib
+import logging
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
@@ -24,7 +25,7 @@ from argolocal.common import program
 from argolocal.common.checked_names import RunName
 from argolocal.common.json_text import to_json
 from argolocal.common.wording import visible
-from argolocal.errors import ArgolocalError, ConfigError
+from argolocal.errors import ArgolocalError, ConfigError, NotFound, describe
 from argolocal.page import metrics, templating
 from argolocal.page.actions.action import Action, PageAction
 from argolocal.page.actions.routes import ActionPages
@@ -32,13 +33,17 @@ from argolocal.page.live import Watchers
 from argolocal.page.logs.stream import LogStreams
 from argolocal.page.openapi import Resource, describe_api
 from argolocal.page.run_list import RowReader, RunList, RunRow, RunRows
-from argolocal.page.sources import Run, RunSource
+from argolocal.page.sources import FORM_ERRORS, Run, RunSource, describe_malformed
 from argolocal.page.tab import ChangingTab, Tab, parameters_of
+from argolocal.state.journal import Busy
 
 # size of the rendered pages that stay in memory, and of the largest of them
 MAX_CACHED_BYTES = 8_000_000
 MAX_CACHED_PAGE_BYTES = 4_000_000
 MAX_CACHED_RUNS = 4
+log = logging.getLogger("uvicorn.error")
+# kind of an error → status of the answer; other errors are those of another service
+ERROR_STATUS = {ConfigError: 400, Busy: 409, NotFound: 404}
 # After so many seconds, a page is rendered again even if its run has not changed, because it says
 # how long something has taken.
 RUNNING_PAGE_AGE_S = 5
@@ -132,7 +137,11 @@ class Page:
             Route("/runs/{run}/{tab}", self.show_run),
             Mount("/static", static_files),
         ]
-        handlers: Mapping[Any, Any] = {HTTPException: self.refuse, ArgolocalError: self.refuse}
+        handlers: Mapping[Any, Any] = {
+            HTTPException: self.refuse,
+            ArgolocalError: self.refuse,
+            **dict.fromkeys(FORM_ERRORS, self.refuse_malformed),
+        }
         return Starlette(routes=routes, exception_handlers=handlers)
 
     def show_list(self, request: Request) -> Response:
@@ -317,7 +326,9 @@ class Page:
             status = error.status_code
             message = error.detail
         else:
-            status = 400 if isinstance(error, ConfigError) else 502
+            status = next(
+                (status for kind, status in ERROR_STATUS.items() if isinstance(error, kind)), 502
+            )
             message = str(error)
 
         if _media_type(request) == "application/json":
@@ -329,6 +340,14 @@ class Page:
             self.templates, "error.html", values | self._common_values(request)
         )
         return HTMLResponse(html, status)
+
+    def refuse_malformed(self, request: Request, error: Exception) -> Response:
+        """Answer a request for a run whose records have an unexpected form."""
+        # the cause may also be a bug of this program
+        log.error("%s could not be shown", request.url.path, exc_info=error)
+        run = request.path_params.get("run")
+        message = describe_malformed(run, error) if run else describe(error)
+        return self.refuse(request, HTTPException(500, message))
 
     def _last_render_seconds(self, subject: str) -> float:
         return self.render_seconds.get(subject.partition("/")[0], 0.0)

@@ -10,7 +10,7 @@ from typing import Any
 
 from argolocal.common import causes, program
 from argolocal.engine.order import NAME_OR_RESULT
-from argolocal.manifest.allowed_values import FAILED
+from argolocal.manifest.allowed_values import FAILED, SCRIPT_PATH
 from argolocal.page.log_files import LogFile, find_log_with_error, read_end
 from argolocal.page.sources import Run
 from argolocal.view import summary
@@ -25,7 +25,9 @@ MAX_CAUSE_CHARACTERS = 600
 FRAME = re.compile(r'^\s*File "([^"]+)", line (\d+)', re.MULTILINE)
 # a location in a message, such as "(train.py, line 12)"
 LOCATION = re.compile(r"\(([^()\s,]+\.\w+), line (\d+)\)")
-BASH_LOCATION = re.compile(r"^(\S+\.sh|bash): line (\d+): ", re.MULTILINE)
+SHELL_LOCATION = re.compile(
+    rf"^(\S+\.sh|bash|sh|\S*{re.escape(SCRIPT_PATH)}): (?:line )?(\d+): ", re.MULTILINE
+)
 # folders of files that the user has not written
 LIBRARIES = re.compile(r"/(site|dist)-packages/|/lib/python3|^<")
 EXCEPTION = re.compile(r"^[A-Za-z_][\w.]*(: .*)?$")
@@ -217,14 +219,20 @@ def _error_of_log(text: str) -> str:
 
 
 def find_location(text: str) -> str:
-    """Return FILE:LINE of the user's code in a log or message, or ""."""
+    """Return FILE:LINE of the user's code in a log or message, or "". The file of a script
+    template is `script`."""
     frames = FRAME.findall(text)
+    match = LOCATION.search(text) or SHELL_LOCATION.search(text)
     if frames:
-        return ":".join(_last_frame_of_user(frames))
-    match = LOCATION.search(text) or BASH_LOCATION.search(text)
-    if match:
-        return f"{match[1]}:{match[2]}"
-    return ""
+        file, line = _last_frame_of_user(frames)
+    elif match:
+        file, line = match[1], match[2]
+    else:
+        return ""
+
+    if file.endswith(SCRIPT_PATH):
+        file = "script"
+    return f"{file}:{line}"
 
 
 def _last_frame_of_user(frames: Iterable[tuple[str, str]]) -> tuple[str, str]:

@@ -9,7 +9,7 @@ from argolocal.engine.suspend import suspended
 from argolocal.errors import ArgolocalError, ConfigError
 from argolocal.page.failure import describe_failure
 from argolocal.page.log_files import LogFile
-from argolocal.page.sources import Run, RunSource
+from argolocal.page.sources import FORM_ERRORS, Run, RunSource, describe_malformed
 from argolocal.runner.rerun import name_prefix
 from argolocal.view import summary
 from argolocal.view.summary import FINISHED, Step, timestamp
@@ -271,8 +271,10 @@ class RunRows:
             row = self.reader.make_row(run, steps)
             cached = _CachedRow(run.version, row, [] if run.is_finished else _running(steps))
         except ArgolocalError as error:
-            row = RunRow(name, "", "unreadable", str(error))
-            cached = _CachedRow(version, row)
+            cached = _CachedRow(version, RunRow(name, "", "unreadable", str(error)))
+        except FORM_ERRORS as error:
+            message = describe_malformed(name, error)
+            cached = _CachedRow(version, RunRow(name, "", "unreadable", message))
 
         self.rows[name] = cached
         return cached

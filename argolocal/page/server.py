@@ -1,13 +1,17 @@
 """The process of the page: one uvicorn server on the loopback interface."""
 
+import asyncio
 import contextlib
+import resource
 import secrets
 import socket
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import uvicorn
 from starlette.types import ASGIApp
+from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
 from argolocal.common import homes
 from argolocal.common.files import write_once
@@ -16,6 +20,9 @@ from argolocal.page.access import Access
 
 FIRST_PORT = 7070
 PORTS_TO_TRY = 100
+REQUEST_TIMEOUT_S = 10.0  # for the arrival of a request
+MAX_WAITING_CONNECTIONS = 256
+MAX_DESCRIPTORS = 8192
 TOKEN_FILE = "page-token"  # name of the file in the home  # nosec B105
 
 
@@ -43,14 +50,74 @@ def listen(port: int | None) -> socket.socket:
     return socket.create_server(("127.0.0.1", 0))
 
 
+class Connection(AutoHTTPProtocol):
+    """uvicorn's protocol for one connection. Every user of this machine can connect to the page, so
+    a connection without a request is closed soon, and never keeps out another one."""
+
+    if TYPE_CHECKING:
+        loop: asyncio.AbstractEventLoop
+        transport: asyncio.Transport
+        # the request that arrived last and its answer; None before the first request
+        cycle: Any
+
+    # connections that have not sent a request yet, oldest first
+    waiting: ClassVar[dict["Connection", None]] = {}
+    last_cycle: Any = None
+    deadline: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)
+        self.waiting[self] = None
+        if len(self.waiting) > MAX_WAITING_CONNECTIONS:
+            next(iter(self.waiting)).abort()
+        self._schedule()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        self.waiting.pop(self, None)
+        if self.deadline:
+            self.deadline.cancel()
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        if self.cycle:
+            self.waiting.pop(self, None)
+
+    def abort(self) -> None:
+        self.waiting.pop(self, None)
+        self.transport.abort()
+
+    def _schedule(self) -> None:
+        self.deadline = self.loop.call_later(REQUEST_TIMEOUT_S, self._check_progress)
+
+    def _check_progress(self) -> None:
+        """Close the connection if it has only waited for a request since the last check."""
+        is_waiting = self.cycle is None or self.cycle.response_complete
+        if is_waiting and self.cycle is self.last_cycle:
+            self.abort()
+            return
+        self.last_cycle = self.cycle
+        self._schedule()
+
+
+def raise_descriptor_limit() -> None:
+    """Allow this process more open files: each viewer of a page needs one."""
+    soft_limit, hard_limit = resource.getrlimit(resource.RLIMIT_NOFILE)
+    limit = MAX_DESCRIPTORS if hard_limit < 0 else min(hard_limit, MAX_DESCRIPTORS)
+    if 0 <= soft_limit < limit:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard_limit))
+
+
 def serve(
     app: ASGIApp, token: str, listening_socket: socket.socket, announce: Callable[[str], None]
 ) -> None:
     """Serve the page until SIGINT or SIGTERM. `announce` gets the address of the page, which
     contains the token."""
     port = listening_socket.getsockname()[1]
+    raise_descriptor_limit()
     config = uvicorn.Config(
         Access(app, token, port),
+        http=Connection,
         log_level="warning",
         access_log=False,
         server_header=False,

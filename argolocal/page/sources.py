@@ -14,6 +14,7 @@ from threading import Lock
 from typing import Any, Protocol
 
 from argolocal.common.checked_names import RunName
+from argolocal.errors import describe
 from argolocal.page.log_files import LogFile, local_logs
 from argolocal.state.journal import JOURNAL_FILE, MANIFEST_FILE, RunFiles
 from argolocal.state.journal_reader import JournalReader
@@ -22,6 +23,9 @@ from argolocal.view.summary import FINISHED, Status
 
 # size of the files of runs whose content stays in memory, which needs about six times as much
 MAX_CACHED_BYTES = 4_000_000
+# exceptions that a manifest or a status with an unexpected form causes; their checks are those of a
+# runner, which needs less of them than a page
+FORM_ERRORS = (AttributeError, IndexError, KeyError, RecursionError, TypeError, ValueError)
 CLOCK_TICKS = os.sysconf("SC_CLK_TCK")
 
 
@@ -84,6 +88,14 @@ class RunSource(Protocol):
     def logs(self, name: str) -> Mapping[str, LogFile]:
         """Return the log of each pod of a run, by the name of the pod."""
         ...
+
+
+def describe_malformed(name: str, error: Exception) -> str:
+    """Return a sentence about a run whose records have an unexpected form."""
+    return (
+        f"The manifest or the status of {name} has an unexpected form ({describe(error)}):"
+        " another program may have changed it."
+    )
 
 
 class LocalRuns:

@@ -37,7 +37,12 @@ def age(text: str | None) -> str:
     """Return the time since a time in the format of RFC 3339, such as "3 h 20 min ago"."""
     if not text:
         return ""
-    seconds = max(0.0, time.time() - datetime.fromisoformat(text).timestamp())
+    try:
+        start = datetime.fromisoformat(text).timestamp()
+    except (ValueError, TypeError):
+        # the time of another program
+        return visible(str(text))
+    seconds = max(0.0, time.time() - start)
     if seconds >= 2 * 86400:
         return f"{seconds / 86400:.0f} days ago"
     return f"{format_duration(round(seconds))} ago"

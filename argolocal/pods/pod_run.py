@@ -24,6 +24,7 @@ from argolocal.engine.nodes import Start
 from argolocal.engine.scope import POD_PATH_MARK
 from argolocal.errors import ConfigError
 from argolocal.interfaces import Cluster
+from argolocal.manifest.allowed_values import SCRIPT_PATH
 from argolocal.manifest.volume_claims import claims
 from argolocal.pods import artifacts, containers, filesystem, volumes
 from argolocal.pods.artifacts import ArtifactError
@@ -33,7 +34,6 @@ from argolocal.pods.process import ContainerRun, Process, field_value
 from argolocal.pods.volumes import VolumeDirectory, bind_mounts
 
 GRACE_S = 10.0  # seconds between SIGTERM and SIGKILL
-SCRIPT_PATH = "/argo/staging/script"
 MAX_RESULT_BYTES = 256 << 10  # maximum size of outputs.result: the last bytes of stdout
 Outputs = dict[str, Any]
 Store = Callable[[dict[str, Any]], Any]

@@ -23,6 +23,7 @@ from rekindle.cluster.cluster_objects import KINDS, ClusterObjects
 from rekindle.cluster.kubernetes_api import Cluster
 from rekindle.errors import ConfigError
 from rekindle.kubernetes_names import REKINDLE_SELECTOR, S3_BUCKET, S3_ENDPOINT_URL
+from rekindle.page.artifacts import TABLE_READERS
 from rekindle.page.cluster_runs import ClusterRuns
 from rekindle.page.mlflow import ExternalTracking
 from rekindle.page.models import ModelReader, Models, list_served_models
@@ -62,7 +63,7 @@ def make_parts(home: Path, cluster: Cluster, folder: Path, allow_actions: bool) 
     source = ClusterRuns(cluster, folder)
     commands = Commands(home, environ)
     stored_artifacts = StoredArtifacts(open_store)
-    artifacts = ArtifactsTab(source, stored_artifacts)
+    artifacts = ArtifactsTab(source, stored_artifacts, TABLE_READERS)
     overview_tab = OverviewTab(source, stored_artifacts, describe_verdicts, find_internal)
     first_tab, *general_tabs = make_tabs(source, overview_tab, artifacts)
     training_tabs = make_training_tabs(source, Records(open_store), ServerCurves())

@@ -1,5 +1,6 @@
 """The section `models`: each model with its champion, its servers and its releases."""
 
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -14,6 +15,7 @@ from rekindle.mlflow_api import condition, request
 from rekindle.page.mlflow import STARTING, Tracking
 from rekindle.release.rollback import KubernetesObjects
 
+MILLISECONDS = re.compile(r"[0-9]{1,14}")
 MAX_MODELS = 100
 MAX_RELEASES = 20
 # a measure of an evaluation is also recorded for the baseline or for the champion
@@ -31,6 +33,13 @@ class Server:
     ready: int
     pods: int
     has_traffic: bool
+
+    @property
+    def state(self) -> str:
+        """Return the state of the server in a word."""
+        if self.ready:
+            return "running"
+        return "starting or down" if self.pods else "scaled down"
 
 
 @dataclass(frozen=True)
@@ -72,12 +81,14 @@ class Model:
 
 @dataclass(frozen=True)
 class Models:
-    """All models. `notes`: sentences about services that do not answer."""
+    """All models. `notes`: sentences about services that do not answer; `has_releases`: MLflow has
+    answered, so the champions and releases are complete."""
 
     models: list[Model]
     notes: list[str]
     is_starting: bool
     can_roll_back: bool
+    has_releases: bool = True
 
 
 class ModelReader:
@@ -129,7 +140,8 @@ class ModelReader:
             except RekindleError as error:
                 notes.append(f"{name} cannot be read: {error}")
 
-        return Models(models, notes, problem == STARTING, self.can_roll_back)
+        is_starting = problem == STARTING
+        return Models(models, notes, is_starting, self.can_roll_back, has_releases=not problem)
 
     def _read_model(self, name: str, has_tracking: bool) -> Model:
         try:
@@ -153,7 +165,7 @@ class ModelReader:
         return Model(
             name,
             champion.version if champion else "",
-            _promotion_time(champion, releases) if champion else None,
+            _find_promotion_time(champion, versions, releases) if champion else None,
             [self._make_server(item, service, promoted) for item in deployments],
             releases,
             _find_drift(name) if has_tracking else None,
@@ -165,7 +177,9 @@ class ModelReader:
     ) -> Server:
         name = deployment["metadata"]["name"]
         selector = (service or {}).get("spec", {}).get("selector") or {}
-        has_traffic = selector.get(INSTANCE_LABEL) == name
+        metadata = deployment["spec"]["template"].get("metadata") or {}
+        # the pods of a canary have the labels that the Service selects, too
+        has_traffic = bool(selector) and selector.items() <= (metadata.get("labels") or {}).items()
         ready = (deployment.get("status") or {}).get("readyReplicas") or 0
         return Server(
             name,
@@ -240,9 +254,18 @@ def select_measures(metrics: Mapping[str, float]) -> dict[str, float]:
     }
 
 
-def _promotion_time(champion: tracking.Release, releases: list[ModelRelease]) -> str | None:
-    """Return the time when the champion was promoted; None after a rollback, which is not
-    recorded."""
+def _find_promotion_time(
+    champion: tracking.Release,
+    versions: list[mlflow_api.ModelVersion],
+    releases: list[ModelRelease],
+) -> str | None:
+    """Return the time when the champion was promoted or rolled back to; None if an earlier version
+    of Rekindle has rolled back, which did not record it."""
+    tags = next((item.tags for item in versions if item.version == champion.version), {})
+    recorded_time = tags.get(tracking.CHAMPION_SINCE, "")
+    if MILLISECONDS.fullmatch(recorded_time):
+        return format_ms(int(recorded_time))
+
     promoted = [release for release in releases if release.deployment]
     is_newest = not promoted or promoted[0].version == champion.version
     run = _find_run(champion.promoted_by) if is_newest else None

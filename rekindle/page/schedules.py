@@ -13,10 +13,12 @@ from zoneinfo import ZoneInfo
 from argolocal.common.files import read_regular
 from argolocal.language.yaml_text import parse
 from argolocal.manifest import cron
+from argolocal.manifest.cron import EVERY
 from argolocal.manifest.types import Object
 from argolocal.page.run_list import RunRow
 from rekindle.cluster.kubernetes_api import CRON_WORKFLOWS, Cluster
 from rekindle.errors import ConfigError, RekindleError
+from rekindle.page.cron_words import describe_schedule
 from rekindle.page.rows import SCHEDULED
 
 NEXT_TIMES = 3
@@ -27,16 +29,17 @@ MAX_CONFIGS = 200
 # a run may start this late before its time counts as missed
 LATE_AFTER = timedelta(minutes=2)
 LOCAL_NOTE = (
-    "This machine does not start runs by itself. `rekindle schedule CONFIG` applies a schedule to a"
-    " cluster; `rekindle backfill CONFIG` runs missed times here."
+    "This machine does not start runs by itself: a cluster starts them at these times, after"
+    " `rekindle schedule CONFIG` has applied the schedule to it. `rekindle backfill CONFIG` runs"
+    " missed times here."
 )
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """One schedule. Times are in the format of RFC 3339. `missed`: times without a run, newest
-    first; `problem`: a sentence about an invalid schedule; `command`: the command that runs the
-    missed times."""
+    """One schedule. Times are in the format of RFC 3339. `words`: the schedule in words, or "".
+    `missed`: times without a run, newest first; `problem`: a sentence about an invalid schedule;
+    `command`: the command that runs the missed times."""
 
     name: str
     source: str
@@ -49,6 +52,7 @@ class Schedule:
     missed: list[str] = field(default_factory=list)
     command: str = ""
     problem: str = ""
+    words: str = ""
 
 
 @dataclass(frozen=True)
@@ -57,6 +61,7 @@ class Schedules:
 
     schedules: list[Schedule]
     notes: list[str]
+    is_on_cluster: bool = True
 
 
 class ProjectSchedules:
@@ -85,7 +90,7 @@ class ProjectSchedules:
         notes = [LOCAL_NOTE]
         if not schedules:
             notes.append(f"No config in {self.project / 'configs'} has the section `schedule`.")
-        return Schedules(schedules, notes)
+        return Schedules(schedules, notes, is_on_cluster=False)
 
     def _make(
         self,
@@ -125,6 +130,7 @@ class ProjectSchedules:
             last.started if last else None,
             [format_time(time) for time in reversed(missed)],
             _backfill_command(config, missed, timezone),
+            words=describe_schedule(line),
         )
 
 
@@ -166,8 +172,11 @@ def make_cluster_schedule(item: Object, now: datetime) -> Schedule:
     missed: list[datetime] = []
     upcoming: list[str] = []
 
+    words: list[str] = []
     if not problem:
-        upcoming = [] if suspended else next_times(lines, timezone, now)
+        words = [describe_schedule(line) for line in lines]
+        last_time = parse_time(last) if last else None
+        upcoming = [] if suspended else next_times(lines, timezone, now, last_time)
         if last and not suspended:
             start = max(parse_time(last), now - timedelta(days=MAX_DAYS_BACK))
             missed = list_times(lines, timezone, start, now - LATE_AFTER)
@@ -183,6 +192,7 @@ def make_cluster_schedule(item: Object, now: datetime) -> Schedule:
         last,
         [format_time(time) for time in reversed(missed)],
         problem=problem,
+        words="; ".join(words) if all(words) else "",
     )
 
 
@@ -198,10 +208,13 @@ def find_problem(lines: Iterable[str], timezone: str) -> str:
     return ""
 
 
-def next_times(lines: Sequence[str], timezone: str, now: datetime) -> list[str]:
-    """Return the next times of a schedule."""
+def next_times(
+    lines: Sequence[str], timezone: str, now: datetime, last: datetime | None = None
+) -> list[str]:
+    """Return the next times of a schedule. `last`: the last time at which it has started a run; the
+    times of `@every` depend on it, and are unknown without it."""
     end = now + timedelta(days=MAX_DAYS_AHEAD)
-    times = cron.times_between(_parse(lines, timezone), now, end)
+    times = cron.times_between(_parse(lines, timezone, last), now, end)
     return [format_time(time) for time in islice(times, NEXT_TIMES)]
 
 
@@ -212,9 +225,17 @@ def list_times(
     return list(cron.times_between(_parse(lines, timezone), start, end))
 
 
-def _parse(lines: Sequence[str], timezone: str) -> list[cron.Schedule]:
-    # the intervals of @every start when its CronWorkflow is created
-    return [cron.parse_schedule(line, timezone) for line in lines if not line.startswith("@every")]
+def _parse(
+    lines: Sequence[str], timezone: str, last: datetime | None = None
+) -> list[cron.Schedule]:
+    """Return the schedules of several lines. `last`: the last run, from which Argo counts the
+    intervals of `@every`; without it, their times are unknown."""
+    anchor = int(last.timestamp()) if last else 0
+    return [
+        cron.parse_schedule(line, timezone, anchor)
+        for line in lines
+        if last or not line.startswith(EVERY)
+    ]
 
 
 def _backfill_command(config: str, missed: Sequence[datetime], timezone: str) -> str:

@@ -27,7 +27,7 @@ from rekindle.kubernetes_names import MLFLOW_TRACKING_URI
 from rekindle.local.cluster import LocalCluster
 from rekindle.local.local_objects import LocalObjects
 from rekindle.local.services.services import Services
-from rekindle.page.artifacts import artifacts_of_home
+from rekindle.page.artifacts import TABLE_READERS, artifacts_of_home
 from rekindle.page.mlflow import LocalTracking
 from rekindle.page.models import ModelReader, Models, list_served_models
 from rekindle.page.rows import RekindleRows
@@ -92,7 +92,7 @@ def make_parts(home: Path) -> Parts:
     source = LocalRuns(home)
     rows = RunRows(source, RekindleRows(home, source.logs))
     stored_artifacts = artifacts_of_home(home)
-    artifacts = ArtifactsTab(source, stored_artifacts)
+    artifacts = ArtifactsTab(source, stored_artifacts, TABLE_READERS)
     overview_tab = OverviewTab(source, stored_artifacts, describe_verdicts, find_internal)
 
     def open_mlflow(request: Request) -> Response:

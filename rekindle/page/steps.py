@@ -5,6 +5,7 @@ from argolocal.page.sources import Run
 from argolocal.page.tabs.graph_fold import IsInternal
 from argolocal.page.tabs.graph_plan import Plan, PlannedStep
 from rekindle.operations import results
+from rekindle.page.tabs.verdict import choose_headline
 from rekindle.view.plumbing import DONE, NOT_RUN, InternalSteps
 
 
@@ -14,8 +15,9 @@ def describe_verdicts(run: Run) -> list[str]:
     rows = results.verdicts(run.status)
     for row in rows:
         if row.get("verdict"):
-            task = f" of {row['task']}" if len(rows) > 1 else ""
-            sentences.append(f"Verdict{task}: {row['verdict']}. {row.get('reason') or ''}".strip())
+            task = f"{row['task']}: " if len(rows) > 1 else ""
+            headline = choose_headline(row["verdict"], run)
+            sentences.append(f"{task}{headline}. {row.get('reason') or ''}".strip())
     return sentences
 
 

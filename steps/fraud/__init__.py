@@ -63,7 +63,20 @@ def cp100(scores: Any, truths: Any) -> float:
 
 
 # each metric is the mean of its values for the test weeks
-metrics = (Metric("ap", ap, weighted=weighted_ap), Metric("auc", auc), Metric("cp100", cp100))
+metrics = (
+    Metric(
+        "ap",
+        ap,
+        weighted=weighted_ap,
+        description="average precision: area under the curve of precision over recall",
+    ),
+    Metric("auc", auc, description="area under the ROC curve"),
+    Metric(
+        "cp100",
+        cp100,
+        description="share of compromised cards among the 100 most suspicious cards of a day",
+    ),
+)
 
 
 def prepare(data: Data, out: Path) -> Prepared:

@@ -4,8 +4,9 @@ from the object store."""
 import gzip
 import io
 import tarfile
+import time
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -13,12 +14,13 @@ from pathlib import Path
 from typing import Any, BinaryIO, Protocol
 
 from argolocal.common import causes, object_names
-from argolocal.errors import NotFound, StorageError
+from argolocal.errors import ConfigError, NotFound, StorageError
 from argolocal.page.failure import address_of, step_name
 from argolocal.page.sources import Run
 from argolocal.store import FolderStore, ListedObject
 
 MAX_FILES = 1000
+SIZES_TIMEOUT_S = 0.5  # for the sizes of all artifacts of a page
 # a compressed archive is read up to this number of bytes of its content: it may be a bomb
 MAX_UNPACKED_BYTES = 32 << 20
 TAR_SUFFIXES = (".tgz", ".tar.gz")
@@ -79,6 +81,10 @@ class ArtifactSource(Protocol):
         """Return the artifacts of a run. It does not start or ask a service."""
         ...
 
+    def sizes(self, run: Run, rows: Sequence[ArtifactRow]) -> dict[str, int]:
+        """Return the sizes in bytes of artifacts, by name, as far as they are known soon."""
+        ...
+
     def files(self, run: Run, row: ArtifactRow) -> Files:
         """Return the files of an artifact. Raises StorageError."""
         ...
@@ -87,6 +93,12 @@ class ArtifactSource(Protocol):
         """Open a file of an artifact; "" means the stored object itself. Raises NotFound or another
         StorageError."""
         ...
+
+
+class ObjectLister(Protocol):
+    """The part of an object store that lists."""
+
+    def list(self, prefix: str) -> Iterable[ListedObject]: ...
 
 
 class ObjectReader(Protocol):
@@ -102,11 +114,17 @@ class ObjectReader(Protocol):
 class StoredArtifacts:
     """The artifacts that the nodes of runs record, in an object store.
 
-    `open_store`: returns the store for the field `s3` of an artifact.
+    `open_store`: returns the store for the field `s3` of an artifact. `open_listing`: returns it
+    for listing only, without the start of a service; None for a store that is not listed.
     """
 
-    def __init__(self, open_store: Callable[[Mapping[str, Any]], ObjectReader]) -> None:
+    def __init__(
+        self,
+        open_store: Callable[[Mapping[str, Any]], ObjectReader],
+        open_listing: Callable[[Mapping[str, Any]], ObjectLister | None] | None = None,
+    ) -> None:
         self.open_store = open_store
+        self.open_listing = open_listing or open_store
 
     @classmethod
     def in_home(cls, home: Path, default_bucket: str) -> "StoredArtifacts":
@@ -144,6 +162,37 @@ class StoredArtifacts:
                 note=note or ("" if key else "not in the object store"),
             )
         return list(rows.values())
+
+    def sizes(self, run: Run, rows: Sequence[ArtifactRow]) -> dict[str, int]:
+        deadline = time.monotonic() + SIZES_TIMEOUT_S
+        sizes: dict[str, int] = {}
+        for row in rows:
+            if not row.key or row.note:
+                continue
+            if time.monotonic() > deadline:
+                break
+            try:
+                size = self._size(run, row)
+            except (StorageError, ConfigError):
+                # opening the artifact says why
+                continue
+            if size is not None:
+                sizes[row.name] = size
+        return sizes
+
+    def _size(self, run: Run, row: ArtifactRow) -> int | None:
+        """Return the bytes of all objects of an artifact; None if it has no or many objects."""
+        store = self.open_listing(self._location(run, row))
+        if store is None:
+            return None
+
+        key = row.key.rstrip("/")
+        # the prefix also matches other artifacts, whose keys only begin in the same way
+        objects = list(islice(store.list(key), MAX_FILES + 1))
+        sizes = [item.size for item in objects if item.key == key or item.key.startswith(f"{key}/")]
+        if not sizes or len(objects) > MAX_FILES:
+            return None
+        return sum(sizes)
 
     def files(self, run: Run, row: ArtifactRow) -> Files:
         store = self.open_store(self._location(run, row))

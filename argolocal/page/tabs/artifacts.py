@@ -8,10 +8,11 @@ with the content forbids scripts and any other request.
 import csv
 import io
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from tempfile import TemporaryFile
+from typing import Any, BinaryIO
 from urllib.parse import quote, urlencode
 
 from starlette.exceptions import HTTPException
@@ -30,6 +31,7 @@ from argolocal.page.tabs.artifact_source import (
     ArtifactSource,
     Stream,
 )
+from argolocal.page.templating import format_bytes
 
 PREVIEW_BYTES = 1 << 20
 # longer texts are cut, because a browser needs long to show them
@@ -37,6 +39,8 @@ MAX_TEXT_CHARACTERS = 100_000
 MAX_TABLE_ROWS = 50
 MAX_TABLE_COLUMNS = 30
 MAX_CELL_CHARACTERS = 200
+# a table in a binary format is read completely: its index is at its end
+MAX_TABLE_BYTES = 64_000_000
 ROWS_PER_PAGE = 100
 CHUNK_BYTES = 65_536
 
@@ -69,8 +73,8 @@ class FileLink:
 
 @dataclass(frozen=True)
 class Preview:
-    """The start of a file. `kind`: text, json, table, picture, empty or binary. `source`: address
-    of a picture."""
+    """The start of a file. `kind`: text, json, table, picture, empty or binary. `text`: the text,
+    or a sentence about a table or binary file. `source`: address of a picture."""
 
     kind: str
     text: str = ""
@@ -114,16 +118,43 @@ class Artifacts:
     problem: str = ""
 
 
+class UnreadableTable(Exception):
+    """A table has no preview; the text is the reason."""
+
+
+@dataclass(frozen=True)
+class TableContent:
+    """The first rows of a table. `row_count`, `column_count`: of the complete table."""
+
+    columns: list[str]
+    rows: list[list[str]]
+    row_count: int
+    column_count: int
+
+
+# (file, limit of rows, limit of columns) → the first rows of the file. Raises UnreadableTable.
+ReadTable = Callable[[BinaryIO, int, int], TableContent]
+
+
 class ArtifactsTab:
-    """The tab `artifacts`, and the address with the content of artifacts."""
+    """The tab `artifacts`, and the address with the content of artifacts.
+
+    `table_readers`: functions that read tables in binary formats, by the suffix of the file.
+    """
 
     name = "artifacts"
     title = "Artifacts"
     content = Artifacts
 
-    def __init__(self, source: RunSource, artifacts: ArtifactSource) -> None:
+    def __init__(
+        self,
+        source: RunSource,
+        artifacts: ArtifactSource,
+        table_readers: Mapping[str, ReadTable] | None = None,
+    ) -> None:
         self.source = source
         self.artifacts = artifacts
+        self.table_readers = table_readers or {}
 
     def is_shown(self, run: Run) -> bool:
         return any(
@@ -137,9 +168,10 @@ class ArtifactsTab:
         number = query.get("page", "1")
         page = min(pages, max(1, int(number))) if number.isdecimal() and len(number) < 9 else 1
         shown_rows = rows[(page - 1) * ROWS_PER_PAGE : page * ROWS_PER_PAGE]
-        listed = list_artifacts(run, shown_rows)
         if not query.get("artifact"):
-            return Artifacts(listed, len(rows), page, pages)
+            sizes = self.artifacts.sizes(run, shown_rows)
+            shown_rows = [replace(row, size=sizes.get(row.name)) for row in shown_rows]
+            return Artifacts(list_artifacts(run, shown_rows), len(rows), page, pages)
 
         row = find_row(rows, query["artifact"])
         try:
@@ -190,7 +222,10 @@ class ArtifactsTab:
 
     def _preview(self, run: Run, row: ArtifactRow, path: str) -> Preview:
         opened = self.artifacts.open(run, row, path)
+        read_table = self.table_readers.get(opened.name.lower().rpartition(".")[2])
         with closing(opened.stream):
+            if read_table:
+                return preview_table(opened.stream, read_table)
             start = read_start(opened.stream, PREVIEW_BYTES + 1)
         return make_preview(
             start[:PREVIEW_BYTES],
@@ -337,6 +372,28 @@ def make_preview(start: bytes, name: str, is_cut: bool, source: str) -> Preview:
             pass
     is_cut = is_cut or len(text) > MAX_TEXT_CHARACTERS
     return Preview(kind, text=text[:MAX_TEXT_CHARACTERS], is_cut=is_cut)
+
+
+def preview_table(stream: Stream, read_table: ReadTable) -> Preview:
+    """Return the first rows of a table in a binary format."""
+    with TemporaryFile() as file:
+        while chunk := stream.read(CHUNK_BYTES):
+            file.write(chunk)
+            if file.tell() > MAX_TABLE_BYTES:
+                limit = format_bytes(MAX_TABLE_BYTES)
+                return Preview("binary", text=f"This table is larger than {limit}: download it.")
+        if not file.tell():
+            return Preview("empty")
+
+        file.seek(0)
+        try:
+            table = read_table(file, MAX_TABLE_ROWS, MAX_TABLE_COLUMNS)
+        except UnreadableTable as error:
+            return Preview("binary", text=f"This table has no preview: {error}.")
+
+    counts = f"{table.row_count:,} rows, {table.column_count:,} columns"
+    is_cut = table.row_count > len(table.rows) or table.column_count > len(table.columns)
+    return Preview("table", text=counts, columns=table.columns, rows=table.rows, is_cut=is_cut)
 
 
 def _make_table(text: str, delimiter: str, is_cut: bool) -> Preview | None:

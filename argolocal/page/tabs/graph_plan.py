@@ -236,6 +236,12 @@ class Plan:
         """Return the nodes of the attempts of a retried step."""
         return self.attempts.get(step.node_name, [])
 
+    def dependency_phases(self, step: PlannedStep) -> dict[str, str]:
+        """Return the phases of the steps that a task of a DAG depends on, by the name of the
+        task."""
+        prefix = step.node_name.removesuffix(str(step.task.get("name") or ""))
+        return {need: self.phase_of(self.nodes.get(f"{prefix}{need}")) for need in step.needs}
+
     def pod_node(self, step: PlannedStep) -> Mapping[str, Any] | None:
         """Return the node whose pod is the step's: the last attempt of a retried step."""
         attempts = self.attempts_of(step)

@@ -27,6 +27,25 @@ RESULT_WORDS = {
     "AnySucceeded": "succeeded for an item",
     "AllFailed": "failed for all items",
 }
+# phase of a dependency → words
+END_WORDS = {
+    "Succeeded": "succeeded",
+    "Failed": "failed",
+    "Error": "had an error",
+    "Skipped": "was skipped",
+    "Omitted": "was not run",
+}
+# result of a task in `depends` → phases with this result
+RESULT_PHASES = {
+    "": ("Succeeded", "Skipped"),
+    "Succeeded": ("Succeeded",),
+    "Failed": ("Failed",),
+    "Errored": ("Error",),
+    "Skipped": ("Skipped",),
+    "Omitted": ("Omitted",),
+    "AnySucceeded": ("Succeeded",),
+    "AllFailed": ("Failed",),
+}
 # phase → words, in the order of a count
 PHASE_WORDS = {
     "Failed": "failed",
@@ -75,6 +94,27 @@ def describe_dependencies(task: Mapping[str, Any]) -> str:
     words = NAME_OR_RESULT.sub(replace, depends)
     words = words.replace("&&", " and ").replace("||", " or ").replace("!", "not ")
     return " ".join(words.split())
+
+
+def describe_omission(task: Mapping[str, Any], phases: Mapping[str, str]) -> str:
+    """Return why a task was omitted, such as `not run, because clean failed`. `phases`: phase of
+    each task that it depends on."""
+    text = task.get("depends") or " ".join(task.get("dependencies") or [])
+    unmet: list[str] = []
+    others: list[str] = []
+    for match in NAME_OR_RESULT.finditer(text):
+        name, _, result = match[0].partition(".")
+        phase = phases.get(name, "")
+        if phase not in END_WORDS:
+            continue
+        words = f"{name} {END_WORDS[phase]}"
+        if phase in RESULT_PHASES.get(result, ()):
+            others.append(words)
+        else:
+            unmet.append(words)
+
+    reasons = " and ".join(dict.fromkeys(unmet or others))
+    return f"not run, because {reasons}" if reasons else ""
 
 
 def describe_loop(task: Mapping[str, Any]) -> str:

@@ -14,7 +14,7 @@ from argolocal.page.tabs.artifact_source import ArtifactSource
 from argolocal.page.tabs.graph import Drawing, Graph, describe_condition, duration_of
 from argolocal.page.tabs.graph_fold import FindInternal
 from argolocal.page.tabs.graph_plan import Plan, PlannedStep
-from argolocal.page.tabs.graph_words import simplify_condition
+from argolocal.page.tabs.graph_words import describe_omission, simplify_condition
 from argolocal.page.tabs.node import NodeDetails, NodeReader, Value
 from argolocal.page.tabs.waiting import describe_waiting
 from argolocal.view import summary
@@ -42,10 +42,12 @@ class StepRow:
 
 @dataclass(frozen=True)
 class Overview:
-    """The state of a run, its graph, and its steps. `failure_link`, `log_link`: addresses of the
+    """The state of a run, its graph, and its steps. `headlines`: the main results, such as a
+    verdict. `failure_link`, `log_link`: addresses of the
     failed step and of its log. `steps`: a page of the steps."""
 
     phase: str
+    headlines: list[str]
     sentences: list[str]
     failure: Failure | None
     failure_link: str
@@ -116,7 +118,8 @@ class OverviewTab:
 
         return Overview(
             phase=run.phase,
-            sentences=[*self.headline(run), *_outcome(plan)],
+            headlines=self.headline(run),
+            sentences=_outcome(plan),
             failure=failure,
             failure_link=drawing.links.to("#node", node=failure.node) if failure else "",
             log_link=reader.link_log(failure.pod) if failure else "",
@@ -160,6 +163,8 @@ def _make_row(plan: Plan, drawing: Drawing, step: PlannedStep) -> StepRow:
     attempts = [str(item.get("message") or "") for item in plan.attempts_of(step)]
     if step.phase == "Skipped" and step.task.get("when"):
         message = f"not true: {simplify_condition(str(step.task['when']))}"
+    elif step.phase == "Omitted" and step.needs:
+        message = describe_omission(step.task, plan.dependency_phases(step)) or message
     elif step.phase == "Planned":
         message = describe_condition(step)
     elif attempts:

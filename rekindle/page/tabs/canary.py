@@ -1,6 +1,7 @@
 """The tab `canary`: the shares of the traffic that a new model got, the requests of both models,
 and the outcome."""
 
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -113,7 +114,7 @@ class CanaryTab:
             inputs.get("version", ""),
             inputs.get("champion", ""),
             {name: value for name, value in limits.items() if value},
-            _make_chart(steps),
+            _make_chart(steps, 0.0 if run.is_finished else time.time() - start),
             problem,
         )
 
@@ -185,12 +186,17 @@ def describe(steps: list[CanaryStep], inputs: Mapping[str, str], has_started: bo
     return f"{version.capitalize()} was rolled back: {reason}."
 
 
-def _make_chart(steps: list[CanaryStep]) -> LineChart | None:
-    """Return the share of the candidate over time, as steps."""
+def _make_chart(steps: list[CanaryStep], now: float) -> LineChart | None:
+    """Return the share of the candidate over time, as steps. `now`: the current second of a canary
+    that runs, else 0."""
     points: list[Point] = []
     for step in steps:
-        end = step.second + (step.seconds or 0.0)
-        points += [(step.second, float(step.percent)), (end, float(step.percent))]
+        share = float(step.percent)
+        if points:
+            # the earlier share holds until this step
+            points.append((step.second, points[-1][1]))
+        end = step.second + step.seconds if step.seconds else max(now, step.second)
+        points += [(step.second, share), (round(end, 3), share)]
     if len(points) < 2 or points[-1][0] <= points[0][0]:
         return None
     return LineChart(

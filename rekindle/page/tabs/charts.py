@@ -107,6 +107,7 @@ class LineChart:
 
     `x_unit`: "s" for seconds, which the axis shows as durations; otherwise a word such as "step".
     `has_marks`: each point is marked, and shows its own value, for many lines of few points.
+    `x_range`: first and last value of the x axis (default: those of the points).
     """
 
     title: str
@@ -114,9 +115,12 @@ class LineChart:
     series: list[Series]
     is_logarithmic: bool = False
     has_marks: bool = False
+    x_range: tuple[float, float] | None = None
 
     @property
     def x_axis(self) -> Axis:
+        if self.x_range:
+            return Axis(*self.x_range)
         values = [x for series in self.series for x, _ in series.points]
         low = min(values)
         high = max(values)

@@ -33,6 +33,15 @@ MAX_ROWS = 100  # of the tables of generations and checkpoints
 SPEED_POINTS = 200
 # state in the ledger → state in the words of runs
 STATES = {"running": "running", "complete": "succeeded", "failed": "failed"}
+# kind of an event → words in the legend
+SIGNS = {
+    "joined": "joined",
+    "lost": "worker lost",
+    "preempted": "left on request",
+    "failed": "failed",
+    "restored": "state restored",
+    "checkpoint": "durable checkpoint",
+}
 # if intervals are merged, the most important kind is shown
 KINDS = (LOST, WAITED, TRAINED)
 
@@ -48,7 +57,7 @@ class Span:
 
 @dataclass(frozen=True)
 class Mark:
-    """An event of a worker. `kind`: joined, lost, killed, preempted, failed, restored."""
+    """An event of a worker. `kind`: joined, lost, preempted, failed, restored."""
 
     second: float
     kind: str
@@ -134,6 +143,14 @@ class Training:
     @property
     def ticks(self) -> list[Tick]:
         return time_ticks(0.0, self.seconds or 1.0)
+
+    @property
+    def signs(self) -> dict[str, str]:
+        """The kinds of events in the lanes, and what they mean."""
+        kinds = {mark.kind for lane in self.lanes or [] for mark in lane.marks}
+        if self.checkpoints:
+            kinds.add("checkpoint")
+        return {kind: words for kind, words in SIGNS.items() if kind in kinds}
 
     def percent(self, second: float) -> float:
         """Return a time as a position in percent of the training."""
@@ -348,7 +365,7 @@ def _make_mark(incident: Incident, began: float) -> Mark:
 
     reason = LOSS_REASONS.get(incident.why, incident.why)
     if incident.kind == "lost":
-        kind = "killed" if incident.why in ("connection", "process") else "lost"
+        kind = "lost"
         text = f"lost: {reason}"
     elif incident.kind == "drain":
         kind = "preempted"
@@ -422,7 +439,9 @@ def _make_speed_chart(summary: Summary) -> LineChart | None:
     width = length / count
     points = [(round((i + 0.5) * width, 3), round(rate / width, 4)) for i, rate in enumerate(rates)]
     unit = f"{summary.unit} per second"
-    return LineChart(unit.capitalize(), "s", [Series(unit, points)])
+    # the same axis as that of the lanes above it
+    series = [Series(unit, points)]
+    return LineChart(unit.capitalize(), "s", series, x_range=(0.0, summary.ended - summary.began))
 
 
 def _spread(rates: list[float], start: float, end: float, steps: int) -> None:

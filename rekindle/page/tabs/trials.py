@@ -46,6 +46,11 @@ class Trial:
     steps: int
     settings: Mapping[str, Any]
     failure: str
+    cost: float | None = None
+
+    @property
+    def cost_text(self) -> str:
+        return "" if self.cost is None else f"{self.cost:.2g}"
 
     @property
     def value_text(self) -> str:
@@ -61,8 +66,8 @@ class Trial:
 
 @dataclass(frozen=True)
 class Trials:
-    """The trials of a sweep, best first. `untried`: trials that the budget has
-    prevented."""
+    """The trials of a sweep, best first. `untried`: trials that the budget has prevented.
+    `currency`: of the costs; "" without prices."""
 
     words: str
     metric: str
@@ -74,6 +79,7 @@ class Trials:
     untried: list[str]
     chart: LineChart | None
     problem: str = ""
+    currency: str = ""
 
 
 class TrialsTab:
@@ -115,11 +121,29 @@ class TrialsTab:
             problem = f"The trials cannot be read: {error}"
             return Trials("", "", "lower", 0, [], [], [], [], None, problem)
 
-        return describe_study(study, run.is_finished)
+        costs, currency = read_trial_costs(run, study)
+        return describe_study(study, run.is_finished, costs, currency)
 
 
-def describe_study(study: "Study", is_over: bool) -> Trials:
-    """Return the trials of a study. `is_over`: its run has ended."""
+def read_trial_costs(run: Run, study: "Study") -> tuple[dict[int, float], str]:
+    """Return the cost of each trial by its number, and the currency; nothing without prices."""
+    from rekindle.training.cost import tariff as prices_of_run
+    from rekindle.training.sweep.costs import compute_trial_bills
+
+    try:
+        manifest = prices_of_run.read_recorded_manifest(run.manifest)
+        tariff = prices_of_run.build_trial_tariff(manifest, prices_of_run.read_prices(manifest))
+        bills = compute_trial_bills(study, tariff) if tariff else {}
+    except RekindleError:
+        return {}, ""
+    currency = tariff.prices.currency if tariff else ""
+    return {number: bill.total for number, bill in bills.items()}, currency
+
+
+def describe_study(
+    study: "Study", is_over: bool, costs: Mapping[int, float], currency: str
+) -> Trials:
+    """Return the trials of a study. `is_over`: its run has ended. `costs`: by number of a trial."""
     from rekindle.training.sweep.sweep_report import build_rows, describe_untried
 
     sweep = study.sweep
@@ -142,6 +166,7 @@ def describe_study(study: "Study", is_over: bool) -> Trials:
                 trial.steps,
                 trial.settings,
                 trial.failure,
+                costs.get(trial.number),
             )
         )
 
@@ -157,6 +182,7 @@ def describe_study(study: "Study", is_over: bool) -> Trials:
         settings,
         describe_untried(study),
         make_chart(study, trials),
+        currency=currency,
     )
 
 

@@ -18,9 +18,10 @@ from rekindle.page.tabs.charts import Axis, Tick, format_number
 from rekindle.page.tabs.records import Records
 
 VALUES = ("candidate", "champion", "baseline")
+PASSED_GATE = "Passed the gate"
 HEADLINES = {
     "release": "Released",
-    "keep": "Not released",
+    "keep": "Not released, the current model stays",
     "same": "Nothing to release",
     "taken back": "Rolled back by the canary",
 }
@@ -33,6 +34,7 @@ class MetricRecord(Document):
     better: str = "higher"
     unit: str = ""
     digits: int = Field(default=4, ge=0, le=17)
+    description: str = ""
 
 
 class DifferenceRecord(Document):
@@ -97,6 +99,12 @@ class MetricRow:
     unit: str
     values: list[Value]
     bounds: list[Value]
+    digits: int = 4
+    description: str = ""
+
+    def format(self, value: float | None) -> str:
+        """Return a value with the digits of the metric; a dash for a missing value."""
+        return "–" if value is None else f"{value:.{self.digits}f}"
 
     @property
     def axis(self) -> Axis:
@@ -205,6 +213,18 @@ class Verdicts:
     overruled: str = ""
 
 
+def choose_headline(verdict: str, run: Run) -> str:
+    """Return a verdict in words. A model that has passed the gate is released by later steps of its
+    run."""
+    if verdict != "release":
+        return HEADLINES.get(verdict, f"Verdict: {verdict}")
+    if not run.is_finished:
+        return f"{PASSED_GATE}, the release is in progress"
+    if run.phase != "Succeeded":
+        return f"{PASSED_GATE}, but the run did not complete the release"
+    return HEADLINES[verdict]
+
+
 class VerdictTab:
     """The tab `verdict`."""
 
@@ -221,7 +241,8 @@ class VerdictTab:
     def build(self, run: Run, query: Mapping[str, str]) -> Verdicts:
         keys = find_reports(run)
         evaluations = [
-            self._evaluation(row, keys.get(row["task"], "")) for row in results.verdicts(run.status)
+            self._evaluation(run, row, keys.get(row["task"], ""))
+            for row in results.verdicts(run.status)
         ]
         values = results.parameters(run.status)
         overruled = ""
@@ -231,7 +252,7 @@ class VerdictTab:
             overruled = f"{HEADLINES[values['verdict']]}: {reason}"
         return Verdicts(evaluations, overruled)
 
-    def _evaluation(self, row: Mapping[str, Any], report: str) -> Evaluation:
+    def _evaluation(self, run: Run, row: Mapping[str, Any], report: str) -> Evaluation:
         record = VerdictRecord()
         problem = ""
         try:
@@ -243,7 +264,8 @@ class VerdictTab:
         except (InvalidDocument, RekindleError) as error:
             problem = f"The report of the evaluation cannot be read: {error}"
 
-        return describe_evaluation(row, record, problem)
+        headline = choose_headline(row["verdict"], run)
+        return describe_evaluation(row, record, headline, problem)
 
 
 def find_reports(run: Run) -> dict[str, str]:
@@ -261,9 +283,10 @@ def find_reports(run: Run) -> dict[str, str]:
 
 
 def describe_evaluation(
-    row: Mapping[str, Any], record: VerdictRecord, problem: str = ""
+    row: Mapping[str, Any], record: VerdictRecord, verdict: str, problem: str = ""
 ) -> Evaluation:
-    """Return an evaluation from the outputs of its step (`row`) and its verdict.json."""
+    """Return an evaluation from the outputs of its step (`row`) and its verdict.json. `verdict`:
+    the verdict in words."""
     metrics = record.metrics or [MetricRecord(name=name) for name in row["metrics"]]
     candidate = record.candidate or row["metrics"]
     record = record.model_copy(update={"candidate": candidate})
@@ -284,7 +307,7 @@ def describe_evaluation(
     return Evaluation(
         task=row["task"],
         verdict=row["verdict"],
-        headline=make_headline(row["verdict"], intervals, champion, record),
+        headline=make_headline(row["verdict"], verdict, intervals, champion, record),
         reason=row["reason"],
         version=row["version"],
         champion=champion,
@@ -310,10 +333,10 @@ def number_of(values: Mapping[str, Any] | None, name: str) -> float | None:
 
 
 def make_headline(
-    verdict: str, intervals: list[Interval], champion: str, record: VerdictRecord
+    verdict: str, start: str, intervals: list[Interval], champion: str, record: VerdictRecord
 ) -> str:
-    """Return a sentence: the verdict, and how much better or worse the new model is."""
-    start = HEADLINES.get(verdict, verdict)
+    """Return a sentence: the verdict in the words `start`, and how much better or worse the new
+    model is."""
     if verdict == "same":
         return f"{start}: the new model is the champion itself."
     if not intervals:
@@ -385,6 +408,8 @@ def make_row(metric: MetricRecord, record: VerdictRecord) -> MetricRow:
             for bound, value in bounds.items()
             if value is not None
         ],
+        metric.digits,
+        metric.description,
     )
 
 
@@ -406,12 +431,11 @@ def list_rules(
                 rules.append(Rule(f"{name} of {metric.name}: {bound:g}", False, "not a number"))
                 continue
             margin = sign * (value - bound)
-            words = "within the bound" if margin >= 0 else "outside"
             rules.append(
                 Rule(
                     f"{metric.name} {value:.{metric.digits}f}, {name} {bound:g}",
                     margin >= 0,
-                    f"{abs(margin):.{metric.digits}f} {words}",
+                    format_margin(margin, metric.digits),
                 )
             )
 
@@ -424,7 +448,7 @@ def list_rules(
 def _interval_rule(interval: Interval, metrics: list[MetricRecord]) -> Rule:
     digits = next(metric.digits for metric in metrics if metric.name == interval.metric)
     limit = interval.limit or 0.0
-    margin = f"{interval.gain - limit:+.{digits}f} from the limit"
+    margin = format_margin(interval.gain - limit, digits)
     if interval.model == "champion":
         is_met = interval.gain >= limit and not (interval.high is not None and interval.high < 0)
         text = f"worse than the champion by at most {-limit:g} ({interval.limit_name})"
@@ -434,6 +458,13 @@ def _interval_rule(interval: Interval, metrics: list[MetricRecord]) -> Rule:
         if interval.gain >= limit and not is_met:
             margin = "may be chance: the interval contains 0"
     return Rule(text, is_met, margin)
+
+
+def format_margin(margin: float, digits: int) -> str:
+    """Return by how much a rule is met (positive) or missed."""
+    if not round(margin, digits):
+        return "exactly the limit"
+    return f"{abs(margin):.{digits}f} {'better' if margin > 0 else 'worse'} than required"
 
 
 def list_families(chosen: ChoiceRecord) -> list[Family]:

@@ -147,7 +147,7 @@ def describe(weeks: list[Week]) -> str:
     kept = sum(week.gate == "keep" for week in finished)
     text = (
         f"{len(finished)} of {len(weeks)} runs that have started were successful: the gate would"
-        f" have released {released} of their models, and not {kept}."
+        f" have released {released} of their models, and kept the champion {kept} times."
     )
     if failed:
         text += f" {failed} runs failed."
@@ -165,4 +165,5 @@ def _make_chart(name: str, weeks: list[Week]) -> LineChart | None:
     ]
     if len(points) < 2:
         return None
-    return LineChart(f"{name} of the candidates", "day", [Series(name, points)])
+    unit = "days since the first run"
+    return LineChart(f"{name} of the candidates", unit, [Series(name, points)], has_marks=True)

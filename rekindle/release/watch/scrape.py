@@ -22,6 +22,14 @@ from rekindle.release.watch.scores import BUCKET_BOUNDS, SCORE_METRIC
 from rekindle.release.watch.time_limit import call_within
 
 MAX_PAGE_BYTES = 64 << 20
+USED_SAMPLES = {
+    "process_start_time_seconds",
+    "rekindle_instances_sum",
+    "rekindle_requests_total",
+    "rekindle_request_seconds_bucket",
+    f"{SCORE_METRIC}_bucket",
+    f"{FEATURE_METRIC}_bucket",
+}
 TIMEOUT_S = 10  # time limit to connect, and to wait for further bytes
 TOTAL_TIMEOUT_S = 30
 # upper bound → number of values up to it (cumulative, as in Prometheus)
@@ -75,6 +83,8 @@ class ServerWatch:
         self.stats: dict[Key, VersionStats] = {}
         # (address, start of the process) → its statistics
         self.last_answers: dict[tuple[str, float], dict[Key, VersionStats]] = {}
+        # messages about servers that could not be read
+        self.problems: set[str] = set()
         self.scrape()
         self.stats.clear()
 
@@ -102,6 +112,10 @@ class ServerWatch:
                     stats.crashes += restarted
 
                 self.last_answers[url, start] = stats_by_key
+
+            elif answer not in self.problems:
+                self.problems.add(answer)
+                say(answer)
 
         return self.stats
 
@@ -241,8 +255,8 @@ def _parse(text: str) -> Answer:
 
     for family in text_string_to_metric_families(text):
         for sample in family.samples:
-            is_used = sample.name.startswith(("rekindle_", "process_start_time_"))
-            if is_used and not 0 <= sample.value < math.inf:
+            # other metrics may be NaN, as the age of data that is unknown
+            if sample.name in USED_SAMPLES and not 0 <= sample.value < math.inf:
                 raise ValueError(f"{show(sample.name)} is {sample.value}")
 
             if sample.name == "process_start_time_seconds":

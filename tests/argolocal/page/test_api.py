@@ -9,9 +9,15 @@ from pathlib import Path
 import pytest
 from openapi_spec_validator import validate
 from prometheus_client.parser import text_string_to_metric_families
+from starlette.testclient import TestClient
 
+from argolocal.errors import ArgolocalError, ConfigError, NotFound, StorageError
+from argolocal.page.application import Page, Parts, RunDocument
 from argolocal.page.metrics import format_metrics
 from argolocal.page.run_list import RunRow
+from argolocal.page.sources import LocalRuns, Run
+from argolocal.page.tabs.timeline import TimelineTab
+from argolocal.state.journal import Busy
 from tests.browser import PageServer
 
 
@@ -32,6 +38,29 @@ def test_an_answer_has_the_described_fields(page: PageServer, path: str) -> None
     schema = success["content"]["application/json"]["schema"]
     name = schema["$ref"].rpartition("/")[2]
     assert description["components"]["schemas"][name]["properties"].keys() == answer.keys()
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [
+        (ConfigError("the value is wrong"), 400),
+        (NotFound("the file is missing"), 404),
+        (Busy("the run is being run by process 7"), 409),
+        (StorageError("the store is down"), 502),
+    ],
+)
+def test_the_status_says_whose_mistake_it_was(
+    home: Path, error: ArgolocalError, status: int
+) -> None:
+    def build(run: Run) -> dict[str, object]:
+        raise error
+
+    parts = Parts(
+        LocalRuns(home), [TimelineTab()], documents=[RunDocument("failing", "A document", build)]
+    )
+    client = TestClient(Page(parts).application())
+    answer = client.get("/runs/bad-run/failing", headers={"Accept": "application/json"})
+    assert (answer.status_code, answer.json()) == (status, {"error": str(error)})
 
 
 def test_the_status_is_the_object_of_the_command(page: PageServer, home: Path) -> None:

@@ -1,5 +1,6 @@
 """The list of runs and the page of a run, as a browser shows them and as JSON."""
 
+import re
 from pathlib import Path
 
 from playwright.sync_api import Browser, expect
@@ -33,7 +34,8 @@ def test_a_run_that_starts_appears_without_a_reload(home: Path, browser: Browser
 
 def test_markup_in_a_run_is_shown_as_text(page: PageServer, browser: Browser) -> None:
     tab = page.open(browser, "/runs/bad-run")
-    expect(tab.get_by_role("row", name="second")).to_contain_text("failed")
+    expect(tab.get_by_role("row", name=re.compile("^second "))).to_contain_text("failed")
+    expect(tab.get_by_role("row", name="third")).to_contain_text("because second failed")
     assert tab.title().startswith("bad-run")
     assert MARKUP not in page.get("/runs/bad-run", "text/html").text
 

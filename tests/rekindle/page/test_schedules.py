@@ -41,6 +41,17 @@ def test_several_lines_of_a_schedule_are_merged() -> None:
     assert times == ["2026-03-28T13:00+00:00", "2026-03-28T14:00+00:00", "2026-03-28T15:00+00:00"]
 
 
+def test_the_times_of_a_period_count_from_the_last_run() -> None:
+    last = datetime(2026, 3, 28, 11, 20, tzinfo=UTC)
+    assert next_times(["@every 45m"], "UTC", NOW, last) == [
+        "2026-03-28T12:05+00:00",
+        "2026-03-28T12:50+00:00",
+        "2026-03-28T13:35+00:00",
+    ]
+    assert next_times(["@every 45m"], "UTC", last, last)[0] == "2026-03-28T12:05+00:00"
+    assert next_times(["@every 45m"], "UTC", NOW) == []
+
+
 def test_times_without_a_run_are_missed(tmp_path: Path) -> None:
     now = datetime.now(UTC)
     times = list_times(["0 * * * *"], "UTC", now.replace(minute=0), now)

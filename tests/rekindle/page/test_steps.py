@@ -66,7 +66,7 @@ def test_the_verdict_and_its_reason_are_the_first_sentence() -> None:
         "outputs": {"parameters": parameters},
     }
     sentences = describe_verdicts(make_run(dict(PART_OF_REKINDLE), evaluation))
-    assert sentences == ["Verdict: release. The candidate is better."]
+    assert sentences == ["Passed the gate, the release is in progress. The candidate is better."]
 
 
 def test_the_list_of_artifacts_does_not_start_the_object_store(tmp_path: Path) -> None:

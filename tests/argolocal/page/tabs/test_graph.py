@@ -17,6 +17,7 @@ from argolocal.page.tabs.graph_words import (
     describe_counts,
     describe_counts_briefly,
     describe_dependencies,
+    describe_omission,
     simplify_condition,
 )
 from argolocal.runner.run import resume_suspended
@@ -248,6 +249,30 @@ def test_a_manifest_that_lacks_fields_is_drawn() -> None:
 )  # fmt: skip
 def test_conditions_are_in_words(condition: str, words: str) -> None:
     assert simplify_condition(condition) == words
+
+
+@pytest.mark.parametrize(
+    ("task", "phases", "words"),
+    [
+        ({"depends": "clean"}, {"clean": "Failed"}, "not run, because clean failed"),
+        (
+            {"depends": "a && b.Failed && c"},
+            {"a": "Succeeded", "b": "Succeeded", "c": "Skipped"},
+            "not run, because b succeeded",
+        ),
+        (
+            {"dependencies": ["a", "b"]},
+            {"a": "Omitted", "b": "Error"},
+            "not run, because a was not run and b had an error",
+        ),
+        ({"depends": "!a"}, {"a": "Succeeded"}, "not run, because a succeeded"),
+        ({"depends": "a"}, {}, ""),
+    ],
+)
+def test_the_reason_of_an_omitted_step_is_named(
+    task: dict[str, Any], phases: dict[str, str], words: str
+) -> None:
+    assert describe_omission(task, phases) == words
 
 
 def test_dependencies_and_counts_are_in_words() -> None:

@@ -91,6 +91,9 @@ ValueError: <b>wrong shape</b>
         ("KeyError: 'x' (prepare.py, line 7)", "prepare.py:7"),
         ("run.sh: line 3: nothing: command not found", "run.sh:3"),
         ('  File "/usr/lib/python3.11/json.py", line 4, in x', "/usr/lib/python3.11/json.py:4"),
+        ('  File "/argo/staging/script", line 4, in <module>', "script:4"),
+        ("/argo/staging/script: line 2: nothing: command not found", "script:2"),
+        ("/argo/staging/script: 3: nothing: not found", "script:3"),
         ("exit code 1", ""),
     ],
 )

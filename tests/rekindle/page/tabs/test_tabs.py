@@ -77,7 +77,7 @@ def test_a_lost_worker_is_named_with_its_reason_and_its_cost(
     assert "1 worker was lost (connection closed)" in training["losses"]
     assert training["workers_lost"] == 1
     lane = next(lane for lane in training["lanes"] if lane["worker"] == "worker-1")
-    assert [mark["kind"] for mark in lane["marks"]] == ["joined", "killed"]
+    assert [mark["kind"] for mark in lane["marks"]] == ["joined", "lost"]
     assert [item["members"] for item in training["generations"]] == [2, 1]
 
     tab = page.open(browser, "/runs/power-bbbbb/training")
@@ -107,7 +107,7 @@ def test_an_address_with_another_run_or_scale_is_rejected(page: PageServer, quer
 def test_the_verdict_says_by_how_much_the_new_model_is_worse(page: PageServer) -> None:
     (evaluation,) = read(page, "power-bbbbb/verdict")["evaluations"]
     assert evaluation["headline"] == (
-        "Not released: the new model is worse than the champion (version 3) by 0.5000 kWh rmse"
+        "Not released, the current model stays: the new model is worse than the champion (version 3) by 0.5000 kWh rmse"
         " (95% interval -0.7000 to -0.3000)."
     )
     champion, baseline = evaluation["intervals"]

@@ -147,6 +147,24 @@ def test_a_server_with_malformed_metrics_is_unreadable_and_no_bug(
     assert "127.0.0.1" in capsys.readouterr().err
 
 
+def test_a_server_whose_data_has_an_unknown_age_is_counted(pods: Pods) -> None:
+    pods.pages = {"127.0.0.1": page(0)}
+    watch = ServerWatch(pods.endpoint)
+    pods.pages = {"127.0.0.1": f"{page(5)}rekindle_data_age_seconds NaN\n"}
+    assert watch.scrape()["", "7"].requests == 5
+
+
+def test_a_watch_names_a_server_that_it_cannot_read_once(
+    pods: Pods, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pods.pages = {"127.0.0.1": page(0)}
+    watch = ServerWatch(pods.endpoint)
+    watch.scrape()
+    messages = capsys.readouterr().err.splitlines()
+    assert len(messages) == 1
+    assert "127.0.0.2" in messages[0]
+
+
 def test_metrics_without_an_end_are_not_read(pods: Pods, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MAX_PAGE_BYTES", 10)
     pods.pages = {"127.0.0.1": page(5), "127.0.0.2": page(5)}

@@ -1,0 +1,104 @@
+"""Schedules in words: `0 3 * * 1` is `every Monday at 03:00`."""
+
+import re
+
+from argolocal.common.wording import format_duration
+from argolocal.language.gofmt import parse_duration
+from argolocal.manifest.cron import DAYS, DESCRIPTORS, EVERY, MONTHS
+
+DAY_NAMES = ("Sunday", "Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday")
+MONTH_NAMES = (
+    *("January", "February", "March", "April", "May", "June", "July", "August", "September"),
+    *("October", "November", "December"),
+)
+NUMBERS = re.compile(r"\d{1,2}(,\d{1,2})*")
+STEP = re.compile(r"\*/(\d{1,2})")
+RANGE = re.compile(r"(\d{1,2})-(\d{1,2})")
+
+
+def describe_schedule(line: str) -> str:
+    """Return a valid schedule in words; "" for a schedule that needs long words."""
+    if line.startswith(EVERY):
+        return f"every {format_duration(parse_duration(line.removeprefix(EVERY)))}"
+
+    fields = DESCRIPTORS.get(line, line).split()
+    if len(fields) != 5:
+        return ""
+
+    minute, hour, day, month, weekday = (field.lower().replace("?", "*") for field in fields)
+    months = _describe_months(month)
+    days = _describe_days(day, weekday)
+    times = _describe_times(minute, hour)
+    if months is None or days is None or not times:
+        return ""
+
+    if times.startswith("every "):
+        # every hour of each day
+        days = "" if days == "every day" else f"{days}, "
+        return f"{days}{times}{months}"
+    return f"{days} {times}{months}"
+
+
+def _describe_times(minute: str, hour: str) -> str:
+    """Return `at 03:00`, `every 15 minutes`, or "" for other times."""
+    if hour == "*" and minute == "*":
+        return "every minute"
+    if hour == "*" and (step := STEP.fullmatch(minute)):
+        return f"every {int(step[1])} minutes"
+    if not NUMBERS.fullmatch(minute):
+        return ""
+
+    minutes = [int(number) for number in minute.split(",")]
+    if NUMBERS.fullmatch(hour):
+        hours = [int(number) for number in hour.split(",")]
+        times = [f"{hour:02}:{minute:02}" for hour in hours for minute in minutes]
+        return f"at {_join(times)}"
+
+    if minutes == [0]:
+        at_minute = ""
+    else:
+        at_minute = f" at {_join([f'minute {number}' for number in minutes])}"
+    if hour == "*":
+        return f"every hour{at_minute}"
+    if step := STEP.fullmatch(hour):
+        return f"every {int(step[1])} hours{at_minute}"
+    if hours_range := RANGE.fullmatch(hour):
+        return f"every hour from {int(hours_range[1])} to {int(hours_range[2])}{at_minute}"
+    return ""
+
+
+def _describe_days(day: str, weekday: str) -> str | None:
+    """Return `every Monday`, or None for other days."""
+    weekday = _replace_names(weekday, DAYS, 0)
+    if day == "*" and weekday == "*":
+        return "every day"
+    if day == "*" and NUMBERS.fullmatch(weekday):
+        return f"every {_join([DAY_NAMES[int(number)] for number in weekday.split(',')])}"
+    if day == "*" and (weekdays := RANGE.fullmatch(weekday)):
+        return f"from {DAY_NAMES[int(weekdays[1])]} to {DAY_NAMES[int(weekdays[2])]}"
+    if weekday == "*" and NUMBERS.fullmatch(day):
+        return f"on day {_join(day.split(','))} of the month"
+    return None
+
+
+def _describe_months(month: str) -> str | None:
+    """Return ` in January`, "" for all months, or None for other months."""
+    month = _replace_names(month, MONTHS, 1)
+    if month == "*":
+        return ""
+    if NUMBERS.fullmatch(month):
+        return f" in {_join([MONTH_NAMES[int(number) - 1] for number in month.split(',')])}"
+    return None
+
+
+def _replace_names(field: str, names: tuple[str, ...], first: int) -> str:
+    """Return a field with numbers in place of the names of days or months."""
+    for number, name in enumerate(names, first):
+        field = field.replace(name, str(number))
+    return field
+
+
+def _join(words: list[str]) -> str:
+    if len(words) == 1:
+        return words[0]
+    return f"{', '.join(words[:-1])} and {words[-1]}"

@@ -1,0 +1,76 @@
+"""The first rows of a parquet file, read by a process of its own.
+
+    python -m rekindle.page.parquet ROWS COLUMNS MEMORY < FILE
+
+The file is from a run, so its pages may be compressed a million times: the process has limits of
+memory and time. It also keeps the library out of the memory of the page.
+"""
+
+import io
+import os
+import resource
+import subprocess
+import sys
+from typing import BinaryIO
+
+from argolocal.common.json_text import loads, to_json
+from argolocal.common.processes import python_command
+from argolocal.page.tabs.artifacts import TableContent, UnreadableTable
+
+SUFFIX = "parquet"
+TIMEOUT_S = 20.0
+# address space: polars reserves much more of it than it uses
+MAX_MEMORY_BYTES = 3 << 30
+MAX_CELL_CHARACTERS = 200
+
+
+def read_parquet(file: BinaryIO, rows: int, columns: int) -> TableContent:
+    """Return the first rows and columns of a parquet file. Raises UnreadableTable."""
+    numbers = (rows, columns, MAX_MEMORY_BYTES)
+    command = python_command("-m", "rekindle.page.parquet", *map(str, numbers))
+    # one thread reserves less memory
+    environ = {**os.environ, "POLARS_MAX_THREADS": "1"}
+    try:
+        ended = subprocess.run(
+            command, stdin=file, capture_output=True, timeout=TIMEOUT_S, env=environ
+        )
+    except subprocess.TimeoutExpired:
+        raise UnreadableTable(f"the table was not read within {TIMEOUT_S:g} s") from None
+
+    if ended.returncode:
+        lines = ended.stderr.decode(errors="replace").strip().splitlines()
+        reason = lines[-1][:MAX_CELL_CHARACTERS] if lines else f"exit code {ended.returncode}"
+        raise UnreadableTable(reason)
+
+    table = loads(ended.stdout)
+    return TableContent(table["columns"], table["rows"], table["row_count"], table["column_count"])
+
+
+def main() -> None:
+    """Print the first rows of the file at stdin as JSON."""
+    row_limit, column_limit, memory_limit = map(int, sys.argv[1:])
+    resource.setrlimit(resource.RLIMIT_AS, (memory_limit, memory_limit))
+    try:
+        import polars as pl
+
+        frame = pl.scan_parquet(io.BytesIO(sys.stdin.buffer.read()))
+        names = frame.collect_schema().names()
+        row_count = frame.select(pl.len()).collect().item()
+        table = frame.select(names[:column_limit]).head(row_limit).collect()
+    except ModuleNotFoundError:
+        sys.exit("polars is not installed (`pip install 'rekindle[prepare]'`)")
+    except Exception as error:  # polars raises errors of many kinds for a malformed file
+        sys.exit(f"the file is not a valid parquet file ({error})".partition("\n")[0])
+
+    rows = [[str(cell)[:MAX_CELL_CHARACTERS] for cell in row] for row in table.rows()]
+    answer = {
+        "columns": table.columns,
+        "rows": rows,
+        "row_count": row_count,
+        "column_count": len(names),
+    }
+    sys.stdout.write(to_json(answer))
+
+
+if __name__ == "__main__":
+    main()
