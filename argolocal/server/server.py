@@ -55,7 +55,7 @@ class Server:
         self.open_store = open_store
         self.processes = RunProcesses(cluster.home, execute)
         self.queue = Queue(cluster, self.processes.start, parallelism)
-        self.objects = Objects(cluster)
+        self.objects = Objects(cluster, clock)
         self.schedules = CronController(cluster, self.objects, clock)
         # set when there may be something to do, or when the server ends
         self.wakeup = threading.Event()

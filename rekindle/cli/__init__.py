@@ -15,7 +15,17 @@ from rekindle import project
 from rekindle.blocks.manifest import variables
 
 # the imports register the commands in the group
-from rekindle.cli import checks, demo, images, on_cluster, platform, projects, runs, services  # noqa: F401
+from rekindle.cli import (  # noqa: F401
+    checks,
+    demo,
+    images,
+    on_cluster,
+    platform,
+    projects,
+    runs,
+    schedules,
+    services,
+)
 from rekindle.cli.group import commands
 from rekindle.cli.history import backfill, reproduce, sweep  # noqa: F401
 from rekindle.cli.options import add_config_key

@@ -32,15 +32,9 @@ class Home:
 
     def __init__(self, folder: Path, **spec: Any) -> None:
         self.cluster = LocalCluster(folder)
-        self.objects = Objects(self.cluster)
         self.now = float(START)
+        self.objects = Objects(self.cluster, lambda: self.now)
         self.objects.create(cron_workflow(**spec))
-
-        def begin(item: dict[str, Any]) -> None:
-            item["metadata"]["creationTimestamp"] = "2026-03-02T00:00:00Z"
-
-        # the server of a home sets this field from the clock of the machine
-        self.objects.update("CronWorkflow", "c", begin)
         self.restart()
 
     def restart(self) -> None:
