@@ -4,7 +4,8 @@ import os
 import sys
 
 if __name__ == "__main__" and not sys.flags.safe_path:
-    # `python -m` puts the working directory first; its files must not shadow libraries
+    # `python -m` puts the working directory first in sys.path; files there must not shadow
+    # libraries
     del sys.path[0]
 
 from collections.abc import Callable
@@ -16,13 +17,13 @@ SIGNAL_EXIT_CODES = (exit_codes.HUNG_UP, exit_codes.INTERRUPTED, exit_codes.TERM
 
 
 def main() -> None:
-    """Run a command of argolocal."""
+    """Run the argolocal command that the command line names."""
     exit_with(lambda: import_module("argolocal.cli").main)
 
 
 def exit_with(load_command: Callable[[], Callable[[], int | None]]) -> None:
-    """Run the function that `load_command` imports, and exit with its exit code. Ctrl-C exits with
-    130 and without a traceback."""
+    """Call `load_command`, run the function that it returns, and exit with the function's exit
+    code. After Ctrl-C, exit with code 130 and without a traceback."""
     code: int | None = exit_codes.INTERRUPTED
 
     try:

@@ -58,7 +58,7 @@ class Node:
 
 @dataclass(frozen=True)
 class Outcome:
-    """The result of a run. If the home is a temporary folder, it is deleted with this object."""
+    """The result of a run. A temporary home is deleted when this object is garbage-collected."""
 
     name: str
     status: Mapping[str, Any]  # Argo's WorkflowStatus
@@ -88,14 +88,15 @@ class Outcome:
 
     @cached_property
     def outputs(self) -> dict[str, str]:
-        """Output parameters of the entrypoint, and all output parameters with a globalName."""
+        """Output parameters of the entrypoint template, and all output parameters with a
+        `globalName`."""
         entry_node = next(
             (node for node in self.status["nodes"].values() if node["name"] == self.name), {}
         )
         return summary.outputs(entry_node) | summary.outputs(self.status)
 
     def artifact(self, node: str, name: str, to: Path) -> Path:
-        """Copy a node's artifact to the path `to`, as a later step would receive it. Raises
+        """Copy an artifact of a node to the path `to`, unpacked as for a later step. Raises
         KeyError, StorageError."""
         load(dict(self.nodes[node].artifacts[name]), to, lambda s3: self.store)
         return to
@@ -105,8 +106,7 @@ class Outcome:
         result = {"result": outputs["result"]} if "result" in outputs else {}
         exit_code = outputs.get("exitCode")
 
-        # `last_attempt` is slow, because it searches all nodes, so it is called for retried steps
-        # only
+        # call `last_attempt` for retried steps only, because it searches all nodes, which is slow
         if step.kind == "Retry":
             attempt = summary.last_attempt(self.status, step)
         else:
@@ -213,8 +213,7 @@ def _check_manifests(objects: Iterable[Manifest]) -> list[dict[str, Any]]:
 
 
 def _check_manifest(argument: str, value: object, rule: str) -> dict[str, Any]:
-    """Return the manifest that was passed as an argument, as a dict. Raises ConfigError if the
-    manifest is not a mapping."""
+    """Return a manifest argument as a dict. Raises ConfigError if the manifest is not a mapping."""
     if not isinstance(value, Mapping):
         raise ConfigError(f"{argument} is {show(value)}: it must be {rule}. Correct the argument.")
     return dict(value)

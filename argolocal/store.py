@@ -1,5 +1,5 @@
-"""The interface of the object store for artifacts, and an implementation that replaces S3 by a
-folder.
+"""The interface of the object store for artifacts, and an implementation that uses a local folder
+instead of S3.
 
     store = FolderStore(Path(".argolocal/store"), "argolocal")
     store.upload(Path("report.csv"), "run/report.csv")
@@ -17,7 +17,7 @@ from urllib.parse import unquote
 
 from argolocal.errors import ConfigError, NotFound, StorageError
 
-# part of an object's key that is not a valid file name → file name
+# part of an object's key that cannot be a file name → file name to use
 ESCAPED_NAMES = {"": "%2F", ".": "%2E", "..": "%2E%2E"}
 # if the key of an object is the path of a folder, the object is the file with this name in the
 # folder
@@ -25,7 +25,7 @@ FOLDER_OBJECT = "%"
 
 
 class ListedObject(Protocol):
-    """The interface of one object in a listing."""
+    """The interface of an object in the result of `list`."""
 
     @property
     def key(self) -> str: ...
@@ -39,8 +39,8 @@ class ObjectStore(Protocol):
     help."""
 
     def upload(self, path: Path, key: str, links: bool = True) -> None:
-        """Upload a file to `key`, or the files of a directory below `key` (`links`: follow symbolic
-        links)."""
+        """Upload a file to `key`, or the files of a directory to keys below `key`. `links`: follow
+        symbolic links."""
         ...
 
     def download(self, key: str, path: Path) -> None:
@@ -66,7 +66,8 @@ class Entry:
 
 
 class FolderStore:
-    """A bucket as a folder. The object a/b is the file a/b, or a/b/% if the object a/b/c exists."""
+    """A bucket that is stored as a folder. The object a/b is the file a/b or, if an object a/b/c
+    exists, the file a/b/%."""
 
     def __init__(self, root: Path, bucket: str) -> None:
         self.root = root / bucket
@@ -127,7 +128,7 @@ class FolderStore:
             self._file(key).unlink(missing_ok=True)
 
     def uri(self, key: str) -> str:
-        """Return s3://bucket/key."""
+        """Return the URI s3://bucket/key of an object."""
         return f"s3://{self.bucket}/{key}"
 
     def _bucket(self) -> Path:
@@ -173,7 +174,8 @@ class FolderStore:
             draft.unlink(missing_ok=True)
 
     def _make_folder(self, path: Path) -> None:
-        # this file is an object whose key is the path of the new folder: move it into the folder
+        # a file, the object with this key, is in the place of the new folder, so move it into the
+        # folder
         if path.is_file():
             temporary_file = path.with_name(f"%{uuid.uuid4().hex}")
             path.rename(temporary_file)

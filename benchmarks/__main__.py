@@ -6,7 +6,7 @@
     python -m benchmarks --smallest                    # shows that each works; writes nothing
 
 The page contains only measurements of this commit. All benchmarks together take several hours. A
-benchmark that fails does not stop the others; the exit code is then 1.
+failed benchmark does not stop the other benchmarks, but makes the exit code 1.
 """
 
 import argparse

@@ -1,5 +1,5 @@
-"""Print the figures of a benchmark and their limits, as a table or as JSON; the exit code is 1 if a
-limit is missed."""
+"""Print the figures of a benchmark and their limits, as a table or as JSON. The exit code is 1 if a
+figure misses its limit."""
 
 import argparse
 import json
@@ -21,8 +21,8 @@ def bar(
     better: Literal["less", "more"] = "less",
     text: str = "",
 ) -> Bar:
-    """Return a bar, which is the record of a figure and its limit; several values of a figure are
-    recorded as their median and range."""
+    """Return a bar: the record of a figure and its limit. For several values, the bar contains
+    their median and range."""
     values = [figure] if isinstance(figure, (int, float)) else figure
     value = median(values)
     ok = limit is None or (value <= limit if better == "less" else value >= limit)
@@ -46,7 +46,7 @@ def bar(
 
 
 def parser(doc: str | None) -> argparse.ArgumentParser:
-    """Return the command-line parser of a benchmark with docstring `doc`; SIGTERM ends the
+    """Return the command-line parser of a benchmark with docstring `doc`. Also make SIGTERM end the
     benchmark and its children."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     command = argparse.ArgumentParser(
@@ -57,8 +57,8 @@ def parser(doc: str | None) -> argparse.ArgumentParser:
 
 
 def report(bars: list[Bar], *, as_json: bool, **more: object) -> int:
-    """Print the figures; the JSON output also contains the entries of `more`. Returns the exit code
-    of the benchmark."""
+    """Print the figures; add the entries of `more` to the JSON output. Returns the exit code of the
+    benchmark."""
     if as_json:
         print(json.dumps({"load": os.getloadavg()[0], "bars": bars} | more))
     else:

@@ -1,13 +1,13 @@
-"""The cost of checkpoints for the training loop: waiting time, slower steps, and time until the
+"""Measure what checkpoints cost a training loop: waiting time, slower steps, and time until the
 state is durable.
 
     python -m benchmarks.checkpoint [--json] [--runs 10] [--megabytes 592] [--quick]
 
 Uses the real classes with a state of 592 MB (49 M parameters and AdamW's two moments), one worker
-and a local endpoint. The references are measured in the same run: a plain memcpy of the state into
-touched memory, and bare parallel PUTs of the same bytes by the same client. For comparison, on the
-same disk: torch.save, torch.save with fsync and rename, and torch.distributed.checkpoint.async_save
-(thread). Figures are medians; --quick omits the comparison.
+and a local endpoint. The same run measures two references: a plain memcpy of the state into memory
+that is already mapped, and bare parallel PUTs of the same bytes by the same client. For comparison,
+on the same disk: torch.save, torch.save with fsync and rename, and
+torch.distributed.checkpoint.async_save (thread). Figures are medians; --quick omits the comparison.
 """
 
 import contextlib
@@ -39,9 +39,9 @@ from rekindle.training.local_dataset import LoaderState
 from rekindle.training.spec import TrainConfig
 from rekindle.training.training_state import State, tensor_bytes
 
-STEP = 0.2  # seconds of a step that runs during a write in the background
-SHORT = 0.00043  # seconds of a short step, for the overhead of snapshots
-SMALL = 5  # megabytes of a small state, for the overhead of snapshots
+STEP = 0.2  # duration in seconds of a step while a checkpoint is written in the background
+SHORT = 0.00043  # duration in seconds of a short step, for measuring the overhead of snapshots
+SMALL = 5  # size of a small state in megabytes, for measuring the overhead of snapshots
 
 
 @contextlib.contextmanager
@@ -74,7 +74,7 @@ def endpoint(root: Path) -> Iterator[Store]:
 
 
 def open_checkpoints(store: Store, megabytes: int, events: list[dict[str, Any]]) -> Checkpoints:
-    """Return the checkpoints of a worker before its first step."""
+    """Return the Checkpoints object of a worker that has not made a step yet."""
     width = round((megabytes * 1e6 / 12) ** 0.5)
     model = torch.nn.Linear(width, width, bias=False)
     state = State(model, TrainConfig.model_validate({"keep_checkpoints": 2}), torch.device("cpu"))
@@ -101,8 +101,8 @@ def seconds(call: Callable[[], Any]) -> float:
 
 
 class Steps:
-    """Steps with a fixed amount of work on one core, and their slow-down while another task
-    runs."""
+    """Runs steps with a fixed amount of work on one core, and measures how much another task slows
+    them down."""
 
     def __init__(self) -> None:
         self.matrix = torch.randn(512, 512)
@@ -118,9 +118,9 @@ class Steps:
             self._work()
 
     def during(self, busy: Callable[[], bool]) -> tuple[float, float]:
-        """Make steps while `busy()` is true.
+        """Run training steps while `busy()` returns True.
 
-        Returns the slow-down of these steps as a factor, and the seconds that they lost.
+        Returns the slow-down of these steps as a factor, and the total delay in seconds.
         """
         durations = [seconds(self.step)]
         while busy():
@@ -129,7 +129,7 @@ class Steps:
 
 
 def measure(store: Store, megabytes: int, runs: int, steps: Steps) -> dict[str, float]:
-    """Return the figures of Rekindle's checkpoints and of the references, measured in turns."""
+    """Measure Rekindle's checkpoints and the references alternately; return their figures."""
     events: list[dict[str, Any]] = []
     checkpoints = open_checkpoints(store, megabytes, events)
     state = checkpoints.state
@@ -208,7 +208,7 @@ def snapshot_overhead(store: Store, runs: int) -> float:
 
 
 def others(folder: Path, megabytes: int, runs: int, steps: Steps) -> dict[str, dict[str, float]]:
-    """Return the figures of other ways to save the state, for comparison.
+    """Measure other ways to save the state, for comparison, and return their figures.
 
     The figures are the waiting time, the time until the state is durable, the slow-down of steps
     during the write, and the seconds lost.

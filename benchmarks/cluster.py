@@ -4,11 +4,11 @@ versus a local run.
     python -m benchmarks.cluster [--json] [--runs 3] [--config configs/demo.yaml]
 
 Requires the environment that tests/cluster/namespace.py describes, and creates its own namespace.
-Time in which no step or job of the run works counts as time of Argo and the kubelet; a model server
-that is ready does not count as work. All other time counts as time of Rekindle. The overhead is the
-difference between the time of Rekindle and the time of the same run on this machine: waiting and
-slower starts. An event's time is the time when a watch reports it, because timestamps of Kubernetes
-have whole seconds.
+While no step or job of the run works, the time is attributed to Argo and the kubelet. A model
+server that is ready does not count as work. All other time is attributed to Rekindle. The overhead
+is Rekindle's time minus the duration of the same run on this machine; it is caused by waiting and
+slower starts. The time of an event is when the watch reports it, because timestamps of Kubernetes
+are rounded to seconds.
 """
 
 import json
@@ -28,7 +28,8 @@ from benchmarks.bars import bar, parser, report
 from tests.cluster.namespace import create_namespace
 from tests.cluster.run import DEMO, Namespace, Run, run_locally
 
-ARGO = "argoexec"  # image of Argo's executor, whose running time does not count as time of Rekindle
+# image of Argo's executor; the running time of its containers is not attributed to Rekindle
+ARGO = "argoexec"
 IMPORT = (
     "import time; start = time.perf_counter(); import hera.workflows; print(time.perf_counter() -"
     " start)"
@@ -37,10 +38,10 @@ IMPORT = (
 
 @dataclass
 class Pod:
-    """Times of a pod: its creation, the start of its first container, and the end (or readiness) of
-    its last container.
+    """The times of a pod: when it was created, when its first container started, and when its last
+    container ended (or was ready).
 
-    Argo's own containers do not count.
+    Argo's own containers are ignored.
     """
 
     name: str
@@ -116,13 +117,13 @@ class Figures:
     """Durations of one run, in seconds."""
 
     submit: float  # from the start of the command to the creation of the workflow
-    # seconds of the import of Hera, which is a part of `submit`, but measured separately
+    # duration of importing Hera, which `submit` includes; measured separately
     hera: float
     first_pod: float  # from the creation of the workflow to its first pod
     total: float  # from the start of the command to the end of the workflow
-    # the part of `total` while at least one container of the run (except Argo's) was working
+    # the part of `total` in which a container of the run, other than Argo's, was working
     working: float
-    local: float  # seconds of the same steps on this machine
+    local: float  # duration of the same steps on this machine
 
 
 def measure(namespace: Namespace, config: Path, name: str, home: Path) -> tuple[Figures, list[Pod]]:
@@ -138,7 +139,7 @@ def measure(namespace: Namespace, config: Path, name: str, home: Path) -> tuple[
         watch(namespace, "workflows", created),
         watch(namespace, "pods", lambda *event: update(pods, *event)),
     ):
-        time.sleep(2)  # a watch first reports the objects that already exist
+        time.sleep(2)  # wait until the watch has reported the objects that already exist
         existing = set(pods)
         start = time.time()
         run = Run.submit(namespace, f"name={name}", config=config)
@@ -178,8 +179,8 @@ def measure(namespace: Namespace, config: Path, name: str, home: Path) -> tuple[
 
 
 def table(pods: list[Pod]) -> str:
-    """Format a table of pods: seconds until a pod was created, started, and then completed (a
-    server: was ready)."""
+    """Format a table of pods. For each pod, it has the seconds until its creation, until its start,
+    and until its end (for a server: until it was ready)."""
     lines = [f"{'pod':44} {'at':>6} {'start':>6} {'ran':>6}  seconds"]
     for pod in pods:
         start, ran = (

@@ -1,15 +1,15 @@
-"""Clients of a model server that may open 256 file descriptors, while 4,000 slow or silent
-connections flood the server.
+"""Measure how clients fare while 4,000 slow or silent connections flood a model server, which may
+open only 256 file descriptors.
 
     python -m benchmarks.flood [--seconds 10] [--json]
 
 The server serves the workload `power` of docs/your-own-model.md. Each connection of the flood sends
-one of four things: nothing, a part of a head, a complete request with a part of a second head, or a
-complete head with a part of a body. A connection that the server closes is opened again after 20 s
-on average, so about 200 connections arrive per second. A third of the clients sends requests on one
-connection without a pause, a third opens a connection for each request, and a third reuses a
-connection after pauses and, like every connection pool, first checks whether the connection was
-closed. Probes are sent as by a kubelet, each on its own connection.
+one of the following: nothing, part of a request's head, a complete request and part of a second
+head, or a complete head and part of the body. A connection that the server closes is opened again
+after 20 s on average, so about 200 connections arrive per second. A third of the clients sends
+requests on one connection without a pause, a third opens a connection for each request, and a third
+reuses a connection after pauses and, like every connection pool, first checks whether the
+connection was closed. Probes are sent each on its own connection, as a kubelet does.
 """
 
 import asyncio
@@ -33,7 +33,7 @@ DESCRIPTORS = 256
 CONNECTIONS = 4000
 CLIENTS = 4  # number of clients of each kind
 RUNS = 3
-PAUSE_S = 20.0  # mean pause of the flood before it opens a closed connection again
+PAUSE_S = 20.0  # mean pause before the flood reopens a connection that the server has closed
 PROBE = b"GET /health/live HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n"
 KINDS = ("steady", "single", "pausing", "probe")
 
@@ -45,7 +45,8 @@ class Clients:
         self.texts = texts
         self.seconds: list[float] = []
         self.probes = 0
-        self.failures: Counter[str] = Counter()  # kind of client and reason → number
+        # number of failed requests by client kind and reason
+        self.failures: Counter[str] = Counter()
 
     async def client(self, kind: str, until: float) -> None:
         """Send requests until the time `until`."""
@@ -86,7 +87,7 @@ class Clients:
 
 
 async def flood(text: bytes) -> None:
-    """Hold connections to the server forever."""
+    """Keep connections to the server open forever; reopen a connection that the server closes."""
     head = text.partition(b"\r\n\r\n")[0] + b"\r\n\r\n"
     starts = [b"", text[:20], text + text[:20], head + b"{"]
 
@@ -108,7 +109,7 @@ def flooding() -> Iterator[None]:
     """Flood the server until the end of the block, from another process."""
     process = subprocess.Popen([sys.executable, "-m", "benchmarks.flood", "--attack"])
     try:
-        time.sleep(PAUSE_S / 2)  # until the server has no free descriptor
+        time.sleep(PAUSE_S / 2)  # wait until the server has used all its file descriptors
         yield
     finally:
         process.kill()
@@ -116,7 +117,7 @@ def flooding() -> Iterator[None]:
 
 
 def measure(folder: Path, seconds: float) -> list[Bar]:
-    """Return the figures of the clients without and with the flood."""
+    """Measure the clients without and with the flood, and return the figures."""
     release, instances = write_release("power", folder)
     messages = requests("/v1/models/power:predict", "instances", instances)
     prefix, env = upload("power", release, folder / "home")
@@ -141,7 +142,7 @@ def measure(folder: Path, seconds: float) -> list[Bar]:
     alone = []
     flooded = []
     with running(command, env, f"http://127.0.0.1:{PORT}/health/ready"):
-        run()  # the first requests are slower
+        run()  # warm-up, because the first requests are slower
         for _ in range(RUNS):
             alone.append(run())
             with flooding():
@@ -195,7 +196,7 @@ def main() -> int:
         asyncio.run(flood(text))
 
     with tempfile.TemporaryDirectory() as folder:
-        sys.path.insert(0, folder)  # the folder with power.py
+        sys.path.insert(0, folder)  # the folder that contains power.py
         try:
             bars = measure(Path(folder), arguments.seconds)
         finally:

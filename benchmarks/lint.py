@@ -1,5 +1,5 @@
-"""Cost of rendering and linting a large pipeline: CPU seconds for 500 tasks, and cost of a task in
-larger pipelines.
+"""Measure the cost of rendering and linting a large pipeline: the CPU seconds for 500 tasks, and
+how the cost per task grows in larger pipelines.
 
     python -m benchmarks.lint [--json] [--runs 5] [--tasks 500]
 
@@ -38,7 +38,7 @@ JOB = """
 
 
 def pipeline(tasks: int) -> Workflow:
-    """Return a workflow of `tasks` tasks; each template is used by about ten tasks."""
+    """Return a workflow of `tasks` tasks, in which about ten tasks share each template."""
     with Workflow(generate_name="large-", entrypoint="main") as workflow:
         inputs = [Parameter(name=name, default="") for name in ("x", "y")]
         outputs = [Parameter(name="y", value_from=m.ValueFrom(path="/tmp/y"))]
@@ -180,10 +180,13 @@ def main() -> int:
     )
 
     options = command.parse_args()
-    seconds(options.tasks)  # the first call is slower: Hera and pydantic initialize themselves
+    # warm-up, because Hera and pydantic initialize themselves in the first call
+    seconds(options.tasks)
     figures: dict[int, list[tuple[float, float]]] = {1: [], 2: [], 4: []}
 
-    for _ in range(options.runs):  # sizes take turns, so that other load affects all sizes
+    for _ in range(options.runs):
+        # measure the sizes alternately, so that other load on the machine affects all of them
+        # equally
         for times, runs in figures.items():
             runs.append(seconds(times * options.tasks))
 

@@ -5,8 +5,8 @@ dataset.
 
 A sample is a window of 40 transactions with 27 features each; a batch has 256 random windows from
 1.7 million transactions (simulated, or from FILE). Figures are medians over blocks of batches; all
-loaders load blocks in turns, in one process with one thread, after a warm-up. No loader can be
-faster than the bare gather, which only copies the features of a batch.
+loaders load blocks in turns, in one process with one thread, after a warm-up. The bare gather,
+which only copies the features of a batch, is the upper limit for every loader.
 """
 
 import sys
@@ -61,7 +61,8 @@ class Batched(Single):
 
 
 def contenders(windows: TrainingWindows) -> dict[str, Next]:
-    """Return a function for each loader, by the loader's name; a call returns the next batch."""
+    """Return a function by name of each loader; every call of the function returns the loader's
+    next batch."""
     sampler = Sampler(len(windows), BATCH, 1, 0)
     steps = iter(range(10**9))
     indices = _cycle([sampler.sample_indices(step, 0) for step in range(100)])
@@ -100,9 +101,10 @@ def measure(path: Path, rounds: int, block: int) -> list[Bar]:
         "checkpoints": "",
     }
 
-    prepare_device(Inputs(**settings))  # also configures torch as in training
+    prepare_device(Inputs(**settings))  # this call also configures torch as in training
     windows = open_dataset(path)
-    if len(windows) < BATCH:  # the loaders drop an incomplete batch, and would yield nothing
+    if len(windows) < BATCH:
+        # with fewer rows, the loaders would yield nothing, because they drop an incomplete batch
         raise SystemExit(
             f"error: the source has {len(windows):,} windows, and a batch needs {BATCH:,}: give"
             " --source more cards or days."

@@ -1,10 +1,10 @@
-"""Overhead of Rekindle's training loop compared with a bare loop, and of its exact sum of gradients
-compared with DDP.
+"""Measure the overhead of Rekindle's training loop compared with a bare loop, and of its exact
+gradient summation compared with DDP.
 
     python -m benchmarks.loop [--json] [--quick]
 
 Measures CPU time, which does not depend on other load. Each figure is a median over blocks of
-steps; Rekindle's loop and the loops to compare with take turns in the same process
+steps; Rekindle's loop and the compared loops alternate in the same process
 (benchmarks/workloads/mlp.py). Rekindle runs with all its features: it sends curves to a stub of
 MLflow, prints progress lines, keeps hot snapshots in shared memory, and writes durable checkpoints
 to a real S3 endpoint. The loops of accelerate and Ignite are included if these packages are
@@ -29,7 +29,7 @@ from typing import Any
 from benchmarks.bars import Bar, bar, parser, report
 from benchmarks.workloads import stamped
 
-# a step takes 0.4 ms
+# settings whose step takes 0.4 ms
 SMALL = {"model": {"width": 96, "layers": 3}, "batch_size": 32, "virtual_workers": 1}
 LARGE = {
     "model": {"width": 1010, "layers": 2},
@@ -58,8 +58,8 @@ class Tracker(BaseHTTPRequestHandler):
 
 @contextmanager
 def environment() -> Iterator[dict[str, str]]:
-    """Yield environment variables for an S3 endpoint that has the dataset, and for a stub of
-    MLflow."""
+    """Start an S3 endpoint with the dataset, and a stub of MLflow; yield the environment variables
+    that select them."""
     from rekindle.local.services.services import Services
     from rekindle.storage import Store
 
@@ -97,7 +97,8 @@ def environment() -> Iterator[dict[str, str]]:
 def measure(
     env: dict[str, str], size: int, settings: dict[str, Any], **turns: object
 ) -> list[dict[str, Any]]:
-    """Train with `size` processes. Returns the figures of each process (see `Turns.result`)."""
+    """Train in a group of `size` processes. Returns the figures of each process (see
+    `Turns.result`)."""
     name = f"run-{os.urandom(4).hex()}"
 
     flags = settings | {
@@ -156,15 +157,15 @@ def train_as_worker(text: str) -> None:
 
 
 def alone(env: dict[str, str], blocks: int) -> list[Bar]:
-    """Return the CPU time that each loop adds to a bare step of 0.4 ms."""
-    # the warm-up ends after the first curves, which are sent after 5 s
+    """Measure the CPU time that each loop adds to a bare step of 0.4 ms, in one process."""
+    # the warm-up is long enough to include sending the first curves, after 5 s
     block = 500
     warm = 14000
     settings = SMALL | {"run_id": "1", "checkpoint_seconds": 5, "steps": warm + block * blocks + 1}
     result = measure(env, 1, settings, block=block, warm=warm)[0]
     steps = result["steps"]
     bare = result["steps"]["bare"]
-    # these threads also work while other loops have their turn
+    # the background threads also work during the turns of other loops
     threads = result["threads"] * median(steps["Rekindle"])
     bars = [bar("a bare step", median(bare) * 1e6, "µs")]
 
@@ -189,8 +190,8 @@ def alone(env: dict[str, str], blocks: int) -> list[Bar]:
 
 
 def together(env: dict[str, str], size: int, blocks: int) -> list[Bar]:
-    """Return the step times of the loops in a group: of Rekindle, with 8 virtual workers and an
-    exact sum of 5 MB of gradients, and of DDP."""
+    """Return the step times in a group of processes: of Rekindle's loop, with 8 virtual workers and
+    an exact sum of 5 MB of gradients, and of a DDP loop."""
     block = 10
     warm = 10
     settings = LARGE | {"checkpoint_seconds": 3600, "steps": warm + block * blocks + 1}

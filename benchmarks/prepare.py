@@ -1,5 +1,5 @@
-"""Speed of the feature engineering in the step prepare, compared with pandas; cost of the whole
-step; and cost of the verification of its dataset, because every reader verifies the dataset.
+"""Measure the speed of the step prepare: its feature engineering compared with pandas, the whole
+step, and the verification of its dataset, which every reader repeats.
 
     # a simulated world of the published size (1.75 million rows)
     python -m benchmarks.prepare
@@ -21,15 +21,15 @@ from typing import Any
 from benchmarks.bars import Bar, bar, parser, report
 
 WORLD = "simulate://7?cards={cards}&terminals={terminals}&days=183&start=2018-04-01"
-PUBLISHED = 1_750_000  # number of rows of the published data, for which the limits are set
+PUBLISHED = 1_750_000  # number of rows of the published data; the limits hold for this number
 ONE_THREAD = dict.fromkeys(
     ("POLARS_MAX_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1"
 )
 
 
 def simulated(source: Path, target: Path) -> None:
-    """Simulate the world whose URI is in the file `source`, and write a parquet file with the
-    column names of the published data."""
+    """Simulate transactions by the `simulate://` URI in the file `source`, and write them as a
+    parquet file with the column names of the published data."""
     from steps.fraud.data.simulate import simulate
     from steps.fraud.data.simulation_uri import parse
     from steps.fraud.fraud_config import Columns
@@ -38,8 +38,8 @@ def simulated(source: Path, target: Path) -> None:
 
 
 def polars(source: Path, target: Path) -> None:
-    """Compute the 15 features of the handbook from a parquet file to a parquet file, with the
-    step's reader and checks."""
+    """Read a parquet file with the step's reader and checks, compute the handbook's 15 features,
+    and write them to a parquet file."""
     import polars as pl
 
     from steps.fraud.data.features import HANDBOOK_NAMES, tables
@@ -109,7 +109,7 @@ def pandas(source: Path, target: Path) -> None:
 
 
 def difference(first: Path, second: Path) -> float:
-    """Return the share of the rows of two feature files that differ by more than rounding."""
+    """Return the share of rows in which two feature files differ by more than rounding errors."""
     import polars as pl
 
     a, b = (pl.read_parquet(path).sort("id").cast(pl.Float64) for path in (first, second))
@@ -156,8 +156,8 @@ def world(folder: Path, cards: int) -> Path:
 
 
 def compare(source: Path, folder: Path, repeats: int) -> list[Bar]:
-    """Compare features by polars and by pandas: CPU seconds, the least of `repeats` runs, scaled to
-    the published rows."""
+    """Compare the CPU seconds of computing features with polars and with pandas. The figures are
+    the minimum of `repeats` runs, scaled to the number of published rows."""
     import polars as pl
 
     scale = PUBLISHED / pl.scan_parquet(source).select(pl.len()).collect().item()
@@ -186,7 +186,8 @@ def compare(source: Path, folder: Path, repeats: int) -> list[Bar]:
 
 
 def large(folder: Path, cards: int) -> list[Bar]:
-    """Return the CPU seconds and the peak memory of the features for ten times the cards."""
+    """Return the CPU seconds and peak memory for computing the features of ten times as many
+    cards."""
     cpu, memory = measure("polars", world(folder, 10 * cards), folder / "large")
     return [
         bar("15 features of ten times the rows", cpu, "CPU s", 45.0),

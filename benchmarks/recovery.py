@@ -1,12 +1,12 @@
-"""Seconds that failures interrupt a training of 3 workers, with steps of about 30 ms and 5 MB of
-weights.
+"""Measure for how many seconds failures interrupt a training with 3 workers, steps of about 30 ms,
+and 5 MB of weights.
 
     python -m benchmarks.recovery [--runs 10] [--peers 10] [--json] \\
       [--only killed,frozen,headless,all,gone]
 
-Figures are medians of the seconds from a signal to the next finished step of the slowest survivor,
-minus the time of a step. For comparison, the benchmark also kills a node of torchrun 2.13, which
-makes the same steps; torchrun is tuned (last call 1 s, keep-alive 3 × 1 s).
+Figures are medians of the seconds from a signal until the slowest survivor finishes its next step,
+minus the duration of a step. For comparison, the benchmark also kills a node of a torchrun 2.13 job
+with the same steps. The timeouts of torchrun are tuned (last call 1 s, keep-alive 3 × 1 s).
 """
 
 import os
@@ -30,8 +30,8 @@ from tests.rekindle.training.crew import Crew
 
 NAMES = ("w0", "w1", "w2")
 VIRTUAL = 8
-TIMEOUT_S = 300.0  # seconds; long, because the machine may be heavily loaded
-# maximum number of micro-batches per worker and step, while all workers train
+TIMEOUT_S = 300.0  # long, because the machine may be heavily loaded
+# maximum number of micro-batches that a worker computes per step while all workers train
 MAX_BATCHES = VIRTUAL // len(NAMES) + 1
 FLAGS = {
     "workload": "benchmarks.workloads.stamped",
@@ -45,13 +45,13 @@ FLAGS = {
     "warmup": 0,
     "checkpoint_seconds": 600,
 }
-# in the scenario `gone`: seconds between two snapshots, and seconds between two checkpoints
+# scenario `gone`: seconds between two snapshots (HOT) and between two checkpoints (DURABLE)
 HOT = 0.25
 DURABLE = 3.0
 
 
 class Run:
-    """One training run: its processes, and the steps that they recorded."""
+    """The processes of one training run, and the steps that they recorded."""
 
     def __init__(self, crew: Crew, folder: Path, name: str, **settings: float) -> None:
         self.crew, self.folder, self.first_workers_steps = crew, folder / name, list[stamped.Step]()
@@ -69,7 +69,8 @@ class Run:
         }
 
     def kill(self) -> None:
-        """Kill all processes, wait for their end, and record the steps of the first worker."""
+        """Kill all processes, wait until they have ended, and keep the recorded steps of the first
+        worker."""
         members = [self.coordinator, *self.launchers.values()]
         workers = [stamped.pid(self.folder, name) for name in NAMES]
         for member in members:
@@ -82,7 +83,7 @@ class Run:
     def signal(self, number: signal.Signals, *names: str) -> float:
         """Send a signal to the workers `names`, but not to their launchers.
 
-        Returns the time right before the signals.
+        Returns the time immediately before the signals are sent.
         """
         pids = [stamped.pid(self.folder, name) for name in names]
         now = time.monotonic()
@@ -95,8 +96,8 @@ class Run:
         return [step for step in stamped.steps(self.folder, name) if step.finished > since]
 
     def wait_for_all(self, since: float = 0.0, steps: int = 12) -> float:
-        """Wait until all workers train together. Returns the time when the last worker had finished
-        its first step together with all others."""
+        """Wait until all workers train together. Returns the time at which the last worker finished
+        its first step with all workers in the group."""
         since = since or time.monotonic()
         steps_by_name: dict[str, list[stamped.Step]] = {}
 
@@ -112,7 +113,7 @@ class Run:
 
     def next_step(self, since: float, victims: set[str]) -> float:
         """Return the seconds from the time `since` until all survivors have finished a step, minus
-        the time of a step."""
+        the duration of a step."""
         survivors = [name for name in NAMES if name not in victims]
         steps_by_name: dict[str, list[stamped.Step]] = {}
 
@@ -138,8 +139,8 @@ class Run:
         return max(each[0].finished for each in steps_by_name.values()) - since - duration
 
     def repeated(self) -> int:
-        """Return the number of lost steps. A process has lost a step if it starts again from
-        weights that it had before."""
+        """Return the number of repeated steps. A process has repeated a step if it starts a second
+        step from the same weights."""
         count = 0
         for path in self.folder.iterdir():
             name, _, pid = path.name.rpartition("-")
@@ -149,10 +150,11 @@ class Run:
 
 
 def killed(run: Run, runs: int, number: signal.Signals) -> dict[str, list[float]]:
-    """Repeatedly kill a worker, which its launcher restarts, or stop a worker and continue it.
+    """Repeatedly kill a worker, which its launcher restarts; for SIGSTOP, stop a worker and then
+    continue it.
 
-    Returns the seconds until the survivors make a step, and the seconds until all workers train
-    together.
+    Returns two lists of seconds: until the survivors finish a step, and until all workers train
+    together again.
     """
     next_step = []
     back = []
@@ -172,8 +174,8 @@ def killed(run: Run, runs: int, number: signal.Signals) -> dict[str, list[float]
 
 
 def all_killed(run: Run, runs: int) -> dict[str, list[float]]:
-    """Kill all workers. Returns the seconds until all workers have made a step from the state in
-    shared memory."""
+    """Kill all workers. Returns the seconds until all of them, restored from shared memory, have
+    finished a step."""
     next_step = []
     for _ in range(runs):
         time.sleep(random.uniform(0.5, 1.0))
@@ -184,10 +186,11 @@ def all_killed(run: Run, runs: int) -> dict[str, list[float]]:
 
 
 def all_processes_killed(run: Run, runs: int, *, hot: bool) -> dict[str, list[float]]:
-    """Kill all processes; without `hot`, also remove the snapshots, as if the nodes were lost.
+    """Kill all processes. If `hot` is False, also delete the snapshots in memory, as if the nodes
+    were lost.
 
-    Returns lists of three durations in seconds: from the restart to the first step of all workers,
-    of the repeated steps, and of an import of torch.
+    Returns three lists of durations in seconds: from the restart until all workers have finished a
+    step, the duration of the repeated steps, and the duration of importing torch.
     """
     next_step = []
     lost = []
@@ -206,7 +209,7 @@ def all_processes_killed(run: Run, runs: int, *, hot: bool) -> dict[str, list[fl
         next_step.append(run.wait_for_all(start, 1) - start)
         first = stamped.steps(run.folder, NAMES[0])[0].weight
         steps = run.first_workers_steps
-        # empty if the worker has not repeated a step
+        # steps of the killed run from the same weights; empty if no step was lost
         again = [i for i, step in enumerate(steps) if step.weight == first]
         lost.append(
             sum(step.finished - step.began for step in steps[again[-1] :]) if again else 0.0
@@ -235,7 +238,7 @@ def headless(run: Run, runs: int) -> dict[str, list[float]]:
     for _ in range(runs):
         time.sleep(2)
         start = time.monotonic()
-        # durations of the steps in the last two seconds
+        # the steps that ended in the last two seconds
         usual = [s.finished - s.began for name in NAMES for s in run.steps(name, start - 2)]
         run.coordinator.send(signal.SIGKILL)
         run.coordinator.process.join()
@@ -253,8 +256,8 @@ def headless(run: Run, runs: int) -> dict[str, list[float]]:
 
 @contextmanager
 def crews() -> Iterator[tuple[Crew, Path]]:
-    """Yield a crew, which starts coordinators and launchers, and a folder. These processes use a
-    store with the dataset, and end with this process."""
+    """Yield a Crew, which starts coordinators and launchers, and the folder for its files. The
+    started processes use an object store with the dataset, and end with this process."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         services = Services(folder / "home", {})

@@ -1,11 +1,12 @@
-"""Overhead of the local runner: `rekindle run --manifest` with 4 and with 100 trivial Python steps,
-and with 1,000 containers that do nothing.
+"""Measure the overhead of the local runner, `rekindle run --manifest`, for 4 and for 100 trivial
+Python steps, and for 1,000 containers that do nothing.
 
     python -m benchmarks.runner [--json]
 
 Figures are medians of the CPU seconds of the command and all its children, which do not depend on
-other load. For comparison, the benchmark also measures the same Python processes without a runner,
-and the state machine of the runner without processes: its best rate of five runs, and its memory.
+other load. For comparison, the benchmark also measures the same Python processes without a runner.
+For the state machine of the runner without processes, it measures the memory and the best rate of
+five runs.
 """
 
 import json
@@ -112,8 +113,8 @@ def processes(count: int) -> float:
 
 
 def transitions(spec: dict[str, Any], count: int) -> float:
-    """Return how many changes of a pod's phase per second the state machine makes, for `count` pods
-    at parallelism 2."""
+    """Return how many pod phase changes per second the state machine processes, for `count` pods,
+    two at a time."""
     from argolocal.engine.nodes import PodEnded, PodStarted, Start
     from argolocal.engine.scheduler import Scheduler
     from argolocal.manifest.read import workflow
@@ -134,7 +135,8 @@ def transitions(spec: dict[str, Any], count: int) -> float:
         ]
 
     assert scheduler.status["phase"] == "Succeeded"
-    return 3 * count / (time.process_time() - began)  # phases of a pod: pending, running, completed
+    # each pod has three phases: pending, running, completed
+    return 3 * count / (time.process_time() - began)
 
 
 def memory(count: int) -> float:

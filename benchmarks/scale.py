@@ -1,11 +1,11 @@
-"""Load of a real coordinator process with 512 simulated workers that do not train.
+"""Measure the load of a real coordinator process with 512 simulated workers, which do not train.
 
     python -m benchmarks.scale [--members 512] [--runs 10] [--json]
 
-Each run closes the connections of 1 to 5 workers at once, the last run the connections of a third
-of all workers, as if a rack were lost. The figure is the time until all remaining workers have the
-member list of the next generation; then new workers replace the lost workers. All simulated workers
-run in the process of this benchmark, and the figure includes their work.
+Each run closes the connections of 1 to 5 workers at once. The last run closes the connections of a
+third of all workers, as if a rack were lost. The figure is the time until all remaining workers
+have received the member list of the next generation. Afterwards, new workers replace the lost ones.
+All simulated workers run in the process of this benchmark, and the figure includes their work.
 """
 
 import asyncio
@@ -91,7 +91,7 @@ class Member(asyncio.Protocol):
 
 
 async def wait_for_group(members: list[Member], after: int) -> float:
-    """Wait until all members are in one group with a number above `after`.
+    """Wait until all members are in one generation whose number is above `after`.
 
     Returns the time when the last member received the list of the group.
     """
@@ -106,7 +106,7 @@ async def wait_for_group(members: list[Member], after: int) -> float:
 async def measure(
     port: int, process: psutil.Process, count: int, runs: int
 ) -> tuple[list[float], float, float]:
-    """Return the seconds from each loss to the next generation, and the CPU share and the memory of
+    """Measure the seconds from each loss to the next generation, and the CPU share and memory of
     the coordinator.
 
     The CPU share is the share of a core that the coordinator uses while no member is lost; memory
@@ -171,8 +171,7 @@ def wait_for_coordinator(port: int) -> None:
 
 
 def membership_share(port: int, seconds: float = 10.0) -> float:
-    """Return the share of a core that a worker uses for its membership, while it does nothing
-    else."""
+    """Return the share of a core that an idle worker uses to stay a member of the group."""
     client = Client("127.0.0.1", port, {}, lambda: False)
     threading.Thread(target=client.wait_for_group, args=(0, 0, lambda: False), daemon=True).start()
     time.sleep(1)
@@ -213,7 +212,7 @@ def main() -> int:
         command += [
             "--min-workers=1",
             "--silence-seconds=10",
-        ]  # heartbeats may be late, because a single process sends all of them
+        ]  # long timeout: heartbeats may be late, because a single process sends all of them
         environment["MASTER_PORT"] = str(port)
         environment["POD_IP"] = "127.0.0.1"
 

@@ -1,15 +1,15 @@
-"""Speed of model servers on two cores: predictions in batches, one by one, and by `mlflow models
-serve`.
+"""Measure the speed of model servers on two cores: with predictions in batches, with predictions
+one by one, and with `mlflow models serve`.
 
     python -m benchmarks.serving [--models digits fraud] [--seconds 10] [--json]
 
 The models are steps.digits, steps.language, the workload `power` of docs/your-own-model.md, and
 steps.fraud with the serving state of the handbook's data (5,000 cards, half a year), all with
 random weights. Servers use cores 0 and 1, clients all other cores. 32 clients send one request
-after the other, each of one record. They use three servers of the same release in turn: with the
-default serve.max_batch, with serve.max_batch 1, and MLflow with two workers. The server of the last
-model then answers 8 clients, first without other clients, then with 64 clients that send one byte
-per second.
+after the other; each request contains one record. The clients use three servers of the same release
+in turn: one with the default serve.max_batch, one with serve.max_batch 1, and MLflow with two
+workers. The server of the last model then answers 8 clients, first without other clients, then with
+64 clients that send one byte per second.
 """
 
 import asyncio
@@ -34,14 +34,14 @@ import psutil
 
 from benchmarks.bars import Bar, bar, parser, report
 
-# name of the model → its setting `data.source`
+# the setting `data.source` of each model, by name
 SOURCES = {
     "digits": "sklearn://digits",
     "language": "python://topics",
     "power": "power.csv",
     "fraud": "simulate://7?cards=5000&terminals=10000&days=183",
 }
-RATES = {"fraud": 1323}  # minimum answers per second of a model that is not faster in batches
+RATES = {"fraud": 1323}  # required answers per second of a model that batching does not make faster
 PAGE = Path(__file__).parents[1] / "docs" / "your-own-model.md"
 CORES = {0, 1}
 HEAD = "POST {} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n"
@@ -73,8 +73,8 @@ def load_workload(name: str, folder: Path) -> tuple[str, Any]:
 
 
 def write_release(name: str, folder: Path) -> tuple[Path, list[dict[str, Any]]]:
-    """Write the files of a release with untrained weights; return their folder, and instances to
-    predict."""
+    """Write the files of a release with untrained weights; return the folder of the files, and
+    instances to predict."""
     import torch
     from safetensors.torch import save_file
 
@@ -127,7 +127,8 @@ def write_release(name: str, folder: Path) -> tuple[Path, list[dict[str, Any]]]:
         "files": hashes,
     }
 
-    (release / RELEASE_RECORD).write_text(json.dumps(record))  # for MLflow, which loads this folder
+    # file for MLflow, which loads the model from this folder
+    (release / RELEASE_RECORD).write_text(json.dumps(record))
 
     return release, instances
 
@@ -148,7 +149,7 @@ def transactions(time: str, count: int = 2000) -> list[dict[str, Any]]:
 
 def upload(name: str, release: Path, home: Path) -> tuple[str, dict[str, str]]:
     """Upload a release to an object store. Return the key prefix of the release, and the
-    environment of its servers."""
+    environment variables for its servers."""
     from rekindle.content.verified_release import content_hash
     from rekindle.local.services.services import Services
     from rekindle.release.release_files import commit
@@ -197,8 +198,8 @@ def upload(name: str, release: Path, home: Path) -> tuple[str, dict[str, str]]:
 
 @contextmanager
 def running(command: list[str], env: dict[str, str], ready: str) -> Iterator[psutil.Process]:
-    """Run a server on CORES until the end of the block, which begins when the URL `ready` answers
-    200."""
+    """Run a server on CORES until the end of the block. The block begins when the URL `ready`
+    returns status 200."""
     affinity = os.sched_getaffinity(0)
 
     with tempfile.TemporaryFile("w+") as log:
@@ -256,7 +257,7 @@ class Load:
         writer.close()
 
     async def slow_client(self, until: float) -> None:
-        """Send one byte of a request's body per second; connect again when the server closes the
+        """Send one byte of a request's body per second; reconnect when the server closes the
         connection."""
         while time.perf_counter() < until:
             reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
@@ -279,7 +280,8 @@ class Load:
 
 @dataclass(frozen=True)
 class Run:
-    """Measurements of one run: by the clients, and the CPU time of the server."""
+    """The measurements of one run: rate and latency, as the clients see them, and the CPU time of
+    the server."""
 
     rate: float  # answers per second
     p99: float  # 99th percentile of the latency in ms
@@ -296,7 +298,8 @@ class Server:
     texts: list[bytes]
 
     def run(self, clients: int, seconds: float, slow: int = 0) -> Run:
-        """Return the measurements of `seconds`, after a warm-up of one second."""
+        """Let the clients run for `seconds`, after a warm-up of one second, and return the
+        measurements."""
         asyncio.run(Load(self.port, self.texts).run(clients, 0, 1.0))
         load = Load(self.port, self.texts)
         start = time.perf_counter()
@@ -319,7 +322,8 @@ class Server:
 
 
 def start_servers(name: str, folder: Path, processes: int, stack: ExitStack) -> list[Server]:
-    """Start three servers of a model: predictions in batches, one by one, and by MLflow."""
+    """Start three servers of a model: one that predicts in batches, one that predicts one by one,
+    and one of MLflow."""
     release, instances = write_release(name, folder)
     prefix, env = upload(name, release, folder / "home")
     servers = []
@@ -357,7 +361,8 @@ def start_servers(name: str, folder: Path, processes: int, stack: ExitStack) -> 
 
 
 def measure(name: str, folder: Path, seconds: float, processes: int, slow: bool) -> list[Bar]:
-    """Return the figures of the servers of a model; with `slow`, also measure slow clients."""
+    """Measure the servers of a model; if `slow` is True, also measure with slow clients. Return the
+    figures."""
     with ExitStack() as stack:
         servers = start_servers(name, folder, processes, stack)
         turns = [[server.run(32, seconds) for server in servers] for _ in range(RUNS)]
@@ -457,7 +462,7 @@ def main() -> int:
 
     bars = []
     with tempfile.TemporaryDirectory() as folder:
-        sys.path.insert(0, folder)  # the folder with power.py
+        sys.path.insert(0, folder)  # the folder that contains power.py
         try:
             for name in arguments.models:
                 slow = name == arguments.models[-1]

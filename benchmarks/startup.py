@@ -4,7 +4,7 @@ manifest.
     python -m benchmarks.startup [--json] [--runs 5]
 
 Figures are medians of the CPU time of child processes, compared with a bare Python interpreter in
-the same run. On the same class of machine, the --help of other tools needs the following number of
+the same run. On the same class of machine, `--help` of other tools takes the following number of
 seconds: TorchX 0.13, DVC 0.14, Hera 0.18, Metaflow 0.27, KFP 0.56, flytekit 0.88, Prefect 1.41,
 ZenML 1.90.
 """

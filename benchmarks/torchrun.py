@@ -1,4 +1,5 @@
-"""Time that torchrun needs after the loss of a node, for comparison in benchmarks/recovery.py.
+"""Measure how long torchrun is interrupted by the loss of a node, for comparison in
+benchmarks/recovery.py.
 
 Three agents of torchrun start workers, which train the model of benchmarks/workloads/stamped.py
 with DDP.
@@ -24,8 +25,8 @@ ENVIRONMENT = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1", "OMP_NUM_THREADS": "1"
 
 
 def next_step(runs: int) -> list[float]:
-    """Return the seconds from the SIGKILL of one of three nodes to the next step of the others,
-    minus the time of a step."""
+    """Return the seconds from the SIGKILL of one of three nodes to the next step of the other two,
+    minus the duration of a step."""
     return [_once(29400 + number) for number in range(runs)]
 
 
@@ -36,7 +37,7 @@ def _once(port: int) -> float:
             until(lambda: all(len(read_stamps(Path(name), NODES)) >= 10 for _ in agents))
             earlier = read_stamps(Path(name), NODES)
             start = time.monotonic()
-            # the loss of the first agent, which has the store, would end all agents
+            # not the first agent: it hosts the rendezvous store, so its loss would end all agents
             _kill(agents[-1])
             until(lambda: len(read_stamps(Path(name), NODES - 1)) >= 1)
 
@@ -73,8 +74,8 @@ def _agent(folder: Path, port: int, node: int) -> subprocess.Popen:
 
 
 def _kill(agent: subprocess.Popen) -> None:
-    """Kill an agent and its worker, like the loss of a node; the worker is not in the agent's
-    process group."""
+    """Kill an agent and its worker, to simulate the loss of a node. The worker is not in the
+    agent's process group, so it is killed separately."""
     children = subprocess.run(
         ["pgrep", "-P", str(agent.pid)], capture_output=True, text=True
     ).stdout.split()

@@ -1,5 +1,5 @@
-"""Training in an MPIJob: the Launcher starts one process per slot of the Workers, and all processes
-train one model.
+"""Training in an MPIJob: the Launcher starts one process per slot of the Workers, and the processes
+train one model together.
 
     rekindle run configs/mpi.yaml
 """

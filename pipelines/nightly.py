@@ -1,5 +1,5 @@
-"""Two networks on images that a custom step augments between prepare and train; the pipeline
-releases the better network.
+"""A custom step augments the images, two networks train on them, and the pipeline releases the
+better network.
 
     rekindle run configs/nightly.yaml
 """

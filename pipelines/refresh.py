@@ -3,8 +3,8 @@ switch.
 
     rekindle run configs/refresh.yaml --set data.source=october.parquet
 
-The weights stay the same, only the serving state changes; `verify` checks the new release like any
-other.
+The weights stay the same, and only the serving state changes. `verify` checks the new release like
+every other release.
 """
 
 from typing import Any

@@ -70,7 +70,7 @@ def budget_in_hours(budget: Budget, pod: PodConfig) -> Budget:
 
 
 def add_shared_memory(template: Any) -> None:
-    """Give the pods of a template the shared memory that the pods of a training job have."""
+    """Give the pods of a template the same shared memory volume as the pods of a training job."""
     template.volumes.append(m.Volume.model_validate(SHARED_MEMORY))
     template.volume_mounts.append(m.VolumeMount.model_validate(SHARED_MOUNT))
 
@@ -95,8 +95,8 @@ def build(config: Config) -> Any:
         "default": select_default_settings(sweep, config.train, config.model),
         "whole": find_integer_settings(sweep, config.train, config.model),
     }
-    # limit of retries: a pod trains several trials, each on up to `rungs` rungs, and each training
-    # may be interrupted several times
+    # high limit of retries: a pod trains several trials, each on up to `rungs` rungs, and each
+    # training may be interrupted several times
     limit = (config.cluster.retries + 1) * sweep.rungs * -(-sweep.trial_count // sweep.pod_count)
 
     with blocks.pipeline(config) as workflow:
@@ -119,7 +119,7 @@ def build(config: Config) -> Any:
 
         trials.template.retry_strategy = retries(limit, RETRY_CONDITION, factor=1)  # type: ignore[union-attr]
         if config.program:
-            # the processes of a DataLoader pass their batches in shared memory
+            # because the processes of a DataLoader pass batches through shared memory
             add_shared_memory(trials.template)
             add_variables(trials.template, secret_variables(config.program.secrets))
         best = blocks.step("steps.search.best", after=[trials], **study, run_id=data.outputs.run_id)

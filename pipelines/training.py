@@ -3,9 +3,9 @@ verify → switch.
 
     rekindle render configs/demo.yaml
 
-For training and serving, the workflow applies Kubernetes objects; every other step is a container.
-A candidate gets its own servers, which clients reach only after verification; the previous servers
-are kept for a rollback. docs/your-own-pipeline.md describes the blocks.
+For training and serving, the workflow applies Kubernetes objects; every other step runs in a
+container of its own. A candidate gets its own servers, which clients reach only after verification;
+the previous servers are kept for a rollback. docs/your-own-pipeline.md describes the blocks.
 """
 
 from typing import Any

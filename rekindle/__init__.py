@@ -1,14 +1,14 @@
 """Rekindle: Argo Workflows, written with Hera, that train PyTorch models on preemptible nodes
 without losing work.
 
-The names below are the public API (docs/api.md). Each name is imported on first use, not by `import
-rekindle`.
+The names below are the public API (docs/api.md). `import rekindle` does not import these names;
+each is imported on first use.
 """
 
 from argolocal import lazy_exports
 from argolocal.common import program
 
-# module → its public names, which __init__.pyi lists for type checkers
+# the public names of each module; __init__.pyi lists them for type checkers
 PUBLIC_NAMES = {
     "step": ("Artifact", "StepInputs", "StepOutputs", "Reuse"),
     "workload": (

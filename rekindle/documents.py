@@ -64,13 +64,14 @@ CHECKSUM = "checksum"
 
 
 class Document(BaseModel):
-    """The base class of documents. Types are strict: a number is not accepted as text."""
+    """The base class of documents. Types are strict: a text field, for example, rejects a
+    number."""
 
     model_config = ConfigDict(frozen=True, strict=True, extra="ignore", allow_inf_nan=False)
 
 
 def name_field(kind: type[Name], *, optional: bool = False) -> AfterValidator:
-    """Return the pydantic validator of a text field that must be a valid name of this kind; with
+    """Return the pydantic validator of a text field that must be a valid `kind` of name. With
     `optional`, the field may be empty."""
 
     def check(text: str) -> str:
@@ -123,10 +124,11 @@ class ResultFile(Document):
 
 class ModelFile(Sealed):
     """model.json of a trained model. `start` is the key prefix of the release with the initial
-    weights, `digest` the digest of the dataset, `identity` the hash of all inputs of the training,
-    and `fingerprint` describes the machine, as far as the bits depend on it. `chosen` describes how
-    validation chose the family; `paused` is True if the training stopped before its end and can be
-    resumed. Unknown fields are preserved, since a workload may add its own fields.
+    weights, `digest` is the digest of the dataset, and `identity` is the hash of all inputs of the
+    training. `fingerprint` describes the machine, as far as the bits of the weights depend on it.
+    `chosen` describes how validation chose the family; `paused` is True if the training stopped
+    before its end and can be resumed. Unknown fields are preserved, since a workload may add its
+    own fields.
 
     `files`: files of the result of a training program, by path; empty for a model with weights.
     `is_file`: True if the result is one file, not a folder.
@@ -156,7 +158,7 @@ class ModelFile(Sealed):
         return self
 
     def as_json(self) -> dict[str, Any]:
-        """Return the fields that were set in the document, without defaults."""
+        """Return the fields that are set in the document; leave out defaults."""
         return self.model_dump(exclude_unset=True)
 
 
@@ -193,7 +195,7 @@ def parse(model: type[D], data: bytes | str, source: str, remedy: str = RESTORE)
 
 def validate(model: type[D], data: bytes | str) -> D:
     """Parse a document. Raises ValueError with the first wrong field and its rule; unlike the error
-    of `parse`, it does not name the document's source."""
+    of `parse`, this error does not name the source of the document."""
     try:
         value = loads(data)
     except ValueError as error:
@@ -202,13 +204,13 @@ def validate(model: type[D], data: bytes | str) -> D:
 
 
 def validate_value(model: type[D], value: Any) -> D:
-    """Validate a parsed value, and return it as a document. Raises ValueError as `validate`
-    does."""
+    """Validate a parsed JSON value, and return it as a document. Raises ValueError like
+    `validate`."""
     with suppress(ValidationError):
         return model.model_validate(value)
 
-    # validate the value again as JSON text, which accepts a tuple as an array, and names the types
-    # of JSON in the messages
+    # convert to JSON text first, so that tuples are accepted as arrays, and messages name JSON
+    # types
     try:
         return model.model_validate_json(to_json(value, default=str))
     except ValidationError as error:
@@ -216,7 +218,7 @@ def validate_value(model: type[D], value: Any) -> D:
 
 
 def is_valid(model: type[BaseModel], value: Any) -> bool:
-    """Return True if a parsed value is a document of the type `model`."""
+    """Return True if a parsed JSON value is a valid document of the type `model`."""
     try:
         validate_value(model, value)
     except ValueError:
@@ -236,8 +238,8 @@ def read_object(model: type[D], store: "Store", key: str) -> D:
 
 
 def read_file(model: type[D], path: Path, remedy: str = RESTORE) -> D:
-    """Read a document in a file. Raises InvalidDocument, also if the file is missing or cannot be
-    read."""
+    """Read a document from a file. Raises InvalidDocument, also for a missing or unreadable
+    file."""
     try:
         data = read_regular(path, MAX_BYTES)
     except OSError as error:

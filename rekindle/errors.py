@@ -1,7 +1,7 @@
 """User-facing errors. A message names the wrong value, the rule, and the remedy.
 
-`exit_code` is the exit code of the process; if a retry cannot help, it is one of
-`exit_codes.PERMANENT`, which retry strategies recognize.
+`exit_code` is the exit code of the process. Retry strategies do not retry the codes in
+`exit_codes.PERMANENT`, which mean that a retry cannot help.
 """
 
 import re
@@ -26,13 +26,13 @@ __all__ = [
 ]
 
 MAX_VALUE_CHARS = 100  # maximum number of characters of a wrong value in a message
-# the value of an invalid header in error messages of requests and http.client; it may be a token,
-# for example with a newline at its end
+# matches the value of an invalid header in error messages of requests and http.client, because it
+# may be a token, for example with a newline at its end
 HEADER_VALUE = re.compile(r"(?<=header value)(?=:? b?['\"]).*", re.DOTALL)
 
 
 class DataError(RekindleError):
-    """The input data is invalid: a retry cannot help."""
+    """The input data is invalid, so a retry cannot help."""
 
     exit_code = exit_codes.INVALID_DATA
 
@@ -45,8 +45,7 @@ class CodeError(RekindleError):
 
 
 class RunAborted(RekindleError):
-    """The coordinator aborted the run with `exit_code`, because of a process other than this
-    one."""
+    """The coordinator aborted the run with `exit_code`. The cause was another process."""
 
 
 class TrackingError(RekindleError):
@@ -70,10 +69,11 @@ class Check:
 
 
 def without_secrets(text: str) -> str:
-    """Remove secrets from a message: those of addresses, and values of invalid headers.
+    """Remove secrets from a message, namely passwords and tokens in addresses, and values of
+    invalid headers.
 
-    For a single address, `format_address` also hides secrets that a message cannot distinguish from
-    other words.
+    To show a single address, use `format_address`: it also hides secrets that look like ordinary
+    words in a message.
     """
     shown_text = addresses.without_secrets(text)
     return HEADER_VALUE.sub(" is not allowed (the value is not shown)", shown_text)
@@ -82,8 +82,8 @@ def without_secrets(text: str) -> str:
 def describe_cause(error: BaseException, address: str) -> str:
     """Return the text of an error of a request to `address`, without secrets.
 
-    If the address has no clean form, clients disagree about which part of it is the password, and
-    may quote the password as a host or a port: then return only the class of the error.
+    For a malformed address, return only the class of the error: clients disagree about which part
+    is the password, and may quote it as a host or port.
     """
     if HIDDEN in format_address(address):
         return f"{type(error).__name__}; the address must be http(s)://HOST[:PORT]"
@@ -91,7 +91,7 @@ def describe_cause(error: BaseException, address: str) -> str:
 
 
 def innermost(error: BaseException) -> BaseException:
-    """Return the original cause of an error: the exception at the start of its chain."""
+    """Return the first exception in the chain of causes of an error."""
     while inner := error.__cause__ or error.__context__:
         error = inner
     return error
@@ -103,11 +103,11 @@ def in_one_line(value: object) -> str:
 
 
 def to_number(value: Any) -> float | None:
-    """Return a number of Python, NumPy or torch as a float; None for any other value."""
+    """Convert a number of Python, NumPy or torch to a float; return None for any other value."""
     try:
         if isinstance(value, str):
             return None
-        # torch warns about a conversion of a tensor with a gradient
+        # detach first, because torch warns about the conversion of a tensor with a gradient
         detach = getattr(value, "detach", None)
         return float(detach() if detach else value)
     except (TypeError, ValueError, RuntimeError):

@@ -1,5 +1,5 @@
-"""Families: several models that a workload defines for the same data. All families are trained, and
-validation chooses one of them.
+"""Families are several models that a workload defines for the same data. All families are trained,
+and validation chooses one of them.
 
     families = {"network": network, "trees": Fitted(trees, fit_trees)}
 
@@ -35,14 +35,14 @@ class Fitted:
 
 
 def has_model(workload: Any) -> bool:
-    """Return True if the workload defines `model` or `families`, and not only `load`, which loads
-    the result of a training program."""
+    """Return True if the workload defines `model` or `families`. A workload for a training program
+    defines only `load`, which loads the result."""
     return hasattr(workload, "model") or hasattr(workload, "families")
 
 
 def get_families(workload: Any) -> dict[str, Any]:
-    """Return the families of a workload by name. A workload with `model` has one family, whose name
-    is empty; a workload with only `load` does not have a family."""
+    """Return the families of a workload by name. A workload with `model` has one family with the
+    name ""; a workload with only `load` has none."""
     if hasattr(workload, "families"):
         return workload.families
     if hasattr(workload, "model"):
@@ -91,8 +91,7 @@ def build(workload: Any, name: str, section: object, facts: dict[str, Any]) -> A
 
 
 def iterate_functions(workload: Any) -> Iterator[tuple[str, Callable[..., Any], tuple[str, ...]]]:
-    """Yield (label, function, names of its parameters) for each function that the families consist
-    of."""
+    """Yield (label, function, names of its parameters) for each function that defines a family."""
     for name, family in get_families(workload).items():
         label = f'families["{name}"]' if name else "model"
         yield label, family.model if isinstance(family, Fitted) else family, ("section", "facts")
@@ -101,8 +100,8 @@ def iterate_functions(workload: Any) -> Iterator[tuple[str, Callable[..., Any], 
 
 
 def get_selection_metric(workload: Any) -> Metric:
-    """Return the validation metric that compares families: `chosen_by` of the workload, or the
-    loss."""
+    """Return the validation metric by which families are compared: `chosen_by` of the workload or,
+    by default, the loss."""
     return getattr(workload, "chosen_by", LOSS)
 
 

@@ -49,15 +49,15 @@ class Metric:
         return f"{self.name} {value:.{self.digits}f}{self.unit and ' ' + self.unit}"
 
     def gain(self, change: float) -> float:
-        """Return a change of this metric with its sign set so that a positive number is an
-        improvement."""
+        """Return a change of this metric with the sign chosen so that positive means better."""
         if self.better == "higher":
             return change
         return -change
 
 
 class Gate(Section):
-    """The rule for replacing the champion. Without any bound, a first model is not released."""
+    """The rule for replacing the champion. If no bound is set, the first model of a name is not
+    released."""
 
     minimum: dict[str, float] = Field(
         default_factory=dict,
@@ -103,8 +103,8 @@ class Difference:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Result of an evaluation; `metrics` has the key "candidate", and "champion" and "baseline" if
-    they were scored."""
+    """Result of an evaluation. `metrics`: metrics of the candidate and, if they were scored, of the
+    champion and the baseline, by these names."""
 
     metrics: dict[str, dict[str, float]]
     rows: int = 0  # number of rows evaluated
@@ -115,7 +115,7 @@ class Evaluation:
     baseline_difference: Difference | None = None
     # the chosen family of the candidate, and the validation results of all families
     chosen: dict[str, Any] | None = None
-    incomparable: str = ""  # why the champion cannot score this data; empty if it can
+    incomparable: str = ""  # reason why the champion cannot score this data; empty if it can
     warnings: list[str] = field(default_factory=list)
 
 
@@ -129,9 +129,9 @@ class Decision:
     evaluation: Evaluation
     candidate: str  # sha256 of the candidate's weights
     champion: Champion | None
-    # number of rows that the champion was evaluated on for its release; 0: unknown
+    # number of rows on which the champion was evaluated before its release; 0 if unknown
     champion_rows: int = 0
-    # difference from a champion with equal weights, such as `its code`; "": no difference
+    # difference from a champion with equal weights, such as `its code`; "" if they do not differ
     changed: str = ""
 
     def decide(self) -> tuple[Verdict, str]:
@@ -244,8 +244,8 @@ class Decision:
         )
 
     def _check_bounds(self, values: dict[str, float]) -> tuple[list[str], list[str]]:
-        """Return two lists of texts: about the bounds that the candidate breaks, and about the
-        bounds that it meets."""
+        """Return two lists of texts: the first describes the bounds that the candidate breaks, the
+        second the bounds that it meets."""
         broken_bounds = []
         met_bounds = []
 

@@ -4,15 +4,15 @@ environment variables of pods, and the modules that the pods of an elastic job r
 from typing import NamedTuple
 
 # commands find runs and servers by these labels
-NAME_LABEL = "app.kubernetes.io/name"  # for a run, its pipeline; for servers, their model
-INSTANCE_LABEL = "app.kubernetes.io/instance"  # name of the Deployment that a pod belongs to
+NAME_LABEL = "app.kubernetes.io/name"  # value: the pipeline of a run, or the model of servers
+INSTANCE_LABEL = "app.kubernetes.io/instance"  # value: Deployment of a pod
 COMPONENT_LABEL = "app.kubernetes.io/component"
 PART_OF_LABEL = "app.kubernetes.io/part-of"
 PART_OF_REKINDLE = {PART_OF_LABEL: "rekindle"}
 REKINDLE_SELECTOR = f"{PART_OF_LABEL}=rekindle"
 
 DOCTOR = "rekindle-doctor"  # name of the pod and of the job that `rekindle doctor` creates
-CONFIG_MAP = "rekindle"  # addresses
+CONFIG_MAP = "rekindle"  # ConfigMap with the addresses of the object store and MLflow
 STORE_SECRET = "rekindle-s3"  # Secret with the keys of the object store and the login of MLflow
 SERVING_SECRET = "rekindle-serving"  # Secret with keys that can only read releases
 SERVING_ACCOUNT = "rekindle-serving"  # name of the ServiceAccount of model servers
@@ -32,28 +32,30 @@ MLFLOW_TRACKING_PASSWORD = "MLFLOW_TRACKING_PASSWORD"  # nosec B105
 NOTIFY_URL = "NOTIFY_URL"
 REKINDLE_TOKEN = "REKINDLE_TOKEN"  # nosec B105
 
-# environment variables that only some pods have
+# environment variables of only some pods
 KUBERNETES_SERVICE_HOST = "KUBERNETES_SERVICE_HOST"  # set by Kubernetes
 POD_IP = "POD_IP"
-POD_NAME = "POD_NAME"  # the launcher adds the index of a worker
-REKINDLE_CACHE = "REKINDLE_CACHE"  # directory for copies of datasets, which must fit its disk
+POD_NAME = "POD_NAME"  # the launcher appends a worker's index
+# directory for copies of datasets; its disk must be large enough for them
+REKINDLE_CACHE = "REKINDLE_CACHE"
 REKINDLE_CHECKPOINTS = "REKINDLE_CHECKPOINTS"  # checkpoint folder of a training program
-# host of the coordinator in a job of another framework, whose programs use MASTER_ADDR themselves
+# coordinator's host in jobs of other frameworks, whose programs need MASTER_ADDR for themselves
 REKINDLE_COORDINATOR = "REKINDLE_COORDINATOR"
-REKINDLE_DEADLINE = "REKINDLE_DEADLINE"  # seconds until the coordinator ends the run
+REKINDLE_DEADLINE = "REKINDLE_DEADLINE"  # maximum duration of the run in seconds
 REKINDLE_GRACE = "REKINDLE_GRACE"  # seconds between SIGTERM and SIGKILL
 REKINDLE_IMAGE = "REKINDLE_IMAGE"  # the pod's image, if it is pinned by digest
 REKINDLE_METRICS = "REKINDLE_METRICS"  # port of the coordinator's metrics
 REKINDLE_NOTICE = "REKINDLE_NOTICE"  # the cloud whose preemption notices a worker polls
-REKINDLE_ROLE_RANK = "REKINDLE_ROLE_RANK"  # rank of the first pod of a role, in such a job
+# rank of the first pod of a role, in a job of another framework
+REKINDLE_ROLE_RANK = "REKINDLE_ROLE_RANK"
 REKINDLE_SECRET = "REKINDLE_SECRET"  # nosec B105  # shared by all processes of a run
-# set if the program of a pod does not end by itself, such as that of a parameter server
+# set if the program of a pod, such as a parameter server, does not end by itself
 REKINDLE_SERVER = "REKINDLE_SERVER"
 
 
 class MemberModules(NamedTuple):
-    """`launcher`: first process of a worker's pod; `coordinator`: of the coordinator's pod. Both
-    get the inputs of `step` as flags."""
+    """`launcher`: module of the first process in a worker's pod; `coordinator`: module in the
+    coordinator's pod. Both get the inputs of `step` as flags."""
 
     step: str
     launcher: str
@@ -61,8 +63,7 @@ class MemberModules(NamedTuple):
 
 
 def _join(*names: str) -> str:
-    # the cache key counts a text that names a module as an import: this file must not import all
-    # of these modules
+    # not written as one text, because the cache key counts a text that names a module as an import
     return ".".join(("rekindle", *names))
 
 

@@ -1,4 +1,4 @@
-"""Send requests to MLflow's REST API at MLFLOW_TRACKING_URI; errors contain MLflow's answer and a
+"""Send requests to MLflow's REST API at $MLFLOW_TRACKING_URI. Errors contain MLflow's answer and a
 remedy.
 
 Each answer is parsed into a type, which contains only the fields that Rekindle reads; other fields
@@ -46,13 +46,14 @@ RETRIES = "MLFLOW_HTTP_REQUEST_MAX_RETRIES"
 DEFAULT_RETRIES = 5
 MAX_RETRIES = 10  # the maximum that MLflow's client accepts
 TIMEOUT_S = 30
-MAX_ANSWER_BYTES = 64 << 20  # 1,000 runs with 100 parameters have 10 MB
-UNAVAILABLE_STATUSES = (502, 503, 504)  # status codes of a proxy whose server does not answer
-MAX_SHOWN_LENGTH = 300  # characters to show of an answer that is not MLflow's JSON
+MAX_ANSWER_BYTES = 64 << 20  # for comparison, 1,000 runs with 100 parameters take 10 MB
+UNAVAILABLE_STATUSES = (502, 503, 504)  # sent by proxies without a server
+MAX_SHOWN_LENGTH = 300  # limit for the text of other answers
 SERVER_REMEDY = "Check that MLFLOW_TRACKING_URI is the address of an MLflow server."
-# a tag ends at the next <, and a script at the end of the page, so that the search takes O(n)
+# an unclosed tag ends at the next <, an unclosed script at the end of the page, so that a search
+# takes linear time
 HTML_TAGS = re.compile(r"<(script|style)\b.*?(?:</\1>|\Z)|<[^<>]*>", re.DOTALL | re.IGNORECASE)
-# the JSON of proto3 represents these numbers as texts
+# these numbers are texts in proto3's JSON format
 NOT_FINITE = ("NaN", "Infinity", "-Infinity")
 MAX_INT64 = (1 << 63) - 1
 T = TypeVar("T")
@@ -64,7 +65,7 @@ def _replace_null(default: Callable[[], Any]) -> BeforeValidator:
 
 
 def _parse_integer(value: Any) -> Any:
-    """Convert an integer of 64 bits, which the JSON of proto3 may represent as a text."""
+    """Convert a 64-bit integer, which may be a text in proto3's JSON format."""
     if value is None:
         return 0
     if isinstance(value, str) and value.removeprefix("-").isdecimal() and len(value) <= 20:
@@ -86,7 +87,7 @@ def _parse_tags(value: Any) -> dict[str, str]:
 
 
 def _parse_metrics(value: Any) -> dict[str, float]:
-    """Convert a list of metrics to a dictionary, without the metrics that are not finite. Raises
+    """Convert a list of metrics to a dictionary, and omit values that are not finite. Raises
     ValueError."""
     metrics = {}
     for name, item in _items(value):
@@ -95,7 +96,7 @@ def _parse_metrics(value: Any) -> dict[str, float]:
         if not is_number and number not in NOT_FINITE:
             raise ValueError(f"the value of {show(name)} must be a number")
 
-        # not `float`, which raises OverflowError for a long integer
+        # not the type `float`, because it raises OverflowError for a long integer
         number = float(str(number))
         if math.isfinite(number):
             metrics[name] = number
@@ -127,12 +128,12 @@ VersionNumber = Annotated[str, name_field(Version)]
 
 
 class Answer(Document):
-    """An answer whose fields are not read, and the base class of the other answers."""
+    """The base class of answers. It is also used for answers whose fields are not read."""
 
 
 class ArtifactChanged(Answer):
-    """The answer to a written or deleted artifact, which is empty if MLflow's FastAPI server sends
-    it."""
+    """The answer to a request that writes or deletes an artifact. MLflow's FastAPI server sends an
+    empty one."""
 
 
 class ErrorAnswer(Answer):
@@ -141,7 +142,7 @@ class ErrorAnswer(Answer):
 
 
 class RunInfo(Answer):
-    """Times are in milliseconds since 1970, and 0 if they are unknown."""
+    """The metadata of a run. Times are in milliseconds since 1970; 0 means unknown."""
 
     run_id: Id
     experiment_id: Id
@@ -319,9 +320,9 @@ def request(method: str, path: str, model: type[A], **content: Any) -> A:
 def condition(field: str, value: str) -> str:
     """Return the filter of an MLflow search for objects whose `field` has `value`.
 
-    MLflow's filters have no escape characters, so the value is put in the kind of quotes that it
-    does not contain. If it contains both kinds, or ends with a backslash, these characters are
-    replaced by wildcards, and the filter may match other values, too.
+    MLflow's filters have no escape characters, so the value is put in whichever quotes, single or
+    double, it does not contain. If it contains both kinds, or ends with a backslash, these
+    characters are replaced by wildcards, and the filter may match other values, too.
     """
     if not value.endswith("\\"):
         for quote in ("'", '"'):
@@ -411,12 +412,12 @@ def _session(attempts: int, token: str) -> "requests.Session":
         session.set_token(f"Bearer {token}")
     elif user := os.environ.get(MLFLOW_TRACKING_USERNAME):
         password = os.environ.get(MLFLOW_TRACKING_PASSWORD, "")
-        # encoded here, because `requests` would use Latin-1, but servers expect UTF-8 (RFC 7617)
+        # encode here, because servers expect UTF-8 (RFC 7617), but `requests` would use Latin-1
         login = [text.encode().decode("latin-1") for text in (user, password)]
         session.auth = (login[0], login[1])
 
     return session
 
 
-# a process that was forked must not write to the connections of its parent
+# a forked process must not use the connections of its parent
 os.register_at_fork(after_in_child=_session.cache_clear)

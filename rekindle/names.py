@@ -42,10 +42,10 @@ __all__ = [
 
 
 def split_address(text: str) -> SplitResult:
-    """Return the parts of a URL; empty parts if the URL is invalid."""
+    """Return the parts of a URL; if the URL is invalid, all parts are empty."""
     try:
         return urlsplit(text)
-    # the host starts with [, but is not an IPv6 address
+    # raised if the host starts with [, but is not an IPv6 address
     except ValueError:
         return urlsplit("")
 
@@ -58,7 +58,7 @@ class S3Address(NamedTuple):
 
 
 def parse_s3_address(text: str) -> S3Address | None:
-    """Return the parts of s3://BUCKET/KEY; None for an address of another kind.
+    """Return bucket and key of an address s3://BUCKET/KEY; None for other addresses.
 
     A key may contain # and ?, which `urlsplit` would cut off.
     """
@@ -69,7 +69,7 @@ def parse_s3_address(text: str) -> S3Address | None:
     return S3Address(bucket, key.lstrip("/"))
 
 
-SEGMENT = rf"(?!\.{{1,2}}(?:/|\Z))[^/{INVISIBLE}]+"  # part of a key; neither "." nor ".."
+SEGMENT = rf"(?!\.{{1,2}}(?:/|\Z))[^/{INVISIBLE}]+"  # part of a key; not "." or ".."
 TASK = "[a-zA-Z0-9][-a-zA-Z0-9_]*"
 MAX_KEY_BYTES = 1024  # the limit of S3
 
@@ -123,7 +123,7 @@ class ArtifactKey(Name):
 
 
 class TaskReference(ArtifactKey):
-    """RUN/TASK: a task of a run, which is also the common prefix of the keys of its artifacts."""
+    """RUN/TASK: a task of a run. The text is also the common key prefix of the task's artifacts."""
 
     KIND = "a reference to a task"
     RULE = "it must be RUN/TASK"
@@ -132,7 +132,7 @@ class TaskReference(ArtifactKey):
 
     @classmethod
     def matches(cls, value: object) -> bool:
-        """True if the value is RUN/TASK."""
+        """Return True if the value has the form RUN/TASK."""
         if not isinstance(value, str):
             return False
         run, slash, task = value.partition("/")
@@ -157,8 +157,8 @@ class ObjectId(Name):
 
 
 class CommitId(Name):
-    """The id of a commit, with -dirty if tracked files differ from it; other git revisions, such as
-    a branch, are invalid."""
+    """The id of a commit, with -dirty if tracked files differ from the commit. Other git revisions,
+    such as branches, are invalid."""
 
     KIND = "the id of a commit"
     RULE = (

@@ -13,7 +13,7 @@ from pydantic_core import ErrorDetails
 
 from rekindle.errors import ConfigError, did_you_mean, rule
 
-# suffixes of data files whose rows are lines
+# suffixes of data files with one row per line
 LINE_FORMATS = (".csv", ".tsv", ".jsonl", ".ndjson")
 BOUNDS = {"minimum": ">=", "exclusiveMinimum": ">", "maximum": "<=", "exclusiveMaximum": "<"}
 # matches a URI that was converted to a Path: Path("s3://a") becomes s3:/a
@@ -40,8 +40,8 @@ class Section(BaseModel):
 
 
 def resolve(schema: dict[str, Any], definitions: dict[str, Any]) -> dict[str, Any]:
-    """Return the schema that a reference refers to, or the schema of an optional value if it is
-    set; return any other schema unchanged."""
+    """Follow references (`$ref`) in a schema, and unwrap an optional type to the schema without
+    null. Return any other schema unchanged."""
     options = [option for option in schema.get("anyOf", []) if option.get("type") != "null"]
     if len(options) == 1:
         return resolve(options[0], definitions)
@@ -55,14 +55,15 @@ class AnyModel(GenerateJsonSchema):
     """A generator of JSON schemas that allows any value for types that JSON schema cannot
     describe."""
 
-    # not a ClassVar, because it overrides an attribute of the base class
+    # without ClassVar, as in the base class, whose attribute it overrides
     ignored_warning_kinds = {"skipped-choice", "non-serializable-default"}  # noqa: RUF012
 
     def handle_invalid_for_json_schema(self, schema: object, error_info: str) -> dict[str, Any]:
         return {}
 
 
-# cached: computing a schema takes milliseconds, and a config may have thousands of wrong keys
+# cached, because computing a schema takes milliseconds, and each of possibly thousands of wrong
+# keys needs it
 @lru_cache(64)
 def _schema(model: type[BaseModel]) -> dict[str, Any]:
     return model.model_json_schema(schema_generator=AnyModel)
@@ -74,8 +75,8 @@ def known_keys(model: type[BaseModel], path: Iterable[str | int]) -> set[str]:
 
 
 def broken_rule(model: type[BaseModel], error: ErrorDetails) -> str:
-    """Return a sentence with the rule that a value violates according to pydantic. If the rule is a
-    pattern, the sentence has the description of the field instead."""
+    """Return a sentence with the rule that a value violates according to pydantic. For a pattern,
+    which is hard to read, the sentence contains the description of the field instead."""
     description = _schemas_at(model, error["loc"])[0].get("description")
     if error["type"] == "string_pattern_mismatch" and description:
         return f"it has the wrong form for: {description}."
@@ -85,8 +86,8 @@ def broken_rule(model: type[BaseModel], error: ErrorDetails) -> str:
 def _schemas_at(
     model: type[BaseModel], path: Iterable[str | int]
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the JSON schema at `path` of a model twice: with its reference, and after the
-    reference is resolved. An unknown schema is {}."""
+    """Return the JSON schema at `path` of a model, once as written and once with its reference
+    resolved; {} if `path` is unknown."""
     schema = _schema(model)
     definitions = schema.get("$defs", {})
     inner = schema
@@ -190,8 +191,8 @@ def _describe_values(node: dict[str, Any], definitions: dict[str, Any]) -> str:
 
 
 def leaves(value: object, key: str) -> Iterator[tuple[str, Any]]:
-    """Yield (dotted key, value) for each value in a section. Models, mappings and lists are not
-    yielded, but the values in them are."""
+    """Yield (dotted key, value) for each value in a section. For models, mappings and lists, the
+    values inside are yielded, not the containers."""
     if isinstance(value, BaseModel):
         for name in type(value).model_fields:
             yield from leaves(getattr(value, name), f"{key}.{name}")

@@ -60,7 +60,7 @@ Artifact = Annotated[Path, ArtifactMark()]
 # maximum size of the text in an encoded parameter, such as the manifest of a run; etcd limits a
 # workflow to 1.5 MB
 MAX_PARAMETER_BYTES = 10_000_000
-SHA256 = "^[0-9a-f]{64}$"  # pattern for the fields of inputs and outputs
+SHA256 = "^[0-9a-f]{64}$"  # valid names of input and output fields
 SHA256_OR_EMPTY = "^([0-9a-f]{64})?$"
 
 
@@ -95,14 +95,14 @@ class StepOutputs(BaseModel):
 
 @dataclass(frozen=True)
 class Reuse:
-    """Lets the cache reuse a step's outputs: they depend only on its inputs, its code and the data
-    it reads.
+    """Allows the cache to reuse a step's outputs, because they depend only on its inputs, its code
+    and the data it reads.
 
-    A step with side effects must not have REUSE. `ignored_inputs`: inputs that the outputs do not
-    depend on. `data_read`: returns, for the inputs, the paths and s3:// URIs of all data that the
-    outputs depend on. `not_reused_if`: returns why the outputs for these inputs must not be reused,
-    or "". `stored`: names of artifacts that the step itself writes to the object store. An output
-    `run_id` is never reused.
+    A step with side effects must not have REUSE. `ignored_inputs`: inputs that do not affect the
+    outputs. `data_read`: returns, for the inputs, the paths and s3:// URIs of all data that the
+    outputs depend on. `not_reused_if`: function that returns the reason why outputs must not be
+    reused for given inputs, or "". `stored`: names of artifacts that the step itself writes to the
+    object store. An output `run_id` is never reused.
     """
 
     ignored_inputs: tuple[str, ...] = ()
@@ -134,7 +134,8 @@ def short_name(module: str) -> str:
 
 
 def is_artifact(field: FieldInfo) -> bool:
-    """Return True if a field of Inputs or Outputs is an artifact, not a parameter."""
+    """Return True if a field of Inputs or Outputs is passed as an artifact, and False if as a
+    parameter."""
     return any(isinstance(mark, ArtifactMark) for mark in field.metadata)
 
 
@@ -164,7 +165,8 @@ def decode_parameter(parameter: str) -> str:
     with more than MAX_PARAMETER_BYTES bytes, which is never decompressed as a whole."""
     decoder = zlib.decompressobj()
     try:
-        # one more byte than the limit, since a decoder whose output is full does not know its end
+        # one byte more than the limit, so that data of exactly this size is read up to its end
+        # marker
         data = decoder.decompress(base64.b64decode(parameter), MAX_PARAMETER_BYTES + 1)
     except zlib.error as error:
         raise ValueError(str(error)) from error
@@ -200,8 +202,8 @@ def has_zone(time: str) -> bool:
 
 
 def parse(inputs: type[StepInputs], texts: dict[str, str]) -> StepInputs:
-    """Convert {field: text} to typed inputs. Raises ConfigError that names each wrong flag, its
-    value and the rule."""
+    """Convert {field: text} to typed inputs. Raises a ConfigError that names each wrong flag, its
+    value and the violated rule."""
     values: dict[str, Any] = {}
     for name, text in texts.items():
         try:
@@ -241,7 +243,8 @@ def _is_scalar(annotation: object) -> bool:
 
 
 class Flags(argparse.ArgumentParser):
-    """A parser that raises its errors as ConfigError, so that they have one line."""
+    """An argument parser that raises ConfigError, so that an error is shown as one line, without
+    the usage text."""
 
     def error(self, message: str) -> NoReturn:
         raise ConfigError(f"{message}. See `{self.prog} --help`.")
@@ -272,7 +275,8 @@ def parser(name: str, inputs: type[StepInputs], description: str = "") -> argpar
 
 
 def write_outputs(outputs: StepOutputs, targets: dict[str, Path]) -> None:
-    """Write each output to its file. Artifacts are moved, so that no file is ever incomplete."""
+    """Write each output to its file. Artifacts are moved by a rename, so no file is ever
+    incomplete."""
     for name, field in type(outputs).model_fields.items():
         if name not in targets:
             continue
@@ -307,7 +311,7 @@ def output_text(name: str, value: object) -> str:
 
     text = to_text(value)
     if not isinstance(value, SCALARS):
-        # the new text is equivalent JSON, since "{{" occurs only inside strings
+        # valid, because "{{" in JSON occurs only inside strings, where an escape means the same
         text = text.replace("{{", "{\\u007b")
 
     try:
@@ -320,8 +324,8 @@ def output_text(name: str, value: object) -> str:
 
 
 def check_output_text(text: str) -> str:
-    """Return `text` if Argo passes it to other tasks unchanged; else raise ValueError with the
-    rule."""
+    """Return `text` if Argo can pass it to other tasks unchanged; otherwise raise a ValueError that
+    says why not."""
     if "{{" in text:
         raise ValueError('it must not contain "{{", which Argo replaces in the tasks that get it')
     if "\0" in text:
@@ -331,8 +335,8 @@ def check_output_text(text: str) -> str:
 
 
 def check_output_texts(outputs: type[StepOutputs], texts: Mapping[str, str]) -> None:
-    """Raise ValueError unless the texts, such as those of a cache entry, are valid values of these
-    outputs."""
+    """Raise ValueError if one of the texts, such as those in a cache entry, is not a valid value of
+    its output."""
     for name, text in texts.items():
         field = outputs.model_fields.get(name)
         if field is None or is_artifact(field):
@@ -348,8 +352,8 @@ def check_output_texts(outputs: type[StepOutputs], texts: Mapping[str, str]) -> 
 
 
 def verify_artifacts(inputs: StepInputs) -> None:
-    """Raise DataError if an input is a dataset or a trained model, and its files were changed since
-    they were written."""
+    """Raise DataError if the files of an input, a dataset or a trained model, were changed after
+    they had been written."""
     from rekindle.content.verified_artifacts import find_digest_input, verify_artifact
 
     for name, field in type(inputs).model_fields.items():
@@ -434,7 +438,7 @@ def fail(error: RekindleError) -> int:
     # Argo copies the termination log to the status of the run, and `report` copies it to MLflow
     message = without_secrets(str(error))
 
-    with suppress(OSError):  # a full disk must not change the exit code
+    with suppress(OSError):  # keep the exit code even if the disk is full
         sys.stderr.write(f"error: {message}\n")
     with suppress(OSError):
         log = Path(os.environ.get(program.TERMINATION_LOG, TERMINATION_LOG))

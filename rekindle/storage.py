@@ -45,11 +45,11 @@ from rekindle.errors import (
 from rekindle.keys import FREE_BYTES
 from rekindle.kubernetes_names import S3_BUCKET, S3_ENDPOINT_URL
 
-# maximum size of an object that one request copies; `TransferConfig` copies larger ones in parts
+# S3's limit for a copy in one request; `TransferConfig` copies larger objects in parts
 MAX_COPY_BYTES = (5 << 30) + 1
 PART_BYTES = 256 << 20  # size of the parts in which a large object is written
-THREADS = 8  # number of parallel transfers; with one endpoint, more would not be faster
-STORE_ID_KEY = "store-id"  # object that contains a random id, which identifies this store
+THREADS = 8  # parallel transfers; more are not faster
+STORE_ID_KEY = "store-id"  # object with the random id of this store
 LOADER = create_loader()  # shared by all Stores, since parsing boto's model of S3 takes 0.1 s
 REFUSED_CODES = {
     "403",
@@ -58,8 +58,8 @@ REFUSED_CODES = {
     "InvalidAccessKeyId",
     "SignatureDoesNotMatch",
 }
-# characters that XML cannot represent: keys with them cannot be in a request to delete several
-# objects, which is XML
+# characters that XML cannot represent; keys with them are deleted one by one, because a request to
+# delete several objects is XML
 NOT_IN_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 T = TypeVar("T")
 
@@ -76,9 +76,8 @@ class Entry:
 
 class Store:
     """The objects of a bucket, by key. Thread-safe. Failures raise StorageError with the object's
-    name.
-
-    A missing bucket or rejected credentials raise ConfigError, because a retry cannot help.
+    name. A missing bucket and rejected credentials raise ConfigError instead, because a retry
+    cannot help.
     """
 
     def __init__(
@@ -104,11 +103,11 @@ class Store:
             connect_timeout=2 if short_retries else 5,
             read_timeout=15 if short_retries else 60,
             max_pool_connections=2 * THREADS,
-            # boto3's default are trailing checksums, which cost more CPU time than the transfer,
+            # no trailing checksums (boto3's default), which cost more CPU time than the transfer
             # and which older S3 servers reject
             request_checksum_calculation="when_required",
             response_checksum_validation="when_required",
-            # bodies are not signed: that would compute their sha256, although Rekindle already
+            # unsigned bodies, because signing would hash them again, although Rekindle already
             # records hashes of its files
             s3={"payload_signing_enabled": False}
             | ({"addressing_style": "path"} if endpoint else {}),
@@ -191,8 +190,8 @@ class Store:
         if_absent: bool = False,
         if_match: str | None = None,
     ) -> str:
-        """Write an object and return its etag. Raises Conflict if the object exists (`if_absent`)
-        or has another etag than `if_match`."""
+        """Write an object and return its etag. Raises Conflict if `if_absent` is set and the object
+        exists, or if its etag is not `if_match`."""
         if if_absent:
             condition = {"IfNoneMatch": "*"}
         else:
@@ -255,7 +254,7 @@ class Store:
                 )
 
     def free_bytes(self) -> float:
-        """Return the free space on the disk of the embedded store; infinite for other stores."""
+        """Return the free bytes on the disk of the embedded store; infinity for other stores."""
         answer = self._request("", lambda: self.client.head_bucket(Bucket=self.bucket))
         return float(answer["ResponseMetadata"]["HTTPHeaders"].get(FREE_BYTES, "inf"))
 
@@ -322,7 +321,7 @@ class Store:
 
         def fetch(entry: Entry) -> None:
             file = path / entry.key[len(prefix) :]
-            # an empty object that marks a folder, as the web consoles of object stores create it
+            # skip an empty object that web consoles of object stores create to represent a folder
             if entry.key.endswith("/"):
                 file.mkdir(parents=True, exist_ok=True)
                 return
@@ -376,7 +375,7 @@ class Store:
                 f"{self.uri(key)}: the object store answered {code} ({error})."
             ) from error
         except (BotoCoreError, Boto3Error, ResponseParserError, HTTPError) as error:
-            # HTTPError means a truncated response
+            # urllib3 raises HTTPError for a truncated response
             reason = describe_cause(error, self.endpoint or "")
             raise StorageError(
                 f"{self.uri(key)}: the object store at {self.address} cannot be used"
@@ -395,8 +394,8 @@ def store_id(store: Store) -> str:
 
 
 class _UploadBody(io.RawIOBase):
-    """A file object that returns all its bytes in one read, without a copy: each further read would
-    wait for the interpreter lock."""
+    """A file object that returns all its bytes in one read, without a copy. Several reads would be
+    slow, since each one waits for the interpreter lock."""
 
     def __init__(self, data: bytes | bytearray | memoryview) -> None:
         self._data = memoryview(data)
@@ -419,8 +418,8 @@ class _UploadBody(io.RawIOBase):
 
 
 def retry_until(call: Callable[[], T], stop_event: threading.Event, purpose: str) -> T:
-    """Return `call()`, repeated while the object store is unavailable. Raises SystemExit(143) once
-    `stop_event` is set. `purpose` is part of the log line."""
+    """Return the result of `call()`, which is repeated while the object store is unavailable.
+    Raises SystemExit(143) once `stop_event` is set. `purpose` is part of the log line."""
     last_message = -math.inf
     pause = 0.1
 
@@ -441,8 +440,9 @@ def retry_until(call: Callable[[], T], stop_event: threading.Event, purpose: str
 
 
 def _is_safe_path(root: Path, path: str) -> bool:
-    """Return True if a path, such as the end of a key, can be the path of a file below `root`."""
-    # a file system cannot have NULs in names
+    """Return True if `root` joined with a relative path, such as the end of a key, stays below
+    `root`."""
+    # file names cannot contain NUL
     if "\0" in path or not {".", ".."}.isdisjoint(path.split("/")):
         return False
     return (root / path).resolve().is_relative_to(root)

@@ -32,39 +32,39 @@ from rekindle.names import (
 )
 from rekindle.step import to_text
 
-# tags of a run; those of a release's provenance have the names of its fields, after PREFIX
+# tags of a run; the tag of a provenance field of a release is PREFIX + the field's name
 PREFIX = "rekindle."
 WORKFLOW = "rekindle.workflow"
 WORKLOAD = "rekindle.workload"
 MODEL = "rekindle.model"  # tag of a run that checks a served model for drift: the model's name
-# identity of the code; only scheduled runs outside of a backfill have this tag
+# identity of the code; set only for scheduled runs that are not part of a backfill
 CODE = "rekindle.code"
 CONFIG_HASH = "rekindle.config_hash"
 MANIFEST_HASH = "rekindle.manifest_hash"
 GIT_SHA = "rekindle.git_sha"
 SCHEDULED = "rekindle.scheduled"  # scheduled time
-WINDOW_END = "data.window_until"  # end of the moving window
-VERSION = "rekindle.version"  # version, prefix of the files and sha256 of the weights of a release
+WINDOW_END = "data.window_until"  # end of the moving data window
+VERSION = "rekindle.version"  # a release: version, file prefix, sha256
 MODEL_URI = "rekindle.model_uri"
 MODEL_SHA256 = "rekindle.model_sha256"
 CANARY = "rekindle.canary"  # outcome of the canary
-PROMOTED = "rekindle.promoted"  # MODEL VERSION
+PROMOTED = "rekindle.promoted"  # value: MODEL VERSION
 FAILURES = "rekindle.failures"  # messages of the failed steps
 CURRENCY = "rekindle.currency"
-# tag with the value "removed" if only the run's record in MLflow is left
+# tag with the value "removed" after the deletion of everything but the run's record in MLflow
 EMPTIED = "rekindle.artifacts"
 STORE_TAG = "rekindle.store"  # id of the object store
-PARENT = "mlflow.parentRunId"  # the run that this run is a part of, as a trial of its sweep
+PARENT = "mlflow.parentRunId"  # for a trial: MLflow run of its sweep
 DIGEST = "rekindle.digest"  # digest of the prepared dataset
-CACHED = "rekindle.cached."  # prefix of one tag for each task whose outputs were reused: RUN/TASK
-REFERS = "rekindle.refers"  # the run reads reused outputs at their place, instead of copies
+CACHED = "rekindle.cached."  # CACHED + task: source of its reused outputs
+REFERS = "rekindle.refers"  # reused outputs are read in place, not copied
 BACKFILL = "rekindle.backfill"  # the run belongs to a backfill
 NOTE = "mlflow.note.content"  # description of the run
 # tags of a model version: prefix of its files, sha256 of its weights
 URI = "rekindle.uri"
 SHA256 = "rekindle.sha256"
 REMOVED = "rekindle.removed"  # tag of a model version whose files retention is removing
-# tag of a new model version, until no earlier version with the same files is found
+# tag of a new model version until it is certain that no earlier version has the same files
 UNCONFIRMED = "rekindle.unconfirmed"
 DEPLOYMENT = "rekindle.deployment"  # tag of a promoted model version: its Deployment
 KEEP_RELEASES = "rekindle.keep_releases"  # tag of a promoted model version: its serve.keep_releases
@@ -75,7 +75,7 @@ CHAMPION = "champion"  # alias of the served version
 CANDIDATE = "candidate"  # alias of the version registered last
 # MLflow's page of the experiment shows runs and charts instead of traces
 EXPERIMENT_TAGS = {"mlflow.experimentKind": "custom_model_development"}
-# experiment tag: the state of MLflow's page for addresses with the view "rekindle"
+# experiment tag with the page state that MLflow shows for addresses with the view "rekindle"
 VIEW_TAG = "mlflow.sharedViewState.rekindle"
 TABLE_COLUMNS = (
     "tags.`verdict`",
@@ -86,9 +86,9 @@ TABLE_COLUMNS = (
 # MLflow's limits per request; MAX_PARAMS also applies to tags
 MAX_METRICS = 1000
 MAX_PARAMS = 100
-MAX_SAME_NAMES = 1000  # maximum number of runs with the same name to read
-LAST_RUNS = 20  # number of earlier runs that a new run is compared with
-NUMBER = re.compile("[0-9]{1,9}")  # a tag value that is a number of releases
+MAX_SAME_NAMES = 1000  # maximum runs of equal name to read
+LAST_RUNS = 20  # earlier runs to compare a new run with
+NUMBER = re.compile("[0-9]{1,9}")  # valid value of KEEP_RELEASES
 MAX_PARAM_LENGTH = 6000
 MAX_DIGEST_LENGTH = 36
 
@@ -138,8 +138,8 @@ def start_run(experiment: str, workflow: str, tags: Mapping[str, str] | None = N
 def find_run(experiment: str, workflow: str) -> str | None:
     """Return the id of the oldest run of `workflow`, or None.
 
-    Several object stores may share MLflow and have workflows with the same name, such as those of a
-    schedule. Runs of other stores are ignored.
+    Runs of other object stores are ignored: several stores may share MLflow, and their workflows,
+    such as those of a schedule, may have equal names.
     """
     run_filter = condition(f"tags.`{WORKFLOW}`", workflow)
     for run in _search_runs(_experiment_ids(experiment), "start_time", run_filter, MAX_SAME_NAMES):
@@ -178,13 +178,13 @@ def find_last_start(experiment: str) -> float:
 def find_last_prepared_runs(
     experiment: str, workload: str, except_run: str, more_filter: str = ""
 ) -> list[RunData]:
-    """Return the newest runs of `workload` that prepared a dataset, newest first, without the run
+    """Return the newest runs of `workload` that prepared a dataset, newest first, except the run
     `except_run`.
 
     `more_filter`: a further condition in MLflow's search syntax.
     """
     run_filter = f"{condition(f'tags.`{WORKLOAD}`', workload)} AND tags.`{DIGEST}` != ''"
-    # a run without the metric `rows` reused a dataset
+    # exclude runs that reused a dataset: they lack the metric `rows`
     run_filter += " AND metrics.rows > 0"
 
     if except_run:
@@ -197,8 +197,8 @@ def find_last_prepared_runs(
 
 
 def find_page_address(workflow: str = "", mlflow_url: str = "") -> str:
-    """Return the web address of the run of `workflow`. Without a workflow, of the newest run's
-    experiment, or of MLflow before the first run.
+    """Return the web address of the run of `workflow`. Without a workflow, return that of the
+    newest run's experiment or, before the first run, of MLflow.
 
     `mlflow_url`: address of MLflow for browsers (empty: the address that this process uses).
     """
@@ -269,7 +269,7 @@ def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 def log_metrics(run_id: str, points: Iterable[tuple[str, float, int]]) -> None:
     """Log points (name, value, step) of curves, in as few requests as MLflow allows."""
     now = _now_ms()
-    # the JSON of proto3 represents NaN and infinities as texts
+    # NaN and infinities are sent as texts, as proto3's JSON format requires
     metrics = [
         {"key": name, "value": _encode_number(value), "timestamp": now, "step": step}
         for name, value, step in points
@@ -397,8 +397,8 @@ def require_champion(name: str) -> Release:
 def register(
     name: str, uri: str, source: str, sha256: str, run_id: str, tags: Mapping[str, str]
 ) -> Release:
-    """Return the version of the model `name` with files at `uri`, with the alias `candidate`.
-    Create it if it does not exist.
+    """Return the version of the model `name` whose files are at `uri`, and give it the alias
+    `candidate`. Create it if it does not exist.
 
     `source`: full address of the files (s3://bucket/prefix).
     """
@@ -413,7 +413,7 @@ def register(
     while True:
         for registered in _registered_versions(name, uri, source):
             number = registered.version
-            # from now on, retention keeps the version
+            # the alias protects the version from retention
             _set_alias(name, CANDIDATE, number)
             found = _get_version(name, number)
             if not found or REMOVED in found.tags:
@@ -425,8 +425,8 @@ def register(
 
         version = _post("model-versions/create", content, mlflow_api.VersionAnswer).model_version
         number = version.version
-        # another process may have registered the same files since the search: the version that was
-        # registered first is kept
+        # search again: if another process has registered the same files, only the first version is
+        # kept
         first = next(iter(_registered_versions(name, uri, source)), version)
         if first.version == number and _confirm_first_version(name, number):
             _set_alias(name, CANDIDATE, number)
@@ -436,9 +436,8 @@ def register(
 
 
 def remove_duplicates(name: str, uri: str, source: str, number: str) -> None:
-    """Delete the versions that were registered for the same files after the version `number`.
-
-    Their processes ended before they could delete them, or have not yet deleted them.
+    """Delete later versions with the same files as the version `number`. Normally, the process that
+    registered such a duplicate deletes it, but it may have ended before.
     """
     for version in _registered_versions(name, uri, source):
         is_later = int(version.version) > int(number)
@@ -447,15 +446,14 @@ def remove_duplicates(name: str, uri: str, source: str, number: str) -> None:
 
 
 def _confirm_first_version(name: str, number: str) -> bool:
-    """Note that a version is the first one of its files. Return False if the version was
+    """Record that a version is the first with its files. Return False if the version was
     deleted."""
     version = {"name": name, "version": number, "key": UNCONFIRMED}
     return _delete("model-versions/delete-tag", version)
 
 
 def _delete(path: str, content: Mapping[str, Any]) -> bool:
-    """Delete an object in MLflow. Return False if it does not exist: another process has deleted
-    it."""
+    """Delete an object in MLflow. Return False if another process has already deleted it."""
     try:
         _request("DELETE", f"mlflow/{path}", mlflow_api.Answer, json=content)
     except RequestRefused as error:
@@ -466,8 +464,8 @@ def _delete(path: str, content: Mapping[str, Any]) -> bool:
 
 
 def _registered_versions(name: str, uri: str, source: str) -> list[mlflow_api.ModelVersion]:
-    """Return the versions of `name` with files at `uri` of this bucket, oldest first, without those
-    that are being removed."""
+    """Return the versions of `name` whose files are at `uri` in this bucket, oldest first, except
+    versions that are being removed."""
     search_filter = f"{condition('name', name)} and {condition(f'tags.`{URI}`', uri)}"
     versions = []
 
@@ -525,7 +523,8 @@ def _set_alias(name: str, alias: str, version: str) -> None:
     try:
         _post("registered-models/alias", content)
     except RequestRefused as error:
-        # MLflow answers BAD_REQUEST if another process creates the alias at the same time
+        # retry once: MLflow answers BAD_REQUEST if another process creates the alias at the same
+        # time
         if error.code != "BAD_REQUEST":
             raise
         _post("registered-models/alias", content)

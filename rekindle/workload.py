@@ -62,8 +62,8 @@ class DataConfig(Section):
 
     @property
     def moves(self) -> bool:
-        """True if the data depends on the scheduled time (default: if a subclass overrides
-        `at`)."""
+        """True if the data depends on the scheduled time. Default: True if a subclass overrides
+        `at`."""
         return type(self).at is not DataConfig.at
 
     def first_rows(self, rows: int, folder: Path) -> Self | None:
@@ -85,8 +85,8 @@ class DataConfig(Section):
         return None
 
     def check_source(self) -> None:
-        """Raise ConfigError if the source is a path that does not exist, or pods cannot access a
-        file."""
+        """Raise ConfigError if the source is a path that does not exist, or if a file is in a
+        folder that pods cannot access."""
         path = Path(self.source)
         for key, file in [("data.source", path), *leaves(self, "data")]:
             if isinstance(file, Path) and file.exists():
@@ -104,7 +104,7 @@ class DataConfig(Section):
 
 @dataclass(frozen=True)
 class Prepared:
-    """The result of `prepare`. The engine writes this result to the dataset's `dataset.json`.
+    """The result of `prepare`. The engine writes it to `dataset.json` in the dataset.
 
     `facts` (JSON) are passed to `model` and `predict`, in training and in serving. The fact
     `data_until` (ISO 8601 text with a time zone) is the data cut-off, which the release and the
@@ -117,7 +117,7 @@ class Prepared:
     facts: dict[str, Any] = field(default_factory=dict)
     tags: dict[str, Any] = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)  # sentences about suspicious data
-    # name → fraction of the rows; the next run warns if a fraction has changed
+    # property → fraction of rows; the next run warns if it changed
     shares: dict[str, float] = field(default_factory=dict)
     newest: str = ""
 
@@ -151,10 +151,10 @@ class Dataset(Sized, Protocol):
     """Samples with random access by index: the result of `batch` depends only on the indices.
 
     A dataset with state (a curriculum, the cursor of a stream) also defines `state_dict() -> dict`
-    and `load_state_dict(dict)`. The state must be small, JSON, and equal in all workers between two
-    steps, although each worker reads different batches. So only `advance(step)` may change the
-    state; every worker calls this method after each update, numbered from 1. The state is part of
-    every snapshot and checkpoint, and is sent to joining workers.
+    and `load_state_dict(dict)`. The state must be small and JSON. Between two steps, it must be
+    equal in all workers, although they read different batches. So only `advance(step)` may change
+    the state; every worker calls this method after each update, numbered from 1. The state is part
+    of every snapshot and checkpoint, and is sent to joining workers.
     """
 
     def batch(self, indices: "torch.Tensor") -> tuple["torch.Tensor", ...]:
@@ -174,7 +174,8 @@ class Predictor(Protocol):
         ...
 
     def example(self) -> dict[str, Any]:
-        """Return a valid request, for the server's warm-up and the documentation."""
+        """Return a valid request. It is used for the server's warm-up and shown in its
+        documentation."""
         ...
 
     def predict(self, requests: Sequence[Any]) -> list[list[Any]]:
@@ -246,12 +247,12 @@ class Workload(Protocol):
 
 
 REQUIRED = ("Data", "Model", "metrics", "prepare", "dataset", "loss", "examples")
-# names that are required only if Rekindle trains the model, and not a program
+# required only if Rekindle, not a program of the user, trains the model
 TRAINED = ("dataset", "loss")
 LOAD = "load"
-# further names that are required, unless the workload has a predictor
+# also required unless the workload defines `predictor`
 SERVED = ("Instance", "predict")
-# arguments of the functions, including optional functions
+# function → its required arguments; includes optional functions
 ARGUMENTS = {
     **{"prepare": ("data", "out"), "dataset": ("path", "split"), "model": ("section", "facts")},
     **{"loss": ("model", "batch"), "measures": ("model", "batch"), "examples": ("path",)},
@@ -263,7 +264,7 @@ ARGUMENTS = {
     },
     **{"predictor": ("release",), "refresh": ("release", "data", "out")},
 }
-# optional arguments
+# function → its optional arguments
 OPTIONAL = {"examples": ("champion",), "optimizer": ("section",), "schedule": ("section",)}
 POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
@@ -386,8 +387,8 @@ def get_training_function(workload: object, name: str, section: object) -> Any:
 
 
 def _check_spelling(name: str, workload: object) -> None:
-    """Raise ConfigError if a function has a similar name and the same arguments as an optional
-    function that the workload does not define."""
+    """Raise ConfigError if a function looks like a misspelt optional function: a similar name and
+    the same arguments as one that is missing."""
     undefined_names = {
         function
         for function in ARGUMENTS
@@ -464,8 +465,8 @@ def record_dataset(out: Path, prepared: Prepared, trained_on: str = "") -> str:
 
     This function writes dataset.json, and then the list of all files with their hashes, whose
     sha256 is the digest. Steps that derive a dataset from another dataset call this function; after
-    `prepare`, the engine calls it. `trained_on`: the digest of the dataset of a released model, if
-    `out` has only a newer state of this model.
+    `prepare`, the engine calls it. `trained_on`: set if `out` has only a newer serving state of a
+    released model: the digest of this model's dataset.
     """
     _check_prepared(prepared)
     if not any(out.iterdir()):

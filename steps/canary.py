@@ -68,14 +68,14 @@ def run(inputs: Inputs) -> Outputs:
 
 
 def count_pods(percent: int, servers: int) -> int:
-    """Return the number of candidate pods that get about `percent` of the traffic, if a Service
-    distributes it evenly over them and `servers` champion pods."""
+    """Return how many candidate pods get about `percent` of the traffic if a Service spreads it
+    evenly over them and `servers` champion pods."""
     return max(1, round(servers * percent / (100 - percent)))
 
 
 def count_split_pods(percent: int, servers: int) -> int:
-    """Return the number of candidate pods that can serve `percent` of the traffic, if `servers`
-    champion pods can serve all of it."""
+    """Return how many candidate pods `percent` of the traffic needs if `servers` champion pods can
+    serve all of it."""
     return max(1, ceil(servers * percent / 100))
 
 

@@ -34,7 +34,7 @@ class Data(DataConfig):
     )
 
     def first_rows(self, rows: int, folder: Path) -> Self:
-        # a subset of the rows is not needed, because preparing all images takes only a second
+        # use all rows, because preparing all images takes only a second
         return self
 
 

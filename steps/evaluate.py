@@ -20,7 +20,7 @@ from rekindle import Artifact, Evaluation, Gate, StepInputs, StepOutputs, gate
 from rekindle.release.serve_config import MAX_BATCH
 from rekindle.step import SHA256, SHA256_OR_EMPTY
 
-# fields that are logged for the difference of two models in a metric
+# fields of a metric's difference between two models to log
 INTERVAL = ("mean", "low", "high")
 
 
@@ -130,7 +130,7 @@ def run(inputs: Inputs) -> Outputs:
     version = release.version if release else ""
     outputs = {"judged": verdict, "reason": reason, "metrics": metrics, "champion": version}
 
-    # `steps.release` fails for every verdict except `release`
+    # "keep" prevents a release, because `steps.release` accepts only the verdict "release"
     if inputs.backfill and verdict == "release":
         verdict = "keep"
         outputs["reason"] = f"a past week is not released: {reason}"
@@ -186,8 +186,8 @@ def metrics_to_log(evaluation: Evaluation, prefix: str) -> dict[str, float]:
 
 
 def curves(evaluation: Evaluation, prefix: str) -> list[tuple[str, float, int]]:
-    """Return the candidate's metrics for each part of the test data, such as a week, as (name,
-    value, number of the part)."""
+    """Return (name, value, part number) for each metric of the candidate and each part of the test
+    data, such as a week."""
     names = evaluation.metrics["candidate"]
     parts = enumerate(evaluation.parts)
     return [

@@ -21,8 +21,8 @@ from rekindle.content.recorded_manifest import unpack_manifest
 from rekindle.kubernetes_names import KUBERNETES_SERVICE_HOST, S3_BUCKET
 from rekindle.step import SHA256, decode_parameter, parse_time
 
-# warn if a fraction of the rows (`Prepared.shares`) changes by more than this factor between two
-# runs
+# maximum factor by which a fraction in `Prepared.shares` may change between two runs without a
+# warning
 MAX_SHARE_RATIO = 2
 
 
@@ -123,7 +123,7 @@ def run(inputs: Inputs) -> Outputs:
     time = parse_time(inputs.scheduled or inputs.created)
     workload = load(inputs.workload)
 
-    # this check is cheap if `rekindle run` has already checked the config
+    # needed for runs without `rekindle run`, whose own check makes this one cheap
     if inputs.config.get("workload") == inputs.workload:
         check_trainable(inputs.config | {"data": inputs.data}, inputs.scheduled)
 
@@ -189,10 +189,10 @@ def _compare(
     inputs: Inputs, run_id: str, prepared: Prepared, time: datetime
 ) -> tuple[dict[str, str], str, list[str]]:
     """Compare a scheduled run with the last scheduled run. Return the tags of the run, the reason
-    why the run trains nothing ("" if it trains), and warnings.
+    to skip the training ("" if the run trains), and warnings.
 
-    A warning names the changes of code or config if the run trains although the source is
-    unchanged.
+    If the run trains although the source is unchanged, a warning names the changes of code or
+    config.
     """
     from rekindle import tracking
     from steps.monitoring import moving_window, run_identity

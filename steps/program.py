@@ -1,12 +1,12 @@
-"""Run a training program of your own on a group of pods: started again from its newest complete
-checkpoint when a pod is lost, leaves or joins.
+"""Run your own training program on a group of pods. When a pod is lost, leaves or joins, the
+program is restarted from its newest complete checkpoint.
 
     rekindle step steps.program --workload=steps.sentiment --program='{"command": ["train.py"]}' \\
       --dataset=runs/a/dataset --digest=... --out=runs/a/model --checkpoints=runs/a/checkpoints
 
 The step runs as a pod's agent under a coordinator (at MASTER_ADDR and MASTER_PORT). The step writes
 `<out>/result/` and `<out>/model.json`. Exit code 143 after a SIGTERM means that the training is
-unfinished: start the step again.
+unfinished and the step must be started again.
 """
 
 from rekindle.keys import MODEL

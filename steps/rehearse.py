@@ -4,9 +4,9 @@ runs this step.
     rekindle step steps.rehearse --workload=steps.digits --data='{}' \\
       --train='{"virtual_workers": 2}' --output report=report.json
 
-If the first rows cannot be prepared without all other rows, the step only creates the model and its
-optimizer. If a program trains the model, the step prepares the rows, reads their test rows, starts
-the program, kills it after a save, and starts it again.
+If preparing the first rows requires all rows, the step only creates the model and its optimizer. If
+a program trains the model, the step prepares the rows, reads their test rows, starts the program,
+kills it after a save, and starts it again.
 """
 
 import traceback
@@ -80,8 +80,7 @@ def run(inputs: Inputs) -> Outputs:
         if "error" not in report:
             report["first_rows_error"] = first_error
 
-    # replace NaN, because a loss or metric may be undefined after a single step, which is not an
-    # error of the workload
+    # replace NaN: after a single step, an undefined loss or metric is no error of the workload
     return Outputs(report=replace_nan(report))
 
 
@@ -126,7 +125,7 @@ def may_need_more_rows(error: Exception, stage: str) -> bool:
     if isinstance(error, ConfigError):
         return False
     if stage == "model" and isinstance(cause, KeyError):
-        # more rows do not help, because the missing key is a fact that `prepare` does not return
+        # a missing key of the facts: `prepare` does not return it, however many rows there are
         return False
     return isinstance(cause, (LookupError, ValueError, ArithmeticError, DataError))
 
@@ -201,7 +200,7 @@ def rehearse_family(
         raise
 
     if not dataset or (state and state.device.type == "meta"):
-        # a training step would fail for sparse layers, but is not tried here
+        # the training step, which is skipped here, would fail for sparse layers
         if state:
             smoke_test.reject_sparse_layers(state)
 
@@ -267,7 +266,7 @@ def read_test_rows(workload: Any, dataset: Path, report: dict[str, Any]) -> None
 
 
 def try_program(inputs: Inputs, dataset: Path, folder: Path, report: dict[str, Any]) -> None:
-    """Let the program save, kill it, and start it again."""
+    """Start the program, kill it after its first checkpoint, and start it again."""
     from rekindle.program.config import ProgramConfig
     from rekindle.program.resume_check import ResumeCheck
 

@@ -120,7 +120,7 @@ def run(inputs: Inputs) -> Outputs:
 
 
 def describe_origin(inputs: Inputs) -> dict[str, Any]:
-    """Return everything that `rekindle reproduce` needs to repeat the run."""
+    """Return the data about the run that `rekindle reproduce` needs to repeat it."""
     from rekindle import project
     from rekindle.cache import code, run_code
     from rekindle.content.recorded_manifest import unpack_manifest
@@ -151,8 +151,8 @@ def describe_origin(inputs: Inputs) -> dict[str, Any]:
 
 
 def provenance(inputs: Inputs, description: "ModelFile") -> dict[str, str]:
-    """Return everything that determines the weights, where they were trained, and how recent their
-    data is."""
+    """Return what determines the weights (data, code, settings), where they were trained, and how
+    recent their data is."""
     from rekindle.workload import read_data_until
 
     facts = {name: getattr(inputs, name) for name in Origin.model_fields}

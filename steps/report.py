@@ -4,9 +4,9 @@ handler of every pipeline.
     rekindle step steps.report --workflow=demo-x7k2p --status=Failed \\
       --failures='[{"displayName": "train"}]'
 
-The step works after any failure, and can be repeated. Without an MLflow run of the workflow, it
-does nothing. The step logs the summary of each training's ledger as metrics, as tags, and as
-artifacts below `ledger/` (text, JSON and a plot).
+The step works after any failure of the workflow, and can be repeated. Without an MLflow run of the
+workflow, it does nothing. The step logs the summary of each training's ledger as metrics, as tags,
+and as artifacts below `ledger/` (text, JSON and a plot).
 """
 
 import os
@@ -69,8 +69,8 @@ class Inputs(StepInputs):
 
 
 class CachedTask(Document):
-    """A task that may reuse the outputs of an earlier run; `source` is the RUN/TASK whose outputs
-    it reuses, or "" until the task has looked this up."""
+    """A task that may reuse the outputs of an earlier run; `source`: RUN/TASK whose outputs it
+    reuses, or "" if this is not known yet."""
 
     task: str
     source: str = Field(alias="at")
@@ -90,7 +90,8 @@ class Outputs(StepOutputs):
 
 
 class Problems:
-    """Errors that do not make the step fail, but are printed and become warnings of the step."""
+    """Collects errors that do not fail the step. They are printed, and become warnings of the
+    step."""
 
     def __init__(self) -> None:
         self.texts: list[str] = []

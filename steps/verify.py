@@ -5,7 +5,7 @@ version.
       --model-sha256=... --version=3
 
 Each row is sent alone and in a batch, to detect predictions that depend on the other rows of a
-batch. Served and offline predictions may differ by at most `tolerance`, and not at all if
+batch. Served and offline predictions may differ by at most `tolerance`. They must be equal if
 evaluation and servers predict one instance at a time (serve.max_batch: 1) on equal processors. The
 version becomes the `champion` only if all predictions agree and the candidate was evaluated against
 the current champion. If a served prediction differs from the offline prediction, the step fails. If
@@ -135,8 +135,7 @@ def run(inputs: Inputs) -> Outputs:
     endpoint = resolve(inputs.endpoint or f"http://{inputs.name}:8080")
 
     target = inputs.name, inputs.version, inputs.champion, inputs.deployment, inputs.run_id
-    # a version that a later one has replaced cannot be verified again, because its servers may have
-    # been deleted
+    # skip a version that a later one has replaced, because its servers may have been deleted
     if inputs.promote and promotion.is_superseded(*target):
         say(
             f"version {inputs.version} of {inputs.name} was promoted before, and a later version"
@@ -188,8 +187,7 @@ def run(inputs: Inputs) -> Outputs:
     else:
         say(f"the report does not contain {PREDICTIONS}: only the example was tested")
 
-    # retry, because a promotion consists of two changes, and a service may become unavailable
-    # between them
+    # retry, because a service may become unavailable between the two changes of a promotion
     result = promotion.retry_while_unavailable(
         lambda: conclude(inputs, comparison), client.deadline
     )
@@ -205,8 +203,8 @@ def run(inputs: Inputs) -> Outputs:
 
 
 def conclude(inputs: Inputs, comparison: "Comparison") -> dict[str, Any]:
-    """Promote the version if `inputs.promote` is True. Log and return the result, which includes
-    the previous, the running and the expired Deployments.
+    """Promote the version if `inputs.promote` is True. Log and return the result, which names the
+    Deployments that are previous, running and expired.
 
     Raises ChampionChanged if the champion has changed and the evaluation cannot be repeated.
     """

@@ -66,9 +66,9 @@ def run(
 ) -> int:
     """Run a Workflow, WorkflowTemplate or CronWorkflow (YAML or JSON).
 
-    FILE may be a folder, and may contain the objects that the workflow refers to. If a field would
-    have another effect here than in Argo, it is an error. Exit codes: 0 succeeded, 1 failed, 2 bad
-    usage or manifest, 130 stopped by Ctrl-C.
+    FILE may be a folder, and may contain the objects that the workflow refers to. A field that
+    would have another effect here than in Argo is an error. Exit codes: 0 succeeded, 1 failed, 2
+    bad usage or manifest, 130 stopped by Ctrl-C.
 
     Example:
       argolocal run workflow.yaml -p message=hello -o json
@@ -163,8 +163,8 @@ def print_findings(
     as_json: bool,
     is_shown: Callable[["Finding"], bool] = lambda finding: True,
 ) -> int:
-    """Print the errors that `lint` finds, and the warnings that `is_shown` accepts. Return the exit
-    code of the command."""
+    """Print all errors that `lint` found, and those warnings for which `is_shown` returns True.
+    Return the exit code of the command."""
     from argolocal import validate
 
     findings = [
@@ -370,7 +370,7 @@ def server(
 
 
 def make_cluster() -> Any:
-    """Return the cluster of the program that the user called: argolocal, or rekindle, which reuses
-    these commands."""
+    """Create the cluster object of the current program: argolocal, or rekindle, which reuses these
+    commands."""
     module, _, class_name = program.cluster.partition(":")
     return getattr(import_module(module), class_name)(home())

@@ -1,4 +1,4 @@
-"""The group of all commands of a program, which its help lists by section."""
+"""A click group whose help lists the commands of a program by section."""
 
 import inspect
 from collections.abc import Mapping, Sequence

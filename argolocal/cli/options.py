@@ -60,8 +60,7 @@ class RunNameParam(NonEmptyName):
 
 
 class FiniteNumber(click.FloatRange):
-    """A finite number in a range. This class exists because click's FloatRange accepts NaN in every
-    range."""
+    """A finite number in a range. Unlike click's FloatRange, this class rejects NaN."""
 
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None

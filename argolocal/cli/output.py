@@ -20,8 +20,8 @@ def print_result(as_json: bool, result: Mapping[str, object], text: str) -> None
 
 @contextmanager
 def print_errors_as_json(as_json: bool) -> Iterator[None]:
-    """With `-o json`, print an error that occurs before the run starts as a JSON object. Reraise
-    the error."""
+    """If an error occurs before the run starts, print it as a JSON object with `-o json`, then
+    raise it again."""
     try:
         yield
     except ArgolocalError as error:
@@ -45,7 +45,7 @@ def run_output(as_json: bool) -> Iterator[None]:
 
 
 def long_options(context: click.Context) -> list[str]:
-    """Return the long options of a command."""
+    """Return the names of a command's long options, such as `--output`."""
     options = [
         parameter
         for parameter in context.command.get_params(context)

@@ -20,8 +20,8 @@ class Unwritable(ArgolocalError):
 
 
 class Descriptor(io.FileIO):
-    """A file descriptor that reports only the first failed write. All later output, also at exit,
-    goes to /dev/null."""
+    """A file descriptor that raises an error only for the first failed write. After that, all
+    output goes to /dev/null, even at exit."""
 
     def __init__(self, number: int, ignore_errors: bool) -> None:
         super().__init__(number, "wb", closefd=False)
@@ -34,7 +34,7 @@ class Descriptor(io.FileIO):
             _open_devnull(self.fileno())
             if self.ignore_errors:
                 return memoryview(data).nbytes
-            # a reader that exits early, such as `head`, is not an error
+            # the reader of the pipe, such as `head`, may exit early; this is not an error
             if error.errno == errno.EPIPE:
                 raise
             raise Unwritable(
@@ -46,8 +46,8 @@ class Descriptor(io.FileIO):
 def prepare() -> None:
     """Open /dev/null for closed streams, so that no other file becomes stdout.
 
-    From then on, stdout and stderr escape control characters, and characters that they cannot
-    encode.
+    From then on, stdout and stderr escape control characters and characters that their encoding
+    lacks.
     """
     for number in range(3):
         try:
@@ -61,7 +61,7 @@ def prepare() -> None:
 
 
 def ignore_stdout_errors() -> None:
-    """Ignore all later write errors of stdout."""
+    """Ignore all later errors of writes to stdout."""
     raw = getattr(getattr(sys.stdout, "buffer", None), "raw", None)
     if isinstance(raw, Descriptor):
         raw.ignore_errors = True

@@ -1,8 +1,8 @@
-"""Addresses in messages and records, without the secrets that they may contain.
+"""Format addresses for messages and records without the secrets that they may contain.
 
-A secret is a password, or the value of a query, a fragment or a parameter of a path: presigned
-addresses contain signatures and tokens there. Many wrong addresses are passwords that nobody has
-escaped, so an address that has no clean form is hidden, except its scheme.
+A secret is a password, or the value of a query, a fragment or a path parameter. In presigned
+addresses, these values are signatures and tokens. A malformed address often contains an unescaped
+password, so only its scheme is shown.
 """
 
 import re
@@ -11,24 +11,25 @@ from collections.abc import Callable
 HIDDEN = "…"
 MAX_TEXT_CHARS = 20_000
 MAX_LINE_CHARS = 2000  # the search for secrets in a line takes O(n²)
-CUT = "@..."  # hides the start of a password or user at the end of a part of a line
+# appended to a truncated line: the @ makes a truncated user or password at the end recognizable
+CUT = "@..."
 HOST = r"(?:\[[0-9a-f:.%]+\]|[\w.-]+)"
 PORT_AND_PATH = r"(?::\w*)?(?:/[^\s?#@;]*)?"
 SCHEME = r"(?:[a-z][a-z0-9+.-]*:)?//"
 NO_SCHEME = r"(?![a-z][a-z0-9+.-]*:/)"
 
-# an address that a URL parser and a reader understand in the same way; group 2 contains no secret
+# an address that cannot be misread; group 2 (host, port and path) contains no secret
 CLEAN = re.compile(rf"({SCHEME}|{NO_SCHEME})(?:[^\s/?#@]*@)?({HOST}{PORT_AND_PATH})", re.IGNORECASE)
-# the part of an address before its query, fragment or parameters, if no @ follows
+# the start of an address, up to its query, fragment or parameters, if they contain no @
 CLEAN_START = re.compile(
     rf"(?:{SCHEME}|{NO_SCHEME}){HOST}{PORT_AND_PATH}(?=[?#;][^@]*$)", re.IGNORECASE
 )
 
-# the start of a word, where an address without a scheme may begin
+# the start of a word; an address without a scheme may begin there
 WORD = r"(?<![^\s'\"`=(\[{,<])"
-# an @ that does not end a password: it precedes the digest of an image
+# an @ that may end a password, unlike the @ before the digest of an image
 AT = r"@(?!sha(?:256|512):)"
-# a port, or punctuation: what follows the host of an address that has no password
+# the text after the `HOST:` of an address without a password: a port or punctuation
 AFTER_HOST = r"\d*[]'\"`.,:;)}]*(?:[/?#\s]|$)"
 
 # user and password of an address in a text. A password may contain slashes, spaces and @.
@@ -54,11 +55,10 @@ USER_WITHOUT_SCHEME = re.compile(
 # the host and port of an address whose path contains @, or a user and the start of a password
 HOST_OR_USER = re.compile(rf"((?:(?<=:)|{WORD})//)[^\s/?#@:]+:\d+[/?#]\S*{AT}")
 
-# the rest of an address from the start of its query to the last character that is not punctuation
+# the query or fragment of an address, without punctuation at the end
 REST = r"(?:[^\s'\"<>()#]|['\"<>()](?=[\w%&=+/-]))*[^\s'\"<>()\]}:.,;#]"
 QUERY = re.compile(rf"(://[^\s?#'\"]*\?){REST}")
-# The fragment of an address is hidden unless it is the path of a page, as in MLflow, or the title
-# of a paragraph.
+# A fragment is hidden unless it is the path of a page, as in MLflow, or the anchor of a heading.
 PAGE = r"(?:/[\w./-]*|[a-z]+(?:-[a-z0-9]+)*)(?:[\s?'\"<>).,:]|$)"
 FRAGMENT = re.compile(rf"(://[^\s#'\"]*\#)(?!{PAGE}){REST}")
 PARAMETERS = re.compile(rf"(://[^\s?#;'\"]*;)(?=[\w.-]+=){REST}")
@@ -67,16 +67,15 @@ SECRET_NAME = (
     r"[\w.-]*(?:token|sig|signature|secret|passw(?:or)?d|pwd|credential|session|api_?key|"
     r"access_?key(?:_?id)?|auth|authorization)"
 )
-# a parameter of an address without a scheme, also in the fragment of a page; `code` and `key` are
-# secrets only in some addresses
+# a secret parameter of an address that may lack a scheme; `code` and `key` are secrets only in some
+# addresses
 NAMED_VALUE = re.compile(rf"([?&;#](?:{SECRET_NAME}|code|key)=){REST}", re.IGNORECASE)
 
 
 def format_address(address: str) -> str:
     """Return scheme, host, port and path of an address for a message.
 
-    If the address may contain a password, a query or a fragment at an unusual position, return only
-    the part before it, and `…`.
+    If a query, a fragment or a possible password follows, return only the part before it and `…`.
     """
     match = CLEAN.fullmatch(address)
     if match:
@@ -99,7 +98,7 @@ def without_secrets(text: str) -> str:
 
 
 def hide_values(text: str) -> str:
-    """Remove queries, fragments and parameters from the addresses in a text, but not users."""
+    """Remove queries, fragments and parameters from the addresses in a text, but keep the users."""
     return _map_lines(_hide_values_in_line, text)
 
 
@@ -114,7 +113,7 @@ def _map_lines(hide: Callable[[str], str], text: str) -> str:
 
 
 def _hide_in_part(hide: Callable[[str], str], line: str, *, is_cut: bool) -> str:
-    """Apply `hide` to a line, or to its first MAX_LINE_CHARS characters."""
+    """Apply `hide` to a line. Of a longer line, keep only the first MAX_LINE_CHARS characters."""
     if len(line) <= MAX_LINE_CHARS and not is_cut:
         return hide(line)
     return hide(line[:MAX_LINE_CHARS] + CUT).removesuffix(CUT).removesuffix("...") + "..."

@@ -32,8 +32,8 @@ UNREPORTED = "its job or Deployment has failed: the logs of the pods show why"
 
 
 def extract_cause(message: str) -> str:
-    """Return the cause in a message about a failed Kubernetes object, or any other message
-    unchanged."""
+    """Return the cause that a message about a failed Kubernetes object states. Return any other
+    message unchanged."""
     match = OBJECT_FAILED.fullmatch(message)
     if not match:
         return message
@@ -54,7 +54,7 @@ def find_root_message(message: str, attempts: Sequence[str]) -> str:
 
 
 def attempt_number(name: str) -> int:
-    """Return the number of an attempt by its name; -1 for a node that is not an attempt."""
+    """Return the attempt number that ends a node's name, or -1 if the node is not an attempt."""
     match = ATTEMPT.search(name)
     if match:
         return int(match[1])

@@ -1,10 +1,10 @@
-"""Types for names from outside, such as the response of a server, a command line or a file. Every
-instance of these types is a valid name.
+"""Types for names from untrusted sources, such as the response of a server, a command line or a
+file. Every instance of these types is a valid name.
 
     RunName("fraud-x7k2p")              # a str; raises InvalidName for "../project", "" or 5
     RunName.or_none(row.get("name"))    # the same, but returns None for an invalid name
 
-Parse a name before it becomes a part of a path, an object key or a request.
+Convert a name to its type before it becomes part of a path, an object key or a request.
 """
 
 import re
@@ -94,7 +94,7 @@ class PathName(Name):
 
 
 def show(value: object) -> str:
-    """Format a value from outside for a message: quoted, shortened, and with escaped control
+    """Format an untrusted value for a message: quoted, shortened, and with escaped control
     characters."""
     text = value if isinstance(value, str) else repr(value)
     start = shorten(text[:MAX_SHOWN_CHARACTERS])

@@ -15,8 +15,8 @@ SECRET = re.compile(
     r"TOKEN|SECRET|PASSW|CREDENTIAL|API_?KEY|PRIVATE_?KEY|ACCESS_?KEY|WEBHOOK|NOTIFY_URL",
     re.IGNORECASE,
 )
-# names whose values are secrets, of variables, flags and settings: a stricter rule than SECRET,
-# because a literal value of such a name is an error
+# names of variables, flags and settings whose values are secrets. The pattern matches fewer names
+# than SECRET, because a literal value of such a name is an error.
 SECRET_NAME = re.compile(
     r"(.*(PASSWORD|PASSWD|PASSPHRASE|SECRET|SECRET_KEY|ACCESS_KEY|API_?KEY|PRIVATE_KEY"
     r"|CREDENTIALS?)|(.*_)?(PASS|TOKEN)|.+_PWD|NOTIFY_URL)",
@@ -71,8 +71,9 @@ def is_header_text(text: str) -> bool:
 
 
 def require_header_text(text: str, source: str) -> str:
-    """Return `text`, a token, if it is valid as the value of a header. Raises ConfigError, which
-    names the `source` of the token, but not the token itself, unlike the errors of HTTP clients."""
+    """Return `text`, a token, if it is valid as the value of a header. Otherwise raise a
+    ConfigError that names the `source` of the token. The errors of HTTP clients would show the
+    token itself."""
     if is_header_text(text):
         return text
     raise ConfigError(
@@ -82,15 +83,15 @@ def require_header_text(text: str, source: str) -> str:
 
 
 def names_secret(name: str) -> bool:
-    """Return True if the value of a variable, flag or setting with this name is a secret, such as
-    HF_TOKEN, but not `eos_token`, which is a word of a vocabulary."""
+    """Return True if a variable, flag or setting with this name contains a secret. HF_TOKEN does;
+    `eos_token`, a word of a vocabulary, does not."""
     name = name.replace("-", "_")
     return bool(SECRET_NAME.fullmatch(name)) and not VOCABULARY_TOKEN_NAME.fullmatch(name)
 
 
 def secret_flags(words: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """Yield the name and the value of each flag in a command line whose value is a secret, such as
-    `--api-key=VALUE` or `--api-key VALUE`."""
+    """Yield name and value of each command-line flag with a secret value, such as `--api-key=VALUE`
+    or `--api-key VALUE`."""
     flags = [flag for text in words for flag in FLAG.findall(text)]
     flags += [(flag[2:], value) for flag, value in pairwise(words) if flag.startswith("--")]
     for name, value in flags:
@@ -101,7 +102,8 @@ def secret_flags(words: Sequence[str]) -> Iterator[tuple[str, str]]:
 def remove_secrets(environ: Mapping[str, str], needs_services: bool = True) -> dict[str, str]:
     """Return the environment without variables that look like secrets.
 
-    `needs_services`: keep the variables of the object store and MLflow, including credentials.
+    `needs_services`: True keeps the variables of the object store and MLflow, including
+    credentials.
     """
     return {
         name: value

@@ -1,9 +1,9 @@
-"""Exit codes of processes by their meaning; the names of sysexits.h do not tell it."""
+"""Exit codes of processes, named after their meaning here, unlike the constants in sysexits.h."""
 
 # exit code of Argo's executor: the command could not run, or a Kubernetes object failed
 EXECUTOR_ERROR = 64
 INVALID_DATA = 65
-CODE_ERROR = 70  # an exception of the user's code that a retry would raise again
+CODE_ERROR = 70  # the user's code raised an exception that would occur again in a retry
 UNAVAILABLE = 75  # a service is unavailable
 INVALID_CONFIG = 78
 # exit codes of failures that a retry cannot fix

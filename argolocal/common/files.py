@@ -1,5 +1,5 @@
-"""Write files atomically, make private directories, read files that other users control, and
-describe missing space."""
+"""Write files atomically, make private directories, read untrusted files, and check the free disk
+space."""
 
 import errno
 import os
@@ -70,7 +70,7 @@ def read_input(path: Path, limit: int) -> bytes:
     """Return at most `limit` bytes of a regular file or a pipe, such as `<(command)`. Raises
     OSError.
 
-    A FIFO that no process writes to counts as empty.
+    A FIFO without a writing process counts as empty.
     """
     with _open_without_blocking(path) as file:
         mode = os.fstat(file.fileno()).st_mode
@@ -82,14 +82,14 @@ def read_input(path: Path, limit: int) -> bytes:
 
 
 def _open_without_blocking(path: Path) -> BinaryIO:
-    """Open a file for reading, even a FIFO that no process writes to. Raises OSError, for example
-    for a directory."""
+    """Open a file for reading without waiting, even a FIFO without a writing process. Raises
+    OSError, for example for a directory."""
     return open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK))
 
 
 def make_private(directory: Path) -> None:
-    """Make a directory that only its owner can enter, or restrict the permissions of an existing
-    directory."""
+    """Create a directory that only its owner can enter. If the directory exists, restrict its
+    permissions."""
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     if directory.stat().st_mode & 0o077:
         with suppress(PermissionError):  # chmod fails if the directory belongs to another user
@@ -97,8 +97,8 @@ def make_private(directory: Path) -> None:
 
 
 def make_owned(directory: Path) -> None:
-    """Make a directory that only this user can enter, below a directory that all users can write,
-    such as /tmp.
+    """Create a directory that only this user can enter, inside a directory that all users can write
+    to, such as /tmp.
 
     Raises PermissionError if the directory belongs to another user, who could change its files.
     """
@@ -133,8 +133,7 @@ def check_space(content: str, size: float, folder: Path, remedy: str) -> None:
 def describe_missing_space(
     content: str, size: float, free_bytes: float, target: str, remedy: str
 ) -> str:
-    """Return "" if `size` bytes fit into the `free_bytes` of `target`, else a message with the
-    `remedy`."""
+    """Return a message with the `remedy` if `target` has less than `size` bytes free, else ""."""
     if size <= free_bytes:
         return ""
     return (
@@ -150,7 +149,7 @@ def size_of(path: Path) -> int:
 
 
 def sync_folder(folder: Path) -> None:
-    """Write the names in a folder to the disk. Raises OSError."""
+    """Flush the entries of a folder to the disk (fsync). Raises OSError."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)

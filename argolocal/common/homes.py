@@ -3,7 +3,7 @@
 
 The files of a home decide which programs start, which processes end and where credentials are sent,
 so commands must not use a home that was copied from elsewhere. `make` writes a mark into each home:
-an empty file whose name is a keyed hash of the home's path. The key is in the user's
+an empty file, named by a keyed hash of the home's path. The key is in the user's
 ~/.local/state/argolocal, so other users cannot make a mark, and a mark is invalid at another path.
 """
 
@@ -105,8 +105,8 @@ def _has_entries(home: Path) -> bool:
         with os.scandir(home) as entries:
             return any(entries)
     except (FileNotFoundError, NotADirectoryError):
-        # `home` is missing, or its parent is a file; in the latter case, the next write into `home`
-        # fails
+        # `home` is missing or its parent is a file. If its parent is a file, the next write into
+        # `home` reports it.
         return False
     except OSError as error:
         raise ConfigError(
@@ -134,7 +134,7 @@ def _mark(real_path: Path, make_key: bool = False) -> str:
         if file.exists():
             key = file.read_text()
         else:
-            # without a stored key, a random key makes the mark of every home invalid
+            # no key is stored, so use a random key, for which no home has a valid mark
             key = os.urandom(32).hex()
     except OSError as error:
         raise ConfigError(
@@ -148,8 +148,8 @@ def _mark(real_path: Path, make_key: bool = False) -> str:
 
 
 def write_link(home: Path, url: str) -> str:
-    """Write a file that redirects to `url`, and return its path: a browser gets this path as its
-    argument instead of the secret `url`, because all local users can see the arguments."""
+    """Write a file that redirects to the secret `url`, and return its path. The browser gets the
+    path as its argument, because all local users can see the arguments of a process."""
     make(home)
     path = home / "page.html"
     link = f'<!doctype html><meta http-equiv="refresh" content="0; url={escape(url)}">'

@@ -22,15 +22,15 @@ from typing import Any, Self
 
 from argolocal.common import exit_codes
 
-# A second signal is deferred only if it follows the first within this time, in seconds. `timeout`
-# sends two signals within microseconds.
+# A second signal is deferred only if it follows the first within this number of seconds, because
+# `timeout` sends two signals within microseconds.
 FORCE_AFTER_S = 0.5
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Interrupts:
-    """Signal handlers of a `with` block, which are installed in the main thread only. If `nohup`
-    has set SIGHUP to be ignored, it remains ignored.
+    """Signal handlers that are active in a `with` block, in the main thread only. SIGHUP remains
+    ignored if `nohup` has set this.
 
     A handler calls the previous handler of the signal, or else raises KeyboardInterrupt.
     """
@@ -59,7 +59,7 @@ class Interrupts:
         """Defer signals until `allowed` is entered, because an exception before that could lose
         track of a process that has just started.
 
-        A second signal more than FORCE_AFTER_S later is not deferred.
+        A second signal is not deferred if it arrives more than FORCE_AFTER_S after the first.
         """
         self.is_deferring = True
         try:
@@ -81,7 +81,7 @@ class Interrupts:
             self.is_deferring = was_deferring
 
     def receive(self, number: int, frame: FrameType | None) -> None:
-        """Call the previous handler of a signal, or raise KeyboardInterrupt without one."""
+        """Call the previous handler of a signal. Raise KeyboardInterrupt if the signal had none."""
         handler = self.previous_handlers[number]
         if callable(handler):
             handler(number, frame)

@@ -52,7 +52,7 @@ def to_json(
 
 
 def replace_nan(value: Any) -> Any:
-    """Return a JSON value in which None replaces each NaN and infinity."""
+    """Return a copy of a JSON value with each NaN and infinity replaced by None."""
     if isinstance(value, float):
         if math.isfinite(value):
             return value
@@ -65,8 +65,8 @@ def replace_nan(value: Any) -> Any:
 
 
 def describe_not_finite(value: object) -> str:
-    """Name the first number in a JSON value that is NaN or infinite; "" if all numbers are
-    finite."""
+    """Return the value and location of the first NaN or infinity in a JSON value; "" if all numbers
+    are finite."""
     try:
         for path, number in numbers(value):
             if isinstance(number, float) and not math.isfinite(number):
@@ -95,8 +95,8 @@ def format_path(path: Location) -> str:
 
 
 def loads(data: bytes | str) -> Any:
-    """Parse a JSON text. Raises ValueError for texts that parsers read differently or reject:
-    duplicate keys, lone surrogates, deep nesting, long integers, NaN and infinity."""
+    """Parse a JSON text. Raises ValueError for a text that other parsers may reject or read
+    differently: duplicate keys, lone surrogates, deep nesting, long integers, NaN and infinity."""
     text = data.decode() if isinstance(data, bytes) else data
 
     try:
@@ -126,7 +126,7 @@ def read_object(path: Path) -> dict[str, Any]:
 
 
 def malformed(path: Path, error: Exception) -> InvalidDocument:
-    """Return the error for a file whose content is invalid because of `error`."""
+    """Return the exception to raise for a file whose content is invalid. `error` states why."""
     reason = f"{error} is missing" if isinstance(error, KeyError) else error
     return InvalidDocument(f"{path} is malformed ({reason}): restore the file, or remove it.")
 

@@ -15,7 +15,8 @@ CGROUP_LIMIT = {1: "memory.limit_in_bytes", 2: "memory.max"}
 
 
 def die_with_parent(parent: int) -> None:
-    """Have the kernel kill this process when its parent dies; exit if `parent` is already dead."""
+    """Ask the kernel to kill this process when its parent dies. Exit if the process `parent` is
+    already dead."""
     LIBC.prctl(SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(1)

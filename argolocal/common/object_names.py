@@ -2,9 +2,9 @@
 
     object_names.check_object("ConfigMap", "cache-feature/login")     # raises ConfigError
 
-The value of a name with a template tag is known only at run time, so each name is checked when an
-object or a file is created. Source: Kubernetes' apimachinery/pkg/util/validation (validation.go)
-and apis/core/validation.
+A name may contain a template tag, whose value is known only at run time. Therefore each name is
+checked when an object or a file is created. Source: Kubernetes' apimachinery/pkg/util/validation
+(validation.go) and apis/core/validation.
 """
 
 import base64
@@ -87,7 +87,8 @@ QUALIFIED_NAME = Rule(
     "a qualified name must consist of at most 63 alphanumeric characters, '-', '_' or '.', must"
     " start and end with an alphanumeric character, and may have a DNS subdomain and '/' in front",
 )
-# Source: Amazon S3 and MinIO, whose older buckets may have upper case letters and underscores
+# Source: the rules of Amazon S3 and MinIO. Names of older buckets may contain upper case letters
+# and underscores.
 BUCKET = Rule(
     re.compile(r"[A-Za-z0-9][-A-Za-z0-9._]*"),
     255,

@@ -17,8 +17,8 @@ RECORD_CHECK_INTERVAL_S = 3.0
 
 
 def python_command(*arguments: str) -> list[str]:
-    """Return a command that runs this Python interpreter without the working directory in
-    sys.path, because its files are not trusted."""
+    """Return a command that runs this Python interpreter. The command keeps the working directory,
+    whose files are not trusted, out of sys.path."""
     return [sys.executable, "-P", *arguments]
 
 
@@ -39,7 +39,7 @@ def start_time(pid: int) -> int | None:
 
 
 def is_alive(pid: int, start_ticks: int) -> bool:
-    """Return True if the process with this pid and this start time still runs."""
+    """Return True if a process with this pid and start time is running."""
     return start_time(pid) == start_ticks
 
 
@@ -53,23 +53,23 @@ def mentions_home(pid: int, home: Path) -> bool:
 
 
 def confirm_recorded(child: subprocess.Popen[bytes]) -> None:
-    """Let a child return from `wait_until_recorded`. Call this once other commands can find the
-    child's record and stop the child."""
+    """Let a child process return from `wait_until_recorded`. Call this function once the child is
+    recorded on disk, so that other commands can stop the child."""
     assert child.stdin
     with suppress(BrokenPipeError), child.stdin:  # the child may have exited
         child.stdin.write(b"\n")
 
 
 def wait_until_recorded() -> None:
-    """Wait until the parent has recorded this process. If the parent dies before that, exit,
-    because no command could find and stop this process."""
+    """Wait until the parent has recorded this process. If the parent dies first, exit, because no
+    command could find and stop an unrecorded process."""
     if not os.read(0, 1):
         sys.exit("the parent died before it recorded this process")
 
 
 def end_unless_recorded(record: Path) -> None:
-    """Wait until the parent has written the file `record`, then watch it in a thread: exit if it is
-    deleted or contains another pid."""
+    """Wait until the parent has written the file `record`. Then watch the file in a thread, and
+    exit if it is deleted or contains another pid."""
     wait_until_recorded()
 
     def watch() -> None:

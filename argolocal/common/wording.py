@@ -67,7 +67,8 @@ def cut(text: str, length: int = 60) -> str:
 
 
 def first_names(names: list[str], limit: int, separator: str = ", ") -> str:
-    """Return the names; if they are more than `limit`, the first ones and the number of others."""
+    """Return the names as a text. Of more than `limit` names, return the first names and the number
+    of the others."""
     text = separator.join(names[:limit])
     if len(names) <= limit:
         return text
@@ -97,6 +98,6 @@ class _RawStream:
 
 
 def without_escapes(stream: TextIO) -> TextIO:
-    """Return a stream for our own colours and cursor moves. The caller applies `visible` to
+    """Return a stream that keeps colours and cursor moves. The caller must apply `visible` to
     untrusted text."""
     return _RawStream(stream) if isinstance(stream, EscapedStream) else stream  # type: ignore[return-value]

@@ -1,8 +1,8 @@
 """Store the objects of the local cluster as files `objects/<Kind>/<name>.json`, and apply them as
 kubectl does.
 
-A `Controller` stores objects of any kind, which suffices for ConfigMaps, PodDisruptionBudgets and
-similar kinds; other controllers extend it. The file of an object is changed under a lock, because
+A plain `Controller` only stores objects, such as ConfigMaps and PodDisruptionBudgets. The
+controllers of other kinds are subclasses. The file of an object is changed under a lock, because
 the supervisor may change the status of the object at the same time.
 """
 
@@ -58,8 +58,8 @@ class Controller:
             object_names.check_data(obj, self.kind, metadata["name"])
 
     def apply(self, obj: Object) -> Object:
-        """Create or update the object as `kubectl apply` does, without removing fields that earlier
-        `apply` calls did not set.
+        """Create or update the object as `kubectl apply` does. Fields that were not set by `apply`
+        are kept.
 
         Raises ConfigError, and Conflict if `obj` has a resourceVersion that differs from the
         current object's.
@@ -135,7 +135,8 @@ class Controller:
         return self.on_write(stored_object)
 
     def on_write(self, stored: Object) -> Object:
-        """Handle an object that was applied or patched, and return its new state."""
+        """React to an object that was just applied or patched, and return the object's new
+        state."""
         return stored
 
     def get(self, name: str) -> Object | None:
@@ -164,8 +165,8 @@ class Controller:
         return existed
 
     def change(self, name: str, update: Callable[[Object | None], Object | None]) -> Object | None:
-        """Replace the object by `update(object)`, unless `update` returns None. Return the stored
-        object."""
+        """Replace the object by the result of `update(object)`, unless the result is None. Return
+        the object that is then stored."""
         with self._locked():
             current_object = self.read(name)
             new_object = update(copy.deepcopy(current_object))
@@ -184,16 +185,16 @@ class Controller:
             return new_object
 
     def poll(self) -> None:
-        """Do the periodic work of this controller; called every 0.1 s during a run."""
+        """Do the periodic work of this controller. Called every 0.1 s during a run."""
 
     def clean_up(self) -> None:
-        """Remove the remaining files of this run's completed objects."""
+        """Remove files that completed objects of this run have left."""
 
     def stop(self, grace: float) -> None:
-        """Stop the processes that this process runs for the objects, without deleting objects."""
+        """Stop the objects' processes that this process has started, without deleting objects."""
 
     def _path(self, name: str) -> Path:
-        """Return the file of an object. Raises ConfigError for a name that no object can have."""
+        """Return the path of an object's file. Raises ConfigError for an invalid name."""
         object_names.check_object(self.kind, name)
         return self.folder / f"{name}.json"
 
@@ -218,7 +219,8 @@ def _without_last_applied(obj: Object) -> Object:
 
 
 def merge(last_object: object, new_object: object, current_object: object) -> Any:
-    """Merge the last applied, the new and the current object, as kubectl's three-way merge does."""
+    """Merge three versions of an object as kubectl's three-way merge does: the last applied, the
+    new and the current version."""
     if not (isinstance(new_object, dict) and isinstance(current_object, dict)):
         return copy.deepcopy(new_object)
 

@@ -33,8 +33,8 @@ class Kinds:
         self.register(Controller, *STORE_ONLY_KINDS)
 
     def register(self, controller: type[Controller], *kinds: str) -> None:
-        """Let `controller` handle objects of `kinds` (default: `controller.kind`), in place of
-        previous controllers."""
+        """Register `controller` for objects of `kinds` (default: `controller.kind`). It replaces
+        their previous controllers."""
         self.types.update(dict.fromkeys(kinds or (controller.kind,), controller))
 
     def controllers(self, cluster: Cluster, run: Path) -> dict[str, Controller]:

@@ -2,13 +2,13 @@
 
 A change of a Deployment writes the object, and starts the supervisor if it does not run. The
 supervisor is a separate process (deployment_supervisor.py), recorded in
-`deployments/supervisor.json`. If the supervisor dies without being stopped by `down`, the next
-command restarts it.
+`deployments/supervisor.json`. If the supervisor dies, the next command restarts it, unless `down`
+has stopped the supervisor.
 
-Differences from Kubernetes: no autoscaler changes `replicas`. A rollout fails without waiting for
-its progressDeadlineSeconds if its pod exits four times in a row, or once with an exit code in
-`exit_codes.PERMANENT`, which a restart cannot fix. A Service listens on 127.0.0.1, and each
-headless Service on another loopback address.
+Differences from Kubernetes: no autoscaler changes `replicas`. A rollout does not wait for its
+progressDeadlineSeconds: it fails if its pod exits four times in a row, or once with a code in
+`exit_codes.PERMANENT` (errors that a restart cannot fix). A Service listens on 127.0.0.1. Each
+headless Service listens on a loopback address of its own.
 """
 
 import os
@@ -42,8 +42,8 @@ PROBES = ("startupProbe", "readinessProbe", "livenessProbe")
 RECORD_FILE = "supervisor.json"
 LOG_FILE = "supervisor.log"
 OBSERVE_TIMEOUT_S = 10.0  # time limit for the supervisor to observe a change
-# name of a Deployment's annotation with the Origin of its pods and the process that applied it, as
-# JSON
+# annotation of a Deployment; its value is JSON with the Origin of the pods and the process that
+# applied the Deployment
 ORIGIN_ANNOTATION = "argolocal/origin"
 
 
@@ -51,7 +51,7 @@ class Services(Controller):
     """Stores Services; the supervisor listens on their ports."""
 
     kind = "Service"
-    hint = ""  # end of an error message: how to choose another port
+    hint = ""  # the end of an error message; it says how to choose another port
 
     def check(self, obj: Object) -> None:
         """Raise ConfigError for a Service without selector or ports, and for a port that is invalid
@@ -129,8 +129,8 @@ class Deployments(Controller):
                 raise ConfigError(f"{where}: {probe} must be an httpGet here.")
 
     def apply(self, obj: Object) -> Object:
-        """Write the object with the Origin of this process, unless `obj` already has an Origin. The
-        supervisor needs the Origin, because it starts pods of several projects."""
+        """Apply the object, and record the Origin of this process unless `obj` already has an
+        Origin. The supervisor needs the Origin because it starts pods of several projects."""
         meta = obj.get("metadata") or {}
         process = f"{os.getpid()}/{start_time(os.getpid())}"
         origin = to_json(asdict(Origin(path=self.cluster.path)) | {"process": process})
@@ -164,7 +164,7 @@ class Deployments(Controller):
         return self.read(name)
 
     def delete(self, name: str) -> bool:
-        """Delete the Deployment, and return after its pods have ended."""
+        """Delete the Deployment, and wait until its pods have ended."""
         if not self.running():
             return self.remove(name)
         stamp = {"deletionTimestamp": timestamp(time.time())}
@@ -177,7 +177,7 @@ class Deployments(Controller):
         return bool(existing)
 
     def remove(self, name: str) -> bool:
-        """Remove a Deployment whose pods have ended, except its logs."""
+        """Remove the files of a Deployment whose pods have ended, but keep its logs."""
         rmtree(self.home / name / "pods", ignore_errors=True)
         return super().delete(name)
 
@@ -187,7 +187,7 @@ class Deployments(Controller):
         return bool(record and is_alive(record["pid"], record["since"]))
 
     def revive(self) -> bool:
-        """Restart the supervisor if it died and `down` had not stopped it. Return True if the
+        """Restart the supervisor if it died, unless `down` had stopped it. Return True if the
         supervisor had died."""
         had_died = bool(self._record() and not self.running() and self.names())
         if had_died:
@@ -218,8 +218,8 @@ class Deployments(Controller):
         return [obj["metadata"]["name"] for obj in objects]
 
     def overview(self) -> list[Object]:
-        """Return a dict with kind, name, address, `running` and number of ready pods for each
-        Deployment."""
+        """Return one dict per Deployment with its kind, name, address, `running` and number of
+        ready pods."""
         services = [
             obj for obj in Services(self.cluster).objects().values() if not is_headless(obj)
         ]
@@ -302,7 +302,7 @@ class Deployments(Controller):
         return record
 
 
-# supervisors that this process has started, and that outlive this process
+# supervisors that this process has started; they continue to run when this process exits
 SUPERVISORS: list[subprocess.Popen] = []
 
 
@@ -312,7 +312,7 @@ def selects(service: Object, template: Object) -> bool:
 
 
 def is_headless(service: Object) -> bool:
-    """Return True if a Service is headless: its name resolves to the pods themselves."""
+    """Return True if a Service is headless: its DNS name resolves to the addresses of the pods."""
     return service["spec"].get("clusterIP") == "None"
 
 

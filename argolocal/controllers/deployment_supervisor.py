@@ -1,11 +1,11 @@
 """The supervisor of a home's Deployments and Services. The supervisor reconciles pods with the
 objects on disk, and listens on the ports of the Services.
 
-The supervisor runs until SIGTERM, and then terminates the pods. No request is lost when a pod is
+On SIGTERM, the supervisor terminates the pods and exits. No request is lost when a pod is
 terminated: the client's connection stays open, and requests that the pod's server has not read are
 sent to another pod. A new selector of a Service applies to new connections. The supervisor
-implements HTTPRoutes, so no Gateway is needed: it splits the connections to the first Service of an
-HTTPRoute among all its Services, and mirrors them.
+implements HTTPRoutes itself, without a Gateway. It distributes connections to the first Service of
+an HTTPRoute among all Services of the route, and mirrors them.
 """
 
 import asyncio
@@ -30,9 +30,9 @@ from argolocal.pods.containers import port_number
 
 POLL_INTERVAL_S = 0.05
 CHUNK_BYTES = 1 << 16
-# a mirror's connection with at least this many unsent bytes is closed
+# a connection to a mirror is closed when this many bytes are waiting to be sent
 MAX_MIRROR_BACKLOG_BYTES = 1 << 24
-IDLE_AFTER_S = 1.0  # a response counts as complete after this many seconds without bytes
+IDLE_AFTER_S = 1.0  # a response counts as complete if no bytes arrive for this many seconds
 Address = tuple[str, int]
 
 
@@ -48,15 +48,15 @@ class ListeningPort:
 
 @dataclass
 class Route:
-    """The backends of an HTTPRoute's rule for the connections to a Service."""
+    """The backends of one rule of an HTTPRoute, which share the connections to a Service."""
 
     weights: dict[str, int]  # name of a Service → its weight
     mirrors: list[str]
     connections: Counter[str] = field(default_factory=Counter, compare=False)
 
     def choose_backend(self) -> str:
-        """Return the Service that has the fewest connections relative to its weight, and count a
-        connection to it."""
+        """Return the Service with the fewest connections relative to its weight, and add 1 to its
+        connection count."""
         shares = {
             name: (self.connections[name] + 1) / weight
             for name, weight in self.weights.items()
@@ -73,7 +73,7 @@ class Client:
 
     reader: asyncio.StreamReader
     writer: asyncio.StreamWriter
-    unread_bytes: bytes = b""  # bytes from the client that no server has read
+    unread_bytes: bytes = b""  # bytes from the client that no server has read yet yet
     # True if a server has read bytes from the client that it has not answered yet
     awaits_answer: bool = False
     # time of the last bytes in either direction
@@ -81,7 +81,7 @@ class Client:
 
     @property
     def has_unread_bytes(self) -> bool:
-        """True if bytes have arrived that no server has read."""
+        """True if bytes from the client have arrived that no server has read yet."""
         return not self.reader.at_eof() and (
             bool(self.unread_bytes) or _has_event(self.writer, select.POLLIN)
         )
@@ -101,7 +101,7 @@ class Supervisor:
         self.services = Controller(cluster, "Service")
         self.rollouts: dict[str, Rollout] = {}
         self.listening_ports: dict[Address, ListeningPort] = {}
-        # name of the Service that clients connect to → its route
+        # name of the Service that clients connect to → the route for its connections
         self.routes: dict[str, Route] = {}
         self.mirror_tasks: set[asyncio.Task] = set()
         self.clients: set[Client] = set()
@@ -162,7 +162,8 @@ class Supervisor:
         rollout.update_status(obj)
 
     async def _listen(self, objects: dict[str, Object]) -> None:
-        """Listen on exactly the ports of the Services that select pods of a Deployment."""
+        """Open and close ports so that exactly the ports of Services with a matching Deployment are
+        open."""
         self._read_routes()
         desired: dict[Address, tuple[str, dict[str, str], Any]] = {}
 
@@ -200,8 +201,7 @@ class Supervisor:
                 print(f"port {address[1]}: {error}", file=sys.stderr, flush=True)
 
     def _read_routes(self) -> None:
-        """Read the HTTPRoutes. A route that has not changed keeps its number of connections per
-        backend."""
+        """Read the HTTPRoutes. An unchanged route keeps its connection counts."""
         routes: dict[str, Route] = {}
 
         for obj in Controller(self.cluster, "HTTPRoute").objects().values():
@@ -258,8 +258,8 @@ class Supervisor:
             self.clients.discard(client)
 
     async def _serve(self, listening_port: ListeningPort, client: Client) -> bool:
-        """Connect a client to the server of a pod until one of them disconnects. Return True if
-        another pod must answer the client's next request."""
+        """Forward bytes between a client and the server of a pod until one of them disconnects.
+        Return True if the client's next request must go to another pod."""
         route = self.routes.get(listening_port.service)
         selector = listening_port.selector
 
@@ -299,8 +299,7 @@ class Supervisor:
                 replica.pod.ending
                 and not client.awaits_answer
                 and not client.writer.is_closing()
-                # if neither is true, the server may have closed the connection deliberately after
-                # its response
+                # otherwise, the server may have closed the connection on purpose after its response
                 and (client.has_unread_bytes or client.idle)
             ):
                 request_task.cancel()
@@ -318,8 +317,8 @@ class Supervisor:
     async def _mirror(
         self, listening_port: ListeningPort, replica: Replica
     ) -> asyncio.StreamWriter | None:
-        """Open a connection that mirrors requests to a pod and discards its responses. Return None
-        if the pod cannot be reached."""
+        """Open a connection to a pod that gets copies of requests, and discard the pod's responses.
+        Return None if the pod cannot be reached."""
         try:
             responses, writer = await asyncio.open_connection(
                 replica.pod.ip, _port(replica, listening_port)
@@ -366,7 +365,8 @@ async def _copy_requests(
 
             await server.drain()
 
-        server.write_eof()  # the client may still be waiting for a response
+        # close only this direction, because the client may still wait for a response
+        server.write_eof()
     except OSError:
         server.transport.abort()
     finally:
@@ -384,8 +384,8 @@ async def _copy_answers(server: asyncio.StreamReader, client: Client) -> None:
 
 
 def _has_event(writer: asyncio.StreamWriter, event: int) -> bool:
-    """Return True if a poll of the connection reports `event`, or if the connection is closed;
-    asyncio would report this later."""
+    """Return True if the connection has the poll event `event` or is closed. asyncio would report
+    this later."""
     if writer.is_closing():
         return True
     poll = select.poll()

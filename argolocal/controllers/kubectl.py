@@ -26,7 +26,7 @@ from argolocal.manifest.read import Identity, generate_suffix
 from argolocal.manifest.types import Object
 from argolocal.state.stored_objects import VERSIONED_KINDS
 
-# flags with a value that are ignored
+# flags that take a value and have no effect here
 FLAGS_WITH_VALUE = ("-n", "--namespace", "--field-manager", "--grace-period", "--timeout")
 IGNORED_FLAGS = (
     "--validate",
@@ -47,7 +47,7 @@ CORE_KINDS = (
     "Deployment",
     "Service",
 )
-# kinds without processes, which therefore need no clean-up after a crash of the runner
+# kinds whose objects have no processes, so they need no clean-up after a crash of the runner
 PASSIVE_KINDS = (
     "HTTPRoute",
     "Ingress",
@@ -84,7 +84,7 @@ class Resources:
 
     @property
     def busy(self) -> bool:
-        """True if `poll` must be called every 0.1 s."""
+        """True if controllers are in use, so that `poll` must be called every 0.1 s."""
         return bool(self.controllers)
 
     def start(self, action: Start) -> list[PodStarted | PodEnded]:
@@ -134,7 +134,8 @@ class Resources:
         return events
 
     def _fail_nodes_of(self, controller: Any, error: Exception) -> list[PodStarted | PodEnded]:
-        """End the nodes that wait for objects of a controller whose `poll` has failed."""
+        """Return an Error event for each node that waits for an object of `controller`, whose
+        `poll` has failed."""
         ids = [
             id
             for id, waiting in self.waiting.items()
@@ -156,7 +157,7 @@ class Resources:
         self.waiting.pop(id, None)
 
     def clean_up(self) -> None:
-        """Remove the remaining files of completed jobs whose runner died."""
+        """Remove files that completed jobs left because their runner died."""
         # the files of StoredObjects begin with a dot
         kinds = {folder.name for folder in (self.cluster.home / "objects").glob("[!.]*")}
         # import only the controllers of kinds whose objects have processes, because an import takes
@@ -185,7 +186,7 @@ class Resources:
     def _perform(self, resource: dict[str, Any], record: Path) -> tuple[str, str]:
         """Perform the action of a resource template. Return kind and name of the object.
 
-        The file `record` stores the name of a created object, or the result of a patch, so that a
+        The file `record` stores the name of the created object or the patched object, so that a
         restarted runner does not repeat the action. Raises KubectlError, ConfigError.
         """
         action = resource["action"]
@@ -259,8 +260,8 @@ class Resources:
         return kind, name
 
     def _patch(self, controller: Any, name: str, patch: Any, strategy: str, record: Path) -> None:
-        """Patch an object exactly once, even if the runner dies, because a second patch may fail or
-        have another result."""
+        """Patch an object exactly once, even if the runner dies and restarts. A second patch could
+        fail or have another result."""
 
         def update(current_object: Object) -> Object:
             # Kubernetes does not support strategic merge patches of custom resources
@@ -299,7 +300,7 @@ class Resources:
                 f"Error from server (BadRequest): error decoding patch: {error}"
             ) from None
         except (ValueError, RecursionError):
-            pass  # parse_one reports the limit that the text exceeds
+            pass  # parse_one, called below, reports the limit that the text exceeds
 
         try:
             obj = parse_one(text, "the manifest")
@@ -336,7 +337,7 @@ class Resources:
         return kind_of_type.get(resource_type.lower().split(".")[0], resource_type)
 
     def _delete_named(self, kinds: list[str], name: str) -> tuple[str, str]:
-        """Delete the object `name` of each of the kinds, if such an object exists."""
+        """For each of the kinds, delete the object called `name` if it exists."""
         for kind in map(self._resolve_kind, kinds):
             controller = self._controller(kind)
             if controller.get(name) is not None:
@@ -413,7 +414,7 @@ class Resources:
 
 
 def _reported_cause(obj: Object) -> str:
-    """Return the message of the condition that reports a failure in an object's status, or ""."""
+    """Return the message of the status condition that reports the failure of an object, or ""."""
     status = obj.get("status")
     conditions = status.get("conditions") if isinstance(status, dict) else None
     failures = [

@@ -1,5 +1,5 @@
-"""Check resource templates before a run: reject what the local controllers do not support or
-kubectl would reject."""
+"""Check resource templates before a run. Reject actions that the local controllers do not support
+or that kubectl would reject."""
 
 import re
 from typing import Any
@@ -16,8 +16,7 @@ TAG_PLACEHOLDER = "tag-of-argo"  # placeholder that replaces each template tag i
 
 
 def _parse_objects(resource: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return the objects of a manifest, or [] if the manifest is valid YAML only once its tags are
-    replaced."""
+    """Return the objects of a manifest, or [] if its template tags make it invalid YAML."""
     try:
         objects = parse(TAG.sub(TAG_PLACEHOLDER, str(resource.get("manifest") or "")))
     except ConfigError:

@@ -34,8 +34,8 @@ def shared_memory(run: Path, job: str) -> Path:
 
 
 def memory_volume(run: Path, job: str, spec: Object) -> dict[str, str]:
-    """Return the environment variable with the path of the memory volume that a job's pods share,
-    or {}."""
+    """Create the memory volume that a job's pods share. Return the environment variable with its
+    path, or {} if no volume is a memory volume."""
     if not any(
         (volume.get("emptyDir") or {}).get("medium") == "Memory"
         for volume in spec.get("volumes") or []
@@ -48,15 +48,16 @@ def memory_volume(run: Path, job: str, spec: Object) -> dict[str, str]:
 
 
 def clean_up_shared_memory() -> None:
-    """Remove the memory volumes of removed runs, and of interrupted runs that have not used them
+    """Remove memory volumes of deleted runs, and of interrupted runs that did not use the volume
     for an hour.
 
-    If the run is resumed after that, it continues from its checkpoints in the object store.
+    A run that is resumed later continues from its checkpoints in the object store.
     """
     for memory in SHARED_MEMORY.glob(f"{DIRECTORY_PREFIX}*"):
         # another process may remove the directory at the same time
         with suppress(OSError, InvalidName):
-            # check the owner first, because reading another user's pipe with this name would block
+            # check the owner first, because another user may have created a pipe with this name,
+            # and reading it would block
             if not is_owned(memory):
                 continue
 

@@ -1,8 +1,8 @@
-"""Run one pod of a controller: restart its process as a kubelet does, and terminate it with
+"""Run one pod of a controller. Its process is restarted as by a kubelet, and terminated with
 SIGTERM, then SIGKILL.
 
-The back-off before successive restarts is 0, 1, 2, 4 and 8 s, shorter than a kubelet's (10 s, 20 s,
-... 5 min), and 0 s again after the container has run for a minute.
+The delays before successive restarts are 0, 1, 2, 4 and 8 s (kubelet: 10 s, 20 s, ... 5 min). After
+the container has run for a minute, the delay is 0 s again.
 """
 
 import os
@@ -25,7 +25,7 @@ from argolocal.pods.volumes import VolumeDirectory
 
 BACKOFF_S = (0.0, 1.0, 2.0, 4.0, 8.0)
 RESET_BACKOFF_AFTER_S = (
-    # after a container has run for this many seconds, its next restart has the first back-off again
+    # after a container has run for this many seconds, the restart delay is 0 again
     60.0
 )
 
@@ -91,7 +91,8 @@ class Pod:
 
             return None
 
-        signal_group(process.pid, SIGKILL)  # kills the remaining processes of the pod
+        # kill the other processes of the pod, which have outlived the first process
+        signal_group(process.pid, SIGKILL)
         volumes.remove_contents(self.volumes, self.volumes_folder)
         self.log_error = process.log_pipe.error
         self.process = None
@@ -99,8 +100,8 @@ class Pod:
         return process.code
 
     def restart(self, code: int, recreate: bool = False) -> None:
-        """Let `poll` restart the container after the back-off. With `recreate`, the container
-        restarts in a new pod with the same name."""
+        """Schedule a restart of the container by `poll` after the restart delay. With `recreate`,
+        the container restarts in a new pod with the same name."""
         if time.monotonic() - self.started < RESET_BACKOFF_AFTER_S:
             self.recent_restarts += 1
         else:
@@ -121,7 +122,7 @@ class Pod:
             log.write(f"[{self.name}] ended with code {code} and is restarted{delay}\n")
 
     def give_up(self, code: int) -> None:
-        """Never restart the container: its exit code states an error that a restart cannot fix."""
+        """Mark the container as failed for good: its exit code means that a restart cannot help."""
         self.start_at = float("inf")
         with self.log.open("a") as log:
             log.write(f"[{self.name}] ended with code {code}, which a restart cannot fix\n")
@@ -172,14 +173,14 @@ class Pod:
         self._create_volumes(run)
         self.process = start_container(replace(run, volumes=self.volumes), self.cluster)
 
-        # record for the command `status`; a full disk does not stop the pod
+        # the command `status` reads this record; a full disk must not stop the pod
         with suppress(OSError):
             self.pid_record.parent.mkdir(exist_ok=True)
             self.pid_record.write_text(to_json([self.process.pid, start_time(self.process.pid)]))
 
     def _create_volumes(self, run: ContainerRun) -> None:
-        """Create the directories of the volumes as for a workflow's pod. The directories of
-        emptyDir volumes outlive the pod's process."""
+        """Create the directories of the volumes in the same way as for a workflow's pod. The
+        directories of emptyDir volumes outlive the pod's process."""
         specs = self.spec.get("volumes") or []
         if not filesystem.available():
             volumes.check_without_mounts(specs, self.name)

@@ -1,9 +1,10 @@
-"""Manage the pods of one Deployment: their probes, their rolling update, and the resulting status.
+"""Manage the pods of one Deployment: probe the pods, perform rolling updates, and write the
+Deployment's status.
 
 A pod of a new version receives connections once it is ready. Then a pod of the old version receives
 SIGTERM and finishes its open connections. A Deployment that a workflow owns has pods only while the
-workflow runs. A pod that exits with one of `exit_codes.PERMANENT` is restarted only after another
-command has applied the Deployment.
+workflow runs. A pod whose exit code is in `exit_codes.PERMANENT` is not restarted until another
+command applies the Deployment.
 """
 
 import asyncio
@@ -27,7 +28,7 @@ from argolocal.pods.probes import Probe
 from argolocal.pods.process import Origin
 from argolocal.state.journal import RunFiles, claims_of_run
 
-MAX_RESTARTS = 4  # restarts of a new version's container before the rollout fails
+MAX_RESTARTS = 4  # number of restarts of a new version's container after which the rollout fails
 FAST_PROBE_PERIOD_S = 0.1  # maximum seconds between two probes until the first success
 
 
@@ -138,7 +139,8 @@ class Rollout:
         env = memory_volume(run.root, self.name, spec) if run else {}
 
         for variable in spec["containers"][0].get("env") or [] if run else []:
-            # the cluster assigns addresses to host names without a domain
+            # look up the first part of the host name, because the cluster's host names have no
+            # domain
             if variable["name"] == "MASTER_ADDR":
                 env["MASTER_ADDR"] = self.cluster.address(variable["value"].partition(".")[0])
 
@@ -149,7 +151,7 @@ class Rollout:
         self.replicas.append(Replica(pod, version, labels_of(template)))
 
     def _terminate(self, replica: Replica) -> None:
-        """Stop new connections to a pod, and terminate the pod within its
+        """Send no new connections to a pod, and terminate it within its
         terminationGracePeriodSeconds."""
         self._stop_probes(replica)
         self.replicas = [item for item in self.replicas if item is not replica]
@@ -227,8 +229,8 @@ class Rollout:
         )
 
     async def _run_probe(self, probe: Probe, ip: str, report: Callable[[bool], None]) -> None:
-        """Run a probe forever; `report` each success, and each failure from the failure threshold
-        on."""
+        """Run a probe forever. Call `report` for each success, and for each failure once the
+        failure threshold is reached."""
         await asyncio.sleep(probe.delay)
         failure_count = 0
         has_passed = False
@@ -339,7 +341,7 @@ def progressing_condition(is_complete: bool, progress: Progress) -> Object:
 
 
 def _add_times(conditions: list[Object], old_status: Object) -> list[Object]:
-    """Return the conditions with their times. A condition that has not changed keeps its times from
+    """Return the conditions with their times. An unchanged condition keeps its times from
     `old_status`."""
     old_conditions = {
         condition["type"]: condition for condition in old_status.get("conditions") or []

@@ -1,4 +1,4 @@
-"""Decide whether a node may run: parallelism limits, locks and memoized outputs.
+"""Decide whether a node may run, based on parallelism limits, locks and memoized outputs.
 
 A node that waits for a lock is Pending, and its message names the lock. A node with a cache hit
 succeeds without running. Source: the functions operate, executeTemplate, markNodeWaitingForLock and
@@ -19,7 +19,8 @@ LOCK_POLL_S = 0.2  # seconds between attempts to acquire a lock that another run
 
 
 def admit(context: Context) -> bool:
-    """Acquire the workflow's locks. Return True if the workflow holds its locks or is completed."""
+    """Acquire the workflow's locks. Return True if the workflow holds all its locks or is
+    completed."""
     synchronization = context.spec.get("synchronization")
     if not synchronization or context.done:
         return True
@@ -48,8 +49,8 @@ def admit(context: Context) -> bool:
 def synchronize_and_memoize(
     context: Context, name: str, caller: Task, template: Template, options: Options
 ) -> Node | None:
-    """Acquire the node's locks and load its memoized outputs. Return the node, or None if it was
-    not created yet. Raises NodeError."""
+    """Acquire the node's locks and load its memoized outputs. Return the node, or None if it does
+    not exist yet. Raises NodeError."""
     node = context.table.get(name)
 
     has_retries = context.strategy(template) is not None
@@ -171,10 +172,11 @@ def _count_active_pods(context: Context, boundary: str) -> int:
 def _enforce_limits(
     context: Context, parent: Node, template: Template, count_active: Callable[[str], int]
 ) -> None:
-    """Raise LimitReached if `parallelism` or `failFast` of the node `parent` forbids another child.
+    """Raise LimitReached if `parallelism` or `failFast` in the template of the node `parent`
+    forbids a new child.
 
-    As in Argo, `count_active` counts active pods to decide about `parent` itself, and all active
-    children to decide about a child.
+    As in Argo, `count_active` counts only active pods when `parent` itself is checked, and all
+    active children when a child is checked.
     """
     boundary = parent["id"]
     limit = template.get("parallelism")

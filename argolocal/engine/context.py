@@ -44,7 +44,8 @@ class Expansion:
     pending_members: list[Task] | None = None  # the `members` that are not fulfilled yet
     dag: Any = None  # for a DAG template: the Dag (dag.py) that executes it
     scope: Scope | None = None  # for a steps template: the scope of its next group
-    complete_groups: int = 0  # for a steps template: number of groups whose outputs are in `scope`
+    # for a steps template: number of completed groups whose outputs `scope` already contains
+    complete_groups: int = 0
     # names of the children whose outputs.result the template references
     results_read: set[str] | None = None
 
@@ -91,8 +92,8 @@ class Context:
         options: Options,
         is_attempt: bool = False,
     ) -> Node:
-        """Advance node `name` as far as possible now. Raises LimitReached, or NodeError after
-        marking the node."""
+        """Advance node `name` as far as is possible now. Raises LimitReached. Before it raises
+        NodeError, it marks the node as failed."""
         raise NotImplementedError
 
     @property
@@ -123,13 +124,13 @@ class Context:
         return ".onExit" in node["name"]
 
     def expansion(self, name: str) -> Expansion:
-        """Return the values that the engine has derived for node `name`; the object is created
-        empty on first use."""
+        """Return the values that the engine has derived for node `name`. On first use, they are
+        empty."""
         return self.expansions.setdefault(name, Expansion())
 
     def template_of(self, name: str) -> Template | None:
-        """Return the template of node `name` with its inputs bound, if the node was executed
-        before."""
+        """Return the template of node `name` with its inputs bound, or None if this process has not
+        executed the node."""
         expansion = self.expansions.get(name)
         if expansion:
             return expansion.template
@@ -147,12 +148,13 @@ class Context:
         }
 
     def strategy(self, template: Template) -> dict[str, Any] | None:
-        """Return the retry strategy of the template, or else of the workflow. A retry strategy
-        without a limit retries forever."""
+        """Return the retry strategy of the template or, if it has none, of the workflow. A retry
+        strategy without a limit retries forever."""
         return template.get("retryStrategy", self.spec.get("retryStrategy"))
 
     def finish(self, phase: str, message: str, is_deadlocked: bool = False) -> None:
-        """Complete the workflow, unless Argo would still wait for the outputs of running pods."""
+        """Set the final phase of the workflow, unless Argo would still wait for the outputs of
+        running pods."""
         table = self.table
 
         running_pods = {
@@ -165,15 +167,16 @@ class Context:
             if table.needs_requeue or running_pods - self.daemons.keys():
                 return
 
-            # the template that started the daemon can no longer complete, so the daemon would never
-            # be killed
+            # only daemons still run: the template that started them can no longer complete, so they
+            # would run forever
             phase = "Error"
             is_deadlocked = True
             message += " (a daemon still runs: Argo would wait for it for ever)"
 
         root_node = table.get(self.name)
         root_runs = root_node is not None and root_node["phase"] == "Running"
-        if phase == "Error" and root_runs and not is_deadlocked:  # a step's exit hook failed
+        if phase == "Error" and root_runs and not is_deadlocked:
+            # the entrypoint still runs, so the exit hook of a step has failed
             table.mark(self.name, "Error", "Workflow operation error")
 
         self.status["phase"] = phase

@@ -1,9 +1,10 @@
-"""Execute DAG templates: start tasks, build their scopes, and assess the DAG's phase.
+"""Execute DAG templates: start tasks, collect the values of their tags, and determine the DAG's
+phase.
 
-A task name `A` without a result in `depends` means `(A.Succeeded || A.Skipped || A.Daemoned)`, so
-an omitted task does not satisfy it. The phase of a DAG follows from the phases of its targets (by
-default its leaves); an omitted task counts with the phase of its parents. Source: Argo's dag.go
-(assessDAGPhase) and common/ancestry.go.
+In `depends`, the plain task name `A` means `(A.Succeeded || A.Skipped || A.Daemoned)`, so it is
+false for an omitted task. The phase of a DAG follows from the phases of its targets (by default its
+leaves); an omitted task has the phase of its parents here. Source: Argo's dag.go (assessDAGPhase)
+and common/ancestry.go.
 """
 
 import re
@@ -100,7 +101,9 @@ class Dag:
     def _visible_ancestors(self, task: str) -> list[str]:
         text = to_json(self.tasks[task])
         ancestors = self.looping_tasks | self.tasks.keys() & set(WORD.findall(text))
-        if "{{=" in text or "xpression" in text:  # an expression may compute the name of a task
+        if "{{=" in text or "xpression" in text:
+            # an expression may compute the name of a task, so all tasks must be in scope, so all
+            # tasks must be in scope
             ancestors = self.tasks.keys()
         ancestors = ancestors - {task}
         if not ancestors <= set(self.needs[task]):
@@ -191,8 +194,8 @@ class Dag:
         return dependents_may_start, bool(node and node["phase"] in FULFILLED and not has_hooks)
 
     def _is_skipped_by_argo(self, name: str) -> bool:
-        """Return True if Argo does not visit a task any more, since it visits only the ancestors of
-        unfinished tasks."""
+        """Return True if Argo no longer visits the task because all its dependents have
+        finished."""
         dependents = (self.node(dependent) for dependent in self.order.dependents[name])
         return name not in self.targets and all(
             node and node["phase"] in FULFILLED for node in dependents
@@ -257,7 +260,8 @@ class Dag:
         return evaluate_bool(self.conditions[name], scope)
 
     def connect(self, task: str, name: str, group: str | None = None) -> None:
-        """Make node `name` a child of node `group`, or else of the nodes that `task` depends on."""
+        """Make node `name` a child of node `group` or, without a group, of the nodes that `task`
+        depends on."""
         if group:
             self.table.link_child(group, name)
         elif not self.needs[task]:
@@ -332,10 +336,10 @@ class Dag:
 
     def _run_member(self, name: str, task: Task, member: Task, group: str | None) -> bool | None:
         """Run a task, or one item of a loop. Return True if the task or item and its exit hook have
-        completed, and None if Argo would end the pass here.
+        completed, and None if Argo would stop visiting tasks here.
 
-        As in Argo, the node is connected before it starts, so a task that cannot start leaves a
-        child id without a node.
+        As in Argo, the parent lists the child's id before the child starts, so the id of a task
+        that cannot start belongs to no node.
         """
         full_name = f"{self.name}.{member['name']}"
         options = self.options()
@@ -448,8 +452,8 @@ class Dag:
         return result
 
     def _group_phase(self, node: Node) -> str:
-        """Return the phase of a loop if all started items are fulfilled and the other items never
-        start, else ""."""
+        """Return the phase of a loop whose started items are all fulfilled and whose other items
+        will never start, else ""."""
         items = node.get("children", []) if node["type"] == "TaskGroup" else []
         nodes = (self.table.nodes.get(id) for id in reversed(items))
         if not items or any(not item or not is_fulfilled(item) for item in nodes):
@@ -476,7 +480,7 @@ class Dag:
 
 
 def _loop_phase(nodes: list[Node]) -> str:
-    """Return the phase of a loop whose items have these nodes."""
+    """Return the phase of a loop. `nodes`: the nodes of its items."""
     failed_phases = [node["phase"] for node in nodes if node["phase"] in FAILED]
     if failed_phases:
         return failed_phases[-1]
@@ -486,7 +490,7 @@ def _loop_phase(nodes: list[Node]) -> str:
 def resolve_references(
     context: Context, task: Task, scope: scopes.Scope, message_prefix: str = ""
 ) -> Task:
-    """Return a task or step in which all tags are replaced, except the tags of loop items.
+    """Return a copy of a task or step with all tags replaced, except the tags of loop items.
 
     Raises WhenError, and TemplateError. The message of an error about an artifact starts with
     `message_prefix`.
@@ -560,7 +564,8 @@ def execute(
             raise NodeError(str(error)) from None
 
         if outputs:
-            # not exported here: the enclosing DAG exports the outputs of its tasks
+            # do not export the outputs here, because the enclosing DAG exports the outputs of its
+            # tasks
             node["outputs"] = outputs
 
         admission.try_save_outputs(context, node)

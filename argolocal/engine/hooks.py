@@ -30,7 +30,7 @@ HOOK_FLAG = {"hooked": True}
 
 
 def run_workflow_hooks(context: Context) -> bool:
-    """Run the workflow's hooks except the exit hook. Return True when all started hooks
+    """Run the workflow's hooks except the exit hook. Return True if all started hooks have
     completed."""
     all_completed = True
 
@@ -61,7 +61,7 @@ def exit_hook(context: Context, caller: Task) -> Task | None:
 
 
 def dump_failures(context: Context) -> str:
-    """Return the value of `workflow.dump_failures` for the exit handler: a JSON list in a JSON
+    """Return the failed nodes for the exit handler: a JSON list that is encoded as a JSON
     string."""
     failed_nodes = [
         {
@@ -72,7 +72,7 @@ def dump_failures(context: Context) -> str:
             ),
             "phase": node["phase"],
             "podName": context.table.pod_name(node["name"], template),
-            # cut off the milliseconds, because Argo stores whole seconds
+            # remove the milliseconds, because Argo stores whole seconds
             "finishedAt": re.sub(r"\.\d+", "", node.get("finishedAt") or "") or None,
         }
         for node in context.nodes.values()
@@ -89,7 +89,7 @@ def dump_failures(context: Context) -> str:
 def run_conditional_hooks(
     context: Context, caller: Task, node: Node, scope: Scope, options: Options
 ) -> bool:
-    """Run the hooks of a step or task except the exit hook. Return True when all started hooks
+    """Run the hooks of a step or task except the exit hook. Return True if all started hooks have
     completed.
 
     Raises NodeError.

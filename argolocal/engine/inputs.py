@@ -290,13 +290,12 @@ def _bind_artifact(artifact: dict[str, Any], argument: dict[str, Any] | None) ->
             raise NodeError(f"inputs.artifacts.{artifact['name']} missing location information")
     if argument is None:
         return artifact
-    # as in Argo, all other fields of the artifact, even archive and optional, come from the
-    # argument
+    # as in Argo, all fields except these come from the argument, even `archive` and `optional`
     return {**argument} | {
         key: artifact[key] for key in ("name", "path", "mode", "recurseMode") if key in artifact
     }
 
 
 def has_location(artifact: dict[str, Any]) -> bool:
-    """Return True if an artifact names a storage location."""
+    """Return True if an artifact specifies a storage location."""
     return any(artifact.get(kind) for kind in ("s3", "raw", "http"))

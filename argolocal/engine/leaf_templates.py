@@ -103,7 +103,7 @@ def execute(
 
 
 def _captures_result(context: Context, name: str, boundary: str) -> bool:
-    """Return True if the parent's template references the outputs.result of step or task `name`."""
+    """Return True if the parent's template references `outputs.result` of step or task `name`."""
     if not boundary:
         return False
 
@@ -124,8 +124,8 @@ def _captures_result(context: Context, name: str, boundary: str) -> bool:
 
 
 def remove_suffixes(name: str) -> str:
-    """Remove the attempts, loop items and groups at the end of the name of a node."""
-    # in the reversed name, a search for the end is not repeated at each of its brackets
+    """Remove the suffixes for attempts, loop items and groups from the name of a node."""
+    # match the reversed name, because a search for the end would be repeated at each bracket
     match = REVERSED_SUFFIXES.match(name[::-1])
     return name[: len(name) - match.end()] if match else name
 

@@ -19,25 +19,25 @@ from argolocal.errors import NodeError, describe
 from argolocal.manifest.allowed_values import FAILED, FULFILLED
 from argolocal.manifest.types import Node, Task, Template
 
-# Maximum number of nodes of a run. Argo's status is too small for as many nodes, and this runner
-# needs about 10 s to create them.
+# Maximum number of nodes of a run. Fewer nodes already exceed the size limit of Argo's status. This
+# runner creates as many nodes in about 10 s.
 MAX_NODES = 50_000
 LEAF_TYPES = ("Pod", "Container", "Skipped", "Suspend", "HTTP")
 
 
 def is_fulfilled(node: Node) -> bool:
-    """Return True if the dependents of a node may start: it has completed or is a running
-    daemon."""
+    """Return True if the dependents of a node may start, because the node has completed or is a
+    running daemon."""
     return node["phase"] in FULFILLED or bool(node.get("daemoned") and node["phase"] != "Pending")
 
 
 class LimitReached(Exception):
-    """A parallelism limit is reached: the node may start later."""
+    """The node cannot start now, because a parallelism limit is reached."""
 
 
 class ControllerCrash(Exception):
-    """The workflow ends with an error: Argo's controller would look up a node that does not exist,
-    or the run has more than MAX_NODES nodes."""
+    """The workflow ends with an error, because Argo's controller would look up a missing node or
+    the run has more than MAX_NODES nodes."""
 
 
 class TimedOut(NodeError):
@@ -87,7 +87,7 @@ class PodStarted:
 
 @dataclass(frozen=True)
 class PodEnded:
-    """The event that a pod completed and its outputs are collected."""
+    """The event that a pod has completed and its outputs have been collected."""
 
     id: str
     phase: str
@@ -124,7 +124,7 @@ class Options:
 
     boundary: str = ""
     on_exit: bool = False
-    kind: str = "steps"  # first word of the tags of sibling nodes: "tasks" or "steps"
+    kind: str = "steps"  # first word of the tags that refer to sibling nodes: "tasks" or "steps"
     deadline: float | None = None
     flag: dict[str, bool] = field(default_factory=dict)
 
@@ -153,7 +153,7 @@ def parse_time(text: str) -> float:
 
 
 class NodeTable:
-    """The nodes of one workflow. `changed_nodes` and `added_children` are the changes since the
+    """The nodes of one workflow. `changed_nodes` and `added_children` contain the changes since the
     last call of `drain_changes`."""
 
     def __init__(self, name: str, status: dict[str, Any]) -> None:
@@ -170,8 +170,8 @@ class NodeTable:
             and "synchronizationStatus" not in node
         }
 
-        # ids of pods that a dead runner left and that have not been restarted yet; limits do not
-        # apply to these pods
+        # ids of pods that a dead runner left and that this runner has not restarted yet; their
+        # restart ignores limits
         self.orphaned_pods = set(self.active_pods)
         # ids of the pods that were active when this process loaded the status
         self.restored_pods = frozenset(self.active_pods)
@@ -191,8 +191,8 @@ class NodeTable:
         self.needs_requeue = False
 
     def drain_changes(self) -> dict[str, Any]:
-        """Return the changes since the last call: changed nodes, and new children of other
-        nodes."""
+        """Return the changes since the last call: the changed nodes, and the new children of
+        unchanged nodes."""
         changed_nodes = self.changed_nodes
         self.changed_nodes = {}
         added_children = self.added_children
@@ -226,8 +226,8 @@ class NodeTable:
     def create(
         self, name: str, type: str, phase: str, caller: Task, options: Options, message: str = ""
     ) -> Node:
-        """Create a node that starts now, and also ends now if `phase` is fulfilled. Raises
-        ControllerCrash."""
+        """Create a node that starts now. If `phase` is a final phase, the node also ends now.
+        Raises ControllerCrash."""
         if len(self.nodes) >= MAX_NODES:
             hint = (
                 "end the recursion of templates that call themselves by a `when`, or split the"
@@ -304,7 +304,7 @@ class NodeTable:
         return node
 
     def mark_error(self, name: str, caller: Task, options: Options, message: str) -> Node:
-        """Set the phase of node `name` to Error; the node is created if it does not exist."""
+        """Set the phase of node `name` to Error. A missing node is created."""
         if self.get(name):
             return self.mark(name, "Error", message)
         return self.create(name, "Skipped", "Error", caller, options, message)
@@ -326,7 +326,7 @@ class NodeTable:
 
         node = self.nodes[id]
         children = node.get("children", [])
-        # Argo cannot look up an inline template
+        # as in Argo, a node with an inline template is not recognized as a containerSet
         has_named_template = node.get("templateName") or node.get("templateRef")
 
         is_container_set = (

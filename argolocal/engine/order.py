@@ -1,4 +1,4 @@
-"""Visit the tasks of a DAG in Argo's order, but only the tasks that can change.
+"""Visit the tasks of a DAG in Argo's order, but skip tasks that cannot change.
 
     Order(targets, needs, eager_tasks).walk(visit, on_blocked)    # `visit` returns a VisitResult
 
@@ -18,13 +18,13 @@ from argolocal.manifest.types import Task
 NAME_OR_RESULT = re.compile(r"[a-zA-Z0-9][-a-zA-Z0-9]*?\.[A-Z][a-zA-Z]+|[a-zA-Z0-9][-a-zA-Z0-9]*")
 # (True if dependents of the task may start, True if the task is completed)
 VisitResult = tuple[bool | None, bool]
-# result of a visit if a limit blocks this task and all other tasks that have not started
+# the VisitResult if a limit blocks this task and all other tasks that have not started
 BLOCKED_BY_LIMIT: VisitResult = (None, False)
 
 
 class Order:
-    """The order of one DAG. `eager_tasks` are visited even if a limit blocks new tasks, because
-    their `when` may skip them."""
+    """The order of one DAG. `eager_tasks`: tasks that are visited even if a limit blocks new tasks,
+    because their `when` may be false."""
 
     def __init__(
         self,

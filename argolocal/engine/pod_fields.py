@@ -1,5 +1,5 @@
-"""Add the fields of the workflow's spec that apply to all pods. When the pod starts, names in these
-fields are checked by the API server's rules.
+"""Copy the fields of the workflow's spec that apply to all pods into a template. Names in these
+fields are checked when the pod starts.
 
 Source: Argo's createWorkflowPod, addMetadata and addSchedulingConstraints (workflowpod.go).
 """
@@ -23,8 +23,8 @@ METADATA_FIELDS = ("labels", "annotations")
 def add_workflow_fields(
     template: dict[str, Any], spec: Mapping[str, Any], scope: Scope
 ) -> dict[str, Any]:
-    """Return the template with the fields of a pod that the workflow's spec sets for all pods.
-    Raises NodeError."""
+    """Return the template with the pod fields that the workflow's spec sets for all pods. Raises
+    NodeError."""
     names = {*SPEC_FIELD_OF_TEMPLATE_FIELD.values(), "podMetadata", "hostAliases"} & spec.keys()
     if not names:
         return template
@@ -49,7 +49,7 @@ def add_workflow_fields(
 
 
 def _merge_metadata(shared: object, metadata: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the metadata of a pod; the values of its template win."""
+    """Return the metadata of a pod. Values of its template override values of the spec."""
     if not isinstance(shared, dict) or not all(
         isinstance(shared.get(key) or {}, dict) for key in METADATA_FIELDS
     ):

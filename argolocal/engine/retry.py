@@ -1,10 +1,10 @@
 """Execute Retry nodes: start attempts, and decide after each failed attempt whether and when to
 retry.
 
-The decision follows Argo's order: shutdown and deadline, maxDuration, backoff, policy, limit,
-expression. Therefore a failure that the policy does not retry still waits for one backoff, and a
-strategy without a limit never waits. Source: Argo's operator.go executeTemplate,
-processNodeRetries, mergedTemplateDefaultsInto.
+The conditions are checked in Argo's order: shutdown and deadline, maxDuration, backoff, policy,
+limit, expression. Therefore the node waits for one backoff even after a failure that the policy
+does not retry, and never waits if the strategy has no limit. Source: Argo's operator.go
+executeTemplate, processNodeRetries, mergedTemplateDefaultsInto.
 """
 
 import re
@@ -34,8 +34,8 @@ TRANSIENT_MESSAGES = (
 
 @dataclass(frozen=True)
 class Decision:
-    """Either the final `phase` of the node, or a further attempt that starts at `start_at` and ends
-    by `deadline`, both in unix seconds."""
+    """Either the final `phase` of the node, or the times of the next attempt in unix seconds: its
+    start `start_at` and its `deadline`."""
 
     phase: str = ""
     message: str = ""
@@ -62,8 +62,7 @@ def execute(
     options = replace(options, flag={**options.flag, "retried": True})
     attempt_node = None
 
-    # if the first iteration's attempt ends immediately, the second iteration starts the next
-    # attempt
+    # two iterations: if an attempt ends at once, the second iteration starts the next attempt
     for _ in range(2):
         attempts = table.attempts(parent)
         if attempt_node:
@@ -142,13 +141,14 @@ def _next_attempt(
 def _execute_attempt(
     context: Context, parent: Node, attempt: str, caller: Task, retry_policy: str, options: Options
 ) -> Node | None:
-    """Run one attempt below its Retry node. Raises LimitReached, NodeError."""
+    """Execute one attempt, a child of the Retry node `parent`. Raises LimitReached, NodeError."""
     table = context.table
 
     try:
         child = context.execute(attempt, caller, {}, options, is_attempt=True)
     except NodeError:
-        if retry_policy == "OnFailure":  # the caller of this function handles the error
+        if retry_policy == "OnFailure":
+            # with this policy, the caller of this function handles the error
             table.link_child(parent["name"], attempt)
             raise
 
@@ -281,8 +281,8 @@ def last_retry_variables(last_attempt: Node | None, default_exit_code: str = "0"
 
 
 def merge_template_defaults(template: Any, defaults: dict[str, Any] | None) -> Any:
-    """Return the template merged over `templateDefaults`, without the defaults that belong to other
-    template types."""
+    """Return `templateDefaults` overridden by the template, without the defaults of other template
+    types."""
     if not defaults:
         return template
     types = {kind for kind in TEMPLATE_TYPES if kind in template}

@@ -1,5 +1,5 @@
-"""The state machine of a workflow: (nodes, events, now) → (nodes, actions). The state machine reads
-no clock and does no I/O.
+"""The state machine of a workflow: it maps nodes, events and the time to new nodes and actions. It
+reads no clock and does no I/O.
 
     scheduler = Scheduler(workflow, status={})    # `status` is Argo's WorkflowStatus as plain data
     actions = scheduler.advance(now, events)
@@ -52,7 +52,7 @@ class Scheduler(Context):
 
     def advance(self, now: float, events: Iterable[Event] = ()) -> list[Start | Kill]:
         """Apply the events, advance all nodes as far as possible, and return the actions to take.
-        Afterwards, `wake` is the time of the next call.
+        Then `wake` is the time of the next call in unix seconds.
 
         As in Argo's `operate`, an unexpected exception fails the node that is being executed, or
         else the workflow.
@@ -123,8 +123,8 @@ class Scheduler(Context):
             self.wake_at(self.deadline)
 
     def _restart_orphan(self, node: Node) -> None:
-        """Restart a pod that a dead runner left, if the parent node has completed and therefore
-        does not restart it."""
+        """Restart a pod that a dead runner left and that its parent node, which has completed,
+        would not restart."""
         retries = (
             retry_node for retry_node in self.nodes.values() if retry_node["type"] == "Retry"
         )
@@ -216,7 +216,7 @@ class Scheduler(Context):
                 self._end_containers(child)
 
     def _apply_limits(self) -> None:
-        """Kill the nodes that a shutdown or the workflow's deadline forbids."""
+        """Kill the nodes that must not run after a shutdown or the workflow's deadline."""
         is_overdue = bool(self.deadline and self.table.now >= self.deadline)
         if not (is_overdue or self.shutdown):
             return
@@ -305,8 +305,7 @@ class Scheduler(Context):
         except (NodeError, LimitReached, ControllerCrash):
             raise
         except Exception as error:
-            # end the node as if its pod had failed with an error, so that exit handlers and retries
-            # run
+            # treat this as an error of the node's pod, so that exit handlers and retries still run
             return self.table.mark_error(name, caller, options, describe(error))
         finally:
             if not is_attempt:
@@ -396,7 +395,7 @@ class Scheduler(Context):
                 try:
                     return module.execute(self, name, caller, template, options)
                 finally:
-                    # the daemons of the template end even after an error
+                    # end the daemons of the template, even after an error
                     node = self.table.get(name)
                     if node and node["phase"] in FULFILLED:
                         self.end_daemons(node["id"])

@@ -1,5 +1,5 @@
-"""The values of the tags that a step or task may use: inputs of its template, workflow outputs, and
-outputs of preceding steps or ancestor tasks.
+"""The tag values that a step or task may use: inputs of its template, workflow outputs, and outputs
+of earlier steps or ancestor tasks.
 
 A value is a string, an artifact (a dict), or None for the output of a skipped step without a
 default.
@@ -19,7 +19,7 @@ from argolocal.manifest.types import Node, Template
 # start of Argo's error messages about arguments of steps and hooks
 UNRESOLVED_PREFIX = "unable to resolve references: "
 ABSENT_VALUE = "__argo__internal__absent-optional"
-# prefix of a path that replaces a tag; the executor moves such paths below the pod's root
+# marks a path that has replaced a tag; the executor moves marked paths below the pod's root
 POD_PATH_MARK = "\ue000"
 
 
@@ -27,7 +27,7 @@ class Scope(dict[str, Any]):
     """Maps tags to values."""
 
     def parameters(self, globals: Mapping[str, str] | None = None) -> "StringValues":
-        """Return the values of this scope that are a string or None, and all values of
+        """Return a view of this scope's values that are a string or None, and of all values of
         `globals`."""
         return StringValues(self, globals or {})
 
@@ -116,8 +116,8 @@ def add_node(table: NodeTable, scope: Scope, kind: str, name: str, node: Node) -
 
 
 def reject_inline_template(caller: Mapping[str, Any]) -> None:
-    """Raise ValueError if `caller`, a completed loop, has an inline template, since Argo looks up
-    the template of a completed loop by name."""
+    """Raise ValueError if the completed loop `caller` has an inline template, because Argo looks up
+    a loop's template by its name."""
     if caller.get("inline"):
         raise ValueError("failed to get a template")
 
@@ -191,7 +191,8 @@ def add_loop_outputs(scope: Scope, kind: str, name: str, nodes: Iterable[Node]) 
 
 
 def _parse_if_structured(values: list[str]) -> list[Any]:
-    """Return the parsed values if all are JSON lists or maps, else the strings unchanged."""
+    """Return the parsed values if all strings are JSON lists or maps, else return the strings
+    unchanged."""
     try:
         parsed_values = [gofmt.parse_json(value, convert_int=float) for value in values]
     except ValueError:
@@ -202,8 +203,8 @@ def _parse_if_structured(values: list[str]) -> list[Any]:
 
 
 def mark_absent_arguments(scope: Scope, arguments: dict[str, Any]) -> dict[str, Any]:
-    """Mark an argument as absent if it consists of a single tag whose value is None, so that the
-    input's default applies."""
+    """Mark each argument that is a single tag with the value None as absent, so that the input's
+    default applies."""
 
     def mark(parameter: dict[str, Any]) -> dict[str, Any]:
         value = parameter.get("value")

@@ -1,8 +1,7 @@
 """Execute steps templates: the groups run one after another, and the steps of a group in parallel.
 
-A group completes when all its steps have completed. A group in phase Failed or Error fails the
-template, unless `continueOn` allows it; the template's phase is Failed in both cases. Source:
-Argo's steps.go.
+A group completes when all its steps have completed. If a group ends in phase Failed or Error, the
+template becomes Failed, unless `continueOn` allows this. Source: Argo's steps.go.
 """
 
 from argolocal.engine import admission, hooks
@@ -151,8 +150,8 @@ class Group:
         self.inputs = context.inputs
 
     def run(self, steps: list[Task]) -> bool:
-        """Advance the group, and mark it when it completes. Return True if an exit hook could not
-        run; then the template cannot continue."""
+        """Advance the group, and mark it when it completes. Return True if the template is blocked,
+        because an exit hook could not run."""
         expanded_steps = self._expand_steps(steps)
         if expanded_steps is None:
             return False
@@ -184,7 +183,7 @@ class Group:
             try:
                 self.context.execute(name, step, step.get("arguments") or {}, self.options)
             except LimitReached:
-                # a reached limit also blocks the following steps
+                # a limit is reached, which also blocks the following steps
                 if not node and not self.table.orphaned_pods:
                     unfinished_steps += pending_steps[index:]
                     break
@@ -227,7 +226,7 @@ class Group:
                     resolved_steps.append(
                         resolve_references(self.context, step, self.scope, scopes.UNRESOLVED_PREFIX)
                     )
-                # Argo resolves this step again on each pass, until another step fails
+                # Argo tries to resolve this step again in each pass, until another step fails
                 except Missing as error:
                     missing_message = str(error)
                 except (TemplateError, WhenError) as error:

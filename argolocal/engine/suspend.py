@@ -26,7 +26,7 @@ def execute(
 ) -> Node:
     """Advance a suspend node. Raises NodeError."""
     node = context.table.get_or_create(name, "Suspend", "Running", caller, template, options)
-    if node["phase"] == "Pending":  # a Pending node has waited for a lock
+    if node["phase"] == "Pending":  # a Pending node was waiting for a lock until now
         context.table.mark(name, "Running")
     if "outputs" not in node and (expected_parameters := _expected_parameters(template)):
         node["outputs"] = {"parameters": expected_parameters}

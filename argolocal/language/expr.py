@@ -60,7 +60,7 @@ def evaluate_bool(source: str, scope: Mapping[str, Any]) -> bool:
 
 def _eval(node: Node, scope: Mapping[str, Any], frame: tuple[Any, ...]) -> Any:
     """Evaluate a node of the syntax tree. Inside a predicate, `frame` is (element, index,
-    accumulator), otherwise it is empty."""
+    accumulator). Outside, it is an empty tuple."""
     node_type = node[0]
     if node_type == "const":
         return node[1]
@@ -146,10 +146,10 @@ def _member(value: object, key: object, optional: bool) -> Any:
     raise ExprError(f"cannot fetch {key} from {type(value).__name__}")
 
 
-# syntax nodes whose type expr-lang knows before evaluation
+# kinds of syntax nodes whose type expr-lang knows before evaluation
 TYPED_NODES = ("name", "const", "list", "map")
-# If a scope contains this key, types are not checked: expr-lang does not check the argument types
-# of methods, such as sprig.x.
+# A scope with this key disables type checks, because expr-lang does not check the argument types of
+# methods, such as sprig.x.
 SKIP_TYPE_CHECK = ""
 
 

@@ -81,7 +81,8 @@ def require_list(value: object) -> list[Any]:
 
 
 def as_indexable(value: object) -> Any:
-    """Return the bytes of a string, because Go indexes bytes; return any other value unchanged."""
+    """Return a string as bytes, because Go indexes the bytes of a string. Return any other value
+    unchanged."""
     if isinstance(value, str):
         return value.encode()
     return value
@@ -129,7 +130,7 @@ def to_float(value: object) -> float:
         if isinstance(value, str) and value == value.strip():
             return float(value)
     except ValueError:
-        pass  # reported below
+        pass  # the error is reported below
     raise ExprError(f"invalid argument for float: {format_v(value)!r}")
 
 

@@ -1,4 +1,5 @@
-"""Format and parse durations, times, numbers and JSON exactly as Argo does, which is written in Go.
+"""Format and parse durations, times, numbers and JSON exactly as Go does, because Argo is written
+in Go.
 
 Sources: Go's time.ParseDuration, strconv, fmt, encoding/json; Argo's to_argo_string.go, item.go and
 ParseStringToDuration.
@@ -16,7 +17,8 @@ from typing import Any
 
 from argolocal.common.json_text import to_json
 
-# maximum width of a number in a format; Go stops formatting at a larger width
+# maximum field width in a number format; at a larger width, Go stops and ignores the rest of the
+# format
 MAX_WIDTH = 1_000_000
 SECONDS_OF_UNIT = {
     "ns": 1e-9,
@@ -73,8 +75,8 @@ def parse_seconds(text: str) -> float:
 
 
 def parse_duration(text: str) -> float:
-    """Return the seconds of a duration as Go's time.ParseDuration does, where every number except 0
-    needs a unit. Raises ValueError."""
+    """Parse a duration as Go's time.ParseDuration does, and return it in seconds. Every number
+    except 0 needs a unit. Raises ValueError."""
     text = text.strip()
     if INTEGER.fullmatch(text):
         if int(text):
@@ -135,16 +137,16 @@ def humanize(seconds: float) -> str:
 
 
 def format_f(number: float) -> str:
-    """Format a float as Go's strconv does in format 'f' with the fewest digits: 1e-05 → 0.00001,
-    1.0 → 1."""
+    """Format a float as Go's strconv does in format 'f' with the fewest digits. For example, 1e-05
+    becomes 0.00001, and 1.0 becomes 1."""
     if not math.isfinite(number):
         return {math.inf: "+Inf", -math.inf: "-Inf"}.get(number, "NaN")
     return f"{Decimal(repr(number)):f}".removesuffix(".0")
 
 
 def format_g(number: float, lower_bound: float = 1e-4, upper_bound: float = 1e6) -> str:
-    """Format a float as Go's `%v`: with an exponent below `lower_bound` and from `upper_bound`
-    upwards."""
+    """Format a float as Go's `%v` does. Values below `lower_bound`, and values from `upper_bound`
+    upwards, get an exponent."""
     if number and math.isfinite(number) and not lower_bound <= abs(number) < upper_bound:
         digits, _, exponent = f"{Decimal(repr(number)).normalize():e}".partition("e")
         return f"{digits}e{exponent[0]}{exponent[1:]:0>2}"
@@ -204,8 +206,8 @@ class Nil(list[Any]):
 
 
 class AnyKeyMap(dict[Any, Any]):
-    """A map with keys of any type, which Go cannot write as JSON. `value_type` is the Go type of
-    its values."""
+    """A Go map whose keys have any type. Go cannot write such a map as JSON. `value_type` is the Go
+    type of its values."""
 
     def __init__(self, value_type: str, pairs: Iterable[tuple[Any, Any]] = ()) -> None:
         super().__init__(pairs)

@@ -6,10 +6,10 @@ does.
     value := number | 'text' | "text" | word | [word] | true | false
            | ( - ! ~ ) value | "(" value ("," value)* ")"
 
-A word without quotes is a string. Symbols are read greedily, so `1 ==-1` has the unknown symbol
-"==-". For example, `1e-3` is not a number, `a-1` is a subtraction, `True` is a word, and strings
-are compared alphabetically ('10' < '9'). Source: Knetic/govaluate (parsing.go, lexerState.go,
-evaluationStage.go), Argo's steps.go shouldExecute."""
+A word without quotes is a string. The longest sequence of symbols is read as one operator, so `1
+==-1` contains the unknown operator "==-". For example, `1e-3` is not a number, `a-1` is a
+subtraction, `True` is a word, and strings are compared alphabetically ('10' < '9'). Source:
+Knetic/govaluate (parsing.go, lexerState.go, evaluationStage.go), Argo's steps.go shouldExecute."""
 
 import math
 import re
@@ -62,8 +62,8 @@ class WhenError(NodeError):
 
 
 def should_execute(when: str) -> bool:
-    """Return True if a step with the condition `when`, whose tags are replaced, must run. Raises
-    WhenError."""
+    """Return True if a step with the condition `when` must run. The tags in `when` are already
+    replaced. Raises WhenError."""
     if not when:
         return True
 
@@ -221,8 +221,8 @@ def _check_order(tokens: list[Token]) -> None:
 
 
 class _Evaluator:
-    """Evaluates tokens in valid order by precedence climbing. With `skip`, type errors are ignored,
-    because && or || has short-circuited, so the value is not used."""
+    """Evaluates tokens, whose order is valid, by precedence climbing. With `skip`, type errors are
+    ignored: && or || has short-circuited, so the value is not used."""
 
     def __init__(self, tokens: list[Token]) -> None:
         self.tokens = tokens

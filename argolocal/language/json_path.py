@@ -125,15 +125,15 @@ def _slice(elements: list[Any], text: str) -> list[Any]:
 
 
 def _parse_filter(text: str) -> list[list[tuple[str, str, str]]]:
-    """Parse a filter into its alternatives (||). An alternative is a list of comparisons that must
-    all be true. Raises ValueError."""
+    """Parse a filter into the alternatives that `||` separates. An alternative is a list of
+    comparisons that must all be true. Raises ValueError."""
     masked_text = re.sub(QUOTED_TEXT, lambda text: "_" * len(text[0]), text)
     alternatives: list[list[tuple[str, str, str]]] = [[]]
     position = 0
 
     for end in [*(match.start() for match in re.finditer(r"&&|\|\|", masked_text)), len(text)]:
         comparison = FILTER_COMPARISON.fullmatch(text, position, end)
-        # Argo would read the letters `in` of a name as an operator
+        # Argo would read the letters `in` inside a name as an operator
         if not comparison or re.search(r"\.\w*in", re.sub(QUOTED_NAME, "", comparison[1])):
             raise ValueError(
                 f"jsonpath: the filter ({text}) is not supported at {text[position:end]!r}: compare"

@@ -1,5 +1,4 @@
-r"""Render templates of kubectl's `-o jsonpath=`, in which {...} is replaced by the values at a
-path.
+r"""Render templates of kubectl's `-o jsonpath=`. Each {...} is replaced by the values at a path.
 
     render({"data": {"a.b": "1"}}, "{.data.a\.b}/{.kind}")     # 1/
 
@@ -68,7 +67,7 @@ def parse(template: str) -> list[Node]:
         else:
             open_ranges[-1].append(("action", nodes))
 
-    # if {end} is missing, kubectl prints the rest of the template for each element, and then once
+    # without {end}, kubectl repeats the rest of the template for each element, then prints it once
     # more
     while len(open_ranges) > 1:
         unclosed_body = open_ranges.pop()
@@ -207,7 +206,7 @@ def _render(value: object, template_nodes: list[Node]) -> Iterator[str]:
                 yield from _render(item, body)
 
             if not items:
-                # an invalid body is an error even in a range without items
+                # a range without items still reports errors in its body
                 list(_render(NOTHING, body))
 
 

@@ -13,7 +13,7 @@ VARIABLE = re.compile(r"\$(?:(\$)|(\w+)|\{(\w+)\})")
 
 
 def find_matches(pattern: str, text: str) -> Iterator[Any]:
-    """Yield the matches, without empty matches at the end of another match."""
+    """Yield the matches, but skip an empty match directly after another match."""
     return _skip_adjacent_empty(_compile(pattern).finditer(text))
 
 
@@ -59,8 +59,8 @@ def find_all(pattern: str, text: str, max_count: int = -1) -> list[str]:
 
 
 def replace_all(pattern: str, text: str, template: str) -> str:
-    """Replace each match by `template`, in which $1, ${1} and ${name} refer to groups. An unknown
-    group is empty."""
+    """Replace each match by `template`, in which $1, ${1} and ${name} refer to groups. A reference
+    to an unknown group becomes ""."""
     parts = []
     end = 0
     for match in find_matches(pattern, text):
@@ -84,7 +84,8 @@ def _group(match: Any, name: re.Match[str]) -> str:
 
 
 def split(pattern: str, text: str, max_count: int = -1) -> list[str]:
-    """Return at most `max_count` texts between matches, or all if `max_count` is negative."""
+    """Split a text at the matches into at most `max_count` parts. A negative `max_count` means no
+    limit."""
     if not text or not max_count:
         if max_count:
             return [text]

@@ -168,8 +168,8 @@ def _indent(spaces: int, text: str) -> str:
 
 
 def _nospace(text: str) -> str:
-    """Remove white space. As in sprig, each UTF-8 byte of a text that contains white space becomes
-    a character of its own."""
+    """Remove white space. As in sprig, if the text contains white space, each of its UTF-8 bytes
+    becomes a separate character."""
     letters = text.encode().decode("latin-1")
     stripped = re.sub(r"[\t-\r \x85\xa0]", "", letters)
     if stripped != letters:

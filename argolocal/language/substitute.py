@@ -1,9 +1,10 @@
 """Substitute `{{tag}}` and `{{=expression}}` in the JSON text of an object, as Argo does.
 
 A tag extends from the first `{{` to the next `}}`. Values are escaped, so that the JSON stays
-valid. An unknown tag is not replaced, but raises Missing if its name matches the pattern `strict`.
-A tag with the value None (an output of a skipped step) and an unclosed `{{` are errors. Source:
-Argo's util/template (simple_template.go, expression_template.go) and util/expand."""
+valid. An unknown tag remains in the text. If its name matches the pattern `strict`, Missing is
+raised instead. A tag with the value None (an output of a skipped step) and an unclosed `{{` are
+errors. Source: Argo's util/template (simple_template.go, expression_template.go) and util/expand.
+"""
 
 import json
 import re
@@ -25,8 +26,8 @@ ALL = re.compile("")
 
 
 class TagPattern:
-    """Finds tags in a text. The search ends at the last `}}`, because it would otherwise take O(n²)
-    for many unclosed `{{`."""
+    """Finds tags in a text. The search ends at the last `}}`: otherwise, many unclosed `{{` would
+    make it take O(n²)."""
 
     def __init__(self, marker: str = "") -> None:
         self.pattern = re.compile(rf"\{{\{{{marker}(.*?)\}}\}}", re.DOTALL)
@@ -51,11 +52,11 @@ INVALID_JSON_IF_QUOTED_BY_GO = re.compile(r"[\x00-\x07\x0b\x0e-\x1f\x7f]")
 
 
 class TemplateError(NodeError):
-    """A substitution that cannot succeed. The message equals Argo's."""
+    """A tag cannot be substituted, now or later. The message equals Argo's."""
 
 
 class Missing(TemplateError):
-    """A tag that matches `strict` does not have a value yet. Argo would retry forever."""
+    """A tag that matches `strict` has no value yet. Argo would retry the substitution forever."""
 
 
 def substitute(
@@ -63,7 +64,7 @@ def substitute(
 ) -> T:
     """Replace the tags in `value`. Raises TemplateError.
 
-    `artifacts`: accept tags of output artifacts without a value, even if they match `strict`.
+    `artifacts`: accept tags of output artifacts that have no value, even if they match `strict`.
     """
     text = to_json(value)
     if "{{" not in text:
@@ -111,7 +112,7 @@ def replace(
 
 
 def escape(value: str) -> str:
-    """Escape `value` for a JSON string. Raises TemplateError."""
+    """Escape `value` so that it can be inserted into a JSON string. Raises TemplateError."""
     if INVALID_JSON_IF_QUOTED_BY_GO.search(value):
         raise TemplateError(
             "cannot finish template replacement because the result was invalid JSON"

@@ -346,8 +346,8 @@ def _unquote(text: str) -> str:
 
 @lru_cache(4096)
 def identifiers(source: str) -> tuple[str, ...]:
-    """Return the dotted names that `source` reads and that must exist, because neither `??` nor
-    `?.` guards them. Raises ExprError."""
+    """Return the dotted names that must exist when `source` is evaluated: the names that it reads
+    without a `??` or `?.`. Raises ExprError."""
     names: dict[str, None] = {}
     with _limit_nesting(source):
         _collect(parse(source), names, False)
@@ -355,8 +355,8 @@ def identifiers(source: str) -> tuple[str, ...]:
 
 
 def find_calls(source: str) -> list[tuple[str, list[Any]]]:
-    """Return name (`sprig.upper`) and arguments of each call in `source`. An argument that is not a
-    constant is None."""
+    """Return the name (such as `sprig.upper`) and the arguments of each call in `source`. None
+    stands for an argument that is not a constant."""
     results: list[tuple[str, list[Any]]] = []
 
     def visit(node: object) -> None:

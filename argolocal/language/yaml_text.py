@@ -1,13 +1,13 @@
-"""Parse untrusted YAML and JSON. A text that exceeds a limit is rejected before its values are
-built.
+"""Parse untrusted YAML and JSON. A text that exceeds a size limit is rejected before Python objects
+are created from it.
 
     documents = parse(path.read_text(), str(path))
 
 Where PyYAML differs from Kubernetes' Go library, YAML is parsed as in Go: `y` and `n` are booleans,
 1e3 is a number, and keys, dates and 1:30 are strings. As in kubectl, a JSON text is parsed as JSON
 rather than YAML, because some escapes of JSON are invalid in YAML. The limits are checked while the
-parser emits events, in linear time. An alias or merge key counts as many values and characters as
-the content that it refers to. Sources: goyaml's decode.go; libyaml's scanner.c."""
+parser emits events, in linear time. An alias or merge key counts as if its target were repeated in
+its place. Sources: goyaml's decode.go; libyaml's scanner.c."""
 
 import io
 import json
@@ -34,7 +34,7 @@ MAX_VALUES = 200_000
 MAX_DEPTH = 100
 MAX_DIGITS = 100  # maximum number of characters of a number, including its sign, point and exponent
 MAX_KEY_LENGTH = 1_024  # YAML's limit for the length of a key that does not start with "? "
-# more would be slow, because libyaml compares each directive with all previous ones
+# a higher limit would be slow, because libyaml compares each directive with all previous ones
 MAX_DIRECTIVES = 10
 
 SafeLoader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -53,7 +53,7 @@ DUPLICATE_KEY = 'the key "{}" is duplicated: remove one'
 
 
 class Loader(SafeLoader):
-    """Loads YAML 1.1 as goyaml does; a tag must be one of JSON's types."""
+    """Loads YAML 1.1 as goyaml does. Only YAML tags for JSON's types are allowed."""
 
     yaml_implicit_resolvers = {  # noqa: RUF012
         first: [
@@ -237,7 +237,8 @@ class _Collection:
 
 
 class _LimitChecker:
-    """Counts the values of a text before they are built, and rejects a text with too many."""
+    """Counts the values of a text before objects are created from them, and rejects a text with too
+    many values."""
 
     def __init__(self) -> None:
         self.documents = 0
@@ -248,8 +249,8 @@ class _LimitChecker:
         self.anchors: dict[str, tuple[int, int, str | None]] = {}
 
     def add(self, event: object) -> None:
-        """Count the values of an event. Raises _LimitExceeded, and ConstructorError for YAML that
-        Go rejects."""
+        """Add the values of a parser event to the counts. Raises _LimitExceeded, and
+        ConstructorError for YAML that Go rejects."""
         match event:
             case yaml.DocumentStartEvent():
                 self.documents += 1
@@ -305,8 +306,8 @@ class _LimitChecker:
         self._count(event, values, characters)
 
     def _check_key(self, event: Any, text: str | None) -> None:
-        """If the next value is the key of a mapping, raise an error for a key that is not scalar,
-        is too long, or is a duplicate."""
+        """If the next value is a key of a mapping, check it. Raises an error for a key that is not
+        a scalar, is too long, or is a duplicate."""
         if not self.open_collections:
             return
 
@@ -366,8 +367,8 @@ def _check_json(text: str) -> None:
 
 @dataclass
 class _Mark:
-    """A position in a JSON text. The line and column of a position are computed only for error
-    messages."""
+    """A position in a JSON text. Its line and column are computed only if an error message needs
+    them."""
 
     text: str
     position: int = 0
@@ -382,7 +383,7 @@ class _Mark:
 
 
 def _events(text: str, mark: _Mark) -> Iterator[Any]:
-    """Yield the events of a JSON text, up to its first error."""
+    """Yield the YAML parser events of a JSON text, up to its first syntax error."""
     for token in TOKEN.finditer(text):
         mark.position = token.start()
         word = token[0]

@@ -13,7 +13,7 @@ TEMPLATE_TYPES = (
     "containerSet",
     "plugin",
 )
-# template type → type of its node; the nodes of all other templates have the type Pod
+# template type → type of its node. Templates of all other types have nodes of the type Pod.
 NODE_TYPES = {"dag": "DAG", "steps": "Steps", "suspend": "Suspend", "http": "HTTP"}
 
 # file in a pod that contains the source of a script template. Source: common.go,

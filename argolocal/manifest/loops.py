@@ -25,7 +25,7 @@ def has_loop(step: Mapping[str, Any]) -> bool:
 
 
 def expand(step: Task, scope: Mapping[str, str | None]) -> list[Task]:
-    """Return one step per item of the loop of `step`, or [step] without a loop. Raises
+    """Return one step per item of the loop in `step`, or [step] if it has no loop. Raises
     TemplateError."""
     if not has_loop(step):
         return [step]
@@ -53,7 +53,7 @@ def expand(step: Task, scope: Mapping[str, str | None]) -> list[Task]:
 def _loop_items(step: Task) -> list[str]:
     """Return the items of a step's loop, each as compact JSON."""
     if step.get("withItems"):
-        # compact JSON of the items, as the API server stores them
+        # format the items as compact JSON, as the API server stores them
         return gofmt.list_members(gofmt.dumps(step["withItems"]))
 
     if step.get("withParam"):

@@ -2,8 +2,8 @@
 
     new_object = PATCHES["json"](old_object, [{"op": "add", "path": "/data/a", "value": "1"}])
 
-RFC 7396 defines the type merge, and RFC 6902 the type json. As in Kubernetes, patches of the type
-strategic also merge lists by the keys of their items.
+The type `merge` is defined in RFC 7396, and the type `json` in RFC 6902. Patches of the type
+`strategic` also merge lists by the keys of their items, as in Kubernetes.
 """
 
 import copy
@@ -23,8 +23,8 @@ MERGE_KEYS: dict[str, tuple[str, ...]] = {
     "hostAliases": ("ip",),
 }
 
-# merge keys of the lists of Kubernetes and Argo, except `containers`, because Argo replaces the
-# containers of a containerSet
+# merge keys of lists in Kubernetes and Argo. `containers` is left out, because Argo replaces the
+# containers of a containerSet.
 ARGO_MERGE_KEYS = {name: keys[0] for name, keys in MERGE_KEYS.items() if name != "containers"}
 ARGO_MERGE_KEYS.update(
     dict.fromkeys(("parameters", "artifacts", "templates", "tasks", "sidecars"), "name")
@@ -45,8 +45,8 @@ def strategic(base: object, patch: object) -> Any:
 def merge(
     base: object, patch: object, keys: Mapping[str, tuple[str, ...]] = MappingProxyType({})
 ) -> Any:
-    """Apply a JSON merge patch (RFC 7396), but merge each list whose name is in `keys` by its keys.
-    Raises PatchError."""
+    """Apply a JSON merge patch (RFC 7396). A list whose name is in `keys` is merged by the keys of
+    its items instead of replaced. Raises PatchError."""
     if not isinstance(patch, dict):
         return copy.deepcopy(patch)
 
@@ -73,7 +73,7 @@ def _merge_lists(
     positions = {name: index for index, name in enumerate(base_items)}
     result = list[Any]()
     untouched_names = [name for name in base_items if name not in [item.get(key) for item in patch]]
-    # as in Kubernetes, new items come before the items that the patch does not mention
+    # as in Kubernetes, insert new items before the items that the patch does not mention
     for item in patch:
         if key not in item:
             raise PatchError(f"map: {item} does not contain declared merge key: {key}")
@@ -84,8 +84,8 @@ def _merge_lists(
 
 
 def merge_over(base: Any, patch: Any, field: str = "") -> Any:
-    """Merge `patch` into `base` as Argo merges templates: maps are merged, and so are lists that
-    have a merge key."""
+    """Merge `patch` into `base` as Argo merges templates: maps, and lists that have a merge key,
+    are merged."""
     if isinstance(base, dict) and isinstance(patch, dict):
         merged_map = {**base, **patch}
         return {

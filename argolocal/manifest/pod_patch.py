@@ -80,15 +80,15 @@ def _load_patch(text: str, where: str) -> dict[str, Any]:
 
 
 def check(holder: dict[str, Any], where: str) -> list[str]:
-    """Return the ignored fields of the podSpecPatch of `holder`. Raises ConfigError for an
-    unsupported field."""
+    """Return the fields of `holder`'s podSpecPatch that have no effect here. Raises ConfigError for
+    an unsupported field."""
     text = holder.get("podSpecPatch")
     if not text:
         return []
 
     where = f"{where}.podSpecPatch"
     errors: list[ConfigError] = []
-    # the patch is accepted if it is valid with one of these placeholders for its tags
+    # accept the patch if it is valid when one of these placeholders replaces its tags
     for value in ("0", "text", "{}"):
         try:
             ignored_fields = walk(_load_patch(TAG.sub(value, text), where), "PodPatch", where)

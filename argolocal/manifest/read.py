@@ -27,9 +27,9 @@ from argolocal.manifest.shape import shape_errors, without_nulls
 # the random suffix that the API server appends to `generateName`
 SUFFIX_CHARACTERS = "bcdfghjklmnpqrstvwxz2456789"
 SUFFIX_LENGTH = 5
-# matches texts that are meant to be a manifest of Argo, even if they are not valid YAML
+# recognizes a text that is meant to be an Argo manifest, even if it is invalid YAML
 WORKFLOW_TEXT = re.compile(r"""^["' {]*apiVersion["']?\s*:\s*["']?argoproj\.io/""", re.MULTILINE)
-# matches actions of a Go template, as in a Helm chart, but no tags of Argo
+# matches actions of a Go template, such as in a Helm chart, but not the tags of Argo
 GO_TEMPLATE = re.compile(
     r"\{\{-|\{\{\s*(\.|\$|(include|template|toYaml|if|range|with|end|define|quote|tpl)\b)"
 )
@@ -37,11 +37,11 @@ GO_TEMPLATE = re.compile(
 
 @dataclass(frozen=True)
 class Identity:
-    """Values that the API server sets in a new object."""
+    """The name, uid and other values that the API server sets in a new object."""
 
     created: float = 0.0  # seconds since the epoch
     uid: str = "00000000-0000-0000-0000-000000000000"
-    suffix: str = "00000"  # characters that the API server appends to generateName
+    suffix: str = "00000"  # random characters that the API server appends to generateName
 
     def name(self, prefix: str) -> str:
         """Return the name that the API server generates for the generateName `prefix`."""
@@ -49,7 +49,7 @@ class Identity:
 
 
 def generate_suffix() -> str:
-    """Return random characters, such as the API server appends to `generateName`."""
+    """Return a random suffix for `generateName`, as the API server generates it."""
     return "".join(random.SystemRandom().choices(SUFFIX_CHARACTERS, k=SUFFIX_LENGTH))
 
 
@@ -66,7 +66,7 @@ def documents(text: str) -> list[dict[str, Any]]:
 
 
 def _items(document: object) -> list[Any]:
-    """Return the items of a List, as kubectl does, or [document] for any other document."""
+    """Return the items of a List, as kubectl does. Return [document] for any other document."""
     if isinstance(document, dict) and str(document.get("kind")).endswith("List"):
         items = document.get("items")
         if isinstance(items, list):
@@ -126,10 +126,10 @@ def read_objects(file: Path) -> list[dict[str, Any]]:
 
 @dataclass
 class Documents:
-    """The documents of files and folders.
+    """The objects that files and folders contain.
 
-    `objects`: pairs of a file and an object in it. `other_files`: files in the folders that do not
-    contain objects. `broken_files`: file in a folder whose manifest cannot be parsed → the error.
+    `objects`: pairs of a file and an object in it. `other_files`: files in folders that contain no
+    objects. `broken_files`: maps files in folders whose manifest cannot be parsed to the error.
     """
 
     objects: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
@@ -169,8 +169,8 @@ class Documents:
 
 
 def _is_manifest(document: object) -> bool:
-    """Return True if a document is a Kubernetes object, not the values, kustomization or settings
-    of another program."""
+    """Return True if a document is a Kubernetes object, and not Helm values, a kustomization or
+    settings of another program."""
     if not isinstance(document, dict):
         return False
     version = str(document.get("apiVersion") or "")
@@ -196,7 +196,8 @@ def workflow(
     for_this_machine: bool = True,
     identity: Identity = Identity(),
 ) -> dict[str, Any]:
-    """Build the Workflow of a manifest, with a name, a uid, and the values of `parameters`.
+    """Build the Workflow that a manifest describes, with a name, a uid, and the values of
+    `parameters`.
 
     Raises ConfigError. With `for_this_machine`, fields that only a cluster supports are errors,
     too."""
@@ -256,7 +257,8 @@ def workflow(
 
 
 def _checked_kind(manifest: Mapping[str, Any], for_this_machine: bool) -> str:
-    """Return the kind of a workflow. Raises ConfigError for an object that is not a workflow."""
+    """Return the kind of an object. Raises ConfigError if the object cannot be run as a
+    workflow."""
     problem = next(shape_errors(manifest), "")
     if problem:
         raise ConfigError(f"{problem}.")
@@ -288,7 +290,7 @@ def _checked_kind(manifest: Mapping[str, Any], for_this_machine: bool) -> str:
 
 
 def _check_choices(spec: Mapping[str, Any]) -> None:
-    """Raise ConfigError for a parameter whose value is not one of its choices."""
+    """Raise ConfigError if the value of a parameter is not in the parameter's `enum`."""
     for parameter in (spec.get("arguments") or {}).get("parameters") or []:
         choices = parameter.get("enum")
         if isinstance(choices, list) and parameter.get("value") not in choices:

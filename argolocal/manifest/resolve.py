@@ -39,7 +39,7 @@ WORKFLOW_TEMPLATES = {
 def merge_template_ref(spec: Object, find: Find, late_parameters: Iterable[str] = ()) -> Object:
     """Merge the workflow's spec over the spec of its WorkflowTemplate. Raises ConfigError.
 
-    `late_parameters`: names of the parameters that get their values after the merge.
+    `late_parameters`: names of the parameters whose values are set after the merge.
     """
     reference = spec.get("workflowTemplateRef")
     if not reference:
@@ -78,8 +78,7 @@ def merge_template_ref(spec: Object, find: Find, late_parameters: Iterable[str] 
 
 
 def check_exit_handler(spec: Object, passed_names: Collection[str | None]) -> None:
-    """Raise ConfigError for an input of the exit handler that has no value and is not in
-    `passed_names`.
+    """Raise ConfigError if an input of the exit handler has no value and is not in `passed_names`.
 
     Argo does not pass the arguments of a WorkflowTemplate to its exit handler. Source: validate.go,
     Workflow.
@@ -98,8 +97,8 @@ def check_exit_handler(spec: Object, passed_names: Collection[str | None]) -> No
 
 
 def store_templates(workflow: Object, find: Find, check: Callable[[Object, str], Any]) -> Object:
-    """Return the workflow with all referenced templates in `storedTemplates`. Call `check` for each
-    referenced spec.
+    """Return the workflow with all referenced templates in `storedTemplates`. `check` is called for
+    each referenced spec.
 
     Raises ConfigError.
     """
@@ -145,7 +144,7 @@ def store_templates(workflow: Object, find: Find, check: Callable[[Object, str],
 
 
 def fill_from_config_maps(spec: Object, find: Find) -> None:
-    """Set the values of the parameters that refer to ConfigMaps. Raises ConfigError."""
+    """Set the values of parameters that are read from ConfigMaps. Raises ConfigError."""
     holders = [(spec.get("arguments") or {}, "spec.arguments")]
     holders += [
         (template.get("inputs") or {}, f"{path}.inputs")
@@ -283,7 +282,7 @@ def stringify_parameters(value: object, parameters: bool = False) -> None:
 
 
 def make_finder(objects: Iterable[Mapping[str, Any]]) -> Find:
-    """Return a `Find` that searches these objects."""
+    """Return a function of type `Find` that searches these objects."""
     by_name = {
         (str(item.get("kind")), str(metadata.get("name"))): item
         for item in objects
@@ -301,7 +300,7 @@ def find_template(reference: Mapping[str, Any], find: Find) -> Mapping[str, Any]
 
 
 def scope_of(reference: Mapping[str, Any]) -> str:
-    """Return the prefix that the names of a WorkflowTemplate's templates have in a run."""
+    """Return the prefix of the names that the templates of a WorkflowTemplate have in a run."""
     return f"{WORKFLOW_TEMPLATES[bool(reference.get('clusterScope'))][1]}/{reference.get('name')}"
 
 
@@ -311,12 +310,12 @@ def qualified_name(reference: Mapping[str, Any]) -> str:
 
 
 def qualify_names(spec: Object, scope: str, path: str, pending_references: list[Any]) -> None:
-    """Write the full template names into `spec`, and append its references to other objects to
+    """Replace template names in `spec` by full names, and append its references to other objects to
     `pending_references`."""
     for holder, where in callers(spec, path):
         reference = holder.get("templateRef")
         if isinstance(reference, dict):
-            # lint reports a caller that has both fields
+            # a caller with both fields is reported by lint
             holder.setdefault("template", qualified_name(reference))
             pending_references.append((scope_of(reference), reference, f"{where}.templateRef"))
         elif scope and holder.get("template"):

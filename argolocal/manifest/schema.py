@@ -11,7 +11,8 @@ Each line of FIELDS describes an object:
     !field      rejected for the reason in REASONS_UNSUPPORTED
     field=X     X is a type in RULES, or another line as X, [X] or {X} (a map); default: text
 
-The types are those of Argo 4.1's Go structs: a text may contain tags, a number may not.
+The types are those of Argo 4.1's Go structs. Fields of type text may contain tags, number fields
+may not.
 """
 
 import re
@@ -149,7 +150,7 @@ Cache configMap*=Key
 Retry limit=intstr retryPolicy=policy expression backoff=Backoff -affinity
 Backoff duration=duration factor=intstr cap=duration maxDuration=duration
 """
-# name of an object → name of a field → name of an object or a type, "-" or "!"
+# name of an object → name of a field → its type, name of its object, "-" or "!"
 TABLES: dict[str, dict[str, str]] = {}
 TYPES: dict[str, dict[str, str]] = {}  # name of an object → name of a field → type of the field
 REQUIRED: dict[str, list[str]] = {}
@@ -184,7 +185,7 @@ REASONS_UNSUPPORTED = (
     | dict.fromkeys(("git", "gcs", "oss", "azure", "hdfs", "artifactory"), "use s3")
     | dict.fromkeys(("ephemeral", "csi", "nfs"), "use volumeClaimTemplates")
 )
-# returns the requirement that a value violates, or ""
+# function that returns the requirement that a value violates, or ""
 Rule = Callable[[Any], str]
 MAX_DURATION_S = 2**63 // 10**9  # the longest duration of Go's time.Duration
 INT32 = (-(2**31), 2**31 - 1)
@@ -218,8 +219,8 @@ def _check_map(value: object) -> str:
 
 
 def _number_rule(lowest: int, highest: int, text: bool = False) -> Rule:
-    """Return the rule for an integer. With `text`, the rule is for Kubernetes' type IntOrString,
-    whose text may contain tags."""
+    """Return the rule for an integer. With `text`, return the rule for Kubernetes' type
+    IntOrString, which also allows a text with tags."""
     bounds = {INT32: "", INT64: ""}.get((lowest, highest), f" from {lowest} to {highest}")
 
     def rule(value: Any) -> str:
@@ -318,8 +319,8 @@ RULES: dict[str, Rule] = {
 
 
 def walk(value: object, table: str, path: str) -> Iterator[str]:
-    """Yield every ignored field. Raises ConfigError for a field that is unsupported, of a wrong
-    type, or missing."""
+    """Yield every field that is ignored on this machine. Raises ConfigError for a field that is
+    unsupported, of a wrong type, or missing."""
     if table.startswith("["):
         if not isinstance(value, list):
             raise ConfigError(f"{path} is {value!r:.200}: it must be a list.")

@@ -63,7 +63,8 @@ MANIFEST = {"metadata": {"labels": {}, "annotations": {}}, "spec": {**SPEC, "wor
 
 
 def shape_errors(value: Any, shape: Any = MANIFEST, path: str = "manifest") -> Iterator[str]:
-    """Yield a message for each value that is not the mapping or list that `shape` requires.
+    """Yield a message for each value where `shape` requires a mapping or list and the value is of
+    another type.
 
     In a shape, the key "" matches all keys, and an empty mapping or list allows any items.
     """
@@ -101,7 +102,8 @@ def shape_errors(value: Any, shape: Any = MANIFEST, path: str = "manifest") -> I
 
 
 def without_nulls(value: object) -> Any:
-    """Return `value` without null fields, which count as absent, except in the items of a loop."""
+    """Return `value` without null fields, because null means absent. Nulls in loop items are
+    kept."""
     if isinstance(value, dict):
         return {
             key: item if key == "withItems" else without_nulls(item)

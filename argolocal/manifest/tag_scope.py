@@ -1,4 +1,4 @@
-"""Determine which tags have a value at each place in a manifest."""
+"""Determine the tags that have a value at each place in a manifest."""
 
 import re
 from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping
@@ -20,15 +20,15 @@ WORKFLOW_FIELDS = (
     "duration",
 )
 WORKFLOW_FIELDS += ("labels", "labels.json", "annotations", "annotations.json", "creationTimestamp")
-# parts of the creation time, as in {{workflow.creationTimestamp.Y}}
+# names of the parts of the creation time, such as Y in {{workflow.creationTimestamp.Y}}
 TIME_FORMATS = ("s", "RFC3339", *"BbmAadHIMSYypZzL")
 NODE_FIELDS = ("id", "status", "startedAt", "finishedAt", "hostNodeName")
 RESULT_FIELDS = ("exitCode", "outputs.result")
 # types of the templates with the output `result`
 TYPES_WITH_RESULT = ("container", "script", "data", "http", "plugin")
 ANY_NODE_FIELDS = (*NODE_FIELDS, *RESULT_FIELDS, "ip", "outputs.parameters")
-# If one of these tags has a value, all tags that start with it count as having a value, too. They
-# are `outputs` of a template that is not in the manifest, the outputs of the workflow if a
+# If one of these tags has a value, all tags that start with it also count as having a value. The
+# tags stand for the outputs of a template that is not in the manifest, the workflow's outputs if a
 # globalName contains tags, and the item of a loop whose items are not in the manifest.
 OPEN_TAG = re.compile(
     r"item|((tasks|steps)\.[^.]*\.)?outputs|workflow\.outputs\.(parameters|artifacts)"
@@ -38,18 +38,18 @@ PARAMETER_NAME = re.compile(r"[-a-zA-Z0-9_]+")  # valid name of a parameter or a
 
 
 def names(items: Any) -> list[str]:
-    """Return the names of parameters, artifacts, tasks or templates."""
+    """Return the `name` of each item in a list of parameters, artifacts, tasks or templates."""
     return [str(item.get("name", "")) for item in items or []]
 
 
 def has_value(parameter: Data) -> bool:
-    """Return True if an input parameter has a value without an argument."""
+    """Return True if an input parameter has a value even if no argument is passed."""
     return any(key in parameter for key in ("value", "default", "valueFrom"))
 
 
 def workflow_tags(spec: Data, metadata: Data) -> set[str]:
-    """Return the tags that have a value everywhere in the workflow. A name that starts with `=` has
-    a value only in expressions.
+    """Return the tags that have a value everywhere in the workflow. A leading `=` marks tags that
+    have a value only in expressions.
 
     `metadata`: labels and annotations of the workflow that are not in its spec. Source:
     validate.go, Workflow and newTemplateValidationCtx."""
@@ -62,7 +62,7 @@ def workflow_tags(spec: Data, metadata: Data) -> set[str]:
         tags.add("workflow.failures")
 
     if spec.get("hooks"):
-        # without onExit, Argo accepts only {{=...}}
+        # without onExit, Argo accepts this tag only in {{=...}}
         tags.add("=workflow.failures")
 
     parameter_names = names((spec.get("arguments") or {}).get("parameters"))
@@ -112,7 +112,7 @@ def declared_tags(direction: str, template: Data) -> set[str]:
 
 
 def path_tags(template: Data) -> set[str]:
-    """Return the tags that stand for the paths of a pod's inputs and outputs, such as
+    """Return the tags whose values are paths of a pod's inputs and outputs, such as
     inputs.artifacts.x.path."""
     inputs = declared_artifacts("inputs", template)
     return {f"{name}.path" for name in inputs | declared_tags("outputs", template)}
@@ -127,7 +127,7 @@ def declared_artifacts(direction: str, template: Data) -> set[str]:
 
 class TagSet:
     """A set of tags that have a value. In an expression (written `=a`), the map `a` has a value if
-    its member `a.b` has one."""
+    one of its members, such as `a.b`, does."""
 
     def __init__(self, names: Iterable[str]) -> None:
         self.names = frozenset(names)
@@ -148,15 +148,15 @@ class TagSet:
 
 
 class LoopItemTags(TagSet):
-    """The tags of a loop's item. For withItems, a tag has a value if at least one item has this
-    member.
+    """The tags of a loop's item. For withItems, the tag of a member has a value if at least one
+    item has this member.
 
     Source: Argo's addItemsToScope.
     """
 
     def __init__(self, task: Data) -> None:
         self.is_open = bool(task.get("withParam"))
-        # {{item}} exists in every loop; if the item is a map or list, its value is JSON
+        # {{item}} has a value in every loop; it is JSON text if the item is a map or list
         super().__init__(
             {"item", *(name for item in task.get("withItems") or [] for name in _item_tags(item))}
         )
@@ -177,9 +177,9 @@ def _item_tags(item: object) -> list[str]:
 class Nodes:
     """The tags of the finished tasks or steps of a template. `kind` is "tasks" or "steps".
 
-    Outside of expressions, Argo's validation accepts only the tags that the type of the called
-    template has (`allowed_tags`). Expressions may use all tags (`tags_of`). `tasks_without_status`:
-    tasks whose status tag Argo's validation rejects. Source: validate.go, addOutputsToScope.
+    Outside expressions, Argo's validation accepts only tags for the type of the called template
+    (`allowed_tags`). Expressions may use all tags (`tags_of`). `tasks_without_status`: tasks whose
+    tag `{{tasks.NAME.status}}` Argo's validation rejects. Source: validate.go, addOutputsToScope.
     """
 
     def __init__(
@@ -259,8 +259,8 @@ class Scope:
         return {name for layer in self.layers for name in layer.names}
 
     def find_alternatives(self, tag: str) -> tuple[str, set[str]]:
-        """Return the part of `tag` that may be misspelt, and the names that are valid in its
-        place."""
+        """Return the part of `tag` that may be misspelt, and the valid alternatives for this
+        part."""
         kind, node, _ = self._split_node_tag(tag)
         if not kind:
             return tag, {
@@ -295,8 +295,8 @@ def _parent_prefixes(name: str) -> Iterator[str]:
 
 
 def find_strings(value: object, path: str) -> Iterator[tuple[str, str]]:
-    """Yield the path and the text of every string in `value`. In a path, the index of a list item
-    is its `name`, if it has one."""
+    """Yield the path and the text of every string in `value`. In a path, a list item is identified
+    by its `name` if it has one, else by its index."""
     if isinstance(value, str):
         yield path, value
     elif isinstance(value, dict):

@@ -1,5 +1,5 @@
-"""The job kinds of Kubeflow's training operator, with the requirements of its webhook and its
-defaults.
+"""The job kinds of Kubeflow's training operator, with the operator's defaults and the rules of its
+webhook.
 
 Source: Kubeflow training operator 1.9: KIND_types.go, KIND_webhook.go and KIND_controller.go of
 each kind.
@@ -14,17 +14,18 @@ JOB_VERSION = "kubeflow.org/v1"  # apiVersion of all kinds of training jobs
 class JobKind:
     """A kind of training job."""
 
-    replicas_field: str  # key of the job's roles in `spec`
+    replicas_field: str  # field of `spec` that contains the job's roles
     container_name: str  # name of the training container of each pod
     roles: tuple[str, ...]  # names of the operator's replica types
-    port: tuple[str, int]  # name and default number of the port that pods connect to
-    # the first of these roles that exists in a job decides whether the job succeeds; default: the
-    # workers
+    # name and default number of the port through which pods connect to each other
+    port: tuple[str, int]
+    # roles that decide whether the job succeeds: the first one that exists in the job, or the
+    # workers if the tuple is empty
     leader_roles: tuple[str, ...] = ()
     single_roles: tuple[str, ...] = ()  # roles that must have `replicas: 1`
     required_roles: tuple[str, ...] = ()
     restart_policy: str = "Never"
-    # True if the operator requires the training container to have `container_name`
+    # True if the operator requires a container with the name `container_name`
     requires_container_name: bool = True
 
 
@@ -85,7 +86,7 @@ REMOVED_KINDS = {
 
 
 def pod_name(job: str, role: str, index: int = 0) -> str:
-    """Return the name of a pod, which is also the host name of its Service."""
+    """Return the name of a pod, which is also the host name of the pod's Service."""
     name = f"{job}-{role.lower()}"
     if role == "Launcher":
         return name

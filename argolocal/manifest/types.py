@@ -10,7 +10,7 @@ from typing import Any, TypedDict
 Manifest = Mapping[str, Any]  # any Kubernetes object
 # function that returns the object with a given kind and name, or None
 Find = Callable[[str, str], Manifest | None]
-Data = Mapping[str, Any]  # a part of a manifest that is only read
+Data = Mapping[str, Any]  # a part of a manifest that functions only read
 Object = dict[str, Any]  # a part of a manifest that is passed on unchanged
 Task = Object  # a task of a DAG, a step or a hook: it calls a template
 Template = Object  # an object with one of the TEMPLATE_TYPES in allowed_values.py

@@ -24,8 +24,8 @@ def mounts(template: Data) -> list[dict[str, Any]]:
 
 
 def mounted_volumes(spec: Data, status: Data, template: Data) -> list[Data]:
-    """Return those volumes of the template, the workflow and its volume claims that the template
-    mounts."""
+    """Return the volumes that a template mounts. They come from the template, the workflow and the
+    workflow's volume claims."""
     sources = template.get("volumes"), spec.get("volumes"), status.get("persistentVolumeClaims")
     volumes = {volume["name"]: volume for source in reversed(sources) for volume in source or []}
     return [
@@ -47,6 +47,6 @@ def claims(workflow: Data) -> list[Data]:
 
 
 def keeps_volume_claims(spec: Data, phase: str) -> bool:
-    """Return True if a workflow that ended in `phase` does not delete its claims."""
+    """Return True if a workflow that ended in `phase` keeps its claims."""
     strategy = (spec.get("volumeClaimGC") or {}).get("strategy") or GC_STRATEGIES[0]
     return strategy == GC_STRATEGIES[0] and phase != "Succeeded"

@@ -1,5 +1,5 @@
-"""ASGI middleware: the login of a browser, and the headers that keep a page from running code of
-others."""
+"""ASGI middleware that checks the login of a browser, and adds headers that prevent injected code
+from running."""
 
 import hmac
 from html import escape
@@ -11,14 +11,14 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from argolocal.common import program
 from argolocal.page.login import Login, NewSession, Refusal
 
-# no inline scripts and no other origin: texts of runs can contain markup, but run nothing
+# forbids inline scripts and other origins, so that markup in the texts of a run cannot execute code
 CONTENT_SECURITY_POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:;"
     " connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
 )
 # status of HTTP → code of gRPC, which clients of Argo expect: they take no code for a success
 GRPC_CODES = {401: 16, 403: 7}
-FORM_TOKEN = "form_token"  # key of the request's scope, and name of the field  # nosec B105
+FORM_TOKEN = "form_token"  # key in the ASGI scope, and name of the form field  # nosec B105
 HEADERS = {
     "Content-Security-Policy": CONTENT_SECURITY_POLICY,
     "X-Content-Type-Options": "nosniff",
@@ -31,13 +31,14 @@ HEADERS = {
 
 
 class Access:
-    """Answers only requests of the user whose token it has."""
+    """Passes on only the requests of the user who has the token."""
 
     def __init__(self, app: ASGIApp, token: str, port: int) -> None:
         self.app = app
-        # derived from the token, so that open pages continue to work after a restart
+        # the value of the cookie is derived from the token, so that open pages continue to work
+        # after a restart
         session = hmac.digest(token.encode(), b"session of the page", "sha256").hex()
-        # a form of this page contains it, so that no other page can send the form
+        # each form contains this token, so that pages of other sites cannot submit the form
         self.form_token = hmac.digest(token.encode(), b"forms of the page", "sha256").hex()
         hint = f"open the address that `{program.name} ui` prints."
         self.login = Login(token, f"{program.name}-page-{port}", session, hint)

@@ -1,6 +1,6 @@
-"""The page as an ASGI application: the list of runs, and each run with its tabs.
+"""The web page as an ASGI application. It shows the list of runs, and each run with its tabs.
 
-Every address answers with HTML or, for `Accept: application/json`, with the same content as JSON.
+Every URL returns HTML or, for `Accept: application/json`, the same content as JSON.
 """
 
 import hashlib
@@ -37,7 +37,7 @@ from argolocal.page.sources import FORM_ERRORS, Run, RunSource, describe_malform
 from argolocal.page.tab import ChangingTab, Tab, parameters_of
 from argolocal.state.journal import Busy
 
-# size of the rendered pages that stay in memory, and of the largest of them
+# maximum bytes of all rendered pages in memory, and of a single one
 MAX_CACHED_BYTES = 8_000_000
 MAX_CACHED_PAGE_BYTES = 4_000_000
 MAX_CACHED_RUNS = 4
@@ -52,7 +52,7 @@ FINISHED_PAGE_AGE_S = 60
 
 @dataclass(frozen=True)
 class Section:
-    """A page in the navigation next to the list of runs, such as the models.
+    """A page that the navigation lists next to the list of runs, for example the page of models.
 
     `build` returns an object of the type `content`; the template `NAME.html` shows it.
     """
@@ -65,8 +65,8 @@ class Section:
 
 @dataclass(frozen=True)
 class RunDocument:
-    """A JSON object about a run at the address /runs/RUN/NAME, without HTML: the object that a
-    command prints with `-o json`."""
+    """A JSON object about a run at the URL path /runs/RUN/NAME. A command prints the same object
+    with `-o json`."""
 
     name: str
     title: str
@@ -75,12 +75,12 @@ class RunDocument:
 
 @dataclass(frozen=True)
 class Parts:
-    """The parts of a page. `rekindle` adds further tabs and sections.
+    """The parts of the web page. `rekindle` adds tabs and sections.
 
-    `rows`: the rows of the list (default: without further columns). `packages`: packages with
-    templates, in order of precedence. `routes`: further addresses. `links`: links in the
-    navigation, title → address. `actions`: actions on a run; `page_actions`: further actions.
-    `documents`: JSON objects about a run.
+    `rows`: the rows of the list of runs (default: rows without additional columns). `packages`:
+    packages with templates, in order of precedence. `routes`: additional HTTP routes. `links`:
+    links in the navigation, title → address. `actions`: actions on a run; `page_actions`: all other
+    actions. `documents`: JSON objects about a run.
     """
 
     source: RunSource
@@ -96,7 +96,7 @@ class Parts:
 
 
 class Page:
-    """The answers to all addresses of a page."""
+    """The handlers of all HTTP requests to the page."""
 
     def __init__(self, parts: Parts) -> None:
         self.parts = parts
@@ -146,7 +146,7 @@ class Page:
 
     def show_list(self, request: Request) -> Response:
         """Answer GET /: the list of runs."""
-        # the version is read first: a later change leads to another version
+        # read the version before the runs, so that a change in between leads to a new version
         version = self._version("")
         query = str(request.query_params)
         key = ("", version, "", query, _period(RUNNING_PAGE_AGE_S), _media_type(request))
@@ -237,8 +237,8 @@ class Page:
         return show
 
     def find_run(self, name: str) -> Run:
-        """Return a run, from memory if it has not changed. Raises HTTPException with status 404 for
-        an unknown run, ConfigError for malformed files."""
+        """Return a run. An unchanged run comes from memory. Raises HTTPException with status 404
+        for an unknown run, and ConfigError for malformed files."""
         run_name = RunName.or_none(name)
         version = self.source.version(run_name) if run_name else ""
         if not run_name or not version:
@@ -258,15 +258,15 @@ class Page:
         return run
 
     def row(self, run: Run) -> RunRow:
-        """Return the row of a run, with the facts of the list."""
+        """Return the row that the list shows for a run."""
         return self.rows.reader.row(run)
 
     def cached(self, key: tuple[str, ...], render: Callable[[], Response]) -> Response:
-        """Return the answer to a request, from memory if it was rendered for another viewer. The
-        key begins with the name of the run, or "", and ends with the media type."""
+        """Return the response with this key from memory, or else render it. The key begins with the
+        name of the run, or "", and ends with the media type."""
         with self.lock:
             render_lock = self.render_locks.setdefault(key[0], Lock())
-        # several viewers that ask for a new version at the same time wait for one rendering
+        # if several viewers request the same page at the same time, it is rendered only once
         with render_lock:
             with self.lock:
                 body = self.bodies.get(key)
@@ -290,7 +290,8 @@ class Page:
     def answer(
         self, request: Request, content: type, value: Any, template: str, **values: Any
     ) -> Response:
-        """Return a value as JSON or as HTML, as the request accepts it."""
+        """Return a response with `value` as JSON or HTML, depending on the request's Accept
+        header."""
         if _media_type(request) == "application/json":
             body = TypeAdapter(content).dump_json(value, indent=2)
             return Response(body, media_type="application/json")
@@ -305,7 +306,7 @@ class Page:
 
     def _common_values(self, request: Request) -> dict[str, Any]:
         def link(**changes: object) -> str:
-            """Return the address of this page with other parameters."""
+            """Return the URL of this page with some query parameters changed."""
             parameters = {**request.query_params, **changes}
             query = urlencode({key: value for key, value in parameters.items() if value != ""})
             return f"{request.url.path}?{query}" if query else request.url.path
@@ -321,7 +322,7 @@ class Page:
         }
 
     def refuse(self, request: Request, error: Exception) -> Response:
-        """Answer a request that failed, with the message of the error."""
+        """Return the response to a failed request, which contains the error message."""
         if isinstance(error, HTTPException):
             status = error.status_code
             message = error.detail
@@ -353,14 +354,14 @@ class Page:
         return self.render_seconds.get(subject.partition("/")[0], 0.0)
 
     def _tab_version(self, run: Run, tab: Tab | None) -> str:
-        """Return the version of a run as a tab shows it."""
+        """Return the version of a tab's content for a run."""
         if isinstance(tab, ChangingTab):
             return f"{run.version}:{tab.version(run)}"
         return run.version
 
     def _version(self, subject: str) -> str:
-        """Return the version of a run, of a tab of a run (RUN/TAB), or of the list of runs for "".
-        The version of a removed run is "removed"."""
+        """Return the version of a subject: RUN is a run, RUN/TAB a tab of a run, and "" the list of
+        runs. The version of a removed run is "removed"."""
         if subject:
             name, _, tab_name = subject.partition("/")
             tab = self.tabs.get(tab_name)
@@ -377,12 +378,12 @@ class Page:
 
 
 def redirect(address: str) -> Response:
-    """Answer a form: the browser then requests `address`."""
+    """Return a redirect to `address`, as the response to a form."""
     return RedirectResponse(address, 303)
 
 
 def _period(seconds: int) -> str:
-    """Return a text that changes once in so many seconds."""
+    """Return a text that changes every `seconds` seconds."""
     return str(int(time.time() / seconds))
 
 

@@ -35,8 +35,9 @@ EXCEPTION = re.compile(r"^[A-Za-z_][\w.]*(: .*)?$")
 
 @dataclass(frozen=True)
 class Failure:
-    """A failed step. `node`: address of the step in the graph. `location`: FILE:LINE of the user's
-    code. `log`: lines around the error in the log of `pod`; `error_line`: index of the error."""
+    """A failed step. `node`: the identifier of the step in URLs of the graph. `location`: FILE:LINE
+    of the user's code. `log`: lines around the error in the log of `pod`; `error_line`: index of
+    the error's line in `log`."""
 
     step: str
     node: str
@@ -50,16 +51,17 @@ class Failure:
 
     @property
     def sentence(self) -> str:
-        """The failure as one line."""
+        """The failure in one line: step, cause and location."""
         details = f" ({self.message})" if self.message and self.message not in self.cause else ""
         location = f" at {self.location}" if self.location else ""
         return f"{self.step}: {self.cause or 'failed'}{details}{location}"
 
 
 def describe_failure(run: Run, logs: Mapping[str, LogFile] | None = None) -> str:
-    """Return the failure of a run as one line, or its message if no step has failed.
+    """Return the failure of a run in one line, or the run's message if no step has failed.
 
-    `logs`: log of each pod; without logs, the line contains only the message of the step.
+    `logs`: the log of each pod. Without logs, the line contains only the step's message, not the
+    error in its log.
     """
     failure = find_failure(run, logs or {})
     if failure:
@@ -73,7 +75,7 @@ def run_message(run: Run) -> str:
 
 
 def find_failure(run: Run, logs: Mapping[str, LogFile]) -> Failure | None:
-    """Return the failure that explains the end of a failed run, else None."""
+    """Return the failure that made a run fail, or None if the run has not failed."""
     if run.phase not in FAILED:
         return None
 
@@ -103,21 +105,22 @@ def find_failure(run: Run, logs: Mapping[str, LogFile]) -> Failure | None:
 
 
 def address_of(run: str, node_name: str) -> str:
-    """Return the address of a node in the graph: its name without the name of the run."""
+    """Return the identifier of a node in URLs of the graph: its name without the name of the
+    run."""
     return node_name.removeprefix(run).lstrip(".") or run
 
 
 def step_name(run: str, node_name: str) -> str:
-    """Return the name of a step for users, without the numbers of groups and attempts."""
+    """Return the name of a step as users see it: without the numbers of groups and attempts."""
     name = re.sub(r"\[\d+\]\.?", ".", address_of(run, node_name))
     return causes.ATTEMPT.sub("", name).strip(".").replace("..", ".")
 
 
 def find_failed_nodes(run: Run) -> list[Mapping[str, Any]]:
-    """Return the failed steps, first the step that made the run fail.
+    """Return the failed steps. The first one is the step that made the run fail.
 
-    A failure that a retry has repaired is not a failed step. Failures of exit handlers, and
-    failures that the manifest allows, are last.
+    A step that succeeded in a retry is not included. Exit handlers, and steps whose failure the
+    manifest allows, are last.
     """
     nodes = {node["name"]: node for node in list((run.status.get("nodes") or {}).values())}
     tolerated_tasks = _tolerated_tasks(run)
@@ -132,7 +135,7 @@ def find_failed_nodes(run: Run) -> list[Mapping[str, Any]]:
         is_attempt = step != name and retry.get("type") == "Retry"
         if is_attempt and retry["phase"] in FINISHED - FAILED:
             continue
-        # the last attempt explains the failure of a retried step
+        # keep only the last attempt of a retried step, because it explains the failure
         current = failures.get(step)
         if not current or causes.attempt_number(current["name"]) < causes.attempt_number(name):
             failures[step] = node
@@ -148,7 +151,7 @@ def find_failed_nodes(run: Run) -> list[Mapping[str, Any]]:
 
 
 def _tolerated_tasks(run: Run) -> set[str]:
-    """Return the names of the tasks after whose failure the run continues."""
+    """Return the names of the tasks that may fail without ending the run."""
     tolerated_tasks: set[str] = set()
     spec = run.status.get("storedWorkflowTemplateSpec") or run.spec
     for template in spec.get("templates") or []:
@@ -164,7 +167,8 @@ def _tolerated_tasks(run: Run) -> set[str]:
 
 
 def _root_message(run: Run, node: Mapping[str, Any]) -> str:
-    """Return the message of a node or, if it only refers to other attempts, of another attempt."""
+    """Return the message of a node. If it only refers to other attempts, return the message of an
+    attempt."""
     message = str(node.get("message") or "")
     if not causes.is_secondary(message):
         return message
@@ -184,8 +188,8 @@ def _log_of_job(run: Run, node: Mapping[str, Any], logs: Mapping[str, LogFile]) 
 
 
 def lines_around_error(text: str) -> tuple[list[str], int]:
-    """Return the lines of a log around its last error, or else its last lines; and the index of the
-    error in these lines, or -1."""
+    """Return the lines around the last error of a log and the index of the error's line. Without an
+    error, return the last lines and -1."""
     lines = [line.rstrip() for line in text.splitlines() if line.strip()]
     errors = [index for index, line in enumerate(lines) if summary.ERROR.match(line)]
     if not errors:
@@ -193,7 +197,7 @@ def lines_around_error(text: str) -> tuple[list[str], int]:
 
     error = errors[-1]
     first = error
-    # an `error:` line after a traceback summarizes it: show the traceback, too
+    # an `error:` line after a traceback is its summary, so show the traceback, too
     if len(errors) > 1 and first - errors[-2] < MAX_LOG_LINES - LINES_BEFORE_ERROR:
         first = errors[-2]
 

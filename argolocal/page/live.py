@@ -1,4 +1,4 @@
-"""Server-sent events: a page that is open learns that its run, or the list of runs, has changed.
+"""Server-sent events. They tell an open page that its run, or the list of runs, has changed.
 
 An event contains only the new version. The page then requests itself again, so the server renders
 each version once for all viewers.
@@ -16,20 +16,21 @@ from starlette.responses import StreamingResponse
 from starlette.types import Send
 
 CHECK_INTERVAL_S = 0.2
-# A subject that has changed is likely to change again.
+# A subject that has just changed is checked more often, because it is likely to change again.
 CHECK_INTERVAL_AFTER_CHANGE_S = 0.1
 ACTIVE_S = 10.0
-# maximum share of one core for checking one subject
+# maximum share of a CPU core that is spent on checking one subject
 CHECK_SHARE = 0.01
 MAX_CHECK_INTERVAL_S = 2.0
-# A page that changes all the time is rendered only this often; the first changes after a pause are
-# shown at once.
+# minimum seconds between two updates of a page that changes all the time; the first changes after a
+# pause are shown at once
 CHANGE_INTERVAL_S = 0.5
 CHANGES_AT_ONCE = 5
-# maximum share of one core for rendering a page that changes all the time
+# maximum share of a CPU core that is spent on rendering a page that changes all the time
 RENDER_SHARE = 0.25
 MAX_CHANGE_INTERVAL_S = 10.0
-# proxies and browsers close a connection that is silent for longer
+# seconds of silence before an empty event is sent, because proxies and browsers close silent
+# connections
 KEEP_ALIVE_S = 15.0
 RECONNECT_MS = 1000
 
@@ -37,7 +38,8 @@ log = logging.getLogger("uvicorn.error")
 
 
 class EventStream(StreamingResponse):
-    """A response of server-sent events. Its generator is closed as soon as the viewer leaves."""
+    """A response with server-sent events. Its generator is closed as soon as the viewer
+    disconnects."""
 
     def __init__(self, events: AsyncGenerator[str]) -> None:
         super().__init__(events, media_type="text/event-stream")
@@ -49,13 +51,13 @@ class EventStream(StreamingResponse):
 
 
 class Subject:
-    """A run, a log, or the list of runs, which at least one viewer has open."""
+    """A run, a log, or the list of runs that at least one viewer has open."""
 
     def __init__(self) -> None:
         self.version: str | None = None
         self.viewers = 0
         self.task: asyncio.Task[None] | None = None
-        # set at the next change, and then replaced
+        # event that the next change sets; each change replaces it by a new event
         self.changed = asyncio.Event()
 
     def change(self, version: str) -> None:
@@ -65,16 +67,16 @@ class Subject:
 
 
 class ChangeBudget:
-    """Decides whether viewers may learn of a change now: at most CHANGES_AT_ONCE changes in quick
-    succession, and then one in each interval."""
+    """Limits the rate at which viewers are told about changes: at most CHANGES_AT_ONCE in quick
+    succession, then one per interval."""
 
     def __init__(self, now: float) -> None:
         self.changes = float(CHANGES_AT_ONCE)
         self.time = now
 
     def spend(self, now: float, interval_s: float) -> bool:
-        """Return True if the viewers may learn of a change, which then counts. `interval_s`: time
-        between two changes of a page that changes all the time."""
+        """Return True if viewers may be told about a change now, and count the change.
+        `interval_s`: seconds after which one more change is allowed."""
         self.changes += (now - self.time) / interval_s
         self.changes = min(self.changes, CHANGES_AT_ONCE)
         self.time = now
@@ -97,8 +99,8 @@ class Watchers:
         render_seconds: Callable[[str], float] = lambda subject: 0.0,
         change_interval_s: float = CHANGE_INTERVAL_S,
     ) -> None:
-        """`read_version`: returns the version of a subject. `render_seconds`: returns the duration
-        of the last rendering of its page."""
+        """`read_version`: returns the version of a subject. `render_seconds`: returns the CPU
+        seconds of the last rendering of a subject's page."""
         self.read_version = read_version
         self.render_seconds = render_seconds
         self.change_interval_s = change_interval_s
@@ -111,7 +113,8 @@ class Watchers:
         try:
             shown: str | None = None
             while True:
-                # no `await` between this line and the comparison, so that no change is missed
+                # there must be no `await` between this line and the comparison, else a change could
+                # be missed
                 changed = subject.changed
                 if subject.version is not None and subject.version != shown:
                     shown = subject.version
@@ -146,7 +149,7 @@ class Watchers:
         while True:
             try:
                 version, check_seconds = await run_in_threadpool(self._check, name)
-            except Exception as error:  # for example a home without permissions for a moment
+            except Exception as error:  # for example, the home is temporarily unreadable
                 log.warning("%s cannot be watched: %s", name or "the list of runs", error)
                 await asyncio.sleep(MAX_CHECK_INTERVAL_S)
                 continue
@@ -162,7 +165,7 @@ class Watchers:
             await asyncio.sleep(min(pause, MAX_CHECK_INTERVAL_S))
 
     def change_interval(self, name: str) -> float:
-        """Return the seconds between two changes of a page that changes all the time."""
+        """Return the minimum seconds between two updates of a page that changes all the time."""
         seconds = max(self.change_interval_s, self.render_seconds(name) / RENDER_SHARE)
         return min(seconds, MAX_CHANGE_INTERVAL_S)
 

@@ -1,4 +1,4 @@
-"""Log files of pods, which are read in parts: a log can be larger than the memory."""
+"""Log files of pods. Logs are read in parts, because a log can be larger than the memory."""
 
 import os
 import stat
@@ -9,12 +9,12 @@ from typing import Protocol
 
 from argolocal.view.summary import ERROR
 
-SEARCHED_END_BYTES = 65_536  # part of a log in which its error is searched
+SEARCHED_END_BYTES = 65_536  # number of bytes at the end of a log that are searched for an error
 
 
 class LogFile(Protocol):
-    """The log of one pod. All methods may be called from several threads; after the log was
-    removed, they return 0 and b""."""
+    """The log of one pod. All methods may be called from several threads. If the log was removed,
+    `size` returns 0 and `read` returns b""."""
 
     @property
     def name(self) -> str:
@@ -31,7 +31,7 @@ class LogFile(Protocol):
         ...
 
     def read(self, offset: int, size: int) -> bytes:
-        """Return the bytes from `offset`; less than `size` bytes only at the end of the log."""
+        """Return `size` bytes from `offset`, or fewer bytes at the end of the log."""
         ...
 
 
@@ -75,7 +75,8 @@ def read_end(log: LogFile, size: int) -> str:
 
 
 def find_log_with_error(logs: Iterable[LogFile]) -> LogFile | None:
-    """Return the log with an error whose last line is the oldest, or else the oldest log."""
+    """Of the logs that contain an error, return the one that was written least recently. If no log
+    contains an error, consider all logs."""
     by_age = sorted(logs, key=_last_change)
     for log in by_age:
         if ERROR.search(read_end(log, SEARCHED_END_BYTES)):

@@ -1,9 +1,9 @@
 """Access control of a server that serves only one user of this machine.
 
-Programs send the token of the home as a bearer token. A browser sends the token once, in an address
-that a command prints, and gets a cookie. Pages of other origins, including other ports of this
-machine and host names that were redirected to this machine (DNS rebinding), cannot use the login of
-a browser.
+Programs send the token of the home as a bearer token. A browser sends the token once, in the URL
+that a command prints, and gets a cookie. Pages of other origins cannot use the login of a browser.
+Other origins include other ports of this machine, and host names that resolve to it (DNS
+rebinding).
 """
 
 import hmac
@@ -13,14 +13,14 @@ from dataclasses import dataclass
 from urllib.parse import parse_qs
 
 Headers = Mapping[str, list[str]]
-# any port is accepted, because `ssh -L` may forward another port
+# accept every port, because `ssh -L` may forward another port to the server
 HOST = re.compile(r"(localhost|127\.0\.0\.1)(:[0-9]{1,5})?")
 
 
 @dataclass(frozen=True)
 class Refusal:
-    """A request that the server must not answer. `status`: 401 without a login, 403 for a request
-    of another host or origin."""
+    """A request that the server must not answer. `status`: 401 for a request without a login, 403
+    for a request with another host or origin."""
 
     status: int
     message: str
@@ -28,17 +28,18 @@ class Refusal:
 
 @dataclass(frozen=True)
 class NewSession:
-    """A request with the token in its address. `cookie`: value of the header Set-Cookie."""
+    """A request whose URL contains the token. `cookie`: value of the Set-Cookie header for the
+    response."""
 
     cookie: str
 
 
 class Login:
-    """Accepts or rejects requests by their method, address and headers."""
+    """Accepts or rejects requests based on their method, URL and headers."""
 
     def __init__(self, token: str, cookie: str, session: str, hint: str) -> None:
         """`cookie`, `session`: name and value of the cookie of browsers that have sent the token.
-        `hint`: how a user gets the token."""
+        `hint`: a sentence that tells the user how to log in."""
         self.token = token
         self.cookie = cookie
         self.session = session
@@ -89,8 +90,8 @@ class Login:
 
 
 def _is_cross_site(method: str, headers: Headers) -> bool:
-    """Return True if, according to the browser, another site sent this request, unless the user
-    followed a link."""
+    """Return True if the browser's headers say that another site sent this request and the user did
+    not follow a link."""
     site, mode, purpose = (
         ",".join(headers.get(f"sec-fetch-{name}", [])) for name in ("site", "mode", "dest")
     )

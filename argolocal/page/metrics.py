@@ -1,4 +1,4 @@
-"""The runs of a home as metrics in the text format of Prometheus.
+"""Export the runs of a home as metrics in the Prometheus text format.
 
 Source: prometheus.io/docs/instrumenting/exposition_formats, version 0.0.4.
 """
@@ -13,7 +13,8 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
 def format_metrics(prefix: str, rows: Iterable[RunRow]) -> str:
-    """Return the metrics of runs, newest first. `prefix`: the name of the program."""
+    """Return the metrics of the runs, which are sorted from newest to oldest. `prefix`: the
+    program's name, which starts each metric's name."""
     newest_first = list(rows)
     counts = Counter((row.pipeline, row.state) for row in newest_first)
     pipelines = sorted({row.pipeline for row in newest_first})

@@ -1,6 +1,7 @@
-"""The description of the page's JSON API as OpenAPI 3.1, made from the types of its contents.
+"""Describe the page's JSON API as an OpenAPI 3.1 document. The schemas are generated from the types
+of the responses.
 
-Source: spec.openapis.org/oas/v3.1.1. Its schemas are JSON Schemas, as pydantic makes them.
+Source: spec.openapis.org/oas/v3.1.1. Pydantic generates the schemas, which are JSON Schemas.
 """
 
 from collections.abc import Mapping, Sequence
@@ -23,24 +24,25 @@ REFERENCE = "#/components/schemas/{model}"
 
 @dataclass(frozen=True)
 class ErrorAnswer:
-    """The answer to a request that failed. `error`: the message."""
+    """The response to a failed request. `error`: the error message."""
 
     error: str
 
 
 @dataclass(frozen=True)
 class Resource:
-    """An address that answers GET with an object of the type `content`."""
+    """A URL path whose GET response is an object of the type `content`."""
 
     path: str
     title: str
     content: type
     parameters: Mapping[str, str]
-    """Parameters of the address: name → description."""
+    """Query parameters: name → description."""
 
 
 def describe_api(resources: Sequence[Resource], list_filters: Sequence[str]) -> Document:
-    """Return the OpenAPI document of a page. `list_filters`: further parameters of the list."""
+    """Return the OpenAPI document of a page. `list_filters`: additional query parameters of the
+    list of runs."""
     contents = [RunList, *(item.content for item in resources), Plan, Actions, Outcome, ErrorAnswer]
     schemas, definitions = _make_schemas(contents)
 
@@ -95,7 +97,7 @@ def _make_schemas(contents: Sequence[type]) -> tuple[Schemas, Document]:
 def _operation(
     title: str, content: type, schemas: Schemas, parameters: Sequence[Document] = ()
 ) -> Document:
-    """Return the description of GET for an address."""
+    """Return the OpenAPI description of the GET request for a URL path."""
     operation: Document = {"summary": title, "responses": _answers(content, schemas)}
     if parameters:
         operation["parameters"] = list(parameters)

@@ -1,4 +1,4 @@
-"""The list of runs: one row for each run, filtered by text, state and further facts."""
+"""The list of runs: one row for each run, filtered by text, state and columns such as the model."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -14,10 +14,11 @@ from argolocal.runner.rerun import name_prefix
 from argolocal.view import summary
 from argolocal.view.summary import FINISHED, Step, timestamp
 
-NOT_DONE = {"Failed", "Error", "Omitted"}  # phases in which a step has ended without its work
+# phases of steps that have ended without completing their work
+NOT_DONE = {"Failed", "Error", "Omitted"}
 
 ROWS_PER_PAGE = 100
-# state in a word → phases of a run
+# state that the list shows → phases of a run
 STATES = {
     "running": ("Running", "Pending"),
     "waiting": ("Waiting",),
@@ -36,22 +37,22 @@ class RunRow:
     pipeline: str
     state: str
     message: str = ""
-    """Cause of a failure, with the step that failed."""
+    """Failed step and cause of the failure."""
     started: str | None = None
     finished: str | None = None
     seconds: float | None = None
     done: int = 0
     total: int = 0
     progress: str = ""
-    """Progress inside of the running step, such as the step and the loss of a training."""
+    """Progress of the running step, such as the training step and the loss."""
     facts: Mapping[str, str] = field(default_factory=dict)
-    """Further columns: title → text."""
+    """Additional columns: title → text."""
 
 
 @dataclass(frozen=True)
 class Filter:
-    """A choice that filters the list, such as the model. `name`: parameter of the
-    address; `title`: the column."""
+    """A filter of the list by the values of one column, such as the model. `name`: query parameter
+    in the URL; `title`: title of the column."""
 
     name: str
     title: str
@@ -61,7 +62,7 @@ class Filter:
 
 @dataclass(frozen=True)
 class RunList:
-    """A part of the list of runs. `count`: number of all runs that match the filter."""
+    """One page of the list of runs. `count`: number of runs on all pages that match the filter."""
 
     rows: list[RunRow]
     count: int
@@ -79,13 +80,13 @@ ReadLogs = Callable[[str], Mapping[str, LogFile]]
 
 
 class RowReader:
-    """Makes the row of a run. Subclasses know more facts of a run.
+    """Creates the row of a run. Subclasses add columns.
 
-    `read_logs`: returns the logs of a run, which explain its failure.
+    `read_logs`: returns the logs of a run, which are searched for the cause of its failure.
     """
 
     filters: tuple[str, ...] = ()
-    """Titles of the facts that can filter the list."""
+    """Titles of the columns by which users can filter the list."""
 
     def __init__(self, read_logs: ReadLogs = lambda run: {}) -> None:
         self.read_logs = read_logs
@@ -95,7 +96,7 @@ class RowReader:
         return name_prefix(run.manifest).rstrip("-")
 
     def facts(self, run: Run) -> Mapping[str, str]:
-        """Return texts for further columns of the list: title → text."""
+        """Return the texts in the additional columns of the list: title → text."""
         return {}
 
     def progress(self, name: str, running_steps: Sequence[Step]) -> str:
@@ -109,7 +110,8 @@ class RowReader:
         return replace(row, progress=self.progress(run.name, _running(steps)))
 
     def make_row(self, run: Run, steps: Sequence[Step]) -> RunRow:
-        """Return the row of a run with these steps, without the progress of its steps."""
+        """Return the row of a run that consists of `steps`, without the progress of running
+        steps."""
         message = causes.extract_cause(summary.run_message(run.name, run.status))
         if state_of(run) == "failed":
             message = describe_failure(run, self.read_logs(run.name))
@@ -135,7 +137,7 @@ def state_of(run: Run) -> str:
 def make_row(
     run: Run, steps: Sequence[Step], pipeline: str, message: str, facts: Mapping[str, str]
 ) -> RunRow:
-    """Return the row of a run with these steps."""
+    """Return the row of a run that consists of `steps`."""
     status = run.status
     top_steps = [step for step in steps if step.depth == 0]
     start = status.get("startedAt")
@@ -168,10 +170,10 @@ def _running(steps: Iterable[Step]) -> list[Step]:
 
 
 class RunRows:
-    """The rows of a source; a row is computed again only if its run has changed.
+    """The rows of all runs of a source. A row is computed again only if its run has changed.
 
-    Without a filter, only the shown rows are computed; a thread computes the other rows, so that
-    the first list is shown soon.
+    Without a filter, only the rows on the shown page are computed first. A thread computes the
+    other rows, so that the first page appears quickly.
     """
 
     def __init__(self, source: RunSource, reader: RowReader) -> None:
@@ -182,7 +184,7 @@ class RunRows:
         self.is_filling = False
 
     def find(self, query: Mapping[str, str]) -> RunList:
-        """Return the rows that match the parameters of an address: `q`, `state`, `page`, and the
+        """Return the rows that match the query parameters of a URL: `q`, `state`, `page`, and the
         titles of the reader's filters in lower case."""
         text = query.get("q", "").strip()
         state = query.get("state", "")
@@ -207,7 +209,8 @@ class RunRows:
         if not is_filtered and len(names) > len(rows):
             self._fill(names)
 
-        # a model with the name of its pipeline needs no column
+        # leave out a column that only repeats the pipeline's name, such as a model with the same
+        # name
         columns = dict.fromkeys(
             title
             for row in rows
@@ -224,7 +227,7 @@ class RunRows:
         return [self._row(name).row for name in (names or self.source.names())]
 
     def version(self) -> str:
-        """Return a text that changes with every row, and with the progress of running steps."""
+        """Return a text that changes whenever a row or the progress of a running step changes."""
         parts = []
         for name in self.source.names():
             parts.append(f"{name}={self.source.version(name)}")
@@ -239,7 +242,7 @@ class RunRows:
         return Filter(title.lower(), title, choices, selected)
 
     def _fill(self, names: Sequence[str]) -> None:
-        """Compute the rows that are missing in a thread."""
+        """Start a thread that computes the rows that are not in memory."""
         with self.lock:
             if self.is_filling or all(name in self.rows for name in names):
                 return

@@ -1,4 +1,4 @@
-"""The process of the page: one uvicorn server on the loopback interface."""
+"""Serve the page: one uvicorn server on the loopback interface."""
 
 import asyncio
 import contextlib
@@ -27,14 +27,14 @@ TOKEN_FILE = "page-token"  # name of the file in the home  # nosec B105
 
 
 def read_token(home: Path) -> str:
-    """Return the token of the page of a home; create it at the first use."""
+    """Return the access token of a home's page. On first use, the token is created."""
     homes.make(home)
     return write_once(home / TOKEN_FILE, secrets.token_urlsafe(32), 0o600)
 
 
 def listen(port: int | None) -> socket.socket:
-    """Return a socket that listens at a port of the loopback interface (default: the first free
-    port from FIRST_PORT). Raises ConfigError if the port is taken."""
+    """Return a socket that listens on a port of the loopback interface. The default is the first
+    free port from FIRST_PORT on. Raises ConfigError if the port is taken."""
     if port is not None:
         try:
             return socket.create_server(("127.0.0.1", port))
@@ -111,7 +111,7 @@ def raise_descriptor_limit() -> None:
 def serve(
     app: ASGIApp, token: str, listening_socket: socket.socket, announce: Callable[[str], None]
 ) -> None:
-    """Serve the page until SIGINT or SIGTERM. `announce` gets the address of the page, which
+    """Serve the page until SIGINT or SIGTERM. `announce` is called with the URL of the page, which
     contains the token."""
     port = listening_socket.getsockname()[1]
     raise_descriptor_limit()
@@ -121,7 +121,7 @@ def serve(
         log_level="warning",
         access_log=False,
         server_header=False,
-        # open event streams do not delay the end
+        # seconds; open event streams must not delay the shutdown
         timeout_graceful_shutdown=1,
     )
     announce(f"http://127.0.0.1:{port}/?token={token}")

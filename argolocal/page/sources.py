@@ -1,4 +1,4 @@
-"""The runs that a page shows: those in the home of this machine.
+"""The source of the runs that a page shows: the home on this machine.
 
 `rekindle.page` adds the runs of a cluster, with the same interface.
 """
@@ -21,7 +21,8 @@ from argolocal.state.journal_reader import JournalReader
 from argolocal.view import runs
 from argolocal.view.summary import FINISHED, Status
 
-# size of the files of runs whose content stays in memory, which needs about six times as much
+# maximum bytes of the files whose parsed content stays in memory; the parsed content is about six
+# times as large
 MAX_CACHED_BYTES = 4_000_000
 # exceptions that a manifest or a status with an unexpected form causes; their checks are those of a
 # runner, which needs less of them than a page
@@ -31,7 +32,7 @@ CLOCK_TICKS = os.sysconf("SC_CLK_TCK")
 
 @dataclass(frozen=True)
 class Run:
-    """One run at one moment. `version` differs if anything of the run has changed."""
+    """The state of a run at one moment. `version` is different after any change of the run."""
 
     name: str
     manifest: Mapping[str, Any]
@@ -40,15 +41,15 @@ class Run:
     created: str | None = None
     """Time of creation, in the format of RFC 3339."""
     pod_starts: Mapping[str, float] = field(default_factory=dict)
-    """Times in unix seconds when the processes of pods started, by the id of the node. The time of
-    a pod that was started before the last boot of the machine is wrong."""
+    """Start times of the pods' processes in unix seconds, by node id. A time from before the last
+    boot of the machine is wrong."""
 
     command_flags: str = ""
-    """Flags that a command needs to find the run, such as " --cluster -n models"."""
+    """Command-line flags with which commands find the run, such as " --cluster -n models"."""
 
     @property
     def command_target(self) -> str:
-        """The run as an argument of a command."""
+        """The run's name and flags, as arguments of a command."""
         return f"{self.name}{self.command_flags}"
 
     @property
@@ -69,7 +70,7 @@ class RunSource(Protocol):
 
     @property
     def location(self) -> str:
-        """Text for the head of the page: "this machine" or "cluster, namespace x"."""
+        """Location of the runs, for the page's header: "this machine" or "cluster, namespace x"."""
         ...
 
     def names(self) -> list[str]:
@@ -77,12 +78,12 @@ class RunSource(Protocol):
         ...
 
     def version(self, name: str) -> str:
-        """Return a text that changes with the run, or "" if the run does not exist. It is called
-        several times in a second."""
+        """Return a text that changes whenever the run changes, or "" if the run does not exist.
+        Called several times per second."""
         ...
 
     def read(self, name: str) -> Run:
-        """Return a run. Raises ConfigError if it does not exist or its files are malformed."""
+        """Return a run. Raises ConfigError if the run does not exist or its files are malformed."""
         ...
 
     def logs(self, name: str) -> Mapping[str, LogFile]:
@@ -99,8 +100,8 @@ def describe_malformed(name: str, error: Exception) -> str:
 
 
 class LocalRuns:
-    """The runs of a home. The parsed files of the runs that were read last stay in memory, so that
-    a change of a run costs only the lines that its runner has added."""
+    """The runs of a home. The parsed files of recently read runs stay in memory, so only the lines
+    that a runner has added must be parsed."""
 
     def __init__(self, home: Path) -> None:
         self.home = home.resolve()
@@ -123,7 +124,7 @@ class LocalRuns:
                 if name:
                     times[name] = os.stat(f"{entry.path}/{MANIFEST_FILE}").st_mtime_ns
             except OSError:
-                # not a run, or a run that is just created or removed
+                # the folder is not a run, or its run is being created or removed
                 continue
         return sorted(times, key=lambda name: times[name], reverse=True)
 
@@ -135,7 +136,7 @@ class LocalRuns:
             return ""
 
         files = f"{manifest}-{_mark(root / JOURNAL_FILE)}"
-        # a finished run does not depend on its runner
+        # the version of a finished run does not contain its runner's pid
         if self.finished.get(name) == files:
             return files
         return f"{files}-{RunFiles(self.home, name).runner() or 0}"
@@ -143,7 +144,7 @@ class LocalRuns:
     def read(self, name: str) -> Run:
         reader = self._reader(name)
         with reader.lock:
-            # the version is read first: a later change leads to another version
+            # read the version before the files, so that a change in between leads to a new version
             version = self.version(name)
             manifest = reader.read_manifest()
             status, _ = reader.journal.read()
@@ -151,7 +152,8 @@ class LocalRuns:
 
         status = runs.settle_phase(status, reader.files)
         if status["phase"] in FINISHED:
-            # if the files have changed since then, their state differs from this one
+            # if the files change later, `version` notices that their state differs from the stored
+            # one
             version = "-".join(version.split("-")[:2])
             self.finished[name] = version
         self._limit_memory()
@@ -172,7 +174,8 @@ class LocalRuns:
             return reader
 
     def _limit_memory(self) -> None:
-        """Forget the runs that were not read for the longest time. The last run always stays."""
+        """Remove the least recently read runs from memory, until the size limit is met or one run
+        is left."""
         with self.lock:
             size = sum(reader.size for reader in self.readers.values())
             while size > MAX_CACHED_BYTES and len(self.readers) > 1:
@@ -191,7 +194,7 @@ class RunReader:
         self.manifest_mark = ""
 
     def read_manifest(self) -> Mapping[str, Any]:
-        """Return the workflow. Raises ConfigError."""
+        """Return the run's workflow. Raises ConfigError."""
         mark = _mark(self.files.root / MANIFEST_FILE)
         if not mark or mark != self.manifest_mark:
             self.manifest = self.files.workflow()
@@ -200,13 +203,14 @@ class RunReader:
 
     @property
     def size(self) -> int:
-        """Number of bytes of the files, which is a measure of the memory they need."""
+        """Total size of the run's files in bytes, as an estimate of the memory that their content
+        needs."""
         manifest_size = int(self.manifest_mark.split(".")[1], 16) if self.manifest_mark else 0
         return self.journal.offset + manifest_size
 
 
 def _mark(path: Path) -> str:
-    """Return a text that changes with a file, or "" if it does not exist."""
+    """Return a text that changes whenever the file changes, or "" if the file does not exist."""
     try:
         status = path.stat()
     except OSError:

@@ -1,5 +1,5 @@
-"""HTML from Jinja templates. Each package `page` has its templates in `templates/`; all values are
-escaped."""
+"""Render HTML with Jinja templates. Each package `page` has templates in its folder `templates/`.
+All values are escaped."""
 
 import time
 from collections.abc import Mapping
@@ -13,8 +13,8 @@ from argolocal.common.wording import format_duration, visible
 
 
 def make_environment(packages: tuple[str, ...]) -> Environment:
-    """Return the environment with the templates of several packages; the first package that has a
-    template wins."""
+    """Return a Jinja environment with the templates of several packages. If several packages
+    contain a template, the first package is used."""
     environment = Environment(
         loader=ChoiceLoader([PackageLoader(package) for package in packages]),
         autoescape=True,
@@ -34,7 +34,7 @@ def make_environment(packages: tuple[str, ...]) -> Environment:
 
 
 def age(text: str | None) -> str:
-    """Return the time since a time in the format of RFC 3339, such as "3 h 20 min ago"."""
+    """Return how long ago a time in RFC 3339 format was, such as "3 h 20 min ago"."""
     if not text:
         return ""
     try:
@@ -49,7 +49,7 @@ def age(text: str | None) -> str:
 
 
 def with_code(text: str) -> Markup:
-    """Return a sentence as HTML, with the texts between backticks as code."""
+    """Convert a sentence to HTML. Texts between backticks become `code` elements."""
     return Markup("").join(
         Markup("<code>{}</code>").format(fragment) if number % 2 else fragment
         for number, fragment in enumerate(visible(text).split("`"))
@@ -57,7 +57,7 @@ def with_code(text: str) -> Markup:
 
 
 def moment(text: str) -> str:
-    """Return a time in the format of RFC 3339 as "Mon 2026-11-30 03:00 UTC"."""
+    """Format a time, given in RFC 3339 format, as "Mon 2026-11-30 03:00 UTC"."""
     return datetime.fromisoformat(text).astimezone(UTC).strftime("%a %Y-%m-%d %H:%M UTC")
 
 

@@ -1,10 +1,11 @@
-"""Unpack untrusted archives, which must not write outside of one new directory.
+"""Unpack untrusted archives safely: nothing is written outside of one new directory.
 
-`tarfile` reads a tarball, and this module writes the files. The data filter of tarfile is not
+`tarfile` only reads the tarball; this module writes the files. The data filter of tarfile is not
 enough: it does not exist before Python 3.11.4, long chains of links bypass it in later versions
-(CVE-2025-4517), and it does not limit sizes. This module writes files and directories first, when
-no link exists that a write could follow. Then it creates the links whose targets stay inside the
-directory. This module also limits the disk space, the number of entries and the size of a header.
+(CVE-2025-4517), and it does not limit sizes. This module first writes files and directories, while
+no link exists that a write could follow. Then it creates the links, whose targets must be inside
+the directory. This module also limits the disk space, the number of entries and the size of a
+header.
 
 Sources: Argo's executor.go (untar), for the entries that are dropped or rejected; CVE-2025-8194,
 for entries with a negative size.
@@ -33,15 +34,15 @@ from argolocal.pods.tarballs import (
 )
 
 MAX_ENTRIES = 100_000  # maximum number of files, directories and links in an archive
-# a tarball's entries are counted in parts of this unpacked size, in bytes
+# the entries of a tarball are counted part by part; unpacked size of a part in bytes
 COUNTED_BYTES = 128 << 20
-# number of entries that are written before the entries of the next part are counted
+# after each count, this many entries are written before the next count
 UNCOUNTED_ENTRIES = 1000
 MAX_DISK_SHARE = 0.9  # maximum share of the free disk space that an unpacked archive may occupy
 MAX_RECORDS = 100  # maximum number of records in the global headers of a tarball
 MAX_DEPTH = 200  # maximum depth of nested directories
 MAX_DIRECTORY_BYTES = 256 << 20  # maximum size in bytes of a zip's central directory
-BLOCK_BYTES = 4096  # bytes of disk space that an empty file or a directory counts as
+BLOCK_BYTES = 4096  # bytes of disk space to assume for an empty file or a directory
 # exceptions that tarfile and zipfile raise for invalid archives (RuntimeError: the archive is
 # encrypted or nested too deep)
 INVALID_ARCHIVE_ERRORS = (
@@ -62,7 +63,7 @@ class _CountingZipFile(io.BufferedReader):
         self.max_entries = max_entries
 
     def read(self, size: int | None = -1) -> bytes:
-        # zipfile reads this much in one call only for the central directory
+        # zipfile reads this much at once only for the central directory
         if size and size > MAX_DIRECTORY_BYTES:
             raise zipfile.BadZipFile(
                 f"its central directory has more than {MAX_DIRECTORY_BYTES >> 20} MB"
@@ -125,8 +126,8 @@ def unpack_tar(
     max_entries: int = MAX_ENTRIES,
     max_disk_share: float = MAX_DISK_SHARE,
 ) -> None:
-    """Replace a gzipped tar by its contents. A single entry is moved to `path`, several entries to
-    the folder `path`.
+    """Replace a gzipped tar by its contents. A single entry is moved to `path`. Several entries are
+    moved into the folder `path`.
 
     As in Argo, owners, setuid bits, devices and hard links are dropped. Raises ArchiveError.
     """
@@ -206,16 +207,17 @@ def _check_zip(file: _CountingZipFile, entries: list[zipfile.ZipInfo], budget: "
 
 
 class _EntryCounter:
-    """Counts the entries of the next part of a tarball before they are written, since a tarball
-    with too many entries should fail before its files are written, which is slow.
+    """Counts the entries of a tarball's next part before they are written, so that a tarball with
+    too many entries fails early. Writing many files is slow.
 
-    A part that consists of large files is not counted, so it is not decompressed twice.
+    Parts that consist of large files are not counted, because counting decompresses them a second
+    time.
     """
 
     def __init__(self, name: str, max_entries: int) -> None:
         self.name = name
         self.max_entries = max_entries
-        # position of the end of the part that was counted last
+        # end position of the last counted part
         self.end = -1
         self.uncounted_entries = UNCOUNTED_ENTRIES
 
@@ -276,8 +278,8 @@ def _check_sparse(member: Any, stored_bytes: int) -> None:
 
 @contextmanager
 def _unpack_directory(archive: Path, path: Path) -> Iterator[Path]:
-    """Yield an empty directory. At the end of the `with` block, move the directory's only entry, or
-    else the directory itself, to `path`.
+    """Yield an empty directory. At the end of the `with` block, move the directory to `path`. If it
+    has a single entry, move only this entry.
 
     After a failure, the directory is deleted.
     """
@@ -322,7 +324,8 @@ class _Tree:
 
             with self.open(parts, 0o600) as file:
                 for offset, size in ((0, member.size),) if sparse is None else sparse:
-                    file.seek(offset)  # a hole in a sparse file costs neither time nor space
+                    # seek over the holes of a sparse file, which saves time and disk space
+                    file.seek(offset)
                     while size > 0:
                         data = content.read(min(size, CHUNK_BYTES))
                         if not data:
@@ -346,12 +349,12 @@ class _Tree:
                 f"{parts[0]}/... has more than {MAX_DEPTH} nested directories: use fewer levels."
             )
         path = self.root.joinpath(*parts)
-        # unlike `is_dir`, this does not follow a link to a directory
+        # lstat does not follow links, unlike `is_dir`
         if not (os.path.lexists(path) and stat.S_ISDIR(path.lstat().st_mode)):
             self.make_directory(parts[:-1])
             self.budget.take(0)
             path.mkdir()
-            path.chmod(0o755)  # makes the mode independent of the umask
+            path.chmod(0o755)  # set the mode again, because the umask applied to mkdir
 
     def add_links(self, name: str) -> None:
         """Create the links. Raises ArchiveError if a link's target, or the path to it, is outside

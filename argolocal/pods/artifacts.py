@@ -41,7 +41,7 @@ class ArtifactError(Exception):
 
 def load(artifact: dict[str, Any], path: Path, store: OpenStore) -> None:
     """Load an input artifact to `path`. Raises ArtifactError, StorageError."""
-    # an artifact without a location is the output of a skipped step
+    # an artifact has no location if it is the output of a skipped step
     if not any(artifact.get(kind) for kind in ("s3", "raw", "http")):
         if artifact.get("optional"):
             return
@@ -53,7 +53,7 @@ def load(artifact: dict[str, Any], path: Path, store: OpenStore) -> None:
 
     if artifact.get("raw"):
         downloaded_file.write_text(artifact["raw"]["data"])
-        # everyone may write the file, because Argo's executor runs without a umask
+        # all users may write to the file, as in Argo, whose executor runs without a umask
         downloaded_file.chmod(0o666)
     elif artifact.get("http"):
         _download(artifact, downloaded_file)
@@ -62,7 +62,7 @@ def load(artifact: dict[str, Any], path: Path, store: OpenStore) -> None:
             store(artifact["s3"]).download(artifact["s3"]["key"], downloaded_file)
         except StorageError as error:
             if artifact.get("optional") and isinstance(error, NotFound):
-                # on a cluster, the kubelet would create this directory as a mount point
+                # create this directory, as the kubelet of a cluster would do for the mount point
                 path.mkdir(exist_ok=True)
                 return
 
@@ -101,7 +101,8 @@ def _download(artifact: dict[str, Any], target: Path) -> None:
             max_bytes = int(archives.MAX_DISK_SHARE * shutil.disk_usage(target.parent).free)
             with target.open("wb") as file:
                 web.copy(response, file, max_bytes)
-    except (web.WebError, OSError) as error:  # an OSError means that the file cannot be written
+    except (web.WebError, OSError) as error:
+        # this OSError means that the local file cannot be written
         raise ArtifactError(f"{message}: {error}") from None
 
 
@@ -118,9 +119,9 @@ def save(
     """Upload an output artifact. Return the artifact with its key, or None if an optional artifact
     is missing.
 
-    `link`: path in the template, which may be a link to the file at `path`. `folder`: directory for
-    temporary archives. `location`: `s3` of the template's archiveLocation, the default location.
-    Raises ArtifactError.
+    `link`: path of the artifact in the template. It may be a link to `path`. `folder`: directory
+    for temporary archives. `location`: `s3` of the template's archiveLocation, the default
+    location. Raises ArtifactError.
     """
     archive = artifact.get("archive") or {}
 
@@ -178,8 +179,8 @@ def save(
 
 
 def _find_failing_call(artifact: dict[str, Any], link: Path, path: Path) -> str:
-    """Return the system call that would fail in Argo's executor, or "". Argo's executor expects a
-    file that it zips to have the artifact's name."""
+    """Return the system call that would fail in Argo's executor, or "". For example, Argo can zip a
+    file only if its name is the artifact's name."""
     archive = artifact.get("archive") or {}
     if not path.exists():
         return f"open /var/run/argo/outputs/artifacts{artifact['path']}.tgz"
@@ -211,8 +212,8 @@ def save_log(
 
 
 def _zip(path: Path, zip_path: Path, name: str) -> None:
-    """Zip a directory below the artifact's name, without empty directories, or a file below Argo's
-    staging path."""
+    """Zip a directory or file. In the zip, a directory has the artifact's name and contains no
+    empty directories, and a file is below Argo's staging path."""
     with zipfile.ZipFile(zip_path, "w", zipfile.ZIP_DEFLATED) as archive:
         if path.is_file():
             entry = zipfile.ZipInfo.from_file(path)
@@ -272,7 +273,7 @@ def strategy(artifact: dict[str, Any], spec: dict[str, Any]) -> str:
 
 
 def check(template: dict[str, Any], where: str) -> None:
-    """Raise ConfigError for a pod's artifact without a path, a path outside of pods, or an invalid
+    """Raise ConfigError for an artifact that has no path, a path outside of the pod, or an invalid
     gzip level."""
     is_pod = not template.keys() & {"dag", "steps", "suspend"}
     artifacts = {

@@ -8,9 +8,9 @@ from pathlib import Path
 
 from argolocal.errors import ConfigError
 
-# name of the file in the home that contains the table of the user's images
+# name of the file in the home in which users define images
 IMAGES_FILE = "images.yaml"
-# image whose programs exist on every machine → CMD of its Dockerfile
+# images whose programs exist on every machine: name → CMD of the Dockerfile
 BASE_IMAGES = {
     "python": ("python3",),
     "alpine": ("/bin/sh",),
@@ -25,9 +25,9 @@ BASE_IMAGES = {
 class Image:
     """An image on this machine.
 
-    `python`: Python interpreter that runs when the container calls `python`. `env`: environment
-    variables of the image. `command`, `args` and `directory`: ENTRYPOINT, CMD and WORKDIR of the
-    image.
+    `python`: Python interpreter to use for the command `python` of the container. `env`:
+    environment variables of the image. `command`, `args` and `directory`: ENTRYPOINT, CMD and
+    WORKDIR of the image.
     """
 
     python: str = sys.executable

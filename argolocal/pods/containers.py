@@ -1,5 +1,5 @@
-"""Check the containers of a template's pod: the rules of the API server, and whether this machine
-supports them.
+"""Check that the API server would accept the containers of a template's pod, and that this machine
+can run them.
 
     check(template, where, cluster)           # before the run; raises ConfigError
     check_images(template, where, cluster)    # when the pod starts and parameters have values
@@ -52,7 +52,7 @@ def check(template: Data, where: str, cluster: Cluster) -> None:
 
 def check_names(template: Data, pod: str) -> None:
     """Raise ConfigError for a name in a pod that the API server rejects. Names are checked when the
-    pod starts, because they may contain tags before."""
+    pod starts, because earlier they may contain tags."""
     where = f'Pod "{pod}" is invalid'
     for path, container in containers_of(template):
         if "name" in container:
@@ -100,8 +100,8 @@ def check_images(template: Data, where: str, cluster: Cluster) -> None:
 
 
 def python_version_warnings(spec: dict[str, Any], cluster: Cluster) -> Iterator[str]:
-    """Yield a warning for each image `python:X.Y` of a workflow that runs on another version of
-    Python here."""
+    """Yield a warning for each image `python:X.Y` of a workflow whose Python version differs from
+    the one used here."""
     local_version = f"{sys.version_info.major}.{sys.version_info.minor}"
     users: dict[str, list[str]] = {}
 

@@ -52,7 +52,7 @@ DEADLINE_EXCEEDED = "Pod was active on the node longer than the specified deadli
 
 
 class Executor:
-    """Runs all pods of one run. The thread that creates an Executor must also call its methods,
+    """Runs all pods of one run. Only the thread that creates an Executor may call its methods,
     because the processes die with the thread that starts them."""
 
     def __init__(
@@ -153,7 +153,8 @@ class Executor:
         for key, _ in ready:
             if key.data is None:
                 os.eventfd_read(self.wakeup)
-            elif pod := self.running.get(key.data[0]):  # an error may just have ended the pod
+            elif pod := self.running.get(key.data[0]):
+                # an error may have ended the pod in the meantime
                 with self._end_node_on_error(pod.action.id):
                     self._on_exit(pod, key.data[1])
 
@@ -165,7 +166,7 @@ class Executor:
                     callback(pod, future)
 
         self._enforce()
-        self.cluster.poll()  # restart services of the cluster that died
+        self.cluster.poll()  # restart services of the cluster that have died
         self.events += self.resources.poll()
         events = self.events
         self.events = []
@@ -233,7 +234,7 @@ class Executor:
 
     @property
     def deadline(self) -> float | None:
-        """Time until which `wait` may sleep: the next deadline or retry."""
+        """Time of the next deadline or retry, until which `wait` may sleep."""
         times: list[float | None] = []
         for pod in self.running.values():
             times.append(pod.kill_at or pod.action.deadline)
@@ -264,7 +265,7 @@ class Executor:
         """On an unexpected exception, end the node `id` with Error instead of ending the run."""
         try:
             yield
-        except StateError:  # the journal cannot be written, so the run must be interrupted
+        except StateError:  # the journal cannot be written, so let this error interrupt the run
             raise
         except Exception as error:
             if isinstance(error, OSError) and error.errno in DISK_FULL:
@@ -388,8 +389,8 @@ class Executor:
             self.events.append(PodStarted(pod.action.id, run.ip))
 
     def _end_unstarted(self, pod: PodRun, error: Exception) -> None:
-        """End a pod whose container cannot start. As in Argo, the node has an exit code only if the
-        container that cannot start is the main container."""
+        """End a pod in which a container cannot start. As in Argo, the node gets an exit code only
+        if this is the main container."""
         init_name = pod.sidecars.init_name if pod.sidecars else ""
         if pod.sidecars:
             pod.sidecars.stop(0)
@@ -418,7 +419,7 @@ class Executor:
         )
 
     def _advance(self, pod: PodRun) -> None:
-        """Start the containers of a containerSet that are ready, and report those that have
+        """Start the ready containers of a containerSet, and report the containers that have
         ended."""
         group = pod.group
         assert group
@@ -477,7 +478,7 @@ class Executor:
             pod.process = None
             if process.code and pod.kill_reason is None:
                 pod.sidecars.stop(0)
-                # for Argo, a container with one of these exit codes was terminated on request
+                # as in Argo, these exit codes mean that the container was terminated on request
                 is_terminated = process.code in TERMINATED_EXIT_CODES
                 if is_terminated:
                     result = ("Error", INIT_FAILED_MESSAGE)
@@ -504,7 +505,8 @@ class Executor:
         self.running.pop(pod.action.id)
         keys = [pod.journal_key(name) for name in pod.action.containers or ("main",)]
         self.files.append({"pods": dict.fromkeys(keys)})
-        # append the event before the clean-up, whose failure must not change the result of the pod
+        # append the event first, because a failure of the clean-up must not change the result of
+        # the pod
         self.events.append(PodEnded(pod.action.id, phase, message, outputs))
         # delete the volumes, because files of Secrets must not stay on disk
         artifacts.remove_directory(pod.volumes_folder)
@@ -517,6 +519,7 @@ class Executor:
 def _resolve_future(future: Future[Any], work: Callable[[], Any]) -> Future[Any]:
     try:
         future.set_result(work())
-    except BaseException as error:  # `future.result` raises this exception again in the event loop
+    except BaseException as error:
+        # `future.result` will raise this exception again in the event loop
         future.set_exception(error)
     return future

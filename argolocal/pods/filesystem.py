@@ -1,17 +1,17 @@
 """Give a pod its own file system tree without a container: the machine's `/` with private
 directories.
 
-A pod sees all files of the machine, except that /tmp and the directories of files that the manifest
-declares are private. The path /tmp/out.txt is a different file in each pod: the file tmp/out.txt
-below the pod's root directory on the machine. Of a system directory such as /usr, only the declared
-path is private.
+A pod sees all files of the machine, except that it has its own /tmp, and its own directories for
+files that the manifest declares. For example, /tmp/out.txt is a different file in each pod: on the
+machine, it is the file tmp/out.txt below the pod's root directory. In a system directory such as
+/usr, only the declared path itself is private.
 
 As in a container, writes and deletions outside of the private directories never reach the machine:
-they go to an overlay (overlayfs, in memory) that is deleted with the pod. The pod can only read
-where an overlay is impossible: on some kernels, and on file systems mounted below the overlay. If
-the user is root and the kernel allows it, one overlay covers all files of the machine, and outputs
-behind links are read from it. Otherwise, each top-level directory has an overlay of its own.
-/dev/shm is shared with the machine unless a volume is mounted there.
+they go to an overlay (overlayfs, in memory) that is deleted with the pod. Where an overlay is
+impossible (on some kernels, and on file systems mounted below the overlay), the pod has read-only
+access. If the user is root and the kernel allows it, one overlay covers all files of the machine,
+and outputs behind links are read from it. Otherwise, each top-level directory has an overlay of its
+own. /dev/shm is shared with the machine unless a volume is mounted there.
 """
 
 import contextlib
@@ -47,7 +47,7 @@ SYSTEM_DIRECTORIES = KERNEL_DIRECTORIES | {
 }
 PACKAGES_FOLDER = Path(__file__).resolve().parents[2]
 SHM = "/dev/shm"
-# an escaped character in mountinfo, for example a space
+# an escaped character in /proc/self/mountinfo, for example a space
 OCTAL_ESCAPE = re.compile(rb"\\([0-7]{3})")
 LIBC = ctypes.CDLL(None, use_errno=True)
 Bind = tuple[Path, str, bool]
@@ -66,7 +66,8 @@ def unsupported_path(paths: Iterable[str]) -> str | None:
 
 
 def path_in_root(root: Path, path: str) -> Path:
-    """Return the file on this machine that a pod with the directory `root` sees at `path`."""
+    """Return the path on this machine of the file that a pod with the root directory `root` sees at
+    `path`."""
     parts = Path(os.path.normpath(path)).parts[1:]
     # the directory, for example /bin, may be a link
     if parts[:1] and parts[0] in SYSTEM_DIRECTORIES:
@@ -194,14 +195,14 @@ class View:
         return path
 
     def prepare(self, paths_to_keep: Iterable[Path]) -> Callable[[], None]:
-        """Prepare the directories. Return a function that the new process must call; the function
-        only makes system calls.
+        """Prepare the directories. Return a function that the new process must call to enter the
+        tree. The function only makes system calls.
 
         `paths_to_keep`: paths that must stay visible. Raises OSError.
         """
         root = self.root
         kept_paths = self._make_mount_points(paths_to_keep)
-        # `_has_own_top_levels` needs the mount points, so they are created first
+        # the call of `_has_own_top_levels` below requires the mount points
         covers_machine = _root_overlay_supported() and self._has_own_top_levels()
         scratch = root / ".layers"
         machine_mount_points = _mount_points()
@@ -283,8 +284,8 @@ class View:
         return enter
 
     def child_started(self) -> None:
-        """Keep the overlay readable while this object exists. Call this after each attempt to start
-        a process, even after a failed attempt."""
+        """Keep the overlay readable while this object exists. Call this method after each attempt
+        to start a process, even if it failed."""
         parent_socket, child_socket = self.sockets
         with contextlib.suppress(BlockingIOError):
             _, fds, _, _ = socket.recv_fds(parent_socket, 1, 1, socket.MSG_CMSG_CLOEXEC)
@@ -294,8 +295,7 @@ class View:
         child_socket.close()
 
     def _has_own_top_levels(self) -> bool:
-        """Return True if each private file is below a top-level directory that is private to the
-        pod."""
+        """Return True if the top-level directory of each private file is private to the pod."""
         tops = [(_top_level(path), path) for path in self.declared_paths]
         return all(
             top not in SYSTEM_DIRECTORIES and (len(path.parts) > 2 or (self.root / top).is_dir())
@@ -303,12 +303,11 @@ class View:
         )
 
     def _make_mount_points(self, paths_to_keep: Iterable[Path]) -> list[Path]:
-        """Make the private directories and their mount points. Return the machine's paths that a
-        private directory would hide, although the pod must see them: the caller mounts them
-        there."""
+        """Create the private directories and their mount points. Return the paths of the machine
+        that private directories hide although the pod needs them. The caller must mount these
+        paths."""
         home = Path(os.environ.get("HOME", "/"))
-        # top-level directories of the declared paths; a file directly below / does not need a
-        # directory
+        # top-level directories of the declared paths, except of files directly below /
         tops = {Path("/", _top_level(path)) for path in self.declared_paths if len(path.parts) > 2}
 
         for name in self.private_top_levels:
@@ -342,7 +341,7 @@ class View:
                 continue
 
             _make_mount_point(source, path_in_root(self.root, path))
-            # a volume that is mounted above `path` also needs the mount point
+            # if `path` is inside another volume, the mount point must exist in this volume, too
             for outer_source, mount_path, _ in self.binds:
                 if path != mount_path and Path(path).is_relative_to(mount_path):
                     inner_path = Path("/", Path(path).relative_to(mount_path))
@@ -386,8 +385,8 @@ def _mount_points() -> set[bytes]:
 
 
 def _mounts_below(points: set[bytes], layers: Iterable[Path]) -> list[Path]:
-    """Return the outermost mount points below the directories `layers`. An overlay of a directory
-    does not show the file systems mounted below it."""
+    """Return the outermost mount points below the directories `layers`. These file systems must be
+    mounted separately, because an overlay of a directory does not contain them."""
     prefixes = tuple(os.fsencode(layer) + b"/" for layer in layers)
     mount_points: list[bytes] = []
     for point in sorted(point for point in points if point.startswith(prefixes)):
@@ -399,7 +398,8 @@ def _mounts_below(points: set[bytes], layers: Iterable[Path]) -> list[Path]:
 
 
 def _mount_layer(source: Path, target: Path, layer: Path) -> None:
-    """Mount a directory of the machine at `target`, with `layer` as the overlay for changes."""
+    """Mount a directory of the machine at `target`. Changes go to an overlay in the directory
+    `layer`."""
     if _top_level(source) in KERNEL_DIRECTORIES:
         _bind(source, target, read_only=source.parts[1] != "proc", recursive=False)
     elif not (source.is_dir() and _mount_overlay(source, target, layer)):
@@ -411,7 +411,7 @@ def _mount_overlay(source: Path, target: Path, layer: Path) -> bool:
         folder.mkdir()
     lower, upper = (re.sub(r"([\\\\:,])", r"\\\1", str(path)) for path in (source, layer))
     options = f"lowerdir={lower},upperdir={upper}/upper,workdir={upper}/work"
-    # an overlay of a user without privileges needs userxattr
+    # an unprivileged user needs the option userxattr to mount an overlay
     return not all(
         LIBC.mount(b"overlay", os.fsencode(target), b"overlay", 0, os.fsencode(options + extra))
         for extra in ("", ",userxattr")
@@ -435,7 +435,7 @@ def _bind(source: Path, target: Path, read_only: bool, recursive: bool = True) -
 def _make_root_mount_points(
     top_level_paths: Iterable[Path], root: Path, declared_paths: Iterable[Path]
 ) -> Iterator[Path]:
-    """Make mount points in `root` for the entries of /. Yield the directories to mount on them."""
+    """Create mount points in `root` for the entries of /. Yield the directories to mount there."""
     private_tree: dict[str, Any] = {}
     for path in declared_paths:
         if _top_level(path) in SYSTEM_DIRECTORIES - KERNEL_DIRECTORIES:
@@ -489,7 +489,7 @@ def _make_mount_point(source: Path, target: Path) -> None:
 
 
 def _enter_namespace(uid: int, gid: int) -> None:
-    # root in a container may not be allowed to unshare without a user namespace
+    # in a container, even root may need a user namespace to call unshare
     if uid or LIBC.unshare(NEWNS):
         _raise_on_error(LIBC.unshare(NEWNS | NEWUSER), "unshare")
         for file, text in (

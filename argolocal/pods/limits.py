@@ -6,9 +6,9 @@ below its own cgroup.
     memory.close()             # after the exit
     memory.limit_exceeded      # True after an OOM kill
 
-In cgroup version 2, a cgroup with processes cannot have children that limit memory, so a new cgroup
-is a sibling of the runner's cgroup, below a user's systemd app.slice. Source: the kernel's
-admin-guide/cgroup-v1/memory.rst and cgroup-v2.rst.
+In cgroup version 2, a cgroup that contains processes cannot have children with memory limits.
+Therefore a new cgroup is a sibling of the runner's cgroup, below the user's systemd app.slice.
+Source: the kernel's admin-guide/cgroup-v1/memory.rst and cgroup-v2.rst.
 """
 
 import contextlib
@@ -29,14 +29,16 @@ from argolocal.pods.filesystem import succeeds_in_child
 
 # a `limits` field in JSON or YAML
 LIMITS_TEXT = re.compile(r"\blimits\b[^{}]*\{[^{}]*\}|\blimits:\s*\n(?:\s+\w.*\n?)+")
-CGROUP_PREFIX = "argolocal-"  # a cgroup's name continues with the pid and start time of its creator
+# start of a cgroup's name; the pid and start time of its creator follow
+CGROUP_PREFIX = "argolocal-"
 # cgroup file that some kernels lack → content to write ("" stands for the memory limit)
 OPTIONAL_FILES = {
     "memory.memsw.limit_in_bytes": "",
     "memory.swap.max": "0",
     "memory.oom.group": "1",
 }
-PAUSES_S = [0.001 * 2**number for number in range(8)]  # seconds to wait while killed processes exit
+# seconds between the attempts to remove the cgroup, while killed processes exit
+PAUSES_S = [0.001 * 2**number for number in range(8)]
 
 
 class MemoryCgroup:
@@ -79,7 +81,8 @@ class MemoryCgroup:
 
 
 def _write(path: Path, text: str) -> None:
-    descriptor = os.open(path, os.O_WRONLY)  # unlike open(), this does not create a file
+    # os.open without O_CREAT does not create a missing file, unlike open()
+    descriptor = os.open(path, os.O_WRONLY)
     try:
         os.write(descriptor, text.encode())
     finally:
@@ -102,7 +105,8 @@ def _prefix() -> str:
 
 
 def find_limit_names(value: object) -> Iterator[str]:
-    """Yield the names of all limits in a spec, including limits in the text of patches."""
+    """Yield the names of all resource limits in a spec, such as `memory`, including limits in the
+    text of patches."""
     if isinstance(value, str):
         yield from re.findall(r"\bmemory\b", "".join(LIMITS_TEXT.findall(value)))
     for key, child in value.items() if isinstance(value, Mapping) else ():
@@ -120,8 +124,8 @@ def available() -> bool:
 
 @cache
 def _cgroup_parent() -> tuple[Path, int] | None:
-    """Return the folder for new cgroups and the cgroup version, or None. Child processes test, only
-    once, whether the folders allow new cgroups."""
+    """Return the folder for new cgroups and the cgroup version, or None. On the first call, child
+    processes test whether new cgroups can be created in the folders."""
     for folder, version in _candidate_cgroups():
         _remove_abandoned_cgroups(folder)
         with contextlib.suppress(OSError):
@@ -134,7 +138,7 @@ def _cgroup_parent() -> tuple[Path, int] | None:
 
 
 def _remove_abandoned_cgroups(folder: Path) -> None:
-    """Remove cgroups left by dead runners."""
+    """Remove the cgroups that dead runners have left."""
     for cgroup in folder.glob(f"{CGROUP_PREFIX}*-*-*"):
         pid, start = cgroup.name.removeprefix(CGROUP_PREFIX).split("-")[:2]
         if str(start_time(int(pid))) != start:
@@ -143,7 +147,7 @@ def _remove_abandoned_cgroups(folder: Path) -> None:
 
 
 def _candidate_cgroups() -> Iterator[tuple[Path, int]]:
-    """Yield the runner's cgroup and its parent, if they can limit memory."""
+    """Yield the runner's cgroup and its parent, if memory limits can be set in them."""
     try:
         mounts = [
             line.split(" - ", 1) for line in Path("/proc/self/mountinfo").read_text().splitlines()

@@ -1,5 +1,5 @@
-"""Copy container output to logs through pipes, as container runtimes do, because a command like
-`echo > /dev/stdout` would truncate a log file.
+"""Copy container output to log files through pipes, as container runtimes do. If stdout were the
+log file itself, `echo > /dev/stdout` would truncate it.
 
     with LogPipe(log) as log_pipe:
         process = Popen(..., stdout=log_pipe.out, stderr=log_pipe.err)
@@ -30,7 +30,7 @@ class LogPipe:
     """Copies stdout and stderr of one process to the file `log`, and stdout also to the file
     `copy`.
 
-    `out` and `err`: write ends of the pipes, which the end of the `with` block closes.
+    `out` and `err`: write ends of the pipes. They are closed at the end of the `with` block.
     `error`: reason why the log is incomplete.
     """
 
@@ -86,12 +86,12 @@ class LogPipe:
         return len(chunk)
 
     def finish(self) -> None:
-        """Copy the remaining output and close the pipes, even if orphaned processes still have them
-        open."""
+        """Copy the remaining output and close the pipes, even if orphaned processes could still
+        write to them."""
         _reader().end(self)
 
     def drain(self, read_end: int) -> None:
-        """Copy the bytes that are available now, but not bytes written during the copy."""
+        """Copy the bytes that are available now, but not bytes that are written during the copy."""
         (available_bytes,) = struct.unpack("i", fcntl.ioctl(read_end, termios.FIONREAD, bytes(4)))
         while available_bytes > 0 and (size := self.read(read_end)) > 0:
             available_bytes -= size

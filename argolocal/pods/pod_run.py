@@ -4,10 +4,10 @@
     pod.host_path("/tmp/out.txt")                          # path of a pod's file on this machine
     phase, message, outputs = pod.collect(name, store)
 
-A pod's private files are below its root directory (filesystem.py). Without mount namespaces, the
-paths that replace `{{inputs|outputs...path}}` in the manifest are paths on this machine. As in
-Argo, outputs are collected even after a failure, and a failure of the main container takes
-precedence over missing outputs.
+A pod's private files are below its root directory (filesystem.py). If mount namespaces are
+unavailable, the tags `{{inputs|outputs...path}}` are replaced by paths on this machine. As in Argo,
+outputs are collected even after a failure, and a failure of the main container takes precedence
+over missing outputs.
 """
 
 import json
@@ -41,8 +41,8 @@ Store = Callable[[dict[str, Any]], Any]
 
 @dataclass
 class PodRun:
-    """One running pod. `work`: future of a thread's result, and the callback that the event loop
-    calls with the future."""
+    """One running pod. `work`: the future of a task that runs in a thread, and the callback for the
+    event loop when it is done."""
 
     action: Start
     root: Path
@@ -62,8 +62,8 @@ class PodRun:
 
     @cached_property
     def private_paths(self) -> tuple[str, ...] | None:
-        """The paths of the pod's private files. None without mount namespaces, where all paths come
-        from template tags."""
+        """The paths of the pod's private files. None if mount namespaces are unavailable; then all
+        paths come from template tags."""
         if not filesystem.available():
             return None
         paths = [
@@ -86,8 +86,8 @@ class PodRun:
 
     @property
     def processes(self) -> list[Process]:
-        """The processes to signal when the pod is killed, without the sidecars: `collect` ends
-        those after these processes have exited."""
+        """The processes to signal when the pod is killed. Sidecars are not included, because
+        `collect` ends them after these processes have exited."""
         if self.group:
             return [*self.group.running.values()]
         if self.process:
@@ -101,7 +101,7 @@ class PodRun:
 
     @property
     def archived_logs(self) -> dict[str, Path]:
-        """The logs that are saved as artifacts, by the name of the container."""
+        """The paths of the logs to save as artifacts, by container name."""
         if not (self.template.get("archiveLocation") or {}).get("archiveLogs"):
             return {}
         log_paths = {container["name"]: self._log(container) for container in self._members()} | {
@@ -110,7 +110,7 @@ class PodRun:
         return {name: path for name, path in log_paths.items() if path.exists()}
 
     def journal_key(self, container: str) -> str:
-        """Return the key of a container's process in the journal."""
+        """Return the key under which the journal records the process of a container."""
         if container == "main":
             return self.action.id
         return f"{self.action.id} {container}"
@@ -166,8 +166,8 @@ class PodRun:
     def prepare(self, cluster: Cluster, namespace: str) -> ContainerRun:
         """Prepare the pod's files, and return the container to run. Raises ConfigError, OSError or
         ValueError."""
-        # check the image again, because the check before the run does not know images that come
-        # from parameters
+        # check the image again, because the check before the run cannot check image names that
+        # contain tags
         containers.check_images(self.template, self.action.pod, cluster)
         template = resolve_paths(self.template, self.root if self.private_paths is None else None)
         container = {"name": "main", **main_container(template)}
@@ -200,7 +200,7 @@ class PodRun:
     def host_path(self, path: str, keep_final_link: bool = False) -> Path:
         """Return the file on this machine at the main container's `path`.
 
-        With `keep_final_link`, if the last component of the path is a link, it is not followed.
+        With `keep_final_link`, a link in the last component of the path is not followed.
 
         Raises OSError, and ConfigError for a volume that cannot be mounted.
         """
@@ -219,7 +219,8 @@ class PodRun:
         return view.host_path(resolved_path, must_exist=True)
 
     def collect(self, workflow: str, store: Store) -> tuple[str, str, Outputs]:
-        """Return phase, message and outputs of a pod whose processes have exited."""
+        """Collect the outputs of a pod whose processes have exited. Return its phase, message and
+        outputs."""
         sidecar_failure = self.sidecars.stop(GRACE_S) if self.sidecars else ""
         if self.sidecars and self.sidecars.log_error:
             raise self.sidecars.log_error
@@ -319,8 +320,8 @@ def declared_paths(template: dict[str, Any]) -> Iterator[str]:
 
 
 def resolve_paths(template: dict[str, Any], root: Path | None) -> dict[str, Any]:
-    """Return the template with the marked paths moved below `root`. Without `root`, only the marks
-    are removed."""
+    """Return the template with `root` put before each marked path. Without `root`, only remove the
+    marks."""
     text = to_json(template, ensure_ascii=False)
     if POD_PATH_MARK not in text:
         return template
@@ -328,7 +329,7 @@ def resolve_paths(template: dict[str, Any], root: Path | None) -> dict[str, Any]
 
 
 def _read_result(stdout: Path) -> Outputs:
-    """Return the end of stdout as outputs.result, or {} for a container that never started."""
+    """Return the end of stdout as the output `result`, or {} if the container never started."""
     if not stdout.exists():
         return {}
     with open(stdout, "rb") as out:
@@ -338,8 +339,8 @@ def _read_result(stdout: Path) -> Outputs:
 
 
 def check(template: dict[str, Any]) -> None:
-    """Raise ConfigError if a template, before tags are replaced, uses paths that cannot be
-    redirected into the folder of its pods."""
+    """Raise ConfigError if a template uses paths that cannot be redirected into the pod's folder.
+    The tags of the template are not replaced yet."""
     where = f'template "{template.get("name")}"'
     text = to_json(main_container(template))
     literal_paths = [

@@ -29,8 +29,8 @@ class Probe:
         self.success_threshold = int(probe.get("successThreshold") or 1)
 
     def answers(self, ip: str) -> bool:
-        """Block until the container has responded. Return True if its status is 2xx or 3xx, or it
-        has accepted a TCP connection."""
+        """Probe the container, and block until it responds. Return True if the HTTP status is 2xx
+        or 3xx, or if it has accepted the TCP connection."""
         target = self.http or self.tcp or {}
         host = target.get("host") or ip
         port = port_number(self.container, target["port"])
@@ -67,7 +67,7 @@ class Probe:
 
         def answer() -> None:
             passed = self.answers(ip)
-            # the event loop may have ended before the answer
+            # the event loop may have ended before the probe
             with contextlib.suppress(RuntimeError):
                 loop.call_soon_threadsafe(lambda: result.done() or result.set_result(passed))
 

@@ -4,8 +4,8 @@ manifest.
     process = start_container(ContainerRun(name, container, root=..., log=...), cluster)
 
 The kernel kills the process when its parent dies. This module runs container and script templates,
-and the pods of jobs and Deployments. `root` is the root directory of the pod, and `private_paths`
-are its private paths in addition to its volumes (see filesystem.py).
+and the pods of jobs and Deployments. `root` is the root directory of the pod. `private_paths` are
+private to the pod, in addition to its volumes (see filesystem.py).
 """
 
 import os
@@ -32,13 +32,13 @@ ENVIRONMENT_NAME = re.compile(r"[ -<>-~]+")  # printable ASCII except =, as in K
 
 
 class StartError(OSError):
-    """No runtime can start the container. The kubelet reports exit code 128."""
+    """The container cannot be started by any runtime. The kubelet reports exit code 128."""
 
 
 @dataclass(frozen=True)
 class Origin:
-    """The Python interpreter and import path of the command that applied a pod. The pod uses the
-    same interpreter and import path (see Cluster.path)."""
+    """The Python interpreter and import path of the command that created a pod. The pod uses them,
+    too (see Cluster.path)."""
 
     python: str = sys.executable
     prefix: str = sys.prefix
@@ -49,9 +49,9 @@ class Origin:
 class ContainerRun:
     """One container to run.
 
-    `extra_env`: variables that override the container's variables. `stdout`: file for a copy of
-    stdout. `volumes`: directories to mount. `root_pid`: process whose file system tree the
-    container shares.
+    `extra_env`: variables that override the container's variables. `stdout`: file that receives a
+    copy of stdout. `volumes`: directories to mount. `root_pid`: pid of a process whose file system
+    tree the container shares.
     """
 
     name: str
@@ -65,10 +65,10 @@ class ContainerRun:
     stdout: Path | None = None
     volumes: Mapping[str, VolumeDirectory] = field(default_factory=dict)
     root_pid: int | None = None
-    origin: Origin | None = None  # default: interpreter and import path of this process
+    origin: Origin | None = None  # the default is the interpreter and import path of this process
 
 
-# maximum length of a host name: the kubelet cuts the pod's name to this number of characters
+# maximum number of characters of a host name; the kubelet truncates the pod's name to it
 MAX_HOSTNAME = 63
 MAX_MESSAGE_BYTES = 4096  # the kubelet's limit for a termination message
 FIELDS: dict[str, Callable[[ContainerRun], str]] = {
@@ -81,8 +81,8 @@ FIELDS: dict[str, Callable[[ContainerRun], str]] = {
 
 
 class TerminationMessage:
-    """The termination message of a container: a file in memory. The container finds its path in the
-    variable program.TERMINATION_LOG."""
+    """The termination message of a container: a file in memory. The path of the file is in the
+    container's environment variable program.TERMINATION_LOG."""
 
     def __init__(self) -> None:
         self.text = ""
@@ -133,14 +133,15 @@ class Process(subprocess.Popen[bytes]):
 
     @property
     def reason(self) -> str:
-        """Kubernetes' reason for the failure of the container."""
+        """The reason that Kubernetes would report for the failure of the container, such as
+        OOMKilled."""
         if self.memory and self.memory.limit_exceeded:
             return "OOMKilled"
         return "Error"
 
     @property
     def failure(self) -> str:
-        """Argo's message for the failure of the container, with the termination message."""
+        """Argo's message about the failure of the container, including the termination message."""
         return f"{self.reason} (exit code {self.code})" + (
             f": {self.message.text}" if self.message.text else ""
         )
@@ -241,8 +242,8 @@ def _check_nul(texts: list[tuple[str, str]]) -> None:
 
 
 def _paths_with_working_directory(run: ContainerRun, directory: str) -> tuple[str, ...] | None:
-    """Return the private paths, including a missing working directory, which container runtimes
-    would create.
+    """Return the private paths. A missing working directory is included, because container runtimes
+    would create it.
 
     Raises StartError, or ConfigError if this system does not allow private directories.
     """
@@ -280,7 +281,7 @@ def _make_child_setup(
     enter: Callable[[], None] | None,
     directory: str | None,
 ) -> Callable[[], None]:
-    """Return the function that the new process calls before exec."""
+    """Return the function that the child process must call before exec."""
 
     def set_up_child() -> None:
         die_with_parent(parent)
@@ -300,7 +301,7 @@ def _make_child_setup(
 
 def container_environment(run: ContainerRun, cluster: Cluster) -> dict[str, str]:
     """Return the environment of a container: PATH, HOME, LANG and HOSTNAME, then the variables of
-    envFrom, env and `extra_env`. Later ones win."""
+    envFrom, env and `extra_env`. Later variables override earlier ones."""
     container = run.container
     origin = run.origin or Origin(path=cluster.path)
 
@@ -392,7 +393,8 @@ def _variable_value(run: ContainerRun, variable: Mapping[str, Any], cluster: Clu
 
 
 def field_value(run: ContainerRun, path: str, name: str) -> str:
-    """Return the value of a fieldRef to `path` for the variable `name`. Raises ConfigError."""
+    """Return the value of the environment variable `name`, whose fieldRef has the fieldPath `path`.
+    Raises ConfigError."""
     if path not in FIELDS:
         raise ConfigError(
             f"{run.name}: the fieldPath {path!r} of {name} must be one of {', '.join(FIELDS)}."

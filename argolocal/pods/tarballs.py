@@ -9,7 +9,7 @@ from copy import copy
 from pathlib import Path
 from typing import Any, Self
 
-# maximum size of all headers of one entry, in bytes (a path has at most 4096)
+# maximum size in bytes of all headers of one entry; for comparison, a path has at most 4096 bytes
 MAX_HEADER_BYTES = 32 << 10
 MAX_SMALL_MEMBERS = 10_000  # maximum number of small gzip members
 # a gzip member is small if its packed and unpacked sizes add up to less than this number of bytes
@@ -25,10 +25,10 @@ ORDINARY_TYPES = (tarfile.REGTYPE, tarfile.DIRTYPE, tarfile.SYMTYPE)
 
 
 class Entry(tarfile.TarInfo):
-    """An entry of a tar whose size must not be negative."""
+    """An entry of a tar. A negative size is an error."""
 
     def _block(self, count: int) -> int:
-        if count < 0:  # a negative count would make tarfile read the same headers for ever
+        if count < 0:  # a negative size would make tarfile read the same headers forever
             raise tarfile.ReadError(f"it has an entry of {count} bytes")
         return super()._block(count)  # type: ignore[misc]
 
@@ -54,8 +54,8 @@ class CountedEntry(Entry):
 
 
 class GzipMembers(io.RawIOBase):
-    """The decompressed members of a gzip file. The number of small members is limited, because many
-    of them would take long to decompress."""
+    """The decompressed members of a gzip file. The number of small members is limited, because
+    decompressing many small members is slow."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -121,7 +121,7 @@ class TarStream:
 
     def __init__(self, path: Path) -> None:
         self.members = GzipMembers(path)
-        self.buffered = b""  # in a copy: bytes to read before `file`
+        self.buffered = b""  # only in a copy: bytes to return before the bytes of `file`
         self.file = io.BufferedReader(self.members, CHUNK_BYTES)
         self.budget = MAX_HEADER_BYTES
         self.position = 0
@@ -148,8 +148,7 @@ class TarStream:
         return self.position
 
     def seek(self, position: int) -> None:
-        # reject a position that has been passed, because seeking back would decompress the file
-        # again
+        # reject seeking back, because the file would be decompressed again
         if position < self.position:
             raise tarfile.ReadError("its parts are not in the order of their offsets")
 

@@ -1,9 +1,8 @@
 """Create the volumes of a pod as directories of this machine: emptyDir, configMap, secret,
 projected, downwardAPI and claims.
 
-A claim is a directory in the home. The directory of a claim outlives pods, and also runs, unless
-the run deletes its claims. Sources: Argo's addVolumeReferences, createPVCs and deletePVCs;
-Kubernetes' volume plugins.
+A claim is a directory in the home. It outlives pods and, unless the run deletes its claims, also
+runs. Sources: Argo's addVolumeReferences, createPVCs and deletePVCs; Kubernetes' volume plugins.
 """
 
 import os
@@ -35,7 +34,7 @@ class VolumeDirectory:
 
 
 def delete(cluster: Cluster, volume: Data) -> None:
-    """Remove a claim and its contents."""
+    """Delete the directory of a claim and its contents."""
     shutil.rmtree(
         _claim_path(cluster, volume["persistentVolumeClaim"]["claimName"]), ignore_errors=True
     )
@@ -96,8 +95,8 @@ def create(
 
 
 def remove_contents(directories: Mapping[str, VolumeDirectory], folder: Path) -> None:
-    """Remove the volumes below `folder` that contain Secrets or ConfigMaps, which must not stay on
-    disk."""
+    """Delete the contents of volumes with Secrets or ConfigMaps below `folder`, because they must
+    not stay on disk."""
     for directory in directories.values():
         if directory.read_only and directory.path.is_relative_to(folder):
             shutil.rmtree(directory.path, ignore_errors=True)

@@ -1,10 +1,10 @@
-"""Send HTTP and HTTPS requests as Go's client does, without leaking credentials on redirections.
+"""Send HTTP and HTTPS requests as Go's client does. Redirections do not leak credentials.
 
     with request("https://example.com/a", headers=[("Authorization", "...")]) as response: ...
 
-After a redirection to a host that is neither the first host nor its subdomain, LOGIN_HEADERS are
-not sent any more. The ports of the hosts are not compared. Source: Go's net/http/client.go
-(redirectBehavior, makeHeadersCopier, shouldCopyHeaderOnRedirect, refererForURL).
+After a redirection to another host that is not a subdomain of the first host, LOGIN_HEADERS are no
+longer sent. Ports are not compared. Source: Go's net/http/client.go (redirectBehavior,
+makeHeadersCopier, shouldCopyHeaderOnRedirect, refererForURL).
 """
 
 import base64
@@ -37,8 +37,8 @@ Headers = Iterable[tuple[str, str]]
 
 
 class WebError(Exception):
-    """A request did not get a complete response. `url`: URL that failed, without its password.
-    `cause`: exception or text."""
+    """A request failed or its response was incomplete. `url`: URL that failed, without its
+    password. `cause`: exception or text."""
 
     def __init__(self, url: str, cause: object) -> None:
         super().__init__(f"{url}: {cause}")
@@ -56,9 +56,10 @@ def request(
     proxies: bool = True,
     leave_host: bool = True,
 ) -> HTTPResponse:
-    """Send a request and return the response, whatever its status is. Raises WebError.
+    """Send a request and return the response, even if its status is an error. Raises WebError.
 
-    Without `leave_host`, a redirection to another host is returned instead of followed.
+    `leave_host`: True follows redirections to other hosts; False returns the redirection itself as
+    the response.
     """
     context = None
     if not verify:
@@ -199,7 +200,7 @@ def _split(url: str) -> SplitResult:
         parts = urllib.parse.urlsplit(url)
         _ = parts.port  # raises ValueError for an invalid port
     except ValueError:
-        # the text of the error contains the port, which may be a password
+        # do not show the error, because it contains the port, which may be part of a password
         raise WebError(hide_password(url), "invalid host or port") from None
     if parts.scheme not in ("http", "https"):
         raise WebError(hide_password(url), f'unsupported protocol scheme "{parts.scheme}"')
@@ -217,7 +218,7 @@ def _is_same_or_subdomain(parts: SplitResult, first_parts: SplitResult) -> bool:
 
 
 def _is_local(host: str) -> bool:
-    """Return True if Go bypasses proxies for this host."""
+    """Return True if Go's client never uses a proxy for this host."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -230,7 +231,8 @@ def _without_user(url: str) -> str:
 
 
 def hide_password(url: str) -> str:
-    """Replace the password in a URL by ***, as Go does, and hide its query, which Go shows."""
+    """Replace the password in a URL by ***, as Go does. Also hide the query, which Go would
+    show."""
     shown_url = PASSWORD_PATTERN.sub(r"\1***@", url)
     if shown_url == url:
         return format_address(url)

@@ -1,5 +1,5 @@
-"""The local cluster that a manifest runs on, with ConfigMaps, Secrets, images, addresses and object
-store.
+"""The local cluster that runs workflows. It provides ConfigMaps, Secrets, images, addresses and
+an object store.
 
     cluster = LocalCluster(Path(".argolocal"))
     cluster.configmap("settings")["REGION"]
@@ -42,7 +42,7 @@ STORABLE_KINDS = (
     "Secret",
     "PersistentVolumeClaim",
 )
-# the addresses of this number of the newest pods are reserved; older ones may be assigned again
+# the addresses of this many newest pods are reserved; addresses of older pods may be assigned again
 MAX_ADDRESSES = 1000
 
 
@@ -54,8 +54,8 @@ class LocalCluster:
     folder of the home for each bucket).
     """
 
-    bucket = "argolocal"  # bucket of artifacts that do not name a bucket
-    # modules that a container of any image may run here with `python -m MODULE`
+    bucket = "argolocal"  # default bucket for artifacts that do not specify a bucket
+    # names of modules that containers of any image may run with `python -m MODULE`
     modules: tuple[str, ...] = ()
 
     def __init__(
@@ -73,13 +73,13 @@ class LocalCluster:
 
     @property
     def path(self) -> str:
-        """Folders with Python modules for pods, separated as in PYTHONPATH. Pods see these folders
-        at the same paths."""
+        """Folders with Python modules for pods, separated by colons as in PYTHONPATH. Pods see
+        these folders at the same paths."""
         return os.environ.get(program.variable("PATH"), "")
 
     @cached_property
     def kinds(self) -> "Kinds":
-        """The kinds that can be applied, imported on first use."""
+        """The kinds of objects that can be applied. Their module is imported on first use."""
         from argolocal.controllers.controller_kinds import Kinds
 
         return self._kinds or Kinds()
@@ -92,13 +92,13 @@ class LocalCluster:
 
     def keep_running(self) -> None:
         """Restart supervisors that died."""
-        # importing the controller takes 30 ms
+        # import the controller only if it is needed, because the import takes 30 ms
         if (self.home / "objects/Deployment").exists():
             self.revive()
 
     def built_in(self) -> Mapping[tuple[str, str], Callable[[], Mapping[str, str]]]:
-        """Return the ConfigMaps and Secrets that are computed instead of stored: (kind, name) →
-        function that returns the data."""
+        """Return the ConfigMaps and Secrets whose data are computed instead of stored: (kind, name)
+        → function that returns the data."""
         return {}
 
     def configmap(self, name: str) -> dict[str, str]:
@@ -178,7 +178,7 @@ class LocalCluster:
         return address
 
     def service_variables(self) -> dict[str, str]:
-        """Return the environment variables that a kubelet sets in every pod for each Service.
+        """Return the environment variables for Services that a kubelet sets in every pod.
 
         NAME_SERVICE_HOST is the address of the supervisor. A headless Service, which has no DNS
         record here, also has NAME_SERVICE_ENDPOINTS: the addresses of its pods.
@@ -260,7 +260,8 @@ class LocalCluster:
         return None
 
     def has(self, kind: str, name: str, key: str | None = None) -> bool:
-        """Return True if the object exists and, if `key` is given, contains this key."""
+        """Return True if the object exists and contains `key`. Without `key`, return True if the
+        object exists."""
         built_in = (kind, name) in self.built_in()
         obj = {} if built_in else self.find(kind, name)
         keys = {

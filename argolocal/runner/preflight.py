@@ -31,8 +31,8 @@ POD_TYPES = {*leaf_templates.KINDS} - {"http"}
 def check(
     workflow: dict[str, Any], cluster: Cluster, manifest: Mapping[str, Any] | None = None
 ) -> list[str]:
-    """Return notes for the user: the ignored fields of the workflow and its manifest, and what this
-    machine does not enforce.
+    """Return notes for the user about ignored fields of the workflow and its manifest, and about
+    rules that this machine does not enforce.
 
     Raises ConfigError for the first field that the local runner cannot support as Argo does.
     """
@@ -76,8 +76,8 @@ def check(
 
 
 def _check_objects(spec: dict[str, Any], cluster: Cluster) -> None:
-    """Raise ConfigError for a missing object that pods would wait for. Workflows with a resource
-    template are not checked, because it may create the object."""
+    """Raise ConfigError if an object is missing that pods would wait for. A workflow with resource
+    templates is not checked, because they may create the object."""
     if any("resource" in template for template, _ in all_templates(spec, "spec")):
         return
     for where, kind, name, key in required_objects(spec):
@@ -150,7 +150,7 @@ def _check_template(template: dict[str, Any], where: str, cluster: Cluster) -> N
 
     if "container" in template or "script" in template:
         pod_run.check(template)
-        used_names = {"init", "main", "wait"}  # names of Argo's own containers
+        used_names = {"init", "main", "wait"}  # container names that Argo itself uses
 
         for kind in sidecars.KINDS:
             for index, container in enumerate(template.get(kind) or []):
@@ -228,8 +228,8 @@ def _check_callers(spec: dict[str, Any]) -> None:
 
 
 def _check_expressions(value: object, where: str) -> None:
-    """Raise ConfigError for a call of an unknown function, which would fail late or, worse, be left
-    in the text."""
+    """Raise ConfigError for a call of an unknown function. Otherwise the call would fail late, or
+    would remain in the text."""
     if isinstance(value, dict):
         for key, child in value.items():
             _check_expressions(child, f"{where}.{key}")
@@ -250,7 +250,7 @@ def _check_functions(source: str, where: str) -> None:
     try:
         calls = expr.find_calls(source)
     except ExprError:
-        return  # as on Argo, a syntax error is found when the expression is evaluated
+        return  # as in Argo, a syntax error is reported when the expression is evaluated
 
     for name, arguments in calls:
         if name == "jsonpath" and isinstance(path := (arguments[1:2] or [None])[0], str):

@@ -1,4 +1,4 @@
-"""Make a manifest that starts a new run with the manifest and the parameters of an earlier run."""
+"""Create the manifest of a new run from an earlier run, with the same parameters."""
 
 import re
 from collections.abc import Mapping
@@ -11,13 +11,13 @@ from argolocal.state.journal import RunFiles
 
 # a random suffix, see manifests.generate_suffix
 SUFFIX = re.compile(rf"-[{manifests.SUFFIX_CHARACTERS}]{{{manifests.SUFFIX_LENGTH}}}$")
-# fields of `metadata` that belong to one run
+# fields of `metadata` that are specific to one run, so they are not copied
 RUN_FIELDS = ("name", "uid", "creationTimestamp")
 
 
 def name_prefix(manifest: Mapping[str, Any]) -> str:
-    """Return the generateName of a workflow, the name of its CronWorkflow, or the name of the run
-    without a random suffix; all end with "-"."""
+    """Return the prefix of a workflow's run names, which ends with "-": the generateName, the name
+    of the CronWorkflow, or the run's name without its random suffix."""
     metadata = manifest.get("metadata") or {}
     schedule = (metadata.get("labels") or {}).get(object_labels.CRON_WORKFLOW)
     prefix = str(metadata.get("generateName") or schedule or "").strip("-")
@@ -36,8 +36,8 @@ def list_parameters(manifest: Mapping[str, Any]) -> dict[str, str]:
 
 
 def read_manifest(home: Path, run: str, new_name: str = "") -> dict[str, Any]:
-    """Return the manifest of a run as the manifest of a new run, with the name `new_name` or a
-    generated one. Raises ConfigError if the run does not exist."""
+    """Return the manifest of a run, changed into the manifest of a new run with the name `new_name`
+    or a generated name. Raises ConfigError if the run does not exist."""
     workflow = RunFiles(home, run).workflow()
     metadata = {key: value for key, value in workflow["metadata"].items() if key not in RUN_FIELDS}
     metadata["generateName"] = name_prefix(workflow)

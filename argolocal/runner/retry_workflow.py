@@ -17,8 +17,8 @@ EXPANDED_TYPES = ("StepGroup", "TaskGroup")
 def reset_for_retry(
     status: dict[str, Any], restarted_ids: Collection[str] = (), has_new_parameters: bool = False
 ) -> dict[str, Any]:
-    """Return the status from which a failed or stopped workflow continues: without the nodes that
-    have not succeeded, so that they run again.
+    """Return the status from which a failed or stopped workflow continues. Nodes that have not
+    succeeded are removed, so that they run again.
 
     `restarted_ids`: nodes that also run again, although they succeeded, with all nodes after them.
     `has_new_parameters`: the groups with a node that runs again are created again.

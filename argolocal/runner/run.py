@@ -1,5 +1,5 @@
-"""Run a manifest on this machine. This module uses the clock, processes and files for the
-scheduler, which is a pure state machine.
+"""Run a manifest on this machine. The scheduler is a pure state machine; this module connects it to
+the clock, processes and files.
 
     cluster = LocalCluster()
     status = LocalRun.new(manifest, parameters, cluster).run(on_change=print)    # WorkflowStatus
@@ -9,7 +9,7 @@ scheduler, which is a pure state machine.
 
 Every change is written to the run's journal before it takes effect, so a run can be resumed even
 after `kill -9` of this process: completed steps are not repeated, and running steps are killed and
-start again. KeyboardInterrupt stops all pods gracefully and leaves a run that can be resumed.
+start again. On KeyboardInterrupt, all pods are stopped gracefully, and the run can be resumed.
 """
 
 import contextlib
@@ -68,8 +68,8 @@ OnChange = Callable[[Status], None]
 def stop(name: str, cluster: Cluster) -> str:
     """Stop a run as `argo stop` does: terminate its pods, then run the exit handlers.
 
-    Return the run's name when the run has ended. If its runner is dead, this process runs the exit
-    handlers. Raises ConfigError for a completed run.
+    Wait until the run has ended, and return its name. If its runner is dead, this process runs the
+    exit handlers. Raises ConfigError for a completed run.
     """
     files = RunFiles(cluster.home, name)
     files.workflow()
@@ -100,10 +100,11 @@ def stop(name: str, cluster: Cluster) -> str:
 
 
 def resume_suspended(name: str, values: Mapping[str, str], home: Path) -> bool:
-    """Resume the suspended steps of a running workflow, with `values` as outputs.
+    """Resume the suspended steps of a running workflow, with `values` as the values of their
+    outputs.
 
-    Return False if no process runs the workflow. The runner deletes the request on disk once it is
-    in the journal. Raises ConfigError, or Busy if no step is suspended.
+    Return False if no process runs the workflow. The request is a file, which the runner deletes
+    once the journal contains the request. Raises ConfigError, or Busy if no step is suspended.
     """
     files = RunFiles(home, name)
     workflow = files.workflow()
@@ -154,8 +155,8 @@ class LocalRun:
         """Validate a manifest and create its run on disk, without starting it. Raises ConfigError.
 
         `note` receives the notes of preflight.py. `warn` receives the warnings about tasks whose
-        failure or result has no effect. `queued_path`: of a run that the server of the home runs to
-        its end, the folders with Python modules for its pods.
+        failure or result has no effect. `queued_path`: for a run that the server of the home will
+        run, the folders with Python modules for its pods.
         """
         workflow = validate_workflow(manifest, parameters, cluster, note, warn)
         is_scheduled = manifest["kind"] == "CronWorkflow"
@@ -164,9 +165,9 @@ class LocalRun:
 
     @classmethod
     def load(cls, name: str, cluster: Cluster, is_queued: bool = False) -> "LocalRun":
-        """Load a run from disk to resume it, and kill the processes that a dead runner has left.
-        `is_queued`: the server of the home continues the run. Raises ConfigError, Busy, and
-        NotQueued for a run that another process has ended in the meantime."""
+        """Load a run from disk to resume it. Kill the processes that a dead runner has left.
+        `is_queued`: True if the run is continued by the server of the home. Raises ConfigError,
+        Busy, and NotQueued for a run that another process has ended in the meantime."""
         files = RunFiles(cluster.home, name)
         workflow, status, pods = files.open()
 
@@ -234,14 +235,14 @@ class LocalRun:
                     executor.halt(STOP_GRACE_S)
                     if isinstance(error, OSError) and error.errno in DISK_FULL:
                         raise write_error(error, self.files.root) from error
-                    # a full disk may have ended a service, which caused this error
+                    # the cause may be a service that has ended because of a full disk
                     if isinstance(error, ArgolocalError) and not isinstance(error, StateError):
                         self.files.check_space()
 
                     raise
                 finally:
                     executor.close()
-                    # kills processes that left their session or had just started
+                    # kill processes that have left their session or had just started
                     _kill_left_over(self.files, {})
 
     def _loop(self, scheduler: Scheduler, executor: Executor) -> Status:
@@ -293,7 +294,7 @@ class LocalRun:
         return request.events()
 
     def _delete_leftovers(self, scheduler: Scheduler) -> None:
-        """Delete claims and artifacts that do not outlive the workflow."""
+        """Delete the claims and artifacts that must be deleted when the workflow completes."""
         for volume in claims(self.workflow):
             if volume not in scheduler.status.get("persistentVolumeClaims", []):
                 volumes.delete(self.cluster, volume)
@@ -324,7 +325,7 @@ def validate_workflow(
     note: Callable[[str], None] | None = None,
     warn: Callable[[str], None] | None = None,
 ) -> dict[str, Any]:
-    """Return the Workflow that runs for a manifest, with a new name and uid. Raises ConfigError.
+    """Convert a manifest to the Workflow to run, with a new name and uid. Raises ConfigError.
 
     See `LocalRun.new` for `note` and `warn`.
     """
@@ -340,7 +341,8 @@ def validate_workflow(
         if warn:
             warn(str(finding))
 
-    # also check the Workflow of a CronWorkflow, because Argo rejects it if it is invalid
+    # also check the Workflow that a CronWorkflow creates, because Argo would reject it if it is
+    # invalid
     if manifest["kind"] == "CronWorkflow":
         validate.check({**manifest, "spec": {**manifest["spec"], "workflowSpec": workflow["spec"]}})
 
@@ -354,8 +356,8 @@ def validate_workflow(
 def _create_files(
     home: Path, workflow: dict[str, Any], is_scheduled: bool, queued_path: str | None
 ) -> RunFiles:
-    """Create the run on disk. The name of a CronWorkflow's run ends with its scheduled unix time
-    or, if such a run exists, with the next second that is not used. Raises ConfigError."""
+    """Create the run on disk. The name of a CronWorkflow's run ends with its scheduled time in unix
+    seconds. If this name exists, the next unused second is taken. Raises ConfigError."""
     while True:
         files = RunFiles(home, workflow["metadata"]["name"])
         try:
@@ -369,8 +371,8 @@ def _create_files(
 
 
 def _kill_left_over(files: RunFiles, pods: Mapping[str, list[int]]) -> None:
-    """Kill all processes of this run's pods. A process of a pod has the session of a pod, the root
-    of a pod as `/`, or the environment variable program.POD."""
+    """Kill all processes of this run's pods. A process belongs to a pod if it is in the pod's
+    session, has the pod's root as `/`, or has the environment variable program.POD."""
     sessions = {pid: since for pid, since in pods.values()}
     pods_folder = f"{files.pods}/"
     pids = [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]

@@ -1,10 +1,10 @@
-"""The WorkflowTemplates, ClusterWorkflowTemplates and CronWorkflows of a home, which are validated
-before they are stored.
+"""Store the WorkflowTemplates, ClusterWorkflowTemplates and CronWorkflows of a home. Each object is
+validated before it is stored.
 
     objects = Objects(cluster)
     template = objects.create(manifest)    # raises ConfigError, ObjectExists
 
-A workflow finds the templates by `templateRef`; the server starts the CronWorkflows.
+Workflows refer to the templates with `templateRef`. The server starts the CronWorkflows.
 """
 
 import time
@@ -18,8 +18,8 @@ from argolocal.state.stored_objects import StoredObjects
 
 
 class Objects(StoredObjects):
-    """The objects with versions of a home. Its methods that store a manifest raise ConfigError if
-    Argo would reject the manifest."""
+    """The versioned objects of a home. Methods that store a manifest raise ConfigError if Argo
+    would reject the manifest."""
 
     def __init__(self, cluster: Cluster, clock: Callable[[], float] = time.time) -> None:
         super().__init__(cluster.home, clock)

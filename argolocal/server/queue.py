@@ -1,12 +1,13 @@
-"""The queue of a home: workflows that the server of the home runs, in the order of their priority.
+"""The queue of a home: workflows that wait until the home's server runs them, in the order of their
+priority.
 
     queue = Queue(cluster, launch, parallelism=4)
     name = queue.submit(manifest, {"message": "hello"})    # on disk, as a Pending run
     queue.start_next()
 
-A queued run is a folder of a run, and its entry in the folder `queue` of the home, which exists
-until the run has ended. So a server that starts again finds the runs that wait, the runs that still
-run, and the runs whose process has died, which it continues.
+A queued run consists of the run's folder and a file in the home's folder `queue`, which exists
+until the run has ended. A restarted server therefore finds all waiting and running runs, and
+continues the runs whose process has died.
 """
 
 import os
@@ -32,13 +33,13 @@ class RunProcess(Protocol):
     def has_ended(self) -> bool: ...
 
 
-# function that starts a process for a queued run, in a session of its own
+# function that starts a process for a queued run in a new session
 Launch = Callable[[str], RunProcess]
 
 
 @dataclass(frozen=True)
 class FoundProcess:
-    """A process that has locked a run, and that this server has not started."""
+    """A process that has locked a run, but was not started by this server."""
 
     files: RunFiles
     pid: int
@@ -59,20 +60,21 @@ class WaitingRun:
 
     @property
     def rank(self) -> tuple[bool, int, int, str]:
-        """Runs with a lower rank start first. A run that was interrupted had a place already."""
+        """Sort key: runs with a lower rank start first. Interrupted runs come first, because they
+        had already started."""
         return not self.is_interrupted, -self.priority, self.submitted, self.name
 
 
 @dataclass
 class Deaths:
-    """The deaths of the processes of one run. The first process is replaced at once, the next ones
-    after a delay that doubles. `earliest_start`: time of time.monotonic."""
+    """Counts how often a process of a run has died. The first replacement starts at once, each
+    later one after twice the delay. `earliest_start`: a time of time.monotonic()."""
 
     count: int = 0
     earliest_start: float = 0.0
 
     def add(self) -> None:
-        """Count a death."""
+        """Count a process that has died, and compute the time of the next start."""
         delay = min(2.0**self.count - 1, MAX_RESTART_DELAY_S)
         self.count += 1
         self.earliest_start = time.monotonic() + delay
@@ -83,7 +85,8 @@ class Queue:
     of a home may call `start_next`."""
 
     def __init__(self, cluster: Cluster, launch: Launch, parallelism: int | None = None) -> None:
-        """`parallelism`: number of runs at the same time (default: the number of cores)."""
+        """`parallelism`: maximum number of runs at the same time (default: the number of CPU
+        cores)."""
         self.cluster = cluster
         self.launch = launch
         self.parallelism = parallelism or len(os.sched_getaffinity(0))
@@ -108,7 +111,7 @@ class Queue:
         return submit(self.cluster, manifest, parameters, status)
 
     def retry(self, name: str) -> None:
-        """Queue a run that failed or was interrupted: its steps that succeeded are not repeated.
+        """Queue a failed or interrupted run again. Steps that have succeeded are not repeated.
         Raises ConfigError, Busy."""
         files = RunFiles(self.cluster.home, name)
         if files.load()[0].get("phase") == "Succeeded":
@@ -122,20 +125,21 @@ class Queue:
             run.files.close()
 
     def waiting(self) -> list[str]:
-        """Return the names of the runs that wait, in the order in which they start."""
+        """Return the names of the waiting runs, in the order in which they will start."""
         with self.lock:
             self._refresh()
             ordered = sorted(self.waiting_runs.values(), key=lambda run: run.rank)
             return [run.name for run in ordered]
 
     def active(self) -> list[str]:
-        """Return the names of the runs that have a process, sorted."""
+        """Return the sorted names of the runs that have a process."""
         with self.lock:
             self._refresh()
             return sorted(self.processes)
 
     def start_next(self) -> list[str]:
-        """Start runs while places are free, and return their names."""
+        """Start waiting runs until `parallelism` is reached, and return the names of the started
+        runs."""
         started: list[str] = []
         with self.lock:
             for name in self.waiting():
@@ -145,14 +149,14 @@ class Queue:
                     continue
 
                 del self.waiting_runs[name]
-                # a command such as `resume` may have started it in the meantime
+                # a command such as `resume` may have started the run in the meantime
                 if not self._find_process(RunFiles(self.cluster.home, name)):
                     self.processes[name] = self.launch(name)
                     started.append(name)
         return started
 
     def _refresh(self) -> None:
-        """Read the entries that are new, and forget the runs that have ended."""
+        """Read the new files in the queue folder, and remove ended runs from memory."""
         for name in [name for name, run in self.processes.items() if run.has_ended()]:
             del self.processes[name]
             self.deaths.setdefault(name, Deaths()).add()
@@ -177,7 +181,7 @@ class Queue:
             return
 
         try:
-            # without a manifest, the process that submitted it has died before it created the run
+            # if the manifest is missing, the submitting process died before it had created the run
             phase = files.load()[0]["phase"] if (files.root / MANIFEST_FILE).exists() else None
             if phase is None or phase in COMPLETED:
                 files.queue_entry.unlink(missing_ok=True)
@@ -193,9 +197,9 @@ class Queue:
         self.waiting_runs[name] = WaitingRun(name, bool(phase), priority, submitted)
 
     def _find_process(self, files: RunFiles) -> bool:
-        """Return True if a process has locked the run, and count this process."""
+        """Return True if a process has locked the run, and record this process."""
         pid = files.runner()
-        # a thread of the server itself holds the lock while it creates the run
+        # ignore this process, whose threads hold the lock while they create a run
         if pid and pid != os.getpid():
             self.processes[files.name] = FoundProcess(files, pid)
         return pid is not None
@@ -206,11 +210,16 @@ def submit(
     manifest: Mapping[str, Any],
     parameters: Mapping[str, str] | None = None,
     status: Status | None = None,
+    path: str | None = None,
 ) -> str:
     """Queue a run for the server of the home, even if no server runs now. Return the run's name.
     Raises ConfigError, and RunExists for the name of an earlier run. See `Queue.submit` for
-    `status`."""
-    run = LocalRun.new(manifest, parameters, cluster, is_queued=True)
+    `status`.
+
+    `path`: folders with Python modules for its pods (default: those of this process).
+    """
+    queued_path = cluster.path if path is None else path
+    run = LocalRun.new(manifest, parameters, cluster, queued_path=queued_path)
     try:
         if status:
             run.files.snapshot(status)

@@ -1,6 +1,5 @@
 """A run on disk: .argolocal/runs/NAME/{manifest.yaml, journal.jsonl, lock, stop, asked, creates/,
-logs/, pods/POD/}. The file .argolocal/queue/NAME exists until the server of the home has run a
-queued run to its end.
+logs/, pods/POD/}. For a queued run, the file .argolocal/queue/NAME exists until the run has ended.
 
 Each line of the journal is a JSON object with changes of the workflow's status (`status`, `nodes`
 by id, and new `children` of otherwise unchanged nodes) and of the pods' processes (`pods`: id →
@@ -40,7 +39,8 @@ DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 NOT_FOUND = (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG)
 MIN_FREE_BYTES = 1 << 20
 LOCK_RELEASE_TIMEOUT_S = 2.0  # maximum seconds to wait until a dead runner's lock is released
-PROBE_TIMEOUT_S = 0.1  # maximum seconds that `RunFiles.runner` of another process holds the lock
+# maximum seconds for which another process's call of `RunFiles.runner` may hold the lock
+PROBE_TIMEOUT_S = 0.1
 
 
 class StateError(ArgolocalError):
@@ -57,7 +57,7 @@ class Busy(ArgolocalError):
 
 
 class NotQueued(ArgolocalError):
-    """The server of the home has nothing to do for this run."""
+    """The run is not in the queue of the home's server, because it has ended."""
 
 
 class RunExists(ConfigError):
@@ -77,7 +77,7 @@ class RunFiles:
         # path of the file that names the suspended nodes to resume, with values for their outputs
         self.resume_request = self.root / "asked"
         self.queue_entry = self.home / QUEUE_FOLDER / name
-        self.journal = -1  # file descriptors of the lock and the journal; -1: closed
+        self.journal = -1  # file descriptors of the journal and the lock; -1 means closed
         self.lock_descriptor = -1
 
     @classmethod
@@ -106,11 +106,12 @@ class RunFiles:
             self.lock()
             if queued_path is not None:
                 write_atomically(self.root / PATH_FILE, queued_path)
-                # written first: without a manifest, the entry is ignored
+                # create the entry before the manifest, because an entry without a manifest is
+                # ignored
                 self.queue_entry.parent.mkdir(exist_ok=True)
                 self.queue_entry.touch()
             else:
-                # an entry of a removed run with this name
+                # remove the entry of a deleted run with the same name
                 self.queue_entry.unlink(missing_ok=True)
             write_atomically(self.root / MANIFEST_FILE, to_json(workflow, indent=1))
             self._open()
@@ -119,8 +120,8 @@ class RunFiles:
             raise write_error(error, self.root) from error
 
     def open(self) -> tuple[dict[str, Any], Status, dict[str, list[int]]]:
-        """Lock an existing run. Return its workflow, its status, and the pods that may still
-        run."""
+        """Lock an existing run. Return its workflow, its status, and the process records of pods
+        that may still run."""
         workflow = self.workflow()
         self.lock()
         try:
@@ -220,7 +221,8 @@ class RunFiles:
         while not _try_lock(self.lock_descriptor, fcntl.LOCK_EX):
             pid = os.pread(self.lock_descriptor, 32, 0).decode().strip()
             waited = time.monotonic() - start
-            # a child process that a killed runner was starting holds the lock until it calls exec
+            # after a runner is killed, a child that it was starting holds the lock until the child
+            # calls exec
             is_dead = pid.isdigit() and not Path(f"/proc/{pid}").exists()
             if waited < (LOCK_RELEASE_TIMEOUT_S if is_dead else PROBE_TIMEOUT_S):
                 time.sleep(0.01)
@@ -243,7 +245,7 @@ class RunFiles:
         except FileNotFoundError:
             return None
         try:
-            # a shared lock, so that several probes at the same time do not see each other
+            # use a shared lock, so that simultaneous probes do not detect each other
             if _try_lock(probe, fcntl.LOCK_SH):
                 return None
             return int(os.read(probe, 32) or 0) or None
@@ -263,7 +265,8 @@ class RunFiles:
             raise write_error(error, self.root) from error
 
     def check_space(self) -> None:
-        """Raise DiskFull if the disk is almost full, because this explains any other error."""
+        """Raise DiskFull if the disk is almost full, because this is probably the cause of other
+        errors."""
         disk = os.statvfs(self.root)
         free_bytes = (disk.f_bavail if os.geteuid() else disk.f_bfree) * disk.f_frsize
         if free_bytes < MIN_FREE_BYTES or (disk.f_files and not disk.f_ffree):
@@ -287,8 +290,8 @@ class RunFiles:
 
 
 def claims_of_run(run: RunFiles) -> list[str]:
-    """Return the names of the claims that a run creates from its volumeClaimTemplates, or [] for an
-    unknown run."""
+    """Return the names of the claims that a run creates from its volumeClaimTemplates, or [] if the
+    run does not exist."""
     if not (run.root / MANIFEST_FILE).exists():
         return []
     return [volume["persistentVolumeClaim"]["claimName"] for volume in claims(run.workflow())]
@@ -307,8 +310,8 @@ def _encode_line(entry: dict[str, Any]) -> str:
 
 
 def write_error(error: OSError, root: Path) -> StateError:
-    """Return an error that names the remedy and the reason why the state of a run cannot be written
-    to `root`."""
+    """Return the error to raise if the state of a run cannot be written to `root`. It names the
+    reason and the remedy."""
     if error.errno in DISK_FULL:
         if (root / MANIFEST_FILE).exists():
             remedy = (
@@ -330,11 +333,11 @@ def write_error(error: OSError, root: Path) -> StateError:
 
 
 def reset_interrupted(status: Status, now: str) -> Status:
-    """Return the status from which a run continues after its runner died; running nodes start again
-    at the time `now` (RFC 3339).
+    """Return the status from which a run continues after its runner died. Running nodes are
+    restarted and get the start time `now` (RFC 3339).
 
-    The group of a daemon is set to Running again, so that its dependents wait until the daemon has
-    restarted.
+    The group that contains a daemon is set to Running again, so that dependent steps wait until the
+    daemon has restarted.
     """
     nodes: dict[str, dict[str, Any]] = status["nodes"]
 

@@ -1,6 +1,7 @@
-"""Read the journal of a run: all of it, or only the lines that were appended since the last time.
+"""Read the journal of a run. The first read reads the whole file, and later reads only the appended
+lines.
 
-Each read returns objects that later reads do not change.
+Later reads do not change the objects that earlier reads have returned.
 """
 
 import errno
@@ -19,9 +20,10 @@ Status = dict[str, Any]
 ProcessRecord = list[int]
 
 MAX_FILE_BYTES = 4 << 30  # maximum size in bytes of a file of a run; larger files are rejected
-# number of bytes to compare with the file, because a new file can have the inode of a deleted one
+# number of last read bytes to compare with the file, because a new file can have the inode of a
+# deleted file
 TAIL_BYTES = 256
-# exceptions that reading data of an unexpected structure raises
+# exceptions that occur when data have an unexpected structure
 STRUCTURE_ERRORS = (KeyError, TypeError, AttributeError)
 STATUS_TEXT_FIELDS = ("startedAt", "finishedAt", "message")
 NODE_TEXT_FIELDS = (
@@ -40,7 +42,7 @@ PHASES = {"Pending", "Running", *FULFILLED}
 
 
 class JournalReader:
-    """Reads the journal at `path` again and again. Only one thread may use a reader at a time."""
+    """Reads the journal at `path` repeatedly. Only one thread at a time may use a reader."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -51,7 +53,7 @@ class JournalReader:
         self.pods: dict[str, ProcessRecord | None] = {}
         self.starts: dict[str, int] = {}
 
-        # number of bytes and lines that were read, and the last of these bytes
+        # number of bytes and lines read so far, and the last bytes read
         self.offset = 0
         self.line_count = 0
         self.tail = b""
@@ -66,7 +68,8 @@ class JournalReader:
         try:
             self._apply(self._read_new_lines())
         except BaseException:
-            # the next read starts again, and finds the same error if the file is the same
+            # let the next read start from the beginning; it finds the same error again if the file
+            # is unchanged
             self._reset()
             raise
 
@@ -81,8 +84,8 @@ class JournalReader:
         return status, {id: record for id, record in self.pods.items() if record}
 
     def _read_new_lines(self) -> list[bytes]:
-        """Return the complete lines that were not read yet; all lines if another file has replaced
-        the one that was read."""
+        """Return the complete lines that have not been read yet. If the file was replaced, return
+        all lines of the new file."""
         try:
             file = open_regular(self.path, MAX_FILE_BYTES)
         except FileNotFoundError:
@@ -110,7 +113,7 @@ class JournalReader:
 
     def _apply(self, lines: Iterable[bytes]) -> None:
         nodes = self.status["nodes"]
-        # nodes that no earlier result of `read` contains
+        # ids of nodes whose objects were not returned by an earlier `read`, so they may be changed
         new_nodes: dict[str, None] = {}
 
         for line in lines:
@@ -149,8 +152,8 @@ def unreadable(path: Path, error: OSError) -> Exception:
 
 
 def corrupt(where: Path | str, error: Exception) -> ConfigError:
-    """Return the error for a file of a run that another program has changed. `where`: its path,
-    which a line number may follow."""
+    """Return the error to raise for a run's file that another program has changed. `where`: path of
+    the file, possibly with a line number."""
     if isinstance(error, KeyError):
         shape_problem = f"{error} is missing"
     else:

@@ -4,8 +4,8 @@
     unavailable_lock, reason = locks.acquire("node", resolve_locks(...))
     locks.release("node")
 
-A slot of a lock is a file locked with flock, so the kernel releases the slot when the process exits
-for any reason. Waiting processes poll. As in Argo, memoized outputs are stored in ConfigMaps.
+Each slot of a lock is a file that is locked with flock. The kernel releases it when the process
+exits for any reason. Waiting processes poll. As in Argo, memoized outputs are stored in ConfigMaps.
 Source: Argo's workflow/sync and workflow/controller/cache.
 """
 
@@ -41,8 +41,8 @@ class SharedLocks:
         self.held_locks: dict[str, dict[str, int]] = {}
 
     def acquire(self, caller: str, locks: list[Lock]) -> tuple[str, str]:
-        """Acquire all locks or none. Return the name of the first unavailable lock and Argo's
-        message about it, or two empty strings."""
+        """Acquire all locks or, if one is unavailable, none. Return the name of the first
+        unavailable lock and Argo's message about it, or two empty strings."""
         held_locks = self.held_locks.setdefault(caller, {})
         earlier_locks = set(held_locks)
         for name, limit in locks:
@@ -53,7 +53,7 @@ class SharedLocks:
         return "", ""
 
     def holds_all_slots(self, name: str, limit: int) -> bool:
-        """Return True if this run holds every slot of a lock."""
+        """Return True if this run holds all `limit` slots of a lock."""
         return sum(name in locks for locks in self.held_locks.values()) >= limit
 
     def release(self, caller: str) -> None:
@@ -122,7 +122,8 @@ class SharedLocks:
 
     @contextmanager
     def _configmap(self, name: str) -> Iterator[dict[str, Any]]:
-        """Yield an existing or new cache ConfigMap, and store it if its data has changed.
+        """Yield the cache's ConfigMap, which is created if it does not exist. Store it at the end
+        of the `with` block if its data have changed.
 
         Raises NodeError, and ConfigError for an invalid name.
         """

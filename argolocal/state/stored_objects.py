@@ -1,5 +1,5 @@
-"""The objects that a home keeps as an API server does: WorkflowTemplates, ClusterWorkflowTemplates
-and CronWorkflows, each in the file `objects/<Kind>/<name>.json`.
+"""Store objects as an API server does: WorkflowTemplates, ClusterWorkflowTemplates and
+CronWorkflows. Each object is a file `objects/<Kind>/<name>.json` in the home.
 
     objects = StoredObjects(home)
     template = objects.create(manifest)                 # raises ObjectExists
@@ -27,11 +27,11 @@ from argolocal.language.gofmt import timestamp
 from argolocal.manifest.types import Object
 
 VERSIONED_KINDS = ("WorkflowTemplate", "ClusterWorkflowTemplate", "CronWorkflow")
-# fields of `metadata` that the home sets
+# fields of `metadata` that this module sets
 SERVER_FIELDS = ("uid", "creationTimestamp", "generation", "resourceVersion")
 FOLDER = "objects"
 VERSION_FILE = ".resource-version"
-# identifies objects that were stored before objects had a uid
+# namespace of the uids of objects that were stored by an earlier version, without a uid
 UID_NAMESPACE = uuid.UUID("2f7c4a52-4f0c-4a0e-9d0a-6f2b3f6f6c1d")
 
 
@@ -48,7 +48,7 @@ class ObjectConflict(ConfigError):
 
 
 class StoredObjects:
-    """The objects with versions of a home. `clock`: returns the unix time."""
+    """The versioned objects of a home. `clock`: returns the unix time."""
 
     def __init__(self, home: Path, clock: Callable[[], float] = time.time) -> None:
         self.home = home.resolve()
@@ -84,7 +84,7 @@ class StoredObjects:
         return item
 
     def version(self) -> int:
-        """Return the newest resourceVersion."""
+        """Return the newest resourceVersion of all objects."""
         try:
             return int((self.folder / VERSION_FILE).read_text())
         except FileNotFoundError:
@@ -102,8 +102,8 @@ class StoredObjects:
             return self._write(manifest, None)
 
     def replace(self, manifest: Mapping[str, Any]) -> Object:
-        """Replace an object, and return it as stored. Without a resourceVersion, it replaces any
-        version. Raises ObjectMissing, ObjectConflict."""
+        """Replace an object, and return it as stored. If `manifest` has no resourceVersion, any
+        version is replaced. Raises ObjectMissing, ObjectConflict."""
         with self._locked():
             kind, name = _identify(manifest)
             current = self.get(kind, name)
@@ -118,8 +118,8 @@ class StoredObjects:
             return self._write(manifest, current)
 
     def apply(self, manifest: Mapping[str, Any]) -> Object:
-        """Create or replace an object as `kubectl apply` does: its status stays, and an unchanged
-        object keeps its version. Raises ConfigError for an invalid name."""
+        """Create or replace an object as `kubectl apply` does. The object's status is kept, and an
+        unchanged object keeps its version. Raises ConfigError for an invalid name."""
         with self._locked():
             kind, name = _identify(manifest)
             current = self.find(kind, name)
@@ -134,8 +134,8 @@ class StoredObjects:
             return self._write(applied, current)
 
     def update(self, kind: str, name: str, change: Callable[[Object], None]) -> Object:
-        """Change an object in place while no other process changes it, and return it as stored.
-        Raises ObjectMissing."""
+        """Call `change` on an object while holding the lock, store the object, and return it as
+        stored. Raises ObjectMissing."""
         with self._locked():
             current = self.get(kind, name)
             changed = self.get(kind, name)
@@ -183,7 +183,7 @@ class StoredObjects:
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
-        """Wait until no other process writes objects."""
+        """Hold the lock for writing objects during the `with` block."""
         homes.make(self.home)
         self.folder.mkdir(exist_ok=True)
         with open(self.folder / ".lock", "a") as lock:
@@ -203,7 +203,7 @@ def _identify(manifest: Mapping[str, Any]) -> tuple[str, str]:
 
 
 def _complete(item: Object, path: Path) -> Object:
-    """Add the metadata that an object lacks because an earlier version stored it."""
+    """Add metadata that is missing because an earlier version of this program stored the object."""
     metadata: Object = item["metadata"]
     if "resourceVersion" not in metadata:
         metadata.setdefault("uid", str(uuid.uuid5(UID_NAMESPACE, str(path))))

@@ -22,7 +22,8 @@ from argolocal.validate.workflow_rules import WorkflowRules
 
 __all__ = ["Finding", "check", "lint", "lint_all", "unheeded_tasks"]
 
-Reports = dict[tuple[Any, Any], list[Finding]]  # (kind, name) of an object → its findings
+# (kind, name) of an object → findings about the object
+Reports = dict[tuple[Any, Any], list[Finding]]
 
 
 def check(
@@ -33,8 +34,8 @@ def check(
 ) -> list[Finding]:
     """Return the non-fatal findings of the manifest and `other_objects`.
 
-    With `find`, return the findings of the manifest and of the objects that it refers to, instead
-    of `other_objects`. Raises ConfigError with all fatal findings, one line each.
+    With `find`, check the objects that the manifest refers to instead of `other_objects`. If
+    findings are fatal, raise a ConfigError with one line per fatal finding.
     """
     all_objects = [(file, manifest), *((file, item) for item in other_objects)]
     findings = lint(manifest, file, find) if find else lint_all(all_objects)
@@ -45,14 +46,14 @@ def check(
 
 
 def unheeded_tasks(findings: Iterable[Finding]) -> list[Finding]:
-    """Return the findings about tasks without any effect on other tasks, such as an approval that
-    no task waits for."""
+    """Return the findings about tasks that do not affect other tasks, such as an approval that no
+    task waits for."""
     return [finding for finding in findings if finding.rule == unheeded.RULE]
 
 
 def lint_all(objects: Sequence[tuple[str, Manifest]]) -> list[Finding]:
-    """Return the findings of objects that may refer to each other, given as pairs of a file and an
-    object."""
+    """Return the findings of all `objects`, which may refer to each other. Each item is a pair of a
+    file name and an object."""
     find = make_finder(manifest for _, manifest in objects)
     reports = Reports()
     return [
@@ -66,11 +67,11 @@ def lint(
     find: Find = lambda kind, name: None,
     reports: Reports | None = None,
 ) -> list[Finding]:
-    """Return the findings of a Workflow, WorkflowTemplate, CronWorkflow, or another object, such as
-    a training job, and of the objects that it refers to.
+    """Return the findings of a Workflow or any other object, such as a training job, and of the
+    objects that it refers to.
 
-    With `reports`, the findings of the other objects are added to `reports` instead of returned,
-    except findings about how the manifest uses these objects.
+    With `reports`, findings about the other objects are not returned, but added to `reports`.
+    Findings about how the manifest uses these objects are returned.
     """
     findings = Findings(file)
     rules = _rules(manifest, findings, find)
@@ -111,8 +112,8 @@ def _rules(manifest: Manifest, findings: Findings, find: Find) -> WorkflowRules 
 def _skip_reported(
     findings: list[Finding], rules: WorkflowRules, reports: Reports
 ) -> Iterator[Finding]:
-    """Yield the findings that are not reported with another object. The path of a finding about
-    another object contains the object's name."""
+    """Yield the findings that are not already reported for another object. The path of a finding
+    about another object contains the object's name."""
     reported_findings = set[tuple[str, str, bool]]()
     root = rules.root
 
@@ -134,7 +135,7 @@ def _skip_reported(
     else:
         templates_path = f"{root}.templates"
 
-    # a warning about another object is reported with that object
+    # skip this warning, because it is already reported for the other object
     other_paths = tuple(rules.other_objects.keys() - {root})
     for finding in findings:
         if (finding.path, finding.rule, finding.fatal) not in reported_findings and (

@@ -1,7 +1,8 @@
 """Check the objects of resource templates for mistakes that the API server, a webhook or an
 operator rejects or misinterprets.
 
-First, `{{workflow.name}}` is replaced by a name of the final length, and any other tag by UNKNOWN.
+Before the checks, `{{workflow.name}}` is replaced by an example name of the correct length, and any
+other tag by UNKNOWN.
 """
 
 import json
@@ -66,8 +67,8 @@ NAME_RULES: dict[str, tuple[int, re.Pattern[str], str]] = {
 
 
 def check_resource(findings: Findings, path: str, resource: Data, workflow_name: str) -> None:
-    """Check a resource template. `workflow_name` is an example of the workflow's name that has its
-    final length."""
+    """Check a resource template. `workflow_name` is an example of the workflow's name with the
+    correct length."""
     action = str(resource.get("action"))
     if action not in ACTIONS:
         message = f'the action "{action}" does not exist.{findings.hint(action, ACTIONS)}'
@@ -99,7 +100,8 @@ def reject_invalid(obj: Data) -> None:
 
 
 def check(findings: Findings, path: str, obj: Data) -> None:
-    """Check a Kubernetes object at `path` ("" for an object in its own file)."""
+    """Check a Kubernetes object. `path`: its location in the manifest, or "" for an object in a
+    file of its own."""
     kind = str(obj.get("kind"))
     prefix = f"{path}." if path else ""
 
@@ -148,7 +150,7 @@ def check(findings: Findings, path: str, obj: Data) -> None:
         labels = (_get_nested(obj, POD_SPEC_PATHS[kind][:-1]).get("metadata") or {}).get(
             "labels"
         ) or {}
-        # workers of a training do not serve requests, so they need no probes
+        # training workers do not serve requests, so they need no probes
         if kind in SERVER_KINDS and REPLICA_TYPE not in labels:
             pods.check_probes(findings, pods.containers_in(where, spec, "containers"))
 
@@ -167,7 +169,8 @@ def _check_inference_service(findings: Findings, path: str, spec: Data) -> None:
     for role in filter(spec.__contains__, INFERENCE_ROLES):
         where = f"{path}.{role}"
         pod = spec[role]
-        # a model without an image runs in the container of a serving runtime, a separate object
+        # a model without an image runs in the container of a serving runtime, which is a separate
+        # object
         if (pod.get("model") or {}).get("image"):
             model_containers = [(f"{where}.model", pod["model"])]
         else:
@@ -284,8 +287,8 @@ def _check_conditions(findings: Findings, path: str, resource: Data) -> None:
 
 
 def _parse_manifest(findings: Findings, path: str, text: str) -> Sequence[Data]:
-    """Return the objects in a manifest. A JSON manifest is parsed as JSON, even if its tags have no
-    quotes, because parsing it as YAML would be slower."""
+    """Return the objects in a manifest. A JSON manifest is parsed as JSON, which is faster than
+    YAML, even if it contains tags without quotes."""
     substituted = TAG.sub(UNKNOWN, text)
     if substituted.lstrip().startswith("{"):
         try:
@@ -546,7 +549,7 @@ def _check_plain_job(findings: Findings, path: str, spec: Data, pod: Data) -> No
 
 
 def _check_job_pods(findings: Findings, path: str, spec: Data, pod: Data) -> None:
-    """Check Kubernetes' rules for the pods of a Job."""
+    """Check that the pods of a Job follow the rules of Kubernetes."""
     restart_policy = pod.get("restartPolicy", "Always")
     if restart_policy not in ("OnFailure", "Never", UNKNOWN):
         message = (

@@ -1,4 +1,4 @@
-"""Check arguments of steps, tasks and workflows, and the inputs that templates need.
+"""Check the arguments of steps, tasks and workflows against the inputs of the called templates.
 
 Source: Argo's validateArguments and ProcessArgs.
 """
@@ -27,18 +27,19 @@ STORAGE_LOCATIONS = (
     "plugin",
 )
 ARTIFACT_SOURCES = (*STORAGE_LOCATIONS, "from", "fromExpression")
-# fields of valueFrom in an output parameter
+# allowed fields of valueFrom in an output parameter
 PARAMETER_SOURCES = ("path", "jqFilter", "jsonPath", "parameter", "expression", "supplied")
 OUTPUT_SOURCES = dict.fromkeys(("container", "script", "containerSet"), ("path",)) | {
     "resource": ("jsonPath", "jqFilter")
 }
 OUTPUT_SOURCES.update(dict.fromkeys(("dag", "steps"), ("parameter", "expression")))
-VALUE_SOURCES = ("configMapKeyRef", "supplied", "event")  # fields of valueFrom in an argument
+# allowed fields of valueFrom in an argument
+VALUE_SOURCES = ("configMapKeyRef", "supplied", "event")
 
 
 def check(findings: Findings, path: str, arguments: Data, allow_later: bool = False) -> None:
-    """Check `arguments`. With `allow_later`, values may be missing, because the option -p may set
-    them."""
+    """Check `arguments`. With `allow_later`, values may be missing, because the command-line option
+    -p may set them later."""
     check_names(findings, path, arguments)
     for parameter in arguments.get("parameters") or []:
         _check_parameter(
@@ -90,10 +91,11 @@ def check_inputs(
     allow_extra: bool = False,
     allow_later: bool = False,
 ) -> None:
-    """Check that a call passes the inputs of a template, which messages call `title`.
+    """Check that a call passes the required inputs of a template. `title`: description of the
+    template in messages.
 
-    `allow_extra`: accept arguments without an input. `allow_later`: accept missing arguments, which
-    may be set later.
+    `allow_extra`: accept arguments for which the template has no input. `allow_later`: accept
+    missing arguments, because they may be set later.
     """
     for kind in KINDS:
         inputs = (template.get("inputs") or {}).get(kind) or []
@@ -103,8 +105,8 @@ def check_inputs(
         for name in (
             [] if allow_extra else [name for name in passed_names if name not in input_names]
         ):
-            # Argo accepts unknown arguments. This one is fatal only if it may be the misspelt name
-            # of an input without an argument.
+            # Argo accepts unknown arguments. The finding is fatal only if the name may be a
+            # misspelling of an input whose argument is missing.
             suggestion = did_you_mean(name, input_names.difference(passed_names))
             message = f'{title} does not have the input "{name}".{suggestion or " Remove it."}'
             findings.add(path, "argument", message, fatal=bool(suggestion))
@@ -120,8 +122,8 @@ def check_inputs(
 
 
 def check_outputs(findings: Findings, path: str, outputs: Data, template_type: str) -> None:
-    """Check that each output parameter has exactly one source of its value, and that this type of
-    template supports the source."""
+    """Check that each output parameter has exactly one source of its value, and that the template's
+    type supports this source."""
     allowed_sources = OUTPUT_SOURCES.get(template_type, PARAMETER_SOURCES)
 
     for kind in ("parameters", "artifacts"):
@@ -157,8 +159,8 @@ def check_outputs(findings: Findings, path: str, outputs: Data, template_type: s
 def check_timeout(
     findings: Findings, path: str, template: Data, passed_arguments: Data, workflow_arguments: Data
 ) -> None:
-    """Check that a timeout whose value comes from arguments has a unit: Argo checks it after it has
-    substituted the known values."""
+    """Check that a timeout whose value comes from arguments has a unit. Argo checks the unit after
+    it has substituted the known values."""
     values: dict[str, str] = {}
 
     inputs = template.get("inputs") or {}
@@ -172,7 +174,7 @@ def check_timeout(
             values[f"{prefix}.parameters.{parameter.get('name')}"] = to_argo_string(value)
 
     text = str(template.get("timeout", ""))
-    for _ in range(2):  # the value of an argument may be a tag, too
+    for _ in range(2):  # the value of an argument may itself be a tag
         text = tag_rules.TAG.sub(lambda tag: values.get(tag[1].strip(), tag[0]), text)
 
     if INTEGER.fullmatch(text):

@@ -23,13 +23,13 @@ class Finding:
 
     def __str__(self) -> str:
         text = f"{self.file + ': ' if self.file else ''}{self.path}: {self.message} [{self.rule}]"
-        # escape line breaks, so that a value with a line break does not look like another finding
+        # escape line breaks, so that a value cannot look like a second finding
         return one_line(text)
 
 
 class Findings:
-    """Collects findings in order and without duplicates. A problem of an image is reported once,
-    even if many containers use the image."""
+    """Collects findings in order and without duplicates. A problem of an image is reported only
+    once, even if several containers use the image."""
 
     def __init__(self, file: str = "") -> None:
         self.file = file
@@ -44,15 +44,15 @@ class Findings:
         self.add(path, rule, message, fatal=False)
 
     def suggest(self, word: str, names: Iterable[str]) -> str:
-        """Call `did_you_mean` for the first MAX_HINTS mistakes, and return "" for all others,
-        because a search in many names is slow."""
+        """Return the result of `did_you_mean` for the first MAX_HINTS calls, and "" for later
+        calls, because a search in many names is slow."""
         self.hint_count += 1
         if self.hint_count <= MAX_HINTS:
             return did_you_mean(word, set(names))
         return ""
 
     def hint(self, word: str, choices: Iterable[str]) -> str:
-        """Return a hint for an unknown name: a similar name, or the existing names."""
+        """Return a hint for an unknown name that states a similar name or all existing names."""
         suggestion = self.suggest(word, choices)
         if suggestion or self.hint_count > MAX_HINTS:
             return suggestion or " Correct the name."

@@ -1,13 +1,13 @@
-"""Determine where in a workflow each tag `workflow.outputs.*` is known. Argo's validation visits
-all templates from the entrypoint, and collects global outputs on the way.
+"""Determine the places of a workflow where each tag `workflow.outputs.*` is known. Argo's
+validation starts at the entrypoint, visits all called templates, and collects their global outputs.
 
     outputs = GlobalOutputs(templates, ["main", "exit"])
     outputs.tags_at(step)
 
 An output with a globalName is known after the visit of its template: in later steps, in the entire
 DAG, and in templates that are visited later, such as onExit and hooks. Outputs of the entrypoint
-and of a hook's template are never known. If a globalName contains tags, every name of a global
-output counts as known. Source: validate.go, addOutputsToScope.
+template and of a hook's template are never known. If a globalName contains tags, all names of
+global outputs count as known. Source: validate.go, addOutputsToScope.
 """
 
 from collections import Counter
@@ -22,8 +22,8 @@ MISSING_TEMPLATE: Data = {}  # placeholder for a template that is not in the man
 
 
 class GlobalOutputs:
-    """The global outputs that are known in a template or step. In expressions, which Argo does not
-    check, all global outputs are known."""
+    """The global outputs that are known in each template or step. In expressions, all global
+    outputs count as known, because Argo does not check expressions."""
 
     def __init__(self, templates: Mapping[str, Data], roots: Sequence[str]) -> None:
         self.templates = templates
@@ -37,7 +37,7 @@ class GlobalOutputs:
         self.all_names = TagSet(self.all_tags | self.expression_tags)
         self.names_by_id: dict[int, TagSet] = {}  # id of a template or step → known tags
 
-        # a missing entrypoint is skipped here, because WorkflowRules reports it
+        # skip a missing entrypoint, which WorkflowRules reports
         if not self.all_tags <= ANY_OUTPUT and roots[0] in templates:
             self._walk([templates[name] for name in roots if name in templates])
 
@@ -57,8 +57,8 @@ class GlobalOutputs:
                 visits.append(self._visit(template))
 
     def _visit(self, template: Data) -> Iterator[Data]:
-        """Visit a template. Yield each template that this template calls; `_walk` visits the called
-        template before this generator resumes."""
+        """Visit a template, and yield each template that it calls. Before this generator resumes,
+        `_walk` visits the called template."""
         if id(template) in self.names_by_id:
             return
 
@@ -111,7 +111,7 @@ class GlobalOutputs:
         return tags
 
     def _calls(self, template: Data) -> Iterator[tuple[Data, Data]]:
-        """Yield each step or task with the template that it calls."""
+        """Yield each step or task of a template, with the template that the step or task calls."""
         groups = [(template.get("dag") or {}).get("tasks") or [], *(template.get("steps") or [])]
         for step in (step for group in groups for step in group):
             yield (

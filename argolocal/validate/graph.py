@@ -20,7 +20,7 @@ TASK_RESULTS = (
     "AnySucceeded",
     "AllFailed",
 )
-# result of a loop in `depends` → the corresponding result of a task without a loop
+# result of a loop in `depends` → corresponding result for a task without a loop
 LOOP_RESULTS = {
     "AnySucceeded": "Succeeded",
     "AllFailed": "Failed",
@@ -33,7 +33,7 @@ Predecessors = Mapping[str, Set[str]]
 def check(
     findings: Findings, path: str, dag: Data, tasks: Mapping[str, Data]
 ) -> Predecessors | None:
-    """Return the tasks that each task waits for, or None if there is a cycle."""
+    """Return the tasks that each task waits for, or None if the dependencies are cyclic."""
     for name in str(dag.get("target") or "").split():
         if name not in tasks and "{{" not in str(dag["target"]):
             findings.add(
@@ -80,10 +80,10 @@ def check(
 
 
 def find_finished_before(predecessors: Predecessors) -> Callable[[str], Callable[[str], bool]]:
-    """Return a function f: f(task)(other) is True if the task `other` has always finished before
+    """Return a function `f`. `f(task)(other)` is True if the task `other` always finishes before
     `task` starts.
 
-    An integer represents the ancestors of a task by its bits, because sets of names would need more
+    The ancestors of a task are stored as bits of an integer, because sets of names would need more
     memory.
     """
     bits = {name: 1 << number for number, name in enumerate(predecessors)}
@@ -98,15 +98,15 @@ def find_finished_before(predecessors: Predecessors) -> Callable[[str], Callable
 
 
 def results_awaited_by(task: Data) -> list[tuple[str, str]]:
-    """Return a pair for each task that `task` waits for: its name, and the awaited result, such as
-    Failed, or "" if no result is given."""
+    """Return (name, result) for each task that `task` waits for. The result is, for example,
+    Failed, or "" if none is given."""
     depends = str(task.get("depends") or "")
     dependencies = task.get("dependencies") or []
     return [*TASK_REFERENCE.findall(depends), *((str(name), "") for name in dependencies)]
 
 
 def _predecessors(findings: Findings, path: str, tasks: Mapping[str, Data], task: str) -> set[str]:
-    """Return the tasks that `task` waits for."""
+    """Return the names of the tasks that `task` waits for."""
     text = str(tasks[task].get("depends") or "")
 
     references = results_awaited_by(tasks[task])

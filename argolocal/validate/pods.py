@@ -19,7 +19,7 @@ SHELLS = ("sh", "bash", "ash", "dash", "zsh")
 SHELL_CALL = re.compile(r"(?<!\$)\$\(([^()]+)\)")
 VARIABLE = re.compile(r"[A-Z_][A-Z0-9_]*")
 LOGIN_URL = re.compile(r"\b([a-z][a-z0-9+.-]{0,30})://[^\s/:@]*:([^\s/@]+)@", re.IGNORECASE)
-# a text that contains one of these placeholders is not a plain-text secret
+# placeholders for values; a text that contains one of them is not a plain-text secret
 PLACEHOLDERS = ("{{", UNKNOWN, "$")
 ALLOWED_VOLUMES = {
     "configMap",
@@ -45,9 +45,10 @@ def containers_in(path: str, pod: Data, *lists: str) -> Iterator[tuple[str, Data
 def check(
     findings: Findings, path: str, pod: Data, containers: Containers, is_complete: bool = True
 ) -> None:
-    """Check containers and their `pod`, which is a PodSpec or a template with fields of a PodSpec.
+    """Check containers and their `pod`, which is a PodSpec or a template that contains fields of a
+    PodSpec.
 
-    `is_complete`: False for a PodSpec that only overrides fields of another PodSpec.
+    `is_complete`: False if the PodSpec only overrides fields of another PodSpec.
     """
     for key in ("hostNetwork", "hostPID", "hostIPC"):
         if pod.get(key) is True:
@@ -128,7 +129,7 @@ def _check_image(findings: Findings, path: str, image: str) -> None:
 
 
 def check_resources(findings: Findings, path: str, resources: Data) -> None:
-    """Check that a container has requests for CPU and memory, and a memory limit."""
+    """Check that a container has CPU and memory requests, and a memory limit."""
     requests = resources.get("requests") or {}
     limits = resources.get("limits") or {}
     missing_fields = [
@@ -235,7 +236,8 @@ def _is_shell(word: str) -> bool:
 
 
 def _check_shell_calls(findings: Findings, path: str, container: Data) -> None:
-    """Report syntax such as `$(date)` without a shell: Kubernetes only expands `$(VARIABLE)`."""
+    """Report shell syntax such as `$(date)` in a container that runs no shell. Kubernetes only
+    expands `$(VARIABLE)`."""
     if _runs_shell(container):
         return
     variables = {str(variable.get("name")) for variable in container.get("env") or []}

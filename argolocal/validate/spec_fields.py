@@ -1,7 +1,7 @@
 """Check tags in the fields of a spec other than `templates`. Argo's validation does not read these
-fields: a tag without a value remains in the text, so each finding is a warning.
+fields. Each finding is a warning, because a tag without a value just remains in the text.
 
-The scopes follow these functions of Argo 4.0.7: substituteGlobalVariables,
+The allowed tags follow these functions of Argo 4.0.7: substituteGlobalVariables,
 substituteParamsInVolumes, substitutePodParams, processPodSpecPatch and SubstituteParams.
 """
 
@@ -13,7 +13,7 @@ from argolocal.manifest.types import Manifest
 from argolocal.validate import tag_rules
 from argolocal.validate.workflow_facts import WorkflowFacts
 
-# fields that Argo copies into each pod, so that they may use the inputs of the pod's template
+# fields that Argo copies into each pod; they may therefore use the inputs of the pod's template
 POD_FIELDS = (
     "affinity",
     "dnsConfig",
@@ -28,13 +28,14 @@ POD_FIELDS = (
     "tolerations",
     "volumes",
 )
-# fields that Argo copies into templates, so that they may use all tags of the template
+# fields that Argo copies into templates; they may therefore use all tags of the template
 TEMPLATE_FIELDS = ("arguments", "hooks", "podSpecPatch", "templateDefaults")
 ITEM_TAGS = ("item", "tasks.name", "steps.name")
 
 
 class SpecScopes:
-    """The scopes of the fields of a spec. `global_names` are tags with a value in all fields."""
+    """The scopes (tags with a value) of the fields of a spec. `global_names`: tags that have a
+    value in all fields."""
 
     def __init__(self, facts: WorkflowFacts, global_names: Iterable[str]) -> None:
         templates = facts.templates
@@ -67,7 +68,8 @@ def check_tags(facts: WorkflowFacts, field: str, path: str, text: str, scope: Sc
     use = tag_rules.TextUse(is_validated=False, is_used=False)
     tags = tag_rules.TAG.findall(text)
     if field == "arguments":
-        # the tags workflow.* of an argument are checked with the templates that read it
+        # tags workflow.* in an argument are checked together with the templates that read the
+        # argument
         tags = [tag for tag in tags if not tag.strip().startswith("workflow.")]
 
     complete_tags = " ".join(f"{{{{{tag}}}}}" for tag in tags)

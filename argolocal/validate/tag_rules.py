@@ -14,13 +14,14 @@ from argolocal.validate.findings import Findings
 UNKNOWN = "\ue000"  # placeholder for the value of a tag
 # first words of the tags that Argo substitutes, such as `inputs` in {{inputs.parameters.x}}
 PREFIXES = {"inputs", "outputs", "tasks", "steps", "workflow", "item", "pod"}
-# all first words of Argo's tags; other tags, such as tags of Jinja, remain in the text
+# all first words of Argo's tags; tags with other first words, such as tags of Jinja, remain in the
+# text
 FIRST_WORDS = (*sorted(PREFIXES), "node", "lastRetry", "retries", "cronworkflow", "sprig")
 # if an unknown first word is at least this similar to a known one (from 0 to 1), it counts as
 # misspelt
 SIMILARITY = 0.8
-# tags with a value in each attempt of a step; other tags with the same first words remain in the
-# text
+# tags that have a value in each attempt of a step; other tags with the same first words remain in
+# the text
 ATTEMPT_TAGS = (
     "node.name",
     "retries",
@@ -30,19 +31,20 @@ ATTEMPT_TAGS = (
     "lastRetry.message",
 )
 RETRY_TAG = re.compile(r"retries|lastRetry\..*")
-# Argo does not check tags with these prefixes. Without a value, they remain in the text. Source:
-# validate.go, resolveAllVariables.
+# Argo does not check tags with these prefixes. If they have no value, they remain in the text.
+# Source: validate.go, resolveAllVariables.
 UNCHECKED = ("workflow.creationTimestamp", "workflow.scheduledTime", "workflow.duration")
 METADATA_TAG = re.compile(r"workflow\.(label|annotation)s\.(.+)", re.DOTALL)
 
 
 @dataclass(frozen=True)
 class TextUse:
-    """The uses of a text, which determine whether a tag without a value prevents the run.
+    """The use of a text. It determines whether a tag without a value in the text prevents the run.
 
     `parameters_known`: False if the workflow may have parameters that are not in the file, so that
     an unknown name is not an error. `is_validated`: Argo's validation
-    reads the text. `is_used`: a run may use the text. `retries`: the template has a retryStrategy.
+    reads the text. `is_used`: True if a run may use the text. `retries`: True if the template has a
+    retryStrategy.
     """
 
     parameters_known: bool = True
@@ -51,13 +53,13 @@ class TextUse:
     retries: bool = True
 
     def is_fatal(self, tag: str, name: str) -> bool:
-        """Return True if Argo rejects the tag, or a run would use the text of the tag. `name`: a
-        name that the tag refers to."""
+        """Return True if the missing value of a tag is fatal: Argo rejects the tag, or a run would
+        use the tag as text. `name`: a name that the tag refers to."""
         if name.startswith("workflow.parameters") and not self.parameters_known:
             return False
         if tag.startswith("="):
-            # An unknown `item` fails only at run time, and labels may be added when the workflow is
-            # submitted.
+            # Not fatal are `item`, which fails only at run time, and labels, which may be added
+            # when the workflow is submitted.
             is_late = name.split(".")[0] == "item" or METADATA_TAG.fullmatch(name)
             return (self.is_validated or self.is_used) and not is_late
         if name.startswith(UNCHECKED):
@@ -75,8 +77,8 @@ def check_text(findings: Findings, path: str, text: str, scope: Scope, text_use:
     for tag in TAG.findall(text):
         names = _names_in(findings, path, tag)
         for name in names:
-            # A tag that is only a first word, such as {{inputs}}, remains in the text, except in an
-            # expression ({{=...}}).
+            # A tag that consists of only a first word, such as {{inputs}}, remains in the text,
+            # except in an expression ({{=...}}).
             is_first_word = name in PREFIXES and name != "item" and not tag.startswith("=")
             is_part = any(other.startswith(f"{name}.") for other in names)
             if (
@@ -101,8 +103,7 @@ def check_text(findings: Findings, path: str, text: str, scope: Scope, text_use:
 
 
 def _correct_first_word(name: str) -> str:
-    """If the first word of a name seems to be misspelt, return the tag that is probably meant, else
-    ""."""
+    """If the first word of a tag seems to be misspelt, return the corrected tag, else ""."""
     first_word, dot, path = name.partition(".")
     if first_word in ("node", "retries", "lastRetry"):
         if name in ATTEMPT_TAGS or not dot:

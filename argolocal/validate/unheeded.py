@@ -1,7 +1,7 @@
 """Warn about tasks that do not affect other tasks: a suspend that no task waits for, and outputs
 that no task reads.
 
-Argo runs such a workflow as if it did not contain the task. For example, Argo then releases a model
+Argo runs such a workflow as if the task did not exist. For example, a model is then released
 without the approval, or despite a failed quality check. A task of a nested template affects the
 tasks that follow the caller of this template, so the check walks from the entrypoint into nested
 templates.
@@ -41,10 +41,10 @@ ARTIFACT_FIELDS = {
 class TemplateUse:
     """One use of a template in the workflow.
 
-    `path`: the path that findings about the template's tasks show. `is_own`: the template belongs
-    to the checked manifest, and `path` is the template's path. `is_awaited`: a later task waits for
-    the end of this use. `is_read`: the outputs of this use are read, or are outputs of the
-    workflow."""
+    `path`: the path that findings about the template's tasks show. `is_own`: True if the template
+    belongs to the checked manifest; then `path` is the template's path. `is_awaited`: True if a
+    later task waits until this use ends. `is_read`: True if the outputs of this use are read, or
+    are outputs of the workflow."""
 
     template: Data
     path: str
@@ -72,7 +72,7 @@ class Call:
 def check(findings: Findings, path: str, templates: Mapping[str, Data], entrypoint: object) -> None:
     """Check the tasks that run from the entrypoint. `path` is the path of the templates.
 
-    Without an entrypoint, other workflows use the templates, and their tasks may wait for any
+    Without an entrypoint, the templates are used by other workflows, whose tasks may wait for any
     template.
     """
     own_roots = [str(entrypoint)] if entrypoint else _uncalled_templates(templates)
@@ -100,9 +100,9 @@ def check(findings: Findings, path: str, templates: Mapping[str, Data], entrypoi
 
 
 def _check_outputs(findings: Findings, call: Call, others_end: bool) -> None:
-    """Warn if no task can use an output of the call. `others_end`: the workflow has another last
-    task. If the workflow ends with only one task, the outputs of this task count as results of the
-    workflow."""
+    """Warn if no task can use an output of the call. `others_end`: True if other tasks are also
+    last tasks of the workflow. If a workflow has only one last task, the task's outputs count as
+    results of the workflow."""
     outputs = call.template.get("outputs") or {}
 
     all_outputs = [output for field in OUTPUT_FIELDS for output in outputs.get(field) or []]
@@ -134,7 +134,7 @@ def _check_outputs(findings: Findings, call: Call, others_end: bool) -> None:
 def _find_calls(
     template_uses: list[TemplateUse], path: str, templates: Mapping[str, Data]
 ) -> Iterator[Call]:
-    """Yield the calls in the templates of `template_uses`, and in the templates that these call."""
+    """Yield the calls in the templates of `template_uses`, and in all templates that they call."""
     seen: set[tuple[int, str, bool, bool]] = set()
 
     # this loop avoids recursion, because templates may be nested deeper than Python's stack allows
@@ -155,8 +155,8 @@ def _find_calls(
             if not call.is_group:
                 continue
 
-            # a template of another object may be correct for other callers, so the finding names
-            # this caller
+            # show the path of the caller, because a template of another object may be correct for
+            # its other callers
             is_inline = call.template.get("name") not in templates
             if is_inline:
                 own_path = f"{call.path}.inline"
@@ -205,8 +205,8 @@ def _tasks_in(template: Data) -> Iterator[tuple[str, str, Data]]:
 
 
 def _awaited_tasks(template: Data) -> set[str]:
-    """Return the tasks of a DAG on which another task depends, or the steps that are not in the
-    last group."""
+    """Return the tasks that a later task waits for: in a DAG, tasks on which another task depends;
+    in steps, all steps before the last group."""
     if "dag" in template:
         tasks = template["dag"].get("tasks") or []
         return {name for task in tasks for name, _ in graph.results_awaited_by(task)}
@@ -219,8 +219,8 @@ def _has_exit_hook(task: Data) -> bool:
 
 
 def _tasks_named_in(task: Data, except_for: str) -> set[str]:
-    """Return the tasks whose values a task reads. The task's hooks may also read values of the task
-    itself."""
+    """Return the tasks whose outputs or other values a task reads. A task's hooks may also read
+    values of the task itself."""
     body = {key: value for key, value in task.items() if key not in ("hooks", "name")}
     hooks = task.get("hooks") or {}
     return (_find_task_names(body) - {except_for}) | _find_task_names(hooks)

@@ -1,5 +1,5 @@
-"""Compute the facts about a workflow that its rules need: its templates, the tags that have a
-value, and the values that are used."""
+"""Compute facts about a workflow for the rules: its templates, the tags that have a value, and the
+values that are used."""
 
 import re
 from functools import cached_property
@@ -27,7 +27,7 @@ class WorkflowFacts:
         self.find = find
         self.add = findings.add
         self.warn = findings.warn
-        # path that findings show for the spec of a referenced object → this object
+        # path of a referenced object's spec, as findings show it → the object
         self.other_objects: dict[str, Manifest] = {}
         self.kind = str(manifest.get("kind"))
         self.root = "spec.workflowSpec" if self.kind == "CronWorkflow" else "spec"
@@ -38,8 +38,8 @@ class WorkflowFacts:
 
     @cached_property
     def stored_templates(self) -> dict[str, dict[str, Manifest] | None]:
-        """Scope of a referenced object, which is the prefix of the full names of its templates →
-        these templates, or None if the object is missing."""
+        """Maps the scope of each referenced object to the object's templates, or to None if the
+        object is missing. The scope is the prefix of the templates' full names."""
         templates: dict[str, dict[str, Manifest] | None] = {}
         references: list[tuple[str, Manifest, str]] = []
         resolve.qualify_names(self.spec, "", self.root, references)
@@ -51,7 +51,8 @@ class WorkflowFacts:
                 spec = {}
                 templates[scope] = None
 
-                if other and not any(shape.shape_errors(other)):  # reported for `other`
+                if other and not any(shape.shape_errors(other)):
+                    # these errors are reported for `other` itself
                     self.other_objects[self.object_path(scope)] = other
                     spec = shape.without_nulls(other.get("spec") or {})
                     templates[scope] = _by_name(spec)
@@ -61,13 +62,13 @@ class WorkflowFacts:
         return templates
 
     def object_path(self, scope: str) -> str:
-        """Return the path that findings show for the spec of a referenced object. `scope`: the
-        prefix of the full names of its templates."""
+        """Return the path of a referenced object's spec, as findings show it. `scope`: the prefix
+        of the full names of its templates."""
         return f"{self.root}.templateRef[{scope.partition('/')[2]}]"
 
     @cached_property
     def templates(self) -> dict[str, Manifest]:
-        """Templates by the names that callers use."""
+        """Maps the names that callers use to templates."""
         # call `stored_templates` first, because it also writes full template names into callers
         stored = self.stored_templates.items()
         return _by_name(self.spec) | {
@@ -87,7 +88,7 @@ class WorkflowFacts:
         metadata = self.manifest.get("metadata") or {}
 
         if self.kind in TEMPLATE_KINDS:
-            # a scheduled workflow may use the template, and then has a scheduled time
+            # a CronWorkflow may use the template; then the tag for the scheduled time has a value
             return {
                 **metadata,
                 "annotations": {
@@ -116,7 +117,7 @@ class WorkflowFacts:
 
     @cached_property
     def running_ids(self) -> set[int]:
-        """Ids of templates that run before the workflow completes, and thus cannot read
+        """Ids of the templates that run before the workflow completes, so they cannot read
         workflow.failures."""
         return {
             id(template)
@@ -124,8 +125,9 @@ class WorkflowFacts:
         }
 
     def called_templates(self, queue: list[str], hooks: bool = True) -> dict[str, Manifest]:
-        """Return the templates named in `queue` and all templates that they call. With `hooks`,
-        include the templates that the hooks of these templates call."""
+        """Return the templates whose names are in `queue`, and all templates that they call
+        directly or indirectly. With `hooks`, include the templates that the hooks of these
+        templates call."""
         templates: dict[str, Manifest] = {}
 
         while queue:
@@ -146,13 +148,14 @@ class WorkflowFacts:
         return self.spec.get("templateDefaults") or {}
 
     def inputs_without_argument(self, template: Manifest) -> set[str]:
-        """Return the input parameters of a template that a caller in this workflow does not
-        pass."""
+        """Return the names of a template's input parameters that at least one caller in this
+        workflow does not pass."""
         return self.unpassed_inputs.get(id(template), set())
 
     @cached_property
     def unpassed_inputs(self) -> dict[int, set[str]]:
-        """Id of a template → the input parameters that one of its callers does not pass."""
+        """Maps the id of a template to the input parameters that at least one of its callers does
+        not pass."""
         roots = [
             str(self.spec.get(field)) for field in ("entrypoint", "onExit") if self.spec.get(field)
         ]
@@ -193,8 +196,8 @@ class WorkflowFacts:
     def global_tags(
         self, template: Manifest, step: Manifest | None = None
     ) -> tuple[TagSet, TagSet]:
-        """Return the tags `workflow.*` and the tags of global outputs that are known in a template,
-        or in its step `step`."""
+        """Return the tags `workflow.*` and the tags of global outputs that are known in a template
+        or, if given, in its step `step`."""
         if id(template) in self.running_ids:
             workflow_tags = self.tags_while_running
         else:

@@ -30,8 +30,8 @@ KINDS = ("Workflow", "WorkflowTemplate", "ClusterWorkflowTemplate", "CronWorkflo
 POD_GC_STRATEGIES = ("OnPodCompletion", "OnPodSuccess", "OnWorkflowCompletion", "OnWorkflowSuccess")
 
 NAME = re.compile(r"[a-zA-Z0-9][-a-zA-Z0-9]*")
-MAX_PREFIX_LENGTH = 58  # of generateName; the API server appends five characters
-# a CronWorkflow needs a shorter name, because its workflows are called NAME-UNIXTIME
+MAX_PREFIX_LENGTH = 58  # maximum length of generateName; the API server appends five characters
+# the name of a CronWorkflow must be shorter, because its workflows are named NAME-UNIXTIME
 MAX_NAME_LENGTHS = {"CronWorkflow": 52}
 OUTPUT_TAG = re.compile(
     r"\{\{\s*(?:(?:tasks|steps)\.[^{}]*\.outputs\.|workflow\.outputs\.parameters\.)"
@@ -41,7 +41,7 @@ OUTPUT_TAG = re.compile(
 # types of templates that run a pod
 POD_TYPES = ("container", "script", "containerSet", "resource", "data")
 NODE_TAGS = ("outputs.result", "outputs.exitCode", "tasks.name", "steps.name")
-# fields of a DAG or steps template that have an effect; all other fields are for pods
+# fields that have an effect in a DAG or steps template; all other fields apply to pods only
 USED_FIELDS = (
     "name",
     "outputs",
@@ -55,7 +55,7 @@ READ_TEXT = TextUse()
 
 
 class WorkflowRules(WorkflowFacts):
-    """The rules for one manifest. The method `run` adds the problems to `findings`."""
+    """The rules for one manifest. The method `run` adds the problems it detects to `findings`."""
 
     def run(self) -> None:
         self.check_metadata()
@@ -126,8 +126,8 @@ class WorkflowRules(WorkflowFacts):
         )
 
     def check_workflow_tags(self, workflow_arguments: Manifest) -> None:
-        """Check the tags outside of templates, which Argo's validation reads only after they were
-        inserted into templates."""
+        """Check the tags outside of templates. Argo's validation reads them only after they have
+        been inserted into templates."""
         known_tags = (
             self.workflow_tags.names | self.global_outputs.all_names.names | {"workflow.failures"}
         )
@@ -184,7 +184,7 @@ class WorkflowRules(WorkflowFacts):
 
     @cached_property
     def workflow_name(self) -> str:
-        """Example of a name that the manifest's workflows will have, with the correct length."""
+        """Example of a name for workflows of this manifest, with the correct length."""
         metadata = self.manifest.get("metadata") or {}
         if self.kind == "Workflow":
             return (
@@ -236,7 +236,7 @@ class WorkflowRules(WorkflowFacts):
                     pods.shell_message(command),
                 )
 
-    # checks of templates, tasks and their parts
+    # the following methods check templates, tasks and their parts
 
     def check_names(self, path: str, used_names: list[str]) -> None:
         for name, count in Counter(used_names).items():
@@ -257,8 +257,8 @@ class WorkflowRules(WorkflowFacts):
     def check_template(
         self, path: str, template: Manifest, task_scope: Scope | None = None
     ) -> None:
-        """Check a template; `task_scope` is the scope of the task that contains an inline template,
-        whose tags this template can also use."""
+        """Check a template. `task_scope`: for an inline template, the scope of the task that
+        contains it; the template can also use these tags."""
         types = [kind for kind in TEMPLATE_TYPES if kind in template]
         if len(types) != 1:
             if types:
@@ -330,8 +330,8 @@ class WorkflowRules(WorkflowFacts):
             self.check_inputs(path, template, scope)
 
     def check_inputs(self, path: str, template: Manifest, scope: Scope) -> None:
-        """Check the tags in the inputs of a template. If a caller passes an argument, it replaces
-        the value of the input, including the tags in this value.
+        """Check the tags in the inputs of a template. An argument from a caller replaces the value
+        of the input, including the tags in this value.
 
         Source: ProcessArgs, validateLeaf.
         """
@@ -346,8 +346,8 @@ class WorkflowRules(WorkflowFacts):
             is_used = name in self.inputs_without_argument(template) and reads_input(template, name)
 
             for key, value in parameter.items():
-                # Argo's validation replaces `value`, but not `default`, by the value of an
-                # argument.
+                # In Argo's validation, the value of an argument replaces `value`, but not
+                # `default`.
                 is_validated = not calls_others and key not in ("value", "valueFrom")
                 self.check_tags(
                     f"{where}.{key}",
@@ -357,8 +357,8 @@ class WorkflowRules(WorkflowFacts):
                 )
 
     def check_pod(self, path: str, template: Manifest) -> None:
-        """Check a template's pod; `templateDefaults` and the spec supply the fields that the
-        template does not set."""
+        """Check a template's pod. Fields that the template does not set come from
+        `templateDefaults` and the spec."""
         defaults = self.template_defaults
         merged_template = {**defaults, **template}
 
@@ -451,7 +451,7 @@ class WorkflowRules(WorkflowFacts):
         self.forbid(path, template, "a pod", "activeDeadlineSeconds", "timeout")
         nodes = Nodes("steps", all_steps, self.templates)
         input_tags = TagSet(inputs)
-        # as in Argo, tags of the items of earlier steps' loops remain valid in later steps
+        # as in Argo, the item tags of a loop remain valid in later steps
         loop_items: tuple[TagSet, ...] = ()
 
         for number, step in step_list:
@@ -465,7 +465,8 @@ class WorkflowRules(WorkflowFacts):
         self.check_other_fields(path, template, "steps", scope)
 
     def check_other_fields(self, path: str, template: Manifest, body: str, scope: Scope) -> None:
-        """Check the tags in the fields of a DAG or steps template, except its `body`."""
+        """Check the tags in the fields of a DAG or steps template, except the field `body`, which
+        contains the tasks."""
         self.check_inputs(path, template, scope)
         for key, value in template.items():
             if key not in ("inputs", body):
@@ -475,7 +476,8 @@ class WorkflowRules(WorkflowFacts):
                 )
 
     def forbid(self, path: str, template: Manifest, kind: str, *fields: str) -> None:
-        """Report `fields`, which only another type of template may have."""
+        """Report each of the `fields` that the template has, because only another type of template
+        may have them."""
         for field in filter(template.__contains__, fields):
             message = (
                 f"only a template with {kind} may have this field: move it to one, or to the"
@@ -490,7 +492,7 @@ class WorkflowRules(WorkflowFacts):
         if task.get("template"):
             self.check_call(path, str(task["template"]), passed_arguments)
         elif inline := task.get("inline"):
-            # the tags in a template of a stored object are checked with this object
+            # tags in a template of a stored object are checked when the stored object is checked
             is_stored = path.startswith(tuple(self.other_objects))
             self.check_template(f"{path}.inline", inline, None if is_stored else scope)
 
@@ -540,7 +542,7 @@ class WorkflowRules(WorkflowFacts):
         input_names = names(((template or {}).get("inputs") or {}).get("parameters"))
 
         for parameter in passed_arguments.get("parameters") or []:
-            # Argo validates the tags of an argument even if no input takes it.
+            # Argo validates the tags of an argument even if the template has no input for it.
             is_used = template is None or parameter.get("name") in input_names
             where = f"{path}.arguments.parameters[{parameter.get('name')}]"
             self.check_tags(where, parameter, scope, TextUse(is_used=is_used))
@@ -554,8 +556,8 @@ class WorkflowRules(WorkflowFacts):
         self.check_step_tags(path, name, task)
 
     def check_step_tags(self, path: str, name: str, task: Manifest) -> None:
-        """Report those tags of a step that Argo's validation rejects, although they would have a
-        value during the run. Source: resolveAllVariables."""
+        """Report the tags of a step that would have a value during the run, but that Argo's
+        validation rejects. Source: resolveAllVariables."""
         has_exit_hook = "onExit" in task or "exit" in (task.get("hooks") or {})
 
         for where, text in tag_scope.find_strings(task, path):
@@ -601,7 +603,7 @@ class WorkflowRules(WorkflowFacts):
         self, path: str, name: str, passed_arguments: Manifest, allow_extra: bool = False
     ) -> None:
         """Check that a called template exists and gets its inputs. With `allow_extra`, accept
-        arguments without an input."""
+        arguments for which the template has no input."""
         template = self.templates.get(name)
         scope, _, short_name = name.rpartition("/")
         owner = f" of {scope.partition('/')[2]}" if scope else ""
@@ -613,7 +615,7 @@ class WorkflowRules(WorkflowFacts):
                 templates = self.templates
 
             if templates is not None and not (scope and "{{" in short_name):
-                # names with / are templates of other objects
+                # names that contain / refer to templates of other objects
                 choices = [key for key in templates if "/" not in key]
                 message = (
                     f'the template "{short_name}"{owner} does not'
@@ -623,7 +625,7 @@ class WorkflowRules(WorkflowFacts):
 
             return
 
-        # the workflow that uses the template may supply the input
+        # the workflow that uses the template may pass the input
         allow_later = allow_extra and self.kind in TEMPLATE_KINDS
         where = f"{path}.arguments"
         title = f"template {short_name}{owner}"
@@ -646,6 +648,6 @@ def _has_loop(task: Manifest) -> bool:
 
 
 def _workflow_tags_in(text: str) -> str:
-    """Return only the tags workflow.* of a text."""
+    """Return the tags workflow.* in a text, without the rest of the text."""
     tags = [tag for tag in tag_rules.TAG.findall(text) if tag.strip().startswith("workflow.")]
     return " ".join(f"{{{{{tag}}}}}" for tag in tags)

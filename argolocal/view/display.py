@@ -1,4 +1,5 @@
-"""Show a run in progress: as a live tree on a terminal, else as lines with the time.
+"""Show a run in progress as a live tree on a terminal. Without a terminal, print lines with
+timestamps.
 
 find_error = LogErrors(name, logs, deployments).of
 with display.show(name, find_error, manifest, sys.stdout) as run_display:
@@ -42,11 +43,12 @@ MARKS = {
     "Skipped": ("–", "dim"),
     "Omitted": ("–", "dim"),
 }
-# in a run with more than MANY_STEPS steps, the maximum share of the time that goes into reports
+# MAX_REPORT_SHARE: maximum share of the time that reports may take in a run with more than
+# MANY_STEPS steps
 MANY_STEPS = 200
 MAX_REPORT_SHARE = 1 / 30
-NOT_RUN_PHASES = ("Skipped", "Omitted")  # phases of steps that did not run
-# reasons for a pending pod that are normal, and therefore not reported
+NOT_RUN_PHASES = ("Skipped", "Omitted")  # phases of steps that did not run at all at all
+# normal reasons for a pending pod, which are not reported
 NORMAL_PENDING_REASONS = ("PodInitializing", "ContainerCreating")
 # part of Argo's message for a step whose job failed; the job's logs contain the cause
 JOB_FAILED = "failure condition"
@@ -56,8 +58,8 @@ ProgressOf = Callable[[Step], str]
 
 
 class RunDisplay(Protocol):
-    """A display that is called with every new status. `tick` is called a few times per second, and
-    `say` prints a line."""
+    """A display of a run. It is called with every new status. `tick` is called a few times per
+    second, and `say` prints a line."""
 
     def __call__(self, status: Status) -> None: ...
     def tick(self) -> None: ...
@@ -167,7 +169,7 @@ class Lines:
                         f"{row.name} {row.phase.lower()}{duration_text}"
                         + (f": {cause}" if cause else "")
                     )
-                    # skip attempts, because an attempt has the same warnings as its step
+                    # skip attempts, because a retried step has the same warnings as its attempt
                     if not row.label.startswith("("):
                         for text in warnings([row.node or {}]):
                             self.say(f"{row.name} warning: {text}")
@@ -179,7 +181,8 @@ class Lines:
             )
 
     def _report_waiting(self, row: Step) -> None:
-        """Print once why a pod is pending, such as an image that cannot be pulled."""
+        """Print the reason why a pod is pending, such as an image that cannot be pulled. Each
+        reason is printed only once."""
         reason = row.message.partition(":")[0]
         if (
             reason
@@ -220,7 +223,7 @@ class Tree:
         self.progress = progress
         self.plan = list_planned_tasks(manifest)
         self.status: Status = {}
-        self.causes: dict[str, str] = {}  # name of a failed step → cause of the failure
+        self.causes: dict[str, str] = {}  # name of a failed step → cause of its failure
         self.began = time.time()
         self.console = Console(file=without_escapes(out), highlight=False)
         self.live = Live(get_renderable=self.draw, console=self.console, refresh_per_second=4)
@@ -235,8 +238,8 @@ class Tree:
         self.console.print(visible(line), markup=False)
 
     def draw(self) -> Any:
-        """Draw the current tree. The columns are the step with its mark, its duration, and its
-        training progress or message."""
+        """Draw the current tree. Its columns are the step with a status symbol, the duration, and
+        the training progress or message."""
         from rich.table import Table
         from rich.text import Text
 
@@ -270,8 +273,8 @@ class Tree:
 
 
 def cause_of(row: Step, progress: ProgressOf) -> str:
-    """Return the cause of a step's failure on one line: the error in the log of its job, or the
-    step's message."""
+    """Return the cause of a step's failure in one line: the error in the log of the step's job, or
+    the step's message."""
     error = progress(row) if JOB_FAILED in row.message else ""
     return " ".join((error or causes.extract_cause(row.message)).split())[:MAX_CAUSE_LENGTH]
 
@@ -302,8 +305,8 @@ class LogErrors:
 def log_line(label: str, text: str, as_json: bool) -> str:
     """Format a line of a log with its step, as text or as a JSON object.
 
-    For a line with carriage returns, the text is the part that a terminal would finally show, such
-    as the last state of a progress bar."""
+    Of a line with carriage returns, only the text after the last one is used, such as the last
+    state of a progress bar."""
     if not as_json:
         text = text.rstrip("\r").rpartition("\r")[2]
     return visible(
@@ -321,10 +324,11 @@ def follow(
     out: TextIO = sys.stdout,
     as_json: bool = False,
 ) -> bool:
-    """Copy the logs of the pods of `run` whose names contain `step` to `out`, each line with the
-    name of its pod.
+    """Copy the logs of those pods of `run` whose names contain `step` to `out`. Each line starts
+    with the name of its pod.
 
-    Stop when `is_finished()` is True and all lines are copied. Return True if there was a line.
+    Return when `is_finished()` is True and all lines are copied. The result is True if any line was
+    copied.
     """
     offsets: dict[Path, int] = {}
 
@@ -333,14 +337,14 @@ def follow(
         matching_logs = [
             path
             for path in logs.glob("*.log")
-            # read only regular files, because a step could replace its log by a FIFO or a device,
-            # which has no end
+            # read only regular files, because a step could replace its log by a FIFO or an endless
+            # device
             if step in path.stem.removeprefix(f"{run}-") and path.is_file()
         ]
         for path in sorted(matching_logs, key=lambda path: path.stat().st_mtime):
             with path.open("rb") as file:
                 file.seek(offsets.get(path, 0))
-                # an incomplete line is copied only when all writers have exited
+                # copy an incomplete line only after all writers have exited
                 for line in file:
                     if not line.endswith(b"\n") and not completed:
                         break

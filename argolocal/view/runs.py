@@ -31,7 +31,8 @@ from argolocal.view.summary import (
 )
 
 QUEUED_MESSAGE = "Waiting for a place in the queue of `{} server`"
-# (name, status, phase, creation time) of a run → its row in the table of runs
+# function that returns the row of a run in the table of runs; arguments: name, status, phase,
+# creation time
 MakeRow = Callable[[str, Status, str, str | None], dict[str, str]]
 
 
@@ -45,8 +46,8 @@ def run_names(home: Path) -> list[str]:
 
 
 def find_newest(home: Path, phases: Collection[str] = ()) -> str:
-    """Return the name of the newest run, or of the newest run in one of the `phases`. Raises
-    ConfigError."""
+    """Return the name of the newest run. If `phases` are given, only runs in these phases count.
+    Raises ConfigError."""
     for name, status in _runs(home):
         if not phases or status["phase"] in phases:
             return name
@@ -77,8 +78,8 @@ def _is_suspended(home: Path, name: str, status: Status) -> bool:
 
 
 def load_status(home: Path, name: str) -> dict[str, Any]:
-    """Return the status of a run, with the phase Interrupted if the runner died. Raises ConfigError
-    for a missing run."""
+    """Return the status of a run. If its runner died, the phase is Interrupted. Raises ConfigError
+    if the run does not exist."""
     files = RunFiles(home, name)
     files.workflow()
     status, _ = files.load()
@@ -86,8 +87,8 @@ def load_status(home: Path, name: str) -> dict[str, Any]:
 
 
 def settle_phase(status: dict[str, Any], files: RunFiles) -> dict[str, Any]:
-    """Return a status from the journal of a run, with the phase Interrupted if the runner died, and
-    the phase Pending if the run waits for the server."""
+    """Correct the phase in a status from the journal of a run: it is Interrupted if the runner
+    died, and Pending if the run waits for the server."""
     if status.get("phase") in FINISHED:
         return status
     if files.runner():
@@ -125,14 +126,16 @@ def as_object(home: Path, name: str, status: Status) -> dict[str, Any]:
 
 
 def processes_table(rows: list[dict[str, Any]]) -> str:
-    """Return a table of live pods, to append to the table of steps, or "" without live pods."""
+    """Return a table of live pods that is shown after the table of steps, or "" if no pods are
+    live."""
     if rows:
         return f"\n\n{format_table(rows)}"
     return ""
 
 
 def steps_table(name: str, status: Status, rows: list[Step] | None = None) -> str:
-    """Return a table of `rows` (default: all steps of a run), with their phases and durations."""
+    """Return a table of the steps `rows` (default: all steps of a run) with their phases and
+    durations."""
     shown_rows = [
         {
             "step": "  " * row.depth + row.label,
@@ -155,8 +158,8 @@ def steps_table(name: str, status: Status, rows: list[Step] | None = None) -> st
 
 
 def processes(home: Path, name: str) -> list[dict[str, Any]]:
-    """Return the live pods of a run, each with the pid of its first process; a pod ends with this
-    process."""
+    """Return the live pods of a run, each with the pid of its first process. When this process
+    exits, the pod ends."""
     files = RunFiles(home, name)
     if not files.runner():
         return []
@@ -168,7 +171,7 @@ def processes(home: Path, name: str) -> list[dict[str, Any]]:
         if id in status["nodes"]
     }
     for path in sorted((files.root / "pids").glob("*")):
-        # the record of a pod that has just ended may be deleted or incomplete
+        # if a pod has just ended, its record may be deleted or incomplete
         with suppress(OSError, ValueError):
             record_of_pod[path.name.removeprefix(f"{name}-")] = json.loads(path.read_text())
 
@@ -181,13 +184,15 @@ def copy_logs(
     home: Path, name: str | None, step: str, follow: bool, out: TextIO, as_json: bool
 ) -> str:
     """Copy the logs of a run to `out`. With `follow`, continue to copy new lines until the runner
-    of the run exits. Return a hint for the user if the run is not finished.
+    of the run exits. Return a hint for the user if the run is not finished or has printed nothing,
+    else "".
 
     If `name` is not a run, but a step of the newest run, copy the logs of this step.
     """
     names = run_names(home)
     if name and not step and names and name not in names:
-        with suppress(ConfigError):  # without such a step, the error below names the missing run
+        with suppress(ConfigError):
+            # if the step does not exist either, the error below names the missing run
             check_step(names[0], name, RunFiles(home, names[0]).workflow())
             step = name
             name = names[0]

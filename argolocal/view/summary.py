@@ -30,8 +30,8 @@ GROUP_TYPES = ("DAG", "Steps", "StepGroup", "TaskGroup")
 
 @dataclass(frozen=True)
 class Step:
-    """One node of a run. Its `name` does not include the name of the run: `ship.release` instead of
-    `demo-4k2xp.ship.release`."""
+    """One node of a run. Its `name` does not start with the name of the run: it is `ship.release`
+    instead of `demo-4k2xp.ship.release`."""
 
     name: str
     label: str
@@ -75,8 +75,8 @@ def list_planned_tasks(manifest: Mapping[str, Any]) -> list[str]:
 
 
 def check_step(name: str, step: str, manifest: Mapping[str, Any], logs: Iterable[str] = ()) -> None:
-    """Raise ConfigError if `step` is unknown: no name of a task or log contains `step`, and `step`
-    does not contain the name of a task."""
+    """Raise ConfigError if `step` is unknown. It is known if a task or log has a name that contains
+    `step`, or if `step` contains the name of a task."""
     spec = (
         (manifest.get("status") or {}).get("storedWorkflowTemplateSpec")
         or manifest.get("spec")
@@ -84,9 +84,9 @@ def check_step(name: str, step: str, manifest: Mapping[str, Any], logs: Iterable
     )
 
     tasks = {task for template in spec.get("templates") or [] for task in _tasks(template)}
-    tasks = tasks or {name}  # the workflow has a single template
+    tasks = tasks or {name}  # the workflow has no tasks, because it consists of a single template
 
-    # pattern of the names that contain a task's name: `ship.release`, `prepare(0)`,
+    # matches longer names that contain a task's name, such as `ship.release`, `prepare(0)` or
     # `train-worker-1`
     longer_name = re.compile(rf"(^|\.)({'|'.join(map(re.escape, tasks))})($|[-.(\[])")
     if not any(step in name for name in (*tasks, *logs)) and not longer_name.search(step):
@@ -97,8 +97,8 @@ def check_step(name: str, step: str, manifest: Mapping[str, Any], logs: Iterable
 
 
 def steps(name: str, status: Status, plan: Iterable[str] = ()) -> list[Step]:
-    """Return the nodes of run `name`, each below its parent, then the tasks of `plan` that have not
-    started."""
+    """Return the steps of run `name`: its nodes, each after its parent, then the tasks of `plan`
+    that have not started."""
     # copy the nodes, because the runner may add a node at any time
     nodes_by_start = sorted(
         list((status.get("nodes") or {}).values()), key=lambda node: node.get("startedAt") or "~"
@@ -135,7 +135,8 @@ def steps(name: str, status: Status, plan: Iterable[str] = ()) -> list[Step]:
                     and row.phase == "Running"
                     and status.get("phase") in FINISHED
                 ):
-                    # in a stopped run, Argo does not complete the Retry node
+                    # Argo leaves the Retry node of a stopped run incomplete, so use the last
+                    # attempt
                     last = last_attempt(status, row)
                     end = {
                         key: last[key] for key in ("phase", "finishedAt", "message") if key in last
@@ -170,8 +171,8 @@ def _root_message(row: Step, status: Status) -> str:
 
 
 def run_message(name: str, status: Status) -> str:
-    """Return the message of a run, or of its failed step if the run's message only refers to a
-    node."""
+    """Return the message of a run. If it only refers to a node, return the message of the failed
+    step."""
     message = str(status.get("message") or "")
     if not message or not causes.is_secondary(message):
         return message
@@ -183,8 +184,8 @@ def run_message(name: str, status: Status) -> str:
 
 
 def _with_waiting_attempt(row: Step, status: Status) -> Step:
-    """Return a retried step with the phase and message of its active attempt, for example if the
-    attempt waits for its pod."""
+    """If the last attempt of a retried step is active and has a message, return the step with this
+    attempt's phase and message."""
     last = last_attempt(status, row)
     message = str(last.get("message") or "")
     if last.get("phase") not in ("Pending", "Running") or not message:
@@ -193,7 +194,8 @@ def _with_waiting_attempt(row: Step, status: Status) -> Step:
 
 
 def leaves(rows: Iterable[Step]) -> list[Step]:
-    """Return the steps that have started, without groups of steps and attempts of retried steps."""
+    """Return the steps that have started. Groups of steps, and the attempts of retried steps, are
+    left out."""
     return [
         row
         for row in rows
@@ -203,7 +205,7 @@ def leaves(rows: Iterable[Step]) -> list[Step]:
 
 def failed_step(rows: list[Step]) -> Step | None:
     """Return the step that failed first, or else a running step. A step that succeeded in a retry
-    has not failed."""
+    does not count as failed."""
     failed_steps = [row for row in rows if not row.label.startswith("(") and row.phase in FAILED]
     failed = (
         leaves(failed_steps)
@@ -225,11 +227,11 @@ def last_attempt(status: Status, step: Step) -> Mapping[str, Any]:
 
 
 def _attempts(status: Status, step: Step) -> list[Mapping[str, Any]]:
-    """Return the nodes of a step's attempts in their order."""
+    """Return the nodes of a step's attempts, from the first to the last attempt."""
     node = step.node or {}
     name = node.get("name", "")
     nodes = status["nodes"]
-    # the children of the node, because a search through all nodes is slow in a large run
+    # search only the children of the node, because a search of all nodes is slow in a large run
     children = [nodes[id] for id in node.get("children") or [] if id in nodes]
     attempts = [
         other
@@ -240,8 +242,8 @@ def _attempts(status: Status, step: Step) -> list[Mapping[str, Any]]:
 
 
 def as_json(name: str, status: Status, **facts: Any) -> dict[str, Any]:
-    """Return the object that `-o json` prints. `facts`: keys to add or override before the key
-    `steps`."""
+    """Return the object that `-o json` prints. `facts`: keys to add or to override. They come
+    before the key `steps`."""
     result: dict[str, Any] = {"workflow": name, "phase": status.get("phase")}
 
     message = run_message(name, status)
@@ -278,7 +280,7 @@ def named_warnings(nodes: Iterable[Mapping[str, Any]]) -> list[str]:
     """Return the distinct warnings of all steps, each with the name of its step."""
     steps_of: dict[str, str] = {}
     for node in list(nodes):
-        # assign the warnings of an attempt, such as prepare(0), to its step
+        # show warnings of an attempt, such as prepare(0), under the name of its step
         step_name = re.sub(
             r"\(\d+\)$",
             "",
@@ -322,7 +324,8 @@ def applied_log(
 
 
 def find_first_error(paths: list[Path]) -> Path | None:
-    """Return the oldest log that contains an error, or else the oldest log."""
+    """Return the least recently written log that contains an error, or else the least recently
+    written log."""
     errors = [path for path in paths if ERROR.search(read_end(path, 65536))]
     return min(errors or paths, key=lambda path: path.stat().st_mtime, default=None)
 
@@ -345,7 +348,8 @@ def log_tail(text: str, lines: int) -> list[str]:
 
 
 def success(status: Status, facts: Mapping[str, str | None]) -> str:
-    """Return the outcome of a run: one line per fact, then the duration, and the warnings."""
+    """Return the outcome of a run as a text: one line per fact, then its duration and its
+    warnings."""
     elapsed = format_duration(timestamp(status["finishedAt"]) - timestamp(status["startedAt"]))
     warning_facts = [
         ("warning", text) for text in named_warnings((status.get("nodes") or {}).values())
@@ -354,7 +358,7 @@ def success(status: Status, facts: Mapping[str, str | None]) -> str:
 
 
 def lines_of(facts: Iterable[tuple[str, str | None]]) -> str:
-    """Return a line for each fact that has a value."""
+    """Format facts as lines of name and value. Facts without a value are left out."""
     return "\n" + "".join(f"{name:9} {visible(text)}\n" for name, text in facts if text)
 
 
@@ -369,7 +373,8 @@ def failure(
     """Describe a failed run in at most 15 lines: the step, the cause, the end and path of its log,
     two warnings, and how to resume.
 
-    An error of the runner itself (`runner_error`) takes precedence over the failure of a step.
+    If the runner itself had an error (`runner_error`), this error is shown instead of the failure
+    of a step.
     """
     row = failed_step(steps(name, status))
     warning_texts = warnings((status.get("nodes") or {}).values())
@@ -380,7 +385,8 @@ def failure(
     message = str((row and row.message) or run_message(name, status))
     cause = runner_error or last_error(log) or causes.extract_cause(message)
 
-    # add the remaining text, such as a termination message, unless the message only repeats a log
+    # show the rest of the message, such as a termination message, unless the log already contains
+    # it
     if causes.extract_cause(message) != message:
         details = ""
     else:
@@ -409,8 +415,8 @@ def last_error(log: str) -> str:
 
 def _parent(name: str, nodes: Mapping[str, Any], lengths: Collection[int]) -> str | None:
     """Return the name of the parent node: the longest node name that is a prefix of `name` and is
-    followed by `.`, `[` or `(`. `lengths`: the lengths of all names, since the item of a loop may
-    contain these characters many times."""
+    followed by `.`, `[` or `(`. `lengths`: the set of all name lengths. It limits the search,
+    because a loop item may contain these characters many times."""
     cut_indexes = [i for i, c in enumerate(name) if c in ".[(" and i in lengths]
     return next((name[:i] for i in reversed(cut_indexes) if name[:i] in nodes), None)
 

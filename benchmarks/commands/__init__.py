@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 REKINDLE = str(Path(sys.executable).with_name("rekindle"))
-FINISHED = (0, 3)  # exit codes of runs: released, not released
+FINISHED = (0, 3)  # exit codes of `rekindle run`: model released, model not released
 
 
 def environment(home: Path) -> dict[str, str]:

@@ -2,10 +2,11 @@
 
     python -m benchmarks.commands.page [--json] [--nodes 500 5000] [--viewers 20]
 
-The first view of a run is the time from the request to a page that is loaded, with a server that
-has not read this run yet. The time of an event is from the line in the journal, or in a log, to the
-screen of the slowest viewer. At rest, three viewers look at the list, at a run and at its log. The
-slowdown compares the duration of the same work next to a server with three viewers and without it.
+The first view of a run is the time from the request until the page is loaded, from a server that
+has not read this run yet. The time of an event is the delay from writing the line in the journal or
+log until the slowest viewer's screen shows it. For the load at rest, one viewer shows the list of
+runs, one a run, and one the run's log. The slowdown compares the CPU time of the same work with and
+without three viewers of the page.
 
 """
 
@@ -33,7 +34,8 @@ LOG_LINE = b"2026-11-29 12:00:00 step %d loss 0.12345 learning rate 0.001 of wor
 FIRST_VIEW_LIMITS_S = {500: 1.0, 5000: 3.0}
 EVENT_LIMIT_S = 1.0
 TIMEOUT_S = 30.0
-# records when each event is on the screen: the number of finished steps, or a line of the log
+# JavaScript that records when the page first shows each event, either a number of finished steps or
+# a line of the log
 OBSERVER = """() => {
     window.seenAt = {};
     const look = () => {
@@ -51,7 +53,7 @@ OBSERVER = """() => {
 
 
 class WrittenRun:
-    """A run whose files this process writes, as a runner does."""
+    """A simulated run: this process writes its files, as a runner would."""
 
     def __init__(self, home: Path, name: str, count: int, phase: str) -> None:
         self.files = RunFiles(home, name)
@@ -105,7 +107,7 @@ class WrittenRun:
         }
 
     def task(self, index: int, phase: str) -> dict[str, Any]:
-        """Return the node of a task."""
+        """Return the workflow node of a task."""
         node = self._node(f"{self.name}.t{index}", "Pod", phase)
         return node | {"id": self._id(index), "boundaryID": self.name}
 
@@ -123,7 +125,7 @@ def _now() -> str:
 
 
 def first_view(server: PageServer, browser: Browser, path: str) -> float:
-    """Return the seconds until a page is loaded."""
+    """Return the seconds from the request until the page is loaded."""
     page = server.open(browser, "/icon")
     start = time.monotonic()
     page.goto(f"{server.root}{path}", wait_until="load")
@@ -133,7 +135,8 @@ def first_view(server: PageServer, browser: Browser, path: str) -> float:
 
 
 def measure_views(home: Path, counts: list[int], browser: Browser) -> list[Bar]:
-    """Return the seconds of the first view of large runs, each with a new server."""
+    """Measure how many seconds the first view of each large run takes, with a new server for
+    each."""
     bars: list[Bar] = []
     for count in counts:
         run = WrittenRun(home, f"nodes-{count}", count, "Succeeded")
@@ -180,7 +183,7 @@ def _request_seconds(server: PageServer, path: str) -> float:
 
 
 def measure_events(home: Path, viewers: int, events: int, browser: Browser) -> list[Bar]:
-    """Return the seconds until all viewers of a run, and of a log, see an event."""
+    """Measure how many seconds pass until all viewers of a run, or of its log, see an event."""
     run = WrittenRun(home, "live", 100, "Running")
     run.log.write_bytes(b"the start\n")
     bars: list[Bar] = []
@@ -189,7 +192,7 @@ def measure_events(home: Path, viewers: int, events: int, browser: Browser) -> l
         with run.log.open("a") as file:
             file.write(f"event {number}\n")
 
-    # (name, address, first number, function that causes an event)
+    # (name of the event, page, number of the first event, function that causes an event)
     cases: tuple[tuple[str, str, int, Callable[[int], None]], ...] = (
         ("a step ends", "overview", 1, lambda number: run.finish_task(number - 1)),
         ("a line of a log", f"logs?pod={run.log.stem}", 1001, print_event),
@@ -212,7 +215,7 @@ def measure_events(home: Path, viewers: int, events: int, browser: Browser) -> l
 
 
 def _slowest(pages: list[BrowserPage], number: int, cause: Callable[[int], None]) -> float:
-    """Cause an event, and return the seconds until the last page shows it."""
+    """Cause an event, and return the seconds until every page shows it."""
     start = time.time()
     cause(number)
     end = start + TIMEOUT_S
@@ -228,7 +231,7 @@ def _slowest(pages: list[BrowserPage], number: int, cause: Callable[[int], None]
 
 @contextmanager
 def _viewers(server: PageServer, runs: list[str]) -> Iterator[None]:
-    """Look at runs from another process, as browsers do: request a page after each change."""
+    """Simulate browsers in another process, which request a page of the runs after each change."""
     context = multiprocessing.get_context("spawn")
     ready = context.Semaphore(0)
     process = context.Process(
@@ -286,7 +289,7 @@ def measure_rest(home: Path, seconds: float, browser: Browser) -> list[Bar]:
 
 
 def _append_events(run: WrittenRun, seconds: float) -> float:
-    """Write 100 events per second, and return the CPU seconds that this needs."""
+    """Write 100 events per second, and return the CPU seconds that the writing takes."""
     start = time.thread_time()
     for number in range(int(100 * seconds)):
         run.finish_task(number % 100)
@@ -295,8 +298,8 @@ def _append_events(run: WrittenRun, seconds: float) -> float:
 
 
 def measure_busy(home: Path, seconds: float, runs: int) -> list[Bar]:
-    """Return the load of the server next to a run with 100 events per second, and how much more CPU
-    time the run needs for them."""
+    """Measure the server's load during a run with 100 events per second, and how much CPU time
+    three viewers add to the run."""
     run = WrittenRun(home, "busy", 100, "Running")
     slowdowns: list[float] = []
     loads: list[float] = []
@@ -309,7 +312,7 @@ def measure_busy(home: Path, seconds: float, runs: int) -> list[Bar]:
                 watched = _append_events(run, seconds)
                 end = process.cpu_times()
             loads.append(100 * (end.user + end.system - start.user - start.system) / seconds)
-            # relative to the time that a run with 100 events per second takes
+            # in percent of the duration of a run with 100 events per second
             slowdowns.append(100 * (watched - alone) / seconds)
     run.files.close()
     return [

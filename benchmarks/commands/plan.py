@@ -2,10 +2,10 @@
 
     python -m benchmarks.commands.plan [--json] [--runs 3] [--tasks 500]
 
-Accuracy: the demo runs `--runs` times with different seeds. Then the forecasts of three changes are
-compared with runs of these changes: another seed, another gate (the data and the model are cached),
-and other epochs. The forecast of a run includes the conditional tasks only if the run has released
-its model. CPU time: of `rekindle plan` for a pipeline of `--tasks` steps, without the import of
+To measure the accuracy, the demo runs `--runs` times with different seeds. Then the forecasts of
+three changes are compared with runs of these changes: another seed, another gate (the data and the
+model are cached), and other epochs. A forecast includes the tasks of a release only if the run did
+release its model. The CPU time is measured for a pipeline of `--tasks` steps, without the import of
 Hera: before the first run, after the run, and after a change of the first step's input.
 """
 
@@ -67,7 +67,7 @@ def home_of(folder: Path) -> Path:
 
 
 def accuracy(folder: Path, runs: int) -> list[Bar]:
-    """Return the differences of forecasts and runs of the demo, for time and cost."""
+    """Return by how much forecasts of the demo differ from its runs, in time and cost."""
     (folder / "configs/demo.yaml").write_text(DEMO.read_text())
     for seed in range(1, runs + 1):
         rekindle(folder, home_of(folder), "run", "configs/demo.yaml", f"--set=train.seed={seed}")
@@ -123,7 +123,7 @@ def _seconds(run: dict[str, Any]) -> float:
 
 
 def plan_cpu(folder: Path, tasks: int, runs: int) -> list[Bar]:
-    """Return the CPU seconds of plans of a large pipeline, without the import of Hera."""
+    """Return the CPU seconds that planning a large pipeline takes, without the import of Hera."""
     (folder / "steps/add.py").write_text(STEP)
     (folder / "pipelines/large.py").write_text(PIPELINE)
     sections = f"workload: steps.{folder.name}\ndata: {{source: data/power.csv}}\ntasks: {tasks}\n"
@@ -161,8 +161,8 @@ def plan_cpu(folder: Path, tasks: int, runs: int) -> list[Bar]:
 
 
 def _look_up_seconds(folder: Path, tasks: int, delete: bool) -> float:
-    """Return the seconds that a new client needs to find the results of all tasks, and to claim
-    them for a run."""
+    """Return the seconds that a new client needs to find the cached results of all tasks, and to
+    reserve them for a run."""
     store = LocalCluster(home_of(folder)).store()
     keys = [entry.key for entry in entries.read_entries(store)]
 

@@ -7,8 +7,8 @@ measure the time.
 
 The model of each config is trained and released in one clone of this repository, which is then
 deleted. `rekindle reproduce` trains the model again in another clone. All clones and configs share
-one home, because the home contains the released models: a refresh needs the model of the demo, and
-fine-tuning needs the model of language. Only committed changes are measured.
+one home, which contains the released models, because the refresh needs the demo's model and
+fine-tuning needs the model of configs/language.yaml. The clones contain only committed changes.
 """
 
 import shutil
@@ -27,7 +27,7 @@ from benchmarks.loop import free_port
 ROOT = Path(__file__).parents[2]
 NAMES = ("demo", "refresh", "digits", "language", "finetuning", "sweep", "mpi", "trees", "nightly")
 CONFIGS = [f"configs/{name}.yaml" for name in NAMES]
-# newer data for the refresh of the demo's model
+# newer data, with which configs/refresh.yaml refreshes the demo's model
 SETTINGS = {
     "configs/refresh.yaml": [
         "data.source=simulate://7?cards=700&terminals=1400&days=98&takeovers=2"

@@ -18,14 +18,14 @@ Figures = list[dict[str, Any]]
 
 
 def record(commit: str, name: str, figures: Figures) -> None:
-    """Save the figures of a benchmark, for the page of this commit."""
+    """Save the figures of a benchmark, so that this commit's page can show them."""
     folder = RESULTS / commit
     folder.mkdir(parents=True, exist_ok=True)
     folder.joinpath(f"{name}.json").write_text(json.dumps(figures))
 
 
 def recorded(commit: str) -> dict[str, Figures]:
-    """Return the saved figures of this commit, by the name of the benchmark."""
+    """Return the figures that were saved for this commit, by name of the benchmark."""
     files = RESULTS.joinpath(commit).glob("*.json")
     return {file.stem: json.loads(file.read_text()) for file in files}
 

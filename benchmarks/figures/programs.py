@@ -1,5 +1,5 @@
-"""All benchmarks, with the flags that make each as short as possible: such a run shows only that
-the program works."""
+"""The list of all benchmarks, with flags for the shortest possible run of each, which shows only
+that the benchmark works."""
 
 import json
 import subprocess
@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-MISSED = 1  # exit code of a benchmark if a limit is missed
+MISSED = 1  # exit code of a benchmark whose figures miss a limit
 CLUSTER = "a cluster"
 DATA = "the published data of the Fraud Detection Handbook"
 
@@ -17,8 +17,8 @@ DATA = "the published data of the Fraud Detection Handbook"
 class Program:
     """A benchmark.
 
-    `smallest`: flags of its shortest run. `slow`: the shortest run takes more than 3 seconds.
-    `needs`: requirement of the whole benchmark in addition to this machine, or "".
+    `smallest`: flags of its shortest run. `slow`: True if the shortest run takes more than 3
+    seconds. `needs`: what the full benchmark requires besides this machine, or "".
     """
 
     name: str
@@ -54,7 +54,8 @@ PROGRAMS = (
     Program("benchmarks.commands.plan", ("--runs=1", "--tasks=10"), slow=True),
     Program(
         "benchmarks.commands.reproduce",
-        # one epoch does not reach the accuracy that the config demands of a release
+        # after one epoch, the model misses the minimum accuracy that the config requires for a
+        # release
         ("configs/digits.yaml", "--set=train.epochs=1", "--set=gate.minimum.accuracy=0"),
         slow=True,
     ),

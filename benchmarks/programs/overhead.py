@@ -1,10 +1,11 @@
-"""Share of a program's steps that is lost because its checkpoints are watched and uploaded.
+"""Measure how much slower a program runs, as a share of its steps, while an agent watches and
+uploads its checkpoints.
 
     python -m benchmarks.programs.overhead [--runs 5] [--seconds 60] [--json]
 
 The same program (benchmarks/programs/saving.py: two processes, a checkpoint of 50 MB every 10 s) is
 started by an agent, and without one, in turns. The object store runs on the same machine, so its
-work counts, too.
+CPU load also slows the program.
 """
 
 import os
@@ -69,13 +70,13 @@ def _steps_per_second(output: str) -> float:
 
 
 def measure(runs: int, flags: list[str]) -> list[Bar]:
-    """Return the bars of `runs` pairs."""
+    """Return the figures of `runs` pairs of runs, with and without the agent."""
     losses = []
     with object_store() as environment, tempfile.TemporaryDirectory() as name:
         for number in range(runs):
             alone_folder = Path(name) / f"alone{number}"
             alone_folder.mkdir()
-            # the order changes, so that a machine that becomes slower favours neither
+            # alternate the order, so that a machine that becomes slower does not favour either side
             agent_folder = Path(name) / f"agent{number}"
             if number % 2:
                 alone = measure_alone(alone_folder, flags)

@@ -1,12 +1,12 @@
-"""Seconds that the loss of one of three nodes interrupts a training program, beside torchrun with
-the same program.
+"""Measure for how many seconds the loss of one of three nodes interrupts a training program,
+compared with torchrun and the same program.
 
     python -m benchmarks.programs.recovery [--runs 10] [--json]
 
 Both run the program of benchmarks/torchrun.py (DDP, steps of a few milliseconds, without
 checkpoints), and lose the node with the last rank by SIGKILL. torchrun is tuned as in
-benchmarks.recovery. Figures are medians of the seconds from the signal to the next finished step of
-the others, minus the time of a step.
+benchmarks.recovery. Figures are medians of the seconds from the signal to the next step that the
+survivors finish, minus the duration of a step.
 """
 
 import signal
@@ -24,8 +24,8 @@ NODES = torchrun.NODES
 
 
 def next_step(environment: dict[str, str], runs: int) -> list[float]:
-    """Return the seconds from the SIGKILL of one of three pods to the next step of the others,
-    minus the time of a step."""
+    """Return the seconds from the SIGKILL of one of three pods to the next step of the other two,
+    minus the duration of a step."""
     with tempfile.TemporaryDirectory() as name:
         return [_once(environment, Path(name) / str(number)) for number in range(runs)]
 
@@ -53,7 +53,7 @@ def _once(environment: dict[str, str], folder: Path) -> float:
 
 
 def measure(runs: int) -> list[Bar]:
-    """Return the bars of both, measured one after the other."""
+    """Measure Rekindle, then torchrun, and return the figures of both."""
     with object_store() as environment:
         own = bar("SIGKILL of one of three pods: next step", next_step(environment, runs), "s")
 

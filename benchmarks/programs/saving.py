@@ -24,7 +24,7 @@ def main(folder: Path, seconds: float, save_seconds: float, megabytes: int) -> N
     model = nn.parallel.DistributedDataParallel(nn.Linear(FEATURES, FEATURES))
     optimizer = torch.optim.AdamW(model.parameters())
     rows = torch.randn(64, FEATURES)
-    # stands for the moments of a larger model
+    # fills the checkpoint up to MEGABYTES, like the optimizer state of a larger model
     moments = torch.randn(megabytes * FLOATS_PER_MB)
 
     dist.barrier()

@@ -1,11 +1,11 @@
-"""Decisions of canaries about good and bad candidates, with real servers, their metrics and the
-code of the step.
+"""Measure how often canaries decide correctly about good and bad candidates, with real servers,
+their metrics and the code of the canary step.
 
     python -m benchmarks.release.canary [--runs 20] [--json]
 
-The champion is the model of configs/digits.yaml. A candidate has another seed (good), a short
-training (2 points less accuracy), errors for 1 % of the requests, or twice the champion's median
-response time. Champion and candidate get the same load.
+The champion is the model of configs/digits.yaml. A good candidate differs only in its seed. A bad
+candidate has 2 points less accuracy (short training), fails 1 % of the requests, or takes twice the
+champion's median response time. Champion and candidate get the same load.
 """
 
 import asyncio
@@ -45,7 +45,8 @@ def rekindle(home: Path, *arguments: str) -> dict[str, Any]:
 
 
 def create_releases(home: Path) -> dict[str, str]:
-    """Create the releases, some with a fault, and return their key prefixes by name.
+    """Create the champion and the candidates, some with a fault; return the key prefixes of their
+    releases by name.
 
     Also sets the environment variables for access to the store.
     """
@@ -80,7 +81,8 @@ def create_releases(home: Path) -> dict[str, str]:
 
 
 def copy_release(name: str, prefix: str) -> str:
-    """Copy a release as a version of the model `digits`. Returns the key prefix of the copy.
+    """Copy a release, and register the copy as a version of the model `digits`. Returns the key
+    prefix of the copy.
 
     If `name` is a fault of benchmarks/workloads/faulty.py, the copy has this fault.
     """
@@ -131,8 +133,8 @@ def copy_release(name: str, prefix: str) -> str:
 
 
 def requests() -> list[bytes]:
-    """Return requests with one image of the test split each; noise in the images makes all requests
-    different."""
+    """Return requests with one image of the test split each; noise is added to the images, so that
+    all requests differ."""
     from sklearn.datasets import load_digits
 
     digits: Any = load_digits()
@@ -150,7 +152,7 @@ def requests() -> list[bytes]:
 
 @contextmanager
 def load_on_both(texts: list[bytes]) -> Iterator[None]:
-    """Send requests to champion and candidate until the end of the block."""
+    """Send the same load to champion and candidate until the end of the block."""
     over = threading.Event()
 
     async def clients() -> None:
@@ -184,7 +186,8 @@ def serve(side: str, prefix: str) -> Iterator[None]:
 
 
 def median_seconds(champion: str, texts: list[bytes]) -> float:
-    """Return the median response time of two servers of the champion under the load of a canary."""
+    """Return the median response time of the champion, served by two servers under the load of a
+    canary."""
     from rekindle.release.watch.judgement import compute_quantile
     from rekindle.release.watch.scrape import ServerWatch
 
@@ -214,7 +217,8 @@ def count_rollbacks(kind: str, prefixes: dict[str, str], runs: int) -> int:
     texts = requests()
 
     if kind == "slow":
-        # a request also waits while the model predicts for the other clients
+        # divided by CLIENTS, because a request also waits while the model predicts for other
+        # clients
         os.environ["SLOW_SECONDS"] = str(median_seconds(prefixes["champion"], texts) / CLIENTS)
 
     with serve("champion", prefixes["champion"]), serve("candidate", prefixes[kind]):

@@ -1,14 +1,14 @@
-"""Two runs at once: the two pipelines of each pair compare their models with the same champion.
-Some runs are killed and resumed, and some pairs are disturbed by a rollback.
+"""Test pairs of simultaneous runs, which compare their models with the same champion. Some runs are
+killed and resumed, and some pairs are disturbed by a rollback.
 
     python -m benchmarks.release.pairs [--pairs 200] [--minutes 60] [--rollbacks 20] [--seed 1] \\
       [--json]
 
-Each pair has two candidates of different quality, and starts its runs up to a few seconds apart. A
-third of the pairs runs in one home with the mutex of `decide`, a third in one home without it, and
-a third in two homes that share the object store and MLflow. The evaluations are read from the
-records of the releases and of MLflow. Then rollbacks are killed at random times, which the seed
-determines, and repeated.
+Each pair has two candidates of different quality, and starts its runs up to a few seconds apart.
+One third of the pairs runs in one home with the mutex of `decide`, one third in one home without
+the mutex, and one third in two homes that share the object store and MLflow. The evaluations are
+read from the records of the releases and of MLflow. At the end, rollbacks are killed at random
+times, which `--seed` determines, and repeated.
 """
 
 import json
@@ -45,8 +45,8 @@ gate: {minimum: {quality: 0}, tolerance: 0}
 serve: {min_replicas: 1, drain_seconds: 0.1, keep_releases: 5}
 """
 MODES = ("mutex", "no mutex", "two homes")
-KINDS = ("verdict", "promotion", "end")  # kinds of problems, each with a bar
-Problem = tuple[str, str]  # kind, and what is wrong
+KINDS = ("verdict", "promotion", "end")  # kinds of problems; each has its own figure
+Problem = tuple[str, str]  # (kind, description of the problem)
 
 
 class Home:
@@ -64,8 +64,8 @@ class Home:
         self.kinds = cluster.kinds.controllers(cluster, folder / "run")
 
     def rekindle(self, *arguments: str, kill_s: float = 0) -> tuple[int, dict[str, Any], str]:
-        """Run a command, and kill it after `kill_s` (0: never). Return exit code, JSON and
-        stderr."""
+        """Run a command, and kill it after `kill_s` seconds (0: never). Return its exit code, JSON
+        output and stderr."""
         command = [sys.executable, "-m", "rekindle", *arguments, "-o", "json"]
         pipe = subprocess.PIPE
         process = subprocess.Popen(
@@ -101,7 +101,7 @@ class Home:
             name = next(
                 (path.parent.name for path in manifests if f'"{quality}"' in path.read_text()), ""
             )
-            # without a name, the command was killed before its run began
+            # the name is missing if the command was killed before its run began
             command = ("resume", name) if name else command
             self.resumed += bool(name)
             code, result, stderr = self.rekindle(*command, kill_s=moments.pop(0))
@@ -114,7 +114,7 @@ class Home:
         return {obj["metadata"]["name"]: obj["spec"]["replicas"] for obj in objects if obj}
 
     def serving(self) -> str:
-        """Return the Deployment that gets the traffic."""
+        """Return the name of the Deployment that gets the traffic."""
         service = self.kinds["Service"].read(NAME)
         if service:
             return service["spec"]["selector"][INSTANCE_LABEL]
@@ -122,12 +122,12 @@ class Home:
 
 
 class Champions:
-    """The champions in their order, from the record of promotions."""
+    """The sequence of champions, which a thread reads from the object promotion.json."""
 
     def __init__(self, store: Store) -> None:
         self.store = store
         self.over = threading.Event()
-        # version, and True if a rollback made it the champion
+        # (version, True if a rollback made this version the champion)
         self.changes: list[tuple[str, bool]] = []
 
     def watch(self) -> None:
@@ -159,8 +159,8 @@ def quality_of(release: tracking.Release) -> float:
 def run_pair(
     homes: list[Home], config: Path, draw: Random, mode: str
 ) -> tuple[str, int, list[Problem]]:
-    """Run a pair, perhaps with kills and a rollback. Return a log, the number of repeated
-    evaluations, and the problems."""
+    """Run a pair of pipelines, at random with kills and a rollback. Return a log, the number of
+    repeated evaluations, and the problems."""
     pair_homes = homes if mode == "two homes" else [homes[0], homes[0]]
     champion = tracking.champion(NAME)
     base = quality_of(champion) if champion else 0.5
@@ -204,8 +204,8 @@ def run_pair(
 
 
 def end_problems(quality: float, code: int, result: dict[str, Any], stderr: str) -> list[str]:
-    """Return the contradictions between the exit code of a run, its JSON output and its record in
-    MLflow."""
+    """Return a problem for each contradiction between a run's exit code, its JSON output and its
+    record in MLflow."""
     verdict = result.get("verdict")
     if code != {"release": 0, "same": 0, "keep": 3}.get(str(verdict)):
         return [f"{quality}: exit code {code}, verdict {verdict}: {stderr[-600:]}"]
@@ -224,8 +224,8 @@ def end_problems(quality: float, code: int, result: dict[str, Any], stderr: str)
 
 
 def history_problems(champions: Champions) -> list[Problem]:
-    """Return the wrong promotions: of a model that was not compared with the champion that it
-    replaced, or of a model that is worse than this champion."""
+    """Return a problem for each wrong promotion: the model was not compared with the champion that
+    it replaced, or it is worse than this champion."""
     problems = list[Problem]()
     previous = ""
     releases = {release.version: release for release in tracking.promoted_releases(NAME)}
@@ -252,8 +252,8 @@ def history_problems(champions: Champions) -> list[Problem]:
 def kill_rollbacks(
     home: Home, store: Store, count: int, draw: Random
 ) -> tuple[list[str], list[float], list[float]]:
-    """Kill rollbacks, and repeat them. Return the problems, the seconds of each command that was
-    not killed, and the seconds of each repeated command."""
+    """Kill rollbacks, and repeat them. Return the problems, the durations in seconds of commands
+    that were not killed, and the durations of repeated commands."""
     deployments = sorted(home.deployments())
     versions = {each.version: each.deployment for each in tracking.promoted_releases(NAME)}
 
@@ -297,7 +297,7 @@ def kill_rollbacks(
 
 
 def measure(folder: Path, arguments: Any) -> list[Bar]:
-    """Run one pair after the other, the two pipelines of a pair at the same time, and then the
+    """Run the pairs one after the other, each with two simultaneous pipelines, and then the
     rollbacks."""
     config = folder / "pairs.yaml"
     config.write_text(CONFIG)

@@ -1,4 +1,5 @@
-"""The disk usage of many runs with `retention.keep_runs: 10`, and the releases that must survive.
+"""Measure the disk usage of many runs with `retention.keep_runs: 10`, and test that the required
+releases survive.
 
     python -m benchmarks.release.retention [--runs 200] [--json]
 
@@ -24,7 +25,7 @@ from rekindle.project.template import create
 
 KEEP_RUNS = 10
 MAX_RUNS = 12
-FOLDERS = ("runs", "s3", "mlflow.db")  # the data of runs in a home
+FOLDERS = ("runs", "s3", "mlflow.db")  # folders of a home that contain data of runs
 PIPELINE = '''"""A run without a training."""
 
 from rekindle import blocks
@@ -97,7 +98,7 @@ class Project:
         return json.loads(done.stdout)
 
     def bytes(self) -> int:
-        """Return the size in bytes of the files that runs leave."""
+        """Return the total size in bytes of the files that the runs have left in the home."""
         paths = [
             path for name in FOLDERS for path in (self.home / name, *(self.home / name).rglob("*"))
         ]
@@ -106,7 +107,8 @@ class Project:
 
 def measure(project: Project, runs: int) -> dict[str, Any]:
     """Run all runs, and measure the home."""
-    epochs = {1: 4, runs // 3: 12, 2 * runs // 3: 40}  # each model is better than the model before
+    # train longer each time, so that each model is better than the previous one
+    epochs = {1: 4, runs // 3: 12, 2 * runs // 3: 40}
     sizes = list[int]()
 
     for number in range(1, runs + 1):
@@ -153,7 +155,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as base:
         project = Project(Path(base))
         try:
-            project.rekindle("env")  # starts the services
+            project.rekindle("env")  # this command also starts the services
             empty = project.bytes()
             figures = measure(project, args.runs)
             releases = sum(

@@ -1,5 +1,5 @@
-"""Effect of releases on clients: 200 requests per second during all changes of the servers of a
-model.
+"""Measure the effect of releases on clients, which send 200 requests per second while the servers
+of a model change.
 
     python -m benchmarks.release.traffic [--json]
 
@@ -12,13 +12,12 @@ clients are:
   sent in pieces
   within a second
 - 30 %: clients that reuse a connection after up to 6 s and, like every connection pool, first check
-  whether the
-  connection was closed; one in four of these clients sends in pieces
-- 13 %: clients that reuse a connection after up to 12 s, which is longer than a server needs to
-  end, without a check
+whether the connection was closed; one in four of these clients sends its requests in pieces
+- 13 %: clients that reuse a connection without a check after up to 12 s, which is longer than a
+server takes to shut down
 
-Every answer must have status 200 and be from a verified version, except for the errors of faulty
-candidates.
+Every answer must have status 200 and come from a verified version; only faulty candidates may
+return errors.
 """
 
 import asyncio
@@ -39,8 +38,7 @@ from benchmarks.bars import Bar, bar, parser, report
 from benchmarks.release.canary import CONFIG, rekindle, requests
 
 RATE = 200  # requests per second
-# kind of clients that reuse connections → their number at RATE, and their longest idle time in
-# seconds
+# clients that reuse connections, by kind: (number of clients at RATE, longest idle time in seconds)
 REUSE = {"checked": (135, 6.0), "checked, slow": (45, 6.0), "unchecked": (156, 12.0)}
 PIECES = 4  # number of pieces of a slow request
 PORT = 18_495
@@ -48,13 +46,14 @@ SETTINGS = [
     "name=digits",
     "workload=benchmarks.workloads.faulty",
     f"serve.port={PORT}",
-    "serve.max_waiting=2000",  # large, because trainings use the same cores, so answers may be late
+    # large, because answers may be late while trainings use the same cores
+    "serve.max_waiting=2000",
     "serve.grace_seconds=5",
     "gate={minimum: {accuracy: 0.9}, tolerance: 0.5, confidence: 0.999}",
 ]
 ROUTE = ", gateway: default/web"
 CANARY = "steps: [50, 100], minutes: 0.2, wait_minutes: 5"
-SETTLE_S = 9.0  # time after a change until the previous servers have ended
+SETTLE_S = 9.0  # time to wait after a change, so that the previous servers have ended
 
 
 @dataclass(frozen=True)
@@ -69,7 +68,8 @@ class Answer:
 
 
 class Traffic:
-    """Clients that together send `rate` requests per second, however fast the servers answer."""
+    """Clients that together send `rate` requests per second, regardless of how fast the servers
+    answer."""
 
     def __init__(self, host: str = "127.0.0.1", port: int = PORT, rate: float = RATE) -> None:
         self.address = (host, port)
@@ -81,9 +81,9 @@ class Traffic:
     async def ask(
         self, kind: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, text: bytes
     ) -> str:
-        """Send a request; return the head of its answer in lower case.
+        """Send a request; return the status line and headers of the response in lower case.
 
-        Raises OSError or EOFError without an answer.
+        Raises OSError or EOFError if no response arrives.
         """
         pieces = PIECES if "slow" in kind else 1
         for index in range(pieces):
@@ -118,8 +118,8 @@ class Traffic:
             self.record(kind, 0, "")
 
     async def reuse_connection(self, kind: str, idle_s: float) -> None:
-        """Send requests on one connection, with idle times between requests; connect again when it
-        is closed."""
+        """Send requests on one connection, with idle times in between; reconnect when the
+        connection is closed."""
         while not self.over.is_set():
             try:
                 async with asyncio.timeout(60):
@@ -141,7 +141,8 @@ class Traffic:
                 await asyncio.sleep(random.uniform(0, idle_s))
 
     async def run(self) -> None:
-        """Send requests until `over` is set, then wait until all clients have an answer."""
+        """Send requests until the event `over` is set, then wait until all clients have their
+        answers."""
         reuse = [
             (kind, round(count * self.rate / RATE), idle_s)
             for kind, (count, idle_s) in REUSE.items()
@@ -173,7 +174,8 @@ def is_closed(writer: asyncio.StreamWriter) -> bool:
 
 @contextmanager
 def traffic(load: Traffic) -> Iterator[Traffic]:
-    """Send the requests of `load` until the end of the block; yield `load` with the answers."""
+    """Send the requests of `load` until the end of the block; yield `load`, which collects the
+    answers."""
     thread = threading.Thread(target=lambda: asyncio.run(load.run()))
     thread.start()
     try:
@@ -200,8 +202,8 @@ def canary(home: Path, seed: int, fault: str, more: str = "") -> str:
     return train(home, seed, f"model.fault={fault}", f"serve.canary={{{CANARY}{more}}}")
 
 
-# name of a change → the function that makes the change, its expected result, the versions that may
-# answer during the change, and the faulty version among them, or ""
+# changes by name: (function that makes the change, its expected result, versions that may answer
+# during the change, the faulty one of these versions or "")
 CHANGES: dict[str, tuple[Callable[[Path], str], str, set[str], str]] = {
     "release": (lambda home: train(home, 2), "release", {"1", "2"}, ""),
     "failed-release": (
@@ -218,10 +220,10 @@ CHANGES: dict[str, tuple[Callable[[Path], str], str, set[str], str]] = {
 
 
 def count(name: str, answers: list[Answer], versions: set[str], faulty: str) -> list[Bar]:
-    """Return the numbers of requests that failed, or that an unexpected version answered, during
-    the change `name`.
+    """Count the requests that failed, and those that an unexpected version answered, during the
+    change `name`.
 
-    `versions`: versions that may answer; `faulty`: one of them that may fail, or "".
+    `versions`: versions that may answer; `faulty`: the version that may return errors, or "".
     """
     failed = [
         a for a in answers if a.status != 200 and not (a.status == 500 and a.version == faulty)
@@ -244,8 +246,8 @@ def count(name: str, answers: list[Answer], versions: set[str], faulty: str) -> 
 
 
 def rollback_times(answers: list[Answer], previous: str, start: float, seconds: float) -> list[Bar]:
-    """Return the times of a rollback from the version `previous`; its command took `seconds` from
-    `start`."""
+    """Return the figures of a rollback: the duration `seconds` of its command, and the time from
+    `start` until the last answer of the version `previous`."""
     last = max(a.time for a in answers if a.version == previous and a.kind not in REUSE) - start
     return [
         bar("  duration of the command", seconds, "s", 5),
@@ -256,8 +258,8 @@ def rollback_times(answers: list[Answer], previous: str, start: float, seconds: 
 
 
 def measure_change(home: Path, load: Traffic, name: str) -> list[Bar]:
-    """Make a change; return the numbers of requests that failed, or that an unexpected version
-    answered."""
+    """Make the change `name`; return how many requests failed meanwhile, and how many an unexpected
+    version answered."""
     change, expected, versions, faulty = CHANGES[name]
     first = len(load.answers)
     start = time.time()

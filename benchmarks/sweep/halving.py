@@ -1,5 +1,5 @@
-"""Savings and overhead of a sweep: asynchronous halving, compared with training every trial to the
-end.
+"""Measure savings and overhead of a sweep with asynchronous halving, compared with training every
+trial to the end.
 
     python -m benchmarks.sweep.halving --source transactions.parquet
     python -m benchmarks.sweep.halving --source transactions.parquet --trials 9 \\
@@ -9,9 +9,9 @@ end.
 
 One sweep uses halving, the other trains every trial to the end; both choose their trials at random,
 with the same seed. With `--only-halving`, the benchmark omits the second sweep and measures only
-the overhead, for example of longer trials. The size and the learning rate of the handbook's model
-were chosen with the same test weeks (2018-07-04 to 07-31). By default a trial is short: it trains
-for three epochs on data from 2018-06-01 on. Nothing is released.
+the overhead, for example of longer trials. The test weeks are 2018-07-04 to 07-31, with which the
+size and learning rate of the handbook's model were also chosen. By default a trial is short: it
+trains for three epochs on data from 2018-06-01 on. Nothing is released.
 """
 
 import argparse
@@ -38,11 +38,11 @@ SPACE = {
 }
 SHORT = ["families=[transformer]", "data.first_day=2018-06-01", "train.epochs=3"]
 SHORT += ["train.validation=0.1", "train.validation_epochs=0.3333333333"]
-NOISE = 0.005  # usual difference of the ap of four test weeks between two seeds
-MAX_STEP_SHARE = 0.4  # maximum steps with halving, as a share of the steps of a sweep without it
-# maximum time of the pods outside of trainings, as a share of the time of the trainings
+NOISE = 0.005  # usual difference in average precision, over four test weeks, between two seeds
+MAX_STEP_SHARE = 0.4  # limit of the steps with halving, as a share of the steps without halving
+# limit of the time that pods spend outside of trainings, as a share of the training time
 MAX_OVERHEAD = 0.02
-MAX_PAUSE_S = 2.0  # maximum cost of a pause of a trial
+MAX_PAUSE_S = 2.0  # limit of the time that pausing a trial costs
 
 
 def run_sweep(
@@ -75,8 +75,8 @@ def training_seconds(study: Study) -> float:
 def overhead(
     source: str, home: str, sets: list[str], halved: dict[str, Any], study: Study
 ) -> list[Bar]:
-    """Return the figures of a sweep with halving: its overhead, and its model compared with the
-    default settings."""
+    """Return the figures of a sweep with halving: its overhead, and how its model compares with the
+    model of the default settings."""
     default = pipeline(source, home, [*SHORT, *sets], last_day="2018-07-31", test_weeks=4)
     nodes = RunFiles(Path(home), halved["workflow"]).load()[0]["nodes"].values()
     trial_pods = [

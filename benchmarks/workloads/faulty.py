@@ -38,7 +38,7 @@ def model(section: Model, facts: dict[str, Any]) -> Any:
 
 
 def predict(model: Any, instances: list[Instance], facts: dict[str, Any]) -> list[dict[str, Any]]:
-    """Predict like steps.digits, but with the fault of the model.
+    """Predict like steps.digits, but with the fault that the model's config selects.
 
     Images of the test split never cause errors, because their first pixel is 0.
     """

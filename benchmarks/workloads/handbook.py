@@ -41,9 +41,10 @@ def stop_services(home: str) -> None:
 def pipeline(
     source: str, home: str, sets: list[str], config: str = "configs/handbook.yaml", **data: object
 ) -> dict[str, Any]:
-    """Return the output of `rekindle run -o json` for a run that ends before the release."""
+    """Run the pipeline without a release; return the output of `rekindle run -o json`."""
     settings = [f"data.{key}={value}" for key, value in {"source": source, **data}.items()]
-    # no model reaches ap 1, so no model is released: only the evaluation is needed
+    # require ap 1, which no model reaches, so that the run evaluates the model but does not release
+    # it
     settings += ["gate.minimum.ap=1", f"serve.port={free_port()}", *sets]
 
     command = [
@@ -65,7 +66,7 @@ def pipeline(
 
 
 def seconds(run: dict[str, Any], step: str) -> float:
-    """Return the duration of a step of the run, in seconds."""
+    """Return the duration of a pipeline step in the run, in seconds."""
     return next(row["seconds"] for row in run["steps"] if row["name"] == step)
 
 

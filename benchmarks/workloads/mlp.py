@@ -1,8 +1,9 @@
-"""The workload of benchmarks/loop.py: a small net on random numbers, and the training loops to
-compare with.
+"""The workload of benchmarks/loop.py: a small network trained on random numbers, and the training
+loops with which Rekindle's loop is compared.
 
-After each block of steps of Rekindle, the dataset lets the other loops make the same number of
-steps. All loops run in one process and in turns, so that they are measured under the same load.
+After each block of Rekindle's steps, the dataset object runs the same number of steps in each of
+the other loops. All loops run in one process and in turns, so that they are measured under the same
+load.
 """
 
 import importlib.util
@@ -25,7 +26,7 @@ examples = prepare = predictor = None
 metrics = (Metric("loss", max),)
 SAMPLES = 4096
 INPUTS = 256
-Loop = Callable[[int], None]  # a function that makes the given number of steps
+Loop = Callable[[int], None]  # runs the given number of steps
 
 
 class Model(Section):
@@ -35,14 +36,14 @@ class Model(Section):
 
 @dataclass
 class Turns:
-    """Lets the loops take turns of `block` steps, and measures the CPU seconds of each loop."""
+    """Runs the loops alternately, `block` steps each, and measures the CPU seconds of each loop."""
 
     inputs: Inputs
     block: int
     warm: int  # number of steps before the first block
     rank: int
     size: int
-    meeting: str  # host:port at which the processes of DDP meet
+    meeting: str  # host:port of the rendezvous of the DDP processes
     calls: int = 0
     began: float = 0.0
     # CPU time and clock time at the start of the first block
@@ -52,15 +53,15 @@ class Turns:
     seconds: dict[str, list[float]] = field(default_factory=lambda: {"Rekindle": []})
 
     def clock(self) -> float:
-        """Return the CPU time of this thread, or in a group of the whole process, because gloo's
-        threads belong to the loop."""
+        """Return the CPU time of this thread. In a group of processes, return that of the whole
+        process, because gloo's threads work for the loop."""
         if self.size == 1:
             return time.thread_time()
         return time.process_time()
 
     def take(self, data: "Numbers") -> None:
-        """Handle the start of a micro-batch of Rekindle: after a block of steps, the other loops
-        take their turns."""
+        """Handle the start of a micro-batch in Rekindle's loop. If a block of steps is complete,
+        run the other loops."""
         step, leaf = divmod(
             self.calls, len(rank_leaves(self.inputs.virtual_workers, self.size, self.rank))
         )
@@ -88,8 +89,8 @@ class Turns:
         self.began = self.clock()
 
     def result(self) -> dict[str, Any]:
-        """Return the CPU seconds per step of each loop, by block, and the CPU share of Rekindle's
-        background threads."""
+        """Return the CPU seconds per step of each loop in each block, and the CPU share of
+        Rekindle's background threads."""
         blocks = len(self.seconds["Rekindle"])
         steps = {
             name: [seconds / self.block for seconds in each[:blocks]]
@@ -106,7 +107,7 @@ turns: Turns | None = None  # set by benchmarks/loop.py in a worker
 
 
 class Numbers:
-    """Random samples."""
+    """A dataset of random samples."""
 
     def __init__(self, path: Path) -> None:
         import torch
@@ -147,10 +148,10 @@ def loss(model: Any, batch: tuple[Any, ...]) -> Any:
 
 
 def others(turns: Turns, data: Numbers) -> dict[str, Loop]:
-    """Return the loops to compare with.
+    """Return the loops to compare with Rekindle's loop.
 
-    A single process is compared with bare loops and with loops of frameworks; a group is compared
-    with a loop of DDP and with a bare loop that does not exchange gradients.
+    For a single process, these are bare loops and loops of frameworks. For a group, they are a DDP
+    loop and a bare loop that does not exchange gradients.
     """
     import torch
 

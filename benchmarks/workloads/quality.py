@@ -1,5 +1,5 @@
-"""A model that consists of one number, its quality, and predicts this number for every row, so that
-a whole pipeline takes only seconds."""
+"""A workload whose model is a single number, its quality, which it predicts for every row. A whole
+pipeline therefore takes only seconds."""
 
 import json
 from collections.abc import Sequence
@@ -50,7 +50,7 @@ class Predictor:
 
 
 class Rows(Examples):
-    """Test rows that are scored without torch."""
+    """Test rows, which can be scored without importing torch."""
 
     def score(self, model: Path, dataset: Path) -> list[float]:
         return [Predictor(model).quality] * len(self)

@@ -2,8 +2,8 @@
 ms.
 
 Each micro-batch appends 16 bytes to `$STAMPS/<POD_NAME>-<pid>`: the time (CLOCK_MONOTONIC) and one
-weight. Every update changes this weight, so the number of equal weights in a row is the number of
-micro-batches between two updates.
+weight. Every update changes this weight, so the number of consecutive equal weights is the number
+of micro-batches in one step.
 """
 
 import json
@@ -31,7 +31,7 @@ STAMP = struct.Struct("dd")
 
 
 class Model(Section):
-    width: int = 104_000  # gives 5 MB of weights
+    width: int = 104_000  # width of the model, which gives it 5 MB of weights
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ def steps(folder: Path, name: str, process: int = 0) -> list[Step]:
     """Return the steps that a process has finished (default: the newest process of the worker
     `name`).
 
-    Consecutive repetitions of a step count as one step.
+    Consecutive micro-batches with the same weight count as one step.
     """
     file = folder / f"{name}-{process or pid(folder, name)}"
     data = file.read_bytes() if file.exists() else b""
@@ -79,7 +79,7 @@ def steps(folder: Path, name: str, process: int = 0) -> list[Step]:
 
 
 def write(path: Path) -> str:
-    """Write a dataset directory, which is always the same, and return its digest."""
+    """Write a dataset directory, whose content is always the same, and return its digest."""
     path.mkdir(parents=True)
     (path / "dataset.json").write_text(json.dumps({"facts": {}}))
     return record_files(path)

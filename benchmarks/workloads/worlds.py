@@ -1,14 +1,15 @@
-"""Quality of the fraud model if fraudsters follow other rules, compared with gradient boosting.
+"""Measure the quality of the fraud model when fraudsters follow other rules, compared with gradient
+boosting.
 
     # all worlds: about two minutes each on two cores
     python -m benchmarks.workloads.worlds
     python -m benchmarks.workloads.worlds --world testers --json
 
-Cards, terminals and genuine payments are simulated as by `simulate://`; frauds follow rules which
-the features were not designed for. Each world is prepared, trained and evaluated by
-configs/demo.yaml, without tuning. The figures are the average precision (AP) on the test weeks of
-three models: of the transformer, of trees on the same features (the baseline of the verdict), and
-of trees on the 15 features of the Fraud Detection Handbook.
+Cards, terminals and genuine payments are simulated as for `simulate://` URIs. Frauds follow rules
+for which the features were not designed. For each world (a set of fraud rules), configs/demo.yaml
+prepares the data and trains and evaluates the model, without tuning. The figures are the average
+precision (AP) on the test weeks of three models: of the transformer, of trees on the same features
+(the baseline of the verdict), and of trees on the 15 features of the Fraud Detection Handbook.
 """
 
 import re
@@ -37,17 +38,17 @@ from steps.fraud.handbook_protocol import judged_weeks
 from steps.fraud.ranking import average_precision
 
 SIZE: dict[str, Any] = {"cards": 1500, "terminals": 3000, "days": 120}
-STOLEN_PER_DAY = 0.002  # share of the cards that are stolen on a day
+STOLEN_PER_DAY = 0.002  # share of all cards that are stolen per day
 TRUTH = np.uint8(1)
 
 
 def _stolen(
     rng: np.random.Generator, world: World, payments: Payments, days: int, share: float
 ) -> NDArray[np.int64]:
-    """Return the indices of the payments with stolen cards in the first `days` days after the
-    theft, sorted by card and time.
+    """Return the indices of payments with a stolen card within `days` days after its theft, sorted
+    by card and time.
 
-    `share`: number of thefts per day, as a share of STOLEN_PER_DAY.
+    `share`: factor by which STOLEN_PER_DAY is multiplied.
     """
     count = rng.poisson(world.cards * STOLEN_PER_DAY * share, world.days)
     cards = rng.integers(0, world.cards, count.sum())
@@ -61,8 +62,8 @@ def _stolen(
 
 
 def testers(rng: np.random.Generator, world: World, payments: Payments) -> NDArray[np.uint8]:
-    """Change the payments and return their fraud labels: thieves try a stolen card with a tiny
-    payment, then use the card for some days with the usual amounts of its owner."""
+    """Change the payments, and return their fraud labels. Thieves test a stolen card with a tiny
+    payment, then use it for some days with the owner's usual amounts."""
     fraud = np.zeros(len(payments.slot), np.uint8)
     rows = _stolen(rng, world, payments, 5, 1)
     fraud[rows] = TRUTH
@@ -72,7 +73,7 @@ def testers(rng: np.random.Generator, world: World, payments: Payments) -> NDArr
 
 
 def nights(rng: np.random.Generator, world: World, payments: Payments) -> NDArray[np.uint8]:
-    """Change the payments and return their fraud labels: thieves pay at night, and slightly more
+    """Change the payments, and return their fraud labels. Thieves pay at night, and slightly more
     than the owner; a few owners also pay at night."""
     fraud = np.zeros(len(payments.slot), np.uint8)
     rows = _stolen(rng, world, payments, 10, 1)
@@ -86,8 +87,8 @@ def nights(rng: np.random.Generator, world: World, payments: Payments) -> NDArra
 
 
 def skimmers(rng: np.random.Generator, world: World, payments: Payments) -> NDArray[np.uint8]:
-    """Change the payments and return their fraud labels: after a payment at a manipulated terminal,
-    the payments of the card from two days later on are frauds of similar amounts."""
+    """Change the payments, and return their fraud labels. From two days after a card is used at a
+    manipulated terminal, its payments are frauds of similar amounts."""
     fraud = np.zeros(len(payments.slot), np.uint8)
     bad = rng.permutation(world.terminals)[: world.terminals // 100]
     since = rng.integers(0, world.days, world.terminals // 100)
@@ -114,15 +115,15 @@ WORLDS: dict[str, Commit] = {"testers": testers, "nights": nights, "skimmers": s
 
 
 def plain(data: Data, folder: Path) -> float:
-    """Return the AP on the pipeline's test weeks of trees that use only the 15 features of the
-    handbook."""
+    """Train trees on only the 15 features of the handbook, and return their AP on the pipeline's
+    test weeks."""
     prepare(fraud, data, folder)
     rows = Rows(folder)
     transactions = Transactions.from_frame(pl.read_parquet(folder / "transactions.parquet"))
     pieces = list(
         features.tables(transactions, data.label_delay_days, names=features.HANDBOOK_NAMES)
     )
-    # in the order of the rows of the dataset
+    # sorted like the rows of the dataset
     table = np.concatenate([piece for _, piece in pieces])
     training = (rows.times >= rows.facts.train_start) & (rows.times < rows.facts.train_end)
     sample = Sample(int(training.sum()))
@@ -141,7 +142,7 @@ def plain(data: Data, folder: Path) -> float:
 
 
 def measure(name: str, seed: int, folder: Path, sets: list[str]) -> list[Bar]:
-    """Return the AP of the model of one world, with the AP of trees as limits."""
+    """Return the AP of the model in one world as a figure, with the APs of the trees as limits."""
     source = folder / f"{name}.parquet"
     simulate(World(seed=seed, **SIZE), WORLDS[name]).rename(Columns().model_dump()).write_parquet(
         source
@@ -172,7 +173,7 @@ def measure(name: str, seed: int, folder: Path, sets: list[str]) -> list[Bar]:
 
 
 def baseline_of(run: dict[str, Any]) -> float:
-    """Return the AP of the baseline from the reason of a verdict."""
+    """Parse the AP of the baseline from the reason text of a verdict."""
     [value] = re.findall(r"The baseline has ap (\d\.\d+)", run["reason"])
     return float(value)
 
@@ -195,7 +196,8 @@ def main() -> int:
     options = command.parse_args()
     bars: list[Bar] = []
 
-    with tempfile.TemporaryDirectory(dir=".") as name:  # a pod has its own /tmp
+    with tempfile.TemporaryDirectory(dir=".") as name:
+        # not below /tmp, because each pod has its own /tmp
         folder = Path(name).absolute()
         try:
             for world in options.world or WORLDS:

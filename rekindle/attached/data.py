@@ -1,7 +1,7 @@
-"""The position in the training data: one index into the stream of all samples of all epochs, which
-is valid for any number of processes.
+"""The position in the training data: an index into the stream of all samples of all epochs. The
+index does not depend on the number of processes.
 
-A batch is a range of this stream. The processes share it: each takes a part of its samples.
+A batch is a range of this stream. The processes divide the samples of a batch among themselves.
 """
 
 from collections.abc import Iterator
@@ -31,8 +31,8 @@ class Progress:
 def plan_batches(samples: int, offset: int, batch_size: int, drop_last: bool) -> list[int]:
     """Return the sizes of the batches from `offset` to the end of an epoch.
 
-    Each batch has `batch_size` samples. If that does not divide the epoch, its last two batches
-    share their samples equally, so that none is much smaller than the others; with `drop_last`, the
+    Each batch has `batch_size` samples. If `batch_size` does not divide the epoch, the last two
+    batches get equal numbers of samples, so that no batch is very small. With `drop_last`, the
     epoch ends before the incomplete batch.
     """
     sizes: list[int] = []
@@ -59,7 +59,7 @@ def order_samples(samples: int, seed: int, epoch: int, *, shuffle: bool) -> list
 def split_batches(
     order: list[int], offset: int, sizes: list[int], rank: int, world: int
 ) -> Iterator[list[int]]:
-    """Yield the indices of one rank's samples of each batch."""
+    """Yield, for each batch, the indices of the samples of one rank."""
     for size in sizes:
         first = offset + size * rank // world
         end = offset + size * (rank + 1) // world
@@ -68,7 +68,7 @@ def split_batches(
 
 
 def check_sizes(sizes: list[int], batch_size: int, world: int) -> None:
-    """Raise ConfigError if a process would not get a sample of each batch."""
+    """Raise ConfigError if a batch has fewer samples than there are processes."""
     smallest = min(sizes, default=world)
     if smallest < world:
         raise ConfigError(
@@ -79,7 +79,8 @@ def check_sizes(sizes: list[int], batch_size: int, world: int) -> None:
 
 
 def check_length(progress: Progress, samples: int) -> None:
-    """Raise ConfigError if the dataset has another length than before."""
+    """Raise ConfigError if the number of samples in the dataset has changed since the last
+    start."""
     if progress.samples not in (0, samples):
         raise ConfigError(
             f"the dataset has {samples} samples, and had {progress.samples} before the restart: the"
@@ -89,7 +90,8 @@ def check_length(progress: Progress, samples: int) -> None:
 
 
 def make_loader(dataset: Any, batches: list[list[int]], seed: int, options: dict[str, Any]) -> Any:
-    """Return a DataLoader for these batches. It does not draw from the global random generator."""
+    """Return a DataLoader for these batches. The loader does not use the global random
+    generator."""
     from torch.utils.data import DataLoader
 
     generator = torch.Generator().manual_seed(seed)

@@ -1,6 +1,8 @@
-"""Durable checkpoints of a state that all ranks share: files `step-N.pt` in the checkpoint folder.
+"""Durable checkpoints of a state that is equal on all ranks: files `step-N.pt` in the checkpoint
+folder.
 
-A file is written under a temporary name and renamed, so that it exists completely or not at all.
+A file is written under a temporary name and renamed, so an incomplete file never has the final
+name.
 """
 
 import io
@@ -30,7 +32,7 @@ def checkpoint_name(step: int, *, is_sharded: bool) -> str:
 
 
 def list_checkpoints(folder: Path, *, sharded: bool) -> dict[int, Path]:
-    """Return the checkpoints of one kind by step: files, or directories of
+    """Return the paths of the checkpoints by step: files, or with `sharded` directories of
     torch.distributed.checkpoint."""
     checkpoints = {}
     for path in folder.glob("step-*"):
@@ -41,7 +43,7 @@ def list_checkpoints(folder: Path, *, sharded: bool) -> dict[int, Path]:
 
 
 def remove_old(folder: Path, keep: int, *, sharded: bool) -> None:
-    """Remove all checkpoints of one kind except the newest `keep`."""
+    """Remove all files (or with `sharded` directories) of checkpoints except the newest `keep`."""
     checkpoints = list_checkpoints(folder, sharded=sharded)
     for step in sorted(checkpoints)[:-keep]:
         path = checkpoints[step]
@@ -88,19 +90,19 @@ def write_checkpoint(folder: Path, step: int, tree: dict[str, Any]) -> None:
         draft.replace(folder / name)
         sync_folder(folder)
     except RuntimeError as error:
-        # torch reports errors of the disk in this way
+        # torch raises RuntimeError for disk errors
         raise OSError(str(error).splitlines()[0]) from error
     finally:
         draft.unlink(missing_ok=True)
 
 
 def load_checkpoint(path: Path) -> dict[str, Any]:
-    """Return the state in a file. Raises an exception of torch.load if it is damaged."""
+    """Return the state in a file. If the file is damaged, an exception of torch.load is raised."""
     return torch.load(path, map_location="cpu", weights_only=True)
 
 
 def verify_loadable(source: Path | io.BytesIO) -> None:
-    """Raise ConfigError for a state that `torch.load` does not load by default."""
+    """Raise ConfigError if `torch.load` would reject the saved state with `weights_only=True`."""
     is_file = isinstance(source, Path)
     try:
         torch.load(source, map_location="cpu", weights_only=True, mmap=is_file)
@@ -118,7 +120,7 @@ class Writer:
 
     def __init__(self) -> None:
         self.duration_s = 0.0  # of the last checkpoint
-        self.cpu_s = 0.0  # CPU time of the last checkpoint
+        self.cpu_s = 0.0  # CPU seconds to write the last checkpoint
         self.error: ConfigError | None = None
         self._thread: threading.Thread | None = None
 
@@ -132,7 +134,8 @@ class Writer:
         self._thread.start()
 
     def wait(self) -> None:
-        """Wait until the checkpoint is written. Raises ConfigError if no later one can succeed."""
+        """Wait until the checkpoint is written. Raises ConfigError if the state can never be
+        saved."""
         if self._thread:
             self._thread.join()
         self.raise_error()

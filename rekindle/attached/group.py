@@ -1,4 +1,5 @@
-"""The processes of a program that train together, and their exchanges between two steps."""
+"""The processes of a program that train together, and the data that they exchange between two
+steps."""
 
 import os
 import socket
@@ -12,9 +13,9 @@ import torch.distributed as dist
 from rekindle.errors import ConfigError
 from rekindle.kubernetes_names import POD_NAME
 
-# bytes of one message of a transfer
+# maximum size of a message in bytes
 MESSAGE_BYTES = 64 << 20
-# a process waits this long for the others, for example while they load a large dataset
+# time limit of an exchange: another process may, for example, still load a large dataset
 TIMEOUT = timedelta(hours=1)
 
 T = TypeVar("T")
@@ -23,19 +24,21 @@ T = TypeVar("T")
 class Group:
     """The processes of torch.distributed; a single process if it is not initialized.
 
-    All methods except `start_sum` must be called by all processes in the same order. Exchanges use
-    groups of their own with the backend gloo, apart from the exchanges of the program.
+    All methods except `start_sum` must be called by all processes in the same order. This class
+    creates separate process groups with the backend gloo, so its messages do not mix with those of
+    the program.
     """
 
     def __init__(self) -> None:
-        """Raises ConfigError if torch.distributed should be initialized, and is not."""
+        """Raises ConfigError if several processes train but torch.distributed is not
+        initialized."""
         self.is_distributed = dist.is_available() and dist.is_initialized()
         _require_initialized(self.is_distributed, os.environ)
 
         self.rank = 0
         self.world = 1
         self._exchanges: dist.ProcessGroup | None = None
-        # of torch.distributed.checkpoint, whose exchanges take place in a thread
+        # group for torch.distributed.checkpoint, which exchanges messages in a thread
         self.checkpoints: dist.ProcessGroup | None = None
         if self.is_distributed:
             self.rank = dist.get_rank()
@@ -43,7 +46,8 @@ class Group:
             self._exchanges = _new_group()
             self.checkpoints = _new_group()
 
-        # a pod has memory of its own, even if several pods share a machine
+        # the pod is part of the host name, because pods on the same machine do not share their
+        # memory
         self.host = os.environ.get(POD_NAME) or socket.gethostname()
         hosts = self.gather(self.host)
         # index of this process among the processes of its host
@@ -53,7 +57,7 @@ class Group:
         self._work: dist.Work | None = None
 
     def gather(self, value: T) -> list[T]:
-        """Return the values of all ranks, by rank."""
+        """Return a list with the value of each rank, ordered by rank."""
         if self.world == 1:
             return [value]
         values: list[T] = [value] * self.world
@@ -65,13 +69,14 @@ class Group:
         self.gather(None)
 
     def start_sum(self, numbers: list[int]) -> None:
-        """Start to sum numbers over all ranks, without waiting for them."""
+        """Start to sum numbers over all ranks, and return immediately."""
         self._sums = torch.tensor(numbers, dtype=torch.int64)
         if self.world > 1:
             self._work = dist.all_reduce(self._sums, group=self._exchanges, async_op=True)
 
     def finish_sum(self) -> list[int] | None:
-        """Wait for the sums that `start_sum` has started; None if it has not been called."""
+        """Wait for the sums that `start_sum` has started, and return them; None if no sum was
+        started."""
         if self._sums is None:
             return None
         if self._work is not None:
@@ -83,7 +88,8 @@ class Group:
         return sums
 
     def broadcast(self, data: torch.Tensor | None, owner: int) -> torch.Tensor:
-        """Return the bytes, uint8 [size], that the rank `owner` has."""
+        """Send the bytes `data` (uint8 [size]) of the rank `owner` to all ranks, and return
+        them."""
         sizes = self.gather(data.numel() if data is not None else 0)
         if data is None:
             data = torch.empty(sizes[owner], dtype=torch.uint8)
@@ -95,8 +101,8 @@ class Group:
     def move(
         self, data: torch.Tensor | None, transfers: Mapping[int, int], size_limit: int = 1 << 50
     ) -> torch.Tensor | None:
-        """Move bytes, uint8 [size], between ranks: `transfers` has the sender of each receiver.
-        Return the bytes for this rank, `data` if it is not a receiver."""
+        """Send bytes (uint8 [size]) between ranks; `transfers` maps each receiver to its sender.
+        Return the received bytes, or `data` if this rank receives nothing."""
         sizes = self.gather(data.numel() if data is not None else 0)
         received = data
         for receiver, sender in sorted(transfers.items()):

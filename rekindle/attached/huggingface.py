@@ -4,8 +4,9 @@
     trainer = Trainer(..., callbacks=[callback])
     trainer.train(resume_from_checkpoint=callback.resume(trainer))
 
-The snapshots contain all that the Trainer's own checkpoints contain. At the start, the newest one
-is written as such a checkpoint, so that the Trainer restores it and skips the data by itself.
+The snapshots contain all that the Trainer's own checkpoints contain. At the start, the newest
+snapshot is converted to a checkpoint of the Trainer, which then restores the state and skips the
+used data.
 """
 
 import dataclasses
@@ -32,7 +33,8 @@ from rekindle.errors import ConfigError, say
 
 
 class TrainerContent:
-    """The state of a Trainer as an attached object."""
+    """Saves and restores the state of a Trainer through the methods that `rekindle.attach`
+    needs."""
 
     def __init__(self, trainer: transformers.Trainer) -> None:
         self.trainer: Any = trainer
@@ -40,7 +42,7 @@ class TrainerContent:
 
     @property
     def batch_samples(self) -> int:
-        """The number of samples of one step."""
+        """The number of samples that all processes together use in one step."""
         arguments = self.trainer.args
         return (
             arguments.train_batch_size
@@ -126,7 +128,7 @@ class TrainerCallback(transformers.TrainerCallback):
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         run = self._require_run()
         if self._folder:
-            # all processes have read it before their first step
+            # after the first step, all processes have read this checkpoint
             shutil.rmtree(self._folder, ignore_errors=True)
             self._folder = None
         run.step()
@@ -144,7 +146,7 @@ class TrainerCallback(transformers.TrainerCallback):
 
 
 def _convert_random_states(states: dict[str, Any]) -> dict[str, Any]:
-    """Return random states in the form of the Trainer's files."""
+    """Convert random states to the format of the Trainer's files."""
     numpy_state: Any = np.random.get_state()
     if "numpy" in states:
         name, words, *others = states["numpy"]

@@ -5,8 +5,8 @@
     path = callback.resume(trainer)
     trainer.fit(model, callback.loader(dataset, batch_size=64), ckpt_path=path)
 
-The snapshots contain all that Lightning's own checkpoints contain. At the start, the newest one is
-written as such a checkpoint, which Lightning restores.
+The snapshots contain all that Lightning's own checkpoints contain. At the start, the newest
+snapshot is converted to a checkpoint of Lightning, which Lightning then restores.
 """
 
 import hashlib
@@ -24,7 +24,8 @@ from rekindle.errors import ConfigError
 
 
 class LightningContent:
-    """The state of a Lightning Trainer as an attached object."""
+    """Saves and restores the state of a Lightning Trainer through the methods that
+    `rekindle.attach` needs."""
 
     def __init__(self, trainer: lightning.Trainer) -> None:
         self.trainer: Any = trainer
@@ -38,7 +39,8 @@ class LightningContent:
 
 
 class Loader:
-    """The batches of `AttachedProgram.batches` as a loader, which continues within an epoch."""
+    """A loader for the batches of `AttachedProgram.batches`. After a restart, it continues in the
+    middle of the epoch."""
 
     def __init__(self, run: AttachedProgram, dataset: Any, options: dict[str, Any]) -> None:
         self._run = run
@@ -56,7 +58,7 @@ class Loader:
         yield from self._run.batches(self._dataset, **self._options)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return an empty state: the position is a part of the attached program."""
+        """Return an empty state, because the attached program stores the position."""
         return {}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -77,7 +79,7 @@ class LightningCallback(lightning.Callback):
         """Return the checkpoint to pass to `trainer.fit(ckpt_path=...)`, None for a new training.
         Raises ConfigError."""
         if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-            # Lightning would start the process group only in `fit`
+            # start the process group now, because Lightning starts it only in `fit`
             trainer.strategy.setup_environment()
 
         content = LightningContent(trainer)
@@ -95,7 +97,7 @@ class LightningCallback(lightning.Callback):
 
     def loader(self, dataset: Any, *, batch_size: int, **options: Any) -> Loader:
         """Return a loader for `fit`, with the arguments of `AttachedProgram.batches`: each sample
-        is used once per epoch for any number of processes. Call after `resume`."""
+        is used once per epoch, whatever the number of processes. Call after `resume`."""
         return Loader(self._require_run(), dataset, {"batch_size": batch_size, **options})
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
@@ -107,7 +109,7 @@ class LightningCallback(lightning.Callback):
     def on_train_batch_end(
         self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        # not in the midst of an accumulation of gradients
+        # do not save while gradients are still accumulated
         if trainer.global_step != self._last_step:
             self._last_step = trainer.global_step
             self._require_run().step()

@@ -2,8 +2,8 @@
 
     /dev/shm/rekindle-<run>-<host>-<index>.<slot>      ($REKINDLE_SHM: another directory)
 
-Three files per process take turns: two hold the newest snapshots, and the next one is written to
-the third, or a durable checkpoint reads the third. A file starts with a record, which is cleared
+Each process has three files. Two hold the newest snapshots; the third receives the next snapshot,
+or is read by the writer of a durable checkpoint. A file starts with a record, which is cleared
 before the snapshot is written and committed after it, with a checksum of every byte.
 """
 
@@ -36,15 +36,16 @@ MAGIC = b"rekindle attach1"
 # magic, run, lineage, step, shard, world, size, crc32 of the snapshot
 RECORD = struct.Struct("<16s 12s 12s q q q Q I")
 CHECKSUM = struct.Struct("<I")
-# a file that must grow gets this many bytes more than the state needs
+# number of bytes that a growing file gets in addition to the size of the state
 SPARE_BYTES = 64 << 10
-# a larger file is reserved by the thread, while the training continues
+# memory for a snapshot larger than this is reserved in the thread, while the training continues
 INLINE_BYTES = 16 << 20
 
 
 class Record(NamedTuple):
-    """A committed snapshot. `lineage`: id of the processes that wrote it; `shard`: the rank whose
-    shards it contains, -1 for the whole state; `world`: number of ranks; `size`: in bytes."""
+    """A committed snapshot. `lineage`: id of the start of the program that wrote the snapshot;
+    `shard`: the rank whose shards the snapshot contains, -1 for the whole state; `world`: number of
+    ranks; `size`: in bytes."""
 
     lineage: str
     step: int
@@ -62,12 +63,12 @@ def slot_paths(run: str, host: str, index: int) -> list[Path]:
 
 
 def read_record(path: Path, run: str) -> Record | None:
-    """Return the record of a file of this run and user; None if it does not have one. The snapshot
-    itself is not verified."""
+    """Return the record of a file of this run and user; None if the file has no valid record. The
+    snapshot itself is not verified."""
     with suppress(OSError):
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
         with open(descriptor, "rb") as file:
-            # every user may create files in /dev/shm
+            # ignore files of other users, since every user may create files in /dev/shm
             if os.fstat(descriptor).st_uid == os.geteuid():
                 return _parse_record(file.read(PAGE_BYTES), run)
     return None
@@ -93,7 +94,8 @@ def read_snapshot(path: Path, run: str, record: Record) -> torch.Tensor | None:
 
 
 class Slot:
-    """One file, locked and mapped. `record`: of its committed snapshot."""
+    """A snapshot file that this process has locked and mapped. `record`: record of the committed
+    snapshot, if any."""
 
     def __init__(self, path: Path, run: str) -> None:
         """Raises OSError if the file cannot be opened, or another process uses it."""
@@ -117,11 +119,11 @@ class Slot:
 
         capacity = -(-(size + SPARE_BYTES) // PAGE_BYTES) * PAGE_BYTES
         total = PAGE_BYTES + capacity
-        # otherwise a full file system would later kill this process by SIGBUS
+        # without this allocation, a full file system would later kill this process by SIGBUS
         os.posix_fallocate(self._file, 0, total)
         os.ftruncate(self._file, total)
 
-        # the views of an earlier mapping keep it alive
+        # an earlier mapping stays alive while tensors still refer to it
         self._map = mapped = mmap.mmap(self._file, total)
         for start in range(0, total, READ_BYTES):
             fault_in_pages(mapped, start, min(READ_BYTES, total - start))
@@ -180,7 +182,7 @@ class Memory:
             if slot.record and slot.record.step > newest_step:
                 slot.clear()
 
-        # set while no snapshot waits for its commit
+        # set while the thread has no snapshot to commit and no memory to reserve
         self._idle = threading.Event()
         self._idle.set()
         self._jobs: SimpleQueue[tuple[Slot, Record] | int | None] = SimpleQueue()
@@ -188,8 +190,8 @@ class Memory:
         self._thread.start()
 
     def save(self, payload: Payload, record: Record) -> Slot | None:
-        """Copy a state to the oldest slot. Returns None if the previous snapshot is not committed
-        yet, or the memory is not reserved yet."""
+        """Copy a state to the oldest slot. Returns None, without a copy, while the thread still
+        commits the previous snapshot or reserves memory."""
         if not self._idle.is_set() or self.problem:
             return None
 
@@ -215,7 +217,7 @@ class Memory:
         self._idle.wait()
 
     def close(self, *, remove: bool) -> None:
-        """Commit the last snapshot, and close the files; if `remove`, delete them."""
+        """Commit the last snapshot and close the files; if `remove` is True, delete the files."""
         if thread := getattr(self, "_thread", None):
             self._jobs.put(None)
             thread.join()

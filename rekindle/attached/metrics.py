@@ -1,4 +1,4 @@
-"""Metrics of a program, which a thread sends to MLflow."""
+"""Collects the metrics of a program, and sends them to MLflow in a thread."""
 
 import os
 import threading
@@ -10,12 +10,13 @@ from rekindle.errors import TrackingError, say, to_number
 from rekindle.kubernetes_names import MLFLOW_TRACKING_URI
 
 SEND_INTERVAL_S = 5.0
-# shortest time between two points of a curve
+# minimum number of seconds between two points of a curve
 POINT_INTERVAL_S = 1.0
 
 
 class Metrics:
-    """Curves on the MLflow run MLFLOW_RUN_ID, if MLFLOW_TRACKING_URI is set, too."""
+    """Sends the curves of rank 0 to the MLflow run $MLFLOW_RUN_ID. Does nothing unless
+    MLFLOW_TRACKING_URI is set, too."""
 
     def __init__(self, rank: int) -> None:
         self._run_id = os.environ.get("MLFLOW_RUN_ID", "")
@@ -28,8 +29,8 @@ class Metrics:
         self._problem = ""
 
     def record(self, step: int, values: Mapping[str, Any]) -> None:
-        """Record values of a step: numbers, or tensors with one element. Of the steps of one
-        second, only one is recorded, because a tensor of a GPU is waited for."""
+        """Record values of a step: numbers, or tensors with one element. At most one step per
+        second is recorded, because reading a tensor waits for the GPU."""
         if not self.is_on or not values:
             return
 

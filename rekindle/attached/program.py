@@ -45,9 +45,10 @@ from rekindle.training.sampler import mix_seed
 
 
 class Sums(NamedTuple):
-    """Numbers of all ranks, summed. `leaving`: number of ranks that got SIGTERM; `snapshot`,
-    `checkpoint`: 1 if rank 0 asks for one; `written`: number of checkpoints that the ranks have
-    written; `is_slow`: 1 if steps are slow, and each of them waits for its sums."""
+    """Numbers that are summed over all ranks in each step. `leaving`: number of ranks that got
+    SIGTERM; `snapshot`, `checkpoint`: 1 if rank 0 asks for a snapshot or a checkpoint; `written`:
+    number of written checkpoints, summed over the ranks; `is_slow`: 1 if steps are so slow that
+    each step waits for its own sums."""
 
     leaving: int
     snapshot: int
@@ -57,7 +58,7 @@ class Sums(NamedTuple):
 
 
 class AttachedProgram:
-    """The state of a training program, with its copies. Made by `rekindle.attach`."""
+    """The state of a training program, with its copies. `rekindle.attach` creates this object."""
 
     def __init__(self, objects: dict[str, Any], folder: Path, settings: SaveSettings) -> None:
         self.objects = Objects(objects)
@@ -92,7 +93,7 @@ class AttachedProgram:
 
     @property
     def restored_random_states(self) -> list[dict[str, Any]]:
-        """The random states of all ranks that were restored; empty after the first step."""
+        """The restored random states by rank; empty after the first step."""
         return self._random_states or []
 
     @property
@@ -102,13 +103,12 @@ class AttachedProgram:
 
     @property
     def position(self) -> int:
-        """The number of samples of `batches` that all processes together have used, over all
-        epochs."""
+        """The number of samples that all processes together have used in all epochs."""
         return self.progress.epoch * self.progress.samples + self.progress.offset
 
     @property
     def is_leaving(self) -> bool:
-        """True if this process got SIGTERM. Other processes learn it at the end of the step."""
+        """True if this process got SIGTERM. The other processes are told at the end of the step."""
         return self._leaving.is_set()
 
     def epochs(self, count: int) -> Iterator[int]:
@@ -117,7 +117,7 @@ class AttachedProgram:
         while self.progress.epoch < count:
             epoch = self.progress.epoch
             yield epoch
-            # the body may not have used all batches
+            # the caller's loop may have stopped before the last batch
             if self.progress.epoch == epoch:
                 self._end_epoch()
         self.finish()
@@ -134,9 +134,10 @@ class AttachedProgram:
     ) -> Iterator[Any]:
         """Yield this process's share of the batches of the current epoch that were not used yet.
 
-        `dataset`: with `__len__` and `__getitem__`; `batch_size`: number of samples of one batch
-        over all processes, so that the number of processes does not change the steps; `options`: of
-        torch.utils.data.DataLoader, for example num_workers and collate_fn.
+        `dataset`: an object with `__len__` and `__getitem__`; `batch_size`: number of samples that
+        all processes together use in one step, so that steps do not depend on the number of
+        processes; `options`: arguments of torch.utils.data.DataLoader, for example num_workers and
+        collate_fn.
 
         Raises ConfigError if a batch has fewer samples than there are processes.
         """
@@ -152,7 +153,8 @@ class AttachedProgram:
 
         loader_seed = mix_seed(seed, progress.epoch, progress.offset, self.group.rank)
         loader = iter(make_loader(dataset, list(shares), loader_seed, options))
-        # the program may have drawn random numbers since the restore
+        # restore the generators again, because the program may have drawn random numbers since the
+        # start
         self._restore_random_states()
 
         epoch = progress.epoch
@@ -163,15 +165,15 @@ class AttachedProgram:
             self._end_epoch()
 
     def start_next_epoch(self, *, batch_size: int, drop_last: bool = False) -> None:
-        """End the current epoch if all its batches are used, for loops that stop before `batches`
-        can notice it."""
+        """End the current epoch if all its batches are used. For loops that do not exhaust the
+        iterator `batches`."""
         progress = self.progress
         remaining = plan_batches(progress.samples, progress.offset, batch_size, drop_last)
         if progress.offset and not remaining:
             self._end_epoch()
 
     def step(self, **metrics: Any) -> None:
-        """Record that a step is completed, and save the state if it is time.
+        """Record that a step is completed, and save the state if a snapshot or checkpoint is due.
 
         Call it on all ranks, after the update of the parameters; with gradient accumulation, only
         after an update. `metrics`: numbers or tensors with one element, which rank 0 sends to
@@ -186,7 +188,7 @@ class AttachedProgram:
         self._metrics.record(self.progress.step, metrics)
         self._saver.raise_error()
 
-        # the sums of the previous step have arrived while this one was computed
+        # the sums of the previous step have arrived during the computation of this step
         self._handle_sums()
         self._start_sums()
         if self._is_slow:
@@ -200,7 +202,7 @@ class AttachedProgram:
 
     def finish(self) -> None:
         """Write the last checkpoint, and remove the snapshots. Call it on all ranks when the
-        training is complete; `epochs` does it."""
+        training is complete; `epochs` calls it automatically."""
         if self._has_finished:
             return
 
@@ -252,8 +254,8 @@ class AttachedProgram:
         raise SystemExit(exit_codes.TERMINATED)
 
     def _agree_on_run(self) -> str:
-        """Return the id of the run, which is written in the checkpoint folder. Snapshots of a run
-        whose folder was deleted are not used."""
+        """Return the id of the run, which the checkpoint folder stores. If the folder was deleted,
+        the id is new, and earlier snapshots are not used."""
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -325,10 +327,11 @@ def attach(
     `objects`: by any name, with the methods state_dict and load_state_dict, for example model=,
     optimizer= and scheduler=; models and optimizers of fully_shard are saved as shards. `folder`:
     for durable checkpoints; the environment variable REKINDLE_CHECKPOINTS has priority.
-    `snapshot_seconds`: longest time between two snapshots in memory, 0 for none; it is exceeded if
-    snapshots would take more than 3 % of the time. `checkpoint_seconds`: time between two durable
-    checkpoints, 0 for the optimum that is computed from the measured costs; `checkpoint_steps`:
-    most steps between them, 0 for any number. `keep`: number of durable checkpoints that stay.
+    `snapshot_seconds`: longest time between two snapshots in memory, 0 for none; longer if
+    snapshots would otherwise take more than 3 % of the training time. `checkpoint_seconds`: time
+    between two durable checkpoints, 0 for the optimum that is computed from the measured costs;
+    `checkpoint_steps`: maximum number of steps between two durable checkpoints, 0 for no limit.
+    `keep`: number of durable checkpoints to keep.
 
     Call it on all ranks, after torch.distributed.init_process_group. Raises ConfigError.
     """

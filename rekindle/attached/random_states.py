@@ -1,6 +1,7 @@
-"""The states of the random number generators of one process: Python, NumPy, torch and its GPU.
+"""Reads and restores the random number generators of one process: Python, NumPy, torch on the CPU
+and on the GPU.
 
-They consist of plain values, which torch.load accepts without running code.
+The states consist of plain values, so torch.load can read them without running code.
 """
 
 import random
@@ -32,8 +33,8 @@ def read_random_states() -> dict[str, Any]:
 
 
 def restore_random_states(states: list[dict[str, Any]], rank: int, step: int) -> None:
-    """Set the generators of this process to the state of its rank. A rank that did not exist when
-    the states were saved gets seeds of its own."""
+    """Set the generators of this process to the state of its rank. A rank without a saved state
+    gets new seeds, which differ from those of the other ranks."""
     if rank < len(states):
         _restore(states[rank])
         return

@@ -1,9 +1,9 @@
-"""The choice of the state that a program continues from: the newest state that all ranks can get.
+"""Chooses the state from which a program continues: the newest state that all ranks can load.
 
-A whole state suffices on one rank, which sends it to the others. Shards in memory are used only if
-they are complete: one shard of every rank, all of one save, which was made by as many ranks as
-there are now. Otherwise the ranks load the newest durable checkpoint. The ranks exchange lists of
-their states, and all choose the same one.
+If the state is not sharded, one rank with a copy is enough: it sends the state to the others.
+Shards in memory are used only if the shards of all ranks exist, come from the same save, and the
+number of ranks is unchanged. Otherwise the ranks load the newest durable checkpoint. The ranks
+exchange lists of their states, and all choose the same one.
 """
 
 from collections import defaultdict
@@ -22,21 +22,21 @@ from rekindle.attached.memory import Record
 from rekindle.attached.state import Objects, put_local
 from rekindle.errors import ConfigError, say
 
-WHOLE = -1  # the shard number of a whole state
+WHOLE = -1  # `Record.shard` of a state that is not sharded
 REST = "rest"  # key of the unsharded values in a checkpoint of torch.distributed.checkpoint
 
 
 class Restored(NamedTuple):
-    """The state that a program continues from. `tier`: "memory", "durable", or "" for a new
-    program."""
+    """The state from which a program continues. `tier`: its source, "memory" or "durable"; "" for a
+    new program."""
 
     step: int
     tier: str
 
 
 class Candidate(NamedTuple):
-    """A state that some ranks have. `lineage`: "" for a durable checkpoint; `world`: number of
-    ranks that saved shards in memory, 0 otherwise."""
+    """A saved state that at least one rank can read. `lineage`: "" for a durable checkpoint;
+    `world`: number of ranks that saved shards in memory, 0 otherwise."""
 
     step: int
     lineage: str
@@ -56,7 +56,8 @@ class Findings:
 
 
 class Source:
-    """The states of a program. `run`: the id of the run in names of files."""
+    """The saved states of a program. `run`: the id of the run, a part of the snapshots' file
+    names."""
 
     def __init__(self, group: Group, objects: Objects, folder: Path, run: str) -> None:
         self.group = group
@@ -86,7 +87,7 @@ class Source:
         return findings
 
     def load_whole(self) -> tuple[dict[str, Any], Restored] | None:
-        """Return the newest state that a rank has, None if no state exists."""
+        """Return the newest unsharded state that any rank has; None if no state exists."""
         for candidate in self._list_candidates():
             tree = self._load_own(candidate)
             lineages = self.group.gather(tree["lineage"] if tree else "")
@@ -94,7 +95,8 @@ class Source:
             if owner is None:
                 continue
 
-            # folders of several machines may have different states of one step
+            # the checkpoint folders of different machines may contain different states of the same
+            # step
             if set(lineages) != {lineages[owner]}:
                 data = Payload(tree).to_bytes() if self.group.rank == owner else None
                 tree = decode(self.group.broadcast(data, owner))
@@ -103,8 +105,8 @@ class Source:
         return None
 
     def load_shards(self) -> tuple[dict[str, Any], Restored] | None:
-        """Restore the newest sharded state into the objects; return the other values. None if no
-        state exists."""
+        """Load the newest sharded state into the objects, and return the values that are not
+        sharded; None if no state exists."""
         candidates = self._list_candidates()
         if not candidates:
             return None
@@ -120,7 +122,8 @@ class Source:
         return None
 
     def _list_candidates(self) -> list[Candidate]:
-        """Return the states that exist, newest first, and in memory before durable ones."""
+        """Return the usable states, newest first; of the same step, snapshots in memory before
+        durable checkpoints."""
         offers: list[tuple[Candidate, int]] = [
             (Candidate(record.step, record.lineage, record.world), record.shard)
             for record in self.findings.snapshots
@@ -147,11 +150,12 @@ class Source:
             ]
         else:
             usable = list(ranks)
-        # two lineages may have the same step: the order must be the same on all ranks
+        # sort by lineage, too: two lineages may have the same step, and all ranks need the same
+        # order
         return sorted(usable, key=lambda item: (item.step, item.lineage), reverse=True)
 
     def _load_own(self, candidate: Candidate) -> dict[str, Any] | None:
-        """Return a whole state that this rank has, None if it does not have it or it is damaged."""
+        """Return the candidate's state if this rank has an intact copy, else None."""
         if not candidate.lineage:
             path = self.findings.checkpoints.get(candidate.step)
             return self._load_file(path) if path else None
@@ -190,7 +194,7 @@ class Source:
         if set(holders) != set(range(self.group.world)):
             return None
 
-        # the ranks may have another order than before
+        # a process may have another rank than before
         transfers = {
             receiver: holders.index(receiver)
             for receiver in range(self.group.world)

@@ -1,6 +1,6 @@
-"""Saves the state of a program: snapshots in memory, and durable checkpoints in a folder.
+"""Saves the state of a program as snapshots in memory and as durable checkpoints in a folder.
 
-Between two steps, the state is only copied. Threads compute checksums and write files.
+The training waits only until the state is copied. Threads compute checksums and write files.
 """
 
 import io
@@ -32,9 +32,9 @@ from rekindle.training.checkpoint.snapshot_file import remove_stale_files
 
 
 class SaveSettings(NamedTuple):
-    """`snapshot_seconds`: longest time between two snapshots, 0 for none; `checkpoint_seconds`,
-    `checkpoint_steps`: between two durable checkpoints, 0 for automatic and any number; `keep`:
-    number of durable checkpoints that stay."""
+    """`snapshot_seconds`: longest time between two snapshots, 0 for none; `checkpoint_seconds`:
+    time between two durable checkpoints, 0 for automatic; `checkpoint_steps`: maximum number of
+    steps between them, 0 for no limit; `keep`: number of durable checkpoints to keep."""
 
     snapshot_seconds: float
     checkpoint_seconds: float
@@ -52,14 +52,15 @@ class SaveSettings(NamedTuple):
 
 
 class Due(NamedTuple):
-    """The copies that a save makes."""
+    """The kinds of copies that are due: a snapshot, a durable checkpoint, or both."""
 
     snapshot: bool
     checkpoint: bool
 
 
 class Saver:
-    """The copies of one program, on one rank. Call its methods on all ranks in the same order."""
+    """Makes the snapshots and checkpoints of one rank. All ranks must call the methods in the same
+    order."""
 
     def __init__(
         self,
@@ -71,8 +72,8 @@ class Saver:
         restored_step: int,
         facts: IntervalFacts | None,
     ) -> None:
-        """`restored_step`: the step that the program continues from; `facts`: measurements of the
-        earlier processes. Raises ConfigError."""
+        """`restored_step`: the step from which the program continues; `facts`: measured costs and
+        losses of earlier processes. Raises ConfigError."""
         settings.check()
         self.group = group
         self.objects = objects
@@ -82,7 +83,8 @@ class Saver:
         self.lineage = group.gather(uuid.uuid4().hex[:12])[0]
 
         self.written = 0  # number of durable checkpoints that this rank has written
-        # steps of the last durable checkpoint that was started, and that this rank has written
+        # step of the last started durable checkpoint, and of the last one that this rank has
+        # written
         self._checkpoint_step = -1
         self._written_step = -1
         self._started = 0  # number of durable checkpoints that were started
@@ -107,7 +109,8 @@ class Saver:
 
     @property
     def _writes_whole(self) -> bool:
-        """True if this rank keeps snapshots of a whole state: one process of each host does."""
+        """True if this rank writes snapshots of an unsharded state, which only one process per host
+        does."""
         return not self.objects.is_sharded and self.group.local_index == 0
 
     def open(self) -> None:
@@ -129,19 +132,19 @@ class Saver:
 
     def find_due(self, step: int, step_s: float) -> Due:
         """Return the copies that should be made at the end of the next step, which takes about
-        `step_s` seconds. The answer of rank 0 counts."""
+        `step_s` seconds. All ranks follow the answer of rank 0."""
         if self._is_writing:
             return Due(self._snapshots.is_due(step_s), False)
         return Due(self._snapshots.is_due(step_s), self._checkpoints.is_due(step + 1))
 
     def raise_error(self) -> None:
-        """Raise ConfigError if the last checkpoint has shown that the state cannot be saved."""
+        """Raise ConfigError if the last checkpoint failed because the state can never be saved."""
         self._writer.raise_error()
 
     def save(self, progress: Progress, *, checkpoint: bool) -> None:
         """Copy the state to memory; if `checkpoint`, also start to write it to the folder."""
         random_states = self.group.gather(read_random_states())
-        # the wait for slower ranks is not a cost of the copies: the next step would wait, too
+        # start the clock after the exchange: waiting for slower ranks is not a cost of the copies
         start_s = time.monotonic()
         common = {
             "lineage": self.lineage,
@@ -179,7 +182,7 @@ class Saver:
 
     def commit_written(self, written: int) -> None:
         """Make a sharded checkpoint visible, if all ranks have written it; `written`: the sum of
-        their counts."""
+        the ranks' numbers of written checkpoints."""
         is_complete = written == self._started * self.group.world
         if not is_complete or self._committed == self._started:
             return
@@ -197,13 +200,14 @@ class Saver:
                 draft.rename(target)
                 sync_folder(self.folder)
             except OSError:
-                # the ranks of another host, which share the folder, have renamed it
+                # a process of another host that shares the folder has already renamed the draft
                 if not target.exists():
                     raise
             durable.remove_old(self.folder, self.settings.keep, sharded=True)
 
     def has_written(self, step: int) -> bool:
-        """Return True if the durable checkpoint of `step` exists. Call after `wait`."""
+        """Return True if all ranks have written the durable checkpoint of `step`. Call after
+        `wait`."""
         return set(self.group.gather(self._written_step)) == {step}
 
     def close(self) -> None:
@@ -238,7 +242,8 @@ class Saver:
             self._record_written(step)
 
     def _write_whole(self, step: int, payload: Payload, slot: Slot | None) -> None:
-        """Start to write a checkpoint from a snapshot, or from a copy of its own."""
+        """Start to write a checkpoint from the snapshot in `slot` or, without a slot, from a
+        separate copy."""
         if slot:
             slot.is_pinned = True
         data = slot.data if slot else payload.to_bytes()
@@ -282,12 +287,12 @@ class Saver:
             self._finish_future()
 
     def _finish_future(self) -> None:
-        """Wait for the shards of this rank."""
+        """Wait until the shards of this rank are written."""
         assert self._future
         try:
             self._future.result()
             self._written_step = self._checkpoint_step
-        # torch.distributed.checkpoint raises its own exceptions for all errors
+        # torch.distributed.checkpoint wraps every error in its own exceptions
         except Exception as error:
             reason = " ".join(str(error).split())[:300]
             say(

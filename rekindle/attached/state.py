@@ -1,4 +1,4 @@
-"""The state of the objects that a program attaches: whole, or as the shards of each rank."""
+"""Saves and restores the attached objects, either unsharded or as one set of shards per rank."""
 
 from collections.abc import Mapping
 from typing import Any, Protocol, runtime_checkable
@@ -41,7 +41,8 @@ class Objects:
                     " the methods state_dict and load_state_dict. Attach the model, the optimizer"
                     " and the scheduler, and leave out everything else."
                 )
-            # so that a single process without DistributedDataParallel can continue
+            # remove the wrapper, so that a process without DistributedDataParallel can load the
+            # state
             is_wrapped = isinstance(value, DistributedDataParallel)
             self._objects[name] = value.module if is_wrapped else value
 
@@ -60,18 +61,18 @@ class Objects:
         )
 
     def save(self) -> dict[str, Any]:
-        """Return the whole state of all objects."""
+        """Return the unsharded state of all objects."""
         return {name: value.state_dict() for name, value in self._objects.items()}
 
     def load(self, states: Mapping[str, Any]) -> None:
-        """Restore the whole state of all objects. Raises ConfigError."""
+        """Restore all objects from an unsharded state. Raises ConfigError."""
         self._check_names(states)
         for name, value in self._objects.items():
             self._load(name, value, states[name])
 
     def save_shards(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Return the sharded state, with DTensors, and the state of the objects that all ranks
-        share. All ranks must call this method."""
+        """Return the sharded states of models and optimizers (with DTensors), and the states of
+        other objects, which are equal on all ranks. All ranks must call this method."""
         shards: dict[str, Any] = {}
         shared: dict[str, Any] = {}
         for name, value in self._objects.items():
@@ -84,8 +85,8 @@ class Objects:
         return shards, shared
 
     def load_shards(self, shards: Mapping[str, Any], shared: Mapping[str, Any]) -> None:
-        """Restore the state of all objects from shards of the same layout. All ranks must call this
-        method. Raises ConfigError."""
+        """Restore all objects from shards. The model must be sharded as it was when the shards were
+        saved. All ranks must call this method. Raises ConfigError."""
         self._check_names({**shards, **shared})
         for name, value in self._objects.items():
             if isinstance(value, torch.nn.Module):
@@ -127,7 +128,7 @@ class Objects:
 
 
 def take_local(value: Any) -> Any:
-    """Replace each DTensor of a nested state by the shard of this rank."""
+    """Return a nested state in which each DTensor is replaced by the shard of this rank."""
     if isinstance(value, DTensor):
         return value.to_local()
     if isinstance(value, dict):
@@ -138,8 +139,8 @@ def take_local(value: Any) -> Any:
 
 
 def put_local(template: Any, local: Any) -> Any:
-    """Return a state with the DTensors of `template`, and the shards and other values of
-    `local`."""
+    """Return the nested state `local` with its shards converted back to DTensors, whose layout
+    `template` defines."""
     if isinstance(template, DTensor):
         shard = local.to(template.to_local().device)
         return DTensor.from_local(

@@ -1,17 +1,18 @@
-"""The duration of steps, and the time between two snapshots."""
+"""Measures the duration of steps, and decides how often snapshots are made."""
 
 import time
 
-# from this duration of a step on, waiting for an exchange between the ranks costs little
+# duration from which steps count as slow, so that waiting for an exchange costs comparatively
+# little
 SLOW_STEP_S = 0.2
-# weight of the last step in the average
+# weight of the newest step in the moving average of the durations
 LAST_STEP_WEIGHT = 0.3
-# largest share of the time that snapshots may take
+# maximum fraction of the training time that snapshots may take
 MAX_SNAPSHOT_SHARE = 0.03
 
 
 class StepClock:
-    """The average duration of the last steps."""
+    """Computes a moving average of the duration of steps."""
 
     def __init__(self) -> None:
         self.step_s = 0.0
@@ -33,7 +34,7 @@ class StepClock:
 
 class SnapshotInterval:
     """Decides when the next snapshot is due: after `seconds`, or later if snapshots would take more
-    than MAX_SNAPSHOT_SHARE of the time; 0 seconds: never."""
+    than MAX_SNAPSHOT_SHARE of the time. With 0 `seconds`, never."""
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
@@ -46,8 +47,8 @@ class SnapshotInterval:
         return max(self._seconds, self.cost_s / MAX_SNAPSHOT_SHARE)
 
     def is_due(self, step_s: float) -> bool:
-        """Return True if the next snapshot would be too late after one more step of `step_s`
-        seconds."""
+        """Return True if a snapshot should be made now, because after another step of `step_s`
+        seconds it would be late."""
         if not self._seconds:
             return False
         if self._last_s is None:

@@ -22,8 +22,8 @@ The functions of `jobs`, `serving`, `resource` and `volume` return Kubernetes ob
 
 from argolocal import lazy_exports
 
-# module → its public names, as in __init__.pyi. They are imported on first use: Hera is slow to
-# import, and reading a config does not need it.
+# The public names of each module, as in __init__.pyi. They are imported on first use, because Hera
+# is slow to import and reading a config does not need Hera.
 PUBLIC_NAMES = {
     "workflow": ("pipeline", "group", "at_exit", "step"),
     "recipe.training": ("prepare", "train", "program", "choose"),

@@ -16,7 +16,7 @@ from rekindle.sections import Section, parse_section
 from rekindle.step import Step, is_artifact, load
 from rekindle.workload import load as load_workload
 
-# fields of Hera's Task that a block accepts as options
+# fields of Hera's Task that may be passed to a block as options
 TASK_OPTIONS = (
     "when",
     "with_items",
@@ -26,7 +26,7 @@ TASK_OPTIONS = (
     "hooks",
     "on_exit",
 )
-STEP_ARGUMENTS = ("task", "pod", "after", "inputs")  # arguments of blocks.step
+STEP_ARGUMENTS = ("task", "pod", "after", "inputs")  # names of the arguments of blocks.step
 LIST_TYPES = (list, tuple, set, frozenset)
 TYPE_NAMES = {
     dict: "a mapping",
@@ -51,8 +51,8 @@ def check_input_names(
     fields: Mapping[str, FieldInfo],
     options: Collection[str] = (),
 ) -> None:
-    """Raise WiringError for unknown or missing inputs; `options`: other valid names, which the
-    error may suggest for a misspelt one."""
+    """Raise WiringError for unknown or missing inputs. `options`: other valid names, which the
+    error may suggest for a misspelt input."""
     for name in sorted(values.keys() - fields.keys()):
         if name in TASK_OPTIONS:
             refuse(
@@ -80,7 +80,7 @@ def check_input_names(
 
 
 def dump_model(value: object) -> Any:
-    """Return a pydantic model, such as a section of the config, as a mapping; return any other
+    """Convert a pydantic model, such as a section of the config, to a mapping; return any other
     value unchanged."""
     if isinstance(value, (Artifact, Parameter, Task)):
         return value
@@ -100,7 +100,8 @@ def check_section(name: str, value: object, section: type[Section]) -> None:
             f" config.{name}.model_copy(update={{...}}) or a {section.__name__}."
         )
 
-    fields = set(type(value).model_fields)  # model_copy has not validated these
+    # validate again, because `model_copy` does not validate changed fields
+    fields = set(type(value).model_fields)
     for unknown in vars(value).keys() - fields:
         refuse(f"config.{name} has no {unknown}.{did_you_mean(unknown, fields)}")
 
@@ -114,7 +115,7 @@ def check_workload(workload: str, data: object = None, **bounds: object) -> None
     """Raise WiringError unless the workload exists, accepts the settings in `data` and computes the
     metrics in `bounds`.
 
-    Values with a template tag are skipped: they are known only at run time.
+    Values that contain a template tag are not checked, because they are known only at run time.
     """
     if "{{" in str(workload):
         return
@@ -157,8 +158,8 @@ def check_options(task: str, options: Mapping[str, Any]) -> None:
 def validate_inputs(
     task: str, values: Mapping[str, Any], fields: Mapping[str, FieldInfo]
 ) -> dict[str, Any]:
-    """Return the values that are not None. Raises WiringError if a value does not have the type of
-    its input."""
+    """Validate the inputs of a task, and return those that are not None. Raises WiringError if a
+    value has the wrong type."""
     return {
         name: _validate_input(f'the input "{name}" of {task}', name, fields[name], value)
         for name, value in values.items()
@@ -224,8 +225,8 @@ def _validate_input(label: str, name: str, info: FieldInfo, value: object) -> An
 
 
 def _check_type(label: str, annotation: object, value: Value) -> None:
-    """Raise WiringError unless an input of type `annotation` accepts the output `value`; an input
-    of type str accepts every output."""
+    """Raise WiringError if an input of type `annotation` does not accept the output `value`. An
+    input of type str accepts every output."""
     if annotation is int and value.kind is float:
         refuse(f"{label} is an integer, and the output {value.name} may have a fraction.")
     if not _is_compatible(value.kind, annotation):
@@ -270,5 +271,6 @@ def _is_compatible(kind: object, annotation: object) -> bool:
 
 
 def _is_json_type(kind: object) -> bool:
-    """Return whether a step reads values of this type as JSON: mappings, lists and models."""
+    """Return whether a step parses values of this type from JSON, as it does for mappings, lists
+    and pydantic models."""
     return kind in (dict, *LIST_TYPES) or (isinstance(kind, type) and issubclass(kind, BaseModel))

@@ -1,4 +1,4 @@
-"""A step module as an Argo container template.
+"""Build the Argo container template of a step module.
 
 Each field of the step's Inputs and Outputs becomes a parameter or artifact of the same name. All
 tasks of a step share the template, so the object key of an output artifact contains the name of the
@@ -34,18 +34,18 @@ RETRY_CONDITION = f"lastRetry.exitCode not in {[str(code) for code in exit_codes
 
 
 def retries(limit: int, expression: str | None = None, factor: int = 3) -> RetryStrategy:
-    """Return a retry strategy that retries a pod while `expression` is true, even if the pod was
-    evicted (Failed) or deleted (Error)."""
+    """Return a retry strategy that retries a pod if `expression` is true, whether its phase is
+    Failed (for example evicted) or Error (deleted)."""
     backoff = m.Backoff(duration="2s", factor=m.IntOrString(root=factor), cap="1m")
     return RetryStrategy(limit=limit, retry_policy="Always", backoff=backoff, expression=expression)
 
 
 def retry_watcher(limit: int) -> RetryStrategy:
-    """Return the retry strategy of the pod that watches a job: a new pod continues to watch the
-    same job.
+    """Return the retry strategy of a pod that watches a job. After a retry, the new pod continues
+    to watch the same job.
 
-    If the job itself has failed, the pod is not retried: the job has used its own retries. If the
-    API server rejects the pod's request, the pod is retried `limit` times.
+    If the job itself has failed, the pod is not retried, because the job has already used up its
+    own retries. If the API server rejects the pod's request, the pod is retried `limit` times.
     """
     unavailable_pattern = (
         "'failed calling webhook|connection re|imeout|EOF|unavailable|nternal error'"
@@ -60,7 +60,7 @@ def retry_watcher(limit: int) -> RetryStrategy:
     )
     backoff = m.Backoff(duration="10s")
 
-    # Argo applies the backoff only if the strategy has a limit
+    # set a limit, because Argo ignores the backoff of a strategy without one
     return RetryStrategy(
         limit=1_000_000, retry_policy="Always", backoff=backoff, expression=job_is_healthy
     )
@@ -85,8 +85,8 @@ def step_template(
         parameter = Parameter(name=field)
         if not info.is_required():
             default = info.get_default(call_default_factory=True)
-            # an input passed as text cannot be None: if its flag is omitted, the step uses its
-            # default
+            # text cannot express None: if the default is None, omit the flag, so that the step uses
+            # its default
             if default is None:
                 continue
             parameter.default = to_text(default)
@@ -130,7 +130,8 @@ def step_template(
 
 
 def _output(field: str, info: FieldInfo, in_loop: bool) -> Parameter | S3Artifact:
-    """Return an output of a template; in a loop, each pod stores its artifact under its own key."""
+    """Return the output of a template for a field of the step. In a loop, each pod stores its
+    artifact under its own key."""
     path = f"/tmp/outputs/{field}"
     if not is_artifact(info):
         return Parameter(name=field, value_from=m.ValueFrom(path=path))
@@ -141,8 +142,8 @@ def _output(field: str, info: FieldInfo, in_loop: bool) -> Parameter | S3Artifac
 
 
 def set_worker_settings(template: Container, cluster: ClusterConfig, pod: PodConfig) -> Container:
-    """Give `template`, whose step trains in its own pod, the grace period, preemption notices and
-    queue that the workers of a training job have."""
+    """Set the grace period, preemption notices and queue of `template`, whose step trains in its
+    own pod, as for the workers of a training job."""
     patch = pods.EXECUTOR_SECURITY | {"terminationGracePeriodSeconds": pod.grace_seconds}
     template.pod_spec_patch = to_json(patch)
     variables = [m.EnvVar.model_validate(variable) for variable in pods.shutdown_variables(pod)]
@@ -163,8 +164,8 @@ def add_variables(template: Any, variables: Iterable[pods.Manifest]) -> None:
 
 
 def set_security_contexts(templates: Iterable[Any]) -> None:
-    """Give each template without a security context of its own the security context that the
-    PodSecurity standard `restricted` requires."""
+    """Set the security context that the PodSecurity standard `restricted` requires on each template
+    that does not set its own."""
     for template in templates:
         if isinstance(template, Container | Script):
             template.security_context = (
@@ -175,7 +176,7 @@ def set_security_contexts(templates: Iterable[Any]) -> None:
 
 
 def placement_fields(pod: PodConfig) -> dict[str, Any]:
-    """Return the fields of a template for node selection, priority, labels and annotations."""
+    """Return the fields of a template that set node selection, priority, labels and annotations."""
     return {
         "node_selector": pod.node_selector or None,
         "affinity": m.Affinity.model_validate(pods.affinity(pod)) if pod.avoid else None,
@@ -195,8 +196,8 @@ def needs_task_name(definition: Step) -> bool:
 
 
 def step_flags(module: str, values: Mapping[str, Any]) -> list[str]:
-    """Return the flags that pass `values` to a step in a pod of a job or Deployment. Raises
-    ConfigError for unknown or missing inputs."""
+    """Return the command-line flags that pass `values` to a step in a pod of a job or Deployment.
+    Raises ConfigError for unknown or missing inputs."""
     fields = load(module).Inputs.model_fields
     for unknown in values.keys() - fields.keys():
         raise ConfigError(

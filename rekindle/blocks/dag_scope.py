@@ -27,31 +27,33 @@ class Graph(DAG):
 
 @dataclass(eq=False)
 class Scope:
-    """A DAG with blocks; if the DAG is a group, also the task of this group in the outer DAG."""
+    """A DAG with blocks. If the DAG belongs to a group, `task` is the task of this group in the
+    outer DAG."""
 
     dag: DAG
     outer: "Scope | None" = None
     task: Block | None = None
     # tasks whose failure fails the DAG, even if later tasks succeed
     guarded: list[str] = field(default_factory=list)
-    # block → the tasks that it depends on
+    # the tasks that each block depends on, by name of the block
     predecessors: dict[str, list[str]] = field(default_factory=dict)
-    # block → its position in the order of creation
+    # position of each block in the order of creation
     order: dict[str, int] = field(default_factory=dict)
 
     def enclosing(self) -> Iterator["Scope"]:
-        """Yield this DAG, then each outer DAG."""
+        """Yield this scope, then the scopes of the outer DAGs, innermost first."""
         scope: Scope | None = self
         while scope:
             yield scope
             scope = scope.outer
 
     def contains(self, task: str) -> bool:
-        """Return whether this DAG has a task of this name, a block or a plain Hera task."""
+        """Return whether this DAG contains a task (a block or a plain Hera task) with this name."""
         return task in self.predecessors or any(other.name == task for other in self.dag.tasks)
 
     def add_dependencies(self, task: str, predecessors: Iterable[str]) -> Dependencies:
-        """Let `task` depend on `needed`; return these dependencies without transitive ones."""
+        """Let `task` depend on `predecessors`; return the dependencies that are not already implied
+        by others."""
         names = list(dict.fromkeys(predecessors))
         direct = [
             name
@@ -101,7 +103,7 @@ class StoredArtifact(S3Artifact):
         stored.producer = producer
         return stored
 
-    # Hera deep-copies arguments: the producer refers to the pipeline, which must not be copied
+    # Hera deep-copies arguments, but the pipeline, which `producer` refers to, must not be copied
     def __deepcopy__(self, memo: object) -> "StoredArtifact":
         return StoredArtifact.from_key(self.name or "", self.key or "", self.producer)
 
@@ -125,11 +127,11 @@ def set_dependencies(task: Task, dependencies: Dependencies) -> None:
 
 
 def export_outputs(scopes: Collection[Scope], templates: Iterable[Any]) -> None:
-    """Make each output in WORKFLOW_OUTPUTS an output of the workflow if exactly one task has this
-    output.
+    """Export each output named in WORKFLOW_OUTPUTS as an output of the workflow if exactly one task
+    has it.
 
-    The verdict of an evaluation that may be repeated stays inside its DAG: Argo would export the
-    verdict of the first evaluation, because it exports outputs in the order of the manifest.
+    The verdict of an evaluation that may be repeated is not exported: Argo exports outputs in the
+    order of the manifest, so it would export the verdict of the first evaluation.
     """
     tasks = [task for scope in scopes if scope.dag.name != "finish" for task in scope.dag.tasks]
     blocks = [task for task in tasks if isinstance(task, Block) and not task.is_repetition]
@@ -148,8 +150,8 @@ def export_outputs(scopes: Collection[Scope], templates: Iterable[Any]) -> None:
 
 
 def set_cache_default(arguments: Iterable[Any], tasks: Iterable[str]) -> None:
-    """Set the default value of the workflow parameter CACHED: it contains no cached outputs, and
-    permits each of `tasks` to look up the cache."""
+    """Set the default value of the workflow parameter CACHED. The default contains no cached
+    outputs, and permits each of `tasks` to look up the cache."""
     entries = {cached_name(task): {"task": task, "at": ""} for task in tasks}
     for argument in arguments:
         if argument.name == CACHED:

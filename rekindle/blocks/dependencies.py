@@ -1,4 +1,5 @@
-"""The conditions under which a task starts, as data; `str` renders them as Argo's `depends`."""
+"""Data types for the conditions under which a task starts; `str` renders them as Argo's
+`depends`."""
 
 import re
 from collections.abc import Iterable
@@ -7,15 +8,15 @@ from dataclasses import dataclass
 from argolocal.validate.graph import results_awaited_by
 
 FAILURES = ("Failed", "Errored")
-# all final phases of a task: a task that depends on any of them always runs
+# all final phases of a task; a task that depends on any of these phases of another task always runs
 FINAL_PHASES = ("Succeeded", *FAILURES)
 CONJUNCTION = re.compile(r"[\w.-]+( && [\w.-]+)*")
 
 
 @dataclass(frozen=True)
 class Alternatives:
-    """Alternative results, one of which must occur: `train.Failed`, or `train` (it succeeded or was
-    skipped), or any `depends` expression of the user."""
+    """Results of which at least one must occur. Examples: `train.Failed`, `train` (succeeded or
+    skipped), or a `depends` expression of the user."""
 
     results: tuple[str, ...]
 
@@ -41,7 +42,8 @@ class Dependencies:
         return Dependencies(self.conditions + other.conditions)
 
     def with_tasks(self, names: Iterable[str]) -> "Dependencies":
-        """Return these dependencies and the tasks `names`, without repeating a task."""
+        """Return these dependencies, extended by those of the tasks `names` that are not yet
+        included."""
         missing = [name for name in dict.fromkeys(names) if name not in self.tasks]
         return self & after_all(missing)
 
@@ -53,12 +55,13 @@ class Dependencies:
 
 
 def after_all(results: Iterable[str]) -> Dependencies:
-    """Return the dependencies on all of `results`: tasks, or results such as `train.Failed`."""
+    """Return dependencies that are met when all of `results` have occurred. A result is a task name
+    or, for example, `train.Failed`."""
     return Dependencies(tuple(Alternatives((result,)) for result in results))
 
 
 def after_any(tasks: Iterable[str], phases: Iterable[str]) -> Dependencies:
-    """Return the dependency that is met when any of `tasks` ends in any of `phases`."""
+    """Return a dependency that is met when at least one of `tasks` ends in one of `phases`."""
     phases = tuple(phases)
     results = tuple(f"{task}.{phase}" for task in tasks for phase in phases)
     return Dependencies((Alternatives(results),) if results else ())

@@ -11,15 +11,14 @@ from rekindle.blocks.wiring import Block
 TASK_NAME = "new-data"
 
 
-# `pipeline` is a Pipeline; this type cannot be imported here, because its module imports this
-# module
+# the parameter `pipeline` has the type Pipeline, whose module imports this module, so it cannot be
+# imported here
 def require_new_data(pipeline: Any, data: Block) -> None:
-    """Omit all tasks that depend on `data` if the data source, the code and the config have not
-    changed since the last run.
+    """Let Argo omit all tasks that depend on `data` if the data source, the code and the config are
+    unchanged since the last run.
 
-    Argo runs the successors of a skipped task, but omits a task that requires `TASK.Succeeded`. So
-    the direct successors of `data` require the success of an added Suspend task, which needs no
-    pod.
+    Argo runs the successors of a skipped task, but not those that require `TASK.Succeeded`. So the
+    direct successors of `data` require the success of an added Suspend task, which needs no pod.
     """
     scope = pipeline.current_scope()
 
@@ -29,7 +28,7 @@ def require_new_data(pipeline: Any, data: Block) -> None:
         if isinstance(task, Task) and data.name in dependencies_of(task).tasks
     ]
     if not successors or data not in scope.dag.tasks:
-        return  # nothing in this DAG depends on `data`, for example because `data` is in a group
+        return  # no task of this DAG depends on `data`, for example because `data` is in a group
 
     arguments: dict[str, Any] = data.arguments  # pyright: ignore[reportAssignmentType]
     arguments["skip"] = "true"

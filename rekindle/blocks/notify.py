@@ -17,10 +17,11 @@ NOTIFY = "steps.monitoring.notify"
 def notification(
     name: str, notify: Container, config: NotifyConfig, inputs: Mapping[str, str]
 ) -> DAG:
-    """Return a DAG with one task, which runs `template` with the fields of `config` and `inputs`.
+    """Return a DAG with one task, which runs the template `notify` with the fields of `config` and
+    with `inputs`.
 
-    The task sets `continueOn`, which Argo does not allow together with `depends`: hence a separate
-    DAG.
+    The DAG is separate, because the task sets `continueOn`, which Argo does not allow in a DAG with
+    `depends`.
     """
     notify.env_from = [
         m.EnvFromSource.model_validate(source) for source in environment_sources(NOTIFY_SECRET)

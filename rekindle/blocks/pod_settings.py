@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 Manifest = dict[str, Any]  # a Kubernetes object, or a part of one, as plain data
 
-USER_ID = 65532  # the user "nonroot" of distroless images; every number except 0 works
+USER_ID = 65532  # id of the user "nonroot" in distroless images; every id except 0 would work
 
 POD_ADDRESS = [{"name": POD_IP, "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}]
 POD_SECURITY = {
@@ -40,7 +40,7 @@ POD_SECURITY = {
 }
 # fields that the PodSecurity standard `restricted` requires of a container
 RESTRICTED_SECURITY = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
-# do not reorder the fields: the hash that identifies servers depends on their order
+# do not reorder the fields, because the hash that identifies servers depends on their order
 CONTAINER_SECURITY = {
     "allowPrivilegeEscalation": False,
     "readOnlyRootFilesystem": True,
@@ -60,8 +60,8 @@ TMP_MOUNTS = [{"name": "tmp", "mountPath": "/tmp"}]
 
 def environment_sources(secret: str = STORE_SECRET) -> list[Manifest]:
     """Return `envFrom` of a container: the ConfigMap with the addresses, and the Secret `secret`
-    with the credentials. If the Secret does not exist, pods use the IAM role of their
-    ServiceAccount."""
+    with the credentials. If the Secret does not exist, the pods get access through the IAM role of
+    their ServiceAccount."""
     return [
         {"configMapRef": {"name": CONFIG_MAP}},
         {"secretRef": {"name": secret, "optional": True}},
@@ -69,7 +69,7 @@ def environment_sources(secret: str = STORE_SECRET) -> list[Manifest]:
 
 
 def token_variables(serve: "ServeConfig") -> list[Manifest]:
-    """Return the variable with the tokens that a model server accepts."""
+    """Return the environment variable that contains the tokens which a model server accepts."""
     reference = {"name": TOKEN_SECRET, "key": REKINDLE_TOKEN}
     if serve.token:
         return [{"name": REKINDLE_TOKEN, "valueFrom": {"secretKeyRef": reference}}]
@@ -77,7 +77,7 @@ def token_variables(serve: "ServeConfig") -> list[Manifest]:
 
 
 def secret_variables(names: Iterable[str]) -> list[Manifest]:
-    """Return the variables in `program.secrets`."""
+    """Return the environment variables that `program.secrets` names."""
     return [
         {"name": name, "valueFrom": {"secretKeyRef": {"name": PROGRAM_SECRET, "key": name}}}
         for name in dict.fromkeys(names)
@@ -85,8 +85,8 @@ def secret_variables(names: Iterable[str]) -> list[Manifest]:
 
 
 def image_variables(image: str) -> list[Manifest]:
-    """Return the environment variable with the name of the pod's image, if the name contains a
-    digest."""
+    """Return the environment variable that contains the image name of the pod; return nothing if
+    this name has no digest."""
     if "@" in image:
         return [{"name": REKINDLE_IMAGE, "value": image}]
     return []
@@ -100,8 +100,8 @@ def shutdown_variables(pod: "PodConfig") -> list[Manifest]:
 
 
 def resources(pod: "PodConfig") -> Manifest:
-    """Return the resource requests and limits of a pod. The memory limit equals the request; CPU is
-    not limited, because throttling slows pods down."""
+    """Return the resource requests and limits of a pod. The memory limit equals the memory request;
+    CPU has no limit, because throttling slows pods down."""
     limits = {"memory": pod.memory}
     if pod.gpus:
         limits[pod.gpu_resource] = str(pod.gpus)
@@ -142,7 +142,7 @@ def hardened_container(
 
 
 def affinity(pod: "PodConfig") -> Manifest:
-    """Return the affinity that keeps a pod off the nodes with the labels in `avoid`."""
+    """Return the affinity that keeps a pod away from nodes with the labels in `avoid`."""
     if not pod.avoid:
         return {}
     excluded_labels = [
@@ -178,7 +178,8 @@ def pod_spec(
     labels: Mapping[str, str] = WORKFLOW_LABEL,
     **spec_fields: object,
 ) -> Manifest:
-    """Return a PodSpec without access to the Kubernetes API; `labels`: labels of the pods."""
+    """Return a PodSpec whose pods have no access to the Kubernetes API. `labels`: labels of the
+    pods."""
     spread_constraint = {
         "maxSkew": 1,
         "whenUnsatisfiable": "ScheduleAnyway",

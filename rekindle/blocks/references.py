@@ -1,5 +1,5 @@
-"""Rewrite references to outputs of other DAGs as inputs of the task's own DAG, and add the
-dependencies on the tasks with these outputs."""
+"""Rewrite references to outputs of other DAGs as inputs of the task's own DAG, and add dependencies
+on the tasks that produce these outputs."""
 
 import re
 from collections.abc import Iterator
@@ -29,8 +29,8 @@ class References:
 
     def __init__(self) -> None:
         self.scopes: dict[int, Scope] = {}
-        # reference to an output → template tag of its value, which comes from the task or from the
-        # cache
+        # template tag of each output's value (from the task or the cache), by the reference to the
+        # output
         self.tags: dict[str, str] = {}
 
     def find_producers(self, scope: Scope, value: object) -> list[str]:
@@ -38,7 +38,7 @@ class References:
         producers = self._producers(scope, value)
         return [producer.task for producer in producers if producer.scope is scope]
 
-    # typed as Any, because the result has the type of `value` or is text
+    # the type is Any, because the result is either text or has the type of `value`
     def localize(self, scope: Scope, value: Any) -> Any:
         """Return `value` rewritten for the DAG of `scope`. If `value` refers to outputs of outer
         DAGs, let the groups around `scope` depend on the tasks that produce them."""
@@ -143,7 +143,8 @@ class References:
 
         if isinstance(argument, Parameter) and isinstance(argument.value, str):
             value = self.localize(scope, argument.value)
-            argument = argument.with_name(argument.name or "")  # because `with_name` returns a copy
+            # assign the result, because `with_name` returns a copy
+            argument = argument.with_name(argument.name or "")
             argument.value = value
 
         if isinstance(argument, StoredArtifact):
@@ -199,7 +200,7 @@ def _text_of(value: object) -> str:
 
 
 def check_fields(task: Task) -> None:
-    """Raise WiringError unless Hera can build the task."""
+    """Raise WiringError if Hera cannot build the task."""
     for argument in as_list(task.arguments):
         for name, value in argument.items() if isinstance(argument, dict) else ():
             if isinstance(value, Task):
@@ -219,7 +220,7 @@ def check_fields(task: Task) -> None:
 
 
 def as_list(arguments: object) -> list[Any]:
-    """Return the arguments of a task as a list."""
+    """Return the arguments of a task as a list; put a single object into a list."""
     if isinstance(arguments, list):
         return arguments
     if arguments:

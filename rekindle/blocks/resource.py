@@ -1,5 +1,5 @@
-"""Resource templates: apply a Kubernetes object and wait for its status; read, scale or delete an
-object.
+"""Build resource templates, which apply a Kubernetes object and wait for its status, or read, scale
+or delete an object.
 
 A condition is a label selector over paths of the object's JSON (grammar:
 argolocal/language/selector.py). An object has succeeded if all parts of `success` hold, and has
@@ -20,8 +20,8 @@ from rekindle.blocks.pod_settings import Manifest, resources
 from rekindle.blocks.settings import PodConfig
 from rekindle.blocks.wiring import to_expression
 
-# `depends` of the tasks after `scale`, which also run if `scale` fails: if the cluster has no
-# capacity for all pods, the ready pods get the requests
+# `depends` of the tasks after `scale`. They also run if `scale` fails, because the ready pods can
+# serve the requests if the cluster has no capacity for all pods.
 AFTER_SCALE = "scale || scale.Failed || scale.Errored"
 NUMBER_TAG = re.compile(r'"\{!(.+?)!\}"')
 
@@ -32,12 +32,14 @@ def text_tag(name: str) -> str:
 
 
 def integer_input(name: str) -> str:
-    """Return a placeholder, which `render` replaces, for the integer in the input `name`."""
+    """Return a placeholder for the integer in the input `name`; `render` replaces the placeholder
+    by a template tag."""
     return integer_placeholder(to_expression(f"inputs.parameters.{name}"))
 
 
 def integer_placeholder(expression: str) -> str:
-    """Return a placeholder, which `render` replaces, for an expression with an integer value."""
+    """Return a placeholder for an expression with an integer value; `render` replaces the
+    placeholder by a template tag."""
     return f"{{!{expression}!}}"
 
 
@@ -67,8 +69,8 @@ def apply(
     """Return a template that applies `manifest` and waits until the condition `success` or one of
     the conditions `failure` holds.
 
-    Kubernetes deletes an `owned` object with the workflow. If the waiting pod is lost, its
-    replacement applies the same object, which changes nothing, and waits again.
+    If `owned` is True, Kubernetes deletes the object together with the workflow. If the waiting pod
+    is lost, a new pod applies the same object again, which changes nothing, and continues to wait.
     """
     return Resource(
         name=name,
@@ -86,8 +88,8 @@ def apply(
 def read_template(
     name: str, kind: str, object_name: str, paths: dict[str, str], inputs: tuple[str, ...] = ()
 ) -> Resource:
-    """Return a template whose outputs are fields of an object, by JSONPath; they are empty if the
-    object does not exist."""
+    """Return a template whose outputs are fields of an object, selected by JSONPath. The outputs
+    are empty if the object does not exist."""
     return Resource(
         name=name,
         action="get",
@@ -118,7 +120,7 @@ def scale_template(name: str, seconds: int) -> Resource:
 
 
 def select_arguments(template: Resource, values: Mapping[str, str]) -> dict[str, str]:
-    """Return the `values` that are inputs of the template."""
+    """Return those of `values` whose names are inputs of the template."""
     inputs: list[Parameter] = template.inputs or []  # pyright: ignore[reportAssignmentType]
     names = {parameter.name for parameter in inputs}
     return {name: value for name, value in values.items() if name in names}
@@ -128,8 +130,8 @@ def delete_template(name: str, retry: RetryStrategy) -> Resource:
     """Return a template that deletes the object given by the inputs `kind` and `object`, if the
     object exists.
 
-    Kubernetes deletes the dependents first (--cascade=foreground): otherwise a new job of the same
-    name would adopt the pods of the old job.
+    The object's dependents are deleted first (--cascade=foreground), because otherwise a new job of
+    the same name would adopt the pods of the old job.
     """
     inputs = [Parameter(name="kind"), Parameter(name="object")]
     flags = [text_tag("kind"), text_tag("object"), "--cascade=foreground"]

@@ -12,7 +12,7 @@ from rekindle.sections import Section
 CPU_PATTERN = r"^(\d+(\.\d+)?|\d+m)?$"
 MEMORY_PATTERN = r"^\d+(\.\d+)?([kMGTPE]|[KMGTPE]i)?$"
 LABEL_PATTERN = r"^([a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?)?$"
-# labels of nodes whose GPUs are shared: GKE's labels, and the label of NVIDIA's plugin
+# labels that mark nodes with shared GPUs: those of GKE, and that of NVIDIA's device plugin
 GKE_SHARING_LABELS = {
     "cloud.google.com/gke-gpu-sharing-strategy",
     "cloud.google.com/gke-gpu-partition-size",
@@ -101,7 +101,7 @@ class PodConfig(Section):
     )
 
     def shares_gpu(self) -> bool:
-        """Return whether each pod gets only a part of a GPU."""
+        """Return whether a pod of this kind gets only part of a GPU."""
         return (
             "/mig-" in self.gpu_resource
             or ".shared" in self.gpu_resource
@@ -149,7 +149,7 @@ POD_DEFAULTS: dict[str, dict[str, Any]] = {
 
 
 class CacheConfig(Section):
-    """Limits of the cache. At its end, each run removes the oldest cache entries that exceed these
+    """Limits of the cache. Each run ends by removing the oldest cache entries that exceed these
     limits."""
 
     keep_days: float = Field(
@@ -261,8 +261,8 @@ class ClusterConfig(Section):
 
     @field_serializer("pods", "presets")
     def _dump_set_fields(self, pods: dict[str, PodConfig]) -> dict[str, Any]:
-        """Dump only the fields that the user set: the defaults of the other fields depend on the
-        kind of pod, and a recorded config must render to the same manifest."""
+        """Dump only the fields that the user has set. The other defaults depend on the kind of pod,
+        and a recorded config must render to the same manifest."""
         return {name: pod.model_dump(mode="json", exclude_unset=True) for name, pod in pods.items()}
 
     def pod(self, name: str) -> PodConfig:
@@ -323,8 +323,8 @@ class ClusterConfig(Section):
 
         return "default"
 
-    # checks of the settings with the presets applied; they run when the config is read, so that
-    # `render` cannot fail later
+    # Check the settings, with presets applied, already when the config is read, so that `render`
+    # cannot fail later.
     @model_validator(mode="after")
     def _check_jobs(self) -> Self:
         if self.restart_job and self.backend != "jobset":

@@ -1,9 +1,9 @@
-"""A shared volume that caches datasets: only the first pod downloads a dataset from S3
-(`cluster.cache`).
+"""A shared volume that caches datasets (`cluster.cache`), so that only the first pod downloads a
+dataset from S3.
 
 Pods of several runs can share the volume: each dataset is stored under its digest, written under a
 lock and renamed when complete (rekindle/training/local_dataset.py). The volume contains only
-copies, so a lost volume costs only a download.
+copies, so after its loss the datasets are just downloaded again.
 """
 
 from typing import Any
@@ -11,12 +11,12 @@ from typing import Any
 from rekindle.blocks.pod_settings import Manifest
 from rekindle.kubernetes_names import REKINDLE_CACHE
 
-CACHE_PATH = "/tmp/cache"  # in /tmp, because pods cannot write to any other directory
+CACHE_PATH = "/tmp/cache"  # in /tmp, the only directory to which pods can write
 
 
 def volume_claim(name: str, size: str, storage_class: str = "", shared: bool = True) -> Manifest:
-    """Return a PersistentVolumeClaim that all nodes can mount (`shared`, ReadWriteMany: NFS, EFS,
-    Filestore, Azure Files) or only one node.
+    """Return a PersistentVolumeClaim. If `shared` is True, all nodes can mount it (ReadWriteMany:
+    NFS, EFS, Filestore, Azure Files), otherwise only one node.
 
     Source: Kubernetes v1 PersistentVolumeClaim.
     """

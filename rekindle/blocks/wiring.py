@@ -1,5 +1,5 @@
-"""Outputs of blocks, conditions on these outputs, and errors that name the line of a mistake in the
-pipeline."""
+"""Outputs of blocks, conditions on these outputs, and errors that name the wrong line of the
+pipeline's source."""
 
 import contextlib
 import re
@@ -24,12 +24,12 @@ ENGINE_PATHS = (
     contextlib.__file__,
     "<",
 )
-# functions of Argo's expressions that convert a parameter to a number, because every parameter is
-# text
+# functions of Argo's expression language that convert a parameter, which is always text, to a
+# number
 NUMBER_FUNCTIONS = {float: "asFloat", int: "asInt"}
-# characters that may occur in a mapping's key so that the key can be part of a JSONPath
+# a key of a mapping with only these characters can be part of a JSONPath
 MAPPING_KEY = re.compile(r"[\w@%+:/-]+")
-# source line of the task that is being checked, which `blame` sets
+# location of the task that is being checked; set by `blame`
 BLAMED_LINE: ContextVar[str] = ContextVar("line", default="")
 
 
@@ -40,7 +40,7 @@ class WiringError(ConfigError):
 
 class UnknownOutput(WiringError, AttributeError):
     """The pipeline uses an output that the task does not have. The error is also an AttributeError,
-    as `hasattr` and debuggers expect."""
+    because `hasattr` and debuggers expect one."""
 
 
 def current_line() -> str:
@@ -74,8 +74,8 @@ def refuse(message: str, error: type[WiringError] = WiringError) -> NoReturn:
 
 
 class Condition:
-    """An expression over outputs, for `when`. `&`, `|` and `~` combine conditions; write each
-    condition in parentheses."""
+    """A condition on outputs, for the option `when`. `&`, `|` and `~` combine conditions; write
+    each condition in parentheses."""
 
     def __init__(self, text: str) -> None:
         self.text = text
@@ -108,13 +108,14 @@ class Condition:
 
 
 class Value(str):
-    """An output parameter: text with a template tag. A comparison (==, <, ...) returns a
-    Condition."""
+    """An output parameter of a task: text that contains a template tag. A comparison (==, <, ...)
+    returns a Condition."""
 
     name: str
     kind: Any
     expression: str
-    keys: Collection[str] = ()  # the keys of a mapping, if known before the run
+    # keys of the output if it is a mapping and its keys are known before the run
+    keys: Collection[str] = ()
 
     def __new__(cls, name: str, path: str, kind: object, expression: str = "") -> "Value":
         """`path`: path of the output in a template tag; `expression`: expression that computes the
@@ -147,7 +148,7 @@ class Value(str):
 
     def __bool__(self) -> bool:
         if sys._getframe(1).f_code.co_filename.startswith(ENGINE_PATHS):
-            # Hera tests whether the text is empty; a template tag is never empty
+            # True, because Hera tests whether the text is empty, and a template tag is never empty
             return True
         refuse(
             f"the value of {self.name} is known only at run time: pass a comparison as `when=`,"
@@ -238,8 +239,8 @@ def check_condition(label: str, value: object) -> Condition | str:
 
 
 def self_or_cached(value: Value, task: str, experiment: object) -> Value:
-    """Return an output of `task` whose value comes from the cached run if `task` is cached, else
-    from `task` itself.
+    """Return an output of `task`. Its value comes from the cached run if `task` is cached,
+    otherwise from `task` itself.
 
     The outputs `run_id` and REUSED_MODELS always belong to the current run.
     """
@@ -248,8 +249,8 @@ def self_or_cached(value: Value, task: str, experiment: object) -> Value:
         REUSED_MODELS: f"workflow.parameters.{CACHED}",
     }
     reused_value = own_values.get(value.name) or cached(task, value.name)
-    # the operator `??` cannot be used: Argo before 3.7.16 and 4.0.7 would not replace the template
-    # tag of a skipped task
+    # not the operator `??`, because Argo before 3.7.16 and 4.0.7 would not replace the template tag
+    # of a skipped task
     return Value(
         value.name, "", value.kind, f"({cached(task)} == '' ? {value.expression} : {reused_value})"
     )
@@ -293,7 +294,7 @@ class Block(Task):
     predecessor: "Block | None" = None  # the block whose outputs this block uses
     origin: tuple[str, str] = ("", "")  # the step that the block runs, and the kind of its pod
     repetitions: "list[Block]"  # the blocks that repeat this block, see `workflow.repeat`
-    is_repetition: bool = False  # True if it repeats another block or its DAG
+    is_repetition: bool = False  # True if this block repeats another block or its DAG
 
     # Hera reads this property, and sets it when the user writes `a >> b`
     @property
@@ -305,7 +306,8 @@ class Block(Task):
         self.waits_for = parse_depends(text)
 
     def follow(self, predecessor: "Block") -> "Block":
-        """Set the predecessor, whose outputs this block uses; return this block."""
+        """Set the predecessor of this block, which is the block whose outputs it uses; return this
+        block."""
         self.predecessor = predecessor
         return self
 
@@ -343,8 +345,8 @@ def resolve(block: object, name: str, default: object = None) -> Any:
 
 
 def resolve_digest(block: Block, inputs: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the input `digest` for the dataset of `block`; its value is "" if the block that
-    provides the dataset provides no digest.
+    """Return the input `digest` for the dataset of `block`. Its value is "" if the block that
+    provides the dataset has no output `digest`.
 
     Return {} if `inputs` contains a dataset, because the digest of that dataset is unknown.
     """
@@ -403,6 +405,7 @@ def describe(value: object) -> str:
 
 
 def to_expression(path: str) -> str:
-    """Return the path of a tag as an expression, with names that contain a hyphen in brackets."""
+    """Convert the path of a tag to an expression, in which names with a hyphen are put in
+    brackets."""
     first, *names = path.split(".")
     return first + "".join(f"['{name}']" if "-" in name else f".{name}" for name in names)

@@ -1,4 +1,4 @@
-"""The workflow of a pipeline: naming, inputs, dependencies and scopes of its tasks."""
+"""Build the workflow of a pipeline: names, inputs, dependencies and scopes of its tasks."""
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -69,7 +69,8 @@ WORKFLOW_FAILED = "{{workflow.status}} != Succeeded"
 # a template, or the name of a template
 Template = Container | DAG | Resource | Suspend | str
 Predecessors = str | Task | Iterable[str | Task]
-SUFFIX_LENGTH = 11  # number of characters that a schedule appends to the name of a workflow
+# number of characters that a schedule appends to the pipeline's name to name a workflow
+SUFFIX_LENGTH = 11
 
 
 class StepTemplate(NamedTuple):
@@ -89,20 +90,20 @@ class Pipeline(References):
         self.config = config
         self.workflow = workflow
         self.names: set[str] = set()
-        self.numbers: dict[str, int] = {}  # default task name → last number appended to it
+        self.numbers: dict[str, int] = {}  # last number that was appended to each default task name
         self.step_templates: dict[StepTemplate, Container] = {}
-        # model → template that ends the candidate's share of the requests through a Gateway: the
-        # champion gets all requests
+        # for each model, the template that ends the candidate's share of the requests through a
+        # Gateway, so that the champion gets all requests
         self.unshare_templates: dict[str, Resource] = {}
         self.pod_kinds: set[str] = set(POD_DEFAULTS)  # kinds of pods in cluster.pods
-        self.jobs: dict[str, str] = {}  # training task → kind of its job
-        self.ledgers: list[str] = []  # keys of the ledgers of trainings
-        # step → a callback for each task of this step, which passes the task's name to the step;
-        # called only if the step has several tasks
+        self.jobs: dict[str, str] = {}  # kind of the job of each training task
+        self.ledgers: list[str] = []  # object keys of the ledgers of all trainings
+        # for each step, one callback per task that passes the task's name to the step; called only
+        # if the step has several tasks
         self.part_setters: dict[str, list[Callable[[], Any]]] = {}
         self.cacheable: list[str] = []  # tasks that are skipped if their outputs are cached
         self.moving_datasets: list[Block] = []  # tasks whose dataset depends on the scheduled time
-        self.is_tracked = False  # True if a task uses an MLflow run
+        self.is_tracked = False  # True if at least one task uses an MLflow run
 
     @cached_property
     def metrics(self) -> set[str]:
@@ -110,7 +111,8 @@ class Pipeline(References):
         return {metric.name for metric in load_workload(self.config.workload).metrics}
 
     def current_scope(self) -> Scope:
-        """Return the DAG whose `with` is active. Raises WiringError outside of a DAG."""
+        """Return the scope of the DAG whose `with` block is active. Raises WiringError outside of a
+        DAG."""
         # Hera has no public function that returns the active DAG
         dag = _context.pieces[-1] if _context.pieces else None
         if not isinstance(dag, DAG):
@@ -162,7 +164,8 @@ class Pipeline(References):
         return next(iter(names), ""), next(iter(suffixes), "")
 
     def template_name(self, requested: str) -> str:
-        """Return `requested`, with a number if another template has this name."""
+        """Return a unique template name: `requested`, with a number appended if another template
+        has this name."""
         names = {template.name for template in self.workflow.templates}
         name = requested
         number = 1
@@ -247,9 +250,9 @@ class Pipeline(References):
         return task
 
     def repeat_group(self, evaluation: Block) -> Block:
-        """Add a task that runs the active group again; `evaluation` is the repeated evaluation,
-        whose champion becomes an input of the group. The task runs only if the verdict of
-        `evaluation` is `release`."""
+        """Add a task that runs the active group again. `evaluation`: the repeated evaluation, whose
+        champion becomes an input of the group. The task runs only if the verdict of `evaluation` is
+        `release`."""
         dag = self.current_scope().dag
         inputs: list[Any] = dag.inputs  # pyright: ignore[reportAssignmentType]
         arguments = {item.name: f"{{{{inputs.parameters.{item.name}}}}}" for item in inputs}
@@ -272,7 +275,7 @@ class Pipeline(References):
         return skip_if(cached(task))
 
     def close(self) -> None:
-        """Check and complete the workflow after all its tasks were added."""
+        """Check and complete the workflow; called after all its tasks were added."""
         self._reject_repeated_groups()
         for setters in self.part_setters.values():
             if len(setters) > 1:
@@ -380,7 +383,8 @@ CURRENT_PIPELINE: ContextVar[Pipeline | None] = ContextVar("pipeline", default=N
 
 
 def current_pipeline() -> Pipeline:
-    """Return the pipeline whose `with` is active. Raises WiringError outside of a pipeline."""
+    """Return the pipeline whose `with` block is active. Raises WiringError outside of a
+    pipeline."""
     pipeline = CURRENT_PIPELINE.get()
     if pipeline is None:
         refuse("a block must be created in `with blocks.pipeline(config) as workflow:`.")
@@ -389,8 +393,8 @@ def current_pipeline() -> Pipeline:
 
 @contextmanager
 def pipeline(config: "Config", **options: Any) -> Iterator[Workflow]:
-    """Return a Workflow with Rekindle's defaults; tasks created in its `with` belong to its DAG
-    `main`.
+    """Return a Workflow with Rekindle's defaults. Tasks that are created in its `with` block belong
+    to its DAG `main`.
 
     `options` are fields of Hera's Workflow that override the defaults; labels and arguments in
     `options` are added to the default labels and arguments.
@@ -425,7 +429,8 @@ def pipeline(config: "Config", **options: Any) -> Iterator[Workflow]:
                 yield workflow
                 pipeline.connect_plain_tasks()
 
-                # only for a single dataset: of two datasets, only one might have new data
+                # only if the pipeline has a single dataset, because with two datasets only one
+                # might have new data
                 if len(pipeline.moving_datasets) == 1:
                     require_new_data(pipeline, *pipeline.moving_datasets)
 
@@ -460,7 +465,8 @@ def _defaults(config: "Config") -> dict[str, Any]:
 def group(
     name: str, *, when: Condition | str | None = None, mutex: str = "", **options: Any
 ) -> Iterator[Block]:
-    """Create a nested DAG, one task of the outer DAG, that runs only if the Condition `when` holds.
+    """Create a nested DAG, which is a single task of the outer DAG and runs only if the Condition
+    `when` holds.
 
     With `mutex`, only one workflow at a time runs a group with this mutex. Tasks in the group
     can use outputs of outer tasks. `options` are fields of Hera's DAG.
@@ -563,13 +569,13 @@ def step(
 
 
 def _is_unchanged(value: object) -> bool:
-    """Return whether an input is passed without conversion, because it is a text or an artifact."""
+    """Return True if an input is a text or an artifact, which is passed without conversion."""
     return isinstance(value, (str, StoredArtifact)) or hasattr(value, "from_")
 
 
 def _output_value(block: Block, name: str, kind: object, *, is_cached: bool) -> Value:
-    """Return the output parameter `name` of a block; if the block is cached, the output has the
-    value of the cached run."""
+    """Return the output parameter `name` of a block. If the block is cached, its value comes from
+    the cached run."""
     path = f"tasks.{block.name}.outputs.parameters.{name}"
     value = Value(name, path, kind)
     if not is_cached:

@@ -1,12 +1,12 @@
-"""Claims of cached results: they keep retention from removing artifacts that a new run reuses,
-until the new run itself is recorded.
+"""Claims on cached results. A claim prevents retention from removing artifacts that a new run
+reuses, until the new run itself is recorded.
 
     cache-claims/RUN         {RUN/TASK: Unix time of its last claim, in seconds}
     cache-claims/releases    {releases/NAME/HASH: the same}, for releases that a run reads
 
 A new run claims an entry, and then checks that the entry still exists; retention deletes the entry,
-and then reads the claims. Because of this order, at least one of the two sees the change of the
-other.
+and then reads the claims. Because of this order, at least one of the two, the run or retention,
+sees the change of the other.
 """
 
 import time
@@ -27,9 +27,10 @@ if TYPE_CHECKING:
     from rekindle.storage import Store
 
 CLAIMS_FOLDER = "cache-claims/"
-INTERVAL_S = 3600  # minimum age of a claim that is renewed
-EXPIRY_S = 366 * 86400  # a claim older than this is deleted with the next claim
-RELEASES = "releases"  # first part of a key that belongs to a release
+INTERVAL_S = 3600  # a claim younger than this, in seconds, is not renewed
+# a claim older than this, in seconds, is deleted when the next claim is made
+EXPIRY_S = 366 * 86400
+RELEASES = "releases"  # first part of the key of a release
 THREADS = 8
 
 
@@ -82,7 +83,7 @@ def _record_claims(store: "Store", run: str, tasks: Iterable[str]) -> None:
             return
         recent = {task: claimed for task, claimed in times.items() if now - claimed < EXPIRY_S}
         data = to_json(recent | dict.fromkeys(outdated, now)).encode()
-        # retry: another run has changed the claims, or retention has removed them
+        # retry, because another run has changed the claims or retention has removed them
         with suppress(Conflict, NotFound):
             store.put(f"{CLAIMS_FOLDER}{run}", data, if_match=etag, if_absent=not etag)
             return

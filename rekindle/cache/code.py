@@ -24,17 +24,17 @@ from rekindle.content.hashes import linked_files_below
 from rekindle.kubernetes_names import KUBERNETES_SERVICE_HOST, REKINDLE_IMAGE
 from rekindle.project.folders import ENGINE
 
-FILE_PREFIX = "./"  # of a file of the project in a list of modules
+FILE_PREFIX = "./"  # marks a file of the project in a list of modules
 DOTTED_NAME = re.compile(r"\b[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)+\b")
 # suffixes in the order of Python's search
 MODULE_SUFFIXES = (*EXTENSION_SUFFIXES, *SOURCE_SUFFIXES, *BYTECODE_SUFFIXES)
-IMAGE_DIGEST = "sha256:"  # start of the identity that is the digest of an image
+IMAGE_DIGEST = "sha256:"  # prefix of an identity that is the digest of an image
 PACKAGE_RECORDS = (".dist-info", ".egg-info", ".egg")  # suffixes of names with a version
 
 
 def image_digest(image: str) -> str:
-    """Return the digest in the name of an image; "" if the name has only a tag, because a tag may
-    later refer to another image."""
+    """Return the digest in the name of an image; "" if the name has only a tag, which may later
+    refer to another image."""
     return image.partition("@")[2]
 
 
@@ -54,8 +54,8 @@ def _digest(modules: tuple[str, ...], folders: tuple[str, ...]) -> str:
 
 
 def identity_facts(modules: Iterable[str]) -> dict[str, Any]:
-    """Return the values whose hash is the identity of the code, for a pod whose image is not pinned
-    by digest."""
+    """Return the values that are hashed as the identity of the code, if the pod's image is not
+    pinned by digest."""
     return _identity_facts(tuple(sorted(set(modules))), tuple(project.search_path()))
 
 
@@ -80,7 +80,8 @@ def existing_modules(names: Iterable[str], folders: Iterable[str]) -> list[str]:
 
 
 def is_installed_module(name: str) -> bool:
-    """Return True for a module of an installed package: the identity contains its version."""
+    """Return True if a module belongs to an installed package, whose version is part of the
+    identity instead of its files."""
     with suppress(ImportError, ValueError, AttributeError):
         spec = importlib.util.find_spec(name.partition(".")[0])
         return bool(spec and spec.origin and is_installed(Path(spec.origin)))
@@ -99,8 +100,8 @@ def list_packages() -> list[str]:
 
 def imported_files(modules: Iterable[str], folders: Iterable[str]) -> dict[str, Path]:
     """Return, by module name, the files of `modules` and of all modules that they import directly
-    or indirectly. For a package in `modules`, return all its files. A module that begins with
-    FILE_PREFIX is a file of the project, which Python runs as a program."""
+    or indirectly. For a package in `modules`, return all its files. A name that begins with
+    FILE_PREFIX denotes a file of the project, which Python runs as a program."""
     modules = list(modules)
     roots = [*map(Path, folders), project.REFERENCE]
     files = _imported_files(modules, roots)
@@ -122,7 +123,7 @@ def imported_files(modules: Iterable[str], folders: Iterable[str]) -> dict[str, 
             imported = _imported_files(_imports(script, ""), [script.parent, *roots])
             files[name] = script
             for module, path in imported.items():
-                # the module of this name in the folder of the program is another one
+                # the program's folder contains a different module of this name
                 is_same = files.setdefault(module, path) == path
                 files.update({} if is_same else {f"{name}:{module}": path})
 
@@ -147,7 +148,7 @@ def _imported_files(modules: Iterable[str], roots: list[Path]) -> dict[str, Path
 
 
 def _find_script(name: str, roots: Iterable[Path]) -> Path | None:
-    """Return the file of the project that a module names which begins with FILE_PREFIX."""
+    """Return the file of the project that a name with the prefix FILE_PREFIX denotes."""
     if not name.startswith(FILE_PREFIX):
         return None
     paths = (root / name.removeprefix(FILE_PREFIX) for root in roots)
@@ -191,7 +192,7 @@ def _find_file(name: str, roots: Iterable[Path]) -> Path | None:
             break
 
     if package in project.SHARED:
-        # `project.load` lets such a package consist of all its folders
+        # `project.load` merges all folders of such a package
         folders = [root / package for group in groups for root in group]
 
     for submodule in submodules:
@@ -200,8 +201,8 @@ def _find_file(name: str, roots: Iterable[Path]) -> Path | None:
 
 
 def _find_in(folders: Iterable[Path], name: str) -> tuple[Path | None, list[Path]]:
-    """Return the file of the module `name` in the first folder that has it, and the folders of its
-    submodules.
+    """Return the file of the module `name` in the first folder that contains the module, and the
+    folders of its submodules.
 
     As in Python, a folder without `__init__` is part of a namespace package, and is used only if no
     folder has a module or a regular package of that name. A namespace package has no file.
@@ -228,7 +229,7 @@ def _with_suffix(stem: Path) -> Path | None:
 
 @cache
 def _extends_path(file: Path) -> bool:
-    """Return True if the code of a package may add folders to its submodules' search path."""
+    """Return True if the code of a package may extend the search path of its submodules."""
     return b"__path__" in file.read_bytes()
 
 
@@ -237,12 +238,12 @@ def _in_search_order(package: str, roots: list[Path]) -> list[list[Path]]:
     package, in the order in which Python searches them: The project is at the end of `sys.path`,
     because `project.load` appends it.
 
-    Python searches a group only if the groups before it have neither a module nor a folder of that
+    Python searches a group of folders only if no earlier group has a module or a folder of that
     name.
     """
     sources = _source_roots(package)
-    # the packages `steps` and `pipelines` are searched in the project first, because it adds
-    # modules to them
+    # the project comes first for the packages `steps` and `pipelines`, because it adds modules to
+    # them
     if package in project.SHARED or not sources:
         return [[*roots, *sources]]
 
@@ -280,7 +281,7 @@ def _source_roots(package: str) -> list[Path]:
                 for location in spec.submodule_search_locations or [spec.origin or "/"]
             ]
             in_project = project.search_path()
-            # a package of Python that is no library, such as `test`
+            # a package of Python itself that is not a library, such as `test`
             library = Path(sysconfig.get_path("stdlib"))
 
             return [
@@ -293,8 +294,8 @@ def _source_roots(package: str) -> list[Path]:
 
 
 def is_installed(path: Path) -> bool:
-    """Return True for a file or folder of an installed package: the identity contains only the
-    version of the package."""
+    """Return True for a file or folder of an installed package, of which the identity contains only
+    the version."""
     return bool({"site-packages", "dist-packages"} & set(path.parts))
 
 
@@ -304,8 +305,8 @@ def _imports(file: Path, package: str) -> list[str]:
     if file.suffix not in SOURCE_SUFFIXES:
         return []
     names: dict[str, None] = {}
-    # ignore source that cannot be parsed: Python reports its error on import; deeply nested source
-    # raises RecursionError or MemoryError
+    # ignore source that cannot be parsed, because Python reports the error on import; deeply nested
+    # source raises RecursionError or MemoryError
     with suppress(SyntaxError, RecursionError, MemoryError):
         for name in _module_names(ast.parse(file.read_bytes())):
             # a relative import with too many dots leads out of the package
@@ -339,8 +340,8 @@ def _module_names(tree: ast.AST) -> Iterator[str]:
 
 
 def _modules_named_in_call(call: ast.Call) -> Iterator[str]:
-    """Yield the name of the module that a call of `import_module` or `__import__` imports, if this
-    name is a literal."""
+    """Yield the module name that is passed to `import_module` or `__import__`, if it is a
+    literal."""
     arguments: dict[str | None, ast.expr] = {
         keyword.arg: keyword.value for keyword in call.keywords
     }

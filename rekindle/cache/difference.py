@@ -62,8 +62,8 @@ def remove_unused_code(store: "Store") -> None:
 
 
 def list_differences(store: "Store", before: Facts, now: Facts) -> list[Difference]:
-    """List the differences between two sets of facts, most relevant first; inputs and data that are
-    missing in `now` are ignored."""
+    """List the differences between two sets of facts, most relevant first. Inputs and data that
+    `now` does not contain are ignored."""
     if before.get("code") != now["code"]:
         result = list(_code_differences(store, before, now))
     else:
@@ -100,7 +100,7 @@ def _code_differences(store: "Store", before: Facts, now: Facts) -> Iterator[Dif
 
         if recorded["python"] != current["python"]:
             files.append(Difference("code", "Python", recorded["python"], current["python"]))
-    # no list of files: an earlier version of Rekindle recorded only the hash
+    # the list of files is missing, because an earlier version of Rekindle recorded only the hash
     except (NotFound, StorageError, ValueError):
         files = []
 
@@ -118,8 +118,8 @@ def _mapping_differences(
 
 
 def _flatten(inputs: dict[str, str], prefix: str = "") -> dict[str, str]:
-    """Replace an input whose text is a JSON object by its keys: `train.epochs` instead of
-    `train`."""
+    """Replace an input whose text is a JSON object by one entry per key, such as `train.epochs`
+    instead of `train`."""
     result: dict[str, str] = {}
 
     for name, text in inputs.items():

@@ -1,8 +1,8 @@
 """Cache entries: one object per key in the object store, below `cache/`.
 
 An entry refers to the artifacts of the task that computed it; the artifacts are not copied. An
-entry is valid only while all its artifacts exist with their recorded sizes: an entry may be written
-before its artifacts are uploaded, and `rekindle prune` may delete them.
+entry is valid only while all its artifacts exist with the recorded sizes, because an entry may be
+written before its artifacts are uploaded, and `rekindle prune` may delete them.
 """
 
 import time
@@ -33,9 +33,9 @@ Result = TypeVar("Result")
 CACHE_FOLDER = "cache/"
 # object with copies of the entries that the last bulk lookup or `trim_cache` has read
 INDEX_KEY = "cache-book.json"
-BULK_TASKS = 20  # from this number of tasks, one listing is cheaper than single requests
+BULK_TASKS = 20  # for at least this number of tasks, one listing is cheaper than single requests
 VALID_DAYS = 90
-MAX_SECONDS = 1e9  # maximum duration of a step, in seconds, that a valid entry may contain
+MAX_SECONDS = 1e9  # an entry with a longer duration of its step, in seconds, is invalid
 # outputs that an entry never contains: each run has its own MLflow run and its own trainings
 NOT_REUSED = ("run_id", REUSED_MODELS)
 DAY_S = 86400
@@ -52,7 +52,8 @@ class Entry:
     artifacts: dict[str, dict[str, Any]]
     facts: dict[str, Any]  # the values whose hash is the cache key
     seconds: float  # duration of the step in seconds
-    made: float = field(default_factory=time.time)  # Unix time when it was made, in seconds
+    # Unix time in seconds when the entry was created
+    made: float = field(default_factory=time.time)
 
     @property
     def workflow(self) -> str:
@@ -64,7 +65,8 @@ class Entry:
 
 
 def _reject_future(time_made: float) -> float:
-    """Raise ValueError if the entry's time is in the future: such an entry would never expire."""
+    """Raise ValueError if the entry's time is in the future, because such an entry would never
+    expire."""
     if time_made > time.time() + DAY_S:
         raise ValueError("it is more than a day in the future")
     return time_made
@@ -74,7 +76,8 @@ class ArtifactFacts(Document):
     """The size and sha256 of an artifact; the sha256 of a training's model is ""."""
 
     sha256: Annotated[str, name_field(Digest, optional=True)]
-    files: int = Field(ge=1)  # an artifact without files does not exist in an object store
+    # at least 1, because an artifact without files does not exist in an object store
+    files: int = Field(ge=1)
     bytes: int = Field(ge=0)
 
 
@@ -111,8 +114,8 @@ class EntryFile(Document):
 
 
 class IndexFile(RootModel[dict[str, tuple[str, EntryFile | None]]]):
-    """Copies of the cache entries by key, each with its ETag; the entry is null if another program
-    wrote it."""
+    """Copies of the cache entries by key, each with its ETag. An entry that another program wrote
+    is null."""
 
     model_config = ConfigDict(strict=True)
 
@@ -126,7 +129,7 @@ def find_valid(store: "Store", key: str, days: float = VALID_DAYS) -> Entry | No
 
 
 def reason_unfit(entry: Entry, step: Step) -> str:
-    """Return why an entry cannot be used as the result of a step; "" if it can.
+    """Return the reason why an entry cannot be used as the result of a step; "" if it can be used.
 
     An entry is untrusted: everybody who may write to the object store can write one.
     """
@@ -160,7 +163,8 @@ def read_entries(store: "Store") -> list[Entry]:
 
 
 def find_and_claim(store: "Store", key: str) -> Entry | None:
-    """Return the valid entry of `key`, claimed for this run, or None. Raises StorageError."""
+    """Claim the valid entry of `key` for this run and return it; None if no valid entry exists.
+    Raises StorageError."""
     lookup = Lookup(store, 1)
     entry = lookup.find(key)
     if lookup.close():
@@ -211,8 +215,8 @@ def _entry_of(key: str, data: bytes | str) -> Entry | None:
 def reason_invalid(
     entry: Entry, size: Callable[[str], tuple[int, int]], days: float = VALID_DAYS
 ) -> str:
-    """Return why an entry is invalid; "" if it is valid. `size`: function that returns the number
-    of files and the number of bytes of an artifact."""
+    """Return the reason why an entry is invalid; "" if it is valid. `size`: function that returns
+    the number of files and the number of bytes of an artifact."""
     if time.time() - entry.made > days * DAY_S:
         return f"older than {days:g} days"
     for name, recorded_size in entry.artifacts.items():
@@ -238,8 +242,8 @@ def _count_files_and_bytes(store: "Store", artifact: str) -> tuple[int, int]:
 def result_or_none(
     call: Callable[Arguments, Result], *arguments: Arguments.args, **options: Arguments.kwargs
 ) -> Result | None:
-    """Return the result of `call`, or None if the object store is unavailable: then the step runs
-    without the cache."""
+    """Return the result of `call`. Return None if the object store is unavailable, so that the step
+    runs without the cache."""
     try:
         return call(*arguments, **options)
     except StorageError:
@@ -322,8 +326,8 @@ class Index:
     def _read_copies(self) -> dict[str, tuple[str, Entry | None]]:
         try:
             copies = validate(IndexFile, self.store.get(INDEX_KEY)).root
-        # start without copies, because the object is missing or another version of Rekindle wrote
-        # it
+        # start with an empty index, because the object is missing or another version of Rekindle
+        # wrote it
         except (StorageError, ValueError):
             return {}
         return {
@@ -336,7 +340,8 @@ class Lookup:
     """A lookup of the cache entries of `task_count` tasks; if there are many tasks, it uses the
     index.
 
-    `read_only`: write nothing, and claim no entries. Methods raise StorageError.
+    If `read_only` is True, nothing is written, and no entries are claimed. Methods raise
+    StorageError.
     """
 
     def __init__(self, store: "Store", task_count: int, read_only: bool = False) -> None:
@@ -344,7 +349,7 @@ class Lookup:
         self.index = Index(store) if task_count >= BULK_TASKS else None
         self.read_only = read_only
         self.found_entries: dict[str, Entry] = {}
-        # run → RUN/TASK/ARTIFACT → number of files and number of bytes
+        # number of files and of bytes of each RUN/TASK/ARTIFACT, by run
         self.sizes: dict[str, dict[str, tuple[int, int]]] = {}
 
     def find(self, key: str) -> Entry | None:
@@ -359,8 +364,8 @@ class Lookup:
     def close(self) -> bool:
         """Claim the entries that were found, and write the index if it has changed.
 
-        Return False if retention has removed one of these entries in the meantime: the caller must
-        repeat the lookup.
+        Return False if retention has removed one of these entries in the meantime; the caller must
+        then repeat the lookup.
         """
         if self.read_only or not self.found_entries:
             return True

@@ -25,11 +25,11 @@ class UnknownKey(RekindleError):
 
 
 class NotReusable(UnknownKey):
-    """The step must not reuse a result for these inputs; the message is the reason."""
+    """With these inputs, the step must not reuse a result; the message is the reason."""
 
 
-# schemes of generated data, and of data that an installed package contains: the same URI has always
-# the same data, because the key covers the code
+# schemes of generated data, and of data in installed packages; such a URI always has the same data,
+# because the cache key covers the code
 CONSTANT_SCHEMES = frozenset({"simulate", "sklearn", "python"})
 Facts = dict[str, Any]
 OpenBucket = Callable[[str], "Store"]
@@ -52,9 +52,10 @@ def collect_facts(
     """Return everything that the outputs of a step depend on: inputs, code, and the content of the
     data that it reads.
 
-    `artifacts`: digests of the input artifacts; `code_identity`: identity of the code (default:
-    computed from the code of this process); `runs_here`: True if the step runs on this machine, so
-    that local paths can be read. Raises UnknownKey if some of the data cannot be read.
+    `artifacts`: digests of the input artifacts; `identity`: identity of the code (default: computed
+    from the code of this process); `runs_here`: True if the step runs on this machine, so that this
+    process can read the local paths in its inputs. Raises UnknownKey if some of the data cannot be
+    read.
     """
     reason = load(module).REUSE.not_reused_if(inputs)
     if reason:
@@ -97,10 +98,10 @@ def modules_of(facts: Facts) -> list[str]:
 
 
 def reason_not_covered(facts: Facts) -> str:
-    """Return why the code in `facts` does not include all files that were loaded since
-    `loaded.record_loaded_files` was called; "" if it includes them."""
-    # if the code in `facts` is the digest of the pod's image: the image contains all code of the
-    # pod
+    """Return the reason if the code in `facts` does not include all files loaded since the call of
+    `loaded.record_loaded_files`; "" if it includes them all."""
+    # if the code in `facts` is an image digest, it covers all files, because the image contains all
+    # code of the pod
     if facts["code"].startswith(code.IMAGE_DIGEST):
         return ""
     return loaded.reason_uncovered(modules_of(facts))
@@ -114,7 +115,7 @@ def compute_key(facts: Facts) -> str:
 def data_digest(uri: str, runs_here: bool = True, open_bucket: OpenBucket = _open_bucket) -> str:
     """Return a digest of the data at a path or s3:// URI; for a generator of data (simulate://) and
     for data of an installed package, return the URI itself. Raises UnknownKey, also for any other
-    scheme: whether its data has changed is unknown."""
+    scheme, because changes of its data cannot be detected."""
     address = parse_s3_address(uri)
     if address:
         objects = find_objects(open_bucket(address.bucket), address.key)
@@ -163,8 +164,8 @@ def data_digest_or_empty(uri: str) -> str:
 
 
 def digest_of_unchanged(uri: str, digest_before: str) -> tuple[str, list[str]]:
-    """Return `digest_before` and no warnings if the data has not changed since this digest was
-    computed; otherwise "" and a list with a warning."""
+    """Return a digest and warnings: `digest_before` and no warnings if the data is unchanged since
+    this digest was computed, otherwise "" and one warning."""
     if data_digest_or_empty(uri) == digest_before:
         return digest_before, []
     return "", [
@@ -174,13 +175,13 @@ def digest_of_unchanged(uri: str, digest_before: str) -> tuple[str, list[str]]:
 
 
 def describe_files(path: Path) -> dict[str, Any]:
-    """Return the sha256 over the names and contents of the files of `path`, and the number of files
-    and bytes.
+    """Return the sha256 of the names and contents of all files below `path`, the number of files,
+    and their total bytes.
 
     Raises OSError if a file cannot be read, and ConfigError if there are too many links.
     """
     if path.exists() and not path.is_dir() and not path.is_file():
-        # a device may be endless, and a FIFO would block
+        # reject a device, which may be endless, and a FIFO, which would block
         raise OSError(errno.EINVAL, "it is neither a regular file nor a folder", str(path))
 
     if path.is_dir():

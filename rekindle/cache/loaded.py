@@ -1,4 +1,5 @@
-"""The files that this process has loaded as code: a result is cached only if its key covers them.
+"""Find the files that this process has loaded as code. A result is cached only if its cache key
+covers all of them.
 
     watch()                                # before the step is imported
     reason = reason_uncovered(modules)     # after the step has run
@@ -28,7 +29,8 @@ MAPPED_FILES = Path("/proc/self/maps")
 SYSTEM_FOLDERS = ("/usr", "/lib", "/lib64", "/opt", "/nix", "/snap", "/System", "/Library")
 COMPILED_SUFFIXES = tuple(BYTECODE_SUFFIXES)
 UNCHECKED_HASH = 0b01  # flags of a module (.pyc) that Python does not compare with its source
-DELETED_MARK = " (deleted)"  # the kernel's mark of a file that was replaced while mapped
+# suffix by which the kernel marks a mapped file that was deleted or replaced
+DELETED_MARK = " (deleted)"
 
 _files_seen: set[str] = set()
 _compiled_seen: set[str] = set()
@@ -48,7 +50,7 @@ def _record_event(event: str, arguments: tuple[object, ...]) -> None:
         # not the compiled file
         case "open", (str(file), *_) if file.endswith(COMPILED_SUFFIXES):
             _compiled_seen.update(_existing_file(file))
-        # only names with a folder: a library without a folder in its name is a system library
+        # ignore names without a folder, which denote system libraries
         case "ctypes.dlopen", (str() | bytes() | os.PathLike() as name,) if os.sep in os.fsdecode(
             name
         ):
@@ -58,9 +60,10 @@ def _record_event(event: str, arguments: tuple[object, ...]) -> None:
 
 
 def _existing_file(name: str) -> set[str]:
-    """Return a set with the file or the archive that contains it; return an empty set for a name of
-    generated code."""
-    with suppress(OSError):  # the name is relative to a working directory that no longer exists
+    """Return a set with the named file, or with the archive that contains it; return an empty set
+    if the name denotes generated code."""
+    with suppress(OSError):
+        # raised if the name is relative and the working directory no longer exists
         path = os.path.abspath(name)
         while not os.path.exists(path):
             path = os.path.dirname(path)
@@ -71,8 +74,8 @@ def _existing_file(name: str) -> set[str]:
 
 
 def reason_uncovered(modules: Iterable[str]) -> str:
-    """Return why the cache key of the step and workload `modules` does not cover all loaded files;
-    "" if it does."""
+    """Return the reason why the cache key of the step and workload `modules` does not cover all
+    loaded files; "" if it covers them."""
     covered = {
         path.resolve() for path in code.imported_files(modules, project.search_path()).values()
     }
@@ -102,8 +105,8 @@ def _module_files() -> set[str]:
 
 
 def _source_of(copy: str) -> str:
-    """Return the source file of a compiled copy in `__pycache__`; return any other compiled module
-    itself."""
+    """Return the source file of a compiled module in `__pycache__`; return any other file
+    unchanged."""
     with suppress(ValueError, NotImplementedError):
         return source_from_cache(copy)
     return copy
@@ -126,7 +129,7 @@ def _reason_unchecked() -> str:
 def _has_unchecked_hash(copy: Path) -> bool:
     """Return True for a compiled module that Python does not compare with its source (PEP 552)."""
     if not copy.is_file():
-        # True: the file was removed, so it is unknown whether Python has compared it
+        # True, because the file was removed and it is unknown whether Python has compared it
         return True
     with copy.open("rb") as file:
         header = file.read(8)
@@ -144,8 +147,7 @@ def _mapped_files() -> set[str]:
     rows = [fields for line in lines if len(fields := line.split(maxsplit=5)) == 6]
     files = {fields[5] for fields in rows if "x" in fields[1] and fields[5].startswith("/")}
 
-    # ignore names of files that do not exist: generated machine code and shared memory have such
-    # names
+    # ignore names of nonexistent files, which denote generated machine code and shared memory
     return {
         file
         for file in files
@@ -154,8 +156,8 @@ def _mapped_files() -> set[str]:
 
 
 def _is_own(file: Path) -> bool:
-    """Return True if the cache key must cover a file, because it belongs neither to the system nor
-    to an installed package or Rekindle."""
+    """Return True if the cache key must cover a file, that is, if the file does not belong to the
+    system, an installed package or Rekindle."""
     owned = _own_folders(tuple(project.search_path()))
     others = _system_and_package_folders()
     folders = [folder for folder in (*owned, *others) if file.is_relative_to(folder)]

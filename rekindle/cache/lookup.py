@@ -37,15 +37,15 @@ from rekindle.step import Step, StepInputs, is_artifact, load, parse
 if TYPE_CHECKING:
     from rekindle.storage import Store
 
-# module that `python -m` runs → index of the step's first argument that is a flag, and name of the
-# step (empty: the argument before this flag)
+# for each module that `python -m` runs: index of the first flag among its arguments, and name of
+# the step (empty: the argument before this flag)
 COMMANDS = {
     "rekindle": (4, ""),
     **{kind.launcher: (2, kind.step) for kind in kubernetes_names.MEMBER_KINDS},
 }
 # JSONPath of a task's row in the parameter CACHED
 JSON_PATH_NAME = re.compile(r"\$\.(\w+)")
-CACHED_SOURCE = f"the parameter `{CACHED}`"  # for messages
+CACHED_SOURCE = f"the parameter `{CACHED}`"  # used in messages
 RUNNER_FLAGS = ("--output", "--entry", "--reuse")  # flags that are not inputs of the step
 
 
@@ -55,7 +55,7 @@ class StepCall:
 
     module: str
     flags: dict[str, str]
-    artifacts: dict[str, str]  # name of an input artifact → key of its object
+    artifacts: dict[str, str]  # object key of each input artifact, by name
     image: str
 
 
@@ -83,19 +83,20 @@ def look_up(
     """Look up the cached result of each reusable task, in the order of the manifest. Raises
     StorageError.
 
-    `read_only`: neither update the index of the cache nor claim entries for a new run.
+    If `read_only` is True, the index of the cache is not updated, and no entries are claimed for a
+    new run.
     """
     parameter_values = _parameters(manifest) | dict(parameters)
     cached = _cached_rows(parameter_values)
     templates = {
         template["name"]: template for template in _workflow_spec(manifest).get("templates", [])
     }
-    digests: dict[str, str] = {}  # object key of a cached artifact → its sha256
+    digests: dict[str, str] = {}  # sha256 of each cached artifact, by its object key
     scope: dict[str, Any] = {
         f"workflow.parameters.{name}": value for name, value in parameter_values.items()
     }
 
-    # cached task → its output tags and their values
+    # values of the output tags of each cached task
     outputs = {
         name: _output_tags(row["task"], row)
         for name, row in cached.items()
@@ -108,8 +109,8 @@ def look_up(
 
     for task in tasks:
         cached_names = set(JSON_PATH_NAME.findall(to_json([task, templates[task["template"]]])))
-        # pass only the rows and outputs that the task refers to, because an expression is evaluated
-        # in a copy of its scope
+        # pass only the rows and outputs that the task refers to, because each expression copies its
+        # whole scope
         rows = {name: cached[name] for name in cached_names if name in cached}
         task_scope = scope | {f"workflow.parameters.{CACHED}": to_json(rows)}
 
@@ -144,8 +145,8 @@ def look_up(
 def cached_parameter(
     manifest: Mapping[str, Any], results: list[CacheResult], reuse: bool = True
 ) -> str:
-    """Return the value of the workflow parameter CACHED; without `reuse`, the value lets every task
-    run."""
+    """Return the value of the workflow parameter CACHED. If `reuse` is False, the value lets every
+    task run."""
     value = _cached_rows(_parameters(manifest))
     for result in results if reuse else []:
         entry = result.entry
@@ -172,8 +173,8 @@ def _cached_rows(parameters: Mapping[str, str]) -> dict[str, Any]:
 
 
 class CachedRow(Document):
-    """A row of the workflow parameter CACHED: a task, and the RUN/TASK whose outputs it reuses, or
-    ""."""
+    """A row of the workflow parameter CACHED. It names a task, and the RUN/TASK whose outputs this
+    task reuses, or ""."""
 
     task: str
     at: str
@@ -244,7 +245,7 @@ def step_call_of(
         containers = _containers(documents(body["resource"]["manifest"]))
 
     for container in containers:
-        # replace $$ by $, as the kubelet does
+        # unescape $$ to $, as the kubelet does
         args = [arg.replace("$$", "$") for arg in container.get("args") or []]
         if args[:1] == ["-m"] and args[1] in COMMANDS:
             first_flag, module = COMMANDS[args[1]]
@@ -353,7 +354,8 @@ def _input_texts(step: Step, call: StepCall) -> tuple[dict[str, str], list[str]]
 
 
 def _unknown_inputs(step: Step, texts: Mapping[str, str]) -> list[str]:
-    """Return the inputs that affect the result, but whose values are known only at run time."""
+    """Return the inputs that affect the step's result, but whose values are known only at run
+    time."""
     return [
         name
         for name, text in texts.items()

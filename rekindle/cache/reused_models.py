@@ -1,7 +1,7 @@
 """Find cached models for the trainings of a run before their jobs start, in the pod of `prepare`.
 
-The look-up before a run cannot find these models, because it does not know the digest of the
-dataset that the run will prepare; scheduled runs are not looked up at all.
+The look-up before a run cannot find these models, because the digest of the dataset is unknown
+until `prepare` ends. Before scheduled runs, no look-up takes place at all.
 """
 
 import os
@@ -20,7 +20,8 @@ from rekindle.kubernetes_names import KUBERNETES_SERVICE_HOST
 if TYPE_CHECKING:
     from rekindle.storage import Store
 
-MODEL_FILES = (WEIGHTS_FILE, CURVE, MODEL_FILE)  # the last file marks a complete training
+# copied in this order, because the last file marks a complete training
+MODEL_FILES = (WEIGHTS_FILE, CURVE, MODEL_FILE)
 # object below RUN/TASK that names the run and task whose outputs were reused
 REUSED_FROM_OBJECT = "cached"
 
@@ -41,8 +42,8 @@ def copy_reused_models(
 ) -> dict[str, Any]:
     """Copy the models of identical trainings of earlier runs to the trainings of this run.
 
-    `at`: RUN/TASK of this step; `outputs`: its outputs. Return the workflow parameter CACHED,
-    extended by the trainings whose models were copied. All other trainings run.
+    `at`: RUN/TASK of the current step; `outputs`: outputs of this step. Return the workflow
+    parameter CACHED, extended by the trainings whose models were copied. All other trainings run.
     """
     reused_models = dict(cached)
 
@@ -57,7 +58,7 @@ def copy_reused_models(
                     f"cached: {result.task} is the same training as {result.entry.at}; its job does"
                     " not start"
                 )
-    # an error of the look-up must not fail the run, because the run can train instead
+    # catch all errors of the look-up, because the run can train instead
     except Exception as error:
         say(
             f"the models of earlier trainings are not looked up further: {type(error).__name__}:"
@@ -85,8 +86,8 @@ def _look_up(
     own_task = at.partition("/")[2]
     rows = {name: row for name, row in cached.items() if name in trainings}
     rows[cached_name(own_task)] = {"task": own_task, **outputs, "at": at}
-    # omit the other parameters, whose values in this run may differ from the manifest: inputs that
-    # use them then count as unknown
+    # omit the other parameters, because their values in this run may differ from the manifest;
+    # inputs that use them then count as unknown
     arguments = {"parameters": [{"name": CACHED, "value": to_json(rows)}]}
     on_cluster = KUBERNETES_SERVICE_HOST in os.environ
 

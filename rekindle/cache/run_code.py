@@ -1,10 +1,10 @@
-"""The code that the steps of a run load, as far as its manifest names this code.
+"""Find the code that the steps of a run load, as far as the run's manifest names it.
 
     modules = modules_in(manifest, folders)
     identity = code.code_identity(modules)
 
-Names of modules may be anywhere in the manifest. Files of the project are found in the commands of
-containers and training programs: a module that begins with `./` is such a file.
+Names of modules are searched in the whole manifest. Files of the project are found in the commands
+of containers and training programs: a module that begins with `./` is such a file.
 """
 
 import itertools
@@ -23,9 +23,9 @@ from rekindle.project.folders import ENGINE
 
 WORD = re.compile(r"\b[A-Za-z_]\w*")
 FILE_NAME = re.compile(r"[\w.+@~/-]+")
-# escapes in a text that contains JSON, which hide where a word begins
+# JSON escapes in a text, which would hide where a word begins
 ESCAPES = re.compile(r"\\+[nrtbf\"]")
-PROGRAM = "program"  # flag and parameter with the section `program` of a config
+PROGRAM = "program"  # the flag and the parameter that contain the section `program` of a config
 EMPTY_SECTIONS = ("", "{}", "null")
 
 
@@ -69,7 +69,7 @@ def program_sections(manifest: Mapping[str, Any]) -> list[str]:
 
 
 def reason_other_images(manifest: Mapping[str, Any]) -> str:
-    """Return why the code of this pod is not the code of all steps of the workflow; "" if it is.
+    """Return the reason why not all steps of the workflow run the code of this pod; "" if they do.
     On this machine, the image of a pod is ignored."""
     if KUBERNETES_SERVICE_HOST not in os.environ:
         return ""
@@ -94,7 +94,7 @@ def reason_other_images(manifest: Mapping[str, Any]) -> str:
 
 
 def _texts(value: object) -> Iterator[str]:
-    """Yield all texts in a value, also the texts in a text that is JSON."""
+    """Yield all texts in a value; if a text is JSON, also yield the texts in it."""
     value = _parsed(value)
     if isinstance(value, str):
         yield value
@@ -141,8 +141,8 @@ def _runs_rekindle(container: Mapping[str, Any]) -> bool:
 
 
 def _command_texts(templates: object) -> Iterator[str]:
-    """Yield the commands of the containers that do not run Rekindle, and of training programs. The
-    inputs of steps are not commands: they may name files with data."""
+    """Yield the commands of the containers that do not run Rekindle, and of training programs.
+    Inputs of steps are left out, because they may name files that contain data."""
     for container in _containers(templates):
         if not _runs_rekindle(container):
             yield from _words(container)

@@ -31,14 +31,16 @@ if TYPE_CHECKING:
     from rekindle.storage import Store
 
 RUN_ID = "run_id"
-# object below RUN/TASK: why the cache key does not cover all files that the step has loaded
+# object below RUN/TASK that contains the reason why the cache key does not cover all files that the
+# step has loaded
 UNCOVERED_OBJECT = "uncovered"
 
 
 def execute(
     module: str, inputs: StepInputs, targets: dict[str, Path], options: argparse.Namespace
 ) -> None:
-    """Reuse cached outputs or, if there are none, run the step as `rekindle.step.execute` does."""
+    """Reuse the cached outputs of a step. If none exist, run the step as `rekindle.step.execute`
+    does."""
     task = getattr(options, "entry", "")  # RUN/TASK
     if not task or not os.environ.get(S3_BUCKET):
         return step.execute(module, inputs, targets, options)
@@ -64,7 +66,7 @@ def execute(
         except (StorageError, DataError, OSError) as error:
             say(f"the outputs of {entry.at} cannot be reused, so the step runs: {error}")
 
-    # an entry may exist here: then it is damaged, or the user does not want to reuse it
+    # an entry may exist even here, if it is damaged or the user does not want to reuse it
     start_time = time.monotonic()
     outputs = load(module).run(inputs)
     if step_facts and _data_digests(module, inputs) != step_facts["data_read"]:
@@ -73,7 +75,7 @@ def execute(
 
     if step_facts and (reason := reason_not_covered(step_facts)):
         say(reason)
-        # scheduled runs read it (steps.prepare)
+        # store the reason, which scheduled runs read (steps.prepare)
         entries.result_or_none(store.put, f"{task}/{UNCOVERED_OBJECT}", reason.encode())
         step_facts = None
 
@@ -102,8 +104,8 @@ def execute(
 
 
 def reasons_uncovered(store: "Store", run: str, tasks: Iterable[str]) -> dict[str, str]:
-    """Return, for tasks of a run, why the cache key does not cover all files that the step has
-    loaded. Raises StorageError."""
+    """Return, for each given task of a run, the reason why its cache key does not cover all files
+    that it has loaded. Raises StorageError."""
     reasons: dict[str, str] = {}
     for task in tasks:
         with suppress(NotFound):
@@ -139,8 +141,8 @@ def _copy_models(
     targets: Mapping[str, Path],
     options: argparse.Namespace,
 ) -> None:
-    """Copy the cached models of the run's trainings, which can be looked up now that the `outputs`
-    of this step are known; skip this if no training will run."""
+    """Look up cached models for the run's trainings, which is possible because the `outputs` of
+    this step are now known, and copy them. Do nothing if no training will run."""
     if (
         REUSED_MODELS in targets
         and options.reuse == "yes"

@@ -24,7 +24,7 @@ from rekindle.cluster.kubernetes_api import Cluster
 if TYPE_CHECKING:
     from rekindle.blocks.manifest.render import Kind
 
-WOULD_RUN_EXIT_CODE = 10  # exit code of `plan` if a task would run
+WOULD_RUN_EXIT_CODE = 10  # exit code of `plan` if at least one task would run
 
 
 @command
@@ -144,8 +144,8 @@ def lint(
     for path in manifests:
         documents.add(path)
 
-    # drop the warning about the default image, which is useful only before `submit`; `submit`
-    # prints it itself
+    # omit the warning about the default image, because it matters only for `submit`, which prints
+    # it itself
     default_warning = f'"{DEFAULT_IMAGE}" can change'
     rendered_files = {str(file) for file in configs}
 

@@ -1,4 +1,4 @@
-"""Commands that act only on a cluster."""
+"""Commands that act on a cluster."""
 
 import sys
 from collections.abc import Sequence
@@ -60,12 +60,14 @@ def submit(
 ) -> int:
     """Run a pipeline on a cluster.
 
-    With --local, the server of this machine runs it, as `rekindle run --queue`. On a cluster, the namespace comes from --namespace, else from the config or manifest, else from the kubectl
-    context. With --watch, the exit codes are the same as for `rekindle run`.
+    The namespace comes from --namespace, else from the config or manifest, else from the kubectl
+    context. With --watch, the exit codes are the same as for `rekindle run`. With --local, the
+    server of this machine runs the pipeline instead, as after `rekindle run --queue`.
 
     Example:
       rekindle submit configs/cluster.yaml --namespace models --watch
       rekindle submit --manifest workflow.yaml -p message=hello --dry-run
+      rekindle submit configs/demo.yaml --local
     """
     if is_local:
         target.require_none("--local")
@@ -140,8 +142,8 @@ def confirm_duplicate(running_workflow: str | None) -> None:
 
 
 def _confirm(problem: str, remedy: str, question: str) -> None:
-    """Ask for confirmation on a terminal; without a terminal, raise ConfigError. Raises click.Abort
-    if the answer is "no"."""
+    """Ask the user for confirmation. Raises ConfigError if no terminal is available. Raises
+    click.Abort if the answer is "no"."""
     if not sys.stdin.isatty():
         raise ConfigError(f"{problem}: {remedy}")
     click.confirm(f"{problem}. {question}", abort=True, err=True)

@@ -14,7 +14,7 @@ from argolocal.cli.output import long_options
 from rekindle.cli.sources import Source
 from rekindle.cluster.kubernetes_api import Cluster
 
-MIN_SIMILARITY = 0.8  # minimum similarity of a misspelt name
+MIN_SIMILARITY = 0.8  # minimum similarity of a misspelt option to a config key for a hint
 
 no_cache_option = click.option(
     "--no-cache", is_flag=True, help="Run every step; reuse no results of earlier runs."
@@ -27,7 +27,7 @@ local_option = click.option(
 
 @dataclass(frozen=True)
 class Target:
-    """The values of --namespace and --context; "" for an option that was not given."""
+    """The values of --namespace and --context. The value of an option that was not given is ""."""
 
     namespace: str
     context: str
@@ -42,8 +42,8 @@ class Target:
 
 
 def config_options(function: Callable[..., Any]) -> Any:
-    """Add CONFIG and --set to a command. The command receives these and the options of
-    `manifest_options` as `source`."""
+    """Add CONFIG and --set to a command. The command receives their values, and those of
+    `manifest_options`, in its argument `source`."""
 
     @wraps(function)
     def command(
@@ -88,7 +88,7 @@ def cluster_options(function: Callable[..., Any]) -> Any:
 
 def cluster_flag(function: Callable[..., Any]) -> Any:
     """Add --cluster, --namespace and --context to a command. The command receives their values in
-    its argument `cluster`, which is None for this machine."""
+    its argument `cluster`, which is None if the command acts on this machine."""
 
     @wraps(function)
     def command(*, on_cluster: bool, target: Target, **options: Any) -> Any:

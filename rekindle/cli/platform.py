@@ -120,7 +120,7 @@ def render(operator: bool, namespace: str | None, images: tuple[str, ...], **set
 
 
 def _reject_other_flags(*allowed_names: str) -> None:
-    """Raise UsageError for flags that the command would ignore."""
+    """Raise UsageError if a flag was given that the command would ignore."""
     context = click.get_current_context()
     for param in context.command.params:
         is_given = context.get_parameter_source(param.name or "") is ParameterSource.COMMANDLINE
@@ -141,7 +141,7 @@ def _reject_other_flags(*allowed_names: str) -> None:
 )
 @output_option("text", "json")
 def check(source: Source, target: Target, wait: float | None, as_json: bool) -> int:
-    """Check everything that a pipeline needs in a namespace.
+    """Check that a namespace has everything that a pipeline needs.
 
     The checks range from the API server to S3 access from a pod; the objects that they create are
     deleted. Each failure comes with a remedy. CONFIG names the images and priorities to check.

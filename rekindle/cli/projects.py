@@ -1,6 +1,7 @@
 """Commands that create a project and run one of its steps.
 
-rekindle/__main__.py runs `rekindle step` without click, so images of steps need not contain click.
+rekindle/__main__.py runs `rekindle step` without click, so click can be missing in the images of
+steps.
 """
 
 from pathlib import Path

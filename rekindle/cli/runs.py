@@ -82,7 +82,7 @@ def _create_run(source: Source, no_cache: bool, is_queued: bool = False) -> "Pip
     manifests = source.manifests()
     if manifests.config:
         manifests.config.data.check_source()
-        # start the services now, so that they are ready when the first step needs them
+        # start the services early, so that they are ready when the first step needs them
         LocalCluster(home()).prefetch()
         check_training(manifests.config, source.scheduled_time())
 
@@ -357,8 +357,8 @@ def scale(name: str, workers: int, task: str, cluster: Cluster | None, as_json: 
 
 
 def _require_name(name: str | None, verb: str) -> str:
-    """Return the name. Raises UsageError if no name is given, because the newest run in a shared
-    namespace may belong to another user."""
+    """Return `name`. Raises UsageError if it is empty, because the newest run in a shared namespace
+    may belong to another user."""
     if not name:
         raise click.UsageError(
             f"{verb} --cluster needs the NAME of a run: `rekindle status --cluster` lists all runs."

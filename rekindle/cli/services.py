@@ -281,7 +281,7 @@ def env(as_json: bool) -> None:
 
     cluster = LocalCluster(home())
     variables = cluster.configmap(CONFIG_MAP) | cluster.secret(STORE_SECRET)
-    # included because MLflow's client fetches models directly from the object store
+    # include the keys of the object store, because MLflow's client fetches models directly from it
     variables["MLFLOW_S3_ENDPOINT_URL"] = variables[S3_ENDPOINT_URL]
     variables[project.PATH] = os.environ[project.PATH]
     text = "\n".join(f"export {name}={shlex.quote(value)}" for name, value in variables.items())

@@ -36,8 +36,8 @@ class Manifests:
 
 @dataclass(frozen=True)
 class Source:
-    """The values of CONFIG and --set and, if the command has these options, of --manifest and
-    --parameter."""
+    """The values of CONFIG and --set. If the command has --manifest and --parameter, also the
+    values of these options."""
 
     config: Path | None
     sets: tuple[str, ...]
@@ -97,8 +97,8 @@ class Source:
 
 
 def check_paths(config: Any) -> None:
-    """Raise ConfigError if data.source does not exist, or pods cannot read it. Warn about relative
-    paths, which the steps of the pipeline cannot find."""
+    """Raise ConfigError if data.source does not exist, or if pods cannot read it. Also warn about
+    relative paths, which the steps cannot find."""
     from rekindle.blocks.manifest.config import relative_paths
 
     config.data.check_source()
@@ -111,8 +111,8 @@ def check_paths(config: Any) -> None:
 
 
 def check_training(config: Any, scheduled_time: str = "") -> None:
-    """Raise ConfigError if `check_paths` does, or if a short rehearsal shows that the workload
-    cannot be trained."""
+    """Call `check_paths`, and raise ConfigError if a short rehearsal shows that the workload cannot
+    be trained."""
     from rekindle.training.rehearsal import check_trainable
 
     check_paths(config)

@@ -3,7 +3,7 @@
     server = ArgoServer.from_url("https://argo.example.com", "models")   # or from ARGO_SERVER
     server.submit(workflow)
 
-The class reads ARGO_TOKEN, ARGO_SECURE and ARGO_INSECURE_SKIP_VERIFY as the `argo` command does.
+Like the `argo` command, the class reads ARGO_TOKEN, ARGO_SECURE and ARGO_INSECURE_SKIP_VERIFY.
 """
 
 import os
@@ -132,8 +132,8 @@ class ArgoServer:
         url = "/".join([f"{self.address}/api/v1/workflows", *(part.quoted for part in names)])
 
         try:
-            # `verify` is passed with each request: REQUESTS_CA_BUNDLE would override the `verify`
-            # of the session
+            # pass `verify` with each request, because REQUESTS_CA_BUNDLE would override the
+            # `verify` of the session
             response = send(
                 self.session,
                 method,

@@ -16,8 +16,8 @@ REPELLING_EFFECTS = ("NoSchedule", "NoExecute")
 
 @dataclass(frozen=True)
 class Obstacle:
-    """The reason why no node can run a pod. `may_end`: True if the reason may disappear, because an
-    autoscaler adds a node or another pod ends."""
+    """The reason why no node can run a pod. `may_end`: True if the reason may disappear, for
+    example when an autoscaler adds a node or another pod ends."""
 
     text: str
     may_end: bool
@@ -49,8 +49,8 @@ class Node:
 def read_nodes(cluster: Cluster, with_pods: bool) -> list[Node]:
     """Return the nodes that accept pods. Raises ApiError.
 
-    `with_pods`: subtract the requests of running pods from the free resources, if the user may read
-    the pods of all namespaces.
+    If `with_pods` is True, the requests of running pods are subtracted from the free resources,
+    provided that the user may read the pods of all namespaces.
     """
     requested = _requests_by_node(cluster) if with_pods else {}
     nodes = []
@@ -109,7 +109,7 @@ def find_obstacle(nodes: list[Node], pod: Pod) -> Obstacle | None:
 
 
 def list_shortages(needed: Mapping[str, float], available: Mapping[str, float]) -> list[str]:
-    """Return a text for each resource whose available amount is too small for the pod.
+    """Return a text for each resource of which less is available than the pod requests.
 
     A device (a name with "/") that is missing in `available` is unavailable; any other missing
     resource counts as unlimited.

@@ -31,8 +31,7 @@ class ClusterObjects:
     def deployments(
         self, model: str, on_malformed: Callable[[object], None] | None = None
     ) -> list[Object]:
-        """Return the Deployments of a model; [] if the model's name is valid in MLflow, but not as
-        a label."""
+        """Return the Deployments of a model; [] if the model's name is not a valid label value."""
         if not model or not LABEL_VALUE.allows(model):
             return []
         labels = f"{NAME_LABEL}={model}"

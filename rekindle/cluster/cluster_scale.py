@@ -84,7 +84,7 @@ def _integer_flag(template: Object, flag: str, default: int) -> int:
 def _workers_per_pod(template: Object, job: Object) -> int:
     env = {item["name"]: item.get("value") for item in template["containers"][0].get("env") or []}
     number = str(env.get("PET_NPROC_PER_NODE") or (job.get("spec") or {}).get("nprocPerNode"))
-    # otherwise 1 worker per pod: the operator's default is the text "auto"
+    # any other value, such as the operator's default "auto", means one worker per pod
     if WHOLE_NUMBER.fullmatch(number):
         return max(int(number), 1)
     return 1

@@ -21,7 +21,7 @@ class ApiError(RekindleError):
 
 
 class BadObject(ApiError, ConfigError):
-    """The request itself is wrong: a retry cannot help."""
+    """The request itself is wrong, so a retry cannot help."""
 
 
 class MalformedObject(ApiError):
@@ -29,8 +29,8 @@ class MalformedObject(ApiError):
 
 
 PLATFORM = "`rekindle platform render --namespace {namespace} | kubectl apply -f -`"
-# HTTP status, pattern of the server's message, template of our message, which may use the groups of
-# the pattern. The first matching rule applies.
+# Rules: (HTTP status, pattern of the server's message, template of our message, which may use
+# groups of the pattern). The first matching rule applies.
 ERROR_RULES: tuple[tuple[int, str, str], ...] = (
     (
         401,
@@ -138,7 +138,7 @@ VALIDATION_REGEX = re.compile(
 )
 MAX_MESSAGE_CHARS = 10_000  # the patterns of this module search in a part of a longer message
 PERMANENT_CODES = (400, 404, 409, 413, 422)
-# messages of errors that are permanent with any HTTP status
+# messages of errors that are permanent, whatever the HTTP status is
 PERMANENT_MESSAGE = re.compile("denied the request|violates PodSecurity|request is too large")
 
 
@@ -186,8 +186,8 @@ def _describe(code: int, message: str, status: "KubernetesStatus", facts: Mappin
 
 
 def _without_regex(message: str) -> str:
-    """Remove regular expressions from a message of Kubernetes, which usually also states the rule
-    in words."""
+    """Remove regular expressions from a message of Kubernetes, because it usually also states the
+    rule in words."""
     return VALIDATION_REGEX.sub(
         lambda match: " has the wrong form" if match[1].startswith("in body") else "", message
     )

@@ -14,14 +14,14 @@ from rekindle import project
 from rekindle.errors import ConfigError, RekindleError, say
 
 ImageName = Literal["train", "serve", "mlflow", "project"]
-# image → flags of the builder; the image `train` can run every kind of pod
+# builder flags of each image; the image `train` can run every kind of pod
 BUILD_ARGUMENTS = {
     "train": [],
     "serve": ["--build-arg", "EXTRAS=serve"],
     "mlflow": ["--build-arg", "EXTRAS=mlflow", "--target", "mlflow"],
     "project": [],  # image that is built from the project's Dockerfile, on top of the image `train`
 }
-# command of the builder → remedy if it fails
+# remedy for a failure of each builder, by its command
 REMEDIES = {
     "build": (
         "Behind a proxy or with another index, pass flags to the builder: rekindle images build ..."
@@ -34,7 +34,8 @@ REMEDIES = {
     ),
     "image": "Check that the image still exists.",
 }
-# commands that succeed only if the builder works; docker's also tests that its daemon is running
+# commands that succeed only if the builder works; the command for docker also tests whether its
+# daemon runs
 TOOL_PROBES = {"docker": ["docker", "info"], "buildah": ["buildah", "info"]}
 
 
@@ -49,7 +50,7 @@ class Image:
     @property
     def repository(self) -> str:
         """The image's name without its version."""
-        # a colon before the last slash precedes the port of the registry
+        # ignore a colon before the last slash, because it precedes the registry's port
         if ":" in self.tag.rpartition("/")[2]:
             return self.tag.rpartition(":")[0]
         return self.tag
@@ -114,7 +115,7 @@ def _push(tool: str, image: Image, file: Path, insecure: bool) -> str:
         _run_builder("buildah", "push", *flags, "--digestfile", str(file), image.tag)
         return file.read_text().strip()
 
-    # without a flag for TLS: docker's daemon has the list of registries without TLS
+    # no flag for TLS, because the configuration of docker's daemon lists the registries without TLS
     _run_builder("docker", "push", image.tag)
     output = _run_builder(
         "docker", "image", "inspect", "--format", "{{json .RepoDigests}}", image.tag
@@ -145,8 +146,8 @@ def _find_tool() -> str:
 
 
 def _run_builder(*command: str) -> str:
-    """Run the builder; return its stdout, and also copy it to stderr, because our own stdout is
-    reserved for the result."""
+    """Run the builder, and return its stdout. Also copy this output to stderr, because our own
+    stdout is reserved for the result."""
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout
         output = ""

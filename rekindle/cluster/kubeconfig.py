@@ -41,7 +41,8 @@ class Settings(client.Configuration):
     """Settings that strip the line break at the end of a token, as kubectl does."""
 
     def get_api_key_with_prefix(self, identifier: str, alias: str | None = None) -> str:
-        # do not print the error of a failed credential plugin; the server answers 401
+        # do not print the error of a failed credential plugin, because the server's answer 401 is
+        # reported
         with _captured_errors():
             return str(super().get_api_key_with_prefix(identifier, alias) or "").strip()
 
@@ -81,8 +82,8 @@ def load_settings(context: str | None) -> tuple[Settings, str, str]:
         with _captured_errors() as errors:
             config.load_kube_config(source, context=name, client_configuration=settings)
 
-        # the client only logs the error of a credential plugin, and would continue without
-        # credentials
+        # raise the error here, because the client only logs errors of a credential plugin, and
+        # continues without credentials
         if errors:
             raise ValueError(f"the credential plugin of context {name} failed ({errors[-1]})")
         if not settings.host.startswith(("https://", "http://")):
@@ -117,8 +118,8 @@ def _parse_file(file: str) -> Any:
 
 
 def _find_problem(file: str) -> str:
-    """Describe the first problem of a kubeconfig file, without its values, which are credentials;
-    return "" if the file is valid."""
+    """Describe the first problem of a kubeconfig file; return "" if it is valid. The description
+    contains no values, because they may be credentials."""
     try:
         content = _parse_file(file)
     except INVALID_FILE_ERRORS as error:

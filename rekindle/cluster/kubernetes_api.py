@@ -1,4 +1,4 @@
-"""Access to the Kubernetes API in one namespace: plain data in, plain data out, errors with a
+"""Access to the Kubernetes API in one namespace. Objects are plain data, and errors contain a
 remedy.
 
     cluster = Cluster.connect(context="prod", namespace="models")     # defaults: as kubectl
@@ -25,12 +25,14 @@ from rekindle.errors import format_address, say
 from rekindle.names import PathName, show
 
 TIMEOUTS_S = (4, 30)  # time limits in seconds: for connecting, and for waiting for a response
-WATCH_SECONDS = 45  # of one watch request; a dead connection is detected 15 s later
+# time limit in seconds of one watch request; a dead connection is detected 15 s later
+WATCH_SECONDS = 45
 RETRYABLE_CODES = (429, 500, 502, 503, 504)
 # a page has 200 objects of at most 1.5 MB, which is the limit of etcd
 MAX_ANSWER_BYTES = 512 << 20
 BACKOFF_S = 0.3  # pause before the second retry of a request; it then doubles each time
-CONNECTION_LOST = "BrokenOff"  # `reason` of an incomplete response: a watch retries silently
+# `reason` of an incomplete response, after which a watch retries silently
+CONNECTION_LOST = "BrokenOff"
 STARTUP_SECONDS = 30.0  # seconds that a restarted API server may need to load its users and roles
 
 
@@ -101,7 +103,8 @@ class Cluster:
         return Cluster(self.client, self.context, namespace, self.flags)
 
     def get(self, resource: Resource, name: str) -> Object:
-        """Return the object. Raises ApiError, and MalformedObject if it is not of its type."""
+        """Return the object. Raises ApiError; raises MalformedObject if the object does not match
+        its type."""
         obj = self.call("GET", resource.path(self.namespace, name))
         self._require_valid(resource, obj)
         return obj
@@ -122,8 +125,8 @@ class Cluster:
         metadata_only: bool = False,
         on_malformed: Callable[[object], None] | None = None,
     ) -> list[Object]:
-        """Return all objects, without the malformed ones: for each of these, print one warning, and
-        call `on_malformed`. Raises ApiError, also if a page token repeats."""
+        """Return all objects that are not malformed. For each malformed object, print one warning,
+        and call `on_malformed`. Raises ApiError, also if the server repeats a page token."""
         media_type = (
             "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1,application/json"
         )
@@ -192,7 +195,7 @@ class Cluster:
         return True
 
     def _require_valid(self, resource: Resource, item: object, metadata_only: bool = False) -> None:
-        """Raise MalformedObject unless an object is of its type."""
+        """Raise MalformedObject if an object does not match its type."""
         # imported in this function, because pydantic would slow down `rekindle --help`
         from rekindle.cluster.objects.validation import find_fault
 
@@ -232,7 +235,8 @@ class Cluster:
         return self.call("PUT", resource.path(self.namespace, body["metadata"]["name"]), body)
 
     def patch(self, resource: Resource, name: str, change: Object, dry_run: bool = False) -> Object:
-        """Apply a merge patch: None removes a field, lists are replaced."""
+        """Apply a merge patch, in which None removes a field and a list replaces the whole old
+        list."""
         return self.call(
             "PATCH",
             resource.path(self.namespace, name),
@@ -303,7 +307,7 @@ class Cluster:
             response.close()
 
     def log(self, pod: str, container: str, silence: float = 10, **query: str) -> Iterator[bytes]:
-        """Yield the lines of a container's log. Raises ApiError, also if no line comes for
+        """Yield the lines of a container's log. Raises ApiError, also if no line arrives for
         `silence` seconds."""
         path = PODS.path(self.namespace, pod, "log")
         return self.lines(path, {"container": container, **query}, silence)
@@ -324,7 +328,7 @@ class Cluster:
         """
         selectors = {"fieldSelector": f"metadata.name={name}"} if name else {}
         selectors.update({"labelSelector": labels} if labels else {})
-        known_objects: dict[str, Object] = {}  # uid → object
+        known_objects: dict[str, Object] = {}  # known objects by uid
         version = ""
         pause = 0.1
         last_success: float | None = None
@@ -374,8 +378,8 @@ class Cluster:
             pause = min(5.0, pause * 2)
 
     def _is_watchable(self, resource: Resource, name: str, obj: object) -> bool:
-        """Return False for a malformed object. Raises MalformedObject if only the object `name` is
-        watched."""
+        """Return False for a malformed object. If only one object is watched (`name`), raise
+        MalformedObject instead."""
         if name:
             self._require_valid(resource, obj)
             return True

@@ -47,12 +47,12 @@ class Platform:
 
     namespace: str
     bucket: str = "rekindle"
-    endpoint: str = ""  # address of the object store; empty: AWS, or the MinIO in `components`
+    endpoint: str = ""  # address of the object store; if empty, AWS or the MinIO in `components`
     region: str = ""
-    mlflow: str = ""  # address of MLflow; empty: the MLflow in `components`
+    mlflow: str = ""  # address of MLflow; if empty, the MLflow in `components`
     components: tuple[str, ...] = ()
     iam: bool = False  # True: pods use a cloud (IAM) role instead of the Secret with keys
-    quota: tuple[str, str] | None = None  # total CPU and memory requests of the namespace
+    quota: tuple[str, str] | None = None  # quota of the namespace: total CPU and memory requests
     # True: MLflow and MinIO keep their data only as long as their pods exist
     ephemeral: bool = False
     images: dict[str, str] = field(default_factory=dict)
@@ -256,8 +256,8 @@ def _render_file(name: str, values: dict[str, str], namespace: str) -> Iterator[
 
 
 def _substitute(node: object, values: dict[str, str]) -> Any:
-    """Replace the placeholders after the YAML was parsed, so that a value cannot change the
-    structure of the YAML."""
+    """Replace the placeholders in the parsed YAML, so that a value cannot change the structure of
+    the YAML."""
     if isinstance(node, dict):
         return {key: _substitute(value, values) for key, value in node.items()}
     if isinstance(node, list):

@@ -51,13 +51,13 @@ def read_log(cluster: Cluster, pod: Object) -> list[str]:
 
 
 def _create(cluster: Cluster, pod: Object) -> None:
-    """Create a pod. If this function raises ApiError, the pod does not exist, even if the server
-    had created the pod and only the response was lost."""
+    """Create a pod. If this function raises ApiError, the pod does not exist: a pod whose creation
+    was not confirmed is deleted."""
     try:
         cluster.create(PODS, pod)
     except ApiError as error:
-        # not an error: the name is unique, so an earlier attempt, whose response was lost, created
-        # this pod
+        # not an error: because the name is unique, an earlier attempt whose response was lost has
+        # created this pod
         if error.code == 409:
             return
         if not 400 <= error.code < 500:
@@ -87,7 +87,7 @@ def _wait(cluster: Cluster, name: str, seconds: float) -> Object:
 
 
 def container_states(pod: Object) -> dict[str, Any]:
-    """Map each container to its state: waiting, running or terminated, with details."""
+    """Return the state of each container, by name: waiting, running or terminated, with details."""
     statuses = (pod.get("status") or {}).get("containerStatuses") or []
     return {status["name"]: status.get("state") or {} for status in statuses}
 

@@ -76,7 +76,8 @@ def _image_of(workflow: Object) -> str:
     for template in spec_of(workflow).get("templates") or []:
         container = template.get("container") or {}
         command = [*(container.get("command") or []), *(container.get("args") or [])]
-        if command[1:4] == ["-m", "rekindle", "step"]:  # not the user's own containers
+        if command[1:4] == ["-m", "rekindle", "step"]:
+            # skip the user's own containers, which may not contain Rekindle
             return str(container["image"])
     raise RekindleError(
         f"{workflow['metadata']['name']} does not run a step of Rekindle: the object store can only"

@@ -1,9 +1,9 @@
 """Find out why pods of a run do not start: no node has enough resources, an image is missing, a
 quota is used up.
 
-Argo knows only the pods that it has created itself: a step that has applied a job has the phase
-Running, even while the job's pods wait. `add_waiting` also reads the pods and events of jobs and
-servers.
+Argo knows only the pods that it has created itself. A step that has applied a job therefore has the
+phase Running, even while the job's pods wait. `add_waiting` also reads the pods and events of jobs
+and servers.
 
 Sources: types PodCondition and ContainerStateWaiting of Kubernetes 1.34, and NodeStatus of Argo
 3.7.
@@ -32,8 +32,8 @@ def add_waiting(cluster: Cluster, workflow: Object) -> Object:
     """Return a copy of an active run; each step with a waiting pod, but without a running pod, has
     the phase Pending in this copy, and its message is the reason.
 
-    The run is Pending if all of its active steps are. Objects that the user may not read are
-    ignored.
+    The run gets the phase Pending if all of its active steps are Pending. Objects that the user may
+    not read are ignored.
     """
     nodes = (workflow.get("status") or {}).get("nodes") or {}
 
@@ -82,7 +82,8 @@ def add_waiting(cluster: Cluster, workflow: Object) -> Object:
 
 
 def waiting_reason(pod: Data) -> str:
-    """Return why a pod waits, as one line `REASON: MESSAGE`; "" if the pod does not wait."""
+    """Return the reason why a pod waits, as one line `REASON: MESSAGE`; "" if the pod does not
+    wait."""
     status = pod.get("status") or {}
     for condition in status.get("conditions") or []:
         if condition["type"] == "PodScheduled" and condition.get("status") != "True":
@@ -106,8 +107,8 @@ def _format_state(state: Data) -> str:
 
 
 def _describe(pods: list[Object]) -> Data:
-    """Return the fields to change in a step's node, given the pods of the object that the step has
-    applied."""
+    """Return the changed fields of a step's node, derived from the pods of the object that the step
+    has applied."""
     reasons = [reason for reason in map(waiting_reason, pods) if reason]
     if not reasons:
         return {}

@@ -39,10 +39,11 @@ from rekindle.cluster.kubernetes_api import (
 )
 from rekindle.errors import ConfigError, RekindleError, did_you_mean
 
-MAX_NODES_BYTES = 100 << 20  # maximum size of the decompressed nodes; a node has about one kilobyte
+# maximum size of the decompressed nodes in bytes; one node has about one kilobyte
+MAX_NODES_BYTES = 100 << 20
 SHA256_ANNOTATION = "rekindle.dev/manifest-sha256"
-# annotation that identifies one call of `submit`, so that a retry finds the workflow of the first
-# attempt
+# annotation that identifies one call of `submit`, so that a retry recognizes the workflow that the
+# first attempt has created
 SUBMISSION_ANNOTATION = "rekindle.dev/submission"
 
 # Pause between applying a WorkflowTemplate and its CronWorkflow. Argo's controller reads templates
@@ -146,7 +147,8 @@ def has_same_manifest(workflow: Mapping[str, Any], second_workflow: Mapping[str,
 
 
 def spec_of(workflow: Mapping[str, Any]) -> Object:
-    """Return the spec of a run, with the spec of its WorkflowTemplate if it has one."""
+    """Return the spec of a run. If the run has a WorkflowTemplate, include the spec of the
+    template."""
     template_spec = (workflow.get("status") or {}).get("storedWorkflowTemplateSpec") or {}
     return workflow["spec"] | template_spec
 
@@ -296,8 +298,8 @@ def resume_run(cluster: Cluster, name: str) -> str:
 
 
 def _continue_suspended(workflow: Object) -> Object:
-    """Return the workflow with its suspended nodes and its suspension resumed. Raises ConfigError
-    if the run is not suspended."""
+    """Return the workflow with its suspended nodes resumed, and no longer suspended itself. Raises
+    ConfigError if the run is not suspended."""
     spec = dict(workflow["spec"])
     status = dict(workflow.get("status") or {})
 
@@ -334,8 +336,8 @@ def _continue_suspended(workflow: Object) -> Object:
 
 
 def _retry(workflow: Object) -> Object:
-    """Return the workflow without its failed nodes, and with their parent groups in the phase
-    Running, as Argo's FormulateRetryWorkflow does."""
+    """Return the workflow as Argo's FormulateRetryWorkflow does: failed nodes are removed, and
+    their parent groups have the phase Running."""
     metadata = dict(workflow["metadata"])
     spec = dict(workflow["spec"])
     status = dict(workflow["status"])
@@ -431,7 +433,7 @@ def scheduled_workflow(cluster: Cluster, name: str, parameters: Mapping[str, str
         SHA256_ANNOTATION
     )
     if sha256:
-        # this is the hash of the template: the runs that the schedule starts have the same hash
+        # use the hash of the template, because the runs that the schedule starts have the same hash
         workflow["metadata"]["annotations"][SHA256_ANNOTATION] = sha256
 
     return workflow

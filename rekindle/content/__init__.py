@@ -1,2 +1,2 @@
-"""Content from outside: datasets, weights and releases that were downloaded from the object store,
-answers by HTTP, and manifests."""
+"""Read and verify untrusted content: datasets, weights and releases from the object store, HTTP
+responses, and manifests."""

@@ -40,8 +40,8 @@ FileList = TypeAdapter(dict[str, File])
 def record_files(folder: Path) -> str:
     """Write the list of the files in `folder`, and return the digest of the dataset.
 
-    Empty folders are removed: an object store does not keep them. Raises DataError if `folder`
-    contains anything other than files and folders.
+    Empty folders are removed, because an object store cannot store them. Raises DataError if
+    `folder` contains anything other than files and folders.
     """
     _remove_empty_folders(folder)
     files = list_dataset_files(folder)
@@ -59,7 +59,7 @@ def record_files(folder: Path) -> str:
 
 def _remove_empty_folders(folder: Path) -> None:
     for path, _, _ in os.walk(folder, topdown=False):
-        # rmdir fails for a folder with content, which stays
+        # `rmdir` fails for a folder with content, so such a folder is kept
         with suppress(OSError):
             if Path(path) != folder:
                 os.rmdir(path)

@@ -10,7 +10,7 @@ from pathlib import Path
 from rekindle.errors import ConfigError
 
 THREADS = 4
-MAX_VISITS = 1000  # number of paths over which links may lead to one folder
+MAX_VISITS = 1000  # maximum number of different paths, through links, to one folder
 
 _verified_stamps: set[str] = set()
 
@@ -22,7 +22,7 @@ def file_sha256(path: Path) -> str:
 
 
 def list_paths(folder: Path) -> dict[str, Path]:
-    """Return all paths below a folder, except folders with content, by relative path.
+    """Return all paths below a folder by their relative path; leave out folders that have content.
 
     A link to a folder is returned and not followed. Pipes, broken links and empty folders are
     returned, too.
@@ -45,7 +45,7 @@ def linked_files_below(folder: Path) -> Iterator[Path]:
     """Yield the files of a folder and of the folders linked into it, except folders that this
     process may not list.
 
-    A link to a folder that contains the link is not followed, because the path would be endless.
+    A link to one of its own parent folders is not followed, because the path would be endless.
     Raises ConfigError if more than MAX_VISITS paths lead to one folder: in a chain of 30 folders
     with two links each to the next folder, a billion paths lead to the last folder.
     """
@@ -86,8 +86,8 @@ def compute_sha256s(paths: Iterable[Path]) -> list[str]:
 
 
 def compute_stamp(paths: Iterable[Path]) -> str:
-    """Return a hash of the names, sizes and times of files, which changes when one of the files is
-    written."""
+    """Return a hash of the names, sizes and times of files. The hash changes when one of the files
+    is written."""
     lines = []
     for path in paths:
         status = path.stat()

@@ -1,4 +1,4 @@
-"""Requests by HTTP whose answers have a limited size, and must arrive within a limited time.
+"""Send HTTP requests; the size of a response and the time in which it must arrive are limited.
 
 answer = send(new_session(), "GET", url, max_bytes=64 << 20, timeout=30)
 """
@@ -10,7 +10,8 @@ import requests
 from urllib3.exceptions import HTTPError
 
 READ_BYTES = 1 << 16
-BODY_TIMEOUT_S = 120.0  # time limit for the body of an answer, of which each part may be slow
+# time limit for the whole body of a response, because every single part of it may be slow
+BODY_TIMEOUT_S = 120.0
 
 
 class Body(Protocol):
@@ -44,7 +45,7 @@ class HttpAnswer(NamedTuple):
 class Session(requests.Session):
     """A session that sends a login only to the server that it was given for.
 
-    The methods of `requests` replace the login by one of ~/.netrc.
+    Without this class, `requests` would replace the login by one from ~/.netrc.
     """
 
     def rebuild_auth(self, prepared_request: Any, response: Any) -> None:
@@ -59,7 +60,7 @@ class Session(requests.Session):
             request.headers["Authorization"] = header
             return request
 
-        # not a header of the session, which a login in ~/.netrc would replace
+        # not as a header of the session, because a login in ~/.netrc would replace it
         self.auth = add_header
 
 
@@ -76,7 +77,7 @@ def send(
 
     Raises UnreadableAnswer for an answer that has more than `max_bytes` bytes after decompression,
     or whose body takes more than BODY_TIMEOUT_S seconds, and requests.RequestException for other
-    errors. `timeout`: seconds without data until the connection is given up.
+    errors. `timeout`: seconds without data after which the request fails.
     """
     with session.request(method, url, stream=True, timeout=timeout, **options) as response:
         try:

@@ -1,4 +1,4 @@
-"""The result of a training program: a file or a folder, whose files model.json lists.
+"""The result of a training program, which is a file or a folder; model.json lists its files.
 
 <model>/model.json              {"files": {path: {size, sha256}}, "sha256": hash of the list, ...}
 <model>/result/<path>           the files
@@ -15,7 +15,7 @@ from rekindle.documents import MODEL_FILE, ModelFile, ResultFile
 from rekindle.errors import DataError
 from rekindle.names import ArtifactKey, show
 
-RESULT = "result"  # folder of a model with the files of a result
+RESULT = "result"  # folder below the model's folder that contains the files of the result
 MAX_NAMES = 3  # maximum number of files that an error message names
 REMEDY = (
     "Train the model again: `rekindle run CONFIG --no-cache` does not reuse the damaged one. If it"

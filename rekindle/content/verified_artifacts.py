@@ -10,7 +10,7 @@ from rekindle.documents import CHECKSUM, MODEL_FILE, InvalidDocument, read_file
 from rekindle.errors import DataError
 
 DATASET_INPUT = "dataset"
-# names of the fields that identify the JSON files of a model, a dataset and a release
+# field names by which the JSON files of a model, a dataset and a release are recognized
 MODEL_NAMES = ("sha256", "workload", CHECKSUM)
 DATASET_NAMES = ("rows", "rejected", "facts")
 RELEASE_NAMES = ("model_sha256", "workload", "files")
@@ -48,7 +48,7 @@ def _verify_release(path: Path) -> None:
 
 
 def _has_names(file: Path, names: tuple[str, ...]) -> bool:
-    """Return True if a file contains all `names` except at most one.
+    """Return True if a file contains all of `names`, or all but one.
 
     A file of another program with the same file name lacks several of these fields; a damaged file
     may lack one.

@@ -31,10 +31,11 @@ SERVING_EXAMPLE = "serving_input_example.json"
 MLFLOW_FILES = {MLMODEL, INPUT_EXAMPLE, SERVING_EXAMPLE}
 # files that the hash in the release's key does not cover; release.json contains their sha256
 DESCRIBED_FILES = (REFERENCE, ORIGIN, CURVE)
-# the last of these files is added by MLflow when it downloads a release
+# MLflow adds the last of these files when it downloads a release
 UNHASHED_FILES = {RELEASE_RECORD, VERDICT, *DESCRIBED_FILES, "registered_model_meta"}
-# An earlier version of Rekindle has written releases with the first 12 digits of the hash. Such a
-# hash finds damage, but who can write to the bucket can find other files with the same 12 digits.
+# Earlier versions of Rekindle used only the first 12 digits of the hash in the key of a release.
+# Such a short hash detects damage, but an attacker who can write to the bucket could create other
+# files with the same 12 digits.
 RELEASE_KEY = re.compile("releases/[^/]+/(?:[0-9a-f]{64}|[0-9a-f]{12})")
 EARLIER_HASH_LENGTH = 12
 REMEDY = "Release the model again."

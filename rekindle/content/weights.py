@@ -93,7 +93,7 @@ def reject_other_weights(
 
 
 def _tensors_sha256(file: Path) -> str:
-    """Return the `weights_sha256` of a safetensors file; "" if the file has the format of another
+    """Return the `weights_sha256` of a safetensors file; "" if the file is in the format of another
     framework."""
     from safetensors import SafetensorError, safe_open
 

@@ -40,7 +40,7 @@ from rekindle.errors import NotFound
 from rekindle.keys import CACHED, DATASET, REUSE
 from rekindle.workload import load, prepare
 
-RESUME_AFTER_S = 3.0  # time in seconds until a stopped process (SIGSTOP) gets SIGCONT
+RESUME_AFTER_S = 3.0  # seconds after which a process that was stopped by SIGSTOP gets SIGCONT
 UNDISTURBED = "undisturbed"
 DISTURBED = "under attack"
 
@@ -50,7 +50,7 @@ class Plan:
     """Options of the command."""
 
     workers: int = 3
-    seconds: float = 3.0  # time between attacks
+    seconds: float = 3.0  # time in seconds between two attacks
     steps: int = 1500
     seed: int = 0  # seed for the random choice of the attacked processes
 
@@ -76,7 +76,7 @@ ATTACKS = (
     Attack(signal.SIGKILL, "trainer"),
     Attack(signal.SIGKILL, COORDINATOR),
     Attack(signal.SIGKILL, "trainer", 2),
-    # like the preemption of a node: the worker leaves after its current step
+    # like the preemption of a node, after which the worker leaves at the end of its current step
     Attack(signal.SIGTERM, "launcher"),
     Attack(signal.SIGSTOP, "trainer"),
     Attack(signal.SIGKILL, "launcher"),
@@ -144,8 +144,8 @@ def prepare_dataset(cluster: DemoCluster, config: Any) -> tuple[str, str]:
     definition = {
         "workload": config.workload,
         "data": config.data.model_dump(mode="json"),
-        # part of the hash, because earlier versions of Rekindle wrote datasets without this list of
-        # files
+        # the file's name is part of the hash, because earlier versions of Rekindle wrote datasets
+        # without this list of files
         "list": FILE_LIST,
     }
     sha256 = hashlib.sha256(to_json(definition, sort_keys=True).encode()).hexdigest()
@@ -171,7 +171,7 @@ def training_job(config: Any, name: str, workers: int, dataset: str, digest: str
         template["resource"]["manifest"] for template in templates if template["name"] == "train"
     ]
 
-    # an empty REUSE means that no model is reused
+    # with an empty REUSE, no model is reused
     cached = {"prepare": {"at": dataset.removesuffix(f"/{DATASET}")}, REUSE: ""}
     scope = {
         "workflow.name": name,
@@ -235,7 +235,7 @@ def signal_processes(
     """Send the signal of an attack, and return the record of the attack."""
     workers = [name for name in training.names if training.state(name) == "training"]
     rng.shuffle(workers)
-    # prefer workers with few recent restarts, which restart without a delay
+    # prefer workers with few recent restarts, because they restart without a delay
     workers.sort(key=lambda name: training.pods[name].recent_restarts)
 
     names = {"all": training.names, COORDINATOR: [COORDINATOR]}.get(
@@ -281,7 +281,7 @@ def update_record(record: AttackRecord, training: Training, recording: Recording
 
         record.pids = set()
 
-    # two steps later, because one step may have been in progress during the attack
+    # wait for two more steps, because one step may have been in progress during the attack
     if record.next_step_after_s is None and training.step >= record.step + 2:
         record.next_step_after_s = elapsed_s
         restored = training.resumed_steps[record.resume_count :]

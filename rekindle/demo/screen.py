@@ -29,8 +29,8 @@ from rich.text import Text
 from argolocal.common.wording import format_duration, without_escapes
 from argolocal.view.display import is_terminal
 
-# state of a process → its character and style. If a process had several states during the time of a
-# column of the timeline, the first of them in this order is shown.
+# character and style of each state of a process. If a process had several states during the time of
+# a column of the timeline, the first of them in this order is shown.
 STYLE_OF_STATE = {
     "dead": ("╌", "red"),
     "stopped": ("╌", "magenta"),
@@ -51,11 +51,11 @@ class AttackRecord:
     """One attack and its consequences. The fields `..._after_s` are in seconds since the attack,
     and None until known."""
 
-    seconds: float  # time of the attack, in seconds since the training began
+    seconds: float  # time of the attack in seconds since the start of the training
     description: str  # description of the attack, such as "SIGKILL worker-1"
     victims: tuple[str, ...]
     signal_number: int
-    pids: set[int]  # the signalled processes
+    pids: set[int]  # the processes that got the signal
     step: int  # newest training step before the attack
     group_count: int = 0  # number of groups of workers (generations) published before the attack
     resume_count: int = 0  # number of restored checkpoints before the attack
@@ -264,7 +264,7 @@ class Picture:
         self.console = console
 
     def tick(self) -> None:
-        """Do nothing, because the live display redraws itself."""
+        """Do nothing, because the live picture is redrawn automatically."""
 
     def draw(self) -> Group:
         recording = self.recording

@@ -35,8 +35,8 @@ from rekindle.training.spec import TrainingSpec
 
 OBSERVE_INTERVAL_S = 0.01
 POLL_INTERVAL_S = 0.05
-GRACE_S = 0.3  # time for the processes to end when the demo is stopped
-CHILDREN_GRACE_S = 1.0  # additional time for the children of these processes to end
+GRACE_S = 0.3  # seconds that the processes have to end when the demo is stopped
+CHILDREN_GRACE_S = 1.0  # additional seconds for the children of these processes to end
 # a step counts as repeated if it is older than the newest step by more than this number of steps; a
 # smaller lag is normal between workers
 TOLERATED_LAG = 5
@@ -82,7 +82,7 @@ class Training:
         self.step = 0  # the newest step that any worker has trained
         self.repeated_steps: list[int] = []  # steps that were trained a second time
 
-        self._snapshot_steps: dict[Path, int] = {}  # snapshot file → the newest step in this file
+        self._snapshot_steps: dict[Path, int] = {}  # newest step in each snapshot file
         self._answering_pid = 0  # pid of the coordinator that last accepted a connection
         self._logs = [Tail(folder / "logs" / f"{self._pod(name)}.log") for name in self.names]
 
@@ -104,7 +104,7 @@ class Training:
         self.controller.delete(self.name)
         self.secret.delete(self.name)
 
-        # wait for the workers, which die with their launchers
+        # wait until the workers, which die with their launchers, have ended
         until = time.monotonic() + CHILDREN_GRACE_S
         while time.monotonic() < until and any(start_time(pid) for pid in pids):
             time.sleep(OBSERVE_INTERVAL_S)

@@ -113,8 +113,8 @@ def check(
     token: bool = False,
     secrets: Sequence[str] = (),
 ) -> list[Check]:
-    """Run all checks in order. An error in one check becomes the result of this check; the other
-    checks still run.
+    """Run all checks in order. An error in a check becomes its result, so that the other checks
+    still run.
 
     `seconds`: time limit of the pod, including the time to pull its image. `token`: value of
     `serve.token`. `secrets`: value of `program.secrets`.
@@ -171,7 +171,7 @@ def check(
             for result in check_results:
                 results.append(result)
         except RekindleError as error:
-            # a missing permission to read (403) is not a failure
+            # 403: the user may not read the object, which is only a warning
             required = getattr(error, "code", 0) != 403
             results.append(
                 Check(
@@ -385,15 +385,15 @@ def check_account(cluster: Cluster, config: ClusterConfig) -> Iterator[Check]:
 
 
 def check_serving_account(cluster: Cluster, name: str) -> Iterator[Check]:
-    """Check that the ServiceAccount of the model server exists, which the server's pods need."""
+    """Check that the ServiceAccount that the pods of the model server need exists."""
     exists = bool(cluster.find(SERVICE_ACCOUNTS, name))
     detail = f"ServiceAccount {name} {'exists' if exists else 'does not exist'}"
     yield Check("serving account", exists, detail, RENDER_COMMAND.format(cluster.namespace))
 
 
 def check_serving_credentials(cluster: Cluster) -> Iterator[Check]:
-    """Check that the model server has keys of the object store, and that these keys differ from the
-    keys of the pipelines."""
+    """Check that the model server has keys for the object store that differ from the keys of the
+    pipelines."""
     command = platform.secret_command(cluster.namespace, SERVING_SECRET)
     remedy = f"{command}, of a user who can only read releases/.{CLOUD_ROLE_NOTE}"
     (check,) = _check_keys(
@@ -452,8 +452,8 @@ def _check_keys(
 
 
 def check_webhook(cluster: Cluster, config: ClusterConfig, train: TrainConfig) -> Iterator[Check]:
-    """Check that the webhook admits the job of the config, and refuses a job without its main
-    container, which the API server alone would accept."""
+    """Check that the operator's webhook admits the job of the config, and refuses a job without the
+    main container. (Without the webhook, the API server accepts such a job.)"""
     job = _job(config, train)
     invalid_job = json.loads(to_json(job).replace('"name": "pytorch"', '"name": "another"'))
     ok = False
@@ -498,8 +498,8 @@ def check_job(cluster: Cluster, config: ClusterConfig, train: TrainConfig) -> It
 
 
 def _job(config: ClusterConfig, train: TrainConfig) -> Object:
-    """Return the job of the config or, for a TrainJob, its TrainingRuntime. The label of a workflow
-    is replaced, because no workflow creates this object."""
+    """Return the job of the config or, for a TrainJob, its TrainingRuntime. Its workflow label gets
+    another value, because no workflow creates this object."""
     backend = BACKENDS[config.backend]
     commands = member_commands(WORKLOAD, [])
     job = (backend.runtime or backend.job)(DOCTOR, train, config, commands)

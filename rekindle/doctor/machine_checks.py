@@ -33,10 +33,10 @@ if TYPE_CHECKING:
 
 MIN_PYTHON = (3, 11)
 GIB = 1 << 30
-# minimum number of free bytes of disk, memory and shared memory
+# minimum free bytes: disk, memory, shared memory
 MIN_DISK = 5 * GIB
 MIN_MEMORY = 3 * GIB
-MIN_SHARED_MEMORY = 1 * GIB  # enough for the snapshots of a small model
+MIN_SHARED_MEMORY = 1 * GIB  # this is enough for the snapshots of a small model
 MIN_OPEN_FILES = 1024  # minimum value of the limit on the open files of a process
 
 
@@ -58,7 +58,7 @@ def check(home: Path) -> list[Check]:
 
     results += [
         check_bind("ports", "127.0.0.1", "Is the loopback interface up?"),
-        # each pod on this machine has its own address in 127.0.0.0/8
+        # check this, because each pod on this machine gets its own address in 127.0.0.0/8
         check_bind("pod addresses", "127.77.77.77", "All of 127.0.0.0/8 must be on lo: ip a"),
         check_namespaces(),
     ]
@@ -218,8 +218,8 @@ def check_open_files(_: Path) -> Check:
 
 
 def check_clock(_: Path) -> Check:
-    """Check that the clock is not behind the installed files, because signatures and certificates
-    need the correct time."""
+    """Check that the clock is not earlier than the times of installed files, because signatures and
+    certificates need the correct time."""
     seconds_behind = Path(__file__).stat().st_mtime - time.time()
     detail = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime())
     return Check(

@@ -34,7 +34,8 @@ REMEDIES = {
 
 
 class Findings(RootModel[dict[str, tuple[bool, str]]]):
-    """The output of rekindle.doctor.probe: whether a target works, and a detail, by target."""
+    """The output of rekindle.doctor.probe. For each target, it contains whether the target works,
+    and a detail."""
 
     model_config = ConfigDict(strict=True)
 

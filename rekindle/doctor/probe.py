@@ -67,7 +67,7 @@ def make_bucket(objects: Store) -> None:
     """Create the bucket unless it exists. Raises StorageError."""
     try:
         next(objects.list("doctor/"), None)
-    except ConfigError:  # the store answers, but the bucket does not exist
+    except ConfigError:  # the store is reachable, but the bucket does not exist
         objects.client.create_bucket(Bucket=objects.bucket)
 
 

@@ -1,4 +1,5 @@
-"""This machine as a cluster, with the embedded services and the controllers of training jobs.
+"""Presents this machine as a cluster with the embedded services and the controllers of training
+jobs.
 
     cluster = LocalCluster(Path(".rekindle")); cluster.prefetch();
     cluster.configmap("rekindle")["S3_ENDPOINT_URL"]
@@ -102,7 +103,7 @@ class LocalCluster(cluster.LocalCluster):
         specifies. Raises ConfigError, KeyError."""
         from rekindle.storage import Store
 
-        # reading the keys does not start MLflow
+        # this method needs only the keys, so it does not start MLflow
         keys = self.services.credentials()
 
         if s3 and (s3.get("bucket") or s3.get("endpoint")):

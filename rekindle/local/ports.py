@@ -20,7 +20,8 @@ PORTS_TO_TRY = 100
 def usable_port(cluster: Cluster, default: int) -> int:
     """Return the first port at or above `default` that is free for all pods; `default` if the first
     PORTS_TO_TRY ports are taken."""
-    # no pod has this name, so only a program that listens on all addresses can be at this address
+    # no pod has this name, so only a program that listens on all addresses can occupy a port of
+    # this address
     address = cluster.address("no-pod")
     return next(
         (port for port in range(default, default + PORTS_TO_TRY) if _is_free(address, port)),

@@ -95,7 +95,7 @@ def run_here(home: Path, manifest: dict[str, Any], run: MissedRun) -> dict[str, 
             arguments = _first_run_arguments(home, manifest, run)
         _run_rekindle(log, *arguments)
 
-        # a runner exists if another backfill has started the run at the same time
+        # if a runner exists, another backfill has started the run at the same time
         is_tried = not files.runner()
 
 

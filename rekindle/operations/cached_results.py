@@ -55,16 +55,16 @@ def add_cached_on_cluster(
 
 
 def set_bucket() -> None:
-    """Set S3_BUCKET as in the pods of this machine, so that s3:// URIs of input data mean the same
-    here."""
+    """Set S3_BUCKET as in the pods of this machine, so that s3:// URIs of input data refer to the
+    same objects here."""
     os.environ.setdefault(S3_BUCKET, BUCKET)
 
 
 def readable_store(home: Path, *, on_cluster: bool = False, bucket: str = "") -> "Store | None":
     """Return the object store for reading, without starting a service. Raises ConfigError.
 
-    The embedded store is read from its files, unless S3_ENDPOINT_URL names another store. Return
-    None for a cluster if S3_BUCKET is not set.
+    The embedded store is read from its files, unless S3_ENDPOINT_URL names another store. For a
+    cluster, return None if S3_BUCKET is not set.
     """
     if on_cluster or os.environ.get(S3_ENDPOINT_URL):
         from rekindle.storage import Store

@@ -9,7 +9,7 @@ from typing import Any
 
 from argolocal.errors import did_you_mean
 from argolocal.manifest.types import Object
-from argolocal.server.cron.controller import build_workflow
+from argolocal.server.cron.controller import PATH_ANNOTATION, build_workflow
 from argolocal.server.objects import Objects
 from rekindle.errors import ConfigError
 from rekindle.local.cluster import LocalCluster
@@ -36,6 +36,8 @@ def store_schedule(cluster: LocalCluster, template: Object, cron: Object) -> lis
     """Store a WorkflowTemplate and the CronWorkflow that runs it. Return the changes as lines, as
     `kubectl apply` prints them. Raises ConfigError."""
     objects = Objects(cluster)
+    annotations = {**(cron["metadata"].get("annotations") or {}), PATH_ANNOTATION: cluster.path}
+    cron = {**cron, "metadata": {**cron["metadata"], "annotations": annotations}}
     return [_apply(objects, item) for item in (template, cron)]
 
 

@@ -74,7 +74,7 @@ def missed_runs(
 
 
 def _gate_result(status: Status) -> str | None:
-    """Return the result of the gate; None if the run was not evaluated, or if its evaluations have
+    """Return the result of the gate; None if the run has no evaluation, or if its evaluations have
     different results."""
     nodes = (status.get("nodes") or {}).values()
     outputs = [

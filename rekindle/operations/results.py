@@ -27,7 +27,7 @@ def parameters(status: Status) -> dict[str, str]:
     """Return the global outputs of the workflow (globalName), by name; if the run has exactly one
     evaluation, include its results.
 
-    A rolled-back canary and a source without new data override the verdict.
+    If the canary was rolled back, or the source has no new data, this replaces the verdict.
     """
     values = outputs(status)
     evaluations = list(_evaluations(status).values())
@@ -84,8 +84,7 @@ def _evaluations(status: Status) -> dict[tuple[str, str], dict[str, str]]:
     nodes = [node for node in all_nodes if node.get("type") == "Pod"]
     rows: dict[tuple[str, str], dict[str, str]] = {}
 
-    # sorted also by length: a repeated evaluation has a longer name, because it runs in an inner
-    # DAG
+    # sort also by length, because a repeated evaluation runs in an inner DAG and has a longer name
     for node in sorted(nodes, key=lambda node: (node.get("finishedAt") or "", len(node["name"]))):
         values = outputs(node)
         inputs = outputs({"outputs": node.get("inputs")})
@@ -99,8 +98,8 @@ def _evaluations(status: Status) -> dict[tuple[str, str], dict[str, str]]:
 
 
 def metrics(values: Mapping[str, str]) -> dict[str, float | None]:
-    """Return the metrics of the candidate by name, with None for NaN or infinity; {} without an
-    evaluation."""
+    """Return the metrics of the candidate by name, with None for NaN or infinity; {} if the run has
+    no evaluation."""
     try:
         # a step of another program may write NaN
         numbers = json.loads(values.get("metrics") or "{}", parse_int=float)

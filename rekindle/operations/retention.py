@@ -43,10 +43,10 @@ from rekindle.release.serve_config import VERSION_ANNOTATION, RetentionConfig
 from rekindle.sections import parse_section
 from rekindle.storage import Store
 
-# lifetime of a claim (the reservation of a cached result for a new run) on this machine: longer
-# than the time from the look-up in the cache to the start of the run
+# lifetime of a claim (which reserves a cached result for a new run) on this machine; longer than
+# the time from the look-up in the cache to the start of the run
 CLAIM_S = 7200.0
-# time after its end during which a run of another machine may be resumed
+# how long after its end a run of another machine may be resumed
 RESUMABLE_S = compute_resumable_s(ClusterConfig.model_validate({}).model_dump())
 DEFAULT_KEEP_RUNS = 5  # limit of `rekindle prune` on this machine for pipelines without limits
 # texts that may contain RUN/TASK; they begin with a word, so that the search takes O(n)
@@ -147,8 +147,8 @@ class Namespace:
 
     @contextmanager
     def hold(self, run: str) -> Iterator[bool]:
-        """Yield True if the workflow has not been resumed. A cluster has no lock against a
-        resume, and a malformed workflow may be active."""
+        """Yield True if the workflow has not been resumed. Check again, because a cluster has no
+        lock against a resume; a malformed workflow counts as active."""
         try:
             workflow = self.cluster.find(WORKFLOWS, run)
         except MalformedObject as error:
@@ -158,8 +158,8 @@ class Namespace:
         yield not workflow or (workflow.get("status") or {}).get("phase") in COMPLETED
 
     def remove(self, run: str) -> None:
-        """Delete the workflow, unless it was not created by Rekindle and only has the same name, or
-        is malformed."""
+        """Delete the workflow. A malformed workflow, or a workflow of the same name that Rekindle
+        did not create, is kept."""
         try:
             workflow = self.cluster.find(WORKFLOWS, run)
         except MalformedObject as error:
@@ -341,7 +341,7 @@ def _cluster_run(name: str, workflow: Mapping[str, Any]) -> Run:
     """Return the run of a workflow. Raises InvalidDocument."""
     status = workflow.get("status") or {}
     phase = status.get("phase") or "Pending"
-    # a completed workflow without an end is malformed, and kept as an active run
+    # a completed workflow without an end time is malformed, so treat it as an active run
     finished = status.get("finishedAt")
     ended = timestamp(finished) if phase in COMPLETED and finished else None
     return _run(name, workflow, ended, phase)
@@ -350,7 +350,8 @@ def _cluster_run(name: str, workflow: Mapping[str, Any]) -> Run:
 def _keep_malformed(place: Place, workflow: object) -> None:
     """Keep the run of a malformed workflow, and all artifacts to which it may refer.
 
-    Its limits are unknown, so those of an older run of its pipeline do not apply.
+    The limits of the workflow are unknown, so the limits of an older run of the pipeline must not
+    be applied.
     """
     place.needed |= find_references(to_json(workflow, default=str))
     metadata = workflow.get("metadata") if isinstance(workflow, dict) else None

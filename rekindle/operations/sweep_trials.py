@@ -39,8 +39,8 @@ Trials = dict[str, Any]
 
 
 class TrialsOfPod(Document):
-    """The Trials that a pod prints: rows of the trials, used hours, sentences about the trials and
-    rungs that the budget has prevented, and lines of the table."""
+    """The Trials that a pod prints: rows of the trials, used hours, sentences about trials and
+    rungs that did not run because of the budget, and lines of the table."""
 
     trials: list[dict[str, JsonValue]]
     hours: float
@@ -73,7 +73,7 @@ def trials_on_cluster(cluster: Cluster, name: str) -> Trials:
 
 
 def _tariff(workflow: Mapping[str, Any]) -> Tariff | None:
-    """Return the prices for the pods of the trials; None without prices."""
+    """Return the prices for the pods of the trials; None if no prices are set."""
     manifest = read_recorded_manifest(workflow)
     return build_trial_tariff(manifest, read_prices(manifest) or Prices.load(project.root()))
 

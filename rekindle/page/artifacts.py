@@ -19,7 +19,7 @@ TABLE_READERS: Mapping[str, ReadTable] = {parquet.SUFFIX: parquet.read_parquet}
 
 
 def artifacts_of_home(home: Path) -> StoredArtifacts:
-    """Return the artifacts of the runs of a home."""
+    """Return access to the artifacts of all runs in `home`."""
 
     # bucket → its objects, of which only the changes are read again
     listings: dict[str, ObjectLister | None] = {}

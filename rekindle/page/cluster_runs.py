@@ -1,4 +1,4 @@
-"""The runs of a cluster, with the rights of the reader.
+"""Reads the runs of a cluster with the kubeconfig permissions of the user who opened the page.
 
 One watch keeps all Workflows of the namespace in memory, for all viewers of the page. Nothing is
 written to the cluster.
@@ -21,9 +21,9 @@ from rekindle.errors import ConfigError, RekindleError
 from rekindle.page.pod_logs import PodLogs
 
 FIRST_LIST_TIMEOUT_S = 20.0
-# pause after a watch that failed, for example without the permission to list
+# pause before a failed watch starts again; a watch fails, for example, without list permission
 RETRY_PAUSE_S = 5.0
-LOST_FOR_S = 15.0  # a server that is lost is asked again at least every five seconds
+LOST_FOR_S = 15.0  # a lost server is polled at least every 5 s
 
 
 class ClusterRuns:
@@ -49,7 +49,8 @@ class ClusterRuns:
         return f"{text}, which has not answered for {silence}"
 
     def names(self) -> list[str]:
-        """Return the names of all runs, newest first. Raises ApiError without the permission."""
+        """Return the names of all runs, newest first. Raises ApiError without the permission to
+        list Workflows."""
         workflows = self._all()
         return sorted(
             workflows,
@@ -89,14 +90,15 @@ class ClusterRuns:
         return Run(name, manifest, status, version, created, command_flags=flags)
 
     def logs(self, name: str) -> Mapping[str, LogFile]:
-        """Return the logs of the pods that exist, or whose logs were read before."""
+        """Return the logs of pods that still exist, and earlier copies of the logs of deleted
+        pods."""
         workflow = self._all().get(name)
         if workflow is None:
             return {}
         return self.pod_logs.files(decompress_nodes(workflow))
 
     def _all(self) -> dict[str, Object]:
-        """Return all workflows. The first call waits for the first list."""
+        """Return all workflows. The first call waits until the watch has listed them."""
         with self.changed:
             if self.thread is None or not self.thread.is_alive():
                 self.thread = Thread(target=self._watch, name="workflows", daemon=True)
@@ -110,7 +112,7 @@ class ClusterRuns:
     def _watch(self) -> None:
         while True:
             try:
-                # the watch yields nothing for an empty namespace
+                # list first, because the watch of an empty namespace yields no event
                 self._set_listed(self.cluster.list_objects(WORKFLOWS))
                 for kind, workflow in self.cluster.watch(WORKFLOWS, on_lost=self._note_lost):
                     self._change(kind, workflow)

@@ -1,4 +1,4 @@
-"""The page of `rekindle ui --cluster`: the runs of a namespace, with the rights of the reader."""
+"""The page of `rekindle ui --cluster`: shows the runs of a namespace that the user may read."""
 
 import os
 from collections.abc import Callable, Mapping

@@ -1,5 +1,5 @@
-"""The connection of the page to MLflow. Pages do not wait for the start of MLflow, which takes
-seconds."""
+"""Connects the page to MLflow. Requests to the page never wait for MLflow, which takes seconds to
+start."""
 
 import os
 from collections.abc import Mapping
@@ -16,22 +16,22 @@ STARTING = "MLflow is starting: the models are shown in a few seconds."
 
 
 class Tracking(Protocol):
-    """MLflow, as the page sees it."""
+    """Interface of the page to MLflow."""
 
     def connect(self) -> str:
-        """Make requests to MLflow possible. Return "", or a sentence that says why they are not
-        possible now."""
+        """Prepare requests to MLflow. Return "" if MLflow is available, else a sentence with the
+        reason."""
         ...
 
 
 class ExternalTracking:
-    """The MLflow that the environment names."""
+    """The MLflow server at $MLFLOW_TRACKING_URI."""
 
     def __init__(self, environ: Mapping[str, str]) -> None:
         self.environ = environ
 
     def connect(self) -> str:
-        # a page waits for a single attempt
+        # no retries, since the user waits for the page
         os.environ[mlflow_api.RETRIES] = "0"
         if self.environ.get(MLFLOW_TRACKING_URI):
             return ""
@@ -39,7 +39,7 @@ class ExternalTracking:
 
 
 class LocalTracking:
-    """The embedded MLflow of a home, or the MLflow that the environment names.
+    """The embedded MLflow of a home, or the server at $MLFLOW_TRACKING_URI if it is set.
 
     `environ`: the environment at the start of the page, because the page's own environment changes.
     """

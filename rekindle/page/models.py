@@ -18,7 +18,7 @@ from rekindle.release.rollback import KubernetesObjects
 MILLISECONDS = re.compile(r"[0-9]{1,14}")
 MAX_MODELS = 100
 MAX_RELEASES = 20
-# a measure of an evaluation is also recorded for the baseline or for the champion
+# MLflow has the same metric for the baseline and the champion with these prefixes
 COMPARED = ("baseline_", "champion_")
 
 
@@ -58,7 +58,7 @@ class ModelRelease:
 
 @dataclass(frozen=True)
 class Drift:
-    """The last check of the requests to a model."""
+    """The result of the last drift check of a model."""
 
     verdict: str
     reason: str
@@ -115,7 +115,7 @@ class ModelReader:
         self.can_roll_back = can_roll_back
 
     def read(self, query: Mapping[str, str]) -> Models:
-        """Return all models, and sentences about services that do not answer."""
+        """Return all models, and a note for each service that does not answer."""
         notes = []
         problem = self.tracking.connect()
         names: set[str] = set()
@@ -149,7 +149,7 @@ class ModelReader:
             service = objects.find("Service", name)
             deployments = objects.deployments(name)
         except ApiError:
-            # the reader may see the releases, but not the servers
+            # without permission to read Deployments, show only the releases
             service = None
             deployments = []
 
@@ -246,7 +246,7 @@ def _find_run(run_id: str) -> mlflow_api.Run | None:
 
 
 def select_measures(metrics: Mapping[str, float]) -> dict[str, float]:
-    """Return the measures of an evaluation among the metrics of a run."""
+    """Return those metrics of a run that its evaluation has computed."""
     return {
         name: value
         for name, value in metrics.items()
@@ -275,7 +275,7 @@ def _find_promotion_time(
 
 
 def _find_drift(name: str) -> Drift | None:
-    """Return the newest check of the requests to a model."""
+    """Return the result of the newest drift check of a model."""
     experiments = request(
         "POST", "mlflow/experiments/search", mlflow_api.ExperimentsPage, json={"max_results": 1000}
     ).experiments

@@ -1,5 +1,5 @@
-"""Copies of the logs of pods in a private folder, so that the tabs read them like logs of this
-machine. A log that the reader may not see, or that is gone, is a file with a sentence."""
+"""Copies the logs of pods to a private folder, so that the tabs can read them like local files. For
+a forbidden or deleted log, the file contains a sentence with the reason."""
 
 import os
 import re
@@ -22,10 +22,10 @@ from rekindle.kubernetes_names import S3_BUCKET
 from rekindle.view.cluster_logs import ARGO_CONTAINERS
 
 POLL_INTERVAL_S = 2.0
-# the copy of a log ends this long after a viewer has asked for it
+# copying of a log stops this long after the last request of a viewer
 IDLE_AFTER_S = 60.0
 FIRST_COPY_TIMEOUT_S = 3.0
-MAX_FIRST_BYTES = 64 << 20  # of a log that is read for the first time
+MAX_FIRST_BYTES = 64 << 20  # limit for the first read of a log
 MAX_PODS = 200
 SILENCE_TIMEOUT_S = 10.0
 
@@ -40,8 +40,8 @@ class PodLogs:
         self.lock = Lock()
 
     def files(self, workflow: Object) -> Mapping[str, LogFile]:
-        """Return the copies of the logs of a run, by the name of the pod. The first call waits some
-        seconds for them; while this method is called, they grow."""
+        """Return the copies of the logs of a run, by the name of the pod. The first call waits up
+        to three seconds. Regular calls keep the copies up to date."""
         name = workflow["metadata"]["name"]
         with self.lock:
             copy = self.copies.get(name)
@@ -67,7 +67,7 @@ class _RunCopy:
         self.is_complete = False
 
     def request(self, workflow: Object) -> None:
-        """Continue to copy the logs for some time."""
+        """Copy the logs in the background for IDLE_AFTER_S seconds from now on."""
         self.workflow = workflow
         self.requested_at = time.monotonic()
         if self.is_complete:
@@ -115,7 +115,7 @@ class _RunCopy:
                     if text is not None:
                         file.write(text)
         except ApiError as error:
-            # the log does not exist yet, or no longer
+            # 400: not yet available; 404: pod deleted
             if error.code not in (400, 404):
                 path.write_text(f"The log cannot be read: {error}\n")
                 self.complete.add(name)
@@ -137,7 +137,8 @@ class _RunCopy:
                 self.complete.add(name)
 
     def _open(self, name: str) -> Path:
-        """Return the file of a log, and show it from now on."""
+        """Create the file of a log if it is missing, and return its path. From then on, the page
+        lists it."""
         path = self.folder / f"{name}.log"
         if name not in self.files:
             path.touch(mode=0o600)
@@ -146,7 +147,8 @@ class _RunCopy:
 
 
 class _Position:
-    """The position in a log: the newest timestamp, and the number of lines with it."""
+    """The position in a log: the newest timestamp, and the number of lines read with this
+    timestamp."""
 
     def __init__(self) -> None:
         self.last = ""
@@ -154,10 +156,10 @@ class _Position:
         self.skipped = 0
 
     def query(self) -> dict[str, str]:
-        """Return the parameters of a request for the lines that follow."""
+        """Return the request parameters for the lines after this position."""
         self.skipped = 0
         if self.last:
-            # the Kubernetes API accepts only whole seconds
+            # Kubernetes accepts only whole seconds as sinceTime
             return {"sinceTime": re.sub(r"\.\d+", "", self.last)}
         return {"limitBytes": str(MAX_FIRST_BYTES)}
 
@@ -180,7 +182,8 @@ class _Position:
 
 
 def list_containers(pod: Object) -> list[tuple[str, bool]]:
-    """Return the started containers of a pod that are not Argo's, and if they still run."""
+    """Return the started containers of a pod, except Argo's, each with a flag that is True while it
+    runs."""
     status = pod.get("status") or {}
     containers = []
     for container in status.get("containerStatuses") or []:
@@ -192,8 +195,8 @@ def list_containers(pod: Object) -> list[tuple[str, bool]]:
 
 
 def read_archived_log(run: str, node: Mapping[str, Any], reason: str) -> bytes:
-    """Return the archived log of a step, or a sentence. The object store is read only if the
-    environment of the reader names it."""
+    """Return the archived log of a step, or a sentence why it is missing. Reads the object store
+    only if the user's environment configures it."""
     artifacts = (node.get("outputs") or {}).get("artifacts") or []
     keys = [
         (artifact.get("s3") or {}).get("key")

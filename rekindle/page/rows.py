@@ -18,7 +18,7 @@ from rekindle.operations import results
 from rekindle.view.progress import LogProgress
 
 SCHEDULED = "Scheduled"  # title of the column with the time that a schedule or a backfill set
-# runs of the same config record the same manifest
+# caching helps, because all runs of a config record the same manifest
 MAX_CACHED_MANIFESTS = 16
 
 
@@ -61,7 +61,7 @@ def model_of(run: Run) -> str:
         return ""
 
     config = workflow_origin.read_config_or_empty(run.manifest)
-    # pipelines that do not train name the model that they use, as scoring.model
+    # a pipeline without a training names its model in a setting such as scoring.model
     for section in config.values():
         model = section.get("model") if isinstance(section, dict) else None
         if isinstance(model, str):
@@ -90,7 +90,7 @@ def _read_recorded_manifest(workflow: Mapping[str, Any]) -> Any:
     try:
         return _unpack(text)
     except InvalidDocument:
-        # a manifest that Rekindle did not render may have a parameter with this name
+        # other programs may use a parameter with this name for something else
         return workflow
 
 

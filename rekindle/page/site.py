@@ -75,7 +75,8 @@ def serve(home: Path, name: str | None, port: int | None, announce: Callable[[st
 
 
 def name_run(name: str | None, announce: Callable[[str], None]) -> Callable[[str], None]:
-    """Return a function that announces the address of the run `name` instead of the list."""
+    """Return a function that prints the address of the page of the run `name`, not of the list of
+    runs."""
 
     def announce_run(address: str) -> None:
         if name:
@@ -86,8 +87,8 @@ def name_run(name: str | None, announce: Callable[[str], None]) -> Callable[[str
 
 
 def make_parts(home: Path) -> Parts:
-    """Return the parts of the page of a home."""
-    # the page's own environment changes when it connects to MLflow; commands get this one
+    """Create the sections, tabs and actions of the page of a home."""
+    # commands get this copy, because connecting to MLflow changes os.environ
     environ = dict(os.environ)
     commands = Commands(home, environ)
     source = LocalRuns(home)
@@ -125,7 +126,7 @@ def make_parts(home: Path) -> Parts:
 
 
 def make_documents(home: Path) -> list[RunDocument]:
-    """Return the objects about a run that the commands print."""
+    """Return functions that build the JSON of a run that `rekindle` commands print."""
 
     def build_status(run: Run) -> dict[str, Any]:
         return overview.as_object(home, run.name, run.manifest, run.status)

@@ -1,5 +1,4 @@
-"""Rekindle's additions to the overview of a run: the verdicts, and the recognition of internal
-steps."""
+"""Adds the verdicts to the overview of a run, and finds its internal steps, which blocks add."""
 
 from argolocal.page.sources import Run
 from argolocal.page.tabs.graph_fold import IsInternal
@@ -22,8 +21,8 @@ def describe_verdicts(run: Run) -> list[str]:
 
 
 def find_internal(plan: Plan) -> IsInternal:
-    """Return a function that recognizes the steps of a run that blocks add. A step that runs or has
-    failed is never internal."""
+    """Return a function that tells whether a step is internal, that is, added by a block. Running
+    and failed steps never are."""
     internal_steps = InternalSteps(plan.run.manifest, plan.run.status)
 
     def is_internal(step: PlannedStep) -> bool:

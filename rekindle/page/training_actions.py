@@ -1,4 +1,4 @@
-"""The actions that trainings and models add: scale a training, roll a model back."""
+"""Actions on the page: change the number of workers of a training, and roll a model back."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,11 +14,11 @@ from rekindle.names import ModelName, Version
 from rekindle.operations.scale import scale
 
 MAX_WORKERS = 4096
-ROLLBACK_WAIT_S = 8.0  # time for a rollback to fail, or to complete
+ROLLBACK_WAIT_S = 8.0  # wait for an early failure
 
 
 class Scale:
-    """Changes the number of workers of a training that runs.
+    """Changes the number of workers of a running training.
 
     `cluster`: cluster of the run, or None for the runs in `home`.
     """
@@ -106,9 +106,9 @@ class RollBack:
     def perform(self, parameters: Mapping[str, str], values: Mapping[str, str]) -> Outcome:
         model = ModelName(parameters["model"])
         version = Version(parameters["version"])
-        # after "--", a name that starts with "-" is not an option
+        # "--" keeps a name that starts with "-" from being parsed as an option
         command = self.commands.start("rollback", *self.arguments, "--", model, version)
-        # a rollback that is not possible fails soon; otherwise its servers start now
+        # an impossible rollback fails within this time; a possible one continues in the background
         command.wait_until(lambda: False, ROLLBACK_WAIT_S)
         if command.process.poll() == 0:
             message = f"Version {version} of {model} is serving."

@@ -4,7 +4,8 @@ their checkpoints, and starts them again when the group of pods changes.
     python -m rekindle.program.agent <the same flags as `rekindle step steps.program`>
 
 The agent is a member of the coordinator's group (training/membership), as the workers of a workload
-are. A *generation* of the program runs from one group to the next:
+are. A *generation* is one run of the program's processes; a new one starts whenever the group
+changes:
 
     1. The agent of rank 0 chooses the newest complete checkpoint in the object store, and each
        agent restores its files.
@@ -14,9 +15,9 @@ are. A *generation* of the program runs from one group to the next:
        leave (SIGTERM): all processes of all pods get SIGTERM, so that the program can save; then
        the pod uploads the checkpoint and exits with 143. A pod joins: the program is restarted
        after its next checkpoint.
-    4. A process fails by itself: all are started again. After the third time without a newer
-       step, the run ends with the message of the process that failed first.
-    5. All processes have ended with 0: the agent of rank 0 uploads the result.
+    4. A process fails by itself: all are started again. After three failures without a newer step,
+    the run ends with the message of the process that failed first. 5. All processes have ended with
+    0: the agent of rank 0 uploads the result.
 """
 
 import signal

@@ -1,4 +1,5 @@
-"""The `program:` section of a config: the command of a training program, and its result."""
+"""The `program:` section of a config, which describes the command of a training program and its
+result."""
 
 import re
 from collections.abc import Iterable, Mapping
@@ -26,11 +27,11 @@ PLACEHOLDERS = {
 }
 # `model.NAME` is the setting NAME of the section `model:`
 MODEL_PREFIX = "model."
-# not `${NAME}`, a variable of a shell
+# does not match `${NAME}`, which is a shell variable
 PLACEHOLDER = re.compile(r"(?<![{$])\{([A-Za-z_][\w.]*)\}(?!\})")
 SHELL_VARIABLE = re.compile(r"[\"']?\$(\w+|\{\w+\})[\"']?")
 VARIABLE_NAME = re.compile(r"[A-Za-z_]\w*", re.ASCII)
-# programs that start the processes of their node by themselves
+# launchers, which start the processes of a node themselves
 LAUNCHERS = frozenset({"accelerate", "deepspeed", "torchrun"})
 LAUNCHER_MODULES = frozenset(
     {"accelerate.commands.launch", "deepspeed.launcher.runner", "torch.distributed.run"}
@@ -38,7 +39,7 @@ LAUNCHER_MODULES = frozenset(
 
 
 class ProgramConfig(Section):
-    """The command of a training program, and the place of its result."""
+    """The command of a training program, and the path of its result."""
 
     # settings that do not affect the result
     NOT_IN_RESULT: ClassVar[frozenset[str]] = frozenset(
@@ -157,12 +158,13 @@ class ProgramConfig(Section):
 
     @property
     def texts(self) -> list[str]:
-        """All texts that may have placeholders."""
+        """All texts of the section in which placeholders are allowed."""
         return [*self.command, *self.resume, self.result, *self.environment.values()]
 
     @property
     def result_in_checkpoints(self) -> str:
-        """The path of the result below the checkpoint folder; "" if it is not there."""
+        """The path of the result relative to the checkpoint folder; "" if the result is
+        elsewhere."""
         start = "{checkpoints}/"
         if self.result.startswith(start) and "{" not in self.result[len(start) :]:
             return self.result[len(start) :].rstrip("/")
@@ -183,8 +185,8 @@ class ProgramConfig(Section):
 
 
 def _is_literal(value: str) -> bool:
-    """Return True unless a value is empty or a placeholder, or a shell of the program takes it from
-    a variable, as in $HF_TOKEN."""
+    """Return True if a value is written literally: it is not empty, a placeholder or a shell
+    variable such as $HF_TOKEN."""
     return bool(value) and not PLACEHOLDER.fullmatch(value) and not SHELL_VARIABLE.fullmatch(value)
 
 

@@ -1,5 +1,4 @@
-"""The coordinator of a training program: the server in training/membership/server.py, with the
-inputs of a program.
+"""Runs the coordinator of a training program. The server is that of training/membership/server.py.
 
 python -m rekindle.program.coordinator <the same flags as `rekindle step steps.program`>
 """

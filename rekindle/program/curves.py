@@ -7,13 +7,15 @@ from collections.abc import Mapping
 from rekindle.errors import RekindleError, say
 
 CLOSE_TIMEOUT_S = 10.0
-MAX_WAITING_REPORTS = 1000  # while MLflow does not answer
+# maximum number of waiting reports maximum number of waiting reports while MLflow does not answer
+MAX_WAITING_REPORTS = 1000
 
 Report = tuple[int, Mapping[str, float]]  # step, metrics by name
 
 
 class Curves:
-    """The curves of the run `run_id`; with "", nothing is sent. `prefix`: prefix of the names."""
+    """Sends curves to the MLflow run `run_id`; without a run id (""), nothing is sent. `prefix`:
+    prefix of the metric names."""
 
     def __init__(self, run_id: str, prefix: str = "") -> None:
         self._run_id = run_id
@@ -28,8 +30,8 @@ class Curves:
         self._thread = threading.Thread(target=self._send_reports, name="curves", daemon=True)
 
     def record(self, metrics: Mapping[str, float], step: int) -> None:
-        """Send the metrics of one report. They are dropped while too many reports wait. `step`: -1
-        if it is unknown; then the reports are numbered."""
+        """Send the metrics of one report. The metrics are dropped while too many reports wait.
+        `step`: step of the report; if it is -1 (unknown), reports are numbered instead."""
         self._number = max(self._number + 1, step)
         if metrics and self._run_id and not self._reports.full():
             self._reports.put((self._number, metrics))
@@ -37,7 +39,7 @@ class Curves:
                 self._thread.start()
 
     def close(self) -> None:
-        """Wait until the reports are sent, at most CLOSE_TIMEOUT_S."""
+        """Wait at most CLOSE_TIMEOUT_S seconds until the reports are sent."""
         if self._thread.ident and not self._reports.full():
             self._reports.put(None)
             self._thread.join(CLOSE_TIMEOUT_S)

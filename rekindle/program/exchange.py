@@ -20,7 +20,7 @@ REPORT_TIMEOUT_S = 120.0
 
 
 class Report(BaseModel):
-    """The base class of the messages. Types are strict."""
+    """The base class of the messages. Field types are validated strictly."""
 
     model_config = ConfigDict(strict=True, extra="ignore", frozen=True, allow_inf_nan=False)
 
@@ -29,8 +29,8 @@ class NodeReport(Report):
     """The state of a node before the start: its number of processes, and a free port.
 
     `last_generation`: key of the last generation that the node took part in, or "";
-    `damaged`: keys of checkpoints that it could not restore; `rank`: rank of the node, if its job
-    fixes it; `is_server`: its processes do not end by themselves.
+    `damaged`: keys of checkpoints that it could not restore; `rank`: rank of the node if its job
+    prescribes one; `is_server`: True if the node's processes do not end by themselves.
     """
 
     processes: int = Field(ge=1)
@@ -42,8 +42,8 @@ class NodeReport(Report):
 
 
 class Choice(Report):
-    """The keys of the checkpoints that all nodes restore, the number of restarts so far, and the
-    current time of the object store, since the clocks of the nodes may differ."""
+    """The decisions of rank 0 for all nodes: keys of the checkpoints to restore, number of restarts
+    so far, and current time of the object store, since the nodes' clocks may differ."""
 
     keys: list[str]
     restarts: int
@@ -51,14 +51,14 @@ class Choice(Report):
 
 
 class Leaving(Report):
-    """A node must leave within `seconds`."""
+    """The message that a node must leave within `seconds`."""
 
     seconds: float
 
 
 class Restarting(Report):
-    """A node restarts its processes for a node that has joined. The other nodes may not see the
-    checkpoint that the restart waited for."""
+    """The message that a node restarts its processes because a node has joined. It is needed since
+    other nodes may not see the checkpoint that triggers the restart."""
 
 
 class Failure(Report):
@@ -70,14 +70,14 @@ class Failure(Report):
 
 
 class Finished(Report):
-    """The processes of a node have ended with exit code 0."""
+    """The message that all processes of a node have ended with exit code 0."""
 
 
 R = TypeVar("R", bound=Report)
 
 
 class Exchange:
-    """The messages of one generation."""
+    """Sends and receives the messages of one generation."""
 
     def __init__(self, client: Client, generation: int, members: Members) -> None:
         self.client = client
@@ -91,13 +91,13 @@ class Exchange:
 
     def wait_for_all(self, kind: str, model: type[R]) -> list[R]:
         """Return the reports of all nodes, by rank. Raises RuntimeError if the generation is over,
-        or a node sends none."""
+        or a report does not arrive in time."""
         keys = [f"{kind}-{id}" for id in self.ids]
         values = self.client.wait_for_values(self.generation, keys, REPORT_TIMEOUT_S)
         return [_parse(model, value) for value in values]
 
     def wait_for(self, key: str, model: type[R]) -> R:
-        """Return the report that rank 0 sends for all. Raises RuntimeError."""
+        """Return the report that rank 0 sends to all nodes. Raises RuntimeError."""
         (value,) = self.client.wait_for_values(self.generation, [key], REPORT_TIMEOUT_S)
         return _parse(model, value)
 

@@ -49,16 +49,16 @@ from rekindle.training.membership.protocol import Members
 
 # a node counts as active for this time after output or a change of a checkpoint
 ACTIVITY_S = 1.0
-# share of the time until SIGKILL that is kept for the upload after the program's end
+# fraction of the time until SIGKILL that is reserved for the upload after the program's end
 UPLOAD_SHARE = 0.4
-UPLOAD_TIMEOUT_S = 60.0  # time for the upload before the next generation
-# time for a program to end after the checkpoint that it writes on SIGTERM
+UPLOAD_TIMEOUT_S = 60.0  # time limit of the upload before the next generation, in seconds
+# seconds that a program may take to exit after it has written a checkpoint on SIGTERM
 EXIT_TIMEOUT_S = 5.0
-MIN_UNSAVED_S = 1.0  # shorter times of repeated work are not recorded
+MIN_UNSAVED_S = 1.0  # minimum number of seconds of repeated work that is recorded
 RETRY_INTERVAL_S = 1.0  # time between attempts to reach the object store
 COMPLETION_TIMEOUT_S = 60.0
 MAX_SAME_ERRORS = 10
-# exit codes of a process that was ended from outside
+# exit codes of a process that was ended by a signal from outside the program
 ENDED_FROM_OUTSIDE = {-signal.SIGKILL, -signal.SIGTERM, exit_codes.TERMINATED}
 
 
@@ -66,7 +66,7 @@ T = TypeVar("T")
 
 
 class GenerationOver(Exception):
-    """The group has changed before the program was started."""
+    """Raised if the group changed before the program was started."""
 
 
 class Generation:
@@ -89,8 +89,8 @@ class Generation:
         self.stop_time: float | None = None  # time of the SIGTERM to the processes
 
     def run(self) -> None:
-        """Run the processes until the generation ends. Raises GenerationOver if it ends before
-        their start."""
+        """Run the processes until the generation ends. Raises GenerationOver if the generation ends
+        before the processes start."""
         self.client.is_busy = True
         try:
             self.layout, restored = self._prepare()
@@ -105,12 +105,13 @@ class Generation:
         try:
             succeeded = self._watch()
         finally:
-            # the end of the processes and the upload may take longer than a hung process would get
+            # report this node as busy, so that a long shutdown or upload does not count as a hang
             self.client.is_busy = True
             self.pod.kill_all(self.processes)
             self.checkpoints.end(succeeded=succeeded)
             if succeeded:
-                # the last checkpoint may contain progress
+                # the last checkpoint may contain progress that was not reported yet that was not
+                # reported yet
                 self.pod.report_progress()
             self._note_run()
 
@@ -160,7 +161,8 @@ class Generation:
         return layout, self._restore(layout, choice.keys)
 
     def _order(self, nodes: list[NodeReport]) -> list[NodeReport]:
-        """Order the members by their ranks, if the job fixes them; return their reports."""
+        """Sort the members by the ranks that the job prescribes, if any; return their reports in
+        this order."""
         pairs = list(zip(self.members, nodes, strict=True))
         pairs.sort(key=lambda pair: pair[1].rank or 0)
         self.members = [member for member, _ in pairs]
@@ -210,7 +212,8 @@ class Generation:
             raise RuntimeError(str(error)) from error
 
     def _retry(self, call: Callable[[], T]) -> T:
-        """Call until the object store answers. Raises RuntimeError if the generation is over."""
+        """Repeat `call` until the object store answers. Raises RuntimeError if the generation is
+        over."""
         while True:
             try:
                 return call()
@@ -246,7 +249,8 @@ class Generation:
         )
 
     def _note_run(self) -> None:
-        """Record the plan; the unit of the steps is known once the program has saved."""
+        """Record the event `run` in the ledger. Called again at the end, because only a save shows
+        the unit of the steps."""
         counts_saves = self.checkpoints.counts_saves and not self.pod.progress.has_reports
         if self.node_rank == 0:
             self.client.note(
@@ -283,7 +287,7 @@ class Generation:
             if self._must_restart():
                 self._stop(self.spec.program.stop_seconds)
                 return False
-            # a server may fail when the others end, so their ends count first
+            # checked before failures, because a server may fail when the other processes end
             if self._have_all_finished():
                 return True
             if self.processes.failures:
@@ -297,7 +301,8 @@ class Generation:
         self.client.step = max(self.client.step, self.checkpoints.newest_step)
 
     def _last_activity_time(self) -> float:
-        """Return the time of the last output, report, or change of a checkpoint."""
+        """Return the time when the program last wrote output, reported progress or changed a
+        checkpoint."""
         return max(
             self.processes.last_output_time,
             self.checkpoints.last_change_s,
@@ -312,22 +317,22 @@ class Generation:
         return self._is_aborted() or self.client.open_generation > self.number
 
     def _must_leave(self) -> bool:
-        """Return True if this node or another one must leave; tell the others."""
+        """Return True if any node must leave. If this node must leave, tell the others."""
         if self.pod.leaving.is_set():
             self.exchange.send("leaving", Leaving(seconds=signals.seconds_left()))
             return True
         return bool(self.exchange.received("leaving", Leaving))
 
     def _seconds_until_leave(self) -> float:
-        """Return the time that the program has for its last save."""
+        """Return the seconds that the program has for its last save."""
         seconds = [leaving.seconds for leaving in self.exchange.received("leaving", Leaving)]
         if self.pod.leaving.is_set():
             seconds.append(signals.seconds_left())
         return (1 - UPLOAD_SHARE) * min(seconds)
 
     def _must_restart(self) -> bool:
-        """Return True if a node has joined, and the program has saved since then on this node or
-        another one; tell the others."""
+        """Return True if a node has joined and the program has saved since then (or
+        `restart_seconds` are over) on any node. Tell the other nodes."""
         if self.client.open_generation <= self.number:
             return False
         if self.exchange.received("restarting", Restarting):
@@ -345,8 +350,8 @@ class Generation:
         return False
 
     def _stop(self, seconds: float) -> None:
-        """Send SIGTERM to the program. Return once it has ended, or `seconds` are over; a program
-        that goes on after a new checkpoint gets EXIT_TIMEOUT_S."""
+        """Send SIGTERM to the program, and wait at most `seconds` for its end; after a new
+        checkpoint, at most EXIT_TIMEOUT_S."""
         saves = self.checkpoints.saves
         self.stop_time = time.monotonic()
         deadline = self.stop_time + seconds
@@ -370,7 +375,8 @@ class Generation:
                 deadline = min(deadline, time.monotonic() + EXIT_TIMEOUT_S)
 
     def _report_unsaved_work(self, stop_time: float) -> None:
-        """Record the work that is repeated, since the program did not save when it had to stop."""
+        """Record how many seconds of work must be repeated, because the program did not save before
+        it stopped."""
         unsaved = stop_time - self.checkpoints.last_save_s
         if unsaved >= MIN_UNSAVED_S:
             self.client.note("unsaved", seconds=round(unsaved, 3))
@@ -388,7 +394,7 @@ class Generation:
         return len(self.exchange.received("finished", Finished)) == self.ending_nodes
 
     def _report_hang(self) -> None:
-        """Report that the group was aborted because the program no longer does anything."""
+        """If the group was aborted because the program hangs, report this error."""
         changed = self._last_activity_time()
         seconds = self.spec.hung_seconds
         if self.node_rank or time.monotonic() - changed < seconds:
@@ -405,9 +411,9 @@ class Generation:
         self._report_error(f"the program hangs: {reason}")
 
     def _report_error(self, text: str, code: int = 1) -> None:
-        """Report an error of the program. The coordinator ends the run after the third one without
-        a newer step; the agent ends it after MAX_SAME_ERRORS equal ones, since a program that
-        starts at step 0 every time makes steps, too."""
+        """Report an error of the program. The coordinator ends the run after three errors without a
+        newer step. The agent ends the run after MAX_SAME_ERRORS equal errors, in case the program
+        makes steps but always starts from step 0."""
         errors = self.pod.errors
         errors[text] += 1
         if errors[text] >= MAX_SAME_ERRORS:
@@ -441,7 +447,8 @@ class Generation:
         failure = Failure(time=exit_time, rank=rank, reason=reason)
         self.exchange.send("failed", failure)
 
-        # a lost node makes the processes of the others fail: wait until the coordinator knows
+        # a lost node makes the processes of other nodes fail, so wait until the coordinator could
+        # notice a loss
         deadline = time.monotonic() + self.spec.silence_seconds + 0.5
         while time.monotonic() < deadline:
             if self._is_aborted():
@@ -461,15 +468,15 @@ class Generation:
         self.client.report_failure(self.number)
 
     def _complete(self) -> None:
-        """Upload the result, and wait until the coordinator knows. Raises RekindleError if there is
-        no result."""
+        """Upload the result, and wait until the coordinator reports the run as complete. Raises
+        RekindleError if the result is missing."""
         self.client.is_busy = True
         try:
             if self.node_rank == 0:
                 self._publish_result()
             is_complete = self.client.wait_until_complete(self.number, COMPLETION_TIMEOUT_S)
         except RekindleError:
-            # the checkpoints are all that is left of the training
+            # keep the checkpoints, since the training has no other result
             self._upload()
             raise
 
@@ -485,7 +492,7 @@ class Generation:
         self.client.send({"done": sha256})
 
     def _upload(self) -> None:
-        """Upload the newest checkpoints, which no other pod may have."""
+        """Upload the newest checkpoints, because this pod may have the only copy."""
         self.client.is_busy = True
         self.checkpoints.flush(min(UPLOAD_TIMEOUT_S, signals.seconds_left()))
 

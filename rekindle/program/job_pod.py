@@ -1,5 +1,6 @@
 """The first process of a pod that runs a program in a job of another framework: starts the agent
-and, in the pod with rank 0, the coordinator. A trial of a sweep (trials/run.py) also runs so.
+and, in the pod with rank 0, the coordinator. Trials of a sweep (trials/run.py) use this module,
+too.
 
     python -m rekindle.program.job_pod <the same flags as `rekindle step steps.program`>
 
@@ -29,8 +30,8 @@ from rekindle.program.position import read_position
 from rekindle.step import fail
 
 SIGNALS = {signal.SIGTERM, signal.SIGINT, signal.SIGCHLD}
-END_TIMEOUT_S = 60.0  # time for the other process to end after the run was completed or aborted
-VERDICT_TIMEOUT_S = 5.0  # time for the coordinator to end the run after an error of the agent
+END_TIMEOUT_S = 60.0  # seconds for the other process to exit after the end of the run
+VERDICT_TIMEOUT_S = 5.0  # maximum wait for the coordinator's verdict on an agent's error
 RESTART_INTERVAL_S = 1.0  # time between two starts of the coordinator
 POLL_INTERVAL_S = 0.5
 FORK = multiprocessing.get_context("fork")
@@ -39,8 +40,8 @@ Main = Callable[[list[str]], int]
 
 
 class JobPod:
-    """The processes of one pod. `restart_code`: exit code of the pod after an error of this pod
-    only."""
+    """The agent and coordinator of one pod. `restart_code`: exit code of the pod after an error
+    that concerns only this pod."""
 
     def __init__(
         self, flags: list[str], *, is_leader: bool, restart_code: int = exit_codes.TERMINATED
@@ -116,7 +117,7 @@ class JobPod:
 
 
 def _run(main: Main, flags: list[str], parent: int) -> None:
-    """Run one process, which gets only the signals that its parent passes on to it."""
+    """Run `main` in its own process group, so that it receives only signals from its parent."""
     os.setpgid(0, 0)
     die_with_parent(parent)
     # the process itself unblocks SIGTERM, once it has a handler
@@ -134,7 +135,7 @@ def main(argv: list[str]) -> int:
 
     is_leader = position.rank == 0
     if is_leader:
-        # the leader needs no DNS name, which Kubernetes creates later than the pod
+        # use the pod's own address, because Kubernetes creates the DNS name later than the pod
         os.environ[REKINDLE_COORDINATOR] = os.environ.get(POD_IP) or "127.0.0.1"
     return JobPod(argv, is_leader=is_leader).run()
 

@@ -1,4 +1,4 @@
-"""Notices that another process opens a file, with inotify (man 7 inotify)."""
+"""Detects with inotify (man 7 inotify) whether another process opens a file."""
 
 import ctypes
 import os
@@ -13,7 +13,8 @@ LIBC = ctypes.CDLL(None, use_errno=True)
 
 
 class OpenedFiles:
-    """The opens of a file, or of the files in a folder, since this object was made."""
+    """Records whether a file, or any file in a folder, was opened since the creation of this
+    object."""
 
     def __init__(self, path: Path) -> None:
         """Raises OSError."""

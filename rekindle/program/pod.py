@@ -66,7 +66,7 @@ class Pod:
         self._start_parent()
 
     def are_processes_alive(self) -> bool:
-        """Return True while all processes run, so that no save was interrupted."""
+        """Return True if no process has failed, so that no save was interrupted."""
         if self.processes is None:
             return False
         return not any(process.exit_code for process in self.processes.processes)
@@ -100,8 +100,8 @@ class Pod:
                     processes.record_exit(pid, code)
 
     def report_progress(self) -> None:
-        """Pass on the newest report of the program: to the log, the ledger and MLflow. Also record
-        the use of CPU, memory and GPUs."""
+        """Send the newest report of the program to the log, the ledger and MLflow. Also record the
+        use of CPU, memory and GPUs."""
         usage = self.usage.sample()
         if usage:
             self.client.note("usage", **usage)
@@ -123,7 +123,8 @@ class Pod:
         self.curves.record(progress.metrics, progress.step)
 
     def _read_saved_progress(self) -> Progress | None:
-        """Return the progress in a new checkpoint, if the program sends no reports."""
+        """If the program sends no reports, return the progress that its newest checkpoint contains,
+        else None."""
         if self.progress.has_reports or self.checkpoints.saves == self.saves:
             return None
 
@@ -138,7 +139,8 @@ class Pod:
         return self.oom_kills > earlier
 
     def kill_all(self, processes: NodeProcesses) -> None:
-        """Kill the processes of the program and their descendants, and wait for their ends."""
+        """Kill the processes of the program and their descendants, and wait until they have
+        ended."""
         processes.kill()
         while True:
             self.reap(processes)

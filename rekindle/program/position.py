@@ -19,16 +19,16 @@ INDEX = re.compile(r"-(\d+)$")
 
 @dataclass(frozen=True)
 class Position:
-    """The pod with rank 0 runs the coordinator and stores the result. `is_server`: the program of
-    this pod does not end by itself."""
+    """The rank of a pod: rank 0 runs the coordinator and stores the result. `is_server`: True if
+    the program of this pod does not end by itself."""
 
     rank: int
     is_server: bool = False
 
 
 def read_position() -> Position | None:
-    """Return the position of this pod; None in a job whose coordinator has a pod of its own. Raises
-    ConfigError."""
+    """Return the position of this pod; None if the job has a separate pod for the coordinator.
+    Raises ConfigError."""
     if REKINDLE_COORDINATOR not in os.environ:
         return None
 

@@ -51,7 +51,8 @@ class ReportedMetric(BaseModel):
 
 
 class Progress(BaseModel):
-    """One report: per cent of the training, estimated seconds until its end, and metrics."""
+    """One report: completed percentage of the training, estimated seconds until its end, and
+    metrics."""
 
     model_config = ConfigDict(populate_by_name=True, frozen=True)
 
@@ -68,7 +69,8 @@ class Progress(BaseModel):
 
     @property
     def not_finite(self) -> list[str]:
-        """The names of the metrics that are NaN or infinite, as after a training that diverged."""
+        """The names of the metrics that are NaN or infinite, which shows that the training
+        diverges."""
         return [name for name, value in self._values.items() if not math.isfinite(value)]
 
     @property
@@ -80,7 +82,7 @@ class Progress(BaseModel):
         return values
 
     def with_metrics_of(self, earlier: "Progress") -> "Progress":
-        """Return this report with the metrics of an earlier report that it lacks."""
+        """Return this report, extended by the metrics that only the `earlier` report has."""
         names = {metric.name for metric in self.reported_metrics}
         others = [metric for metric in earlier.reported_metrics if metric.name not in names]
         metrics = (*self.reported_metrics, *others)[:MAX_METRICS]
@@ -88,8 +90,7 @@ class Progress(BaseModel):
 
     @property
     def step(self) -> int:
-        """The step, if it is one of the metrics; otherwise -1. A number that the coordinator would
-        refuse as a step does not count."""
+        """The step, if the metrics contain a step that the coordinator accepts; otherwise -1."""
         values = [self.metrics[name] for name in STEP_METRICS if name in self.metrics]
         return max((int(value) for value in values if 0 <= value <= MAX_STEP), default=-1)
 
@@ -109,7 +110,7 @@ class Progress(BaseModel):
 
     @property
     def log_line(self) -> str:
-        """The line of the log that LOG_LINE recognizes."""
+        """The report as a log line, which LOG_LINE can parse."""
         return f"program: {self}"
 
 
@@ -126,7 +127,7 @@ def parse_report(body: bytes) -> Progress:
 
 
 class TrainerState(BaseModel):
-    """The part of trainer_state.json of transformers that tells the progress."""
+    """The fields of transformers' trainer_state.json that describe the progress."""
 
     global_step: int = Field(ge=0, le=MAX_STEP)
     max_steps: int = Field(0, ge=0, le=MAX_STEP)
@@ -146,10 +147,11 @@ class SavedProgress:
         self._first: tuple[float, int] | None = None  # time and step of the first checkpoint
 
     def read(self, checkpoint: Path) -> Progress | None:
-        """Return the progress in a new checkpoint; None if it is not one of a `Trainer`."""
+        """Return the progress that a new checkpoint contains; None if the checkpoint is not from a
+        `Trainer`."""
         try:
             with (checkpoint / TRAINER_STATE).open("rb") as file:
-                # not `loads`, which rejects the NaN of a training that has diverged
+                # json.loads accepts NaN, which the file contains if the training has diverged
                 state = TrainerState.model_validate(json.loads(file.read(MAX_STATE_BYTES)))
         except (OSError, ValueError, RecursionError):
             return None
@@ -197,13 +199,13 @@ class ProgressServer:
         threading.Thread(target=self._server.serve_forever, name="progress", daemon=True).start()
 
     def variables(self) -> dict[str, str]:
-        """Return the environment variables that lead a program to this server."""
+        """Return the environment variables with which a program finds this server."""
         url = f"http://127.0.0.1:{self._server.server_port}/status"
         return {SERVER_URL: url, SERVER_TOKEN: str(self._token_file)}
 
     def take(self) -> Progress | None:
-        """Return the newest report that was not returned before, with the metrics of the reports
-        before it since the last call."""
+        """Return the newest report since the last call, including metrics that only earlier reports
+        since then contain; None without a new report."""
         with self._lock:
             newest = self._newest
             self._newest = None

@@ -1,4 +1,4 @@
-"""The result of a program: found after its end, and stored as the model of the run."""
+"""Finds the result of a program after its end, and stores it as the model of the run."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -64,9 +64,9 @@ def publish_result(spec: ProgramSpec, path: Path, step: int) -> str:
         "digest": spec.digest,
         "step": max(0, step),
         "model": spec.model,
-        # without the environment, which a release would publish
+        # leave out the environment variables, because a release publishes this file
         "program": spec.program.model_dump(mode="json", exclude={"environment"}),
     }
-    # written last, as it marks a complete model
+    # last, because it marks the model as complete
     store.put(f"{spec.out}/{MODEL_FILE}", describe_model(fields))
     return sha256

@@ -1,5 +1,5 @@
-"""Tries a program before a run: does it save, is its checkpoint complete, and does it continue from
-it after a SIGKILL?"""
+"""Tests a program before a run: whether it saves complete checkpoints, and continues from a
+checkpoint after a SIGKILL."""
 
 import os
 import re
@@ -34,7 +34,7 @@ from rekindle.program.processes.python_program import executable_command
 from rekindle.program.processes.working_folder import find_working_folder
 
 LOOK_INTERVAL_S = 0.1
-TIMEOUT_S = 120.0  # time for the first save, and for the first save after the restart
+TIMEOUT_S = 120.0  # maximum time until the first save, also after the restart
 # `step 50`, `epoch: 3`, `iteration=7`
 COUNTER = re.compile(r"\b(step|epoch|iter(?:ation)?)s?\b\W{0,3}(\d+)", re.IGNORECASE)
 
@@ -63,14 +63,14 @@ class ResumeCheck:
         self.watch = Watch(self.checkpoints, settings, self._is_alive)
         self.processes: list[subprocess.Popen[bytes]] = []
         self.started_at = time.time()
-        # the times of the last change of each checkpoint that a look found incomplete
+        # modification times of each checkpoint that was seen in an incomplete state
         self.incomplete_versions: defaultdict[str, set[int]] = defaultdict(set)
         # True if a kill between two saves would have left no complete checkpoint
         self.counted_at_end = False
 
     def run(self) -> dict[str, Any]:
         """Return the findings: checkpoint, bytes, seconds, interval_s and resumed_at. Raises
-        CodeError with the first reason why work would be lost."""
+        CodeError with the first problem that would lose work."""
         with self._started(None) as output:
             first = self._wait_for_save("has saved nothing", output)
             findings = _describe_save(first)
@@ -92,8 +92,8 @@ class ResumeCheck:
         return findings
 
     def _resume(self, checkpoint: LocalCheckpoint, earlier_output: Path) -> str:
-        """Start the program again; return the checkpoint that it writes next. Raises CodeError if
-        it does not continue from `checkpoint`."""
+        """Start the program again, and return the path of the next checkpoint. Raises CodeError if
+        the program does not continue from `checkpoint`."""
         self.saves.clear()
         path = self.checkpoints / checkpoint.path
         opened = OpenedFiles(path)
@@ -144,7 +144,7 @@ class ResumeCheck:
             self._count_saves()
             if self.saves:
                 first = self.saves[0]
-                # after a kill, a file whose content has an end counts, too
+                # after a kill, a file is complete if its content shows its end
                 has_end = (
                     first.unit.is_file
                     and check_file(self.checkpoints / first.path).structure is not Structure.NONE
@@ -180,7 +180,8 @@ class ResumeCheck:
         )
 
     def _find_misplaced_save(self) -> str:
-        """Return the path of a checkpoint that was written into the working folder; "" without."""
+        """Return the path of a checkpoint that the program wrote to the working folder by mistake;
+        "" if none exists."""
         folder = find_working_folder(self.program.command)
         try:
             files = [path for path in folder.iterdir() if is_unit_file(path.name)]
@@ -243,7 +244,8 @@ class ResumeCheck:
         return all(process.poll() is not None for process in self.processes) or not self._is_alive()
 
     def _wait(self, condition: Callable[[], bool], timeout_s: float = 0.0) -> None:
-        """Look at the folder until the condition is true, or the time is over."""
+        """List the checkpoint folder repeatedly until the condition is true or the time limit is
+        reached."""
         end = time.monotonic() + (timeout_s or self.timeout_s)
         while not condition() and time.monotonic() < end:
             time.sleep(LOOK_INTERVAL_S)
@@ -281,7 +283,8 @@ def _interval(saves: list[LocalCheckpoint]) -> float:
 
 
 def _is_overwritten(saves: list[LocalCheckpoint]) -> bool:
-    """Return True if a file is written again in place, so that a kill leaves half of it."""
+    """Return True if the program overwrites a checkpoint in place, so that a kill may leave an
+    incomplete file."""
     return any(
         first.path == second.path and first.unit.is_file and first.unit.inode == second.unit.inode
         for first, second in pairwise(saves)

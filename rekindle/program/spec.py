@@ -12,7 +12,8 @@ from rekindle.program.config import ProgramConfig
 from rekindle.step import SHA256_OR_EMPTY, StepInputs, parse, parser
 from rekindle.training.spec import Fingerprint
 
-# a pod that joins later restarts the program
+# wait this long for all pods, because wait this long for all pods, because a pod that joins later
+# restarts the program
 JOIN_TIMEOUT_S = 10.0
 
 
@@ -20,7 +21,7 @@ class ProgramSpec(StepInputs):
     """The inputs of one run of a training program, which are the same for all its pods and the
     coordinator."""
 
-    # inputs that the result is not expected to depend on
+    # inputs that should not change the result
     NOT_IN_RESULT: ClassVar[frozenset[str]] = frozenset(
         {"dataset", "out", "checkpoints", "run_id", "part", "hung_seconds"}
         | {"silence_seconds", "workers", "min_workers", "max_workers"}
@@ -61,7 +62,7 @@ class ProgramSpec(StepInputs):
 
     @property
     def reuse(self) -> Literal["", "yes", "no"]:
-        """Always "": the result of a program is not reused."""
+        """Always "", because the result of a program is never reused."""
         return ""
 
     @classmethod

@@ -19,8 +19,7 @@ from rekindle.errors import ConfigError, did_you_mean
 from rekindle.project.folders import REFERENCE
 from rekindle.project.user_exceptions import describe
 
-# environment variable with the folders of the project and of further modules, in the format of
-# PYTHONPATH
+# environment variable in the format of PYTHONPATH: folders of the project and of additional modules
 PATH = "REKINDLE_PATH"
 # packages of a project, which extend the reference project's packages with the same name
 SHARED = ("steps", "pipelines")
@@ -35,7 +34,7 @@ DOCS = {
 def find(folder: Path) -> Path:
     """Return the root of the project that contains `folder`, or the reference project.
 
-    Files of other users do not make a folder such as /tmp a project.
+    Files of other users are ignored, so that they cannot turn a folder such as /tmp into a project.
     """
     trusted_uids = {os.geteuid(), 0, *(path.stat().st_uid for path in (folder,) if path.exists())}
     return next(
@@ -98,8 +97,8 @@ def other_project(file: Path) -> Path | None:
     Return None for a file in a folder of another user: commands must not import that user's
     modules.
     """
-    # `abspath` resolves `..`, but not symbolic links: a link belongs to the project that contains
-    # the link itself
+    # `abspath` resolves `..` but keeps symbolic links, because a linked file belongs to the project
+    # that contains the link
     folder = Path(os.path.abspath(file)).parent
     if not file.is_file() or folder.stat().st_uid not in (os.geteuid(), 0):
         return None
@@ -112,7 +111,7 @@ def other_project(file: Path) -> Path | None:
 
 
 def enter(file: Path) -> None:
-    """Use the project of `file` in this process and its child processes, if it is another
+    """If `file` is in another project, switch this process and its child processes to that
     project."""
     other_root = other_project(file)
     if other_root:
@@ -154,8 +153,8 @@ def module_of(path: Path) -> str:
 
 
 def check_visible(key: str, path: Path, private: Path) -> None:
-    """Raise ConfigError if `path` is outside of the project and in `private`, a folder such as /tmp
-    that pods do not share."""
+    """Raise ConfigError if `path` is outside of the project and in `private`, a folder such as
+    /tmp, because pods cannot see it."""
     if path.is_relative_to(private) and not any(map(path.is_relative_to, search_path())):
         raise ConfigError(
             f"{key} is {str(path)!r}: each pod has its own {private} and cannot access it. Move it"
@@ -170,7 +169,7 @@ def load(name: str, kind: str, required: Collection[str]) -> ModuleType:
     The project is searched last, so its files never shadow a library. Modules that are missing in
     the project's `steps` and `pipelines` are imported from the reference project.
     """
-    # a module that was imported before needs no search for the project
+    # skip the search for the project if the module is already imported
     module = sys.modules.get(str(name)) or _import(name, kind)
 
     missing_names = [attribute for attribute in required if not hasattr(module, attribute)]
@@ -235,7 +234,8 @@ def _extend_path(package: str, search_folders: list[str]) -> None:
 
 
 def _sibling_modules(name: str, folders: list[str]) -> set[str]:
-    """Return the modules in the package of `name`, and the project's steps."""
+    """Return modules whose names may have been meant: those in the package of `name`, and the
+    project's steps."""
     packages = {name.rpartition(".")[0], "steps", ""}
     return {
         f"{package}.{path.parent.name if path.stem == '__init__' else path.stem}".lstrip(".")

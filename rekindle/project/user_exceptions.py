@@ -1,8 +1,8 @@
 """Convert exceptions of a project's code to one-line errors with a location, and with an exit code
 that decides whether Argo retries the step.
 
-Exceptions from file access, memory, the network and accelerators may be transient, except those
-caused by a wrong path. After any other exception, a retry would fail again on the same data.
+Exceptions from file access, memory, the network and accelerators may be transient. A wrong path is
+not. For all other exceptions, a retry with the same data would fail again.
 """
 
 import re
@@ -72,7 +72,7 @@ def as_error(error: Exception, where: str = "") -> RekindleError:
 
 
 def _is_transient(error: BaseException) -> bool:
-    """Return True if a retry may succeed."""
+    """Return True if the exception may be transient, so that a retry may succeed."""
     if isinstance(error, PATH_ERRORS):
         return False
     if isinstance(error, RekindleError):
@@ -177,13 +177,14 @@ def _nearest_name(error: Exception, file: str) -> str:
 
 
 def is_raised_by_project(error: BaseException) -> bool:
-    """Return True if the project's code, or a library that it called, raised `error`; False if
-    rekindle or argolocal did."""
+    """Return True if `error` was raised by the project's code or a library that it called, not by
+    rekindle or argolocal."""
     return not _is_engine(_own_frames(error)[-1].filename)
 
 
 def _own_frames(error: BaseException) -> list["FrameSummary"]:
-    """Return the frames outside of libraries, or all frames if every frame is in a library."""
+    """Return the traceback's frames outside of libraries; if all frames are in libraries, return
+    all of them."""
     # imported in this function, since `rekindle --help` does not need it
     import traceback
 

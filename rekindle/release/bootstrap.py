@@ -56,8 +56,8 @@ def weighted_bootstrap(
     confidence: float = 0.95,
     seed: int = 0,
 ) -> tuple[float, float]:
-    """Return the (low, high) that `paired_bootstrap` returns, but call `statistic` only once for
-    all draws, which is faster for many rows.
+    """Return the same (low, high) as `paired_bootstrap`. It is faster for many rows, because
+    `statistic` is called once for all draws.
 
     `statistic` gets the group number of each row, and the count of each group in each draw:
     [groups, resamples].

@@ -20,8 +20,8 @@ Replay = Iterable[tuple[dict[str, Any], list[Any]]]
 
 @dataclass
 class Comparison:
-    """The comparison of served predictions with offline predictions, which the evaluation
-    computed."""
+    """Counts of differences between served predictions and the offline predictions of the
+    evaluation."""
 
     tolerance: float
     replayed: int = 0  # number of instances that were compared
@@ -29,12 +29,12 @@ class Comparison:
     # number of instances in requests that the server rejected because of their size
     too_large: int = 0
     max_difference: float = 0.0
-    # the instance with the largest difference and both predictions, as text
+    # text: the instance with the largest difference, and both predictions
     worst: str = ""
-    # number of instances whose predictions differ by more than the tolerance when the request is
-    # sent alone and with other requests
+    # number of unstable instances: sent alone and with other requests, predictions differ by more
+    # than the tolerance
     unstable: int = 0
-    # the first unstable instance and both predictions, as text
+    # text: the first unstable instance, and both predictions
     example: str = ""
     random: bool = False  # True if two predictions for the same request differ
 
@@ -55,7 +55,7 @@ class Comparison:
     def add_repetition(
         self, request: dict[str, Any], single: list[Any], batched: list[Any]
     ) -> bool:
-        """Add the predictions of a request that was sent once alone and once with others; return
+        """Compare the predictions of a request sent alone and sent together with others; return
         True if they agree."""
         unstable = self.unstable
         for instance, alone, together in zip(request["instances"], single, batched, strict=True):
@@ -67,8 +67,8 @@ class Comparison:
 
 
 def compute_difference(served: Any, offline: Any) -> float:
-    """Return the largest difference between corresponding numbers in two JSON values; infinity if
-    anything other than numbers differs.
+    """Return the largest difference between corresponding numbers in two JSON values. It is
+    infinite if the values differ in anything else.
 
     For absolute values above 1, the difference is relative.
     """
@@ -98,8 +98,8 @@ def compare(
     """Send each request alone, then all requests together; compare the answers with each other and
     with the expected predictions.
 
-    `independent`: each instance is sent alone, because the instances of a request do not influence
-    each other. Raises DataError if a server rejects a request or answers without predictions, and
+    `independent`: the instances of a request do not influence each other, so each one is sent
+    alone. Raises DataError if a server rejects a request or answers without predictions, and
     RekindleError if the servers do not answer in time.
     """
     comparison = Comparison(tolerance)
@@ -145,8 +145,7 @@ def compare(
 
 
 def read_numerics(report: Path) -> str:
-    """Return the recorded `device.describe_numerics` of the machine that wrote the report, or "".
-
+    """Return what `device.describe_numerics` returned on the machine that wrote the report, or "".
     A server with equal numerics must return the same bits. Raises DataError.
     """
     for line in read_prediction_lines(report):
@@ -155,8 +154,8 @@ def read_numerics(report: Path) -> str:
 
 
 def read_predictions(report: Path, count: int) -> Iterator[tuple[dict[str, Any], list[Any]]]:
-    """Yield the report's first requests until they contain at least `count` test rows, or all
-    requests if the report has fewer rows. Raises DataError."""
+    """Yield requests from the start of the report until at least `count` test rows are covered or
+    the report ends. Raises DataError."""
     for line in read_prediction_lines(report):
         yield line.request, line.predictions
         count -= len(line.predictions)

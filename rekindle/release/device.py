@@ -1,5 +1,5 @@
-"""Runs a released model on a device: moves the model there once, copies the inputs of each call to
-the device, and its outputs to the CPU.
+"""Runs a released model on a device. The model is moved there once; each call copies its inputs to
+the device and its outputs to the CPU.
 
 All copies and kernels use the current stream, so the CPU waits only when it reads the outputs.
 Inputs are copied to a GPU from pinned memory, while the CPU prepares the next operations.
@@ -18,14 +18,14 @@ CPU_INFO = Path("/proc/cpuinfo")
 
 
 def find_torch() -> Any:
-    """Return the module torch if this process has imported it, else None: a model that is not a
-    torch.nn.Module needs no torch."""
+    """Return the module torch if this process has imported it, else None. Only a torch.nn.Module
+    needs torch."""
     return sys.modules.get("torch")
 
 
 def use_one_thread() -> None:
-    """Let torch use one thread, as a server does by default, if this process has imported torch:
-    with more threads, small layers are slow on a busy machine."""
+    """If torch is imported, limit it to one thread, as servers do by default. With more threads,
+    small layers are slow on a busy machine."""
     torch = find_torch()
     if torch:
         torch.set_num_threads(1)
@@ -73,8 +73,8 @@ def move_tensors(values: object, device: "torch.device") -> Any:
 
 
 def describe_numerics(device: "torch.device") -> str:
-    """Return the software and hardware that determine the bits of a prediction, in addition to
-    model, instance and batch."""
+    """Describe the software and hardware that, together with model, instance and batch, determine
+    each bit of a prediction."""
     import torch
 
     if device.type == "cuda":

@@ -27,7 +27,7 @@ from rekindle.release.examples import Examples
 from rekindle.release.serve_config import MAX_BATCH
 from rekindle.workload import dataset_facts, read_dataset_digest, takes_champion_facts
 
-Parts = dict[str, NDArray[np.bool_]]  # name of a part → mask of its rows
+Parts = dict[str, NDArray[np.bool_]]  # name of a part of the test rows → mask of its rows
 PartMetrics = dict[str, dict[str, float]]  # name of a part → metrics by name
 
 
@@ -79,8 +79,8 @@ def evaluate(
             others["champion"] = compute_finite_metrics(
                 workload, score(examples, champion, champion), examples
             )
-        # the champion fails on these rows, for example because it expects inputs of another shape,
-        # or other classes
+        # the champion cannot predict these rows, for example because it expects inputs of another
+        # shape
         except (DataError, CodeError, RuntimeError) as error:
             examples = all_examples
             warnings = []
@@ -164,8 +164,8 @@ def read_examples(
 def exclude_seen_rows(
     workload: Any, examples: Examples, dataset: Path, facts: dict[str, Any]
 ) -> tuple[Examples, list[str], str]:
-    """Return the test rows that the champion was not trained on, warnings, and the reason why the
-    champion cannot be compared, or ""."""
+    """Return three values: the test rows that the champion was not trained on, warnings, and the
+    reason why it cannot be compared ("" if it can)."""
     if not takes_champion_facts(workload):
         return (
             examples,
@@ -204,8 +204,8 @@ def score(examples: Examples, model: Path, dataset: Path) -> Any:
 
 @contextmanager
 def convert_errors(where: str) -> Iterator[None]:
-    """Convert exceptions of the workload's code to errors with their location: to CodeError if a
-    retry cannot help."""
+    """Convert exceptions of the workload's code to errors with their location, of type CodeError if
+    a retry cannot help."""
     try:
         yield
     except RekindleError:
@@ -228,7 +228,8 @@ def to_array(values: object) -> Any:
 
 
 def split_parts(examples: Examples) -> Parts:
-    """Return the parts of the test rows by name; without parts, one part with an empty name."""
+    """Return the parts of the test rows by name. If the workload defines no parts, return one part
+    with an empty name."""
     if examples.parts is None:
         return {"": np.ones(len(examples), bool)}
     names, numbers = np.unique(np.asarray(examples.parts), return_inverse=True)

@@ -33,8 +33,8 @@ class Examples:
     """The test rows by column: the workload's `examples` may return this object instead of yielding
     an Example for each row.
 
-    A subclass may override `score`, e.g. to score rows that do not fit into single requests, and
-    `report`, to extend the report, but no other method.
+    A subclass may override only `score`, e.g. for rows that do not fit into single requests, and
+    `report`, to extend the report.
     """
 
     truths: Column
@@ -43,7 +43,7 @@ class Examples:
     baseline: Column | None = None
     parts: Column | None = None
     warnings: list[str] = field(default_factory=list)  # warnings to show with the verdict
-    # number of rows that are predicted together; the engine sets it
+    # number of rows per call of `predict`; set by the engine
     max_batch: int = field(default=MAX_BATCH, init=False)
     # device.describe_numerics of the process that scored the rows
     numerics: str = field(default="", init=False)
@@ -105,8 +105,8 @@ class Examples:
             ]
 
     def report(self, out: Path, predictions: dict[str, Any], evaluation: Evaluation) -> Evaluation:
-        """Write the report of the evaluation into `out`, and return the evaluation, which may be
-        extended.
+        """Write the report of the evaluation into `out`, and return the evaluation; a subclass may
+        add fields.
 
         The report must contain requests for `verify`, which `record_predictions` writes, and
         histograms of the candidate's predictions and instances for the comparison with its servers,
@@ -130,7 +130,7 @@ class Examples:
 
 
 def parse_instances(examples: Examples, kind: type[BaseModel]) -> list[Any]:
-    """Return one request of the type `kind` per test row. Raises DataError for an invalid row."""
+    """Parse each test row as a request of the type `kind`. Raises DataError for an invalid row."""
     return [_make_request(kind, row, examples.instances[row]) for row in range(len(examples))]
 
 

@@ -54,11 +54,11 @@ class RequestTooLarge(DataError):
 
 
 class ModelClient:
-    """Client of the model `name` at `endpoint`. The server does not count this client's instances
-    as instances of users.
+    """Client of the model `name` at `endpoint`. Its instances do not count in the server's
+    statistics of user requests.
 
-    Accepts only answers from servers of the weights `sha256`, and retries until `deadline` (by the
-    monotonic clock).
+    Accepts only answers from servers whose weights have the hash `sha256`. Retries until `deadline`
+    (monotonic clock).
     """
 
     def __init__(self, endpoint: str, name: str, sha256: str, deadline: float) -> None:
@@ -69,7 +69,7 @@ class ModelClient:
         self.deadline = deadline
 
     def wait(self) -> dict[str, Any]:
-        """Wait until a server with these weights is ready; return its status. Raises
+        """Wait until a server with the expected weights is ready, and return its status. Raises
         RekindleError."""
         status = self._send(self.path)
         while not status.get("ready"):

@@ -48,8 +48,8 @@ class SweepSection(Document):
 
 
 class Config(Document):
-    """The parts of a config that `reproduce` needs before the code of the release's commit renders
-    it."""
+    """The settings that `reproduce` reads before the code of the release's commit can parse the
+    whole config."""
 
     data: DataSection
     cluster: ClusterSection = Field(default_factory=ClusterSection)
@@ -144,7 +144,7 @@ class Origin:
 
     @property
     def is_of_program(self) -> bool:
-        """True if a program trained the model, and not Rekindle."""
+        """True if a user's training program, not Rekindle, trained the model."""
         return bool(self.model.files)
 
     @property
@@ -154,12 +154,13 @@ class Origin:
 
     @cached_property
     def config(self) -> Config:
-        """The parts of the config that `reproduce` needs before it is rendered."""
+        """The settings that `reproduce` reads before it renders the config."""
         return Config.model_validate_json(self.parameters["config"])
 
     @cached_property
     def whole_config(self) -> dict[str, Any]:
-        """All values of the config, which the code of the release's commit validates."""
+        """All values of the config, not yet validated: the code of the release's commit validates
+        them."""
         return loads(self.parameters["config"])
 
     @property
@@ -247,7 +248,8 @@ def _parse_curve(data: bytes, address: str) -> Curve:
 
 
 def read_curve(store: Store, prefix: str) -> Curve:
-    """Return the losses of the model at `prefix`; {} if it was not trained step by step."""
+    """Return the loss of each training step of the model at `prefix`; {} if it was not trained in
+    steps."""
     try:
         return _parse_curve(store.get(prefix + CURVE), store.uri(prefix + CURVE))
     except NotFound:

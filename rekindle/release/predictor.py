@@ -1,4 +1,4 @@
-"""Predicts with a released model, by the same code in servers, in `verify` and in notebooks.
+"""Predicts with a released model. Servers, `verify` and notebooks share this code.
 
     predictor = open_predictor(release)                 # a folder with the files of a release
     request = predictor.Request.model_validate(predictor.example())
@@ -7,7 +7,7 @@
 The workload's `predict` gets up to `max_batch` instances at once, of one or several requests. The
 last bits of a prediction can depend on its batch, since the kernels of a network depend on the
 shape of their input and on the position of a row. With `max_batch` 1, `predict` gets single
-instances, so a prediction has the same bits in all of these places.
+instances, so servers, `verify` and notebooks compute the same bits.
 """
 
 from collections.abc import Sequence
@@ -160,7 +160,8 @@ def read_evaluated_batch(release: Path) -> int:
 
 
 def open_model(workload: Any, folder: Path, description: ModelFile, facts: dict[str, Any]) -> Any:
-    """Load the trained model in `folder`. Raises DataError if its files do not fit the workload."""
+    """Load the trained model in `folder`. Raises DataError if its files do not match the
+    workload."""
     if description.files:
         return load_result(workload, folder, description, facts)
 
@@ -174,7 +175,7 @@ def open_model(workload: Any, folder: Path, description: ModelFile, facts: dict[
     except (OSError, KeyError, SafetensorError, ValidationError) as error:
         raise _mismatch(folder, description, error) from error
 
-    # not in the `try` above: an exception of the workload's code must keep its type and line
+    # outside of the `try` above, so that exceptions of the workload's code keep their type and line
     model = families.build(workload, description.family, section, facts)
     try:
         model.load_state_dict(weights)
@@ -185,8 +186,8 @@ def open_model(workload: Any, folder: Path, description: ModelFile, facts: dict[
 
 
 def load_result(workload: Any, folder: Path, description: ModelFile, facts: dict[str, Any]) -> Any:
-    """Return the model that the workload's `load` makes of the result of a program. Raises
-    DataError if the workload does not define `load`."""
+    """Load the result of a training program with the workload's `load`. Raises DataError if the
+    workload does not define `load`."""
     load_model = getattr(workload, "load", None)
     if load_model is None:
         raise DataError(
@@ -197,15 +198,15 @@ def load_result(workload: Any, folder: Path, description: ModelFile, facts: dict
 
 
 def place_model(model: Any) -> Any:
-    """Set a torch.nn.Module to eval mode, and move it to the GPU if the process has one; return its
-    device. Return None for another model, which stays as it is."""
+    """Set a torch.nn.Module to eval mode, move it to the GPU if the process has one, and return its
+    device. Leave any other model unchanged, and return None."""
     torch = device.find_torch()
     if torch is None or not isinstance(model, torch.nn.Module):
         return None
 
     model.eval()
     target = device.pick_device()
-    # a model on another device was placed by `load`, for example on several GPUs
+    # if the model is not on the CPU, `load` has chosen its devices, for example several GPUs
     if all(parameter.device.type == "cpu" for parameter in model.parameters()):
         device.move_model(model, target)
     return target

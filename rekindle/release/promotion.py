@@ -48,7 +48,7 @@ class ChampionChanged(RekindleError):
     """Another version became the champion after the evaluation of the candidate, or after the start
     of a rollback."""
 
-    exit_code = exit_codes.INVALID_DATA  # exit code of the step `verify`
+    exit_code = exit_codes.INVALID_DATA  # exit code that the step `verify` ends with
 
 
 @dataclass(frozen=True)
@@ -58,9 +58,9 @@ class Rollback:
     version: Annotated[str, name_field(Version)]  # target version
     deployment: Annotated[str, name_field(ObjectName)]  # Deployment of the target version
     champion: OptionalVersion  # version of the champion when the rollback started, or ""
-    # number of pods of the Deployment when the rollback started
+    # pods of the Deployment at the start of the rollback
     replicas: Annotated[int, Field(ge=0)]
-    # True: the rollback can no longer be cancelled, because its version is becoming the champion
+    # True: past the point of no return, the rollback can no longer be cancelled by a promotion
     decided: bool = False
 
 
@@ -69,7 +69,7 @@ class PromotionFile(Document):
 
     version: OptionalVersion = ""
     deployment: OptionalDeployment = ""
-    former: OptionalDeployment = ""  # Deployment of the previous champion, if it differs
+    former: OptionalDeployment = ""  # Deployment of the previous champion, or ""
     # id of the MLflow run that promotes the version, or its EXPERIMENT/WORKFLOW
     run_id: Annotated[str, AfterValidator(_reject_other_run)] = ""
     unfinished: bool = False
@@ -88,9 +88,9 @@ def promote(
     """Make `version` the champion if the current champion is still version `champion`.
 
     Returns the Deployment of the previous champion, or "" if it is the same. `run_id`: MLflow run
-    that promotes the version. Raises ChampionChanged. A repeated call changes nothing, even after a
-    later promotion. A promotion cancels a rollback until the rollback is `decided`, which means
-    that its version is becoming the champion.
+    that promotes the version. Raises ChampionChanged. Repeated calls with the same arguments change
+    nothing, even after a later promotion. A promotion cancels a rollback until the rollback is
+    `decided`, which means that its version is becoming the champion.
     """
     key = _promotion_key(name)
     deadline = time.monotonic() + UNFINISHED_TIMEOUT_S
@@ -131,21 +131,19 @@ def promote(
         }
 
         state.update({"run_id": run_id} if run_id else {})
-        _write_promotion(
-            store, key, state, etag
-        )  # after a conflict, the next iteration tries again
+        _write_promotion(store, key, state, etag)  # on conflict, retry
 
 
 def is_superseded(
     name: str, version: str, champion: str, deployment: str, run_id: str = ""
 ) -> bool:
-    """Return True if the run `run_id` has promoted `version`, and another version has become the
-    champion since."""
+    """Return True if the run `run_id` promoted `version`, and a different version is the champion
+    now."""
     current_champion = tracking.champion(name)
     if not current_champion or current_champion.version == version:
         return False
-    # the old champion serves: `version` was not promoted yet, or a rollback has restored the old
-    # champion since; only `run_id` can tell which
+    # the old champion serves: either `version` was never promoted, or a rollback undid its
+    # promotion; without `run_id`, assume the former
     if current_champion.version == champion and not run_id:
         return False
     return any(
@@ -155,7 +153,7 @@ def is_superseded(
 
 
 def was_promoted_by(store: Store, name: str, run_names: Collection[str]) -> bool:
-    """Return True if the run with these names made the last promotion of a model.
+    """Return True if the run that has one of these names made the last promotion of a model.
 
     `run_names`: the names of the run: its id in MLflow, and EXPERIMENT/WORKFLOW.
     """
@@ -163,7 +161,7 @@ def was_promoted_by(store: Store, name: str, run_names: Collection[str]) -> bool
 
 
 def read_pending_rollback(store: Store, name: str) -> Rollback | None:
-    """Return the recorded rollback that is in progress, or None."""
+    """Return the rollback in progress, as recorded in promotion.json, or None."""
     return _parse_rollback(_read_finished(store, name)[0])
 
 
@@ -252,7 +250,8 @@ def end_rollback(store: Store, name: str, rollback: Rollback, even_if_decided: b
 
 
 def list_expired_deployments(name: str, version: str, keep: int, previous: str = "") -> list[str]:
-    """Return the Deployments to delete: of the releases before `version`, except the newest `keep`.
+    """Return the Deployments to delete: those of releases before `version`, except the newest
+    `keep` of them.
 
     `previous_deployment`: Deployment of the previous champion; it is deleted, too, if the same
     version has a new Deployment.
@@ -270,7 +269,7 @@ def list_running_deployments(name: str, version: str, keep: int, previous: str =
 
 
 def select_own_servers(name: str, deployments: list[str], current: str = "") -> list[str]:
-    """Return `current` and those Deployments that are named like servers of this model.
+    """Return the `deployments` whose names match this model's pattern; `current` always matches.
 
     Another client of MLflow may have written other names to the tags: the pipeline must not stop or
     delete such Deployments.
@@ -289,7 +288,7 @@ def select_own_servers(name: str, deployments: list[str], current: str = "") -> 
 
 
 def list_retained_versions(name: str) -> set[str]:
-    """Return the versions whose Deployments the last promotion has not deleted, according to
+    """Return the versions whose Deployments still exist after the last promotion, according to
     MLflow."""
     releases = tracking.promoted_releases(name)
     champion = tracking.champion(name)
@@ -372,7 +371,7 @@ def _read_finished(
             return state, etag
 
         if state["version"] != version and time.monotonic() < deadline:
-            # the other run may be about to finish its promotion, or was interrupted
+            # give the other run time to finish its promotion
             time.sleep(0.05)
         else:
             try:
@@ -431,6 +430,6 @@ def _write_promotion(store: Store, key: str, state: dict[str, Any], etag: str | 
     try:
         store.put(key, to_json(state).encode(), if_match=etag, if_absent=etag is None)
     except Conflict:
-        # equal content means that an earlier attempt succeeded, but its response was lost
+        # if the content is equal, an earlier attempt succeeded, but its response was lost
         return _read_promotion(store, key)[0] == state
     return True

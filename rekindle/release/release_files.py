@@ -81,7 +81,7 @@ class Owner(Document):
     version: Annotated[str, name_field(Version)]
     model_sha256: str = ""
     files: dict[Annotated[str, name_field(ArtifactKey)], Sha256] = Field(default_factory=dict)
-    removed: bool = False  # True while retention removes the files
+    removed: bool = False  # True: retention is removing the files
 
 
 class Record(FileHashes):
@@ -188,8 +188,8 @@ def hash_describing_files(folder: Path) -> dict[str, str]:
 
 
 def describe_changes(store: Store, champion: Release, workload: Any, servers: str) -> str:
-    """Describe how a release differs from a champion with equal weights: in its code, or in its
-    servers, whose digest is `servers` (empty: not compared).
+    """Describe how a release differs from a champion with equal weights: its code, its servers, or
+    both. `servers`: digest of the new servers ("": not compared).
 
     Raises DataError if the champion's workload.json was changed.
     """
@@ -218,10 +218,11 @@ def upload(store: Store, name: str, folder: Path, hashes: dict[str, str]) -> str
 
 
 def commit(store: Store, prefix: str, folder: Path, record: dict[str, Any]) -> None:
-    """Write release.json, which makes the release servable, and the files that it describes.
+    """Upload the files that release.json describes, then release.json, which makes the release
+    loadable.
 
-    Several processes may release the same files at the same time: release.json and the files that
-    it describes are then those of one process.
+    If several processes release the same files at once, release.json and the files that it
+    describes all come from one of them.
     """
     key = f"{prefix}{RELEASE_RECORD}"
     while True:
@@ -294,7 +295,7 @@ def verify_release(folder: Path, prefix: str, address: str) -> Record:
 
 
 def download_champion(store: Store, prefix: str, folder: Path) -> Path:
-    """Download the champion's release into `folder`, for the comparison.
+    """Download the champion's release into `folder`, to compare the candidate with it.
 
     Raises NotFound if a file was deleted, DataError if a file was changed.
     """
@@ -328,8 +329,8 @@ def record_predictions(
     """Write requests with their expected predictions to a report, from which `verify` reads them
     (compare.read_predictions).
 
-    `numerics`: servers with these numerics that predict one instance at a time must return the same
-    bits (empty: not required).
+    `numerics`: result of `device.describe_numerics`. Servers with equal numerics and max_batch 1
+    must return the same bits ("": not required).
     """
     with gzip.open(report / PREDICTIONS, "wt", compresslevel=1) as file:
         for request, predictions in requests:
@@ -338,8 +339,8 @@ def record_predictions(
 
 
 def list_serving_files(model: Path, dataset: Path) -> dict[str, Path]:
-    """Return {key below the release's prefix: file} for all files that affect predictions. Raises
-    DataError."""
+    """Return all files that affect predictions, by their key relative to the release's prefix.
+    Raises DataError."""
     files = {name: model / name for name in list_model_files(read_description(model))}
     files[DATASET] = dataset / DATASET
     files.update({FILE_LIST: dataset / FILE_LIST} if (dataset / FILE_LIST).exists() else {})
@@ -408,12 +409,13 @@ def compute_code_digest(workload: Any) -> str:
         for name, digest in digests.items()
         if name.partition(".")[0].partition("/")[0] not in packages
     }
-    # the module of an installed package is not one of the project
+    # module_digests omits the workload's module if it belongs to an installed package
     own_digests.setdefault(workload.__name__, _digest_own_files(Path(workload.__file__ or "")))
     return hashlib.sha256(to_json(own_digests).encode()).hexdigest()
 
 
 def _digest_own_files(file: Path) -> str:
-    """Return the sha256 over a module or, for the module of a package, over its Python files."""
+    """Return the sha256 over a module's file or, for an `__init__.py`, over all Python files of its
+    package."""
     files = sorted(file.parent.rglob("*.py")) if file.name == "__init__.py" else [file]
     return digest_files(files, file.parent)

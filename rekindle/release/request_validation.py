@@ -15,14 +15,14 @@ from rekindle.errors import DataError, did_you_mean
 from rekindle.sections import broken_rule, known_keys
 
 MAX_SHOWN_ERRORS = 5
-# size above which a body is validated only up to its first error: each error needs at least 500
-# bytes of memory
+# larger bodies are validated only up to the first error, since each error takes at least 500 bytes
+# of memory
 LARGE_BODY_BYTES = 1 << 15
 COLLECTIONS = {"list", "set", "frozenset", "tuple", "dict"}
-# keys of a schema that do not contain schemas
+# keys of a pydantic schema whose values contain no further schemas
 OPAQUE_KEYS = {"metadata", "cls", "config", "serialization"}
-# matches every body that may contain a number beyond float64 or int64; only such bodies get the
-# slow exact check
+# matches bodies that may contain a number beyond float64 or int64; only these need the slow exact
+# check
 SUSPICIOUS_NUMBER = re.compile(rb"\d{19}|[eE]\+?\d{3}|NaN|Infinity")
 
 R = TypeVar("R", bound=BaseModel)
@@ -59,7 +59,7 @@ def fail_fast_validator(request: type[BaseModel]) -> SchemaValidator:
     pydantic's usual validator collects all errors, which takes 40 s and 4 GB of memory for a body
     of 16 MB.
     """
-    # prebuilt validators of nested models are not used, because they would not stop early
+    # disable prebuilt validators of nested models, because they collect all errors
     return SchemaValidator(add_fail_fast(request.__pydantic_core_schema__), _use_prebuilt=False)
 
 
@@ -99,7 +99,7 @@ def reject_huge_numbers(body: bytes) -> None:
     try:
         values = from_json(body)
     except ValueError:
-        return  # the body is not JSON: the parser will report the position
+        return  # invalid JSON: the parser reports the position of the error later
     for path, value in numbers(values):
         if isinstance(value, int) and not -(1 << 63) <= value < 1 << 63:
             raise DataError(
@@ -142,6 +142,6 @@ def format_path(path: tuple[str | int, ...]) -> str:
 def format_value(value: object) -> str:
     """Format a value of a request, shortened for a message."""
     if isinstance(value, int) and abs(value) > 1 << 200:
-        # size only: Python refuses to format very long integers
+        # show only the size, because Python refuses to format very long integers
         return f"a number of {value.bit_length():,} bits"
     return cut(repr(value))

@@ -1,9 +1,9 @@
-"""Rolls back to an earlier release, whose Deployment still exists without pods.
+"""Rolls back to an earlier release, whose Deployment was kept with zero pods.
 
 A rollback is recorded before its first change (promotion.py), and each of its changes can be
-repeated. So the next command can finish a rollback that was interrupted, or that failed because
-MLflow, the object store or the cluster was unavailable. Until its version is the champion, a
-rollback can fail or be cancelled by a promotion; it then stops the pods that it has started.
+repeated. So after an interruption, or a failure of MLflow, the object store or the cluster, the
+next `rekindle rollback` can finish it. A rollback that fails, or is cancelled by a promotion,
+before its version is the champion stops the pods that it has started.
 """
 
 import time
@@ -27,7 +27,7 @@ AUTOSCALER = "HorizontalPodAutoscaler"
 STARTED_ANNOTATION = "rekindle.dev/started"
 # number of attempts to change a Deployment that other clients change at the same time
 CHANGE_ATTEMPTS = 20
-Change = tuple[str, str, Object]  # kind and name of an object, and its merge patch
+Change = tuple[str, str, Object]  # kind, name and merge patch of an object
 Result = dict[str, str]
 
 
@@ -39,8 +39,8 @@ class KubernetesObjects(Protocol):
     def deployments(
         self, model: str, on_malformed: Callable[[object], None] | None = None
     ) -> list[Object]:
-        """Return the Deployments whose label NAME_LABEL is `model`; call `on_malformed` for each
-        one that is left out, because a field has a wrong type."""
+        """Return the Deployments whose label NAME_LABEL is `model`. Deployments with fields of a
+        wrong type are passed to `on_malformed` instead."""
         ...
 
     def patch(self, kind: str, name: str, change: Object, dry_run: bool = False) -> None:
@@ -134,8 +134,8 @@ def roll_back(
 def _map_deployments(objects: KubernetesObjects, model: str) -> dict[str, Object]:
     """Return the Deployments of the promoted releases by version.
 
-    The Deployment of a canary, or of a release before its promotion, is left out; so is a
-    Deployment whose annotation names another version than MLflow, which other clients can change.
+    Deployments of canaries and unpromoted releases are omitted. So are Deployments whose annotation
+    contradicts the version in MLflow, which other clients can change.
     """
     deployments = {
         (obj["metadata"]["name"], _version_of(obj)): obj for obj in objects.deployments(model)
@@ -155,8 +155,8 @@ def _version_of(deployment: Object) -> str:
 
 
 def _has_deployment(releases: dict[str, Object], rollback: Rollback) -> bool:
-    """Return True if the Deployment named in promotion.json really serves the version named
-    there."""
+    """Return True if the Deployment of the rollback exists and serves the version of the
+    rollback."""
     deployment = releases.get(rollback.version)
     return deployment is not None and deployment["metadata"]["name"] == rollback.deployment
 
@@ -206,7 +206,7 @@ def _prepare_rollback(
     for change in changes:
         objects.patch(*change, dry_run=True)
 
-    # the same value again, only to test the permission to change the model in MLflow
+    # write the unchanged value, to test the permission to change the model in MLflow
     tracking.record_deployment(model, target_version, name)
     return Rollback(target_version, name, champion.version if champion else "", replicas)
 
@@ -283,7 +283,7 @@ def _list_traffic_changes(objects: KubernetesObjects, model: str, deployment: st
 
 def _switch_traffic(objects: KubernetesObjects, model: str, rollback: Rollback) -> None:
     """Direct the traffic to the version of the rollback. Raises ChampionChanged if another version
-    is the champion, RekindleError if other clients change the Service all the time.
+    is the champion, RekindleError if other clients keep changing the Service.
     """
     for _ in range(CHANGE_ATTEMPTS):
         service = objects.find("Service", model) or {"metadata": {}}
@@ -309,7 +309,7 @@ def _stop_pods(
     objects: KubernetesObjects, model: str, rollback: Rollback, deployments: list[str]
 ) -> None:
     """Stop the pods of these Deployments. Raises ChampionChanged if the version of the rollback is
-    no longer the champion, RekindleError if other clients change them all the time."""
+    no longer the champion, RekindleError if other clients keep changing them."""
     for _ in range(CHANGE_ATTEMPTS):
         running_deployments = [
             obj for obj in objects.deployments(model) if obj["spec"].get("replicas", 1)

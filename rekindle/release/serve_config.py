@@ -8,7 +8,7 @@ from rekindle.step import StepInputs
 PORT = 8080  # port of a model server in its pod
 MAX_BATCH = 16  # default of serve.max_batch
 DNS_NAME = r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?(\.[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?)*"
-# results of a canary; another result is `taken back: REASON`
+# results of a canary; a third result is `taken back: REASON`, after a rollback
 PASSED = "passed"
 CHAMPION_CHANGED = "champion changed"
 # annotation of a Deployment with the model version that it serves
@@ -142,7 +142,7 @@ class CanaryConfig(Section):
         return self.steps[:-1]
 
     def next_share(self, percent: int) -> int:
-        """Return the share of the traffic that follows the share `percent`, or 0 after the last
+        """Return the next share of the traffic after `percent`, or 0 if `percent` is the last
         share."""
         return next((share for share in self.shares if share > percent), 0)
 

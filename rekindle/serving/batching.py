@@ -64,8 +64,8 @@ class RequestQueue:
         return await request.answer
 
     async def run(self) -> None:
-        """Pass batches to the processes until one ends; then raise RekindleError, also in all
-        waiting requests."""
+        """Pass batches to the processes until a process ends. Then all waiting requests and this
+        method raise RekindleError."""
         feeds = [ProcessFeed(process) for process in self.processes]
 
         tasks = [

@@ -1,8 +1,8 @@
 """Limits the memory for the bodies of arriving requests, fairly between clients.
 
 Clients that never finish large bodies could use up all memory. So if the limit is exceeded, the
-server drops the largest body (of equal ones the oldest) of the client with the most data, and never
-rejects the small requests of other clients.
+server drops the largest (if equal, the oldest) body of the client with the most data. Small
+requests of other clients are never rejected.
 """
 
 import asyncio
@@ -13,8 +13,8 @@ from starlette.requests import ClientDisconnect, Request
 
 from rekindle.release.serve_config import Limits
 
-# a body up to this multiple of the permitted size is read to its end, so that its client receives
-# the status 413
+# a too large body is still read to its end if it is at most this multiple of the permitted size, so
+# that its client receives the status 413
 OVERSIZE_FACTOR = 4
 BUDGET_FACTOR = 16  # memory for all arriving bodies, as a multiple of the largest permitted body
 

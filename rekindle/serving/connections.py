@@ -36,13 +36,13 @@ MAX_CANDIDATES = 8  # number of connections per group to consider for closing
 PIECE_BYTES = 1 << 12
 # maximum size of a request's head, of its trailers, and of the extension of a chunk
 MAX_HEAD_BYTES = 1 << 14
-# maximum number of requests of a connection that wait for the answer to an earlier request
+# maximum number of pipelined requests that wait on one connection
 MAX_PIPELINED = 100
 
 
 class Connection(HttpToolsProtocol):
-    """uvicorn's protocol for one connection. The group of the connection (see above) shows for
-    which action of the client the connection waits."""
+    """uvicorn's protocol for one connection. The group of a connection (see the module's docstring)
+    shows what the connection expects from its client."""
 
     if TYPE_CHECKING:
         connections: Any  # uvicorn's set of all open connections
@@ -79,7 +79,7 @@ class Connection(HttpToolsProtocol):
             self.group = group
 
     def update_group(self) -> None:
-        """Move the connection to the group for the event that it waits for."""
+        """Move the connection to the group that matches its current state."""
         registry = self.registry
         if self.transport.is_closing() or self.flow.write_paused:
             self.enter(registry.unread)
@@ -157,7 +157,7 @@ class Connection(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
-        # the second parse of the same head, without its Upgrade header, does not change the time
+        # keep the time if the same head is parsed a second time without its Upgrade header
         if self.arriving_part != "head":
             self.start_time = self.loop.time()
         self.arriving_part = "head"
@@ -170,8 +170,8 @@ class Connection(HttpToolsProtocol):
 
     @property
     def offers_upgrade(self) -> bool:
-        """True if the client offers another protocol, such as HTTP/2; then the head is parsed again
-        without the offer."""
+        """True if the client offers another protocol, such as HTTP/2. The head is then parsed again
+        without the `Upgrade` header."""
         return self.parser.should_upgrade() and self.parser.get_method() != b"CONNECT"
 
     def on_headers_complete(self) -> None:
@@ -264,8 +264,8 @@ class Connection(HttpToolsProtocol):
             self.update_group()
 
     def send_end(self) -> None:
-        """Shut down sending at once: `transport.close` does so later, and a request could arrive in
-        between."""
+        """Shut down the sending side at once, because a request could still arrive before
+        `transport.close` does this."""
         with suppress(OSError), socket.socket(fileno=os.dup(self.descriptor)) as duplicate:
             duplicate.shutdown(socket.SHUT_WR)
 

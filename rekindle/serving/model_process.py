@@ -90,7 +90,7 @@ class ModelProcess:
         """Send a batch, and block while the pipe is full. Raises RekindleError if the process has
         ended.
 
-        `replays`: indices of the requests of `verify`, which are not counted.
+        `replays`: indices of requests from `rekindle verify`, which are left out of the metrics.
         """
         self._send((bodies, replays))
 
@@ -171,8 +171,8 @@ def _warm_up(predictor: Predictor, example: dict[str, Any]) -> None:
 def answer_batch(
     predictor: Predictor, bodies: Sequence[bytes], max_instances: int, replays: Container[int] = ()
 ) -> Batch:
-    """Answer the requests with these bodies. `replays`: indices of the requests that are not
-    counted.
+    """Answer the requests with these bodies. `replays`: indices of the requests that are left out
+    of the metrics.
 
     The model predicts the requests together, but a request that fails does not affect the others.
     """

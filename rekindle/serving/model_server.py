@@ -52,7 +52,8 @@ from rekindle.serving.model_process import Batch, ModelInfo, ModelProcess
 from rekindle.serving.openapi import make_openapi
 from rekindle.storage import Store
 
-# bounds of the buckets in seconds; close enough to detect that a version is 1.5 or 2 times as slow
+# upper bounds of the latency buckets in seconds, dense enough to detect a version that is 1.5 times
+# slower
 SECONDS = tuple(float(f"{10 ** (k / 10 - 3):.3g}") for k in range(41))
 SIZES = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 5000, 10_000)
 PAGE = Path(__file__).with_name("page.html")

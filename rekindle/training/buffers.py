@@ -42,8 +42,8 @@ class Segment:
 
     def compute_change(self) -> Tensor:
         """Return the changes as float32, to be summed over the virtual workers. For integer
-        buffers, the squares of the changes follow the changes: their sum shows if the changes of
-        all virtual workers are equal."""
+        buffers, the squared changes are appended: their sum shows whether all virtual workers have
+        made the same change."""
         # compare the bits, because the difference inf - inf is NaN
         if self.values.dtype == torch.float32:
             is_unchanged = self.working_copy.view(torch.int32) == self.values.view(torch.int32)

@@ -166,8 +166,8 @@ class Training:
 
     @property
     def is_paused(self) -> bool:
-        """True at the step at which this process pauses the training; the process that resumes the
-        training repeats this step."""
+        """True at the step at which this process pauses the training; the process that later
+        resumes the training executes this step again."""
         return self.state.step == self.pause > 0 and not self.state.is_finished(self.total)
 
     def save_paused_state(self) -> None:

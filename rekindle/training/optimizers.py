@@ -71,7 +71,7 @@ class FusedAdamW:
 
 
 class SparseTensorDetector(TorchDispatchMode):
-    """Records if an operation in its `with` block returns a sparse tensor."""
+    """Detects whether an operation in its `with` block returns a sparse tensor."""
 
     has_sparse_tensors = False
 

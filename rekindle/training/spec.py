@@ -17,7 +17,7 @@ from rekindle.step import SHA256_OR_EMPTY, StepInputs, parse, parser
 Fingerprint = dict[str, str | int]
 # settings that are replaced for a training in one process; the number of workers does not change
 # the weights
-JOIN_TIMEOUT_S = 1.0  # a worker that joins later costs the others nothing
+JOIN_TIMEOUT_S = 1.0  # short, because a worker can join later at no cost
 SINGLE_WORKER = {"workers": 1, "min_workers": 1, "max_workers": 1}
 
 

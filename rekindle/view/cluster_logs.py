@@ -40,9 +40,9 @@ from rekindle.view.progress import progress_in
 ARGO_CONTAINERS = ("init", "wait", "supervisor")
 # lines that Argo's executor adds to the log of a step
 EXECUTOR_LINE = re.compile(rb" argo=true( |$)|^Error: exit status \d+$")
-Line = tuple[str, str]  # label of a pod, and text of a line
+Line = tuple[str, str]  # label of the pod, text of the line
 COLORS = (36, 32, 33, 35, 34, 96, 92, 93, 95, 94)
-# after this time without a line, a thread reconnects, because the connection may be dead
+# a thread reconnects after this time without a line, because the connection may be dead
 SILENCE_TIMEOUT_S = 300.0
 DRAIN_TIMEOUT_S = 5.0  # time limit for reading the last log lines of a completed run
 PROGRESS_INTERVAL_S = 3.0
@@ -53,8 +53,8 @@ CUT_MESSAGE = (
 
 
 class StoredLine(Document):
-    """A line of an archived log: the key of the log, and the number of the line, counted over all
-    logs that the pod prints."""
+    """A line of an archived log. `key`: object key of the log; `number`: number of the line,
+    counted over all printed logs."""
 
     key: str
     number: int = Field(ge=0)
@@ -77,17 +77,17 @@ class Logs:
 
         self.lock = threading.Lock()
         self.readers: dict[tuple[str, str, int], threading.Thread] = {}
-        self.ended = threading.Event()  # set when the run has completed, or a thread has failed
+        self.ended = threading.Event()  # set when the run has completed or a thread failed
         self.completed = threading.Event()
         self.drained = threading.Event()  # set when threads must stop waiting for lines
         self.failed: Exception | None = None
-        self.shown: set[str] = set()  # labels of the pods whose logs were read to the end
+        self.shown: set[str] = set()  # labels of pods with completely read logs
         # label of a pod → reason why some of its lines may be missing
         self.missing_lines_reasons: dict[str, str] = {}
 
     def print(self, workflow: Object) -> int:
         """Write the current logs, and the archived logs of deleted pods. Return the number of pods
-        whose logs were read, plus the number of archived lines."""
+        whose logs were written, plus the number of archived lines written."""
         pods = self.cluster.list_objects(PODS, f"{WORKFLOW}={self.name}")
         pods.sort(key=lambda pod: pod["metadata"]["creationTimestamp"])
         labels = {label_of(self.name, pod) for pod in pods}
@@ -115,7 +115,7 @@ class Logs:
         if self.failed:
             raise self.failed
 
-        # the watch may have missed some pods
+        # print the logs of pods that the watch has missed
         for pod in self.cluster.list_objects(PODS, f"{WORKFLOW}={self.name}"):
             self._start_readers(pod)
 
@@ -204,7 +204,7 @@ class Logs:
         self, pod: Object, container: str, starts: int, follow: bool, previous: bool = False
     ) -> Iterator[str]:
         """Yield each line that a container has logged since its last start (with `previous`: before
-        this start), exactly once even after reconnecting."""
+        it). Reconnecting repeats no lines."""
         query = {"timestamps": "true"}
         if follow:
             query["follow"] = "true"
@@ -248,7 +248,7 @@ class Logs:
                     )
                     return
 
-                # the log does not exist yet
+                # retry: the log does not exist yet
                 if error.code == 400:
                     return
 
@@ -410,11 +410,11 @@ def read_archived(
 
 
 def _is_log_of(run: str, key: str) -> bool:
-    """Return True if a key may be that of a log that Argo has archived for a run: one of its
-    folders has the name of the run, and the file has the name of a container and the suffix .log.
+    """Return True if a key may belong to an archived log of a run: one folder is named like the
+    run, and the file is named CONTAINER.log.
 
-    Clients of the cluster can write any key into the status of a run, but the log is read with the
-    keys of the bucket.
+    Without this check, a client could write any key into the status of a run, and the pod would
+    read it with its bucket credentials.
     """
     if not ArtifactKey.matches(key):
         return False
@@ -447,9 +447,9 @@ def inputs_of(row: Step) -> dict[str, str]:
 
 
 class TrainingProgress:
-    """The progress of a run's training, which a thread reads from the logs of the workers every few
-    seconds while the method `of` is called. If no worker runs, the progress is the reason why the
-    job waits in its queue."""
+    """The progress of a run's training. As long as `of` is called regularly, a thread reads it from
+    the workers' logs every few seconds. If no worker runs, `of` returns the reason why the job is
+    waiting in its queue."""
 
     def __init__(self, cluster: Cluster, name: str) -> None:
         self.cluster = cluster

@@ -20,7 +20,7 @@ from rekindle.view.overview import run_row, steps_table
 
 
 def everything(cluster: Cluster, as_json: bool) -> str:
-    """Return the tables of runs, newest first, and schedules."""
+    """Return two tables: the runs, newest first, and the schedules."""
     workflows = cluster.list_objects(WORKFLOWS)
     workflows.sort(key=lambda workflow: workflow["metadata"]["creationTimestamp"], reverse=True)
     runs = [_run(add_waiting(cluster, _decompress(workflow))) for workflow in workflows]

@@ -59,8 +59,8 @@ def watch(cluster: Cluster, name: str, *, as_json: bool) -> int:
 
 
 class _RunRefresher:
-    """Shows the newest state of a run; every few seconds, looks for waiting pods and shows their
-    steps as Pending."""
+    """Shows the newest state of a run. Checks every few seconds for waiting pods, whose steps it
+    shows as Pending."""
 
     def __init__(self, cluster: Cluster, shown: display.RunDisplay) -> None:
         self._cluster = cluster
@@ -76,15 +76,15 @@ class _RunRefresher:
 
     @contextmanager
     def refreshed(self) -> Iterator[None]:
-        """Show the run every few seconds during the `with` block, because Argo does not report the
-        pods of jobs."""
+        """Redraw the run every few seconds during the `with` block, because the watch does not
+        report changes of the jobs' pods."""
         thread = threading.Thread(target=self._refresh, name="waiting", daemon=True)
         thread.start()
         try:
             yield
         finally:
             self._ended.set()
-            # do not wait longer, because a request in progress may take long
+            # limit the wait, because a request in progress may take long
             thread.join(REFRESH_INTERVAL_S)
 
     def _refresh(self) -> None:

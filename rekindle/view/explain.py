@@ -39,14 +39,15 @@ LEDGERS = re.compile(re.escape(key("TASK", LEDGER)).replace("TASK", r"([\w-]+)")
 
 
 class TrainingCost(Document):
-    """The fields of a training's cost that are needed to compute the cost of its run."""
+    """The field of a training's cost that the cost of its run is computed from."""
 
     model_config = ConfigDict(extra="allow")
     total: float
 
 
 class TrainingReport(Document):
-    """The fields that this machine uses of the report that a pod prints about a training."""
+    """The report that a pod prints about a training. Only the fields that this machine uses are
+    declared."""
 
     model_config = ConfigDict(extra="allow")
     words: list[str]
@@ -60,7 +61,8 @@ class TrainingReports(RootModel[dict[str, TrainingReport]]):
 
 
 def explain(home: Path, name: str | None, as_json: bool) -> str:
-    """Return the report on the trainings of a run (default: the newest run); the run may be active.
+    """Return the report on the trainings of a run (default: the newest run), which may still be
+    active.
 
     Raises ConfigError if the run does not exist or trains nothing, StorageError if the object store
     is unavailable.
@@ -105,7 +107,7 @@ def explain_on_cluster(cluster: Cluster, name: str | None, as_json: bool) -> str
 def reports(
     store: "Store", name: str, tariffs: Mapping[str, "Tariff | None"]
 ) -> dict[str, dict[str, Any]]:
-    """Return the summary of each training's ledger, as lines of text and numbers. Raises
+    """Summarize the ledger of each training, in lines of text and in figures. Raises
     StorageError."""
     from rekindle.training.cost.bill import build_report
     from rekindle.training.ledger.accounting import summarize
@@ -118,7 +120,8 @@ def reports(
 
 
 class Costs:
-    """The prices that a run has recorded, or else the current prices of the project.
+    """Computes the costs of a run with the prices that it recorded or, without these, the project's
+    current prices.
 
     `tariffs`: name of a training → its tariff, or None without prices. `jobs`: jobs of other
     frameworks.

@@ -29,8 +29,8 @@ def as_json(name: str, status: Status, **facts: Any) -> dict[str, Any]:
 
 def success(status: Status, facts: Mapping[str, str | None], is_rekindle: bool) -> str:
     """Return the outcome of a successful run as text, with one line per fact. `facts` (endpoint,
-    commands, cost, ...) are lines that precede the line with the duration. The outputs of the
-    workflow are interpreted only if `is_rekindle` is True (Rekindle rendered it)."""
+    commands, cost, ...): further lines, placed before the line with the duration. `is_rekindle`:
+    Rekindle rendered the workflow, so outputs such as `verdict` have their meaning."""
     values = parameters(status) if is_rekindle else {}
     started = status.get("startedAt")
     finished = status.get("finishedAt")

@@ -34,7 +34,7 @@ def run(home: Path, name: str, as_json: bool, show_all: bool = False) -> str:
 
 
 def as_object(home: Path, name: str, manifest: Mapping[str, Any], status: Status) -> dict[str, Any]:
-    """Return the object that `rekindle status NAME -o json` prints."""
+    """Return the JSON object that `rekindle status NAME -o json` prints."""
     result = outcome.as_json(name, status, **facts(home, manifest, status))
     return result | {"processes": runs.processes(home, name)}
 
@@ -58,8 +58,8 @@ def steps_table(
 
 
 def facts(home: Path, manifest: Mapping[str, Any], status: Status) -> dict[str, Any]:
-    """Return the hash of a run's manifest, the endpoint of its model, and its cost, for `-o
-    json`."""
+    """Return further fields for `-o json`: the hash of a run's manifest, the endpoint of its model,
+    and its cost."""
     # imported here to keep `rekindle status` fast
     from rekindle.blocks.manifest.render import manifest_sha256
 
@@ -85,8 +85,8 @@ def endpoint(home: Path, manifest: Mapping[str, Any]) -> str | None:
 
 
 def token_header(home: Path, manifest: Mapping[str, Any]) -> str:
-    """Return the flag of curl that sends the token of this machine, or "" if the model servers of a
-    run need no token."""
+    """Return the curl option that sends this machine's access token, or "" if the run's model
+    servers need none."""
     if not results.needs_token(manifest):
         return ""
 

@@ -50,8 +50,8 @@ def create_run(
 
 
 def _cache_claims(manifest: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return the PersistentVolumeClaim that `cluster.cache` names. In a local run, this claim is a
-    folder that the run creates."""
+    """Return the PersistentVolumeClaim that `cluster.cache` names, if any. A local run creates a
+    folder in its place."""
     cluster = (
         workflow_origin.read_config_or_empty(manifest).get("cluster")
         if manifest.get("spec")
@@ -112,8 +112,8 @@ class Pipeline(foreground.Foreground):
         self.is_rekindle = workflow_origin.is_rekindle(local.workflow)
 
     def begin(self) -> None:
-        """Mark the run's folder in the object store, and restart the deployments that `rekindle
-        down` stopped, because the run may end without a new release."""
+        """Mark the run's folder in the object store. Also restart the deployments that `rekindle
+        down` stopped, since the run may not replace them by a new release."""
         if self._writes_artifacts():
             self._mark_run()
 
@@ -123,7 +123,7 @@ class Pipeline(foreground.Foreground):
             Deployments(cluster).start()
 
     def _writes_artifacts(self) -> bool:
-        """True if the run writes into the object store."""
+        """Return True if the run writes artifacts to the object store."""
         spec = self.local.workflow["spec"]
         templates = spec.get("templates") or []
         has_artifacts = any(

@@ -14,10 +14,10 @@ from rekindle.blocks.manifest.workflow_origin import is_rekindle
 
 DONE = ("Succeeded", "Skipped", "Omitted", "Cached")
 NOT_RUN = ("Skipped", "Omitted")
-SWITCH_INPUTS = {"server", "running"}  # inputs of the DAG that blocks.verify adds
-DEPLOY_TASKS = {"deployment", "address"}  # tasks of the DAG of blocks.deploy
+SWITCH_INPUTS = {"server", "running"}  # marks the DAG that blocks.verify adds
+DEPLOY_TASKS = {"deployment", "address"}  # marks the DAG of blocks.deploy
 DELETE_TASKS = re.compile(r"(expire|take-back|withdraw|cleanup)(-.+)?")
-REPETITIONS = re.compile(r"(next|.+-again)")  # tasks of the DAG `promote`, which rarely run
+REPETITIONS = re.compile(r"(next|.+-again)")  # conditional tasks of the DAG `promote`
 OUTPUT = re.compile(
     r"tasks(?:\.([\w-]+)|\['([^']+)'\])\.outputs\.parameters(?:\.([\w-]+)|\['([^']+)'\])"
 )
@@ -38,7 +38,7 @@ class InternalSteps:
         if not (self.is_rekindle and row.node and row.phase in DONE):
             return False
 
-        # the items of a loop belong to the loop's task
+        # cut "(...)", so that a loop item counts as the loop's task
         task = row.name.rpartition(".")[2].partition("(")[0]
         is_run = row.phase not in NOT_RUN
         return self.is_added(task, self._template(row.node), self._parent(row), is_run)

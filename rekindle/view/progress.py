@@ -7,12 +7,12 @@ from argolocal.view.summary import Step, read_end
 from rekindle.program.progress import LOG_LINE
 from rekindle.training.metrics import PROGRESS_LINE
 
-MAX_NUMBER = 1e12  # samples per second, or seconds
+MAX_NUMBER = 1e12  # limit for samples per second and seconds
 
 
 def progress_in(log: str) -> str:
-    """Return `step 120/600  loss 0.0213  10 234 samples/s  12 s left` from the newest progress in a
-    log, the newest report of a program, or ""."""
+    """Return `step 120/600  loss 0.0213  10 234 samples/s  12 s left` from the newest progress line
+    in a log. Without one, return the newest report of a program, or ""."""
     matches = PROGRESS_LINE.findall(log)
     if not matches:
         reports = LOG_LINE.findall(log)
@@ -33,7 +33,8 @@ def progress_in(log: str) -> str:
 
 
 def _parse_number(text: str) -> float | None:
-    """Return a number of a line that a program has written; None if it is not plausible."""
+    """Parse a number that a program has written; return None if it is negative, huge or
+    malformed."""
     try:
         number = float(text)
     except ValueError:

@@ -1,4 +1,4 @@
-"""Example workload: digits are classified by the network of steps/digits.py, or by boosted stumps.
+"""Example workload: classifies digits with the network of steps/digits.py or with boosted stumps.
 
     rekindle run configs/trees.yaml
 
@@ -38,8 +38,8 @@ def stumps(section: Model, facts: dict[str, Any]) -> "torch.nn.Module":
     import torch
 
     class Stumps(torch.nn.Module):
-        """One stump per round and digit: a pixel, a threshold, and the scores for values up to and
-        above the threshold."""
+        """One stump per round and digit. A stump has a pixel, a threshold, one score for values up
+        to the threshold, and one for larger values."""
 
         def __init__(self) -> None:
             super().__init__()
@@ -48,7 +48,7 @@ def stumps(section: Model, facts: dict[str, Any]) -> "torch.nn.Module":
 
         def forward(self, images: torch.Tensor) -> torch.Tensor:
             tensors = dict(self.named_buffers())
-            # value of each stump's pixel, shape [B, rounds, 10]
+            # pixel values that the stumps compare, shape [B, rounds, 10]
             values = images.flatten(1)[:, tensors["pixel"].long()]
             return torch.where(
                 values <= tensors["threshold"], tensors["below"], tensors["above"]

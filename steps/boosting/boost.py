@@ -1,5 +1,5 @@
 """Train gradient-boosted stumps on the digits as XGBoost does: each replica has a part of the rows,
-and the replicas add up their histograms of gradients.
+and their histograms of gradients are summed.
 
     rekindle step steps.boosting.boost --dataset=runs/a/dataset --out=runs/a/model \\
       --model='{"rounds": 40}'
@@ -39,7 +39,7 @@ DIGITS = 10
 SHRINKAGE = 0.5
 L2_PENALTY = 1.0
 DEFAULT_PORT = 9999
-MAX_REPLICAS = 256  # a replica sends its rank as one byte
+MAX_REPLICAS = 256  # since a rank is sent as one byte
 TIMEOUT_S = 60.0
 
 
@@ -115,7 +115,7 @@ def boost(images: Any, labels: Any, rounds: int, peers: "Peers") -> dict[str, An
             ]
         )
 
-        # sums over the rows with at most each value of each pixel
+        # for each pixel and value: sums over the rows whose pixel is at most this value
         sums = peers.all_reduce(local_sums).reshape(2, -1, PIXEL_VALUES, DIGITS).cumsum(2)
         total = sums[:, :, -1:]
         gain_below, gain_above = (
@@ -167,8 +167,8 @@ class Peers:
         self.sockets = sockets
 
     def all_reduce(self, values: Any) -> Any:
-        """Return the sum of `values` over all replicas. Rank 0 adds in rank order, so the sum is
-        reproducible bit for bit."""
+        """Return the sum of `values` over all replicas. Rank 0 adds the values in rank order, so
+        that the sum is reproducible bit for bit."""
         if self.rank != 0:
             self.sockets[0].sendall(values.tobytes())
             return _receive(self.sockets[0], values)
@@ -224,7 +224,7 @@ def connect_replicas() -> Iterator[Peers]:
         yield Peers(rank, size, sockets)
     except OSError as error:
         print(f"a replica is lost: {error}", file=sys.stderr)
-        # this exit code makes the training operator restart the replica
+        # the training operator restarts a replica that ends with this exit code
         sys.exit(exit_codes.TERMINATED)
 
     for process in processes:

@@ -7,7 +7,7 @@ from rekindle import Artifact, Reuse
 from steps import prepare
 from steps.prepare import Outputs
 
-# data.source is ignored, because the cache key contains the digest of the artifact
+# data.source is not used; the cache key contains the digest of the artifact instead
 REUSE = Reuse(
     prepare.IGNORED_INPUTS, data_read=prepare.other_files, not_reused_if=prepare.must_compare
 )
@@ -20,6 +20,6 @@ class Inputs(prepare.Inputs):
 def run(inputs: Inputs) -> Outputs:
     data = inputs.data | {"source": str(inputs.source)}
     outputs = prepare.run(inputs.model_copy(update={"data": data}))
-    # source_digest is empty, because `reproduce` would compare it with data.source of the config,
-    # which this step has not read
+    # leave source_digest empty, because `reproduce` compares it with data.source, which this step
+    # has not read
     return outputs.model_copy(update={"source_digest": ""})

@@ -40,8 +40,8 @@ def ap(scores: Any, truths: Any) -> float:
 
 
 def weighted_ap(scores: Any, truths: Any, card: Any, draws: Any) -> Any:
-    """Return the average precision for each bootstrap resample of the cards; cards are resampled as
-    a whole, because the transactions of one card are not independent."""
+    """Return the average precision for each bootstrap resample. Whole cards are resampled, because
+    the transactions of a card are not independent."""
     from steps.fraud.ranking import weighted_ap
 
     return weighted_ap(scores, truths[:, 0], card, draws)

@@ -1,4 +1,4 @@
-"""Parse and validate those facts of a dataset that the code reading the dataset needs."""
+"""Parse and validate the facts of a dataset that its readers need."""
 
 from pathlib import Path
 

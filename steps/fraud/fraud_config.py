@@ -16,8 +16,7 @@ from rekindle.workload import DataConfig
 from steps.fraud.data.simulation_uri import parse, unparse
 
 CONTEXT = 63  # maximum number of earlier transactions of the card that a model may use
-# minimum number of cards of a smaller simulated world; with fewer cards, a week may contain no
-# fraud
+# minimum number of cards of a reduced simulation; with fewer, a week may contain no fraud
 MIN_CARDS = 200
 MAX_HISTORY = 100_000  # maximum number of history rows in one request to a server
 
@@ -45,13 +44,13 @@ class Columns(Section):
     )
 
     def describe(self, name: str) -> str:
-        """Return the text that describes a column in messages: its name in the source, and the
-        setting with this name."""
+        """Describe a column for messages, by its name in the source and the setting that contains
+        this name."""
         return f'column "{getattr(self, name)}" (data.columns.{name})'
 
 
 class Text(Section):
-    """Format of text columns; an empty setting is detected from the data."""
+    """Format of text columns. If a setting is empty, the format is detected from the data."""
 
     encoding: str = Field(
         default="",
@@ -163,7 +162,7 @@ class Data(DataConfig):
         return bool(self.window)
 
     def at(self, time: datetime) -> Self:
-        """Return the section with the window's days before the scheduled `time`, even if the run
+        """Return the section with the window that ends at the scheduled `time`, even if the run
         starts later."""
         if not self.window:
             return self
@@ -177,8 +176,8 @@ class Data(DataConfig):
         )
 
     def first_rows(self, rows: int, folder: Path) -> Self | None:
-        """Return the section for a smaller simulated world, or None for data that is not simulated,
-        because its first rows would lack the test weeks."""
+        """Return the section for a smaller simulated world. Return None for other data, because its
+        first rows would not reach the test weeks."""
         if not self.source.startswith("simulate://"):
             return None
         world = parse(self.source)
@@ -206,7 +205,7 @@ class Model(Section):
 
     @property
     def reach(self) -> int:
-        """Number of transactions before a scored transaction that can influence its score."""
+        """Number of earlier transactions of the card that can influence a score."""
         return self.layers * (self.window - 1)
 
     @model_validator(mode="after")

@@ -33,7 +33,7 @@ from steps.fraud.ranking import average_precision, weighted_ap
 Floats = NDArray[np.float64]
 
 WEEK = 7 * DAY
-BATCH = 64  # number of windows that the model scores at once
+BATCH = 64  # windows per forward pass
 REPLAY_ROWS = 200  # approximate number of test rows that `verify` replays
 
 # The published data of 2018: first day of each test week → (number of transactions until the end of
@@ -49,13 +49,13 @@ PUBLISHED = {
     "2018-08-22": (1_437_958, 11_857, 58_337, 408),
     "2018-08-29": (1_504_628, 12_484, 57_604, 422),
 }
-# metrics above these limits are implausible for real card payments
+# limits above which metrics are implausible for real card payments
 TOO_GOOD = {"ap": 0.97, "auc": 0.997}
-# number of random orders; the AP of another random order exceeds the maximum of 39 with probability
-# 2.5%
+# number of random orders; the AP in a further random order exceeds the maximum of 39 with a
+# probability of 2.5%
 RANDOM_ORDERS = 39
-# upper bounds of the metrics on the published test weeks: the metrics of an ideal observer, who
-# knows the rules of the simulation, rounded up
+# upper bounds of the metrics on the published test weeks, reached by an observer who knows the
+# rules of the simulation (rounded up)
 IDEAL = {"ap": 0.775, "auc": 0.900, "cp100": 0.325}
 
 
@@ -73,8 +73,8 @@ class Week:
 
 
 def judged_weeks(rows: Rows) -> list[Week]:
-    """Return the test weeks, oldest first. Raises DataError if published weeks do not have the
-    published counts."""
+    """Return the test weeks, oldest first. Raises DataError if a week of the published data does
+    not have the published counts of rows and frauds."""
     delay = rows.facts.label_delay_days
     weeks = [Week(start, counted_rows(rows, start, delay)) for start, _ in rows.facts.test_weeks]
     for week in weeks:
@@ -96,7 +96,8 @@ def counted_rows(rows: Rows, start: int, delay_days: int) -> Ints:
 
 
 def is_published(rows: Rows, week: Week) -> bool:
-    """Return True if the rows until the end of the week seem to be the published data."""
+    """Return True if the rows until the end of the week match the published data in start time and
+    counts."""
     if week.name not in PUBLISHED or rows.times.min() != PUBLISHED_FIRST:
         return False
     in_time = rows.times < week.start + WEEK
@@ -118,12 +119,12 @@ def _verify_published(rows: Rows, week: Week, delay_days: int) -> None:
 
 @dataclass(frozen=True)
 class Boosted:
-    """The log-odds that the trees of a release compute for single transactions in its servers."""
+    """The log-odds that the trees in the servers of a release give to single transactions."""
 
     trees: Trees
-    train_end: int  # end of training: the trees score rows from this time on, even after a refresh
+    train_end: int  # end of training; trees score all later rows, also after a refresh
     ids: Ints  # ids of the last training rows of the release, ascending
-    values: Floats  # log-odds of the rows with these ids
+    values: Floats  # log-odds of the rows in `ids`
 
     @classmethod
     def load(cls, release: Path) -> "Boosted":
@@ -137,8 +138,8 @@ class Boosted:
         return cls(state.trees, train_end, log_odds["id"][order], log_odds["boosted"][order])
 
     def replace(self, rows: Rows, index: Ints, features: Tensor) -> None:
-        """Write the log-odds into the features [B, L, F] of the rows `index` [B, L]."""
-        # exclude rows of other cards, into which a window may extend
+        """Replace the log-odds in the features [B, L, F] of the rows `index` [B, L]."""
+        # exclude rows of other cards, since a window may extend beyond its card
         same_card = rows.first[index] == rows.first[index[:, :1]]
         later = same_card & (rows.times[index] >= self.train_end)
         position = np.minimum(np.searchsorted(self.ids, rows.ids[index]), len(self.ids) - 1)
@@ -156,8 +157,8 @@ def score(
 ) -> Floats:
     """Return the probability of fraud of each of the rows `index` (ascending), as a server would.
 
-    The dataset contains the log-odds of its own trees; `served` has the log-odds that the servers
-    of a model of another dataset compute.
+    The dataset contains the log-odds of its own trees. For a model of another dataset, `served`
+    provides the log-odds that its servers compute.
     """
     starts, window, position = scoring_windows(rows.first, index)
     offset = torch.from_numpy(rows.offsets[starts])
@@ -245,8 +246,8 @@ class Weekly(Examples):
         return replace(evaluation, parts=parts, warnings=warnings)
 
     def _warn_of_chance(self, scores: Floats, ap: float) -> list[str]:
-        """Return a warning if the candidate's AP is not clearly better than the AP of its scores in
-        random order."""
+        """Return a warning if the candidate's AP is not clearly better than the AP of its scores
+        after random shuffling."""
         labels = self.rows.labels[self.index]
         weeks = [self.parts == week.name for week in self.weeks]
 

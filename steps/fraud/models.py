@@ -1,15 +1,15 @@
 """The two families of fraud models: a causal transformer over the transactions of a card, and
 boosted trees.
 
-Both families give one probability of fraud for each transaction. The trees
+Both families predict a probability of fraud for each transaction. The trees
 (steps/fraud/data/boosting.py) are fitted by `prepare`, which stores their log-odds as a feature of
 each transaction; the transformer gets this feature, too.
 
 Each layer of the transformer attends to at most `model.window` transactions, so a score depends
-only on the newest `layers * (window - 1) + 1` transactions. A score does not change if earlier
-history is cut off, and is the same in a server, which scores one history, and in an evaluation,
-which scores long runs of rows. Ids of cards and terminals are not inputs. `model.safetensors`
-includes the names, means and standard deviations of the inputs.
+only on the newest `layers * (window - 1) + 1` transactions. Earlier history does not affect it, so
+a server, which scores one history, and an evaluation, which scores long sequences, compute the same
+score. Ids of cards and terminals are not inputs. `model.safetensors` includes the names, means and
+standard deviations of the inputs.
 """
 
 from pathlib import Path
@@ -25,8 +25,8 @@ from rekindle.errors import DataError
 from steps.fraud.data.boosting import BOOSTED
 from steps.fraud.fraud_config import Model
 
-INITIAL_LOGIT = -5.0  # initial log-odds of fraud, which are low because fraud is rare
-CLIP = 8.0  # standardized inputs are clipped to ± this limit, because larger values do not help
+INITIAL_LOGIT = -5.0  # initial log-odds of fraud; low, because fraud is rare
+CLIP = 8.0  # limit of the absolute value of standardized inputs
 
 
 class Block(nn.Module):
@@ -142,7 +142,7 @@ FAMILIES: dict[str, type[TreesModel | FraudModel]] = {
 
 def build(family: str, section: Model, facts: dict[str, Any]) -> TreesModel | FraudModel:
     """Build an untrained model for a dataset with `facts` (keys `features`, `mean`, `std`)."""
-    spread = torch.tensor(facts["std"]).clamp(min=1e-6)  # for constant features
+    spread = torch.tensor(facts["std"]).clamp(min=1e-6)  # avoids division by 0
     return FAMILIES[family](section, facts["features"], torch.tensor(facts["mean"]), spread)
 
 
@@ -198,7 +198,7 @@ def score_windows(model: nn.Module, features: Tensor, lengths: Tensor) -> Tensor
 
     Histories start at position 0; padding after position `lengths - 1` is ignored. If B is 8 and
     the model is wide enough (MIN_BATCH_WIDTH in scoring.py), the bits of a score do not depend on
-    the position in the batch. Therefore the sigmoid is applied to the last positions only: applied
-    to all positions, its vectorized loop would treat the remainder differently.
+    the position in the batch. To ensure this, the sigmoid is applied to the last positions only.
+    Over all positions, its vectorized loop would compute the remainder differently.
     """
     return model(features, lengths - 1).squeeze(1).double().sigmoid()

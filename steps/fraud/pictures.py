@@ -15,7 +15,7 @@ from steps.fraud.ranking import average_precision, counts
 Floats = NDArray[np.float64]
 Ints = NDArray[np.integer]
 COLOUR = {"candidate": "#c2410c", "champion": "#475569", "baseline": "#0f766e"}
-ALARM_SCORE = 0.5  # minimum score that counts as an alarm
+ALARM_SCORE = 0.5  # scores from here on count as alarms
 
 
 def draw(
@@ -25,8 +25,8 @@ def draw(
     scores: dict[str, Floats],
     parts: list[dict[str, Any]],
 ) -> None:
-    """Write plots of the `scores` of models (name → [n]) on rows with `labels` and `scenarios` into
-    `folder`."""
+    """Write plots into `folder`. `scores`: name of a model → its scores [n] of the rows, which have
+    `labels` and `scenarios`."""
     folder.mkdir(parents=True, exist_ok=True)
 
     with matplotlib.rc_context(

@@ -14,10 +14,10 @@ Ints = NDArray[np.integer[Any]]
 
 
 def counts(scores: Floats, labels: Ints) -> tuple[Ints, Ints]:
-    """For each distinct score, highest first, return the numbers of frauds and of transactions with
-    this score or a higher one."""
+    """For each distinct score, highest first, return how many frauds, and how many transactions,
+    have at least this score."""
     order = np.argsort(-scores, kind="stable")
-    # True at the last position of each run of equal scores
+    # True at the last position of each sequence of equal scores
     last = np.append(np.diff(scores[order]) != 0, True)
     return np.cumsum(labels[order], dtype=np.int64)[last], np.flatnonzero(last) + 1
 
@@ -41,7 +41,7 @@ def card_precision(scores: Floats, labels: Ints, cards: Ints, days: Ints, top: i
     scores of a day, averaged over the days.
 
     The score and label of a card on a day are the maxima over its transactions. A compromised card
-    that was checked is left out on later days. Ties are ordered by card number.
+    that was checked on a day is excluded on later days. Ties are ordered by card number.
     """
     compromised: set[int] = set()
     shares = []
@@ -68,7 +68,8 @@ def weighted_ap(scores: Floats, labels: Ints, card: Ints, draws: NDArray[np.floa
     from scipy.sparse import csr_array
 
     thresholds = np.unique(scores[labels == 1])
-    # level 0 has the rows whose score is at or above the highest threshold
+    # level 0: rows with at least the highest threshold; each further level: rows between two
+    # thresholds
     level = len(thresholds) - np.searchsorted(thresholds, scores, side="right")
     shape = (len(thresholds) + 1, len(draws))
     every = csr_array((np.ones(len(level), np.float32), (level, card)), shape)[:-1] @ draws

@@ -1,9 +1,9 @@
 """Update the serving state of a released model with newer data; its weights stay unchanged.
 
 Newer transactions get the features and tree scores that a server would compute for them as
-`history` of a request, and the labels that have become known. A request without the newer
-transactions gets, with the new state, bit for bit the same prediction as a request with them in
-`history` got with the previous state.
+`history` of a request, and the labels that have become known. With the new state, a request needs
+no newer transactions in `history`: its prediction is bit for bit that of the previous state with
+them.
 """
 
 from dataclasses import replace
@@ -21,7 +21,7 @@ from steps.fraud.data.shards import last_full_day
 from steps.fraud.data.transactions import DAY, UNKNOWN, Rows, format_utc
 from steps.fraud.fraud_config import Data
 
-CHUNK = 4096  # number of rows that the trees score at once
+CHUNK = 4096  # rows per call of the trees
 # number of newest transactions that are sent to the servers to verify their predictions
 VERIFIED_TRANSACTIONS = 50
 
@@ -85,7 +85,7 @@ def refresh(release: Path, data: Data, out: Path) -> Refreshed | None:
 
 
 def fill_labels(old: Rows, new: Rows) -> Rows:
-    """Return the `old` rows with the labels of the rows of `new` that have the same ids."""
+    """Return the `old` rows, with labels replaced by those of `new` rows with the same ids."""
     labelled = new[new.fraud != UNKNOWN]
     order = np.argsort(labelled.id)
     position = np.minimum(
@@ -109,7 +109,7 @@ def extend(current: serving_state.State, old: Rows, later: Rows, until: int) -> 
     """Return the rows that a server needs from `until` on, sorted by (card, time, id), and their
     features."""
     rows = Rows.concat([old, later])
-    # row numbers, which identify the rows of `old`: these keep their features
+    # number the rows, to find the rows of `old`, whose features are kept
     number = np.arange(len(rows))
     order = np.lexsort((rows.id, rows.time))
     numbered = replace(rows, scenario=number)[order]

@@ -22,8 +22,9 @@ def replay(
     """Yield requests for about `count` test transactions of all weeks, half of them frauds, with
     the expected scores.
 
-    Each request contains the history that its scores need, with the labels that were known at the
-    time of its transactions. Transactions that need more than `max_history` rows are skipped.
+    Each request contains the history that affects its scores, with only the labels known at the
+    time of the scored transactions. Transactions that need more than `max_history` rows are
+    skipped.
     """
     facts = read_facts(dataset)
     start = facts.train_end
@@ -44,8 +45,8 @@ def replay(
         if history.sum() > max_history:
             continue
 
-        # the transactions to score are sent without labels, so a request must end before the label
-        # of one of its transactions becomes known
+        # all scored transactions are sent without labels, so end a request before the label of its
+        # first one becomes known
         due = batch and later.time[row] - later.time[batch[0]] >= max(delay, 1)
         if batch and (due or len(batch) == BATCH or (needed | history).sum() > max_history):
             yield _request(later, batch, needed, delay), [expected[int(later.id[r])] for r in batch]
@@ -75,8 +76,8 @@ def _sample_scores(scores: Any, count: int, draw: np.random.Generator) -> dict[i
 
 
 def _find_needed_rows(later: Rows, row: int) -> NDArray[np.bool_]:
-    """Return a mask of the earlier rows that affect the score of `row`: rows of its card and of its
-    card's terminals."""
+    """Return a mask of the earlier rows that affect the score of `row`: rows of its card, and rows
+    of the terminals that this card used."""
     same_card = later.card == later.card[row]
     seen = np.flatnonzero(same_card[: row + 1])[-CONTEXT - 1 :]
     needed = (later.time <= later.time[row]) & (

@@ -3,8 +3,8 @@
 A request is {"instances": [{transaction_id, time, card, terminal, amount}], "history": [...]}. Rows
 of `history` also have the field "fraud" once their label is known. A prediction is the probability
 of fraud. `history` contains the transactions between the end of the training data and the
-instances. A score is exact if `history` has all rows of the scored cards, and all rows of the
-terminals that appear in these rows and in the instances.
+instances. A score is exact if `history` has all rows of the scored cards, and of all terminals in
+these rows and in the instances.
 """
 
 import math
@@ -27,12 +27,13 @@ from steps.fraud.fraud_config import MAX_HISTORY
 from steps.fraud.models import load, score_windows
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-# fixed number of windows per forward pass, so the bits of a score do not depend on other requests
+# windows per forward pass; fixed, so that the bits of a score do not depend on other requests
 BATCH = 8
-# time after the end of the state during which a request without history causes no warning
+# a request without history causes a warning only if it is longer than this after the end of the
+# state
 MAX_WITHOUT_HISTORY = DAY
-# minimum width for batches of several windows: in narrower models, the position in the batch
-# changes bits of a score
+# narrower models score single windows, because the position in a batch would change bits of their
+# scores
 MIN_BATCH_WIDTH = 16
 
 
@@ -153,8 +154,8 @@ class FraudPredictor:
         return [[next(scores) for _ in request.instances] for request in requests]
 
     def warn(self, request: Request) -> str:
-        """Return a sentence if the history is missing and an instance is long after the end of the
-        state; otherwise an empty text."""
+        """Return a warning if the history is missing and an instance is long after the end of the
+        state; otherwise ""."""
         end = self.state.train_end
 
         newest = max(transaction.time for transaction in request.instances)
@@ -184,8 +185,8 @@ class FraudPredictor:
 
 
 def rows(requests: Sequence[Sequence[Transaction]]) -> list[Rows]:
-    """Convert the transactions of each request to columns, all in one table because numpy is slow
-    for few rows."""
+    """Convert the transactions of each request to columns. All requests are converted in one table,
+    because numpy is slow for few rows."""
     transactions = list(chain.from_iterable(requests))
 
     table = Rows.of(

@@ -23,7 +23,7 @@ from rekindle import DataConfig, DataError, Metric, Prepared, Section
 if TYPE_CHECKING:
     import torch
 
-START = 0  # byte that precedes every text
+START = 0  # start byte, put before every text
 
 
 class Data(DataConfig):
@@ -41,7 +41,7 @@ class Data(DataConfig):
     )
 
     def first_rows(self, rows: int, folder: Path) -> Self:
-        # a part of the text is not needed, because preparing all of it takes only a second
+        # use the whole text, because preparing it takes only a second
         return self
 
 
@@ -60,8 +60,7 @@ class Model(Section):
 
 
 class Instance(BaseModel):
-    """A text. If a text is longer than the model's window, only the last bytes of the text are
-    used."""
+    """A text. Only the last bytes of a text that is longer than the model's window are used."""
 
     model_config = ConfigDict(extra="forbid")
     text: str = Field(min_length=1, max_length=10_000)
@@ -158,13 +157,13 @@ def examples(path: Path) -> Iterator[tuple[dict[str, Any], int]]:
 
 
 def predict(model: Any, instances: list[Instance], facts: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return the information content of each text in bits (the sum over its bytes, each given the
-    bytes before it), and the most likely next bytes."""
+    """Return for each text its information content in bits, summed over its bytes given the
+    preceding bytes, and the most likely next bytes."""
     import torch
 
     window = facts["window"]
     texts = [instance.text.encode()[-window:] for instance in instances]
-    # the texts are padded, so that the shape is always the same
+    # pad the texts to a fixed shape
     tokens = torch.tensor([[START, *text, *[START] * (window - len(text))] for text in texts])
     nats = -model(tokens[:, :-1]).log_softmax(-1).gather(-1, tokens[:, 1:, None])[..., 0].double()
     padding = torch.arange(window) >= torch.tensor([[len(text)] for text in texts])

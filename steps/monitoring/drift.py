@@ -33,8 +33,8 @@ class Outputs(StepOutputs):
 def run(inputs: Inputs) -> Outputs:
     """Compare the requests with the test rows, and record the verdict.
 
-    Raises DataError if no champion or no record of its test rows exists, RekindleError if a server
-    does not answer.
+    Raises DataError if the champion or the record of its test rows does not exist, RekindleError if
+    a server does not answer.
     """
     from rekindle import tracking
     from rekindle.release.watch import drift

@@ -12,10 +12,10 @@ from rekindle.step import to_text
 from rekindle.tracking import RunData
 
 TIME = "%Y-%m-%dT%H:%M:%SZ"
-YEARS = range(1900, 9000)  # years that are valid in the time of a tag
-MIN_ROWS_RATIO = 0.9  # minimum ratio of a window's rows to the last training's rows without warning
+YEARS = range(1900, 9000)  # valid years in the time of a tag
+MIN_ROWS_RATIO = 0.9  # warn if a window has fewer rows than this share of the last training's rows
 NEWEST_TAG = "data.newest"  # tag with the time of the newest row
-# tag of a run that trains nothing: the earlier run with the same data, code and config
+# tag of a run that skips the training; value: the earlier run with equal data, code and config
 SAME_TAG = "data.same_as"
 # tags that contain parameters of the workflow
 HASH_TAGS = (tracking.CONFIG_HASH, tracking.MANIFEST_HASH, tracking.GIT_SHA)
@@ -104,8 +104,8 @@ def warn_of_stale_data(
 
 
 def has_no_newer_rows(newest: str, last: RunData) -> bool:
-    """Return True if the newest row of a source, whose time is `newest`, is not newer than the
-    newest row of the run `last`."""
+    """Return True if the source has not got newer rows since the run `last`. `newest`: time of the
+    source's newest row."""
     newest_time = parse_time(newest)
     last_time = parse_time(last.tags.get(NEWEST_TAG, ""))
     return bool(newest_time and last_time and newest_time <= last_time)
@@ -118,8 +118,7 @@ def parse_time(text: str) -> datetime | None:
         time = datetime.fromisoformat(text)
     except ValueError:
         return None
-    # times in other years are rejected, because arithmetic with them may exceed datetime.min or
-    # datetime.max
+    # reject other years, because arithmetic with them could exceed datetime.min or datetime.max
     if time.tzinfo and time.year in YEARS:
         return time
     return None
@@ -157,8 +156,8 @@ def last_scheduled(
 
 
 def describe_changes(tags: dict[str, str], config: dict[str, Any], last: RunData) -> list[str]:
-    """Return what has changed since the run `last`: the changed keys of the config, and "the code"
-    if it has changed; if neither has, "the manifest"."""
+    """Return what has changed since the run `last`: the changed config keys, and "the code" if it
+    changed. If neither changed, return "the manifest"."""
     changed_tags = [name for name, value in tags.items() if value != last.tags.get(name)]
     values = {
         name: to_text(value)[: tracking.MAX_PARAM_LENGTH]

@@ -5,8 +5,8 @@ contains `notify`.
       --workflow=demo-x7k2p --status=Failed --experiment=demo --format=slack
 
 Notifications report failures, rollbacks, releases, candidates that the gate did not release, and
-drift. No notification is sent for a run that was stopped, or that only trained the champion again.
-If a notification cannot be sent, the run does not fail, but has a warning.
+drift. No notification is sent for a stopped run, or for a run whose candidate has the same weights
+as the champion. If a notification cannot be sent, the run gets a warning, but does not fail.
 """
 
 from collections.abc import Mapping
@@ -80,8 +80,8 @@ def run(inputs: Inputs) -> Outputs:
 
 
 def compose(inputs: Inputs, tags: Mapping[str, str], link: str) -> Message | None:
-    """Return the notification about a run whose MLflow tags are `tags`; None if no notification
-    needs to be sent."""
+    """Return the notification about a run with the MLflow tags `tags`, or None if its result needs
+    no notification."""
     from rekindle import tracking
 
     run = inputs.workflow

@@ -1,6 +1,5 @@
-"""The identity of the code that a run loads, and whether this identity covers all of the code.
-
-A scheduled run trains nothing only if no code of the run can have changed unnoticed.
+"""Computes an identity of the code that a run loads, and checks that it covers all of the code.
+Only then may a scheduled run skip the training because nothing has changed.
 """
 
 import os
@@ -21,8 +20,8 @@ UNCOVERED_TAG = "code.uncovered"
 
 @dataclass(frozen=True)
 class RunIdentity:
-    """The identity of a run's code. `uncovered`: why the identity does not cover all files that
-    the run loads; "" if it does."""
+    """The identity of a run's code. `uncovered`: reason why the identity does not cover all files
+    that the run loads, or ""."""
 
     code: str
     uncovered: str = ""
@@ -36,7 +35,7 @@ def find(manifest: Mapping[str, Any], more_modules: Iterable[str]) -> RunIdentit
     identity = code.code_identity(modules)
 
     reason = run_code.reason_other_images(manifest)
-    # an image contains the code of its pods; `reason` says whether it is the image of all pods
+    # an image contains its pods' code; `reason` is "" if all pods use this image
     if not reason and not identity.startswith(code.IMAGE_DIGEST):
         sections = run_code.program_sections(manifest)
         reason = program_code.reason_unknown(sections, modules, folders)
@@ -45,8 +44,8 @@ def find(manifest: Mapping[str, Any], more_modules: Iterable[str]) -> RunIdentit
 
 
 def why_uncovered(last: RunData, manifest: Mapping[str, Any]) -> str:
-    """Return why the identity of an earlier run does not cover all files that the run loaded; "" if
-    it does."""
+    """Return the reason why the identity of an earlier run does not cover all files that it loaded,
+    or ""."""
     if UNCOVERED_TAG in last.tags:
         return f"in the earlier run, {last.tags[UNCOVERED_TAG]}"
     if not os.environ.get(S3_BUCKET):

@@ -8,7 +8,7 @@ def build(config):
         data = blocks.prepare()
         model = blocks.train(data)
 
-        # the mutex lets only one run of this pipeline at a time execute this group
+        # because of the mutex, only one run of this pipeline at a time executes this group
         with blocks.group("decide", mutex=config.name):
             evaluation = blocks.evaluate(model)
             blocks.step(

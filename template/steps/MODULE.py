@@ -5,7 +5,7 @@ from pydantic import BaseModel, Field
 
 from rekindle import DataConfig, Metric, Prepared, Section
 
-Data = DataConfig  # class of the section `data` of the config; a subclass can add settings
+Data = DataConfig  # the config section `data`; define a subclass to add settings
 
 
 class Model(Section):

@@ -1,7 +1,7 @@
 """The interface of the actions of a page, such as stopping a run.
 
-A user confirms each action: GET shows its plan and the command that does the same, POST does it.
-Both work without JavaScript.
+A user confirms each action: GET shows its plan and the equivalent command, POST performs it. Both
+work without JavaScript.
 """
 
 import shlex
@@ -18,7 +18,8 @@ MAX_VALUE_LENGTH = 10_000
 
 @dataclass(frozen=True)
 class Field:
-    """A value that an action needs. `choices`: all permitted values, if they are limited."""
+    """An input field of an action's form. `choices`: the permitted values, or [] if all values are
+    permitted."""
 
     name: str
     label: str
@@ -33,8 +34,8 @@ class Field:
 @dataclass(frozen=True)
 class Plan:
     """An action that is possible now. `effect`: a sentence about its effect; `command`: the
-    command line that does the same; `back`: the page to return to; `ends_something`: it ends
-    processes or replaces a version."""
+    equivalent command line; `back`: the page to return to; `ends_something`: True if the action
+    ends processes or replaces a version."""
 
     name: str
     title: str
@@ -48,7 +49,7 @@ class Plan:
 
 @dataclass(frozen=True)
 class Outcome:
-    """An action that was done: a sentence, and the address of the page that shows the result."""
+    """The result of an action: a message, and the URL path of the page that shows the result."""
 
     message: str
     address: str
@@ -60,23 +61,24 @@ class Action(Protocol):
     name: str
 
     def plan(self, run: Run) -> Plan | None:
-        """Return the plan of the action, or None if it does not apply to the run now."""
+        """Return the plan of the action, or None if the action is not possible for the run now."""
         ...
 
     def perform(self, run: Run, values: Mapping[str, str]) -> Outcome:
-        """Do the action. `values`: one value for each field of the plan. Raises ConfigError."""
+        """Perform the action. `values`: one value for each field of the plan. Raises
+        ConfigError."""
         ...
 
 
 class PageAction(Protocol):
-    """An action on something other than a run. `path`: its address, with parameters in braces."""
+    """An action on another object than a run. `path`: its URL path, with parameters in braces."""
 
     path: str
     section: str
 
     def plan(self, parameters: Mapping[str, str]) -> Plan | None:
-        """Return the plan of the action for the parameters of an address, or None if it does not
-        apply."""
+        """Return the plan of the action for the `parameters` in its URL path, or None if the action
+        is not possible."""
         ...
 
     def perform(self, parameters: Mapping[str, str], values: Mapping[str, str]) -> Outcome:
@@ -85,12 +87,12 @@ class PageAction(Protocol):
 
 
 def address_of(run: str, action: str) -> str:
-    """Return the address of an action on a run."""
+    """Return the URL path of an action on a run."""
     return f"/runs/{run}/actions/{action}"
 
 
 def command_line(*arguments: str) -> str:
-    """Return a command line of this program for a shell."""
+    """Return a shell command line that calls this program with `arguments`."""
     return shlex.join([program.name, *arguments])
 
 
@@ -100,8 +102,8 @@ def parameter_flags(values: Mapping[str, str]) -> list[str]:
 
 
 def select_values(fields: Iterable[Field], form: Mapping[str, str]) -> dict[str, str]:
-    """Return the values of a form for these fields. Raises ConfigError for an unknown field, and
-    for a missing or forbidden value."""
+    """Return the values that a form contains for `fields`. Raises ConfigError for an unknown field,
+    a missing value or a forbidden value."""
     values = {}
     fields_by_name = {item.name: item for item in fields}
     unknown_names = form.keys() - fields_by_name.keys()

@@ -1,5 +1,5 @@
-"""Commands that actions start. A command outlives the page, as if a user had started it in a
-terminal; its output goes to a file in the home."""
+"""Start commands for actions of the page. A command continues when the page's server stops, and
+writes its output to a file in the home."""
 
 import subprocess
 import time
@@ -18,19 +18,19 @@ CHECK_INTERVAL_S = 0.05
 
 
 class CommandFailed(ArgolocalError):
-    """A command ended before it did its work."""
+    """A command failed before its work was done."""
 
 
 @dataclass(frozen=True)
 class StartedCommand:
-    """A command of this program that runs, and the file with its output."""
+    """A running command of this program, and the file that receives its output."""
 
     process: "subprocess.Popen[bytes]"
     output: Path
 
     def wait_until(self, is_done: Callable[[], bool], seconds: float = START_TIMEOUT_S) -> None:
-        """Wait until the work of the command is visible, for at most `seconds`. Raises
-        CommandFailed if the command has failed before, with the end of its output."""
+        """Wait until `is_done()` is True, for at most `seconds`. If the command fails first, raise
+        CommandFailed with the last line of its output."""
         deadline = time.monotonic() + seconds
         while not is_done():
             code = self.process.poll()
@@ -44,14 +44,14 @@ class StartedCommand:
 
 
 class Commands:
-    """Starts commands of this program for one home. `environ`: their environment."""
+    """Starts commands of this program for one home. `environ`: the environment of the commands."""
 
     def __init__(self, home: Path, environ: Mapping[str, str]) -> None:
         self.home = home.resolve()
         self.environ = dict(environ) | {program.variable("HOME"): str(self.home)}
 
     def start(self, *arguments: str) -> StartedCommand:
-        """Start a command, in a session of its own."""
+        """Start a command in a new session."""
         homes.make(self.home)
         folder = self.home / FOLDER
         folder.mkdir(exist_ok=True)

@@ -1,5 +1,5 @@
-"""The addresses of the actions: GET asks, POST acts. A form needs the token of the page's forms, in
-addition to the login and the same origin (see access.py)."""
+"""The HTTP routes of the actions: GET asks for confirmation, POST performs the action. A form must
+contain the form token, in addition to the checks in access.py."""
 
 import hmac
 import secrets
@@ -28,7 +28,7 @@ FORM_VALUES = TypeAdapter(dict[str, str])
 
 
 class Answers(Protocol):
-    """The methods of the page that the actions use."""
+    """The methods of `Page` that the actions use."""
 
     def find_run(self, name: str) -> Run: ...
 
@@ -45,7 +45,7 @@ class Actions:
 
 
 class ActionPages:
-    """Answers the addresses of the actions on runs."""
+    """Handles the HTTP requests for actions."""
 
     def __init__(
         self, page: Answers, actions: Sequence[Action], page_actions: Sequence[PageAction]
@@ -68,7 +68,7 @@ class ActionPages:
         ]
 
     def plans(self, run: Run) -> list[Plan]:
-        """Return the actions that are possible now."""
+        """Return the plans of the actions that are possible now."""
         return [plan for action in self.actions.values() if (plan := action.plan(run))]
 
     def show_all(self, request: Request) -> Response:
@@ -128,7 +128,8 @@ class ActionPages:
         perform: Callable[[Mapping[str, str]], Outcome],
         current_section: str,
     ) -> Response:
-        """Show a plan or, with a form, perform it and show the page with the result."""
+        """Without a form, show the plan. With a form, perform the action and redirect to the page
+        with the result."""
         if form is None:
             return self.page.answer(
                 request,
@@ -155,15 +156,15 @@ class ActionPages:
 
 
 async def read_form(request: Request) -> dict[str, str]:
-    """Return the values of a form, or of a JSON object of texts. Raises HTTPException for a form
-    that another page may have sent, and for a malformed one."""
+    """Return the values of a form, or of a JSON object whose values are strings. Raises
+    HTTPException for a malformed form, and for a form that another site may have sent."""
     body = bytearray()
     async for chunk in request.stream():
         body += chunk
         if len(body) > MAX_FORM_BYTES:
             raise HTTPException(413, f"a form may have at most {MAX_FORM_BYTES:,} bytes.")
 
-    # other origins may send forms, but no JSON
+    # JSON needs no form token, because browsers do not let other origins send JSON
     if request.headers.get("content-type", "").partition(";")[0] == "application/json":
         try:
             return FORM_VALUES.validate_json(bytes(body) or b"{}", strict=True)

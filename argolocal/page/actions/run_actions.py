@@ -1,4 +1,4 @@
-"""The actions on a run of this machine: stop, resume, approve a suspended step, run again."""
+"""The actions on a run of this machine: stop, resume, approve a suspended step, and run again."""
 
 from collections.abc import Collection, Mapping
 from pathlib import Path
@@ -22,14 +22,14 @@ from argolocal.runner import run as runner
 from argolocal.runner.rerun import choose_name, list_parameters
 from argolocal.state.journal import MANIFEST_FILE, RunFiles
 
-MAX_SHOWN_VALUE = 500  # length of the longest value of a parameter that a form shows
+MAX_SHOWN_VALUE = 500  # maximum length of a parameter value that a form shows
 
 
 def make_actions(
     home: Path, commands: Commands, internal_parameters: Collection[str] = ()
 ) -> list[Action]:
-    """Return the actions that every run of every program has. `internal_parameters`: workflow
-    parameters that a user does not change."""
+    """Return the actions that argolocal and rekindle share. `internal_parameters`: names of
+    workflow parameters that users do not change."""
     return [
         Approve(home, commands),
         Resume(home, commands),
@@ -39,7 +39,8 @@ def make_actions(
 
 
 class _LocalAction:
-    """An action that a command of this program does. `home`: home of the runs."""
+    """An action that is performed by a command of this program. `home`: the home that contains the
+    runs."""
 
     def __init__(self, home: Path, commands: Commands) -> None:
         self.home = home
@@ -105,7 +106,7 @@ class Resume(_LocalAction):
 
 
 class Approve(_LocalAction):
-    """Resumes the suspended steps of a run in progress, with the values that they wait for."""
+    """Resumes the suspended steps of a run in progress, with values for their outputs."""
 
     name = "approve"
 
@@ -185,8 +186,8 @@ class RunAgain(_LocalAction):
 
 
 def _suspended_field(step: Mapping[str, Any], parameter: Mapping[str, Any]) -> Field:
-    """Return the field for an output of a suspended step. The input with the same name has its
-    choices and its description."""
+    """Return the form field for an output of a suspended step. Its choices and description come
+    from the input with the same name."""
     name = str(parameter["name"])
     default = (parameter.get("valueFrom") or {}).get("default")
     inputs = (step.get("inputs") or {}).get("parameters") or []

@@ -1,6 +1,6 @@
 """Read parts of a log, and search it, with bounded memory.
 
-Positions are numbers of bytes, because the number of a line would have to be counted.
+Positions are byte offsets, because line numbers would have to be counted.
 """
 
 import re
@@ -11,16 +11,17 @@ from argolocal.common.wording import COLOR, visible
 from argolocal.page.log_files import LogFile
 
 PAGE_BYTES = 64_000
-# bytes before a marked line, on a page that shows this line
+# number of bytes that a page shows before its marked line
 CONTEXT_BYTES = 8_000
 BLOCK_BYTES = 1 << 20
 MAX_LINE_LENGTH = 2000
 MAX_MATCHES = 200
 MAX_MATCH_LENGTH = 300
-# The lines before a page are counted in at most so many bytes of a local log, or of another log.
+# Line numbers are computed only if at most this many bytes precede the page: limit of a local log,
+# limit of another log.
 MAX_COUNTED_BYTES = (64_000_000, 1_000_000)
 COLOR_BYTES = re.compile(COLOR.pattern.encode())
-# texts that start or name an error, in lower case
+# texts that indicate an error, in lower case
 ERRORS = (
     "error:",
     "traceback (most recent call last)",
@@ -34,8 +35,8 @@ ERROR_BYTES = tuple(text.encode() for text in ERRORS)
 
 @dataclass(frozen=True)
 class LogLine:
-    """A line of a log. `cut`: number of its bytes that are not shown. `is_complete`: False for a
-    line that the pod has not ended yet."""
+    """A line of a log. `cut`: number of bytes at its end that are not shown. `is_complete`: False
+    for a line whose line break is not written yet."""
 
     offset: int
     number: int | None
@@ -48,7 +49,8 @@ class LogLine:
 
 @dataclass(frozen=True)
 class LogPage:
-    """A part of a log, from the byte `start` to the byte `end`, of which `size` exist."""
+    """The part of a log from byte `start` to byte `end`. `size`: number of bytes of the whole
+    log."""
 
     start: int
     end: int
@@ -58,7 +60,8 @@ class LogPage:
 
 @dataclass(frozen=True)
 class Match:
-    """A line that contains the text of a search, in three parts."""
+    """A line that contains the searched text, split into the text before, the match, and the text
+    after it."""
 
     offset: int
     number: int
@@ -69,7 +72,7 @@ class Match:
 
 @dataclass(frozen=True)
 class Matches:
-    """The first lines of a log that match, and the number of further matches."""
+    """The first matching lines of a log, and the number of further matches."""
 
     lines: list[Match]
     more: int
@@ -81,7 +84,7 @@ def read_end(log: LogFile) -> LogPage:
     start = max(0, size - PAGE_BYTES)
     data = log.read(start, size - start)
     if start:
-        # the number of bytes up to the end of the first line, unless it is the only one
+        # skip the first line, which may be incomplete, unless it is the only line
         skipped = data.find(b"\n") + 1
         if skipped < len(data):
             start += skipped
@@ -97,13 +100,13 @@ def read_page(log: LogFile, offset: int) -> LogPage:
 
     data = log.read(offset, PAGE_BYTES)
     if offset + len(data) < size:
-        # without a line break, the page is a part of a long line
+        # if the data contain no line break, the page is a part of a long line
         data = data[: data.rfind(b"\n") + 1] or data
     return LogPage(offset, offset + len(data), size, data)
 
 
 def find_previous_page(log: LogFile, start: int, size: int = PAGE_BYTES) -> int:
-    """Return the offset of a page that ends at `start` or a little later."""
+    """Return the offset of the page before `start`; this page may end a little after `start`."""
     offset = max(0, start - size)
     if offset == 0:
         return 0
@@ -132,8 +135,8 @@ def split_lines(page: LogPage, first_number: int | None, mark: int | None = None
 
 
 def make_line(line: bytes, offset: int, number: int | None = None) -> LogLine:
-    """Return a line as it is shown: shortened, without colours, with visible control characters.
-    Of a progress bar, which is written over and over, the last state."""
+    """Return a line as it is shown: shortened, without colours, with visible control characters. If
+    a progress bar has overwritten the line, only its last state is shown."""
     text = line.rstrip(b"\r").rpartition(b"\r")[2].decode(errors="replace")
     cut = len(text[MAX_LINE_LENGTH:].encode(errors="replace"))
     return LogLine(
@@ -146,13 +149,14 @@ def make_line(line: bytes, offset: int, number: int | None = None) -> LogLine:
 
 
 def contains_error(text: str) -> bool:
-    """Return True if a line starts or names an error."""
+    """Return True if a line contains one of the texts in ERRORS."""
     lower_text = text.lower()
     return any(error in lower_text for error in ERRORS)
 
 
 def count_lines(log: LogFile, offset: int) -> int | None:
-    """Return the number of line breaks before a byte, or None if counting takes long."""
+    """Return the number of line breaks before the byte `offset`, or None if counting would take
+    long."""
     if offset > MAX_COUNTED_BYTES[0 if log.is_local else 1]:
         return None
     return sum(block.count(b"\n") for _, block in _blocks(log, offset))
@@ -170,7 +174,8 @@ def _blocks(log: LogFile, end: int) -> Iterator[tuple[int, bytes]]:
 
 
 def _line_blocks(log: LogFile) -> Iterator[tuple[int, bytes]]:
-    """Yield blocks of complete lines with their offsets. A very long line is divided."""
+    """Yield blocks of complete lines with their offsets. A very long line is split into several
+    blocks."""
     rest = b""
     end = 0
     for offset, block in _blocks(log, log.size()):
@@ -198,8 +203,8 @@ def find_error(log: LogFile) -> int | None:
 
 
 def search(log: LogFile, text: str, limit: int = MAX_MATCHES) -> Matches:
-    """Return the lines of a log that contain a text, without regard to upper and lower case.
-    Colours do not separate words."""
+    """Return the lines of a log that contain a text. Upper and lower case, and colour codes, are
+    ignored."""
     matches: list[Match] = []
     more = 0
     number = 1

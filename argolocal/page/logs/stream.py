@@ -1,4 +1,5 @@
-"""The addresses of a log next to its tab: the events that contain new lines, and the whole file.
+"""The HTTP routes of a log in addition to the tab `logs`: events with new lines, and the download
+of the whole file.
 
 /runs/RUN/log-events?pod=A&from=1000
 /runs/RUN/logs/A
@@ -23,8 +24,8 @@ from argolocal.page.log_files import LogFile
 from argolocal.page.logs.reading import PAGE_BYTES, LogLine, LogPage, make_line, split_lines
 from argolocal.page.sources import RunSource
 
-# A viewer who is further behind, because the pod writes faster than a browser can show, gets only
-# the last part of the new lines.
+# If more new bytes are waiting, because the pod writes too fast for a browser, the viewer gets only
+# the last new lines.
 MAX_EVENT_BYTES = 256_000
 NEW_LINES_INTERVAL_S = 0.2
 CACHED_EVENTS = 8
@@ -33,8 +34,8 @@ DOWNLOAD_BLOCK_BYTES = 1 << 18
 
 @dataclass(frozen=True)
 class NewLines:
-    """The lines that a pod has written since the last event. `rest`: the line that is not complete
-    yet. `skipped`: number of bytes before the lines that are not sent."""
+    """The lines that a pod has written since the last event. `rest`: the incomplete last line.
+    `skipped`: number of new bytes before `lines` that are not sent."""
 
     lines: list[LogLine]
     rest: LogLine | None
@@ -44,7 +45,8 @@ class NewLines:
 
 @dataclass
 class FollowedLog:
-    """A log that viewers follow, with the last events: (first byte, size of the log) → event."""
+    """A log that viewers follow, and its last events. `events`: (first byte, size of the log) →
+    event and offset of the next event."""
 
     log: LogFile
     viewers: int = 0
@@ -52,8 +54,8 @@ class FollowedLog:
 
 
 class LogStreams:
-    """Sends new lines of logs. All viewers of a log share one watcher of its size, and the events
-    that they need at the same time."""
+    """Sends new lines of logs. All viewers of a log share one watcher of its size, and share events
+    with the same lines."""
 
     def __init__(self, source: RunSource) -> None:
         self.source = source
@@ -87,8 +89,8 @@ class LogStreams:
         )
 
     async def respond(self, request: Request) -> Response:
-        """Answer GET /runs/RUN/log-events?pod=POD&from=BYTE. After an interruption, the browser
-        sends the position of the last event."""
+        """Answer GET /runs/RUN/log-events?pod=POD&from=BYTE. When the browser reconnects, it sends
+        the position of the last event."""
         run = request.path_params["run"]
         pod = request.query_params.get("pod", "")
         position = request.headers.get("last-event-id") or request.query_params.get("from", "0")
@@ -99,7 +101,8 @@ class LogStreams:
         return EventStream(self.events(f"{run}/{pod}", log, int(position)))
 
     async def events(self, name: str, log: LogFile, offset: int) -> AsyncGenerator[str]:
-        """Yield an event for the lines from a byte of a log, then events with new lines."""
+        """Yield an event with the lines from the byte `offset`, then an event whenever lines are
+        added."""
         followed = self.followed.setdefault(name, FollowedLog(log))
         followed.viewers += 1
         try:
@@ -146,7 +149,7 @@ def read_new_lines(log: LogFile, offset: int, size: int) -> NewLines | None:
     byte."""
     skipped = 0
     if size < offset:
-        # the log was written again from its start
+        # the log was replaced by a shorter log, so read it from its start
         offset = 0
     if size - offset > MAX_EVENT_BYTES:
         start = size - PAGE_BYTES
@@ -160,7 +163,7 @@ def read_new_lines(log: LogFile, offset: int, size: int) -> NewLines | None:
 
     length = data.rfind(b"\n") + 1
     if not length and len(data) > PAGE_BYTES:
-        # a part of a very long line
+        # the data are a part of a very long line
         length = len(data)
     page = LogPage(offset, offset + length, size, data[:length])
     lines = split_lines(page, None) if length else []
@@ -170,7 +173,7 @@ def read_new_lines(log: LogFile, offset: int, size: int) -> NewLines | None:
 
 
 def _read_all(log: LogFile) -> Iterator[bytes]:
-    """Yield the bytes that a log has now, in blocks."""
+    """Yield the current content of a log in blocks."""
     offset = 0
     size = log.size()
     while offset < size:

@@ -1,5 +1,5 @@
-"""The artifacts of a run: their list, which reads only the status of the run, and their content
-from the object store."""
+"""List the artifacts of a run, based on the run's status alone, and read their content from the
+object store."""
 
 import gzip
 import io
@@ -28,7 +28,7 @@ BROKEN_ARCHIVE = (tarfile.TarError, EOFError, OSError, zlib.error, ValueError)
 
 
 class Stream(Protocol):
-    """The content of a file, from its start to its end."""
+    """A readable stream with the content of a file."""
 
     def read(self, size: int, /) -> bytes: ...
 
@@ -37,8 +37,8 @@ class Stream(Protocol):
 
 @dataclass(frozen=True)
 class ArtifactRow:
-    """An artifact of a run. `name`: identifies the artifact in the run. `node`: address of its step
-    in the graph. `key`: its key in the object store. `note`: the reason for its missing content."""
+    """An artifact of a run. `name`: unique name in the run. `node`: identifier of its step in URLs
+    of the graph. `key`: key in the object store. `note`: reason why its content is missing."""
 
     name: str
     step: str
@@ -59,7 +59,7 @@ class ArtifactFile:
 
 @dataclass(frozen=True)
 class Files:
-    """The files of an artifact; `is_cut`: the artifact has further files."""
+    """The files of an artifact. `is_cut`: True if the artifact has more files than listed."""
 
     files: list[ArtifactFile]
     is_cut: bool = False
@@ -78,7 +78,7 @@ class ArtifactSource(Protocol):
     """The artifacts of runs. All methods may be called from several threads."""
 
     def list(self, run: Run) -> list[ArtifactRow]:
-        """Return the artifacts of a run. It does not start or ask a service."""
+        """Return the artifacts of a run, without calling the object store."""
         ...
 
     def sizes(self, run: Run, rows: Sequence[ArtifactRow]) -> dict[str, int]:
@@ -90,8 +90,8 @@ class ArtifactSource(Protocol):
         ...
 
     def open(self, run: Run, row: ArtifactRow, path: str) -> OpenFile:
-        """Open a file of an artifact; "" means the stored object itself. Raises NotFound or another
-        StorageError."""
+        """Open the file `path` of an artifact. The path "" means the stored object itself. Raises
+        NotFound or another StorageError."""
         ...
 
 
@@ -102,7 +102,7 @@ class ObjectLister(Protocol):
 
 
 class ObjectReader(Protocol):
-    """The part of an object store that reads."""
+    """The methods of an object store that read objects."""
 
     def list(self, prefix: str) -> Iterator[ListedObject]: ...
 
@@ -112,7 +112,7 @@ class ObjectReader(Protocol):
 
 
 class StoredArtifacts:
-    """The artifacts that the nodes of runs record, in an object store.
+    """The artifacts that the nodes of runs record. Their content is in an object store.
 
     `open_store`: returns the store for the field `s3` of an artifact. `open_listing`: returns it
     for listing only, without the start of a service; None for a store that is not listed.
@@ -128,7 +128,8 @@ class StoredArtifacts:
 
     @classmethod
     def in_home(cls, home: Path, default_bucket: str) -> "StoredArtifacts":
-        """Return the artifacts in the folders of a home, which are the buckets of argolocal."""
+        """Return a source for the artifacts of a home, whose folder `store` contains the
+        buckets."""
 
         def open_store(s3: Mapping[str, Any]) -> ObjectReader:
             bucket = str(s3.get("bucket") or default_bucket)
@@ -142,7 +143,7 @@ class StoredArtifacts:
         names: set[str] = set()
         for node, artifact in _recorded_artifacts(run):
             key = str((artifact.get("s3") or {}).get("key") or "")
-            # a group and a retried step repeat the artifacts of their steps
+            # skip duplicates, because a group or a retried step repeats the artifacts of its steps
             if key and key in rows:
                 continue
             attempt_address = address_of(run.name, node["name"])
@@ -245,7 +246,8 @@ def _recorded_artifacts(run: Run) -> Iterator[tuple[Mapping[str, Any], Mapping[s
 
 
 class _Limited(io.RawIOBase):
-    """The decompressed content of a gzip stream, up to MAX_UNPACKED_BYTES."""
+    """The decompressed content of a gzip stream. Reading more than MAX_UNPACKED_BYTES is an
+    error."""
 
     def __init__(self, stream: Stream) -> None:
         self.source = stream
@@ -276,7 +278,7 @@ class _Readable:
 
 
 def _files_of_archive(stream: Stream, size: int) -> Files:
-    """Return the files in a gzipped tar. An object that is not an archive is a single file."""
+    """Return the files in a gzipped tar. Any other object counts as a single file."""
     files: list[ArtifactFile] = []
     try:
         with tarfile.open(fileobj=_Limited(stream), mode="r|") as archive:

@@ -1,8 +1,8 @@
 """The tab with the artifacts of a run: their list, previews, and downloads.
 
-Artifacts are content of others: a page or a picture can contain scripts. Only pictures of pixels
-are shown by the browser itself, SVG only as a picture; everything else is a download. The answer
-with the content forbids scripts and any other request.
+Artifacts are untrusted: an HTML page or a picture can contain scripts. The browser displays only
+raster images, and SVG inside an `img` element; all other files are downloads. The headers of the
+response forbid scripts and further requests.
 """
 
 import csv
@@ -34,7 +34,7 @@ from argolocal.page.tabs.artifact_source import (
 from argolocal.page.templating import format_bytes
 
 PREVIEW_BYTES = 1 << 20
-# longer texts are cut, because a browser needs long to show them
+# longer texts are cut, because a browser would be slow to display them
 MAX_TEXT_CHARACTERS = 100_000
 MAX_TABLE_ROWS = 50
 MAX_TABLE_COLUMNS = 30
@@ -44,7 +44,7 @@ MAX_TABLE_BYTES = 64_000_000
 ROWS_PER_PAGE = 100
 CHUNK_BYTES = 65_536
 
-# first bytes of a file → type of a picture of pixels
+# first bytes of a file → media type of a raster image
 PICTURES = (
     (b"\x89PNG\r\n\x1a\n", "image/png"),
     (b"\xff\xd8\xff", "image/jpeg"),
@@ -63,7 +63,7 @@ CONTENT_HEADERS = {
 
 @dataclass(frozen=True)
 class FileLink:
-    """A file of an artifact. `link`: address of its preview; `download`: address of its content."""
+    """A file of an artifact. `link`: URL of its preview; `download`: URL of its content."""
 
     path: str
     size: int | None
@@ -99,7 +99,8 @@ class Listed:
 
 @dataclass(frozen=True)
 class Artifacts:
-    """The list, or one artifact (`name`) with its files or the preview of a file."""
+    """The content of the tab: the list of artifacts, or the artifact `name` with its files or the
+    preview of a file."""
 
     artifacts: list[Listed]
     count: int
@@ -235,7 +236,7 @@ class ArtifactsTab:
         )
 
     def routes(self) -> list[Route]:
-        """Return the route of the content of artifacts."""
+        """Return the HTTP route that returns the content of artifacts."""
         return [Route("/runs/{run}/artifact", self.respond)]
 
     def respond(self, request: Request) -> Response:
@@ -272,7 +273,7 @@ class ArtifactsTab:
 
 
 def list_artifacts(run: Run, rows: list[ArtifactRow]) -> list[Listed]:
-    """Return the rows with the addresses of their previews and downloads."""
+    """Return the rows with the URLs of their previews and downloads."""
     return [
         Listed(
             step=row.step,
@@ -298,13 +299,14 @@ def find_row(rows: list[ArtifactRow], name: str) -> ArtifactRow:
 
 
 def content_address(run: Run, row: ArtifactRow, path: str) -> str:
-    """Return the address of the content of a file; "" for the stored object."""
+    """Return the URL of a file's content. The path "" means the stored object."""
     query = {"artifact": row.name} | ({"file": path} if path else {})
     return f"/runs/{run.name}/artifact?{urlencode(query)}"
 
 
 def _is_object(row: ArtifactRow, files: list[ArtifactFile]) -> bool:
-    """Return True if the artifact is a single object of the store, not a folder."""
+    """Return True if the artifact is a single object in the object store, not a folder of
+    objects."""
     return row.key.endswith((".tgz", ".tar.gz")) or [file.path for file in files] == [""]
 
 
@@ -322,8 +324,8 @@ def read_start(stream: Stream, size: int) -> bytes:
 
 
 def type_of(start: bytes, name: str) -> str:
-    """Return the media type of content for a browser. A text has the type text/plain, even if
-    it is a page or a script."""
+    """Return the media type to send to a browser. Text is always text/plain, even if it is an HTML
+    page or a script."""
     for magic, media_type in PICTURES:
         if start.startswith(magic):
             return media_type
@@ -341,14 +343,14 @@ def is_text(start: bytes) -> bool:
     try:
         start.decode()
     except UnicodeDecodeError as error:
-        # the start may end inside of a character
+        # `start` may end in the middle of a character
         return error.start > len(start) - 4 and len(start) > 3
     return True
 
 
 def make_preview(start: bytes, name: str, is_cut: bool, source: str) -> Preview:
-    """Return the preview of a file. `is_cut`: the file is longer than `start`; `source`: address of
-    its content."""
+    """Return the preview of a file. `is_cut`: True if the file is longer than `start`; `source`:
+    URL of its content."""
     if not start:
         return Preview("empty")
     if type_of(start, name).startswith("image/"):
@@ -413,8 +415,8 @@ def _make_table(text: str, delimiter: str, is_cut: bool) -> Preview | None:
 
 
 def content_disposition(name: str, is_inline: bool) -> str:
-    """Return the header with the name of a file. Other characters than letters, digits and `._-`
-    are only in its encoded form."""
+    """Return the Content-Disposition header for a file name. Characters other than letters, digits
+    and `._-` appear only in the encoded name."""
     simple_name = "".join(
         character if character.isascii() and (character.isalnum() or character in "._-") else "_"
         for character in name

@@ -1,9 +1,8 @@
 """The graph of a run as an SVG picture: boxes, edges and links.
 
-A group is drawn as one box, or with its steps inside if it is open. The parameters of the address
-name the open groups, so the picture needs no JavaScript: `open` (addresses of groups, separated by
-spaces), `root` (the group whose steps are drawn), `node` (the selected step), `all` (with internal
-steps).
+A closed group is drawn as one box, an open group with its steps inside. Query parameters name the
+open groups, so the picture needs no JavaScript: `open` (addresses of groups, separated by spaces),
+`root` (the group whose steps are drawn), `node` (the selected step), `all` (with internal steps).
 """
 
 from collections import Counter
@@ -43,7 +42,7 @@ PADDING = 14
 HEAD_HEIGHT = 54
 GRID_COLUMNS = 3
 GRID_GAP = 12
-# number of items that an open loop shows
+# maximum number of items that an open loop shows
 MAX_ITEMS = 12
 # a run with at most this number of steps is drawn with all groups open
 MAX_OPEN_STEPS = 40
@@ -54,8 +53,8 @@ IDLE_PHASES = ("Planned", "Skipped", "Omitted")
 
 @dataclass(frozen=True)
 class DrawnNode:
-    """A box of the picture. `name`: address of the step. `title` and `detail`: shortened texts.
-    `link`, `toggle`: addresses that show the details of the step, and that open or close it."""
+    """A box of the picture. `name`: identifier of the step. `title` and `detail`: shortened texts.
+    `link`: URL of the step's details. `toggle`: URL that opens or closes the box."""
 
     name: str
     label: str
@@ -76,7 +75,7 @@ class DrawnNode:
 
 @dataclass(frozen=True)
 class DrawnEdge:
-    """An edge of the picture. `path`: an SVG path. `is_idle`: True if its lower step has not
+    """An edge of the picture. `path`: an SVG path. `is_idle`: True if the step at its end has not
     run."""
 
     path: str
@@ -85,7 +84,8 @@ class DrawnEdge:
 
 @dataclass(frozen=True)
 class Hook:
-    """An exit handler or another hook. `owner`: the step that it belongs to, "" for the run."""
+    """An exit handler or another hook. `owner`: name of the hook's step, or "" for a hook of the
+    run."""
 
     name: str
     label: str
@@ -97,7 +97,7 @@ class Hook:
 
 @dataclass(frozen=True)
 class Crumb:
-    """A group around the drawn graph."""
+    """A link to a group that contains the drawn graph, for navigation."""
 
     label: str
     link: str
@@ -105,8 +105,8 @@ class Crumb:
 
 @dataclass(frozen=True)
 class Graph:
-    """The picture, and the hooks, which are not in it. `hidden`: sentences about steps that are not
-    drawn."""
+    """The picture of a graph, and the hooks, which are not drawn. `hidden`: sentences about steps
+    that are not drawn."""
 
     nodes: list[DrawnNode]
     edges: list[DrawnEdge]
@@ -121,7 +121,7 @@ class Graph:
 
 @dataclass(frozen=True)
 class Piece:
-    """A drawn part of the picture, at (0, 0)."""
+    """A drawn part of the picture whose upper left corner is (0, 0)."""
 
     nodes: list[DrawnNode]
     edges: list[tuple[list[Point], bool]]
@@ -130,14 +130,14 @@ class Piece:
 
 
 class Links:
-    """Addresses of this tab with other parameters."""
+    """Creates URLs of this tab with changed query parameters."""
 
     def __init__(self, query: Mapping[str, str]) -> None:
         names = ("open", "root", "node", "all")
         self.query: dict[str, str] = {name: query[name] for name in names if name in query}
 
     def to(self, anchor: str = "", **changes: str | None) -> str:
-        """Return an address with some different parameters; None removes a parameter."""
+        """Return a URL with some query parameters changed. The value None removes a parameter."""
         values = {**self.query, **changes}
         query = urlencode({name: value for name, value in values.items() if value is not None})
         return f"?{query}{anchor}"
@@ -167,8 +167,8 @@ class Drawing:
         return root
 
     def _find_open_groups(self, query: Mapping[str, str]) -> set[str]:
-        """Return the addresses of the open groups: from the query, or else all groups of a small
-        run and, in a large run, the groups around the failure."""
+        """Return the identifiers of the open groups. They come from the query; without it, all
+        groups of a small run are open, or the groups around the failure in a large run."""
         if "open" in query:
             return {unquote(word) for word in query["open"].split()}
 
@@ -190,11 +190,11 @@ class Drawing:
         return open_groups
 
     def is_hidden(self, step: PlannedStep) -> bool:
-        """Return True for an internal step that is not shown."""
+        """Return True if the step is internal and internal steps are hidden."""
         return not self.shows_internal and self.is_internal(step)
 
     def draw(self) -> Graph:
-        """Return the picture of the root."""
+        """Return the picture of the group `root`, whose steps are drawn."""
         if self.root.is_group:
             piece = self._draw_group(self.root)
         else:
@@ -303,7 +303,8 @@ class Drawing:
     def _draw_grid(
         self, loop: PlannedStep | None, steps: Sequence[PlannedStep], address: str
     ) -> Piece:
-        """Draw steps without edges in rows, the failed first, and a link to the others."""
+        """Draw steps in rows without edges, failed steps first. If only some steps are drawn, add a
+        link to the others."""
         shown = order_by_phase(steps)[:MAX_ITEMS] if len(steps) > MAX_ITEMS else list(steps)
         pieces = [self._draw_member(self._member(step)) for step in shown]
         if len(steps) > len(shown):
@@ -424,7 +425,7 @@ class Drawing:
         )
 
     def find_fold(self, address: str) -> Member | None:
-        """Return the folded member with an address, or None."""
+        """Return the folded member with this identifier, or None."""
         first, separator, _ = address.rpartition("+")
         path = self.plan.path(first) if separator else []
         if len(path) < 2:
@@ -465,7 +466,7 @@ def title_of(member: Member, length: int) -> str:
 
 
 def shorten_label(text: str, length: int) -> str:
-    """Return a text without its middle if it is too long: names often differ at their ends."""
+    """If a text is too long, remove its middle, because names often differ only at their ends."""
     if len(text) <= length:
         return text
     end = length // 3
@@ -482,8 +483,8 @@ def _move(piece: Piece, x: float, y: float) -> Piece:
 
 
 def _join_edges(count: int, edges: Sequence[tuple[int, int]]) -> tuple[list[tuple[int, int]], int]:
-    """Replace the edges between groups of nodes, all of whose pairs are linked, by edges to a point
-    between the groups. Return the edges and the number of points."""
+    """If every node of a group is linked to every node of another group, replace these edges by
+    edges to a join point between the groups. Return the edges and the number of join points."""
     sources_of: dict[int, set[int]] = {}
     for source, target in edges:
         sources_of.setdefault(target, set()).add(source)

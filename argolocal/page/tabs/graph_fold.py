@@ -1,7 +1,9 @@
-"""The members of a group as a graph shows them: many equal or similar steps are one member.
+"""Determine the boxes (members) that a graph draws for a group: many similar steps are folded into
+one member.
 
-A page never draws more than about MAX_MEMBERS members of a group. A folded member has an address,
-`FIRST+N`: the address of its first step and the number of the others. It opens like a group.
+A page never draws more than about MAX_MEMBERS members of a group. The identifier of a folded member
+is `FIRST+N`: the identifier of its first step, and the number of its other steps. Users can open it
+like a group.
 """
 
 from collections import Counter
@@ -12,19 +14,20 @@ from argolocal.page.tabs.graph_plan import Plan, PlannedStep, combine_phases
 from argolocal.page.tabs.layout import assign_layers
 
 MAX_MEMBERS = 60
-# maximum number of members if they are blocks of layers
+# maximum number of members if each member consists of successive layers
 MAX_BLOCKS = 24
-# steps with the same template, dependencies and dependents are one member from this number on
+# at least this many steps with the same template, dependencies and dependents are folded into one
+# member
 MIN_EQUAL_STEPS = 8
 
 IsInternal = Callable[[PlannedStep], bool]
-# returns a function that recognizes the steps that a program adds to each workflow
+# function that returns a predicate for internal steps, which a program adds to each workflow
 FindInternal = Callable[[Plan], IsInternal]
 
 
 @dataclass(frozen=True)
 class Member:
-    """One node of a drawn graph. `steps`: one step, or the steps of a folded member; `has_edges`:
+    """One box of a drawn graph. `steps`: one step, or the steps of a folded member; `has_edges`:
     True if steps of a folded member depend on each other."""
 
     address: str
@@ -38,7 +41,7 @@ class Member:
 
     @property
     def phase(self) -> str:
-        """The phase of the steps together."""
+        """The combined phase of the member's steps."""
         return combine_phases(self.counts)
 
     @property
@@ -58,8 +61,8 @@ class Members:
 def hide_internal(
     steps: Sequence[PlannedStep], is_internal: IsInternal
 ) -> tuple[list[PlannedStep], int]:
-    """Return the steps that are not internal, and the number of internal steps. Dependents of an
-    internal step depend on its dependencies instead."""
+    """Return the steps that are not internal, and the number of internal steps. In the dependencies
+    of a step, internal steps are replaced by their own dependencies."""
     internal = {step.label: step.needs for step in steps if is_internal(step)}
     visible_steps: list[PlannedStep] = []
     for step in steps:
@@ -82,13 +85,13 @@ def hide_internal(
 
 
 def fold(plan: Plan, steps: Sequence[PlannedStep], max_members: int = MAX_MEMBERS) -> Members:
-    """Return the members that show the steps of a group."""
+    """Return the members that represent the steps of a group in the graph."""
     groups = _fold_equal(steps)
     if len(groups) > max_members:
         layers = _layers(steps)
         groups = _group(steps, lambda step: (layers[step.label], step.template.get("name")))
 
-        # one member in each layer shows nothing that a few members do not show
+        # a long chain with one member per layer is not more informative than a few members
         layer_count = max(layers.values()) + 1
         is_chain = len(groups) == layer_count > MAX_BLOCKS
         if len(groups) > max_members or is_chain:
@@ -99,7 +102,7 @@ def fold(plan: Plan, steps: Sequence[PlannedStep], max_members: int = MAX_MEMBER
 
 
 def find_fold(plan: Plan, steps: Sequence[PlannedStep], address: str) -> Member | None:
-    """Return the folded member with an address among the members of a group, or None."""
+    """Return the folded member of a group with the identifier `address`, or None."""
     pending = [list(steps)]
     while pending:
         for member in fold(plan, pending.pop()).members:
@@ -113,8 +116,8 @@ def find_fold(plan: Plan, steps: Sequence[PlannedStep], address: str) -> Member 
 def find_folds_around(
     plan: Plan, steps: Sequence[PlannedStep], inner_step: PlannedStep
 ) -> list[str]:
-    """Return the addresses of the folded members, from the outermost, that contain a step and whose
-    steps depend on each other."""
+    """Return the identifiers of folded members that contain `inner_step` and whose steps depend on
+    each other, from the outermost to the innermost."""
     addresses: list[str] = []
     while True:
         members = fold(plan, steps).members
@@ -201,8 +204,8 @@ def _make_member(plan: Plan, steps: Sequence[PlannedStep], has_edges: bool) -> M
 
 
 def remove_implied_edges(count: int, edges: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Return the edges without the edges that a longer path implies. The number of edges must be
-    small."""
+    """Remove each edge whose nodes are also connected by a longer path. The number of edges must be
+    small, because this is slow."""
     successors: list[list[int]] = [[] for _ in range(count)]
     for source, target in edges:
         successors[source].append(target)
@@ -223,6 +226,6 @@ def remove_implied_edges(count: int, edges: Sequence[tuple[int, int]]) -> list[t
 
 
 def order_by_phase(steps: Sequence[PlannedStep]) -> list[PlannedStep]:
-    """Return the steps with the failed first, then running and waiting steps."""
+    """Return the steps in the order failed, running or interrupted, then all others."""
     ranks: Mapping[str, int] = {"Failed": 0, "Error": 0, "Interrupted": 1, "Running": 1}
     return sorted(steps, key=lambda step: ranks.get(step.phase, 2))

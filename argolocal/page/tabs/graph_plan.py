@@ -1,4 +1,4 @@
-"""The steps of a run according to its manifest, each with its node if it has started.
+"""The steps of a run according to its manifest. A step that has started also has its node.
 
     plan = Plan(run)
     for step in plan.children(plan.root):
@@ -31,10 +31,11 @@ MAX_DEPTH = 12
 class PlannedStep:
     """A step of the manifest.
 
-    `node_name`: Argo's name of its node, even if the node does not exist. `task`: its task, step or
-    hook in the manifest. `scope`: prefix of the names of templates that its template calls.
-    `needs`: labels of the steps of the same group that it depends on. `kind`: the field of the
-    template that defines it, such as `dag`, or `loop`. `depth`: number of templates around it.
+    `node_name`: Argo's name for the step's node, even if the node does not exist yet. `task`: the
+    step's task, step or hook in the manifest. `scope`: prefix of the names of templates that its
+    template calls. `needs`: labels of the steps in the same group on which it depends. `kind`:
+    `loop`, or the field that defines its template, such as `dag`. `depth`: nesting level of its
+    template.
     """
 
     node_name: str
@@ -56,7 +57,7 @@ class PlannedStep:
 
 
 class Plan:
-    """The steps of one run, made from its manifest and its nodes on demand."""
+    """The steps of one run. They are created on demand from the run's manifest and nodes."""
 
     def __init__(self, run: Run) -> None:
         self.run = run
@@ -128,7 +129,7 @@ class Plan:
                 children.append(replace(child, needs=previous_labels))
             previous_labels = tuple(task["name"] for task in group) or previous_labels
 
-        # the steps of a group that does not run share its phase
+        # if a group does not run, its steps get the group's phase
         if step.phase in ("Skipped", "Omitted", "Cached"):
             return [
                 replace(child, phase=step.phase) if not child.node else child for child in children
@@ -136,8 +137,8 @@ class Plan:
         return children
 
     def hooks(self, step: PlannedStep) -> list[PlannedStep]:
-        """Return the hooks of a step, or of the run for the root. Their task has the field `when`
-        with their condition."""
+        """Return the hooks of a step; the hooks of the root are those of the run. The field `when`
+        of a hook's `task` contains its condition."""
         if step is self.root:
             owner = self.spec
         else:
@@ -164,11 +165,12 @@ class Plan:
         return [hook for owner in (step, *children) for hook in self.hooks(owner)]
 
     def find(self, address: str) -> PlannedStep | None:
-        """Return the step with an address (see `address_of`), or None."""
+        """Return the step with this identifier (see `address_of`), or None."""
         return self.path(address)[-1] if self.path(address) else None
 
     def path(self, address: str) -> list[PlannedStep]:
-        """Return the steps from the root to the step with an address; [] if it does not exist."""
+        """Return the steps from the root to the step with this identifier, or [] if the step does
+        not exist."""
         if address == self.run.name:
             return [self.root]
 
@@ -187,7 +189,8 @@ class Plan:
         return path if path[-1].node_name == name else []
 
     def _node_name(self, address: str) -> str:
-        """Return the name of the node with an address; for an attempt, the name of its step."""
+        """Return the name of the node with this identifier. For an attempt, return the name of its
+        step."""
         separator = "" if address.startswith(("[", "(")) else "."
         name = f"{self.run.name}{separator}{address}"
         attempt = ATTEMPT.fullmatch(name)
@@ -210,9 +213,10 @@ class Plan:
         is_hidden: Callable[[PlannedStep], bool] = lambda step: False,
         templates: frozenset[str] = frozenset(),
     ) -> Iterator[PlannedStep]:
-        """Yield the steps below a step in the order of their start, each before its own steps.
+        """Yield all steps inside a step in the order of their start. A group comes before its own
+        steps.
 
-        A template that calls itself is entered again only if it has started.
+        The steps of a recursive call of a template are included only if the call has started.
         """
         children = sorted(
             self.children(step), key=lambda child: str((child.node or {}).get("startedAt") or "~")
@@ -227,7 +231,7 @@ class Plan:
                 yield from self.walk(child, is_hidden, templates | {name})
 
     def counts(self, step: PlannedStep) -> Counter[str]:
-        """Return the number of direct steps of a group by phase."""
+        """Return the number of steps per phase, of the direct steps of a group."""
         if step.kind == "loop":
             return Counter(self.phase_of(node) for node in self.items.get(step.node_name, []))
         return Counter(child.phase for child in self.children(step))
@@ -243,15 +247,16 @@ class Plan:
         return {need: self.phase_of(self.nodes.get(f"{prefix}{need}")) for need in step.needs}
 
     def pod_node(self, step: PlannedStep) -> Mapping[str, Any] | None:
-        """Return the node whose pod is the step's: the last attempt of a retried step."""
+        """Return the node that owns the step's pod. For a retried step, this is the last
+        attempt."""
         attempts = self.attempts_of(step)
         if attempts:
             return attempts[-1]
         return step.node
 
     def phase_of(self, node: Mapping[str, Any] | None) -> str:
-        """Return the phase of a node: Argo's, Cached, Waiting for a suspended node or a node that
-        waits for a lock, or Planned for a step that has not started."""
+        """Return the phase of a node. In addition to Argo's phases: Planned (not started), Cached,
+        Interrupted, and Waiting (suspended, or waiting for a lock or a retry)."""
         if not node:
             return "Planned"
         message = str(node.get("message") or "")
@@ -261,7 +266,7 @@ class Plan:
         phase = str(node.get("phase") or "Pending")
         attempts = self.attempts.get(node["name"], [])
         if node["type"] == "Retry" and phase == "Running" and attempts:
-            # in a stopped run, Argo does not complete the Retry node
+            # Argo leaves the Retry node of a stopped run incomplete
             if self.run.phase in FINISHED or attempts[-1]["phase"] == "Pending":
                 phase = attempts[-1]["phase"]
             elif attempts[-1]["phase"] in FAILED:
@@ -288,7 +293,7 @@ class Plan:
         return items
 
     def _group_name(self, step: PlannedStep) -> str:
-        """Return the name of the node whose children are the steps of a group."""
+        """Return the name of the node that has the steps of a group as its children."""
         attempts = self.attempts_of(step)
         if attempts:
             return attempts[-1]["name"]
@@ -314,7 +319,7 @@ class Plan:
         if node:
             phase = self.phase_of(node)
         elif is_loop and name in self.items:
-            # the items of a loop in a `steps` template do not have a common node
+            # a loop in a `steps` template has no node of its own, only nodes of its items
             phase = combine_phases(Counter(map(self.phase_of, self.items[name])))
         else:
             phase = "Planned"
@@ -335,8 +340,8 @@ class Plan:
     def _find_template(
         self, caller: Mapping[str, Any], scope: str
     ) -> tuple[Mapping[str, Any], str]:
-        """Return the template that a task calls, and the scope of its own calls. A template with
-        tags in its name is unknown: {}."""
+        """Return the template that a task calls, and the scope of the template's own calls. If the
+        name contains tags, the template is unknown and {} is returned."""
         if caller.get("inline"):
             return caller["inline"], scope
 
@@ -355,12 +360,12 @@ class Plan:
         return self.templates.get(name, {}), ""
 
     def address(self, step: PlannedStep) -> str:
-        """Return the address of a step in the parameters of the page."""
+        """Return the identifier of a step in the page's query parameters."""
         return address_of(self.run.name, step.node_name)
 
 
 def combine_phases(counts: Mapping[str, int]) -> str:
-    """Return the phase of several steps together: the most important to a user."""
+    """Return the combined phase of several steps: the phase that is most important to a user."""
     if counts.get("Planned") and sum(counts.values()) > counts["Planned"]:
         started_counts = {phase: count for phase, count in counts.items() if phase != "Planned"}
         phase = combine_phases(started_counts)

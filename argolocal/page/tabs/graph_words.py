@@ -1,4 +1,4 @@
-"""Conditions, dependencies and counts of steps in words."""
+"""Describe conditions, dependencies and counts of steps in words."""
 
 import re
 from collections.abc import Mapping
@@ -12,11 +12,12 @@ RESULT = re.compile(
     r"\.(?:outputs\.)?(?:parameters(?:\.([\w-]+)|\[['\"]([^'\"]+)['\"]\])|result|exitCode|status)"
 )
 INPUT = re.compile(r"\b(?:inputs|workflow)\.parameters(?:\.([\w-]+)|\[['\"]([^'\"]+)['\"]\])")
-# functions that convert or check a value, which say nothing to a reader
+# calls of functions that check or convert a value; they are removed, because they do not help a
+# reader
 CHECK = re.compile(r"sprig\.regexFind\('[^']*',\s*([^()]*)\)")
 QUOTED_TAG = re.compile(r"'\{\{=?([^{}']*)\}\}'")
 CONVERSION = re.compile(r"\b(?:asInt|asFloat|string|int|float)\(([^()]*)\)")
-# result of a task in `depends` → words
+# result of a task in `depends` → text for users
 RESULT_WORDS = {
     "Succeeded": "succeeded",
     "Failed": "failed",
@@ -133,7 +134,8 @@ def describe_loop(task: Mapping[str, Any]) -> str:
 
 
 def describe_counts(counts: Mapping[str, int]) -> str:
-    """Return counts by phase: `7 of 10 succeeded, 1 failed, 2 running`."""
+    """Return the number of steps per phase as a text, such as `7 of 10 succeeded, 1 failed, 2
+    running`."""
     total = sum(counts.values())
     phases = [phase for phase in PHASE_WORDS if counts.get(phase)]
     if not phases:
@@ -148,7 +150,8 @@ def describe_counts(counts: Mapping[str, int]) -> str:
 
 
 def describe_counts_briefly(counts: Mapping[str, int]) -> str:
-    """Return the most important count: `1 of 6 failed`, else `3 of 6 done`."""
+    """Return the most important count, such as `1 of 6 failed`, or else the progress, such as `3 of
+    6 done`."""
     total = sum(counts.values())
     for phase in ("Failed", "Error", "Waiting", "Interrupted"):
         if counts.get(phase):
@@ -162,5 +165,5 @@ def describe_counts_briefly(counts: Mapping[str, int]) -> str:
 
 
 def without_loop(task: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the task of one item of a loop."""
+    """Return a copy of the task without its loop fields."""
     return {key: value for key, value in task.items() if key not in LOOPS}

@@ -1,11 +1,11 @@
-"""A layered layout of a directed graph, from top to bottom, after Sugiyama.
+"""Compute a layered layout of a directed graph, from top to bottom, with Sugiyama's method.
 
     layout = arrange([Size(180, 44), Size(180, 44)], [(0, 1)])
     layout.boxes[1].y > layout.boxes[0].y
 
-Each node gets the layer after its last predecessor. Long edges pass through invisible nodes in the
-layers between. Sweeps over the layers reduce crossings (median heuristic), and further sweeps move
-the nodes below and above their neighbours without changing their order.
+Each node is in the layer after the layers of all its predecessors. Long edges pass through
+invisible nodes in the layers in between. Repeated passes over the layers reduce crossings (median
+heuristic). Further passes align the nodes with their neighbours without changing the order.
 """
 
 from collections.abc import Iterable, Sequence
@@ -17,7 +17,7 @@ GAP_X = 20.0
 GAP_Y = 46.0
 ORDER_SWEEPS = 8
 POSITION_SWEEPS = 6
-BEND_WIDTH = 12.0  # space for an edge that passes a layer
+BEND_WIDTH = 12.0  # width that an edge needs when it passes through a layer
 
 Edge = tuple[int, int]
 Point = tuple[float, float]
@@ -52,7 +52,7 @@ class Layout:
 
 
 def arrange(sizes: Sequence[Size], edges: Sequence[Edge]) -> Layout:
-    """Return the layout of a graph. Edges of a cycle that lead back are drawn from the lower to
+    """Return the layout of a graph. In a cycle, an edge that leads back is drawn from the lower to
     the upper node."""
     layer_of = assign_layers(len(sizes), edges)
     chains: list[list[int]] = []
@@ -98,8 +98,8 @@ def arrange(sizes: Sequence[Size], edges: Sequence[Edge]) -> Layout:
 
 
 def assign_layers(count: int, edges: Iterable[Edge]) -> list[int]:
-    """Return the layer of each node: after all of its predecessors and, for a node without
-    predecessors, directly above its first successor."""
+    """Return the layer of each node. A node is below all its predecessors; a node without
+    predecessors is directly above its first successor."""
     successors: list[list[int]] = [[] for _ in range(count)]
     open_edges = [0] * count
     for source, target in edges:
@@ -137,7 +137,7 @@ def assign_layers(count: int, edges: Iterable[Edge]) -> list[int]:
 
 
 def _neighbours(count: int, links: Iterable[Edge]) -> tuple[list[list[int]], list[list[int]]]:
-    """Return the neighbours of each node in the layer above, and in the layer below."""
+    """Return each node's neighbours in the layer above, and its neighbours in the layer below."""
     upper: list[list[int]] = [[] for _ in range(count)]
     lower: list[list[int]] = [[] for _ in range(count)]
     for source, target in links:
@@ -150,7 +150,7 @@ def _order_layers(
     layer_of: Sequence[int], upper: list[list[int]], lower: list[list[int]]
 ) -> list[list[int]]:
     """Return the nodes of each layer from left to right, in the order with the fewest crossings
-    that the sweeps find."""
+    that was found."""
     layers: list[list[int]] = [[] for _ in range(max(layer_of, default=-1) + 1)]
     for node, layer in enumerate(layer_of):
         layers[layer].append(node)
@@ -189,8 +189,8 @@ def _order_layers(
 def _count_crossings(
     layers: Iterable[Sequence[int]], rank: Sequence[float], lower: list[list[int]]
 ) -> int:
-    """Return the number of pairs of links that cross: the inversions of the links' lower ends, in
-    the order of their upper ends."""
+    """Return the number of crossing pairs of links. If the links are sorted by their upper ends,
+    this is the number of inversions of their lower ends."""
     crossings = 0
     for layer in layers:
         ends = [end for node in layer for end in sorted(int(rank[low]) for low in lower[node])]
@@ -217,7 +217,8 @@ def _assign_centers(
     upper: list[list[int]],
     lower: list[list[int]],
 ) -> list[float]:
-    """Return the centers of the nodes: close to the mean of their neighbours, without overlaps."""
+    """Return the x coordinates of the nodes' centers. Each is close to the mean of its neighbours,
+    and nodes do not overlap."""
     centers = [0.0] * len(widths)
     for layer in layers:
         position = 0.0
@@ -238,7 +239,7 @@ def _assign_centers(
                 else centers[node]
                 for node in layer
             ]
-            # a bend counts more, so that long edges become straight
+            # give the bends of long edges a higher weight, so that long edges become straight
             weights = [4.0 if widths[node] == BEND_WIDTH else 1.0 for node in layer]
             for node, center in zip(
                 layer, _separate(targets, [widths[node] for node in layer], weights), strict=True
@@ -250,8 +251,8 @@ def _assign_centers(
 def _separate(
     targets: Sequence[float], widths: Sequence[float], weights: Sequence[float]
 ) -> list[float]:
-    """Return centers in the same order without overlaps, with the least squared distance to the
-    targets (pool adjacent violators)."""
+    """Return centers in the same order and without overlaps that minimize the squared distances to
+    the targets (pool adjacent violators)."""
     offsets: list[float] = []
     position = 0.0
     for index, width in enumerate(widths):
@@ -259,7 +260,7 @@ def _separate(
             position += widths[index - 1] / 2 + GAP_X + width / 2
         offsets.append(position)
 
-    # blocks of nodes that touch: (weighted mean, weight, number of nodes)
+    # blocks of adjacent nodes that touch each other: (weighted mean, weight, number of nodes)
     blocks: list[tuple[float, float, int]] = []
     for target, offset, weight in zip(targets, offsets, weights, strict=True):
         mean = target - offset
@@ -279,7 +280,7 @@ def _separate(
 def _stack(
     layers: Sequence[Sequence[int]], heights: Sequence[float]
 ) -> tuple[list[float], list[float]]:
-    """Return the top and the height of each layer."""
+    """Return the y coordinate of the top of each layer, and its height."""
     layer_heights = [max((heights[node] for node in layer), default=0.0) for layer in layers]
     tops: list[float] = []
     position = 0.0
@@ -297,7 +298,8 @@ def _path(
     first = boxes[chain[0]]
     last = boxes[chain[-1]]
     points = [(first.x + first.width / 2, first.y + first.height)]
-    # a node that is lower than its layer: the edge first leaves the layer vertically
+    # the node is less high than its layer, so the edge first goes vertically to the end of the
+    # layer
     if first.y + first.height < layers[0][0] + layers[0][1]:
         points.append((points[0][0], layers[0][0] + layers[0][1]))
 
@@ -315,7 +317,7 @@ def _path(
 
 
 def smooth_path(points: Sequence[Point]) -> str:
-    """Return an SVG path through points; it leaves and reaches each point vertically."""
+    """Return an SVG path through the points that is vertical at each point."""
     x, y = points[0]
     parts = [f"M{x:.1f} {y:.1f}"]
     for next_x, next_y in points[1:]:

@@ -40,13 +40,13 @@ from argolocal.view.summary import FAILED, FINISHED, Step
 MAX_PODS_SIDE_BY_SIDE = 4
 MAX_CHOICES = 100
 MAX_TEXT_LENGTH = 1000
-# phases of steps in the order of the list
+# phases of the steps that the list of logs shows first, in this order
 PHASE_ORDER = (*sorted(FAILED), "Running", "Pending")
 
 
 @dataclass(frozen=True)
 class LogChoice:
-    """A log of the run. `step`: "" for a pod that no step has started itself."""
+    """A log of the run. `step`: name of the pod's step, or "" if the step is unknown."""
 
     pod: str
     step: str
@@ -60,11 +60,10 @@ class LogChoice:
 
 @dataclass(frozen=True)
 class LogView:
-    """A part of a log, with the addresses of its other parts; "" for an address that the part does
-    not need.
+    """A part of a log, with the URLs of its other parts. A URL is "" if it is not needed.
 
-    `follow`: the address of the events that contain new lines. `missing_error`: the user looked for
-    an error that does not exist.
+    `follow`: URL of the events that contain new lines. `missing_error`: True if the user looked for
+    the first error, but the log contains no error.
     """
 
     pod: str
@@ -88,7 +87,7 @@ class LogView:
 
 @dataclass(frozen=True)
 class FoundLine:
-    """A line that a search has found, with the address of the page that marks it."""
+    """A line that a search has found, with the URL of the page that marks this line."""
 
     pod: str
     step: str
@@ -110,8 +109,8 @@ class Search:
 class Logs:
     """The logs of a run.
 
-    `more_choices`: number of logs that the list does not contain. `is_chosen`: True if the address
-    names the shown logs, and a search finds only their lines.
+    `more_choices`: number of logs that are missing from the list. `is_chosen`: True if the URL
+    names the shown logs; then a search covers only these logs.
     """
 
     choices: list[LogChoice]
@@ -171,21 +170,22 @@ class LogsTab:
 
 @dataclass(frozen=True)
 class Addresses:
-    """Makes addresses of this tab that keep the shown pods and the text of the search."""
+    """Creates URLs of this tab for given pods."""
 
     run: str
     pods: list[str]
     text: str
 
     def show(self, pods: Iterable[str], **position: object) -> str:
-        """Return the address that shows some pods. `position`: `offset` or `mark`."""
+        """Return the URL that shows the logs of these pods. `position`: the parameter `offset` or
+        `mark`."""
         pairs = [("pod", pod) for pod in pods]
         pairs += [(key, str(value)) for key, value in position.items()]
         anchor = "#marked" if "mark" in position else ""
         return f"/runs/{self.run}/logs?{urlencode(pairs)}{anchor}"
 
     def move(self, pod: str, **position: object) -> str:
-        """Return the address that shows another part of one of the pods."""
+        """Return the URL that shows the same pods, but another part of the log of `pod`."""
         if len(self.pods) > 1:
             position = {key: f"{pod}:{value}" for key, value in position.items()}
         return self.show(self.pods, **position)
@@ -199,8 +199,8 @@ class Addresses:
 
 
 def check_pods(names: list[str], logs: Mapping[str, LogFile]) -> list[str]:
-    """Return the distinct names of pods. Raises ConfigError for the name of a log that does not
-    exist, and for too many names."""
+    """Return the names of pods without duplicates. Raises ConfigError if a pod has no log, or if
+    there are too many names."""
     pods = list(dict.fromkeys(name for name in names if name))
     for name in pods:
         if name not in logs:
@@ -212,19 +212,19 @@ def check_pods(names: list[str], logs: Mapping[str, LogFile]) -> list[str]:
 
 
 def find_steps(run: Run, logs: Mapping[str, LogFile]) -> dict[str, Step]:
-    """Return the step of each pod that has a log."""
+    """Return the step that each pod with a log belongs to."""
     rows = [row for row in summary.steps(run.name, run.status) if row.node]
     row_of_node = {row.node["name"]: row for row in rows if row.node}
     by_pod: dict[str, Step] = {}
     for node in run.status.get("nodes", {}).values():
         pod = summary.pod_of(run.name, node)
-        # the row of a retried step also stands for its attempts
+        # attempts have no rows of their own, so use the row of the retried step
         step_name = re.sub(r"\(\d+\)$", "", node["name"])
         row = row_of_node.get(node["name"]) or row_of_node.get(step_name)
         if row and pod in logs:
             by_pod[pod] = row
 
-    # the pods of a job have names that start with the name of the step
+    # the names of a job's pods start with the name of the job's step
     by_label = {row.label: row for row in rows}
     for pod in logs.keys() - by_pod.keys():
         words = pod.removeprefix(f"{run.name}-").split("-")
@@ -236,7 +236,8 @@ def find_steps(run: Run, logs: Mapping[str, LogFile]) -> dict[str, Step]:
 
 
 def _in_order(logs: Mapping[str, LogFile], steps: Mapping[str, Step]) -> list[str]:
-    """Return the pods: the failed ones, the running ones, then the ones that ended last."""
+    """Return the names of the pods: failed pods first, then running pods, then all others. Within
+    each group, newer pods are first."""
 
     def key(pod: str) -> tuple[int, str]:
         step = steps.get(pod)
@@ -266,7 +267,7 @@ def _choice(log: LogFile, step: Step | None, addresses: Addresses) -> LogChoice:
 
 
 def _position(parameters: QueryParams, key: str, pod: str, is_only_pod: bool) -> str:
-    """Return the value of `offset` or `mark` for a pod, or ""."""
+    """Return the value of the query parameter `offset` or `mark` for a pod, or ""."""
     for text in parameters.getlist(key):
         name, colon, value = text.rpartition(":")
         if (colon and name == pod) or (not colon and is_only_pod):
@@ -319,7 +320,8 @@ def _describe(
     breaks = count_lines(log, page.start)
     is_end = page.end >= page.size
     is_live = is_end and mark is None and run.phase not in FINISHED
-    # the line that is being written is sent again when it is complete
+    # follow the log from the start of the incomplete last line, which is sent again when it is
+    # complete
     next_line = page.start + page.data.rfind(b"\n") + 1
     pod = log.name
     others = [other for other in addresses.pods if other != pod]

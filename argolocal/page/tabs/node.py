@@ -1,5 +1,4 @@
-"""The details of one step: its state, attempts, values, log, artifacts and its part of the
-manifest."""
+"""The details of one step: its state, attempts, parameters, log, artifacts and manifest."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -47,7 +46,7 @@ class Attempt:
 
 @dataclass(frozen=True)
 class Item:
-    """A step of a loop, of a group or of a folded box."""
+    """A step inside a loop, a group or a folded box."""
 
     label: str
     phase: str
@@ -58,9 +57,9 @@ class Item:
 
 @dataclass(frozen=True)
 class NodeDetails:
-    """One step. `name`: its address. `condition`: dependencies and condition in words. `log`: lines
-    around the error, or the last lines; `log_link`: address of the full log. `items`: a page of its
-    steps, the failed first. `graph_link`: address of the graph of its steps."""
+    """One step. `name`: its identifier. `condition`: dependencies and condition in words. `log`:
+    lines around the error, or the last lines; `log_link`: URL of the full log. `items`: a page of
+    its inner steps, failed steps first. `graph_link`: URL of the graph of its inner steps."""
 
     name: str
     label: str
@@ -94,7 +93,7 @@ class NodeDetails:
 
 
 class NodeReader:
-    """Makes the details of the steps of one run."""
+    """Reads the details of the steps of one run."""
 
     def __init__(
         self,
@@ -104,7 +103,7 @@ class NodeReader:
         artifacts: Sequence[ArtifactRow],
         log_tab: str | None,
     ) -> None:
-        """`log_tab`: name of the tab with logs, or None without such a tab."""
+        """`log_tab`: name of the tab that shows logs, or None if there is no such tab."""
         self.plan = plan
         self.run = plan.run
         self.drawing = drawing
@@ -113,7 +112,7 @@ class NodeReader:
         self.log_tab = log_tab
 
     def read(self, address: str, page: int) -> NodeDetails | None:
-        """Return the details of the step or folded box with an address, or None."""
+        """Return the details of the step or folded box with this identifier, or None."""
         step = self.plan.find(address)
         if step:
             return self._describe_step(step, address, page)
@@ -200,7 +199,8 @@ class NodeReader:
         return shorten(causes.extract_cause(causes.find_root_message(message, attempts)))
 
     def _read_log(self, step: PlannedStep, pod: str) -> tuple[list[str], int, str]:
-        """Return lines of the step's log, the index of the error, and the pod of the log."""
+        """Return lines of the step's log, the index of the line with the error (or -1), and the pod
+        of the log."""
         log = self.logs.get(pod) if pod else None
         if log is None and "resource" in step.template:
             prefix = f"{self.run.name}-{step.label}-"
@@ -213,7 +213,7 @@ class NodeReader:
         return lines, error_line, log.name
 
     def link_log(self, pod: str) -> str:
-        """Return the address of the log of a pod, or "" without a log."""
+        """Return the URL of the log of a pod, or "" if no log can be shown."""
         if not pod or self.log_tab is None:
             return ""
         return f"/runs/{self.run.name}/{self.log_tab}?{urlencode({'pod': pod})}"
@@ -299,7 +299,7 @@ def _location_of(artifact: Mapping[str, Any]) -> str:
 
 
 class _Dumper(yaml.SafeDumper):
-    """Writes texts of several lines as blocks."""
+    """A YAML dumper that writes multi-line texts as block scalars."""
 
 
 def _represent_text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:

@@ -72,9 +72,9 @@ Headline = Callable[[Run], list[str]]
 class OverviewTab:
     """The tab `overview`.
 
-    `headline`: returns sentences that a program adds at the top, such as a verdict.
-    `find_internal`: recognizes steps that a program adds to each workflow; they are hidden at
-    first. `log_tab`: name of the tab with logs, or None.
+    `headline`: returns sentences to show at the top, such as a verdict. `find_internal`: recognizes
+    internal steps, which a program adds to each workflow; they are hidden at first. `log_tab`: name
+    of the tab with logs, or None.
     """
 
     name = "overview"
@@ -151,7 +151,7 @@ class OverviewTab:
 
 
 def parse_page(text: str | None) -> int:
-    """Return the number of a page in an address; 1 for any other text."""
+    """Parse the page number in a query parameter. Return 1 for an invalid number."""
     if text and text.isdecimal() and text.isascii() and len(text) < 9:
         return max(1, int(text))
     return 1
@@ -188,7 +188,7 @@ def _make_row(plan: Plan, drawing: Drawing, step: PlannedStep) -> StepRow:
 def _other_failures(
     plan: Plan, drawing: Drawing, failure: Failure | None, limit: int = 5
 ) -> list[StepRow]:
-    """Return the rows of further failed steps of a failed run."""
+    """Return the rows of the failed steps of a failed run, without the step that made it fail."""
     addresses = failure.other_failures[:limit] if failure else []
     steps = [plan.find(address) for address in addresses]
     return [_make_row(plan, drawing, step) for step in steps if step]
@@ -202,7 +202,7 @@ def _suspend_duration(plan: Plan, node_name: str) -> str:
 
 
 def _outcome(plan: Plan) -> list[str]:
-    """Return sentences about the end of a run and of its exit handler."""
+    """Return sentences that tell how a run and its exit handler have ended."""
     run = plan.run
     sentences: list[str] = []
     start = run.status.get("startedAt")

@@ -29,7 +29,7 @@ from argolocal.view import summary
 from argolocal.view.summary import FINISHED, Step, timestamp
 
 MAX_ROWS = 200
-# a loop with more iterations is closed at first
+# a loop with more iterations is shown as one row at first
 MAX_OPEN_ITERATIONS = 8
 ZOOMS = (1, 2, 4, 8, 16)
 MAX_TICKS = 6
@@ -43,7 +43,7 @@ DAY_S = 86400
 
 @dataclass(frozen=True)
 class Tick:
-    """A time on the axis. `position`: percent of the axis."""
+    """A tick of the time axis. `position`: percent of the axis."""
 
     position: float
     since_start: str
@@ -52,7 +52,7 @@ class Tick:
 
 @dataclass(frozen=True)
 class TimelineRow:
-    """A step, an iteration of a loop, or a whole loop with `count` iterations."""
+    """A row for a step, an iteration of a loop, or a whole loop with `count` iterations."""
 
     name: str
     label: str
@@ -72,7 +72,8 @@ class TimelineRow:
 
 @dataclass(frozen=True)
 class Timeline:
-    """The steps of a run on an axis of time. `not_started`: steps without a bar."""
+    """The steps of a run on a time axis. `not_started`: steps without a bar, because they have not
+    started."""
 
     rows: list[TimelineRow]
     ticks: list[Tick]
@@ -140,7 +141,8 @@ class TimelineTab:
 
 @dataclass(frozen=True)
 class Axis:
-    """The time from the start of a run to its end, or to now, in unix seconds."""
+    """The time axis: from the start of a run to its end, or to the current time, in unix
+    seconds."""
 
     start: float
     end: float
@@ -169,7 +171,7 @@ class Axis:
 
 @dataclass(frozen=True)
 class _Row:
-    """A row, and the steps whose times it shows."""
+    """A row of the timeline, with the step or loop and the times that it shows."""
 
     step: Step
     depth: int
@@ -201,7 +203,8 @@ class _Row:
 
 
 def _make_rows(run: Run, steps: Sequence[Step], axis: Axis, open_name: str) -> list[_Row]:
-    """Return the rows: a retried step with its attempts in one row, a large loop in one row."""
+    """Return the rows of the timeline. A retried step and its attempts share one row; so do the
+    iterations of a large loop."""
     parents = find_parents(run.status)
     rows: list[_Row] = []
     index = 0
@@ -265,7 +268,7 @@ def _find_axis(run: Run, steps: Sequence[Step]) -> Axis:
 
 
 def _format_clock(time: float, interval: float) -> str:
-    """Return a local time as exactly as the distance of two ticks needs."""
+    """Format a local time with the precision that the distance between two ticks requires."""
     local_time = datetime.fromtimestamp(time)
     if interval < 1:
         return local_time.strftime("%H:%M:%S.%f")[:-4]

@@ -1,4 +1,4 @@
-"""The times of a step: waiting for its turn, starting its pod, and running."""
+"""Divide the time of a step into stages: waiting for its turn, starting its pod, and running."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -8,14 +8,14 @@ from typing import Any
 from argolocal.page.sources import Run
 from argolocal.view.summary import FINISHED, Step, timestamp
 
-# A shorter wait is the normal time that the runner needs.
+# A shorter wait is not shown, because the runner itself needs this time.
 MIN_WAIT_S = 0.1
-# the clocks of the journal and of the kernel differ by less
+# times from the journal and from the kernel differ by less than this number of seconds
 CLOCK_TOLERANCE_S = 0.1
 
 
 class Stage(StrEnum):
-    """A part of the time of a step, in a word."""
+    """The activity of a step during a part of its time."""
 
     WAITING = "waiting"
     STARTING = "starting"
@@ -24,7 +24,7 @@ class Stage(StrEnum):
 
 @dataclass(frozen=True)
 class Piece:
-    """A part of the time of a step, in unix seconds."""
+    """A time span that a step spends in one stage. `start` and `end`: unix seconds."""
 
     stage: Stage
     start: float
@@ -34,7 +34,7 @@ class Piece:
 
 @dataclass(frozen=True)
 class Bar:
-    """A rectangle of the timeline. Position and width in percent of the axis."""
+    """A rectangle of the timeline. `x` and `width`: percent of the axis."""
 
     stage: Stage
     phase: str
@@ -43,12 +43,12 @@ class Bar:
     title: str
 
 
-# id of a node → the nodes that it follows
+# id of a node → its parent nodes
 Parents = Mapping[str, Sequence[Mapping[str, Any]]]
 
 
 def find_parents(status: Mapping[str, Any]) -> Parents:
-    """Return the nodes that name each node as their child."""
+    """Return the parents of each node: the nodes that have it in `children`."""
     parents: dict[str, list[Mapping[str, Any]]] = {}
     for node in status.get("nodes", {}).values():
         for child in node.get("children") or []:
@@ -57,8 +57,8 @@ def find_parents(status: Mapping[str, Any]) -> Parents:
 
 
 def bars_of_step(run: Run, step: Step, parents: Parents, now: float) -> list[Piece]:
-    """Return the parts of the time of a step. The wait between the end of the steps that it follows
-    and its creation is caused by a limit, such as `parallelism`, or by the pause before a retry."""
+    """Return the time spans of a step's stages. The step waits between the end of its predecessors
+    and its creation, for example because of `parallelism` or the delay before a retry."""
     node = step.node or {}
     if not step.started or step.phase in ("Skipped", "Omitted", "Cached"):
         return []
@@ -87,8 +87,8 @@ def bars_of_step(run: Run, step: Step, parents: Parents, now: float) -> list[Pie
 
 
 def _ready_time(run: Run, node: Mapping[str, Any], parents: Parents) -> float | None:
-    """Return the time at which the steps had ended that a node follows, or None if it follows
-    none."""
+    """Return the time at which all predecessors of a node had ended, or None if the node has no
+    predecessors."""
     times: list[float] = []
     for parent in parents.get(str(node.get("id")), ()):
         if parent.get("type") == "Retry":
@@ -113,8 +113,8 @@ def _end_of_last_attempt(run: Run, retry: Mapping[str, Any], node: Mapping[str, 
 
 
 def bars_of_loop(run: Run, steps: Sequence[Step], parents: Parents, now: float) -> list[Piece]:
-    """Return the times in which at least one iteration of a loop ran. Iterations that failed are
-    separate pieces, so that they are seen among many."""
+    """Return the time spans in which at least one iteration of a loop ran. Failed iterations get
+    spans of their own, so that they remain visible."""
     pieces = [
         piece
         for step in steps
@@ -129,7 +129,7 @@ def bars_of_loop(run: Run, steps: Sequence[Step], parents: Parents, now: float) 
 
 
 def _merge(pieces: Sequence[Piece]) -> list[Piece]:
-    """Join pieces that overlap or nearly touch. `pieces`: in the order of their starts."""
+    """Join time spans that overlap or nearly touch. `pieces`: time spans, sorted by their start."""
     merged: list[Piece] = []
     for piece in pieces:
         if merged and piece.start <= merged[-1].end + MIN_WAIT_S:
@@ -143,6 +143,6 @@ def _merge(pieces: Sequence[Piece]) -> list[Piece]:
 
 
 def seconds_in(pieces: Sequence[Piece], stage: Stage) -> float:
-    """Return the duration of one part of the time."""
+    """Return the total seconds that the step spent in `stage`."""
     seconds = sum(piece.end - piece.start for piece in pieces if piece.stage is stage)
     return round(seconds, 3)

@@ -1,4 +1,4 @@
-"""The reasons why a run waits at the moment, in words."""
+"""Describe in words why a run is currently waiting."""
 
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -14,7 +14,7 @@ MAX_NAMES = 5
 
 
 def describe_waiting(run: Run, find_duration: Callable[[str], str]) -> list[str]:
-    """Return sentences about the steps of a run that run or wait.
+    """Return sentences about the running and the waiting steps of a run.
 
     `find_duration`: returns the duration of the suspend template of a node, or "".
     """

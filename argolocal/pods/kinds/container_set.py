@@ -31,7 +31,7 @@ from argolocal.pods.process import (
     start_container,
 )
 
-# exit code that the kubelet reports for a container that no runtime can start
+# exit code that the kubelet reports for a container that cannot be started
 START_ERROR_CODE = 128
 RESERVED_NAMES = ("wait", "supervisor")
 
@@ -73,7 +73,7 @@ class ContainerSet(Sidecars):
         self.attempts_left = dict.fromkeys(self.containers, int(strategy.get("retries", 1)))
         self.retry_at: dict[str, float] = {}  # name of a container → time of its next attempt
         self.codes: dict[str, int] = {}  # name of a completed container → its exit code
-        # name of a completed container → exit code that its dependents see
+        # name of a completed container → exit code that containers depending on it see
         self.visible_codes: dict[str, int] = {}
         self.errors: dict[str, str] = {}
         self.reasons: dict[str, str] = {}
@@ -102,7 +102,7 @@ class ContainerSet(Sidecars):
 
                 self.retry_at.pop(name, None)
                 self.attempts_left[name] -= 1
-                # no attempt is left before the first attempt only with `retries: 0`
+                # with `retries: 0`, not even one attempt is allowed
                 if self.attempts_left[name] < 0:
                     self._record_end(name, 0)
                 else:
@@ -119,7 +119,7 @@ class ContainerSet(Sidecars):
         except StartError as error:
             self._record_end(name, START_ERROR_CODE, str(error))
         except (FileNotFoundError, PermissionError) as error:
-            # Argo loses the exit code of a container with dependencies
+            # in Argo, the exit code of a container with dependencies gets lost
             if self.containers[name].get("dependencies"):
                 visible_code = 0
             else:
@@ -129,7 +129,8 @@ class ContainerSet(Sidecars):
             )
 
     def on_exit(self, name: str, now: float) -> None:
-        """Retry or complete the container `name`, whose process has exited."""
+        """Handle the exit of the process of container `name`: schedule a retry, or complete the
+        container."""
         process = self.running.pop(name)
         if process.code and self.attempts_left[name] > 0:
             self.retry_at[name] = now + self.retry_delay
@@ -138,15 +139,15 @@ class ContainerSet(Sidecars):
             self._record_end(name, process.code)
 
     def kill(self) -> None:
-        """Complete containers that have not started, and cancel retries."""
+        """Complete the containers that have not started, and cancel pending retries."""
         self.retry_at.clear()
         self.attempts_left = dict.fromkeys(self.attempts_left, 0)
         for name in self._pending():
             self._record_end(name, exit_codes.TERMINATED)
 
     def failure(self) -> str:
-        """Return Argo's message about the failed container whose name comes first alphabetically,
-        or "". In inline templates, a failed container `main` takes precedence."""
+        """Return Argo's message about the first failed container in alphabetical order, or "". In
+        inline templates, a failed container `main` takes precedence."""
         failed_names = sorted(
             (name for name, code in self.codes.items() if code),
             key=lambda name: (self.is_inline and name != "main", name),

@@ -1,7 +1,8 @@
 """Run readiness probes of daemons. The dependents of a daemon start when its probe passes.
 
-A failed probe is repeated after `periodSeconds`, but at most one second, because the kubelet also
-probes more often until a container is ready. Source: Argo's operator.go (assessNodeStatus).
+A failed probe is repeated after `periodSeconds` or one second, whichever is shorter, because the
+kubelet also probes more often until a container is ready. Source: Argo's operator.go
+(assessNodeStatus).
 """
 
 import os

@@ -1,4 +1,4 @@
-"""Run data templates, whose result is the JSON list of the keys in a bucket, transformed by
+"""Run data templates. Their result is a JSON list of the keys in a bucket, transformed by
 expressions.
 
     phase, message, outputs = transform(template["data"], store)
@@ -41,7 +41,8 @@ def transform(data: Mapping[str, Any], store: Callable[[dict[str, Any]], Any]) -
 def _list_keys(s3: dict[str, Any], store: Callable[[dict[str, Any]], Any]) -> list[str]:
     """Return all keys below the key of `s3`. Raises StorageError, for example if no such key
     exists."""
-    if not s3.get("bucket"):  # Argo does not use the artifact repository's bucket here
+    if not s3.get("bucket"):
+        # as in Argo, the bucket of the artifact repository is not the default here
         raise StorageError("Bucket name cannot be empty")
     key = s3.get("key") or ""
     bucket = store(s3)

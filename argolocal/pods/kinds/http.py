@@ -1,4 +1,4 @@
-"""Run http templates: send one request, whose response decides the phase of the node.
+"""Run http templates: send one HTTP request. Its response determines the phase of the node.
 
     phase, message, outputs = send(template["http"], cluster.secret)
 
@@ -85,8 +85,8 @@ def _send(
 
 
 def _format_as_go_error(web_error: web.WebError) -> str:
-    """Return Go's message about a failed connection, which the retry policies of Argo search
-    for."""
+    """Return Go's message about a failed connection, because Argo's retry policies search for Go's
+    messages."""
     error = web_error.cause
     if not isinstance(error, OSError) or error.errno not in (
         errno.ECONNREFUSED,

@@ -24,7 +24,7 @@ from argolocal.pods import artifacts, filesystem
 from argolocal.pods.process import ContainerRun, Process, start_container
 from argolocal.pods.volumes import VolumeDirectory
 
-# exit codes of a sidecar that ended when requested, by itself or by SIGTERM or SIGKILL
+# exit codes of a sidecar that has ended normally or by the requested SIGTERM or SIGKILL
 TERMINATED_EXIT_CODES = (0, exit_codes.KILLED, exit_codes.TERMINATED)
 KINDS = ("initContainers", "sidecars")
 
@@ -42,7 +42,8 @@ class Sidecars:
         self.sidecar_specs = list(template.get("sidecars") or [])
         self.running: dict[str, Process] = {}
         self.init_name = ""  # name of the running init container
-        self.log_error: OSError | None = None  # the reason for an incomplete log of a sidecar
+        # the error because of which the log of a sidecar is incomplete
+        self.log_error: OSError | None = None
 
     def next_init(self) -> Process | None:
         """Start the next init container, if any. Raises ConfigError, OSError."""
@@ -59,8 +60,8 @@ class Sidecars:
             self.running[container["name"]] = self._start(container)
 
     def stop(self, grace: float) -> str:
-        """Terminate the sidecars and wait for their end. Return Argo's message if a sidecar has
-        failed, else ""."""
+        """Terminate the sidecars and wait for their end. Return Argo's message about a failed
+        sidecar, or "" if none has failed."""
         # two threads may call `stop` at the same time: one to collect outputs, the other to stop
         # the run
         processes = dict(self.running)

@@ -41,9 +41,7 @@ OWN_LABELS = (
     object_labels.PHASE,
     object_labels.COMPLETED,
     object_labels.ARCHIVING_STATUS,
-    "workflows.argoproj.io/creator",
-    "workflows.argoproj.io/creator-email",
-    "workflows.argoproj.io/creator-preferred-username",
+    *object_labels.CREATOR,
 )
 
 Perform = Callable[[Entry, Body], Object]
@@ -51,7 +49,7 @@ Perform = Callable[[Entry, Body], Object]
 
 @dataclass(frozen=True)
 class RetryOptions:
-    """How a workflow is retried. `selector`: nodes to run again although they succeeded, which
+    """The settings of a retry. `selector`: nodes to run again although they succeeded, which
     `restarts_successful` allows. `parameters`: new values, as NAME=VALUE."""
 
     restarts_successful: bool
@@ -187,7 +185,8 @@ class Actions:
         return self._send(entry, RunRequest(shutdown=strategy))
 
     def _change_nodes(self, entry: Entry, selector: str, change: NodeChange) -> Object:
-        """Change the suspended nodes that a selector matches. Raises ApiError if there are none."""
+        """Change the suspended nodes that a selector matches. Raises ApiError if it matches
+        none."""
         workflow = self.backend.workflow(entry)
         nodes = [node for node in suspended(workflow["status"]) if match_node(selector, node)]
         if not nodes:
@@ -233,7 +232,7 @@ def retry_run(backend: Backend, entry: Entry, options: RetryOptions) -> Object:
 def _prepare_retry(
     files: RunFiles, workflow: Object, status: Object, options: RetryOptions
 ) -> None:
-    """Write the state from which a retried run starts. The caller has locked the run."""
+    """Write the first state of a retried run. The caller has locked the run."""
     restarted_ids = options.select_restarted(status["nodes"])
     new_status = reset_for_retry(status, restarted_ids, bool(options.parameters))
     override_parameters(workflow["spec"], options.parameters)

@@ -158,7 +158,7 @@ class Information:
         return JSONResponse({"subject": getuser(), "name": getuser()})
 
     async def ignore_event(self, request: Request) -> Response:
-        """Answer POST /tracking/event, with which the pages of Argo report their use."""
+        """Answer POST /tracking/event, the report of use by Argo's pages."""
         await Body.read(request)
         return JSONResponse({})
 

@@ -1,4 +1,4 @@
-"""What the addresses of the API share: the runs, the queue and the stored objects of a home."""
+"""The shared state of the API: the runs, the queue and the stored objects of a home."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

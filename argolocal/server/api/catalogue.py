@@ -61,8 +61,8 @@ class Entry:
 
 @dataclass(frozen=True)
 class Facts:
-    """What a list needs to know about a run. Times are in seconds since the epoch; `finished`: 0 if
-    the run has not ended."""
+    """The properties of a run that a list needs. Times are in seconds since the epoch;
+    `finished`: 0 if the run has not ended."""
 
     uid: str
     labels: Mapping[str, str] = field(default_factory=dict)

@@ -44,7 +44,7 @@ NEW_LINES_INTERVAL_S = 0.2
 
 @dataclass(frozen=True)
 class LogOptions:
-    """What a client wants of the logs. `is_line_shown`: decides by the text of a line.
+    """The options of a request for logs. `is_line_shown`: decides by the text of a line.
     `tail_lines`, `limit_bytes`: maximum size for each pod, or None. `since`: time in seconds since
     the epoch; older logs are left out."""
 

@@ -202,7 +202,7 @@ def match_node(selector: str, node: Mapping[str, Any]) -> bool:
 
 
 def _split_terms(selector: str) -> Iterator[str]:
-    """Yield the terms of a field selector, in which a backslash escapes a comma."""
+    """Yield the terms of a field selector, where a backslash escapes a comma."""
     if len(selector) > MAX_SELECTOR_LENGTH:
         raise ApiError(
             INVALID_ARGUMENT, f"the selector is longer than {MAX_SELECTOR_LENGTH:,} characters"

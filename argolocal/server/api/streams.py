@@ -93,8 +93,8 @@ class StreamLimit:
 
 @dataclass(frozen=True)
 class Watch:
-    """What a client watches. `name`: the only workflow, or "" for all. `version`: the version
-    after which the changes start."""
+    """The workflows that a client watches. `name`: the only workflow, or "" for all. `version`:
+    the version after which the changes start."""
 
     options: ListOptions
     fields: Fields

@@ -14,6 +14,9 @@ from argolocal.language.go_time import GoTime
 from argolocal.language.sprig import ARGO_FUNCTIONS
 from argolocal.manifest.types import Object
 
+# end of the names of variables that contain a map as text
+JSON = ".json"
+
 
 def may_run(cron: Object, now: float) -> bool:
     """Return True if `when` allows a run. Raises NodeError."""
@@ -48,8 +51,8 @@ def _variables(cron: Object) -> dict[str, Any]:
         "labels": labels,
         # as in Argo, the labels again
         "annotations": labels,
-        "labels.json": to_json(labels),
-        "annotations.json": to_json(annotations),
+        f"labels{JSON}": to_json(labels),
+        f"annotations{JSON}": to_json(annotations),
         "failed": status.get("failed") or 0,
         "succeeded": status.get("succeeded") or 0,
         "lastScheduledTime": GoTime(parse_time(last)) if last else None,

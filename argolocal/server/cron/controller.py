@@ -40,15 +40,10 @@ from argolocal.state.stored_objects import ObjectMissing, StoredObjects
 
 KIND = "CronWorkflow"
 FOLDER = "cron"
-LAST_USED_SCHEDULE = "cronworkflows.argoproj.io/last-used-schedule"
-COMPLETED_LABEL = "workflows.argoproj.io/cron-workflow-completed"
+# annotation with the folders of Python modules for the pods of a schedule's runs
+PATH_ANNOTATION = "argolocal/module-path"
 # labels of a CronWorkflow that its runs get
-PROPAGATED_LABELS = (
-    "workflows.argoproj.io/controller-instanceid",
-    "workflows.argoproj.io/creator",
-    "workflows.argoproj.io/creator-email",
-    "workflows.argoproj.io/creator-preferred-username",
-)
+PROPAGATED_LABELS = (object_labels.CONTROLLER_INSTANCE, *object_labels.CREATOR)
 SPEC_ERROR = "SpecError"
 SUBMISSION_ERROR = "SubmissionError"
 # a look that follows the last one within so many seconds has missed nothing
@@ -104,7 +99,9 @@ class CronController:
         self.crons = {}
         self.next_times = {}
         for name, cron in crons.items():
-            if (cron["metadata"].get("labels") or {}).get(COMPLETED_LABEL) != "true":
+            if (cron["metadata"].get("labels") or {}).get(
+                object_labels.CRON_WORKFLOW_COMPLETED
+            ) != "true":
                 self.crons[name] = cron
                 if is_first:
                     self.progress.update(read_progress(self.cluster.home, name))
@@ -173,7 +170,8 @@ class CronController:
     def _submit(self, name: str, time: int) -> str:
         workflow = build_workflow(self.crons[name], time)
         try:
-            submit(self.cluster, workflow)
+            path = (self.crons[name]["metadata"].get("annotations") or {}).get(PATH_ANNOTATION)
+            submit(self.cluster, workflow, path=path)
         except RunExists:
             # as in Argo, for example a user has started a run with this name
             return ""
@@ -210,7 +208,7 @@ class CronController:
             status["lastScheduledTime"] = timestamp(time)
             status["conditions"] = _without_condition(status, SUBMISSION_ERROR, SPEC_ERROR)
             annotations = item["metadata"].setdefault("annotations", {})
-            annotations[LAST_USED_SCHEDULE] = describe_schedule(item)
+            annotations[object_labels.LAST_USED_SCHEDULE] = describe_schedule(item)
 
         self._update(name, change)
 
@@ -267,7 +265,9 @@ class CronController:
 
         def change(item: Object) -> None:
             item.setdefault("status", {})["phase"] = "Stopped"
-            item["metadata"].setdefault("labels", {})[COMPLETED_LABEL] = "true"
+            item["metadata"].setdefault("labels", {})[object_labels.CRON_WORKFLOW_COMPLETED] = (
+                "true"
+            )
 
         self._update(name, change)
         return True

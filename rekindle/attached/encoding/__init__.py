@@ -1,1 +1,2 @@
-"""The bytes of states: in memory, and in the checkpoints of sharded models."""
+"""Converts training states to bytes and back, for snapshots in memory and for checkpoints of
+sharded models."""

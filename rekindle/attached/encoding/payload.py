@@ -1,7 +1,7 @@
 """A state as bytes: a pickle of its structure, followed by the data of its tensors.
 
-The tensors are copied once, from their device into the target. Source of the technique: the
-persistent ids of `pickle`, which torch.save uses, too.
+The tensors are copied once, from their device into the target. Like torch.save, this module
+replaces the tensors in the pickle by persistent ids.
 """
 
 import io
@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-START = struct.Struct("<Q")  # size of the pickle in bytes
+START = struct.Struct("<Q")  # length of the pickle in bytes
 ALIGNMENT = 64
 
 
@@ -24,7 +24,7 @@ class _Span(NamedTuple):
 
 
 class Payload:
-    """A state that is ready to be copied. Its tensors are still the tensors of the program."""
+    """A state that is ready to be copied. Its tensors share memory with the program's tensors."""
 
     def __init__(self, tree: Any) -> None:
         self._tensors: list[tuple[_Span, torch.Tensor]] = []
@@ -50,8 +50,8 @@ class Payload:
         return span
 
     def write(self, target: torch.Tensor) -> None:
-        """Copy the state to `target`, uint8 [at least `size`]. Returns after the copies from
-        GPUs."""
+        """Copy the state to `target`, uint8 [at least `size`]. Waits until the copies from GPUs are
+        complete."""
         structure = torch.frombuffer(bytearray(self._structure), dtype=torch.uint8)
         target[: START.size] = torch.frombuffer(
             bytearray(START.pack(len(structure))), dtype=torch.uint8
@@ -95,7 +95,8 @@ def _view(data: torch.Tensor, data_offset: int, span: _Span) -> torch.Tensor:
 
 
 def _own_view(data: torch.Tensor, data_offset: int, span: _Span) -> torch.Tensor:
-    """Return a view with a storage of its own, as torch.save writes whole storages."""
+    """Return a view with its own storage, because torch.save writes the whole storage of a
+    tensor."""
     view = _view(data, data_offset, span)
     if not view.numel():
         return torch.empty(span.shape, dtype=span.dtype)
@@ -109,7 +110,8 @@ def _own_view(data: torch.Tensor, data_offset: int, span: _Span) -> torch.Tensor
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:
-    """Return True for a tensor whose data are its elements in order."""
+    """Return True if the raw elements of a tensor describe it completely: a strided tensor of a
+    plain class, not quantized."""
     is_plain_class = type(tensor) in (torch.Tensor, torch.nn.Parameter)
     return is_plain_class and tensor.layout is torch.strided and not tensor.is_quantized
 

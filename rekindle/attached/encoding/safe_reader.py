@@ -1,6 +1,7 @@
 """Reads checkpoints of torch.distributed.checkpoint without running code of their files.
 
-The reader of torch unpickles `.metadata` and values that are not tensors without a restriction.
+The reader of torch unpickles `.metadata` and other values without restrictions, so a file could run
+code.
 """
 
 import io
@@ -13,7 +14,7 @@ from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
 from torch.distributed.checkpoint.planner import ReadItem
 
-# module → names of the classes and functions that `.metadata` may contain; they only keep values
+# module → names of the classes and functions that `.metadata` may contain; they only store values
 ALLOWED_NAMES = {
     "collections": {"OrderedDict"},
     "pathlib": {"PosixPath", "PurePosixPath"},
@@ -37,7 +38,8 @@ class SafeReader(FileSystemReader):
     """A reader of a checkpoint whose `.metadata` may be malicious."""
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
-        """Return the metadata. Raises UnpicklingError if it contains another class."""
+        """Return the metadata. Raises UnpicklingError if the metadata contains a class that is not
+        allowed."""
         path = self._get_metadata_path(kwargs.get("rank"))
         with self.fs.create_stream(path, "rb") as file:
             metadata = _Unpickler(file).load()
@@ -49,7 +51,7 @@ class SafeReader(FileSystemReader):
 
 
 class SafePlanner(DefaultLoadPlanner):
-    """A planner that loads values, which are not tensors, as torch.load does by default."""
+    """A planner that loads values other than tensors with the restrictions of torch.load."""
 
     def load_bytes(self, read_item: ReadItem, value: io.BytesIO) -> None:
         content = torch.load(value, map_location="cpu", weights_only=True)
@@ -77,6 +79,7 @@ def encode_values(values: dict[str, Any]) -> bytes:
 
 
 def decode_values(data: bytes) -> dict[str, Any]:
-    """Return the values in bytes. Raises an exception of torch.load if they are damaged, or contain
-    a class that torch.serialization.add_safe_globals has not allowed."""
+    """Return the values that `encode_values` has encoded. If they are damaged or contain a class
+    that torch.serialization.add_safe_globals has not allowed, an exception of torch.load is raised.
+    """
     return torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)

@@ -22,10 +22,9 @@ class Backend:
     job: ManifestBuilder
     success: Callable[[ClusterConfig], str]
     failure: tuple[str, ...]
-    # host name of the coordinator, {0} is the job's name; "" if additional workers cannot join
+    # host name of the coordinator, with {0} for the job's name; "" if workers cannot join later
     host: str = ""
-    # maximum length of a job's name: the names of the job's pods are longer, and limited to 63
-    # characters
+    # maximum length of a job's name; the names of its pods are longer, and limited to 63 characters
     max_name_length: int = 45
     runtime: ManifestBuilder | None = None  # object that must be applied before the job
     program: MemberModules = PROGRAM  # modules of the pods that run a program
@@ -55,7 +54,7 @@ BACKENDS = {
 
 
 def program_backend(job: ProgramJob) -> Backend:
-    """Return the backend of a program in a job of another framework."""
+    """Return the backend that runs a training program in a job of another framework."""
     return Backend(
         job.kind,
         job.manifest,

@@ -1,7 +1,7 @@
-"""Gang scheduling (start all pods of a job together): the fields that `cluster.gang` adds to the
-objects of a job, from the section `gang` of presets.yaml.
+"""Gang scheduling, which starts all pods of a job together: `cluster.gang` adds fields from the
+section `gang` of presets.yaml to the objects of a job.
 
-The training operator must be started with the flag of its gang scheduler.
+The training operator must be started with its flag for the gang scheduler.
 """
 
 from typing import Any
@@ -12,8 +12,8 @@ from rekindle.blocks.settings import ClusterConfig
 
 
 def job_metadata(name: str, cluster: ClusterConfig) -> Manifest:
-    """Return the metadata of a job. If a label of the job names a queue, the queue suspends the job
-    until it admits all pods of the job."""
+    """Return the metadata of a job. A job with the label of a queue is suspended until the queue
+    admits all its pods."""
     return {
         "name": name,
         "labels": WORKFLOW_LABEL | preset_fields("labels", cluster, cluster.queue_priority),

@@ -21,8 +21,8 @@ HARVEST_KIND = "deployment"
 
 
 def limit_to_minimum(train: TrainConfig, cluster: ClusterConfig) -> TrainConfig:
-    """Return the settings of the job: with `cluster.harvest`, it has only `train.min_workers`
-    workers.
+    """Return the settings of the job, which has only `train.min_workers` workers if
+    `cluster.harvest` is set.
 
     Raises ConfigError if no workers remain for the Deployment.
     """
@@ -42,7 +42,8 @@ def limit_to_minimum(train: TrainConfig, cluster: ClusterConfig) -> TrainConfig:
 def harvest_deployment(
     name: str, train: TrainConfig, cluster: ClusterConfig, commands: MemberCommands, host: str
 ) -> Manifest:
-    """Return the Deployment of the extra workers, those beyond the `train.workers` of the job.
+    """Return the Deployment of the extra workers, which join the `train.workers` workers of the
+    job.
 
     `host`: host name of the coordinator, with {0} in place of the job's name. Raises ConfigError if
     the numbers of workers are not multiples of the number of GPUs per pod.

@@ -30,7 +30,7 @@ LEAD = "lead"
 WORKER = "worker"
 # host name of the coordinator's pod, in the Service that has the JobSet's name
 HOST = f"{{0}}-{LEAD}-0-0.{{0}}"
-# practically unlimited retries of a pod: the coordinator decides when the run fails
+# practically unlimited retries of a pod, because the coordinator decides when the run fails
 UNLIMITED_RETRIES = 100_000
 # exit codes of the coordinator that cause a restart
 SIGNAL_EXIT_CODES = [
@@ -51,8 +51,8 @@ SIGNAL_EXIT_CODES = [
 def job_set(
     name: str, train: TrainConfig, cluster: ClusterConfig, commands: MemberCommands
 ) -> Manifest:
-    """Return the JobSet `name` (at most 45 characters, as its pods' names are longer); all
-    processes run `commands`.
+    """Return the JobSet `name`, whose pods run `commands`. `name` has at most 45 characters,
+    because the names of the pods are longer.
 
     The job succeeds or fails with the coordinator. Raises ConfigError if train.workers is not
     divisible by the number of GPUs per pod.
@@ -79,8 +79,8 @@ def job_set(
 
 
 def worker_job(name: str, pod: Manifest, cluster: ClusterConfig, *, restarts: bool) -> Manifest:
-    """Return the JobSpec of a worker. With `restarts`, the Job controller replaces a failed worker;
-    otherwise the JobSet recreates the Job."""
+    """Return the JobSpec of a worker. If `restarts` is True, the Job controller replaces the pod of
+    a failed worker; otherwise the JobSet recreates the whole Job."""
     metadata = member_metadata(name, "worker", cluster.pod("train"))
     if restarts:
         limit = UNLIMITED_RETRIES
@@ -100,7 +100,8 @@ def lead_job(name: str, cluster: ClusterConfig, commands: MemberCommands) -> Man
 
     return {
         "backoffLimit": UNLIMITED_RETRIES,
-        # if a Job was suspended, Kubernetes counts this deadline from its resumption
+        # Kubernetes counts this deadline from the start of the Job or, if it was suspended, from
+        # its resumption
         "activeDeadlineSeconds": 3600 * cluster.deadline_hours,
         "podFailurePolicy": {
             "rules": [

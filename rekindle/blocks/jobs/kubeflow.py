@@ -18,10 +18,10 @@ from rekindle.blocks.pod_settings import Manifest, hardened_container, pod_spec
 from rekindle.blocks.settings import ClusterConfig, PodConfig
 from rekindle.errors import ConfigError, did_you_mean
 
-# The condition Failed is at one of the indices 1 to 4 of `status.conditions`: it follows Created,
-# and of Running and Restarting only one is present at a time.
+# The condition Failed has one of the indices 1 to 4 in `status.conditions`, because Created comes
+# first, and Running and Restarting are never present at the same time.
 FAILURE = tuple(f"status.conditions.{i}.type == Failed" for i in range(1, 5))
-# `sleep` as process 1 would ignore SIGTERM
+# a shell with a trap, because `sleep` as process 1 would ignore SIGTERM
 IDLE_COMMAND = f"trap 'exit {exit_codes.TERMINATED}' TERM; sleep 365d & wait"
 RESTARTS_PER_POD = 10  # maximum average number of container restarts per pod
 
@@ -38,8 +38,9 @@ class Replica:
 class Role(NamedTuple):
     """The allowed number of pods in a role, and their restart policy.
 
-    OnFailure: the kubelet restarts the container, the operator replaces evicted pods. ExitCode:
-    exit codes 1-127 fail the job, 128 and above (a signal, a drain) replace the pod.
+    With OnFailure, the kubelet restarts the container, and the operator replaces evicted pods.
+    With ExitCode, an exit code from 1 to 127 fails the job; with a code from 128 on (a signal, a
+    drain), the pod is replaced.
     """
 
     restart_policy: str = "OnFailure"
@@ -55,39 +56,41 @@ class Framework:
 
     roles: Mapping[str, Role]
     success: str = "status.completionTime"
-    # roles whose programs end by themselves; a job needs at least one of these roles. The first pod
-    # of the first of them leads the others
+    # Roles whose programs end by themselves; a job needs at least one of them. The first pod of the
+    # first such role leads the other pods.
     completing_roles: tuple[str, ...] = ("Worker",)
 
 
 FRAMEWORKS = {
-    # Containers find each other through TF_CONFIG. The job completes with the Chief; without a
-    # Chief, with worker 0 or, if successPolicy is "AllWorkers", with all workers. A deleted worker
-    # (a drain, a preemption) fails the job; with enableDynamicWorker=True, workers may join and
-    # leave, and TF_CONFIG has only the worker itself and the parameter servers.
+    # Containers find each other through TF_CONFIG. The job completes when the Chief completes.
+    # Without a Chief, it completes with worker 0 or, if successPolicy is "AllWorkers", with all
+    # workers. A deleted worker (a drain, a preemption) fails the job; with
+    # enableDynamicWorker=True, workers may join and leave, and TF_CONFIG lists only the worker
+    # itself and the parameter servers.
     "TFJob": Framework(
         {"Chief": Role(max_pods=1), "Worker": Role(), "PS": Role(), "Evaluator": Role(max_pods=1)},
         completing_roles=("Chief", "Worker"),
     ),
     # XGBoost and LightGBM: MASTER_ADDR and MASTER_PORT are the address of the tracker, RANK and
-    # WORLD_SIZE describe the process. The Master is rank 0 and trains, too. The restart policy is
-    # ExitCode: with other policies, a lost pod fails the job.
+    # WORLD_SIZE describe the process. The Master is rank 0 and also trains. The restart policy is
+    # ExitCode, because with every other policy a lost pod fails the job.
     "XGBoostJob": Framework(
         {"Master": Role("ExitCode", min_pods=1, max_pods=1), "Worker": Role("ExitCode")},
         success="status.replicaStatuses.Master.succeeded > 0",
         completing_roles=("Master", "Worker"),
     ),
-    # Without a Master, workers train collectively; a Master is a parameter server. Containers run
-    # `-m paddle.distributed.launch`, which reads PADDLE_MASTER, PADDLE_NNODES and PADDLE_JOB_ID.
+    # Without a Master, the workers train collectively. With a Master, it acts as a parameter
+    # server. Containers run `-m paddle.distributed.launch`, which reads PADDLE_MASTER,
+    # PADDLE_NNODES and PADDLE_JOB_ID.
     "PaddleJob": Framework({"Master": Role(max_pods=1), "Worker": Role(min_pods=1)}),
     # All processes are equal, and worker 0 coordinates them. Each process calls
     # jax.distributed.initialize(f"{COORDINATOR_ADDRESS}:{COORDINATOR_PORT}", NUM_PROCESSES,
     # PROCESS_ID).
     "JAXJob": Framework({"Worker": Role(min_pods=1)}),
-    # The Launcher runs `mpirun` on the Workers through `kubectl exec`. A deleted or drained worker
-    # is replaced (with OnFailure the job would fail); a worker that its node evicts for lack of
-    # memory fails the job. An MPIJob cannot run in a namespace that enforces the PodSecurity
-    # standard `restricted`: the operator's init container violates it.
+    # The Launcher runs `mpirun` on the Workers through `kubectl exec`. With ExitCode, a deleted or
+    # drained worker is replaced (with OnFailure, the job would fail). If a node evicts a worker for
+    # lack of memory, the job fails. An MPIJob cannot run in a namespace that enforces the
+    # PodSecurity standard `restricted`: the operator's init container violates it.
     "MPIJob": Framework(
         {
             "Launcher": Role(min_pods=1, max_pods=1, has_account=False),
@@ -102,8 +105,8 @@ FRAMEWORKS = {
 def training_job(
     kind: str, name: str, replicas: Mapping[str, Replica], cluster: ClusterConfig, **spec: object
 ) -> Manifest:
-    """Return the job `name` (at most 50 characters, as its pods' names are longer); `spec`: more
-    fields of the spec.
+    """Return the job `name`, which has at most 50 characters, because the names of its pods are
+    longer. `spec`: additional fields of the job's spec.
 
     Raises ConfigError for a kind that the operator no longer supports, an unknown role, or a wrong
     number of pods.
@@ -137,7 +140,8 @@ def training_job(
 
 
 def check_replicas(kind: str, name: str, replicas: Mapping[str, Replica]) -> None:
-    """Raise ConfigError if the operator would reject the job or never complete it."""
+    """Raise ConfigError if the operator would reject the job, or if the job could never
+    complete."""
     job = f"{kind} {name}"
     if kind in REMOVED_KINDS:
         raise ConfigError(f"{job}: {REMOVED_KINDS[kind]}.")
@@ -185,7 +189,7 @@ def role_pod(kind: str, role: str, replica: Replica, cluster: ClusterConfig) -> 
 
 
 def omit_account(kind: str, role: str, pod: Manifest) -> Manifest:
-    """Return a PodSpec without the ServiceAccount, if the operator creates that of the role."""
+    """Return a PodSpec; remove its ServiceAccount if the operator creates one for this role."""
     if FRAMEWORKS[kind].roles[role].has_account:
         return pod
 
@@ -203,7 +207,7 @@ def replica_spec(count: int, restart_policy: str, config: PodConfig, pod: Manife
 
 
 def run_policy(cluster: ClusterConfig, workers: PodConfig, min_pods: int | None = None) -> Manifest:
-    """Return the RunPolicy of a job; `min_pods`: number of pods with which gang scheduling may
+    """Return the RunPolicy of a job. `min_pods`: number of pods that suffice for gang scheduling to
     start an elastic job.
 
     The deadline of the job is only a safeguard, because the workflow itself has a deadline.

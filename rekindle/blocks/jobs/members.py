@@ -31,8 +31,9 @@ from rekindle.kubernetes_names import (
 )
 from rekindle.training.spec import TrainConfig
 
-# The volume of the hot snapshots, which survive the processes of the pod. The volume is a tmpfs
-# without a size limit, so it may use all memory of the pod. The default /dev/shm has only 64 MB.
+# The volume of the snapshots in memory, which survive restarts of the pod's processes. The volume
+# is a tmpfs without a size limit, so it may use all memory of the pod. The default /dev/shm has
+# only 64 MB.
 SHARED_MEMORY = {"name": "shared-memory", "emptyDir": {"medium": "Memory"}}
 SHARED_MOUNT = {"name": "shared-memory", "mountPath": "/dev/shm"}
 SECRET_FIELD = "secret"
@@ -41,7 +42,7 @@ METRICS_PORTS = [{"name": "metrics", "containerPort": METRICS_PORT}]
 
 
 def run_secret(name: str) -> Manifest:
-    """Return the Secret with which the processes of the job `name` authenticate to each other; Argo
+    """Return the Secret by which the processes of the job `name` authenticate each other. Argo
     generates its value.
 
     The value is visible to users who may read Secrets and, while the pod that applies the Secret
@@ -62,7 +63,7 @@ def run_secret(name: str) -> Manifest:
 @dataclass(frozen=True)
 class MemberCommands:
     """The arguments of `python` in the two kinds of pods. `secrets`: environment variables of a
-    worker that contain secrets."""
+    worker whose values come from Secrets."""
 
     coordinator: tuple[str, ...]
     worker: tuple[str, ...]
@@ -72,7 +73,7 @@ class MemberCommands:
 def member_commands(
     modules: MemberModules, flags: list[str], secrets: Sequence[str] = ()
 ) -> MemberCommands:
-    """Return the commands of a training whose processes get `flags`."""
+    """Return the commands of a training; all its processes get the arguments `flags`."""
     return MemberCommands(
         coordinator=("-m", modules.coordinator, *flags),
         worker=("-m", modules.launcher, *flags),
@@ -92,8 +93,8 @@ class PodCounts:
 
 
 def count_pods(train: TrainConfig, cluster: ClusterConfig) -> PodCounts:
-    """Return the number of pods for `train.workers`, `min_workers` and `max_workers`. Raises
-    ConfigError if a number of workers is not a multiple of the GPUs per pod."""
+    """Return the numbers of pods for `train.workers`, `train.min_workers` and `train.max_workers`.
+    Raises ConfigError if a number of workers is not a multiple of the GPUs per pod."""
     gpus = max(1, cluster.pod("train").gpus)
 
     for key in ("workers", "max_workers"):
@@ -131,7 +132,7 @@ def coordinator_variables(pod: PodConfig) -> dict[str, str]:
 def coordinator_spec(
     name: str, cluster: ClusterConfig, commands: MemberCommands, container_name: str
 ) -> Manifest:
-    """Return the PodSpec of the coordinator. `container_name`: the name that the kind of job
+    """Return the PodSpec of the coordinator. `container_name`: container name that the kind of job
     prescribes."""
     pod = cluster.pod("coordinator")
     args = list(commands.coordinator)
@@ -140,8 +141,8 @@ def coordinator_spec(
     env += ({"name": key, "value": value} for key, value in variables.items())
     main = hardened_container(container_name, pod, args, env=env, ports=METRICS_PORTS)
 
-    # the operator checks the deadline of the job only when a pod changes, so this pod gets the same
-    # deadline: its end causes the check
+    # The operator checks the deadline of the job only when a pod changes. This pod gets the same
+    # deadline, so that its end triggers the check.
     return pod_spec(
         pod, cluster.pod_account, [main], activeDeadlineSeconds=3600 * cluster.deadline_hours
     )
@@ -155,8 +156,8 @@ def worker_spec(
     container_name: str,
     host: str = "",
 ) -> Manifest:
-    """Return the PodSpec of a worker. `host`: host name of the coordinator; empty if the job's
-    operator passes it to the workers."""
+    """Return the PodSpec of a worker. `host`: host name of the coordinator; empty if the operator
+    of the job sets it in the workers."""
     pod = cluster.pod("train")
     gpus = count_pods(train, cluster).workers_per_pod
     pod = pod.model_copy(update={"cpu": pod.cpu or str(train.threads * gpus)})
@@ -177,8 +178,8 @@ def member_spec(
     variables: Mapping[str, str],
     **container_fields: object,
 ) -> Manifest:
-    """Return the PodSpec of a member of the group. `variables`: environment variables, in addition
-    to those of all members."""
+    """Return the PodSpec of a member of the group. `variables`: environment variables that only
+    this member needs."""
     main = hardened_container(
         container_name,
         pod,

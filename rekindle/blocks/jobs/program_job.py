@@ -30,15 +30,15 @@ from rekindle.blocks.settings import ClusterConfig, PodConfig
 from rekindle.kubernetes_names import REKINDLE_COORDINATOR, REKINDLE_ROLE_RANK, REKINDLE_SERVER
 from rekindle.training.spec import TrainConfig
 
-# The operator fails an MPIJob whose Launcher has exited, unless its restartPolicy is OnFailure.
-# Then the kubelet restarts it after every error, and this number of restarts fails the job.
+# Unless its restartPolicy is OnFailure, a Launcher that exits fails the MPIJob. With OnFailure, the
+# kubelet restarts the Launcher after every error, and the job fails after this number of restarts.
 LAUNCHER_RESTARTS = 3
 
 
 @dataclass(frozen=True)
 class ProgramJob:
-    """The settings of one job. `counts`: number of pods by role; `pod`: settings of its pods;
-    `spec`: more fields of the spec of the job."""
+    """The settings of one job. `counts`: number of pods by role; `pod`: settings of the pods;
+    `spec`: additional fields of the job's spec."""
 
     kind: str
     counts: Mapping[str, int]
@@ -47,8 +47,8 @@ class ProgramJob:
 
     @property
     def roles(self) -> list[str]:
-        """The roles whose pods run the program, in the order of their ranks: first the roles whose
-        programs end by themselves."""
+        """The roles whose pods run the program, in the order of ranks. Roles whose programs end by
+        themselves come first."""
         framework = FRAMEWORKS[self.kind]
         completing = [role for role in framework.completing_roles if self.counts.get(role)]
         others = [
@@ -64,13 +64,15 @@ class ProgramJob:
         return sum(self.counts[role] for role in self.roles)
 
     def check(self, name: str) -> None:
-        """Raise ConfigError if the operator would reject the job `name` or never complete it."""
+        """Raise ConfigError if the operator would reject the job `name`, or if the job could never
+        complete."""
         check_replicas(self.kind, name, self._replicas())
 
     def manifest(
         self, name: str, train: TrainConfig, cluster: ClusterConfig, commands: MemberCommands
     ) -> Manifest:
-        """Return the job `name` (at most 50 characters, as its pods' names are longer)."""
+        """Return the job `name`, which has at most 50 characters, because the names of its pods are
+        longer."""
         policy = run_policy(cluster, self.pod)
         # the coordinator enforces the time limit of an attempt
         policy["activeDeadlineSeconds"] = 3600 * cluster.deadline_hours

@@ -18,13 +18,14 @@ HOST = "{0}-master-0"  # host name of the coordinator
 def pytorch_job(
     name: str, train: TrainConfig, cluster: ClusterConfig, commands: MemberCommands
 ) -> Manifest:
-    """Return the job `name` (at most 53 characters, as its pods' names are longer). All processes
-    run `commands` and the Secret `name`.
+    """Return the job `name`, which has at most 53 characters, because the names of its pods are
+    longer. All pods run `commands` and share the Secret `name`.
 
-    The exit code of the Master decides: 0 completes the job, 1-127 fail it, 128 and above (a
-    signal, a drain) restart the Master. The operator always restarts workers: the coordinator
-    decides when the run fails. A pod with several GPUs runs one worker per GPU. Raises ConfigError
-    if the numbers of workers are not multiples of the number of GPUs per pod.
+    The exit code of the Master decides: with 0, the job completes; with 1 to 127, it fails; from
+    128 on (a signal, a drain), the Master is restarted. The operator always restarts workers,
+    because the coordinator decides when the run fails. A pod with several GPUs runs one worker per
+    GPU. Raises ConfigError if the numbers of workers are not multiples of the number of GPUs per
+    pod.
     """
     counts = count_pods(train, cluster)
     master_pod = coordinator_spec(name, cluster, commands, "pytorch")
@@ -32,8 +33,8 @@ def pytorch_job(
 
     # one more pod, for the coordinator
     policy = run_policy(cluster, cluster.pod("train"), counts.min_pods + 1)
-    # the deadline of the workflow, not of an attempt: the coordinator enforces the time limit of an
-    # attempt, and does not count the time that pods wait for nodes
+    # The deadline of the workflow, not of an attempt. The coordinator enforces the time limit of an
+    # attempt, which excludes the time that pods wait for nodes.
     policy["activeDeadlineSeconds"] = 3600 * cluster.deadline_hours
 
     processes = {}

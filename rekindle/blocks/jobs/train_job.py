@@ -18,16 +18,16 @@ from rekindle.training.spec import TrainConfig
 __all__ = ["FAILURE", "HOST", "success_condition", "train_job", "training_runtime"]
 
 TRAINER_VERSION = "trainer.kubeflow.org/v1alpha1"
-# name of the Job and of its container in which Trainer sets PET_NNODES, PET_NODE_RANK,
-# PET_MASTER_ADDR, ...
+# name of the Job for the nodes, and of its container; Trainer sets PET_NNODES, PET_NODE_RANK,
+# PET_MASTER_ADDR, ... in this container
 NODE = "node"
-# the condition Failed may be preceded by others, such as Suspended
+# other conditions, such as Suspended, may precede the condition Failed
 FAILURE = tuple(f"status.conditions.{i}.type == Failed" for i in range(3))
 
 
 def success_condition(cluster: ClusterConfig) -> str:
-    """Return the condition of success. Complete is the first condition of a TrainJob or, in a queue
-    of Kueue, the second, after Suspended."""
+    """Return the condition of success, which is Complete. Complete is the first condition of a
+    TrainJob or, in a queue of Kueue, the second one, after Suspended."""
     return f"status.conditions.{int(bool(gang.preset_fields('labels', cluster)))}.type == Complete"
 
 
@@ -74,8 +74,8 @@ def training_runtime(
 def train_job(
     name: str, train: TrainConfig, cluster: ClusterConfig, commands: MemberCommands
 ) -> Manifest:
-    """Return the TrainJob `name` (at most 45 characters, as its pods' names are longer), which uses
-    its runtime."""
+    """Return the TrainJob `name`, which uses the TrainingRuntime `name`. `name` has at most 45
+    characters, because the names of the pods are longer."""
     counts = count_pods(train, cluster)
     return {
         "apiVersion": TRAINER_VERSION,

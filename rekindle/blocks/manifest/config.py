@@ -54,9 +54,9 @@ from rekindle.training.spec import TrainConfig, check_supported_settings
 from rekindle.workload import DataConfig, check_program, load
 
 DEFAULT_PIPELINE = "pipelines.training"
-# a URL with a password, or with a signature or token in its query, fragment or path, except a
-# variable such as $(PASSWORD). The password may contain slashes and spaces; the host of an address
-# without a scheme may precede the digest of an image.
+# Matches a URL with a password, or with a signature or token in its query, fragment or path; a
+# variable such as $(PASSWORD) is not a match. The password may contain slashes and spaces; the host
+# of an address without a scheme may precede the digest of an image.
 PASSWORD_URL = re.compile(
     rf"""
     (?:(?<=:)|(?<!\S))//[^\s/?#@:]*:(?!\$\(|{AFTER_HOST})[^\n@][^\n]*@[\w.\[-]
@@ -66,7 +66,7 @@ PASSWORD_URL = re.compile(
     re.IGNORECASE | re.VERBOSE,
 )
 MAX_ERRORS = 20  # maximum number of errors in one message
-KeyPath = tuple[str, ...]  # path of a value: ("train", "workers")
+KeyPath = tuple[str, ...]  # path of a value in the config, such as ("train", "workers")
 
 
 def _default_section(section: type[Section]) -> Any:
@@ -180,7 +180,7 @@ def resolve_data(
 
 
 def relative_paths(config: Config) -> Iterator[tuple[str, str]]:
-    """Yield (key, value) of each text in the user's own sections that is the relative path of an
+    """Yield (key, value) for each value in the user's own sections that is the relative path of an
     existing file."""
     for section in _own_sections(config):
         for key, value in leaves(getattr(config, section), section):
@@ -207,14 +207,14 @@ def _is_relative_path(text: str) -> bool:
 
 @dataclass(frozen=True)
 class Loaded:
-    """A config, and the origin of each value that is not a default, by dotted path."""
+    """A config, and the origins of its values that are not defaults, by dotted path."""
 
     config: Config
     origins: dict[str, str] = field(default_factory=dict)
 
     def rows(self) -> Iterator[tuple[str, Any, str]]:
-        """Yield (dotted path, value, origin) of every value in the order of the sections.
-        `cluster.pods` has every kind of pod, with its defaults and presets applied."""
+        """Yield (dotted path, value, origin) for every value, in the order of the sections.
+        The rows of `cluster.pods` contain every kind of pod, with defaults and presets applied."""
         values = self.config.model_dump(mode="json")
         cluster = self.config.cluster
         names = dict.fromkeys([*POD_DEFAULTS, *cluster.pods])
@@ -232,7 +232,7 @@ class Loaded:
             yield path, value, derived or self.origin(path)
 
     def origin_below(self, path: str) -> str:
-        """Return the origin of a value below `path`; "" if no such value is set."""
+        """Return the origin of the first value that is set below `path`; "" if none is set."""
         return next(
             (origin for key, origin in self.origins.items() if key.startswith(f"{path}.")), ""
         )
@@ -258,8 +258,8 @@ def describe_keys(key: str, loaded: Loaded | None = None) -> list[Setting]:
 def load_config(
     file: Path | str, sets: Iterable[str] = (), environment: Mapping[str, str] | None = None
 ) -> Loaded:
-    """Load the config in `file`, overridden by `environment` and then by `sets`, texts such as
-    "train.workers=3". Raises a ConfigError that names each wrong key or value.
+    """Load the config in `file`; values in `environment`, then texts in `sets` such as
+    "train.workers=3", override it. Raises a ConfigError that names each wrong key or value.
 
     If `file` is a Python file, it is a pipeline: its config consists of the defaults, and its
     `name` is the name of the file. A relative path that does not exist in the working directory is
@@ -307,7 +307,7 @@ def _merge(
     replaces earlier ones."""
     values: dict[str, Any] = {}
     origins: dict[str, str] = {}
-    sections: set[str] = set()  # paths of sections: values that contain other keys
+    sections: set[str] = set()  # paths of sections, that is, of values that contain other keys
 
     for keys, value, origin in settings:
         _assign_value(values, keys, value, origin)
@@ -333,7 +333,7 @@ def _module_names(values: Mapping[str, Any], origins: Mapping[str, str]) -> dict
 
 
 def _check_against_workload(loaded: Loaded, workload: Any, file: str) -> None:
-    """Raise ConfigError for settings of the gate, training or families that do not fit the
+    """Raise ConfigError if settings of the gate, the training or the families do not fit the
     workload."""
     config = loaded.config
     with _prefix_errors(loaded.origin_below("gate") or file):
@@ -371,7 +371,7 @@ def _describe_errors(error: ValidationError, loaded: Loaded, file: str) -> list[
 
 def _reject_passwords(loaded: Loaded) -> None:
     """Raise ConfigError for a URL with a password or signature: MLflow records the config, and `ps`
-    shows it during a run. Raise it also for a secret in a section of the user's own."""
+    shows it during a run. Also raise ConfigError for a secret in one of the user's own sections."""
     own_sections = _own_sections(loaded.config)
     for key, value in leaves(loaded.config, ""):
         name = key.lstrip(".")
@@ -391,15 +391,15 @@ def _reject_passwords(loaded: Loaded) -> None:
 
 
 def _without_value(origin: str) -> str:
-    """Return an origin without the value of a flag such as `--set data.password=VALUE`."""
+    """Return an origin such as `--set data.password=VALUE` without the value."""
     if origin.startswith("--set "):
         return origin.partition("=")[0]
     return origin
 
 
 def _is_own_secret(key: str, value: object) -> bool:
-    """Return True for a text in a section of the user's own whose key names a secret; not for the
-    name of a variable, such as $(PASSWORD)."""
+    """Return True if the key of a text in the user's own sections names a secret, and the text is
+    not a variable such as $(PASSWORD)."""
     is_text = isinstance(value, str) and value and not value.startswith("$(")
     return bool(is_text) and names_secret(key.rpartition(".")[2])
 
@@ -428,8 +428,8 @@ def _validate(
 
     for item in missing_paths:
         *parents, last_key = item["loc"]
-        # a value in a union is skipped: its location in the error also contains parts that are not
-        # keys
+        # skip a value in a union, because its location in the error also contains parts that are
+        # not keys
         with suppress(KeyError, IndexError, TypeError):
             holder: Any = reduce(operator.getitem, parents, cast(Any, values))
             holder[last_key] = str(
@@ -442,7 +442,7 @@ def _validate(
 
 @contextmanager
 def _prefix_errors(origin: str) -> Iterator[None]:
-    """Prefix the lines of a ConfigError with the origin of the wrong value."""
+    """Put the origin of the wrong value in front of each line of a ConfigError."""
     try:
         yield
     except ConfigError as error:
@@ -590,7 +590,7 @@ def _describe_error(error: ErrorDetails, loaded: Loaded, file: str) -> str:
         return f"{location}: {path} is empty: give it keys, or remove it."
 
     if error["type"] == "value_error" and isinstance(value, Mapping):
-        # the value may contain a secret, and so may a flag that sets it
+        # omit the value and the flag that sets it, because both may contain a secret
         value_text = ""
         location = _without_value(location)
     else:

@@ -1,4 +1,4 @@
-"""The workflow parameters that record the origin of a manifest."""
+"""The workflow parameters that record where a manifest comes from."""
 
 import hashlib
 import sys
@@ -36,8 +36,8 @@ def uses_scheduled_time(manifest: Mapping[str, Any]) -> bool:
 
 
 def read_git_sha() -> str:
-    """Return the commit of the project, with the suffix -dirty if tracked files differ from it; ""
-    outside a git repository."""
+    """Return the id of the project's current commit, with the suffix -dirty if tracked files were
+    changed; "" outside a git repository."""
     try:
         with open_repository(project.root()) as repository:
             if repository:

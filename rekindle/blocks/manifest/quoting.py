@@ -1,8 +1,8 @@
-"""Quoting of template tags in manifests, against injection.
+"""Quoting of template tags in manifests, which prevents injection.
 
-Argo replaces a tag by its value, and then another program parses the text: the manifest of a
-resource template as JSON, `when` as an expression, flags by kubectl, arguments by the kubelet,
-which expands `$(VARIABLE)`. Values such as the outputs of a step are untrusted, so each tag is
+After Argo has replaced a tag by its value, a parser reads the text: the manifest of a resource
+template is JSON, `when` is an expression, flags are read by kubectl, and the kubelet expands
+`$(VARIABLE)` in arguments. Values such as the outputs of a step are untrusted, so each tag is
 quoted for the syntax of the text around it.
 """
 
@@ -26,12 +26,12 @@ WORD_PATTERN = "^([A-Za-z0-9][A-Za-z0-9._/-]*)?$"
 
 
 def quote_in_json(value: object) -> Any:
-    """Return an object whose tags are quoted for the JSON text that the object is rendered as."""
+    """Return the object with its tags quoted for JSON, as which the object is rendered."""
     return _quote_json(value, "toJson({0})[1:-1]")
 
 
 def format_input(value: object) -> str:
-    """Format an input of a step as text; in a value that is not text, quote the tags for JSON.
+    """Format an input of a step as text. If the value is not text, quote its tags for JSON.
 
     Sections of the config and other models are first converted to plain values, also inside lists
     and mappings, since `_quote_json` finds no tags in a model.
@@ -44,8 +44,8 @@ def format_input(value: object) -> str:
 
 
 def quote_argument(text: str) -> str:
-    """Return an argument of a container with each `$` escaped: the kubelet would replace `$(NAME)`
-    by an environment variable."""
+    """Return an argument of a container with each `$` escaped, because the kubelet would replace
+    `$(NAME)` by an environment variable."""
     pieces: list[str] = []
     end = 0
     for match in TEMPLATE_TAG.finditer(text):
@@ -59,8 +59,8 @@ def quote_argument(text: str) -> str:
 
 
 def quote_word(text: str) -> str:
-    """Return a text for `when` or kubectl in which a tag's value is replaced by "" unless it is a
-    word.
+    """Return a text for `when` or kubectl. The value of a tag in this text is replaced by "" if it
+    is not a word.
 
     A word has only letters, digits and `._/-`, and starts with a letter or digit: it can neither
     end a quoted text nor be read as an option.
@@ -71,21 +71,22 @@ def quote_word(text: str) -> str:
 
 
 def skip_if(origin: str) -> dict[str, Any]:
-    """Return the task options that skip a task if the expression `origin` is not empty; its value
-    is the RUN/TASK whose outputs are reused."""
-    # Argo's message of the skipped task contains the condition, and therefore the RUN/TASK
+    """Return the task options that skip a task if the value of the expression `origin`, the
+    RUN/TASK whose outputs are reused, is not empty."""
+    # Argo shows the condition in the message of a skipped task, so the condition contains the
+    # RUN/TASK
     return {"when": quote_word(f"'{{{{={origin}}}}}' == ''")}
 
 
 def integer_tag(expression: str) -> str:
-    """Return a tag for the integer value of an expression. Argo leaves the tag in the text if the
-    value is not an integer, and Kubernetes rejects that text."""
+    """Return a tag for the integer value of an expression. If the value is not an integer, Argo
+    does not replace the tag, and Kubernetes rejects the object."""
     return f"{{{{=asInt({expression})}}}}"
 
 
 def _quote_json(value: object, quoted: str) -> Any:
-    """Replace each template tag in the texts of a value; `quoted`: expression of the new tag, with
-    {0} for the expression of the old one."""
+    """Replace each template tag in the texts of a value. `quoted`: expression of the new tag, with
+    {0} for the expression of the old tag."""
     if isinstance(value, dict):
         return {
             _quote_json(name, quoted): _quote_json(child, quoted) for name, child in value.items()

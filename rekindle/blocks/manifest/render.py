@@ -41,7 +41,7 @@ FIRST_KEYS = ("apiVersion", "kind", "metadata", "name", "generateName")
 
 
 def render_manifest(config: "Config", kind: Kind = "workflow") -> Manifest:
-    """Return the manifest of a config; it is the same on every machine, except for its provenance
+    """Return the manifest of a config. It is identical on every machine, except for its provenance
     parameters."""
     manifest = _render_cron(config) if kind == "cron" else _build_workflow(config)
     if kind == "template":
@@ -169,9 +169,9 @@ def manifest_sha256(manifest: Mapping[str, Any]) -> str:
     """Return the sha256 of the manifest's `spec`, as JSON in UTF-8 with sorted keys and without
     spaces.
 
-    A Workflow and the WorkflowTemplate of the same pipeline have the same hash: it includes neither
-    the metadata nor the values of the workflow parameters that Rekindle sets (provenance, and the
-    scheduled time of a run).
+    A Workflow and the WorkflowTemplate of the same pipeline have the same hash, because it excludes
+    the metadata and the workflow parameters that Rekindle sets (provenance, and the scheduled time
+    of a run).
     """
     spec = copy.deepcopy(manifest["spec"])
     for parameter in (spec.get("arguments") or {}).get("parameters") or []:
@@ -181,14 +181,14 @@ def manifest_sha256(manifest: Mapping[str, Any]) -> str:
 
 
 def to_yaml(manifest: Mapping[str, Any]) -> str:
-    """Return the manifest as YAML; texts of several lines, such as objects to apply, become block
+    """Return the manifest as YAML; multi-line texts, such as objects to apply, become block
     scalars."""
     return yaml.dump(dict(manifest), Dumper=_Dumper, sort_keys=False, width=1000)
 
 
 def check_golden(manifest: Mapping[str, Any], file: Path) -> None:
-    """Raise AssertionError with the differences between `manifest` and the manifest in `file`; for
-    tests.
+    """Raise AssertionError with the differences if `manifest` is not equal to the manifest in
+    `file`; for tests.
 
     The comparison ignores the values of provenance parameters (commit, hashes). With REGENERATE=1
     in the environment, write the file instead.
@@ -230,7 +230,7 @@ def _sha256(value: object) -> str:
 
 
 class _Dumper(yaml.SafeDumper):
-    """SafeDumper with indented lists, and `|` for texts of several lines."""
+    """A SafeDumper that indents lists, and writes multi-line texts as block scalars (`|`)."""
 
     def increase_indent(self, flow: bool = False, indentless: bool = False) -> None:
         return super().increase_indent(flow, False)
@@ -243,7 +243,7 @@ def _represent_text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
 
 
 _Dumper.add_representer(str, _represent_text)
-# texts such as 1e-05 get quotes: Go reads them as numbers or booleans, PyYAML does not
+# quote texts such as 1e-05, which Go's YAML parser, unlike PyYAML, reads as numbers or booleans
 _Dumper.add_implicit_resolver("tag:yaml.org,2002:int", INTEGER, NUMBER_START_CHARACTERS)
 _Dumper.add_implicit_resolver("tag:yaml.org,2002:float", FLOAT, NUMBER_START_CHARACTERS)
 _Dumper.add_implicit_resolver("tag:yaml.org,2002:bool", SHORT_BOOLEAN, list("yYnN"))

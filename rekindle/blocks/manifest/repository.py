@@ -4,8 +4,8 @@ repository names.
 The configuration, attributes and hooks of a repository can name programs, and no option of git
 disables all of them. So git reads the objects, references and index of the repository through a
 private git directory, which has no hooks, no remotes and only harmless settings. Objects of other
-repositories (alternates) are not read. A repository with a FIFO or a device is rejected, because
-git would wait for it, or read it without end. Only this module runs the program git.
+repositories (alternates) are not read. A repository that contains a FIFO or a device is rejected,
+because git would block on it, or read it endlessly. No other module runs git.
 """
 
 import hashlib
@@ -27,7 +27,7 @@ from rekindle.errors import RekindleError
 TIMEOUT_S = 10
 CHECKOUT_TIMEOUT_S = 600
 MAX_TEXT_BYTES = 1 << 20  # maximum size of a file, such as HEAD, that git or this module parses
-# memory limit of git: a small compressed object may unpack to any size
+# memory limit of git, because a small compressed object may unpack to any size
 MAX_MEMORY_BYTES = 2 << 30
 
 # settings for the comparison and checkout of files, whose values cannot name a program or a file
@@ -70,8 +70,8 @@ class GitError(RekindleError):
 
 @dataclass(frozen=True)
 class IndexEntry:
-    """A tracked file. `flag`: the letter S if git skips the file in the work tree; a lower-case
-    letter if git assumes that the file is unchanged."""
+    """A tracked file. `flag`: the flag of `git ls-files`. S: git skips the file in the work tree; a
+    lower-case letter: git assumes that the file is unchanged."""
 
     flag: str
     mode: str
@@ -89,7 +89,7 @@ class IndexEntry:
 
 @dataclass(frozen=True)
 class Repository:
-    """A repository, which git reads through `private`, a git directory without the repository's own
+    """A repository. git reads it through `private`, a git directory without the repository's own
     settings."""
 
     top: Path  # the work tree
@@ -100,8 +100,8 @@ class Repository:
     def git(
         self, *arguments: str, index: Path | None = None, work_tree: Path | None = None
     ) -> bytes:
-        """Return the output of a git command (default: on the index and work tree). Raises
-        GitError."""
+        """Return the output of a git command, which by default uses the index and the work tree.
+        Raises GitError."""
         variables = {
             "GIT_OBJECT_DIRECTORY": str(self.common / "objects"),
             "GIT_INDEX_FILE": str(index or self.git_dir / "index"),
@@ -120,15 +120,15 @@ class Repository:
         return output.decode().strip()
 
     def commit(self) -> str:
-        """Return the current commit, with the suffix -dirty if tracked files differ from it; ""
-        before the first commit."""
+        """Return the id of the current commit, with the suffix -dirty if tracked files were
+        changed; "" before the first commit."""
         index_entries = self._index_entries()
         self._reject_special_attributes(index_entries)
 
         # checked before `git status` runs, because `git status` reads the references of submodules
         has_moved_submodule = self._has_moved_submodule(index_entries)
 
-        # ignore submodules here: git would read their files with the settings of the submodule
+        # ignore submodules, because git would read their files with the submodule's own settings
         flags = [
             "--untracked-files=no",
             "--ignore-submodules=all",
@@ -170,8 +170,8 @@ class Repository:
                 raise GitError(f"{path} is not a regular file: remove it.")
 
     def _has_staged_change(self) -> bool:
-        """Return True if the index differs from the current commit, also in the commit of a
-        submodule."""
+        """Return True if the index differs from the current commit, either in a file or in the
+        commit of a submodule."""
         return bool(self.git("diff-index", "--cached", "--raw", "-z", "--no-renames", "HEAD"))
 
     def _has_moved_submodule(self, entries: Iterable[IndexEntry]) -> bool:
@@ -192,8 +192,8 @@ class Repository:
         return has_moved
 
     def _has_unchecked_change(self, entries: Iterable[IndexEntry]) -> bool:
-        """Return True if a file has a change that `git status` does not report because of a flag in
-        the index."""
+        """Return True if a file was changed, but a flag in the index hides the change from `git
+        status`."""
         unchecked = [entry for entry in entries if entry.is_unchecked and entry.mode != GITLINK]
         existing = [entry for entry in unchecked if os.path.lexists(self.top / entry.name)]
         has_missing_file = any(not entry.is_skipped for entry in unchecked if entry not in existing)
@@ -213,7 +213,7 @@ class Repository:
 
     def _is_change(self, entry: str) -> bool:
         """Return True if an entry of `git status` is a change. A Git LFS file with the committed
-        content is not a change."""
+        content does not count as changed."""
         fields = entry.split(" ", 8)
 
         is_changed_file = (
@@ -231,7 +231,7 @@ class Repository:
                 text = self.git("cat-file", "blob", object_id)
             else:
                 text = b""
-        except GitError:  # the object is missing, because the clone is partial
+        except GitError:  # the object is missing if the clone is partial
             return True
 
         pointer = LFS_POINTER.fullmatch(text)
@@ -261,7 +261,7 @@ class Repository:
 
                 oid = pointer["oid"].decode()
                 source = objects / oid[:2] / oid[2:4] / oid
-                # a link of the commit may lead to a file outside of the folder
+                # skip links, because a link in the commit may lead to a file outside of the folder
                 if not path.is_symlink() and _has_content(source, pointer):
                     path.write_bytes(source.read_bytes())
 
@@ -364,7 +364,8 @@ def _reject_special_files(path: Path, limit: int | None = None) -> None:
     """Raise GitError unless a folder contains only folders, and regular files of at most `limit`
     bytes.
 
-    A link would lead to objects outside of the repository, as alternates do.
+    Links are rejected, because they could lead to objects outside of the repository, as alternates
+    do.
     """
     if path.is_symlink():
         raise GitError(_refusal(path, "a link to files outside of the repository"))
@@ -386,7 +387,7 @@ def _refusal(path: Path | str, reason: str) -> str:
 
 
 def _read_settings(repository: Repository) -> dict[str, str]:
-    """Return the harmless settings from the configuration of the user and of the repository."""
+    """Return those settings of the user's and the repository's configuration that are harmless."""
     (repository.private / "config").write_text(_format_config({}))
 
     list_settings = ["config", "-z", "--list"]

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from rekindle.errors import ConfigError
 
 PREFIX = "REKINDLE_"
-# variables, without their prefix, that configure a process instead of setting a key of the config
+# names (without the prefix) of variables that configure a process instead of a key of the config
 PROCESS_SETTINGS = (
     *("CACHE", "DEADLINE", "ENDPOINT", "GRACE", "HOME", "IMAGE"),
     *("METRICS", "NOTICE", "PATH", "SECRET", "SHM", "TOKEN"),
@@ -14,7 +14,7 @@ PROCESS_SETTINGS = (
 
 
 def sets_config(name: str) -> bool:
-    """Return True if a variable sets a key of the config."""
+    """Return True if the variable sets a key of the config."""
     suffix = name.removeprefix(PREFIX)
     return (
         name.startswith(PREFIX)
@@ -24,8 +24,8 @@ def sets_config(name: str) -> bool:
 
 
 def check(names: Iterable[str]) -> None:
-    """Raise ConfigError for a misspelt process setting: ignoring it could select the wrong home or
-    project."""
+    """Raise ConfigError for a misspelt variable that configures a process; if it were ignored, the
+    wrong home or project could be used."""
     for name in filter(sets_config, names):
         # imported only here, because difflib would slow down `rekindle --help`
         from difflib import get_close_matches

@@ -1,4 +1,4 @@
-"""Read the origin of a workflow: its labels, parameters and config."""
+"""Read the labels, parameters and config that show where a workflow comes from."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -22,8 +22,8 @@ def _labels(manifest: Mapping[str, Any]) -> Mapping[str, str]:
 
 
 def pipeline_of(workflow: Mapping[str, Any]) -> str:
-    """Return the pipeline of a run from its label or, without the label, from the name of the
-    run."""
+    """Return the name of a run's pipeline, from the run's label or, if the label is missing, from
+    the name of the run."""
     name = workflow["metadata"]["name"]
     return pipeline_label(workflow) or name.rpartition("-")[0] or name
 

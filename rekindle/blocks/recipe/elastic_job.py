@@ -41,8 +41,8 @@ from rekindle.training.spec import TrainConfig
 
 @dataclass(frozen=True)
 class Training:
-    """The settings that all Kubernetes objects of one training share. `modules`: of its pods;
-    `flags`: arguments of the pods' processes; `parameters`: values of the template tags in
+    """The settings that all Kubernetes objects of one training share. `modules`: modules that its
+    pods run; `flags`: arguments of the processes; `parameters`: values of the template tags in
     `flags`."""
 
     modules: MemberModules
@@ -55,7 +55,7 @@ class Training:
     parameters: Mapping[str, Any]
 
     def manifest(self, build: ManifestBuilder, **more_flags: str) -> Manifest:
-        """Return the object that `build` makes for this training."""
+        """Call `build` with the settings of this training, and return the object that it builds."""
         flags = step_flags(self.modules.step, {**self.flags, **more_flags})
         program = self.flags.get("program")
         secrets = program.secrets if program else ()
@@ -81,8 +81,8 @@ def train_elastic(
     program: ProgramConfig | None = None,
     **inputs: object,
 ) -> Block:
-    """Train one model in an elastic job (cluster.backend). With `program`, the pods run this
-    program, otherwise the workload."""
+    """Train one model in an elastic job (cluster.backend). The pods run `program` or, if it is not
+    set, train the workload."""
     cluster = current_pipeline().config.cluster
     backend = BACKENDS[cluster.backend]
     train = limit_to_minimum(train, cluster)
@@ -98,13 +98,13 @@ def add_training(
     settings: Mapping[str, Any],
     inputs: Mapping[str, object],
 ) -> Block:
-    """Add a job of the kind `backend`, which is applied after its Secret and its runtime.
-    `settings`: inputs of its pods that come from the config."""
+    """Add the tasks that apply a job of the kind `backend`, after its Secret and its runtime.
+    `settings`: inputs of the job's pods that come from the config."""
     pipeline = current_pipeline()
     cluster = pipeline.config.cluster
     training = _define_training(data, task, backend, train, settings, inputs)
 
-    # with a runtime, the flags are in the runtime instead of the job
+    # if the job has a runtime, the runtime contains the flags, not the job
     job_parameters = {} if backend.runtime else training.parameters
     template = watch_template(
         training.task,
@@ -117,8 +117,8 @@ def add_training(
     unless_cached = pipeline.skip_if_cached(training.task)
     unless_reused = _skip_if_reused(data, training.task) or unless_cached
 
-    # server-side, because such an apply needs no permission to read Secrets. The task has no
-    # inputs, so it can run while `prepare` still runs.
+    # Apply server-side, which needs no permission to read Secrets. The task has no inputs, so it
+    # can run while `prepare` still runs.
     flags = ["--server-side"]
     predecessors = [
         _add_apply_task(training, "secret", _build_secret, {}, unless_cached, flags=flags)
@@ -189,7 +189,8 @@ def _define_training(
     settings: Mapping[str, Any],
     inputs: Mapping[str, Any],
 ) -> Training:
-    """Reserve the name of a training, and validate its flags. Raises WiringError."""
+    """Reserve the name of a training, validate its flags, and return its settings. Raises
+    WiringError."""
     modules = backend.program if "program" in settings else WORKLOAD
     pipeline = current_pipeline()
     config = pipeline.config
@@ -225,8 +226,8 @@ def _define_training(
 
 
 def _skip_if_reused(data: Block, task: str) -> dict[str, Any]:
-    """Return the options that skip a task if `prepare` has found a cached model for the training
-    `task`; {} if no `prepare` looks for cached models."""
+    """Return the options that skip a task if the block `prepare` has found a cached model for the
+    training `task`; {} if the pipeline has no such block."""
     models = resolve(data, REUSED_MODELS, "")
     if models:
         return skip_if(f"jsonpath({models.expression}, '$.{cached_name(task)}.at')")
@@ -273,13 +274,13 @@ def _delete_at_end(training: Training) -> None:
     end.waits_for = after_any([training.task], FINAL_PHASES)
     pipeline.current_scope().guarded.append(training.task)
 
-    # the extra workers are also deleted if the workflow is stopped
+    # an exit task also deletes the extra workers, because the workflow may be stopped
     with at_exit():
         pipeline.add_deletion(*deletion, when=WORKFLOW_FAILED)
 
 
 def _pass_training_name(training: Training, objects: list[AppliedObject]) -> None:
-    """Pass the name of the training to its processes, which need it if a run has several
+    """Pass the name of the training to its processes, which need the name if the run has several
     trainings."""
     for applied in objects:
         manifest = training.manifest(applied.build, part=training.task)

@@ -1,4 +1,4 @@
-"""Add a job that trains a model: an object that Argo applies and then watches."""
+"""Add a training job, which is an object that Argo applies and then watches."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,8 +17,8 @@ from rekindle.training.spec import TrainConfig
 
 @dataclass(frozen=True)
 class Job:
-    """A training job and its task, which have the same name. The task passes `parameters` to
-    `template`; the job reads `dataset` and stores its model under `model_key`."""
+    """A training job and the task that applies it; both have the same name. The task passes
+    `parameters` to `template`; the job reads `dataset` and stores its model under `model_key`."""
 
     task: str
     kind: str
@@ -31,7 +31,7 @@ class Job:
 
 
 def find_sources(data: Block, inputs: Mapping[str, Any]) -> dict[str, Any]:
-    """Return three inputs of a training, namely the dataset, its digest and the MLflow run, from
+    """Return three inputs of a training: the dataset, its digest and the MLflow run. They come from
     `inputs` or from `data` and its predecessors.
 
     Raises WiringError unless the dataset is an artifact of a block.

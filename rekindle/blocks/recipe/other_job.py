@@ -1,5 +1,5 @@
-"""Training with another framework: a job of Kubeflow's training operator whose pods run a training
-program, or a step of the project."""
+"""Train with another framework, in a job of Kubeflow's training operator whose pods run a training
+program or a step of the project."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -44,7 +44,7 @@ def job(
     `module`; `replicas`: number of pods by role. Output: model.
 
     A ProgramConfig, such as `config.program`, runs as in blocks.program, except that the number of
-    pods is fixed, and the job's operator sets the environment. `inputs` may have model, train,
+    pods is fixed, and the job's operator sets the environment. `inputs` may contain model, train,
     dataset, digest and run_id.
 
     A step gets the following inputs, if its `Inputs` has them: `dataset` (its key in the object
@@ -114,7 +114,7 @@ def _run_program(
     except ConfigError as error:
         refuse(" ".join(error.lines))
 
-    # the default is for programs with PyTorch
+    # not the default of the setting, which is meant for PyTorch programs
     if "preload" not in program.model_fields_set:
         program = program.model_copy(update={"preload": []})
 

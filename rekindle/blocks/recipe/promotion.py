@@ -34,10 +34,11 @@ from rekindle.blocks.workflow import (
 )
 from rekindle.release.serve_config import CHAMPION_CHANGED, PASSED
 
-SERVER_KINDS = "deployment,service"  # kinds of the objects that `deploy` creates under one name
+# kinds of the objects that `deploy` creates; all of them have the same name
+SERVER_KINDS = "deployment,service"
 # outputs of the group `promote`
 GROUP_OUTPUTS = ("promoted", "max_difference", "replayed", "former", "running", "expired")
-# maximum number of times that a changed champion causes another evaluation
+# maximum number of evaluations that are repeated because the champion has changed
 MAX_REPETITIONS = 5
 
 
@@ -111,8 +112,8 @@ def _group_outputs(verification: Block) -> dict[str, Value]:
 
 
 def _find_evaluation(block: Block) -> Block | None:
-    """Return the block that evaluated the model; None if the block cannot be repeated because it
-    also creates the model."""
+    """Return the block that evaluated the model; None if this block also creates the model, so that
+    it cannot be repeated."""
     evaluation = find_provider(block, "verdict")
     can_repeat = (
         evaluation and "champion" in evaluation.outputs and "model" not in evaluation.outputs
@@ -123,7 +124,7 @@ def _find_evaluation(block: Block) -> Block | None:
 
 
 def _verify_again(first_verification: Block, canary: Block, values: dict[str, Any]) -> Block:
-    """Add the verification after the rollout of a canary; this verification promotes the
+    """Add the second verification, which follows the rollout of a canary and promotes the
     release."""
     if first_verification.name.startswith("verify"):
         suffix = first_verification.name.removeprefix("verify")
@@ -142,11 +143,11 @@ def _verify_again(first_verification: Block, canary: Block, values: dict[str, An
 def _repeat_evaluation(
     evaluation: Block, verification: Block, expressions: dict[str, str]
 ) -> dict[str, str]:
-    """Add the tasks that, if the champion has changed, repeat the evaluation and then the group;
-    return expressions for the outputs of the group's last repetition."""
+    """Add the tasks that repeat the evaluation, and then the group, if the champion has changed.
+    Return expressions for the outputs of the last repetition."""
     promoted = verification.outputs.promoted
     again = repeat(evaluation, when=promoted == False)  # noqa: E712
-    # require Succeeded: if the verification was skipped, the evaluation must not be repeated
+    # require Succeeded, because the evaluation must not be repeated if the verification was skipped
     again.waits_for = after_all([f"{verification.name}.Succeeded"])
 
     following = current_pipeline().repeat_group(again)
@@ -159,8 +160,8 @@ def _repeat_evaluation(
 
 
 def _not_rolled_back_condition(canary: Block) -> Condition:
-    """Return the condition that the canary was not rolled back: it passed, or it ended because the
-    champion changed."""
+    """Return a condition that holds if the canary was not rolled back, that is, if it passed or
+    ended because the champion changed."""
     return (canary.outputs.canary == PASSED) | (canary.outputs.canary == CHAMPION_CHANGED)
 
 
@@ -188,7 +189,8 @@ def _add_canary(servers: Servers, verification: Block, can_repeat: bool) -> Bloc
     block.outputs = Outputs(name, {"canary": outcome})
     _add_unshare_task(servers, f"{servers.name}-canary", [name], when=outcome != PASSED)
 
-    # also end the candidate's share of the requests if the workflow is stopped during the rollout
+    # an exit task ends the candidate's share of the requests if the workflow is stopped during the
+    # rollout
     with at_exit():
         _add_unshare_task(
             servers, f"-l={canaries.WORKFLOW}={{{{workflow.name}}}}", when=WORKFLOW_FAILED
@@ -200,7 +202,7 @@ def _add_canary(servers: Servers, verification: Block, can_repeat: bool) -> Bloc
 def _add_unshare_task(
     servers: Servers, name_or_selector: str, after: Iterable[str] = (), **options: object
 ) -> None:
-    """Add a task that ends the candidates' share of the requests; `name_or_selector`: name or label
+    """Add a task that stops sending requests to the candidates. `name_or_selector`: name or label
     selector of their Deployments."""
     pipeline = current_pipeline()
     if not (servers.serve.canary and servers.serve.canary.gateway):

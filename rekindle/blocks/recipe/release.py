@@ -84,7 +84,7 @@ def release(evaluation: Block, *, task: str = "", **inputs: object) -> Block:
 
 def _raw_data_digest(evaluation: Block) -> str:
     """Return the digest of the raw data, from a predecessor or else from the only block that reads
-    raw data; "" if there is neither."""
+    raw data; "" if no such block exists."""
     digest = resolve(evaluation, "source_digest", "")
     if digest:
         return digest
@@ -104,7 +104,7 @@ def _raw_data_digest(evaluation: Block) -> str:
 
 
 def deploy(released: Block, *, task: str = "", serve: ServeConfig | None = None) -> Block:
-    """Start the servers of a release, without traffic: `verify` switches clients to them.
+    """Start the servers of a release. They get no traffic until `verify` switches clients to them.
 
     `serve`: settings of the servers (default: the section `serve` of the config). The names of the
     Kubernetes objects begin with the name of the model.
@@ -134,8 +134,8 @@ def deploy(released: Block, *, task: str = "", serve: ServeConfig | None = None)
 
 
 def verify(deployed: Block, *, task: str = "", **inputs: object) -> Block:
-    """Replay test rows at the new servers, compare the predictions, promote the model and switch
-    clients to it.
+    """Send test rows to the new servers, compare the predictions with the expected ones, promote
+    the model, and switch clients to it.
 
     With `serve.canary`, the new servers first get a growing share of the requests, and are verified
     again before the promotion. If the champion has changed since the evaluation, the candidate is
@@ -154,7 +154,7 @@ def verify(deployed: Block, *, task: str = "", **inputs: object) -> Block:
     }
 
     template = current_pipeline().step_template("steps.verify", "verify")
-    # only one retry, because the step `verify` itself waits until the servers are ready
+    # one retry is enough, because the step `verify` itself waits until the servers are ready
     template.retry_strategy = retries(1, RETRY_CONDITION)
     variables = [m.EnvVar.model_validate(variable) for variable in token_variables(servers.serve)]
     template.env = variables or template.env
@@ -179,7 +179,7 @@ def ship(
 
 
 def decide(model: Block, **inputs: Any) -> Block:
-    """Evaluate and ship a model, in a group that a mutex limits to one run at a time.
+    """Evaluate and ship a model in a group with a mutex, so that only one run at a time does this.
 
     The mutex avoids repeated evaluations: if another run promotes a new champion in the meantime, a
     run must evaluate its model again. `inputs`: inputs of `evaluate`. A pipeline with several

@@ -1,4 +1,4 @@
-"""The servers of a release: their names, and the templates that start them."""
+"""Name the servers of a release, and build the templates that start them."""
 
 import hashlib
 from collections.abc import Callable
@@ -79,7 +79,7 @@ def start_template(
     """Return the DAG that starts the servers of a release; `unique_name` returns unique template
     names."""
     templates = {
-        # this task is retried, because its first attempt may see the failed status of the previous
+        # retry this task, because its first attempt may see the status Failed of the previous
         # manifest
         "deployment": apply(
             unique_name("deployment"),

@@ -26,8 +26,8 @@ def prepare(
 ) -> Block:
     """Create the dataset and the workflow's MLflow run. Outputs: dataset, digest, rows, run_id, ...
 
-    `source`: output of an earlier step, which replaces data.source; the output is an artifact, or a
-    text with a path or URI.
+    `source`: output of an earlier step that replaces data.source. It is an artifact, or a text with
+    a path or URI.
     """
     pipeline = current_pipeline()
     config = pipeline.config
@@ -233,7 +233,7 @@ def _add_fit_task(
     model: Section | None,
     **inputs: object,
 ) -> Block:
-    """Fit a model of a family without a training loop, such as boosted trees, in one pod."""
+    """Add a task that fits a model without a training loop, such as boosted trees, in one pod."""
     config = current_pipeline().config
     # remove the inputs of `train` that `fit` does not have
     inputs = {name: value for name, value in inputs.items() if name not in ("run_id", "train")}

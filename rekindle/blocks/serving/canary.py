@@ -1,10 +1,10 @@
-"""The rollout of a canary: gives a candidate a share of the traffic, approximately by its number of
-pods, or exactly by an HTTPRoute.
+"""The rollout of a canary, which gives a candidate a share of the traffic: approximately by its
+number of pods, or exactly by an HTTPRoute.
 
-The step steps.canary decides the share, when it grows, and how many pods the candidate needs
-compared with the champion. The template `rollout` gives the candidate this share of the requests,
-and calls itself until steps.canary ends the rollout: the manifest does not depend on the number of
-`serve.canary.steps`.
+The step steps.canary decides how large the share is, when the share grows, and how many pods the
+candidate needs relative to the champion. The template `rollout` gives the candidate this share of
+the requests, and calls itself until steps.canary ends the rollout, so that the manifest does not
+depend on the number of `serve.canary.steps`.
 """
 
 from collections.abc import Callable
@@ -35,7 +35,8 @@ CANARY = "rekindle.dev/canary"
 WORKFLOW = "rekindle.dev/workflow"
 CANDIDATE_INPUTS = ("model_uri", "server", "version", "former", "champion", "run_id")
 WATCH_OUTPUTS = "tasks.watch.outputs.parameters"
-CHAMPION_PODS = "tasks.champion.outputs.parameters.replicas"  # empty if no champion exists
+# this value is empty if no champion exists
+CHAMPION_PODS = "tasks.champion.outputs.parameters.replicas"
 CANDIDATE = {field: text_tag(field) for field in CANDIDATE_INPUTS}
 DECISION = {field: f"{{{{{WATCH_OUTPUTS}.{field}}}}}" for field in ("percent", "replicas")}
 PODS_PATH = {"replicas": "{.spec.replicas}"}
@@ -104,7 +105,7 @@ def rollout_dag(
 
 def _add_scaling(template: Resource, serve: ServeConfig, continues: str) -> None:
     """Add a task that scales up the candidate if its share of the requests needs more pods than its
-    Deployment has at the start."""
+    Deployment started with."""
     needs_pods = f"{{{{=asInt({WATCH_OUTPUTS}.replicas) > {serve.min_replicas}}}}}"
     Task(
         name="scale",

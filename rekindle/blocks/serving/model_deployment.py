@@ -1,7 +1,7 @@
 """The Deployment that serves one release of a model.
 
-Each release has its own Deployment: it can be verified before it gets traffic, and a rollback
-restores its weights, image, flags and resources.
+Each release has its own Deployment, so that it can be verified before it gets traffic, and a
+rollback can restore its weights, image, flags and resources.
 """
 
 from math import ceil
@@ -19,7 +19,7 @@ from rekindle.blocks.settings import ClusterConfig
 from rekindle.kubernetes_names import COMPONENT_LABEL, INSTANCE_LABEL, NAME_LABEL, SERVING_SECRET
 from rekindle.release.serve_config import PORT, VERSION_ANNOTATION, ServeConfig
 
-STARTUP_SECONDS = 600  # time limit for loading the model, which `verify` also uses
+STARTUP_SECONDS = 600  # time limit for loading the model; `verify` uses it, too
 
 # When all pods are ready, the conditions Available and Progressing, in any order, have these
 # reasons. Right after an apply, the status may still describe the previous manifest: these
@@ -101,7 +101,7 @@ def _server_pod(
         livenessProbe=_probe("/health/live", period=10, failures=3),
     )
 
-    # plus 5 s for the exit of the process
+    # 5 s more, in which the process exits
     grace_seconds = ceil(serve.drain_seconds + serve.grace_seconds + serve.body_seconds) + 5
 
     return pod_spec(

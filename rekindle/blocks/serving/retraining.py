@@ -9,8 +9,8 @@ from rekindle.blocks.resource import apply
 
 
 def retraining(pipeline: str) -> Resource:
-    """Return a template that starts a run of `pipeline`, names it like a scheduled run, and does
-    not wait for its end.
+    """Return a template that starts a run of `pipeline` with a name like that of a scheduled run,
+    and does not wait for the end of the run.
 
     The workflow's ServiceAccount needs the permissions of `rekindle platform render --with
     retraining`.

@@ -1,4 +1,4 @@
-"""The Services of a model: one for clients, and one for each Deployment."""
+"""Build the Services of a model: one for clients, and one for each of its Deployments."""
 
 from rekindle.blocks.pod_settings import Manifest
 from rekindle.blocks.serving.model_deployment import labels

@@ -1,10 +1,10 @@
 """Tasks that switch the traffic to the servers of a release and scale the servers of earlier
 releases to zero.
 
-A run may be interrupted, and resumed after another release or a rollback has got the traffic.
-Therefore the tasks first read the objects, then the champion, and change an object only if it is
-unchanged since it was read (optimistic locking). If an object has changed in between, all tasks are
-repeated.
+A run may be interrupted, and resumed after the traffic was switched to another release. Therefore
+the tasks read first the objects and then the champion, and change an object only if no other client
+has changed it since (optimistic locking). If another client has changed an object in between, all
+tasks are repeated.
 """
 
 from collections.abc import Callable
@@ -34,7 +34,7 @@ VERSION = text_tag("version")
 SERVES_CHAMPION = quote_word(
     f"'{{{{tasks.champion.outputs.parameters.deployment}}}}' == '{SERVER}'"
 )
-# condition of a task in a loop over earlier Deployments: the Deployment exists and has pods
+# condition for an item in the loop over earlier Deployments: the Deployment exists and has pods
 HAS_PODS = quote_word("'{{item.server}}' != '' && '{{item.replicas}}' != '0'")
 DEPLOYMENT_FIELDS = {
     "server": "{.metadata.name}",
@@ -50,8 +50,8 @@ def switch_dag(
 ) -> DAG:
     """Return a DAG that switches clients to the Deployment `server` if it serves the champion.
 
-    First, `server` is scaled up to as many pods as the largest earlier Deployment has. At the end,
-    the Deployments in the input `running` are scaled to zero. The output `deployment` is the
+    First, `server` is scaled up to the number of pods of the largest earlier Deployment. At the
+    end, the Deployments in the input `running` are scaled to zero. The output `deployment` is the
     Deployment that serves the champion. `unique_name`: function that makes a template name unique;
     `champion`: template of steps.champion.
     """
@@ -144,7 +144,8 @@ def _apply_templates(
         ),
     }
 
-    # with a canary, other tasks apply the HTTPRoute before and after the switch
+    # omit the HTTPRoute if the release has a canary, because other tasks apply it before and after
+    # the switch
     public = route(model, serve)
     if public and not (serve.canary and serve.canary.gateway):
         templates["route"] = apply(unique_name("route"), public, retry=retries(2))
@@ -153,8 +154,8 @@ def _apply_templates(
 
 
 def _retire_template(name: str) -> Resource:
-    """Return the template that scales a Deployment to zero if its generation is unchanged; the
-    object is kept for a rollback."""
+    """Return the template that scales a Deployment to zero if its generation is unchanged. The
+    Deployment itself is kept for a rollback."""
     test_operation = {
         "op": "test",
         "path": "/metadata/generation",

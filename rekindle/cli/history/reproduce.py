@@ -9,7 +9,7 @@ from argolocal.common.json_text import to_json
 from rekindle.cli.group import command
 from rekindle.errors import ConfigError
 
-# exit codes
+# exit codes of `rekindle reproduce` of `rekindle reproduce`
 CANNOT_BE_EQUAL = 2
 DIFFERENT = 3
 

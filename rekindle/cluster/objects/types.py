@@ -1,8 +1,9 @@
 """The types of the Kubernetes objects that Rekindle reads. `validation.find_fault` compares an
 object of the API server with its type before the object is used.
 
-The types contain only the fields that Rekindle reads. A field that may be null has a type with
-None; other fields may be missing, but not null, as the code reads them with a default.
+The types contain only the fields that Rekindle reads. A field that may be null has None in its
+type. All other fields may be missing, because the code reads them with a default, but they must not
+be null.
 
 Sources: Kubernetes 1.34; Argo 3.7, Workflow and CronWorkflow; Kubeflow training operator 1.9; Kueue
 0.19, Workload, LocalQueue, ClusterQueue and Cohort.

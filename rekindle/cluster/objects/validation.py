@@ -34,13 +34,14 @@ TYPES: dict[str, type[BaseModel]] = {
     "apiresources": types.ResourcesAnswer,
     "accessreviews": types.ReviewAnswer,
 }
-# the types of objects that are listed without spec and status
+# types of objects that are read without their spec and status
 METADATA_TYPES: dict[str, type[BaseModel]] = {"workflows": types.RunObject}
 NODES = TypeAdapter(dict[str, types.WorkflowNode])
 
 
 def find_fault(plural: str, obj: Any, metadata_only: bool = False) -> str:
-    """Return the first wrong field of an object and its rule; "" if the object is valid.
+    """Return a text with the first wrong field of an object and the violated rule; "" if the object
+    is valid.
 
     `metadata_only`: True if the object was read without its spec and status.
     """
@@ -57,8 +58,8 @@ def find_fault(plural: str, obj: Any, metadata_only: bool = False) -> str:
 
 
 def find_nodes_fault(nodes: Any) -> str:
-    """Return the first wrong field of the nodes of a workflow and its rule; "" if they are
-    valid."""
+    """Return a text with the first wrong field in a workflow's nodes and the violated rule; "" if
+    the nodes are valid."""
     try:
         NODES.validate_python(nodes)
     except ValidationError as error:

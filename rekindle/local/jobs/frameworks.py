@@ -15,7 +15,7 @@ from argolocal.manifest import training_jobs
 from argolocal.manifest.training_jobs import JOBS
 from argolocal.manifest.types import Object
 
-Address = Callable[[str], str]  # function: name of a pod → its address
+Address = Callable[[str], str]  # function that returns the address of a pod, given its name
 MPI_DIRECTORY = "/etc/mpi"  # directory of an MPIJob's files in the pod of its Launcher
 
 
@@ -62,7 +62,7 @@ def is_complete(obj: Object, succeeded_pods: set[str]) -> bool:
 
 
 def tolerates_failure(obj: Object, role: str, restart_policy: str) -> bool:
-    """Return True if a job continues without a pod that failed permanently."""
+    """Return True if a job continues although a pod with this role has failed permanently."""
     is_dynamic = (
         obj["kind"] == "TFJob"
         and bool(obj["spec"].get("enableDynamicWorker"))
@@ -167,7 +167,7 @@ def _tensorflow(obj: Object, role: str, index: int, address: Address) -> dict[st
     task_type = role.lower()
     task = {"type": role.lower(), "index": index}
 
-    # with dynamic workers, a worker knows only itself and the parameter servers
+    # with dynamic workers, TF_CONFIG lists only the worker itself and the parameter servers
     if obj["spec"].get("enableDynamicWorker"):
         servers = hosts.get("ps", [])
         if task_type != "worker":

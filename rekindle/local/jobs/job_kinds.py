@@ -1,5 +1,5 @@
-"""Kinds of objects that run locally: the kinds of argolocal, training jobs, JobSets and
-TrainJobs."""
+"""Lists the kinds of objects that can run locally: the kinds of argolocal, training jobs, JobSets
+and TrainJobs."""
 
 from argolocal.controllers.controller import Controller
 from argolocal.controllers.controller_kinds import Kinds

@@ -1,5 +1,5 @@
-"""JobSets and TrainJobs: the pods of their Jobs as child processes, by JobSet's and the Job
-controller's rules.
+"""Runs the pods of JobSets and TrainJobs as child processes, by the rules of the JobSet controller
+and the Job controller.
 
 The rules are from JobSet 0.12
 (pkg/controllers/{jobset_controller,failure_policy,success_policy}.go), Kubernetes
@@ -143,7 +143,8 @@ class JobSets(TrainingJobs):
         reason: str,
         details: str,
     ) -> None:
-        """Restart the failed Job or all Jobs, or fail the JobSet, by its failure policy."""
+        """Apply the failure policy of the JobSet: restart the failed Job or all Jobs, or fail the
+        JobSet."""
         pods = pods_of(obj)
         policy = obj["spec"].get("failurePolicy") or {}
         role, owner, _ = pods[pod]
@@ -348,8 +349,8 @@ class TrainJobs(Controller):
 
 
 def _with_trainer(entry: Object, nodes: int, trainer: Object) -> Object:
-    """Return the runtime's job `entry`; if it is the trainer's job, with the nodes, command and
-    image of `trainer`.
+    """Return the runtime's job `entry`. If it is the job of the trainer, the TrainJob's nodes,
+    command and image replace those of the runtime.
 
     Source: plugins/torch/torch.go.
     """

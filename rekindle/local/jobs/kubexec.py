@@ -18,7 +18,7 @@ WORKERS_FILE = "workers.json"  # pod → {"pid": ..., "environment": {...}}
 
 @dataclass(frozen=True)
 class Worker:
-    """The process of a pod."""
+    """A worker's process, in which commands can be run."""
 
     pid: int
     environment: dict[str, str]

@@ -1,4 +1,4 @@
-"""The Deployments and Services of models. The port of a Service is a setting of the config.
+"""Applies the Deployments and Services of models. The config can set the port of a Service.
 
 If the user has not chosen a port, the Service gets a free port when it is applied: a training may
 take hours, and other programs and runs may take a port during this time.

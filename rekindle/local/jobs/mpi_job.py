@@ -1,4 +1,4 @@
-"""The files of an MPIJob's Launcher, to find its Workers and start processes in them.
+"""Writes the files with which an MPIJob's Launcher finds its Workers and starts processes in them.
 
 Kubeflow training operator 1.9 creates the same files (newConfigMap and newLauncher in
 mpi/mpijob_controller.go).
@@ -28,8 +28,8 @@ def worker_names(obj: Object) -> list[str]:
 
 
 def all_workers_run(obj: Object, pods: Mapping[str, Pod]) -> bool:
-    """Return True if all Workers run: the operator's init container makes the Launcher wait for
-    them."""
+    """Return True if all Workers run. The Launcher must wait for them, as with the operator's init
+    container."""
     return all(name in pods and pods[name].running for name in worker_names(obj))
 
 
@@ -62,7 +62,8 @@ def write_processes(folder: Path, pods: Mapping[str, Pod]) -> None:
     text = to_json(records)
     if not path.exists() or path.read_text() != text:
         folder.mkdir(parents=True, exist_ok=True)
-        write_atomically(path, text, 0o600)  # the environments may contain secret keys
+        # 0o600: 0o600: the environments may contain secret keys
+        write_atomically(path, text, 0o600)
 
 
 def mount_files(

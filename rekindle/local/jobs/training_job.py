@@ -1,5 +1,5 @@
-"""Kubeflow's training jobs: replicas as child processes, with the environment, restarts and status
-of the operator.
+"""Runs the replicas of Kubeflow's training jobs as child processes, with the environment, restarts
+and status that the operator defines.
 
 The rules are from Kubeflow training operator 1.9 (common/job.go, common/pod.go, util/status.go, and
 each kind's KIND_controller.go and KIND_webhook.go). This module differs from the operator: pods
@@ -50,7 +50,8 @@ class Job:
     lock: int  # descriptor of the lock file, which is locked while this process runs the pods
     pods: dict[str, Pod] = field(default_factory=dict)
     terminating: list[Pod] = field(default_factory=list)  # deleted pods that have not exited yet
-    failures: dict[str, int] = field(default_factory=dict)  # failed pod → exit code
+    # name of a name of a failed pod → exit code
+    failures: dict[str, int] = field(default_factory=dict)
 
 
 class TrainingJobs(Controller):
@@ -276,8 +277,8 @@ class TrainingJobs(Controller):
         return claims_of_run(RunFiles(self.cluster.home, self.run.name))
 
     def _host_variables(self, obj: Object, spec: Object) -> dict[str, str]:
-        """Return the environment variables whose value is the host name of a pod, with its address
-        instead."""
+        """Return the environment variables whose value is the host name of a pod; the address of
+        the pod replaces the host name."""
         variables = spec["containers"][0].get("env") or []
         names = pods_of(obj)
         return {
@@ -366,7 +367,7 @@ class TrainingJobs(Controller):
     def _finish(self, clean_policy: str, job: Job, status: Object) -> None:
         if clean_policy in ("Running", "All"):
             self._end_pods(job, list(job.pods))
-        else:  # with another policy, no pod is deleted or restarted
+        else:  # every other cleanPodPolicy leaves the pods of a finished job unchanged
             job.pods = {
                 key: pod for key, pod in job.pods.items() if pod.running and pod.poll() is None
             }

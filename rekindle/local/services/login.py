@@ -21,15 +21,15 @@ REDIRECT = "<!doctype html><script>location.replace(location.pathname + location
 
 
 class MlflowLogin:
-    """Accepts or rejects requests by their heads."""
+    """Accepts or rejects requests after reading only their heads."""
 
     def __init__(self, token: str, port: int) -> None:
         # the name contains the port, because browsers share cookies between ports
         self.login = Login(token, f"rekindle-mlflow-{port}", secrets.token_urlsafe(32), HINT)
 
     def answer(self, head: bytes) -> bytes | None:
-        """Return the answer to a request that MLflow must not receive, else None. `head`: without
-        the errors that `find_fault` finds."""
+        """Return the answer if MLflow must not receive the request, else None. `head`: head of the
+        request, in which `find_fault` has found no error."""
         first, *lines = head.decode("latin-1").strip("\r\n").split("\r\n")
         method, target, _ = first.split(" ")
         if target.partition("?")[0] == "/health":

@@ -60,9 +60,9 @@ from rekindle.kubernetes_names import (
 BUCKET = "rekindle"
 DATABASE = "mlflow.db"  # file name of the embedded MLflow's database in the home
 REGION = "us-east-1"
-GRACE_S = 5.0  # time for a service to exit
+GRACE_S = 5.0  # maximum time until a service exits
 SERVICES = ("s3", "mlflow")
-# environment variables with the addresses of real services, which replace the embedded services
+# environment variables with the addresses of external services that replace the embedded services
 ADDRESS_VARIABLES = {"s3": S3_ENDPOINT_URL, "mlflow": MLFLOW_TRACKING_URI}
 LOGIN_VARIABLES = (MLFLOW_TRACKING_TOKEN, MLFLOW_TRACKING_USERNAME, MLFLOW_TRACKING_PASSWORD)
 CREDENTIALS_FILE, TOKEN_FILE = "credentials.json", "mlflow-token.json"  # file names  # nosec B105
@@ -153,8 +153,8 @@ class Services:
         return record.url
 
     def environment(self) -> dict[str, str]:
-        """Return the variables with the services' addresses for pods (the ConfigMap). Starts the
-        services."""
+        """Start the services, and return the environment variables with their addresses for pods
+        (the ConfigMap)."""
         self.start()
         return self.store_environment() | {MLFLOW_TRACKING_URI: self.url("mlflow")}
 
@@ -408,7 +408,7 @@ def check_reachable(name: str, url: str) -> None:
         with socket.create_connection((parts.hostname or "", port), 3):
             return
     except (OSError, ValueError) as error:
-        # the text of a ValueError is the wrong port, which may be a password
+        # do not show the ValueError: its text contains the invalid port, which may be a password
         reason = error if isinstance(error, OSError) else "its host or port is invalid"
         variable = ADDRESS_VARIABLES[name]
         raise ERROR_TYPES[name](

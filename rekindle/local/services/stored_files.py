@@ -14,11 +14,11 @@ from pathlib import Path
 from rekindle.errors import NotFound
 from rekindle.local.services.s3.format import file_name, meta_of
 
-# a folder that was changed this shortly before it was read may be changed again at the same time of
-# its clock
+# if a folder was changed less than this time before it was read, a further change may have the same
+# timestamp
 CLOCK_TICK_S = 0.05
 
-Version = tuple[int, int, int]  # inode, size and time of a file
+Version = tuple[int, int, int]  # inode, size and modification time of a file
 
 
 @dataclass(frozen=True)

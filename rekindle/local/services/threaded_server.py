@@ -1,5 +1,5 @@
-"""Serve many connections with few threads: an idle client, or a client that sends its head slowly,
-holds no thread.
+"""Serve many connections with few threads: clients that are idle or send a request's head slowly do
+not occupy a thread.
 
 A thread takes a connection once the complete head of a request has arrived (until then, the head is
 only peeked at), answers that request, and gives the connection back. A client that sends a body or
@@ -19,7 +19,7 @@ import traceback
 from collections.abc import Callable
 from queue import SimpleQueue
 
-# number of permanent threads; while all of them wait for slow clients, more threads are started
+# number of permanent threads; if all of them wait for slow clients, temporary threads are added
 THREADS = 32
 # if no thread takes a waiting request within this time, all threads count as blocked
 BLOCKED_AFTER_S = 0.05

@@ -23,7 +23,7 @@ def find_shortages(
     cluster: Cluster, pods: Mapping[str, list[Replicas]], peak: Mapping[str, float]
 ) -> list[str]:
     """Return sentences about pods that do not fit into the cluster, and about failed comparisons.
-    `pods`: by task."""
+    `pods`: pods of each task."""
     lines: list[str] = []
     comparisons = {
         "nodes": _node_shortages,

@@ -48,7 +48,7 @@ class Row:
     status: str
     reason: Reason
     time: Estimate
-    items: int | None  # number of loop items; None if it is known only at run time
+    items: int | None  # number of loop items; None if this number is known only at run time
     pods: list[Replicas]
     requests: dict[str, float]
     usage: ResourceSeconds
@@ -66,7 +66,7 @@ class Forecast:
     former_runs: list[str]  # names of the runs that the times come from
     peak: dict[str, float]
     releases: list[PlannedRelease]
-    currency: str = ""  # currency of the costs; empty without prices
+    currency: str = ""  # currency of the costs; empty if the prices are unknown
     shortages: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
@@ -82,7 +82,8 @@ class Forecast:
 
     @property
     def unconditional_cost(self) -> float | None:
-        """Return the cost without tasks that depend on conditions; None without prices."""
+        """Return the cost of the tasks that do not depend on conditions; None if the prices are
+        unknown."""
         running = (row.usage.cost for row in self.rows if row.status == RUNS)
         costs = [cost for cost in running if cost is not None]
         if costs:
@@ -90,8 +91,8 @@ class Forecast:
         return None
 
     def runs_anything(self) -> bool:
-        """Return True if a task would run or may run, except in the exit handler, which every run
-        has."""
+        """Return True if a task would or may run. Tasks of the exit handler, which every run has,
+        do not count."""
         return any(
             row.status in (RUNS, CONDITIONAL)
             for row in self.rows

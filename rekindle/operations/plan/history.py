@@ -23,7 +23,8 @@ from rekindle.operations.plan.tasks import Tree
 
 Note = Callable[[str], None]
 
-MAX_RUNS = 10  # number of former runs to read: the newest predict the next run best
+# number of former runs to read; only the newest, because they predict the next run best
+MAX_RUNS = 10
 ATTEMPT_OR_ITEM = re.compile(r"\(\d+(:[^)]*)?\)$")  # suffix of the name of an attempt or loop item
 # types of the nodes that are tasks; DAG and Steps are included, because the plan does not expand a
 # template that calls itself
@@ -43,8 +44,8 @@ class Record:
 
 @dataclass(frozen=True)
 class FormerRun:
-    """An earlier run that has ended. `records`: the successful tasks that were not cached, by path;
-    `tree`: all tasks of the run if it trains a model, else None."""
+    """An earlier run that has ended. `records`: the successful tasks that were not cached, by path.
+    `tree`: all tasks of the run if it trains a model, otherwise None."""
 
     name: str
     tree: Tree | None
@@ -148,7 +149,7 @@ def _fetch(
 
 
 def _pipeline_identity(workflow: Mapping[str, Any]) -> tuple[Any, ...]:
-    """Return the name and the module of a pipeline, which all its runs share."""
+    """Return the name and the module of a pipeline, which are the same for all its runs."""
     try:
         pipeline = json.loads(read_parameter(workflow, "config") or "{}").get("pipeline")
     except (ValueError, AttributeError, RecursionError):

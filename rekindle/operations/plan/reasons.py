@@ -48,7 +48,7 @@ class Reasons:
         self.on_cluster = on_cluster
 
     def explain(self, parent: Task, task: Task) -> Reason:
-        """Return why a task runs, or why it does not run or may not run."""
+        """Return the reason why a task runs, does not run, or may not run."""
         if task.status != RUNS:
             return Reason(task.reason)
 
@@ -169,7 +169,8 @@ def describe(difference: Difference) -> str:
 
 
 def _short(value: str, common: int = 0) -> str:
-    """Shorten a value whose first `common` characters equal the start of the compared value."""
+    """Shorten a value for display. Its first `common` characters are equal to those of the value
+    with which it is compared."""
     if len(value) >= 40 and all(c in "0123456789abcdef" for c in value.removeprefix("sha256:")):
         return value.removeprefix("sha256:")[:8]
     start = max(0, common - MAX_VALUE_LENGTH // 2)

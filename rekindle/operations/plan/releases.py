@@ -43,7 +43,8 @@ class Service(Document):
 
 @dataclass(frozen=True)
 class Champion:
-    """The served version of a model and its address; empty strings if they do not exist."""
+    """The served version of a model, and the address of its servers; an empty string means that it
+    does not exist."""
 
     version: str = ""
     endpoint: str = ""
@@ -150,7 +151,7 @@ def _tracked_version(model: str) -> str:
     from rekindle import tracking
     from rekindle.mlflow_api import RETRIES
 
-    # only one retry: a plan is useful without the champion
+    # only one retry, because a plan is useful even without the champion
     os.environ.setdefault(RETRIES, "1")
     release = tracking.champion(model)
     if release:

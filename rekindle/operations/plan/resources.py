@@ -12,7 +12,8 @@ from rekindle.training.cost.prices import Prices
 
 @dataclass(frozen=True)
 class ResourceSeconds:
-    """Requests of a task × its time; `cost` is missing (None) without prices."""
+    """The resource requests of a task, multiplied by its duration in seconds. `cost` is None if the
+    prices are unknown."""
 
     cpu_seconds: float = 0.0
     gib_seconds: float = 0.0
@@ -30,8 +31,8 @@ class ResourceSeconds:
 
 
 def task_pods(task: Task, runtimes: Mapping[str, list[Replicas]]) -> list[Replicas]:
-    """Return the pods of a task. A loop has its pods once per item; an unknown number of items
-    counts as one.
+    """Return the pods of a task. A loop has its pods once per item; if the number of items is
+    unknown, it counts as one.
 
     `runtimes`: pods of the TrainingRuntimes, by name.
     """

@@ -1,5 +1,5 @@
-"""The tasks of a manifest as a tree, and whether each will run, as far as this is known before the
-run.
+"""Build the tree of a manifest's tasks, and determine whether each task will run, as far as this is
+known before the run.
 
 A path is the name of a node without the name of its run, as Argo writes it: `decide.ship.release`,
 `[0].check`.
@@ -52,12 +52,12 @@ class Task:
     scope: Scope  # values of tags that are known before the run
     status: str = RUNS
     reason: str = ""
-    items: int | None = 1  # number of loop items; None if it is known only at run time
+    items: int | None = 1  # number of loop items; None if this number is known only at run time
     children: dict[str, "Task"] = field(default_factory=dict)  # the tasks in the template, by name
-    # child → children that end before it starts
+    # for each child, the children that end before it starts
     needs: dict[str, list[str]] = field(default_factory=dict)
-    # path of the outer task that already calls the same template, so the children of this repeated
-    # call are not planned; "" for other tasks
+    # path of the outer task that already calls the same template, so that the children of this
+    # recursive call are not planned; "" for other tasks
     repeats: str = ""
 
     def leaves(self) -> Iterator["Task"]:
@@ -219,7 +219,8 @@ class Tree:
             return RUNS, ""
 
         match = CACHE_CONDITION.fullmatch(when)
-        # evaluated without the expression parser, which would take longer than everything else
+        # evaluate this without the expression parser, which would take longer than the rest of the
+        # plan
         if match:
             location = self._reused_location(match[1])
             if location:

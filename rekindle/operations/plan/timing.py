@@ -30,7 +30,7 @@ MIN_POD_S = 0.001  # minimum duration of a pod in seconds, so that each pod coun
 
 @dataclass(frozen=True)
 class Estimate:
-    """Seconds that a task takes: median, minimum and maximum over `runs` former runs; None if it is
+    """Duration of a task in seconds: median, minimum and maximum over `runs` former runs; None if
     unknown.
 
     `free_seconds`: seconds that are not charged, as in the cost of a run, because the pods of a
@@ -47,7 +47,7 @@ class Estimate:
 
 @dataclass(frozen=True)
 class Span:
-    """When a task would run, in seconds since the start of the run."""
+    """The start and end of a task, in seconds since the start of the run."""
 
     start: float
     end: float
@@ -281,8 +281,8 @@ def schedule(tree: Tree, seconds: Mapping[str, float]) -> tuple[float, dict[str,
 
 
 def pod_spans(tree: Tree, estimates: Mapping[str, Estimate]) -> dict[str, Span]:
-    """Return when the pods of each task exist, if all tasks run; tasks of unknown duration last a
-    second."""
+    """Return the time span in which the pods of each task exist, if all tasks run. A task of
+    unknown duration is assumed to take one second."""
     seconds = {
         path: 1.0 if e.seconds is None else max(e.seconds, MIN_POD_S)
         for path, e in estimates.items()

@@ -1,2 +1,2 @@
-"""`rekindle reproduce`: train the model of a release again, as the release records it, and compare
-the weights."""
+"""`rekindle reproduce`: train the model of a release again, with the inputs that the release
+records, and compare the weights."""

@@ -10,7 +10,7 @@ from rekindle.errors import RekindleError
 from rekindle.release.origin import Curve, Origin, read_curve
 from rekindle.storage import Store
 
-# entries of model.json that the weights depend on
+# entries of model.json on which the weights depend
 SETTING_ENTRIES = ("workload", "family", "start", "model", "train")
 # entries of a fingerprint that are derived from the settings and the dataset's digest
 DERIVED_ENTRIES = ("config", "data")
@@ -27,8 +27,8 @@ class Model:
 
 @dataclass(frozen=True)
 class Comparison:
-    """The result of a comparison. `difference`: the first difference, in the order of a run's
-    results; "" if equal."""
+    """The result of a comparison. `difference`: the first difference, in the order in which a run
+    produces its results; "" if the weights are equal."""
 
     sha256: str
     difference: str = ""

@@ -27,8 +27,8 @@ MAX_NAMES = 8  # maximum number of packages or modules in one finding
 
 @dataclass(frozen=True)
 class Finding:
-    """A difference. `fatal`: the weights cannot be equal; otherwise they may differ. `diff`: lines
-    to show below the text."""
+    """A difference. `fatal`: True if the weights cannot be equal, False if they may differ. `diff`:
+    lines to show below the text."""
 
     subject: str
     text: str
@@ -194,7 +194,7 @@ class Data:
 
     @cached_property
     def digests(self) -> Mapping[str, str]:
-        """The digest of the data at each place where it may be; "" if it does not exist there or
+        """The digest of the data at each possible place; "" if the data does not exist there or
         cannot be verified."""
         source = self.given_source or self.recorded_source
         places = list[str]()
@@ -260,7 +260,7 @@ def _digest_or_empty(uri: str) -> str:
     try:
         return data_digest_or_empty(uri)
     except RekindleError:
-        # a bucket is missing, or the object store is unavailable
+        # raised if a bucket is missing, or the object store is unavailable
         return ""
 
 

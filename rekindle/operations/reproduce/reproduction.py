@@ -95,8 +95,8 @@ def reproduce(home: Path, request: Request, log: Callable[[str], None]) -> Resul
     the training.
 
     The release is read from the S3 store and MLflow at the addresses in the environment or, without
-    addresses, from the services embedded in `home`. Stops after the findings if one is fatal,
-    unless `request.ignore_errors`. Raises ConfigError, RekindleError.
+    addresses, from the services embedded in `home`. If a finding is fatal, nothing is trained,
+    unless `request.ignore_errors` is True. Raises ConfigError, RekindleError.
     """
     local = LocalCluster(home)
     if not home.exists() and not os.environ.get(MLFLOW_TRACKING_URI):
@@ -163,7 +163,7 @@ class Inputs:
         self.start = origin.model.start
         self.releases: dict[str, tracking.Release] = {}
 
-        # the initial weights are a release, not the model of another training in the same run
+        # only if the initial weights come from a release, not from another training in the same run
         if self.start.startswith("releases/"):
             self.releases[self.start.split("/")[1]] = tracking.Release("start", self.start, "")
 
@@ -232,8 +232,8 @@ def program_findings(origin: Origin) -> Iterator[Finding]:
 
 
 def reject_unrecorded_program(origin: Origin, manifest: Manifest) -> None:
-    """Raise ConfigError if the config or the rendered manifest runs a program, although the files
-    that the hash of the release covers are not the result of a program.
+    """Raise ConfigError if the config or the rendered manifest runs a training program, but the
+    verified files of the release are not the result of one.
 
     The hash does not cover the config, so a client of the bucket could otherwise choose a command
     that runs on this machine.
@@ -273,7 +273,7 @@ def run_pipeline(
     """Run the pipeline without the cache, and return the name of the run. Raises RekindleError if
     the run fails.
 
-    `suspended_values`: outputs of suspended steps.
+    `values`: outputs of suspended steps.
     """
     sets = [f"serve.port={_free_port()}", "notify.format=off"]
     if source != origin.config.data.source:
@@ -296,7 +296,7 @@ def training_config(origin: Origin) -> dict[str, Any]:
     """Return the config that trains the model of the release; for a sweep, it trains only the
     released trial.
 
-    The sweep is not repeated: with a budget, it depends on the speed of the machine.
+    The sweep is not repeated, because a sweep with a budget depends on the speed of the machine.
     """
     config = origin.whole_config
     if TRIAL_STEP not in origin.run.modules:

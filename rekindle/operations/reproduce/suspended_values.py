@@ -90,7 +90,7 @@ def resume_at_once(manifest: Manifest, values: Values) -> None:
         if "suspend" not in template:
             continue
 
-        # the run releases nothing, so it does not wait for an approval
+        # do not wait for an approval, because the run releases nothing
         template["suspend"] = {"duration": "0"}
         for parameter in (template.get("outputs") or {}).get("parameters") or []:
             if parameter["name"] in values:

@@ -1,9 +1,9 @@
 """A temporary folder with its own home, services and environment, so that the home and services of
 the user stay unchanged.
 
-A separate process waits for the end of this one, also after `kill -9`, and then removes the folder.
-This also ends the services of the workspace: a service ends when its record, a file in the folder,
-is deleted.
+A separate process waits until this process has ended, even by `kill -9`, and then removes the
+folder. This also ends the services of the workspace: a service ends when its record, a file in the
+folder, is deleted.
 """
 
 import os
@@ -32,14 +32,14 @@ from rekindle.operations.results import NOT_RELEASED
 from rekindle.release.origin import Config
 from rekindle.storage import Store
 
-# variables with the user's services, project and config overrides
+# variables that set the user's services, project and config overrides
 REMOVED_PREFIXES = ("REKINDLE_", "S3_", "MLFLOW_", "AWS_")
 REMOVED_VARIABLES = (NOTIFY_URL, "PYTHONPATH")
 KEPT_VARIABLES = (REKINDLE_CACHE,)  # variables that the commands of the workspace inherit
 # the folder is removed twice, because processes that are just ending may still write to it
 REMOVAL_SCRIPT = 'cat >/dev/null; rm -rf "$1"; sleep 5; rm -rf "$1"'
 SUCCESS_EXIT_CODES = (0, NOT_RELEASED)
-# these packages are in the commit if the repository is Rekindle's own
+# packages that the commit contains if the repository is Rekindle's own
 REKINDLE_PACKAGES = ("rekindle", "argolocal")
 
 

@@ -1,4 +1,4 @@
-"""The tab `canary`: the shares of the traffic that a new model got, the requests of both models,
+"""The tab `canary`: the candidate's share of the traffic over time, the requests to both models,
 and the outcome."""
 
 import time
@@ -20,7 +20,8 @@ FIGURES = ("requests", "errors", "median_ms")
 
 @dataclass(frozen=True)
 class Figures:
-    """Counts of one model during a step of the canary; None if they are not recorded."""
+    """Requests, errors and median response time of one model in a step of the canary; None if not
+    recorded."""
 
     requests: float | None
     errors: float | None

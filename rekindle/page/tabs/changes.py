@@ -22,7 +22,7 @@ MAX_COMMITS = 20
 MAX_VALUE_LENGTH = 200
 MISSING = "–"
 DIRTY = "-dirty"
-# kinds of changes in the order of the table; the words for the sentence
+# kind of change → its singular and plural in a sentence; the order is that of the table
 KINDS = {
     "code": ("commit", "commits"),
     "packages": ("lock file", "lock files"),
@@ -31,10 +31,10 @@ KINDS = {
     "data": ("fact of the data", "facts of the data"),
     "parameter": ("parameter", "parameters"),
 }
-# outputs of the steps that describe the data
+# step outputs that describe the data
 DATA_OUTPUTS = ("source_digest", "digest", "rows")
 DATA_NAMES = {"source_digest": "source", "digest": "dataset", "rows": "rows"}
-# settings that describe the image; the others are settings of the run
+# settings that are shown as kind `image` instead of `config`
 IMAGE_SETTINGS = ("cluster.image",)
 
 
@@ -67,9 +67,11 @@ class CachedStep:
 
 @dataclass(frozen=True)
 class Changes:
-    """The differences of a run from an earlier one (`earlier`; "" if it is the first).
+    """The differences between a run and an `earlier` run of its pipeline ("" without an earlier
+    run).
 
-    `others`: runs that it can be compared with. `problem`: why the cached steps are unknown.
+    `others`: names of the runs that can be chosen for the comparison. `problem`: why the cached
+    steps are unknown.
     """
 
     words: str
@@ -135,14 +137,16 @@ class ChangesTab:
         )
 
     def _compare(self, earlier: Run, run: Run) -> Iterator[Change]:
-        """Yield the differences of the origins of two runs."""
+        """Yield the differences in code, packages, config, image, data and parameters of two
+        runs."""
         previous = self._facts(earlier)
         now = self._facts(run)
         for kind in KINDS:
             yield from compare(kind, previous[kind], now[kind])
 
     def _facts(self, run: Run) -> dict[str, dict[str, str]]:
-        """Return the facts about the origin of a run, by kind and name."""
+        """Return the facts that determine a run's result, such as its commit and settings, by kind
+        and name."""
         facts = self.records.facts(run)
         parameters = facts.parameters
         settings = {
@@ -174,7 +178,7 @@ def all_outputs(run: Run) -> dict[str, str]:
 
 
 def compare(kind: str, previous: Mapping[str, str], now: Mapping[str, str]) -> Iterator[Change]:
-    """Yield the names whose values differ."""
+    """Yield a change for each name whose values differ."""
     for name in dict.fromkeys([*previous, *now]):
         old = previous.get(name, "")
         new = now.get(name, "")
@@ -192,7 +196,8 @@ def _show(value: str) -> str:
 
 
 def describe(changes: list[Change], earlier: str) -> str:
-    """Return a sentence about the numbers of changes, and the equal kinds of facts."""
+    """Return a sentence with the number of changes of each kind, and a second one with the kinds
+    that are equal."""
     counts = {kind: sum(change.kind == kind for change in changes) for kind in KINDS}
     different = [
         f"{count} {KINDS[kind][count > 1]}" if kind not in ("code", "data") else f"the {kind}"
@@ -211,7 +216,7 @@ def describe(changes: list[Change], earlier: str) -> str:
 
 
 def compare_results(earlier: Run, run: Run) -> Iterator[Change]:
-    """Yield the verdict, the metrics and the duration of two runs, if they differ."""
+    """Yield a change for each result that differs: state, verdict, metrics and duration."""
     previous = _results(earlier)
     now = _results(run)
     for name in dict.fromkeys([*previous, *now]):

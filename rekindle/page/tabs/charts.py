@@ -1,7 +1,7 @@
 """Charts of numbers: lines over steps or time, drawn as SVG by the template charts.html.
 
-A chart consists of values, which the JSON of a page contains. Its geometry is in properties, in
-percent of the drawing area, so that a chart fits any width without a script.
+The fields of a chart are its values, which a page's JSON contains. Its properties compute positions
+in percent of the drawing area, so that it fits any width without a script.
 """
 
 import math
@@ -14,7 +14,7 @@ from argolocal.common.wording import format_duration
 
 Point = tuple[float, float]
 
-# of each piece of a line, the smallest and the largest value are kept
+# long lines are cut into this many pieces, and reduced to the extremes of each piece
 MAX_PIECES = 150
 MAX_BANDS = 60
 COLOURS = 6
@@ -26,7 +26,7 @@ TIME_STEPS_S = (
 
 @dataclass(frozen=True)
 class Tick:
-    """A label of an axis; `position` in percent of the axis, from the left or from the top."""
+    """A label of an axis. `position`: percent of the axis length, from the left or from the top."""
 
     position: float
     text: str
@@ -34,7 +34,8 @@ class Tick:
 
 @dataclass(frozen=True)
 class Band:
-    """A vertical strip of a chart, whose text shows the values there. In percent of the width."""
+    """A vertical strip of a chart whose tooltip shows the values there. `x` and `width` are in
+    percent of the chart's width."""
 
     x: float
     width: float
@@ -43,7 +44,7 @@ class Band:
 
 @dataclass(frozen=True)
 class Path:
-    """The points of a line, for an SVG polyline in a square of 1000 units."""
+    """The points of a line as an SVG polyline in a square of 1000 × 1000 units."""
 
     points: str
     colour: int
@@ -52,7 +53,7 @@ class Path:
 
 @dataclass(frozen=True)
 class Dot:
-    """A point of a line. In percent of the drawing area."""
+    """A marked point of a line. `x` and `y` are in percent of the drawing area."""
 
     x: float
     y: float
@@ -87,7 +88,7 @@ class Axis:
     is_logarithmic: bool = False
 
     def share(self, value: float) -> float:
-        """Return the position of a value, from 0 to 1."""
+        """Return the position of a value on the axis, from 0 (low end) to 1 (high end)."""
         low, high, value = map(self._scale, (self.low, self.high, value))
         return (value - low) / (high - low)
 
@@ -136,7 +137,7 @@ class LineChart:
         low = min(values)
         high = max(values)
         margin = 0.05 * (high - low) or abs(high) * 0.1 or 1.0
-        # a value that cannot be negative starts at 0, if it is near
+        # start the axis at 0 if no value is negative and 0 is near
         if 0 <= low <= 0.4 * high:
             return Axis(0.0, high + margin)
         return Axis(low - margin, high + margin)
@@ -154,7 +155,7 @@ class LineChart:
             ]
             if len(points) > 1:
                 paths.append(Path(" ".join(points), series.colour, series.is_dashed))
-        # dashed lines of few points are above the others
+        # draw dashed lines, which have few points, on top
         return sorted(paths, key=lambda path: path.is_dashed)
 
     @property
@@ -191,7 +192,7 @@ class LineChart:
 
     @property
     def bands(self) -> list[Band]:
-        """The strips whose texts show the values of all lines."""
+        """Vertical strips whose tooltips show the values of all lines."""
         if self.has_marks:
             return []
 
@@ -219,7 +220,7 @@ class LineChart:
 
     @property
     def rows(self) -> list[list[str]]:
-        """The same values as a table: x, then the value of each line."""
+        """The chart as a table: each row has an x, then the value of each line."""
         xs = sorted({x for series in self.series for x, _ in series.points})
         count = min(20, len(xs))
         chosen = [xs[index * (len(xs) - 1) // max(1, count - 1)] for index in range(count)]

@@ -1,5 +1,5 @@
-"""The tab `cost`: the cost of a run by task, with the prices, and the requests of its pods against
-their use."""
+"""The tab `cost`: the cost of a run by task, the prices, and the resources that its pods requested
+and used."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -22,8 +22,8 @@ HOUR_S = 3600.0
 
 @dataclass(frozen=True)
 class Use:
-    """The use of the pods of a training, of one pod: mean and largest number of busy CPUs, largest
-    memory in GiB, and mean busy time of each GPU in percent."""
+    """Resources that a pod of a training used: mean and maximum of busy CPUs, maximum memory in
+    GiB, and mean utilization of each GPU in percent."""
 
     cpus_mean: float
     cpus_max: float
@@ -33,7 +33,7 @@ class Use:
 
 @dataclass(frozen=True)
 class PodRow:
-    """Equal pods of a task: their requests and their time. `seconds`: of all of them together.
+    """Pods of a task with equal requests. `seconds`: sum of their running times.
 
     `node_class`: class of nodes in prices.yaml; "" without prices. `use`: None if it is not
     recorded, as for the pods of steps.
@@ -80,7 +80,7 @@ class PriceRow:
 class RunCost:
     """The cost of a run, its pods and the prices.
 
-    `trainings`: sentences about the cost of each training, by task; `gpu_hours`: of all pods.
+    `trainings`: sentences about the cost of each training, by task; `gpu_hours`: total of all pods.
     """
 
     words: str
@@ -173,7 +173,7 @@ def rank_tasks(run_cost: Mapping[str, Any]) -> list[TaskCost]:
 def list_step_pods(run: Run, costs: "Costs") -> Iterator[PodRow]:
     """Yield the pods of the steps, and of the jobs of other frameworks, by task."""
     templates = jobs.collect_templates(run.status, costs.manifest)
-    # the attempts and loop items of a task have the same pod
+    # all attempts and loop items of a task request the same resources
     rows: dict[str, tuple[Pod, int, float]] = {}
     for node in list((run.status.get("nodes") or {}).values()):
         template = jobs.find_template(node, templates)
@@ -196,7 +196,8 @@ def list_step_pods(run: Run, costs: "Costs") -> Iterator[PodRow]:
 
 
 def summarize_use(usage: Mapping[str, Mapping[str, float]]) -> Use | None:
-    """Return the mean and the maxima over the pods of a training; None if nothing is recorded."""
+    """Average the recorded use of a training's pods, and take the maxima; None if nothing is
+    recorded."""
     pods = list(usage.values())
     seconds = sum(pod["seconds"] for pod in pods)
     if not seconds:
@@ -219,12 +220,12 @@ def list_workers(
     uses: Mapping[str, Use | None],
     costs: "Costs",
 ) -> Iterator[PodRow]:
-    """Yield the pods of the workers of each training. `workers`: seconds of each worker, by
+    """Yield the worker pods of each training. `workers`: running time of each worker in seconds, by
     task."""
     for task, seconds in workers.items():
         pods, _ = find_training_pods(costs.manifest, task)
         if pods and seconds:
-            # the last role is the default, as in a Tariff
+            # use the pod of the last role, as Tariff does for unknown roles
             replicas = Replicas("worker", len(seconds), [*pods.values()][-1])
             row = _make_row(task, replicas, sum(seconds.values()), costs.prices)
             yield replace(row, use=uses.get(task))
@@ -246,7 +247,7 @@ def _make_row(task: str, replicas: Replicas, seconds: float, prices: "Prices | N
 
 
 def list_prices(prices: "Prices", pods: list[PodRow]) -> Iterator[PriceRow]:
-    """Yield the prices that the pods use."""
+    """Yield the prices of the node classes that the pods use."""
     used = dict.fromkeys((pod.node_class, pod.is_spot) for pod in pods)
     for node_class, is_spot in used:
         item = prices.classes[node_class]

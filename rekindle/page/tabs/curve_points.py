@@ -1,4 +1,4 @@
-"""The curves of a run, as its steps have sent them to MLflow: the points of each metric by step.
+"""Reads the curves of a run from MLflow: for each metric, its value at each training step.
 
 The database of the embedded MLflow is read directly, so its server need not run.
 """
@@ -18,12 +18,12 @@ from rekindle.errors import TrackingError
 from rekindle.local.services.services import DATABASE
 from rekindle.page.tabs.charts import Point, downsample
 
-# metrics of a run that are read, at most
+# maximum number of metrics to read of a run
 MAX_CURVES = 60
 DATABASE_TIMEOUT_S = 2.0
-# metrics of curves and canaries
+# matches the metrics of trainings and canaries
 SHOWN = re.compile(r"(^|/)(train|validation)/|^canary\.")
-MAX_HISTORY = 25_000  # points of one metric in an answer of MLflow
+MAX_HISTORY = 25_000  # maximum points of a metric in MLflow's answer
 
 # name of a metric → its points, sorted by step
 Curves = Mapping[str, list[Point]]
@@ -33,7 +33,7 @@ class CurveReader(Protocol):
     """Reads the curves of runs. Both methods raise TrackingError."""
 
     def version(self, name: str) -> str:
-        """Return a text that changes with the curves of a run."""
+        """Return a version text, which changes when the curves of the run change."""
         ...
 
     def read(self, name: str, experiment: str) -> Curves:
@@ -81,10 +81,10 @@ class DatabaseCurves:
 
 
 def _collect(rows: Any) -> Curves:
-    """Return the curves in rows that are sorted by name, step and time."""
+    """Collect the curves from database rows, which are sorted by name, step and time."""
     curves: dict[str, dict[float, float]] = {}
     for name, step, value in rows:
-        # the last value of a step counts: an earlier one is of a step that was repeated
+        # a repeated step has several values; the last one replaces the earlier ones
         if isinstance(value, float) and math.isfinite(value):
             curves.setdefault(name, {})[float(step)] = value
     return {name: downsample(list(points.items())) for name, points in curves.items()}

@@ -1,5 +1,5 @@
-"""The tab `curves`: the loss, the learning rate, measures, validation and speed of the trainings of
-a run, and of other runs of the pipeline over them."""
+"""The tab `curves`: charts of loss, learning rate, measures, validation and speed of a run's
+trainings; other runs of the pipeline can be overlaid."""
 
 import re
 from collections import OrderedDict
@@ -20,7 +20,7 @@ from rekindle.page.tabs.siblings import Siblings
 
 CURVE_NAME = re.compile(r"(?:(?P<task>.+)/)?(?P<kind>train|validation)/(?P<metric>[^/]+)")
 SPEED = "steps per second"
-# order of the charts; others follow by name
+# the first charts, in this order; the other charts follow, sorted by name
 ORDER = ("loss", "validation", "learning_rate", SPEED, "samples_per_s", "gradient_norm")
 TITLES = {"samples_per_s": "samples per second"}
 SCALES = ("linear", "log")
@@ -30,7 +30,7 @@ MAX_CURVES_OF_RUN = 60
 
 @dataclass(frozen=True)
 class OtherRun:
-    """Another run of the pipeline, which can be shown over this one."""
+    """Another run of the pipeline, whose curves can be overlaid."""
 
     name: str
     is_shown: bool
@@ -64,7 +64,7 @@ class CurvesTab:
         return bool(self.records.facts(run).trainings)
 
     def version(self, run: Run) -> str:
-        """Return a text that changes with the curves of a run that trains."""
+        """Return a version text, which changes when the curves of a training run change."""
         if run.is_finished:
             return ""
         try:
@@ -101,7 +101,7 @@ class CurvesTab:
         )
 
     def _read(self, run: Run) -> Curves:
-        """Return the curves of a run, from memory if they have not changed."""
+        """Return the curves of a run, from the cache if they have not changed."""
         cache_key = run.name, f"{run.version}:{self.version(run)}"
         with self._lock:
             if cache_key in self._curves:
@@ -121,7 +121,7 @@ class CurvesTab:
         tasks = facts.trainings
         for task in tasks:
             prefix = f"{task}/" if len(tasks) > 1 else ""
-            # the model has the exact losses, if MLflow does not
+            # without curves in MLflow, use the losses that are stored with the model
             if not any(CURVE_NAME.fullmatch(name) for name in curves):
                 curves[f"{prefix}train/loss"] = self._read_losses(run.name, task)
             curves[f"{prefix}train/{SPEED}"] = self._measure_speed(run.name, task)
@@ -179,7 +179,7 @@ def _rank(title: str) -> tuple[int, str]:
 
 
 def _values(query: Mapping[str, str], name: str) -> list[str]:
-    """Return all values of a parameter of an address."""
+    """Return all values of a query parameter of a URL."""
     getlist: Any = getattr(query, "getlist", None)
     values = getlist(name) if getlist else [query[name]] if name in query else []
     return [value for value in values if value]

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 MAX_CACHED_RUNS = 64
 MAX_CACHED_SUMMARIES = 16
-# a ledger is read again at most once in this time, and at most for a tenth of the time
+# minimum pause between two reads of a ledger; reading may also take only a tenth of the time
 MIN_CHECK_INTERVAL_S = 1.0
 READ_TIME_SHARE = 0.1
 T = TypeVar("T")
@@ -38,8 +38,8 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class RunFacts:
-    """The facts of a run that never change. `trainings`: tasks with a ledger; `has_jobs`: True if
-    the run applies jobs of other frameworks."""
+    """The facts of a run that its manifest determines. `trainings`: tasks with a ledger;
+    `has_jobs`: True if the run applies jobs of other frameworks."""
 
     trainings: tuple[str, ...]
     has_jobs: bool
@@ -53,7 +53,8 @@ class RunFacts:
 
 @dataclass
 class _Ledger:
-    """A ledger in memory: its version, when it was checked, and how long reading took."""
+    """A cached ledger: its version, the time of the last check, and the duration of the last read
+    in seconds."""
 
     version: str = ""
     summary: "Summary | None" = None
@@ -69,7 +70,7 @@ class Records:
         self._open_store = open_store
         self._facts: OrderedDict[tuple[str, str], RunFacts] = OrderedDict()
         self._ledgers: OrderedDict[str, _Ledger] = OrderedDict()
-        # prefix → when it was checked, and the version that was found
+        # prefix of a folder → time of the last check, and the version found
         self._folders: dict[str, tuple[float, str]] = {}
         self._lock = threading.Lock()
 
@@ -79,7 +80,7 @@ class Records:
         return self._open_store()
 
     def facts(self, run: Run) -> RunFacts:
-        """Return the facts of a run, from memory after the first call."""
+        """Return the facts of a run, which are cached."""
         metadata = run.manifest.get("metadata") or {}
         cache_key = run.name, str(metadata.get("uid") or "")
         return _remember(
@@ -87,7 +88,8 @@ class Records:
         )
 
     def ledger_version(self, run: Run) -> str:
-        """Return a text that changes with the ledgers of a run, or "" for a run that has ended."""
+        """Return a version text, which changes when the ledgers of a run change; "" for a run that
+        has ended."""
         if run.is_finished:
             return ""
         return "/".join(self._check(run.name, task).version for task in self.facts(run).trainings)
@@ -99,7 +101,7 @@ class Records:
         return summary
 
     def _check(self, name: str, task: str) -> _Ledger:
-        """Read a ledger again if it has changed since it was checked."""
+        """Read a ledger again if it has changed since the last check."""
         from rekindle.training.ledger.accounting import summarize
         from rekindle.training.ledger.events import read_events
 
@@ -122,7 +124,8 @@ class Records:
             return ledger
 
     def folder_version(self, prefix: str) -> str:
-        """Return a text that changes with the objects below a prefix. Raises StorageError."""
+        """Return a version text, which changes when the objects below a prefix change. Raises
+        StorageError."""
         with self._lock:
             checked, version = self._folders.get(prefix, (0.0, ""))
         if checked and time.monotonic() - checked < MIN_CHECK_INTERVAL_S:
@@ -136,7 +139,7 @@ class Records:
         return version
 
     def reused(self, run: Run) -> dict[str, str]:
-        """Return the RUN/TASK whose outputs each task of a run has reused, from the cache. Raises
+        """Map each task that reused cached outputs to the RUN/TASK that produced them. Raises
         StorageError."""
         rows = lookup.parse_cached(self.facts(run).parameters.get(CACHED) or "{}")
         sources: dict[str, str] = {}
@@ -144,7 +147,8 @@ class Records:
             if not isinstance(row, dict):
                 continue
             task = row["task"]
-            # a task that looks up the cache when it starts records the source in the store
+            # if a task looked up the cache only at its start, the store has the source that it
+            # found
             content = row["at"] or self.read(key(task, "cached", run.name)) or b""
             text = content.decode(errors="replace") if isinstance(content, bytes) else content
             source = TaskReference.or_none(text.strip())
@@ -181,7 +185,7 @@ def read_facts(manifest: Manifest) -> RunFacts:
     try:
         has_jobs = bool(jobs.list_planned_jobs({}, tariff.read_recorded_manifest(manifest)))
     except (RekindleError, KeyError, TypeError):
-        # the manifest of another program
+        # another program rendered the manifest
         has_jobs = False
 
     return RunFacts(
@@ -199,7 +203,7 @@ def _remember(
     limit: int,
     make: Callable[[], T],
 ) -> T:
-    """Return the value of a key in a cache; make it if it is missing, and drop the oldest value
+    """Return the cached value of a key. Call `make` if it is missing, and drop the oldest values
     above `limit`."""
     with lock:
         if cache_key in cache:
@@ -215,7 +219,7 @@ def _remember(
 
 
 class LedgerTab:
-    """The part that the tabs about the trainings and jobs of a run have in common."""
+    """Base class of the tabs about the trainings and jobs of a run."""
 
     def __init__(self, records: Records) -> None:
         self.records = records

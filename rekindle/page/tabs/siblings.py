@@ -1,4 +1,4 @@
-"""The other runs of the pipeline of a run, for comparisons."""
+"""Finds other runs of the same pipeline, for comparisons with a run."""
 
 from argolocal.common.checked_names import RunName
 from argolocal.page.sources import Run, RunSource
@@ -6,7 +6,7 @@ from rekindle.errors import ConfigError
 from rekindle.page.tabs.records import Records
 
 MAX_SIBLINGS = 20
-# runs that are read, at most, to find siblings
+# maximum number of runs to read in the search for siblings
 MAX_READ = 200
 
 
@@ -24,7 +24,7 @@ class Siblings:
         return self._find(run, [name for name in self.source.names() if name != run.name])
 
     def previous(self, run: Run) -> Run | None:
-        """Return the last run of the pipeline that started before a run."""
+        """Return the run of the pipeline that precedes a run, by start time."""
         names = self.source.names()
         if run.name in names:
             names = names[names.index(run.name) + 1 :]
@@ -33,8 +33,7 @@ class Siblings:
         return None
 
     def read(self, run: Run, name: str) -> Run:
-        """Return another run of the pipeline. Raises ConfigError if the name is not one of
-        them."""
+        """Read the run `name`. Raises ConfigError if it is not a run of the pipeline."""
         run_name = RunName.or_none(name)
         if (
             run_name is None
@@ -50,7 +49,7 @@ class Siblings:
     def _find(self, run: Run, names: list[str], count: int = MAX_SIBLINGS) -> list[str]:
         pipeline = self._pipeline(run.name)
         result: list[str] = []
-        # the names of a pipeline's runs start with its name
+        # only names that start with the pipeline's name need to be read
         for name in [name for name in names if name.startswith(f"{pipeline}-")][:MAX_READ]:
             if self._pipeline(name) == pipeline:
                 result.append(name)

@@ -27,11 +27,11 @@ if TYPE_CHECKING:
     from rekindle.view.explain import Costs
 
 MAX_LANES = 60
-MAX_SPANS = 400  # of one lane; shorter intervals are merged
+MAX_SPANS = 400  # per lane; the shortest are merged
 MAX_MARKS = 60  # of one lane
-MAX_ROWS = 100  # of the tables of generations and checkpoints
+MAX_ROWS = 100  # per table: generations, checkpoints
 SPEED_POINTS = 200
-# state in the ledger → state in the words of runs
+# state in a ledger → state as shown for runs
 STATES = {"running": "running", "complete": "succeeded", "failed": "failed"}
 # kind of an event → words in the legend
 SIGNS = {
@@ -70,7 +70,7 @@ class Mark:
 
 @dataclass(frozen=True)
 class Lane:
-    """A worker: its worker-seconds by kind, its intervals and its events."""
+    """The lane of a worker: its seconds by kind, its intervals and its events."""
 
     worker: str
     trained_s: float
@@ -82,7 +82,7 @@ class Lane:
 
 @dataclass(frozen=True)
 class Generation:
-    """A group of workers that trained together. `second`: its start."""
+    """A group of workers that trained together. `second`: start of the group."""
 
     number: int
     second: float
@@ -92,7 +92,7 @@ class Generation:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A durable checkpoint. `seconds`: time to write it, next to the training."""
+    """A durable checkpoint. `seconds`: time to write it in the background."""
 
     second: float
     step: int
@@ -113,10 +113,11 @@ class Checkpoint:
 
 @dataclass(frozen=True)
 class Training:
-    """A training from its ledger. `began`: Unix seconds; other times are in seconds since then.
+    """A training, read from its ledger. `began`: Unix time; all other times are seconds since
+    `began`.
 
     `hidden_lanes`: number of workers that are not in `lanes`. `reused`: RUN/TASK whose model this
-    run uses instead of a training of its own.
+    run reuses instead of training.
     """
 
     task: str
@@ -153,13 +154,13 @@ class Training:
         return {kind: words for kind, words in SIGNS.items() if kind in kinds}
 
     def percent(self, second: float) -> float:
-        """Return a time as a position in percent of the training."""
+        """Convert a time to a percentage of the training's duration."""
         return round(100 * second / (self.seconds or 1.0), 3)
 
 
 @dataclass(frozen=True)
 class Job:
-    """A job of another framework, about which only its step is known."""
+    """A job of another framework. Only the state and times of its step are known."""
 
     task: str
     kind: str
@@ -212,7 +213,7 @@ class TrainingTab(LedgerTab):
             return self._untrained(run, task)
 
         words = build_report(summary, costs.tariffs.get(task))["words"]
-        # the ledger of a training whose run was killed does not say so
+        # a killed run leaves the state `running` in the ledger
         has_stopped = summary.state == "running" and run.is_finished
         state = "interrupted" if has_stopped else STATES[summary.state]
         return describe_training(task, summary, words, state)
@@ -232,7 +233,7 @@ class TrainingTab(LedgerTab):
 def describe_training(task: str, summary: Summary, words: list[str], state: str) -> Training:
     """Return a training from the Summary of its ledger."""
     lanes = [_make_lane(name, summary) for name in sorted(summary.intervals, key=_natural_order)]
-    # the workers with incidents are more interesting than the others
+    # prefer workers with events, since not all lanes fit
     if len(lanes) > MAX_LANES:
         ranked = sorted(lanes, key=lambda lane: -len(lane.marks))[:MAX_LANES]
         shown = [lane for lane in lanes if lane in ranked]
@@ -264,7 +265,7 @@ def describe_training(task: str, summary: Summary, words: list[str], state: str)
 
 
 def describe_losses(summary: Summary) -> str:
-    """Return a sentence about the lost work of a training, with the reasons."""
+    """Return a sentence with the lost worker-seconds of a training and the reasons for the loss."""
     from rekindle.training.ledger.sentences import LOSS_REASONS, format_worker_time
 
     losses = [incident for incident in summary.incidents if incident.kind == "lost"]
@@ -308,7 +309,7 @@ def _count(number: int, singular: str, plural: str) -> str:
 
 
 def _natural_order(name: str) -> tuple[int, str]:
-    """Sort worker-10 after worker-9."""
+    """Return a sort key that places worker-10 after worker-9."""
     return len(name), name
 
 
@@ -350,7 +351,8 @@ def _source(event: Mapping[str, Any]) -> str:
 
 
 def _first_joins(intervals: list[Interval], began: float) -> list[Mark]:
-    """Return a mark for each start of a process: its intervals do not continue others."""
+    """Return a mark for each time when a worker joined: at each interval that does not directly
+    follow another."""
     starts = intervals[:1] + [
         later for earlier, later in pairwise(intervals) if later.start > earlier.end
     ]
@@ -384,8 +386,8 @@ def _make_mark(incident: Incident, began: float) -> Mark:
 
 
 def _merge(intervals: list[Interval], began: float, ended: float) -> list[Span]:
-    """Return the intervals of a lane. Intervals that would be too short to see are merged, and
-    shown as the most important of their kinds."""
+    """Return the intervals to draw in a lane. Merge intervals that are too short to see; a merged
+    interval gets the most important of their kinds."""
     shortest = (ended - began) / MAX_SPANS if len(intervals) > MAX_SPANS else 0.0
     spans: list[Span] = []
     for interval in intervals:
@@ -445,8 +447,8 @@ def _make_speed_chart(summary: Summary) -> LineChart | None:
 
 
 def _spread(rates: list[float], start: float, end: float, steps: int) -> None:
-    """Add the steps of a period to the pieces of the time that it overlaps. `start`, `end`: from 0
-    to 1."""
+    """Distribute the steps of a period over the time slices in `rates`. `start`, `end`: fractions
+    of the total time."""
     count = len(rates)
     first = min(count - 1, int(start * count))
     last = min(count - 1, int(end * count))

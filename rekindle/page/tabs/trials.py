@@ -1,5 +1,5 @@
-"""The tab `trials`: the trials of a sweep with their settings, by the rungs that they have
-reached."""
+"""The tab `trials`: the trials of a sweep with their settings, and the rungs (stages of halving)
+that they reached."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -20,7 +20,8 @@ OTHER_COLOUR = 5
 
 @dataclass(frozen=True)
 class Rung:
-    """A comparison of trials after a share of the steps. `best`: best metric there."""
+    """A stage of a sweep, where trials are compared after `percent` of the steps. `best`: best
+    metric among them."""
 
     number: int
     percent: float
@@ -96,7 +97,7 @@ class TrialsTab:
         return bool(self.records.facts(run).config.get("sweep"))
 
     def version(self, run: Run) -> str:
-        """Return a text that changes with the trials of a sweep that is not over."""
+        """Return a version text, which changes when the trials of a running sweep change."""
         if run.is_finished or not self.is_shown(run):
             return ""
         try:
@@ -231,7 +232,7 @@ def describe(trials: list[Trial], planned: int, metric: str, is_over: bool) -> s
 
 
 def make_chart(study: "Study", trials: list[Trial]) -> LineChart | None:
-    """Return the metric of each trial by the share of the steps."""
+    """Plot the metric of each trial against the percentage of the steps."""
     series = [
         Series(
             f"trial {trial.number}",
@@ -242,7 +243,7 @@ def make_chart(study: "Study", trials: list[Trial]) -> LineChart | None:
             ],
             BEST_COLOUR if trial.is_best else OTHER_COLOUR,
         )
-        # the best one is drawn above the others
+        # draw the best trial last, on top
         for trial in sorted(trials, key=lambda trial: trial.is_best)
     ]
     series = [line for line in series if line.points]

@@ -1,5 +1,5 @@
-"""The tab `verdict`: the comparison of the candidate with the champion, the baseline and the bounds
-of the gate, with the rule that has decided."""
+"""The tab `verdict`: compares the candidate with the champion, the baseline and the limits of the
+gate, and shows the rule that decided."""
 
 import math
 from collections.abc import Mapping
@@ -38,7 +38,7 @@ class MetricRecord(Document):
 
 
 class DifferenceRecord(Document):
-    """A difference in verdict.json; the bounds are missing without an interval."""
+    """A difference in verdict.json. `low` and `high` are None if no interval was computed."""
 
     metric: str
     mean: float | None = None
@@ -92,7 +92,7 @@ class Value:
 
 @dataclass(frozen=True)
 class MetricRow:
-    """A metric with the values of all models, and its bounds in the gate."""
+    """A metric with the values of all models, and its minimum and maximum in the gate."""
 
     name: str
     better: str
@@ -116,14 +116,15 @@ class MetricRow:
         return make_ticks(self.axis)
 
     def x(self, value: float) -> float:
-        """Return a value as a position in percent."""
+        """Convert a value to a horizontal position in percent."""
         return round(100 * self.axis.share(value), 2)
 
 
 @dataclass(frozen=True)
 class Interval:
-    """The candidate's difference from another model, with its confidence interval. Positive `gain`:
-    the candidate is better. `limit`: the gain that the gate requires; None without such a rule."""
+    """The candidate's difference from another model, with its confidence interval. A positive
+    `gain` means that the candidate is better. `limit`: minimum gain that the gate requires, or
+    None."""
 
     model: str
     metric: str
@@ -149,13 +150,14 @@ class Interval:
         return make_ticks(self.axis)
 
     def x(self, value: float) -> float:
-        """Return a gain as a position in percent."""
+        """Convert a gain to a horizontal position in percent."""
         return round(100 * self.axis.share(value), 2)
 
 
 @dataclass(frozen=True)
 class Rule:
-    """A rule of the gate: whether the candidate meets it, and by how much."""
+    """A rule of the gate. `is_met`: the candidate meets the rule. `margin`: by how much it does or
+    fails."""
 
     text: str
     is_met: bool
@@ -164,7 +166,7 @@ class Rule:
 
 @dataclass(frozen=True)
 class Family:
-    """A family of models, and its values in the validation that has chosen."""
+    """A family of models, and its validation metrics, by which the best family was chosen."""
 
     name: str
     is_chosen: bool
@@ -207,7 +209,8 @@ class Evaluation:
 
 @dataclass(frozen=True)
 class Verdicts:
-    """The evaluations of a run. `overruled`: the reason of a canary or of missing new data."""
+    """The evaluations of a run. `overruled`: reason why a canary, or a lack of new data, overruled
+    the verdict."""
 
     evaluations: list[Evaluation]
     overruled: str = ""
@@ -361,7 +364,8 @@ def make_headline(
 def make_interval(
     model: str, difference: DifferenceRecord, metric: MetricRecord, record: VerdictRecord
 ) -> Interval:
-    """Return the difference from a model as a gain: positive is better."""
+    """Convert the candidate's difference from a model to a gain, which is positive if the candidate
+    is better."""
     assert difference.mean is not None
     sign = 1 if metric.better == "higher" else -1
     gain = sign * difference.mean
@@ -388,7 +392,7 @@ def make_interval(
 
 
 def make_row(metric: MetricRecord, record: VerdictRecord) -> MetricRow:
-    """Return the values of all models and the bounds of a metric."""
+    """Return the row of a metric: the values of all models, and the limits of the gate."""
 
     def text(value: float) -> str:
         return f"{value:.{metric.digits}f}{metric.unit and ' ' + metric.unit}"
@@ -416,7 +420,7 @@ def make_row(metric: MetricRecord, record: VerdictRecord) -> MetricRow:
 def list_rules(
     metrics: list[MetricRecord], intervals: list[Interval], record: VerdictRecord
 ) -> list[Rule]:
-    """Return the rules of the gate in their order, with the margin of each."""
+    """Return the rules of the gate in the order of evaluation, each with the candidate's margin."""
     rules: list[Rule] = []
     for metric in metrics:
         value = number_of(record.candidate, metric.name)
@@ -468,7 +472,7 @@ def format_margin(margin: float, digits: int) -> str:
 
 
 def list_families(chosen: ChoiceRecord) -> list[Family]:
-    """Return the families, the chosen one first."""
+    """Return the families of models; the chosen family comes first."""
     families = [
         Family(name, name == chosen.family, values) for name, values in chosen.validation.items()
     ]
@@ -487,7 +491,7 @@ def make_part(item: Mapping[str, Any], metrics: list[MetricRecord]) -> Part:
 
 
 def make_axis(numbers: list[float]) -> Axis:
-    """Return an axis with all numbers, and some space around them."""
+    """Return an axis that covers all numbers, with some space at both ends."""
     low = min(numbers)
     high = max(numbers)
     margin = 0.15 * (high - low) or 0.1 * abs(high) or 0.1
@@ -495,5 +499,5 @@ def make_axis(numbers: list[float]) -> Axis:
 
 
 def make_ticks(axis: Axis) -> list[Tick]:
-    """Return a few labels of an axis."""
+    """Return about four labelled ticks for an axis."""
     return [Tick(round(100 * axis.share(x), 2), format_number(x)) for x in axis.ticks(4)]

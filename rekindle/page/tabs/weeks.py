@@ -65,7 +65,7 @@ class WeeksTab:
         return bool(self.records.facts(run).parameters.get(BACKFILL))
 
     def version(self, run: Run) -> str:
-        """Return a text that changes with the runs of the backfill."""
+        """Return a version text, which changes when a run of the backfill changes."""
         if not self.is_shown(run):
             return ""
         versions = [f"{name}={self.source.version(name)}" for name in self._names(run)]
@@ -79,7 +79,7 @@ class WeeksTab:
         return Weeks(describe(weeks), weeks, metrics, charts)
 
     def _names(self, run: Run) -> list[str]:
-        """Return the names that runs of the same backfill can have."""
+        """Return the names of runs that, judging by the name, may belong to the same backfill."""
         facts = self.records.facts(run)
         suffix = f"-{facts.parameters.get('manifest_hash', '')[:HASH_LENGTH]}"
         names = [
@@ -155,7 +155,8 @@ def describe(weeks: list[Week]) -> str:
 
 
 def _make_chart(name: str, weeks: list[Week]) -> LineChart | None:
-    """Return a metric by day since the first run; None with fewer than two values."""
+    """Plot a metric against the days since the first run; return None with fewer than two
+    values."""
     times = {week.run: datetime.fromisoformat(week.scheduled).timestamp() for week in weeks}
     first = min(times.values())
     points = [

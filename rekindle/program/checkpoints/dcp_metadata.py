@@ -1,8 +1,8 @@
 """Reads `.metadata` of torch.distributed.checkpoint without torch, and without running its pickle.
 
-Only the dictionaries, texts and integers of the pickle are read, and the fields of its objects. No
-class is imported, nothing is called, and no value is compared or hashed, so that a malicious file
-costs no more time and memory than its size.
+Only dictionaries, texts, integers and the fields of objects are read from the pickle. No class is
+imported, nothing is called, and no value is compared or hashed, so reading a malicious file takes
+time and memory only in proportion to its size.
 """
 
 from collections.abc import Callable
@@ -15,12 +15,12 @@ from rekindle.program.checkpoints.paths import is_safe_path
 METADATA = ".metadata"
 MAX_METADATA_BYTES = 1 << 30
 MAX_FILE_BYTES = 1 << 61
-MAX_LONG_BYTES = 16  # of an integer; larger ones do not occur
+MAX_LONG_BYTES = 16  # maximum size of an integer in bytes
 STOP = ord(".")
 
 
 class InvalidMetadata(Exception):
-    """The file is not the metadata of a checkpoint, or it is not complete."""
+    """Raised if a file is not the metadata of a checkpoint, or is incomplete."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,8 @@ def parse_dcp_metadata(data: bytes) -> DcpMetadata:
 
 
 def _parse_storage_item(item: Any) -> tuple[str, int]:
-    """Return the path of a file, and the offset of the end of the item."""
+    """Return the path of the file that contains an item, and the offset at which the item ends in
+    this file."""
     path = _find_field(item, "relative_path")
     if not (isinstance(path, str) and is_safe_path(path)):
         shown = show(path) if isinstance(path, str) else "an entry of storage_data"
@@ -83,7 +84,7 @@ def _find_field(item: Any, name: str) -> Any:
 
 
 class _Object:
-    """An object of any class. `state`: its fields."""
+    """An object in the pickle, of any class. `state`: the fields of the object."""
 
     __slots__ = ("state",)
 
@@ -92,7 +93,8 @@ class _Object:
 
 
 class _Dictionary:
-    """A dictionary, whose keys are not hashed: the hash of nested tuples can take forever."""
+    """A dictionary as a list of pairs. Its keys are not hashed, since hashing nested tuples can
+    take forever."""
 
     __slots__ = ("keys", "values")
 
@@ -102,18 +104,19 @@ class _Dictionary:
 
 
 class _Pickle:
-    """Reads a pickle of protocol 2 or later. A value of another type than a dictionary, text,
-    integer or object is None, and its items are dropped."""
+    """Reads a pickle of protocol 2 or later. Values of types other than dictionary, text, integer
+    and object are replaced by None."""
 
     def __init__(self, data: bytes) -> None:
         self._data = data
         self._position = 0
         self._stack: list[Any] = []
-        self._marks: list[int] = []  # sizes of the stack
+        self._marks: list[int] = []  # size of the stack at each mark
         self._memo: dict[int, Any] = {}
 
     def read(self) -> Any:
-        """Return the value. Raises IndexError, KeyError or ValueError if it is malformed."""
+        """Return the value that the pickle contains. Raises IndexError, KeyError or ValueError if
+        the pickle is malformed."""
         while True:
             code = self._data[self._position]
             self._position += 1
@@ -142,7 +145,7 @@ class _Pickle:
         return items
 
     def skip(self, size: int) -> None:
-        """Skip bytes that describe no value."""
+        """Skip bytes that do not contribute to the value."""
         self._take(size)
 
     def mark(self) -> None:
@@ -152,16 +155,16 @@ class _Pickle:
         self._stack.pop()
 
     def drop_marked(self) -> None:
-        """Drop the items since the mark, which another value receives."""
+        """Remove the items after the last mark from the stack."""
         self._pop_to_mark()
 
     def push_none(self, size: int = 0) -> None:
-        """Push a value of `size` bytes that is not needed."""
+        """Skip a value of `size` bytes, and push None in its place."""
         self._take(size)
         self._stack.append(None)
 
     def push_none_for(self, count: int) -> None:
-        """Push a value that is not needed, in place of `count` values."""
+        """Replace the last `count` values on the stack by None."""
         for _ in range(count):
             self._stack.pop()
         self._stack.append(None)
@@ -171,7 +174,7 @@ class _Pickle:
         self._stack.append(None)
 
     def push_none_of_length(self, size: int) -> None:
-        """Push a value that is not needed, whose length is a number of `size` bytes."""
+        """Skip a value whose length is stored in `size` bytes, and push None in its place."""
         self.push_none(self._take_number(size))
 
     def push_number(self, size: int) -> None:
@@ -181,14 +184,14 @@ class _Pickle:
         self._stack.append(int.from_bytes(self._take(4), "little", signed=True))
 
     def push_long(self, size: int) -> None:
-        """Push an integer whose length is a number of `size` bytes."""
+        """Push an integer whose length is stored in `size` bytes."""
         length = self._take_number(size)
         if length > MAX_LONG_BYTES:
             raise ValueError(f"an integer has {length} bytes")
         self._stack.append(int.from_bytes(self._take(length), "little", signed=True))
 
     def push_text(self, size: int) -> None:
-        """Push a text whose length is a number of `size` bytes."""
+        """Push a text whose length is stored in `size` bytes."""
         text = self._take(self._take_number(size))
         self._stack.append(text.decode(errors="surrogatepass"))
 

@@ -1,4 +1,4 @@
-"""Checks that a file of a checkpoint was written to its end, by the structure of its content.
+"""Checks by the structure of its content whether a file of a checkpoint is complete.
 
 A zip archive (`torch.save`, Lightning, NumPy) ends with a list of its entries, and records their
 checksums. A safetensors file begins with its own length, and JSON must parse. The content of other
@@ -24,15 +24,15 @@ ZIP_END_BYTES = 22  # size of the end record of a zip archive without a comment
 MAX_HEADER_BYTES = 100 << 20  # maximum size of a safetensors header, as the library has it
 MAX_JSON_BYTES = 64 << 20
 READ_BYTES = 1 << 20
-# the entries of an archive are read up to this multiple of its size, and at least MIN_READ_BYTES
+# the entries of an archive are read up to this multiple of the archive's size plus MIN_READ_BYTES
 READ_FACTOR = 4
 MIN_READ_BYTES = 64 << 20
-# files that are longer than a few bytes once they are written
+# files that have more than a few bytes once they are complete
 NEVER_SHORT = {".bin", ".ckpt", ".distcp", ".npz", ".pkl", ".pt", ".pth", ".safetensors"}
 
 
 class Structure(Enum):
-    """The kind of content, if it has a recognizable end."""
+    """The kinds of content that show whether a file is complete."""
 
     ZIP = "zip"
     SAFETENSORS = "safetensors"
@@ -105,8 +105,9 @@ def _find_zip_problem(file: BinaryIO, size: int) -> str:
 
 
 def _read_entry(archive: zipfile.ZipFile, entry: zipfile.ZipInfo, budget: int) -> int:
-    """Read an entry to its end, and return its size; but not further than `budget` bytes, since a
-    small archive can have entries of any size. Raises BadZipFile for a wrong checksum or header."""
+    """Read at most `budget` bytes of an entry, and return the number of bytes read. The limit is
+    needed because a small archive can have huge entries. Raises BadZipFile for a wrong checksum or
+    header."""
     with archive.open(entry) as content:
         if entry.CRC == 0:
             # torch writes 0 if the program has turned checksums off

@@ -1,4 +1,4 @@
-"""The checkpoints of a training program in its checkpoint folder, as a listing shows them.
+"""Lists the possible checkpoints of a training program in its checkpoint folder.
 
 A unit is a directory or a file that the program writes as one checkpoint, at any depth: a directory
 such as `checkpoint-500`, a file such as `version_0/checkpoints/epoch=1-step=50.ckpt`, or a file
@@ -48,13 +48,13 @@ WEIGHTS_SUFFIXES = {
     ".ubj",
 }
 TEXT_SUFFIXES = {".csv", ".err", ".html", ".json", ".jsonl", ".log", ".md", ".out", ".txt", ".yaml"}
-# a text file with such a name is a checkpoint, in a folder without other kinds of checkpoints
+# a text file with such a name counts as a checkpoint only if the folder has no other checkpoints
 TEXT_CHECKPOINT = re.compile(
     r"(?:checkpoint|ckpt|counter|epoch|iter|iteration|last|latest|progress|resume|save|snapshot"
     r"|state|step|training_state|weights)(?:[-_=.]?\d+)?(?:\.(?:json|txt|yaml|yml))?",
     re.IGNORECASE,
 )
-# a directory with one of these files is a checkpoint under any name
+# a directory that contains one of these files is a checkpoint, whatever its name
 SIGNATURES = re.compile(
     r"trainer_state\.json|checkpoint-is-incomplete\.txt|(__\d+)?\.metadata|__\d+_\d+\.distcp"
     r"|random_states_\d+\.pkl|rng_state(_\d+)?\.pth"
@@ -64,7 +64,7 @@ MODEL_FILES = {"adapter_config.json", "config.json", "training_args.bin"}
 
 
 class FileState(NamedTuple):
-    """The facts about a file that change when the file is written."""
+    """The properties of a file that show whether the file was changed."""
 
     inode: int
     size: int
@@ -74,10 +74,10 @@ class FileState(NamedTuple):
 
 @dataclass(frozen=True)
 class Unit:
-    """A possible checkpoint. `files`: its files by path relative to the unit; a unit that is a file
-    has one, with the path "". `inode`: of the directory or file itself; `was_renamed`: True if the
-    directory got its name after its last file, or the file after its last byte, or a link to it
-    was made or removed since then."""
+    """A possible checkpoint. `files`: its files by path relative to the unit; a unit that is a
+    single file contains this file with the path "". `inode`: inode of the directory or file;
+    `was_renamed`: True if the unit was renamed after its last write, or a hard link to it was made
+    or removed."""
 
     path: str
     files: Mapping[str, FileState]
@@ -94,13 +94,13 @@ class Unit:
 
     @property
     def family(self) -> str:
-        """The path without the numbers of saves: units of one family are checkpoints of one
-        kind."""
+        """The path with the numbers that count saves replaced. Units with the same family are
+        versions of the same checkpoint."""
         return family_of(self.path)
 
     @property
     def step(self) -> int | None:
-        """The step in the name, or None."""
+        """The step that the name contains, or None."""
         return parse_step(self.name)
 
     @cached_property
@@ -119,7 +119,8 @@ class Unit:
 
 @dataclass(frozen=True)
 class Pointer:
-    """A text file or symbolic link that names a unit. `text`: its content or target."""
+    """A text file or symbolic link that names a unit. `text`: content of the file, or target of the
+    link."""
 
     path: str
     text: str
@@ -128,8 +129,8 @@ class Pointer:
 
 @dataclass
 class Listing:
-    """One look at the checkpoint folder. `text_units`: text files that may be checkpoints;
-    `temporary_inodes`: the files and directories with a temporary name."""
+    """The content of the checkpoint folder at one time. `text_units`: text files that may be
+    checkpoints; `temporary_inodes`: inodes of the files and directories with a temporary name."""
 
     units: dict[str, Unit] = field(default_factory=dict)
     text_units: dict[str, Unit] = field(default_factory=dict)
@@ -150,7 +151,8 @@ def list_folder(root: Path, marker: str = "") -> Listing:
 
 
 def find_file(folder: Path) -> str:
-    """Return the relative path of a file below a folder, without temporary ones; "" without."""
+    """Return the relative path of any file below a folder that is not temporary; "" if none
+    exists."""
     return min((path for path, _ in _walk_files(resolve(folder), folder, "")), default="")
 
 
@@ -190,7 +192,7 @@ def _list_directory(root: Path, parent: str, marker: str, listing: Listing, dept
 
 
 def _was_renamed(status: os.stat_result) -> bool:
-    # a rename changes the ctime, and not the mtime; a write changes both
+    # a rename changes only the ctime, but a write also changes the mtime
     return status.st_ctime_ns > status.st_mtime_ns
 
 
@@ -225,7 +227,7 @@ def _is_unit_directory(directory: Path, name: str, marker: str) -> bool:
     if not has_step(name):
         return False
 
-    # `epoch_3` with nothing but `step_100` and `step_200` is a folder of checkpoints
+    # a folder `epoch_3` that contains only `step_100` and `step_200` is not a checkpoint itself
     return not entries or not all(
         entry.is_dir(follow_symlinks=False) and has_step(entry.name) for entry in entries
     )
@@ -239,9 +241,9 @@ def is_unit_file(name: str) -> bool:
 
 
 def _walk_files(root: Path, directory: Path, parent: str) -> Iterator[tuple[str, FileState]]:
-    """Yield the regular files below a directory, without temporary ones. A symbolic link to a file
+    """Yield the regular files below a directory, except temporary files. A symbolic link to a file
     below `root` counts as that file; other links are left out."""
-    # without recursion, since directories can be nested deeper than Python's calls
+    # a loop instead of recursion, since directories can be nested deeper than Python's call stack
     folders = [(directory, parent)]
     while folders:
         folder, prefix = folders.pop()

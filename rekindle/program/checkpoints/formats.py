@@ -1,6 +1,7 @@
-"""The formats of checkpoints: which files a checkpoint demands, and whether its end is visible.
+"""The formats of checkpoints: which files a complete checkpoint contains, and what shows that a
+save has ended.
 
-Each format answers for one unit, from the files that this node has:
+Each format examines the files that this node has of one unit:
 
     Hugging Face Trainer            `trainer_state.json` is the last file of rank 0; the other ranks
                                     write `rng_state_N.pth` at any time
@@ -36,7 +37,7 @@ ACCELERATE = "accelerate"
 TRAINER_STATE = "trainer_state.json"
 INCOMPLETE_SENTINEL = "checkpoint-is-incomplete.txt"
 MAX_STATE_BYTES = 256 << 20
-MAX_PROCESSES = 100_000  # of a program whose number of processes is unknown
+MAX_PROCESSES = 100_000  # maximum number of processes that is inferred from the names of files
 TRAINER_RNG = re.compile(r"rng_state(_(\d+))?\.pth")
 ACCELERATE_RNG = re.compile(r"random_states_(\d+)\.pkl")
 WEIGHTS = re.compile(
@@ -60,7 +61,7 @@ ANY_FILE = re.compile(r".*", re.DOTALL)
 
 
 class End(Enum):
-    """Evidence for the end of a save that a format needs, apart from its files."""
+    """The evidence, apart from its files, that a format needs to tell that a save has ended."""
 
     VISIBLE = "the last file of the save exists"
     STRUCTURE = "the content of the file ends"
@@ -70,9 +71,9 @@ class End(Enum):
 
 @dataclass
 class Content:
-    """The result of a format for one unit. `problem`: "" or the reason why the unit is not
-    complete; `demands`: files that the checkpoint must have on any node, with their minimum size in
-    bytes; `written_files`: pattern of the files that every save writes."""
+    """The result of a format for one unit. `problem`: reason why the unit is incomplete, or "";
+    `demands`: required files, on whichever node, with their minimum sizes in bytes;
+    `written_files`: pattern of the files that every save writes."""
 
     format: str
     end: End
@@ -82,14 +83,15 @@ class Content:
     demands: dict[str, int] = field(default_factory=dict)
 
     def is_written_by_every_save(self, path: str) -> bool:
-        """Return False for a file that may be older than the save, for example the file of a rank
-        of an earlier, larger group."""
+        """Return True if every save writes this file. False, for example, for the file of a rank
+        that only an earlier, larger group had."""
         if RANK_FILE.fullmatch(path) and self.demands.keys() - {METADATA, TRAINER_STATE}:
             return path in self.demands
         return self.written_files.fullmatch(path) is not None
 
     def find_missing(self, sizes: Mapping[str, int]) -> str:
-        """Return the reason why files with these sizes do not meet the demands, or ""."""
+        """Return a message about the first required file that is missing or too small in `sizes`,
+        or ""."""
         for path, size in self.demands.items():
             if path not in sizes:
                 return f"{path} is missing"
@@ -108,7 +110,7 @@ class Context(NamedTuple):
 
 
 def read_content(unit: Unit, context: Context) -> Content:
-    """Read the files that show the format of a unit and its demands."""
+    """Determine the format of a unit, and read which files a complete checkpoint needs."""
     if context.marker and not unit.is_file:
         problem = "" if context.marker in unit.files else f"{context.marker} is missing"
         written_files = re.compile(re.escape(context.marker))
@@ -147,7 +149,7 @@ def _read_trainer(unit: Unit, context: Context) -> Content:
     states = [match for path in unit.files if (match := TRAINER_RNG.fullmatch(path))]
     ranks = [int(match[2]) for match in states if match[2]]
     if TRAINER_STATE not in unit.files:
-        # on a node without rank 0, the files of its ranks are all that it has
+        # a node without rank 0 has only the files of its own ranks
         content.end = End.QUIET
     else:
         _read_trainer_state(unit, context, content)
@@ -195,14 +197,15 @@ def _demand_trainer_files(unit: Unit, context: Context, content: Content, ranks:
         return
 
     if not context.processes:
-        # without the number of processes, further ranks may still write
+        # if the number of processes is unknown, further ranks may still write their files
         content.end = End.QUIET
     for rank in range(_count_processes(context, ranks, content)):
         content.demands[f"rng_state_{rank}.pth"] = 1
 
 
 def _count_processes(context: Context, ranks: list[int], content: Content) -> int:
-    """Return the number of processes; if it is unknown, from the ranks in the names of files."""
+    """Return the number of processes; if it is unknown, derive it from the highest rank in the file
+    names."""
     if context.processes:
         return context.processes
     if max(ranks) >= MAX_PROCESSES:
@@ -212,7 +215,7 @@ def _count_processes(context: Context, ranks: list[int], content: Content) -> in
 
 
 def _read_weights_index(unit: Unit, context: Context) -> dict[str, int]:
-    """Return the files with weights that an index names."""
+    """Return the weight files that the weights index lists, with their minimum sizes in bytes."""
     demands: dict[str, int] = {}
     for path in unit.files:
         if WEIGHTS_INDEX.fullmatch(path):
@@ -252,7 +255,7 @@ def _read_shards(unit: Unit, context: Context) -> Content:
     content = Content(DISTRIBUTED_CHECKPOINT, End.QUIET, re.compile(SHARD_FILE))
     ranks = {path for path in unit.files if re.fullmatch(r"__\d+\.metadata", path)}
     if ranks and METADATA not in unit.files:
-        # each rank has written its own metadata
+        # no common `.metadata` exists, but each rank has written its own
         count = context.processes or len(ranks)
         content.demands = {f"__{rank}{METADATA}": 1 for rank in range(count)}
     else:
@@ -261,7 +264,8 @@ def _read_shards(unit: Unit, context: Context) -> Content:
 
 
 def _add_shard_demands(unit: Unit, context: Context, content: Content) -> None:
-    """Add the files that each `.metadata` of the unit names, and compare their times."""
+    """Add the files that each `.metadata` lists to the demands. Report a file that is newer than
+    the `.metadata`."""
     for path in unit.files:
         if not SHARD_METADATA.fullmatch(path):
             continue

@@ -1,8 +1,7 @@
-"""Hard links that hold the files of a checkpoint while they are uploaded, and the hidden folder of
-these links.
+"""Keeps the files of a checkpoint readable during their upload, by hard links in a hidden folder.
 
-A link keeps a file that the program deletes or replaces, without a copy. A file that the program
-writes in place changes under the link, so the reader compares the file before and after.
+If the program deletes or replaces a file, the link still leads to the old content. If the program
+writes in place, the content changes, so the reader compares the file's state before and after.
 """
 
 import os
@@ -37,9 +36,10 @@ def remove_leftovers(root: Path) -> None:
 
 @contextmanager
 def hold(root: Path, unit: Unit) -> Iterator[dict[str, Path]]:
-    """Hold the files of a unit. Yields a path for each file. Raises ChangedFile."""
+    """Link the files of a unit inside a `with` block. Yields, for each file, the path to read.
+    Raises ChangedFile."""
     folder = hidden_folder(root) / "held" / uuid.uuid4().hex
-    with suppress(OSError):  # without links on a full disk
+    with suppress(OSError):  # on a full disk, read without links
         folder.mkdir(parents=True)
     try:
         yield {file: _hold_file(root, unit, file, folder, n) for n, file in enumerate(unit.files)}

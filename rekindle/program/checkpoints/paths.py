@@ -13,7 +13,7 @@ TEMPORARY_NAME = re.compile(
 )
 STEP_WORD = r"(?:checkpoint|ckpt|chkpt|epoch|global_?step|iter|iteration|save|step)"
 STEP_NAME = re.compile(rf"(?:.*[^a-z])?{STEP_WORD}[-_=.]?\d+(?:[^/]*)|\d+", re.IGNORECASE)
-# the number after the word "step" counts before the number after another word
+# in order of priority: a number after the word "step" comes first
 STEP_NUMBERS = (
     re.compile(r"(?:global_?)?step[-_=.]?(\d+)", re.IGNORECASE),
     re.compile(r"(?:iter|iteration)[-_=.]?(\d+)", re.IGNORECASE),
@@ -22,8 +22,8 @@ STEP_NUMBERS = (
     re.compile(r"^(\d+)(?:\.[a-z]+)?$", re.IGNORECASE),
 )
 
-# numbers that count the saves (`epoch_3_of_40.pt`), numbers that tell a file from the others of the
-# same save (`rank_1.pt`, `shard_0_of_3.pt`, `model-00001-of-00003.safetensors`), and other numbers
+# three kinds of numbers: `save` counts saves (`epoch_3_of_40.pt`), `part` distinguishes files of
+# one save (`rank_1.pt`, `shard_0_of_3.pt`, `model-00001-of-00003.safetensors`), and other numbers
 NUMBERS = re.compile(
     r"(?P<save>(?:epoch|step|iter|iteration|save)[-_=.]?\d+(?:[-_]?of[-_]?\d+)?)"
     r"|(?P<part>(?<![a-z])(?:rank|shard|part|worker|process|proc|device|gpu|node|host|replica|[dmpt]p)"
@@ -34,14 +34,13 @@ NUMBERS = re.compile(
 
 
 def resolve(path: Path) -> Path:
-    """Return a path without symbolic links; unlike `Path.resolve`, also if a link leads to itself,
-    which is then left as it is."""
+    """Return a path without symbolic links. A link that leads to itself is left unchanged, while
+    older versions of `Path.resolve` raise an error."""
     return Path(os.path.realpath(path))
 
 
 def is_safe_path(path: str) -> bool:
-    """Return True for a relative path that stays below its folder and that every file system
-    accepts."""
+    """Return True if a relative path stays below its folder and is valid on every file system."""
     names = path.split("/")
     return (
         0 < len(path) <= MAX_PATH_CHARS
@@ -61,7 +60,8 @@ def _is_unicode(text: str) -> bool:
 
 
 def is_temporary(name: str) -> bool:
-    """Return True for the name of a file or folder that a program writes before it renames it."""
+    """Return True if programs use such a name for unfinished files or folders, which they rename
+    afterwards."""
     return TEMPORARY_NAME.fullmatch(name) is not None
 
 
@@ -81,21 +81,21 @@ def parse_step(name: str) -> int | None:
 
 
 def without_numbers(path: str) -> str:
-    """Replace the numbers of a path."""
+    """Replace each number in a path by N."""
     return re.sub(r"\d+", "N", path)
 
 
 def save_numbers(path: str) -> list[int]:
-    """Return the numbers of a path, except those of ranks and shards."""
+    """Return the numbers in a path, except the numbers of ranks and shards."""
     return [int(number) for number in re.findall(r"\d{1,15}", _without_parts(path))]
 
 
 def _without_parts(path: str) -> str:
-    """Remove the numbers of ranks and shards, with their words."""
+    """Remove the numbers of ranks and shards from a path, including the word before each number."""
     return NUMBERS.sub(lambda match: "" if match["part"] else match[0], path)
 
 
 def family_of(path: str) -> str:
-    """Replace the numbers of a path, except the number of a rank or shard: paths with the same
-    result are versions of one thing, and only the newest one is needed."""
+    """Replace the numbers in a path by N, except the numbers of ranks and shards. Paths with the
+    same result are versions of the same checkpoint."""
     return NUMBERS.sub(lambda match: match["part"] or without_numbers(match[0]), path)

@@ -14,13 +14,14 @@ from rekindle.program.checkpoints.records import PointerRecord
 
 
 def describe_pointers(root: Path, pointers: Iterable[Pointer], unit: Unit) -> list[PointerRecord]:
-    """Return the pointers to checkpoints of the unit's family, with a pattern in place of the
-    name."""
+    """Return the pointers to checkpoints of the unit's family, with a placeholder instead of the
+    checkpoint's name."""
     records: list[PointerRecord] = []
     for pointer in pointers:
         pattern = _find_pattern(root, pointer, unit)
         if pattern:
-            # a pointer with a strange name or text must not prevent the upload of the checkpoint
+            # ignore invalid names and texts: a pointer must not prevent the upload of the
+            # checkpoint
             with suppress(ValidationError):
                 records.append(
                     PointerRecord(path=pointer.path, text=pattern, is_link=pointer.is_link)
@@ -41,7 +42,7 @@ def _find_pattern(root: Path, pointer: Pointer, unit: Unit) -> str:
     if family_of(relative) == unit.family and name == relative.rpartition("/")[2]:
         is_in_parent = os.path.dirname(relative) == parent and not os.path.isabs(text)
         if parent and not is_in_parent:
-            return ""  # of a nested unit, only the last name may vary
+            return ""  # a pointer to a nested unit must name a sibling
         return text[: len(text) - len(name)] + "{name}" + rest
     if family_of(text) == unit.family:
         return "{path}" + rest
@@ -52,7 +53,7 @@ def _find_pattern(root: Path, pointer: Pointer, unit: Unit) -> str:
 
 
 def write_pointer(root: Path, pointer: PointerRecord, path: str) -> None:
-    """Let a pointer name the unit `path`. Raises OSError."""
+    """Write a pointer to the unit `path`. Raises OSError."""
     name = path.rpartition("/")[2]
     values = {"{name}": name, "{path}": path, "{step}": str(parse_step(name) or 0)}
     text = pointer.text
@@ -75,7 +76,7 @@ def write_pointer(root: Path, pointer: PointerRecord, path: str) -> None:
 
 
 def _is_below(root: Path, folder: Path) -> bool:
-    """Return True if a file in a folder is below `root`: no link leads to the folder."""
+    """Return True if no part of the folder's path below `root` is a link."""
     return resolve(folder) == resolve(root) / folder.relative_to(root)
 
 
@@ -84,7 +85,7 @@ def _stays_below(root: Path, link: Path, text: str) -> bool:
     names = text.split("/")
     while names and names[0] == "..":
         names.pop(0)
-    # behind a link, .. leads to another folder than the text of the target says
+    # reject `..` after a folder name: if the folder is a link, `..` leads elsewhere
     if os.path.isabs(text) or ".." in names:
         return False
     return resolve(link.parent / text).is_relative_to(resolve(root))

@@ -1,4 +1,4 @@
-"""The checkpoints of a foreign training program on one node: found, uploaded and restored.
+"""Finds, uploads and restores the checkpoints of a user's training program on one node.
 
 checkpoints = ProgramCheckpoints(store, "runs/7", Path("/checkpoints"), is_alive)
 restored = checkpoints.restore(Generation(1, node=0, nodes=2, processes=8))
@@ -37,8 +37,8 @@ from rekindle.program.checkpoints.watch import LocalCheckpoint, Watch, WatchSett
 from rekindle.storage import Store
 
 LOOK_INTERVAL_S = 1.0
-SAME_TIME_S = 0.1  # difference of two times of one change, which were converted at two times
-# interval while another node waits for the record that this node does not have a checkpoint
+SAME_TIME_S = 0.1  # tolerance for equal times: two clock conversions differ slightly
+# interval while another node waits for this node to record that it lacks a checkpoint
 WAITED_FOR_INTERVAL_S = 0.2
 MAX_PAUSE_S = 30.0  # longest pause after an error of the object store
 LOG_INTERVAL_S = 10.0
@@ -46,7 +46,7 @@ FULL_DISK_BYTES = 1 << 20  # free space of a disk that counts as full
 NODES = "nodes"  # name of the file with the number of nodes
 NICENESS = 10
 IDLE_IO_CLASS = 3
-IO_PRIORITY_CALLS = {"x86_64": 251, "aarch64": 30}  # numbers of the system call ioprio_set
+IO_PRIORITY_CALLS = {"x86_64": 251, "aarch64": 30}  # number of ioprio_set by CPU
 
 
 class Generation(NamedTuple):
@@ -62,13 +62,15 @@ class Generation(NamedTuple):
 
     @property
     def key(self) -> str:
-        """Name of the generation in keys. A new coordinator counts from 1 again, for new groups."""
+        """The name of the generation in keys. It contains the group, since a new coordinator
+        numbers generations from 1 again."""
         return f"{self.number:08d}-{self.group}"
 
 
 class Restored(NamedTuple):
-    """The checkpoint for the program to continue. `path`: its path, None if no checkpoint
-    exists; `kept_bytes`, `fetched_bytes`: bytes that the folder had, and bytes from the store."""
+    """The checkpoint from which the program continues. `path`: its path, None if no checkpoint
+    exists; `kept_bytes`: bytes that the folder already had; `fetched_bytes`: bytes from the object
+    store."""
 
     path: Path | None
     step: int | None = None
@@ -108,24 +110,24 @@ class ProgramCheckpoints:
         self.folder = folder
         self.store = ProgramStore(store, prefix, keep)
         self.generation = Generation()
-        self.saves = 0  # number of complete checkpoints of the run, as far as this node knows
+        self.saves = 0  # number of complete checkpoints of the run that this node knows
         self.last_change_s = time.monotonic()  # time of the last change of the folder
-        self.last_save_s = time.monotonic()  # time of the last save, or of the program's start
+        self.last_save_s = time.monotonic()  # time of the last save, or else of the program's start
         self.problem = ""  # reason why the newest checkpoint is not in the store yet
 
-        self._clock_offset_ns = 0  # time of the object store minus the time of this node
+        self._clock_offset_ns = 0  # clock of the object store minus clock of this node
         self._look_interval_s = look_interval_s
         self._marker = marker
         self._result = result
         self._watch = Watch(folder, WatchSettings(marker=marker), is_alive)
         self._lock = threading.Lock()  # protects the watch
-        self._files: Mapping[str, object] = {}  # at the last look: path of a unit → its files
-        self._counted: dict[str, object] = {}  # path → files of the version that `saves` includes
-        self._uploaded: dict[str, object] = {}  # path → files of the version in the store
-        self._absent_since: dict[str, float] = {}  # key of a unit → time of the first look
+        self._files: Mapping[str, object] = {}  # path of a unit → its files when last listed
+        self._counted: dict[str, object] = {}  # path → files of the last version in `saves`
+        self._uploaded: dict[str, object] = {}  # path → files of the version that is in the store
+        self._absent_since: dict[str, float] = {}  # key of a unit → time when first missed
         self._last_log_s = -LOG_INTERVAL_S
         self._uploads: threading.Thread | None = None
-        self._stop = threading.Event()  # of the threads since the last start of the program
+        self._stop = threading.Event()  # set to stop the threads that `begin` has started
         self._has_news = threading.Event()  # set to wake the thread that uploads
 
         folder.mkdir(parents=True, exist_ok=True)
@@ -139,7 +141,7 @@ class ProgramCheckpoints:
 
     @property
     def incomplete(self) -> dict[str, str]:
-        """The reasons why the other checkpoints in the folder are not complete, by path."""
+        """The reasons why the other checkpoints in the folder are incomplete, by path."""
         with self._lock:
             return dict(self._watch.incomplete)
 
@@ -154,7 +156,7 @@ class ProgramCheckpoints:
 
     @property
     def counts_saves(self) -> bool:
-        """True if `newest_step` is a number of saves, since no checkpoint tells its step."""
+        """True if `newest_step` is a number of saves, because no checkpoint contains its step."""
         return self.saves > 0 and not self._list_steps()
 
     def newest_complete(self) -> Path | None:
@@ -169,7 +171,7 @@ class ProgramCheckpoints:
 
         Raises StorageError.
         """
-        # their nodes have ended their uploads, or are lost
+        # the nodes of earlier generations have finished their uploads, or are lost
         self.store.end_deletions()
         for generation in sorted(set(generations)):
             self.store.commit_ended(generation)
@@ -180,17 +182,17 @@ class ProgramCheckpoints:
         return self.store.read_clock()
 
     def set_clock(self, time_ns: int) -> None:
-        """Set the current time of the object store, as one node has read it for all nodes."""
+        """Set the clock offset from the object store's current time, which one node has read for
+        all nodes."""
         self._clock_offset_ns = time_ns - time.time_ns()
 
     def to_store_time(self, time_ns: int) -> int:
-        """Return the time of the object store at a time of this node."""
+        """Convert a time of this node's clock to the clock of the object store."""
         return max(time_ns + self._clock_offset_ns, 0)
 
     def restore(self, generation: Generation, keys: list[str] | None = None) -> Restored:
-        """Give this node the files of the checkpoints `keys` (default: of the newest complete ones)
-        while the program does not run. Checkpoints that are not complete are moved out of the
-        folder.
+        """Restore the checkpoints `keys` (default: the newest complete ones) on this node. The
+        program must not be running. Incomplete checkpoints are moved out of the folder.
 
         Raises UnusableCheckpoint if one of `keys` is damaged, UnwritableDisk if this node cannot
         write, StorageError if the object store is unavailable.
@@ -223,13 +225,15 @@ class ProgramCheckpoints:
         return Restored(path, newest.step, counts.kept_bytes, counts.fetched_bytes)
 
     def begin(self) -> None:
-        """Start the looks and uploads, directly before the program starts."""
+        """Start the threads that list the folder and upload checkpoints. Call directly before the
+        program starts."""
         self._write_nodes()
         self.last_save_s = time.monotonic()
         with self._lock:
             self._watch.begin(self._watch_settings())
             if self.generation.nodes > 1:
-                # another node may have had a share of a checkpoint of an earlier generation
+                # upload only new versions: other nodes may have had shares of an earlier
+                # generation's checkpoint
                 for path, checkpoint in self._watch.complete.items():
                     if not self._proves_end(checkpoint):
                         self._uploaded[path] = checkpoint.unit.files
@@ -246,7 +250,7 @@ class ProgramCheckpoints:
         self._uploads.start()
 
     def end(self, *, succeeded: bool) -> None:
-        """Decide which checkpoints are complete, after all processes of the program have ended.
+        """Decide, after all processes of the program have ended, which checkpoints are complete.
         `succeeded`: True if all exit codes are 0."""
         with self._lock:
             self._watch.settle(succeeded=succeeded)
@@ -265,8 +269,8 @@ class ProgramCheckpoints:
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def flush(self, timeout_s: float) -> bool:
-        """Wait until the newest complete checkpoints are in the store; then stop the threads.
-        Returns False after `timeout_s` seconds."""
+        """Wait until the newest complete checkpoints are in the store, then stop the threads.
+        Returns False if `timeout_s` seconds were not enough."""
         end = time.monotonic() + timeout_s
         while (is_pending := bool(self._find_pending())) and time.monotonic() < end:
             time.sleep(0.05)
@@ -290,7 +294,7 @@ class ProgramCheckpoints:
         return WatchSettings(self.generation.processes, self.generation.nodes, self._marker)
 
     def _run_looks(self, stop: threading.Event) -> None:
-        """Look at the folder, also while an upload takes long."""
+        """List the folder periodically, even during a long upload."""
         _lower_priority()
         while not stop.is_set():
             try:
@@ -306,7 +310,8 @@ class ProgramCheckpoints:
             stop.wait(self._look_interval_s)
 
     def _run_uploads(self, stop: threading.Event, previous: threading.Thread | None) -> None:
-        """Upload the complete checkpoints, once the thread of the previous start has ended."""
+        """Wait until the upload thread of the previous start has ended, then upload complete
+        checkpoints."""
         _lower_priority()
         if previous:
             previous.join()
@@ -318,14 +323,15 @@ class ProgramCheckpoints:
                 self._upload_pending(stop)
                 pause_s = self._look_interval_s
                 self.problem = ""
-            # also an error of a record that the program's files make invalid, such as a long path
+            # not only errors of the store: a file can, for example, have a path that is too long
+            # for a record
             except Exception as error:
                 self.problem = str(error)
                 pause_s = min(2 * pause_s, MAX_PAUSE_S)
                 self._log_problem(error)
 
             if self._watch.has_ended:
-                # the last upload has little time
+                # retry soon, because little time is left for the last upload
                 pause_s = min(pause_s, self._look_interval_s)
             is_waited_for = not self.problem and bool(self._absent_since)
             self._has_news.wait(WAITED_FOR_INTERVAL_S if is_waited_for else pause_s)
@@ -336,7 +342,7 @@ class ProgramCheckpoints:
             self._last_log_s = time.monotonic()
 
     def _count_saves(self) -> None:
-        """Count the new complete checkpoints, and notice changes of the folder."""
+        """Count new complete checkpoints, and record when the folder last changed."""
         files = self._watch.files
         if files != self._files:
             self._files = files
@@ -349,8 +355,8 @@ class ProgramCheckpoints:
             self._counted[path] = item.unit.files
 
     def _is_for_resume(self, path: str) -> bool:
-        """Return False for the result and for a copy of the best weights: programs do not continue
-        from them."""
+        """Return True if a program can continue from the checkpoint, which is neither the result
+        nor a copy of the best weights."""
         is_result = path == self._result or path.startswith(f"{self._result}/")
         return not (self._result and is_result) and "best" not in path.rpartition("/")[2].lower()
 
@@ -361,14 +367,14 @@ class ProgramCheckpoints:
         return [item for item in self.complete.values() if self._is_for_resume(item.path)]
 
     def _write_nodes(self) -> None:
-        """Record the number of nodes whose program writes into this folder."""
+        """Record in the hidden folder on how many nodes the program runs."""
         hidden = hidden_folder(self.folder)
         hidden.mkdir(parents=True, exist_ok=True)
         (hidden / NODES).write_text(str(self.generation.nodes))
 
     def _read_nodes(self) -> int:
-        """Return the number of nodes of the last generation that used this folder; 1 if there was
-        none."""
+        """Return the number of nodes of the last generation that used this folder; 1 if the folder
+        is new."""
         try:
             return int((hidden_folder(self.folder) / NODES).read_text())
         except (OSError, ValueError):
@@ -379,14 +385,14 @@ class ProgramCheckpoints:
             return {unit_key(path) for path in [*self._watch.complete, *self._watch.incomplete]}
 
     def _find_pending(self) -> list[LocalCheckpoint]:
-        """Return the newest complete checkpoint of each family that is not in the store, oldest
-        first; on one of several nodes also the one before, once the program has ended, since the
-        newest may be complete only on this node."""
+        """Return the complete checkpoints to upload, oldest first: the newest of each family. With
+        several nodes, after the program's end, also the second newest, since the newest may be
+        complete only on this node."""
         count = 2 if self.generation.nodes > 1 and self._watch.has_ended else 1
         families: dict[str, list[LocalCheckpoint]] = {}
         complete = sorted(self.complete.values(), key=_age_key)
         if not self._watch.has_ended:
-            # of a program in the midst of a save, upload the files of the save before
+            # while the program is writing a save, upload the files of the previous save
             versions = [
                 _LocalVersion(item.path, 1, item.unit.newest_ns / 1e9) for item in complete[::-1]
             ]
@@ -408,7 +414,8 @@ class ProgramCheckpoints:
             try:
                 self._upload(checkpoint, generation, stop)
             except (ChangedFile, MissingChunks):
-                # the program replaced or deleted it; the next look finds its newer version
+                # the program replaced or deleted the checkpoint; the next listing finds a newer
+                # version
                 continue
             except UploadStopped:
                 return
@@ -457,14 +464,14 @@ class ProgramCheckpoints:
         self.store.check_chunks(files)
 
     def _proves_end(self, checkpoint: LocalCheckpoint) -> bool:
-        """Return True if the demands name the files of all nodes."""
+        """Return True if the demands of the checkpoint list the files of all nodes."""
         if checkpoint.format == DISTRIBUTED_CHECKPOINT:
             return True
         return checkpoint.format == HUGGING_FACE and self.generation.processes > 0
 
     def _commit_shares(self) -> None:
-        """Commit the checkpoints whose shares are all in the store, and say which units this node
-        does not have."""
+        """Commit the checkpoints whose shares are all in the store, and record which units this
+        node lacks."""
         generation = self.generation
         own_units = self._list_own_units()
         absent_since = self._absent_since
@@ -482,8 +489,8 @@ class ProgramCheckpoints:
                 self.store.commit_shares(generation.key, unit, keys)
 
     def _write_absence(self, keys: dict[int, str]) -> dict[int, str]:
-        """Record that this node does not have the unit of these shares; return the key of the
-        record, by node."""
+        """Record that this node lacks the unit of these shares; return {index of this node: key of
+        the record}."""
         path = self.store.find_path(keys.values())
         if path is None:
             return {}
@@ -500,8 +507,8 @@ class ProgramCheckpoints:
         return {share.node: self.store.write_share(self.generation.key, share)}
 
     def _find_newer_local(self) -> LocalCheckpoint | None:
-        """Return the newest complete checkpoint of the folder, if it is newer than the newest one
-        of the store."""
+        """Return the newest complete checkpoint in the folder if it is newer than its family's
+        checkpoints in the store, else None."""
         local = max(
             (item for item in self._watch.complete.values() if self._is_for_resume(item.path)),
             key=_age_key,
@@ -519,8 +526,8 @@ class ProgramCheckpoints:
         return local if is_newer else None
 
     def _is_cut_off(self) -> bool:
-        """Return True if the program was killed between the files of a save, and the object store
-        has the save before."""
+        """Return True if the program was killed between two files of a save, so that it must
+        continue from an earlier save."""
         records = [record for _, record in self.store.read_records()]
         local: list[_LocalVersion | CheckpointRecord] = []
         for item in sorted(self._watch.complete.values(), key=_age_key, reverse=True):
@@ -550,15 +557,15 @@ class ProgramCheckpoints:
     def _set_aside_incomplete(
         self, records: list[CheckpointRecord], *, is_cut_off: bool = False
     ) -> None:
-        """Move the units that the program must not see out of the folder. `is_cut_off`: True if
-        the program was killed between the files of a save."""
+        """Move incomplete checkpoints out of the folder, so that the program ignores them.
+        `is_cut_off`: True if the program was killed between two files of a save."""
         restored = {record.path for record in records}
         reasons = {
             path: reason for path, reason in self._watch.incomplete.items() if path not in restored
         }
         if self.generation.nodes > 1 or is_cut_off:
-            # complete on this node, but not on all, or not with all other files of its save: the
-            # program must not continue from it, since its parts would start at different steps
+            # a checkpoint that is newer than the restored ones is incomplete: other nodes or other
+            # files of its save lack their parts, so the program would mix different steps
             for path, item in self._watch.complete.items():
                 if path not in restored and _is_newer(item, records):
                     reasons[path] = (
@@ -576,7 +583,7 @@ class ProgramCheckpoints:
 
 
 def _is_newer(item: LocalCheckpoint, records: list[CheckpointRecord]) -> bool:
-    """Return True if no record of the same family is as new as a local checkpoint."""
+    """Return True if a local checkpoint is newer than all records of its family."""
     return all(
         record.step is None or item.step is None or item.step > record.step
         for record in records
@@ -591,8 +598,8 @@ def _age_key(checkpoint: LocalCheckpoint) -> tuple[int, int]:
 
 
 def _lower_priority() -> None:
-    """Let the processes of the program use the CPU and the disk first; for this thread and the
-    threads that it starts."""
+    """Lower the CPU and disk priority of this thread and the threads that it starts, so that the
+    program has priority."""
     with suppress(OSError):
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
 

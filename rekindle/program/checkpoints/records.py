@@ -8,7 +8,7 @@
     <prefix>/program/readers/<id>                   the lease of a reader: prevents deletions
     <prefix>/program/deletions/<id>                 the lease of a deletion: delays commits
 
-The records come from outside: a path is validated before it names a file.
+The records come from outside, so each path is validated before it is used as a file path.
 """
 
 import hashlib
@@ -52,12 +52,12 @@ UnitPath = Annotated[str, AfterValidator(_check_unit)]
 FilePath = Annotated[str, AfterValidator(_check_file)]
 Count = Annotated[int, Field(ge=0, lt=2**62)]
 Step = Annotated[int, Field(ge=0, le=MAX_STEP)]
-Order = Annotated[int, Field(ge=0, lt=10**12)]  # RECORD_NAME has its digits
+Order = Annotated[int, Field(ge=0, lt=10**12)]  # limited by the digits in RECORD_NAME
 
 
 class FileRecord(Document):
-    """A file of a checkpoint on one node. `mode`: its permissions; `chunks`: the hashes of its
-    parts of `chunk_bytes` bytes."""
+    """A file of a checkpoint on one node. `mode`: permissions of the file; `chunks`: the hashes of
+    its chunks, which have `chunk_bytes` bytes each."""
 
     path: FilePath
     size: Count
@@ -80,8 +80,8 @@ class FileRecord(Document):
 
 
 class PointerRecord(Document):
-    """A text file or symbolic link that names the checkpoint. `text`: with {name}, {path} or {step}
-    in place of the name of the checkpoint."""
+    """A text file or symbolic link that names the checkpoint. `text`: its content or target, in
+    which {name}, {path} or {step} stands for the checkpoint."""
 
     path: UnitPath
     text: Annotated[str, StringConstraints(max_length=2048, pattern=r"^[^\x00]*\z")]
@@ -89,8 +89,8 @@ class PointerRecord(Document):
 
 
 class Files(Sealed):
-    """A checkpoint or the share of one node: the files of one unit. `path`: the unit's path below
-    the checkpoint folder."""
+    """The files of one unit: of a complete checkpoint, or one node's share of them. `path`: the
+    unit's path below the checkpoint folder."""
 
     path: UnitPath
     format: str
@@ -129,8 +129,8 @@ def find_contradiction(files: Iterable[FileRecord]) -> str:
 
 
 class CheckpointRecord(Files):
-    """A complete checkpoint. `order`: the number of the checkpoint in the order of the commits;
-    `created`: time of its last change, by the clock of the object store."""
+    """A complete checkpoint. `order`: sequential number of the commit; `created`: time of its last
+    change, by the clock of the object store."""
 
     order: Order
     created: float
@@ -139,15 +139,16 @@ class CheckpointRecord(Files):
         return f"{prefix}/checkpoints/{self.order:012d}-{self.content_id()}.json"
 
     def files_for(self, node: int) -> dict[str, FileRecord]:
-        """Return all files by path; of the versions of several nodes, the one of `node`."""
+        """Return all files by path. If several nodes have a file with the same path, return that of
+        `node`."""
         files = {file.path: file for file in reversed(self.files)}
         own_files = {file.path: file for file in self.files if file.node == node}
         return {**files, **own_files}
 
 
 class ShareRecord(Files):
-    """The files that one node has of a checkpoint; an empty list: it does not have any. `demands`:
-    files that the checkpoint must have on any node, with their minimum size in bytes;
+    """The files that one node has of a checkpoint; `files` is empty if the node has none.
+    `demands`: files that the checkpoint must have on any node, with their minimum size in bytes;
     `proves_end`: True if the demands name all files of all nodes; `newest_ns`: time of the last
     change; `earlier_ns`: time of the last change of the previous version of the unit. Both times
     are by the clock of the object store, since the clocks of nodes may differ."""
@@ -161,12 +162,13 @@ class ShareRecord(Files):
 
     @property
     def name(self) -> str:
-        """The end of the key: the unit, and the node with the number of its share."""
+        """The end of the share's key: the unit's key, the index of the node, and the number of its
+        share."""
         return f"{unit_key(self.path)}/{self.node}-{self.sequence:012d}.json"
 
 
 class EndedNode(Sealed):
-    """Written when the processes of a node have ended. `units`: keys of the units with files on
+    """The record that the processes of a node have ended. `units`: keys of the units with files on
     the node."""
 
     units: list[str]
@@ -179,7 +181,7 @@ class Latest(Document):
 
 
 def parse_order(key: str) -> int:
-    """Return the order in the key of a checkpoint; -1 if the key is invalid."""
+    """Return the commit number that the key of a checkpoint contains; -1 if the key is invalid."""
     match = RECORD_NAME.fullmatch(key.rpartition("/")[2])
     return int(match[1]) if match else -1
 
@@ -192,10 +194,10 @@ def parse_node(pattern: re.Pattern[str], key: str) -> int | None:
 
 
 def parse_sequence(key: str) -> int:
-    """Return the number of a share in its valid key."""
+    """Return the share's number, which its (valid) key contains."""
     return int(key.rpartition("-")[2].removesuffix(".json"))
 
 
 def unit_key(path: str) -> str:
-    """Return the name of a unit in keys of shares."""
+    """Return a hash of a unit's path, which names the unit in the keys of shares."""
     return hashlib.sha256(path.encode()).hexdigest()[:16]

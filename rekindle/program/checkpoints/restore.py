@@ -1,8 +1,8 @@
-"""Gives a node the files of a checkpoint: verified files that the folder has, and others from the
-object store.
+"""Restores the files of a checkpoint on a node. Intact files in the folder are reused, others are
+downloaded from the object store.
 
-The files are written in a hidden folder and renamed, so that a crash leaves the checkpoint complete
-or not at all.
+The files are written to a hidden folder, which is then renamed, so a crash cannot leave an
+incomplete checkpoint.
 """
 
 import hashlib
@@ -25,7 +25,7 @@ from rekindle.training.checkpoint.manifest import DamagedCheckpoint
 
 
 class UnusableCheckpoint(Exception):
-    """A checkpoint is damaged. `key`: its key."""
+    """Raised if a checkpoint is damaged or missing. `key`: key of the checkpoint."""
 
     def __init__(self, key: str, reason: str) -> None:
         super().__init__(reason)
@@ -33,11 +33,12 @@ class UnusableCheckpoint(Exception):
 
 
 class UnwritableDisk(RekindleError):
-    """The disk of this node cannot be written, for example because it is full."""
+    """Raised if this node cannot write to its disk, for example because the disk is full."""
 
 
 class RestoreCounts:
-    """`kept_bytes`: bytes of files that the folder had; `fetched_bytes`: bytes from the store."""
+    """`kept_bytes`: bytes of reused files; `fetched_bytes`: bytes that were downloaded from the
+    store."""
 
     kept_bytes = 0
     fetched_bytes = 0
@@ -46,7 +47,7 @@ class RestoreCounts:
 def restore_newest(
     store: ProgramStore, folder: Path, node: int, counts: RestoreCounts
 ) -> list[CheckpointRecord]:
-    """Restore the newest intact checkpoint of each family, newest first.
+    """Restore the newest intact checkpoint of each family; return their records, newest first.
 
     Logs damaged checkpoints, and restores the previous one in their place. Raises UnwritableDisk,
     StorageError.
@@ -175,7 +176,8 @@ def _sync_folders(draft: Path) -> None:
 
 
 def _replace(draft: Path, target: Path, hidden: Path) -> None:
-    """Replace a unit. A crash leaves the old one, none, or the new one."""
+    """Replace the unit `target` by `draft`. After a crash, the old unit, the new unit or neither
+    exists."""
     if draft.is_file() and not target.is_dir():
         draft.replace(target)
     else:
@@ -185,7 +187,8 @@ def _replace(draft: Path, target: Path, hidden: Path) -> None:
 
 
 def set_aside(folder: Path, paths: Iterable[str]) -> None:
-    """Move units out of the checkpoint folder; the units of the last move are removed."""
+    """Move units out of the checkpoint folder, and delete the units that an earlier call has moved
+    out."""
     aside = hidden_folder(folder) / "aside"
     _remove(aside)
     for path in paths:
@@ -194,7 +197,7 @@ def set_aside(folder: Path, paths: Iterable[str]) -> None:
 
 
 def _move(target: Path, place: Path) -> None:
-    """Move a unit to a place whose earlier content is removed."""
+    """Move a unit to `place`, whose earlier content is deleted first."""
     if target.exists() or target.is_symlink():
         _remove(place)
         place.parent.mkdir(parents=True, exist_ok=True)

@@ -1,8 +1,8 @@
-"""The checkpoints of one save, for programs that write several files or folders in each save, such
-as `model.pt` and then `optimizer.pt`, or a file of each rank.
+"""Finds the checkpoints that belong to the same save. Needed for programs that write several files
+or folders per save, such as `model.pt` and then `optimizer.pt`, or one file per rank.
 
-Each of them is a family, whose versions are complete and stored one by one. A kill between two of
-them leaves the newest versions at different steps.
+Each of these files or folders is a family, whose versions are completed and stored separately. If
+the program is killed between two files of a save, the newest versions are of different steps.
 """
 
 from collections.abc import Iterable, Sequence
@@ -10,8 +10,8 @@ from typing import Protocol, TypeVar
 
 from rekindle.program.checkpoints.paths import family_of, save_numbers, without_numbers
 
-# two files without numbers are of one save if the time between them is at most this share of the
-# time between one of them and the next version of the other
+# two files without numbers belong to the same save if the time between them is at most this
+# fraction of the time to the next version
 SAME_SAVE_SHARE = 0.2
 
 
@@ -31,8 +31,9 @@ V = TypeVar("V", bound=Version)
 
 
 def choose_versions(versions: Iterable[V]) -> list[V]:
-    """Return the newest version of each family, but an earlier one if the program was killed before
-    the rest of its save. `versions`, and the result: newest first."""
+    """Return one version of each family: the newest, or an earlier one if the newest save is
+    incomplete because the program was killed. `versions` and the result are sorted, newest first.
+    """
     ordered = list(versions)
     families: dict[str, list[V]] = {}
     for version in ordered:
@@ -53,14 +54,14 @@ def choose_versions(versions: Iterable[V]) -> list[V]:
 
 
 def _find_save(versions: Sequence[V], others: Sequence[V]) -> int:
-    """Return the number of the version that is of the same save as the newest one of another
-    family; 0 if it is the newest one, or none of them."""
+    """Return the index of the version that belongs to the same save as the newest of `others`; 0 if
+    no version does."""
     if not _are_written_together(versions[0], others[0]):
         return 0
     if save_numbers(versions[0].path):
         if _are_of_ranks(versions[0], others[0]):
-            # nodes upload the files of their ranks at different times, and not all of them; a
-            # larger group may have left files of further ranks
+            # nodes upload the files of their ranks at different times and skip some saves; files of
+            # other ranks may remain from an earlier, larger group
             saves = [save_numbers(item.path) for item in others if item.nodes == versions[0].nodes]
         else:
             saves = [save_numbers(others[0].path)]
@@ -75,7 +76,8 @@ def _find_save(versions: Sequence[V], others: Sequence[V]) -> int:
 
 
 def _are_written_together(one: Version, other: Version) -> bool:
-    """Return True if a program may write versions of both families in each save."""
+    """Return True if a program may write both files in each save: their families differ, and their
+    names have the same form."""
     if family_of(one.path) == family_of(other.path):
         return False
     if _are_of_ranks(one, other):
@@ -85,5 +87,5 @@ def _are_written_together(one: Version, other: Version) -> bool:
 
 
 def _are_of_ranks(one: Version, other: Version) -> bool:
-    """Return True for two files that differ only in the numbers of their ranks or shards."""
+    """Return True if two paths differ only in their numbers."""
     return without_numbers(one.path) == without_numbers(other.path)

@@ -37,25 +37,26 @@ from rekindle.training.checkpoint import chunks
 from rekindle.training.checkpoint.checkpoint_retention import READER_TIMEOUT_S, UNFINISHED_TIMEOUT_S
 from rekindle.training.checkpoint.chunks import PARALLEL_REQUESTS, run_parallel
 
-DELETION_TIMEOUT_S = 60.0  # time after which a deletion is given up
-# time that a commit waits for the deletion of another node, which may be lost
+DELETION_TIMEOUT_S = 60.0  # time in seconds after which a running deletion stops itself
+# time in seconds that a commit waits for another node's deletion, since that node may be lost
 LEASE_TIMEOUT_S = 3.0
-DELETED_OBJECTS = 1000  # objects of one request
+DELETED_OBJECTS = 1000  # maximum number of objects per delete request
 COMMIT_ATTEMPTS = 20
 
 
 class MissingChunks(Exception):
-    """A deletion removed chunks before they were referred to: upload them again."""
+    """Raised if a deletion removed chunks before a record referred to them. The chunks must be
+    uploaded again."""
 
 
 class UploadStopped(Exception):
-    """The program is started again, so that the upload of its earlier checkpoint must end."""
+    """Raised if an upload must stop, because the program is started again."""
 
 
 @dataclass
 class ProgramStore:
     """The checkpoints below `prefix` of the object store. `keep`: number of checkpoints of each
-    family that stay. Not thread-safe."""
+    family to keep. Not thread-safe."""
 
     store: Store
     prefix: str
@@ -79,7 +80,7 @@ class ProgramStore:
                 self._upload_file(unit, file, path, node, stop or Event())
                 for file, path in paths.items()
             ]
-            # the program may have written in place after the file was read
+            # the program may have changed a file in place after it was read
             for file, path in paths.items():
                 check_unchanged(path, unit, file)
         return records
@@ -131,20 +132,22 @@ class ProgramStore:
         return {entry.key[len(start) :] for entry in self.store.list(start)}
 
     def end_deletions(self) -> None:
-        """End the deletions of all nodes, also of lost ones, so that no commit waits for them."""
+        """End the deletions of all nodes, including lost nodes, so that no commit waits for a
+        deletion."""
         self.store.delete(sorted(self._list_deletions()))
 
     def _list_deletions(self) -> set[str]:
         return {entry.key for entry in self.store.list(f"{self.root}/deletions/")}
 
     def check_chunks(self, files: list[FileRecord]) -> None:
-        """Wait for the deletions that run, and raise MissingChunks if they removed a chunk."""
+        """Wait for running deletions. Raises MissingChunks if a chunk of these files was
+        removed."""
         running = self._list_deletions()
         end = time.monotonic() + LEASE_TIMEOUT_S
         while running and time.monotonic() < end:
             time.sleep(0.2)
             running &= self._list_deletions()
-        # a deletion without its lease stops before its next request
+        # a deletion stops before its next request when its lease is gone
         self.store.delete(sorted(running))
 
         if not {name for file in files for name in file.chunks} <= self._list_chunks():
@@ -159,8 +162,8 @@ class ProgramStore:
         return int(times[0] * 1e9) if times else time.time_ns()
 
     def write_share(self, generation: str, share: ShareRecord) -> str:
-        """Record the files of one node, in place of its earlier share of this unit; return the key
-        of the record. `generation`: key of the generation."""
+        """Record which files of a unit one node has, and delete its earlier record of this unit;
+        return the key of the record. `generation`: key of the generation."""
         key = f"{self.root}/shares/{generation}/{share.name}"
         folder = key.rpartition("-")[0] + "-"
         self.store.put(key, seal(share.model_dump(exclude={"checksum"})))
@@ -173,8 +176,8 @@ class ProgramStore:
         self.store.put(f"{self.root}/ended/{generation}/{node}.json", data)
 
     def commit_ended(self, generation: str) -> None:
-        """Commit the checkpoints of a generation whose processes have ended, as far as its nodes
-        have recorded their shares: a node without a record was lost. Raises StorageError."""
+        """Commit the complete checkpoints of a generation whose processes have ended. A node that
+        has not recorded its end was lost. Raises StorageError."""
         for unit, keys in self.list_shares(generation).items():
             with suppress(MissingChunks):
                 self.commit_shares(generation, unit, keys, has_ended=True)
@@ -184,8 +187,8 @@ class ProgramStore:
 
     def list_shares(self, generation: str) -> dict[str, dict[int, str]]:
         """Return the keys of the newest shares: key of the unit → node → key of the share. The
-        units are sorted by the times of their uploads, since no earlier version is committed after
-        a later one, and the files of one save are uploaded together."""
+        units are sorted by upload time, because an older version cannot be committed after a newer
+        one."""
         shares: dict[str, dict[int, str]] = {}
         start = f"{self.root}/shares/{generation}/"
         for entry in self.store.list(start):
@@ -202,11 +205,11 @@ class ProgramStore:
     ) -> CheckpointRecord | None:
         """Commit the checkpoint of these shares if it is complete. `unit`: key of the unit; `keys`:
         keys of the shares by node; `has_ended`: True if no node will write another share. Returns
-        None if it is not complete, or not the newest one.
+        None if the checkpoint is incomplete, or older than a committed one.
 
         Raises MissingChunks, StorageError.
         """
-        # a share may be replaced or damaged; its node writes it again
+        # ignore replaced or damaged shares, which their nodes write again
         shares = [share for key in keys.values() if (share := self._try_read_share(key))]
         contents = [share for share in shares if share.files]
         if not contents:
@@ -219,7 +222,7 @@ class ProgramStore:
             return None
 
         absent = self._find_absent_nodes(generation, unit, first.nodes)
-        # a single file is complete without the version of a node that was lost
+        # a checkpoint of a single file does not need the versions of lost nodes
         is_whole_file = has_ended and all(
             file.path == "" for share in contents for file in share.files
         )
@@ -244,7 +247,7 @@ class ProgramStore:
         )
 
     def _find_absent_nodes(self, generation: str, unit: str, nodes: int) -> set[int]:
-        """Return the nodes whose processes have ended, and which do not have this unit."""
+        """Return the nodes that have recorded their end and do not have this unit."""
         folder = f"{self.root}/ended/{generation}/"
         absent: set[int] = set()
         for entry in self.store.list(folder):
@@ -266,7 +269,7 @@ class ProgramStore:
         pointers: list[PointerRecord],
         created: float,
     ) -> CheckpointRecord:
-        """Write the record of a complete checkpoint and `latest`.
+        """Write the record of a complete checkpoint, and let `latest` name it.
 
         Raises MissingChunks, StorageError.
         """
@@ -310,7 +313,8 @@ class ProgramStore:
         raise Conflict(f"{self.store.uri(self.root)}/latest was changed {COMMIT_ATTEMPTS} times.")
 
     def _read_latest(self) -> tuple[str, str]:
-        """Return the key of the newest checkpoint and the etag of `latest`, or ""."""
+        """Return the checkpoint key in `latest` and the etag of `latest`; "" for a value that does
+        not exist."""
         try:
             data, etag = self.store.get_with_etag(f"{self.root}/latest")
         except NotFound:
@@ -321,7 +325,7 @@ class ProgramStore:
             return "", etag
 
     def list_keys(self) -> list[str]:
-        """Return the keys of all checkpoints, in their order."""
+        """Return the keys of all checkpoints in the order of their commits."""
         entries = self.store.list(f"{self.root}/checkpoints/")
         return [entry.key for entry in entries if parse_order(entry.key) >= 0]
 
@@ -340,9 +344,9 @@ class ProgramStore:
         return share
 
     def list_newest(self, damaged: Collection[str] = ()) -> list[str]:
-        """Return the keys of the checkpoints to restore, newest first: the newest readable one of
-        each family, as far as they are of one save, without the keys in `damaged`. Raises
-        StorageError."""
+        """Return the keys of the checkpoints to restore, newest first: the newest readable
+        checkpoint of each family, so that all belong to the same save. Keys in `damaged` are
+        skipped. Raises StorageError."""
         records = [record for key, record in self.read_records() if key not in damaged]
         return [record.key(self.root) for record in choose_versions(records)]
 
@@ -359,7 +363,7 @@ class ProgramStore:
 
     @contextmanager
     def lease(self, kind: str) -> Iterator[str]:
-        """Announce a reader (`readers`) or a deletion (`deletions`) to the other nodes; yields the
+        """Announce a reader (`readers`) or a deletion (`deletions`) to the other nodes; yield the
         key of the lease."""
         key = f"{self.root}/{kind}/{uuid.uuid4().hex}"
         self.store.put(key, b"")
@@ -390,7 +394,8 @@ class ProgramStore:
             expired = self._find_expired(records)
             kept_files = _files_of(record for key, record in records.items() if key not in expired)
             known_files = _files_of(records.values())
-            # an equal file of another path, such as a copy `latest.pt`, is a checkpoint, too
+            # compare paths, too: a copy with another path, such as `latest.pt`, is a separate
+            # checkpoint
             known_paths = {
                 (record.path, file)
                 for record in records.values()
@@ -423,7 +428,8 @@ class ProgramStore:
             # records are deleted first, so that no reader finds a record without its chunks
             for objects in (sorted(expired), [*unneeded_shares, *unneeded_chunks]):
                 for first in range(0, len(objects), DELETED_OBJECTS):
-                    # another node may have ended this deletion, and no longer waits for it
+                    # stop if the lease is gone: another node has ended this deletion and no longer
+                    # waits
                     is_late = time.monotonic() - start > DELETION_TIMEOUT_S
                     if is_late or lease not in self._list_deletions():
                         return
@@ -449,8 +455,8 @@ class ProgramStore:
             return None
 
     def find_path(self, keys: Iterable[str]) -> str | None:
-        """Return the path of the unit that the shares with these keys are of; None if none of them
-        can be read."""
+        """Return the path of the unit to which these shares belong; None if no share can be
+        read."""
         shares = (self._try_read_share(key) for key in keys)
         return next((share.path for share in shares if share), None)
 
@@ -462,7 +468,7 @@ class ProgramStore:
 
 
 def _read_chunks(descriptor: int, offset: int, chunk_bytes: int) -> Iterator[bytes]:
-    """Yield the next chunks of a file, as many as are uploaded in parallel."""
+    """Yield the next PARALLEL_REQUESTS chunks of a file from `offset` on."""
     for number in range(PARALLEL_REQUESTS):
         data = os.pread(descriptor, chunk_bytes, offset + number * chunk_bytes)
         if not data:
@@ -481,15 +487,15 @@ def _files_of(records: Iterable[Files | None]) -> set[tuple[str, tuple[str, ...]
 def _are_complete(
     shares: list[ShareRecord], absent: set[int], newest: CheckpointRecord | None
 ) -> bool:
-    """Return True if these shares together are a checkpoint. `absent`: nodes that have no files of
-    it; `newest`: the newest complete checkpoint of the family."""
+    """Return True if these shares together are a complete checkpoint. `absent`: nodes that have no
+    files of this checkpoint; `newest`: the newest complete checkpoint of the family."""
     sizes = {file.path: file.size for share in shares for file in share.files}
     demands = {path: size for share in shares for path, size in share.demands.items()}
     if any(sizes.get(path, -1) < size for path, size in demands.items()):
         return False
 
-    # a share from before the save that overwrote the checkpoint: its time is nearer to the earlier
-    # save than to the newest one
+    # if a save has overwritten the checkpoint, reject shares from before: their times are nearer to
+    # the earlier save
     contents = [share for share in shares if share.files]
     overwriting = [share for share in contents if share.earlier_ns]
     limit_ns = max(((share.earlier_ns + share.newest_ns) // 2 for share in overwriting), default=0)
@@ -503,7 +509,7 @@ def _are_complete(
     if sharing_nodes | absent >= set(range(nodes)):
         return True
 
-    # the same nodes have written as for the checkpoint before
+    # accept if all nodes that wrote files of the previous checkpoint have written files again
     if newest is None or newest.nodes != nodes:
         return False
     writers = {share.node for share in shares if share.files}

@@ -1,4 +1,4 @@
-"""Decides which checkpoints of a training program are complete, by looks at its folder.
+"""Decides which checkpoints of a training program are complete, by listing its folder repeatedly.
 
     watch = Watch(folder, WatchSettings(processes=2), is_alive)
     watch.begin()                 # before the processes of the program start
@@ -6,9 +6,9 @@
     watch.settle(succeeded=False) # after all of them have ended
     watch.complete                # the complete checkpoints, with the reason for the others
 
-A file that does not change may be complete, or its writer may have been killed. So a look counts
-only if all processes of the program are alive after it, and `settle` accepts only files whose
-content is complete.
+A file that does not change may be complete, or its writer may have been killed. So the listing
+counts as evidence only if all processes of the program are alive afterwards, and `settle` accepts
+only files whose content is complete.
 """
 
 import time
@@ -36,7 +36,7 @@ from rekindle.program.checkpoints.formats import (
 )
 from rekindle.program.checkpoints.paths import without_numbers
 
-QUIET_S = 2.0  # time without a change between two looks
+QUIET_S = 2.0  # seconds without a change after which a save counts as ended
 
 Clock = Callable[[], float]
 
@@ -74,9 +74,10 @@ class LocalCheckpoint:
 
 @dataclass
 class _History:
-    """The result of the looks at one unit. `earlier_files`: the files of the last version that was
-    complete, or that existed when the program started; `first_look_s`: time of the first look at
-    `files`; `quiet`: True if a later look found the same files."""
+    """The state of one unit in the listings of its folder. `earlier_files`: the files of the
+    last version that was complete, or that existed when the program started; `first_look_s`: time
+    when `files` was first seen; `quiet`: True if the files were still the same after `quiet_s`
+    seconds."""
 
     files: Mapping[str, FileState]
     first_look_s: float
@@ -89,8 +90,8 @@ class _History:
 
 @dataclass
 class Watch:
-    """The looks at one checkpoint folder. `is_alive`: returns True while all processes of the
-    program on this node run. Not thread-safe."""
+    """Observes one checkpoint folder. `is_alive`: returns True while all processes of the program
+    on this node run. Not thread-safe."""
 
     root: Path
     settings: WatchSettings
@@ -98,7 +99,7 @@ class Watch:
     clock: Clock = time.monotonic
     # the complete checkpoints, by path
     complete: dict[str, LocalCheckpoint] = field(default_factory=dict)
-    # the reason why a unit is not complete, by path
+    # the reasons why the other units are incomplete, by path
     incomplete: dict[str, str] = field(default_factory=dict)
     pointers: list[Pointer] = field(default_factory=list)
     # names of the files of a finished checkpoint, without numbers, by family
@@ -111,8 +112,8 @@ class Watch:
     _succeeded: bool = False
 
     def learn_shape(self, family: str, paths: list[str]) -> None:
-        """Record the files of a finished checkpoint, so that the next one of its family is
-        recognized as soon as it has the same files."""
+        """Record which files a finished checkpoint has. The next checkpoint of its family is
+        complete only when it has the same files."""
         self._shapes[family] = frozenset(map(without_numbers, paths))
 
     @property
@@ -122,7 +123,7 @@ class Watch:
 
     @property
     def files(self) -> dict[str, Mapping[str, FileState]]:
-        """The files of all units at the last look, by the path of the unit."""
+        """The files of all units when the folder was last listed, by path of the unit."""
         return {path: history.files for path, history in self._histories.items()}
 
     @property
@@ -158,8 +159,8 @@ class Watch:
 
     def begin(self, settings: WatchSettings | None = None) -> None:
         """Record the files that exist before the program starts. A file that the program does not
-        write again does not count as a part of a new checkpoint. `settings`: of the new processes,
-        if they differ."""
+        write again is not part of a new checkpoint. `settings`: new settings, if they have changed.
+        """
         self.settings = settings or self.settings
         self._has_begun = True
         self._ended = False
@@ -181,18 +182,18 @@ class Watch:
         self._histories = histories
 
     def look(self) -> None:
-        """Look at the folder, while the program runs."""
+        """List the folder while the program runs, and update `complete` and `incomplete`."""
         listing = list_folder(self.root, self.settings.marker)
         now = self.clock()
-        # a program that died during or before the listing may have left half a file
+        # if the program died before the end of the listing, it may have left an incomplete file
         counts = self.is_alive() and not self._ended
 
         self._update_histories(listing, now, counts)
         self._judge(listing)
 
     def settle(self, *, succeeded: bool) -> None:
-        """Look at the folder after all processes of the program have ended. `succeeded`: True if
-        all exit codes are 0, so that no save was interrupted."""
+        """List the folder after all processes of the program have ended, and update `complete` and
+        `incomplete`. `succeeded`: True if all exit codes are 0, so that no save was interrupted."""
         self._ended = True
         self._succeeded = succeeded
         listing = list_folder(self.root, self.settings.marker)
@@ -237,7 +238,7 @@ class Watch:
 
             try:
                 self._judge_unit(unit, listing)
-            # a malformed file can cause any error, which must not affect the other checkpoints
+            # catch every error: a malformed file must not affect the other checkpoints
             except Exception as error:
                 self.incomplete[path] = f"it cannot be read ({type(error).__name__}: {error})"
 
@@ -285,7 +286,8 @@ class Watch:
 
         same = [path for path, state in earlier.items() if unit.files.get(path) == state]
         if len(same) == len(earlier) and history.earlier_complete:
-            # a complete checkpoint got further files, for example the results of an evaluation
+            # the program only added files to a complete checkpoint, for example the results of an
+            # evaluation
             return ""
 
         for path in same:
@@ -296,7 +298,7 @@ class Watch:
     def _find_missing_end(
         self, unit: Unit, content: Content, history: _History, listing: Listing
     ) -> str:
-        """Return "" if there is evidence that the program has finished this save."""
+        """Return "" if the program has finished this save, else the reason why this is unknown."""
         is_new = history.started_with != unit.files
         is_finished = (
             content.end is End.VISIBLE
@@ -310,7 +312,7 @@ class Watch:
                 self.learn_shape(unit.family, list(unit.files))
             return ""
 
-        # a file that an earlier program left unfinished does not change, either
+        # an unfinished file of an earlier process does not change either, so it must be new
         is_quiet = history.quiet and is_new
         if unit.is_file:
             return self._find_missing_end_of_file(unit, is_quiet)
@@ -336,12 +338,12 @@ class Watch:
         return ""
 
     def _was_renamed(self, unit: Unit, history: _History) -> bool:
-        """Return True if the program gave a unit its name after it had written it."""
+        """Return True if the program renamed the unit after writing it."""
         if not (unit.was_renamed and unit.is_file):
             return unit.was_renamed
 
-        # the links that hold a complete file during its upload look like a rename, so the file must
-        # be new, and must not be an earlier one that the program writes in place
+        # the hard links for uploads look like a rename, so the file must be new and not an earlier
+        # file that the program overwrites in place
         if not self._has_begun or history.started_with == unit.files:
             return False
         earlier = (history.earlier_files or {}).get("")
@@ -358,7 +360,7 @@ class Watch:
         return "it may still be written"
 
     def _has_later_unit(self, unit: Unit, listing: Listing) -> bool:
-        """Return True if this program has started another unit of the family after it."""
+        """Return True if the program has since started another unit of the same family."""
         return any(
             other.family == unit.family
             and other.path != unit.path
@@ -369,7 +371,7 @@ class Watch:
         )
 
     def _check(self, unit: Unit, file: str) -> FileCheck:
-        """Check a file once for each of its versions."""
+        """Return the check of a file. Each version of a file is checked only once."""
         key = _check_key(unit, file)
         if key not in self._checks:
             try:

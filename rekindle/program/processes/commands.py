@@ -36,7 +36,8 @@ def count_processes(program: ProgramConfig) -> int:
 
 
 def knows_processes(program: ProgramConfig) -> bool:
-    """Return False if the command of a launcher may start another number of processes."""
+    """Return True if the number of processes is known. False if the command is a launcher that may
+    start another number."""
     if not program.starts_processes or program.processes:
         return True
     return has_placeholder(program.texts, "processes") or has_placeholder(
@@ -50,7 +51,7 @@ def uses_dataset(program: ProgramConfig) -> bool:
 
 
 def make_command(program: ProgramConfig, values: Mapping[str, object]) -> list[str]:
-    """Return the command, with the arguments of `resume` if there is a checkpoint."""
+    """Return the command. If a checkpoint exists, append the arguments in `program.resume`."""
     resume = program.resume if values["checkpoint"] else []
     return [fill(argument, values) for argument in [*program.command, *resume]]
 
@@ -61,7 +62,8 @@ def make_environments(
     values: Mapping[str, object],
     variables: Mapping[str, str],
 ) -> list[dict[str, str]]:
-    """Return the environment of each process of this node. `variables`: of all processes."""
+    """Return the environment of each process of this node. `variables`: environment variables that
+    all processes share."""
     own_variables = {name: fill(value, values) for name, value in program.environment.items()}
     if program.starts_processes:
         return [{**variables, **own_variables}]

@@ -19,7 +19,7 @@ DEFAULT_PORT = 29500  # of torchrun
 class Layout:
     """The ranks of a group's processes, as seen by one node. `process_counts`: number of processes
     of each node, by rank of the node; `restarts`: number of generations before this one;
-    `torchrun`: False if the operator of another framework's job sets the environment."""
+    `torchrun`: False if the operator of another framework's job sets the environment variables."""
 
     node_rank: int
     process_counts: tuple[int, ...]
@@ -56,7 +56,7 @@ def find_free_port(address: str) -> int:
 
 
 def node_variables(layout: Layout, run: str) -> dict[str, str]:
-    """Return the variables that all processes of a node share, also the options of torchrun
+    """Return the variables that all processes of a node share, including the options of torchrun
     (PET_*). `run`: id of the run."""
     if not layout.torchrun:
         return {"PYTHONUNBUFFERED": "1"}
@@ -72,7 +72,7 @@ def node_variables(layout: Layout, run: str) -> dict[str, str]:
         "TORCHELASTIC_RUN_ID": run,
         "TORCHELASTIC_RESTART_COUNT": str(layout.restarts),
         "TORCHELASTIC_MAX_RESTARTS": str(MAX_RESTARTS),
-        # rank 0 of the program serves the store, since an agent of torchrun does not run
+        # no agent of torchrun runs, so rank 0 of the program serves the store
         "TORCHELASTIC_USE_AGENT_STORE": "False",
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
         "PET_NNODES": str(layout.nodes),
@@ -80,22 +80,22 @@ def node_variables(layout: Layout, run: str) -> dict[str, str]:
         "PET_NODE_RANK": str(layout.node_rank),
         "PET_MASTER_ADDR": address,
         "PET_MASTER_PORT": port,
-        # in place of the endpoint that the operator sets for an elasticPolicy: the coordinator
-        # listens on its port
+        # replace the endpoint that the operator sets for an elasticPolicy, because the coordinator
+        # uses that port
         "PET_RDZV_BACKEND": "static",
         "PET_RDZV_ENDPOINT": f"{address}:{port}",
         "PYTHONUNBUFFERED": "1",
         "PATH": _search_path(),
     }
-    # host names do not resolve to the loopback addresses of pods of the local runner
+    # gloo must use the loopback interface: host names do not resolve to the addresses of local pods
     if address.startswith("127."):
         variables["GLOO_SOCKET_IFNAME"] = "lo" if os.uname().sysname == "Linux" else "lo0"
     return variables
 
 
 def _search_path() -> str:
-    """Return PATH with the folder of this interpreter, which has `torchrun` and other commands of
-    its packages, also if the virtual environment is not activated."""
+    """Return PATH with the folder of this interpreter, so that `torchrun` is found even if the
+    virtual environment is not activated."""
     folders = os.environ.get("PATH", os.defpath).split(os.pathsep)
     own_folder = os.path.dirname(sys.executable)
     if own_folder not in folders:
@@ -122,8 +122,8 @@ def rank_variables(layout: Layout, local_rank: int) -> dict[str, str]:
 
 
 def default_threads(variables: Mapping[str, str], processes: int) -> dict[str, str]:
-    """Return OMP_NUM_THREADS=1 if a node has several processes, unless it is set, as torchrun
-    does."""
+    """Return OMP_NUM_THREADS=1, as torchrun does, if a node has several processes and the variable
+    is not set; else {}."""
     if processes > 1 and "OMP_NUM_THREADS" not in variables:
         return {"OMP_NUM_THREADS": "1"}
     return {}

@@ -1,4 +1,5 @@
-"""The processes of a program on this node: their start, output, signals and exits."""
+"""Starts the processes of a program on this node, copies their output, and handles signals and
+exits."""
 
 import os
 import re
@@ -19,11 +20,11 @@ from rekindle.training.launch.launcher import list_children
 
 TAIL_BYTES = 64 << 10  # bytes of a process's output that are kept for error messages
 READ_BYTES = 1 << 18
-MAX_READS = 64  # reads of one output before the agent looks at other things
+MAX_READS = 64  # number of reads of one output before the agent continues with other work
 MAX_LINE_CHARS = 500
 TRACEBACK = "Traceback (most recent call last):"
 FRAME = re.compile(r'^  File "([^"]+)", line (\d+)', re.MULTILINE)
-# torch.distributed writes it before each line of a traceback
+# prefix that torch.distributed writes before each line of a traceback
 RANK_PREFIX = re.compile(r"^\[rank\d+\]: ?", re.MULTILINE)
 # the errors of torchrun and accelerate about a process that failed
 LAUNCHER_ERROR = re.compile(r"^[\w.]*\.(ChildFailedError|CalledProcessError):", re.MULTILINE)
@@ -37,7 +38,8 @@ EXCEPTION = re.compile(
 
 @dataclass
 class Process:
-    """A process of the program. `exit_code`: None while it runs; -N after signal N."""
+    """A process of the program. `exit_code`: None while the process runs; -N if signal N ended
+    it."""
 
     index: int
     output: int  # descriptor of the pipe
@@ -72,7 +74,7 @@ class NodeProcesses:
 
     @property
     def failures(self) -> list[Process]:
-        """The processes that ended with an error, in the order of their ends."""
+        """The processes that ended with an error, in order of their end times."""
         failed = [process for process in self.processes if process.exit_code]
         return sorted(failed, key=lambda process: process.exit_time)
 
@@ -96,15 +98,14 @@ class NodeProcesses:
                 self._copy_output(outputs[source])
 
     def give_up_starts(self) -> bool:
-        """Record that processes which have not started will never start; return True if there are
-        any."""
+        """Mark the processes that have not started yet as failed; return True if any exist."""
         waiting = [process for process in self.running if not process.pid]
         for process in waiting:
             process.exit_code = exit_codes.TERMINATED
         return bool(waiting)
 
     def record_exit(self, pid: int, code: int) -> bool:
-        """Record the end of a process; return False for any other process."""
+        """Record the exit of one of these processes; return False if `pid` is not one of them."""
         for process in self.processes:
             if process.pid == pid and process.exit_code is None:
                 process.exit_code = code
@@ -120,15 +121,15 @@ class NodeProcesses:
                     os.kill(process.pid, number)
 
     def find_orphans(self) -> set[int]:
-        """Return the pids of processes whose launcher was ended by SIGTERM, such as the program of
-        a shell script: they did not get the signal."""
+        """Return the pids of processes that did not get the SIGTERM that ended their launcher, such
+        as the program that a shell script has started."""
         if all(process.exit_code != -signal.SIGTERM for process in self.processes):
             return set()
         started = {process.pid for process in self.running}
         return set(list_children()) - started - {self.parent.pid}
 
     def kill(self) -> None:
-        """Kill the processes, with their process groups."""
+        """Kill the processes and their process groups."""
         for process in self.running:
             if process.pid:
                 with suppress(ProcessLookupError, PermissionError):
@@ -164,7 +165,7 @@ class NodeProcesses:
             self.last_output_time = time.monotonic()
             process.tail = (process.tail + data)[-TAIL_BYTES:]
             lines, separator, rest = (process.unfinished_line + data).rpartition(b"\n")
-            if len(rest) > READ_BYTES:  # a progress bar without an end of line
+            if len(rest) > READ_BYTES:  # such as a progress bar, which has no line end
                 lines, separator, rest = lines + separator + rest, b"", b""
             self._write(lines + separator)
             process.unfinished_line = rest
@@ -180,7 +181,7 @@ def describe_exit(process: Process, folder: Path) -> str:
     exit code with the last line. `folder`: folder of the program's own files."""
     code = process.exit_code or 0
     if code in (-signal.SIGKILL, -signal.SIGTERM):
-        # its last line says nothing about the reason
+        # after SIGKILL or SIGTERM, the last line of the output is unrelated to the reason
         return f"was ended by {signal.Signals(-code).name}"
     if code < 0:
         try:
@@ -202,8 +203,9 @@ def describe_exit(process: Process, folder: Path) -> str:
 
 
 def _remove_launcher_report(output: str, folder: Path) -> str:
-    """Remove the traceback of a launcher at the end of an output, and its log lines. A script of
-    the user may be a launcher, too: then it follows the traceback of the program."""
+    """Remove the traceback of a launcher at the end of an output, and its log lines. If the
+    launcher is a script of the user, its traceback is removed only if it follows another traceback.
+    """
     before, found, last = output.rpartition(TRACEBACK)
     if not (found and LAUNCHER_ERROR.search(last)):
         return output
@@ -219,9 +221,8 @@ def _find_exception(output: str, folder: Path) -> str:
     """Return "FILE:LINE: exception" of the traceback in an output that shows the reason of the
     exit, or "".
 
-    It is the last one with a line of the program: after it, a launcher such as torchrun writes a
-    traceback of its own. If a launcher mixes the outputs of several ranks, it is the one of the
-    rank that failed first.
+    This is the last traceback that contains a line of the program; later tracebacks are from a
+    launcher such as torchrun. If the output mixes several ranks, the rank that failed first counts.
     """
     tracebacks = _split_tracebacks(output)
     parsed = [(rank, *_parse_traceback(text, folder)) for rank, text in tracebacks]
@@ -235,8 +236,7 @@ def _find_exception(output: str, folder: Path) -> str:
 
 
 def _split_tracebacks(output: str) -> list[tuple[str, str]]:
-    """Return the tracebacks of an output in their order, each with the prefix of its rank, or
-    ""."""
+    """Return the tracebacks of an output in order, as (prefix of the rank or "", text)."""
     lines_of_rank: dict[str, list[str]] = {}
     tracebacks: list[tuple[str, list[str]]] = []
     for line in output.splitlines():
@@ -252,8 +252,8 @@ def _split_tracebacks(output: str) -> list[tuple[str, str]]:
 
 
 def _parse_traceback(text: str, folder: Path) -> tuple[str, bool]:
-    """Return "FILE:LINE: exception" of a traceback, or "", and True if it has a line of the
-    program's own files."""
+    """Return "FILE:LINE: exception" of a traceback, or "", and whether the traceback contains a
+    line of the program's own files."""
     exception = ""
     for line in text.splitlines():
         if line and not line.startswith(" ") and EXCEPTION.match(line):

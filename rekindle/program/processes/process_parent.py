@@ -31,13 +31,13 @@ from rekindle.program.processes.python_program import (
 from rekindle.training.launch.forkserver import fork_for_launcher, prepare_forkserver
 
 MAX_MESSAGE_BYTES = 4 << 20  # a command and its environment, which Linux limits to 2 MB
-NOT_FOUND = 127  # exit codes of a shell
+NOT_FOUND = 127  # exit codes as in a shell
 NOT_EXECUTABLE = 126
 
 
 @dataclass(frozen=True)
 class ProcessStart:
-    """The start of one process: `environment` has all its variables."""
+    """A request to start one process. `environment`: all environment variables of the process."""
 
     index: int
     command: tuple[str, ...]
@@ -49,8 +49,8 @@ class ProcessParent:
 
     def __init__(self, modules: Iterable[str], environment: Mapping[str, str]) -> None:
         """Fork the process, which imports `modules` with the variables of `environment`, since
-        libraries read some variables when they are imported. Variables that Python reads when it
-        starts are left out: a program with such variables gets a new interpreter."""
+        libraries read some variables when they are imported. Variables that Python reads only at
+        its start are not set here: programs with such variables run in a new interpreter."""
         early = {name: value for name, value in environment.items() if not _is_of_python(name)}
         self.socket, remote_socket = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         for end in (self.socket, remote_socket):
@@ -74,7 +74,7 @@ class ProcessParent:
 
     def request(self, start: ProcessStart, output: int) -> None:
         """Start a process whose output goes to the descriptor `output`."""
-        with suppress(ConnectionError, BlockingIOError):  # the agent notices that the parent died
+        with suppress(ConnectionError, BlockingIOError):  # the agent detects the parent's death
             socket.send_fds(self.socket, [pickle.dumps(start)], [output])
 
     def take_started(self) -> list[tuple[int, int]]:
@@ -118,7 +118,7 @@ def _import_modules(modules: Iterable[str]) -> None:
 
 
 def _run_process(start: ProcessStart, output: int) -> NoReturn:
-    """Become one process of the program."""
+    """Turn this forked process into a process of the program."""
     os.setsid()
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
@@ -142,7 +142,7 @@ def _run_process(start: ProcessStart, output: int) -> NoReturn:
 
 
 def _needs_new_interpreter(environment: Mapping[str, str]) -> bool:
-    """Return True if a variable differs that Python reads when it starts."""
+    """Return True if the environment changes a variable that Python reads only at its start."""
     return any(
         environment.get(name) != os.environ.get(name)
         for name in environment.keys() | os.environ.keys()
@@ -164,7 +164,7 @@ def _execute(start: ProcessStart) -> NoReturn:
 
 
 def _restore_interpreter() -> None:
-    """Restore the state of a new interpreter, as far as a program notices the difference."""
+    """Restore the state of a new interpreter where a program could notice a difference."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
     sys.stdin = open(os.devnull)  # noqa: SIM115
@@ -173,4 +173,4 @@ def _restore_interpreter() -> None:
 
     numpy = sys.modules.get("numpy")
     if numpy:
-        numpy.random.seed()  # otherwise, all processes would draw the same numbers
+        numpy.random.seed()  # otherwise all processes would draw the same random numbers

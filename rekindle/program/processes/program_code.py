@@ -1,4 +1,4 @@
-"""The code that a training program loads: its files below the project, and their imports."""
+"""Finds the code that a training program loads: its files in the project, and their imports."""
 
 from collections.abc import Collection, Sequence
 
@@ -6,17 +6,17 @@ from rekindle.cache import code, run_code
 from rekindle.program.config import LAUNCHER_MODULES, LAUNCHERS, ProgramConfig
 from rekindle.program.processes.python_program import python_arguments
 
-TAG = "{{"  # start of a template tag: a section that is a parameter of its template
+TAG = "{{"  # start of a template tag, as in a section that is a parameter of its template
 MODULE_FLAGS = ("-m", "--module")
-# variables with folders or files that Python imports modules from
+# environment variables that contain folders or files from which Python imports modules
 IMPORT_VARIABLES = frozenset({"PYTHONPATH", "PYTHONHOME", "PYTHONSTARTUP"})
 
 
 def reason_unknown(
     sections: Sequence[str], covered: Collection[str], folders: Sequence[str]
 ) -> str:
-    """Return why the code of training programs cannot be told, or is not in the modules and files
-    `covered` (run_code.modules_in); "" if it is.
+    """Return the reason why the code of training programs is unknown or not among the modules and
+    files `covered` (run_code.modules_in); "" if all code is covered.
 
     `sections`: sections `program` of a config, as JSON; `folders`: folders of the project.
     """
@@ -43,8 +43,8 @@ def reason_unknown(
 
 
 def find_script(command: Sequence[str]) -> str:
-    """Return the file or module that a command runs, also by a launcher such as torchrun; "" for a
-    program that is not a Python program."""
+    """Return the Python file or module that a command runs, directly or by a launcher such as
+    torchrun; "" for other commands."""
     arguments = list(python_arguments(command) or ())
     is_launcher = command[0].rpartition("/")[2] in LAUNCHERS
     if arguments[:1] == ["-m"] and arguments[1] in LAUNCHER_MODULES:

@@ -68,7 +68,7 @@ def _run(arguments: Sequence[str]) -> int:
     except SystemExit as error:
         return _exit_code(error)
     except BaseException as error:
-        # the first frames are of this module
+        # hide the first frames of the traceback, which belong to this module
         sys.excepthook(type(error), error, _skip_own_frames(error.__traceback__))
         return 1
     return 0

@@ -1,4 +1,5 @@
-"""The working folder of a program: the folder of the project that contains the program's file."""
+"""Finds the working folder of a program: the folder of the project that contains the program's
+file."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,8 +11,8 @@ from rekindle.project.folders import REFERENCE
 
 
 def find_working_folder(command: Sequence[str]) -> Path:
-    """Return the first folder of the project that has the file of a command; without such a file,
-    the folder of the project."""
+    """Return the first folder of the project that contains the file of a command; if none does, the
+    project's own folder."""
     folders = [Path(folder) for folder in project.search_path()]
     path = _relative_path(command)
     for folder in folders:
@@ -57,5 +58,5 @@ def _relative_path(command: Sequence[str]) -> tuple[str, ...]:
         return ()
     if "/" in first or "." in first:
         return (first,)
-    # the program of a launcher such as `torchrun`
+    # arguments of a launcher such as `torchrun` may name the program, too
     return tuple(argument for argument in command if argument.endswith(".py"))

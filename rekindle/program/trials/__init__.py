@@ -1,1 +1,2 @@
-"""Trials of a sweep that train by a program: their settings, their runs and their metric."""
+"""Trials of a sweep whose model a program trains: their settings, their execution and their
+metric."""

@@ -1,4 +1,5 @@
-"""The metric that compares the trials of a program, from its reports or from MLflow."""
+"""Reads the metric by which the trials of a program are compared, from the program's reports or
+from MLflow."""
 
 import math
 from collections.abc import Iterable, Mapping
@@ -11,12 +12,13 @@ MAX_NAMES = 20  # maximum number of reported metrics that a message lists
 
 
 class MissingMetric(Exception):
-    """The program has not reported the metric; the message names the metrics that it reported."""
+    """Raised if the program has not reported the metric. The message lists the metrics that it has
+    reported."""
 
 
 def find_metric(name: str, events: Iterable[Event], run_id: str) -> float:
-    """Return the newest value of a metric in the reports of a program, or else the value in its
-    MLflow run; it may be NaN.
+    """Return the newest value of a metric in a program's reports or, if it is missing there, in its
+    MLflow run. The value may be NaN.
 
     `events`: the ledger of the program; `run_id`: its MLflow run, or "". Raises MissingMetric, and
     TrackingError if MLflow is needed and unavailable.
@@ -40,8 +42,8 @@ def find_metric(name: str, events: Iterable[Event], run_id: str) -> float:
 
 
 def read_reported_metrics(events: Iterable[Event]) -> dict[str, float]:
-    """Return the newest value of each metric in the reports of a program: NaN if it is not
-    finite."""
+    """Return the newest value of each metric in the reports of a program. A value that is not
+    finite becomes NaN."""
     metrics: dict[str, float] = {}
     for event in events:
         if event["event"] == "progress":

@@ -27,11 +27,12 @@ from rekindle.training.sweep.trials import record_failure
 
 LOCALHOST = "127.0.0.1"
 SECRET_BYTES = 32
-TRAIN_SETTINGS = ("silence_seconds", "hung_seconds")  # settings of `train` that a program heeds
+TRAIN_SETTINGS = ("silence_seconds", "hung_seconds")  # `train` settings used for programs
 
 
 class ProgramTrainer:
-    """Trains each trial by a program. `shared_inputs`: the inputs that are equal for all trials."""
+    """Trains each trial by running a program. `shared_inputs`: the inputs that are equal for all
+    trials."""
 
     # the metric of the trials may be in MLflow only
     needs_mlflow = True
@@ -61,7 +62,7 @@ class ProgramTrainer:
 
 
 class ProgramFailed(Exception):
-    """The program has failed, and starting it again does not help."""
+    """Raised if the program has failed and a restart would not help."""
 
 
 def make_program_spec(

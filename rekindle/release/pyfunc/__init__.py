@@ -4,8 +4,8 @@
     model = mlflow.pyfunc.load_model("models:/demo@champion")
     model.predict(frame, params={"history": history.to_json(orient="records")})
 
-`frame` has a row per instance and a column per field. Keys of a request other than `instances` are
-params, as JSON. The model validates requests and predicts by the same code as a server.
+`frame` has a row per instance and a column per field. All other keys of a request are passed in
+`params`, as JSON texts. Requests are validated and predicted with the same code as in a server.
 """
 
 import platform
@@ -77,8 +77,8 @@ def write_mlmodel(release: Path) -> dict[str, str]:
     """Write the MLmodel file of a release, with its signature, and the input examples; return
     {file: sha256}.
 
-    MLmodel does not contain the run's `run_id`, so that equal releases have equal hashes; the
-    version in MLflow has it. Raises DataError if the release cannot predict.
+    MLmodel omits the `run_id`, so that equal releases have equal hashes. The version in MLflow
+    records it. Raises DataError if the release cannot predict.
     """
     predictor = open_predictor(release)
     example = predictor.example()
@@ -121,8 +121,8 @@ def write_mlmodel(release: Path) -> dict[str, str]:
 def make_signature(request: type[BaseModel]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """Return the columns and params of MLflow's signature for a type of request.
 
-    The type of each column is `any`, because of MLflow's own validation: it would reject an integer
-    column for a double, or a missing value in a column of integers or booleans, and convert texts.
+    Each column has the type `any`, because MLflow's own validation would convert texts, and would
+    reject integers in a double column and missing values in an integer or boolean column.
     """
     converter = FrameConverter(request)
     columns = [

@@ -55,12 +55,12 @@ class FrameConverter:
     def _rows(self, frame: "DataFrame") -> list[dict[str, Any]]:
         """Return the rows of a frame as dictionaries.
 
-        MLflow converts a dictionary of columns of texts to one row whose values are the columns;
-        the original rows are restored.
+        From a dictionary of text columns, MLflow makes a single row that contains the whole
+        columns. Such a frame is converted back to its rows.
         """
         names = list(map(str, frame.columns))
 
-        # `to_dict` would convert pandas.NA to None
+        # `to_dict` is not used, because it converts pandas.NA to None
         rows = [
             dict(zip(names, values, strict=True))
             for values in frame.itertuples(index=False, name=None)
@@ -85,13 +85,13 @@ class FrameConverter:
         ]
 
     def _is_column(self, name: str, value: object) -> bool:
-        """Return True if `value` is a list, although the field `name` does not accept lists."""
+        """Return True if `value` is a whole column: a list in a field that accepts no lists."""
         types = self._types(self.properties.get(name, {}))
         return isinstance(value, list) and bool(types) and "array" not in types
 
     def _to_instance(self, row: Mapping[str, Any], number: int) -> dict[str, Any]:
-        """Convert a row. A missing value becomes null if the field accepts null, and the value is
-        None or the field is required; otherwise the field is left out."""
+        """Convert a row. A missing value becomes null if the field accepts null and either the
+        value is None or the field is required. Otherwise, the field is omitted."""
         instance: dict[str, Any] = {}
 
         for name, value in row.items():
@@ -110,7 +110,7 @@ class FrameConverter:
 
     def _convert(self, value: Any, field: Schema, location: str, is_optional: bool = False) -> Any:
         """Convert a value of a frame to JSON. `is_optional`: the column may contain missing values,
-        which convert integers to floats."""
+        for which pandas converts its integers to floats."""
         options = list(self._options(field))
 
         if isinstance(value, Mapping):
@@ -187,7 +187,7 @@ class FrameConverter:
             yield from self._options(alternative)
 
     def _types(self, field: Schema) -> set[str]:
-        """Return the JSON types that a field accepts; empty if it accepts any."""
+        """Return the JSON types that a field accepts; an empty set if it accepts all types."""
         types: set[str] = set()
 
         for option in self._options(field):

@@ -1,6 +1,6 @@
-"""Retention: removes old runs and releases, but nothing that a kept run, a release or the cache
+"""Retention: removes old runs and releases, except what a kept run, a kept release or the cache
 needs.
 
-`listing.py` reads the runs, releases and cache entries, `decision.py` chooses some of them, and
-`removal.py` removes these.
+`listing.py` lists the runs, releases and cache entries; `decision.py` chooses which to remove;
+`removal.py` removes them.
 """

@@ -1,8 +1,8 @@
 """Applies retention at the end of a run on a cluster, in the pod of the step `report`.
 
-The pod has no access to Workflows and Deployments. Therefore the pod keeps a failed run as long as
-the Workflow of the run may be resumed, and removes releases only after a promotion, because the
-promotion has deleted the Deployments of older releases.
+The pod has no access to Workflows and Deployments. So it keeps a failed run while its Workflow may
+be resumed. It removes releases only after a promotion, because a promotion deletes the Deployments
+of older releases.
 """
 
 import time
@@ -20,8 +20,8 @@ from rekindle.storage import Store
 
 
 def compute_resumable_s(cluster: Mapping[str, Any]) -> float:
-    """Return the number of seconds after the end of a run during which it may be resumed and run,
-    from the section `cluster` of its config."""
+    """Return for how many seconds after its end a run may be resumed and still be running, from the
+    section `cluster` of its config."""
     return float(cluster["keep_days"] * DAY_S + cluster["deadline_hours"] * 3600)
 
 

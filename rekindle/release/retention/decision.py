@@ -18,7 +18,7 @@ NO_LIMITS = RetentionConfig.model_validate({})
 
 @dataclass(frozen=True)
 class Run:
-    """A run. `ended`: Unix time of its end; None if it is active, or may become active.
+    """A run. `ended`: Unix time of its end; None if the run is active or may be resumed.
 
     `number`: position in the order of the runs' last changes, which does not depend on clocks; 0 if
     it is not recorded.
@@ -28,10 +28,10 @@ class Run:
     pipeline: str
     ended: float | None = None
     succeeded: bool = True
-    # False: `keep_runs` does not count the run, such as a run of `rekindle backfill`
+    # False: the run does not count towards `keep_runs`, for example in a backfill
     counted: bool = True
     uses: frozenset[str] = frozenset()  # RUN/TASK of other runs whose artifacts the run reads
-    # True: later runs are compared with its record in MLflow, or a version refers to this record
+    # True: its record in MLflow is needed, by comparisons of later runs or by a model version
     compared: bool = False
     emptied: bool = False  # True: only its record in MLflow still exists
     number: int = 0
@@ -50,7 +50,7 @@ class Release:
     run: str = ""  # name of the run that released it
     created: float = 0.0
     needed: bool = False
-    marked: bool = False  # True: an earlier removal was interrupted
+    marked: bool = False  # True: its removal was interrupted
 
 
 @dataclass(frozen=True)
@@ -66,8 +66,8 @@ class Listing:
 
 @dataclass(frozen=True)
 class RunRemoval:
-    """The removal of a run. `kept_tasks`: RUN/TASK of artifacts that are not removed; if there are
-    any, the run's records are not removed either."""
+    """The removal of a run. `kept_tasks`: RUN/TASK of artifacts to keep. If there are any, the
+    run's records are kept, too."""
 
     run: Run
     kept_tasks: frozenset[str]
@@ -92,7 +92,7 @@ def choose_removals(
     """Choose the runs and releases that exceed the `limits` of their pipeline and are not needed.
 
     `limits`: by pipeline; a pipeline without limits keeps everything. `inputs(release)`: prefixes
-    of the other releases that `rekindle reproduce` of this release reads.
+    of the other releases that `rekindle reproduce` needs for `release`.
     """
     inputs_of = cache(lambda release: frozenset(inputs(release)))
     expired = {run.name for run in _surplus_runs(listing.runs, limits, now)}
@@ -135,7 +135,7 @@ def _surplus_runs(
 ) -> list[Run]:
     surplus = []
     counts = Counter[str]()
-    # ordered by number first: a clock that is set back must not make the newest run the oldest
+    # sort by number first, since a clock that was set back would make a new run look old
     newest_first = sorted(runs, key=lambda run: (-run.number, -(run.ended or 0), run.name))
     ends = _increasing_ends(newest_first)
     has_newer: set[str] = set()
@@ -162,8 +162,8 @@ def _surplus_runs(
 
 
 def _increasing_ends(newest_first: Iterable[Run]) -> dict[str, float]:
-    """Return the end times of the runs; an end time before the end of an earlier run is raised to
-    that end."""
+    """Return the end times of the runs, made ascending: a time that is earlier than that of a
+    previous run is raised to it."""
     ends: dict[str, float] = {}
     latest = 0.0
     for run in reversed([*newest_first]):

@@ -2,8 +2,8 @@
 
 Several object stores may share MLflow, and other clients may write to it. A run belongs to this
 store if the caller lists it, or if the store has its mark (ownership.py). A version belongs to this
-store if the store has its release.json. Other runs and versions are never removed, and protect the
-artifacts and files that they refer to.
+store if the store has its release.json. All other runs and versions are never removed, and the
+artifacts and files that they refer to are kept.
 """
 
 import re
@@ -57,11 +57,11 @@ from rekindle.release.retention.ownership import Mark
 from rekindle.storage import NotFound, Store, store_id
 from rekindle.tracking import STORE_TAG
 
-ANY_WORKFLOW = f"tags.`{tracking.WORKFLOW}` != ''"  # condition of a search for runs of workflows
+ANY_WORKFLOW = f"tags.`{tracking.WORKFLOW}` != ''"  # MLflow filter: runs of workflows
 PAGE = 1000
-PATTERN = re.compile(r"[*?\[{]")  # first character of the pattern in an address
-RUN_ID = re.compile("[0-9a-f]{32}")  # the id of a run of MLflow, in the address of its artifacts
-# for each of these tags, later runs are compared with the newest successful run that has it
+PATTERN = re.compile(r"[*?\[{]")  # start of a glob pattern
+RUN_ID = re.compile("[0-9a-f]{32}")  # id of an MLflow run in an artifact address
+# later runs are compared with the newest successful run that has such a tag
 # (steps/monitoring/moving_window.py)
 COMPARED_TAGS = (tracking.DIGEST, tracking.CODE, tracking.WINDOW_END)
 P = TypeVar("P", bound=Page)
@@ -80,14 +80,14 @@ class Record:
 
 @dataclass(frozen=True)
 class Context:
-    """Information that only the caller has.
+    """Information that the caller provides, because MLflow and the object store lack it.
 
     `runs`: the runs of this machine or namespace, with exact phases. `claim_s`: number of seconds
-    for which claimed cache entries keep their artifacts. `resumable_s`: number of seconds after the
-    end of any other failed run during which it may be resumed or active. `targets`: function that
-    returns the versions of a model that `rekindle rollback` can restore, or None if they are
-    unknown and all versions are kept; if `targets` is None, no release is removed. `needed`:
-    RUN/TASK of further artifacts to keep.
+    for which the claim of a cache entry protects its artifacts. `resumable_s`: number of seconds
+    after its end during which a failed run that is not in `runs` may be resumed. `targets`:
+    function that returns the versions of a model that `rekindle rollback` can restore, or None if
+    they are unknown and all versions are kept; if `targets` is None, no release is removed.
+    `needed`: RUN/TASK of further artifacts to keep.
     """
 
     runs: Mapping[str, Run]
@@ -141,7 +141,7 @@ def read(store: Store, pipelines: Iterable[str], context: Context) -> Listing:
                 else:
                     run = None
 
-            # the run may be active, or belong to another store
+            # an active run, or a run of another store: protect what it uses
             if not run:
                 read_tasks.update(uses)
                 continue
@@ -178,11 +178,11 @@ def read(store: Store, pipelines: Iterable[str], context: Context) -> Listing:
 def make_inputs_function(
     store: Store, releases: Iterable[Release]
 ) -> Callable[[Release], Iterator[str]]:
-    """Return a function that yields the prefixes of the releases that `rekindle reproduce` of a
-    given release reads.
+    """Return a function that, for a release, returns the prefixes of the other releases that
+    `rekindle reproduce` reads.
 
-    They are the release that provided its initial weights and, if it is a refreshed champion, the
-    champion before it.
+    These are the release with its initial weights and, for a refreshed champion, the champion that
+    was refreshed.
     """
     versions = {(release.model, str(release.version)): release for release in releases}
 
@@ -207,8 +207,7 @@ def has_alias(model: str, version: str) -> bool:
 
 
 def has_other_version(store: Store, release: Release) -> bool:
-    """Return True if another version of any model has the same files, such as a copy in another
-    model."""
+    """Return True if another version, of this or any other model, has the same files."""
     return RegisteredVersions().refer_to(
         store, release.prefix, (release.model, str(release.version))
     )
@@ -249,8 +248,8 @@ class RegisteredVersions:
 
 
 def list_addresses(row: ModelVersion) -> set[str]:
-    """Return all addresses of a version's files: those in its record, and the one that MLflow
-    resolves."""
+    """Return all addresses of a version's files: those in its record, and the address that MLflow
+    resolves them to."""
     found = {row.source, row.tags.get(tracking.URI, "")}
     if split_address(row.source).scheme in ("models", "runs"):
         found.add(_download_address(row.name, row.version))
@@ -296,8 +295,8 @@ def find_trial_ids(run_id: str, run: RunName, recorded_ids: Iterable[str]) -> li
     """Return the ids of the MLflow runs of a sweep's trials. `run_id`, `run`: id and name of the
     sweep's own run; `recorded_ids`: ids in the mark of the sweep.
 
-    A trial is recognized by its name, by the tag of its parent, and by its id in the mark: every
-    client of MLflow can set the name and the tag.
+    A trial must have the right name, parent tag and id in the mark. Name and tag alone are not
+    enough, since every client of MLflow can set them.
     """
     known_ids = set(recorded_ids)
     if not known_ids:
@@ -369,7 +368,7 @@ def _parent_id(record: Record) -> str:
 
 
 def _without_trials(experiment: str, records: Iterable[Record]) -> Iterator[Record]:
-    """Yield the runs that are no trials of sweeps and have valid names."""
+    """Yield the runs with valid names that are not trials of a sweep."""
     for record in records:
         if tracking.PARENT in record.tags:
             continue
@@ -384,7 +383,7 @@ def _without_trials(experiment: str, records: Iterable[Record]) -> Iterator[Reco
 
 
 def _find_data_tasks(store: Store, pipelines: Set[str]) -> frozenset[str]:
-    """Return, as RUN/TASK, the artifacts that runs of other pipelines use as data.source."""
+    """Return the RUN/TASK of all artifacts that runs of other pipelines read as data.source."""
     ids = [
         experiment.experiment_id
         for page in _search_all("experiments", ExperimentsPage)
@@ -404,8 +403,8 @@ def _find_data_tasks(store: Store, pipelines: Set[str]) -> frozenset[str]:
 
 
 def _unfiltered(record: Record, name: str) -> TrackingError:
-    """Return the error for a run that does not match the filter of its search. Without the value of
-    `name`, the artifacts that the run uses would not be protected."""
+    """Return the error to raise if MLflow returned a run that its filter should exclude. Without a
+    valid `name`, the artifacts that it uses could not be protected."""
     return TrackingError(
         f"MLflow answered mlflow/runs/search with the run {record.id}, whose {name} does not match"
         f" the filter of the search. {SERVER_REMEDY}"
@@ -447,8 +446,8 @@ def _make_run(record: Record, pipeline: str, mark: Mark, resumable_s: float) -> 
     """Return the run described by a record in MLflow and by its mark; None if the mark is of
     another pipeline.
 
-    The run has ended only if both the record and the mark have an end. A failed run counts as
-    active while it may be resumed.
+    A run has ended only if both its record and its mark say so. A failed run counts as active as
+    long as it may be resumed.
     """
     if mark.pipeline != pipeline:
         return None
@@ -464,15 +463,15 @@ def _make_run(record: Record, pipeline: str, mark: Mark, resumable_s: float) -> 
     if ended is not None and not succeeded and time.time() - ended < resumable_s:
         ended = None
 
-    # both are checked: every client can remove the tag, and marks of earlier versions of Rekindle
-    # lack the field
+    # check both, since every client can remove the tag, and marks of earlier versions lack the
+    # field
     counted = mark.counted and tracking.BACKFILL not in record.tags
     return Run(record.name, pipeline, ended, succeeded, counted, number=mark.number)
 
 
 def _combine_records(run: Run, other: Run) -> Run:
-    """Combine two records of a run in MLflow. Either record may be forged, so everything that at
-    least one of them protects is kept."""
+    """Combine two records of a run in MLflow. Either record may be forged, so the result protects
+    everything that either of them protects."""
     return replace(
         run,
         ended=None if run.ended is None or other.ended is None else max(run.ended, other.ended),
@@ -485,7 +484,7 @@ def _combine_records(run: Run, other: Run) -> Run:
 
 
 def _find_used_tasks(record: Record) -> frozenset[str]:
-    """Return, as RUN/TASK, the artifacts of other runs that a run reads without copying them."""
+    """Return the RUN/TASK of artifacts of other runs that a run reads in place."""
     if tracking.REFERS not in record.tags:
         return frozenset()
     values = (value for tag, value in record.tags.items() if tag.startswith(tracking.CACHED))
@@ -493,7 +492,7 @@ def _find_used_tasks(record: Record) -> frozenset[str]:
 
 
 def _find_compared_ids(records: list[Record]) -> set[str]:
-    """Return the MLflow ids of the runs with which later runs are compared. `records`: newest
+    """Return the MLflow ids of the runs that later runs will be compared with. `records`: newest
     first."""
     newest: dict[str, str] = {}
     for record in records:
@@ -504,7 +503,7 @@ def _find_compared_ids(records: list[Record]) -> set[str]:
 
 
 def _find_tasks_of_source(store: Store, uri: str) -> frozenset[str]:
-    """Return, as RUN/TASK, the artifacts that data.source may contain.
+    """Return the RUN/TASK of all artifacts that the address in data.source covers.
 
     `uri`, the value of data.source, may be the folder of a run, a pattern such as `RUN/*/out`, or
     all objects whose keys begin with a text such as `RUN/prep`.
@@ -522,7 +521,7 @@ def _find_tasks_of_source(store: Store, uri: str) -> frozenset[str]:
     run = RunName.or_none(folders[0])
     if not run or not ownership.read(store, run):
         return frozenset()
-    # the last part of the prefix may be only the beginning of a task's name
+    # list objects, because the prefix may end in the middle of a task's name
     prefix = literal if "/" in literal else f"{run}/"
     names = {"/".join(item.key.split("/")[:2]) for item in store.list(prefix)}
     return frozenset(name for name in names if TaskReference.matches(name))
@@ -569,8 +568,8 @@ def _list_releases(
 def _make_release(store: Store, own_id: str, row: ModelVersion, run: Run | None) -> Release | None:
     """Return the release of a version; None if the version does not belong to this store.
 
-    If this store has begun to remove the version, its release is also returned when its files are
-    already removed, or belong to a new version.
+    A version whose removal has begun is also returned if its files are already removed, or belong
+    to a new version.
     """
     key = ArtifactKey.or_none(row.tags.get(tracking.URI, "").rstrip("/"))
     number = Version(row.version, "MLflow")
@@ -592,7 +591,7 @@ def _make_release(store: Store, own_id: str, row: ModelVersion, run: Run | None)
         sha256=owner.model_sha256 if owner else "",
         run=run.name if run else "",
         created=row.creation_timestamp / 1000,
-        # while the store has the files, the tag alone does not prove that their removal has begun
+        # as long as the files exist, the tag alone does not prove that their removal has begun
         marked=is_marked and (not has_files or (owner is not None and owner.removed)),
     )
 

@@ -27,12 +27,12 @@ from rekindle.storage import NotFound, Store, store_id
 
 FILE = ".rekindle.json"
 NUMBER_KEY = "run-number"  # object with the number of the last mark
-# characters that the API server appends to generateName
+# alphabet of the suffix that the API server appends to generateName
 SUFFIX = re.compile("[bcdfghjklmnpqrstvwxz2456789]{5}")
 GENERATED = re.compile(f".+{SUFFIX.pattern}")
 MAX_PREFIX_LENGTH = 58
 MAX_DIGITS = 18  # maximum number of digits in a mark's number
-# folders of the object store that no run owns, not even a run with such a name
+# folders of the object store that never belong to a run, even if its name is equal
 SHARED_FOLDERS = {"releases", "cache", "cache-claims", "cache-code", "mlflow", "data"}
 
 
@@ -62,7 +62,8 @@ class Mark(BaseModel):
     uid: str = ""
 
     def belongs_to(self, uid: str) -> bool:
-        """Return False if the mark is of another run with the same name as the Workflow `uid`."""
+        """Return True unless the mark belongs to a different Workflow of the same name, with
+        another uid."""
         return not uid or not self.uid or self.uid == uid
 
     def owns(self, run: RunName, key: str) -> bool:
@@ -74,7 +75,7 @@ class Mark(BaseModel):
         owns_folder = self.whole and GENERATED.fullmatch(run) is not None
         if folder != run:
             return False
-        # the object is directly in the run's folder, not in a task's folder
+        # the object is in no task's folder
         if not slash:
             return owns_folder
 
@@ -172,8 +173,8 @@ def record_trial(store: Store, run: RunName, run_id: str) -> None:
     """Record the id of a trial's record in MLflow in the mark of its sweep, if the sweep has one.
     Raises StorageError.
 
-    Retention deletes no other record as that of a trial, since every client of MLflow can name any
-    record so.
+    Retention deletes the records of trials only by these ids, because every client of MLflow can
+    create a record with a trial's name.
     """
     while True:
         mark, etag = _read_any_mark(store, run)
@@ -244,10 +245,10 @@ def _has_objects(store: Store, run: RunName) -> bool:
 
 
 def _next_number(store: Store) -> int:
-    """Return the number of the next mark: above the last number, and at least the Unix time in
-    milliseconds.
+    """Return the number of the next mark: the last number plus 1, or the Unix time in milliseconds
+    if that is larger.
 
-    Without the time, the next run would count as the oldest if the last number was lost.
+    The time ensures that new runs do not count as the oldest if the last number is lost.
     """
     while True:
         try:

@@ -1,5 +1,5 @@
-"""Removes the runs, releases and cache entries that decision.py has chosen. Each removal can be
-repeated after an interruption, or run at the same time as another removal.
+"""Removes the runs, releases and cache entries that decision.py has chosen. Removals can be
+repeated after an interruption, and may run concurrently.
 
 An object is deleted only if a record in the store says that it belongs to the run (ownership.py) or
 the release (release.json). The record is deleted last.
@@ -22,17 +22,17 @@ from rekindle.release.retention import listing, ownership
 from rekindle.release.retention.decision import Release, Removal, RunRemoval
 from rekindle.storage import Store
 
-# maximum number of runs and releases that the end of one run removes, so that it does not take long
+# maximum number of runs and releases to remove at the end of one run, which must not take long
 MAX_AT_END = 50
-COMMIT_S = 300  # maximum time from the creation of a version to the last write of its files
+COMMIT_S = 300  # maximum time between the creation of a version and the last write of its files
 
 
 class Host(Protocol):
-    """The records of runs outside of MLflow and the object store: the local folder, or
+    """Access to the records of runs outside of MLflow and the object store: local run folders or
     Workflows."""
 
     def hold(self, run: str) -> AbstractContextManager[bool]:
-        """Prevent a resume of the run inside the `with` block. The value is False if the run is
+        """Prevent that the run is resumed during the `with` block. Yields False if the run is
         active."""
         ...
 
@@ -42,7 +42,7 @@ class Host(Protocol):
 
 
 class NoHost:
-    """The RunRecords of a pod, which has access only to MLflow and the object store."""
+    """The Host of a pod, which cannot access Workflows: it does nothing."""
 
     @contextmanager
     def hold(self, run: str) -> Iterator[bool]:
@@ -53,8 +53,8 @@ class NoHost:
 
 
 def limit_removal(removal: Removal) -> Removal:
-    """Return a part of a removal that is small enough for the end of one run; the ends of later
-    runs remove the rest."""
+    """Limit a removal to MAX_AT_END releases and runs; the ends of later runs remove the remaining
+    ones."""
     releases = removal.releases[:MAX_AT_END]
     return Removal(releases, removal.entries, removal.runs[: MAX_AT_END - len(releases)])
 
@@ -62,8 +62,8 @@ def limit_removal(removal: Removal) -> Removal:
 def remove(store: Store, removal: Removal, host: Host, context: listing.Context) -> list[str]:
     """Remove releases, cache entries and runs; return the names of the removed runs.
 
-    A run is kept if it has become active since the decision; artifacts are kept that another run
-    has claimed since. Raises StorageError, TrackingError.
+    Runs that became active after the decision are kept, and so are artifacts that another run has
+    claimed since. Raises StorageError, TrackingError.
     """
     for release in removal.releases:
         _remove_release(store, release, context.resumable_s)
@@ -108,8 +108,8 @@ def list_own_artifacts(
 
 
 def _remove_run(store: Store, item: RunRemoval, kept_tasks: frozenset[str], host: Host) -> bool:
-    """Remove a run; with `kept_tasks`, only the artifacts of its other tasks. Return False if
-    nothing was removed."""
+    """Remove a run. If `kept_tasks` is not empty, remove only the artifacts of all other tasks.
+    Return False if nothing was removed."""
     run = RunName(item.run.name)
     mark = ownership.read(store, run)
     if mark and not mark.belongs_to(item.run.uid):
@@ -164,7 +164,8 @@ def delete_record(run_id: str) -> None:
 
 
 def _remove_release(store: Store, release: Release, resumable_s: float) -> None:
-    """Remove a version, then its files, unless a run is releasing the same files again."""
+    """Remove a version and then its files, except if a run is just releasing the same files
+    again."""
     objects = list(store.list(release.prefix))
 
     newest = max((obj.modified for obj in objects), default=0.0)
@@ -180,7 +181,7 @@ def _remove_release(store: Store, release: Release, resumable_s: float) -> None:
     with suppress_missing():
         tag = {**mark, "value": listing.store_id(store)}
         request("POST", "mlflow/model-versions/set-tag", Answer, json=tag)
-        # the alias was set after the decision
+        # keep it: the alias was set after the decision
         if listing.has_alias(release.model, str(release.version)):
             request("DELETE", "mlflow/model-versions/delete-tag", Answer, json=mark)
             return
@@ -235,8 +236,8 @@ def _mark_removed(store: Store, release: Release) -> Owner | None:
 
 @contextmanager
 def suppress_missing() -> Iterator[None]:
-    """Ignore MLflow's error about a missing object or a deleted run, which a concurrent removal has
-    deleted."""
+    """Ignore MLflow's error about a missing object, because a concurrent removal may have deleted
+    it."""
     try:
         yield
     except RequestRefused as error:

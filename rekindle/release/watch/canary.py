@@ -9,14 +9,14 @@ from rekindle.release.serve_config import PORT, CanaryConfig
 from rekindle.release.watch.judgement import compute_ks_distance, compute_quantile, find_breach
 from rekindle.release.watch.scrape import ServerWatch, VersionStats
 
-# number of checks in a step; if it must wait for enough requests, there is one more check
+# number of checks in a step; one more is made if the step must wait for enough requests
 CHECKS = 10
 MAX_PAUSE_S = 5.0  # longest pause between two scrapes
 
 
 class Canary:
-    """Compares the servers of the candidate with the servers of the champion. Deployment and
-    version identify the servers."""
+    """Compares the servers of the candidate with the servers of the champion. Servers are
+    identified by their Deployment and version."""
 
     def __init__(
         self,
@@ -49,7 +49,7 @@ class Canary:
         return stats.get(self.candidate_key, VersionStats()), champion
 
     def observe(self) -> str:
-        """Compare the versions until the step is over. Return the reason to roll back the
+        """Compare both versions until the end of the step. Return the reason for a rollback of the
         candidate, or ""."""
         seconds = 60 * self.config.minutes
         for number in range(1, CHECKS + 1):
@@ -107,7 +107,7 @@ class Canary:
         try:
             champion = tracking.champion(self.name)
         except TrackingError:
-            return ""  # MLflow is unavailable; the promotion checks the champion again
+            return ""  # ignore it: the promotion checks the champion again
         if not champion or champion.version == self.champion:
             return ""
         self.champion_changed = True

@@ -26,7 +26,7 @@ Count = Annotated[int, Field(ge=0)]
 Buckets = Annotated[
     list[Count], Field(min_length=len(BUCKET_BOUNDS), max_length=len(BUCKET_BOUNDS))
 ]
-Shifts = dict[str, Shift]  # name (`score NAME` of an output, `feature NAME`) → its shift
+Shifts = dict[str, Shift]  # `score OUTPUT` or `feature NAME` → its shift
 
 
 class Histograms(Document):
@@ -44,8 +44,8 @@ class Reference(Histograms):
 
 
 class State(Document):
-    """drift.json of a model: the histograms of each server process at the last check (`seen`) and
-    at the check before (`before`), and the last retraining."""
+    """drift.json of a model: the last retraining, and the histograms of each server process at the
+    last check (`seen`) and at the one before it (`before`)."""
 
     version: str = ""
     workflow: str = ""
@@ -58,9 +58,9 @@ class State(Document):
 def compare(store: Store, config: DriftConfig, workflow: str) -> tuple[int, Shifts]:
     """Return the number of instances since the last check or promotion, and the shifts.
 
-    With fewer than `config.minimum` instances, the shifts are empty. If the same workflow calls
-    again, such as in a retry, the instances are counted since the check before its first call.
-    Raises DataError, RekindleError.
+    With fewer than `config.minimum` instances, the shifts are empty. Repeated calls by one
+    workflow, such as retries, count from the check before its first call. Raises DataError,
+    RekindleError.
     """
     champion = tracking.champion(config.model)
     if not champion or not champion.deployment:
@@ -90,8 +90,9 @@ def compare(store: Store, config: DriftConfig, workflow: str) -> tuple[int, Shif
 def _count_new_requests(
     store: Store, config: DriftConfig, endpoint: str, version: str, workflow: str
 ) -> Counts:
-    """Return the histograms of the requests since the last check. With at least `config.minimum`
-    instances, record that they were checked: no later check of another workflow counts them."""
+    """Return the histograms of the requests since the last check. If there are at least
+    `config.minimum` instances, record them as checked, so that checks of other workflows do not
+    count them again."""
     while True:
         state, etag = _read_state(store, config.model)
         histograms = state.before if state.workflow == workflow else state.seen
@@ -159,7 +160,7 @@ def compute_shifts(reference: Counts, new_counts: Counts, ignore: list[str]) -> 
 
 
 def select_drifted(shifts: Shifts, threshold: float) -> Shifts:
-    """Return the shifts above the threshold that chance does not explain, the largest first."""
+    """Return the significant shifts above the threshold, the largest first."""
     drifted_shifts = {name: s for name, s in shifts.items() if s.psi > max(threshold, s.chance)}
     return dict(sorted(drifted_shifts.items(), key=lambda item: -item[1].psi))
 

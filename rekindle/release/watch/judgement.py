@@ -15,14 +15,15 @@ from rekindle.release.serve_config import CanaryConfig
 from rekindle.release.watch.scrape import Buckets, VersionStats
 
 QUANTILES = (0.5, 0.9)  # quantiles of the response time that are tested
-MAX_EXACT_REQUESTS = 10**9  # the exact test adds at most about 100,000 terms
+MAX_EXACT_REQUESTS = 10**9  # limits the exact test to about 100,000 terms
 TEST_KINDS = 3  # number of kinds of tests: errors, response times, prediction scores
 
 
 def find_breach(
     candidate: VersionStats, champion: VersionStats, config: CanaryConfig, alpha: float
 ) -> str:
-    """Return a sentence, with figures, about how the candidate is worse, or "" if it is not.
+    """Return a sentence that says, with figures, in what the candidate is worse; "" if it is not
+    worse.
 
     `alpha`: significance level of this check.
     """
@@ -105,7 +106,8 @@ def compute_errors_p_value(
             - log_all
         )
         probability += term
-        # the terms become smaller; the first one may be too small for a float
+        # stop early, since the terms only decrease; a first term that underflows to 0 also ends the
+        # loop
         if term <= 1e-9 * probability:
             break
 
@@ -185,8 +187,8 @@ def _compute_share_below(buckets: Buckets, value: float) -> float:
 
 
 def _bound_share(q: float, rate: float) -> float:
-    """Return the upper confidence bound of the share `q`: the share whose divergence from `q` is
-    `rate`."""
+    """Return the upper confidence bound of the share `q`: the larger share whose Kullback-Leibler
+    divergence from `q` is `rate`."""
     low = q
     high = 1.0
     for _ in range(60):

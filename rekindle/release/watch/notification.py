@@ -24,8 +24,8 @@ from rekindle.release.watch.time_limit import call_within
 from rekindle.sections import Section
 
 Event = Literal["failure", "refusal", "release", "rollback", "drift"]
-TIMEOUT_S = 10  # time limit to connect, and time limit for the answer
-TOTAL_TIMEOUT_S = 150  # time limit of all attempts, with their pauses
+TIMEOUT_S = 10  # limit to connect, and limit to answer
+TOTAL_TIMEOUT_S = 150  # limit for all attempts and pauses
 RETRIED_STATUSES = (408, 429, 500, 502, 503, 504)
 MAX_ANSWER_BYTES = 4096  # maximum number of bytes to read from the answer if the server refuses
 MAX_SHOWN_CHARACTERS = 200
@@ -35,7 +35,7 @@ MAX_REASON_LENGTH = 3000  # maximum number of characters of a reason
 # source: Slack, "Formatting text for app surfaces", which lists the characters to escape
 SLACK_ESCAPES = str.maketrans({"&": "&amp;", "<": "&lt;", ">": "&gt;"})
 RUN_STATUSES = {"Succeeded": "FINISHED", "Failed": "FAILED", "Error": "FAILED"}
-# MLflow tags, with a prefix if the run has several evaluations
+# matches the tag `verdict`, or `TASK/verdict` if a run has several evaluations
 VERDICT_TAG = re.compile(r"([\w-]+/)?verdict")
 
 
@@ -101,8 +101,8 @@ def send(
 
 @dataclass(frozen=True)
 class Delivery:
-    """The result of sending a notification. A notification whose event the config does not select
-    is not sent, and `problem` is empty."""
+    """The result of sending a notification. If the config does not select the event, nothing is
+    sent and `problem` is ""."""
 
     sent: bool
     problem: str = ""
@@ -153,7 +153,7 @@ def _post_with_retries(url: str, body: dict[str, Any], attempts: int) -> str:
         status_forcelist=RETRIED_STATUSES,
         allowed_methods=None,
         raise_on_status=False,
-        respect_retry_after_header=False,  # a server may ask for a pause of hours
+        respect_retry_after_header=False,  # limit the pause, because a server may ask for hours
     )
 
     try:
@@ -179,8 +179,8 @@ def _post_with_retries(url: str, body: dict[str, Any], attempts: int) -> str:
 
 
 def _hide_address(text: str, url: str) -> str:
-    """Remove the webhook's address and its parts, also escaped, from a text: servers may repeat
-    them in their answers."""
+    """Remove the webhook's address and its parts, also in escaped form, from a text, because a
+    server's answer may repeat them."""
     path = "/" + url.partition("://")[2].partition("/")[2]
     segments = [segment for segment in SEPARATOR.split(path) if len(segment) >= MIN_SECRET_LENGTH]
     secrets = [path, *segments] if len(path) > 1 else segments
@@ -219,7 +219,7 @@ def describe_failures(failures: str) -> list[str]:
         except (ValueError, RecursionError):
             return [f"workflow: {without_secrets(value)}"]
 
-    # the value may be `null`
+    # `null` if no step has failed
     if isinstance(value, list):
         nodes = [item for item in value if isinstance(item, dict)]
     else:

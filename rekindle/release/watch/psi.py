@@ -23,7 +23,7 @@ class Shift:
     """The difference of one output or feature between the reference and new data."""
 
     psi: float
-    chance: float  # largest PSI that chance explains (CHANCE_QUANTILE of the PSI under no change)
+    chance: float  # CHANCE_QUANTILE of the PSI under no change; a larger PSI is significant
     expected: list[float]  # share of each group in the reference
     actual: list[float]  # share of each group in the new data
 
@@ -61,8 +61,8 @@ def compute_shift(
 def merge_buckets(
     expected: Sequence[int], actual: Sequence[int], group_size: float
 ) -> tuple[list[int], list[int]]:
-    """Merge adjacent buckets to groups with about `group_size` rows of the reference; a bucket with
-    more rows is not merged."""
+    """Merge adjacent buckets into groups of about `group_size` reference rows. A bucket with more
+    rows stays a group of its own."""
     expected_groups = [0]
     actual_groups = [0]
 

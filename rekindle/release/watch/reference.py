@@ -15,7 +15,7 @@ FEATURE_METRIC = "rekindle_model_feature"  # metric of a server: histograms of t
 
 
 def convert_instances(instances: Iterable[Any]) -> list[Any]:
-    """Convert parsed instances to plain values, so that their numbers can be counted."""
+    """Convert pydantic instances to plain values, which `count_numbers` expects."""
     return [
         instance.model_dump() if isinstance(instance, BaseModel) else instance
         for instance in instances

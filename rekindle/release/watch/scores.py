@@ -31,7 +31,7 @@ EDGES = (
     0.0,
     *UNIT_EDGES,
     *LARGE_EDGES,
-)  # upper bounds of all buckets but the last
+)  # upper bounds of all buckets except the last
 MAX_NUMBER = 1e300  # larger numbers, which JSON allows, count as this number
 BUCKET_BOUNDS = (*(repr(edge) for edge in EDGES), "+Inf")
 ZERO_COUNTS = [0] * len(BUCKET_BOUNDS)
@@ -92,7 +92,7 @@ class Histograms:
                 )
 
     def collect(self) -> Iterator[HistogramMetricFamily]:
-        """Yield the metric for Prometheus' client, without a sum, as OpenMetrics requires for
+        """Yield the metric for the Prometheus client. It has no sum, as OpenMetrics requires for
         negative numbers."""
         text = f"{self.description}, by {self.label}"
         family = HistogramMetricFamily(self.name, text, labels=["version", self.label])

@@ -47,10 +47,10 @@ class VersionStats:
     seconds: Buckets = field(default_factory=dict)
     scores: dict[str, Buckets] = field(default_factory=dict)  # output → its histogram
     features: dict[str, Buckets] = field(default_factory=dict)  # feature → its histogram
-    instances: float = 0  # number of instances of the requests with a prediction
+    instances: float = 0  # number of predicted instances
 
     def add(self, current_stats: "VersionStats", earlier_stats: "VersionStats") -> None:
-        """Add the increase between two scrapes of a process."""
+        """Add the increase of a process's statistics between two scrapes."""
         self.requests += current_stats.requests - earlier_stats.requests
         self.errors += current_stats.errors - earlier_stats.errors
         _add_increase(self.seconds, current_stats.seconds, earlier_stats.seconds)
@@ -60,7 +60,7 @@ class VersionStats:
             )
 
     def counts(self) -> Counts:
-        """Return the histograms with the counts of each bucket, not cumulative."""
+        """Return the histograms with separate, not cumulative, counts per bucket."""
         histograms = {"scores": self.scores, "features": self.features}
         return {"rows": int(self.instances)} | {
             kind: {name: _per_bucket(buckets) for name, buckets in histogram_by_name.items()}
@@ -75,7 +75,7 @@ Answer = tuple[float, dict[Key, VersionStats]]
 
 class ServerWatch:
     """Sums the statistics of all servers since the creation of this object, by Deployment and
-    version. If a server ends, its data since the last scrape is lost."""
+    version. When a server ends, its statistics since the last scrape are lost."""
 
     def __init__(self, *endpoints: str) -> None:
         self.endpoints = endpoints
@@ -98,8 +98,8 @@ class ServerWatch:
                 earlier_stats = self.last_answers.get((url, start))
                 restarted = url in loaded_addresses and not earlier_stats
 
-                # for a process that started before this object, only the increase since its first
-                # answer counts
+                # if a process started before this object, count only the increase since its first
+                # scrape
                 if earlier_stats is None:
                     if restarted or start > self.start_time:
                         earlier_stats = {}
@@ -121,11 +121,11 @@ class ServerWatch:
 
 
 def scrape(endpoint: str, version: str, earlier_counts: Mapping[str, Counts]) -> dict[str, Counts]:
-    """Return {"URL since START": counts of `version`} for the server processes behind a headless
-    Service.
+    """Return the counts of `version` of each server process behind a headless Service, by "URL
+    since START".
 
-    If a server cannot be read, its `earlier_counts` are returned. Raises RekindleError if no server
-    can be read.
+    For a server that cannot be read, its entry in `earlier_counts` is returned. Raises
+    RekindleError if no server can be read.
     """
     servers = dict[str, Counts]()
     kept = dict[str, Counts]()

@@ -1,5 +1,5 @@
-"""A limit on the total time of a request: the timeouts of HTTP clients start again with each byte
-of the answer."""
+"""A limit on the total time of a request, which HTTP clients lack: their timeouts restart with each
+byte of the answer."""
 
 import threading
 from collections.abc import Callable

@@ -11,7 +11,7 @@ from rekindle.errors import RekindleError
 from rekindle.storage import Store
 
 CHUNK_BYTES = 8 << 20  # size of a chunk, which one request uploads
-PARALLEL_REQUESTS = 4  # number of parallel requests of one worker
+PARALLEL_REQUESTS = 4  # maximum number of parallel requests per worker
 
 
 class DamagedChunk(Exception):

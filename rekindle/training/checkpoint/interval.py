@@ -14,8 +14,8 @@ from rekindle.training.checkpoint.manifest import IntervalFacts
 # minimum and maximum of an automatic interval
 MIN_INTERVAL_S = 10.0
 MAX_INTERVAL_S = 1800.0
-# mean time between losses of workers that is assumed before the first loss; spot nodes live for
-# hours
+# assumed mean time in seconds between losses of workers before the first loss, since spot nodes
+# live for hours
 PRIOR_MEAN_S = 3600.0
 # minimum ratio of the interval to the duration of an upload, so that uploads take at most half of
 # the time
@@ -23,8 +23,8 @@ MIN_INTERVAL_UPLOADS = 2.0
 
 
 class CheckpointInterval:
-    """Decides when the next durable checkpoint is due: once `seconds` (0: automatic) have passed,
-    or `steps` (0: unlimited) were made, since the start of the last checkpoint."""
+    """Decides when the next durable checkpoint is due: once `seconds` (0: automatic) have passed or
+    `steps` (0: no limit) were made since the last checkpoint started."""
 
     def __init__(self, seconds: float, steps: int) -> None:
         self.fixed_seconds = seconds
@@ -69,8 +69,8 @@ class CheckpointInterval:
         return {"trained_seconds": round(self._trained_seconds(), 1), "losses": self._losses}
 
     def resume(self, step: int, facts: IntervalFacts) -> None:
-        """After the loss of all workers, continue from the measurements that the checkpoint of
-        `step` stores."""
+        """After the loss of all workers, restore the measurements that are stored in the checkpoint
+        of `step`."""
         self._earlier_seconds = facts["trained_seconds"]
         self._losses = facts["losses"] + 1
         self._last_step = step

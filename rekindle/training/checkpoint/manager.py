@@ -1,11 +1,12 @@
 """The checkpoints of a worker: frequent snapshots in shared memory, and durable checkpoints in the
 object store.
 
-Both are needed only if all workers are lost, since every surviving worker holds the complete state.
-Every worker calls `save_if_due` after each step, and takes snapshots by its own clock. Rank 0
-decides when a durable checkpoint is due, and sends this decision with the gradients of the next
-step, so that all workers copy the same state. The training loop waits only for the copy in memory;
-threads write the snapshot and upload the checkpoint (see snapshot_file.py, durable.py).
+Snapshots and checkpoints are needed only if all workers are lost, since every surviving worker
+holds the complete state. Every worker calls `save_if_due` after each step, and takes snapshots by
+its own clock. Rank 0 decides when a durable checkpoint is due, and sends this decision with the
+gradients of the next step, so that all workers copy the same state. The training loop waits only
+for the copy in memory; threads write the snapshot and upload the checkpoint (see snapshot_file.py,
+durable.py).
 """
 
 import base64
@@ -108,7 +109,7 @@ class Checkpoints:
         now = time.monotonic()
 
         if durable:
-            # no snapshot at the same time: its checksum would slow down the upload
+            # skip the snapshot, because computing its checksum would slow down the upload
             self._start_upload(rank_size, commit=False)
             self.interval.cost = time.monotonic() - now
         elif now >= self._snapshot_due and self.snapshots.is_idle:

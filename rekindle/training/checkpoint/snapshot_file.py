@@ -154,7 +154,7 @@ class SnapshotFile:
         self._header = HEADER.pack(
             MAGIC, *(bytes.fromhex(digest) for digest in (identity, layout, fingerprint)), size
         )
-        self._file, self.is_locked = open_and_lock(path)  # is_locked: this process holds the lock
+        self._file, self.is_locked = open_and_lock(path)  # True if this process holds the lock
         self._map: mmap.mmap | None = None
         page = os.pread(self._file, PAGE_BYTES, 0)
         self._records = _parse_records(page)

@@ -34,8 +34,8 @@ MIN_SAVED_SHARE = 0.01
 
 @dataclass(frozen=True)
 class IntervalComparison:
-    """Comparison of the mean time between durable checkpoints with the time that would have cost
-    least, given how often this training lost workers.
+    """Compares the mean time between durable checkpoints with the cheapest time, given how often
+    this training lost workers.
 
     J. W. Young, "A first order approximation to the optimum checkpoint interval", CACM 17(9), 1974:
     if a checkpoint takes C seconds and a worker is lost every M seconds on average, checkpoints
@@ -163,7 +163,7 @@ def _add_cost(bill: Bill, use_name: str, cost: float, is_spot: bool) -> None:
 
 
 def _recovery_time(incident: Incident) -> float:
-    """Return the time at which the training had resumed and the lost worker was replaced."""
+    """Return the time when both the training had resumed and the lost worker was replaced."""
     return max(incident.t, incident.resumed or incident.t, incident.back or incident.t)
 
 
@@ -174,8 +174,8 @@ def _overlap_s(interval: Interval, pauses: list[tuple[float, float]]) -> float:
 
 
 def _compare_interval(summary: Summary, cost: float) -> IntervalComparison | None:
-    """Compare the time between durable checkpoints with the time that would have cost least.
-    `cost`: cost of the part of the workers' time that counts as trained or lost."""
+    """Compare the actual time between durable checkpoints with the cheapest time. `cost`: cost of
+    the part of the workers' time that counts as trained or lost."""
     restored = {
         item.resumed: item
         for item in summary.incidents
@@ -204,7 +204,7 @@ def _compare_interval(summary: Summary, cost: float) -> IntervalComparison | Non
 
 def build_report(summary: Summary, tariff: Tariff | None) -> dict[str, Any]:
     """Return the report of a training: its Summary as numbers and as sentences (`words`), and with
-    a tariff its `cost`."""
+    a tariff also its `cost`."""
     bill = compute_bill(summary, tariff) if tariff and summary.intervals else None
     words = [*sentences.describe(summary), *(describe_bill(bill) if bill else ())]
     return {"words": words} | summary.as_json() | ({"cost": bill.as_json()} if bill else {})

@@ -57,7 +57,7 @@ class Pod:
     gib: float = 0.0
     # labels that the node of the pod must have
     labels: Mapping[str, str] = field(default_factory=dict)
-    # pairs of a taint's key ("" for all taints) and its tolerated value ("" for Exists)
+    # tolerations as pairs (key of the taint, "" for all taints; tolerated value, "" for Exists)
     tolerations: tuple[tuple[str, str], ...] = ()
     # GPUs and other devices by resource name
     devices: Mapping[str, float] = field(default_factory=dict)

@@ -33,7 +33,8 @@ from rekindle.training.membership.completion import open_store, read_completed_m
 from rekindle.training.membership.protocol import Address, Members, coordinator_address
 from rekindle.training.spec import Fingerprint, TrainingSpec
 
-# time that each call of `finish` waits until the coordinator reports that the run is complete
+# maximum time in seconds that a call of `finish` waits for the coordinator to report the run as
+# complete
 COMPLETE_TIMEOUT_S = 5.0
 
 T = TypeVar("T")

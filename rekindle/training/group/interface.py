@@ -45,7 +45,8 @@ class Membership(Protocol):
         ...
 
     def aborted(self) -> bool:
-        """Return True if this process knows that its group is broken, or must exit with an error.
+        """Return True if this process knows that its group is broken, or if it must exit with an
+        error.
 
         The result stays True until the next `form`.
         """

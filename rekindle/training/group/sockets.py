@@ -9,8 +9,8 @@ from typing import Any
 
 
 def list_open_sockets() -> dict[int, str]:
-    """Return the inode of each open socket by its file descriptor; the inode shows if a descriptor
-    was reused."""
+    """Return the inode of each open socket by its file descriptor; the inode shows whether a
+    descriptor was reused."""
     links = {}
     for name in os.listdir("/proc/self/fd"):
         with suppress(OSError):  # the descriptor was just closed

@@ -65,7 +65,7 @@ class StaticGroup:
             self.note("step", step=step)
 
     def report_busy(self, busy: bool) -> None:
-        pass  # without a coordinator, no process waits for this report
+        pass  # do nothing: do nothing: without a coordinator, no process waits for this report
 
     def regroup_pending(self) -> bool:
         return False

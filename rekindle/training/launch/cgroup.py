@@ -1,4 +1,5 @@
-"""The memory cgroup of this container: its limit, and its number of OOM-killed processes."""
+"""Reads the memory cgroup of this container: the memory limit, and the number of OOM-killed
+processes."""
 
 from contextlib import suppress
 from pathlib import Path

@@ -67,7 +67,7 @@ COMPLETION_TIMEOUT_S = 15.0
 # exit codes that make snapshots obsolete; after other codes the pod may restart in place
 OBSOLETE_SNAPSHOT_CODES = (0, *exit_codes.PERMANENT)
 NEVER = float("inf")
-USAGE_TIMEOUT_S = 0.5  # the launcher does nothing else in this time
+USAGE_TIMEOUT_S = 0.5  # maximum time for which this request blocks the launcher
 STOP_SIGNALS = {signal.SIGTERM, signal.SIGINT}
 
 

@@ -1,11 +1,12 @@
-"""The use of CPU, memory and GPUs by the processes of a pod, for the event `usage` of the ledger.
+"""Measures how much CPU, memory and GPU the processes of a pod use, for the event `usage` of the
+ledger.
 
     sampler = UsageSampler()
     sampler.next_sample_time          # when `sample` does something next
     sampler.sample()                  # the fields of the event about once a minute, else None
 
-It uses neither threads nor processes: the first process of a pod forks workers, and reaps all of
-its children. The GPUs are read by NVML, if its library exists.
+The sampler starts no threads or processes, because the first process of a pod forks workers and
+reaps all of its children. The GPUs are read by NVML, if its library exists.
 """
 
 import ctypes
@@ -17,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 SAMPLE_INTERVAL_S = 5.0
-# the first event soon, so that a short training has one
+# the first period is short, so that a short training has an event, too
 FIRST_REPORT_S = 10.0
 REPORT_INTERVAL_S = 60.0
 NVML = "libnvidia-ml.so.1"
@@ -38,7 +39,7 @@ class ProcessUse:
 
 @dataclass
 class Figures:
-    """Samples of one quantity."""
+    """Mean and maximum of the samples of one quantity."""
 
     values: list[float] = field(default_factory=list)
 
@@ -73,7 +74,8 @@ class UsageSampler:
         self._gpu_memory = Figures()
 
     def sample(self) -> dict[str, float] | None:
-        """Take a sample, if it is time. Return the fields of an event, if a period is over."""
+        """Take a sample if one is due. At the end of a period, return the fields of an event, else
+        None."""
         now = time.monotonic()
         if now < self.next_sample_time:
             return None

@@ -95,7 +95,7 @@ class _Pause:
         None  # time when the coordinator told the previous group to stop after its current step
     )
     broken: float | None = None  # time when the previous group broke
-    unseen: bool = False  # True if a member died at an unknown time
+    unseen: bool = False  # True if a member died at a time that is unknown
     until: float = 0.0  # time when the next group started
     # newest step that a member of the next group has restored from a snapshot or a checkpoint
     restored: int | None = None
@@ -114,14 +114,13 @@ class EventAccounting:
         self.lives: dict[str, _ProcessTimeline] = {}
         self.group: set[str] = set()  # ids of the live members of the newest group
         self.pause = _Pause()
-        # the pause before a group that no worker of the previous group has joined, while the first
-        # step of the new group is unknown
+        # the pause before a group without members of the previous group, until the first step of
+        # the new group is known
         self.unsure: _Pause | None = None
         # id of each worker that has not yet joined the restarted coordinator → time of its last
         # sign of life
         self.unconfirmed: dict[str, float] = {}
-        # (time, step) of each completed step, without the first completion of steps that were later
-        # repeated
+        # (time, step) of each completed step; of a repeated step, only the last completion
         self.points: list[tuple[float, int]] = []
         self.step_seconds: float | None = None
         # True if the newest recorded step is known to be the last that was completed
@@ -254,7 +253,7 @@ class EventAccounting:
     on_drain = on_lost
 
     def on_killed(self, t: float, event: Event) -> None:
-        # the agent of the program lives on, so there is no event `lost`
+        # the agent of the program survives, so no event `lost` follows
         name = str(event.get("name", "?"))
         incident = self._record_incident(t, "lost", name, KILLED_PROCESS)
         if incident:
@@ -407,11 +406,11 @@ class EventAccounting:
             life.switch(t, None)
 
     def _regroup(self, t: float, step: int, members: set[str]) -> None:
-        """Start the next group. The group continues at `step` if it contains a member of the
-        previous group; otherwise a later event shows its first step."""
+        """Start the next group. If the group contains a member of the previous group, it continues
+        at `step`; otherwise a later event shows its first step."""
         is_program = bool(self.summary.run.get("program"))
         if is_program and not self.points:
-            # the group before has neither restored nor saved anything
+            # the program has not restored or saved any state yet, so it starts at step 0
             self._infer_start(0)
 
         pause = self.pause
@@ -445,7 +444,7 @@ class EventAccounting:
             if self.points:
                 newest = min(step, self.points[-1][1])
             else:
-                # the first step that a program tells is that of its first save or report
+                # a program first reports a step after some work, so its group started at 0
                 newest = 0 if self.summary.run.get("program") else step
             self._resume(
                 self.unsure,
@@ -453,7 +452,7 @@ class EventAccounting:
             )
 
     def _resume(self, pause: _Pause, step: int) -> None:
-        """Let the group after `pause` start at `step`: work after that step is lost."""
+        """Let the group after `pause` start at `step`, and count work after that step as lost."""
         self.unsure, step = None, max(step, 0)
         if self.points:
             newest = self.points[-1][1]

@@ -3,9 +3,9 @@
     check_event({"t": 1.5, "event": "step", "step": "many"})   # ValueError
 
 A client of the object store or a worker may have written any line, and an event is read in many
-places, so an event with a wrong field is skipped and counted where it is read, and not where it
-is used. Fields and events that are not listed here are permitted, since a later version of Rekindle
-may have written them.
+places, so an event with an invalid field is skipped and counted as soon as it is read. Fields and
+events that are not listed here are permitted, since a later version of Rekindle may have written
+them.
 """
 
 from typing import Annotated, Any
@@ -87,13 +87,13 @@ class Progress(AnyEvent):
 
 
 class Loss(AnyEvent):
-    """The newest loss, which only the metrics of the coordinator have."""
+    """The newest loss. This event reaches only the coordinator's metrics, not the ledger."""
 
     loss: float
 
 
 class Usage(AnyEvent):
-    """The use of a pod in a period of `seconds`; the figures of GPUs are of each GPU."""
+    """The resources that a pod used in a period of `seconds`. GPU values are per GPU."""
 
     seconds: Seconds
     cpu_cores_mean: Annotated[float, Field(ge=0, lt=1e6)] = 0.0

@@ -55,9 +55,9 @@ from rekindle.training.ledger.events import Event
 TRAINED = "trained"
 WAITED = "waited"
 LOST = "lost"
-# value of `Incident.why` for a worker that was lost while no coordinator was running
+# `Incident.why` of a worker that was lost while no coordinator was running
 LOST_WITHOUT_COORDINATOR = "unseen"
-KILLED_PROCESS = "process"  # for a process of a program that was killed, while its pod is alive
+KILLED_PROCESS = "process"  # why: a process of a program was killed, its pod survived
 
 
 @dataclass

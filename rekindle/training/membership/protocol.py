@@ -59,7 +59,7 @@ PORT = JOBS["PyTorchJob"].port[1]  # port of the coordinator, unless MASTER_PORT
 MAX_LINE = 1 << 20  # maximum number of bytes of a message
 MAX_TEXT = 64 << 10  # maximum number of characters of an error message
 MAX_VALUE = 256 << 10  # maximum number of characters of a value for other members
-MAX_STEP = 2**53 - 1  # a float has all whole numbers up to it
+MAX_STEP = 2**53 - 1  # a float represents every integer up to this exactly
 
 Message = dict[str, Any]
 Address = tuple[str, int]
@@ -73,7 +73,7 @@ def encode(message: Message) -> bytes:
 def coordinator_port() -> int:
     """Return the coordinator's port from the environment. Raises ConfigError."""
     if REKINDLE_COORDINATOR in os.environ:
-        return PORT  # MASTER_PORT is a port of the program
+        return PORT  # MASTER_PORT belongs to the program, not to the coordinator
     return read_integer("MASTER_PORT", PORT, 1, MAX_PORT)
 
 

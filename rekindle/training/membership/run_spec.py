@@ -1,4 +1,5 @@
-"""The inputs of a run that the coordinator needs, for a training and for a program."""
+"""Defines the inputs of a run that the coordinator needs, whether a workload or a program is
+trained."""
 
 from typing import Any, Literal, Protocol, Self
 
@@ -38,7 +39,7 @@ class RunSpec(Protocol):
         ...
 
     def identity(self) -> dict[str, Any]:
-        """Return the inputs that the result depends on."""
+        """Return the inputs on which the result depends."""
         ...
 
     def identity_hash(self) -> str:

@@ -1,2 +1,2 @@
-"""The families of a workload, which are the models that it offers: fits families without training
-steps, and chooses a family by validation."""
+"""Handles the families of a workload, that is, the alternative models that it offers: fits families
+without training steps, and chooses the best family."""

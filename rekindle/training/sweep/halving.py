@@ -49,7 +49,8 @@ class Job:
 
 
 def is_finite(value: float | None) -> TypeGuard[float]:
-    """Return True unless the metric shows that the trial has failed (None, NaN or infinite)."""
+    """Return True if the metric is a finite number. None, NaN and infinity mean that the trial has
+    failed."""
     return value is not None and math.isfinite(value)
 
 

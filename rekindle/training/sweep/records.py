@@ -44,7 +44,7 @@ class Decision(Document):
 class Failure(Document):
     """failed.json: why a trial has failed."""
 
-    value: None = None  # part of the result of the trial
+    value: None = None  # a failed trial has no metric
     why: str
 
 
@@ -58,7 +58,8 @@ class TrialModel(Document):
 
     @property
     def is_of_program(self) -> bool:
-        """True for the result of a training program, whose metric is recorded after it."""
+        """True if a training program wrote the result; its metric is then recorded later, in a
+        separate file."""
         return bool(self.files)
 
 

@@ -130,7 +130,8 @@ class Study:
             )
 
     def _find_fault(self, decision: Decision) -> str:
-        """Return why a decision about a job does not belong to this sweep; "" if it does."""
+        """Return the reason why a decision about a job is not part of this sweep; "" if it is part
+        of it."""
         started = {job.trial for job in self.jobs}
         if (decision.rung or 0) >= self.sweep.rungs:
             return "the sweep does not have this rung"
@@ -142,7 +143,7 @@ class Study:
         if decision.trial != len(started) or len(started) >= self.sweep.trial_count:
             return "the sweep does not have this trial, or it has started before"
 
-        # a setting may become a part of a command, and is compared with numbers
+        # validate settings, because they may become part of a command and are compared with numbers
         choices = dict(self.sweep.choices())
         if decision.settings.keys() != choices.keys():
             return "its settings are not the settings in sweep.space"

@@ -69,8 +69,8 @@ class Choice(Section):
         return 0
 
     def accepts_sample(self, value: object) -> bool:
-        """Return True if a sampler may have chosen `value`: unlike in `allows`, a number may differ
-        from the ends of the range by a rounding error, and a range need not heed its step."""
+        """Return True if a sampler may have chosen `value`. Unlike `allows`, accepts rounding
+        errors at the ends of a range, and numbers that do not match the range's step."""
         if self.choices:
             return value in self.choices
         assert self.low is not None

@@ -34,7 +34,7 @@ BOOSTING_SETTINGS: dict[str, Any] = {
     "l2_regularization": 1,
     "early_stopping": False,
 }
-# leaf values are multiples of 1 / LEAF_SCALE, so their sum is exact in any order
+# leaf values are rounded to multiples of 1 / LEAF_SCALE, so that sums are exact in any order
 LEAF_SCALE = 2.0**20
 
 
@@ -44,7 +44,7 @@ class Trees:
     a leaf are the leaf itself."""
 
     feature: NDArray[np.intp]
-    threshold: Floats  # a row goes left if its feature is at most the threshold
+    threshold: Floats  # a row goes left up to the threshold, inclusive
     left: NDArray[np.intp]
     right: NDArray[np.intp]
     value: NDArray[np.float64]  # log-odds of a leaf; 0 in all other nodes
@@ -111,7 +111,8 @@ class Sample:
         self.pieces.append((table[keep], labels[keep], cards[keep]))
 
     def fit(self) -> "Boosting":
-        """Fit trees that score the cards of each fold, and trees that score later rows."""
+        """For each fold, fit trees that score its cards. Also fit trees on all cards, which score
+        later rows."""
         table, labels, cards = (np.concatenate(column) for column in zip(*self.pieces, strict=True))
         if len(np.unique(labels)) < 2:
             raise DataError(
@@ -144,7 +145,7 @@ class Sample:
 
 @dataclass(frozen=True)
 class Boosting:
-    """Models of scikit-learn: one for each fold, fitted on the cards of the other folds, then one
+    """Models of scikit-learn: one per fold, fitted on the cards of all other folds, and a last one,
     fitted on all cards."""
 
     models: Sequence[Any]
@@ -175,8 +176,8 @@ def _limit_to_one_thread() -> Any:
 
 
 def _edges(column: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Return the candidate thresholds of a feature: its quantiles, with finer steps at both ends,
-    where most frauds are."""
+    """Return the candidate thresholds of a feature. They are quantiles, with finer steps at both
+    ends, where most frauds are."""
     tail = 0.5 ** np.linspace(1, 17, BINS // 4)
     quantiles = np.concatenate([np.linspace(0.01, 0.99, BINS // 2), tail, 1 - tail])
     return np.unique(np.quantile(column, np.sort(quantiles), method="lower"))
@@ -193,7 +194,7 @@ def _fit(codes: Ints, labels: object, weight: object, edges: list[Floats]) -> An
     for [predictor] in model._predictors:
         nodes = predictor.nodes
         inner_nodes = np.flatnonzero(nodes["is_leaf"] == 0)
-        # a threshold lies between two bin numbers; take the lower one
+        # thresholds lie between two bin numbers; use the lower bin
         cuts = nodes["num_threshold"][inner_nodes].astype(int)
         features = nodes["feature_idx"][inner_nodes]
         nodes["num_threshold"][inner_nodes] = [

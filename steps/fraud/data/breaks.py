@@ -1,4 +1,4 @@
-"""Warn about data whose properties change from some day on: truncated values, new ids, missing
+"""Warn about properties of the data that change on some day: truncated values, new ids, missing
 genuine rows, missing labels."""
 
 from dataclasses import dataclass
@@ -14,12 +14,12 @@ from steps.fraud.fraud_config import Columns
 Floats = NDArray[np.float64]
 HOUR = DAY // 24
 WEEK = 7  # days
-MIN_ROWS = 20  # minimum number of rows that a day must have to be warned about
-MAX_CHANCE = 1e-6  # maximum probability of a constant day that counts as a break
-MIN_NEW_IDS = 0.6  # minimum fraction of rows with a new id on a day that counts as a break
-MAX_USUAL_NEW_IDS = 0.3  # maximum fraction of rows with a new id in the week before such a day
-MIN_GENUINE_RATIO = 1.6  # minimum ratio of the numbers of genuine rows in two successive fortnights
-MIN_SHARE_RATIO = 1.3  # minimum ratio of the fractions of frauds in the two fortnights
+MIN_ROWS = 20  # days with fewer rows cause no warning
+MAX_CHANCE = 1e-6  # a constant day with a lower probability is a break
+MIN_NEW_IDS = 0.6  # minimum fraction of rows with new ids on the day of a break
+MAX_USUAL_NEW_IDS = 0.3  # upper limit for this fraction in the week before a break
+MIN_GENUINE_RATIO = 1.6  # minimum factor by which genuine rows per day change at a break
+MIN_SHARE_RATIO = 1.3  # minimum ratio of this factor to the factor for frauds
 # warn if the ratio of labelled to expected frauds in the newest week is at most this fraction of
 # the ratio in earlier weeks
 MAX_LABELLED_SHARE = 0.85
@@ -57,7 +57,7 @@ def truncated_values(rows: Rows, columns: Columns) -> list[str]:
         ("time", "minutes and seconds", rows.time % HOUR),
     ):
         constant = _constant_days(values, days)
-        # all amounts of some currencies are without cents
+        # no warning if no amount has cents, as in some currencies
         if constant.any() and not (name == "amount" and constant.all()):
             result.append(
                 f"{columns.describe(name)} has equal {what} in all rows of {constant.sum()} of"
@@ -79,8 +79,8 @@ def new_ids(rows: Rows, columns: Columns) -> list[str]:
         before = _mean_before(new)
         known = (1 - new) * days.size
         is_break = (new >= MIN_NEW_IDS) & (before < MAX_USUAL_NEW_IDS) & (days.size >= MIN_ROWS)
-        # the number of rows with known ids must drop, too: additional new customers do not reduce
-        # it
+        # also require a drop of the rows with known ids, because additional customers do not reduce
+        # these
         is_break &= known < _mean_before(known) / 2
 
         found = np.flatnonzero(is_break)
@@ -96,8 +96,8 @@ def new_ids(rows: Rows, columns: Columns) -> list[str]:
 
 
 def _constant_days(values: Ints, days: Days) -> NDArray[np.bool_]:
-    """Return a mask of the days on which all rows have the same value, unless this value is
-    frequent on other days."""
+    """Return a mask of the days on which all rows have one value that is not frequent on other
+    days."""
     low, high = (function.reduceat(values, days.start) for function in (np.minimum, np.maximum))
     constant = (low == high) & (days.size >= MIN_ROWS)
     if constant.any() and not constant.all():
@@ -140,7 +140,7 @@ def missing_genuine_rows(labelled: Rows) -> list[str]:
     middle = np.arange(WEEK, count - WEEK + 1)
     start = np.maximum(middle - 2 * WEEK, 0)
     end = np.minimum(middle + 2 * WEEK, count)
-    # mean numbers per day of [genuine rows, frauds], before and after each day in `middle`
+    # daily means of [genuine rows, frauds] in the two weeks before and after each day in `middle`
     before = (sums[:, middle] - sums[:, start]) / (middle - start)
     after = (sums[:, end] - sums[:, middle]) / (end - middle)
 
@@ -187,7 +187,7 @@ def sum_labels(rows: Rows, log_odds: NDArray[np.float32], start: int, end: int) 
 def late_labels(sums: Floats, end: int, delay_days: int) -> list[str]:
     """Return a sentence if labels of frauds are missing in the week before `end`.
 
-    `sums`: the results of `sum_labels` for all parts of the data, added up.
+    `sums`: total of the results of `sum_labels` for all parts of the data.
     """
     expected, labelled, variance = sums.T
     if not (expected.all() and labelled[1]):

@@ -14,11 +14,11 @@ DATES = ("%d.%m.%Y", "%d/%m/%Y", "%m/%d/%Y", "%d-%m-%Y", "%m-%d-%Y", "%Y/%m/%d",
 FORMATS = tuple(
     f"{date}{time}" for date in DATES for time in (" %H:%M:%S", " %H:%M", "T%H:%M:%S", "")
 )
-YEAR_2000 = 9.4e8  # about the start of the year 2000, in seconds since 1970
+YEAR_2000 = 9.4e8  # approximate Unix time of 2000-01-01
 
 
 def to_numbers(column: pl.Series) -> pl.Series | None:
-    """Convert a column to numbers; return None if its type is unsuitable."""
+    """Convert a column to numbers; return None if its type cannot be converted."""
     if not (column.dtype.is_numeric() or column.dtype in (pl.String, pl.Boolean)):
         return None
     return column.cast(pl.Float64, strict=False)
@@ -75,7 +75,7 @@ def to_instants(column: pl.Series, time_format: str) -> pl.Series | None:
     if column.dtype == pl.Date:
         return column.cast(pl.Datetime("us")).dt.epoch("us")
     if isinstance(column.dtype, pl.Datetime):
-        # polars stores the values of columns with a time zone in UTC
+        # also right with a time zone, because polars stores such values in UTC
         return column.dt.epoch("us")
     if column.dtype.is_numeric():
         return _to_epoch_microseconds(column, time_format)
@@ -101,7 +101,7 @@ def to_instants(column: pl.Series, time_format: str) -> pl.Series | None:
     iso_text = text.set(~text.str.contains(ISO_PATTERN), None)
     try:
         return iso_text.str.to_datetime(time_unit="us", strict=False).dt.epoch("us")
-    except pl.exceptions.ComputeError:  # no value is a timestamp
+    except pl.exceptions.ComputeError:  # raised if no value is a timestamp
         return pl.Series(column.name, [None], pl.Int64).new_from_index(0, len(column))
 
 
@@ -121,9 +121,9 @@ def _to_epoch_microseconds(column: pl.Series, unit: str) -> pl.Series | None:
 
 
 def _detect_format(text: pl.Series) -> str:
-    """Return the format that fits most values; an empty text if no format fits.
+    """Return the format that matches most values; an empty text if no format matches.
 
-    Raises DataError if several formats fit.
+    Raises DataError if several formats match equally well.
     """
     sample = text.drop_nulls().gather_every(max(1, len(text) // 2000))
     likely_formats = [name for name in FORMATS if 2 * _parse(sample, name).count() > len(sample)]

@@ -1,7 +1,7 @@
 """Read CSV files as text columns, in any encoding and with any separator, without losing a line.
 
-A record must be on one line. If a quoted value contains a line break, all lines of its record are
-ragged: they do not have the fields of the header.
+A record must be on one line. If a quoted value contains a line break, all lines of its record count
+as ragged, that is, as lines whose fields do not match the header.
 """
 
 import csv
@@ -22,8 +22,8 @@ FILE = "file"
 
 
 def read_csv(file: Path, text: Text, columns: Columns) -> pl.DataFrame:
-    """Read the rows in file order. Add the columns LINE_NUMBER (from 1), FILE, and RAGGED, with
-    the text of lines that do not fit the header.
+    """Read the rows in file order. Add the columns LINE_NUMBER (from 1), FILE, and RAGGED, which
+    contains the text of lines that do not match the header.
 
     Raises DataError, and PolarsError or OSError if the file is not CSV.
     """
@@ -81,8 +81,8 @@ def _decode(file: Path, encoding: str) -> str:
 
 
 def _detect_separator(header: str, expected_columns: set[str]) -> str:
-    """Return the separator with which the header has the most expected columns and, among equals,
-    the most columns."""
+    """Return the separator that splits the header into the most expected column names; in a tie,
+    into the most columns."""
 
     def fitness(separator: str) -> tuple[int, int]:
         names = next(csv.reader([header], delimiter=separator))

@@ -2,9 +2,9 @@
 
 A feature at time t uses the transactions of the card in (t - 30 days, t], the last 50 transactions
 of the card, and the transactions of the terminal in (t - delay - 30 days, t - delay], whose labels
-are known at t. So a server can compute each feature with the same code from a history of limited
-length. A feature does not depend on the order of transactions of a card (or terminal) at the same
-time.
+are known at t. So a server needs only a history of limited length to compute each feature, with the
+same code. A feature does not depend on the order of transactions of a card (or terminal) at the
+same time.
 
 Sums over a window are differences of running sums of integers (cents, counts), so they do not
 depend on chunks or threads.
@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from steps.fraud.data.transactions import DAY, Ints, Rows, first_rows_of_groups
 
 WINDOWS = (1, 7, 30)  # lengths of the time windows of features, in days
-HABIT_ROWS = 50  # number of transactions of the card that define its habits
+HABIT_ROWS = 50  # number of a card's latest transactions that define its habits
 
 RAW_NAMES = ("log_amount", "log_ratio_to_mean", "log_gap", "sin_time", "cos_time")
 HANDBOOK_NAMES = (
@@ -102,8 +102,8 @@ def card_features(
 
 
 def _habits(card: Ints, amount: NDArray[np.float64]) -> dict[str, Column]:
-    """Compute features that compare the amount, and the card's highest recent amounts, with the
-    median of the card's recent amounts."""
+    """Compute features that relate the amount, and the highest recent amounts of the card, to the
+    median of its recent amounts."""
     column = pl.col("amount")
     table = pl.DataFrame({"card": card, "amount": amount}).select(
         column.rolling_median(HABIT_ROWS, min_samples=1).over("card").alias("median"),
@@ -148,7 +148,7 @@ def terminal_features(rows: Rows, delay_days: int, names: Names = NAMES) -> dict
     is_fraud = rows.fraud == 1
     frauds_before = _running_sum(is_fraud)
     result: dict[str, Column] = {}
-    # the labels of rows before the cutoff are known
+    # end of the rows whose labels are known at the time of each row
     cutoff = np.searchsorted(line, line - delay_days * DAY, side="right")
     start = cutoff
 
@@ -221,7 +221,7 @@ def tables(
 def _stable_order(group: Ints) -> Ints:
     """Return the indices that sort rows by group; rows of a group keep their order."""
     group = group - group.min()
-    # sorting numbers of 16 bits is faster
+    # use 16 bits if possible, because such numbers are sorted faster
     return np.argsort(group.astype(np.uint16) if group.max() < 1 << 16 else group, kind="stable")
 
 
@@ -240,9 +240,9 @@ def _join_timelines(group: Ints, time: Ints, longest_window: int) -> tuple[Ints,
     """For rows sorted by (group, time), return (index, first row of the group, position on a common
     time line).
 
-    The time line joins the times of all groups: gaps longer than `reach`, and gaps between groups,
-    are shortened to just over `reach`. So one binary search finds the starts of windows in all
-    groups, and positions do not overflow with many groups.
+    The time line concatenates the groups. Gaps between groups, and gaps longer than `reach`, become
+    just longer than `reach`. So one binary search finds the starts of windows in all groups, and
+    positions do not overflow with many groups.
     """
     index = np.arange(len(time))
     first = first_rows_of_groups(group)

@@ -1,6 +1,6 @@
 """Validate rows: types, ranges, duplicates, time order.
 
-Each invalid row is returned with the reason why it is invalid.
+Each invalid row is returned with a reason.
 """
 
 import time
@@ -19,10 +19,10 @@ COLUMN_TYPES: dict[str, str] = dict.fromkeys(("id", "card", "terminal"), "a numb
 COLUMN_TYPES["time"] = "a timestamp"
 COLUMN_TYPES["amount"] = "a number"
 COLUMN_TYPES["fraud"] = "0, 1 or nothing"
-# pattern of the text ids that are numbers, see `transactions.identity`
+# text ids that `transactions.identity` converts to their numeric value
 INTEGER_PATTERN = r"^-?[0-9]{1,18}$"
 MIN_TIME = 946_684_800_000_000  # 2000-01-01 in µs
-MAX_AMOUNT = 1e9  # maximum amount; a larger one is probably in another unit
+MAX_AMOUNT = 1e9  # larger amounts are probably in another unit
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ def check(
     text: Text | None = None,
     now: float | None = None,
 ) -> CheckedRows:
-    """Validate the rows of `source.read`. Rows later than a day after `now` (seconds since the
+    """Validate the rows of `source.read`. Rows more than a day later than `now` (seconds since the
     epoch) are rejected.
 
     Raises DataError if more than the share `max_bad_share` of the rows is invalid, or a column has
@@ -106,7 +106,7 @@ def check(
 
 
 def _convert(frame: pl.DataFrame, columns: Columns, text: Text) -> pl.DataFrame:
-    """Convert the columns to the types of the dataset, and values that cannot be converted to
+    """Convert the columns to the types of the dataset. Values that cannot be converted become
     null."""
     converters = {
         "id": _convert_ids,

@@ -1,10 +1,10 @@
 """The transformer's samples: windows over the memory-mapped shards of a dataset directory.
 
 A training sample is a window of `LENGTH` consecutive transactions of one card. Windows of a card
-overlap by `OVERLAP`. Each transaction counts for the loss in a single window, after at least
-`OVERLAP` earlier transactions if the card has them. Transactions before `train_start`, in the first
-days of the data, are only context for later ones. All shards are mapped into one memory region, so
-a batch is one gather over any number of shards.
+overlap by `OVERLAP`. Each transaction counts for the loss in exactly one window, where at least
+`OVERLAP` earlier transactions of the card, if they exist, precede it. Transactions before
+`train_start`, in the first days of the data, are only context for later ones. All shards are mapped
+into one memory region, so a batch is one gather over any number of shards.
 """
 
 import ctypes
@@ -26,7 +26,7 @@ from steps.fraud.fraud_config import CONTEXT
 
 LENGTH = 40  # number of transactions in a training window
 OVERLAP = 16  # number of transactions of a training window that only give context
-SCORED = 128  # number of transactions in a window for scoring long runs of rows
+SCORED = 128  # window length for scoring many consecutive rows
 MAP_FIXED = 0x10
 
 
@@ -58,7 +58,7 @@ class Rows:
                 " step prepare again."
             )
 
-        self.first = first_rows_of_groups(self.cards)  # for each row, the first row of its card
+        self.first = first_rows_of_groups(self.cards)  # index of the first row of each row's card
 
     def __len__(self) -> int:
         return len(self.times)
@@ -74,13 +74,13 @@ class Rows:
         return self.overlapping(length).index_select(0, starts).view(-1, length, self.width)
 
     def boosted(self, index: Ints) -> NDArray[np.float64]:
-        """Return the log-odds of fraud of the rows `index`, by gradient boosting."""
+        """Return the log-odds of fraud that gradient boosting gave to the rows `index`."""
         offset = torch.from_numpy(self.offsets[index]) + self.facts.features.index(BOOSTED)
         return self.features[offset].double().numpy()
 
     def overlapping(self, length: int) -> Tensor:
-        """Return a view of the features, without copying, that has one flat window of `length` rows
-        per offset."""
+        """Return a view of the features, not a copy, in which row i is the flattened window of
+        `length` rows at offset i."""
         size = length * self.width
         return self.features.as_strided((len(self.features) - size + 1, size), (1, 1))
 
@@ -88,8 +88,8 @@ class Rows:
 class TrainingWindows:
     """The windows over the rows from `train_start` to `train_end`.
 
-    `batch` returns features, labels, and a mask of the transactions that count in the loss: those
-    with a known label that are not only context.
+    `batch` returns features, labels, and a mask of the transactions that count in the loss: their
+    label is known, and they are not only context.
     """
 
     def __init__(self, rows: Rows) -> None:
@@ -143,7 +143,7 @@ def scoring_windows(first: Ints, rows: Ints) -> tuple[Ints, Ints, Ints]:
     """
     origin = rows[
         first_rows_of_groups(first[rows])
-    ]  # for each of `rows`, the first one of `rows` that belongs to the same card
+    ]  # for each of `rows`, the first of them with the same card
     block = (rows - origin) // (SCORED - CONTEXT)
     start = np.maximum(origin + block * (SCORED - CONTEXT) - CONTEXT, first[rows])
     starts, window = np.unique(start, return_inverse=True)

@@ -37,18 +37,18 @@ from steps.fraud.data.transactions import DAY, Ints, Rows, format_instant
 from steps.fraud.data.transactions import NAMES as COLUMNS
 from steps.fraud.fraud_config import CONTEXT
 
-# file in the state of a refreshed release with the log-odds of the last training rows, see
-# `load_trained`
+# file in a refreshed state: log-odds of the last training rows, see `load_trained`
 TRAINED = "trained.npz"
 
 
 def needed(rows: Rows, train_end: int, delay_days: int) -> NDArray[np.bool_]:
-    """Return a mask of the rows before `train_end` that a server needs for later transactions.
+    """Return a mask of the rows before `train_end` that a server needs to compute features of later
+    transactions.
 
     `rows`: all rows of complete cards, sorted by (card, time, id).
     """
     is_past = rows.time < train_end
-    # for each row, the index after the last row of its card
+    # for each row, the end index of its card
     last = np.searchsorted(rows.card, rows.card, side="right")
     later = np.append(0, np.cumsum(~is_past))
     from_end = last - np.arange(len(rows)) - (later[last] - later[np.arange(len(rows))])
@@ -67,8 +67,8 @@ class Settings(BaseModel):
 
 
 def write(path: Path, rows: Rows, features: Floats, trees: Trees, facts: dict[str, Any]) -> None:
-    """Write the state directory: the `needed` rows with their features, the trees and the
-    settings."""
+    """Write the state directory, with the rows that `needed` selects, their features, the trees and
+    the settings."""
     path.mkdir()
     for name in COLUMNS:
         np.save(path / f"{name}.npy", getattr(rows, name))
@@ -80,11 +80,11 @@ def write(path: Path, rows: Rows, features: Floats, trees: Trees, facts: dict[st
 
 
 def load_trained(path: Path) -> dict[str, NDArray[Any]]:
-    """Load the log-odds (`boosted`) of the last training rows of a release, by transaction (`id`).
+    """Load the arrays `id` and `boosted`: the last training rows of a release, and their log-odds.
     Raises DataError.
 
     These log-odds cannot be computed again, because a release does not contain the trees of the
-    folds. A refreshed state lacks some of these rows, so it has the log-odds in a separate file.
+    folds. A refreshed state lacks some of these rows, so it stores the log-odds in a separate file.
     """
     try:
         if (path / TRAINED).exists():
@@ -168,7 +168,7 @@ class State:
         rows = Rows.concat([self.rows[past], later[of_cards]])
         rows = replace(rows, card=np.concatenate([np.repeat(groups, counts), group[of_cards]]))
         order = np.lexsort((rows.id, rows.time, rows.card))
-        # positions in `order` of the rows of the requests, as opposed to rows of the state
+        # positions in `order` of rows from requests, not from the state
         later_rows = np.argsort(order)[len(past) :]
         columns = card_features(rows[order], row_indices=later_rows)
         columns.update(self._terminal_columns(later, request, of_cards))
@@ -185,7 +185,8 @@ class State:
         return windows, end - start + 1
 
     def _select_later(self, new: Rows, history: Rows) -> Rows:
-        """Return the rows of a request that are later than the state; new rows come last."""
+        """Return the rows of a request that are later than the state: first the history, then the
+        new rows."""
         if len(set(new.id.tolist())) < len(new):
             raise DataError(
                 "two of the transactions to score have the same id: each transaction must have its"
@@ -228,7 +229,7 @@ class State:
 
 
 def _group_by_request(ids: Ints, request: Ints) -> tuple[Ints, Ints]:
-    """Give each pair of request and id a number.
+    """Assign a number to each pair of request and id.
 
     Return (numbers, unique ids); number % len(unique ids) is the index of the id.
     """
@@ -237,8 +238,8 @@ def _group_by_request(ids: Ints, request: Ints) -> tuple[Ints, Ints]:
 
 
 def _find_members(groups: Ints, chosen: Ints) -> tuple[Ints, Ints]:
-    """Return the indices, in the sorted `groups`, of the members of all `chosen` groups, and the
-    sizes of these groups."""
+    """Return two arrays: the indices in the sorted `groups` of all members of the `chosen` groups,
+    and the sizes of these groups."""
     start = np.searchsorted(groups, chosen)
     sizes = np.searchsorted(groups, chosen, side="right") - start
     return np.repeat(start - np.cumsum(sizes) + sizes, sizes) + np.arange(sizes.sum()), sizes

@@ -56,7 +56,7 @@ ARRAYS = {
 
 
 ROW_BYTES = 250  # approximate bytes of a transaction in the dataset
-# time from the first row to `train_start`, at most a quarter of the training time
+# rows in this time after the first row only give context; limited to a quarter of the training time
 WARM_UP = 14 * DAY
 
 
@@ -78,8 +78,8 @@ def write_dataset(data: Data, out: Path) -> Prepared:
     names = ("frauds", "train_rows", "train_frauds", "unknown", "rejected", "test_rows")
     days = {name: format_day(facts[name]) for name in ("first_time", "last_time", "train_end")}
     rejected = sum(facts["rejected"].values())
-    # `was_sorted` is only a tag and no fact of the dataset, because the order of the source does
-    # not change the dataset
+    # `was_sorted` is a tag, not a fact, because facts are part of the dataset, which does not
+    # depend on the order of the source
     tags = {name: facts[name] for name in names} | {"was_sorted": was_sorted} | days
     share = facts["train_frauds"] / facts["train_rows"]
     newest = format_utc(facts["last_time"])
@@ -93,7 +93,8 @@ def _write(data: Data, out: Path) -> tuple[dict[str, Any], bool, list[str]]:
     checked = check(raw, data.columns, data.tolerated_rejects, data.text)
     del raw
 
-    # without rows, the columns of the source would make datasets of equal transactions differ
+    # if no row is rejected, omit the source's columns, so that equal transactions give equal
+    # datasets
     if checked.rejects.is_empty():
         rejects = checked.rejects.select("row", "reason")
     else:
@@ -170,7 +171,7 @@ class _Moments:
 
     def add(self, table: features.Floats, mask: NDArray[np.bool_]) -> None:
         self.count += int(mask.sum())
-        # rows are processed in blocks that fit into the CPU cache
+        # process rows in blocks that fit into the CPU cache
         for start in range(0, len(table), 4096):
             block = table[start : start + 4096][mask[start : start + 4096]].astype(np.float64)
             self.sums += block.sum(0)
@@ -211,15 +212,16 @@ def _select_days(rows: Rows, data: Data) -> Rows:
 
 
 def _hide_labels(rows: Rows, start: int) -> Rows:
-    """Remove the labels from `start` on, so that the dataset does not depend on how late the run
-    starts."""
+    """Remove the labels of rows from time `start` on, so that a run that starts late creates the
+    same dataset."""
     unknown = rows.time >= start
     fraud = np.where(unknown, np.uint8(UNKNOWN), rows.fraud)
     return replace(rows, fraud=fraud, scenario=np.where(unknown, np.uint8(0), rows.scenario))
 
 
 def labels_end(rows: Rows, data: Data) -> int:
-    """Return the end of known labels; `rows` are all rows of the source, sorted by time."""
+    """Return the time up to which labels are known. `rows`: all rows of the source, sorted by
+    time."""
     if data.labels_until:
         return _to_microseconds(data.labels_until) + DAY
     return (last_full_day(rows.time) + 1 - data.label_delay_days) * DAY
@@ -276,8 +278,8 @@ def calendar(rows: Rows, data: Data, labels_until: int) -> dict[str, Any]:
 def last_full_day(time: NDArray[np.int64]) -> int:
     """Return the last complete day, as days since the epoch.
 
-    The newest day is complete if its last transaction is at most an hour earlier than on each day
-    of the week before.
+    The newest day counts as complete if its last transaction is at most one hour earlier in the day
+    than the last one of each day in the week before.
     """
     last = int(time[-1] // DAY)
     ends = (
@@ -285,7 +287,7 @@ def last_full_day(time: NDArray[np.int64]) -> int:
         - np.arange(last - 7, last + 1) * DAY
     )
 
-    # omit negative values, which belong to days without transactions
+    # omit days without transactions, whose values are negative
     usual = ends[:-1][ends[:-1] >= 0]
     if not len(usual) or ends[-1] >= usual.min() - DAY // 24:
         return last

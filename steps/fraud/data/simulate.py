@@ -31,7 +31,7 @@ from steps.fraud.data.transactions import DAY
 class Payments:
     """Payments as columns of equal length, sorted by card and day."""
 
-    slot: NDArray[np.int64]  # one number for the card and the day: card * days + day
+    slot: NDArray[np.int64]  # card and day as one number: card * days + day
     second: NDArray[np.int64]  # time of the payment, in seconds since midnight
     terminal: NDArray[np.int64]
     amount: NDArray[np.float64]
@@ -40,8 +40,8 @@ class Payments:
 Commit = Callable[[np.random.Generator, World, Payments], NDArray[np.uint8]]
 
 SIDE = 100  # side length of the square with all cards and terminals
-# distance from a card to its farthest terminals, times sqrt(number of terminals), so that a card
-# has about 78 terminals
+# maximum distance of a card's terminals times sqrt(number of terminals); gives a card about 78
+# terminals
 RADIUS = 500
 TERMINAL_FRAUDS_A_DAY = 2 / 10_000
 TERMINAL_DAYS = 28
@@ -51,7 +51,7 @@ TAKEOVER = 4  # number of the fraud scenario `takeover`
 # ranges of the number of payments of a takeover, and of the seconds between two of these payments
 TAKEOVER_PAYMENTS = (4, 8)
 TAKEOVER_GAP = (300, 3600)
-# lowest and highest amount of the first payment of a takeover, which tries the card
+# range of the first amount of a takeover, with which the fraudster tests the card
 TRIAL_AMOUNT = (0.5, 2.0)
 
 
@@ -103,7 +103,7 @@ def simulate(world: World, commit: Commit | None = None) -> pl.DataFrame:
 
 
 def _draw_amounts(rng: np.random.Generator, mean: NDArray[np.float64]) -> NDArray[np.float64]:
-    """For each mean amount in `mean`, draw the amount of one payment of a card with this mean."""
+    """For each card's mean amount in `mean`, draw the amount of one payment."""
     amount = rng.normal(mean, mean / 2)
     return np.where(amount < 0, rng.uniform(0, 2 * mean), amount).round(2)
 
@@ -111,8 +111,8 @@ def _draw_amounts(rng: np.random.Generator, mean: NDArray[np.float64]) -> NDArra
 def _find_terminals(
     home: NDArray[np.float64], shop: NDArray[np.float64], radius: float
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return the terminals near each card, concatenated for all cards, and the position in this
-    list where each card starts."""
+    """Return two arrays: the terminals near each card, concatenated, and the start of each card's
+    terminals."""
     by_x = np.argsort(shop[:, 0])
     x = shop[by_x, 0]
     edges = np.searchsorted(x, np.stack([home[:, 0] - radius, home[:, 0] + radius]))
@@ -124,8 +124,8 @@ def _find_terminals(
 
 
 def commit_frauds(rng: np.random.Generator, world: World, payments: Payments) -> NDArray[np.uint8]:
-    """Return the scenario of each transaction (0: genuine). Changes the amounts of frauds in
-    `payments`."""
+    """Return the fraud scenario of each transaction (0: genuine). Also changes the amounts of
+    frauds in `payments`."""
     slot = payments.slot
     terminal = payments.terminal
     amount = payments.amount
@@ -163,13 +163,14 @@ def commit_frauds(rng: np.random.Generator, world: World, payments: Payments) ->
 
 
 def take_over(rng: np.random.Generator, world: World, mean: NDArray[np.float64]) -> Payments:
-    """Return the frauds on cards that are taken over; `mean`: mean amount of each card."""
+    """Simulate takeovers, and return their fraudulent payments. `mean`: mean amount of each
+    card."""
     count = rng.poisson(world.takeovers / 1000 * world.cards * world.days)
     size = rng.integers(*TAKEOVER_PAYMENTS, count, endpoint=True)
     slot = np.repeat(rng.integers(0, world.cards * world.days, count), size)
     is_first = np.diff(np.repeat(np.arange(count), size), prepend=-1) > 0
     elapsed = np.cumsum(rng.integers(*TAKEOVER_GAP, len(slot)))
-    # all payments of a takeover are on one day
+    # start early enough for all payments to be on one day
     latest_start = 86_400 - TAKEOVER_PAYMENTS[1] * TAKEOVER_GAP[1]
     second = elapsed + np.repeat(rng.integers(1, latest_start, count) - elapsed[is_first], size)
     amount = _draw_amounts(rng, mean[slot // world.days])

@@ -98,7 +98,7 @@ def _download(uri: str, scratch: Path) -> Path:
 
     try:
         store.download(address.key, target)
-    # Argo does not retry a DataError: a retry cannot help
+    # a DataError, because Argo does not retry it
     except NotFound as error:
         raise DataError(f"{error} Correct data.source.") from error
 
@@ -143,7 +143,7 @@ def _find_files(path: Path, shown: str) -> tuple[list[Path], str]:
 
 
 def _map_columns(names: list[str], columns: Columns, shown: str) -> dict[str, str]:
-    """Return a dict: name of a column in this workload → its name in the source. Raises DataError
+    """Return a dict {column name in this workload: column name in the source}. Raises a DataError
     that names all missing columns."""
     configured: dict[str, str] = columns.model_dump()
     missing = {

@@ -8,19 +8,19 @@ from steps.fraud.data.breaks import missing_genuine_rows, new_ids, truncated_val
 from steps.fraud.data.transactions import DAY, UNKNOWN, Ints, Rows
 from steps.fraud.fraud_config import Columns
 
-STRAY_GAP = 30 * DAY  # minimum gap between the other rows and a few later rows that count as stray
+STRAY_GAP = 30 * DAY  # minimum time gap before the few latest rows that makes them stray
 MAX_STRAYS = 0.001  # maximum fraction of rows that can count as stray
-MAX_DUPLICATES = 0.001  # maximum fraction of rows that equal another row except for their id
+MAX_DUPLICATES = 0.001  # maximum fraction of rows that differ from another row only in the id
 # maximum plausible fraction of frauds; fewer than 1% of card payments are frauds
 MAX_FRAUD_SHARE = 0.03
-# minimum fraction of the frauds that a column must identify to count as leaking
+# minimum fraction of frauds that the values of a leaking column identify
 MIN_LEAK_SHARE = 0.8
-MIN_FRAUDS = 10  # minimum number of frauds in the data for the check for leaking columns
+MIN_FRAUDS = 10  # with fewer frauds, leaks are not checked
 
 
 def strays(time: Ints) -> int:
-    """Return the time of the first stray row: one of a few rows that are much later than all
-    others. Without stray rows, return a time after the last row."""
+    """Return the time of the first stray row. Stray rows are a few rows that are much later than
+    all others. Without any, return a time after the last row."""
     sorted_times = np.sort(time)
     first = len(sorted_times) - max(1, int(MAX_STRAYS * len(sorted_times)))
     if len(sorted_times) > 1:
@@ -35,7 +35,7 @@ def strays(time: Ints) -> int:
 def suspicions(rows: Rows, columns: Columns, labels_until: int) -> list[str]:
     """Return a sentence for each suspicious property of `rows`, which are sorted by time.
 
-    Only labels before `labels_until` are judged, because later labels may not have arrived.
+    Labels are checked only before `labels_until`, because later ones may not have arrived yet.
     """
     labelled = rows[: int(np.searchsorted(rows.time, labels_until))]
     labelled = labelled[labelled.fraud != UNKNOWN]
@@ -48,8 +48,8 @@ def suspicions(rows: Rows, columns: Columns, labels_until: int) -> list[str]:
 
 
 def wrong_columns(rows: Rows, columns: Columns) -> list[str]:
-    """Return a sentence for each column that is probably the wrong one, and for missing or repeated
-    rows."""
+    """Return a sentence for each column that is probably wrong or swapped, and for missing or
+    repeated rows."""
     result = []
     for name, values in (("card", rows.card), ("terminal", rows.terminal), ("amount", rows.cents)):
         column = columns.describe(name)
@@ -128,7 +128,8 @@ def leaks(labelled: Rows, columns: Columns) -> list[str]:
 
 
 def _share_identified(values: Ints, is_fraud: NDArray[np.bool_]) -> float:
-    """Return the fraction of frauds whose value occurs in other frauds, but not in genuine rows."""
+    """Return the fraction of frauds whose value occurs in at least one other fraud and in no
+    genuine row."""
     groups = pl.DataFrame({"value": values, "fraud": is_fraud}).group_by("value")
     pure = groups.agg(pl.col("fraud").sum(), rows=pl.len()).filter(
         pl.col("fraud") == pl.col("rows"), pl.col("rows") > 1
@@ -137,8 +138,8 @@ def _share_identified(values: Ints, is_fraud: NDArray[np.bool_]) -> float:
 
 
 def _share_at_one_end(values: Ints, is_fraud: NDArray[np.bool_]) -> float:
-    """Return the fraction of all frauds that have the highest (or lowest) values, if most rows with
-    these values are frauds; otherwise 0."""
+    """Return the fraction of all frauds that are at one end of the value range where most rows are
+    frauds; 0 if neither end is like this."""
     low, high = np.quantile(values[is_fraud], [0.1, 0.9])
     ends = [is_fraud[mask] for mask in (values >= low, values <= high)]
     return max(

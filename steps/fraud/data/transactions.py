@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import polars as pl
 
 DAY = 86_400_000_000  # µs
-UNKNOWN = 2  # label of a row whose true label has not arrived yet
+UNKNOWN = 2  # label of a row whose true label is not known yet
 Ints = NDArray[np.int64]
 
 
@@ -26,7 +26,8 @@ Ints = NDArray[np.int64]
 class Rows:
     """Transactions as columns of equal length.
 
-    Sums of cents are exact, so features do not depend on the order of rows.
+    Amounts are in integer cents: their sums are exact, so features do not depend on the order of
+    rows.
     """
 
     id: Ints
@@ -62,7 +63,7 @@ class Rows:
         scenario: Any = 0,
     ) -> "Rows":
         """Create rows from sequences; `amount` is in currency units, and `time` in µs since the
-        epoch. A scalar argument is used for all rows."""
+        epoch. A scalar argument applies to all rows."""
         n = len(time)
         return cls(
             *(np.asarray(column, np.int64) for column in (id, time, card, terminal)),
@@ -118,8 +119,8 @@ def format_day(time: object) -> str:
 
 
 def identity(text: str) -> int:
-    """Convert a text id to a number: its value if the text is a number, otherwise 63 bits of its
-    hash."""
+    """Convert a text id to an integer: its numeric value if it is an integer, otherwise 63 bits of
+    its hash."""
     try:
         value = int(text)
         if abs(value) < 1 << 63:

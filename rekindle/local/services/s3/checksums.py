@@ -16,7 +16,7 @@ DECODED_LENGTH = "x-amz-decoded-content-length"
 
 
 class Hash(Protocol):
-    """The methods of hashlib's objects that the S3 endpoint uses."""
+    """The interface of hash objects (as in hashlib) that the S3 endpoint uses."""
 
     def update(self, data: Any, /) -> None: ...
     def digest(self) -> bytes: ...
@@ -95,7 +95,8 @@ class Checksums:
         return self._md5.hexdigest()
 
     def verify(self, size: int) -> None:
-        """Raise S3Error unless the body, of `size` bytes, has the stated checksums."""
+        """Raise S3Error if the body (of `size` bytes) does not have the checksums that the headers
+        state."""
         for name, value in self.hashes.items():
             if name == "content-md5" and name not in self.headers:
                 continue
@@ -130,7 +131,7 @@ def hash_of_algorithm(name: str) -> tuple[str, Hash]:
 
 
 def checksum_names(headers: dict[str, str]) -> list[str]:
-    """Return the names of the checksum headers, also of the trailing header."""
+    """Return the names of the checksum headers, including the checksum header in the trailer."""
     all_names = [*headers, headers.get("x-amz-trailer", "").lower()]
     names = [name for name in all_names if name.startswith(PREFIX) and name not in NOT_CHECKSUMS]
     for name in names:

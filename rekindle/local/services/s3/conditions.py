@@ -77,7 +77,7 @@ def _failed_status(headers: Mapping[str, str], prefix: str, meta: Meta) -> int:
     none_match = headers.get(f"{prefix}if-none-match")
     modified_since = parse_date(headers.get(f"{prefix}if-modified-since"))
     unmodified_since = parse_date(headers.get(f"{prefix}if-unmodified-since"))
-    # dates of HTTP have whole seconds
+    # round down, because HTTP dates have whole seconds
     modified = datetime.fromtimestamp(int(meta["modified"]), UTC)
 
     if match is not None:

@@ -1,7 +1,7 @@
-"""The file of an object, and the errors of the embedded S3 endpoint.
+"""Defines the file format of objects, and the errors of the embedded S3 endpoint.
 
-An object's file has its bytes, its metadata as JSON, and the length of that JSON. The file's name
-is the sha256 of the key, so every key is possible.
+An object's file contains the bytes of the object, its metadata as JSON, and the length of the JSON.
+The file's name is the sha256 of the key, so any key is possible.
 """
 
 import errno

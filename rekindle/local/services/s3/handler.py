@@ -8,8 +8,8 @@ from rekindle.local.services.s3.format import S3Error
 from rekindle.local.services.s3.multipart import COMPOSITE, MultipartRequest
 from rekindle.local.services.s3.values import is_address
 
-# the headers of S3 that are heeded, or do not change the meaning of a request; all others would
-# change it, so they are not ignored
+# the headers of S3 that are supported or harmless; all other headers would change the meaning of a
+# request, so they are rejected
 SUPPORTED_HEADERS = {
     "x-amz-acl",
     "x-amz-content-sha256",
@@ -84,14 +84,14 @@ class Handler(MultipartRequest):
                     501, "NotImplemented", f"the header {name[:80]} is not supported here."
                 )
 
-        # the body would be a part of the object
+        # with Content-Range, the body would be only a part of the object
         if self.command == "PUT" and "content-range" in self.fields:
             raise S3Error(
                 501, "NotImplemented", "Content-Range of a write is not supported: send all bytes."
             )
 
     def reject_unsupported_conditions(self, route: "Route") -> None:
-        """Raise S3Error for a condition that a request would ignore, and then change something."""
+        """Raise S3Error if a writing request has a condition that would be ignored."""
         if self.command in ("GET", "HEAD"):
             return
 
@@ -102,8 +102,8 @@ class Handler(MultipartRequest):
                 raise S3Error(501, "NotImplemented", message)
 
     def reject_bucket_in_host(self) -> None:
-        """Raise S3Error for a request whose bucket is part of the host, as in data.localhost: the
-        first part of its path is not the bucket."""
+        """Raise S3Error if the bucket is part of the host name, as in data.localhost, instead of
+        the first part of the path."""
         host = self.fields.get("host", "").partition(":")[0].lower().rstrip(".")
         # the name of a bucket may contain dots
         has_bucket = any(host.startswith(f"{name}.") for name in list(self.files.index))
@@ -142,7 +142,8 @@ class Handler(MultipartRequest):
 @dataclass(frozen=True)
 class Route:
     """An operation. `parameters`: supported query parameters; `has_overrides`: query parameters
-    response-* may set response headers; `has_conditions`: heeds WRITE_CONDITIONS."""
+    response-* may set response headers; `has_conditions`: True if the operation supports
+    WRITE_CONDITIONS."""
 
     action: Callable[[Handler], None]
     parameters: tuple[str, ...] = ()

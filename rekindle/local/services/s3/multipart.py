@@ -249,7 +249,7 @@ class MultipartRequest(ObjectRequest):
 
 
 def _is_after(upload: Upload, marker: str, id_marker: str) -> bool:
-    """Return True if a listing that continues after the markers contains the upload."""
+    """Return True if the upload comes after the markers, so that the listing contains it."""
     if id_marker:
         return upload.position() > (marker.encode(), id_marker)
     return upload.key.encode() > marker.encode()

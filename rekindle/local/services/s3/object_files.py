@@ -207,8 +207,8 @@ class Files:
 
 
 def _object_in(file: Path) -> Meta | None:
-    """Return the metadata of an object's file; None if the file is incomplete or has the name of
-    another key."""
+    """Return the metadata of an object's file; None if the file is incomplete, or if its name does
+    not match the key."""
     meta = read_meta(file)
     is_own_name = meta and file.name == file_name(meta["key"])
     if is_own_name:

@@ -307,7 +307,7 @@ class ObjectRequest(Request):
                 raise S3Error(400, "InvalidRequest", message)
 
             if directive == "REPLACE":
-                # checksums describe the data, which stays the same
+                # keep the checksums, because the copied data is the same
                 headers = {**self.attributes(), **checksum_headers(source)}
             else:
                 headers = source["headers"]

@@ -220,7 +220,7 @@ def _verify_version_2(
         f"{name}={query[name]}" if query[name] else name for name in signed_names
     )
     resources = [path]
-    # botocore signs a bucket with a slash that it does not send
+    # add the slash, which botocore signs but does not send
     if path.count("/") == 1 and len(path) > 1:
         resources.append(f"{path}/")
 

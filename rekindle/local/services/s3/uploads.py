@@ -167,7 +167,8 @@ class Uploads:
 
     def remove(self, upload: Upload) -> None:
         """End an upload."""
-        # without its record the upload does not exist, even if another request is adding a part
+        # remove the record first: without it the upload does not exist, even if another request is
+        # adding a part
         (self._folder(upload) / RECORD).unlink(missing_ok=True)
         shutil.rmtree(self._folder(upload), ignore_errors=True)
 
