@@ -228,11 +228,16 @@ def submit(
     manifest: Mapping[str, Any],
     parameters: Mapping[str, str] | None = None,
     status: Status | None = None,
+    path: str | None = None,
 ) -> str:
     """Queue a run for the server of the home, even if no server runs now. Return the run's name.
     Raises ConfigError, and RunExists for the name of an earlier run. See `Queue.submit` for
-    `status`."""
-    run = LocalRun.new(manifest, parameters, cluster, is_queued=True)
+    `status`.
+
+    `path`: folders with Python modules for its pods (default: those of this process).
+    """
+    queued_path = cluster.path if path is None else path
+    run = LocalRun.new(manifest, parameters, cluster, queued_path=queued_path)
     try:
         if status:
             run.files.snapshot(status)
