@@ -25,6 +25,7 @@ from argolocal.language.functions import (
     series,
     slice_bytes,
 )
+from argolocal.language.go_time import GoTime
 from argolocal.language.gofmt import divide, int64, power
 from argolocal.language.syntax import Node, find_calls, identifiers, parse
 
@@ -250,6 +251,8 @@ def _make_math_operator(
     def calculate(lhs: object, rhs: object) -> Any:
         if operator == "+" and isinstance(lhs, str) and isinstance(rhs, str):
             return lhs + rhs
+        if operator == "-" and isinstance(lhs, GoTime) and isinstance(rhs, GoTime):
+            return lhs - rhs
         if is_number(lhs) and is_number(rhs):
             result = apply(lhs, rhs)
             if isinstance(result, int):

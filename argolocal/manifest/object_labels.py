@@ -9,6 +9,11 @@ ARCHIVING_STATUS = f"{ARGO}/workflow-archiving-status"
 CRON_WORKFLOW = f"{ARGO}/cron-workflow"
 WORKFLOW_TEMPLATE = f"{ARGO}/workflow-template"
 CLUSTER_WORKFLOW_TEMPLATE = f"{ARGO}/cluster-workflow-template"
+CRON_WORKFLOW_COMPLETED = f"{ARGO}/cron-workflow-completed"
+LAST_USED_SCHEDULE = "cronworkflows.argoproj.io/last-used-schedule"
+CONTROLLER_INSTANCE = f"{ARGO}/controller-instanceid"
+# labels with the user who has created an object
+CREATOR = (f"{ARGO}/creator", f"{ARGO}/creator-email", f"{ARGO}/creator-preferred-username")
 CONFIG_MAP_TYPE = f"{ARGO}/configmap-type"
 NODE_ID = f"{ARGO}/node-id"  # annotations
 NODE_NAME = f"{ARGO}/node-name"

@@ -150,16 +150,17 @@ class LocalRun:
         cluster: Cluster,
         note: Callable[[str], None] | None = None,
         warn: Callable[[str], None] | None = None,
-        is_queued: bool = False,
+        queued_path: str | None = None,
     ) -> "LocalRun":
         """Validate a manifest and create its run on disk, without starting it. Raises ConfigError.
 
         `note` receives the notes of preflight.py. `warn` receives the warnings about tasks whose
-        failure or result has no effect. `is_queued`: True if the server of the home will run it.
+        failure or result has no effect. `queued_path`: for a run that the server of the home will
+        run, the folders with Python modules for its pods.
         """
         workflow = validate_workflow(manifest, parameters, cluster, note, warn)
         is_scheduled = manifest["kind"] == "CronWorkflow"
-        files = _create_files(cluster.home, workflow, is_scheduled, is_queued)
+        files = _create_files(cluster.home, workflow, is_scheduled, queued_path)
         return cls(files, workflow, {"phase": "", "nodes": {}}, cluster)
 
     @classmethod
@@ -353,14 +354,14 @@ def validate_workflow(
 
 
 def _create_files(
-    home: Path, workflow: dict[str, Any], is_scheduled: bool, is_queued: bool
+    home: Path, workflow: dict[str, Any], is_scheduled: bool, queued_path: str | None
 ) -> RunFiles:
     """Create the run on disk. The name of a CronWorkflow's run ends with its scheduled time in unix
     seconds. If this name exists, the next unused second is taken. Raises ConfigError."""
     while True:
         files = RunFiles(home, workflow["metadata"]["name"])
         try:
-            files.create(workflow, is_queued)
+            files.create(workflow, queued_path)
             return files
         except (RunExists, Busy):
             if not is_scheduled:

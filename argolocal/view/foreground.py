@@ -54,7 +54,8 @@ def create_run(
         say(f"warning: {line}")
 
     note = (lambda line: say(f"note: {line}")) if notes else None
-    local_run = LocalRun.new(manifest, parameters, cluster, note, warn, is_queued)
+    queued_path = cluster.path if is_queued else None
+    local_run = LocalRun.new(manifest, parameters, cluster, note, warn, queued_path)
     for line in python_version_warnings(local_run.workflow["spec"], cluster):
         warn(line)
 

@@ -1,4 +1,4 @@
-"""Commands that act only on a cluster."""
+"""Commands that act on a cluster."""
 
 import sys
 from collections.abc import Sequence
@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from argolocal.cli.options import NonEmptyName, RunNameParam, output_option, parse_pairs
+from argolocal.cli.options import RunNameParam, output_option, parse_pairs
 from argolocal.cli.output import print_errors_as_json, print_result
 from argolocal.manifest.allowed_values import COMPLETED
 from rekindle.cli.group import command
@@ -16,10 +16,12 @@ from rekindle.cli.options import (
     Target,
     cluster_options,
     config_options,
+    local_option,
     manifest_options,
     no_cache_option,
 )
 from rekindle.cli.output import print_manifest
+from rekindle.cli.runs import queue_here
 from rekindle.cli.sources import Source
 from rekindle.cluster.kubernetes_api import Cluster
 from rekindle.errors import ConfigError, say
@@ -41,6 +43,7 @@ from rekindle.errors import ConfigError, say
     help="URL of an Argo Server to use instead of the Kubernetes API (default: ARGO_SERVER).",
 )
 @cluster_options
+@local_option
 @output_option("text", "json")
 @click.option("--yes", is_flag=True, help="Do not ask: submit even if an identical run is active.")
 @no_cache_option
@@ -50,6 +53,7 @@ def submit(
     argo_server: str | None,
     watch: bool,
     dry_run: bool,
+    is_local: bool,
     as_json: bool,
     yes: bool,
     no_cache: bool,
@@ -57,19 +61,29 @@ def submit(
     """Run a pipeline on a cluster.
 
     The namespace comes from --namespace, else from the config or manifest, else from the kubectl
-    context. With --watch, the exit codes are the same as for `rekindle run`.
+    context. With --watch, the exit codes are the same as for `rekindle run`. With --local, the
+    server of this machine runs the pipeline instead, as after `rekindle run --queue`.
 
     Example:
       rekindle submit configs/cluster.yaml --namespace models --watch
       rekindle submit --manifest workflow.yaml -p message=hello --dry-run
+      rekindle submit configs/demo.yaml --local
     """
+    if is_local:
+        target.require_none("--local")
+        if watch or dry_run or argo_server:
+            raise click.UsageError(
+                "--local cannot be combined with --watch, --dry-run or a server."
+            )
+        return queue_here(source, as_json, no_cache)
+
     from rekindle.cluster import workflows
     from rekindle.cluster.argo_server import ArgoServer
     from rekindle.operations import cached_results
 
     with print_errors_as_json(as_json):
         manifests = source.manifests()
-        _print_warnings(manifests.main, source.config or source.manifest, manifests.other_objects)
+        print_warnings(manifests.main, source.config or source.manifest, manifests.other_objects)
         for manifest in manifests.other_objects:
             say(f"note: the {manifest.get('kind')} is not submitted: apply it with `kubectl apply`")
 
@@ -100,14 +114,14 @@ def submit(
             create = partial(workflows.submit, cluster)
 
         if not yes:
-            _confirm_duplicate(find_duplicate(workflow))
+            confirm_duplicate(find_duplicate(workflow))
 
         create(workflow)
 
-    return _report_submission(workflow, cluster, watch, as_json)
+    return report_submission(workflow, cluster, watch, as_json)
 
 
-def _print_warnings(
+def print_warnings(
     manifest: dict[str, Any], file: Path | None, other_objects: Sequence[dict[str, Any]] = ()
 ) -> None:
     """Print the warnings of `lint`. Raises ConfigError if `lint` finds errors."""
@@ -117,7 +131,9 @@ def _print_warnings(
         say(f"warning: {finding}")
 
 
-def _confirm_duplicate(running_workflow: str | None) -> None:
+def confirm_duplicate(running_workflow: str | None) -> None:
+    """Ask whether to start a run although an identical one is active. Raises ConfigError without a
+    terminal, and click.Abort if the answer is "no"."""
     if running_workflow:
         command = f"rekindle status {running_workflow} --cluster --watch"
         remedy = f"follow it with `{command}`, or start another run with --yes."
@@ -133,9 +149,11 @@ def _confirm(problem: str, remedy: str, question: str) -> None:
     click.confirm(f"{problem}. {question}", abort=True, err=True)
 
 
-def _report_submission(
+def report_submission(
     workflow: dict[str, Any], cluster: Cluster | None, watch: bool, as_json: bool
 ) -> int:
+    """Print the name of a submitted run, or show the run until it completes. Return the exit code
+    of the command."""
     from rekindle.cluster.workflows import SHA256_ANNOTATION
 
     name = workflow["metadata"]["name"]
@@ -159,108 +177,6 @@ def _report_submission(
     text = f"watch   rekindle status {name} --watch{flags}\nlogs    rekindle logs {name} -f{flags}"
     print_result(as_json, result, text)
     return 0
-
-
-@command
-@config_options
-@click.option(
-    "--suspend/--unsuspend",
-    default=None,
-    help="Suspend or resume the schedule (default: schedule.suspend).",
-)
-@cluster_options
-@output_option("text", "json")
-def schedule(source: Source, suspend: bool | None, target: Target, as_json: bool) -> None:
-    """Schedule a pipeline on a cluster, and print the changes.
-
-    The command applies the WorkflowTemplate and the CronWorkflow of the config. Runs that have
-    started are not affected.
-
-    Example:
-      rekindle schedule configs/cluster.yaml --namespace models
-      rekindle schedule configs/cluster.yaml --suspend
-    """
-    from rekindle.blocks.manifest.render import render_manifest
-    from rekindle.cluster import workflows
-
-    loaded = source.load()
-    template, cron = (render_manifest(loaded.config, kind) for kind in ("template", "cron"))
-
-    # the flag `--suspend` changes only the CronWorkflow, not the WorkflowTemplate
-    if suspend is not None:
-        cron["spec"].pop("suspend", None)
-    if suspend:
-        cron["spec"]["suspend"] = True
-
-    for manifest in (template, cron):
-        _print_warnings(manifest, source.config)
-
-    cluster = target.connect(loaded.config.cluster.namespace)
-    changes = list(workflows.apply_schedule(cluster, template, cron))
-
-    result = {
-        "schedule": cron["metadata"]["name"],
-        "namespace": cluster.namespace,
-        "changes": changes,
-    }
-    print_result(as_json, result, "\n".join(changes))
-
-
-@command
-@click.argument("name", type=NonEmptyName())
-@click.option(
-    "-w",
-    "--watch",
-    is_flag=True,
-    help="Show the run until it completes; Ctrl-C ends only the watch.",
-)
-@cluster_options
-@output_option("text", "json")
-@click.option("--yes", is_flag=True, help="Do not ask: start a run even if one is active.")
-def run_now(name: str, watch: bool, target: Target, as_json: bool, yes: bool) -> int:
-    """Start a run of a schedule now.
-
-    Like scheduled runs, the run uses the WorkflowTemplate on the cluster. The schedule may be
-    suspended.
-
-    Example:
-      rekindle run-now demo --namespace models --watch
-    """
-    from rekindle.cluster import workflows
-
-    cluster = target.connect()
-    workflow = workflows.scheduled_workflow(cluster, name)
-
-    if not yes:
-        _confirm_duplicate(workflows.find_duplicate(cluster, workflow))
-
-    workflows.submit(cluster, workflow)
-    return _report_submission(workflow, cluster, watch, as_json)
-
-
-@command
-@click.argument("name", type=NonEmptyName())
-@cluster_options
-@output_option("text", "json")
-def unschedule(name: str, target: Target, as_json: bool) -> None:
-    """Delete a schedule from a cluster, with its WorkflowTemplate.
-
-    Runs of the schedule are kept, active runs too. To pause a schedule, use `rekindle schedule
-    CONFIG --suspend`.
-
-    Example:
-      rekindle unschedule demo --namespace models
-    """
-    from rekindle.cluster import workflows
-
-    cluster = target.connect()
-    workflows.delete_schedule(cluster, name)
-
-    print_result(
-        as_json,
-        {"schedule": name, "namespace": cluster.namespace, "deleted": True},
-        f"unscheduled {name}",
-    )
 
 
 @command

@@ -41,9 +41,7 @@ OWN_LABELS = (
     object_labels.PHASE,
     object_labels.COMPLETED,
     object_labels.ARCHIVING_STATUS,
-    "workflows.argoproj.io/creator",
-    "workflows.argoproj.io/creator-email",
-    "workflows.argoproj.io/creator-preferred-username",
+    *object_labels.CREATOR,
 )
 
 Perform = Callable[[Entry, Body], Object]
